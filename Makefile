@@ -1,0 +1,43 @@
+# Everything a reader or a contributor runs. Each target installs what is missing first; a second run is quick.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
+
+.PHONY: lab venv test lint notebooks exercises bench clean
+
+lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
+	$(BIN)/jupyter lab $(ROOT) notebooks/00_start_here.ipynb
+
+venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
+
+test: lint ## lint, then all tests, with every notebook executed and compared
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+notebooks: $(VENV)/.installed-test ## executes the chapters in place and removes volatile metadata
+	$(BIN)/python -m tests.notebooks.execute notebooks/*.ipynb
+
+exercises: $(VENV)/.installed-test ## generates exercises/ from solutions/
+	$(BIN)/python -m tests.grading.release
+
+bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would use instead
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=..."'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --constraint constraints.txt --editable '.[$*]'
+	touch $@

@@ -1,0 +1,202 @@
+"""Every c10d call of this process, also those that DistributedDataParallel and fully_shard make in C++.
+
+A kernel of ours stands before each c10d operator at the dispatch key BackendSelect, which the dispatcher always visits:
+in every thread, under no_grad and inference_mode, below autograd, on the CPU and on GPUs. Other operators never pass it,
+so that a rank can keep the recorder on at all times. (A TorchDispatchMode sees the same calls, but slows every operator.)
+"""
+
+import sys
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from manyranks.measure import operators
+from manyranks.measure.place import Place, called_from, distributed_function, here, in_backward
+
+RECENT = 64  # calls remembered when not everything is kept: enough for a report of a hang
+
+_KEY = torch._C.DispatchKey.BackendSelect
+_BELOW = torch._C._dispatch_keyset_full_after(_KEY)
+_wait = dist.Work.wait
+
+
+@dataclass
+class Call:
+    """One communication call of one rank.
+
+    op: "all_reduce", "send", …; bytes: of the tensors this rank puts in (for a recv: takes out); group: "default" or the
+    group's name; ranks: the group's, global; peer: global rank of the other side or the root, else None; sequence: from 0, of
+    a collective: among the group's collectives, of a message: among those to (or from) this peer in the group; dtype;
+    is_async: whether the caller goes on before it is done; started, finished: seconds of time.perf_counter, finished None
+    while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message.
+    """
+
+    op: str
+    bytes: int
+    group: str
+    ranks: tuple[int, ...]
+    peer: int | None
+    sequence: int
+    dtype: str
+    is_async: bool
+    started: float
+    finished: float | None = None
+    where: Place | str | None = None
+    tag: int = 0
+
+
+class Recorder:
+    """Notes the calls of this process from `install` on. One a process."""
+
+    def __init__(self):
+        self.start(everything=False)
+
+    def install(self) -> "Recorder":
+        """Puts the recorder before every c10d operator and Work.wait; the returned object must be kept alive."""
+        self._library = torch.library.Library("c10d", "IMPL")
+        for name in operators.NAMES:
+            self._library.impl(name, self._kernel(name), _KEY.name, with_keyset=True)
+        recorder = self
+        dist.Work.wait = lambda work, *args, **kwargs: recorder._waited(work, args, kwargs)
+        return self
+
+    def start(self, everything: bool) -> None:
+        """Forgets what was noted. `everything`: keep all calls and the real end of each, not only the recent ones."""
+        self.everything = everything
+        self.calls: deque[Call] = deque(maxlen=None if everything else RECENT)
+        self.waits: list[tuple[float, float]] = []
+        self.issued = 0
+        self.counts: Counter = Counter()  # collectives by group; messages by (group, op, peer)
+        self.members: dict[str, tuple[int, ...]] = {}
+        self.broken = False
+        self.waiting: Call | None = None
+        self.issuing: Call | None = None
+        self._messages: dict[int, tuple[dist.Work, Call]] = {}
+        self._collectives: dict[int, tuple[dist.Work, Call]] = {}
+        self._groups: dict[dist.ProcessGroup, tuple[str, tuple[int, ...]]] = {}
+
+    def blocked_in(self, frame) -> Call | str | None:
+        """What communication the thread with this innermost frame waits in: a call, or the name of a function."""
+        if call := self.waiting or self.issuing:
+            return call
+        if in_backward(frame) and (call := self.oldest_incomplete()):
+            return call
+        return distributed_function(frame)
+
+    def oldest_incomplete(self) -> Call | None:
+        return next((call for work, call in list(self._collectives.values()) if not work.is_completed()), None)
+
+    def _kernel(self, name: str):
+        operator = getattr(torch.ops.c10d, name).default
+
+        def kernel(keyset, *args, **kwargs):
+            call = self._note(name, operators.arguments(operator, args, kwargs))
+            self.issuing = call
+            try:
+                result = operator.redispatch(keyset & _BELOW, *args, **kwargs)
+            finally:
+                self.issuing = None
+            return self._track(call, result)
+
+        return kernel
+
+    def _note(self, name: str, named: dict) -> Call:
+        op = operators.NAMES[name]
+        group, ranks = self._group(operators.group_of(named))
+        peer = operators.peer_of(named, ranks)
+        size, dtype = operators.payload(op, named)
+        if op in operators.POINT_TO_POINT:
+            key, is_async = (group, op, peer), not called_from(op, sys._getframe(2))
+        else:
+            key, is_async = group, bool(named.get("async_op", False))
+        call = Call(op, size, group, ranks, peer, self.counts[key], dtype, is_async, 0.0, where=here())
+        call.tag = named.get("tag", 0)
+        self.counts[key] += 1
+        self.issued += 1
+        self.calls.append(call)
+        call.started = time.perf_counter()
+        return call
+
+    def _group(self, group: dist.ProcessGroup) -> tuple[str, tuple[int, ...]]:
+        if group not in self._groups:
+            name = "default" if group == dist.group.WORLD else group.group_name
+            self._groups[group] = name, tuple(dist.get_process_group_ranks(group))
+            self.members[name] = self._groups[group][1]
+        return self._groups[group]
+
+    def _track(self, call: Call, result):
+        work = operators.work_of(result)
+        if work is None:
+            call.finished = time.perf_counter()
+            return result
+        if call.op not in operators.POINT_TO_POINT:
+            self._forget_completed()
+            self._collectives[id(work)] = work, call
+            if self.everything:
+                work.get_future().add_done_callback(lambda _: _finish(call))
+            return result
+        if self.everything:
+            work = _follow(work, call)
+            result = work.boxed()
+        self._messages[id(work)] = work, call
+        return result
+
+    def _forget_completed(self) -> None:
+        # Keeping a Work keeps its tensors: hold it no longer than it is under way.
+        for key, (work, _) in list(self._collectives.items()):
+            if not work.is_completed():
+                break
+            del self._collectives[key]
+
+    def _waited(self, work: dist.Work, args: tuple, kwargs: dict) -> bool:
+        _, call = self._messages.get(id(work)) or self._collectives.get(id(work)) or (None, None)
+        main = threading.current_thread() is threading.main_thread()
+        started = time.perf_counter()
+        self.waiting = call if main else self.waiting
+        try:
+            return _wait(work, *args, **kwargs)
+        except RuntimeError:
+            self.broken = True
+            raise
+        finally:
+            self._after_wait(id(work), call, started, main)
+
+    def _after_wait(self, key: int, call: Call | None, started: float, main: bool) -> None:
+        finished = time.perf_counter()
+        self._messages.pop(key, None)
+        self._collectives.pop(key, None)
+        if call is not None and call.finished is None:
+            call.finished = finished
+        if main:
+            self.waiting = None
+            if self.everything:
+                self.waits.append((started, finished))
+
+
+def _finish(call: Call) -> None:
+    if call.finished is None:
+        call.finished = time.perf_counter()
+
+
+def _follow(work: dist.Work, call: Call) -> dist.Work:
+    """A Work that is done when `work` is, with the moment noted.
+
+    gloo's messages have no future, and say that they are complete only once they were waited for. So a thread waits.
+    """
+    future: torch.futures.Future = torch.futures.Future()
+
+    def wait():
+        try:
+            _wait(work)
+        except Exception as error:
+            future.set_exception(error)
+            return
+        _finish(call)
+        future.set_result([])
+
+    threading.Thread(target=wait, daemon=True, name=f"{call.op} #{call.sequence}").start()
+    return torch._C._distributed_c10d._create_work_from_future(future)

@@ -1,0 +1,114 @@
+"""A Timeline: what each rank did and when, whether it was measured or replayed."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPUTE, COMMUNICATION = "compute", "communication"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One thing a rank did: `kind` is "compute" or "communication"; times in seconds on one clock."""
+
+    rank: int
+    kind: str
+    name: str
+    started: float
+    finished: float
+
+    @property
+    def seconds(self) -> float:
+        return self.finished - self.started
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans of all ranks, on a clock whose zero is the start of the first one."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({span.rank for span in self.spans})
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the start of the first span to the end of the last."""
+        if not self.spans:
+            return 0.0
+        return max(s.finished for s in self.spans) - min(s.started for s in self.spans)
+
+    def of(self, rank: int, kind: str | None = None) -> list[Span]:
+        """The spans of one rank in order of start, of one kind if it is given."""
+        chosen = [s for s in self.spans if s.rank == rank and kind in (None, s.kind)]
+        return sorted(chosen, key=lambda s: (s.started, s.finished))
+
+    def busy(self, rank: int, kind: str = COMPUTE) -> float:
+        """Seconds in which at least one span of this kind is open on the rank."""
+        return sum(end - start for start, end in _union(self.of(rank, kind)))
+
+    def exposed_communication(self, rank: int) -> float:
+        """Seconds of communication on the rank that no compute hides."""
+        return sum(end - start for start, end in _union(self.of(rank))) - self.busy(rank, COMPUTE)
+
+    def bubble(self, rank: int) -> float:
+        """Share of the makespan in which the rank does not compute, between 0 and 1."""
+        return 1 - self.busy(rank) / self.makespan if self.makespan else 0.0
+
+    def trace_events(self) -> list[dict]:
+        """Events of the Chrome trace format: a process a rank, a thread a lane; microseconds."""
+        events: list[dict] = []
+        for rank in self.ranks:
+            events.append(_label("process_name", rank, 0, f"rank {rank}"))
+            for kind, base in ((COMPUTE, 0), (COMMUNICATION, 100)):
+                for lane, spans in enumerate(_lanes(self.of(rank, kind)), start=base):
+                    events.append(_label("thread_name", rank, lane, kind))
+                    events += [_complete(span, lane) for span in spans]
+        return events
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a trace that ui.perfetto.dev and chrome://tracing open; returns its path."""
+        path = Path(path)
+        path.write_text(json.dumps({"traceEvents": self.trace_events(), "displayTimeUnit": "ms"}))
+        return path
+
+
+def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """The intervals covered by spans that are sorted by start, overlaps merged."""
+    merged: list[tuple[float, float]] = []
+    for span in spans:
+        if merged and span.started <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], span.finished))
+        else:
+            merged.append((span.started, span.finished))
+    return merged
+
+
+def _lanes(spans: list[Span]) -> list[list[Span]]:
+    """Spreads overlapping spans over as few lanes as possible: viewers want none to overlap in one."""
+    lanes: list[list[Span]] = []
+    for span in spans:
+        free = next((lane for lane in lanes if lane[-1].finished <= span.started), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    return lanes
+
+
+def _label(what: str, rank: int, lane: int, name: str) -> dict:
+    return {"ph": "M", "name": what, "pid": rank, "tid": lane, "args": {"name": name}}
+
+
+def _complete(span: Span, lane: int) -> dict:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": span.rank,
+        "tid": lane,
+        "ts": span.started * 1e6,
+        "dur": span.seconds * 1e6,
+    }

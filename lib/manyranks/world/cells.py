@@ -1,0 +1,35 @@
+"""Names that a reader knows for the places of a program: "cell 12, line 4" or "collectives.py, line 33"."""
+
+import linecache
+import os
+import sys
+
+from manyranks.measure.place import Place
+
+
+def label(place: Place | tuple[str, int] | None) -> str:
+    """The readable form of a place; "" for None."""
+    return f"{file_label(place[0])}, line {place[1]}" if place else ""
+
+
+def file_label(file: str) -> str:
+    """ "cell 12" for a cell's file name, the last part of the path for any other."""
+    if number := _cell_numbers().get(file):
+        return f"cell {number}"
+    return file.strip("<>") if file.startswith("<cell ") else os.path.basename(file)
+
+
+def source_line(file: str, line: int) -> str:
+    return linecache.getline(file, line).strip()
+
+
+def remember(name: str, source: str) -> None:
+    """Lets tracebacks show the lines of source that has no file."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+
+
+def _cell_numbers() -> dict[str, int]:
+    """File name -> execution count, as IPython keeps it to name cells in its own tracebacks."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(getattr(shell, "compile", None), "_filename_map", {})

@@ -1,0 +1,159 @@
+"""Waits for the ranks' replies and notices at once when something is wrong."""
+
+import os
+import selectors
+import time
+from dataclasses import dataclass, field
+
+from manyranks.world import messages, watch
+from manyranks.world.output import Output
+from manyranks.world.team import Team
+
+_TICK = 0.1
+_QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: wait for more until this long nothing came, or this long in all
+_LOOK = 0.7  # seconds between two looks at ranks that have not replied; two still intervals are a deadlock
+_IDLE = 0.1  # a process that waits uses less than this share of a processor
+
+
+@dataclass
+class Outcome:
+    """How a run went: the ranks' replies with the frames of their results, those that died, and what the others did."""
+
+    ranks: tuple[int, ...]
+    replies: dict[int, tuple] = field(default_factory=dict)  # rank -> (Reply, frames)
+    deaths: dict[int, int] = field(default_factory=dict)  # rank -> exit code
+    deadlock: bool = False
+    late: bool = False
+    whereabouts: dict[int, watch.Whereabouts | None] = field(default_factory=dict)  # of the ranks that did not reply
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in self.ranks if rank not in self.replies and rank not in self.deaths]
+
+    @property
+    def failed(self) -> list[int]:
+        """Ranks that raised, the first one first."""
+        failures = {rank: reply.failure for rank, (reply, _) in self.replies.items() if reply.failure}
+        return sorted(failures, key=lambda rank: failures[rank].when)
+
+
+def collect(team: Team, ranks: tuple[int, ...], output: Output, timeout: float | None, watched: bool = True) -> Outcome:
+    """Returns when every rank has replied, or when that will not happen: one raised, died, or all wait for each other.
+
+    watched: whether to look for deadlocks (their signs are known for gloo).
+    """
+    outcome = Outcome(ranks)
+    gathering = _Gathering(team, outcome, output)
+    stillness = _Stillness(team) if watched else None
+    started = time.monotonic()
+    try:
+        while outcome.missing and not gathering.settled():
+            gathering.step()
+            output.show_live(time.monotonic())
+            if gathering.trouble is not None:
+                continue
+            if timeout is not None and time.monotonic() - started > timeout:
+                outcome.late = True
+            if stillness and stillness.deadlocked(outcome.missing):
+                outcome.deadlock = True
+            if outcome.late or outcome.deadlock:
+                break
+        if outcome.missing:
+            outcome.whereabouts = team.look(outcome.missing)
+        gathering.drain()
+    finally:
+        gathering.close()
+    return outcome
+
+
+class _Gathering:
+    """Reads replies, output and deaths as they come."""
+
+    def __init__(self, team: Team, outcome: Outcome, output: Output):
+        self._outcome, self._output, self._processes = outcome, output, team.processes
+        self.trouble: float | None = None
+        self._latest = 0.0
+        self._selector = selectors.DefaultSelector()
+        for process in team.processes:
+            self._selector.register(process.status, selectors.EVENT_READ, (self._death, process))
+            for stream in ("stdout", "stderr"):
+                os.set_blocking(getattr(process, stream), False)
+                self._selector.register(getattr(process, stream), selectors.EVENT_READ, (self._print, process, stream))
+            if process.rank in outcome.ranks:
+                self._selector.register(process.command, selectors.EVENT_READ, (self._reply, process))
+
+    def step(self) -> None:
+        for key, _ in self._selector.select(_TICK):
+            handle, *what = key.data
+            handle(*what)
+
+    def settled(self) -> bool:
+        """Whether, after a first trouble, the others have had the time to say that they are in trouble too."""
+        now = time.monotonic()
+        return self.trouble is not None and (now - self._latest > _QUIET or now - self.trouble > _SETTLED)
+
+    def drain(self) -> None:
+        """Reads what the ranks had printed by the time they replied."""
+        for key in list(self._selector.get_map().values()):
+            handle, *what = key.data
+            if handle == self._print:
+                handle(*what)
+
+    def close(self) -> None:
+        self._selector.close()
+
+    def _reply(self, process) -> None:
+        self._selector.unregister(process.command)
+        try:
+            reply, *frames = messages.receive(process.command)
+        except (EOFError, OSError):
+            return self._died(process)
+        reply = messages.unpack([reply])
+        self._outcome.replies[process.rank] = reply, frames
+        self._note(reply.failure is not None)
+
+    def _death(self, process) -> None:
+        self._selector.unregister(process.status)
+        self._died(process)
+
+    def _died(self, process) -> None:
+        self._outcome.replies.pop(process.rank, None)
+        self._outcome.deaths[process.rank] = process.poll(seconds=1.0) or 0
+        self._note(True)
+
+    def _print(self, process, stream: str) -> None:
+        fd = getattr(process, stream)
+        if not self._output.read(fd, stream, process.rank):
+            self._selector.unregister(fd)
+
+    def _note(self, trouble: bool) -> None:
+        self._latest = time.monotonic()
+        if trouble and self.trouble is None:
+            self.trouble = self._latest
+
+
+class _Stillness:
+    """Finds a deadlock: every rank that has not replied waits in communication, and nothing moves anywhere."""
+
+    def __init__(self, team: Team):
+        self._team = team
+        self._next = time.monotonic() + _LOOK
+        self._before: tuple[float, dict] = (0.0, {})
+        self._still = 0
+
+    def deadlocked(self, ranks: list[int]) -> bool:
+        now = time.monotonic()
+        if now < self._next or not ranks:
+            return False
+        looks = self._team.look(ranks, watch.BRIEFLY)
+        then, before = self._before
+        same = before.keys() == looks.keys() and all(_stuck(before[r], looks[r], now - then) for r in ranks)
+        self._still = self._still + 1 if same else 0
+        self._before, self._next = (now, looks), now + _LOOK
+        return self._still >= 2
+
+
+def _stuck(before: watch.Whereabouts | None, after: watch.Whereabouts | None, seconds: float) -> bool:
+    if before is None or after is None or after.blocked is None or not after.running:
+        return False
+    return before.progress() == after.progress() and after.cpu - before.cpu < _IDLE * seconds

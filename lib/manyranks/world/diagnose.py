@@ -1,0 +1,180 @@
+"""Says what went wrong on the ranks, in the reader's terms: cells, lines, calls and who waits for whom."""
+
+import re
+import signal
+from dataclasses import replace
+
+from manyranks.measure.calls import Call
+from manyranks.measure.divergence import describe, first_divergence
+from manyranks.measure.operators import POINT_TO_POINT
+from manyranks.world import cells
+from manyranks.world.collect import Outcome
+from manyranks.world.rank import Failure
+from manyranks.world.watch import Whereabouts
+
+_FAULT_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def failure_report(rank: int, outcome: Outcome) -> str:
+    """Rank, exception and the rank's traceback with its source lines; what became of the others."""
+    failure = outcome.replies[rank][0].failure
+    same = [r for r in outcome.failed if outcome.replies[r][0].failure.rendered == failure.rendered]
+    who = f"rank {rank}" if same == [rank] else ranks_text(sorted(same), len(outcome.ranks))
+    parts = [f"{who} raised {failure.rendered}", traceback_text(failure)]
+    for other in sorted(set(outcome.failed) - set(same)):
+        parts.append(f"rank {other} then raised {outcome.replies[other][0].failure.rendered}")
+    parts += [f"rank {r} was stopped: it {state}" for r, state in states_of(outcome).items() if r in outcome.missing]
+    return "\n".join(filter(None, parts))
+
+
+def traceback_text(failure: Failure) -> str:
+    """The frames, outermost first, each with its line of source."""
+    lines = []
+    for file, line, function in failure.frames:
+        inside = "" if function in ("<module>", "<cell>") else f", in {function}"
+        lines += [f"  {cells.label((file, line))}{inside}", f"    {cells.source_line(file, line)}".rstrip()]
+    return "\n".join(filter(None, lines))
+
+
+def death_report(rank: int, outcome: Outcome, faults: str) -> str:
+    """How the process ended, the line it was on where that is known, and what the others did."""
+    parts = [f"rank {rank} {_cause(outcome.deaths[rank])}"]
+    places = [match for match in _FAULT_LINE.finditer(faults) if "site-packages" not in match["file"]]
+    if places:
+        parts[0] += f", at {cells.label((places[0]['file'], int(places[0]['line'])))}"
+    for other in outcome.failed:
+        parts.append(f"rank {other} lost its connection: {outcome.replies[other][0].failure.rendered.splitlines()[0]}")
+    parts += [f"rank {r} was stopped: it {state}" for r, state in states_of(outcome).items() if r in outcome.missing]
+    return "\n".join(parts)
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"died: its process exited with code {code}"
+    name = signal.Signals(-code).name
+    why = {
+        "SIGKILL": "; the system does that when memory runs out",
+        "SIGSEGV": ": a segmentation fault",
+        "SIGABRT": ": C++ gave up, and what it printed is above; gloo does so when the sizes of a collective differ",
+    }.get(name, "")
+    return f"died: its process was ended by {name}{why}"
+
+
+def hang_report(outcome: Outcome, timeout: float | None) -> str:
+    """A sentence on who waits for whom, where the calls diverge, and a table of what every rank does."""
+    if outcome.deadlock:
+        head = "the ranks wait for each other and nothing moves: a deadlock"
+    else:
+        head = f"the run was not over after {timeout:g} s, the world's timeout"
+    diverging = first_divergence(recent_calls(outcome))
+    parts = [head, *_sentences(outcome), f"the calls diverge: {diverging}" if diverging else "", "", _table(outcome)]
+    return "\n".join(part for i, part in enumerate(parts) if part or i == len(parts) - 2)
+
+
+def states_of(outcome: Outcome) -> dict[int, str]:
+    """Rank -> what it was doing when the run was given up."""
+    states = dict.fromkeys(outcome.ranks, "had returned")
+    states |= dict.fromkeys(outcome.failed, "had raised")
+    return states | {rank: _state(seen) for rank, seen in outcome.whereabouts.items()}
+
+
+def ranks_text(ranks: list[int], size: int) -> str:
+    """ "rank 2", "ranks 0 and 1", "all 4 ranks"."""
+    if len(ranks) == size > 1:
+        return f"all {size} ranks"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _state(seen: Whereabouts | None) -> str:
+    if seen is None:
+        return "did not answer: code in C holds the interpreter"
+    if seen.blocked is None:
+        return f"was running {cells.label(seen.place)}".rstrip()
+    return f"waited in {_waits(seen)}"
+
+
+def _waits(seen: Whereabouts) -> str:
+    """What a rank waits in, and where: "recv #0 of 16 bytes from rank 1 (cell 12, line 9)"."""
+    what = describe(seen.blocked) if isinstance(seen.blocked, Call) else f"torch.distributed's {seen.blocked}"
+    place = seen.blocked.where if isinstance(seen.blocked, Call) else seen.place
+    return f"{what} ({cells.label(place)})" if place else what
+
+
+def _sentences(outcome: Outcome) -> list[str]:
+    """One sentence a chain of ranks that wait for each other; a chain ends at a rank that does not wait, or closes."""
+    told: set[int] = set()
+    sentences = []
+    for rank, seen in sorted(outcome.whereabouts.items()):
+        if rank not in told and seen is not None and seen.blocked is not None:
+            sentences.append(_chain(rank, outcome, told))
+    return sentences
+
+
+def _chain(rank: int, outcome: Outcome, told: set[int]) -> str:
+    text, link = f"rank {rank} waits in", ""
+    while True:
+        told.add(rank)
+        seen = outcome.whereabouts[rank]
+        text += f"{link} {_waits(seen)}"
+        culprit = _culprit(rank, seen.blocked, outcome)
+        if culprit is None:
+            return text
+        if not (isinstance(seen.blocked, Call) and seen.blocked.op in POINT_TO_POINT):
+            text += f" for rank {culprit}"
+        other = outcome.whereabouts.get(culprit)
+        if other is None or other.blocked is None:
+            return f"{text}, which {_excuse(culprit, outcome)}"
+        if culprit in told:
+            return text
+        rank, link = culprit, ", which waits in"
+
+
+def _culprit(rank: int, blocked: Call | str, outcome: Outcome) -> int | None:
+    """The rank that this one waits for, if that can be said."""
+    if not isinstance(blocked, Call):
+        return None
+    if blocked.op in POINT_TO_POINT:
+        return blocked.peer
+    absent = [member for member in blocked.ranks if member != rank and not _is_in(member, blocked, outcome)]
+    return min(absent, key=lambda member: member in outcome.whereabouts, default=None)
+
+
+def _is_in(rank: int, call: Call, outcome: Outcome) -> bool:
+    seen = outcome.whereabouts.get(rank)
+    other = seen.blocked if seen else None
+    return isinstance(other, Call) and (other.group, other.op, other.sequence) == (call.group, call.op, call.sequence)
+
+
+def _excuse(rank: int, outcome: Outcome) -> str:
+    if rank not in outcome.ranks:
+        return "does not run this cell"
+    return states_of(outcome).get(rank, "has died").replace("had ", "has ").replace("was ", "is ")
+
+
+def _table(outcome: Outcome) -> str:
+    rows = [("rank", "in", "group", "peer", "where")]
+    states = states_of(outcome)
+    for rank in outcome.ranks:
+        seen = outcome.whereabouts.get(rank)
+        call = seen.blocked if seen else None
+        if isinstance(call, Call):
+            peer = "" if call.peer is None else str(call.peer)
+            rows.append((str(rank), f"{call.op} #{call.sequence}", call.group, peer, cells.label(call.where)))
+        else:
+            rows.append((str(rank), *_without_call(seen, states[rank])))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _without_call(seen: Whereabouts | None, state: str) -> tuple[str, str, str, str]:
+    if seen is None:
+        return state, "", "", ""
+    return seen.blocked or "running", "", "", cells.label(seen.place)
+
+
+def recent_calls(outcome: Outcome) -> dict[int, list[Call]]:
+    recent = {rank: reply.recent for rank, (reply, _) in outcome.replies.items()}
+    recent |= {rank: seen.recent for rank, seen in outcome.whereabouts.items() if seen is not None}
+    return {rank: [replace(call, where=cells.label(call.where)) for call in calls] for rank, calls in recent.items()}

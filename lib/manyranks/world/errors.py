@@ -1,0 +1,33 @@
+"""What can go wrong with a world, as exceptions whose text is the report that the reader sees."""
+
+
+class WorldError(RuntimeError):
+    """A world could not do what it was asked; the text says why and what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython shows this in place of a traceback: the frames of this library would hide the report.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RankFailed(WorldError):
+    """A rank raised. rank: which; exception: what it raised (None if it could not be sent); traceback: the rank's, as text."""
+
+    def __init__(self, message: str, rank: int, exception: BaseException | None, traceback: str):
+        super().__init__(message)
+        self.rank, self.exception, self.traceback = rank, exception, traceback
+
+
+class RankDied(WorldError):
+    """A rank's process ended. rank: which; exit_code: its exit code, negative for a signal, as subprocess has it."""
+
+    def __init__(self, message: str, rank: int, exit_code: int):
+        super().__init__(message)
+        self.rank, self.exit_code = rank, exit_code
+
+
+class RankHung(WorldError):
+    """Ranks wait for each other, or ran out of time. states: rank -> what it was doing, as text."""
+
+    def __init__(self, message: str, states: dict[int, str]):
+        super().__init__(message)
+        self.states = states

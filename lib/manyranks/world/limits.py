@@ -1,0 +1,98 @@
+"""Checks of what a World is asked for, before any process starts."""
+
+import os
+import resource
+import sys
+
+import psutil
+
+BACKENDS = ("auto", "gloo", "nccl")
+ENGINES = ("local",)
+RANK_BYTES = 48 * 2**20  # private memory of an idle rank with its connections, measured at 32 ranks, rounded up
+_KERNEL_FILES_A_RANK = 6
+_SPARE_FILES = 200
+
+
+def checked_size(size) -> int:
+    """The number of ranks as an int. Raises ValueError for anything but a whole number from 1 up."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"World({size!r}): the number of ranks must be a whole number, 1 or more; for example World(4)")
+    return size
+
+
+def checked_timeout(timeout) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: give the seconds that one run may take, above 0, or None for no limit")
+    return float(timeout)
+
+
+def checked_choice(name: str, value, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")
+    return value
+
+
+def resolved_backend(backend: str, size: int) -> str:
+    """ "gloo" or "nccl". "auto" takes NCCL where every rank can have a GPU of its own.
+
+    Raises ValueError where NCCL is asked for and there are too few GPUs.
+    """
+    checked_choice("backend", backend, BACKENDS)
+    if backend == "gloo":
+        return backend
+    gpus = _gpus()
+    if backend == "nccl" and gpus < size:
+        raise ValueError(
+            f"World({size}, backend='nccl') needs {size} GPUs, one a rank; this machine has {gpus}. "
+            f"Use backend='gloo', which runs on the CPU" + (f", or World({gpus})" if gpus else "")
+        )
+    return "nccl" if gpus >= size else "gloo"
+
+
+def check_room(size: int) -> None:
+    """Raises ValueError where the machine has too little memory, or may open too few files, for this many ranks."""
+    available = available_bytes()
+    if size * RANK_BYTES > available:
+        raise ValueError(
+            f"World({size}) needs about {size * RANK_BYTES / 1e9:.1f} GB ({RANK_BYTES / 1e6:.0f} MB a rank); "
+            f"{available / 1e9:.1f} GB are free. At most {available // RANK_BYTES} ranks fit"
+        )
+    needed = size * _KERNEL_FILES_A_RANK + _SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ValueError(
+            f"World({size}) needs {needed} open files; the limit of this process is {hard}. "
+            f"At most {(hard - _SPARE_FILES) // _KERNEL_FILES_A_RANK} ranks fit, or raise it with `ulimit -n`"
+        )
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def available_bytes() -> int:
+    """Memory that new processes can have: the machine's, or the container's where that is less."""
+    free = psutil.virtual_memory().available
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
+            free = min(free, int(limit.read()) - int(used.read()))
+    except (OSError, ValueError):  # no such file, or "max"
+        pass
+    return max(free, 0)
+
+
+def check_place() -> None:
+    """Raises RuntimeError where no world can be: inside a rank, or on Windows."""
+    if os.environ.get("MANYRANKS_RANK"):
+        raise RuntimeError(
+            f"this code runs on rank {os.environ['MANYRANKS_RANK']} of a world, and a rank cannot start a world of its own; "
+            "call World in the notebook, and torch.distributed inside the function that you run"
+        )
+    if sys.platform == "win32":
+        raise RuntimeError("worlds need Linux or macOS; on Windows, use WSL (see the README)")
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,175 @@
+"""Ranks on this machine: the kernel's side of the forkserver, and a handle on each rank's process."""
+
+import atexit
+import contextlib
+import functools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+from manyranks.world import forkserver, messages
+from manyranks.world.errors import WorldError
+
+_IMPORTING = 60.0  # seconds that the import of torch may take
+_START = "import sys; sys.path[:] = {path!r}; from manyranks.world.forkserver import serve; serve({fd})"
+
+
+class RankProcess:
+    """One rank's process as the kernel sees it: sockets to talk to it, pipes with what it prints, its exit code."""
+
+    def __init__(self, rank: int, command: socket.socket, control: socket.socket, pipes: dict[str, int]):
+        self.rank, self.command, self.control = rank, command, control
+        self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
+        self.pid: int | None = None  # the rank's first message says it
+        self.exit_code: int | None = None
+
+    def poll(self, seconds: float = 0.0) -> int | None:
+        """The exit code, negative for a signal; None while the process lives. Waits for it at most `seconds`."""
+        if self.exit_code is None and select.select([self.status], [], [], seconds)[0]:
+            written = os.read(self.status, forkserver.EXIT.size)
+            # Nothing written: the forkserver itself was killed, and the ranks with it.
+            self.exit_code = forkserver.EXIT.unpack(written)[0] if written else -signal.SIGKILL
+        return self.exit_code
+
+    def send_signal(self, number: int) -> None:
+        if self.pid and self.poll() is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills the process and what it started."""
+        if self.pid and self.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+        for connection in (self.command, self.control):  # a rank that is still starting ends when these close
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the process if it still runs, waits for its end and closes what leads to it."""
+        self.kill()
+        self.poll(seconds=5.0)
+        self.command.close()
+        self.control.close()
+        for fd in (self.stdout, self.stderr, self.faults, self.status):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def whereabouts(self, question: bytes, seconds: float = 0.3):
+        """What the rank is doing (watch.Whereabouts), or None if it does not answer in this time."""
+        with contextlib.suppress(OSError, EOFError):
+            messages.send(self.control, [question])
+            if select.select([self.control], [], [], seconds)[0]:
+                return messages.unpack(messages.receive(self.control))
+        return None
+
+    def fault_lines(self) -> str:
+        """What faulthandler wrote: the Python lines that a crashed or unresponsive process was on."""
+        os.set_blocking(self.faults, False)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.faults, 65536).decode(errors="replace")
+        return ""
+
+
+class Forkserver:
+    """The process that forks ranks; started once, in the background."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._ready = False
+        self._errors = tempfile.TemporaryFile()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=os.environ | _environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+            )
+        atexit.register(self.close)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until_ready(self) -> None:
+        """Returns when torch is imported there. Raises WorldError if that fails."""
+        with self._lock:
+            if not self._ready:
+                self._ready = self._receive(1, _IMPORTING) == b"R"
+
+    def fork(self, rank: int) -> RankProcess:
+        """A new process with nothing set up yet. Raises WorldError if there can be none."""
+        self.wait_until_ready()
+        command, their_command = socket.socketpair()
+        control, their_control = socket.socketpair()
+        pipes = {name: os.pipe() for name in ("stdout", "stderr", "faults", "status")}
+        theirs = [their_command.fileno(), their_control.fileno(), *(write for _, write in pipes.values())]
+        process = RankProcess(rank, command, control, {name: read for name, (read, _) in pipes.items()})
+        with their_command, their_control:
+            try:
+                socket.send_fds(self._socket, [b"F"], theirs)
+            except OSError as error:
+                raise WorldError(f"rank {rank} could not be started: {error}") from error
+            finally:
+                for fd in theirs[2:]:
+                    os.close(fd)
+        return process
+
+    def _receive(self, size: int, seconds: float) -> bytes:
+        self._socket.settimeout(seconds)
+        with contextlib.suppress(OSError):
+            if len(received := self._socket.recv(size, socket.MSG_WAITALL)) == size:
+                return received
+        self._errors.seek(0)
+        raise WorldError(
+            "the process that starts ranks has ended; the next World starts another. It said: "
+            + (self._errors.read().decode(errors="replace").strip() or "nothing")
+        )
+
+    def close(self) -> None:
+        """Ends the process; it takes every rank with it."""
+        self._socket.close()
+        try:
+            self._process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """One compute thread a rank, and nothing that listens on other addresses than the loopback's."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    macos = sys.platform == "darwin"
+    return threads | {
+        "GLOO_SOCKET_IFNAME": "lo0" if macos else "lo",
+        "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS; elsewhere unused
+    }
+
+
+_starting = threading.Lock()
+
+
+@functools.cache
+def _servers() -> list[Forkserver]:
+    return []
+
+
+def the_forkserver() -> Forkserver:
+    """The kernel's one forkserver, started if there is none that lives."""
+    with _starting:
+        servers = _servers()
+        if not servers or not servers[-1].alive():
+            servers[:] = [Forkserver()]
+        return servers[-1]

@@ -1,0 +1,116 @@
+"""What `world.measure` returns: the ranks' results, with what was counted while they ran."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from manyranks.measure.calls import Call
+from manyranks.measure.divergence import describe, first_divergence
+from manyranks.theory import collectives
+from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span, Timeline
+from manyranks.world import cells
+from manyranks.world.recording import Recording
+
+# The algorithm whose bytes are an operation's nominal ones; those of broadcast and reduce are gloo's.
+_NOMINAL = {"broadcast": "tree", "all_to_all": "pairwise", "scatter": "naive", "gather": "naive"}
+_ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run, measured. Bytes are ints, times seconds; a rank of the world is the key, or the index, of each part.
+
+    results: as run() returns; calls: the communication calls of each rank, in the order issued; payload_bytes: payload of each
+    rank's own sends, and for a backend's collective the operation's nominal bytes; sent_bytes: what left the process on its
+    sockets, or None where the system does not count it; flops, peak_bytes: None unless asked for; divergence: the first
+    place where the ranks' calls do not match, or None.
+    """
+
+    ranks: tuple[int, ...]
+    results: list
+    calls: dict[int, list[Call]]
+    payload_bytes: dict[int, int]
+    sent_bytes: dict[int, int] | None
+    flops: dict[int, int] | None
+    peak_bytes: dict[int, int] | None
+    divergence: str | None
+    no_bytes: str | None
+    _recordings: dict[int, Recording]
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Compute and communication of all ranks on one clock, whose zero is the moment the first one began.
+
+        A rank computes where its main thread is not waiting for communication.
+        """
+        zero = min(recording.started for recording in self._recordings.values())
+        spans: list[Span] = []
+        for rank, recording in self._recordings.items():
+            for start, end in _outside(recording.waits, recording.started, recording.finished):
+                spans.append(Span(rank, COMPUTE, "compute", start - zero, end - zero))
+            for call in self.calls[rank]:
+                end = recording.finished if call.finished is None else call.finished
+                spans.append(Span(rank, COMMUNICATION, describe(call), call.started - zero, end - zero))
+        return Timeline(tuple(spans))
+
+    def __repr__(self) -> str:
+        columns = {"rank": self.ranks, "calls": [len(self.calls[r]) for r in self.ranks]}
+        for name in ("payload_bytes", "sent_bytes", "flops", "peak_bytes"):
+            if (values := getattr(self, name)) is not None:
+                columns[name.replace("_", " ")] = [f"{values[r]:,}" for r in self.ranks]
+        rows = [list(columns), *([str(v) for v in row] for row in zip(*columns.values(), strict=True))]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+        if self.sent_bytes is None:
+            lines.append(f"sent bytes: not counted; {self.no_bytes}")
+        if self.divergence:
+            lines.append(f"the ranks' calls diverge: {self.divergence}")
+        return "\n".join(lines)
+
+
+def measurement(results: list, recordings: dict[int, Recording]) -> Measurement:
+    """Puts together what the ranks recorded. recordings: rank -> Recording, for the ranks that ran."""
+    calls = {rank: [_readable(call) for call in recording.calls] for rank, recording in recordings.items()}
+    no_bytes = next((r.no_bytes for r in recordings.values() if r.no_bytes), None)
+    return Measurement(
+        ranks=tuple(recordings),
+        results=results,
+        calls=calls,
+        payload_bytes={rank: sum(payload(call, rank) for call in issued) for rank, issued in calls.items()},
+        sent_bytes=None if no_bytes else _of("sent_bytes", recordings),
+        flops=_of("flops", recordings),
+        peak_bytes=_of("peak_bytes", recordings),
+        divergence=first_divergence(calls),
+        no_bytes=no_bytes,
+        _recordings=recordings,
+    )
+
+
+def payload(call: Call, rank: int) -> int:
+    """Bytes of payload that the call makes this rank send: its own for a send, the operation's nominal for a collective."""
+    if call.op in ("send", "recv", "barrier") or not call.bytes:
+        return call.bytes if call.op == "send" else 0
+    n, root = len(call.ranks), call.ranks.index(call.peer) if call.peer is not None else 0
+    whole = call.bytes * (n if call.op in ("all_gather", "gather") else 1)
+    itemsize = _ITEM_BYTES.get(call.dtype, 1)
+    algorithm = _NOMINAL.get(call.op, "ring")
+    sent = collectives.sent_bytes(call.op, whole // itemsize, itemsize, n, algorithm, root)
+    return sent[call.ranks.index(rank)]
+
+
+def _of(name: str, recordings: dict[int, Recording]) -> dict[int, int] | None:
+    values = {rank: getattr(recording, name) for rank, recording in recordings.items()}
+    return None if None in values.values() else values
+
+
+def _readable(call: Call) -> Call:
+    return replace(call, where=cells.label(call.where))
+
+
+def _outside(waits: list[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:
+    """The parts of start … end that no wait covers."""
+    parts, at = [], start
+    for began, ended in sorted(waits):
+        if began > at:
+            parts.append((at, began))
+        at = max(at, ended)
+    return [*parts, (at, end)] if end > at else parts

@@ -1,0 +1,160 @@
+"""A rank's process: it joins the group, then runs what the kernel sends until the kernel is gone."""
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from manyranks.measure.calls import RECENT, Call, Recorder
+from manyranks.world import messages, watch
+from manyranks.world.recording import Recording, record
+
+_FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
+
+
+@dataclass
+class Setup:
+    """What a rank is told first."""
+
+    rank: int
+    size: int
+    backend: str
+    store: str  # file of the rendezvous
+    sys_path: list[str]
+    folder: str
+
+
+@dataclass
+class Failure:
+    """An exception, in a form that always travels."""
+
+    kind: str
+    text: str
+    frames: list[tuple[str, int, str]]  # file, line, function; outermost first
+    pickled: bytes | None
+    rendered: str
+    when: float
+
+
+@dataclass
+class Reply:
+    """How a run ended on one rank; where it ended well, the frames of its result follow in the message."""
+
+    failure: Failure | None = None
+    recording: Recording | None = None
+    counts: dict | None = None  # calls by group, to see whether the ranks agree
+    members: dict[str, tuple[int, ...]] | None = None
+    recent: list[Call] | None = None
+    broken: bool = False
+
+
+def live(command: int, control: int, faults: int) -> int:
+    """The whole life of a rank; returns its exit code."""
+    kernel = socket.socket(fileno=command)
+    faulthandler.enable(faults, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, faults, all_threads=False)
+    _die_with_the_forkserver()
+    setup = Setup(**messages.unpack(messages.receive(kernel)))
+    running = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
+    recorder = Recorder().install()
+    watch.start(socket.socket(fileno=control), recorder, running)
+    _join(setup)
+    messages.send(kernel, messages.pack(os.getpid()))
+    while True:
+        try:
+            task = messages.receive(kernel)
+        except (EOFError, OSError):
+            return 0
+        reply, result = _perform(task, recorder, running)
+        messages.send(kernel, [*messages.pack(reply), *result])
+
+
+def _join(setup: Setup) -> None:
+    os.environ["MANYRANKS_RANK"] = str(setup.rank)
+    os.environ.update(RANK=str(setup.rank), LOCAL_RANK=str(setup.rank), WORLD_SIZE=str(setup.size))
+    sys.path[:] = setup.sys_path
+    with contextlib.suppress(OSError):
+        os.chdir(setup.folder)
+    torch.set_num_threads(1)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # forked ranks would all have the forkserver's state
+    device = None
+    if setup.backend == "nccl":
+        device = torch.device("cuda", setup.rank)
+        torch.cuda.set_device(device)
+    store = dist.FileStore(setup.store, setup.size)
+    dist.init_process_group(
+        setup.backend, store=store, rank=setup.rank, world_size=setup.size, timeout=_FOREVER, device_id=device
+    )
+
+
+def _perform(task: list, recorder: Recorder, running: threading.Event) -> tuple[Reply, list]:
+    reply, result = Reply(), []
+    recorder.start(everything=False)
+    try:
+        running.set()
+        function, args, kwargs, wanted = messages.unpack(task)
+        value, reply.recording = record(recorder, wanted, function, args, kwargs)
+        result = _packed(value)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of the reader's code end the run, not the rank
+        reply.failure = _failure(error)
+    finally:
+        running.clear()
+    reply.counts, reply.members = recorder.counts, recorder.members
+    reply.recent = list(recorder.calls)[-RECENT:]
+    reply.broken = recorder.broken or not dist.is_initialized()
+    _flush()
+    return reply, result
+
+
+def _packed(value) -> list:
+    try:
+        return messages.pack(value)
+    except Exception as error:
+        raise TypeError(
+            f"the result, a {type(value).__name__}, cannot be sent to the notebook ({error}); "
+            "return tensors, numbers, strings, or lists and dicts of them"
+        ) from None
+
+
+def _failure(error: BaseException) -> Failure:
+    frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    own = os.path.dirname(os.path.dirname(__file__))
+    while frames and frames[0][0].startswith((os.path.join(own, "world"), os.path.join(own, "measure"))):
+        frames.pop(0)
+    try:
+        pickled = bytes(messages.pack(error.with_traceback(None))[0])
+    except Exception:
+        pickled = None
+    rendered = "".join(traceback.format_exception_only(error)).strip()
+    return Failure(type(error).__name__, str(error), frames, pickled, rendered, time.perf_counter())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)  # what C and C++ printed
+
+
+def _interrupt(running: threading.Event) -> None:
+    if running.is_set():
+        running.clear()
+        raise KeyboardInterrupt
+
+
+def _die_with_the_forkserver() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

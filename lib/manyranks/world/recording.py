@@ -1,0 +1,43 @@
+"""Runs a function on a rank and counts what was asked for."""
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+from manyranks.measure import flops, memory, wire
+from manyranks.measure.calls import Call, Recorder
+
+
+@dataclass
+class Recording:
+    """What one rank counted during one run; times in seconds of the machine's one monotonic clock."""
+
+    started: float
+    finished: float = 0.0
+    calls: list[Call] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    sent_bytes: int | None = None
+    no_bytes: str | None = None  # why sent_bytes is None
+    flops: int | None = None
+    peak_bytes: int | None = None
+
+
+def record(recorder: Recorder, wanted: frozenset | None, function, args: tuple, kwargs: dict):
+    """Calls the function; returns its result and, where something is wanted, the Recording. wanted: of "flops", "memory"."""
+    if wanted is None:
+        return function(*args, **kwargs), None
+    with contextlib.ExitStack() as modes:
+        peak = modes.enter_context(memory.PeakBytes()) if "memory" in wanted else None
+        counter = modes.enter_context(flops.counter()) if "flops" in wanted else None
+        recorder.start(everything=True)
+        before = wire.counters()
+        recording = Recording(started=time.perf_counter())
+        result = function(*args, **kwargs)
+        recording.finished = time.perf_counter()
+    recording.calls, recording.waits = list(recorder.calls), recorder.waits
+    recording.no_bytes = wire.unavailable()
+    if recording.no_bytes is None:
+        recording.sent_bytes = wire.moved(before, wire.counters())[0]
+    recording.flops = counter.get_total_flops() if counter else None
+    recording.peak_bytes = peak.peak_bytes if peak else None
+    return result, recording

@@ -1,0 +1,82 @@
+"""The processes of a world while they live: started together, ended together."""
+
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+from manyranks.world import messages, watch
+from manyranks.world.errors import WorldError
+from manyranks.world.local import RankProcess, the_forkserver
+
+_STARTING = 120.0  # seconds until the group must be ready
+
+
+class Team:
+    """One process a rank, joined in one group."""
+
+    def __init__(self, size: int, backend: str):
+        """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be."""
+        self._folder = tempfile.mkdtemp(prefix="manyranks-")
+        self.processes: list[RankProcess] = []
+        self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
+        try:
+            server = the_forkserver()
+            server.wait_until_ready()
+            for rank in range(size):
+                self.processes.append(server.fork(rank))
+                messages.send(self.processes[-1].command, messages.pack(self._setup(rank, size, backend)))
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _setup(self, rank: int, size: int, backend: str) -> dict:
+        store = os.path.join(self._folder, "rendezvous")
+        folder = os.getcwd()
+        return {"rank": rank, "size": size, "backend": backend, "store": store, "sys_path": sys.path, "folder": folder}
+
+    def _wait_until_ready(self) -> None:
+        waiting = {process.command: process for process in self.processes}
+        deadline = time.monotonic() + _STARTING
+        while waiting:
+            ready, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise WorldError(f"ranks {sorted(p.rank for p in waiting.values())} were not ready in {_STARTING:.0f} s")
+            for command in ready:
+                process = waiting.pop(command)
+                try:
+                    process.pid = messages.unpack(messages.receive(command))
+                except (EOFError, OSError):
+                    raise WorldError(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
+
+    def alive(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
+
+    def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
+        """What each of these ranks is doing; None for one that does not answer."""
+        return {rank: self.processes[rank].whereabouts(question) for rank in ranks}
+
+    def interrupt(self, ranks) -> None:
+        for rank in ranks:
+            self.processes[rank].send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """Ends every process, whatever it is doing, and returns when all are gone."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _last_words(process: RankProcess) -> str:
+    process.poll(seconds=1.0)
+    os.set_blocking(process.stderr, False)
+    try:
+        return os.read(process.stderr, 1 << 16).decode(errors="replace").strip()
+    except BlockingIOError:
+        return "it printed nothing"

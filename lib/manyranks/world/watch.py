@@ -1,0 +1,59 @@
+"""A rank's second thread: it answers "where are you?" while the first one is stuck, and leaves when the kernel is gone."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from manyranks.measure import wire
+from manyranks.measure.calls import RECENT, Call, Recorder
+from manyranks.measure.place import Place, place_of
+from manyranks.world import messages
+
+BRIEFLY, DETAILS = b"?", b"!"  # what the kernel asks
+
+
+@dataclass
+class Whereabouts:
+    """What a rank is doing at this moment."""
+
+    running: bool
+    place: Place | None
+    blocked: Call | str | None  # the call it waits in, or the torch.distributed function; None where it computes
+    issued: int  # calls so far in this run
+    cpu: float  # seconds of processor time so far
+    moved: tuple[int, int]  # bytes sent and received so far
+    recent: list[Call]  # with DETAILS only
+
+    def progress(self) -> tuple:
+        """Changes whenever the rank gets on with its communication."""
+        return self.running, self.issued, self.moved, self.place
+
+
+def start(control: socket.socket, recorder: Recorder, running: threading.Event) -> None:
+    main = threading.get_ident()
+    threading.Thread(target=_answer, args=(control, recorder, running, main), daemon=True, name="watch").start()
+
+
+def _answer(control: socket.socket, recorder: Recorder, running: threading.Event, main: int) -> None:
+    while True:
+        try:
+            (question,) = messages.receive(control)
+            messages.send(control, messages.pack(_look(recorder, running, main, question == DETAILS)))
+        except (EOFError, OSError):
+            os._exit(0)  # the kernel is gone; the main thread may be stuck in C++ for ever
+
+
+def _look(recorder: Recorder, running: threading.Event, main: int, details: bool) -> Whereabouts:
+    frame = sys._current_frames().get(main)
+    return Whereabouts(
+        running=running.is_set(),
+        place=place_of(frame),
+        blocked=recorder.blocked_in(frame),
+        issued=recorder.issued,
+        cpu=time.process_time(),
+        moved=wire.moved({}, wire.counters()),
+        recent=list(recorder.calls)[-RECENT:] if details else [],
+    )

@@ -1,0 +1,246 @@
+"""World: N ranks that a notebook talks to."""
+
+import html
+import pickle
+import threading
+import time
+import warnings
+import weakref
+from collections import Counter, defaultdict
+
+from manyranks.measure.divergence import first_divergence
+from manyranks.world import collect, diagnose, limits, messages, tasks
+from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
+from manyranks.world.measurement import Measurement, measurement
+from manyranks.world.output import Output
+from manyranks.world.team import Team
+
+_open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
+_AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are replaced
+
+
+class World:
+    """`size` processes in one torch.distributed group; gloo on the CPU, NCCL where every rank can have a GPU.
+
+    backend: "auto", "gloo" or "nccl"; timeout: seconds one run may take (None: no limit; a deadlock is found in 3 s without
+    it); engine: "local". A context manager. Raises ValueError for what cannot be, before any process starts.
+    """
+
+    def __init__(self, size: int, backend: str = "auto", timeout: float | None = 300.0, engine: str = "local"):
+        limits.check_place()
+        self.size = limits.checked_size(size)
+        self.timeout = limits.checked_timeout(timeout)
+        limits.checked_choice("engine", engine, limits.ENGINES)
+        self.backend = limits.resolved_backend(backend, size)
+        limits.check_room(size)
+        self._lock = threading.RLock()
+        self._closed = False
+        self._team: Team | None = Team(self.size, self.backend)
+        self._end = weakref.finalize(self, _close_team, holder := [self._team])
+        self._holder = holder  # what the finalizer closes: the present team, not the first
+        _open.append(weakref.ref(self))
+
+    def run(self, fn, /, *args, **kwargs) -> list:
+        """Calls fn(*args, **kwargs) on every rank; returns the results, rank 0's first. Tensors come back on the CPU.
+
+        Raises RankFailed, RankDied or RankHung; the next run works after any of them.
+        """
+        return self._results(self._run(range(self.size), fn, args, kwargs))
+
+    def measure(self, fn, /, *args, flops: bool = False, memory: bool = False, **kwargs) -> Measurement:
+        """As run, and counts: calls, bytes, times; with flops=True and memory=True also these (both slow the run down)."""
+        return self._measure(range(self.size), fn, args, kwargs, flops, memory)
+
+    def get(self, name: str) -> list:
+        """The value of a variable of the %%ranks cells on each rank."""
+        return self.run(tasks.get_variable, name)
+
+    def set(self, **values) -> None:
+        """Sets variables for the %%ranks cells, the same on each rank."""
+        self._run(range(self.size), tasks.set_variables, (values,), {})
+        self._team.kept = True
+
+    def run_cell(self, source: str, name: str, ranks=None, measured: bool = False) -> Measurement | None:
+        """Runs a cell's source on these ranks (all by default), among the variables they keep; name: its file name."""
+        ranks = self._checked_ranks(ranks)
+        if measured:
+            return self._measure(ranks, tasks.run_cell, (source, name), {})
+        self._run(ranks, tasks.run_cell, (source, name), {})
+        self._team.kept = True
+        return None
+
+    def close(self) -> None:
+        """Ends the ranks. Closing twice does nothing."""
+        self._closed = True
+        self._drop_team()
+        _open[:] = [ref for ref in _open if ref() not in (None, self)]
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"World({self.size}, backend={self.backend!r}): {state}"
+
+    def _repr_html_(self) -> str:
+        device = "a GPU each" if self.backend == "nccl" else "the CPU, one compute thread each"
+        boxes = "".join(
+            f"<span style='display:inline-block;min-width:1.6em;margin:1px;padding:1px 4px;text-align:center;"
+            f"border:1px solid #888;border-radius:3px'>{rank}</span>"
+            for rank in range(self.size)
+        )
+        state = "closed" if self._closed else "open"
+        return f"<div><b>World of {self.size} ranks</b>, {state}: {html.escape(self.backend)}, on {device}<br>{boxes}</div>"
+
+    def __reduce__(self):
+        raise TypeError("a World cannot be sent to its own ranks; inside the function use dist.get_rank() and get_world_size()")
+
+    def _measure(self, ranks, fn, args, kwargs, flops=False, memory=False) -> Measurement:
+        wanted = frozenset(name for name, on in (("flops", flops), ("memory", memory)) if on)
+        outcome = self._run(ranks, fn, args, kwargs, wanted)
+        recordings = {rank: outcome.replies[rank][0].recording for rank in outcome.ranks}
+        measured = measurement(self._results(outcome), recordings)
+        if measured.divergence:
+            warnings.warn(f"the ranks' calls diverge: {measured.divergence}", RuntimeWarning, stacklevel=3)
+        return measured
+
+    def _run(self, ranks, fn, args, kwargs, wanted: frozenset | None = None) -> collect.Outcome:
+        if self._closed:
+            raise WorldError("this world is closed; make a new one: mr.World(...)")
+        if not callable(fn):
+            raise ValueError(f"run({fn!r}): the first argument must be a function; its arguments follow it")
+        frames = _packed((fn, args, kwargs, wanted))
+        with self._lock:
+            team = self._ready_team()
+            output = Output(time.monotonic())
+            try:
+                for rank in ranks:
+                    messages.send(team.processes[rank].command, frames)
+                outcome = collect.collect(team, tuple(ranks), output, self.timeout, watched=self.backend == "gloo")
+            except BrokenPipeError:
+                outcome = collect.collect(team, (), output, self.timeout)
+            except BaseException:  # an interrupt, most of the time
+                self._interrupted(team, tuple(ranks), output)
+                raise
+            output.show_rest()
+            self._judge(outcome, team)
+        return outcome
+
+    def _ready_team(self) -> Team:
+        if self._team is not None and not self._team.alive():
+            self._drop_team()
+        if self._team is None:
+            self._team = Team(self.size, self.backend)
+            self._holder[:] = [self._team]
+        return self._team
+
+    def _drop_team(self) -> None:
+        self._team = None
+        while self._holder:
+            self._holder.pop().close()
+
+    def _interrupted(self, team: Team, ranks: tuple[int, ...], output: Output) -> None:
+        """Brings the ranks back if they come at once; they are replaced if not."""
+        usable = False
+        try:
+            team.interrupt(ranks)
+            outcome = collect.collect(team, ranks, output, _AFTER_INTERRUPT, watched=False)
+            usable = not outcome.missing and _agree(outcome)
+            output.show_rest()
+        finally:
+            if not usable:
+                self._drop_team()
+
+    def _judge(self, outcome: collect.Outcome, team: Team) -> None:
+        """Raises what the outcome calls for, and lets go of ranks that cannot be used again."""
+        usable = not outcome.missing and not outcome.deaths and _agree(outcome)
+        error = _error(outcome, team, self.timeout)
+        if usable and error is None:
+            return
+        lost = "\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks." if team.kept else ""
+        if not usable:
+            self._drop_team()
+        if error is not None:
+            error.args = (error.args[0] + ("" if usable else lost),)
+            raise error
+        reason = first_divergence(diagnose.recent_calls(outcome)) or "messages were sent that nobody received"
+        warnings.warn(f"the ranks do not agree on their calls: {reason}.{lost}", RuntimeWarning, stacklevel=4)
+
+    def _results(self, outcome: collect.Outcome) -> list:
+        return [messages.unpack(outcome.replies[rank][1]) for rank in outcome.ranks]
+
+    def _checked_ranks(self, ranks) -> tuple[int, ...]:
+        chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
+        if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
+            raise ValueError(f"ranks {list(chosen)}: this world has the ranks 0 to {self.size - 1}")
+        return chosen
+
+
+def newest() -> World:
+    """The world that %%ranks runs on. Raises WorldError where none is open."""
+    for ref in reversed(_open):
+        if (world := ref()) is not None:
+            return world
+    raise WorldError("no world is open; make one first: world = mr.World(4)")
+
+
+def _close_team(holder: list[Team]) -> None:
+    while holder:
+        holder.pop().close()
+
+
+def _packed(task: tuple) -> list:
+    try:
+        return messages.pack(task)
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        name = getattr(task[0], "__name__", type(task[0]).__name__)
+        raise ValueError(
+            f"{name} and its arguments cannot be sent to the ranks: {error}. Functions, tensors, numbers and "
+            "containers of them can; open files, locks, generators and worlds cannot"
+        ) from None
+
+
+def _error(outcome: collect.Outcome, team: Team, timeout: float | None) -> WorldError | None:
+    if outcome.deaths:
+        rank = min(outcome.deaths)
+        report = diagnose.death_report(rank, outcome, team.processes[rank].fault_lines())
+        return RankDied(report, rank, outcome.deaths[rank])
+    if outcome.failed:
+        rank = outcome.failed[0]
+        failure = outcome.replies[rank][0].failure
+        exception = pickle.loads(failure.pickled) if failure.pickled else None
+        return RankFailed(diagnose.failure_report(rank, outcome), rank, exception, diagnose.traceback_text(failure))
+    if outcome.deadlock or outcome.late:
+        return RankHung(diagnose.hang_report(outcome, timeout), diagnose.states_of(outcome))
+    return None
+
+
+def _agree(outcome: collect.Outcome) -> bool:
+    """Whether the group is as fresh: every collective issued by all of its ranks, every message received."""
+    replies = {rank: reply for rank, (reply, _) in outcome.replies.items()}
+    if any(reply.broken for reply in replies.values()):
+        return False
+    collectives: dict[str, set[int]] = defaultdict(set)
+    unreceived: Counter = Counter()
+    for rank, reply in replies.items():
+        for group in reply.members:
+            collectives[group].add(reply.counts[group])
+        for key, count in reply.counts.items():
+            if isinstance(key, tuple):
+                group, op, peer = key
+                unreceived[group, peer if op == "send" else rank] += count if op == "send" else -count
+    same = all(len(counts) == 1 for counts in _whole(collectives, replies))
+    return same and not any(unreceived.values())
+
+
+def _whole(collectives: dict[str, set[int]], replies: dict) -> list[set[int]]:
+    """The counts of each group, with 0 for members that did not meet it in this run."""
+    members = {group: ranks for reply in replies.values() for group, ranks in reply.members.items()}
+    for group, ranks in members.items():
+        for rank in ranks:
+            if rank in replies and group not in replies[rank].members:
+                collectives[group].add(0)
+    return list(collectives.values())
