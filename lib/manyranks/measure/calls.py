@@ -24,7 +24,7 @@ _BELOW = torch._C._dispatch_keyset_full_after(_KEY)
 _wait = dist.Work.wait
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One communication call of one rank.
 
@@ -87,8 +87,20 @@ class Recorder:
             return call
         return distributed_function(frame)
 
+    def settle(self, seconds: float = 0.2) -> None:
+        """Waits until the end of every completed call is noted: other threads note it, a moment after the caller goes on."""
+        deadline = time.perf_counter() + seconds
+        while time.perf_counter() < deadline:
+            under_way = [call for work, call in self._under_way() if not work.is_completed()]
+            if all(call.finished is not None or call in under_way for call in self.calls):
+                return
+            time.sleep(0.0005)
+
     def oldest_incomplete(self) -> Call | None:
         return next((call for work, call in list(self._collectives.values()) if not work.is_completed()), None)
+
+    def _under_way(self) -> list[tuple[dist.Work, Call]]:
+        return [*self._messages.values(), *self._collectives.values()]
 
     def _kernel(self, name: str):
         operator = getattr(torch.ops.c10d, name).default
@@ -133,16 +145,14 @@ class Recorder:
         if work is None:
             call.finished = time.perf_counter()
             return result
-        if call.op not in operators.POINT_TO_POINT:
+        if self.everything and not _note_end(work, call):
+            work = _follow(work, call)
+            result = (*result[:-1], work.boxed()) if isinstance(result, tuple) else work.boxed()
+        if call.op in operators.POINT_TO_POINT:
+            self._messages[id(work)] = work, call
+        else:
             self._forget_completed()
             self._collectives[id(work)] = work, call
-            if self.everything:
-                work.get_future().add_done_callback(lambda _: _finish(call))
-            return result
-        if self.everything:
-            work = _follow(work, call)
-            result = work.boxed()
-        self._messages[id(work)] = work, call
         return result
 
     def _forget_completed(self) -> None:
@@ -182,10 +192,20 @@ def _finish(call: Call) -> None:
         call.finished = time.perf_counter()
 
 
+def _note_end(work: dist.Work, call: Call) -> bool:
+    """Notes the call's end when its future is done. Returns False where the Work has no future."""
+    try:
+        work.get_future().add_done_callback(lambda _: _finish(call))
+    except RuntimeError:
+        return False
+    return True
+
+
 def _follow(work: dist.Work, call: Call) -> dist.Work:
     """A Work that is done when `work` is, with the moment noted.
 
-    gloo's messages have no future, and say that they are complete only once they were waited for. So a thread waits.
+    gloo's messages and its reduce-scatter have no future, and a message says that it is complete only once it was waited for.
+    So a thread waits.
     """
     future: torch.futures.Future = torch.futures.Future()
 

@@ -46,8 +46,8 @@ def _diverging_collective(calls: dict[int, list[Call]]) -> str | None:
             if rank in by_rank and _signature(by_rank[rank]) != _signature(by_rank[first]):
                 return _sentence(first, by_rank[first], rank, by_rank[rank])
             if rank in calls and last[group][rank] < sequence:
-                count = last[group][rank] + 1
-                return f"rank {first} issued {_at(by_rank[first])}, rank {rank} only {count} collectives in that group"
+                count = last[group][rank] + 1 or "no"
+                return f"rank {first} issued {_at(by_rank[first])}, rank {rank} {count} collectives in that group before"
     return None
 
 

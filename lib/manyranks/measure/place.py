@@ -10,7 +10,7 @@ import torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DISTRIBUTED = _TORCH + "distributed" + os.sep
 _MANYRANKS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_MACHINERY = (_TORCH, _MANYRANKS + "measure" + os.sep, _MANYRANKS + "world" + os.sep)
+MACHINERY = (_TORCH, _MANYRANKS + "measure" + os.sep, _MANYRANKS + "world" + os.sep)
 
 
 class Place(NamedTuple):
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 def place_of(frame: FrameType | None) -> Place | None:
     """The innermost line at or above `frame` that is neither torch's nor the machinery's."""
-    while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
+    while frame is not None and frame.f_code.co_filename.startswith(MACHINERY):
         frame = frame.f_back
     return Place(frame.f_code.co_filename, frame.f_lineno) if frame else None
 
@@ -34,7 +34,7 @@ def here() -> Place | None:
 
 def called_from(name: str, frame: FrameType | None) -> bool:
     """Whether a function of torch called `name` is among the innermost torch frames."""
-    while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
+    while frame is not None and frame.f_code.co_filename.startswith(MACHINERY):
         if frame.f_code.co_name == name and frame.f_code.co_filename.startswith(_TORCH):
             return True
         frame = frame.f_back
@@ -44,8 +44,8 @@ def called_from(name: str, frame: FrameType | None) -> bool:
 def distributed_function(frame: FrameType | None) -> str | None:
     """The outermost torch.distributed function that the innermost torch frames are in, if any."""
     found = None
-    while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
-        if frame.f_code.co_filename.startswith(_DISTRIBUTED):
+    while frame is not None and frame.f_code.co_filename.startswith(MACHINERY):
+        if frame.f_code.co_filename.startswith(_DISTRIBUTED) and frame.f_code.co_name != "wrapper":
             found = frame.f_code.co_name
         frame = frame.f_back
     return found

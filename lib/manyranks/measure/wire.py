@@ -1,7 +1,8 @@
 """Bytes on the wire: what the kernel of the operating system says each TCP socket sent and received.
 
-Linux keeps the counters in `struct tcp_info` (include/uapi/linux/tcp.h, since 4.19): tcpi_bytes_received is the
-64-bit number at offset 128, tcpi_bytes_sent at 200 and tcpi_bytes_retrans at 208. Other systems have none.
+Linux keeps the counters in `struct tcp_info` (include/uapi/linux/tcp.h, since 4.19): tcpi_bytes_received is the 64-bit
+number at offset 128, tcpi_bytes_sent at 200 and tcpi_bytes_retrans at 208; tcpi_notsent_bytes, the 32-bit number at 144,
+has been written to the socket and is about to leave, so it counts as sent. Other systems have no such counters.
 """
 
 import os
@@ -10,7 +11,7 @@ import struct
 import sys
 
 TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
-_RECEIVED, _SENT, _RESENT = 128, 200, 208
+_RECEIVED, _SENT, _RESENT, _WAITING = 128, 200, 208, 144
 
 Counters = dict[str, tuple[int, int]]  # socket -> (bytes sent, bytes received)
 
@@ -50,7 +51,8 @@ def _read(fd: int) -> tuple[int, int] | None:
         if not sock.getpeername()[0].startswith(("127.", "::1", "::ffff:127.")):
             return None
         info = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
-    return _number(info, _SENT) - _number(info, _RESENT), _number(info, _RECEIVED)
+    sent = _number(info, _SENT) - _number(info, _RESENT) + struct.unpack_from("=I", info, _WAITING)[0]
+    return sent, _number(info, _RECEIVED)
 
 
 def _number(info: bytes, offset: int) -> int:

@@ -2,11 +2,13 @@
 
 import re
 import signal
+import sysconfig
 from dataclasses import replace
 
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
 from manyranks.measure.operators import POINT_TO_POINT
+from manyranks.measure.place import MACHINERY
 from manyranks.world import cells
 from manyranks.world.collect import Outcome
 from manyranks.world.rank import Failure
@@ -38,26 +40,38 @@ def traceback_text(failure: Failure) -> str:
 
 def death_report(rank: int, outcome: Outcome, faults: str) -> str:
     """How the process ended, the line it was on where that is known, and what the others did."""
-    parts = [f"rank {rank} {_cause(outcome.deaths[rank])}"]
-    places = [match for match in _FAULT_LINE.finditer(faults) if "site-packages" not in match["file"]]
-    if places:
-        parts[0] += f", at {cells.label((places[0]['file'], int(places[0]['line'])))}"
-    for other in outcome.failed:
-        parts.append(f"rank {other} lost its connection: {outcome.replies[other][0].failure.rendered.splitlines()[0]}")
+    parts = [f"rank {rank} {cause(outcome.deaths[rank], cells.label(_crash_place(faults)))}"]
+    others = [r for r in sorted(outcome.deaths) if r != rank]
+    parts += [f"rank {r} {cause(outcome.deaths[r])}" for r in others]
+    for other in sorted(outcome.failed):
+        recent = outcome.replies[other][0].recent
+        last = f", in {describe(recent[-1])} ({cells.label(recent[-1].where)})" if recent else ""
+        parts.append(f"rank {other} then raised {outcome.replies[other][0].failure.kind}{last}")
     parts += [f"rank {r} was stopped: it {state}" for r, state in states_of(outcome).items() if r in outcome.missing]
     return "\n".join(parts)
 
 
-def _cause(code: int) -> str:
+def _crash_place(faults: str) -> tuple[str, int] | None:
+    """The innermost line of the reader's code in what faulthandler wrote."""
+    skipped = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], *MACHINERY)
+    for match in _FAULT_LINE.finditer(faults):
+        if not match["file"].startswith(skipped):
+            return match["file"], int(match["line"])
+    return None
+
+
+def cause(code: int, where: str = "") -> str:
+    """How a process with this exit code ended, and where if that is known."""
+    died = f"died at {where}" if where else "died"
     if code >= 0:
-        return f"died: its process exited with code {code}"
+        return f"{died}: its process exited with code {code}"
     name = signal.Signals(-code).name
     why = {
-        "SIGKILL": "; the system does that when memory runs out",
-        "SIGSEGV": ": a segmentation fault",
-        "SIGABRT": ": C++ gave up, and what it printed is above; gloo does so when the sizes of a collective differ",
+        "SIGKILL": ". The system does that when memory runs out",
+        "SIGSEGV": ", a segmentation fault",
+        "SIGABRT": ": C++ gave up, and what it printed is above. gloo does so when the sizes of a collective differ",
     }.get(name, "")
-    return f"died: its process was ended by {name}{why}"
+    return f"{died}: its process was ended by {name}{why}"
 
 
 def hang_report(outcome: Outcome, timeout: float | None) -> str:

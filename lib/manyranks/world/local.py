@@ -146,6 +146,7 @@ class Forkserver:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._errors.close()
 
 
 def _environment() -> dict[str, str]:

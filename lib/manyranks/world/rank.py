@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -17,9 +18,11 @@ import torch
 import torch.distributed as dist
 
 from manyranks.measure.calls import RECENT, Call, Recorder
+from manyranks.measure.place import MACHINERY
 from manyranks.world import messages, watch
 from manyranks.world.recording import Recording, record
 
+_STANDARD = sysconfig.get_paths()["stdlib"]
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
 
 
@@ -62,7 +65,7 @@ class Reply:
 def live(command: int, control: int, faults: int) -> int:
     """The whole life of a rank; returns its exit code."""
     kernel = socket.socket(fileno=command)
-    faulthandler.enable(faults, all_threads=False)
+    faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=False)
     _die_with_the_forkserver()
     setup = Setup(**messages.unpack(messages.receive(kernel)))
@@ -131,9 +134,8 @@ def _packed(value) -> list:
 
 def _failure(error: BaseException) -> Failure:
     frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
-    own = os.path.dirname(os.path.dirname(__file__))
-    while frames and frames[0][0].startswith((os.path.join(own, "world"), os.path.join(own, "measure"))):
-        frames.pop(0)
+    *outer, innermost = frames or [("", 0, "")]
+    frames = [frame for frame in outer if not frame[0].startswith((*MACHINERY, _STANDARD))] + [innermost]
     try:
         pickled = bytes(messages.pack(error.with_traceback(None))[0])
     except Exception:

@@ -34,6 +34,7 @@ def record(recorder: Recorder, wanted: frozenset | None, function, args: tuple, 
         recording = Recording(started=time.perf_counter())
         result = function(*args, **kwargs)
         recording.finished = time.perf_counter()
+    recorder.settle()
     recording.calls, recording.waits = list(recorder.calls), recorder.waits
     recording.no_bytes = wire.unavailable()
     if recording.no_bytes is None:

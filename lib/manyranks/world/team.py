@@ -53,8 +53,9 @@ class Team:
                 except (EOFError, OSError):
                     raise WorldError(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
 
-    def alive(self) -> bool:
-        return all(process.poll() is None for process in self.processes)
+    def dead(self) -> dict[int, int]:
+        """Rank -> exit code, of the ranks that have ended."""
+        return {process.rank: process.exit_code for process in self.processes if process.poll() is not None}
 
     def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
         """What each of these ranks is doing; None for one that does not answer."""

@@ -16,6 +16,7 @@ from manyranks.world.output import Output
 from manyranks.world.team import Team
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
+_LOST = "\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks."
 _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are replaced
 
 
@@ -130,7 +131,11 @@ class World:
         return outcome
 
     def _ready_team(self) -> Team:
-        if self._team is not None and not self._team.alive():
+        if self._team is not None and (dead := self._team.dead()):
+            rank, code = next(iter(dead.items()))
+            lost = _LOST if self._team.kept else ""
+            message = f"rank {rank} {diagnose.cause(code)}. That was after the last run; this one has fresh ranks.{lost}"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
             self._drop_team()
         if self._team is None:
             self._team = Team(self.size, self.backend)
@@ -160,7 +165,7 @@ class World:
         error = _error(outcome, team, self.timeout)
         if usable and error is None:
             return
-        lost = "\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks." if team.kept else ""
+        lost = _LOST if team.kept else ""
         if not usable:
             self._drop_team()
         if error is not None:

@@ -1,0 +1,59 @@
+"""What every test can use: worlds, and the means to see that no process is left."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import manyranks as mr
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_runtest_setup(item):
+    for marker in item.iter_markers("gpu"):
+        import torch
+
+        if (there := torch.cuda.device_count()) < marker.args[0]:
+            pytest.skip(f"needs {marker.args[0]} GPUs, this machine has {there}")
+
+
+@pytest.fixture
+def world():
+    """A world of 3 ranks: odd, so that nothing works by halves."""
+    with mr.World(3, backend="gloo", timeout=30) as world:
+        yield world
+
+
+@pytest.fixture(params=[2, 3, 4])
+def worlds(request):
+    """Worlds of 2, 3 and 4 ranks, one after the other."""
+    with mr.World(request.param, backend="gloo", timeout=30) as world:
+        yield world
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return met
+
+
+def pids(world) -> list[int]:
+    return world.run(os.getpid)
+
+
+def start_script(source: str) -> subprocess.Popen:
+    """A Python process with this source, its output in a pipe."""
+    return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, start_new_session=True)

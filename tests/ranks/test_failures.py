@@ -1,0 +1,338 @@
+"""Whatever happens on a rank: one clear error, no process left, and the next run works."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import manyranks as mr
+from tests.conftest import gone, pids, wait_until
+
+RESTART = 0.5  # seconds until the next run has worked, after any failure
+
+
+def all_ranks(world) -> list[int]:
+    def count():
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return int(x)
+
+    return world.run(count)
+
+
+def assert_recovers(world, before: list[int], restarted: bool = True) -> None:
+    """The ranks of before are gone (or still serve, if not restarted), and the next run works within RESTART."""
+    if restarted:
+        assert wait_until(lambda: all(gone(pid) for pid in before), 1.0)
+    for _ in range(3):  # a busy machine may be slow once
+        started = time.monotonic()
+        assert all_ranks(world) == [world.size] * world.size
+        if (seconds := time.monotonic() - started) < RESTART:
+            break
+        failing(world, mr.RankDied, os._exit, 1)
+    assert seconds < RESTART
+    if not restarted:
+        assert pids(world) == before
+
+
+def failing(world, kind, function, *args):
+    with pytest.raises(kind) as caught:
+        world.run(function, *args)
+    return caught.value
+
+
+def test_a_rank_that_raises_stops_the_others_at_once(world):
+    def broken():
+        if dist.get_rank() == 1:
+            raise KeyError("no such layer")
+        dist.all_reduce(torch.ones(4))
+
+    before, started = pids(world), time.monotonic()
+    error = failing(world, mr.RankFailed, broken)
+    assert time.monotonic() - started < 5  # its timeout is 30
+    assert error.rank == 1
+    assert isinstance(error.exception, KeyError)
+    assert "rank 1 raised KeyError: 'no such layer'" in str(error)
+    assert 'raise KeyError("no such layer")' in str(error)
+    assert 'raise KeyError("no such layer")' in error.traceback
+    assert "rank 0 was stopped: it waited in all_reduce #0 of 16 bytes" in str(error)
+    assert_recovers(world, before)
+
+
+def test_an_error_on_every_rank_keeps_the_ranks_and_their_variables(world):
+    world.set(kept=7)
+    before = pids(world)
+    error = failing(world, mr.RankFailed, lambda: undefined_name)  # noqa: F821
+    assert "all 3 ranks raised NameError" in str(error)
+    assert "are gone" not in str(error)
+    assert world.get("kept") == [7, 7, 7]
+    assert_recovers(world, before, restarted=False)
+
+
+def test_an_exception_that_cannot_be_pickled_is_still_reported(world):
+    def broken():
+        error = ValueError("held")
+        error.lock = threading.Lock()
+        raise error
+
+    error = failing(world, mr.RankFailed, broken)
+    assert error.exception is None
+    assert "ValueError: held" in str(error)
+
+
+def test_a_rank_that_exits_is_named_with_its_code(world):
+    def leave():
+        if dist.get_rank() == 2:
+            os._exit(3)
+        dist.barrier()
+
+    before = pids(world)
+    error = failing(world, mr.RankDied, leave)
+    assert (error.rank, error.exit_code) == (2, 3)
+    assert "rank 2 died: its process exited with code 3" in str(error)
+    assert_recovers(world, before)
+
+
+def test_a_segfault_is_named_with_its_line(world):
+    def crash():
+        import ctypes
+
+        if dist.get_rank() == 1:
+            ctypes.string_at(0)
+        dist.barrier()
+
+    before = pids(world)
+    error = failing(world, mr.RankDied, crash)
+    assert (error.rank, error.exit_code) == (1, -signal.SIGSEGV)
+    line = crash.__code__.co_firstlineno + 4
+    assert f"rank 1 died at test_failures.py, line {line}: its process was ended by SIGSEGV, a segmentation" in str(error)
+    assert_recovers(world, before)
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["in a collective", "between runs"])
+def test_a_rank_that_is_killed_is_reported(world, busy):
+    before = pids(world)
+
+    def wait():
+        if dist.get_rank() == 0:
+            time.sleep(20)
+        dist.barrier()
+
+    if not busy:
+        os.kill(before[1], signal.SIGKILL)
+        assert wait_until(lambda: gone(before[1]), 1.0)
+        with pytest.warns(RuntimeWarning, match="rank 1 died: its process was ended by SIGKILL"):
+            assert all_ranks(world) == [3, 3, 3]
+        return assert_recovers(world, before)
+    threading.Timer(0.3, os.kill, (before[1], signal.SIGKILL)).start()
+    error = failing(world, mr.RankDied, wait)
+    assert (error.rank, error.exit_code) == (1, -signal.SIGKILL)
+    assert "ended by SIGKILL. The system does that when memory runs out" in str(error)
+    assert_recovers(world, before)
+
+
+def test_sizes_that_differ_are_reported_although_gloo_aborts(world):
+    def mismatch():
+        dist.all_reduce(torch.ones(1000 if dist.get_rank() == 0 else 2000))
+
+    before = pids(world)
+    error = failing(world, mr.RankDied, mismatch)
+    line = mismatch.__code__.co_firstlineno + 1
+    assert f"died at test_failures.py, line {line}: its process was ended by SIGABRT" in str(error)
+    assert f"then raised RuntimeError, in all_reduce #0 of 8,000 bytes (test_failures.py, line {line})" in str(error)
+    assert_recovers(world, before)
+
+
+def test_a_deadlock_names_who_waits_for_whom_within_3_seconds(world):
+    def cross():
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(2), src=1)
+        else:
+            dist.all_reduce(torch.ones(2))
+
+    before, started = pids(world), time.monotonic()
+    error = failing(world, mr.RankHung, cross)
+    assert time.monotonic() - started < 3
+    line = cross.__code__.co_firstlineno
+    assert (
+        f"rank 0 waits in recv #0 of 8 bytes from rank 1 (test_failures.py, line {line + 2}), "
+        f"which waits in all_reduce #0 of 8 bytes (test_failures.py, line {line + 4}) for rank 0"
+    ) in str(error)
+    assert error.states[1].startswith("waited in all_reduce #0")
+    assert "the calls diverge: rank 1 issued all_reduce #0" in str(error)
+    assert_recovers(world, before)
+
+
+def test_three_ranks_that_receive_in_a_circle_are_a_cycle(world):
+    error = failing(world, mr.RankHung, lambda: dist.recv(torch.ones(1), src=(dist.get_rank() + 1) % 3))
+    assert "rank 0 waits in recv #0 of 4 bytes from rank 1" in str(error)
+    assert str(error).count("which waits in recv #0 of 4 bytes from rank") == 2
+
+
+def test_a_rank_that_leaves_early_is_named(world):
+    def early():
+        if dist.get_rank() != 2:
+            dist.barrier()
+
+    before = pids(world)
+    error = failing(world, mr.RankHung, early)
+    assert "rank 0 waits in barrier #0 (test_failures.py" in str(error)
+    assert "for rank 2, which has returned" in str(error)
+    assert_recovers(world, before)
+
+
+def test_a_deadlock_in_the_backward_of_ddp_is_found(world):
+    def train():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        loss = model(torch.ones(1, 2)).sum()
+        if dist.get_rank() == 0:
+            dist.barrier()
+        loss.backward()
+
+    error = failing(world, mr.RankHung, train)
+    assert "barrier" in str(error)
+    assert "all_reduce" in str(error)
+
+
+def test_a_group_that_only_one_rank_makes_is_found(world):
+    def alone():
+        if dist.get_rank() == 0:
+            dist.new_group([0, 1])
+
+    error = failing(world, mr.RankHung, alone)
+    assert "torch.distributed's new_group" in str(error)
+
+
+def test_an_endless_loop_is_reported_with_its_line():
+    def endless():
+        while True:
+            pass
+
+    with mr.World(2, backend="gloo", timeout=0.8) as world:
+        before = pids(world)
+        error = failing(world, mr.RankHung, endless)
+        line = endless.__code__.co_firstlineno
+        assert "not over after 0.8 s" in str(error)
+        assert f"test_failures.py, line {line + 1}" in str(error) or f"test_failures.py, line {line + 2}" in str(error)
+        assert_recovers(world, before)
+
+
+def test_ranks_that_compute_while_others_wait_are_no_deadlock(world):
+    def uneven():
+        if dist.get_rank() == 0:
+            time.sleep(2.5)
+        dist.barrier()
+        return dist.get_rank()
+
+    assert world.run(uneven) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("where", ["loop", "collective"])
+def test_an_interrupt_is_a_keyboard_interrupt_within_a_second(world, where, capfd):
+    def wait():
+        if where == "collective" and dist.get_rank() == 0:
+            dist.recv(torch.ones(1), src=1)
+        while True:
+            time.sleep(0.01)
+
+    world.set(kept=1)
+    before, pressed = pids(world), []
+
+    def press():
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(0.4, press).start()
+    with pytest.raises(KeyboardInterrupt):
+        world.run(wait)
+    assert time.monotonic() - pressed[0] < 1
+    printed = capfd.readouterr()
+    assert "Traceback" not in printed.out + printed.err
+    assert_recovers(world, before, restarted=where == "collective")
+
+
+def test_a_result_that_cannot_be_pickled_names_the_type(world):
+    error = failing(world, mr.RankFailed, threading.Lock)
+    assert "the result, a lock, cannot be sent to the notebook" in str(error)
+
+
+def test_an_argument_that_cannot_be_pickled_is_refused_before_it_is_sent(world):
+    with pytest.raises(ValueError, match="cannot be sent to the ranks: .*lock"):
+        world.run(print, threading.Lock())
+    with pytest.raises(ValueError, match="cannot be sent to the ranks: a World cannot be sent to its own ranks"):
+        world.run(lambda: world.size)
+
+
+def test_what_is_not_a_function_is_refused(world):
+    with pytest.raises(ValueError, match="the first argument must be a function"):
+        world.run(42)
+
+
+def test_a_rank_that_prints_50_megabytes_is_cut_short(world, capsys):
+    def chatter():
+        for _ in range(50):
+            print("x" * 1_000_000)
+        return "done"
+
+    assert world.run(chatter) == ["done"] * 3
+    out = capsys.readouterr().out
+    assert len(out) < 1_000_000
+    assert "[rank 0 printed 50,000,050 bytes; the first 200,000 are shown]" in out
+
+
+def test_two_worlds_at_once_do_not_disturb_each_other(world):
+    with mr.World(2, backend="gloo") as other:
+        assert all_ranks(other) == [2, 2]
+        assert all_ranks(world) == [3, 3, 3]
+        failing(world, mr.RankFailed, lambda: 1 / 0)
+        assert all_ranks(other) == [2, 2]
+
+
+def test_a_world_inside_a_world_is_refused(world):
+    def inner():
+        import manyranks
+
+        manyranks.World(2)
+
+    error = failing(world, mr.RankFailed, inner)
+    assert "a rank cannot start a world of its own" in str(error)
+
+
+def test_a_closed_world_says_so(world):
+    before = pids(world)
+    world.close()
+    world.close()
+    assert all(gone(pid) for pid in before)
+    with pytest.raises(mr.WorldError, match="this world is closed; make a new one"):
+        world.run(os.getpid)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4", None, True])
+def test_a_bad_size_is_refused(size):
+    with pytest.raises(ValueError, match="must be a whole number, 1 or more"):
+        mr.World(size)
+
+
+def test_more_ranks_than_memory_are_refused_before_any_starts():
+    with pytest.raises(ValueError, match=r"World\(100000\) needs about .* GB .* At most \d+ ranks fit"):
+        mr.World(100_000, backend="gloo")
+
+
+def test_a_message_nobody_received_does_not_reach_the_next_run(world):
+    def leave_one():
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(1), dst=1)
+
+    with pytest.warns(RuntimeWarning, match="messages were sent that nobody received"):
+        world.run(leave_one)
+    assert all_ranks(world) == [3, 3, 3]
+
+
+def test_a_destroyed_group_is_there_again_for_the_next_run(world):
+    with pytest.warns(RuntimeWarning):
+        world.run(dist.destroy_process_group)
+    assert all_ranks(world) == [3, 3, 3]

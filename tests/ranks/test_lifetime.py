@@ -1,0 +1,102 @@
+"""When the notebook's process ends, however it ends, so do its ranks; and they listen on the loopback only."""
+
+import os
+import signal
+
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+import manyranks as mr
+from manyranks.world.local import the_forkserver
+from tests.conftest import gone, pids, start_script, wait_until
+
+SCRIPT = """
+import os, sys, time
+import manyranks as mr
+from manyranks.world.local import the_forkserver
+world = mr.World(3, backend="gloo")
+print(*world.run(os.getpid), the_forkserver().pid, flush=True)
+{then}
+"""
+STUCK = """
+import torch, torch.distributed as dist
+world.run(lambda: dist.recv(torch.ones(1), src=(dist.get_rank() + 1) % 3))
+"""
+
+
+def started(then: str):
+    process = start_script(SCRIPT.format(then=then))
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("then", ["time.sleep(60)", STUCK, "world.run(time.sleep, 60)"], ids=["idle", "stuck", "running"])
+def test_killing_the_kernel_ends_every_rank_and_the_forkserver(then):
+    process, family = started(then)
+    with process:
+        assert len(family) == 4
+        process.kill()
+        assert wait_until(lambda: all(gone(pid) for pid in family), 2.0)
+
+
+@pytest.mark.parametrize("then", ["", "sys.exit(1)", "raise ValueError"], ids=["end", "exit", "exception"])
+def test_a_script_that_ends_leaves_nothing(then):
+    process, family = started(then)
+    with process:
+        process.wait(timeout=20)
+        assert wait_until(lambda: all(gone(pid) for pid in family), 2.0)
+
+
+def test_killing_the_forkserver_ends_its_ranks_and_the_next_run_works(world):
+    before = pids(world)
+    os.kill(the_forkserver().pid, signal.SIGKILL)
+    assert wait_until(lambda: all(gone(pid) for pid in before), 2.0)
+    with pytest.warns(RuntimeWarning, match="died"):
+        assert world.run(abs, -1) == [1, 1, 1]
+
+
+def test_restarting_the_kernel_ends_every_rank():
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+        printed = []
+        client.execute_interactive(
+            SCRIPT.format(then=""), timeout=60, output_hook=lambda m: printed.append(m["content"].get("text", ""))
+        )
+        family = [int(pid) for pid in "".join(printed).split()]
+        assert len(family) == 4
+        manager.restart_kernel(now=False)
+        assert wait_until(lambda: all(gone(pid) for pid in family), 2.0)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def test_a_world_that_is_forgotten_ends():
+    world = mr.World(2, backend="gloo")
+    before = pids(world)
+    del world
+    assert wait_until(lambda: all(gone(pid) for pid in before), 2.0)
+
+
+def test_ranks_listen_on_the_loopback_only(world):
+    family = [*pids(world), the_forkserver().pid, os.getpid()]
+    listening = [c for pid in family for c in psutil.Process(pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    assert {c.laddr.ip for c in listening if c.laddr} <= {"127.0.0.1", "::1"}
+    connected = [c for pid in pids(world) for c in psutil.Process(pid).net_connections() if c.status == psutil.CONN_ESTABLISHED]
+    assert connected
+    assert {c.laddr.ip for c in connected} <= {"127.0.0.1", "::1"}
+
+
+def test_ranks_have_a_session_of_their_own(world):
+    assert all(os.getsid(pid) == pid != os.getsid(0) for pid in pids(world))
+
+
+def test_what_a_rank_starts_ends_with_it(world):
+    def child():
+        import subprocess
+
+        return subprocess.Popen(["sleep", "60"]).pid
+
+    children = world.run(child)
+    world.close()
+    assert wait_until(lambda: all(gone(pid) for pid in children), 2.0)
