@@ -51,8 +51,9 @@ def test_killing_the_forkserver_ends_its_ranks_and_the_next_run_works(world):
     before = pids(world)
     os.kill(the_forkserver().pid, signal.SIGKILL)
     assert wait_until(lambda: all(gone(pid) for pid in before), 2.0)
-    with pytest.warns(RuntimeWarning, match="died"):
-        assert world.run(abs, -1) == [1, 1, 1]
+    with pytest.raises(mr.RankDied):
+        world.run(abs, -1)
+    assert world.run(abs, -1) == [1, 1, 1]
 
 
 def test_restarting_the_kernel_ends_every_rank():

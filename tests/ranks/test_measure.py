@@ -287,3 +287,17 @@ def test_peak_bytes_is_the_most_at_one_time(world):
 
 def test_results_are_those_of_run(world):
     assert world.measure(dist.get_rank).results == [0, 1, 2]
+
+
+def test_a_message_from_any_rank_is_measured(world):
+    def gather():
+        x = torch.ones(2)
+        if dist.get_rank() == 0:
+            return [dist.recv(x), dist.recv(x)]
+        dist.send(x, dst=0)
+
+    m = world.measure(gather)
+    assert sorted(m.results[0]) == [1, 2]
+    assert [(c.op, c.peer) for c in m.calls[0]] == [("recv", None)] * 2
+    assert all(c.finished is not None for c in m.calls[0])
+    assert m.divergence is None

@@ -30,7 +30,7 @@ class Call:
 
     op: "all_reduce", "send", …; bytes: of the tensors this rank puts in (for a recv: takes out); group: "default" or the
     group's name; ranks: the group's, global; peer: global rank of the other side or the root, else None; sequence: from 0, of
-    a collective: among the group's collectives, of a message: among those to (or from) this peer in the group; dtype;
+    a collective: among the group's collectives, of a message: among those to (or from) this peer with this tag; dtype;
     is_async: whether the caller goes on before it is done; started, finished: seconds of time.perf_counter, finished None
     while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message.
     """
@@ -70,7 +70,7 @@ class Recorder:
         self.calls: deque[Call] = deque(maxlen=None if everything else RECENT)
         self.waits: list[tuple[float, float]] = []
         self.issued = 0
-        self.counts: Counter = Counter()  # collectives by group; messages by (group, op, peer)
+        self.counts: Counter = Counter()  # collectives by group; messages by (group, op, peer, tag)
         self.members: dict[str, tuple[int, ...]] = {}
         self.broken = False
         self.waiting: Call | None = None
@@ -119,14 +119,13 @@ class Recorder:
     def _note(self, name: str, named: dict) -> Call:
         op = operators.NAMES[name]
         group, ranks = self._group(operators.group_of(named))
-        peer = operators.peer_of(named, ranks)
+        peer, tag = operators.peer_of(named, ranks), named.get("tag", 0)
         size, dtype = operators.payload(op, named)
         if op in operators.POINT_TO_POINT:
-            key, is_async = (group, op, peer), not called_from(op, sys._getframe(2))
+            key, is_async = (group, op, peer, tag), not called_from(op, sys._getframe(2))
         else:
             key, is_async = group, bool(named.get("async_op", False))
-        call = Call(op, size, group, ranks, peer, self.counts[key], dtype, is_async, 0.0, where=here())
-        call.tag = named.get("tag", 0)
+        call = Call(op, size, group, ranks, peer, self.counts[key], dtype, is_async, 0.0, where=here(), tag=tag)
         self.counts[key] += 1
         self.issued += 1
         self.calls.append(call)
@@ -145,7 +144,8 @@ class Recorder:
         if work is None:
             call.finished = time.perf_counter()
             return result
-        if self.everything and not _note_end(work, call):
+        from_anyone = call.op == "recv" and call.peer is None  # only its own Work can say whom it was from
+        if self.everything and not from_anyone and not _note_end(work, call):
             work = _follow(work, call)
             result = (*result[:-1], work.boxed()) if isinstance(result, tuple) else work.boxed()
         if call.op in operators.POINT_TO_POINT:

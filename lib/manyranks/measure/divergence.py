@@ -1,8 +1,8 @@
 """Do the ranks of a group make the same calls? The first place where they do not, as a sentence."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
-from manyranks.measure.calls import Call
+from manyranks.measure.calls import RECENT, Call
 from manyranks.measure.operators import POINT_TO_POINT
 
 # Collectives in which every rank must put in as much as every other.
@@ -34,21 +34,29 @@ def _side(call: Call) -> str:
 
 def _diverging_collective(calls: dict[int, list[Call]]) -> str | None:
     table: dict[tuple[str, int], dict[int, Call]] = defaultdict(dict)
-    last: dict[str, dict[int, int]] = defaultdict(lambda: dict.fromkeys(calls, -1))
+    last: Counter = Counter()
     for rank, issued in calls.items():
         for call in issued:
             if call.op not in POINT_TO_POINT:
                 table[call.group, call.sequence][rank] = call
-                last[call.group][rank] = call.sequence
+                last[call.group, rank] = call.sequence + 1
     for (group, sequence), by_rank in sorted(table.items()):
         first = min(by_rank)
         for rank in by_rank[first].ranks:
             if rank in by_rank and _signature(by_rank[rank]) != _signature(by_rank[first]):
                 return _sentence(first, by_rank[first], rank, by_rank[rank])
-            if rank in calls and last[group][rank] < sequence:
-                count = last[group][rank] + 1 or "no"
-                return f"rank {first} issued {_at(by_rank[first])}, rank {rank} {count} collectives in that group before"
+            if rank in calls and _known(last[group, rank], calls[rank]) and last[group, rank] <= sequence:
+                return f"rank {first} issued {_at(by_rank[first])}, rank {rank} {_stopped(last[group, rank])}"
     return None
+
+
+def _known(count: int, issued: list[Call]) -> bool:
+    """Whether the rank's list shows how many collectives it issued: a full list may have lost them all."""
+    return count > 0 or len(issued) < RECENT
+
+
+def _stopped(count: int) -> str:
+    return f"stopped after {count} collective{'s' * (count > 1)}" if count else "none"
 
 
 def _signature(call: Call) -> tuple:
@@ -57,15 +65,21 @@ def _signature(call: Call) -> tuple:
 
 def _diverging_message(calls: dict[int, list[Call]]) -> str | None:
     ends: dict[tuple, dict[str, tuple[int, Call]]] = defaultdict(dict)
+    from_anyone = {(call.group, rank) for rank, issued in calls.items() for call in issued if _is_from_anyone(call)}
     for rank, issued in calls.items():
         for call in issued:
-            if call.op in POINT_TO_POINT and call.peer is not None and call.tag == 0:
+            if call.op in POINT_TO_POINT and call.peer is not None:
                 pair = (rank, call.peer) if call.op == "send" else (call.peer, rank)
-                ends[call.group, pair, call.sequence][call.op] = rank, call
-    for both in ends.values():
-        if len(both) == 2 and (both["send"][1].bytes != both["recv"][1].bytes):
+                ends[call.group, pair, call.tag, call.sequence][call.op] = rank, call
+    for (group, (_, receiver), *_), both in ends.items():
+        matched = len(both) == 2 and (group, receiver) not in from_anyone
+        if matched and both["send"][1].bytes != both["recv"][1].bytes:
             return _sentence(*both["send"], *both["recv"])
     return None
+
+
+def _is_from_anyone(call: Call) -> bool:
+    return call.op == "recv" and call.peer is None
 
 
 def _sentence(a: int, call_a: Call, b: int, call_b: Call) -> str:
@@ -74,4 +88,4 @@ def _sentence(a: int, call_a: Call, b: int, call_b: Call) -> str:
 
 def _at(call: Call) -> str:
     dtype = f" of {call.dtype}" if call.dtype and call.op not in POINT_TO_POINT else ""
-    return f"{describe(call)}{dtype} ({call.where})"
+    return f"{describe(call)}{dtype}" + (f" ({call.where})" if call.where else "")

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-_MODULES = ("collectives", "flops", "hardware")
+_MODULES = ("collectives", "flops", "hardware", "published")
 __all__ = [*_MODULES, "accelerators", "links"]
 
 

@@ -62,10 +62,10 @@ class Timeline:
         events: list[dict] = []
         for rank in self.ranks:
             events.append(_label("process_name", rank, 0, f"rank {rank}"))
-            for kind, base in ((COMPUTE, 0), (COMMUNICATION, 100)):
-                for lane, spans in enumerate(_lanes(self.of(rank, kind)), start=base):
-                    events.append(_label("thread_name", rank, lane, kind))
-                    events += [_complete(span, lane) for span in spans]
+            lanes = [(kind, spans) for kind in (COMPUTE, COMMUNICATION) for spans in _lanes(self.of(rank, kind))]
+            for lane, (kind, spans) in enumerate(lanes):
+                events.append(_label("thread_name", rank, lane, kind))
+                events += [_complete(span, lane) for span in spans]
         return events
 
     def save(self, path: str | Path) -> Path:

@@ -67,7 +67,7 @@ def cause(code: int, where: str = "") -> str:
         return f"{died}: its process exited with code {code}"
     name = signal.Signals(-code).name
     why = {
-        "SIGKILL": ". The system does that when memory runs out",
+        "SIGKILL": ", as the system does when memory runs out",
         "SIGSEGV": ", a segmentation fault",
         "SIGABRT": ": C++ gave up, and what it printed is above. gloo does so when the sizes of a collective differ",
     }.get(name, "")
@@ -88,7 +88,7 @@ def hang_report(outcome: Outcome, timeout: float | None) -> str:
 def states_of(outcome: Outcome) -> dict[int, str]:
     """Rank -> what it was doing when the run was given up."""
     states = dict.fromkeys(outcome.ranks, "had returned")
-    states |= dict.fromkeys(outcome.failed, "had raised")
+    states |= dict.fromkeys(outcome.failed, "had raised") | dict.fromkeys(outcome.deaths, "had died")
     return states | {rank: _state(seen) for rank, seen in outcome.whereabouts.items()}
 
 
@@ -164,7 +164,7 @@ def _is_in(rank: int, call: Call, outcome: Outcome) -> bool:
 def _excuse(rank: int, outcome: Outcome) -> str:
     if rank not in outcome.ranks:
         return "does not run this cell"
-    return states_of(outcome).get(rank, "has died").replace("had ", "has ").replace("was ", "is ")
+    return states_of(outcome)[rank].replace("had ", "has ").replace("was ", "is ")
 
 
 def _table(outcome: Outcome) -> str:

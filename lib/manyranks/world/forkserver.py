@@ -8,6 +8,7 @@ ends, it kills every rank, also one that is stuck in C++.
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -18,12 +19,15 @@ CHANNELS = ("command", "control", "stdout", "stderr", "faults", "status")  # fil
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
-def serve(fd: int) -> None:
-    """Imports what ranks need, then forks one a request until the notebook's process is gone. Never returns."""
+def serve(fd: int, folder: str) -> None:
+    """Imports what ranks need, then forks one a request until the notebook's process is gone. Never returns.
+
+    fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end.
+    """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wake, woken = _wake_on_children()
-    _prepare()
+    recorder = _prepare()
     ranks: dict[int, int] = {}  # pid -> where its exit code is written
     with socket.socket(fileno=fd) as kernel:
         kernel.sendall(b"R")
@@ -33,20 +37,27 @@ def serve(fd: int) -> None:
                 if wake in ready:
                     os.read(wake, 4096)
                 _reap(ranks)
-                if kernel in ready and not _answer(kernel, ranks, (wake, woken)):
+                if kernel in ready and not _answer(kernel, ranks, (wake, woken), recorder):
                     break
         finally:
             _kill(ranks)
+            shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-def _prepare() -> None:
+def _prepare():
+    """Does once what every rank would do: imports, and the recorder before each operator of c10d."""
     import gc
 
-    import manyranks.world.rank  # noqa: F401  brings in torch, torch.distributed and cloudpickle
+    import numpy.random  # noqa: F401  numpy would import it in each rank
 
+    import manyranks.world.rank  # noqa: F401  brings in torch, torch.distributed and cloudpickle
+    from manyranks.measure.calls import Recorder
+
+    recorder = Recorder().install()
     gc.collect()
     gc.freeze()  # the collector leaves these objects alone, so that ranks go on sharing their pages
+    return recorder
 
 
 def _wake_on_children() -> tuple[int, int]:
@@ -58,7 +69,7 @@ def _wake_on_children() -> tuple[int, int]:
     return wake, woken
 
 
-def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int]) -> bool:
+def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int], recorder) -> bool:
     """Forks the rank that the kernel asks for. Returns False when the kernel is gone."""
     request, fds, _, _ = socket.recv_fds(kernel, 1, len(CHANNELS))
     if not request:
@@ -70,7 +81,7 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int])
         os.write(channels["stderr"], f"fork: {error}\n".encode())
     else:
         if pid == 0:
-            _become_rank(channels, (kernel.fileno(), *mine, *ranks.values()))
+            _become_rank(channels, (kernel.fileno(), *mine, *ranks.values()), recorder)
         ranks[pid] = os.dup(channels["status"])
     for fd in fds:
         os.close(fd)
@@ -96,7 +107,7 @@ def _kill(ranks: dict[int, int]) -> None:
                 kill(pid, signal.SIGKILL)
 
 
-def _become_rank(channels: dict[str, int], foreign: tuple[int, ...]) -> None:
+def _become_rank(channels: dict[str, int], foreign: tuple[int, ...], recorder) -> None:
     """In the child: a session of its own, its own standard streams, then the rank's loop. Never returns."""
     code = 1
     try:
@@ -108,7 +119,7 @@ def _become_rank(channels: dict[str, int], foreign: tuple[int, ...]) -> None:
         _redirect(channels.pop("stdout"), channels.pop("stderr"))
         from manyranks.world.rank import live
 
-        code = live(**channels)
+        code = live(recorder, **channels)
     except BaseException:  # whatever escapes is printed where the kernel reads it
         sys.excepthook(*sys.exc_info())
     finally:

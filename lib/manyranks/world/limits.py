@@ -1,7 +1,6 @@
 """Checks of what a World is asked for, before any process starts."""
 
 import os
-import resource
 import sys
 
 import psutil
@@ -53,6 +52,8 @@ def resolved_backend(backend: str, size: int) -> str:
 
 def check_room(size: int) -> None:
     """Raises ValueError where the machine has too little memory, or may open too few files, for this many ranks."""
+    import resource  # not on Windows, which check_place has turned away by now
+
     available = available_bytes()
     if size * RANK_BYTES > available:
         raise ValueError(
@@ -64,7 +65,7 @@ def check_room(size: int) -> None:
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise ValueError(
             f"World({size}) needs {needed} open files; the limit of this process is {hard}. "
-            f"At most {(hard - _SPARE_FILES) // _KERNEL_FILES_A_RANK} ranks fit, or raise it with `ulimit -n`"
+            f"At most {max(0, hard - _SPARE_FILES) // _KERNEL_FILES_A_RANK} ranks fit, or raise it with `ulimit -n`"
         )
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from manyranks.world import forkserver, messages
 from manyranks.world.errors import WorldError
 
 _IMPORTING = 60.0  # seconds that the import of torch may take
-_START = "import sys; sys.path[:] = {path!r}; from manyranks.world.forkserver import serve; serve({fd})"
+_START = "import sys; sys.path[:] = {path!r}; from manyranks.world.forkserver import serve; serve({fd}, {folder!r})"
 
 
 class RankProcess:
@@ -83,10 +84,11 @@ class Forkserver:
         self._lock = threading.Lock()
         self._ready = False
         self._errors = tempfile.TemporaryFile()
+        self.folder = tempfile.mkdtemp(prefix="manyranks-")
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno())],
+                [sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno(), folder=self.folder)],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 env=os.environ | _environment(),
@@ -147,6 +149,7 @@ class Forkserver:
             self._process.kill()
             self._process.wait()
         self._errors.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _environment() -> dict[str, str]:

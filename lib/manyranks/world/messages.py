@@ -11,11 +11,12 @@ import struct
 import sys
 
 import cloudpickle
+import numpy as np
 
-Buffer = bytes | bytearray | memoryview
+Frame = bytes | np.ndarray | pickle.PickleBuffer
 
 _COUNT = struct.Struct("<I")
-_LENGTH = struct.Struct("<Q")
+_AT_ONCE = 1 << 16  # a message up to this size is one system call on each side
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -28,53 +29,74 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-def pack(value) -> list[Buffer]:
+def pack(value) -> list[Frame]:
     """The frames of a message: the pickle first. Raises what pickling the value raises."""
-    frames: list[Buffer] = []
+    # The buffers stay PickleBuffers: a memoryview of one, caught in a reference cycle, crashes CPython's collector.
+    buffers: list[Frame] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=lambda buffer: frames.append(buffer.raw())).dump(value)
-    return [stream.getbuffer(), *frames]
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    return [stream.getvalue(), *buffers]
 
 
-def unpack(frames: list[Buffer]):
+def unpack(frames: list[Frame]):
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
-def send(sock: socket.socket, frames: list[Buffer]) -> None:
-    lengths = b"".join(_LENGTH.pack(len(memoryview(f).cast("B"))) for f in frames)
-    sock.sendall(_COUNT.pack(len(frames)) + lengths)
+def send(sock: socket.socket, frames: list[Frame]) -> None:
+    lengths = [memoryview(frame).nbytes for frame in frames]
+    header = _COUNT.pack(len(frames)) + struct.pack(f"<{len(frames)}Q", *lengths)
+    if sum(lengths) < _AT_ONCE:
+        return sock.sendall(header + b"".join(frames))
+    sock.sendall(header)
     for frame in frames:
         sock.sendall(frame)
 
 
-def receive(sock: socket.socket) -> list[Buffer]:
-    """The frames of the next message. Raises EOFError when the other side is gone."""
-    (count,) = _COUNT.unpack(_read(sock, _COUNT.size))
-    lengths = [_LENGTH.unpack(_read(sock, _LENGTH.size))[0] for _ in range(count)]
-    return [_read(sock, length) for length in lengths]
+def receive(sock: socket.socket) -> list[Frame]:
+    """The frames of the next message, and nothing after it: the other side waits for an answer before it sends more.
+
+    Raises EOFError when the other side is gone.
+    """
+    start = sock.recv(_AT_ONCE)
+    (count,) = _COUNT.unpack_from(start := _at_least(sock, start, _COUNT.size))
+    header = _COUNT.size + 8 * count
+    start = _at_least(sock, start, header)
+    lengths, frames = struct.unpack_from(f"<{count}Q", start, _COUNT.size), []
+    for length in lengths:
+        frames.append(_frame(sock, start[header : header + length], length))
+        header += length
+    return frames
 
 
-def _read(sock: socket.socket, length: int) -> bytearray:
-    frame = bytearray(length)
-    view, got = memoryview(frame), 0
+def _at_least(sock: socket.socket, start: bytes, length: int) -> bytes:
+    while len(start) < length:
+        if not (more := sock.recv(_AT_ONCE)):
+            raise EOFError("the other side of the connection is gone")
+        start += more
+    return start
+
+
+def _frame(sock: socket.socket, start: bytes, length: int) -> np.ndarray:
+    frame, got = np.empty(length, np.uint8), len(start)
+    frame[:got] = np.frombuffer(start, np.uint8)
     while got < length:
-        n = sock.recv_into(view[got:])
+        n = sock.recv_into(frame[got:])
         if n == 0:
             raise EOFError("the other side of the connection is gone")
         got += n
     return frame
 
 
-def _bytes_of(storage) -> memoryview:
+def _bytes_of(storage) -> np.ndarray:
     import torch
 
-    return memoryview(torch.tensor([], dtype=torch.uint8).set_(storage.cpu()).numpy())
+    return torch.tensor([], dtype=torch.uint8).set_(storage.cpu()).numpy()
 
 
-def _storage(buffer: Buffer):
+def _storage(buffer: Frame):
     import torch
 
-    if len(memoryview(buffer)) == 0:
+    if memoryview(buffer).nbytes == 0:
         return torch.UntypedStorage(0)
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 

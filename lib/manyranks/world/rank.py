@@ -5,6 +5,7 @@ import ctypes
 import datetime
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -14,6 +15,8 @@ import time
 import traceback
 from dataclasses import dataclass
 
+import cloudpickle
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,6 +26,7 @@ from manyranks.world import messages, watch
 from manyranks.world.recording import Recording, record
 
 _STANDARD = sysconfig.get_paths()["stdlib"]
+_C = ctypes.CDLL(None)
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
 
 
@@ -62,7 +66,7 @@ class Reply:
     broken: bool = False
 
 
-def live(command: int, control: int, faults: int) -> int:
+def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     """The whole life of a rank; returns its exit code."""
     kernel = socket.socket(fileno=command)
     faulthandler.enable(faults)
@@ -71,7 +75,6 @@ def live(command: int, control: int, faults: int) -> int:
     setup = Setup(**messages.unpack(messages.receive(kernel)))
     running = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
-    recorder = Recorder().install()
     watch.start(socket.socket(fileno=control), recorder, running)
     _join(setup)
     messages.send(kernel, messages.pack(os.getpid()))
@@ -81,7 +84,7 @@ def live(command: int, control: int, faults: int) -> int:
         except (EOFError, OSError):
             return 0
         reply, result = _perform(task, recorder, running)
-        messages.send(kernel, [*messages.pack(reply), *result])
+        messages.send(kernel, [pickle.dumps(reply), *result])
 
 
 def _join(setup: Setup) -> None:
@@ -91,8 +94,7 @@ def _join(setup: Setup) -> None:
     with contextlib.suppress(OSError):
         os.chdir(setup.folder)
     torch.set_num_threads(1)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # forked ranks would all have the forkserver's state
+    np.random.seed()  # forked ranks would all have the forkserver's state
     device = None
     if setup.backend == "nccl":
         device = torch.device("cuda", setup.rank)
@@ -137,7 +139,7 @@ def _failure(error: BaseException) -> Failure:
     *outer, innermost = frames or [("", 0, "")]
     frames = [frame for frame in outer if not frame[0].startswith((*MACHINERY, _STANDARD))] + [innermost]
     try:
-        pickled = bytes(messages.pack(error.with_traceback(None))[0])
+        pickled = cloudpickle.dumps(error.with_traceback(None))
     except Exception:
         pickled = None
     rendered = "".join(traceback.format_exception_only(error)).strip()
@@ -148,7 +150,7 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    ctypes.CDLL(None).fflush(None)  # what C and C++ printed
+    _C.fflush(None)  # what C and C++ printed
 
 
 def _interrupt(running: threading.Event) -> None:
@@ -159,4 +161,4 @@ def _interrupt(running: threading.Event) -> None:
 
 def _die_with_the_forkserver() -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        _C.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

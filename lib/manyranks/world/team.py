@@ -2,7 +2,6 @@
 
 import os
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -20,24 +19,19 @@ class Team:
 
     def __init__(self, size: int, backend: str):
         """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be."""
-        self._folder = tempfile.mkdtemp(prefix="manyranks-")
         self.processes: list[RankProcess] = []
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
         try:
             server = the_forkserver()
             server.wait_until_ready()
+            store = tempfile.mktemp(prefix="rendezvous-", dir=server.folder)
             for rank in range(size):
                 self.processes.append(server.fork(rank))
-                messages.send(self.processes[-1].command, messages.pack(self._setup(rank, size, backend)))
+                messages.send(self.processes[-1].command, messages.pack(_setup(rank, size, backend, store)))
             self._wait_until_ready()
         except BaseException:
             self.close()
             raise
-
-    def _setup(self, rank: int, size: int, backend: str) -> dict:
-        store = os.path.join(self._folder, "rendezvous")
-        folder = os.getcwd()
-        return {"rank": rank, "size": size, "backend": backend, "store": store, "sys_path": sys.path, "folder": folder}
 
     def _wait_until_ready(self) -> None:
         waiting = {process.command: process for process in self.processes}
@@ -71,7 +65,11 @@ class Team:
             process.kill()
         for process in self.processes:
             process.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _setup(rank: int, size: int, backend: str, store: str) -> dict:
+    """What rank.Setup holds; a dict, for the kernel need not import what ranks do."""
+    return {"rank": rank, "size": size, "backend": backend, "store": store, "sys_path": sys.path, "folder": os.getcwd()}
 
 
 def _last_words(process: RankProcess) -> str:

@@ -16,7 +16,7 @@ from manyranks.world.output import Output
 from manyranks.world.team import Team
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
-_LOST = "\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks."
+_LOST = "\n\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks."
 _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are replaced
 
 
@@ -134,9 +134,8 @@ class World:
         if self._team is not None and (dead := self._team.dead()):
             rank, code = next(iter(dead.items()))
             lost = _LOST if self._team.kept else ""
-            message = f"rank {rank} {diagnose.cause(code)}. That was after the last run; this one has fresh ranks.{lost}"
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
             self._drop_team()
+            raise RankDied(f"rank {rank} {diagnose.cause(code)}. That was after the last run{lost}", rank, code)
         if self._team is None:
             self._team = Team(self.size, self.backend)
             self._holder[:] = [self._team]
@@ -235,7 +234,7 @@ def _agree(outcome: collect.Outcome) -> bool:
             collectives[group].add(reply.counts[group])
         for key, count in reply.counts.items():
             if isinstance(key, tuple):
-                group, op, peer = key
+                group, op, peer, _ = key
                 unreceived[group, peer if op == "send" else rank] += count if op == "send" else -count
     same = all(len(counts) == 1 for counts in _whole(collectives, replies))
     return same and not any(unreceived.values())

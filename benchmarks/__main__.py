@@ -1,0 +1,31 @@
+"""Runs the benchmarks and prints one table: `python -m benchmarks [group …]`."""
+
+import sys
+from importlib import import_module
+
+GROUPS = ("world",)
+
+
+def main(wanted: list[str]) -> None:
+    from benchmarks.compare import Row, table
+
+    if unknown := sorted(set(wanted) - set(GROUPS)):
+        raise SystemExit(f"no group {', '.join(unknown)}; there are: {', '.join(GROUPS)}")
+    rows: list[Row] = []
+    try:
+        for group in wanted or GROUPS:
+            for row in import_module(f"benchmarks.{group}").rows():
+                rows.append(row)
+                _progress(row.what)
+    finally:
+        _progress("")
+        print(table(rows))
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,170 @@
+"""Chapter 00's figures: models against memory, links, topologies, and a measured ping-pong."""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from manyranks.show import style, units
+from manyranks.theory.hardware import Link
+
+_SIZES = [2**k for k in range(36)]
+_TICKS = [1, 1e3, 1e6, 1e9]
+
+
+@style.styled
+def models_and_memory(
+    models: Mapping[str, tuple[int, float]], devices: Mapping[str, tuple[int, float]], bytes_each: int
+) -> style.Figure:
+    """Bytes to train models against the memory of one device, by year. Values are (year, parameters) and (year, bytes)."""
+    fig, (axes,) = style.figure(height=3.8)
+    for label, points, marker, colour, factor in (
+        (f"model: {bytes_each} bytes a parameter", models, "o", style.BLUE, bytes_each),
+        ("memory of one device", devices, "s", style.ORANGE, 1),
+    ):
+        years, amounts = zip(*[(year, factor * amount) for year, amount in points.values()], strict=True)
+        axes.semilogy(years, amounts, marker, color=colour, label=label, linestyle="none", markersize=7)
+        above = colour == style.BLUE
+        for name, year, amount in zip(points, years, amounts, strict=True):
+            offset = (0, 7) if above else (0, -14)
+            axes.annotate(name, (year, amount), offset, textcoords="offset points", ha="center", fontsize=8.5)
+    axes.set(ylabel="bytes", ylim=(3e9, 6e13), xlim=(2016.3, 2025.2), title="Training outgrew one device")
+    axes.set_yticks([1e10, 1e11, 1e12, 1e13], ["10 GB", "100 GB", "1 TB", "10 TB"])
+    axes.legend(loc="upper left")
+    return fig
+
+
+class MessageTime:
+    """Time and achieved bandwidth of a message over its size; `update` moves the chosen size and link."""
+
+    @style.styled
+    def __init__(self, links: Mapping[str, Link]):
+        self.links = dict(links)
+        self.figure, (left, right) = style.figure(columns=2, width=8.6, height=3.7)
+        self._curve = left.loglog(_SIZES, _SIZES, color=style.BLUE)[0]
+        self._parts = [
+            left.loglog(_SIZES, _SIZES, color=colour, linestyle=line, linewidth=1.2)[0]
+            for colour, line in ((style.ORANGE, "--"), (style.GREEN, ":"))
+        ]
+        self._share = right.semilogx(_SIZES, _SIZES, color=style.BLUE)[0]
+        self._points = [axes.plot([1], [1], "o", color=style.BLACK, markersize=8)[0] for axes in (left, right)]
+        self._half = right.plot([1], [50], "s", color=style.ORANGE, markersize=8, label="half bandwidth, n = αβ")[0]
+        left.set(xlabel="message size n", ylabel="time T(n)", ylim=(1e-7, 10), title="T(n) = α + n/β")
+        left.set_yticks([1e-6, 1e-3, 1], ["1 µs", "1 ms", "1 s"])
+        left.legend([self._curve, *self._parts], ["T(n)", "α alone", "n/β alone"], loc="upper left")
+        right.set(xlabel="message size n", ylabel="achieved share of β (%)", ylim=(-4, 104), title="n / T(n)")
+        self._points[1].set_label("this message")
+        right.legend(loc="lower right")
+        for axes in (left, right):
+            axes.set_xticks(_TICKS, [units.size(n) for n in _TICKS])
+            axes.minorticks_off()
+
+    @property
+    def moving(self) -> list[Line2D]:
+        return [self._curve, *self._parts, self._share, *self._points, self._half]
+
+    def update(self, link: str, n: float) -> str:
+        """Shows this link with a message of n bytes; returns what bounds it."""
+        chosen = self.links[link]
+        times = [chosen.seconds(size) for size in _SIZES]
+        self._curve.set_ydata(times)
+        self._parts[0].set_ydata([chosen.latency] * len(_SIZES))
+        self._parts[1].set_ydata([size / chosen.bandwidth for size in _SIZES])
+        self._share.set_ydata([100 * chosen.achieved_bandwidth(size) / chosen.bandwidth for size in _SIZES])
+        share = chosen.achieved_bandwidth(n) / chosen.bandwidth
+        self._points[0].set_data([n], [chosen.seconds(n)])
+        self._points[1].set_data([n], [100 * share])
+        self._half.set_xdata([chosen.half_bandwidth_bytes])
+        bound = "latency" if n < chosen.half_bandwidth_bytes else "bandwidth"
+        return (
+            f"{units.size(n)} over {link}: {units.duration(chosen.seconds(n))}, {share:.0%} of {units.rate(chosen.bandwidth)}; "
+            f"{bound}-bound (half bandwidth at {units.size(chosen.half_bandwidth_bytes)})"
+        )
+
+
+@style.styled
+def links(chosen: Mapping[str, Link]) -> style.Figure:
+    """T(n) of several links on one pair of axes, with the half-bandwidth point of each."""
+    fig, (axes,) = style.figure(height=3.8)
+    for (name, link), marker in zip(chosen.items(), style.MARKERS, strict=False):
+        (line,) = axes.loglog(_SIZES, [link.seconds(n) for n in _SIZES], label=name)
+        half = link.half_bandwidth_bytes
+        axes.plot([half], [link.seconds(half)], marker, color=line.get_color(), markersize=7)
+    axes.set(xlabel="message size n", ylabel="time T(n)", title="A message over each link (marks: half bandwidth)")
+    axes.set_xticks(_TICKS, [units.size(n) for n in _TICKS])
+    axes.set_yticks([1e-6, 1e-3, 1], ["1 µs", "1 ms", "1 s"])
+    axes.minorticks_off()
+    axes.legend(loc="upper left")
+    return fig
+
+
+@style.styled
+def ping_pong(sizes: Sequence[int], seconds: Sequence[float], link: Link) -> style.Figure:
+    """Measured times of one message, with the line T(n) = α + n/β that fits them."""
+    fig, (axes,) = style.figure(height=3.5)
+    axes.loglog(sizes, seconds, "o", color=style.ORANGE, linestyle="none", label="measured")
+    fit = f"fit: α = {units.duration(link.latency)}, β = {units.rate(link.bandwidth)}"
+    axes.loglog(sizes, [link.seconds(n) for n in sizes], color=style.BLUE, label=fit)
+    axes.axvline(link.half_bandwidth_bytes, color=style.BLACK, linestyle=":", linewidth=1.2)
+    axes.annotate(
+        f"half bandwidth\n{units.size(link.half_bandwidth_bytes)}",
+        (link.half_bandwidth_bytes, min(seconds)),
+        (6, 0),
+        textcoords="offset points",
+        fontsize=9,
+    )
+    axes.set(xlabel="message size n (bytes)", ylabel="time of one message (s)", title="Ping-pong between two ranks")
+    axes.legend(loc="upper left")
+    return fig
+
+
+@style.styled
+def topologies() -> style.Figure:
+    """A fat tree of GPUs beside a torus of TPUs, with the cut through the middle of each."""
+    fig, (tree, torus) = style.figure(columns=2, width=8.6, height=3.6)
+    _fat_tree(tree)
+    _torus(torus)
+    for axes in (tree, torus):
+        axes.set(xticks=[], yticks=[])
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+    return fig
+
+
+def _fat_tree(axes) -> None:
+    spines = [(1.5, 3), (5.5, 3)]
+    for leaf in range(4):
+        x = 2 * leaf + 0.5
+        for spine in spines:
+            axes.plot(*zip((x, 1.6), spine, strict=True), color="#777777", linestyle="-", linewidth=1.2)
+        for gpu in (x - 0.5, x + 0.5):
+            axes.plot((gpu, x), (0.25, 1.6), color="#777777", linestyle="-", linewidth=1.2)
+            _box(axes, gpu, 0.2, "GPU", style.BLUE)
+        _box(axes, x, 1.6, "leaf", style.GREEN)
+    for x, y in spines:
+        _box(axes, x, y, "spine", style.GREEN)
+    axes.axvline(3.5, color=style.ORANGE, linestyle="--")
+    axes.set(xlim=(-0.7, 7.7), ylim=(-0.3, 3.6), title="Fat tree: any half to the other at full speed")
+
+
+def _torus(axes) -> None:
+    side = 4
+    for i in range(side):
+        for j in range(side):
+            for di, dj in ((1, 0), (0, 1)):
+                if i + di < side and j + dj < side:
+                    axes.plot((i, i + di), (j, j + dj), color="#777777", linestyle="-", linewidth=1.2)
+            axes.plot(i, j, "o", color=style.BLUE, markersize=11)
+        axes.plot((-0.55, 0), (i, i), color="#777777", linestyle=":", linewidth=1.2)
+        axes.plot((side - 1, side - 0.45), (i, i), color="#777777", linestyle=":", linewidth=1.2)
+        axes.plot((i, i), (-0.55, 0), color="#777777", linestyle=":", linewidth=1.2)
+        axes.plot((i, i), (side - 1, side - 0.45), color="#777777", linestyle=":", linewidth=1.2)
+    axes.axvline(side / 2 - 0.5, color=style.ORANGE, linestyle="--")
+    axes.set(xlim=(-1, side), ylim=(-0.8, side - 0.2), title="Torus: fast to neighbours (edges wrap around)")
+    axes.set_aspect(1 / sqrt(1.2))
+
+
+def _box(axes, x: float, y: float, text: str, colour: str) -> None:
+    axes.add_patch(Rectangle((x - 0.42, y - 0.24), 0.84, 0.48, facecolor="white", edgecolor=colour, linewidth=1.5, zorder=3))
+    axes.text(x, y, text, ha="center", va="center", fontsize=8, zorder=4)

@@ -1,0 +1,32 @@
+"""Bytes, seconds and rates as people read them. Everything below show/ keeps plain numbers."""
+
+_SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_TIMES = ((365.25 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def size(n: float) -> str:
+    """1500 -> "1.5 kB"; powers of ten."""
+    return _scaled(n, _SIZES, "B")
+
+
+def rate(per_second: float) -> str:
+    """5e10 -> "50 GB/s"."""
+    return f"{size(per_second)}/s"
+
+
+def duration(seconds: float) -> str:
+    """0.0032 -> "3.2 ms"."""
+    return _scaled(seconds, _TIMES, "ns", 1e-9)
+
+
+def _scaled(value: float, units: tuple, smallest: str, base: float = 1.0) -> str:
+    for unit, name in units:
+        if abs(value) >= unit * 0.9995:
+            return f"{_short(value / unit)} {name}"
+    return f"{_short(value / base)} {smallest}"
+
+
+def _short(value: float) -> str:
+    """Three significant digits, without zeros that say nothing."""
+    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

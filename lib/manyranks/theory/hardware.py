@@ -1,0 +1,132 @@
+"""Accelerators and the links between them: the numbers that decide how a model is split."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manyranks.theory import published
+
+GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One chip. flops: dense bfloat16 FLOP/s; memory: bytes; bandwidths in bytes/s, of links one way; 0 where unknown."""
+
+    name: str
+    flops: float
+    memory: float
+    memory_bandwidth: float
+    scale_up: float  # to its neighbours: NVLink, or all the links of a torus
+    nic: float  # its share of the network between nodes
+    source: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way between two ranks. latency: α, seconds; bandwidth: β, bytes/s one way."""
+
+    name: str
+    latency: float
+    bandwidth: float
+    source: str = ""
+
+    def seconds(self, n: float) -> float:
+        """T(n) = α + n/β for a message of n bytes. Raises ValueError for a negative size."""
+        if n < 0:
+            raise ValueError(f"n={n}: a message has 0 bytes or more")
+        return self.latency + n / self.bandwidth
+
+    def achieved_bandwidth(self, n: float) -> float:
+        """n / T(n), bytes/s."""
+        return n / self.seconds(n)
+
+    @property
+    def half_bandwidth_bytes(self) -> float:
+        """The size αβ at which latency and transfer take the same time, so that half of β is reached."""
+        return self.latency * self.bandwidth
+
+
+def fit_link(name: str, sizes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """The α and β that fit measured times best, by least squares of the relative error.
+
+    sizes in bytes, seconds for one message. Raises ValueError for fewer than two different sizes, a time that is not
+    positive, or times that do not grow with the size.
+    """
+    if len(set(sizes)) < 2 or len(sizes) != len(seconds):
+        raise ValueError(f"{len(sizes)} sizes and {len(seconds)} times: give the time of at least two different sizes")
+    if min(seconds) <= 0:
+        raise ValueError(f"a time of {min(seconds)} s: times must be above 0")
+    # Minimise Σ ((α + n/β)/t − 1)², linear in α and 1/β.
+    ones = [1 / t for t in seconds]
+    slopes = [n / t for n, t in zip(sizes, seconds, strict=True)]
+    aa, ab, bb = _dot(ones, ones), _dot(ones, slopes), _dot(slopes, slopes)
+    determinant = aa * bb - ab * ab
+    latency = (sum(ones) * bb - sum(slopes) * ab) / determinant
+    inverse = (aa * sum(slopes) - ab * sum(ones)) / determinant
+    if inverse <= 0:
+        raise ValueError("the times do not grow with the size: measure larger messages")
+    return Link(name, max(latency, 0.0), 1 / inverse, "fitted")
+
+
+def torus_bisection(dims: Sequence[int], link: float) -> float:
+    """Bytes/s that cross the middle of a torus, one way: two faces, for the ring closes, with one link a chip each."""
+    chips = 1
+    for dim in dims:
+        chips *= dim
+    return 2 * chips / max(dims) * link
+
+
+def fat_tree_bisection(chips: int, nic: float) -> float:
+    """Bytes/s that cross the middle of a fat tree that is not oversubscribed, one way: half the chips send."""
+    return chips / 2 * nic
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+@functools.cache
+def _accelerators() -> dict[str, Accelerator]:
+    return {row["device"]: _accelerator(row) for row in published.rows("accelerators")}
+
+
+def _accelerator(row: dict[str, str]) -> Accelerator:
+    def number(column: str, unit: float) -> float:
+        return float(row[column] or 0) * unit
+
+    return Accelerator(
+        row["device"],
+        number("bf16_dense_tflops", TFLOPS),
+        number("hbm_GB", GB),
+        number("hbm_TBps", TB),
+        number("scaleup_unidir_GBps_per_device", GB),
+        number("typical_nic_GBps_per_device", GB),
+        row["source"],
+    )
+
+
+# α: a hop of a ring in NCCL's own cost model (src/graph/tuning.cc, hwLat, protocol Simple, the one for large messages).
+_NCCL = "α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple"
+
+
+@functools.cache
+def _links() -> dict[str, Link]:
+    chips = _accelerators()
+    return {
+        "NVLink, H100": Link("NVLink, H100", 3.4e-6, chips["H100 SXM"].scale_up, _NCCL),
+        "NVLink, A100": Link("NVLink, A100", 3.4e-6, chips["A100-80GB SXM"].scale_up, _NCCL),
+        "PCIe 5.0 x16": Link("PCIe 5.0 x16", 5.7e-6, 64 * GB, _NCCL + "; β: PCI-SIG, 32 GT/s × 16 lanes"),
+        "PCIe 4.0 x16": Link("PCIe 4.0 x16", 5.7e-6, 32 * GB, _NCCL + "; β: PCI-SIG, 16 GT/s × 16 lanes"),
+        "InfiniBand 400G": Link("InfiniBand 400G", 14e-6, chips["H100 SXM"].nic, _NCCL),
+        "InfiniBand 200G": Link("InfiniBand 200G", 14e-6, chips["A100-80GB SXM"].nic, _NCCL),
+    }
+
+
+def __getattr__(name: str):
+    # Read from package data on first use, so that importing the theory reads no file.
+    if name == "accelerators":
+        return _accelerators()
+    if name == "links":
+        return _links()
+    raise AttributeError(f"module 'manyranks.theory.hardware' has no attribute {name!r}")

@@ -1,0 +1,14 @@
+"""Tables of papers and public repositories, as package data; every row names its source."""
+
+import csv
+from importlib.resources import files
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a table, numbers as they are printed in the source. Raises ValueError for an unknown name."""
+    path = files(__name__) / f"{name}.csv"
+    if not path.is_file():
+        known = sorted(entry.name.removesuffix(".csv") for entry in files(__name__).iterdir() if entry.name.endswith(".csv"))
+        raise ValueError(f"published table {name!r}: known are {', '.join(known)}")
+    with path.open(encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))

@@ -1,0 +1,48 @@
+"""Executes notebooks in place, as `make notebooks` does, and removes metadata that changes from run to run."""
+
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+_KEPT = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}}
+_LANGUAGE = {"language_info": {"name": "python"}}
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
+    """Runs every cell in a fresh kernel; raises what a cell raises that is not tagged raises-exception."""
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    return clean(notebook)
+
+
+def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Removes times, widget state, colours of tracebacks and the split of a stream into pieces."""
+    notebook.metadata = _KEPT | _LANGUAGE
+    for cell in notebook.cells:
+        cell.metadata = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        if cell.cell_type == "code":
+            cell.outputs = _joined(cell.outputs)
+    return notebook
+
+
+def _joined(outputs: list) -> list:
+    joined: list = []
+    for output in outputs:
+        output.pop("transient", None)
+        if joined and output.output_type == "stream" == joined[-1].output_type and output.name == joined[-1].name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
+
+
+def main(paths: list[str]) -> None:
+    for path in map(Path, paths):
+        notebook = execute(nbformat.read(path, 4), path.parent)
+        nbformat.write(notebook, path)
+        print(f"{path}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} cells executed")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

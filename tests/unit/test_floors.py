@@ -1,0 +1,162 @@
+"""The library's floors: which package imports which, what importing one brings in, and how long files and functions are."""
+
+import ast
+import statistics
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import manyranks as mr
+
+LIB = Path(__file__).parents[2] / "lib"
+FLOOR = {"timeline": 0, "theory": 1, "measure": 1, "world": 2, "parallel": 3, "training": 4, "show": 5, "grade": 5}
+MAY_IMPORT = {
+    "timeline": (),
+    "theory": ("timeline",),
+    "measure": ("timeline",),
+    "world": ("timeline", "theory", "measure"),
+    "parallel": ("timeline",),
+    "training": ("parallel", "measure", "theory", "world"),
+    "show": ("timeline", "theory", "measure", "parallel.pipeline"),
+    "grade": ("timeline", "theory", "measure", "world", "parallel", "training"),
+}
+# What a package may take from outside the standard library, where that is limited.
+OUTSIDE = {"timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}
+MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
+LONGEST_FILE, LONGEST_MEDIAN = 300, 15
+
+
+def test_a_package_may_import_only_from_the_floors_below_it():
+    for package, allowed in MAY_IMPORT.items():
+        assert all(FLOOR[name.partition(".")[0]] < FLOOR[package] for name in allowed), package
+
+
+def test_every_module_belongs_to_a_package_that_has_a_floor():
+    packages = {module.split(".")[1] for module in MODULES if module != "manyranks.__init__"}
+    assert packages <= FLOOR.keys()
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "manyranks.__init__"])
+def test_module_keeps_to_its_floor(module):
+    assert forbidden_imports(module, MODULES[module].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "found"),
+    [
+        ("manyranks.timeline.spans", "import numpy as np", ["numpy"]),
+        ("manyranks.timeline.spans", "def f():\n    from torch import Tensor", ["torch.Tensor"]),
+        ("manyranks.theory.step", "if TYPE_CHECKING:\n    import numpy", ["numpy"]),
+        ("manyranks.theory.step", "from manyranks.measure.calls import Call", ["manyranks.measure.calls.Call"]),
+        ("manyranks.theory.step", "from manyranks import measure", ["manyranks.measure"]),
+        ("manyranks.theory.step", "from ..world import errors", ["manyranks.world.errors"]),
+        ("manyranks.theory.__init__", "from .. import world", ["manyranks.world"]),
+        ("manyranks.theory.step", "import_module('manyranks.world.errors')", ["manyranks.world.errors"]),
+        ("manyranks.theory.step", "importlib.import_module(f'manyranks.world.{name}')", ["manyranks.world"]),
+        ("manyranks.parallel.zero", "import manyranks as mr", ["manyranks"]),
+        ("manyranks.parallel.zero", "import ipywidgets, torch", ["ipywidgets"]),
+        ("manyranks.show.plots", "from manyranks.parallel import mesh", ["manyranks.parallel.mesh"]),
+        ("manyranks.show.plots", "from manyranks.parallel.pipeline import schedules", []),
+        ("manyranks.theory.step", "import json\nfrom manyranks.timeline import Span\nfrom . import collectives", []),
+        ("manyranks.grade.zero", "from manyranks import show, training", ["manyranks.show"]),
+    ],
+)
+def test_the_check_sees_imports_in_every_form(module, source, found):
+    assert forbidden_imports(module, source) == found
+
+
+def test_theory_and_timeline_bring_in_no_heavy_package():
+    loaded = modules_after(
+        "import manyranks.theory, manyranks.timeline\n"
+        "assert manyranks.theory.collectives.sent_bytes('all_reduce', 8, 4, 4) == [48] * 4"
+    )
+    assert loaded.isdisjoint({"torch", "numpy", "matplotlib"})
+    assert "manyranks.theory.collectives" in loaded
+
+
+def test_importing_manyranks_brings_in_none_of_its_packages():
+    loaded = modules_after("import manyranks")
+    assert sorted(name for name in loaded if name.startswith("manyranks.")) == []
+    assert loaded.isdisjoint({"torch", "numpy", "matplotlib"})
+
+
+@pytest.mark.parametrize("name", ["theory", "measure", "parallel", "training", "show", "grade", "timeline"])
+def test_public_package_resolves(name):
+    package = getattr(mr, name)
+    assert package is import_module(f"manyranks.{name}")
+    assert package.__file__, "a folder without __init__.py"
+
+
+@pytest.mark.parametrize("name", ["World", "WorldError", "RankFailed", "RankDied", "RankHung"])
+def test_public_class_resolves(name):
+    assert getattr(mr, name).__name__ == name
+    assert name in dir(mr)
+
+
+def test_every_failure_of_a_rank_is_a_world_error():
+    assert all(issubclass(error, mr.WorldError) for error in (mr.RankFailed, mr.RankDied, mr.RankHung))
+
+
+@pytest.mark.parametrize("package", ["manyranks", "manyranks.theory", "manyranks.world"])
+def test_an_unknown_name_is_an_attribute_error(package):
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Wrold'"):
+        _ = import_module(package).Wrold
+
+
+def test_every_file_is_short():
+    lines = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    assert {module: count for module, count in lines.items() if count >= LONGEST_FILE} == {}
+
+
+def test_the_median_function_is_short():
+    trees = [ast.parse(path.read_text()) for path in MODULES.values()]
+    functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert statistics.median(f.end_lineno - f.lineno + 1 for f in functions) < LONGEST_MEDIAN
+
+
+def forbidden_imports(module: str, source: str) -> list[str]:
+    """What the module imports against the table, wherever in the file the import stands."""
+    package = module.split(".")[1]
+    return [name for name in imported(module, source) if not allowed(package, name)]
+
+
+def allowed(package: str, name: str) -> bool:
+    first, _, rest = name.partition(".")
+    if first == "manyranks":
+        return rest == "__version__" or any(f"{rest}.".startswith(f"{a}.") for a in (package, *MAY_IMPORT[package]))
+    return first in sys.stdlib_module_names or package not in OUTSIDE or first in OUTSIDE[package]
+
+
+def imported(module: str, source: str) -> list[str]:
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            base = [*above, node.module] if node.module else above
+            names += [".".join([*base, alias.name]) for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args and called(node) in ("import_module", "__import__"):
+            names += [text] if (text := leading_text(node.args[0])) else []
+    return names
+
+
+def called(node: ast.Call) -> str:
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def leading_text(node: ast.expr) -> str:
+    """The constant that a string, or an f-string, begins with."""
+    first = node.values[0] if isinstance(node, ast.JoinedStr) else node
+    return first.value.rstrip(".") if isinstance(first, ast.Constant) else ""
+
+
+def modules_after(code: str) -> set[str]:
+    """Names in sys.modules of a fresh interpreter that has run the code."""
+    code += "\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())

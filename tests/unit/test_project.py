@@ -1,0 +1,128 @@
+"""The project's files agree with each other, and none of them knows the machine it was written on."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = [Requirement(text) for text in (*PROJECT["dependencies"], *(r for extra in EXTRAS.values() for r in extra))]
+TORCH = Requirement("torch==2.13.0")
+
+FILES = (
+    *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"),
+    *("pyproject.toml", "environment.yml", "nbgrader_config.py", ".ci/run"),
+)
+FOLDERS = (
+    *("notebooks", "solutions", "exercises", "lib/manyranks", "benchmarks"),
+    *("tests/unit", "tests/ranks", "tests/notebooks", "tests/grading", "tests/browser"),
+)
+# In pieces, so that this file is not found by its own test. A path begins after something that is no part of a name.
+PATHS = [rf"(?<![\w.-])/{folder}" for folder in ("work" + "/", "root" + "/", "tmp/" + "ipykernel")]
+HOSTS = [r"\.".join(parts) for parts in (("pypi", "org"), ("files", "pythonhosted", "org"), ("download", "pytorch", "org"))]
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict:
+    return yaml.safe_load((ROOT / "environment.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def pinned() -> dict[str, Requirement]:
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    requirements = [Requirement(line) for line in lines if line]
+    assert len({canonicalize_name(r.name) for r in requirements}) == len(requirements), "a package is pinned twice"
+    return {canonicalize_name(r.name): r for r in requirements}
+
+
+@pytest.fixture(scope="module")
+def tracked() -> dict[str, str]:
+    """Path -> content of the files that git tracks; bytes that are no text stay out of the way."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    paths = [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+    return {name: (ROOT / name).read_bytes().decode("latin-1") for name in paths}
+
+
+def test_the_environment_has_the_project_s_name(environment):
+    assert environment["name"] == PROJECT["name"]
+
+
+def test_the_environment_gives_python_in_the_project_s_range_and_no_other_package(environment):
+    python, pip, sections = environment["dependencies"]
+    assert python.startswith("python")
+    assert SpecifierSet(python.removeprefix("python")) == SpecifierSet(PROJECT["requires-python"])
+    assert pip == "pip"
+    assert sections.keys() == {"pip"}
+
+
+def test_the_environment_installs_the_project_with_its_test_extra_and_its_constraints_and_nothing_else(environment):
+    options = {tuple(line.split()) for line in environment["dependencies"][-1]["pip"]}
+    assert options == {("--constraint", "constraints.txt"), ("--editable", ".[test]")}
+
+
+def test_torch_is_pinned_in_the_project_itself(pinned):
+    (torch,) = [r for r in REQUIREMENTS if r.name == "torch"]
+    assert str(torch) == str(TORCH)
+    assert "torch" not in pinned or pinned["torch"].specifier == TORCH.specifier
+
+
+@pytest.mark.parametrize("requirement", [r for r in REQUIREMENTS if r.name != "torch"], ids=lambda r: r.name)
+def test_dependency_is_pinned_to_a_version_that_the_project_allows(requirement, pinned):
+    name = canonicalize_name(requirement.name)
+    assert name in pinned
+    assert requirement.specifier.contains(exact_version(pinned[name]))
+
+
+def test_every_constraint_is_one_exact_version(pinned):
+    assert [str(r) for r in pinned.values() if exact_version(r) is None] == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_exists(name):
+    path = ROOT / name
+    assert path.is_file()
+    assert path.stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folder_holds_files(name):
+    found = (p for p in (ROOT / name).rglob("*") if not any(part.startswith((".", "__pycache__")) for part in p.parts[-2:]))
+    assert any(path.is_file() and path.stat().st_size > 0 for path in found)
+
+
+def test_continuous_integration_runs_make_test():
+    run = ROOT / ".ci" / "run"
+    assert os.access(run, os.X_OK)
+    assert re.search(r"^make test$", run.read_text(), re.MULTILINE)
+
+
+def test_the_test_extra_has_what_the_configuration_of_pytest_needs():
+    names = {canonicalize_name(Requirement(text).name) for text in EXTRAS["test"]}
+    assert {"pytest", "pytest-timeout", "nbval", "hypothesis", "ruff"} <= names
+
+
+@pytest.mark.parametrize("pattern", PATHS, ids=["work", "root", "kernel"])
+def test_no_tracked_file_contains_a_path_of_the_machine_it_was_written_on(tracked, pattern):
+    assert [name for name, content in tracked.items() if re.search(pattern, content)] == []
+
+
+@pytest.mark.parametrize("pattern", HOSTS)
+def test_no_tracked_file_names_the_host_of_a_package_registry(tracked, pattern):
+    assert [name for name, content in tracked.items() if re.search(pattern, content, re.IGNORECASE)] == []
+
+
+def exact_version(requirement: Requirement) -> Version | None:
+    (*others, only) = requirement.specifier
+    return Version(only.version) if not others and only.operator == "==" and "*" not in only.version else None
