@@ -114,7 +114,12 @@ def ping_pong(sizes: Sequence[int], seconds: Sequence[float], link: Link) -> sty
         textcoords="offset points",
         fontsize=9,
     )
-    axes.set(xlabel="message size n (bytes)", ylabel="time of one message (s)", title="Ping-pong between two ranks")
+    axes.set(xlabel="message size n", ylabel="time of one message", title="Ping-pong between two ranks")
+    axes.set_xticks(_TICKS[:3], [units.size(n) for n in _TICKS[:3]])
+    decades = [10.0**k for k in range(-7, 2) if min(seconds) / 3 < 10.0**k < max(seconds) * 3]
+    axes.set_yticks(decades, [units.duration(t) for t in decades])
+    axes.set_ylim(min(seconds) / 3, max(seconds) * 3)
+    axes.minorticks_off()
     axes.legend(loc="upper left")
     return fig
 

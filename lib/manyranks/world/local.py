@@ -64,6 +64,8 @@ class RankProcess:
     def whereabouts(self, question: bytes, seconds: float = 0.3):
         """What the rank is doing (watch.Whereabouts), or None if it does not answer in this time."""
         with contextlib.suppress(OSError, EOFError):
+            while select.select([self.control], [], [], 0)[0]:
+                messages.receive(self.control)  # an answer that came too late for the question before
             messages.send(self.control, [question])
             if select.select([self.control], [], [], seconds)[0]:
                 return messages.unpack(messages.receive(self.control))

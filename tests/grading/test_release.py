@@ -1,0 +1,49 @@
+"""exercises/ is what nbgrader makes of solutions/, and nothing else."""
+
+import filecmp
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from tests.conftest import ROOT
+from tests.grading.release import assignments, release
+
+TASK = "def double(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION"
+
+
+def graded(kind: dict) -> dict:
+    settings = {"schema_version": 3, "grade": False, "solution": False, "locked": False, "task": False}
+    return {"nbgrader": settings | kind}
+
+
+def test_a_release_has_the_stub_in_place_of_the_answer(tmp_path):
+    notebook = new_notebook(
+        cells=[
+            new_code_cell(TASK, metadata=graded({"grade_id": "double", "solution": True})),
+            new_code_cell(
+                "assert double(2) == 4",
+                metadata=graded({"grade_id": "test_double", "grade": True, "locked": True, "points": 1}),
+            ),
+        ]
+    )
+    folder = tmp_path / "solutions" / "99_double"
+    folder.mkdir(parents=True)
+    nbformat.write(notebook, folder / "99_double.ipynb")
+    assert release(tmp_path, tmp_path / "exercises") == ["99_double"]
+    released = nbformat.read(tmp_path / "exercises" / "99_double" / "99_double.ipynb", 4)
+    assert "return 2 * x" not in released.cells[0].source
+    assert "raise NotImplementedError  # your code here" in released.cells[0].source
+    assert released.cells[1].source == "assert double(2) == 4"
+
+
+def test_exercises_are_those_of_solutions():
+    released = sorted(path.parent.name for path in (ROOT / "exercises").glob("*/*.ipynb"))
+    assert released == assignments(ROOT)
+
+
+@pytest.mark.parametrize("name", assignments(ROOT))
+def test_the_exercise_is_what_its_solution_releases(name, tmp_path):
+    release(ROOT, tmp_path)
+    file = f"{name}/{name}.ipynb"
+    assert filecmp.cmp(tmp_path / file, ROOT / "exercises" / file, shallow=False)

@@ -1,0 +1,71 @@
+"""The form of every chapter. What its cells print is compared by nbval, which runs in the same test run."""
+
+import re
+
+import nbformat
+import pytest
+
+from tests.conftest import ROOT
+from tests.notebooks.execute import clean
+
+CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PARTS = [
+    "The problem",
+    "Build it",
+    "Predict, measure, reconcile",
+    "Turn the knobs",
+    "At scale",
+    "What PyTorch does",
+    "Check yourself",
+]
+
+
+@pytest.fixture(params=CHAPTERS, ids=[path.stem for path in CHAPTERS])
+def chapter(request):
+    return nbformat.read(request.param, 4)
+
+
+def code(chapter) -> list:
+    return [cell for cell in chapter.cells if cell.cell_type == "code"]
+
+
+def test_it_is_stored_executed_from_top_to_bottom(chapter):
+    assert [cell.execution_count for cell in code(chapter)] == list(range(1, len(code(chapter)) + 1))
+
+
+def test_errors_are_stored_only_where_the_chapter_means_them(chapter):
+    for cell in code(chapter):
+        fails = any(output.output_type == "error" for output in cell.outputs)
+        assert fails == ("raises-exception" in cell.metadata.get("tags", []))
+
+
+def test_no_cell_is_longer_than_a_screen(chapter):
+    assert max(len(cell.source.splitlines()) for cell in code(chapter)) <= 25
+
+
+def test_volatile_metadata_is_removed(chapter):
+    assert clean(nbformat.from_dict(dict(chapter))) == chapter
+
+
+def test_it_has_the_parts_of_a_chapter_in_their_order(chapter):
+    headings = re.findall(r"^## \d+\. (.+)$", "\n".join(c.source for c in chapter.cells if c.cell_type == "markdown"), re.M)
+    found = [part for heading in headings for part in PARTS if heading.lower().startswith(part.lower())]
+    assert found == PARTS
+
+
+def test_it_opens_with_what_why_and_how_long(chapter):
+    opening = chapter.cells[0].source
+    assert all(word in opening for word in ("**You will**", "**Before this:**", "**Time:**"))
+
+
+@pytest.mark.parametrize("kind", ["<Figure", "Explorer("])
+def test_what_it_draws_can_be_seen_without_a_kernel(chapter, kind):
+    data = [output.get("data", {}) for cell in code(chapter) for output in cell.outputs]
+    drawn = [bundle for bundle in data if bundle.get("text/plain", "").startswith(kind)]
+    assert drawn
+    assert all("image/png" in bundle for bundle in drawn)
+
+
+def test_it_links_to_nothing_that_is_not_there(chapter):
+    links = re.findall(r"\]\(([^)#]+)\)", "\n".join(cell.source for cell in chapter.cells if cell.cell_type == "markdown"))
+    assert all(link.startswith("https://") or (ROOT / "notebooks" / link).exists() for link in links)
