@@ -1,5 +1,6 @@
 """%%ranks: runs a cell on every rank of the newest open world."""
 
+import ast
 import re
 
 from manyranks.world import cells
@@ -25,6 +26,7 @@ def _ranks(shell, line: str, cell: str) -> None:
     name = f"<cell {shell.execution_count}>"
     source = "\n" + cell  # the line with %%ranks counts, so that numbers agree with what the reader sees
     cells.remember(name, f"%%ranks{line}\n{cell}")
+    ast.parse(source, name)  # a slip of the pen is a SyntaxError here, not one from each rank
     measured = newest().run_cell(source, name, chosen, measured=options["name"] is not None)
     if options["name"]:
         shell.user_ns[options["name"]] = measured

@@ -1,0 +1,104 @@
+"""%%ranks in an IPython shell: variables that stay, subsets, measuring, and errors with the cell's own line numbers."""
+
+import pytest
+import torch
+from IPython.testing.globalipapp import get_ipython
+
+import manyranks as mr
+from manyranks.world.measurement import Measurement
+
+
+@pytest.fixture(scope="module")
+def shell():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = get_ipython() or InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "manyranks")
+    yield shell
+    InteractiveShell.clear_instance()
+
+
+def ranks(shell, cell: str, line: str = "") -> None:
+    shell.run_cell_magic("ranks", line, cell)
+
+
+def test_a_cell_runs_on_every_rank_and_shows_its_last_value(shell, world, capsys):
+    ranks(shell, "x = 10 * rank\nx")
+    assert capsys.readouterr().out == "── rank 0 ──\n0\n── rank 1 ──\n10\n── rank 2 ──\n20\n"
+
+
+def test_each_rank_keeps_its_variables_between_cells(shell, world, capsys):
+    ranks(shell, "def double(v):\n    return 2 * v\nx = rank + 1")
+    ranks(shell, "x = double(x)")
+    assert world.get("x") == [2, 4, 6]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_cell_can_run_on_some_ranks(shell, world):
+    ranks(shell, "y = 0")
+    ranks(shell, "y = 1\ndist.send(torch.ones(1), 2) if rank == 0 else dist.recv(torch.ones(1), 0)", "0, 2")
+    assert world.get("y") == [1, 0, 1]
+
+
+def test_a_collective_that_leaves_out_ranks_names_them(shell, world):
+    with pytest.raises(mr.RankHung, match="for rank 1, which does not run this cell"):
+        ranks(shell, "dist.barrier()", "0,2")
+
+
+def test_a_cell_can_be_measured(shell, world):
+    ranks(shell, "dist.all_reduce(torch.ones(1000))", "--measure m")
+    measured = shell.user_ns["m"]
+    assert isinstance(measured, Measurement)
+    assert measured.calls[1][0].bytes == 4000
+    assert measured.calls[1][0].where.startswith("cell ")
+    assert measured.calls[1][0].where.endswith("line 2")
+
+
+def test_some_ranks_can_be_measured(shell, world):
+    ranks(shell, "x = 1", "0,1 --measure m")
+    assert shell.user_ns["m"].ranks == (0, 1)
+
+
+def test_an_error_shows_the_cells_line_as_the_reader_counts_it(shell, world):
+    with pytest.raises(mr.RankFailed) as caught:
+        ranks(shell, "a = 1\nb = a / 0")
+    assert "line 3\n    b = a / 0" in str(caught.value)  # %%ranks is line 1
+
+
+def test_a_syntax_error_is_raised_before_any_rank_is_asked(shell, world):
+    with pytest.raises(SyntaxError) as caught:
+        ranks(shell, "a = 1\nb = = 2")
+    assert caught.value.lineno == 3
+
+
+@pytest.mark.parametrize("line", ["zero", "0,,2", "--measure", "--measure 1m", "0 --fast"])
+def test_bad_options_say_what_is_allowed(shell, world, line):
+    with pytest.raises(mr.WorldError, match=r"use %%ranks, %%ranks 0,2 or %%ranks --measure NAME"):
+        ranks(shell, "x = 1", line)
+
+
+def test_a_rank_that_is_not_there_is_refused(shell, world):
+    with pytest.raises(ValueError, match="this world has the ranks 0 to 2"):
+        ranks(shell, "x = 1", "3")
+
+
+def test_cells_run_on_the_newest_open_world(shell, world):
+    with mr.World(2, backend="gloo") as newer:
+        ranks(shell, "z = world_size")
+        assert newer.get("z") == [2, 2]
+    ranks(shell, "z = world_size")
+    assert world.get("z") == [3, 3, 3]
+
+
+def test_without_a_world_it_says_how_to_make_one(shell, world):
+    world.close()
+    with pytest.raises(mr.WorldError, match=r"make one first: world = mr.World\(4\)"):
+        ranks(shell, "x = 1")
+
+
+def test_a_report_replaces_ipythons_traceback(shell, world):
+    with pytest.raises(mr.RankFailed) as caught:
+        world.run(torch.ones, "two")
+    lines = caught.value._render_traceback_()
+    assert lines[0].startswith("RankFailed: all 3 ranks raised TypeError")
+    assert "world.py" not in "".join(lines)

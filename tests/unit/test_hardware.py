@@ -1,0 +1,76 @@
+"""Links and accelerators: T(n), its half-bandwidth point, the fit, bisections, and the tables they come from."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyranks import theory
+from manyranks.theory.hardware import Link, fat_tree_bisection, fit_link, torus_bisection
+
+LINK = Link("test", 10e-6, 1e9)
+
+
+def test_the_time_of_a_message_is_latency_plus_size_over_bandwidth():
+    assert LINK.seconds(0) == 10e-6
+    assert LINK.seconds(1_000_000) == pytest.approx(1.01e-3)
+    with pytest.raises(ValueError, match="n=-1"):
+        LINK.seconds(-1)
+
+
+def test_half_of_the_bandwidth_is_reached_at_alpha_times_beta():
+    assert LINK.half_bandwidth_bytes == pytest.approx(10_000)
+    assert LINK.achieved_bandwidth(LINK.half_bandwidth_bytes) == pytest.approx(LINK.bandwidth / 2)
+
+
+@given(st.floats(1e-7, 1e-2), st.floats(1e6, 1e12))
+def test_the_fit_finds_the_link_that_made_the_times(latency, bandwidth):
+    sizes = [4**k for k in range(15)]
+    made = Link("made", latency, bandwidth)
+    fitted = fit_link("fitted", sizes, [made.seconds(n) for n in sizes])
+    for n in sizes:
+        assert fitted.seconds(n) == pytest.approx(made.seconds(n), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "message"),
+    [
+        ([1, 1], [1e-3, 1e-3], "two different sizes"),
+        ([1, 2], [1e-3], "2 sizes and 1 times"),
+        ([1, 2], [0.0, 1e-3], "above 0"),
+        ([1, 1000], [2e-3, 1e-3], "do not grow"),
+    ],
+)
+def test_times_that_fit_no_link_are_refused(sizes, seconds, message):
+    with pytest.raises(ValueError, match=message):
+        fit_link("none", sizes, seconds)
+
+
+def test_a_torus_is_cut_twice_and_a_fat_tree_in_halves():
+    assert torus_bisection((4, 4), 1.0) == 8  # two cuts of a 4 × 4 torus, 4 links each
+    assert torus_bisection((16, 16, 16), 45e9) == 512 * 45e9
+    assert fat_tree_bisection(4096, 50e9) == 2048 * 50e9
+
+
+def test_links_are_quoted_one_way():
+    assert theory.links["NVLink, H100"].bandwidth == 450e9
+    assert theory.links["NVLink, A100"].bandwidth == 300e9
+    assert theory.links["InfiniBand 400G"].bandwidth == 50e9
+
+
+def test_accelerators_have_the_published_numbers():
+    h100 = theory.accelerators["H100 SXM"]
+    assert (h100.flops, h100.memory, h100.memory_bandwidth) == (989e12, 80e9, 3.35e12)
+    assert all(chip.source for chip in theory.accelerators.values())
+
+
+def test_every_published_row_names_its_source():
+    for name in ("accelerators", "llama3_architecture", "llama3_table4"):
+        assert all(row["source"] for row in theory.published.rows(name))
+    with pytest.raises(ValueError, match="published table 'gpt5': known are accelerators, "):
+        theory.published.rows("gpt5")
+
+
+def test_training_takes_six_flops_a_parameter_and_token():
+    assert theory.flops.training(175e9, 300e9) == pytest.approx(3.15e23)
+    with pytest.raises(ValueError, match="tokens=-1"):
+        theory.flops.training(1, -1)

@@ -1,0 +1,121 @@
+"""What chapters show: units, tables, listings, figures, and explorers that are driven from code."""
+
+import io
+import itertools
+
+import PIL.Image
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from manyranks import show, theory
+from manyranks.theory import collectives
+from manyranks.timeline import Span, Timeline
+
+SIZES = {0: "0 B", 999: "999 B", 1500: "1.5 kB", 999_999: "1 MB", 8.48e12: "8.48 TB", 2e18: "2,000 PB"}
+TIMES = {0: "0 ns", 5e-9: "5 ns", 14e-6: "14 µs", 3.2e-3: "3.2 ms", 90: "1.5 min", 3.16e8: "10 years"}
+
+
+@pytest.mark.parametrize(("n", "text"), SIZES.items())
+def test_sizes_are_in_powers_of_ten(n, text):
+    assert show.size(n) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), TIMES.items())
+def test_durations_take_the_unit_that_fits(seconds, text):
+    assert show.duration(seconds) == text
+
+
+def test_rates_are_sizes_per_second():
+    assert show.rate(50e9) == "50 GB/s"
+
+
+def test_theory_and_measurement_stand_side_by_side():
+    table = show.reconcile({"a": 100, "b": 7}, {"a": 100, "b": 14})
+    assert [row[-1] for row in table.rows] == ["0", "7 (+100.0%)"]
+    assert "theory" in repr(table)
+    assert "<td" in table._repr_html_()
+    with pytest.raises(ValueError, match="give the same quantities in both"):
+        show.reconcile({"a": 1}, {"b": 1})
+
+
+def test_a_table_escapes_what_it_shows():
+    assert "<b>" not in show.table(["<b>"], [["<b>"]])._repr_html_()
+
+
+def test_the_source_that_is_shown_is_the_source_that_runs():
+    listing = show.source(collectives.chunk_sizes)
+    assert repr(listing).startswith("def chunk_sizes(")
+    assert "elements" in listing._repr_html_()
+    with pytest.raises(ValueError, match="only functions and classes"):
+        show.source(len)
+
+
+def figures():
+    spans = (
+        Span(0, "compute", "compute", 0, 1),
+        Span(1, "communication", "send", 0.5, 2),
+        Span(1, "compute", "compute", 0, 0.5),
+    )
+    yield "timeline", show.timeline(Timeline(spans), "title")
+    yield "empty timeline", show.timeline(Timeline(()))
+    yield "links", show.hardware.links(theory.links)
+    yield "topologies", show.hardware.topologies()
+    yield "ping-pong", show.hardware.ping_pong([1, 1000, 10**6], [1e-5, 1.1e-5, 1e-3], theory.links["PCIe 4.0 x16"])
+    yield "models", show.hardware.models_and_memory({"GPT-3": (2020, 175e9)}, {"H100": (2022, 80e9)}, 16)
+
+
+@pytest.mark.parametrize(("name", "figure"), list(figures()), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_figure_is_a_picture_without_overlapping_text(name, figure):
+    picture = PIL.Image.open(io.BytesIO(figure._repr_png_()))
+    assert picture.width >= 600
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes:
+        ticks = [t.get_window_extent(canvas.get_renderer()) for t in axes.get_xticklabels() if t.get_text() and t.get_visible()]
+        assert not any(a.overlaps(b) for a, b in itertools.pairwise(ticks))
+
+
+def explorer():
+    return show.Explorer(
+        show.hardware.MessageTime(theory.links),
+        link=show.choice("link", "InfiniBand 400G", list(theory.links)),
+        n=show.log_slider("message size", 2**20, 0, 34, show=show.size),
+    )
+
+
+def test_an_explorer_says_at_its_defaults_what_limits():
+    assert (
+        explorer().status == "1.05 MB over InfiniBand 400G: 35 µs, 60% of 50 GB/s; bandwidth-bound (half bandwidth at 700 kB)"
+    )
+
+
+def test_an_explorer_is_set_and_read_from_code():
+    shown = explorer()
+    before = shown._image.value
+    shown.set(n=1, link="NVLink, H100")
+    assert shown.values == {"link": "NVLink, H100", "n": 1}
+    assert "latency-bound" in shown.status
+    assert shown._image.value != before
+    assert "1 B over NVLink, H100" in repr(shown)
+
+
+def test_an_explorer_refuses_what_it_does_not_have():
+    with pytest.raises(ValueError, match="'size': this explorer has link, n"):
+        explorer().set(size=3)
+    with pytest.raises(ValueError, match="link='Ethernet'"):
+        explorer().set(link="Ethernet")
+
+
+def test_a_setting_that_cannot_be_is_said_in_the_status_line():
+    class Picky(show.hardware.MessageTime):
+        def update(self, n):
+            raise ValueError("3 does not divide 8")
+
+    shown = show.Explorer(Picky(theory.links), n=show.slider("n", 3, 1, 8))
+    assert shown.status == "Not possible: 3 does not divide 8"
+
+
+def test_a_moved_control_redraws_as_a_hand_would():
+    shown = explorer()
+    shown._controls["n"].value = 2**30
+    assert shown.status.startswith("1.07 GB over")
