@@ -49,7 +49,7 @@ def notebook(address: str, name: str) -> Iterator[Page]:
         browser.close()
 
 
-def run_all(page: Page, seconds: float = 120) -> None:
+def run_all(page: Page, seconds: float = 200) -> None:
     """Run All Cells, then waits until the kernel is idle and the last cell has a number."""
     page.click("text=Run >> visible=true")
     page.click("text=Run All Cells >> visible=true")

@@ -253,6 +253,7 @@ def test_an_interrupt_is_a_keyboard_interrupt_within_a_second(world, where, capf
     assert time.monotonic() - pressed[0] < 1
     printed = capfd.readouterr()
     assert "Traceback" not in printed.out + printed.err
+    assert ("are gone" in printed.err) == (where == "collective")
     assert_recovers(world, before, restarted=where == "collective")
 
 

@@ -233,6 +233,8 @@ def test_calls_that_diverge_without_hanging_are_reported(world):
     assert "rank 0's call is all_reduce #2 of 16 bytes of float32" in m.divergence
     assert "rank 1's is all_reduce #2 of 16 bytes of int32" in m.divergence
     assert m.divergence in repr(m)
+    with pytest.warns(RuntimeWarning, match="the ranks' calls diverge"):
+        world.run(silently_wrong)
 
 
 def test_a_message_shorter_than_its_buffer_is_reported(world):

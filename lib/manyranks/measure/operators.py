@@ -53,9 +53,16 @@ def group_of(named: dict) -> dist.ProcessGroup:
 
 
 def peer_of(named: dict, ranks: tuple[int, ...]) -> int | None:
-    """The global rank of the other side of a message, or of the root; None where there is none."""
+    """The global rank of the other side of a message, or of the root; None where there is none.
+
+    Raises ValueError for a rank that the group does not have.
+    """
     local = next((named[key] for key in _PEER if key in named), None)
-    return None if local is None or local < 0 else ranks[local]
+    if local is None or local < 0:
+        return None
+    if local >= len(ranks):
+        raise ValueError(f"rank {local} is not in this group of {len(ranks)} ranks, which are {', '.join(map(str, ranks))}")
+    return ranks[local]
 
 
 def work_of(result) -> dist.Work | None:

@@ -5,7 +5,7 @@ from matplotlib.patches import Patch
 from manyranks.show import style
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Timeline
 
-_BAND = {COMPUTE: (0.02, 0.4, style.BLUE, ""), COMMUNICATION: (-0.42, 0.4, style.ORANGE, "////")}
+_BAND = {COMPUTE: (-0.42, 0.4, style.BLUE, ""), COMMUNICATION: (0.02, 0.4, style.ORANGE, "////")}
 
 
 @style.styled

@@ -28,8 +28,21 @@ def remember(name: str, source: str) -> None:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 
+def current_number() -> int:
+    """The number of the cell that runs now."""
+    return max(_cell_numbers().values(), default=0)
+
+
+def notebook_has(name: str) -> bool:
+    """Whether the notebook has a variable of this name."""
+    return name in getattr(_shell(), "user_ns", {})
+
+
 def _cell_numbers() -> dict[str, int]:
     """File name -> execution count, as IPython keeps it to name cells in its own tracebacks."""
+    return getattr(getattr(_shell(), "compile", None), "_filename_map", {})
+
+
+def _shell():
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return ipython.get_ipython() if ipython else None

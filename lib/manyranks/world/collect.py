@@ -11,7 +11,7 @@ from manyranks.world.team import Team
 
 _TICK = 0.1
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: wait for more until this long nothing came, or this long in all
-_LOOK = 0.7  # seconds between two looks at ranks that have not replied; two still intervals are a deadlock
+_LOOK = 0.5  # seconds between two looks at ranks that have not replied; two still intervals are a deadlock
 _IDLE = 0.1  # a process that waits uses less than this share of a processor
 
 

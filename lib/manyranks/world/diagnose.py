@@ -22,11 +22,19 @@ def failure_report(rank: int, outcome: Outcome) -> str:
     failure = outcome.replies[rank][0].failure
     same = [r for r in outcome.failed if outcome.replies[r][0].failure.rendered == failure.rendered]
     who = f"rank {rank}" if same == [rank] else ranks_text(sorted(same), len(outcome.ranks))
-    parts = [f"{who} raised {failure.rendered}", traceback_text(failure)]
+    parts = [f"{who} raised {failure.rendered}", traceback_text(failure), _hint(failure)]
     for other in sorted(set(outcome.failed) - set(same)):
         parts.append(f"rank {other} then raised {outcome.replies[other][0].failure.rendered}")
     parts += [f"rank {r} was stopped: it {state}" for r, state in states_of(outcome).items() if r in outcome.missing]
     return "\n".join(filter(None, parts))
+
+
+def _hint(failure: Failure) -> str:
+    """What a reader may not know: the notebook's variables are not those of %%ranks cells."""
+    missing = re.match(r"name '(\w+)' is not defined", failure.text) if failure.kind == "NameError" else None
+    if missing is None or not cells.notebook_has(name := missing[1]):
+        return ""
+    return f"the notebook has a variable {name}, the ranks have not: world.set({name}={name}) sends it to them"
 
 
 def traceback_text(failure: Failure) -> str:
@@ -69,17 +77,19 @@ def cause(code: int, where: str = "") -> str:
     why = {
         "SIGKILL": ", as the system does when memory runs out",
         "SIGSEGV": ", a segmentation fault",
-        "SIGABRT": ": C++ gave up, and what it printed is above. gloo does so when the sizes of a collective differ",
+        "SIGABRT": ": C++ gave up, and what it printed is above. gloo does so when two ranks give different sizes",
     }.get(name, "")
     return f"{died}: its process was ended by {name}{why}"
 
 
 def hang_report(outcome: Outcome, timeout: float | None) -> str:
     """A sentence on who waits for whom, where the calls diverge, and a table of what every rank does."""
-    if outcome.deadlock:
+    if outcome.deadlock and len(outcome.missing) == len(outcome.ranks):
         head = "the ranks wait for each other and nothing moves: a deadlock"
+    elif outcome.deadlock:
+        head = "nothing moves any more: ranks wait for what will not come"
     else:
-        head = f"the run was not over after {timeout:g} s, the world's timeout"
+        head = f"the run was not over after {timeout:g} s; World(..., timeout=...) sets the limit, None is no limit"
     diverging = first_divergence(recent_calls(outcome))
     parts = [head, *_sentences(outcome), f"the calls diverge: {diverging}" if diverging else "", "", _table(outcome)]
     return "\n".join(part for i, part in enumerate(parts) if part or i == len(parts) - 2)

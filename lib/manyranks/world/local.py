@@ -20,6 +20,13 @@ _IMPORTING = 60.0  # seconds that the import of torch may take
 _START = "import sys; sys.path[:] = {path!r}; from manyranks.world.forkserver import serve; serve({fd}, {folder!r})"
 
 
+def readable(fd: int, seconds: float = 0.0) -> bool:
+    """Whether something can be read within this time. (select.select would refuse numbers from 1024 up.)"""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 class RankProcess:
     """One rank's process as the kernel sees it: sockets to talk to it, pipes with what it prints, its exit code."""
 
@@ -28,10 +35,11 @@ class RankProcess:
         self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
         self.pid: int | None = None  # the rank's first message says it
         self.exit_code: int | None = None
+        self._questions = 0
 
     def poll(self, seconds: float = 0.0) -> int | None:
         """The exit code, negative for a signal; None while the process lives. Waits for it at most `seconds`."""
-        if self.exit_code is None and select.select([self.status], [], [], seconds)[0]:
+        if self.exit_code is None and readable(self.status, seconds):
             written = os.read(self.status, forkserver.EXIT.size)
             # Nothing written: the forkserver itself was killed, and the ranks with it.
             self.exit_code = forkserver.EXIT.unpack(written)[0] if written else -signal.SIGKILL
@@ -63,12 +71,14 @@ class RankProcess:
 
     def whereabouts(self, question: bytes, seconds: float = 0.3):
         """What the rank is doing (watch.Whereabouts), or None if it does not answer in this time."""
+        self._questions += 1
+        number = str(self._questions).encode()
         with contextlib.suppress(OSError, EOFError):
-            while select.select([self.control], [], [], 0)[0]:
-                messages.receive(self.control)  # an answer that came too late for the question before
-            messages.send(self.control, [question])
-            if select.select([self.control], [], [], seconds)[0]:
-                return messages.unpack(messages.receive(self.control))
+            messages.send(self.control, [question, number])
+            while readable(self.control.fileno(), seconds):
+                *frames, answered = messages.receive(self.control, messages.EXACTLY)
+                if answered.tobytes() == number:  # and not one that came too late for an earlier question
+                    return messages.unpack(frames)
         return None
 
     def fault_lines(self) -> str:

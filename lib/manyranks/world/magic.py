@@ -23,7 +23,7 @@ def _ranks(shell, line: str, cell: str) -> None:
     if options is None:
         raise WorldError(f"%%ranks {line.strip()}: {_USAGE}")
     chosen = [int(rank) for rank in options["ranks"].split(",")] if options["ranks"] else None
-    name = f"<cell {shell.execution_count}>"
+    name = f"<cell {cells.current_number() or shell.execution_count}>"
     source = "\n" + cell  # the line with %%ranks counts, so that numbers agree with what the reader sees
     cells.remember(name, f"%%ranks{line}\n{cell}")
     ast.parse(source, name)  # a slip of the pen is a SyntaxError here, not one from each rank

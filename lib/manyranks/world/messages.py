@@ -16,6 +16,7 @@ import numpy as np
 Frame = bytes | np.ndarray | pickle.PickleBuffer
 
 _COUNT = struct.Struct("<I")
+EXACTLY = _COUNT.size
 _AT_ONCE = 1 << 16  # a message up to this size is one system call on each side
 
 
@@ -52,12 +53,13 @@ def send(sock: socket.socket, frames: list[Frame]) -> None:
         sock.sendall(frame)
 
 
-def receive(sock: socket.socket) -> list[Frame]:
-    """The frames of the next message, and nothing after it: the other side waits for an answer before it sends more.
+def receive(sock: socket.socket, ahead: int = _AT_ONCE) -> list[Frame]:
+    """The frames of the next message. Raises EOFError when the other side is gone.
 
-    Raises EOFError when the other side is gone.
+    ahead: how much to read at once. More than a message may take what follows it, so this is for connections on which the
+    other side waits for an answer before it sends more; EXACTLY is for the others.
     """
-    start = sock.recv(_AT_ONCE)
+    start = sock.recv(ahead)
     (count,) = _COUNT.unpack_from(start := _at_least(sock, start, _COUNT.size))
     header = _COUNT.size + 8 * count
     start = _at_least(sock, start, header)
@@ -70,7 +72,7 @@ def receive(sock: socket.socket) -> list[Frame]:
 
 def _at_least(sock: socket.socket, start: bytes, length: int) -> bytes:
     while len(start) < length:
-        if not (more := sock.recv(_AT_ONCE)):
+        if not (more := sock.recv(length - len(start))):
             raise EOFError("the other side of the connection is gone")
         start += more
     return start

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
+from operator import itemgetter
 
 import cloudpickle
 import numpy as np
@@ -26,6 +27,7 @@ from manyranks.world import messages, watch
 from manyranks.world.recording import Recording, record
 
 _STANDARD = sysconfig.get_paths()["stdlib"]
+_OURS = os.path.dirname(os.path.dirname(__file__))
 _C = ctypes.CDLL(None)
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
 
@@ -95,14 +97,12 @@ def _join(setup: Setup) -> None:
         os.chdir(setup.folder)
     torch.set_num_threads(1)
     np.random.seed()  # forked ranks would all have the forkserver's state
-    device = None
-    if setup.backend == "nccl":
-        device = torch.device("cuda", setup.rank)
+    backend, device = setup.backend, None
+    if backend == "nccl":
+        backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", setup.rank)  # tensors on the CPU can travel too
         torch.cuda.set_device(device)
     store = dist.FileStore(setup.store, setup.size)
-    dist.init_process_group(
-        setup.backend, store=store, rank=setup.rank, world_size=setup.size, timeout=_FOREVER, device_id=device
-    )
+    dist.init_process_group(backend, store=store, rank=setup.rank, world_size=setup.size, timeout=_FOREVER, device_id=device)
 
 
 def _perform(task: list, recorder: Recorder, running: threading.Event) -> tuple[Reply, list]:
@@ -136,8 +136,10 @@ def _packed(value) -> list:
 
 def _failure(error: BaseException) -> Failure:
     frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
-    *outer, innermost = frames or [("", 0, "")]
-    frames = [frame for frame in outer if not frame[0].startswith((*MACHINERY, _STANDARD))] + [innermost]
+    readers = [frame for frame in frames if not frame[0].startswith((*MACHINERY, _STANDARD))]
+    if frames and not frames[-1][0].startswith((_OURS, *map(itemgetter(0), readers[-1:]))):
+        readers.append(frames[-1])  # the line of a library that raised
+    frames = readers
     try:
         pickled = cloudpickle.dumps(error.with_traceback(None))
     except Exception:

@@ -28,7 +28,7 @@ def get_variable(name: str):
     """Raises NameError where the rank has no such variable."""
     _offer()
     if name not in _variables:
-        raise NameError(f"no %%ranks cell has set {name!r} on rank {dist.get_rank()}")
+        raise NameError(f"no %%ranks cell has set {name!r}")
     return _variables[name]
 
 
@@ -39,6 +39,6 @@ def set_variables(values: dict) -> None:
 
 def _offer() -> None:
     """What every cell finds: its rank, the number of ranks, torch and torch.distributed."""
-    given = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "torch": torch, "dist": dist}
-    for name, value in given.items():
-        _variables.setdefault(name, value)
+    _variables.update(rank=dist.get_rank(), world_size=dist.get_world_size())  # anew, for a loop may have used the name
+    _variables.setdefault("torch", torch)
+    _variables.setdefault("dist", dist)

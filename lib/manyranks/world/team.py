@@ -1,7 +1,6 @@
 """The processes of a world while they live: started together, ended together."""
 
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -9,7 +8,7 @@ import time
 
 from manyranks.world import messages, watch
 from manyranks.world.errors import WorldError
-from manyranks.world.local import RankProcess, the_forkserver
+from manyranks.world.local import RankProcess, readable, the_forkserver
 
 _STARTING = 120.0  # seconds until the group must be ready
 
@@ -34,18 +33,14 @@ class Team:
             raise
 
     def _wait_until_ready(self) -> None:
-        waiting = {process.command: process for process in self.processes}
         deadline = time.monotonic() + _STARTING
-        while waiting:
-            ready, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise WorldError(f"ranks {sorted(p.rank for p in waiting.values())} were not ready in {_STARTING:.0f} s")
-            for command in ready:
-                process = waiting.pop(command)
-                try:
-                    process.pid = messages.unpack(messages.receive(command))
-                except (EOFError, OSError):
-                    raise WorldError(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
+        for process in self.processes:
+            if not readable(process.command.fileno(), max(0.0, deadline - time.monotonic())):
+                raise WorldError(f"rank {process.rank} was not ready after {_STARTING:.0f} s:\n{_last_words(process)}")
+            try:
+                process.pid = messages.unpack(messages.receive(process.command))
+            except (EOFError, OSError):
+                raise WorldError(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
 
     def dead(self) -> dict[int, int]:
         """Rank -> exit code, of the ranks that have ended."""

@@ -40,8 +40,9 @@ def start(control: socket.socket, recorder: Recorder, running: threading.Event) 
 def _answer(control: socket.socket, recorder: Recorder, running: threading.Event, main: int) -> None:
     while True:
         try:
-            (question,) = messages.receive(control)
-            messages.send(control, messages.pack(_look(recorder, running, main, question == DETAILS)))
+            question, number = messages.receive(control, messages.EXACTLY)
+            looked = messages.pack(_look(recorder, running, main, question.tobytes() == DETAILS))
+            messages.send(control, [*looked, number])
         except (EOFError, OSError):
             os._exit(0)  # the kernel is gone; the main thread may be stuck in C++ for ever
 

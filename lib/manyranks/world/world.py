@@ -2,6 +2,7 @@
 
 import html
 import pickle
+import sys
 import threading
 import time
 import warnings
@@ -59,16 +60,18 @@ class World:
     def set(self, **values) -> None:
         """Sets variables for the %%ranks cells, the same on each rank."""
         self._run(range(self.size), tasks.set_variables, (values,), {})
-        self._team.kept = True
+        self._note_variables()
 
     def run_cell(self, source: str, name: str, ranks=None, measured: bool = False) -> Measurement | None:
         """Runs a cell's source on these ranks (all by default), among the variables they keep; name: its file name."""
         ranks = self._checked_ranks(ranks)
+        result = None
         if measured:
-            return self._measure(ranks, tasks.run_cell, (source, name), {})
-        self._run(ranks, tasks.run_cell, (source, name), {})
-        self._team.kept = True
-        return None
+            result = self._measure(ranks, tasks.run_cell, (source, name), {})
+        else:
+            self._run(ranks, tasks.run_cell, (source, name), {})
+        self._note_variables()
+        return result
 
     def close(self) -> None:
         """Ends the ranks. Closing twice does nothing."""
@@ -103,10 +106,7 @@ class World:
         wanted = frozenset(name for name, on in (("flops", flops), ("memory", memory)) if on)
         outcome = self._run(ranks, fn, args, kwargs, wanted)
         recordings = {rank: outcome.replies[rank][0].recording for rank in outcome.ranks}
-        measured = measurement(self._results(outcome), recordings)
-        if measured.divergence:
-            warnings.warn(f"the ranks' calls diverge: {measured.divergence}", RuntimeWarning, stacklevel=3)
-        return measured
+        return measurement(self._results(outcome), recordings)
 
     def _run(self, ranks, fn, args, kwargs, wanted: frozenset | None = None) -> collect.Outcome:
         if self._closed:
@@ -141,6 +141,10 @@ class World:
             self._holder[:] = [self._team]
         return self._team
 
+    def _note_variables(self) -> None:
+        if self._team is not None:  # None: the run ended well but left ranks that cannot be used again
+            self._team.kept = True
+
     def _drop_team(self) -> None:
         self._team = None
         while self._holder:
@@ -157,21 +161,22 @@ class World:
         finally:
             if not usable:
                 self._drop_team()
+                print(_LOST.strip() if team.kept else "", end="", file=sys.stderr)
 
     def _judge(self, outcome: collect.Outcome, team: Team) -> None:
-        """Raises what the outcome calls for, and lets go of ranks that cannot be used again."""
+        """Raises or warns as the outcome calls for, and lets go of ranks that cannot be used again."""
         usable = not outcome.missing and not outcome.deaths and _agree(outcome)
+        lost = _LOST if team.kept and not usable else ""
         error = _error(outcome, team, self.timeout)
-        if usable and error is None:
-            return
-        lost = _LOST if team.kept else ""
         if not usable:
             self._drop_team()
         if error is not None:
-            error.args = (error.args[0] + ("" if usable else lost),)
+            error.args = (error.args[0] + lost,)
             raise error
-        reason = first_divergence(diagnose.recent_calls(outcome)) or "messages were sent that nobody received"
-        warnings.warn(f"the ranks do not agree on their calls: {reason}.{lost}", RuntimeWarning, stacklevel=4)
+        diverging = first_divergence(diagnose.recent_calls(outcome))
+        if diverging or not usable:
+            reason = diverging or "messages were sent that nobody received"
+            warnings.warn(f"the ranks' calls diverge: {reason}.{lost}", RuntimeWarning, stacklevel=4)
 
     def _results(self, outcome: collect.Outcome) -> list:
         return [messages.unpack(outcome.replies[rank][1]) for rank in outcome.ranks]
