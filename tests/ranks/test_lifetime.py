@@ -101,3 +101,18 @@ def test_what_a_rank_starts_ends_with_it(world):
     children = world.run(child)
     world.close()
     assert wait_until(lambda: all(gone(pid) for pid in children), 2.0)
+
+
+def test_a_fork_of_the_kernel_that_ends_leaves_the_ranks_alone(world):
+    source = SCRIPT.format(
+        then="""
+if os.fork() == 0:
+    sys.exit()  # runs what Python runs at the end
+os.wait()
+print(world.run(abs, -1), flush=True)
+"""
+    )
+    process = start_script(source)
+    with process:
+        process.stdout.readline()
+        assert process.stdout.readline() == "[1, 1, 1]\n"

@@ -95,6 +95,7 @@ class Forkserver:
     def __init__(self):
         self._lock = threading.Lock()
         self._ready = False
+        self._owner = os.getpid()
         self._errors = tempfile.TemporaryFile()
         self.folder = tempfile.mkdtemp(prefix="manyranks-")
         self._socket, theirs = socket.socketpair()
@@ -154,6 +155,8 @@ class Forkserver:
 
     def close(self) -> None:
         """Ends the process; it takes every rank with it."""
+        if os.getpid() != self._owner:
+            return
         self._socket.close()
         try:
             self._process.wait(timeout=2.0)

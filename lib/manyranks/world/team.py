@@ -19,6 +19,7 @@ class Team:
     def __init__(self, size: int, backend: str):
         """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be."""
         self.processes: list[RankProcess] = []
+        self._owner = os.getpid()
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
         try:
             server = the_forkserver()
@@ -56,6 +57,8 @@ class Team:
 
     def close(self) -> None:
         """Ends every process, whatever it is doing, and returns when all are gone."""
+        if os.getpid() != self._owner:  # a fork of the notebook's process ends: the ranks are not its own
+            return
         for process in self.processes:
             process.kill()
         for process in self.processes:

@@ -1,5 +1,6 @@
 """World: N ranks that a notebook talks to."""
 
+import contextlib
 import html
 import pickle
 import sys
@@ -38,8 +39,8 @@ class World:
         self._lock = threading.RLock()
         self._closed = False
         self._team: Team | None = Team(self.size, self.backend)
-        self._end = weakref.finalize(self, _close_team, holder := [self._team])
-        self._holder = holder  # what the finalizer closes: the present team, not the first
+        self._holder = [self._team]  # what the finalizer closes: the present team, not the first
+        weakref.finalize(self, _close_team, self._holder)
         _open.append(weakref.ref(self))
 
     def run(self, fn, /, *args, **kwargs) -> list:
@@ -119,10 +120,9 @@ class World:
             output = Output(time.monotonic())
             try:
                 for rank in ranks:
-                    messages.send(team.processes[rank].command, frames)
+                    with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
+                        messages.send(team.processes[rank].command, frames)
                 outcome = collect.collect(team, tuple(ranks), output, self.timeout, watched=self.backend == "gloo")
-            except BrokenPipeError:
-                outcome = collect.collect(team, (), output, self.timeout)
             except BaseException:  # an interrupt, most of the time
                 self._interrupted(team, tuple(ranks), output)
                 raise
@@ -147,8 +147,7 @@ class World:
 
     def _drop_team(self) -> None:
         self._team = None
-        while self._holder:
-            self._holder.pop().close()
+        _close_team(self._holder)
 
     def _interrupted(self, team: Team, ranks: tuple[int, ...], output: Output) -> None:
         """Brings the ranks back if they come at once; they are replaced if not."""
