@@ -338,3 +338,150 @@ def test_a_destroyed_group_is_there_again_for_the_next_run(world):
     with pytest.warns(RuntimeWarning):
         world.run(dist.destroy_process_group)
     assert all_ranks(world) == [3, 3, 3]
+
+
+class NeedsTwo(Exception):
+    """Cannot be unpickled: it keeps one argument and asks for two."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+def test_an_exception_that_cannot_be_read_here_is_still_reported(world):
+    def broken():
+        if dist.get_rank() == 1:
+            raise NeedsTwo(1, 2)
+        dist.barrier()
+
+    before = pids(world)
+    error = failing(world, mr.RankFailed, broken)
+    assert error.exception is None
+    assert "NeedsTwo: 1 and 2" in str(error)
+    assert_recovers(world, before)
+
+
+def test_an_exception_whose_text_raises_is_reported_by_its_name(world):
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def broken():
+        raise Mute
+
+    assert "Mute" in str(failing(world, mr.RankFailed, broken))
+
+
+def test_causes_and_the_members_of_groups_are_shown(world):
+    def chained():
+        try:
+            {}["layer"]
+        except KeyError as error:
+            raise RuntimeError("no plan") from error
+
+    def several():
+        raise ExceptionGroup("two", [ValueError("first"), TypeError("second")])
+
+    report = str(failing(world, mr.RankFailed, chained))
+    assert report.index("RuntimeError: no plan") < report.index("caused by KeyError: 'layer'")
+    assert '{}["layer"]' in report
+    report = str(failing(world, mr.RankFailed, several))
+    assert "ValueError: first" in report
+    assert "TypeError: second" in report
+
+
+def test_a_deep_recursion_is_shown_by_its_ends(world):
+    def deeper():
+        return deeper()
+
+    report = str(failing(world, mr.RankFailed, deeper))
+    assert "RecursionError" in report
+    assert len(report.splitlines()) < 60
+
+
+def test_an_endless_loop_in_c_is_reported_with_its_line():
+    def endless():
+        return sum(range(10**12))
+
+    with mr.World(2, backend="gloo", timeout=1) as world:
+        before = pids(world)
+        error = failing(world, mr.RankHung, endless)
+        line = endless.__code__.co_firstlineno + 1
+        assert f"was in code that holds the interpreter, at test_failures.py, line {line}" in error.states[0]
+        assert_recovers(world, before)
+
+
+def test_an_interrupt_while_a_result_travels_leaves_a_world_that_works(world):
+    def big():
+        return torch.ones(100_000_000)
+
+    for delay in (0.2, 0.3, 0.4, 0.5):
+        timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+        started = time.monotonic()
+        timer.start()
+        try:
+            world.run(big)
+            timer.join()
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            assert time.monotonic() - started < delay + 1
+        assert all_ranks(world) == [3, 3, 3]
+
+
+def test_a_fork_of_a_rank_does_not_answer_in_its_place(world):
+    assert world.run(lambda: os.fork() == 0) == [False] * 3
+    assert world.run(lambda: "fresh") == ["fresh"] * 3
+
+
+def test_what_a_rank_had_started_ends_when_it_dies(world):
+    def leave(path):
+        import subprocess
+
+        if dist.get_rank() == 1:
+            path.write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+            os._exit(3)
+        dist.barrier()
+
+    import pathlib
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "pid"
+        failing(world, mr.RankDied, leave, path)
+        assert wait_until(lambda: gone(int(path.read_text())), 1.0)
+
+
+def test_a_rank_that_takes_no_arguments_runs_into_the_timeout():
+    with mr.World(2, backend="gloo", timeout=1) as world:
+        os.kill(pids(world)[0], signal.SIGSTOP)
+        error = failing(world, mr.RankHung, len, torch.ones(30_000_000))
+        assert error.states[0] == "did not answer: its process is stopped"
+        assert world.run(abs, -1) == [1, 1]
+
+
+def test_a_slow_disk_is_no_deadlock(world, tmp_path):
+    def save(folder):
+        import torch.distributed.checkpoint as checkpoint
+
+        fsync = os.fsync
+        os.fsync = lambda fd: (time.sleep(2.5), fsync(fd))
+        try:
+            checkpoint.save({"x": torch.ones(3)}, checkpoint_id=folder)
+        finally:
+            os.fsync = fsync
+
+    world.run(save, str(tmp_path / "saved"))
+
+
+def test_a_result_that_cannot_be_read_names_its_rank(world):
+    class Bad:
+        def __reduce__(self):
+            return eval, ("1/0",)
+
+    with pytest.raises(mr.WorldError, match="rank 0's result cannot be read in the notebook: ZeroDivisionError"):
+        world.run(lambda: Bad())
+
+
+def test_closing_a_world_during_its_run_says_so(world):
+    threading.Timer(0.3, world.close).start()
+    with pytest.raises(mr.WorldError, match="closed while a run was under way"):
+        world.run(time.sleep, 20)

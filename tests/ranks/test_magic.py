@@ -102,3 +102,26 @@ def test_a_report_replaces_ipythons_traceback(shell, world):
     lines = caught.value._render_traceback_()
     assert lines[0].startswith("RankFailed: all 3 ranks raised TypeError")
     assert "world.py" not in "".join(lines)
+
+
+def test_classes_of_cells_travel_between_ranks(shell, world):
+    ranks(shell, "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int")
+    ranks(shell, "points = [None] * world_size\ndist.all_gather_object(points, Point(rank))\nxs = [p.x for p in points]")
+    assert world.get("xs") == [[0, 1, 2]] * 3
+
+
+def test_a_loop_over_rank_does_not_change_it_for_the_next_cell(shell, world):
+    ranks(shell, "for rank in range(3): pass")
+    ranks(shell, "mine = rank")
+    assert world.get("mine") == [0, 1, 2]
+
+
+def test_a_semicolon_hides_the_last_value(shell, world, capsys):
+    ranks(shell, "rank;")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_name_that_only_the_notebook_has_comes_with_a_hint(shell, world):
+    shell.user_ns["only_here"] = 1
+    with pytest.raises(mr.RankFailed, match=r"the ranks have not: world.set\(only_here=only_here\) sends it"):
+        ranks(shell, "print(only_here)")

@@ -303,3 +303,42 @@ def test_a_message_from_any_rank_is_measured(world):
     assert [(c.op, c.peer) for c in m.calls[0]] == [("recv", None)] * 2
     assert all(c.finished is not None for c in m.calls[0])
     assert m.divergence is None
+
+
+def test_uneven_all_to_all_counts_what_leaves_the_rank(world):
+    def uneven():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        out = torch.empty(n * 1000 * (rank + 1))
+        splits = [1000 * (to + 1) for to in range(n)]
+        dist.all_to_all_single(out, torch.ones(sum(splits)), [1000 * (rank + 1)] * n, splits)
+
+    m = world.measure(uneven)
+    assert m.payload_bytes == {0: 4 * 5000, 1: 4 * 4000, 2: 4 * 3000}
+    assert all(m.sent_bytes[r] - m.payload_bytes[r] < 1000 for r in range(3))
+
+
+def test_a_call_in_a_context_manager_of_torch_has_the_readers_line(world):
+    def coalesced():
+        from torch.distributed.distributed_c10d import _coalescing_manager
+
+        with _coalescing_manager():
+            dist.all_reduce(torch.ones(2))
+
+    line = coalesced.__code__.co_firstlineno
+    assert world.measure(coalesced).calls[0][0].where in (f"test_measure.py, line {line + k}" for k in (2, 3, 4))
+
+
+def test_waiting_for_functional_collectives_is_not_compute(world):
+    def functional():
+        import time
+
+        from torch.distributed import _functional_collectives as functional_collectives
+
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+        functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD).sum().item()
+
+    world.run(functional)  # its imports take time
+    timeline = world.measure(functional).timeline
+    assert timeline.busy(1) < timeline.busy(0)
+    assert timeline.exposed_communication(1) > 0.3

@@ -121,9 +121,11 @@ def test_a_rank_that_computes_is_said_to_run():
     assert "from rank 1 (train.py, line 9), which is running train.py, line 33" in report
 
 
-def test_a_rank_that_does_not_answer_is_said_to_be_in_c():
+def test_a_rank_that_does_not_answer_is_placed_if_it_can_be():
     outcome = Outcome((0, 1), late=True, whereabouts={0: waiting(call("recv", 16, peer=1)), 1: None})
-    assert "which did not answer: code in C holds the interpreter" in hang_report(outcome, 1.0)
+    assert "which did not answer: its process is stopped" in hang_report(outcome, 1.0)
+    outcome.faults[1] = 'Current thread 0x1 (most recent call first):\n  File "/home/ada/train.py", line 5 in work\n'
+    assert "which is in code that holds the interpreter, at train.py, line 5" in hang_report(outcome, 1.0)
 
 
 def test_a_function_without_a_call_is_named():

@@ -32,7 +32,8 @@ class Call:
     group's name; ranks: the group's, global; peer: global rank of the other side or the root, else None; sequence: from 0, of
     a collective: among the group's collectives, of a message: among those to (or from) this peer with this tag; dtype;
     is_async: whether the caller goes on before it is done; started, finished: seconds of time.perf_counter, finished None
-    while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message.
+    while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message;
+    kept: bytes of an all_to_all that stay on this rank.
     """
 
     op: str
@@ -47,6 +48,7 @@ class Call:
     finished: float | None = None
     where: Place | str | None = None
     tag: int = 0
+    kept: int = 0
 
 
 class Recorder:
@@ -62,6 +64,8 @@ class Recorder:
             self._library.impl(name, self._kernel(name), _KEY.name, with_keyset=True)
         recorder = self
         dist.Work.wait = lambda work, *args, **kwargs: recorder._waited(work, args, kwargs)
+        self._functional = torch.library.Library("_c10d_functional", "IMPL")
+        self._functional.impl("wait_tensor", self._wait_tensor, _KEY.name, with_keyset=True)
         return self
 
     def start(self, everything: bool) -> None:
@@ -83,24 +87,19 @@ class Recorder:
         """What communication the thread with this innermost frame waits in: a call, or the name of a function."""
         if call := self.waiting or self.issuing:
             return call
-        if in_backward(frame) and (call := self.oldest_incomplete()):
-            return call
-        return distributed_function(frame)
+        function = distributed_function(frame)
+        if in_backward(frame) or function:
+            return self.oldest_incomplete() or function
+        return None
 
-    def settle(self, seconds: float = 0.2) -> None:
-        """Waits until the end of every completed call is noted: other threads note it, a moment after the caller goes on."""
+    def settle(self, seconds: float = 0.1) -> None:
+        """Waits a moment for the ends of calls: other threads note them, a little after the caller could go on."""
         deadline = time.perf_counter() + seconds
-        while time.perf_counter() < deadline:
-            under_way = [call for work, call in self._under_way() if not work.is_completed()]
-            if all(call.finished is not None or call in under_way for call in self.calls):
-                return
+        while any(call.finished is None for call in self.calls) and time.perf_counter() < deadline:
             time.sleep(0.0005)
 
     def oldest_incomplete(self) -> Call | None:
         return next((call for work, call in list(self._collectives.values()) if not work.is_completed()), None)
-
-    def _under_way(self) -> list[tuple[dist.Work, Call]]:
-        return [*self._messages.values(), *self._collectives.values()]
 
     def _kernel(self, name: str):
         operator = getattr(torch.ops.c10d, name).default
@@ -116,6 +115,13 @@ class Recorder:
 
         return kernel
 
+    def _wait_tensor(self, keyset, tensor: torch.Tensor) -> torch.Tensor:
+        started = time.perf_counter()
+        try:
+            return torch.ops._c10d_functional.wait_tensor.default.redispatch(keyset & _BELOW, tensor)
+        finally:
+            self._note_wait(started)
+
     def _note(self, name: str, named: dict) -> Call:
         op = operators.NAMES[name]
         group, ranks = self._group(operators.group_of(named))
@@ -126,6 +132,8 @@ class Recorder:
         else:
             key, is_async = group, bool(named.get("async_op", False))
         call = Call(op, size, group, ranks, peer, self.counts[key], dtype, is_async, 0.0, where=here(), tag=tag)
+        if op == "all_to_all":
+            call.kept = operators.kept(named, ranks.index(dist.get_rank()))
         self.counts[key] += 1
         self.issued += 1
         self.calls.append(call)
@@ -143,6 +151,7 @@ class Recorder:
         work = operators.work_of(result)
         if work is None:
             call.finished = time.perf_counter()
+            self._note_wait(call.started)  # a monitored_barrier waits inside
             return result
         from_anyone = call.op == "recv" and call.peer is None  # only its own Work can say whom it was from
         if self.everything and not from_anyone and not _note_end(work, call):
@@ -183,8 +192,11 @@ class Recorder:
             call.finished = finished
         if main:
             self.waiting = None
-            if self.everything:
-                self.waits.append((started, finished))
+            self._note_wait(started)
+
+    def _note_wait(self, started: float) -> None:
+        if self.everything and threading.current_thread() is threading.main_thread():
+            self.waits.append((started, time.perf_counter()))
 
 
 def _finish(call: Call) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import sysconfig
 from types import FrameType
 from typing import NamedTuple
 
@@ -10,7 +11,14 @@ import torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DISTRIBUTED = _TORCH + "distributed" + os.sep
 _MANYRANKS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-MACHINERY = (_TORCH, _MANYRANKS + "measure" + os.sep, _MANYRANKS + "world" + os.sep)
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_MACHINERY = (_TORCH, _MANYRANKS + "measure" + os.sep, _MANYRANKS + "world" + os.sep)
+_NO_PEERS = tuple(_DISTRIBUTED + part for part in ("checkpoint", "elastic", "launcher"))  # these may wait for a disk
+
+
+def machinery(file: str) -> bool:
+    """Whether the file is torch's, Python's, or the part of this library that runs the reader's code."""
+    return file.startswith(_MACHINERY) or (file.startswith(_STANDARD) and "site-packages" not in file)
 
 
 class Place(NamedTuple):
@@ -21,9 +29,11 @@ class Place(NamedTuple):
 
 
 def place_of(frame: FrameType | None) -> Place | None:
-    """The innermost line at or above `frame` that is neither torch's nor the machinery's."""
-    while frame is not None and frame.f_code.co_filename.startswith(MACHINERY):
+    """The innermost line at or above `frame` that is not machinery; the innermost of all if there is none."""
+    innermost = frame
+    while frame is not None and machinery(frame.f_code.co_filename):
         frame = frame.f_back
+    frame = frame or innermost
     return Place(frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 
@@ -34,7 +44,7 @@ def here() -> Place | None:
 
 def called_from(name: str, frame: FrameType | None) -> bool:
     """Whether a function of torch called `name` is among the innermost torch frames."""
-    while frame is not None and frame.f_code.co_filename.startswith(MACHINERY):
+    while frame is not None and machinery(frame.f_code.co_filename):
         if frame.f_code.co_name == name and frame.f_code.co_filename.startswith(_TORCH):
             return True
         frame = frame.f_back
@@ -42,13 +52,15 @@ def called_from(name: str, frame: FrameType | None) -> bool:
 
 
 def distributed_function(frame: FrameType | None) -> str | None:
-    """The outermost torch.distributed function that the innermost torch frames are in, if any."""
-    found = None
-    while frame is not None and frame.f_code.co_filename.startswith(MACHINERY):
-        if frame.f_code.co_filename.startswith(_DISTRIBUTED) and frame.f_code.co_name != "wrapper":
-            found = frame.f_code.co_name
+    """The outermost torch.distributed function that the innermost torch frames are in, if they may wait for a peer."""
+    names: list[str] = []
+    while frame is not None and machinery(file := frame.f_code.co_filename):
+        if file.startswith(_NO_PEERS) and not names:
+            return None
+        if file.startswith(_DISTRIBUTED) and frame.f_code.co_name not in ("wrapper", "__torch_dispatch__"):
+            names.append(frame.f_code.co_name)
         frame = frame.f_back
-    return found
+    return names[-1] if names else None
 
 
 def in_backward(frame: FrameType | None) -> bool:

@@ -25,6 +25,7 @@ class Outcome:
     deadlock: bool = False
     late: bool = False
     whereabouts: dict[int, watch.Whereabouts | None] = field(default_factory=dict)  # of the ranks that did not reply
+    faults: dict[int, str] = field(default_factory=dict)  # faulthandler's lines of those that did not even say where
 
     @property
     def missing(self) -> list[int]:
@@ -47,23 +48,25 @@ def collect(team: Team, ranks: tuple[int, ...], output: Output, timeout: float |
     stillness = _Stillness(team) if watched else None
     started = time.monotonic()
     try:
-        while outcome.missing and not gathering.settled():
+        while outcome.missing and not gathering.settled() and not outcome.late:
             gathering.step()
             output.show_live(time.monotonic())
             if gathering.trouble is not None:
                 continue
-            if timeout is not None and time.monotonic() - started > timeout:
-                outcome.late = True
+            outcome.late |= timeout is not None and time.monotonic() - started > timeout
             if stillness and stillness.deadlocked(outcome.missing):
                 outcome.deadlock = True
-            if outcome.late or outcome.deadlock:
                 break
-        if outcome.missing:
-            outcome.whereabouts = team.look(outcome.missing)
         gathering.drain()
     finally:
         gathering.close()
     return outcome
+
+
+def explain(team: Team, outcome: Outcome) -> None:
+    """Notes what the ranks that did not reply are doing."""
+    outcome.whereabouts = team.look(outcome.missing)
+    outcome.faults = team.lines_of_silent(outcome.whereabouts)
 
 
 class _Gathering:
@@ -105,7 +108,10 @@ class _Gathering:
     def _reply(self, process) -> None:
         self._selector.unregister(process.command)
         try:
-            reply, *frames = messages.receive(process.command)
+            reply, *frames = process.answer()
+        except TimeoutError:
+            self._outcome.late = True
+            return None
         except (EOFError, OSError):
             return self._died(process)
         reply = messages.unpack([reply])

@@ -2,13 +2,12 @@
 
 import re
 import signal
-import sysconfig
 from dataclasses import replace
 
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
 from manyranks.measure.operators import POINT_TO_POINT
-from manyranks.measure.place import MACHINERY
+from manyranks.measure.place import machinery
 from manyranks.world import cells
 from manyranks.world.collect import Outcome
 from manyranks.world.rank import Failure
@@ -23,6 +22,8 @@ def failure_report(rank: int, outcome: Outcome) -> str:
     same = [r for r in outcome.failed if outcome.replies[r][0].failure.rendered == failure.rendered]
     who = f"rank {rank}" if same == [rank] else ranks_text(sorted(same), len(outcome.ranks))
     parts = [f"{who} raised {failure.rendered}", traceback_text(failure), _hint(failure)]
+    while failure := failure.cause:
+        parts += [f"  caused by {failure.rendered}", traceback_text(failure)]
     for other in sorted(set(outcome.failed) - set(same)):
         parts.append(f"rank {other} then raised {outcome.replies[other][0].failure.rendered}")
     parts += [f"rank {r} was stopped: it {state}" for r, state in states_of(outcome).items() if r in outcome.missing]
@@ -31,7 +32,7 @@ def failure_report(rank: int, outcome: Outcome) -> str:
 
 def _hint(failure: Failure) -> str:
     """What a reader may not know: the notebook's variables are not those of %%ranks cells."""
-    missing = re.match(r"name '(\w+)' is not defined", failure.text) if failure.kind == "NameError" else None
+    missing = re.match(r"NameError: name '(\w+)' is not defined", failure.rendered)
     if missing is None or not cells.notebook_has(name := missing[1]):
         return ""
     return f"the notebook has a variable {name}, the ranks have not: world.set({name}={name}) sends it to them"
@@ -61,9 +62,8 @@ def death_report(rank: int, outcome: Outcome, faults: str) -> str:
 
 def _crash_place(faults: str) -> tuple[str, int] | None:
     """The innermost line of the reader's code in what faulthandler wrote."""
-    skipped = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], *MACHINERY)
     for match in _FAULT_LINE.finditer(faults):
-        if not match["file"].startswith(skipped):
+        if not machinery(match["file"]):
             return match["file"], int(match["line"])
     return None
 
@@ -73,7 +73,7 @@ def cause(code: int, where: str = "") -> str:
     died = f"died at {where}" if where else "died"
     if code >= 0:
         return f"{died}: its process exited with code {code}"
-    name = signal.Signals(-code).name
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     why = {
         "SIGKILL": ", as the system does when memory runs out",
         "SIGSEGV": ", a segmentation fault",
@@ -99,7 +99,7 @@ def states_of(outcome: Outcome) -> dict[int, str]:
     """Rank -> what it was doing when the run was given up."""
     states = dict.fromkeys(outcome.ranks, "had returned")
     states |= dict.fromkeys(outcome.failed, "had raised") | dict.fromkeys(outcome.deaths, "had died")
-    return states | {rank: _state(seen) for rank, seen in outcome.whereabouts.items()}
+    return states | {rank: _state(seen, outcome.faults.get(rank, "")) for rank, seen in outcome.whereabouts.items()}
 
 
 def ranks_text(ranks: list[int], size: int) -> str:
@@ -111,9 +111,10 @@ def ranks_text(ranks: list[int], size: int) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _state(seen: Whereabouts | None) -> str:
+def _state(seen: Whereabouts | None, faults: str) -> str:
     if seen is None:
-        return "did not answer: code in C holds the interpreter"
+        place = cells.label(_crash_place(faults))
+        return f"was in code that holds the interpreter, at {place}" if place else "did not answer: its process is stopped"
     if seen.blocked is None:
         return f"was running {cells.label(seen.place)}".rstrip()
     return f"waited in {_waits(seen)}"

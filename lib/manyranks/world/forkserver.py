@@ -27,11 +27,11 @@ def serve(fd: int, folder: str) -> None:
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wake, woken = _wake_on_children()
-    recorder = _prepare()
     ranks: dict[int, int] = {}  # pid -> where its exit code is written
     with socket.socket(fileno=fd) as kernel:
-        kernel.sendall(b"R")
         try:
+            recorder = _prepare()
+            kernel.sendall(b"R")
             while os.getppid() == parent:
                 ready, _, _ = select.select([kernel, wake], [], [], _SECONDS_BETWEEN_LOOKS)
                 if wake in ready:
@@ -93,6 +93,8 @@ def _reap(ranks: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)  # what the rank had started and left
         fd = ranks.pop(pid, None)
         if fd is not None:
             with contextlib.suppress(OSError):  # nobody waits for it any more

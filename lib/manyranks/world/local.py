@@ -35,6 +35,8 @@ class RankProcess:
         self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
         self.pid: int | None = None  # the rank's first message says it
         self.exit_code: int | None = None
+        self._pipes = list(pipes.values())
+        self.torn = False  # whether a message was cut short: nothing that follows on the connection can be read
         self._questions = 0
 
     def poll(self, seconds: float = 0.0) -> int | None:
@@ -60,24 +62,41 @@ class RankProcess:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the process if it still runs, waits for its end and closes what leads to it."""
-        self.kill()
-        self.poll(seconds=5.0)
+        """Ends the process if it still runs, waits for its end and closes what leads to it; again if it was interrupted."""
+        if self._pipes:
+            self.kill()
+            self.poll(seconds=5.0)
         self.command.close()
         self.control.close()
-        for fd in (self.stdout, self.stderr, self.faults, self.status):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        while self._pipes:
+            os.close(self._pipes.pop())
 
-    def whereabouts(self, question: bytes, seconds: float = 0.3):
-        """What the rank is doing (watch.Whereabouts), or None if it does not answer in this time."""
+    def ask(self, frames: list[messages.Frame], seconds: float | None) -> None:
+        """Sends a task. Raises ConnectionError if the process is gone, TimeoutError if it does not take it in time."""
+        self.torn = True
+        self.command.settimeout(seconds)
+        messages.send(self.command, frames)
+        self.torn = False
+
+    def answer(self) -> list[messages.Frame]:
+        """Reads the reply that is there. Raises EOFError or ConnectionError if the process is gone, TimeoutError."""
+        self.torn = True
+        frames = messages.receive(self.command)
+        self.torn = False
+        return frames
+
+    def question(self, kind: bytes) -> None:
+        """Asks the rank's second thread what the first one is doing."""
         self._questions += 1
-        number = str(self._questions).encode()
+        with contextlib.suppress(OSError):
+            messages.send(self.control, [kind, str(self._questions).encode()])
+
+    def whereabouts(self, seconds: float):
+        """The answer to the last question (watch.Whereabouts), or None if none comes in this time."""
         with contextlib.suppress(OSError, EOFError):
-            messages.send(self.control, [question, number])
             while readable(self.control.fileno(), seconds):
                 *frames, answered = messages.receive(self.control, messages.EXACTLY)
-                if answered.tobytes() == number:  # and not one that came too late for an earlier question
+                if answered.tobytes() == str(self._questions).encode():  # and not a late one to an earlier question
                     return messages.unpack(frames)
         return None
 
@@ -101,7 +120,7 @@ class Forkserver:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno(), folder=self.folder)],
+                [sys.executable, "-c", _START.format(path=_import_path(), fd=theirs.fileno(), folder=self.folder)],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 env=os.environ | _environment(),
@@ -165,6 +184,12 @@ class Forkserver:
             self._process.wait()
         self._errors.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _import_path() -> list[str]:
+    """Without the notebook's folder, where a file may hide a module of Python's; ranks get the whole path later."""
+    library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [*(path for path in sys.path if path not in ("", os.getcwd())), library]
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,5 @@
 """%%ranks: runs a cell on every rank of the newest open world."""
 
-import ast
 import re
 
 from manyranks.world import cells
@@ -26,7 +25,7 @@ def _ranks(shell, line: str, cell: str) -> None:
     name = f"<cell {cells.current_number() or shell.execution_count}>"
     source = "\n" + cell  # the line with %%ranks counts, so that numbers agree with what the reader sees
     cells.remember(name, f"%%ranks{line}\n{cell}")
-    ast.parse(source, name)  # a slip of the pen is a SyntaxError here, not one from each rank
+    compile(source, name, "exec")  # a slip of the pen is a SyntaxError here, not one from each rank
     measured = newest().run_cell(source, name, chosen, measured=options["name"] is not None)
     if options["name"]:
         shell.user_ns[options["name"]] = measured

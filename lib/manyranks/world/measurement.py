@@ -11,7 +11,7 @@ from manyranks.world import cells
 from manyranks.world.recording import Recording
 
 # The algorithm whose bytes are an operation's nominal ones; those of broadcast and reduce are gloo's.
-_NOMINAL = {"broadcast": "tree", "all_to_all": "pairwise", "scatter": "naive", "gather": "naive"}
+_NOMINAL = {"broadcast": "tree", "scatter": "naive", "gather": "naive"}
 _ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
@@ -40,7 +40,8 @@ class Measurement:
     def timeline(self) -> Timeline:
         """Compute and communication of all ranks on one clock, whose zero is the moment the first one began.
 
-        A rank computes where its main thread is not waiting for communication.
+        A rank computes where its main thread is not waiting for communication. One wait is not seen and counts as compute:
+        the one inside C++ at the end of DistributedDataParallel's backward.
         """
         zero = min(recording.started for recording in self._recordings.values())
         spans: list[Span] = []
@@ -89,6 +90,8 @@ def payload(call: Call, rank: int) -> int:
     """Bytes of payload that the call makes this rank send: its own for a send, the operation's nominal for a collective."""
     if call.op in ("send", "recv", "barrier") or not call.bytes:
         return call.bytes if call.op == "send" else 0
+    if call.op == "all_to_all":
+        return call.bytes - call.kept
     n, root = len(call.ranks), call.ranks.index(call.peer) if call.peer is not None else 0
     whole = call.bytes * (n if call.op in ("all_gather", "gather") else 1)
     itemsize = _ITEM_BYTES.get(call.dtype, 1)

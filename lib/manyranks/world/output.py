@@ -58,11 +58,13 @@ class Output:
         stream, rank = key
         out = sys.stderr if stream == "stderr" else sys.stdout
         if key != self._heading:
-            out.write(f"── rank {rank} ──\n")
+            text = f"── rank {rank} ──\n{text}"
             self._heading = key
-        out.write(text)
-        if not text.endswith(("\n", "\r")):
-            out.write("\n")
+        text += "" if text.endswith(("\n", "\r")) else "\n"
+        try:
+            out.write(text)
+        except UnicodeEncodeError:  # a terminal that knows only some letters
+            out.write(text.encode("ascii", "backslashreplace").decode())
         out.flush()
 
 

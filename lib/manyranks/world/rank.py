@@ -9,12 +9,11 @@ import pickle
 import signal
 import socket
 import sys
-import sysconfig
 import threading
 import time
 import traceback
+import types
 from dataclasses import dataclass
-from operator import itemgetter
 
 import cloudpickle
 import numpy as np
@@ -22,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 from manyranks.measure.calls import RECENT, Call, Recorder
-from manyranks.measure.place import MACHINERY
+from manyranks.measure.place import machinery
 from manyranks.world import messages, watch
 from manyranks.world.recording import Recording, record
 
-_STANDARD = sysconfig.get_paths()["stdlib"]
+_CAUSES, _DEEP, _LONG = 3, 20, 20_000  # how much of an exception is shown
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _C = ctypes.CDLL(None)
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
@@ -49,11 +48,11 @@ class Failure:
     """An exception, in a form that always travels."""
 
     kind: str
-    text: str
+    rendered: str
     frames: list[tuple[str, int, str]]  # file, line, function; outermost first
     pickled: bytes | None
-    rendered: str
     when: float
+    cause: "Failure | None" = None
 
 
 @dataclass
@@ -70,7 +69,8 @@ class Reply:
 
 def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     """The whole life of a rank; returns its exit code."""
-    kernel = socket.socket(fileno=command)
+    kernel, me = socket.socket(fileno=command), os.getpid()
+    sys.modules["__main__"] = types.ModuleType("__main__")  # where the variables of %%ranks cells live
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=False)
     _die_with_the_forkserver()
@@ -86,6 +86,8 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
         except (EOFError, OSError):
             return 0
         reply, result = _perform(task, recorder, running)
+        if os.getpid() != me:
+            return 0  # a fork that the reader's code made and did not end: only the rank itself replies
         messages.send(kernel, [pickle.dumps(reply), *result])
 
 
@@ -101,6 +103,7 @@ def _join(setup: Setup) -> None:
     if backend == "nccl":
         backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", setup.rank)  # tensors on the CPU can travel too
         torch.cuda.set_device(device)
+    dist.distributed_c10d._pickler = cloudpickle.Pickler  # objects of the notebook's classes travel in collectives too
     store = dist.FileStore(setup.store, setup.size)
     dist.init_process_group(backend, store=store, rank=setup.rank, world_size=setup.size, timeout=_FOREVER, device_id=device)
 
@@ -134,18 +137,39 @@ def _packed(value) -> list:
         ) from None
 
 
-def _failure(error: BaseException) -> Failure:
-    frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
-    readers = [frame for frame in frames if not frame[0].startswith((*MACHINERY, _STANDARD))]
-    if frames and not frames[-1][0].startswith((_OURS, *map(itemgetter(0), readers[-1:]))):
-        readers.append(frames[-1])  # the line of a library that raised
-    frames = readers
+def _failure(error: BaseException, depth: int = 0) -> Failure:
+    trace, cause = error.__traceback__, error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     try:
-        pickled = cloudpickle.dumps(error.with_traceback(None))
+        pickled = cloudpickle.dumps(error.with_traceback(None)) if depth == 0 else None
     except Exception:
         pickled = None
-    rendered = "".join(traceback.format_exception_only(error)).strip()
-    return Failure(type(error).__name__, str(error), frames, pickled, rendered, time.perf_counter())
+    return Failure(
+        type(error).__name__,
+        _rendered(error),
+        _readers([(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(trace)]),
+        pickled,
+        time.perf_counter(),
+        _failure(cause, depth + 1) if cause is not None and depth < _CAUSES else None,
+    )
+
+
+def _rendered(error: BaseException) -> str:
+    """The exception's last lines, as Python prints them; of a group, its members too."""
+    try:
+        lines = "".join(traceback.format_exception_only(error)).strip()
+        members = [f"  | {_rendered(member)}" for member in getattr(error, "exceptions", ())]
+    except Exception:  # its __str__ raises
+        return type(error).__name__
+    text = "\n".join([lines, *members])
+    return text if len(text) < _LONG else f"{text[: _LONG // 2]} … {text[-_LONG // 2 :]}"
+
+
+def _readers(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+    """The frames of the reader's code, and the line of a library that raised; the middle of a deep recursion left out."""
+    readers = [frame for frame in frames if not machinery(frame[0])]
+    if frames and machinery(frames[-1][0]) and not frames[-1][0].startswith(_OURS):
+        readers.append(frames[-1])
+    return readers if len(readers) <= _DEEP else [*readers[: _DEEP // 2], *readers[-_DEEP // 2 :]]
 
 
 def _flush() -> None:

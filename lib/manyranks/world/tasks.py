@@ -1,12 +1,10 @@
 """What the kernel runs on ranks besides the reader's functions: %%ranks cells, and get and set of their variables."""
 
 import ast
-import builtins
+import sys
 
 import torch
 import torch.distributed as dist
-
-_variables: dict = {"__name__": "__main__", "__builtins__": builtins}
 
 
 def run_cell(source: str, name: str) -> None:
@@ -14,31 +12,35 @@ def run_cell(source: str, name: str) -> None:
 
     name: the file name that tracebacks give to the cell's lines.
     """
-    _offer()
+    variables = _variables()
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), _variables)
+    exec(compile(tree, name, "exec"), variables)
     if last is not None:
-        value = eval(compile(ast.Expression(last.value), name, "eval"), _variables)
-        if value is not None:
+        value = eval(compile(ast.Expression(last.value), name, "eval"), variables)
+        if value is not None and not source.rstrip().endswith(";"):
             print(repr(value))
 
 
 def get_variable(name: str):
     """Raises NameError where the rank has no such variable."""
-    _offer()
-    if name not in _variables:
+    variables = _variables()
+    if name not in variables:
         raise NameError(f"no %%ranks cell has set {name!r}")
-    return _variables[name]
+    return variables[name]
 
 
 def set_variables(values: dict) -> None:
-    _offer()
-    _variables.update(values)
+    _variables().update(values)
 
 
-def _offer() -> None:
-    """What every cell finds: its rank, the number of ranks, torch and torch.distributed."""
-    _variables.update(rank=dist.get_rank(), world_size=dist.get_world_size())  # anew, for a loop may have used the name
-    _variables.setdefault("torch", torch)
-    _variables.setdefault("dist", dist)
+def _variables() -> dict:
+    """The rank's __main__, with what every cell finds: its rank, the number of ranks, torch and torch.distributed.
+
+    rank and world_size are set anew each time, for a loop of an earlier cell may have used the name.
+    """
+    variables = vars(sys.modules["__main__"])
+    variables.update(rank=dist.get_rank(), world_size=dist.get_world_size())
+    variables.setdefault("torch", torch)
+    variables.setdefault("dist", dist)
+    return variables

@@ -10,6 +10,7 @@ from manyranks.world import messages, watch
 from manyranks.world.errors import WorldError
 from manyranks.world.local import RankProcess, readable, the_forkserver
 
+_ANSWERING = 0.3  # seconds that ranks have to say where they are
 _STARTING = 120.0  # seconds until the group must be ready
 
 
@@ -49,7 +50,23 @@ class Team:
 
     def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
         """What each of these ranks is doing; None for one that does not answer."""
-        return {rank: self.processes[rank].whereabouts(question) for rank in ranks}
+        for rank in ranks:
+            self.processes[rank].question(question)
+        deadline = time.monotonic() + _ANSWERING
+        return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+
+    def lines_of_silent(self, looks: dict) -> dict[int, str]:
+        """What faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""
+        silent = [rank for rank, seen in looks.items() if seen is None]
+        for rank in silent:
+            self.processes[rank].send_signal(signal.SIGUSR1)
+        time.sleep(0.05 if silent else 0.0)
+        return {rank: self.processes[rank].fault_lines() for rank in silent}
+
+    @property
+    def torn(self) -> bool:
+        """Whether a message to or from a rank was cut short."""
+        return any(process.torn for process in self.processes)
 
     def interrupt(self, ranks) -> None:
         for rank in ranks:
@@ -61,8 +78,9 @@ class Team:
             return
         for process in self.processes:
             process.kill()
-        for process in self.processes:
-            process.close()
+        while self.processes:
+            self.processes[-1].close()
+            self.processes.pop()
 
 
 def _setup(rank: int, size: int, backend: str, store: str) -> dict:

@@ -1,5 +1,6 @@
 """A rank's second thread: it answers "where are you?" while the first one is stuck, and leaves when the kernel is gone."""
 
+import contextlib
 import os
 import socket
 import sys
@@ -41,10 +42,11 @@ def _answer(control: socket.socket, recorder: Recorder, running: threading.Event
     while True:
         try:
             question, number = messages.receive(control, messages.EXACTLY)
-            looked = messages.pack(_look(recorder, running, main, question.tobytes() == DETAILS))
-            messages.send(control, [*looked, number])
         except (EOFError, OSError):
             os._exit(0)  # the kernel is gone; the main thread may be stuck in C++ for ever
+        looked = messages.pack(_look(recorder, running, main, question.tobytes() == DETAILS))
+        with contextlib.suppress(OSError):
+            messages.send(control, [*looked, number])
 
 
 def _look(recorder: Recorder, running: threading.Event, main: int, details: bool) -> Whereabouts:
@@ -55,6 +57,13 @@ def _look(recorder: Recorder, running: threading.Event, main: int, details: bool
         blocked=recorder.blocked_in(frame),
         issued=recorder.issued,
         cpu=time.process_time(),
-        moved=wire.moved({}, wire.counters()),
+        moved=_moved(),
         recent=list(recorder.calls)[-RECENT:] if details else [],
     )
+
+
+def _moved() -> tuple[int, int]:
+    try:
+        return wire.moved({}, wire.counters())
+    except OSError:  # no file descriptor is left
+        return 0, 0

@@ -119,16 +119,22 @@ class World:
             team = self._ready_team()
             output = Output(time.monotonic())
             try:
-                for rank in ranks:
-                    with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
-                        messages.send(team.processes[rank].command, frames)
-                outcome = collect.collect(team, tuple(ranks), output, self.timeout, watched=self.backend == "gloo")
+                outcome = self._ask(team, tuple(ranks), frames, output)
+                output.show_rest()
             except BaseException:  # an interrupt, most of the time
                 self._interrupted(team, tuple(ranks), output)
                 raise
-            output.show_rest()
             self._judge(outcome, team)
         return outcome
+
+    def _ask(self, team: Team, ranks: tuple[int, ...], frames: list, output: Output) -> collect.Outcome:
+        try:
+            for rank in ranks:
+                with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
+                    team.processes[rank].ask(frames, self.timeout)
+        except TimeoutError:
+            return collect.Outcome(ranks, late=True)
+        return collect.collect(team, ranks, output, self.timeout, watched=self.backend == "gloo")
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):
@@ -153,10 +159,11 @@ class World:
         """Brings the ranks back if they come at once; they are replaced if not."""
         usable = False
         try:
-            team.interrupt(ranks)
-            outcome = collect.collect(team, ranks, output, _AFTER_INTERRUPT, watched=False)
-            usable = not outcome.missing and _agree(outcome)
-            output.show_rest()
+            if not team.torn:
+                team.interrupt(ranks)
+                outcome = collect.collect(team, ranks, output, _AFTER_INTERRUPT, watched=False)
+                usable = _usable(outcome, team)
+                output.show_rest()
         finally:
             if not usable:
                 self._drop_team()
@@ -164,11 +171,16 @@ class World:
 
     def _judge(self, outcome: collect.Outcome, team: Team) -> None:
         """Raises or warns as the outcome calls for, and lets go of ranks that cannot be used again."""
-        usable = not outcome.missing and not outcome.deaths and _agree(outcome)
+        if self._closed:
+            raise WorldError("the world was closed while a run was under way")
+        usable = _usable(outcome, team)
         lost = _LOST if team.kept and not usable else ""
-        error = _error(outcome, team, self.timeout)
-        if not usable:
-            self._drop_team()
+        try:
+            collect.explain(team, outcome)
+            error = _error(outcome, team, self.timeout)
+        finally:
+            if not usable:
+                self._drop_team()
         if error is not None:
             error.args = (error.args[0] + lost,)
             raise error
@@ -178,7 +190,7 @@ class World:
             warnings.warn(f"the ranks' calls diverge: {reason}.{lost}", RuntimeWarning, stacklevel=4)
 
     def _results(self, outcome: collect.Outcome) -> list:
-        return [messages.unpack(outcome.replies[rank][1]) for rank in outcome.ranks]
+        return [_read(rank, outcome.replies[rank][1]) for rank in outcome.ranks]
 
     def _checked_ranks(self, ranks) -> tuple[int, ...]:
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
@@ -219,11 +231,30 @@ def _error(outcome: collect.Outcome, team: Team, timeout: float | None) -> World
     if outcome.failed:
         rank = outcome.failed[0]
         failure = outcome.replies[rank][0].failure
-        exception = pickle.loads(failure.pickled) if failure.pickled else None
-        return RankFailed(diagnose.failure_report(rank, outcome), rank, exception, diagnose.traceback_text(failure))
+        report, trace = diagnose.failure_report(rank, outcome), diagnose.traceback_text(failure)
+        return RankFailed(report, rank, _exception(failure.pickled), trace)
     if outcome.deadlock or outcome.late:
         return RankHung(diagnose.hang_report(outcome, timeout), diagnose.states_of(outcome))
     return None
+
+
+def _exception(pickled: bytes | None) -> BaseException | None:
+    try:
+        return pickle.loads(pickled) if pickled else None
+    except Exception:  # its class asks for other arguments than it keeps
+        return None
+
+
+def _read(rank: int, frames: list):
+    try:
+        return messages.unpack(frames)
+    except Exception as error:
+        raise WorldError(f"rank {rank}'s result cannot be read in the notebook: {type(error).__name__}: {error}") from error
+
+
+def _usable(outcome: collect.Outcome, team: Team) -> bool:
+    """Whether the next run can use the same ranks."""
+    return not outcome.missing and not outcome.deaths and not team.torn and _agree(outcome)
 
 
 def _agree(outcome: collect.Outcome) -> bool:
