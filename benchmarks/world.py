@@ -65,6 +65,8 @@ def interactive() -> Iterator[Row]:
         both = (lambda: timed(lambda: world.run(_nothing))), (lambda: timed(lambda: view.apply_sync(peers.nothing)))
         pairs(*both, rounds=5)
         yield Row(call, **pairs(*both, rounds=50), ratio_at_most=1 / 10)
+        series = tuple(lambda side=side: sum(side() for _ in range(10)) / 10 for side in both)
+        yield Row("  … each call of a series of ten", **pairs(*series, rounds=20), ratio_at_most=1 / 10)
 
 
 def calling() -> Iterator[Row]:

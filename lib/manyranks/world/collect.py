@@ -1,11 +1,10 @@
 """Waits for the ranks' replies and notices at once when something is wrong."""
 
-import os
-import selectors
 import time
 from dataclasses import dataclass, field
 
 from manyranks.world import messages, watch
+from manyranks.world.local import RankProcess
 from manyranks.world.output import Output
 from manyranks.world.team import Team
 
@@ -47,19 +46,16 @@ def collect(team: Team, ranks: tuple[int, ...], output: Output, timeout: float |
     gathering = _Gathering(team, outcome, output)
     stillness = _Stillness(team) if watched else None
     started = time.monotonic()
-    try:
-        while outcome.missing and not gathering.settled() and not outcome.late:
-            gathering.step()
-            output.show_live(time.monotonic())
-            if gathering.trouble is not None:
-                continue
-            outcome.late |= timeout is not None and time.monotonic() - started > timeout
-            if stillness and stillness.deadlocked(outcome.missing):
-                outcome.deadlock = True
-                break
-        gathering.drain()
-    finally:
-        gathering.close()
+    while outcome.missing and not gathering.settled() and not outcome.late:
+        gathering.step()
+        output.show_live(time.monotonic())
+        if gathering.trouble is not None:
+            continue
+        outcome.late |= timeout is not None and time.monotonic() - started > timeout
+        if stillness and stillness.deadlocked(outcome.missing):
+            outcome.deadlock = True
+            break
+    gathering.drain()
     return outcome
 
 
@@ -73,61 +69,52 @@ class _Gathering:
     """Reads replies, output and deaths as they come."""
 
     def __init__(self, team: Team, outcome: Outcome, output: Output):
-        self._outcome, self._output, self._processes = outcome, output, team.processes
+        self._outcome, self._output, self._selector = outcome, output, team.selector
+        self._handlers = {"command": self._reply, "status": self._death, "stdout": self._print, "stderr": self._print}
         self.trouble: float | None = None
         self._latest = 0.0
-        self._selector = selectors.DefaultSelector()
-        for process in team.processes:
-            self._selector.register(process.status, selectors.EVENT_READ, (self._death, process))
-            for stream in ("stdout", "stderr"):
-                os.set_blocking(getattr(process, stream), False)
-                self._selector.register(getattr(process, stream), selectors.EVENT_READ, (self._print, process, stream))
-            if process.rank in outcome.ranks:
-                self._selector.register(process.command, selectors.EVENT_READ, (self._reply, process))
 
-    def step(self) -> None:
-        for key, _ in self._selector.select(_TICK):
-            handle, *what = key.data
-            handle(*what)
+    def step(self, seconds: float = _TICK) -> bool:
+        """Handles what comes within this time. Returns whether anything came."""
+        events = self._selector.select(seconds)
+        for key, _ in events:
+            process, what = key.data
+            self._handlers[what](process, what)
+        return bool(events)
+
+    def drain(self) -> None:
+        """Reads what the ranks had printed by the time they replied."""
+        while self.step(0):
+            pass
 
     def settled(self) -> bool:
         """Whether, after a first trouble, the others have had the time to say that they are in trouble too."""
         now = time.monotonic()
         return self.trouble is not None and (now - self._latest > _QUIET or now - self.trouble > _SETTLED)
 
-    def drain(self) -> None:
-        """Reads what the ranks had printed by the time they replied."""
-        for key in list(self._selector.get_map().values()):
-            handle, *what = key.data
-            if handle == self._print:
-                handle(*what)
-
-    def close(self) -> None:
-        self._selector.close()
-
-    def _reply(self, process) -> None:
-        self._selector.unregister(process.command)
+    def _reply(self, process: RankProcess, _: str) -> None:
         try:
             reply, *frames = process.answer()
         except TimeoutError:
             self._outcome.late = True
             return None
         except (EOFError, OSError):
+            self._selector.unregister(process.command)
             return self._died(process)
         reply = messages.unpack([reply])
         self._outcome.replies[process.rank] = reply, frames
         self._note(reply.failure is not None)
 
-    def _death(self, process) -> None:
+    def _death(self, process: RankProcess, _: str) -> None:
         self._selector.unregister(process.status)
         self._died(process)
 
-    def _died(self, process) -> None:
+    def _died(self, process: RankProcess) -> None:
         self._outcome.replies.pop(process.rank, None)
         self._outcome.deaths[process.rank] = process.poll(seconds=1.0) or 0
         self._note(True)
 
-    def _print(self, process, stream: str) -> None:
+    def _print(self, process: RankProcess, stream: str) -> None:
         fd = getattr(process, stream)
         if not self._output.read(fd, stream, process.rank):
             self._selector.unregister(fd)

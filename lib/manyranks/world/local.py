@@ -34,6 +34,8 @@ class RankProcess:
         self.rank, self.command, self.control = rank, command, control
         self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
         self.pid: int | None = None  # the rank's first message says it
+        for output in (self.stdout, self.stderr, self.faults):
+            os.set_blocking(output, False)
         self.exit_code: int | None = None
         self._pipes = list(pipes.values())
         self.torn = False  # whether a message was cut short: nothing that follows on the connection can be read
@@ -102,7 +104,6 @@ class RankProcess:
 
     def fault_lines(self) -> str:
         """What faulthandler wrote: the Python lines that a crashed or unresponsive process was on."""
-        os.set_blocking(self.faults, False)
         with contextlib.suppress(BlockingIOError):
             return os.read(self.faults, 65536).decode(errors="replace")
         return ""

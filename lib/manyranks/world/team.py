@@ -1,6 +1,7 @@
 """The processes of a world while they live: started together, ended together."""
 
 import os
+import selectors
 import signal
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from manyranks.world import messages, watch
 from manyranks.world.errors import WorldError
 from manyranks.world.local import RankProcess, readable, the_forkserver
 
+_DUMPING = 0.05  # seconds that faulthandler has to write
 _ANSWERING = 0.3  # seconds that ranks have to say where they are
 _STARTING = 120.0  # seconds until the group must be ready
 
@@ -21,6 +23,7 @@ class Team:
         """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be."""
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
+        self.selector = selectors.DefaultSelector()  # of all that ranks may say; data: (process, which of its channels)
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
         try:
             server = the_forkserver()
@@ -43,6 +46,8 @@ class Team:
                 process.pid = messages.unpack(messages.receive(process.command))
             except (EOFError, OSError):
                 raise WorldError(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
+            for what in ("command", "status", "stdout", "stderr"):
+                self.selector.register(getattr(process, what), selectors.EVENT_READ, (process, what))
 
     def dead(self) -> dict[int, int]:
         """Rank -> exit code, of the ranks that have ended."""
@@ -60,7 +65,7 @@ class Team:
         silent = [rank for rank, seen in looks.items() if seen is None]
         for rank in silent:
             self.processes[rank].send_signal(signal.SIGUSR1)
-        time.sleep(0.05 if silent else 0.0)
+        time.sleep(_DUMPING if silent else 0)
         return {rank: self.processes[rank].fault_lines() for rank in silent}
 
     @property
@@ -72,15 +77,19 @@ class Team:
         for rank in ranks:
             self.processes[rank].send_signal(signal.SIGINT)
 
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
     def close(self) -> None:
         """Ends every process, whatever it is doing, and returns when all are gone."""
         if os.getpid() != self._owner:  # a fork of the notebook's process ends: the ranks are not its own
             return
-        for process in self.processes:
-            process.kill()
+        self.kill()
         while self.processes:
             self.processes[-1].close()
             self.processes.pop()
+        self.selector.close()
 
 
 def _setup(rank: int, size: int, backend: str, store: str) -> dict:
@@ -90,7 +99,6 @@ def _setup(rank: int, size: int, backend: str, store: str) -> dict:
 
 def _last_words(process: RankProcess) -> str:
     process.poll(seconds=1.0)
-    os.set_blocking(process.stderr, False)
     try:
         return os.read(process.stderr, 1 << 16).decode(errors="replace").strip()
     except BlockingIOError:

@@ -75,9 +75,12 @@ class World:
         return result
 
     def close(self) -> None:
-        """Ends the ranks. Closing twice does nothing."""
+        """Ends the ranks, also from another thread than the one whose run is under way. Closing twice does nothing."""
         self._closed = True
-        self._drop_team()
+        for team in self._holder:
+            team.kill()
+        with self._lock:
+            self._drop_team()
         _open[:] = [ref for ref in _open if ref() not in (None, self)]
 
     def __enter__(self) -> "World":
@@ -176,7 +179,8 @@ class World:
         usable = _usable(outcome, team)
         lost = _LOST if team.kept and not usable else ""
         try:
-            collect.explain(team, outcome)
+            if outcome.missing:
+                collect.explain(team, outcome)
             error = _error(outcome, team, self.timeout)
         finally:
             if not usable:
