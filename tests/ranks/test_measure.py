@@ -342,3 +342,20 @@ def test_waiting_for_functional_collectives_is_not_compute(world):
     timeline = world.measure(functional).timeline
     assert timeline.busy(1) < timeline.busy(0)
     assert timeline.exposed_communication(1) > 0.3
+
+
+def test_the_wait_at_the_end_of_ddps_backward_is_not_compute(world):
+    def late():
+        import time
+
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+        loss = model(torch.ones(1, 8)).sum()
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+        loss.backward()
+        return sum(p.grad.abs().sum().item() for p in model.parameters())
+
+    world.run(late)  # its imports take time
+    timeline = world.measure(late).timeline
+    assert timeline.busy(1) < timeline.busy(0)
+    assert timeline.exposed_communication(1) > 0.3

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ RECENT = 64  # calls remembered when not everything is kept: enough for a report
 _KEY = torch._C.DispatchKey.BackendSelect
 _BELOW = torch._C._dispatch_keyset_full_after(_KEY)
 _wait = dist.Work.wait
+_engine = torch.autograd.Variable._execution_engine
 
 
 @dataclass(eq=False)
@@ -77,6 +79,7 @@ class Recorder:
         self.counts: Counter = Counter()  # collectives by group; messages by (group, op, peer, tag)
         self.members: dict[str, tuple[int, ...]] = {}
         self.broken = False
+        self._in_backward = False
         self.waiting: Call | None = None
         self.issuing: Call | None = None
         self._messages: dict[int, tuple[dist.Work, Call]] = {}
@@ -137,8 +140,28 @@ class Recorder:
         self.counts[key] += 1
         self.issued += 1
         self.calls.append(call)
+        self._note_end_of_backward(sys._getframe(2))
         call.started = time.perf_counter()
         return call
+
+    def _note_end_of_backward(self, frame) -> None:
+        """Notes the wait in C++ with which DistributedDataParallel ends a backward that issued collectives.
+
+        The engine runs callbacks in the order in which they were queued: ours comes before DDP's, which waits for the
+        buckets; from there we queue another, which comes after it.
+        """
+        if not self.everything or self._in_backward or not in_backward(frame):
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._in_backward = True
+            _engine.queue_callback(lambda: _engine.queue_callback(self._backward_ended(time.perf_counter())))
+
+    def _backward_ended(self, started: float) -> Callable[[], None]:
+        def ended():
+            self._in_backward = False
+            self._note_wait(started)
+
+        return ended
 
     def _group(self, group: dist.ProcessGroup) -> tuple[str, tuple[int, ...]]:
         if group not in self._groups:

@@ -26,7 +26,7 @@ def failure_report(rank: int, outcome: Outcome) -> str:
         parts += [f"  caused by {failure.rendered}", traceback_text(failure)]
     for other in sorted(set(outcome.failed) - set(same)):
         parts.append(f"rank {other} then raised {outcome.replies[other][0].failure.rendered}")
-    parts += [f"rank {r} was stopped: it {state}" for r, state in states_of(outcome).items() if r in outcome.missing]
+    parts += _stopped(outcome)
     return "\n".join(filter(None, parts))
 
 
@@ -56,8 +56,22 @@ def death_report(rank: int, outcome: Outcome, faults: str) -> str:
         recent = outcome.replies[other][0].recent
         last = f", in {describe(recent[-1])} ({cells.label(recent[-1].where)})" if recent else ""
         parts.append(f"rank {other} then raised {outcome.replies[other][0].failure.kind}{last}")
-    parts += [f"rank {r} was stopped: it {state}" for r, state in states_of(outcome).items() if r in outcome.missing]
+    parts += _stopped(outcome)
     return "\n".join(parts)
+
+
+def _stopped(outcome: Outcome) -> list[str]:
+    """What the ranks were doing that were ended because of another; those that did the same in one line."""
+    alike: dict[str, list[int]] = {}
+    for rank, state in states_of(outcome).items():
+        if rank in outcome.missing:
+            alike.setdefault(state, []).append(rank)
+    lines = []
+    for state, ranks in alike.items():
+        many = len(ranks) > 1
+        doing, ended = (re.sub("^was ", "were ", state), "were stopped") if many else (state, "was stopped")
+        lines.append(f"{ranks_text(ranks, len(outcome.ranks))} {doing} and {ended}")
+    return lines
 
 
 def _crash_place(faults: str) -> tuple[str, int] | None:

@@ -40,8 +40,7 @@ class Measurement:
     def timeline(self) -> Timeline:
         """Compute and communication of all ranks on one clock, whose zero is the moment the first one began.
 
-        A rank computes where its main thread is not waiting for communication. One wait is not seen and counts as compute:
-        the one inside C++ at the end of DistributedDataParallel's backward.
+        A rank computes where its main thread is not waiting for communication.
         """
         zero = min(recording.started for recording in self._recordings.values())
         spans: list[Span] = []

@@ -229,7 +229,7 @@ def _packed(task: tuple) -> list:
 
 def _error(outcome: collect.Outcome, team: Team, timeout: float | None) -> WorldError | None:
     if outcome.deaths:
-        rank = min(outcome.deaths)
+        rank = next(iter(outcome.deaths))  # the first that was noticed: others may have died of it
         report = diagnose.death_report(rank, outcome, team.processes[rank].fault_lines())
         return RankDied(report, rank, outcome.deaths[rank])
     if outcome.failed:
