@@ -329,7 +329,7 @@ def test_a_message_nobody_received_does_not_reach_the_next_run(world):
         if dist.get_rank() == 0:
             dist.isend(torch.ones(1), dst=1)
 
-    with pytest.warns(RuntimeWarning, match="messages were sent that nobody received"):
+    with pytest.warns(RuntimeWarning, match="a message was sent that nobody received"):
         world.run(leave_one)
     assert all_ranks(world) == [3, 3, 3]
 
@@ -485,3 +485,24 @@ def test_closing_a_world_during_its_run_says_so(world):
     threading.Timer(0.3, world.close).start()
     with pytest.raises(mr.WorldError, match="closed while a run was under way"):
         world.run(time.sleep, 20)
+
+
+def test_an_interrupt_after_some_ranks_have_ended_keeps_the_variables(world):
+    world.set(kept=1)
+    before = pids(world)
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        world.run(lambda: dist.get_rank() == 0 or time.sleep(20))
+    assert world.get("kept") == [1, 1, 1]
+    assert pids(world) == before
+
+
+def test_a_warning_points_at_the_line_of_the_reader(world):
+    def leave_one():
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(1), dst=1)
+
+    for call in (world.run, world.measure):
+        with pytest.warns(RuntimeWarning) as caught:
+            call(leave_one)
+        assert caught[0].filename == __file__

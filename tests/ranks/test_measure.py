@@ -359,3 +359,16 @@ def test_the_wait_at_the_end_of_ddps_backward_is_not_compute(world):
     timeline = world.measure(late).timeline
     assert timeline.busy(1) < timeline.busy(0)
     assert timeline.exposed_communication(1) > 0.3
+
+
+def test_peak_bytes_sees_storages_that_shrink(world):
+    def shrink():
+        kept = []
+        for _ in range(4):
+            x = torch.ones(1000)
+            x.untyped_storage().resize_(0)  # as fully_shard frees a gathered layer
+            kept.append(x)
+            torch.ones(1)
+
+    m = world.measure(shrink, memory=True)
+    assert m.peak_bytes == dict.fromkeys(range(3), 4000)

@@ -84,10 +84,14 @@ def test_nothing_of_the_cell_leaks_into_ranks(world):
             torch.set_default_dtype(torch.float32)
 
 
-def test_ranks_draw_numpy_numbers_of_their_own(world):
+def test_ranks_draw_random_numbers_of_their_own(world):
+    import random
+
     import numpy
 
     assert len(set(world.run(lambda: numpy.random.rand()))) == 3
+    assert len(set(world.run(lambda: torch.rand(1).item()))) == 3
+    assert len(set(world.run(lambda: random.random()))) == 3
 
 
 def test_output_comes_in_rank_order_under_headings(world, capsys):

@@ -109,11 +109,12 @@ class Recorder:
 
         def kernel(keyset, *args, **kwargs):
             call = self._note(name, operators.arguments(operator, args, kwargs))
-            self.issuing = call
+            main = threading.current_thread() is threading.main_thread()
+            self.issuing = call if main else self.issuing
             try:
                 result = operator.redispatch(keyset & _BELOW, *args, **kwargs)
             finally:
-                self.issuing = None
+                self.issuing = None if main else self.issuing
             return self._track(call, result)
 
         return kernel
@@ -198,7 +199,8 @@ class Recorder:
         _, call = self._messages.get(id(work)) or self._collectives.get(id(work)) or (None, None)
         main = threading.current_thread() is threading.main_thread()
         started = time.perf_counter()
-        self.waiting = call if main else self.waiting
+        if main:
+            self.waiting = call
         try:
             return _wait(work, *args, **kwargs)
         except RuntimeError:

@@ -15,7 +15,7 @@ class PeakBytes(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.peak_bytes = 0
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._live: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
@@ -29,8 +29,10 @@ class PeakBytes(TorchDispatchMode):
         for value in values:
             if isinstance(value, torch.Tensor) and value.layout == torch.strided:
                 storage = value.untyped_storage()
-                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self._live[storage._cdata] = StorageWeakRef(storage)
 
     def _bytes(self) -> int:
-        self._live = {key: pair for key, pair in self._live.items() if not pair[0].expired()}
-        return sum(size for _, size in self._live.values())
+        self._live = {key: reference for key, reference in self._live.items() if not reference.expired()}
+        # Ask each storage anew: fully_shard gives memory back by resizing storages, which no operator shows.
+        live = [torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for reference in self._live.values()]
+        return sum(storage.nbytes() for storage in live if storage is not None)

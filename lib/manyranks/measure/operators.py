@@ -48,19 +48,20 @@ def payload(op: str, named: dict) -> tuple[int, str]:
     return sum(t.numel() * t.element_size() for t in tensors), dtype
 
 
-def kept(named: dict, rank: int) -> int:
-    """Bytes of an all_to_all's input that the rank (its position in the group) sends to itself."""
+def kept(named: dict, position: int) -> int:
+    """Bytes of an all_to_all's input that the rank at this position in the group sends to itself."""
     if "input_tensors" in named:
-        own = named["input_tensors"][rank]
+        own = named["input_tensors"][position]
         return own.numel() * own.element_size()
     tensor, splits = named["input"], named["input_split_sizes"]
     size = tensor.numel() * tensor.element_size()
     if not splits:
         return size // group_of(named).size()
-    return size * splits[rank] // sum(splits) if sum(splits) else 0
+    return size * splits[position] // sum(splits) if sum(splits) else 0
 
 
 def group_of(named: dict) -> dist.ProcessGroup:
+    """The process group of a call."""
     return dist.ProcessGroup.unbox(named["process_group"])
 
 

@@ -20,6 +20,7 @@ def file_label(file: str) -> str:
 
 
 def source_line(file: str, line: int) -> str:
+    """The line of source, "" where there is none."""
     return linecache.getline(file, line).strip()
 
 

@@ -28,6 +28,7 @@ class Outcome:
 
     @property
     def missing(self) -> list[int]:
+        """Ranks that have neither replied nor died."""
         return [rank for rank in self.ranks if rank not in self.replies and rank not in self.deaths]
 
     @property
@@ -37,12 +38,11 @@ class Outcome:
         return sorted(failures, key=lambda rank: failures[rank].when)
 
 
-def collect(team: Team, ranks: tuple[int, ...], output: Output, timeout: float | None, watched: bool = True) -> Outcome:
+def collect(team: Team, outcome: Outcome, output: Output, timeout: float | None, watched: bool = True) -> None:
     """Returns when every rank has replied, or when that will not happen: one raised, died, or all wait for each other.
 
-    watched: whether to look for deadlocks (their signs are known for gloo).
+    outcome: what is known so far, completed here; watched: whether to look for deadlocks (their signs are known for gloo).
     """
-    outcome = Outcome(ranks)
     gathering = _Gathering(team, outcome, output)
     stillness = _Stillness(team) if watched else None
     started = time.monotonic()
@@ -56,7 +56,6 @@ def collect(team: Team, ranks: tuple[int, ...], output: Output, timeout: float |
             outcome.deadlock = True
             break
     gathering.drain()
-    return outcome
 
 
 def explain(team: Team, outcome: Outcome) -> None:

@@ -105,8 +105,8 @@ def hang_report(outcome: Outcome, timeout: float | None) -> str:
     else:
         head = f"the run was not over after {timeout:g} s; World(..., timeout=...) sets the limit, None is no limit"
     diverging = first_divergence(recent_calls(outcome))
-    parts = [head, *_sentences(outcome), f"the calls diverge: {diverging}" if diverging else "", "", _table(outcome)]
-    return "\n".join(part for i, part in enumerate(parts) if part or i == len(parts) - 2)
+    lines = [head, *_sentences(outcome), *([f"the calls diverge: {diverging}"] if diverging else [])]
+    return "\n".join([*lines, "", _table(outcome)])
 
 
 def states_of(outcome: Outcome) -> dict[int, str]:
@@ -214,6 +214,7 @@ def _without_call(seen: Whereabouts | None, state: str) -> tuple[str, str, str, 
 
 
 def recent_calls(outcome: Outcome) -> dict[int, list[Call]]:
+    """Rank -> the calls it remembers, with readable places."""
     recent = {rank: reply.recent for rank, (reply, _) in outcome.replies.items()}
     recent |= {rank: seen.recent for rank, seen in outcome.whereabouts.items() if seen is not None}
     return {rank: [replace(call, where=cells.label(call.where)) for call in calls] for rank, calls in recent.items()}

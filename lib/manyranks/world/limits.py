@@ -20,6 +20,7 @@ def checked_size(size) -> int:
 
 
 def checked_timeout(timeout) -> float | None:
+    """The timeout in seconds, or None for no limit. Raises ValueError for anything else."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
@@ -28,6 +29,7 @@ def checked_timeout(timeout) -> float | None:
 
 
 def checked_choice(name: str, value, allowed: tuple[str, ...]) -> str:
+    """The value. Raises ValueError where it is none of those allowed."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")
     return value

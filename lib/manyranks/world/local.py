@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import functools
 import os
 import select
 import shutil
@@ -50,6 +49,7 @@ class RankProcess:
         return self.exit_code
 
     def send_signal(self, number: int) -> None:
+        """Sends the process a signal, if it lives."""
         if self.pid and self.poll() is None:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
@@ -70,6 +70,10 @@ class RankProcess:
             self.poll(seconds=5.0)
         self.command.close()
         self.control.close()
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        """Closes what the rank prints to and ends through."""
         while self._pipes:
             os.close(self._pipes.pop())
 
@@ -136,17 +140,17 @@ class Forkserver:
         return self._process.pid
 
     def alive(self) -> bool:
+        """Whether it can still fork ranks."""
         return self._process.poll() is None
 
     def wait_until_ready(self) -> None:
         """Returns when torch is imported there. Raises WorldError if that fails."""
         with self._lock:
             if not self._ready:
-                self._ready = self._receive(1, _IMPORTING) == b"R"
+                self._ready = self._is_ready()
 
     def fork(self, rank: int) -> RankProcess:
-        """A new process with nothing set up yet. Raises WorldError if there can be none."""
-        self.wait_until_ready()
+        """A new process with nothing set up yet; wait_until_ready comes first. Raises WorldError if there can be none."""
         command, their_command = socket.socketpair()
         control, their_control = socket.socketpair()
         pipes = {name: os.pipe() for name in ("stdout", "stderr", "faults", "status")}
@@ -156,22 +160,23 @@ class Forkserver:
             try:
                 socket.send_fds(self._socket, [b"F"], theirs)
             except OSError as error:
+                process.close_pipes()
                 raise WorldError(f"rank {rank} could not be started: {error}") from error
             finally:
                 for fd in theirs[2:]:
                     os.close(fd)
         return process
 
-    def _receive(self, size: int, seconds: float) -> bytes:
-        self._socket.settimeout(seconds)
+    def _is_ready(self) -> bool:
+        self._socket.settimeout(_IMPORTING)
         with contextlib.suppress(OSError):
-            if len(received := self._socket.recv(size, socket.MSG_WAITALL)) == size:
-                return received
+            if self._socket.recv(1) == b"R":
+                return True
+        if self.alive():
+            raise WorldError(f"the process that starts ranks was not ready after {_IMPORTING:.0f} s; try again")
         self._errors.seek(0)
-        raise WorldError(
-            "the process that starts ranks has ended; the next World starts another. It said: "
-            + (self._errors.read().decode(errors="replace").strip() or "nothing")
-        )
+        said = self._errors.read().decode(errors="replace").strip() or "nothing"
+        raise WorldError(f"the process that starts ranks has ended; the next World starts another. It said: {said}")
 
     def close(self) -> None:
         """Ends the process; it takes every rank with it."""
@@ -206,15 +211,12 @@ def _environment() -> dict[str, str]:
 _starting = threading.Lock()
 
 
-@functools.cache
-def _servers() -> list[Forkserver]:
-    return []
+_servers: list[Forkserver] = []  # none or one
 
 
 def the_forkserver() -> Forkserver:
     """The kernel's one forkserver, started if there is none that lives."""
     with _starting:
-        servers = _servers()
-        if not servers or not servers[-1].alive():
-            servers[:] = [Forkserver()]
-        return servers[-1]
+        if not _servers or not _servers[-1].alive():
+            _servers[:] = [Forkserver()]
+        return _servers[-1]

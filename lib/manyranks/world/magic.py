@@ -2,7 +2,7 @@
 
 import re
 
-from manyranks.world import cells
+from manyranks.world import cells, limits
 from manyranks.world.errors import WorldError
 from manyranks.world.local import the_forkserver
 from manyranks.world.world import newest
@@ -13,6 +13,7 @@ _LINE = re.compile(r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*(--measure\s+(?P<name>[A-
 
 def load(shell) -> None:
     """Adds the magic to an IPython shell and starts the forkserver in the background."""
+    limits.check_place()
     shell.register_magic_function(lambda line, cell: _ranks(shell, line, cell), "cell", "ranks")
     the_forkserver()
 

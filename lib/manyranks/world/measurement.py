@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
+
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
 from manyranks.theory import collectives
@@ -12,7 +14,6 @@ from manyranks.world.recording import Recording
 
 # The algorithm whose bytes are an operation's nominal ones; those of broadcast and reduce are gloo's.
 _NOMINAL = {"broadcast": "tree", "scatter": "naive", "gather": "naive"}
-_ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Measurement:
     results: as run() returns; calls: the communication calls of each rank, in the order issued; payload_bytes: payload of each
     rank's own sends, and for a backend's collective the operation's nominal bytes; sent_bytes: what left the process on its
     sockets, or None where the system does not count it; flops, peak_bytes: None unless asked for; divergence: the first
-    place where the ranks' calls do not match, or None.
+    place where the ranks' calls do not match, or None; ranks: those that ran; no_bytes: why sent_bytes is None.
     """
 
     ranks: tuple[int, ...]
@@ -93,7 +94,7 @@ def payload(call: Call, rank: int) -> int:
         return call.bytes - call.kept
     n, root = len(call.ranks), call.ranks.index(call.peer) if call.peer is not None else 0
     whole = call.bytes * (n if call.op in ("all_gather", "gather") else 1)
-    itemsize = _ITEM_BYTES.get(call.dtype, 1)
+    itemsize = getattr(torch, call.dtype).itemsize
     algorithm = _NOMINAL.get(call.op, "ring")
     sent = collectives.sent_bytes(call.op, whole // itemsize, itemsize, n, algorithm, root)
     return sent[call.ranks.index(rank)]

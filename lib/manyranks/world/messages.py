@@ -40,10 +40,12 @@ def pack(value) -> list[Frame]:
 
 
 def unpack(frames: list[Frame]):
+    """The object of a message; tensors stand on its frames."""
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
 def send(sock: socket.socket, frames: list[Frame]) -> None:
+    """Sends a message, a small one in one piece."""
     lengths = [memoryview(frame).nbytes for frame in frames]
     header = _COUNT.pack(len(frames)) + struct.pack(f"<{len(frames)}Q", *lengths)
     if sum(lengths) < _AT_ONCE:

@@ -61,7 +61,7 @@ class Reply:
 
     failure: Failure | None = None
     recording: Recording | None = None
-    counts: dict | None = None  # calls by group, to see whether the ranks agree
+    counts: dict | None = None  # as Recorder.counts, to see whether the ranks agree
     members: dict[str, tuple[int, ...]] | None = None
     recent: list[Call] | None = None
     broken: bool = False
@@ -98,7 +98,8 @@ def _join(setup: Setup) -> None:
     with contextlib.suppress(OSError):
         os.chdir(setup.folder)
     torch.set_num_threads(1)
-    np.random.seed()  # forked ranks would all have the forkserver's state
+    np.random.seed()  # forked ranks would all have the forkserver's state; processes of torchrun differ
+    torch.seed()
     backend, device = setup.backend, None
     if backend == "nccl":
         backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", setup.rank)  # tensors on the CPU can travel too
@@ -117,6 +118,7 @@ def _perform(task: list, recorder: Recorder, running: threading.Event) -> tuple[
         value, reply.recording = record(recorder, wanted, function, args, kwargs)
         result = _packed(value)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the reader's code end the run, not the rank
+        running.clear()
         reply.failure = _failure(error)
     finally:
         running.clear()

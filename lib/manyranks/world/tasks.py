@@ -31,6 +31,7 @@ def get_variable(name: str):
 
 
 def set_variables(values: dict) -> None:
+    """Sets variables of this rank's cells."""
     _variables().update(values)
 
 

@@ -74,10 +74,12 @@ class Team:
         return any(process.torn for process in self.processes)
 
     def interrupt(self, ranks) -> None:
+        """Lets KeyboardInterrupt rise in these ranks, where Python runs."""
         for rank in ranks:
             self.processes[rank].send_signal(signal.SIGINT)
 
     def kill(self) -> None:
+        """Kills every process without waiting for its end."""
         for process in self.processes:
             process.kill()
 

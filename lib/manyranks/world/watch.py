@@ -34,6 +34,7 @@ class Whereabouts:
 
 
 def start(control: socket.socket, recorder: Recorder, running: threading.Event) -> None:
+    """Starts the thread; it is called by the thread that it tells about."""
     main = threading.get_ident()
     threading.Thread(target=_answer, args=(control, recorder, running, main), daemon=True, name="watch").start()
 

@@ -120,24 +120,24 @@ class World:
         frames = _packed((fn, args, kwargs, wanted))
         with self._lock:
             team = self._ready_team()
-            output = Output(time.monotonic())
+            output, outcome = Output(time.monotonic()), collect.Outcome(tuple(ranks))
             try:
-                outcome = self._ask(team, tuple(ranks), frames, output)
+                self._ask(team, outcome, frames, output)
                 output.show_rest()
             except BaseException:  # an interrupt, most of the time
-                self._interrupted(team, tuple(ranks), output)
+                self._interrupted(team, outcome, output)
                 raise
             self._judge(outcome, team)
         return outcome
 
-    def _ask(self, team: Team, ranks: tuple[int, ...], frames: list, output: Output) -> collect.Outcome:
+    def _ask(self, team: Team, outcome: collect.Outcome, frames: list, output: Output) -> None:
         try:
-            for rank in ranks:
+            for rank in outcome.ranks:
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
                     team.processes[rank].ask(frames, self.timeout)
         except TimeoutError:
-            return collect.Outcome(ranks, late=True)
-        return collect.collect(team, ranks, output, self.timeout, watched=self.backend == "gloo")
+            outcome.late = True
+        collect.collect(team, outcome, output, self.timeout, watched=self.backend == "gloo")
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):
@@ -158,13 +158,13 @@ class World:
         self._team = None
         _close_team(self._holder)
 
-    def _interrupted(self, team: Team, ranks: tuple[int, ...], output: Output) -> None:
+    def _interrupted(self, team: Team, outcome: collect.Outcome, output: Output) -> None:
         """Brings the ranks back if they come at once; they are replaced if not."""
         usable = False
         try:
             if not team.torn:
-                team.interrupt(ranks)
-                outcome = collect.collect(team, ranks, output, _AFTER_INTERRUPT, watched=False)
+                team.interrupt(outcome.missing)
+                collect.collect(team, outcome, output, _AFTER_INTERRUPT, watched=False)
                 usable = _usable(outcome, team)
                 output.show_rest()
         finally:
@@ -189,9 +189,10 @@ class World:
             error.args = (error.args[0] + lost,)
             raise error
         diverging = first_divergence(diagnose.recent_calls(outcome))
-        if diverging or not usable:
-            reason = diverging or "messages were sent that nobody received"
-            warnings.warn(f"the ranks' calls diverge: {reason}.{lost}", RuntimeWarning, stacklevel=4)
+        if diverging:
+            _warn(f"the ranks' calls diverge: {diverging}.{lost}")
+        elif not usable:
+            _warn(f"a message was sent that nobody received, or the group was destroyed; the next run has fresh ranks.{lost}")
 
     def _results(self, outcome: collect.Outcome) -> list:
         return [_read(rank, outcome.replies[rank][1]) for rank in outcome.ranks]
@@ -209,6 +210,14 @@ def newest() -> World:
         if (world := ref()) is not None:
             return world
     raise WorldError("no world is open; make one first: world = mr.World(4)")
+
+
+def _warn(message: str) -> None:
+    """A warning that points at the reader's line, past those of this file."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def _close_team(holder: list[Team]) -> None:
