@@ -137,6 +137,13 @@ def test_in_a_reduce_only_the_root_keeps_its_chunk(elements, n, data):
     assert sent_bytes("reduce", elements, 1, n, root=root) == [elements - (kept if r == root else 0) for r in range(n)]
 
 
+def test_sixteen_thousand_ranks_are_counted_without_their_rounds():
+    n, elements = 16384, 16384 * 3 + 5
+    assert sum(sent_bytes("all_reduce", elements, 2, n)) == 2 * 2 * (n - 1) * elements
+    assert sum(sent_bytes("all_reduce", elements, 2, n, "hierarchical", node=8)) == 2 * 2 * (n - 1) * elements
+    assert sum(sent_bytes("all_to_all", elements, 1, n, "pairwise")) == (n - 1) * elements
+
+
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [

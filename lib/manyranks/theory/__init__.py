@@ -2,13 +2,45 @@
 
 from importlib import import_module
 
-_MODULES = ("collectives", "flops", "hardware", "published")
-__all__ = [*_MODULES, "accelerators", "links"]
+_MODULES = (
+    "architecture",
+    "charges",
+    "cluster",
+    "collectives",
+    "data",
+    "flops",
+    "hardware",
+    "kernels",
+    "layer",
+    "memory",
+    "passes",
+    "pipeline",
+    "planner",
+    "published",
+    "stages",
+    "step",
+    "traffic",
+)
+_NAMES = {
+    "accelerators": "hardware",
+    "links": "hardware",
+    "clusters": "cluster",
+    "models": "models",
+    "Accelerator": "hardware",
+    "Cluster": "cluster",
+    "ClusterCosts": "charges",
+    "Link": "hardware",
+    "LatentAttention": "architecture",
+    "ModelShape": "architecture",
+    "Plan": "plan",
+    "from_hf_config": "huggingface",
+}
+__all__ = [*_MODULES, *_NAMES]
 
 
 def __getattr__(name: str):
+    if name in _NAMES:
+        return getattr(import_module(f"manyranks.theory.{_NAMES[name]}"), name)
     if name in _MODULES:
         return import_module(f"manyranks.theory.{name}")
-    if name in ("accelerators", "links"):
-        return getattr(import_module("manyranks.theory.hardware"), name)
     raise AttributeError(f"module 'manyranks.theory' has no attribute {name!r}")

@@ -1,17 +1,21 @@
 """Accelerators and the links between them: the numbers that decide how a model is split."""
 
 import functools
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyranks.theory import published
+from manyranks.theory.names import Named
 
 GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One chip. flops: dense bfloat16 FLOP/s; memory: bytes; bandwidths in bytes/s, of links one way; 0 where unknown."""
+    """One chip. flops, flops_fp8: dense FLOP/s in bfloat16 (V100: float16) and in 8 bits; memory: bytes; bandwidths in bytes/s,
+    of links one way; 0 where unknown. matmul_fraction: the share of `flops` that the best large matrix product reaches.
+    """
 
     name: str
     flops: float
@@ -20,6 +24,9 @@ class Accelerator:
     scale_up: float  # to its neighbours: NVLink, or all the links of a torus
     nic: float  # its share of the network between nodes
     source: str
+    flops_fp8: float = 0.0
+    matmul_fraction: float = 1.0
+    specials: float = 0.0  # exponentials a second
 
 
 @dataclass(frozen=True)
@@ -86,23 +93,45 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
+# The row of max_achievable_matmul.csv that was measured on the same chip.
+_MEASURED_ON = {"A100-40GB SXM": "A100 SXM", "A100-80GB SXM": "A100 SXM", "H200 SXM": "GH200", "H800 SXM": "H100 SXM"} | {
+    "H20": "H100 SXM",
+    "H100 PCIe": "H100 SXM",
+    "B200 (HGX)": "B200",
+    "B300": "B200",
+    "GB200 (per GPU)": "GB200",
+}
+# FLOPs of a matrix product in the time of one exponential: the processors' special function units do 16 a cycle in every
+# generation, their tensor cores twice the FLOPs of the last. H100: 989 against 3.9 TFLOP/s, arXiv 2407.08608, section 3.2.
+_PER_SPECIAL = {"V100": 64, "A100": 128, "H100": 256, "H200": 256, "H800": 256, "B200": 512, "GB200": 512, "B300": 512}
+_EIGHT_BITS = ("H100", "H200", "H800", "H20", "B200", "GB200", "B300", "MI300X")
+
+
 @functools.cache
-def _accelerators() -> dict[str, Accelerator]:
-    return {row["device"]: _accelerator(row) for row in published.rows("accelerators")}
+def _accelerators() -> Named:
+    measured = {row["device"]: float(row["efficiency_pct"]) / 100 for row in published.rows("max_achievable_matmul")}
+    chips = (_accelerator(row, measured) for row in published.rows("accelerators"))
+    return Named("accelerator", {chip.name: chip for chip in chips})
 
 
-def _accelerator(row: dict[str, str]) -> Accelerator:
+def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator:
     def number(column: str, unit: float) -> float:
         return float(row[column] or 0) * unit
 
+    name, flops = row["device"], number("bf16_dense_tflops", TFLOPS)
+    # A chip that nobody measured is taken to reach what the median of the measured ones does.
+    reached = measured.get(_MEASURED_ON.get(name, name), statistics.median(measured.values()))
     return Accelerator(
-        row["device"],
-        number("bf16_dense_tflops", TFLOPS),
+        name,
+        flops,
         number("hbm_GB", GB),
         number("hbm_TBps", TB),
         number("scaleup_unidir_GBps_per_device", GB),
         number("typical_nic_GBps_per_device", GB),
         row["source"],
+        flops * (2 if name.startswith(_EIGHT_BITS) else 1),
+        reached,
+        next((flops / ratio for chip, ratio in _PER_SPECIAL.items() if name.startswith(chip)), 0.0),
     )
 
 
@@ -111,9 +140,9 @@ _NCCL = "α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple"
 
 
 @functools.cache
-def _links() -> dict[str, Link]:
+def _links() -> Named:
     chips = _accelerators()
-    return {
+    links = {
         "NVLink, H100": Link("NVLink, H100", 3.4e-6, chips["H100 SXM"].scale_up, _NCCL),
         "NVLink, A100": Link("NVLink, A100", 3.4e-6, chips["A100-80GB SXM"].scale_up, _NCCL),
         "PCIe 5.0 x16": Link("PCIe 5.0 x16", 5.7e-6, 64 * GB, _NCCL + "; β: PCI-SIG, 32 GT/s × 16 lanes"),
@@ -121,6 +150,7 @@ def _links() -> dict[str, Link]:
         "InfiniBand 400G": Link("InfiniBand 400G", 14e-6, chips["H100 SXM"].nic, _NCCL),
         "InfiniBand 200G": Link("InfiniBand 200G", 14e-6, chips["A100-80GB SXM"].nic, _NCCL),
     }
+    return Named("link", links)
 
 
 def __getattr__(name: str):

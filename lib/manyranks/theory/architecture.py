@@ -1,0 +1,281 @@
+"""Model shapes: the sizes that fix a transformer, and its parameters counted exactly from them.
+
+h hidden size, f feed-forward size, a attention heads, g key/value heads, D head size, L layers, V vocabulary.
+"""
+
+from dataclasses import dataclass, fields
+
+from manyranks.theory.names import nearest
+
+# Vectors of the normalised size that a norm learns: a scale, or a scale and a shift.
+NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values are expanded from kv_rank numbers a token, which are all that is cached.
+
+    q_rank: the same for queries, 0 where they are not compressed; nope_size and rope_size: the part of a query or key head
+    without and with the rotary positions (one key of rope_size serves all heads); value_size: of a value head.
+    Raises ValueError for sizes that are not positive whole numbers.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
+
+    q_rank: int
+    kv_rank: int
+    nope_size: int
+    rope_size: int
+    value_size: int
+
+    def __post_init__(self):
+        for field in fields(self):
+            _whole(f"latent.{field.name}", getattr(self, field.name), least=0 if field.name == "q_rank" else 1)
+
+    def parameters(self, hidden: int, heads: int) -> int:
+        """Of the matrices: queries down and up (or at once), keys and values down and up, output; no norms."""
+        query = heads * (self.nope_size + self.rope_size)
+        queries = (hidden + query) * self.q_rank if self.q_rank else hidden * query
+        down = hidden * (self.kv_rank + self.rope_size)
+        up = self.kv_rank * heads * (self.nope_size + self.value_size)
+        return queries + down + up + heads * self.value_size * hidden
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder-only transformer. Sizes in elements; a count of 0 means that there is none.
+
+    ffn: of a dense layer (unused where every layer has experts). kv_heads: None means heads. head_size: None means
+    hidden // heads; with `latent`, it is nope_size + rope_size. gated: the MLP has three matrices instead of two. tied: the
+    head is the input embedding. norm: "rmsnorm" (a scale), "layernorm" (a scale and a shift) or "none"; a final norm follows
+    the last layer. bias: on every linear layer but the head and the router; qkv_bias: on queries, keys and values only;
+    qk_norm: a norm of head_size on queries and one on keys. positions: rows of learned position embeddings, 0 for rotary.
+    embedding_norm: a norm after the embedding. dropout: on attention probabilities, after attention and MLP, and after the
+    embedding. experts: routed ones, in all layers but the first dense_layers; a token uses top_k of them and every shared
+    one; shared_ffn: size of each shared expert, 0 means expert_ffn; shared_gate: a linear layer of one output that scales
+    them; router_bias: one number an expert. A token's experts lie in groups_per_token of the expert_groups. mtp_depth:
+    multi-token-prediction modules. window: tokens that attention looks back in window_layers of the layers, None meaning all.
+    parallel_layers: attention and MLP read the same input and are added together.
+    Raises ValueError, naming the field, for a size that is not allowed or sizes that do not go together.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    vocab: int
+    kv_heads: int | None = None
+    head_size: int | None = None
+    gated: bool = True
+    tied: bool = False
+    norm: str = "rmsnorm"
+    norms_per_layer: int = 2
+    bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    positions: int = 0
+    embedding_norm: bool = False
+    dropout: bool = False
+    experts: int = 0
+    top_k: int = 0
+    expert_ffn: int = 0
+    shared_experts: int = 0
+    shared_ffn: int = 0
+    shared_gate: bool = False
+    dense_layers: int = 0
+    router_bias: bool = False
+    expert_groups: int = 1
+    groups_per_token: int = 1
+    latent: LatentAttention | None = None
+    mtp_depth: int = 0
+    window: int = 0
+    window_layers: int | None = None
+    parallel_layers: bool = False
+    source: str = ""
+
+    def __post_init__(self):
+        self._check_types()
+        self._fill()
+        self._check_attention()
+        self._check_experts()
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.layers, self.hidden))  # cheap: shapes are keys of caches
+
+    def _check_types(self) -> None:
+        if self.norm not in NORMS:
+            raise ValueError(f"norm={self.norm!r}: {nearest(self.norm, NORMS)}")
+        if not isinstance(self.latent, LatentAttention | None):
+            raise ValueError(f"latent={self.latent!r}: must be a LatentAttention or None")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool and not isinstance(value, bool):
+                raise ValueError(f"{field.name}={value!r}: must be True or False")
+            if field.type is int or (field.type == int | None and value is not None):
+                _whole(field.name, value, least=0 if field.default == 0 or field.name == "window_layers" else 1)
+
+    def _fill(self) -> None:
+        def default(field: str, value: int) -> None:
+            if getattr(self, field) in (None, 0):
+                object.__setattr__(self, field, value)
+
+        if self.head_size is None and self.latent is None and self.hidden % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide hidden={self.hidden}: give head_size, or other sizes")
+        default("kv_heads", self.heads)
+        default("head_size", self.latent.nope_size + self.latent.rope_size if self.latent else self.hidden // self.heads)
+        default("shared_ffn", self.expert_ffn if self.shared_experts else 0)
+        if self.window_layers is None:
+            object.__setattr__(self, "window_layers", self.layers if self.window else 0)
+
+    def _check_attention(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}: each serves as many query heads")
+        if self.window_layers > (self.layers if self.window else 0):
+            raise ValueError(f"window_layers={self.window_layers}: with window={self.window}, at most layers={self.layers}")
+        if self.latent is None:
+            return
+        if self.bias or self.qkv_bias or self.qk_norm:
+            raise ValueError(
+                "bias, qkv_bias, qk_norm: with latent, attention has no biases and norms of its own; leave them False"
+            )
+        if (self.kv_heads, self.head_size) != (self.heads, self.latent.nope_size + self.latent.rope_size):
+            raise ValueError(f"kv_heads={self.kv_heads}, head_size={self.head_size}: leave them out, latent decides them")
+
+    def _check_experts(self) -> None:
+        if not self.experts:
+            names = ("top_k", "expert_ffn", "shared_experts", "shared_ffn", "shared_gate", "dense_layers", "router_bias")
+            if given := [name for name in names if getattr(self, name)]:
+                raise ValueError(f"{given[0]}={getattr(self, given[0])} without experts: give experts, or leave it 0")
+        elif not self.expert_ffn:
+            raise ValueError(f"expert_ffn=0 with experts={self.experts}: give the feed-forward size of one expert")
+        elif not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"top_k={self.top_k}: a token uses 1 to experts={self.experts} of them")
+        if self.dense_layers > self.layers:
+            raise ValueError(f"dense_layers={self.dense_layers}: the model has layers={self.layers}")
+        if (self.shared_ffn or self.shared_gate) and not self.shared_experts:
+            raise ValueError(f"shared_ffn={self.shared_ffn}, shared_gate={self.shared_gate}: give shared_experts too")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        groups, chosen = self.expert_groups, self.groups_per_token
+        if self.experts % groups or (groups > 1 and not self.experts):
+            raise ValueError(f"expert_groups={groups} does not divide experts={self.experts}")
+        if chosen > groups:
+            raise ValueError(f"groups_per_token={chosen}: there are expert_groups={groups}")
+        if self.top_k > self.experts // groups * chosen:
+            raise ValueError(f"top_k={self.top_k}: {chosen} groups have {self.experts // groups * chosen} experts")
+
+    @property
+    def query_size(self) -> int:
+        """Numbers a token's queries have over all heads: a·D."""
+        return self.heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers a token's keys have over all heads, g·D; without `latent`, its values have as many."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers whose MLP is made of experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, has experts. Raises ValueError for a layer that the model does not have."""
+        if not 0 <= layer < self.layers:
+            raise ValueError(f"layer={layer}: {self.name} has layers 0 to {self.layers - 1}")
+        return self.experts > 0 and layer >= self.dense_layers
+
+    @property
+    def attention_parameters(self) -> int:
+        """Matrices and biases of one layer's attention; its norms count as norm_parameters."""
+        if self.latent:
+            return self.latent.parameters(self.hidden, self.heads)
+        queries_keys_values = self.query_size + 2 * self.kv_size
+        matrices = self.hidden * (queries_keys_values + self.query_size)
+        biases = queries_keys_values * (self.bias or self.qkv_bias) + self.hidden * self.bias
+        return matrices + biases
+
+    @property
+    def mlp_parameters(self) -> int:
+        """The MLP of one dense layer."""
+        return self._mlp(self.ffn)
+
+    @property
+    def expert_parameters(self) -> int:
+        """ONE routed expert; 0 in a dense model."""
+        return self._mlp(self.expert_ffn) if self.experts else 0
+
+    @property
+    def shared_parameters(self) -> int:
+        """All shared experts of one layer, with their gate."""
+        return self.shared_experts * self._mlp(self.shared_ffn) + self.hidden * self.shared_gate
+
+    @property
+    def router_parameters(self) -> int:
+        """One layer's router: a score an expert, and the bias that balances them if there is one."""
+        return (self.hidden + self.router_bias) * self.experts
+
+    @property
+    def norm_parameters(self) -> int:
+        """All norms of one layer, those of queries and keys and of latent attention included."""
+        inner = 2 * self.head_size if self.qk_norm else 0
+        if self.latent:
+            inner += self.latent.q_rank + self.latent.kv_rank
+        return NORMS[self.norm] * (self.norms_per_layer * self.hidden + inner)
+
+    @property
+    def final_norm_parameters(self) -> int:
+        return NORMS[self.norm] * self.hidden
+
+    def layer_parameters(self, layer: int) -> int:
+        """All that this layer, counted from 0, holds. Raises ValueError for a layer that the model does not have."""
+        return self._layer(self.is_moe(layer))
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The input embedding, learned positions, and the norm after them if there is one."""
+        return (self.vocab + self.positions) * self.hidden + self.embedding_norm * self.final_norm_parameters
+
+    @property
+    def head_parameters(self) -> int:
+        """The output projection; 0 where it is the input embedding."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Φ: everything, tied embeddings once, without the multi-token-prediction modules."""
+        layers = self.moe_layers * self._layer(moe=True) + (self.layers - self.moe_layers) * self._layer(moe=False)
+        return self.embedding_parameters + layers + self.final_norm_parameters + self.head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token uses: Φ without the routed experts it is not sent to; both embeddings count whole.
+
+        DeepSeek-V3's 37B is this number; its 36.6B leaves the input embedding out, of which a token reads one row.
+        """
+        return self.parameters - self.moe_layers * (self.experts - self.top_k) * self.expert_parameters
+
+    @property
+    def mtp_parameters(self) -> int:
+        """What the multi-token-prediction modules add, without the embedding and the head, which they share with the model.
+
+        A module: two norms, a projection of 2h to h, a layer like the last one, a norm. Published checkpoints store a copy of
+        the embedding and the head with each. Source: DeepSeek-V3, arXiv 2412.19437, section 2.2.
+        """
+        projection = 2 * self.hidden**2
+        layer = self._layer(self.is_moe(self.layers - 1))
+        return self.mtp_depth * (3 * self.final_norm_parameters + projection + layer)
+
+    def _mlp(self, ffn: int) -> int:
+        inner = ffn * (2 if self.gated else 1)
+        return self.hidden * (inner + ffn) + (inner + self.hidden) * self.bias
+
+    def _layer(self, moe: bool) -> int:
+        experts = self.router_parameters + self.experts * self.expert_parameters + self.shared_parameters
+        return self.attention_parameters + self.norm_parameters + (experts if moe else self.mlp_parameters)
+
+
+def _whole(field: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{field}={value!r}: must be a whole number, {least} or more")

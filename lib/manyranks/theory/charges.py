@@ -1,0 +1,61 @@
+"""What a program costs on a cluster: the bridge from theory to timeline.replay."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from manyranks.theory import collectives, kernels, traffic
+from manyranks.theory.cluster import Cluster, Route
+from manyranks.theory.hardware import Link
+from manyranks.theory.kernels import DEFAULT, Constants, Kernel
+from manyranks.timeline.costs import Transfer
+from manyranks.timeline.program import Work
+
+# The algorithm of each collective where it is not a ring.
+_ALGORITHMS = {"broadcast": "tree", "scatter": "tree", "gather": "tree", "all_to_all": "pairwise"}
+
+
+@dataclass(frozen=True)
+class ClusterCosts:
+    """Costs for timeline.replay: rank r of the program is the r-th accelerator of the cluster.
+
+    Work is charged as a kernel, a number as that many seconds. A collective's channels are the shares of the network that its
+    members have at the outermost level which the group needs: two collectives of one rank at the same level share them.
+    Raises ValueError for work that is neither, an unknown operation, or a rank that the cluster does not have.
+    """
+
+    cluster: Cluster
+    constants: Constants = DEFAULT
+
+    def compute(self, rank: int, work: Hashable) -> float:
+        if isinstance(work, Work):
+            if not (work.flops or work.bytes):
+                return 0.0
+            kernel = Kernel("compute", work.flops, work.bytes)
+            return kernels.seconds(kernel, self.cluster.accelerator, self.constants, self.cluster.reserved)
+        if isinstance(work, int | float):
+            return float(work)
+        raise ValueError(f"work {work!r}: a cluster charges Work(flops, bytes), or a number of seconds")
+
+    def message(self, source: int, destination: int, bytes: float) -> Transfer:
+        level = self.cluster.levels[self.cluster.level_of(source, destination)]
+        capacity = level.share * self.constants.bandwidth
+        ends = (((level.name, "out", source), capacity), ((level.name, "in", destination), capacity))
+        return Transfer(self.constants.overhead + level.link.latency, bytes, ends)
+
+    def collective(self, op: str, bytes: float, ranks: tuple[int, ...]) -> Transfer:
+        if len(ranks) == 1:
+            return Transfer(0.0)
+        if op == "barrier":
+            op, bytes = "all_reduce", 0
+        route = self.cluster.route_of(ranks)
+        link = traffic.reached(_link(route, op), self.constants)
+        latency = collectives.seconds(op, 0, len(ranks), link, _ALGORITHMS.get(op, "ring"))
+        sent = collectives.seconds(op, bytes, len(ranks), link, _ALGORITHMS.get(op, "ring")) - latency
+        level = self.cluster.levels[self.cluster.level_of(min(ranks), max(ranks))].name
+        shares = tuple(((level, "out", rank), link.bandwidth) for rank in ranks)
+        return Transfer(self.constants.overhead + latency, sent * link.bandwidth, shares)
+
+
+def _link(route: Route, op: str) -> Link:
+    """A ring leaves a node once and may use all its members' shares; elsewhere each rank has its own."""
+    return route.ring if _ALGORITHMS.get(op, "ring") == "ring" else route.pair

@@ -1,0 +1,205 @@
+"""Clusters: accelerators, the levels of links between them, and where a group of ranks lies on those."""
+
+import functools
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from manyranks.theory import hardware
+from manyranks.theory.hardware import GB, Accelerator, Link
+from manyranks.theory.names import Named
+
+
+class Level(NamedTuple):
+    """A set of accelerators that one kind of link joins: a node, a rail, a pod.
+
+    size: accelerators in it; link: β is one accelerator's share, one way, for traffic that leaves the level below.
+    oversubscription: how many times less than its share an accelerator gets when all send at once; 1: full bisection.
+    """
+
+    name: str
+    size: int
+    link: Link
+    oversubscription: float = 1.0
+
+    @property
+    def share(self) -> float:
+        return self.link.bandwidth / self.oversubscription
+
+
+class Route(NamedTuple):
+    """How the members of one group reach each other.
+
+    ring: the link that a ring over all of them sees (mean α of its hops; β of its narrowest place); pair: between members
+    that are far apart; inside: members of one node, joined by `near`.
+    """
+
+    ranks: int
+    ring: Link
+    pair: Link
+    inside: int
+    near: Link
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal accelerators joined by levels of links, from the inside out, or by a torus.
+
+    gpus: how many there are, or None for as many as a plan asks for; torus: ring links an accelerator has (one for each
+    direction of each axis), 0 for a switched network; reserved: share of an accelerator's processors that only communicate.
+    """
+
+    name: str
+    accelerator: Accelerator
+    levels: tuple[Level, ...]
+    gpus: int | None = None
+    torus: int = 0
+    reserved: float = 0.0
+    source: str = ""
+
+    def __post_init__(self):
+        sizes = [level.size for level in self.levels]
+        if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
+            raise ValueError(f"levels of sizes {sizes}: from the inside out, each larger than the one before")
+        if any(level.oversubscription < 1 for level in self.levels) or not 0 <= self.reserved < 1:
+            raise ValueError("oversubscription is 1 or more; reserved is between 0 and 1")
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.gpus))  # cheap: clusters are keys of caches
+
+    @property
+    def node(self) -> int:
+        """Accelerators of the innermost level."""
+        return self.levels[0].size
+
+    def of(self, gpus: int) -> "Cluster":
+        """The same kind of cluster with this many accelerators. Raises ValueError for fewer than one."""
+        if gpus < 1:
+            raise ValueError(f"gpus={gpus}: a cluster has at least one")
+        return replace(self, gpus=gpus)
+
+    def with_link(self, level: str, **changes: float) -> "Cluster":
+        """The same cluster with another latency or bandwidth at one level. Raises ValueError for an unknown level."""
+        names = [lv.name for lv in self.levels]
+        if level not in names:
+            raise ValueError(f"level {level!r} of {self.name}: there are {', '.join(names)}")
+        changed = (lv._replace(link=replace(lv.link, **changes)) if lv.name == level else lv for lv in self.levels)
+        return replace(self, levels=tuple(changed))
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 clusters are few, and routes small
+    def route(self, ranks: int, stride: int = 1) -> Route:
+        """The way of a group of `ranks` members, each `stride` ranks after the one before, the first at a node's start."""
+        if self.torus:
+            return _torus_route(self, ranks)
+        return _switched_route(self, ranks, [min(ranks, max(1, level.size // stride)) for level in self.levels])
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
+    def route_of(self, ranks: tuple[int, ...]) -> Route:
+        """The way of a group of any ranks, where rank r is the r-th accelerator, counted node by node."""
+        self.level_of(min(ranks), max(ranks))
+        if self.torus:
+            return _torus_route(self, len(ranks))
+        counts = (Counter(rank // level.size for rank in ranks) for level in self.levels)
+        return _switched_route(self, len(ranks), [max(count.values()) for count in counts])
+
+    def between(self, first: int, second: int) -> Link:
+        """The link between two ranks. Raises ValueError for a rank outside."""
+        return self.levels[self.level_of(first, second)].link
+
+    def level_of(self, first: int, second: int) -> int:
+        """Index of the innermost level that holds both ranks."""
+        if min(first, second) < 0 or (self.gpus is not None and max(first, second) >= self.gpus):
+            raise ValueError(f"ranks {first} and {second} on a cluster of {self.gpus}: count from 0")
+        for index, level in enumerate(self.levels):
+            if first // level.size == second // level.size:
+                return index
+        raise ValueError(f"ranks {first} and {second}: {self.name} ends at {self.levels[-1].size}")
+
+
+def _switched_route(cluster: Cluster, ranks: int, members: list[int]) -> Route:
+    """members: of the group in one unit of each level, at most."""
+    units = [math.ceil(ranks / m) for m in members]
+    used = next((i + 1 for i, count in enumerate(units) if count == 1), len(units))
+    levels, units, below = cluster.levels[:used], [ranks, *units[:used]], [1, *members[:used]]
+    # A ring walks through all of a unit before it leaves it, and closes over its widest gap.
+    hops = [before - after for before, after in itertools.pairwise(units)]
+    hops[-1] += units[-1]
+    latency = sum(count * level.link.latency for count, level in zip(hops, levels, strict=True)) / ranks
+    # It leaves a unit only once, and may use the shares of all members in that unit to do so.
+    crossed = [k * level.share for k, level, count in zip(below, levels, hops, strict=False) if count]
+    far = levels[-1]
+    ring, pair = Link("ring", latency, min(crossed)), Link(far.link.name, far.link.latency, far.share)
+    return Route(ranks, ring, pair, members[0], levels[0].link)
+
+
+def _torus_route(cluster: Cluster, ranks: int) -> Route:
+    # A group takes whole rings: as many axes as it needs, each with a link in both directions.
+    link, axes = cluster.levels[0].link, cluster.torus // 2
+    side = max(2, round(cluster.levels[-1].size ** (1 / axes)))
+    taken = next(k for k in range(1, axes + 1) if side**k >= ranks or k == axes)
+    ring = replace(link, bandwidth=2 * taken * link.bandwidth)
+    return Route(ranks, ring, link, ranks, ring)
+
+
+def _dgx(name: str, chip: str, node: int, near: float, far: float, source: str, **more) -> Cluster:
+    accelerator = hardware.accelerators[chip]
+    nvlink = Link("NVLink", near, accelerator.scale_up, accelerator.source)
+    network = Link("InfiniBand", far, accelerator.nic, accelerator.source)
+    return Cluster(name, accelerator, (Level("node", node, nvlink), Level("network", 2**20, network)), source=source, **more)
+
+
+def _torus(name: str, chip: str, link: float, axes: int, size: int, source: str) -> Cluster:
+    ici = Link("ICI", 1e-6, link, source)  # α: about 1 µs a hop, jax-ml/scaling-book, tpus.md
+    return Cluster(name, hardware.accelerators[chip], (Level("torus", size, ici),), torus=2 * axes, source=source)
+
+
+_INFINIBAND, _NVLINK = 14e-6, 3.4e-6  # α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple
+_ML_ENGINEERING = "stas00/ml-engineering network/README.md"
+
+
+@functools.cache
+def _clusters() -> Named:
+    dgx = functools.partial(_dgx, near=_NVLINK, far=_INFINIBAND, source=_ML_ENGINEERING)
+    chips = hardware.accelerators
+    roce = Link("RoCE", _INFINIBAND, chips["H100 SXM"].nic, "arXiv 2407.21783, section 3.3.1")
+    h100 = dgx("h100-dgx", "H100 SXM", 8)
+    found = [
+        dgx("v100-dgx", "V100 SXM2", 16),
+        dgx("a100-dgx", "A100-80GB SXM", 8),
+        dgx("a100-40gb-dgx", "A100-40GB SXM", 8),
+        h100,
+        dgx("h200-dgx", "H200 SXM", 8),
+        dgx("b200-dgx", "B200 (HGX)", 8),
+        dgx("gb200-nvl72", "GB200 (per GPU)", 72),
+        dgx("mi300x", "MI300X", 8),
+        # DeepSeek's: 20 of an H800's 132 processors move tokens instead of multiplying.
+        replace(dgx("h800", "H800 SXM", 8), reserved=20 / 132, source="arXiv 2412.19437, section 3.2"),
+        replace(
+            h100,
+            name="llama3-cluster",
+            levels=(h100.levels[0], Level("pod", 3072, roce), Level("data centre", 2**20, roce, 7.0)),
+            source="arXiv 2407.21783, section 3.3.1: full bisection in a pod of 3,072, oversubscribed 7 times above",
+        ),
+        _torus("tpu-v4", "TPU v4", 45 * GB, 3, 4096, "jax-ml/scaling-book tpus.md"),
+        _torus("tpu-v5p", "TPU v5p", 90 * GB, 3, 8960, "jax-ml/scaling-book tpus.md"),
+        _torus("tpu-v5e", "TPU v5e", 45 * GB, 2, 256, "jax-ml/scaling-book tpus.md"),
+        _torus("tpu-v6e", "TPU v6e", 90 * GB, 2, 256, "jax-ml/scaling-book tpus.md"),
+        laptop(),
+    ]
+    short = {"h200": "h200-dgx", "b200": "b200-dgx", "h800-dgx": "h800"}
+    named = {cluster.name: cluster for cluster in found}
+    return Named("cluster", named | {alias: named[name] for alias, name in short.items()})
+
+
+def laptop(flops: float = 50e9, memory: float = 8 * GB, bandwidth: float = 2 * GB, latency: float = 50e-6) -> Cluster:
+    """A stand-in for the reader's machine: ranks are processes, links the loopback. Round numbers; measure your own."""
+    chip = Accelerator("one core", flops, memory, 10 * GB, bandwidth, bandwidth, "round numbers")
+    return Cluster("laptop", chip, (Level("loopback", 1024, Link("loopback", latency, bandwidth)),), source="round numbers")
+
+
+def __getattr__(name: str):
+    if name == "clusters":
+        return _clusters()
+    raise AttributeError(f"module 'manyranks.theory.cluster' has no attribute {name!r}")

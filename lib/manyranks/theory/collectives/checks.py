@@ -1,0 +1,49 @@
+"""The errors of the collectives: what was given, what is allowed, what to use instead."""
+
+from collections.abc import Collection, Mapping
+
+from manyranks.theory.names import nearest
+
+_POWER_OF_TWO = {
+    ("all_gather", "recursive_doubling"): "doubling pairs ranks 1, 2, 4, … apart",
+    ("reduce_scatter", "halving"): "halving pairs ranks n/2, n/4, … 1 apart",
+}
+
+
+def algorithm(table: Mapping[str, Collection[str]], op: str, given: str) -> None:
+    """Whether the operation is known and has the algorithm."""
+    operation(table, op)
+    if given not in table[op]:
+        raise ValueError(f"algorithm={given!r} of {op}: {nearest(given, table[op])}")
+
+
+def operation(table: Collection[str], op: str) -> None:
+    """Whether the operation is known."""
+    if op not in table:
+        raise ValueError(f"op={op!r}: {nearest(op, table)}")
+
+
+def group(op: str, n: int, algorithm: str, root: int = 0, node: int | None = None) -> None:
+    """Whether n ranks, the root and the node size suit the algorithm."""
+    if n < 1:
+        raise ValueError(f"n={n}: a group has at least 1 rank")
+    if not 0 <= root < n:
+        raise ValueError(f"root={root}: must be one of the {n} ranks, 0 to {n - 1}")
+    why = _POWER_OF_TWO.get((op, algorithm))
+    if why and n & (n - 1):
+        raise ValueError(f"n={n}: {algorithm} of {op} needs a power of two, for {why}; take ring or pairwise")
+    if algorithm == "hierarchical":
+        _check_node(n, node)
+    elif node is not None:
+        raise ValueError(f"node={node}: only algorithm='hierarchical' has nodes, {algorithm!r} has none; leave it out")
+
+
+def _check_node(n: int, node: int | None) -> None:
+    if node is None:
+        raise ValueError(f"node=None: algorithm='hierarchical' needs the ranks of a node, a divisor of n={n}")
+    if node < 1 or n % node:
+        raise ValueError(f"node={node}: ranks of a node must divide n={n}; allowed are {_divisors(n)}")
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)

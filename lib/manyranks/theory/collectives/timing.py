@@ -1,0 +1,171 @@
+"""Seconds of a collective on links of latency α and bandwidth β: the sum over its rounds of α + largest message / β.
+
+Model: all messages of a round at the same time, each rank sending one and receiving one; adding costs nothing
+(Hockney's model, as in Thakur, Rabenseifner, Gropp 2005 and Chan et al. 2007, without their γ).
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from manyranks.theory.collectives import checks
+from manyranks.theory.hardware import Link
+
+Links = Link | tuple[Link, Link]
+
+
+class Path(NamedTuple):
+    """What the rounds add up to: messages one after the other, and the whole tensors that these carry."""
+
+    messages: int
+    tensors: float
+
+
+class Line(NamedTuple):
+    """A time fixed + per_byte · bytes."""
+
+    fixed: float
+    per_byte: float
+
+
+def seconds(op: str, bytes: float, n: int, link: Links, algorithm: str = "ring", node: int | None = None) -> float:
+    """Seconds of one collective of n ranks; 0 for one rank.
+
+    bytes: of the whole tensor, as in sent_bytes. link: the Link between any two ranks, whose bandwidth is what one rank has to
+    itself (of an oversubscribed network, its share); for "hierarchical", with `node` ranks a node, the pair of Links inside a
+    node and between nodes. Chunks are bytes/n, not rounded. A root that sends to one rank after another takes a round for
+    each. "ring" of broadcast is the chain, cut into as many pieces as are fastest: k pieces take (n−2+k)(α + bytes/kβ).
+    Raises ValueError for an unknown operation or algorithm, a size below 0, an n or a node that does not suit, the wrong links.
+    Source: Thakur, Rabenseifner, Gropp 2005; Chan, Heimlich, Purkayastha, van de Geijn 2007.
+    """
+    if not bytes >= 0:
+        raise ValueError(f"bytes={bytes}: must not be negative")
+    line = _line(op, n, link, algorithm, node)
+    if (op, algorithm) == ("broadcast", "ring"):
+        return _chain_broadcast(bytes, n, link)
+    return line.fixed + line.per_byte * bytes
+
+
+def crossover(op: str, n: int, link: Links, first: str, second: str, node: int | None = None) -> float | None:
+    """Bytes above which algorithm `second` is always faster than `first`.
+
+    0.0 where it is faster at any size; None where it never is, or only for small tensors. With "hierarchical", link is the pair
+    of Links; the other algorithm, which knows no nodes, then waits in every round for the slower of the two, the Link between.
+    Raises ValueError as seconds does.
+    """
+    one = _line_beside(second, op, n, link, first, node)
+    other = _line_beside(first, op, n, link, second, node)
+    if op == "broadcast" and "ring" in (first, second):
+        return _chain_crossover(n, link, first, second)
+    fixed, per_byte = other.fixed - one.fixed, other.per_byte - one.per_byte
+    if per_byte > 0 or (per_byte == 0 and fixed >= 0):
+        return None
+    return max(0.0, -fixed / per_byte) if per_byte else 0.0
+
+
+def _line(op: str, n: int, link: Links, algorithm: str, node: int | None) -> Line:
+    checks.algorithm(_PATHS, op, algorithm)
+    checks.group(op, n, algorithm, node=node)
+    if algorithm == "hierarchical":
+        return _hierarchical(n, link, node)
+    if not isinstance(link, Link):
+        raise ValueError(f"link={link!r}: {algorithm!r} takes one Link; only 'hierarchical' takes a pair")
+    messages, tensors = _PATHS[op][algorithm](n)
+    return Line(messages * link.latency, tensors / link.bandwidth)
+
+
+def _hierarchical(n: int, link: Links, node: int) -> Line:
+    if isinstance(link, Link) or len(link) != 2:
+        raise ValueError(f"link={link!r}: 'hierarchical' takes a pair of Links, inside a node and between nodes")
+    (inside, between), nodes = link, n // node
+    fixed = 2 * (node - 1) * inside.latency + 2 * (nodes - 1) * between.latency
+    return Line(fixed, 2 * (node - 1) / node / inside.bandwidth + 2 * (nodes - 1) / n / between.bandwidth)
+
+
+def _line_beside(rival: str, op: str, n: int, link: Links, algorithm: str, node: int | None) -> Line:
+    """The line of one of two algorithms: a flat one is given of a hierarchical rival's two links the one between nodes."""
+    if rival != "hierarchical" or algorithm == "hierarchical":
+        return _line(op, n, link, algorithm, node)
+    return _line(op, n, link if isinstance(link, Link) else link[1], algorithm, None)
+
+
+def _chain_broadcast(bytes: float, n: int, link: Link) -> float:
+    if n == 1:
+        return 0.0
+
+    def of(pieces: int) -> float:
+        return (n - 2 + pieces) * (link.latency + bytes / pieces / link.bandwidth)
+
+    # The derivative by k of (n−2+k)(α + bytes/kβ) is 0 at k² = (n−2)·bytes/αβ; a piece has at least a byte.
+    most = max(1.0, bytes)
+    best = math.sqrt((n - 2) * bytes / link.half_bandwidth_bytes) if link.half_bandwidth_bytes else most
+    below = max(1, math.floor(min(best, most)))
+    return min(of(below), of(below + 1))
+
+
+def _chain_crossover(n: int, link: Link, first: str, second: str) -> float | None:
+    # A chain of many pieces needs 1/β a byte, all else twice that or more for n > 2. For n = 2 all are one message.
+    if n <= 2 or first == "ring":
+        return None
+
+    def faster(bytes: float) -> bool:
+        return seconds("broadcast", bytes, n, link, second) < seconds("broadcast", bytes, n, link, first) * (1 - 1e-12)
+
+    low, high = 0.0, 1.0
+    while not faster(high):
+        high *= 2
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if faster(middle) else (middle, high)
+    return high
+
+
+def _chunk_at_a_time(n: int) -> Path:
+    return Path(n - 1, (n - 1) / n)
+
+
+def _tensor_at_a_time(n: int) -> Path:
+    return Path(n - 1, n - 1)
+
+
+def _tree(n: int) -> Path:
+    levels = (n - 1).bit_length()
+    return Path(levels, levels)
+
+
+def _halves(n: int) -> Path:
+    return Path((n - 1).bit_length(), (n - 1) / n)  # a tree's scatter too: where n is no power of two its first half is smaller
+
+
+def _twice(path: Callable[[int], Path]) -> Callable[[int], Path]:
+    return lambda n: Path(2 * path(n).messages, 2 * path(n).tensors)
+
+
+def _folded(path: Callable[[int], Path]) -> Callable[[int], Path]:
+    """The path on the largest power of two of ranks, and where n is more, the whole tensor to them and back."""
+
+    def folded(n: int) -> Path:
+        core = 2 ** (n.bit_length() - 1)
+        extra = 2 if n > core else 0
+        return Path(path(core).messages + extra, path(core).tensors + extra)
+
+    return folded
+
+
+_PATHS: dict[str, dict[str, Callable[[int], Path]]] = {
+    "all_reduce": {
+        "ring": _twice(_chunk_at_a_time),
+        "tree": _twice(_tree),
+        "naive": _twice(_tensor_at_a_time),
+        "recursive_doubling": _folded(_tree),
+        "halving_doubling": _folded(_twice(_halves)),
+        "hierarchical": _twice(_chunk_at_a_time),  # of one node; _hierarchical has the rest
+    },
+    "reduce_scatter": dict.fromkeys(("ring", "naive", "pairwise"), _chunk_at_a_time) | {"halving": _halves},
+    "all_gather": dict.fromkeys(("ring", "naive", "pairwise"), _chunk_at_a_time) | {"recursive_doubling": _halves},
+    "reduce": {"ring": _twice(_chunk_at_a_time), "tree": _tree, "naive": _tensor_at_a_time},
+    "broadcast": {"ring": _tensor_at_a_time, "tree": _tree, "naive": _tensor_at_a_time},  # a chain of one piece
+    "scatter": {"tree": _halves, "naive": _chunk_at_a_time},
+    "gather": {"tree": _halves, "naive": _chunk_at_a_time},
+    "all_to_all": {"pairwise": _chunk_at_a_time},
+}

@@ -1,0 +1,62 @@
+"""Seconds of a collective on a torus, whose chips have two links an axis, one each way round."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from manyranks.theory.collectives import checks
+from manyranks.theory.hardware import Link
+
+
+def torus_seconds(op: str, bytes: float, dims: Sequence[int], link: Link) -> float:
+    """Seconds of one collective over all chips of a torus; 0 for one chip.
+
+    bytes: of the whole tensor, as in sent_bytes. dims: chips along each axis, e.g. (4, 4, 4); every axis closes to a ring, and
+    one of a single chip has no links. link: one link of one axis, one way.
+
+    all_gather, reduce_scatter: α·hops + (N−1)/N·bytes / (2β·axes). A chip receives (N−1)/N of the tensor over two links of each
+    axis of more than one chip. With equal dims this is reached: the tensor is cut into one part an axis, and part i takes the
+    axes in the order i, i+1, …, so that all links are always busy; with unequal dims it is a lower bound.
+    Hops: half of each ring.
+    all_reduce: both, one after the other.
+    all_to_all: α·hops + (D//2)(D−D//2)/2D·bytes/β, D the longest axis. Cut across it, the chips of one side send those of the
+    other (D//2)(D−D//2)/D² ·N·bytes over 2N/D links. For an even D that is bytes·D/8β.
+    Raises ValueError for an unknown operation, a size below 0 or an axis below 1.
+    Source: jax-ml/scaling-book, sharding.md: bytes / (bidirectional bandwidth × axes), an all-to-all a quarter of an
+    all-gather on an even ring (its bytes are those of all chips together, N times ours). It leaves out (N−1)/N, and takes
+    the larger of the time of the hops and that of the bytes, we the sum.
+    """
+    checks.operation(_SECONDS, op)
+    if not bytes >= 0:
+        raise ValueError(f"bytes={bytes}: must not be negative")
+    if any(dim < 1 for dim in dims):
+        raise ValueError(f"dims={tuple(dims)}: an axis has at least 1 chip")
+    rings = [dim for dim in dims if dim > 1]
+    return _SECONDS[op](bytes, rings, link) if rings else 0.0
+
+
+def _half(bytes: float, rings: Sequence[int], link: Link) -> float:
+    chips = prod(rings)
+    return _hops(rings) * link.latency + (chips - 1) / chips * bytes / (2 * len(rings) * link.bandwidth)
+
+
+def _all_reduce(bytes: float, rings: Sequence[int], link: Link) -> float:
+    return 2 * _half(bytes, rings, link)
+
+
+def _all_to_all(bytes: float, rings: Sequence[int], link: Link) -> float:
+    longest = max(rings)
+    crossing = (longest // 2) * (longest - longest // 2) / (2 * longest)
+    return _hops(rings) * link.latency + crossing * bytes / link.bandwidth
+
+
+def _hops(rings: Sequence[int]) -> int:
+    """Links on the way to the furthest chip."""
+    return sum(dim // 2 for dim in rings)
+
+
+_SECONDS: dict[str, Callable[[float, Sequence[int], Link], float]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _half,
+    "all_gather": _half,
+    "all_to_all": _all_to_all,
+}

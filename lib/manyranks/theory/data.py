@@ -1,0 +1,121 @@
+"""What data parallelism sends in a step, and the optimizer: gradients reduced, parameters gathered, states updated."""
+
+import functools
+from typing import NamedTuple
+
+from manyranks.theory import memory, traffic
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.kernels import Constants
+from manyranks.theory.plan import Plan, Recipe
+
+
+class Times(NamedTuple):
+    """How often in a step: gradients reduced, parameters gathered for forward and again for backward."""
+
+    reduces: int
+    forward: int
+    backward: int
+
+
+def times(plan: Plan) -> Times:
+    """ZeRO-0 and ZeRO-1 reduce once a step; from ZeRO-2 on each micro-batch's gradients are reduced; ZeRO-3 gathers the
+    parameters of each unit before its forward and, where they were freed, before its backward.
+
+    With a pipeline, units that are not freed after forward stay for the whole step (Llama 3, arXiv 2407.21783, section 3.3.2).
+    Source: arXiv 1910.02054, sections 5 and 7; PyTorch FSDP, arXiv 2304.11277, section 3.
+    """
+    m = plan.microbatches
+    if plan.zero < 3:
+        return Times(m if plan.zero == 2 else 1, min(plan.zero, 1), 0)
+    if plan.reshard_after_forward:
+        return Times(m, m, m)
+    return Times(m, m if plan.pp == 1 else 1, 0)
+
+
+def sent_bytes(shape: ModelShape | float, plan: Plan) -> float:
+    """Bytes that one rank sends in a step for its parameters and gradients, around rings.
+
+    With one micro-batch and N ranks: 2, 2, 2 and 3 times (N−1)/N·Φ elements for ZeRO 0 to 3.
+    """
+    held = max(memory.rank_parameters(shape, plan), key=sum)
+    often, total = times(plan), 0.0
+    for elements, group in zip(held, groups(plan), strict=True):
+        inner = (group.shards - 1) / group.shards * elements
+        outer = 2 * (group.replicas - 1) / group.replicas * elements / group.shards
+        reduced = min(4, plan.recipe.gradients)
+        if plan.zero == 0:
+            total += 2 * (group.ranks - 1) / group.ranks * elements * reduced
+        else:
+            gathers = often.forward + often.backward
+            total += often.reduces * reduced * (inner + outer) + gathers * plan.recipe.parameters * inner
+    return total
+
+
+class Group(NamedTuple):
+    """The ranks with a copy of the same parameters: `shards` of them share one copy of the states; stride between them."""
+
+    ranks: int
+    shards: int
+    stride: int
+
+    @property
+    def replicas(self) -> int:
+        return self.ranks // self.shards
+
+
+def groups(plan: Plan) -> tuple[Group, Group]:
+    """The group of the parameters that all data-parallel ranks have, and that of an expert's."""
+    ranks = plan.dp * plan.cp
+    return (
+        Group(ranks, plan.shards, plan.tp),
+        Group(ranks // plan.ep, max(1, plan.shards // plan.ep), plan.tp * plan.ep),
+    )
+
+
+def seconds(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, forward: float, backward: float) -> float:
+    """What of the gradients' and parameters' travel nothing hides.
+
+    forward, backward: seconds of one micro-batch on a mean rank. With overlap, gradients hide behind a backward and parameters
+    behind a forward; what belongs to the last unit of backward, or to the first of forward, cannot.
+    """
+    held = max(memory.rank_parameters(shape, plan), key=sum)
+    units = max(1, shape.layers // plan.pp)
+    each = [
+        _once(elements, group, cluster, constants, plan.recipe, plan.zero > 0, units)
+        for elements, group in zip(held, groups(plan), strict=True)
+        if elements
+    ]
+    reduce, gather = map(sum, zip(*each, strict=True))
+    often = times(plan)
+    shown = often.forward * _exposed(gather, forward, units, plan.overlap)
+    if not often.backward:
+        return shown + often.reduces * _exposed(reduce, backward, units, plan.overlap)
+    return shown + often.reduces * _exposed(reduce + gather, backward, units, plan.overlap)
+
+
+def _exposed(seconds: float, hidden_behind: float, units: int, overlap: bool) -> float:
+    return max(seconds / units, seconds - hidden_behind) if overlap else seconds
+
+
+@functools.lru_cache(maxsize=65536)
+def _once(
+    elements: float, group: Group, cluster: Cluster, constants: Constants, recipe: Recipe, sharded: bool, units: int
+) -> tuple[float, float]:
+    """Seconds of reducing all gradients of these parameters, and of gathering the parameters, unit by unit."""
+    size, parameters = elements * min(4, recipe.gradients) / units, elements * recipe.parameters / units
+    if not sharded:
+        route = cluster.route(group.ranks, group.stride)
+        return 2 * units * traffic.gather(route, size, constants), 0.0
+    inner = cluster.route(group.shards, group.stride)
+    outer = cluster.route(group.replicas, group.stride * group.shards)
+    across = 2 * traffic.gather(outer, size / group.shards, constants)
+    return units * (traffic.gather(inner, size, constants) + across), units * traffic.gather(inner, parameters, constants)
+
+
+def optimizer_seconds(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> float:
+    """Adam reads gradients and states and writes states and parameters, after one more reading for the gradients' norm."""
+    states, recipe = memory.before_offload(shape, plan), plan.recipe
+    elements = states.optimizer / recipe.optimizer
+    moved = elements * (recipe.gradients + 2 * recipe.optimizer + recipe.parameters) + states.gradients
+    return moved / (cluster.accelerator.memory_bandwidth * constants.bandwidth)

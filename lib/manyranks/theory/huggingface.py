@@ -1,0 +1,227 @@
+"""The shape of a model from its Hugging Face config.json. A key that is not known is refused: it may change the shape."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyranks.theory import huggingface_keys as known
+from manyranks.theory.architecture import LatentAttention, ModelShape
+from manyranks.theory.huggingface_keys import Config, Key, checked
+from manyranks.theory.names import nearest
+
+Fields = dict[str, Any]
+
+
+def from_hf_config(path: str | Path) -> ModelShape:
+    """The shape that a config.json, or the folder that holds one, describes.
+
+    model_type: llama, mistral, mixtral, gpt2, gpt_neox, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma, gemma2, gemma3_text,
+    gemma3 (its text part), deepseek_v2, deepseek_v3. A key that may be left out has its class's default. The shape takes the
+    folder's name. Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are
+    not allowed or do not fit together; FileNotFoundError where there is no such file.
+    """
+    path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = _language_model(_load(path))
+        family = _family(config)
+        fields = family.fields(checked(config, family.keys))
+        return ModelShape(name=path.resolve().parent.name or config["model_type"], source=str(path), **fields)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _load(path: Path) -> Config:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"must hold a JSON object, has a {type(config).__name__}")
+    return config
+
+
+def _language_model(config: Config) -> Config:
+    """The config itself, or its text_config where a model with images keeps its language model's keys there."""
+    if config.get("model_type") != "gemma3":
+        return config
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise ValueError(f"text_config={text!r}: a gemma3 configuration describes its language model there, in an object")
+    return {"model_type": "gemma3_text"} | text
+
+
+class Family(NamedTuple):
+    """Models of one model_type: the class of the whole model, the keys, and the fields of ModelShape made of them."""
+
+    architecture: str
+    keys: dict[str, Key]
+    fields: Callable[[Config], Fields]
+
+
+def _family(config: Config) -> Family:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _FAMILIES:
+        raise ValueError(f"model_type={kind!r}: {nearest(kind, [*_FAMILIES, 'gemma3'])}")
+    expected = _FAMILIES[kind].architecture
+    if (given := config.get("architectures")) not in (None, [expected]):
+        raise ValueError(f"architectures={given!r}: of {kind}, only [{expected!r}] is supported")
+    return _FAMILIES[kind]
+
+
+def _dense(config: Config) -> Fields:
+    """The fields that every family but GPT-2 names alike."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_size, kv_heads = config.get("head_dim"), config.get("num_key_value_heads")
+    if head_size is None and hidden % heads and "kv_lora_rank" not in config:
+        fix = ": give head_dim, or other sizes" if "head_dim" in config else ""
+        raise ValueError(f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}{fix}")
+    if kv_heads is not None and heads % kv_heads:
+        raise ValueError(f"num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}")
+    return {
+        "layers": config["num_hidden_layers"],
+        "hidden": hidden,
+        "ffn": config["intermediate_size"],
+        "heads": heads,
+        "vocab": config["vocab_size"],
+        "kv_heads": kv_heads,
+        "head_size": head_size,
+        "tied": config["tie_word_embeddings"],
+        "window": config.get("sliding_window") or 0,
+    }
+
+
+def _llama(config: Config) -> Fields:
+    attention, mlp = config["attention_bias"], config["mlp_bias"]
+    if attention != mlp:
+        raise ValueError(f"attention_bias={attention}, mlp_bias={mlp}: supported are biases on all linear layers, or on none")
+    return _dense(config) | {"bias": attention}
+
+
+_GPT = {"gated": False, "norm": "layernorm", "bias": True}
+
+
+def _gpt2(config: Config) -> Fields:
+    hidden, heads = config["n_embd"], config["n_head"]
+    if hidden % heads:
+        raise ValueError(f"n_embd={hidden} is not a multiple of n_head={heads}")
+    sizes = {"layers": config["n_layer"], "hidden": hidden, "ffn": config["n_inner"] or 4 * hidden, "heads": heads}
+    others = {"vocab": config["vocab_size"], "positions": config["n_positions"], "tied": config["tie_word_embeddings"]}
+    return sizes | others | _GPT | _dropout(config, "attn_pdrop", "resid_pdrop", "embd_pdrop")
+
+
+def _gpt_neox(config: Config) -> Fields:
+    parallel = {"parallel_layers": config["use_parallel_residual"]}
+    return _dense(config) | _GPT | parallel | _dropout(config, "attention_dropout", "hidden_dropout")
+
+
+def _dropout(config: Config, *rates: str) -> Fields:
+    return {"dropout": any(config[rate] > 0 for rate in rates)}
+
+
+def _qwen2(config: Config) -> Fields:
+    return _windowed_above(config) | {"qkv_bias": True}
+
+
+def _qwen3(config: Config) -> Fields:
+    return _windowed_above(config) | {"qk_norm": True}
+
+
+def _windowed_above(config: Config) -> Fields:
+    """Layers from max_window_layers on look back sliding_window tokens, if use_sliding_window says so."""
+    if not (config["use_sliding_window"] and config["sliding_window"]):
+        return _dense(config) | {"window": 0}
+    return _dense(config) | {"window_layers": max(0, config["num_hidden_layers"] - (config["max_window_layers"] or 0))}
+
+
+def _gemma2(config: Config) -> Fields:
+    return _dense(config) | {"norms_per_layer": 4, "window_layers": _sliding_layers(config, pattern=2)}
+
+
+def _gemma3(config: Config) -> Fields:
+    pattern = config["sliding_window_pattern"] or config["_sliding_window_pattern"]
+    return _dense(config) | {"norms_per_layer": 4, "qk_norm": True, "window_layers": _sliding_layers(config, pattern)}
+
+
+def _sliding_layers(config: Config, pattern: int) -> int:
+    """Layers with a window: those that layer_types names, or else all but each pattern-th."""
+    layers, kinds = config["num_hidden_layers"], config["layer_types"]
+    if kinds is not None and len(kinds) != layers:
+        raise ValueError(f"layer_types has {len(kinds)} entries for num_hidden_layers={layers}")
+    sliding = layers - layers // pattern if kinds is None else kinds.count("sliding_attention")
+    return sliding if config["sliding_window"] else 0
+
+
+def _experts(config: Config, number: str, size: str) -> Fields:
+    experts, top_k = config[number], config["num_experts_per_tok"]
+    if top_k > experts:
+        raise ValueError(f"num_experts_per_tok={top_k}: there are {number}={experts}")
+    return {"experts": experts, "top_k": top_k, "expert_ffn": config[size]}
+
+
+def _mixtral(config: Config) -> Fields:
+    return _dense(config) | _experts(config, "num_local_experts", "intermediate_size")
+
+
+def _qwen2_moe(config: Config) -> Fields:
+    shared = {"shared_experts": 1, "shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
+    return _qwen2(config) | _qwen_experts(config) | shared
+
+
+def _qwen3_moe(config: Config) -> Fields:
+    return _qwen3(config) | _qwen_experts(config)
+
+
+def _qwen_experts(config: Config) -> Fields:
+    dense = sorted(config["mlp_only_layers"] or [])
+    if dense != list(range(len(dense))) or len(dense) > config["num_hidden_layers"]:
+        raise ValueError(f"mlp_only_layers={dense}: supported are the first ones, [0, 1, …], and none")
+    return _experts(config, "num_experts", "moe_intermediate_size") | {"dense_layers": len(dense)}
+
+
+def _deepseek(config: Config) -> Fields:
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    latent = LatentAttention(config["q_lora_rank"] or 0, *(config[size] for size in sizes))
+    attention = {"latent": latent, "kv_heads": None, "head_size": None}  # both follow from latent
+    routed = _experts(config, "n_routed_experts", "moe_intermediate_size")
+    return _dense(config) | attention | routed | _deepseek_layers(config) | _deepseek_groups(config)
+
+
+def _deepseek_layers(config: Config) -> Fields:
+    layers, dense = config["num_hidden_layers"], config["first_k_dense_replace"] or 0
+    if dense > layers:
+        raise ValueError(f"first_k_dense_replace={dense}: the model has num_hidden_layers={layers}")
+    return {"dense_layers": dense, "shared_experts": config["n_shared_experts"] or 0}
+
+
+def _deepseek_groups(config: Config) -> Fields:
+    """A token's experts come from topk_group of n_group groups; null: there is one."""
+    experts, groups, chosen = config["n_routed_experts"], config["n_group"] or 1, config["topk_group"] or 1
+    if experts % groups:
+        raise ValueError(f"n_group={groups} does not divide n_routed_experts={experts}")
+    if chosen > groups:
+        raise ValueError(f"topk_group={chosen}: there are n_group={groups}")
+    return {"expert_groups": groups, "groups_per_token": chosen}
+
+
+def _deepseek_v3(config: Config) -> Fields:
+    return _deepseek(config) | {"router_bias": True, "mtp_depth": config["num_nextn_predict_layers"] or 0}
+
+
+_FAMILIES = {
+    "llama": Family("LlamaForCausalLM", known.LLAMA, _llama),
+    "mistral": Family("MistralForCausalLM", known.MISTRAL, _dense),
+    "mixtral": Family("MixtralForCausalLM", known.MIXTRAL, _mixtral),
+    "gpt2": Family("GPT2LMHeadModel", known.GPT2, _gpt2),
+    "gpt_neox": Family("GPTNeoXForCausalLM", known.GPT_NEOX, _gpt_neox),
+    "qwen2": Family("Qwen2ForCausalLM", known.QWEN2, _qwen2),
+    "qwen3": Family("Qwen3ForCausalLM", known.QWEN3, _qwen3),
+    "qwen2_moe": Family("Qwen2MoeForCausalLM", known.QWEN2_MOE, _qwen2_moe),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", known.QWEN3_MOE, _qwen3_moe),
+    "gemma": Family("GemmaForCausalLM", known.GEMMA, _dense),
+    "gemma2": Family("Gemma2ForCausalLM", known.GEMMA2, _gemma2),
+    "gemma3_text": Family("Gemma3ForCausalLM", known.GEMMA3, _gemma3),
+    "deepseek_v2": Family("DeepseekV2ForCausalLM", known.DEEPSEEK, _deepseek),
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),
+}

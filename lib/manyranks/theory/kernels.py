@@ -1,0 +1,57 @@
+"""A kernel's FLOPs and bytes, and the seconds it takes, with the three constants of the whole library."""
+
+from typing import NamedTuple
+
+from manyranks.theory.hardware import Accelerator
+
+# The three constants of the whole library.
+MATMUL = 0.91  # share of a chip's best matrix product (Accelerator.matmul_fraction) that a step reaches: published.fit
+BANDWIDTH = 0.79  # share of a link's or a memory's specified bandwidth: mean of measured_busbw.csv's rings ÷ specification
+OVERHEAD = 5e-6  # seconds that a kernel or a collective takes beside its work
+OVERHEAD_SOURCE = "a round number for starting a kernel; with 0 or 10 µs the mean error changes by less than half a point"
+
+
+class Constants(NamedTuple):
+    matmul: float = MATMUL
+    bandwidth: float = BANDWIDTH
+    overhead: float = OVERHEAD
+
+
+DEFAULT = Constants()
+
+
+class Kernel(NamedTuple):
+    """One kernel of one rank and one micro-batch. weights: elements of the weight that it multiplies with."""
+
+    part: str  # "attention", "core", "mlp", "product", "rmsnorm", "head", "route", …
+    flops: float
+    bytes: float
+    rate: str = "bf16"  # of the FLOPs: or "fp8", "fp32"
+    weights: float = 0.0
+    specials: float = 0.0  # exponentials
+
+
+def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: float = 0.0) -> float:
+    """FLOPs ÷ rate + exponentials ÷ their rate + bytes ÷ memory bandwidth + the overhead.
+
+    A sum, not the roofline's maximum: a kernel's first reading and last writing hide behind nothing of its own.
+    reserved: share of the processors that communicate instead.
+    """
+    processors = 1 - reserved
+    compute = kernel.flops / (peak(chip, kernel.rate) * chip.matmul_fraction * constants.matmul * processors)
+    specials = kernel.specials / (chip.specials * processors) if chip.specials else 0.0
+    return compute + specials + kernel.bytes / (chip.memory_bandwidth * constants.bandwidth) + constants.overhead
+
+
+def peak(chip: Accelerator, rate: str) -> float:
+    return {"bf16": chip.flops, "fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops / 2}[rate]
+
+
+def matmul(part: str, m: float, n: float, k: float, itemsize: int = 2, count: float = 1, rate: str = "bf16") -> Kernel:
+    """`count` products of m × k with k × n: 2mnk FLOPs each, every matrix read or written once."""
+    return Kernel(part, 2 * count * m * n * k, itemsize * count * (m * k + k * n + m * n), rate, count * k * n)
+
+
+def moved(part: str, elements: float, reads_and_writes: float) -> Kernel:
+    """A kernel that only moves memory. reads_and_writes: bytes of one element that pass between the chip and its memory."""
+    return Kernel(part, 0, elements * reads_and_writes)

@@ -1,0 +1,161 @@
+"""What one rank computes in one layer for one micro-batch, kernel by kernel.
+
+T: tokens of the micro-batch on this rank (b·s/c); t: tensor-parallel degree. Norms, dropouts and residual additions see T
+tokens on every tensor-parallel rank, or T/t with sequence parallelism. Fused as Megatron-LM fuses them: bias with GeLU;
+bias, dropout and addition; scale, mask and softmax.
+Source of the split: arXiv 2205.05198, sections 4.1 and 4.2.
+"""
+
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.kernels import Kernel, matmul, moved
+from manyranks.theory.plan import Plan
+
+# What selective recomputation runs again beside the attention core: arXiv 2412.19437, section 3.2.3.
+CHEAP = ("rmsnorm", "product", "latent")
+FLASH_BACKWARD = 2.5  # five products instead of two: the scores are computed again; arXiv 2307.08691, section 3.1.2
+
+
+def forward(shape: ModelShape, plan: Plan, moe: bool) -> list[Kernel]:
+    return attention(shape, plan) + (experts(shape, plan) if moe else mlp(shape, plan)) + norms(shape, plan)
+
+
+def backward(shape: ModelShape, plan: Plan, moe: bool) -> list[Kernel]:
+    """Gradients of inputs and of weights, and what has to be computed again first."""
+    again = [kernel for kernel in forward(shape, plan, moe) if recomputed(kernel, plan)]
+    return again + [gradient for kernel in forward(shape, plan, moe) for gradient in gradients(kernel, plan)]
+
+
+def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
+    """A product's backward is two like it, of which one adds to the gradient of its weight; what only moves memory reads one
+    tensor more."""
+    if kernel.specials:
+        return [kernel._replace(flops=FLASH_BACKWARD * kernel.flops, bytes=2 * kernel.bytes)]
+    if kernel.flops:
+        added = kernel.weights * (2 * min(4, plan.recipe.gradients) - plan.recipe.matmul)
+        return [kernel, kernel._replace(bytes=kernel.bytes + added)]
+    return [kernel._replace(bytes=1.5 * kernel.bytes)]
+
+
+def recomputed(kernel: Kernel, plan: Plan) -> bool:
+    """Whether backward runs this kernel of forward again."""
+    if plan.recompute == "selective":
+        return kernel.part in CHEAP or (kernel.part == "core" and not plan.flash)
+    return plan.recompute == "full"
+
+
+def tokens(plan: Plan) -> int:
+    return plan.microbatch * plan.seq // plan.cp
+
+
+def split_tokens(plan: Plan) -> float:
+    """Tokens that norms, dropouts and additions see on one rank."""
+    return tokens(plan) / (plan.tp if plan.sequence_parallel else 1)
+
+
+def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
+    """A linear layer in the plan's precision; 8-bit matrices are first written from 16-bit activations."""
+    item = plan.recipe.matmul
+    if item == 1:
+        return [matmul(part, m, n, k, item, rate="fp8"), moved("quantise", m * (n + k), 3)]
+    return [matmul(part, m, n, k, item, rate="fp32" if item == 4 else "bf16")]
+
+
+def attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
+    T, t, h = tokens(plan), plan.tp, shape.hidden
+    if shape.latent is not None:
+        return latent_attention(shape, plan)
+    queries, keys = shape.heads * shape.head_size, 2 * shape.kv_heads * shape.head_size
+    width = (queries + max(keys, keys * t // shape.kv_heads if t > shape.kv_heads else 0)) / t
+    rotary = [] if shape.positions else [moved("rotary", T * (queries + keys / 2) / t, 4)]
+    return [
+        *linear("attention", T, width, h, plan),
+        *rotary,
+        *core(shape, plan, shape.head_size, shape.head_size),
+        *linear("attention", T, h, queries / t, plan),
+    ]
+
+
+def latent_attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
+    """Queries, keys and values from short latent vectors. Source: arXiv 2412.19437, section 2.1.1."""
+    T, t, h, a, c = tokens(plan), plan.tp, shape.hidden, shape.heads, shape.latent
+    key_size = c.nope_size + c.rope_size
+    queries = linear("latent", T, a * key_size / t, c.q_rank or h, plan)
+    return [
+        *(linear("attention", T, c.q_rank, h, plan) if c.q_rank else []),
+        *queries,
+        *linear("attention", T, c.kv_rank + c.rope_size, h, plan),
+        *linear("latent", T, a * (c.nope_size + c.value_size) / t, c.kv_rank, plan),
+        moved("latent", T * a * 2 * key_size / t, 8),  # rotary positions, and joining their part to the other
+        *core(shape, plan, key_size, c.value_size),
+        *linear("attention", T, h, a * c.value_size / t, plan),
+    ]
+
+
+def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[Kernel]:
+    """Softmax(QKᵀ)V. With flash attention the masked half is skipped and no score reaches the memory."""
+    T, heads = tokens(plan), shape.heads / plan.tp
+    flops = 2 * T * plan.seq * heads * (key_size + value_size)
+    if plan.flash:
+        moved_once = 2 * T * (shape.heads + shape.kv_heads) / plan.tp * (key_size + value_size)
+        return [Kernel("core", flops / 2, moved_once, specials=T * plan.seq * heads / 2)]
+    scores = T * plan.seq * heads
+    softmax = [moved("core", scores, 4), *([moved("core", scores, 5)] if shape.dropout else [])]
+    return [
+        _product(plan.seq / plan.cp, plan.seq, key_size, plan.microbatch * heads),
+        *softmax,
+        _product(plan.seq / plan.cp, value_size, plan.seq, plan.microbatch * heads),
+    ]
+
+
+def _product(m: float, n: float, k: float, count: float) -> Kernel:
+    """Of activations with activations: no weight."""
+    return matmul("core", m, n, k, count=count)._replace(weights=0.0)
+
+
+def mlp(shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | None = None) -> list[Kernel]:
+    """The feed-forward part. rows: of its input, default T; ffn: default the dense layer's."""
+    rows, width = tokens(plan) if rows is None else rows, (ffn or shape.ffn) / plan.tp
+    into = 2 if shape.gated else 1
+    return [
+        *linear("mlp", rows, into * width, shape.hidden, plan),
+        moved("product" if shape.gated else "gelu", rows * width, 2 * into + 2),
+        *linear("mlp", rows, shape.hidden, width, plan),
+    ]
+
+
+def experts(shape: ModelShape, plan: Plan) -> list[Kernel]:
+    """Router, permutation, the rank's experts on the tokens sent to it (a balanced load), shared experts."""
+    T, h = tokens(plan), shape.hidden
+    routed, local = T * shape.top_k, shape.experts / plan.ep
+    grouped = mlp(shape, plan, shape.expert_ffn, routed)
+    loaded = [_of_experts(kernel, local) for kernel in grouped]
+    shared = shape.shared_experts * shape.shared_ffn
+    return [
+        matmul("route", T, shape.experts, h),
+        moved("route", routed * h, 4 * plan.recipe.matmul),  # out of order to be sent, and in order on arrival
+        *loaded,
+        moved("route", routed * h, 4),
+        *(mlp(shape, plan, shared) if shared else []),
+    ]
+
+
+def _of_experts(kernel: Kernel, local: float) -> Kernel:
+    """The same rows, multiplied with the weights of `local` experts instead of one."""
+    item = 1 if kernel.rate == "fp8" else 2
+    return kernel._replace(weights=local * kernel.weights, bytes=kernel.bytes + (local - 1) * kernel.weights * item)
+
+
+def norms(shape: ModelShape, plan: Plan) -> list[Kernel]:
+    elements = split_tokens(plan) * shape.hidden
+    norm = [moved(shape.norm, elements, 4)] * shape.norms_per_layer
+    return norm + [moved("residual", elements, 7 if shape.dropout else 6)] * 2
+
+
+def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
+    """The last norm, logits and the loss over them, in 32 bits."""
+    T, columns = tokens(plan), shape.vocab / plan.tp
+    return [
+        moved(shape.norm, split_tokens(plan) * shape.hidden, 4),
+        matmul("head", T, columns, shape.hidden),
+        moved("head", T * columns, 14),
+    ]

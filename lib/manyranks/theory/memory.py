@@ -1,0 +1,264 @@
+"""Bytes that one rank holds: model states by ZeRO stage and precision, activations by recomputation and parallelism, the peak.
+
+Where ranks differ (first and last stage, uneven stages), the numbers are those of the rank that needs the most.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+from manyranks.theory import pipeline, stages
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.plan import Plan, Recipe, plan_of
+from manyranks.theory.stages import Stage
+
+
+class ModelStates(NamedTuple):
+    """Bytes on one accelerator, and what offloading has moved to its host's memory."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes on the accelerator."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+class Peak(NamedTuple):
+    """Bytes at the moment when one rank holds the most."""
+
+    states: int
+    activations: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class Held(NamedTuple):
+    """Parameters of one rank before ZeRO shards them: those that all data-parallel ranks have, and its routed experts."""
+
+    dense: float
+    experts: float
+
+
+def model_states(shape: ModelShape | float, plan: Plan) -> ModelStates:
+    """Parameters, gradients and optimizer states of a rank, in bytes.
+
+    shape: or a number of parameters, split evenly over tp·pp. Source: arXiv 1910.02054, sections 3.1 and 5; with the recipe of
+    16 bytes, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N for stages 1, 2 and 3. Raises ValueError where plan and shape do not fit.
+    """
+    states = before_offload(shape, plan)
+    if plan.offload == "none":
+        return states
+    if plan.offload == "optimizer":
+        return states._replace(optimizer=0, host=states.optimizer)
+    return ModelStates(0, 0, 0, host=states.total)
+
+
+def before_offload(shape: ModelShape | float, plan: Plan) -> ModelStates:
+    """As model_states, wherever the states are kept."""
+    return max((_states(held, plan) for held in set(rank_parameters(shape, plan))), key=lambda states: states.total)
+
+
+def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
+    """For each pipeline rank, the parameters that one of its tensor-parallel ranks holds before ZeRO.
+
+    A tied embedding is held by the first and by the last rank. Norms and routers are whole on every tensor-parallel rank.
+    """
+    if isinstance(shape, ModelShape):
+        plan.check(shape)
+        return _rank_parameters(shape, plan.layout)
+    if shape < 0:
+        raise ValueError(f"{shape} parameters: cannot be negative")
+    return (Held(shape / (plan.tp * plan.pp), 0.0),) * plan.pp
+
+
+@functools.lru_cache(maxsize=16384)
+def _rank_parameters(shape: ModelShape, layout: tuple) -> tuple[Held, ...]:
+    tp, _, ep, _, schedule, _ = layout
+    dealt = stages.dealt(shape, layout)
+    kinds = {stage: _held(shape, tp, ep, stage) for stage in set(dealt)}
+    held = [kinds[stage] for stage in dealt]
+    if schedule == "dualpipe":  # each rank has a copy of the stage at the other end, too
+        return tuple(Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True))
+    return tuple(held)
+
+
+def activations(shape: ModelShape, plan: Plan) -> int:
+    """Bytes that forward keeps for backward on the rank that keeps the most, all micro-batches in flight together.
+
+    Source: arXiv 2205.05198, equations 1 to 6, and section 4.2.3 for the first stage and the embedding.
+    """
+    plan.check(shape)
+    return max(rank.kept for rank in _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual))
+
+
+def layer_activations(shape: ModelShape, plan: Plan, moe: bool = False) -> int:
+    """Bytes that one layer keeps of one micro-batch: sbh(34 + 5as/h) for the paper's layer."""
+    return _layer_activations(shape, plan.local, moe)
+
+
+@functools.lru_cache(maxsize=16384)
+def _layer_activations(shape: ModelShape, local: tuple, moe: bool) -> int:
+    plan = plan_of(local)
+    return round(_tokens(plan) * (_attention_bytes(shape, plan) + _mlp_bytes(shape, plan, moe)))
+
+
+def peak(shape: ModelShape, plan: Plan) -> Peak:
+    """The most that one rank holds at once: states, activations, and buffers for what is gathered or computed again."""
+    plan.check(shape)
+    ranks = _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual)
+    sizes = [(_on_device(rank.held, plan), rank.kept, _buffers(rank, plan)) for rank in ranks]
+    return Peak(*max(sizes, key=sum))
+
+
+class Rank(NamedTuple):
+    """What a pipeline rank holds whatever the ZeRO stage is: parameters, activations, a layer at work under recomputation."""
+
+    held: Held
+    layers: int
+    kept: int
+    working: int
+
+
+@functools.lru_cache(maxsize=16384)
+def _ranks(shape: ModelShape, layout: tuple, local: tuple, m: int, virtual: int) -> list[Rank]:
+    """One for each kind of stage, the earliest: of equal stages it holds as many micro-batches in flight, or more."""
+    dealt, held, again = stages.dealt(shape, layout), _rank_parameters(shape, layout), ()
+    if plan_of(local).recompute == "full":
+        again = tuple("none" if value == "full" else value for value in local)
+    found = []
+    for stage in dict.fromkeys(dealt):
+        index = dealt.index(stage)
+        flying = pipeline.in_flight(layout[4], layout[1], m, virtual, index)
+        kept = _kept(shape, local, stage, flying, min(m, layout[1]))
+        working = _layer_activations(shape, again, stage.moe > 0) if again else 0
+        found.append(Rank(held[index], max(1, stage.layers), kept, working))
+    return found
+
+
+def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
+    split = stage.layers * shape.attention_parameters
+    split += stage.dense * shape.mlp_parameters + stage.moe * shape.shared_parameters
+    whole = stage.layers * shape.norm_parameters + stage.moe * shape.router_parameters
+    moe = stage.moe
+    split += stage.embedding * shape.embedding_parameters
+    if stage.head:
+        whole += shape.final_norm_parameters
+        copied = shape.tied and not stage.embedding
+        split += shape.vocab * shape.hidden if copied else shape.head_parameters
+    if stage.mtp:
+        moe += stage.mtp * shape.is_moe(shape.layers - 1)
+        split += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
+    return Held(split / t + whole, moe * shape.experts // ep * shape.expert_parameters / t)
+
+
+def _states(held: Held, plan: Plan) -> ModelStates:
+    return _sharded(held, plan.zero, plan.shards, max(1, plan.shards // plan.ep), plan.recipe)
+
+
+@functools.lru_cache(maxsize=65536)
+def _sharded(held: Held, zero: int, shards: int, expert_shards: int, recipe: Recipe) -> ModelStates:
+    whole = math.ceil(held.dense) + math.ceil(held.experts)
+    part = math.ceil(held.dense / shards) + math.ceil(held.experts / expert_shards)
+    return ModelStates(
+        recipe.parameters * (part if zero == 3 else whole),
+        recipe.gradients * (part if zero >= 2 else whole),
+        recipe.optimizer * (part if zero >= 1 else whole),
+    )
+
+
+def _on_device(held: Held, plan: Plan) -> int:
+    states = _states(held, plan)
+    return {"none": states.total, "optimizer": states.parameters + states.gradients, "all": 0}[plan.offload]
+
+
+def _tokens(plan: Plan) -> float:
+    return plan.microbatch * plan.seq / plan.cp
+
+
+def _item(plan: Plan) -> int:
+    return 4 if plan.precision == "fp32" else 2
+
+
+def _attention_bytes(shape: ModelShape, plan: Plan) -> float:
+    """Of one token: with the paper's letters, 11sbh + 5as²b and a norm's 2sbh, divided by what is split."""
+    item, t, h = _item(plan), plan.tp, shape.hidden
+    split = t if plan.sequence_parallel else 1
+    if plan.recompute == "full":
+        return item * h / split  # the layer's input
+    again = plan.recompute == "selective"
+    outside = item * h + (h if shape.dropout else 0)  # the norm's input, and the mask of the dropout after attention
+    outside += 0 if again and shape.norm == "rmsnorm" else plan.recipe.matmul * h
+    inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _kv_size(shape, t))
+    output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
+    inside += plan.recipe.matmul * output
+    if plan.flash:
+        inside += 4 * shape.heads  # each row's log-sum-exp, in 32 bits
+    elif not again:
+        inside += shape.heads * plan.seq * (2 * item + 1 if shape.dropout else item)  # softmax, its mask, what is left of it
+    return outside / split + inside / t
+
+
+def _kv_size(shape: ModelShape, t: int) -> int:
+    """With more tensor-parallel ranks than key/value heads, each head is on several."""
+    return shape.head_size * max(shape.kv_heads, t)
+
+
+def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:
+    item, c = _item(plan), shape.latent
+    compressed = item * plan.tp * (c.q_rank + c.kv_rank + c.rope_size)
+    if again:
+        return compressed
+    return compressed + item * shape.heads * (2 * (c.nope_size + c.rope_size) + c.value_size)
+
+
+def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> float:
+    """Of one token: the paper's 19sbh and a norm's 2sbh, divided by what is split."""
+    item, t, h, saved = _item(plan), plan.tp, shape.hidden, plan.recipe.matmul
+    split = t if plan.sequence_parallel else 1
+    if plan.recompute == "full":
+        return 0.0
+    again = plan.recompute == "selective"
+    outside = item * h + (h if shape.dropout else 0)
+    outside += 0 if again and shape.norm == "rmsnorm" else saved * h
+    if not moe:
+        return outside / split + _wide(shape, plan, shape.ffn, again) / t
+    routed = shape.top_k * (saved * h + _wide(shape, plan, shape.expert_ffn, again))
+    return outside / split + (routed + shape.shared_experts * _wide(shape, plan, shape.shared_ffn, again)) / t
+
+
+def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:
+    """What is as wide as the feed-forward part: the input of its function, and the output, unless that is computed again."""
+    function = (2 * plan.recipe.matmul if shape.gated else _item(plan)) * ffn
+    return function + (0 if again and shape.gated else plan.recipe.matmul * ffn)
+
+
+def _kept(shape: ModelShape, local: tuple, stage: Stage, flying: float, first: int) -> int:
+    """flying: micro-batches in flight on the rank; first: on its first stage."""
+    plan = plan_of(local)
+    split = plan.tp if plan.sequence_parallel else 1
+    kept = flying * stage.dense * _layer_activations(shape, local, False)
+    if shape.experts:
+        kept += flying * (stage.moe + stage.mtp) * _layer_activations(shape, local, True)
+    if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
+        kept += first * _tokens(plan) * shape.hidden / split
+    if stage.head:  # the last norm's input, the head's, and logits in 32 bits, of one micro-batch: (4sbh/t)(1 + V/h)
+        kept += _tokens(plan) * (2 * _item(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
+    return round(kept)
+
+
+def _buffers(rank: Rank, plan: Plan) -> int:
+    """ZeRO-3's gathered parameters, two units (one in use, one under way) or all where forward's are kept; from ZeRO-2 on the
+    whole gradients of a unit; with full recomputation what one layer keeps while it is at work."""
+    if plan.zero < 2:
+        return rank.working
+    whole = sum(rank.held)
+    unit = whole / rank.layers
+    gathered = (2 * unit if plan.reshard_after_forward else whole) if plan.zero == 3 else 0.0
+    return rank.working + round(plan.recipe.parameters * gathered + plan.recipe.gradients * unit)

@@ -1,0 +1,29 @@
+"""What is said when a name is not known."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest known one, and all of them."""
+    known = list(known)
+    close = get_close_matches(str(name), known, n=1)
+    return (f"did you mean {close[0]!r}? " if close else "") + f"known are {', '.join(known)}"
+
+
+class UnknownName(ValueError, KeyError):
+    """A name that is not in the table: a KeyError for those who look it up, a ValueError for those who gave it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Named(dict):
+    """A table by name whose error for an unknown one suggests the nearest."""
+
+    def __init__(self, kind: str, entries: dict):
+        super().__init__(entries)
+        self._kind = kind
+
+    def __missing__(self, name: object):
+        raise UnknownName(f"{self._kind} {name!r}: {nearest(name, self)}")

@@ -1,0 +1,102 @@
+"""Seconds of one micro-batch's way through the layers of one rank: computing, and communication that nothing hides."""
+
+import functools
+from typing import NamedTuple
+
+from manyranks.theory import kernels, layer, traffic
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.kernels import Constants, Kernel
+from manyranks.theory.plan import plan_of
+from manyranks.theory.stages import Stage
+
+
+class Pass(NamedTuple):
+    """Seconds of forward or of backward."""
+
+    compute: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.tensor + self.context + self.expert
+
+
+class Both(NamedTuple):
+    """Forward, backward, and what of the backward's computing weight gradients take."""
+
+    forward: Pass = Pass()
+    backward: Pass = Pass()
+    weight: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.forward.seconds + self.backward.seconds
+
+
+def total(weighted: list[tuple[float, Both]]) -> Both:
+    """The sum of passes, each times its weight."""
+    columns = [(w, (*b.forward, *b.backward, b.weight)) for w, b in weighted]
+    sums = [sum(w * values[i] for w, values in columns) for i in range(9)]
+    return Both(Pass(*sums[:4]), Pass(*sums[4:8]), sums[8])
+
+
+def of_stage(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, stage: Stage) -> Both:
+    """One micro-batch on a rank that holds these layers. local: Plan.local."""
+    parts = [
+        (stage.dense, _layer(shape, local, cluster, constants, False)),
+        (stage.moe, _layer(shape, local, cluster, constants, True)) if stage.moe else (0, Both()),
+    ]
+    if stage.head or stage.mtp:
+        parts.append((stage.head + stage.mtp, _head(shape, local, cluster, constants)))
+    if stage.mtp:
+        last = shape.is_moe(shape.layers - 1)
+        parts.append((stage.mtp, _layer(shape, local, cluster, constants, last)))
+    if stage.embedding:
+        parts.append((1, _embedding(shape, local, cluster, constants)))
+    return total([part for part in parts if part[0]])
+
+
+@functools.lru_cache(maxsize=8192)
+def _layer(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, moe: bool) -> Both:
+    plan = plan_of(local)
+    forward, backward = layer.forward(shape, plan, moe), layer.backward(shape, plan, moe)
+    seconds = functools.partial(_seconds, cluster=cluster, constants=constants)
+    weight = seconds([k for k in forward if k.flops and k.part != "core"])
+    core = seconds([k for k in forward if k.part == "core"])
+    tensor = traffic.tensor(shape, plan, cluster, constants, moe, hidden_behind=weight)
+    context = traffic.context(shape, plan, cluster, constants, core)
+    expert = traffic.expert(shape, plan, cluster, constants) if moe else (0.0, 0.0)
+    if plan.recompute == "full":  # what forward says to others, it says again
+        tensor, context, expert = ((f, b + f) for f, b in (tensor, context, expert))
+    return Both(
+        Pass(seconds(forward), tensor[0], context[0], expert[0]),
+        Pass(seconds(backward), tensor[1], context[1], expert[1]),
+        weight,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants) -> Both:
+    plan = plan_of(local)
+    forward = layer.head(shape, plan)
+    backward = [gradient for kernel in forward for gradient in layer.gradients(kernel, plan)]
+    weight = _seconds([k for k in forward if k.flops], cluster, constants)
+    tensor = traffic.head(shape, plan, cluster, constants)
+    return Both(
+        Pass(_seconds(forward, cluster, constants), tensor[0]), Pass(_seconds(backward, cluster, constants), tensor[1]), weight
+    )
+
+
+def _embedding(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants) -> Both:
+    plan = plan_of(local)
+    rows = [kernels.moved("embedding", layer.tokens(plan) * shape.hidden, 4)]
+    once = _seconds(rows, cluster, constants)
+    tensor = traffic.embedding(shape, plan, cluster, constants)
+    return Both(Pass(once, tensor[0]), Pass(2 * once, tensor[1]))
+
+
+def _seconds(work: list[Kernel], cluster: Cluster, constants: Constants) -> float:
+    return sum(kernels.seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)

@@ -1,0 +1,82 @@
+"""Bubbles and micro-batches in flight of pipeline schedules, in closed form, for equal stages.
+
+p ranks, m micro-batches, v stages a rank. F, B, W: seconds that one micro-batch's forward, whole backward and weight gradient
+take on all stages of one rank; the input gradient is the rest of the backward, I = B − W.
+"""
+
+from manyranks.theory.names import nearest
+from manyranks.theory.plan import SCHEDULES
+
+
+def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float = 2.0, W: float = 1.0) -> float:
+    """Seconds of a step in which a rank waits for others.
+
+    Sources: GPipe arXiv 1811.06965; 1F1B and interleaved arXiv 2104.04473, section 2.2; ZB-H1, ZB-H2 arXiv 2401.10241, table 2;
+    ZB-V arXiv 2405.15362; DualPipe arXiv 2412.19437, table 2 (with F&B, the overlapped pair, taken as F + B).
+    Raises ValueError for an unknown schedule, or numbers that no pipeline has.
+    """
+    _check(schedule, p, m, v, F, B - W, W)
+    if p > 1 and m < fewest(schedule, p):
+        raise ValueError(f"m={m} micro-batches: the closed form of {schedule} holds from {fewest(schedule, p)} on p={p} ranks")
+    idle = {
+        "naive": (p - 1) * m * (F + B),
+        "gpipe": (p - 1) * (F + B) / v,
+        "1f1b": (p - 1) * (F + B) / v,
+        "interleaved": (p - 1) * (F + B) / v,
+        "zb-h1": (p - 1) * (F + B - 2 * W),
+        "zb-h2": (p - 1) * (F + B - 3 * W),
+        "zb-v": (p - 1) * (F + B - 3 * W) / 2,
+        "dualpipe": (p / 2 - 1) * (F + 2 * B - 3 * W),
+        "dualpipe-v": (p - 1) * (F + 2 * B - 3 * W) / 2,
+    }
+    return max(0.0, idle[schedule])
+
+
+def fewest(schedule: str, p: int) -> int:
+    """Micro-batches that a schedule needs to fill its bubble as its closed form says."""
+    return {"zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": 2 * p, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(schedule, 1)
+
+
+def bubble_of_ideal(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float = 2.0, W: float = 1.0) -> float:
+    """The bubble ÷ the time of the work itself: (p−1)/(vm) for 1F1B."""
+    return bubble(schedule, p, m, v, F, B, W) / (m * (F + B))
+
+
+def bubble_of_whole(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float = 2.0, W: float = 1.0) -> float:
+    """The bubble ÷ the whole step: (p−1)/(vm + p − 1) for 1F1B."""
+    share = bubble_of_ideal(schedule, p, m, v, F, B, W)
+    return share / (1 + share)
+
+
+def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float:
+    """Most micro-batches whose activations the rank holds at once, each counted on all the rank's stages.
+
+    With a split backward, what a weight gradient still needs counts in full; arXiv 2401.10241 gives the finer numbers.
+    Sources: as for `bubble`; interleaved: arXiv 2205.05198, section 4.2.3, L(1 + (p−1)/(pv)) layers on the first rank.
+    """
+    _check(schedule, p, m, v)
+    if not 0 <= rank < p:
+        raise ValueError(f"rank={rank}: must be 0 to {p - 1}")
+    if schedule == "1f1b" and v > 1:
+        schedule = "interleaved"
+    held = {
+        "naive": 1,
+        "gpipe": m,
+        "1f1b": p - rank,
+        "interleaved": (2 * (p - rank - 1) + (v - 1) * p + 1) / v,
+        "zb-h1": p,
+        "zb-h2": 2 * p - 1,
+        "zb-v": p,
+        "dualpipe": p + 1,
+        "dualpipe-v": p + 0.5,
+    }
+    return min(m, held[schedule])
+
+
+def _check(schedule: str, p: int, m: int, v: int, *times: float) -> None:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule={schedule!r}: {nearest(schedule, SCHEDULES)}")
+    if min(p, m, v) < 1:
+        raise ValueError(f"p={p}, m={m}, v={v}: each is 1 or more")
+    if min(times, default=0.0) < 0:
+        raise ValueError(f"times {times}: seconds cannot be negative")

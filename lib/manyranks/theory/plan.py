@@ -1,0 +1,191 @@
+"""How a training step is split over accelerators: the degrees, the batch, and what is kept, sharded or recomputed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from operator import attrgetter
+
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.names import nearest
+
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
+RECOMPUTE = ("none", "selective", "full")
+CONTEXT = ("ring", "all-gather", "ulysses")
+OFFLOAD = ("none", "optimizer", "all")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Bytes a parameter of each model state, and of one element of activations and of the matrices in a matmul."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    matmul: int = 2
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+
+RECIPES = {
+    "bf16": Recipe(2, 2, 12),  # arXiv 1910.02054, section 3.1: half precision, Adam in fp32 with a master copy
+    "fp16": Recipe(2, 2, 12),
+    "fp32": Recipe(4, 4, 8, matmul=4),
+    "bf16-fp32-gradients": Recipe(2, 4, 12),  # Megatron-LM docs/user-guide/features/dist_optimizer.md: 18 bytes
+    "fp16-fp32-gradients": Recipe(2, 2, 16),  # the same page: 20 bytes; the fp32 copy of the gradients is sharded too
+    "bf16-moments": Recipe(2, 4, 8),  # arXiv 2412.19437, section 3.3.3: fp32 master and gradients, both moments in bf16
+    "fp8": Recipe(2, 4, 8, matmul=1),  # the same section: matrices of linear layers in 8 bits
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to train: dp·cp·tp·pp accelerators; ep divides dp·cp and is not in the product.
+
+    seq: tokens of a sequence; batch: sequences of the global batch (default: one micro-batch for each data-parallel rank);
+    microbatch: sequences a rank takes at a time. schedule: one of SCHEDULES; virtual: stages a rank has, interleaved where
+    there are several. zero: 0 to 3; dp_shard: ranks that share one copy of the sharded states (HSDP), default all;
+    reshard_after_forward: ZeRO-3 frees a unit after forward and gathers it again. recompute: "none", "selective" (what is
+    large and cheap) or "full". precision: a key of RECIPES. overlap: communication runs under compute where nothing forbids
+    it; overlap_tensor: tensor parallelism's too, under weight gradients. flash: attention never writes its scores. context:
+    how keys and values travel between context-parallel ranks. embedding_slots: the embedding and the head take the place of
+    one layer each when layers are dealt to stages. offload: states kept in the host's memory.
+    Raises ValueError for a value that is not allowed.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    seq: int = 2048
+    batch: int | None = None
+    microbatch: int = 1
+    schedule: str = "1f1b"
+    virtual: int = 1
+    sequence_parallel: bool = True
+    zero: int = 1
+    dp_shard: int | None = None
+    reshard_after_forward: bool = True
+    recompute: str = "selective"
+    precision: str = "bf16"
+    overlap: bool = True
+    overlap_tensor: bool = True
+    flash: bool = True
+    context: str = "ring"
+    embedding_slots: bool = False
+    offload: str = "none"
+
+    def __post_init__(self):
+        if self.batch is None:
+            object.__setattr__(self, "batch", self.dp * self.microbatch)
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                _whole(name, value, least=0 if name == "zero" else 1)
+        for name, known in (("schedule", SCHEDULES), ("recompute", RECOMPUTE), ("context", CONTEXT)):
+            _known(name, getattr(self, name), known)
+        _known("precision", self.precision, RECIPES)
+        _known("offload", self.offload, OFFLOAD)
+        self._check_degrees()
+
+    def _check_degrees(self) -> None:
+        if self.zero > 3:
+            raise ValueError(f"zero={self.zero}: the stages are 0, 1, 2 and 3")
+        if self.dp * self.cp % self.ep:
+            raise ValueError(f"ep={self.ep} does not divide dp·cp = {self.dp}·{self.cp} = {self.dp * self.cp}")
+        if self.dp % (self.dp_shard or 1):
+            raise ValueError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}: replicas × shards = dp")
+        if self.batch % (self.dp * self.microbatch):
+            each = f"dp·microbatch = {self.dp}·{self.microbatch} = {self.dp * self.microbatch}"
+            raise ValueError(f"batch={self.batch} is not a multiple of {each}")
+        if self.seq % self.cp:
+            raise ValueError(f"seq={self.seq} is not a multiple of cp={self.cp}")
+        if self.virtual > 1 and self.schedule not in ("1f1b", "interleaved"):
+            raise ValueError(f"virtual={self.virtual} with schedule={self.schedule!r}: only 1f1b is interleaved; say virtual=1")
+
+    @cached_property
+    def layout(self) -> tuple:
+        """What decides which parameters a rank holds: plans that agree in it hold the same."""
+        return self.tp, self.pp, self.ep, self.stages, self.schedule, self.embedding_slots
+
+    @cached_property
+    def local(self) -> tuple:
+        """What decides a layer's time and activations, in the order of LOCAL."""
+        return _local(self)
+
+    @property
+    def gpus(self) -> int:
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def microbatches(self) -> int:
+        """m: micro-batches that each pipeline runs in a step."""
+        return self.batch // (self.dp * self.microbatch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the global batch."""
+        return self.batch * self.seq
+
+    @property
+    def stages(self) -> int:
+        """p·v stages that a micro-batch passes; the V-shaped schedules have two a rank."""
+        return self.pp * (2 if self.schedule in ("zb-v", "dualpipe-v") else self.virtual)
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO spreads one copy of the states: the data-parallel ones and the context-parallel ones."""
+        return (self.dp_shard or self.dp) * self.cp
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.precision]
+
+    def check(self, shape: ModelShape, gpus: int | None = None) -> None:
+        """Raises ValueError where the plan does not fit the shape, or is not for this number of accelerators."""
+        if gpus is not None and gpus != self.gpus:
+            degrees = f"dp·cp·tp·pp = {self.dp}·{self.cp}·{self.tp}·{self.pp}"
+            raise ValueError(f"{degrees} = {self.gpus} ranks for {gpus} GPUs: choose degrees whose product is {gpus}")
+        if shape.heads % self.tp:
+            raise ValueError(f"tp={self.tp} does not divide the {shape.heads} heads of {shape.name}")
+        if shape.kv_heads % self.tp and self.tp % shape.kv_heads:
+            raise ValueError(f"tp={self.tp} and {shape.kv_heads} key/value heads of {shape.name}: one must divide the other")
+        if self.context == "ulysses" and shape.heads // self.tp % self.cp:
+            heads = f"the {shape.heads // self.tp} heads of a rank"
+            raise ValueError(f"cp={self.cp} does not divide {heads}, as Ulysses needs: use context='ring'")
+        slots = shape.layers + (2 if self.embedding_slots else 0)
+        if slots < self.stages:
+            raise ValueError(
+                f"{shape.layers} layers of {shape.name} on {self.stages} stages: lower pp={self.pp} or virtual={self.virtual}"
+            )
+        if self.ep > 1 and (not shape.experts or shape.experts % self.ep):
+            raise ValueError(f"ep={self.ep} does not divide the {shape.experts} routed experts of {shape.name}")
+
+
+def _known(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}={value!r}: {nearest(value, known)}")
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if name == "dp_shard" and value is None:
+        return
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name}={value!r}: must be a whole number, {least} or more")
+
+
+# Fields that are whole numbers.
+_WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int | None))
+# What a layer on one rank depends on, whatever the other degrees are.
+LOCAL = ("cp", "tp", "ep", "seq", "microbatch", "sequence_parallel", "recompute", "precision", "overlap", "overlap_tensor")
+LOCAL += ("flash", "context")
+_local = attrgetter(*LOCAL)
+
+
+@lru_cache(maxsize=4096)
+def plan_of(local: tuple) -> Plan:
+    """A plan with these local fields, on as few ranks as they need."""
+    values = dict(zip(LOCAL, local, strict=True))
+    return Plan(dp=values["ep"], **values)

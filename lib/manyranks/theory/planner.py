@@ -1,0 +1,167 @@
+"""All ways to split one training step over a cluster that fit in memory, fastest first, each with what it loses to the best."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from manyranks.theory import memory, pipeline, step
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.names import nearest
+from manyranks.theory.plan import Plan
+from manyranks.theory.step import StepTime
+
+# What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
+# with more.
+SCHEDULES = ("1f1b", "zb-h1", "zb-v", "dualpipe")
+RECOMPUTE = ("none", "selective", "full")
+ZERO = (1, 2, 3)
+MICROBATCHES = (1, 2, 4, 8)
+VIRTUAL = (1, 2, 3, 4, 6, 8)
+SMALLEST_SHARD = 256  # tokens of a sequence that a context-parallel rank keeps at least: the height of one tile of a product
+
+# Fields that the search chooses itself; all others are given to each plan as they are.
+_CHOSEN = ("dp", "pp", "cp", "tp", "ep", "microbatch", "schedule", "virtual", "recompute", "zero")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that fits, its time and its peak in bytes."""
+
+    plan: Plan
+    time: StepTime
+    peak: memory.Peak
+    best: StepTime
+
+    @property
+    def seconds(self) -> float:
+        return self.time.seconds
+
+    @cached_property
+    def why(self) -> str:
+        """Where the plan loses most against the best, and what in the plan does it; empty for the best."""
+        return "" if self.time is self.best else _why(self.time, self.best)
+
+
+def search(
+    shape: ModelShape,
+    cluster: Cluster,
+    gpus: int | None = None,
+    seq: int = 8192,
+    batch: int = 2048,
+    **choices: object,
+) -> list[Found]:
+    """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
+
+    gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3)).
+    Raises ValueError for an unknown field, or where no number of GPUs is given or it is not the cluster's.
+    """
+    known = [field.name for field in fields(Plan)]
+    if unknown := sorted(choices.keys() - set(known)):
+        raise ValueError(f"{unknown[0]}={choices[unknown[0]]!r}: {nearest(unknown[0], known)}")
+    tried = {name: _values(value) for name, value in choices.items()}
+    found = []
+    for plan in _plans(shape, cluster, _gpus(cluster, gpus), seq, batch, tried):
+        peak = memory.peak(shape, plan)
+        if peak.total <= cluster.accelerator.memory:
+            time = step.estimate(shape, plan, cluster)
+            found.append((time.seconds, time, peak))
+    found.sort(key=lambda one: one[0])
+    return [Found(time.plan, time, peak, found[0][1]) for _, time, peak in found]
+
+
+def _gpus(cluster: Cluster, gpus: int | None) -> int:
+    if gpus is None and cluster.gpus is None:
+        raise ValueError(f"{cluster.name} has as many accelerators as one asks for: say gpus=")
+    if gpus is not None and cluster.gpus not in (None, gpus):
+        raise ValueError(f"gpus={gpus} on a cluster of {cluster.gpus}: leave gpus out, or take cluster.of({gpus})")
+    if (gpus or cluster.gpus) < 1:
+        raise ValueError(f"gpus={gpus}: at least one")
+    return gpus or cluster.gpus
+
+
+def _values(value: object) -> tuple:
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+
+
+def _plans(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, tried: dict[str, tuple]) -> Iterator[Plan]:
+    """Every plan that Plan and the shape allow, whether or not it fits in memory."""
+    given = {name: values for name, values in tried.items() if name not in _CHOSEN}
+    kept = itertools.product(tried.get("recompute", RECOMPUTE), tried.get("zero", ZERO), *given.values())
+    kept = [(recompute, zero, dict(zip(given, rest, strict=True))) for recompute, zero, *rest in kept]
+    for tp, cp, pp, dp, ep in _degrees(shape, cluster, gpus, seq, tried):
+        for microbatch in tried.get("microbatch", MICROBATCHES):
+            if batch % (dp * microbatch):
+                continue
+            for schedule, virtual in _schedules(shape, pp, batch // (dp * microbatch), tried):
+                own = (dp, pp, cp, tp, ep, seq, batch, microbatch, schedule, virtual)
+                for recompute, zero, more in kept:
+                    yield Plan(*own, zero=zero, recompute=recompute, **more)
+
+
+def _degrees(
+    shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: dict[str, tuple]
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """tp, cp, pp, dp and ep whose product is the number of GPUs and which divide heads, layers, sequence and experts."""
+    tensor = tried.get("tp") or [t for t in _divisors(shape.heads) if t <= 2 * cluster.node]
+    context = tried.get("cp") or [c for c in _divisors(seq) if seq // c >= SMALLEST_SHARD]
+    experts = tried.get("ep") or (_divisors(shape.experts) if shape.experts else (1,))
+    for tp, cp, pp in itertools.product(tensor, context, tried.get("pp", range(1, shape.layers + 1))):
+        dp, left = divmod(gpus, tp * cp * pp)
+        if left or not dp or dp not in tried.get("dp", (dp,)) or shape.heads % tp or seq % cp:
+            continue
+        if shape.kv_heads % tp and tp % shape.kv_heads:
+            continue
+        yield from ((tp, cp, pp, dp, ep) for ep in experts if dp * cp % ep == 0)
+
+
+def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple]) -> Iterator[tuple[str, int]]:
+    """Schedules, and stages a rank, that a pipeline of pp ranks can have; interleaving needs m to be a multiple of p."""
+    if pp == 1:
+        yield "1f1b", 1
+        return
+    slots = shape.layers + 2 * any(tried.get("embedding_slots", ()))
+    halves = [name for name in tried.get("schedule", SCHEDULES) if not (pp % 2 and name.startswith("dualpipe"))]
+    for schedule in halves:
+        if schedule in ("1f1b", "interleaved"):
+            for virtual in tried.get("virtual", VIRTUAL):
+                if virtual == 1 or (m % pp == 0 and pp * virtual <= slots):
+                    yield schedule, virtual
+        elif m >= pipeline.fewest(schedule, pp) and pp * (2 if schedule.endswith("-v") else 1) <= slots:
+            yield schedule, 1
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _why(time: StepTime, best: StepTime) -> str:
+    lost = {name: seconds - best.parts[name] for name, seconds in time.parts.items()}
+    part = max(lost, key=lost.get)
+    return f"{part} +{lost[part]:.3g} s: {_cause(part, time.plan, best.plan, time.cluster)}"
+
+
+def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
+    each, tokens = f"{plan.microbatches} micro-batches", plan.microbatch * plan.seq // plan.cp
+    if part == "compute":
+        return _compute_cause(plan, best)
+    if part == "tensor":
+        return f"TP {plan.tp} " + ("leaves the node" if plan.tp > cluster.node else f"on {tokens} tokens")
+    if part == "context":
+        return f"CP {plan.cp} moves keys and values" + (" between nodes" if plan.cp * plan.tp > cluster.node else "")
+    if part == "expert":
+        return f"EP {plan.ep} under {plan.schedule}" + (" leaves the node" if plan.ep * plan.tp > cluster.node else "")
+    if part == "data":
+        return f"ZeRO-{plan.zero} over {plan.shards} ranks, {each}"
+    if part == "optimizer":
+        return f"ZeRO-{plan.zero} spreads the states over {plan.shards} ranks"
+    return f"PP {plan.pp}, {plan.stages // plan.pp} stages a rank, {each} ({plan.schedule})"
+
+
+def _compute_cause(plan: Plan, best: Plan) -> str:
+    if plan.recompute != best.recompute:
+        return f"{plan.recompute} recomputation"
+    if (plan.stages, plan.schedule) != (best.stages, best.schedule):
+        return f"layers on {plan.stages} stages: the slowest sets the pace"
+    return f"other sizes of products: TP {plan.tp}, CP {plan.cp}, micro-batch {plan.microbatch}"

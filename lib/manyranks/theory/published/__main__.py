@@ -1,0 +1,50 @@
+"""Prints every published table beside what the theory says: `python -m manyranks.theory.published`."""
+
+from manyranks.theory import kernels
+from manyranks.theory.kernels import Constants
+from manyranks.theory.published import conversions, fit, steps
+
+
+def main() -> None:
+    print("Computed from a formula and the table's own numbers\n")
+    _print(("table", "what", "computed", "published", "error"), [_conversion(check) for check in conversions.checks()])
+    print("\nPredicted from the configuration alone, with the same constants for every row\n")
+    _print(("table", "run", "predicted", "published", "unit", "error"), [_prediction(row) for row in steps.rows()])
+    print(f"\nMean absolute error: {fit.mean_error(steps.rows()):.1%}\n")
+    _print(("constant", "value", "where from"), _constants())
+    print("\nEach table with the constant fitted on the other tables\n")
+    without = fit.leave_one_out().items()
+    header = ("table", "matmul", "error without it", "error")
+    _print(header, [(table, f"{matmul:.2f}", f"{error:.1%}", f"{_own(table):.1%}") for table, (matmul, error) in without])
+
+
+def _conversion(check: conversions.Check) -> tuple[str, ...]:
+    computed, published = (f"{value:,.10g}" if value > 1e9 else f"{value:.5g}" for value in (check.computed, check.published))
+    return check.table, check.what, computed, published, f"{check.error:+.2%}" + ("" if check.holds else "  TOO FAR")
+
+
+def _prediction(row: steps.Row) -> tuple[str, ...]:
+    return row.table, row.name, f"{row.predict():.4g}", f"{row.measured:.4g}", row.unit, f"{row.error():+.1%}"
+
+
+def _constants() -> list[tuple[str, ...]]:
+    defaults, fitted = Constants(), " and ".join(fit.FITTED_ON)
+    return [
+        ("matmul", f"{defaults.matmul:g}", f"fitted once on {fitted}; today's fit gives {fit.fit():.2f}"),
+        ("bandwidth", f"{defaults.bandwidth:g}", "mean of the rings in measured_busbw.csv ÷ specification"),
+        ("overhead", f"{defaults.overhead:g} s", kernels.OVERHEAD_SOURCE),
+    ]
+
+
+def _own(table: str) -> float:
+    return fit.mean_error([row for row in steps.rows() if row.table == table])
+
+
+def _print(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+    widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
+    for line in (header, tuple("─" * width for width in widths), *lines):
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Published numbers that follow from a formula and other published numbers: memory, utilisation, parameters.
+
+Each check gives rows of (what, computed, published, tolerance), the tolerance as a share of the published number.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from manyranks.theory import flops, memory, published
+from manyranks.theory.cluster import clusters
+from manyranks.theory.models import models
+from manyranks.theory.plan import Plan
+
+STAGES = {"Pos": 1, "Pos+g": 2, "Pos+g+p": 3}
+A100, H100 = (clusters[name].accelerator.flops for name in ("a100-dgx", "h100-dgx"))
+
+
+class Check(NamedTuple):
+    """computed and published in the same unit; tolerance: largest difference, as a share of `published`."""
+
+    table: str
+    what: str
+    computed: float
+    published: float
+    tolerance: float
+
+    @property
+    def error(self) -> float:
+        return self.computed / self.published - 1
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.error) <= self.tolerance
+
+
+def checks() -> list[Check]:
+    return [check for table in TABLES for check in table()]
+
+
+def zero_table1() -> Iterator[Check]:
+    """arXiv 1910.02054, Table 1: gigabytes a device of 10⁹ bytes. 0.12 is printed for 0.117."""
+    for row in published.rows("zero_table1"):
+        phi, ranks, printed = float(row["params_B"]) * 1e9, int(row["dp_degree"]), float(row["GB_per_device"])
+        states = memory.model_states(phi, Plan(dp=ranks, zero=STAGES[row["stage"]]))
+        tolerance = 0.03 if printed == 0.12 else 0.01
+        yield Check("ZeRO Table 1", f"{row['params_B']}B {row['stage']} {ranks}", states.total / 1e9, printed, tolerance)
+
+
+def bytes_per_parameter() -> Iterator[Check]:
+    """Megatron-LM's three recipes, whole and with its distributed optimizer on 64 ranks."""
+    recipes = {"fp16": "fp16-fp32-gradients", "bf16": "bf16-fp32-gradients", "fp32": "fp32"}
+    for row in published.rows("megatron_bytes_per_param"):
+        for zero, column in ((0, "replicated_bytes"), (1, "distributed_optimizer_bytes")):
+            plan = Plan(dp=64, zero=zero, precision=recipes[row["param_dtype"]])
+            own, _, shared = row[column].partition("+")
+            printed = float(own) + (float(shared.removesuffix("/d")) / 64 if shared else 0)
+            each = memory.model_states(1e9, plan).total / 1e9
+            yield Check("Megatron-LM bytes a parameter", f"{row['param_dtype']}, ZeRO-{zero}", each, printed, 1e-6)
+
+
+def korthikanti() -> Iterator[Check]:
+    """arXiv 2205.05198, Table 5: MFU and HFU from its own iteration times."""
+    times = {row["model"]: row for row in published.rows("korthikanti_iteration_times")}
+    for row in published.rows("korthikanti_configs"):
+        size = row["model"].split()[0]
+        seconds, gpus, batch = float(times[size]["present_work_s"]), int(row["gpus"]), int(row["global_batch"])
+        speed = batch * int(row["seq"]) / seconds
+        run = (models[f"megatron-{size.lower()}"], int(row["seq"]), speed, gpus, A100)
+        mfu, hfu = 100 * flops.mfu(*run, "korthikanti"), 100 * flops.hfu(*run, "selective", "korthikanti")
+        yield Check("Korthikanti Table 5", f"{size}, MFU %", mfu, float(times[size]["MFU_pct"]), 0.005)
+        yield Check("Korthikanti Table 5", f"{size}, HFU %", hfu, float(times[size]["HFU_pct"]), 0.005)
+
+
+def palm() -> Iterator[Check]:
+    """arXiv 2204.02311, Table 3: PaLM's own row, from tokens a second."""
+    row = next(row for row in published.rows("palm_mfu") if row["model"] == "PaLM")
+    run = (models["palm-540b"], 2048, float(row["tok_per_s"]), int(row["chips"]), clusters["tpu-v4"].accelerator.flops)
+    yield Check("PaLM Table 3", "MFU %", 100 * flops.mfu(*run, "palm"), float(row["MFU_pct"]), 0.002)
+    without = 100 * flops.mfu(*run, "parameters")
+    yield Check("PaLM Table 3", "MFU % without attention", without, float(row["MFU_without_attention_pct"]), 0.002)
+
+
+def llama3() -> Iterator[Check]:
+    """arXiv 2407.21783, Tables 3 and 4: parameters, GPUs of each layout, tokens of a batch, MFU in whole numbers."""
+    exact = {"8B": 8_030_261_248, "70B": 70_553_706_496, "405B": 405_853_388_800}
+    for size, parameters in exact.items():
+        yield Check("Llama 3 Table 3", f"{size}, parameters", models[f"llama3-{size.lower()}"].parameters, parameters, 0.0)
+    for row in published.rows("llama3_table4"):
+        gpus, name = float(row["gpus"]), f"{row['gpus']} GPUs, {row['seq']} tokens"
+        degrees = {axis: int(row[axis]) for axis in ("dp", "pp", "cp", "tp")}
+        plan = Plan(**degrees, seq=int(row["seq"]), batch=degrees["dp"] * int(row["batch_per_dp"]), virtual=8)
+        yield Check("Llama 3 Table 4", f"{name}: GPUs", plan.gpus, gpus, 0.0)
+        yield Check("Llama 3 Table 4", f"{name}: tokens", plan.tokens, 2**24, 0.0)
+        printed = float(row["MFU_pct"])
+        mfu = 100 * float(row["tflops_per_gpu"]) * 1e12 / H100
+        yield Check("Llama 3 Table 4", f"{name}: MFU %", mfu, printed, 0.6 / printed)
+
+
+def deepseek() -> Iterator[Check]:
+    """ "Insights into DeepSeek-V3", Table 4: FLOP/s and MFU, with the whole score matrix and with its causal half."""
+    table = {row["metric"]: float(row["MPFT"]) for row in published.rows("deepseek_isca_step_breakdown")}
+    shape, tokens = models["deepseek-v3"], 15360 * 4096 / table["time/step (s)"]
+    for kind, convention in (("non-causal", "full"), ("causal", "causal")):
+        each = flops.per_token(shape, 4096, convention) * tokens / 2048
+        yield Check("DeepSeek-V3 (ISCA'25)", f"TFLOP/s, {kind}", each / 1e12, table[f"TFLOPS {kind}"], 0.005)
+        yield Check("DeepSeek-V3 (ISCA'25)", f"MFU %, {kind}", 100 * each / H100, table[f"MFU {kind} %"], 0.005)
+    yield Check("DeepSeek-V3 Table 1", "parameters, B", shape.parameters / 1e9, 671, 0.005)
+    yield Check("DeepSeek-V3 Table 1", "active parameters, B", shape.active_parameters / 1e9, 37.55, 0.0005)
+    without = (shape.active_parameters - shape.embedding_parameters) / 1e9
+    yield Check("DeepSeek-V3 Table 1", "active without the input embedding, B", without, 36.63, 0.0005)
+
+
+TABLES: tuple[Callable[[], Iterator[Check]], ...] = (zero_table1, bytes_per_parameter, korthikanti, palm, llama3, deepseek)

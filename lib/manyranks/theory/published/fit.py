@@ -1,0 +1,36 @@
+"""The one constant that is fitted, and what happens to each table when it has no part in the fit."""
+
+import math
+
+from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.published.steps import KORTHIKANTI, SC21, TABLES, Row, rows
+
+FITTED_ON = (SC21, KORTHIKANTI)
+RANGE, STEPS = (0.5, 1.0), 50
+
+
+def fit(tables: tuple[str, ...] = FITTED_ON) -> float:
+    """The share of the best matrix product (Constants.matmul), to two digits, with the least mean square of log errors."""
+    chosen = [row for row in rows() if row.table in tables]
+    low, high = RANGE
+    candidates = [low + (high - low) * i / STEPS for i in range(STEPS + 1)]
+    return min(candidates, key=lambda matmul: _squares(chosen, Constants(matmul=matmul)))
+
+
+def _squares(chosen: list[Row], constants: Constants) -> float:
+    return sum(math.log1p(row.error(constants)) ** 2 for row in chosen)
+
+
+def mean_error(chosen: list[Row], constants: Constants = DEFAULT) -> float:
+    """Mean of the errors' absolute values."""
+    return sum(abs(row.error(constants)) for row in chosen) / len(chosen)
+
+
+def leave_one_out() -> dict[str, tuple[float, float]]:
+    """For each table, the constant fitted on all others, and the table's mean absolute error with it."""
+    found = {}
+    for table in TABLES:
+        matmul = fit(tuple(other for other in TABLES if other != table))
+        own = [row for row in rows() if row.table == table]
+        found[table] = matmul, mean_error(own, Constants(matmul=matmul))
+    return found

@@ -1,0 +1,124 @@
+"""Seconds that tensor, context, expert and pipeline parallelism spend communicating, as far as nothing hides it.
+
+T: tokens of a micro-batch on this rank. Activations travel in 16 bits.
+"""
+
+import functools
+
+from manyranks.theory import collectives
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.cluster import Cluster, Route
+from manyranks.theory.hardware import Link
+from manyranks.theory.kernels import Constants
+from manyranks.theory.layer import FLASH_BACKWARD, split_tokens, tokens
+from manyranks.theory.plan import Plan, plan_of
+
+HALF = 2  # bytes
+
+Seconds = tuple[float, float]  # forward, backward
+
+
+def gather(route: Route, size: float, constants: Constants) -> float:
+    """An all-gather or a reduce-scatter of `size` bytes (the whole tensor's) around a ring."""
+    if route.ranks == 1:
+        return 0.0
+    return constants.overhead + collectives.seconds("all_gather", size, route.ranks, reached(route.ring, constants))
+
+
+def reached(link: Link, constants: Constants) -> Link:
+    """The link with the share of its bandwidth that programs get."""
+    return Link(link.name, link.latency, link.bandwidth * constants.bandwidth)
+
+
+def tensor(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, moe: bool, hidden_behind: float) -> Seconds:
+    """One layer's: two all-reduces each way, or as many pairs of all-gather and reduce-scatter.
+
+    Backward: the gradient that leaves a column-parallel layer travels while the weight gradient is computed, and with sequence
+    parallelism the saved input is gathered again while the input gradient is; hidden_behind: seconds of the weight gradients.
+    Source: arXiv 2205.05198, sections 4.2.1 and 4.2.2.
+    """
+    route = cluster.route(plan.tp)
+    blocks = 1 if shape.parallel_layers else 2
+    blocks += shape.top_k - 1 if moe else 0  # a routed token crosses once for each of its experts
+    pair = 2 * blocks * gather(route, HALF * tokens(plan) * shape.hidden, constants)
+    again = pair / 2 if plan.sequence_parallel else 0.0
+    if not (plan.overlap and plan.overlap_tensor):
+        return pair, pair + again
+    hideable = again + (pair / 2 if plan.sequence_parallel else pair)
+    shown = 0.0 if not plan.sequence_parallel else pair / 2
+    return pair, shown + max(0.0, hideable - hidden_behind)
+
+
+def head(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
+    """The vocabulary-parallel head: its input gathered, the gradient of it reduced; the loss moves a few bytes a token."""
+    once = gather(cluster.route(plan.tp), HALF * tokens(plan) * shape.hidden, constants)
+    return (once, once) if plan.sequence_parallel else (0.0, 2 * once)
+
+
+def embedding(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
+    once = gather(cluster.route(plan.tp), HALF * tokens(plan) * shape.hidden, constants)
+    return (once, once) if plan.sequence_parallel else (2 * once, 0.0)
+
+
+def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, core: float) -> Seconds:
+    """One layer's keys and values, backward with their gradients. core: seconds of forward's attention.
+
+    A ring hides its hops behind the blocks' attention, the first excepted; an all-gather (Llama 3, arXiv 2407.21783, section
+    3.3.2) and Ulysses' all-to-alls (arXiv 2309.14509) come before and after it.
+    """
+    if plan.cp == 1:
+        return 0.0, 0.0
+    route = cluster.route(plan.cp, plan.tp)
+    if plan.context == "ulysses":
+        once = gather(route, HALF * tokens(plan) * 2 * (shape.query_size + shape.kv_size) / plan.tp, constants)
+        return once, once
+    per_token = 2 * max(shape.kv_heads, plan.tp) * shape.head_size / plan.tp
+    if shape.latent:
+        per_token = shape.latent.kv_rank + shape.latent.rope_size
+    once = gather(route, HALF * plan.microbatch * plan.seq * per_token, constants)
+    if plan.context == "all-gather" or not plan.overlap:
+        return once, 2 * once
+    return max(once / plan.cp, once - core), max(2 * once / plan.cp, 2 * once - FLASH_BACKWARD * core)
+
+
+def expert(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
+    """Tokens to their experts and back. Backward sends gradients the same ways."""
+    if plan.ep == 1:
+        return 0.0, 0.0
+    route = cluster.route(plan.ep, plan.tp)
+    rows = split_tokens(plan) * shape.hidden
+    away = min(HALF, plan.recipe.matmul)  # tokens leave in the precision of the products, results come back in 16 bits
+    once = sum(all_to_all(shape, route, rows * size, constants) for size in (away, HALF))
+    return once, once
+
+
+def all_to_all(shape: ModelShape, route: Route, size: float, constants: Constants) -> float:
+    """size: bytes of one copy of a rank's tokens. One copy goes to each other node, and inside it one to each expert.
+
+    Source: arXiv 2412.19437, section 3.2.2; both hops at the same time, so that the slower one counts.
+    """
+    nodes = route.ranks / route.inside
+    near = shape.top_k * (1 - 1 / route.inside) * size / (route.near.bandwidth * constants.bandwidth)
+    far = other_nodes(shape, nodes) * size / (route.pair.bandwidth * constants.bandwidth) if nodes > 1 else 0.0
+    return constants.overhead + route.pair.latency + max(near, far)
+
+
+def other_nodes(shape: ModelShape, nodes: float) -> float:
+    """Expected nodes, other than its own, that one token is sent to."""
+    if shape.expert_groups > 1:
+        chosen = min(shape.groups_per_token * nodes / shape.expert_groups, nodes)
+    else:
+        chosen = nodes * (1 - (1 - 1 / nodes) ** shape.top_k)
+    return chosen * (1 - 1 / nodes)
+
+
+@functools.lru_cache(maxsize=16384)
+def stage_message(shape: ModelShape, local: tuple, stages: int, stride: int, cluster: Cluster, constants: Constants) -> float:
+    """One micro-batch from a stage to the next: each tensor-parallel rank sends its share; arXiv 2104.04473, section 4.1.
+
+    stride: ranks between a stage and the next.
+    """
+    plan, route = plan_of(local), cluster.route(stages, stride)
+    size = HALF * tokens(plan) * shape.hidden
+    sent = constants.overhead + reached(route.pair, constants).seconds(size / plan.tp)
+    return sent + (0.0 if plan.sequence_parallel else gather(cluster.route(plan.tp), size, constants))

@@ -1,0 +1,246 @@
+"""theory.huggingface: shapes from public config.json files, against the weights of the released checkpoints."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from manyranks.theory.huggingface import from_hf_config
+from manyranks.theory.models import models
+
+
+def llama_like(kind: str, hidden: int, ffn: int, layers: int, heads: int, vocab: int, **others) -> dict:
+    sizes = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads}
+    usual = {"rms_norm_eps": 1e-5, "rope_theta": 1e4, "torch_dtype": "bfloat16", "use_cache": True, "bos_token_id": 1}
+    return {"model_type": kind, "vocab_size": vocab, "transformers_version": "4.40.0"} | sizes | usual | others
+
+
+WINDOW = {"use_sliding_window": False, "sliding_window": 131072}
+DEEPSEEK = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_layer_freq": 1} | {
+    "attention_bias": False,
+    "scoring_func": "softmax",
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False,
+}
+QWEN_MOE = {"decoder_sparse_step": 1, "norm_topk_prob": True, "output_router_logits": False, "router_aux_loss_coef": 0.001}
+GEMMA3_27B = {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32} | {
+    "head_dim": 128,
+    "num_key_value_heads": 16,
+    "sliding_window": 1024,
+    "query_pre_attn_scalar": 168,
+    "model_type": "gemma3_text",
+}
+CONFIGS = {
+    "Llama-2-7b": llama_like("llama", 4096, 11008, 32, 32, 32000, architectures=["LlamaForCausalLM"], pretraining_tp=1),
+    "Llama-3.2-1B": llama_like(
+        *("llama", 2048, 8192, 16, 32, 128256),
+        **{"num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True, "mlp_bias": False, "attention_bias": False},
+        rope_scaling={"factor": 32.0, "rope_type": "llama3"},
+    ),
+    "Mistral-7B-v0.1": llama_like("mistral", 4096, 14336, 32, 32, 32000, num_key_value_heads=8, sliding_window=4096),
+    "Mixtral-8x7B-v0.1": llama_like(
+        *("mixtral", 4096, 14336, 32, 32, 32000),
+        **{"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    "gpt2": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_layer": 12, "n_head": 12}
+    | {"n_positions": 1024, "n_ctx": 1024, "vocab_size": 50257, "activation_function": "gelu_new", "attn_pdrop": 0.1}
+    | {"task_specific_params": {"text-generation": {"do_sample": True}}, "summary_type": "cls_index"},
+    "pythia-6.9b": llama_like("gpt_neox", 4096, 16384, 32, 32, 50432, rotary_pct=0.25, tie_word_embeddings=False)
+    | {"use_parallel_residual": True, "rotary_emb_base": 10000, "layer_norm_eps": 1e-5},
+    "Qwen2-7B": llama_like("qwen2", 3584, 18944, 28, 28, 152064, num_key_value_heads=4, tie_word_embeddings=False, **WINDOW)
+    | {"max_window_layers": 28},
+    "Qwen3-8B": llama_like("qwen3", 4096, 12288, 36, 32, 151936, num_key_value_heads=8, head_dim=128, max_window_layers=36)
+    | {"use_sliding_window": False, "sliding_window": None, "attention_bias": False, "tie_word_embeddings": False},
+    "Qwen1.5-MoE-A2.7B": llama_like("qwen2_moe", 2048, 5632, 24, 16, 151936, num_key_value_heads=16, **WINDOW, **QWEN_MOE)
+    | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+    "Qwen3-30B-A3B": llama_like("qwen3_moe", 2048, 6144, 48, 32, 151936, num_key_value_heads=4, head_dim=128, **QWEN_MOE)
+    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "mlp_only_layers": []},
+    "gemma-2b": llama_like("gemma", 2048, 16384, 18, 8, 256000, num_key_value_heads=1, head_dim=256, hidden_act="gelu"),
+    "gemma-7b": llama_like("gemma", 3072, 24576, 28, 16, 256000, num_key_value_heads=16, head_dim=256),
+    "gemma-2-9b": llama_like("gemma2", 3584, 14336, 42, 16, 256000, num_key_value_heads=8, head_dim=256, sliding_window=4096)
+    | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256},
+    "gemma-3-1b": llama_like("gemma3_text", 1152, 6912, 26, 4, 262144, num_key_value_heads=1, head_dim=256, sliding_window=512)
+    | {"sliding_window_pattern": 6, "rope_local_base_freq": 10000},
+    "DeepSeek-V2-Lite": llama_like("deepseek_v2", 2048, 10944, 27, 16, 102400, num_key_value_heads=16, **DEEPSEEK)
+    | {"q_lora_rank": None, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1}
+    | {"moe_intermediate_size": 1408, "first_k_dense_replace": 1, "topk_group": 1, "topk_method": "greedy", "ep_size": 1},
+    "DeepSeek-V3": llama_like("deepseek_v3", 7168, 18432, 61, 128, 129280, num_key_value_heads=128, **DEEPSEEK)
+    | {"q_lora_rank": 1536, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8}
+    | {"moe_intermediate_size": 2048, "first_k_dense_replace": 3, "topk_group": 4, "topk_method": "noaux_tc"}
+    | {"num_nextn_predict_layers": 1, "quantization_config": {"quant_method": "fp8"}, "auto_map": {}},
+}
+RELEASED = {
+    "Llama-2-7b": 6_738_415_616,
+    "Llama-3.2-1B": 1_235_814_400,
+    "Mistral-7B-v0.1": 7_241_732_096,
+    "Mixtral-8x7B-v0.1": 46_702_792_704,
+    "gpt2": 124_439_808,
+    "pythia-6.9b": 6_857_302_016,
+    "Qwen2-7B": 7_615_616_512,
+    "Qwen3-8B": 8_190_735_360,
+    "Qwen1.5-MoE-A2.7B": 14_315_784_192,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-1b": 999_885_952,
+    "DeepSeek-V2-Lite": 15_706_484_224,
+    "DeepSeek-V3": 671_026_419_200,
+}
+SAME_AS = {
+    "Llama-2-7b": "llama2-7b",
+    "Llama-3.2-1B": "llama3.2-1b",
+    "Mistral-7B-v0.1": "mistral-7b",
+    "Mixtral-8x7B-v0.1": "mixtral-8x7b",
+    "gpt2": "gpt2",
+    "pythia-6.9b": "pythia-6.9b",
+    "Qwen2-7B": "qwen2-7b",
+    "Qwen3-8B": "qwen3-8b",
+    "Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "gemma-2b": "gemma-2b",
+    "gemma-7b": "gemma-7b",
+    "DeepSeek-V2-Lite": "deepseek-v2-lite",
+    "DeepSeek-V3": "deepseek-v3",
+}
+
+
+@pytest.fixture
+def shape_of(tmp_path):
+    def write(config, name: str = "model"):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
+        return from_hf_config(folder)
+
+    return write
+
+
+def test_every_configuration_has_a_count_to_compare_with():
+    assert CONFIGS.keys() == RELEASED.keys()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_gives_the_weights_of_the_released_checkpoint(shape_of, name):
+    shape = shape_of(CONFIGS[name], name)
+    assert shape.parameters == RELEASED[name]
+    assert shape.name == name
+
+
+@pytest.mark.parametrize("name", SAME_AS)
+def test_a_configuration_gives_the_named_shape_field_by_field(shape_of, name):
+    shape, named = shape_of(CONFIGS[name]), models[SAME_AS[name]]
+    assert replace(shape, name="", source="") == replace(named, name="", source="")
+
+
+def test_gemma_2_is_the_named_shape_but_for_the_padding_of_its_vocabulary(shape_of):
+    shape = shape_of(CONFIGS["gemma-2-9b"])
+    assert replace(shape, name="", source="", vocab=256128) == replace(models["gemma2-9b"], name="", source="")
+
+
+def test_a_file_and_its_folder_give_the_same_shape(shape_of, tmp_path):
+    shape = shape_of(CONFIGS["gpt2"], "gpt2")
+    assert from_hf_config(str(tmp_path / "gpt2" / "config.json")) == shape
+
+
+def test_a_gemma_3_with_images_gives_its_language_model(shape_of):
+    outer = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "vision_config": {"hidden_size": 1152},
+    }
+    shape = shape_of(outer | {"text_config": GEMMA3_27B})
+    # Table 1 of the Gemma 3 report, in millions: 1,416 in the embedding, 25,600 outside.
+    assert shape.embedding_parameters / 1e6 == pytest.approx(1416, rel=0.01)
+    assert (shape.parameters - shape.embedding_parameters) / 1e6 == pytest.approx(25600, rel=0.001)
+    with pytest.raises(ValueError, match="text_config=None"):
+        shape_of(outer)
+
+
+def test_layers_with_a_window_are_counted(shape_of):
+    assert shape_of(CONFIGS["gemma-3-1b"]).window_layers == 22  # 5 of 6, and the 2 after the last full one
+    kinds = ["sliding_attention", "full_attention", "full_attention"] * 14
+    assert shape_of(CONFIGS["gemma-2-9b"] | {"layer_types": kinds}).window_layers == 14
+    windowed = {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 20}
+    shape = shape_of(CONFIGS["Qwen2-7B"] | windowed)
+    assert (shape.window, shape.window_layers) == (1024, 8)
+    # The class's default where it is left out; null where there is none.
+    mistral = {key: value for key, value in CONFIGS["Mistral-7B-v0.1"].items() if key != "sliding_window"}
+    assert shape_of(mistral).window == 4096
+    assert shape_of(mistral | {"sliding_window": None}).window == 0
+
+
+def test_heads_of_their_own_size_need_not_divide_the_hidden_size(shape_of):
+    nemo = llama_like("mistral", 5120, 14336, 40, 32, 131072, num_key_value_heads=8, head_dim=128, sliding_window=None)
+    assert shape_of(nemo).parameters == 12_247_782_400  # Mistral-Nemo-Base-2407
+    with pytest.raises(ValueError, match="hidden_size=5120 is not a multiple of num_attention_heads=48: give head_dim"):
+        shape_of(nemo | {"num_attention_heads": 48, "head_dim": None})
+
+
+def test_dense_layers_of_qwen_may_be_the_first_ones(shape_of):
+    config = CONFIGS["Qwen3-30B-A3B"]
+    assert shape_of(config | {"mlp_only_layers": [0, 1]}).dense_layers == 2
+    with pytest.raises(ValueError, match=r"mlp_only_layers=\[5\]"):
+        shape_of(config | {"mlp_only_layers": [5]})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("Llama-2-7b", {"model_type": "lama"}, "model_type='lama': did you mean 'llama'"),
+        ("Llama-2-7b", {"model_type": None}, "model_type=None: known are llama"),
+        ("Llama-2-7b", {"model_type": ["llama"]}, "model_type="),
+        ("Llama-2-7b", {"architectures": ["LlamaForSequenceClassification"]}, "architectures=.*'LlamaForCausalLM'"),
+        ("Llama-2-7b", {"num_key_value_head": 8}, "num_key_value_head=8: unknown.*did you mean 'num_key_value_heads'"),
+        ("Llama-2-7b", {"rope_thetta": 1e4}, "rope_thetta=.*did you mean 'rope_theta'"),
+        ("Llama-2-7b", {"num_experts": 8}, "num_experts=8: unknown"),
+        ("Llama-2-7b", {"num_key_value_heads": 5}, "num_key_value_heads=5 does not divide num_attention_heads=32"),
+        ("Llama-2-7b", {"num_attention_heads": 24}, "hidden_size=4096 is not a multiple of num_attention_heads=24"),
+        ("Llama-2-7b", {"tie_word_embeddings": "false"}, "tie_word_embeddings='false': must be true or false"),
+        ("Llama-2-7b", {"tie_word_embeddings": None}, "tie_word_embeddings=None: must be true or false"),
+        ("Llama-2-7b", {"hidden_size": 4096.0}, "hidden_size=4096.0: must be a whole number, 1 or more"),
+        ("Llama-2-7b", {"num_hidden_layers": 0}, "num_hidden_layers=0: must be a whole number, 1 or more"),
+        ("Llama-2-7b", {"num_hidden_layers": True}, "num_hidden_layers=True"),
+        ("Llama-2-7b", {"attention_bias": True}, "attention_bias=True, mlp_bias=False"),
+        ("Llama-2-7b", {"is_encoder_decoder": True}, "is_encoder_decoder=True: must be false"),
+        ("gpt2", {"n_head": 7}, "n_embd=768 is not a multiple of n_head=7"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True: must be false"),
+        ("gpt2", {"attn_pdrop": 1.5}, "attn_pdrop=1.5: must be a number from 0 to 1"),
+        ("gpt2", {"pruned_heads": {"0": [1]}}, "pruned_heads="),
+        ("pythia-6.9b", {"attention_bias": False}, "attention_bias=False: must be true"),
+        ("pythia-6.9b", {"num_attention_heads": 24}, "hidden_size=4096 is not a multiple of num_attention_heads=24$"),
+        ("Mixtral-8x7B-v0.1", {"num_experts_per_tok": 9}, "num_experts_per_tok=9: there are num_local_experts=8"),
+        ("Qwen3-30B-A3B", {"decoder_sparse_step": 2}, "decoder_sparse_step=2: must be 1"),
+        ("gemma-2-9b", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for num_hidden_layers=42"),
+        ("gemma-2-9b", {"layer_types": ["linear_attention"] * 42}, "layer_types=.*must be a list of"),
+        ("DeepSeek-V3", {"first_k_dense_replace": 62}, "first_k_dense_replace=62: the model has num_hidden_layers=61"),
+        ("DeepSeek-V3", {"n_group": 7}, "n_group=7 does not divide n_routed_experts=256"),
+        ("DeepSeek-V3", {"topk_group": 9}, "topk_group=9: there are n_group=8"),
+        ("DeepSeek-V3", {"moe_layer_freq": 2}, "moe_layer_freq=2: must be 1"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(shape_of, name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        shape_of(CONFIGS[name] | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("Llama-2-7b", "hidden_size"), ("gpt2", "n_layer"), ("Qwen2-7B", "num_key_value_heads"), ("DeepSeek-V3", "q_lora_rank")],
+)
+def test_a_missing_key_is_named(shape_of, name, key):
+    with pytest.raises(ValueError, match=f"{key} is missing: must be a whole number, 1 or more"):
+        shape_of({other: value for other, value in CONFIGS[name].items() if other != key})
+
+
+def test_what_is_not_a_configuration_is_refused(shape_of, tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+        shape_of("hidden_size: 4096")
+    with pytest.raises(ValueError, match="must hold a JSON object, has a list"):
+        shape_of("[]")
+    with pytest.raises(FileNotFoundError, match=r"nothing"):
+        from_hf_config(tmp_path / "nothing")
+
+
+def test_biases_on_all_linear_layers_of_a_llama_are_counted(shape_of):
+    plain, biased = (shape_of(CONFIGS["Llama-2-7b"] | {"attention_bias": flag, "mlp_bias": flag}) for flag in (False, True))
+    assert biased.parameters - plain.parameters == 32 * (4 * 4096 + 2 * 11008 + 4096)

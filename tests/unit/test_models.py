@@ -1,0 +1,131 @@
+"""theory.models: the named shapes against the counts of their papers and of their released checkpoints."""
+
+import copy
+import pickle
+from fractions import Fraction
+
+import pytest
+
+from manyranks.theory import published
+from manyranks.theory.models import models
+
+# Weights in the released checkpoints (safetensors headers), without buffers.
+RELEASED = {
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "llama-65b": 65_285_660_672,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "yi-34b": 34_388_917_248,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v2-lite": 15_706_484_224,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "bloom-176b": 176_247_271_424,
+    "gpt-neox-20b": 20_554_567_680,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+}
+# Billions, as the papers print them.
+TOTAL_AND_ACTIVE = {
+    "mixtral-8x7b": (46.7, 12.9),  # mistral.ai/news/mixtral-of-experts
+    "mixtral-8x22b": (141, 39),  # mistral.ai/news/mixtral-8x22b
+    "deepseek-v2": (236, 21),  # arXiv 2405.04434, abstract
+    "deepseek-v2-lite": (15.7, 2.4),  # the same, appendix B; its active count leaves one embedding out
+    "deepseek-v3": (671, 37),  # arXiv 2412.19437, abstract
+    "qwen3-30b-a3b": (30.5, 3.3),  # arXiv 2505.09388
+    "qwen3-235b-a22b": (235, 22),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_named_model_has_the_weights_of_its_released_checkpoint(name):
+    assert models[name].parameters == RELEASED[name]
+
+
+@pytest.mark.parametrize("name", TOTAL_AND_ACTIVE)
+def test_models_with_experts_have_the_published_total_and_active_counts(name):
+    shape, (total, active) = models[name], TOTAL_AND_ACTIVE[name]
+    assert shape.parameters / 1e9 == pytest.approx(total, rel=5e-3)
+    without = shape.embedding_parameters if name == "deepseek-v2-lite" else 0
+    assert (shape.active_parameters - without) / 1e9 == pytest.approx(active, rel=0.025)
+
+
+def test_deepseek_v3_with_its_prediction_module_is_the_released_checkpoint():
+    shape = models["deepseek-v3"]
+    assert shape.parameters / 1e9 == pytest.approx(671.03, abs=0.05)
+    assert shape.active_parameters / 1e9 == pytest.approx(37.55, abs=0.05)
+    assert (shape.active_parameters - shape.embedding_parameters) / 1e9 == pytest.approx(36.63, abs=0.05)
+    copies = shape.embedding_parameters + shape.head_parameters  # the checkpoint stores both again
+    assert (shape.parameters + shape.mtp_parameters + copies) / 1e9 == pytest.approx(685, abs=0.6)
+
+
+def test_gpt3_is_as_large_as_it_is_called():
+    shape = models["gpt3-175b"]
+    assert shape.parameters / 1e9 == pytest.approx(174.6, abs=0.05)
+    assert shape.parameters == pytest.approx(175e9, rel=3e-3)
+
+
+def test_palm_has_the_parameters_that_its_mfu_is_computed_with():
+    assert models["palm-540b"].parameters / 1e9 == pytest.approx(540.35, abs=0.01)
+
+
+@pytest.mark.parametrize("row", published.rows("megatron_sc21_table1"), ids=lambda row: row["params_B"])
+def test_megatron_s_models_have_the_paper_s_count_and_a_final_norm(row):
+    shape = models[f"megatron-{float(row['params_B']):g}b"]
+    layers, h, vocab, seq = (int(row[name]) for name in ("layers", "hidden", "vocab", "seq"))
+    # Equation 2 of arXiv 2104.04473; it leaves the last LayerNorm out.
+    paper = 12 * layers * h**2 * (1 + Fraction(13, 12 * h) + Fraction(vocab + seq, 12 * layers * h))
+    assert shape.parameters - paper == 2 * h
+    assert shape.parameters / 1e9 == pytest.approx(float(row["params_B"]), abs=0.051)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "digits"),
+    [
+        *(("megatron-22b", 22, 0), ("megatron-175b", 175, 0), ("megatron-530b", 530, 0), ("megatron-1t", 1008, 0)),
+        *(("zb-1.5b", 1.5, 1), ("zb-6.2b", 6.2, 1), ("zb-14.6b", 14.6, 1), ("zb-28.3b", 28.3, 1), ("opt-175b", 175, 0)),
+    ],
+)
+def test_a_model_is_as_large_as_its_name_says(name, billions, digits):
+    assert round(models[name].parameters / 1e9, digits) == billions
+
+
+@pytest.mark.parametrize("row", published.rows("gemma2_training"), ids=lambda row: row["model"])
+def test_gemma_2_has_the_report_s_counts_with_and_without_embedding(row):
+    shape = models[f"gemma2-{row['model'].lower()}"]
+    assert shape.embedding_parameters == int(row["embed_params"])
+    assert shape.parameters - shape.embedding_parameters == int(row["non_embed_params"])
+
+
+def test_llama_3_in_the_table_has_the_head_size_that_follows_from_its_heads():
+    for row in published.rows("llama3_architecture"):
+        assert models[f"llama3-{row['model'].lower()}"].head_size == int(row["head_dim"])
+
+
+def test_every_named_model_says_where_it_is_from_and_survives_copying():
+    assert all(name == shape.name and shape.source for name, shape in models.items())
+    assert pickle.loads(pickle.dumps(dict(models))) == copy.deepcopy(dict(models)) == models
+
+
+def test_an_unknown_model_suggests_the_nearest():
+    with pytest.raises(ValueError, match=r"'lama3-8b'.*did you mean 'llama3-8b'"):
+        models["lama3-8b"]
+    assert "lama3-8b" not in models
+    assert models.get("lama3-8b") is None
