@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-GROUPS = ("world",)
+GROUPS = ("world", "replay")
 
 
 def main(wanted: list[str]) -> None:

@@ -344,7 +344,8 @@ def test_waiting_for_functional_collectives_is_not_compute(world):
     assert timeline.exposed_communication(1) > 0.3
 
 
-def test_the_wait_at_the_end_of_ddps_backward_is_not_compute(world):
+@pytest.mark.parametrize("flops", [False, True])
+def test_the_wait_at_the_end_of_ddps_backward_is_not_compute(world, flops):
     def late():
         import time
 
@@ -356,7 +357,7 @@ def test_the_wait_at_the_end_of_ddps_backward_is_not_compute(world):
         return sum(p.grad.abs().sum().item() for p in model.parameters())
 
     world.run(late)  # its imports take time
-    timeline = world.measure(late).timeline
+    timeline = world.measure(late, flops=flops).timeline
     assert timeline.busy(1) < timeline.busy(0)
     assert timeline.exposed_communication(1) > 0.3
 

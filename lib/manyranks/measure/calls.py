@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ class Call:
     a collective: among the group's collectives, of a message: among those to (or from) this peer with this tag; dtype;
     is_async: whether the caller goes on before it is done; started, finished: seconds of time.perf_counter, finished None
     while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message;
-    kept: bytes of an all_to_all that stay on this rank.
+    kept: bytes of an all_to_all that stay on this rank; number: its place among the rank's calls, from 0.
     """
 
     op: str
@@ -51,6 +52,21 @@ class Call:
     where: Place | str | None = None
     tag: int = 0
     kept: int = 0
+    number: int = 0
+
+
+class Event(NamedTuple):
+    """The main thread issues a call, or waits. number: the call's; None for a wait in C++ that does not say for which.
+
+    started, finished: as Call's; flops, bytes: what the operators had done before it, 0 where that is not counted.
+    """
+
+    waits: bool
+    number: int | None
+    started: float
+    finished: float
+    flops: int
+    bytes: int
 
 
 class Recorder:
@@ -70,11 +86,15 @@ class Recorder:
         self._functional.impl("wait_tensor", self._wait_tensor, _KEY.name, with_keyset=True)
         return self
 
-    def start(self, everything: bool) -> None:
-        """Forgets what was noted. `everything`: keep all calls and the real end of each, not only the recent ones."""
+    def start(self, everything: bool, work: Callable[[], tuple[int, int]] | None = None) -> None:
+        """Forgets what was noted. `everything`: keep all calls and the real end of each, not only the recent ones.
+
+        work: gives the flops and bytes of the operators so far.
+        """
         self.everything = everything
+        self._work = work or (lambda: (0, 0))
         self.calls: deque[Call] = deque(maxlen=None if everything else RECENT)
-        self.waits: list[tuple[float, float]] = []
+        self.journal: list[Event] = []
         self.issued = 0
         self.counts: Counter = Counter()  # collectives by group; messages by (group, op, peer, tag)
         self.members: dict[str, tuple[int, ...]] = {}
@@ -124,7 +144,7 @@ class Recorder:
         try:
             return torch.ops._c10d_functional.wait_tensor.default.redispatch(keyset & _BELOW, tensor)
         finally:
-            self._note_wait(started)
+            self._note_event(True, None, started)
 
     def _note(self, name: str, named: dict) -> Call:
         op = operators.NAMES[name]
@@ -138,11 +158,13 @@ class Recorder:
         call = Call(op, size, group, ranks, peer, self.counts[key], dtype, is_async, 0.0, where=here(), tag=tag)
         if op == "all_to_all":
             call.kept = operators.kept(named, ranks.index(dist.get_rank()))
+        call.number = self.issued
         self.counts[key] += 1
         self.issued += 1
         self.calls.append(call)
         self._note_end_of_backward(sys._getframe(2))
         call.started = time.perf_counter()
+        self._note_event(False, call.number, call.started)
         return call
 
     def _note_end_of_backward(self, frame) -> None:
@@ -160,7 +182,7 @@ class Recorder:
     def _backward_ended(self, started: float) -> Callable[[], None]:
         def ended():
             self._in_backward = False
-            self._note_wait(started)
+            self._note_event(True, None, started)
 
         return ended
 
@@ -175,7 +197,7 @@ class Recorder:
         work = operators.work_of(result)
         if work is None:
             call.finished = time.perf_counter()
-            self._note_wait(call.started)  # a monitored_barrier waits inside
+            self._note_event(True, call.number, call.started)  # a monitored_barrier waits inside
             return result
         from_anyone = call.op == "recv" and call.peer is None  # only its own Work can say whom it was from
         if self.everything and not from_anyone and not _note_end(work, call):
@@ -217,11 +239,12 @@ class Recorder:
             call.finished = finished
         if main:
             self.waiting = None
-            self._note_wait(started)
+            self._note_event(True, None if call is None else call.number, started)
 
-    def _note_wait(self, started: float) -> None:
+    def _note_event(self, waits: bool, number: int | None, started: float) -> None:
         if self.everything and threading.current_thread() is threading.main_thread():
-            self.waits.append((started, time.perf_counter()))
+            finished = time.perf_counter() if waits else started
+            self.journal.append(Event(waits, number, started, finished, *self._work()))
 
 
 def _finish(call: Call) -> None:

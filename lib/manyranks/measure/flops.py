@@ -1,6 +1,11 @@
-"""Floating-point operations, counted by PyTorch's FlopCounterMode, with the CPU's attention that it leaves out."""
+"""Floating-point operations, counted by PyTorch's FlopCounterMode with the CPU's attention that it leaves out, and bytes moved."""
+
+import contextlib
+import functools
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 _aten = torch.ops.aten
@@ -20,9 +25,44 @@ CPU_ATTENTION = {
 }
 
 
-def counter() -> FlopCounterMode:
-    """A context manager; afterwards `.get_total_flops()` is the work of matmuls, convolutions and attention inside it.
+class WorkCounter(contextlib.ExitStack):
+    """A context manager: `flops` and `bytes` say what the operators inside it have done so far.
 
-    A multiply-add counts as two. Attention counts in full, also under a causal mask.
+    flops: of matmuls, convolutions and attention; a multiply-add counts as two, attention in full also under a causal mask.
+    bytes: that operators read and write, each tensor once an operator, as if nothing were fused or cached.
     """
-    return FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+
+    def __enter__(self) -> "WorkCounter":
+        super().__enter__()
+        self._flops = self.enter_context(FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION))
+        self._moved = self.enter_context(_MovedBytes())
+        return self
+
+    @property
+    def flops(self) -> int:
+        return self._flops.get_total_flops()
+
+    @property
+    def bytes(self) -> int:
+        return self._moved.total
+
+
+class _MovedBytes(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if _moves(func):
+            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+            self.total += sum(t.numel() * t.element_size() for t in tensors)
+        return out
+
+
+@functools.cache
+def _moves(func) -> bool:
+    """Whether the operator touches its tensors' memory: not views, not allocations, not communication."""
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    name = func._schema.name.removeprefix("aten::")
+    return not (view or name.startswith(("empty", "new_empty", "_unsafe_view", "c10d", "_c10d")))

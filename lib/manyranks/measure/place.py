@@ -13,6 +13,8 @@ _DISTRIBUTED = _TORCH + "distributed" + os.sep
 _MANYRANKS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _MACHINERY = (_TORCH, _MANYRANKS + "measure" + os.sep, _MANYRANKS + "world" + os.sep)
+_MODES = tuple(_TORCH + part for part in ("_ops.py", "_compile.py", "_dynamo" + os.sep, "utils" + os.sep))
+_MODES += (_MANYRANKS + "measure" + os.sep,)
 _NO_PEERS = tuple(_DISTRIBUTED + part for part in ("checkpoint", "elastic", "launcher"))  # these may wait for a disk
 
 
@@ -64,5 +66,7 @@ def distributed_function(frame: FrameType | None) -> str | None:
 
 
 def in_backward(frame: FrameType | None) -> bool:
-    """Whether the innermost frame is the autograd engine: its C++ may be waiting for a collective."""
+    """Whether the innermost frame, past those of dispatch modes, is the autograd engine's: its C++ may wait for a collective."""
+    while frame is not None and frame.f_code.co_filename.startswith(_MODES):
+        frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_TORCH + "autograd" + os.sep)

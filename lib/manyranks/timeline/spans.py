@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 COMPUTE, COMMUNICATION = "compute", "communication"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """One thing a rank did: `kind` is "compute" or "communication"; times in seconds on one clock."""
 
     rank: int
@@ -25,15 +26,19 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of all ranks, on a clock whose zero is the start of the first one."""
+    """Spans of all ranks, on a clock whose zero is the start of the first one.
+
+    causes: for each span, the index of the one whose end let it start, or -1; `replay` knows them, a measurement does not.
+    """
 
     spans: tuple[Span, ...]
+    causes: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> list[int]:
-        return sorted({span.rank for span in self.spans})
+        return sorted(self._of_rank)
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """Seconds from the start of the first span to the end of the last."""
         if not self.spans:
@@ -42,8 +47,7 @@ class Timeline:
 
     def of(self, rank: int, kind: str | None = None) -> list[Span]:
         """The spans of one rank in order of start, of one kind if it is given."""
-        chosen = [s for s in self.spans if s.rank == rank and kind in (None, s.kind)]
-        return sorted(chosen, key=lambda s: (s.started, s.finished))
+        return [s for s in self._of_rank.get(rank, ()) if kind in (None, s.kind)]
 
     def busy(self, rank: int, kind: str = COMPUTE) -> float:
         """Seconds in which at least one span of this kind is open on the rank."""
@@ -55,7 +59,27 @@ class Timeline:
 
     def bubble(self, rank: int) -> float:
         """Share of the makespan in which the rank does not compute, between 0 and 1."""
-        return 1 - self.busy(rank) / self.makespan if self.makespan else 0.0
+        return 1 - self.utilisation(rank)
+
+    def utilisation(self, rank: int) -> float:
+        """Share of the makespan in which the rank computes, between 0 and 1; 1 where no time passes."""
+        return self.busy(rank) / self.makespan if self.makespan else 1.0
+
+    def critical_path(self) -> list[Span]:
+        """The chain of spans that set the makespan, in order of time: the end of each let the next one start.
+
+        Of several that are equally long, one. Raises ValueError for a timeline without causes.
+        """
+        if len(self.causes) != len(self.spans):
+            raise ValueError(
+                "only a replayed timeline knows what let each span start; make this one with replay(program, costs)"
+            )
+        path: list[Span] = []
+        index = max(range(len(self.spans)), key=lambda i: self.spans[i].finished, default=-1)
+        while index >= 0:
+            path.append(self.spans[index])
+            index = self.causes[index]
+        return path[::-1]
 
     def trace_events(self) -> list[dict]:
         """Events of the Chrome trace format: a process a rank, a thread a lane; microseconds."""
@@ -73,6 +97,14 @@ class Timeline:
         path = Path(path)
         path.write_text(json.dumps({"traceEvents": self.trace_events(), "displayTimeUnit": "ms"}))
         return path
+
+    @cached_property
+    def _of_rank(self) -> dict[int, list[Span]]:
+        """Each rank's spans, in order of start."""
+        found: dict[int, list[Span]] = {}
+        for span in self.spans:
+            found.setdefault(span.rank, []).append(span)
+        return {rank: sorted(spans, key=lambda s: (s.started, s.finished)) for rank, spans in found.items()}
 
 
 def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:

@@ -1,6 +1,7 @@
 """What `world.measure` returns: the ranks' results, with what was counted while they ran."""
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -8,8 +9,11 @@ import torch
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
 from manyranks.theory import collectives
-from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span, Timeline
-from manyranks.world import cells
+from manyranks.theory.charges import ClusterCosts
+from manyranks.theory.cluster import Cluster
+from manyranks.timeline import Program, Span, Timeline, replay
+from manyranks.timeline.spans import COMMUNICATION, COMPUTE
+from manyranks.world import cells, programs
 from manyranks.world.recording import Recording
 
 # The algorithm whose bytes are an operation's nominal ones; those of broadcast and reduce are gloo's.
@@ -46,12 +50,32 @@ class Measurement:
         zero = min(recording.started for recording in self._recordings.values())
         spans: list[Span] = []
         for rank, recording in self._recordings.items():
-            for start, end in _outside(recording.waits, recording.started, recording.finished):
+            waits = [(event.started, event.finished) for event in recording.journal if event.waits]
+            for start, end in _outside(waits, recording.started, recording.finished):
                 spans.append(Span(rank, COMPUTE, "compute", start - zero, end - zero))
             for call in self.calls[rank]:
                 end = recording.finished if call.finished is None else call.finished
                 spans.append(Span(rank, COMMUNICATION, describe(call), call.started - zero, end - zero))
         return Timeline(tuple(spans))
+
+    @cached_property
+    def program(self) -> Program:
+        """What the ranks issued, in order, with the FLOPs and bytes computed in between where flops=True counted them.
+
+        Raises ValueError where the ranks' calls diverge, or a message may come from any rank.
+        """
+        if self.divergence:
+            raise ValueError(f"the ranks' calls diverge, so that they have no common order: {self.divergence}")
+        return programs.program(self.calls, self._recordings)
+
+    def replay(self, cluster: Cluster, sharing: bool = False) -> Timeline:
+        """The same program on a virtual clock: rank r is the r-th accelerator of the cluster. Deterministic.
+
+        Computing is charged by its FLOPs and bytes; without measure(..., flops=True) it takes no time. sharing: transfers of
+        one rank that are under way together share its part of the network. Raises ValueError as `program` does, and for a
+        cluster with fewer accelerators than ranks.
+        """
+        return replay(self.program, ClusterCosts(cluster), sharing)
 
     def __repr__(self) -> str:
         columns = {"rank": self.ranks, "calls": [len(self.calls[r]) for r in self.ranks]}
@@ -93,7 +117,7 @@ def payload(call: Call, rank: int) -> int:
     if call.op == "all_to_all":
         return call.bytes - call.kept
     n, root = len(call.ranks), call.ranks.index(call.peer) if call.peer is not None else 0
-    whole = call.bytes * (n if call.op in ("all_gather", "gather") else 1)
+    whole = programs.whole_bytes(call)
     itemsize = getattr(torch, call.dtype).itemsize
     algorithm = _NOMINAL.get(call.op, "ring")
     sent = collectives.sent_bytes(call.op, whole // itemsize, itemsize, n, algorithm, root)
@@ -106,7 +130,7 @@ def _of(name: str, recordings: dict[int, Recording]) -> dict[int, int] | None:
 
 
 def _readable(call: Call) -> Call:
-    return replace(call, where=cells.label(call.where))
+    return dataclasses.replace(call, where=cells.label(call.where))
 
 
 def _outside(waits: list[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 from manyranks.measure import flops, memory, wire
-from manyranks.measure.calls import Call, Recorder
+from manyranks.measure.calls import Call, Event, Recorder
 
 
 @dataclass
@@ -15,7 +15,8 @@ class Recording:
     started: float
     finished: float = 0.0
     calls: list[Call] = field(default_factory=list)
-    waits: list[tuple[float, float]] = field(default_factory=list)
+    journal: list[Event] = field(default_factory=list)
+    work: tuple[int, int] = (0, 0)  # flops and bytes of the whole run
     sent_bytes: int | None = None
     no_bytes: str | None = None  # why sent_bytes is None
     flops: int | None = None
@@ -28,17 +29,18 @@ def record(recorder: Recorder, wanted: frozenset | None, function, args: tuple, 
         return function(*args, **kwargs), None
     with contextlib.ExitStack() as modes:
         peak = modes.enter_context(memory.PeakBytes()) if "memory" in wanted else None
-        counter = modes.enter_context(flops.counter()) if "flops" in wanted else None
-        recorder.start(everything=True)
+        counter = modes.enter_context(flops.WorkCounter()) if "flops" in wanted else None
+        recorder.start(everything=True, work=counter and (lambda: (counter.flops, counter.bytes)))
         before = wire.counters()
         recording = Recording(started=time.perf_counter())
         result = function(*args, **kwargs)
         recording.finished = time.perf_counter()
     recorder.settle()
-    recording.calls, recording.waits = list(recorder.calls), recorder.waits
+    recording.calls, recording.journal = list(recorder.calls), recorder.journal
     recording.no_bytes = wire.unavailable()
     if recording.no_bytes is None:
         recording.sent_bytes = wire.moved(before, wire.counters())[0]
-    recording.flops = counter.get_total_flops() if counter else None
+    if counter:
+        recording.flops, recording.work = counter.flops, (counter.flops, counter.bytes)
     recording.peak_bytes = peak.peak_bytes if peak else None
     return result, recording
