@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-GROUPS = ("world", "replay")
+GROUPS = ("world", "replay", "theory")
 
 
 def main(wanted: list[str]) -> None:

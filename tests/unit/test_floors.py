@@ -77,6 +77,15 @@ def test_theory_and_timeline_bring_in_no_heavy_package():
     assert "manyranks.theory.collectives" in loaded
 
 
+def test_a_public_name_of_the_theory_stays_what_it_is_once_modules_are_loaded():
+    from manyranks import theory
+
+    first = {name: getattr(theory, name) for name in theory.__all__}
+    assert {name: getattr(theory, name) for name in theory.__all__} == first
+    assert theory.models["llama3-405b"].layers == 126
+    assert theory.clusters["h100-dgx"].node == 8
+
+
 def test_importing_manyranks_brings_in_none_of_its_packages():
     loaded = modules_after("import manyranks")
     assert sorted(name for name in loaded if name.startswith("manyranks.")) == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from manyranks.theory.huggingface import from_hf_config
-from manyranks.theory.models import models
+from manyranks.theory.shapes import models
 
 
 def llama_like(kind: str, hidden: int, ffn: int, layers: int, heads: int, vocab: int, **others) -> dict:

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from manyranks.theory import published
-from manyranks.theory.models import models
+from manyranks.theory.shapes import models
 
 # Weights in the released checkpoints (safetensors headers), without buffers.
 RELEASED = {

@@ -25,7 +25,7 @@ _NAMES = {
     "accelerators": "hardware",
     "links": "hardware",
     "clusters": "cluster",
-    "models": "models",
+    "models": "shapes",
     "Accelerator": "hardware",
     "Cluster": "cluster",
     "ClusterCosts": "charges",

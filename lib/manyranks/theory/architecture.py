@@ -5,7 +5,7 @@ h hidden size, f feed-forward size, a attention heads, g key/value heads, D head
 
 from dataclasses import dataclass, fields
 
-from manyranks.theory.names import nearest
+from manyranks.theory.names import concise, nearest
 
 # Vectors of the normalised size that a norm learns: a scale, or a scale and a shift.
 NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
@@ -101,6 +101,9 @@ class ModelShape:
 
     def __hash__(self) -> int:
         return hash((self.name, self.layers, self.hidden))  # cheap: shapes are keys of caches
+
+    def __repr__(self) -> str:
+        return concise(self, "name", "layers", "hidden", "ffn", "heads", "vocab", "kv_heads", "head_size", hide="source")
 
     def _check_types(self) -> None:
         if self.norm not in NORMS:

@@ -6,7 +6,7 @@ A product of m × k with k × n takes 2mnk; backward takes twice what forward do
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.names import Named
+from manyranks.theory.names import Named, nearest
 
 
 class Convention(NamedTuple):
@@ -92,7 +92,7 @@ def hardware_per_token(shape: ModelShape, seq: int, recompute: str = "none", con
     parts = forward(shape, seq, CONVENTIONS[convention].attention)
     extra = {"none": 0.0, "selective": CONVENTIONS[convention].core_again * parts.core, "full": parts.layers}
     if recompute not in extra:
-        raise ValueError(f"recompute={recompute!r}: known are {', '.join(extra)}")
+        raise ValueError(f"recompute={recompute!r}: {nearest(recompute, extra)}")
     return per_token(shape, seq, convention) + extra[recompute]
 
 

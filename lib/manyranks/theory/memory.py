@@ -52,12 +52,8 @@ def model_states(shape: ModelShape | float, plan: Plan) -> ModelStates:
     shape: or a number of parameters, split evenly over tp·pp. Source: arXiv 1910.02054, sections 3.1 and 5; with the recipe of
     16 bytes, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N for stages 1, 2 and 3. Raises ValueError where plan and shape do not fit.
     """
-    states = before_offload(shape, plan)
-    if plan.offload == "none":
-        return states
-    if plan.offload == "optimizer":
-        return states._replace(optimizer=0, host=states.optimizer)
-    return ModelStates(0, 0, 0, host=states.total)
+    each = [_offloaded(_states(held, plan), plan.offload) for held in set(rank_parameters(shape, plan))]
+    return max(each, key=lambda states: (states.total, states.host))
 
 
 def before_offload(shape: ModelShape | float, plan: Plan) -> ModelStates:
@@ -65,10 +61,19 @@ def before_offload(shape: ModelShape | float, plan: Plan) -> ModelStates:
     return max((_states(held, plan) for held in set(rank_parameters(shape, plan))), key=lambda states: states.total)
 
 
+def _offloaded(states: ModelStates, offload: str) -> ModelStates:
+    if offload == "none":
+        return states
+    if offload == "optimizer":
+        return states._replace(optimizer=0, host=states.optimizer)
+    return ModelStates(0, 0, 0, host=states.total)
+
+
 def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     """For each pipeline rank, the parameters that one of its tensor-parallel ranks holds before ZeRO.
 
-    A tied embedding is held by the first and by the last rank. Norms and routers are whole on every tensor-parallel rank.
+    A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, and what
+    latent attention compresses with. With fewer key/value heads than tensor-parallel ranks, each of these has one of them.
     """
     if isinstance(shape, ModelShape):
         plan.check(shape)
@@ -113,39 +118,63 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
     """The most that one rank holds at once: states, activations, and buffers for what is gathered or computed again."""
     plan.check(shape)
     ranks = _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual)
-    sizes = [(_on_device(rank.held, plan), rank.kept, _buffers(rank, plan)) for rank in ranks]
+    sizes = [(_offloaded(_states(rank.held, plan), plan.offload).total, rank.kept, _buffers(rank, plan)) for rank in ranks]
     return Peak(*max(sizes, key=sum))
 
 
 class Rank(NamedTuple):
-    """What a pipeline rank holds whatever the ZeRO stage is: parameters, activations, a layer at work under recomputation."""
+    """What a pipeline rank holds whatever the ZeRO stage is. again: what backward recomputes of one layer, for that layer."""
 
     held: Held
     layers: int
     kept: int
-    working: int
+    again: int
 
 
 @functools.lru_cache(maxsize=16384)
 def _ranks(shape: ModelShape, layout: tuple, local: tuple, m: int, virtual: int) -> list[Rank]:
-    """One for each kind of stage, the earliest: of equal stages it holds as many micro-batches in flight, or more."""
-    dealt, held, again = stages.dealt(shape, layout), _rank_parameters(shape, layout), ()
-    if plan_of(local).recompute == "full":
-        again = tuple("none" if value == "full" else value for value in local)
+    """One for each kind of rank, the earliest: of equal ranks it holds as many micro-batches in flight, or more."""
+    kinds, (_, p, *_, schedule, _) = (
+        list(zip(stages.dealt(shape, layout), _rank_parameters(shape, layout), strict=True)),
+        layout,
+    )
     found = []
-    for stage in dict.fromkeys(dealt):
-        index = dealt.index(stage)
-        flying = pipeline.in_flight(layout[4], layout[1], m, virtual, index)
-        kept = _kept(shape, local, stage, flying, min(m, layout[1]))
-        working = _layer_activations(shape, again, stage.moe > 0) if again else 0
-        found.append(Rank(held[index], max(1, stage.layers), kept, working))
+    for stage, held in dict.fromkeys(kinds):
+        flying = pipeline.in_flight(schedule, p, m, virtual, kinds.index((stage, held)))
+        kept = _kept(shape, local, stage, flying, _at_ends(schedule, p, m, flying))
+        found.append(Rank(held, max(1, stage.layers), kept, _again(shape, local, stage)))
     return found
 
 
+def _again(shape: ModelShape, local: tuple, stage: Stage) -> int:
+    everything = tuple("none" if value in ("selective", "full") else value for value in local)
+    kinds = {False: stage.dense, True: stage.moe}
+    return max((_difference(shape, everything, local, moe) for moe in kinds if kinds[moe]), default=0)
+
+
+def _difference(shape: ModelShape, one: tuple, other: tuple, moe: bool) -> int:
+    return _layer_activations(shape, one, moe) - _layer_activations(shape, other, moe)
+
+
+class Ends(NamedTuple):
+    """Micro-batches of which the embedding's dropout mask, and the logits, are held at once."""
+
+    embedding: float
+    head: float
+
+
+def _at_ends(schedule: str, p: int, m: int, flying: float) -> Ends:
+    """Interleaving holds more than p micro-batches' layers but, as the paper counts, p masks. Only GPipe waits with logits."""
+    return Ends(min(m, p) if schedule in ("1f1b", "interleaved") else flying, flying if schedule == "gpipe" else 1)
+
+
 def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
-    split = stage.layers * shape.attention_parameters
+    split = stage.layers * (shape.attention_parameters + _copied_heads(shape, t))
     split += stage.dense * shape.mlp_parameters + stage.moe * shape.shared_parameters
     whole = stage.layers * shape.norm_parameters + stage.moe * shape.router_parameters
+    if shape.latent:
+        down = stage.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
+        split, whole = split - down, whole + down
     moe = stage.moe
     split += stage.embedding * shape.embedding_parameters
     if stage.head:
@@ -156,6 +185,12 @@ def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
         moe += stage.mtp * shape.is_moe(shape.layers - 1)
         split += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
     return Held(split / t + whole, moe * shape.experts // ep * shape.expert_parameters / t)
+
+
+def _copied_heads(shape: ModelShape, t: int) -> int:
+    """Parameters of one layer's keys and values that several tensor-parallel ranks have, beside the first copy."""
+    copies = 0 if shape.latent else max(0, t - shape.kv_heads)
+    return copies * 2 * shape.head_size * (shape.hidden + (shape.bias or shape.qkv_bias))
 
 
 def _states(held: Held, plan: Plan) -> ModelStates:
@@ -171,11 +206,6 @@ def _sharded(held: Held, zero: int, shards: int, expert_shards: int, recipe: Rec
         recipe.gradients * (part if zero >= 2 else whole),
         recipe.optimizer * (part if zero >= 1 else whole),
     )
-
-
-def _on_device(held: Held, plan: Plan) -> int:
-    states = _states(held, plan)
-    return {"none": states.total, "optimizer": states.parameters + states.gradients, "all": 0}[plan.offload]
 
 
 def _tokens(plan: Plan) -> float:
@@ -196,6 +226,7 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> float:
     outside = item * h + (h if shape.dropout else 0)  # the norm's input, and the mask of the dropout after attention
     outside += 0 if again and shape.norm == "rmsnorm" else plan.recipe.matmul * h
     inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _kv_size(shape, t))
+    inside += item * (shape.query_size + _kv_size(shape, t)) if shape.qk_norm and not again else 0  # before their norms
     output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
     inside += plan.recipe.matmul * output
     if plan.flash:
@@ -225,8 +256,10 @@ def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> float:
     if plan.recompute == "full":
         return 0.0
     again = plan.recompute == "selective"
-    outside = item * h + (h if shape.dropout else 0)
-    outside += 0 if again and shape.norm == "rmsnorm" else saved * h
+    norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # beside attention's; in parallel they read the same
+    outside = item * h * norms + (h if shape.dropout else 0)
+    shared = shape.parallel_layers and shape.norms_per_layer == 1  # the norm's output, too
+    outside += 0 if shared or (again and shape.norm == "rmsnorm") else saved * h
     if not moe:
         return outside / split + _wide(shape, plan, shape.ffn, again) / t
     routed = shape.top_k * (saved * h + _wide(shape, plan, shape.expert_ffn, again))
@@ -239,26 +272,28 @@ def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:
     return function + (0 if again and shape.gated else plan.recipe.matmul * ffn)
 
 
-def _kept(shape: ModelShape, local: tuple, stage: Stage, flying: float, first: int) -> int:
-    """flying: micro-batches in flight on the rank; first: on its first stage."""
+def _kept(shape: ModelShape, local: tuple, stage: Stage, flying: float, ends: Ends) -> int:
+    """flying: micro-batches in flight on the rank, each counted on all its layers."""
     plan = plan_of(local)
     split = plan.tp if plan.sequence_parallel else 1
-    kept = flying * stage.dense * _layer_activations(shape, local, False)
-    if shape.experts:
-        kept += flying * (stage.moe + stage.mtp) * _layer_activations(shape, local, True)
+    moe = stage.moe + (stage.mtp if shape.moe_layers else 0)
+    kept = flying * (stage.layers + stage.mtp - moe) * _layer_activations(shape, local, False)
+    kept += flying * moe * _layer_activations(shape, local, True) if moe else 0
     if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
-        kept += first * _tokens(plan) * shape.hidden / split
-    if stage.head:  # the last norm's input, the head's, and logits in 32 bits, of one micro-batch: (4sbh/t)(1 + V/h)
-        kept += _tokens(plan) * (2 * _item(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
+        kept += ends.embedding * _tokens(plan) * shape.hidden / split
+    if stage.head:  # the last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)
+        one = _tokens(plan) * (2 * _item(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
+        kept += ends.head * (stage.head + stage.mtp) * one
     return round(kept)
 
 
 def _buffers(rank: Rank, plan: Plan) -> int:
-    """ZeRO-3's gathered parameters, two units (one in use, one under way) or all where forward's are kept; from ZeRO-2 on the
-    whole gradients of a unit; with full recomputation what one layer keeps while it is at work."""
-    if plan.zero < 2:
-        return rank.working
-    whole = sum(rank.held)
-    unit = whole / rank.layers
-    gathered = (2 * unit if plan.reshard_after_forward else whole) if plan.zero == 3 else 0.0
-    return rank.working + round(plan.recipe.parameters * gathered + plan.recipe.gradients * unit)
+    """With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
+    forward's are kept; from ZeRO-2 on the whole gradients of a unit; what one layer computes again."""
+    whole, unit = sum(rank.held), sum(rank.held) / rank.layers
+    gathered = gradients = 0.0
+    if plan.zero == 3 or plan.offload == "all":
+        gathered = whole if plan.zero == 3 and not plan.reshard_after_forward else min(2 * unit, whole)
+    if plan.zero >= 2 or plan.offload == "all":
+        gradients = unit
+    return rank.again + round(plan.recipe.parameters * gathered + plan.recipe.gradients * gradients)

@@ -1,6 +1,7 @@
-"""What is said when a name is not known."""
+"""What is said when a name is not known, and how a value with many fields is written."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from difflib import get_close_matches
 
 
@@ -27,3 +28,11 @@ class Named(dict):
 
     def __missing__(self, name: object):
         raise UnknownName(f"{self._kind} {name!r}: {nearest(name, self)}")
+
+
+def concise(value: object, *always: str, hide: str = "") -> str:
+    """repr of a dataclass's instance without the fields that have their default, but with those named in `always`."""
+    given = ((f.name, getattr(value, f.name)) for f in fields(value) if f.name != hide)
+    defaults = {f.name: f.default for f in fields(value)}
+    shown = (f"{name}={v!r}" for name, v in given if name in always or (v != defaults[name] and (v or defaults[name])))
+    return f"{type(value).__name__}({', '.join(shown)})"

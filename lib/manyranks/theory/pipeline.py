@@ -13,11 +13,16 @@ def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float =
 
     Sources: GPipe arXiv 1811.06965; 1F1B and interleaved arXiv 2104.04473, section 2.2; ZB-H1, ZB-H2 arXiv 2401.10241, table 2;
     ZB-V arXiv 2405.15362; DualPipe arXiv 2412.19437, table 2 (with F&B, the overlapped pair, taken as F + B).
-    Raises ValueError for an unknown schedule, or numbers that no pipeline has.
+    Raises ValueError for an unknown schedule, numbers that no pipeline has, or fewer micro-batches than the form holds for:
+    interleaving needs a multiple of p (section 2.2), the others `fewest`.
     """
-    _check(schedule, p, m, v, F, B - W, W)
+    _check(schedule, p, m, v)
+    if not 0 <= W <= B or F < 0:
+        raise ValueError(f"F={F}, B={B}, W={W}: seconds cannot be negative, and W is a part of B")
     if p > 1 and m < fewest(schedule, p):
         raise ValueError(f"m={m} micro-batches: the closed form of {schedule} holds from {fewest(schedule, p)} on p={p} ranks")
+    if v > 1 and m % p:
+        raise ValueError(f"m={m} micro-batches: with v={v} stages a rank, the closed form holds for multiples of p={p}")
     idle = {
         "naive": (p - 1) * m * (F + B),
         "gpipe": (p - 1) * (F + B) / v,
@@ -57,8 +62,8 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
     _check(schedule, p, m, v)
     if not 0 <= rank < p:
         raise ValueError(f"rank={rank}: must be 0 to {p - 1}")
-    if schedule == "1f1b" and v > 1:
-        schedule = "interleaved"
+    if schedule in ("1f1b", "interleaved"):
+        schedule = "1f1b" if v == 1 else "interleaved"
     held = {
         "naive": 1,
         "gpipe": m,
@@ -73,10 +78,13 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
     return min(m, held[schedule])
 
 
-def _check(schedule: str, p: int, m: int, v: int, *times: float) -> None:
+def _check(schedule: str, p: int, m: int, v: int) -> None:
     if schedule not in SCHEDULES:
-        raise ValueError(f"schedule={schedule!r}: {nearest(schedule, SCHEDULES)}")
-    if min(p, m, v) < 1:
-        raise ValueError(f"p={p}, m={m}, v={v}: each is 1 or more")
-    if min(times, default=0.0) < 0:
-        raise ValueError(f"times {times}: seconds cannot be negative")
+        raise ValueError(f"schedule={schedule!r}: {nearest(str(schedule).lower(), SCHEDULES)}")
+    for name, value in (("p", p), ("m", m), ("v", v)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name}={value!r}: must be a whole number, 1 or more")
+    if v > 1 and schedule not in ("gpipe", "1f1b", "interleaved"):
+        raise ValueError(f"v={v} with schedule={schedule!r}: its stages a rank are fixed; say v=1")
+    if schedule == "dualpipe" and p > 1 and p % 2:
+        raise ValueError(f"p={p} with schedule='dualpipe', which runs from both ends: give an even p")

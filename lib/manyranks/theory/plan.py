@@ -78,32 +78,40 @@ class Plan:
     offload: str = "none"
 
     def __post_init__(self):
-        if self.batch is None:
-            object.__setattr__(self, "batch", self.dp * self.microbatch)
         for name in _WHOLE:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 _whole(name, value, least=0 if name == "zero" else 1)
-        for name, known in (("schedule", SCHEDULES), ("recompute", RECOMPUTE), ("context", CONTEXT)):
+        for name in _FLAGS:
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
+        for name, known in _CHOICES.items():
             _known(name, getattr(self, name), known)
-        _known("precision", self.precision, RECIPES)
-        _known("offload", self.offload, OFFLOAD)
+        if self.batch is None:
+            object.__setattr__(self, "batch", self.dp * self.microbatch)
         self._check_degrees()
 
     def _check_degrees(self) -> None:
         if self.zero > 3:
             raise ValueError(f"zero={self.zero}: the stages are 0, 1, 2 and 3")
         if self.dp * self.cp % self.ep:
-            raise ValueError(f"ep={self.ep} does not divide dp·cp = {self.dp}·{self.cp} = {self.dp * self.cp}")
+            dp_cp = f"dp·cp = {self.dp}·{self.cp} = {self.dp * self.cp}"
+            raise ValueError(f"ep={self.ep} does not divide {dp_cp}: choose a divisor of {self.dp * self.cp}")
         if self.dp % (self.dp_shard or 1):
-            raise ValueError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}: replicas × shards = dp")
+            divisor = f"replicas × shards = dp, so choose a divisor of {self.dp}"
+            raise ValueError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}: {divisor}")
         if self.batch % (self.dp * self.microbatch):
             each = f"dp·microbatch = {self.dp}·{self.microbatch} = {self.dp * self.microbatch}"
-            raise ValueError(f"batch={self.batch} is not a multiple of {each}")
+            multiples = _multiples(self.batch, self.dp * self.microbatch)
+            raise ValueError(f"batch={self.batch} is not a multiple of {each}: give {multiples}, or lower dp or microbatch")
         if self.seq % self.cp:
-            raise ValueError(f"seq={self.seq} is not a multiple of cp={self.cp}")
+            raise ValueError(f"seq={self.seq} is not a multiple of cp={self.cp}: give {_multiples(self.seq, self.cp)}")
         if self.virtual > 1 and self.schedule not in ("1f1b", "interleaved"):
             raise ValueError(f"virtual={self.virtual} with schedule={self.schedule!r}: only 1f1b is interleaved; say virtual=1")
+        if self.pp % 2 and self.schedule == "dualpipe":
+            raise ValueError(
+                f"pp={self.pp} with schedule='dualpipe', which runs from both ends: give an even pp, or another one"
+            )
 
     @cached_property
     def layout(self) -> tuple:
@@ -149,7 +157,7 @@ class Plan:
             degrees = f"dp·cp·tp·pp = {self.dp}·{self.cp}·{self.tp}·{self.pp}"
             raise ValueError(f"{degrees} = {self.gpus} ranks for {gpus} GPUs: choose degrees whose product is {gpus}")
         if shape.heads % self.tp:
-            raise ValueError(f"tp={self.tp} does not divide the {shape.heads} heads of {shape.name}")
+            raise ValueError(f"tp={self.tp} does not divide the {shape.heads} heads of {shape.name}: choose a divisor of them")
         if shape.kv_heads % self.tp and self.tp % shape.kv_heads:
             raise ValueError(f"tp={self.tp} and {shape.kv_heads} key/value heads of {shape.name}: one must divide the other")
         if self.context == "ulysses" and shape.heads // self.tp % self.cp:
@@ -157,27 +165,37 @@ class Plan:
             raise ValueError(f"cp={self.cp} does not divide {heads}, as Ulysses needs: use context='ring'")
         slots = shape.layers + (2 if self.embedding_slots else 0)
         if slots < self.stages:
+            lower = f"pp={self.pp}" + (f" or virtual={self.virtual}" if self.virtual > 1 else "")
+            raise ValueError(f"{shape.layers} layers of {shape.name} on {self.stages} stages: lower {lower}")
+        if self.ep > 1 and not shape.experts:
+            raise ValueError(f"ep={self.ep}: {shape.name} has no experts; say ep=1")
+        if self.ep > 1 and shape.experts % self.ep:
             raise ValueError(
-                f"{shape.layers} layers of {shape.name} on {self.stages} stages: lower pp={self.pp} or virtual={self.virtual}"
+                f"ep={self.ep} does not divide the {shape.experts} routed experts of {shape.name}: choose a divisor"
             )
-        if self.ep > 1 and (not shape.experts or shape.experts % self.ep):
-            raise ValueError(f"ep={self.ep} does not divide the {shape.experts} routed experts of {shape.name}")
 
 
-def _known(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}={value!r}: {nearest(value, known)}")
+def _known(name: str, value: object, known: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name}={value!r}: {nearest(str(value).lower(), known)}")
 
 
 def _whole(name: str, value: object, least: int) -> None:
-    if name == "dp_shard" and value is None:
+    if value is None and name in ("batch", "dp_shard"):
         return
     if type(value) is not int or value < least:
         raise ValueError(f"{name}={value!r}: must be a whole number, {least} or more")
 
 
-# Fields that are whole numbers.
+def _multiples(value: int, of: int) -> str:
+    """The multiples on both sides of a value that is none."""
+    below = value // of * of
+    return f"{below} or {below + of}" if below else f"{of}"
+
+
 _WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int | None))
+_FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
+_CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}
 # What a layer on one rank depends on, whatever the other degrees are.
 LOCAL = ("cp", "tp", "ep", "seq", "microbatch", "sequence_parallel", "recompute", "precision", "overlap", "overlap_tensor")
 LOCAL += ("flash", "context")

@@ -26,6 +26,7 @@ class Stage(NamedTuple):
 
 def of_rank(shape: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     """For each pipeline rank, the sum of its stages. Raises ValueError where the plan does not fit the shape."""
+    plan.check(shape)
     return dealt(shape, plan.layout)
 
 
@@ -48,9 +49,11 @@ def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:
 def deal(shape: ModelShape, stages: int, slots: bool = False) -> list[Stage]:
     """Layers dealt to stages in order, as evenly as possible; the first and the last stage get the fewer.
 
-    slots: the embedding and the head take the place of a layer each.
+    slots: the embedding and the head take the place of a layer each. Raises ValueError for fewer layers (or slots) than stages.
     """
     total = shape.layers + (2 if slots else 0)
+    if not 1 <= stages <= total:
+        raise ValueError(f"stages={stages}: {shape.name} has {total} {'slots' if slots else 'layers'}, choose 1 to {total}")
     order = [*range(1, stages - 1), 0, stages - 1] if stages > 1 else [0]
     larger = set(order[: total % stages])
     stages_in_order, first = [], 0

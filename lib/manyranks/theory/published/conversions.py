@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from manyranks.theory import flops, memory, published
 from manyranks.theory.cluster import clusters
-from manyranks.theory.models import models
+from manyranks.theory.shapes import models
 from manyranks.theory.plan import Plan
 
 STAGES = {"Pos": 1, "Pos+g": 2, "Pos+g+p": 3}

@@ -10,7 +10,7 @@ from manyranks.theory import flops, published, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.models import models
+from manyranks.theory.shapes import models
 from manyranks.theory.plan import Plan
 
 SC21, KORTHIKANTI = "SC21 Table 1", "Korthikanti Table 5"

@@ -31,7 +31,7 @@ def __getattr__(name: str):
     # Read from package data on first use, so that importing the theory reads no file.
     if name == "models":
         return _models()
-    raise AttributeError(f"module 'manyranks.theory.models' has no attribute {name!r}")
+    raise AttributeError(f"module 'manyranks.theory.shapes' has no attribute {name!r}")
 
 
 def _llama3() -> Iterator[ModelShape]:
