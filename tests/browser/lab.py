@@ -1,76 +1,271 @@
-"""JupyterLab in a real browser: the system's Chromium, driven by playwright."""
+"""JupyterLab in a real browser: the system's Chromium, driven by playwright.
+
+    def test_chapter_03(lab):
+        with lab.open("03_zero.ipynb") as notebook:
+            notebook.run_all()
+            assert notebook.errors() == []
+            explorer = notebook.explorer()
+            for control in explorer.controls():
+                before = explorer.picture()
+                explorer.move(control)
+                assert explorer.picture() != before
+            notebook.screenshot("chapter_03_explorer")
+
+What decides is read from JupyterLab's own objects (`window.jupyterapp`), not from the page: a promise that is kept and a
+message that is answered say that something has happened, where a click and a pause only hope so.
+"""
 
 import contextlib
+import hashlib
+import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+import nbformat
+from playwright.sync_api import BrowserContext, Locator, Page, expect, sync_playwright
+
+from tests.conftest import ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+ARTIFACTS = ROOT / "artifacts"
+SECONDS = 90  # for JupyterLab or a kernel to start, on a busy machine
+
+_BROWSER = ["--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # it can reach nothing else
+_SERVER = [
+    *("--no-browser", "--ip=127.0.0.1", "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"),
+    *("--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"),
+]
+_FOLDERS = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR", "LAB_SETTINGS_DIR", "LAB_WORKSPACES_DIR")
+_SETTINGS = {
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # all cells on the page, those out of sight as well
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+
+_READY = """() => {
+    const panel = window.jupyterapp?.shell.currentWidget;
+    return panel?.context?.isReady && panel.sessionContext.session?.kernel?.status === 'idle';
+}"""
+# A kernel answers in the order in which it was asked. So when the empty request is answered every cell has run or was given
+# up; the command's own promise is kept as soon as one cell fails, even one that is meant to.
+_RUN_ALL = """milliseconds => {
+    const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const end = jupyterapp.commands.execute('notebook:run-all-cells')
+        .then(() => kernel.requestExecute({code: '', silent: true, stop_on_error: false}).done);
+    const late = new Promise((_, refuse) => setTimeout(() => refuse(`no end after ${milliseconds / 1000} s`), milliseconds));
+    return Promise.race([end, late]).then(() => null);
+}"""
+_CODE_CELLS = "[...jupyterapp.shell.currentWidget.content.model.cells].filter(cell => cell.type === 'code')"
+_NOT_RUN = f"""() => {_CODE_CELLS}
+    .flatMap((cell, k) => cell.executionCount === null && cell.sharedModel.source.trim() ? [k + 1] : [])"""
+# JupyterLab draws widgets, or says why it cannot, after the cell has run.
+_DRAWN = f"""() => {{
+    const bundles = {_CODE_CELLS}.flatMap(cell => cell.outputs.toJSON()).map(output => output.data ?? {{}});
+    const views = bundles.filter(data => 'application/vnd.jupyter.widget-view+json' in data);
+    const outputs = [...document.querySelectorAll('.jp-Cell-outputArea > * > .jp-OutputArea-output')];
+    return outputs.filter(o => o.matches('.jupyter-widgets, :has(> .jupyter-widgets)')).length >= views.length;
+}}"""
+_ERRORS = f"""() => {{
+    const outputs = {_CODE_CELLS}.flatMap(cell => cell.outputs.toJSON());
+    const texts = selector => [...document.querySelectorAll(selector)].map(node => node.innerText);
+    return [
+        ...outputs.filter(o => o.output_type === 'error').map(o => `${{o.ename}}: ${{o.evalue}}`),
+        ...outputs.filter(o => o.name === 'stderr').map(o => `stderr: ${{[o.text].flat().join('')}}`),
+        ...texts('.widget-output [data-mime-type$=stderr]').map(text => `output widget: ${{text}}`),
+        ...texts('.jp-OutputArea-output').filter(text => /^Error .*widget/.test(text)).map(text => `view: ${{text}}`),
+        ...texts('.jp-Dialog-content').map(text => `dialog: ${{text}}`),
+    ];
+}}"""
+# A widget has at most one change under way; it sends the next one when that is answered, hence two requests. The second
+# lasts longer than an explorer waits before it redraws.
+_SETTLE = """async () => {
+    const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    for (const code of ['', 'await __import__("asyncio").sleep(0.2)'])
+        await kernel.requestExecute({code, silent: true}).done;
+}"""
+_PIXELS = """async image => {
+    await image.decode();
+    const canvas = document.createElement('canvas');
+    [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+    canvas.getContext('2d').drawImage(image, 0, 0);
+    return canvas.toDataURL();
+}"""
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """The controls, the status line and the picture of a chapter's explorer."""
+
+    box: Locator
+
+    def controls(self) -> list[Locator]:
+        """Its lists, handles of sliders and boxes to tick, from top to bottom."""
+        return self.box.locator("select, .noUi-handle, input[type=checkbox]").all()
+
+    def picture(self) -> str:
+        """A digest of the picture's pixels."""
+        return hashlib.sha256(self.box.locator(".widget-image").evaluate(_PIXELS).encode()).hexdigest()[:16]
+
+    def status(self) -> str:
+        """The line that says what limits now."""
+        return self.box.locator(".widget-html b").inner_text()
+
+    def move(self, control: Locator, step: int = 1) -> None:
+        """One step of a slider (1 up, -1 down), `step` options further in a list, or the other state of a box to tick."""
+        if control.get_attribute("role") == "slider":
+            control.press("ArrowRight" if step > 0 else "ArrowLeft")
+        elif control.get_attribute("type") == "checkbox":
+            control.press("Space")
+        else:
+            index = control.evaluate("(list, step) => (list.selectedIndex + step + list.length) % list.length", step)
+            control.select_option(index=index)
+        self._settle()
+
+    def drag(self, handle: Locator, pixels: int) -> None:
+        """Moves a slider's handle to the right (to the left if negative) with the mouse."""
+        handle.hover()  # waits until the page stands still
+        box = handle.bounding_box()
+        mouse = handle.page.mouse
+        mouse.down()
+        mouse.move(box["x"] + box["width"] / 2 + pixels, box["y"] + box["height"] / 2, steps=10)
+        mouse.up()
+        self._settle()
+
+    def _settle(self) -> None:
+        self.box.page.evaluate(_SETTLE)
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A notebook that is open in JupyterLab, alone in its window."""
+
+    page: Page
+
+    def run_all(self, seconds: float = 150) -> None:
+        """Run All Cells, to the end, and widgets drawn. Raises AssertionError with the errors if a cell was not run."""
+        self.page.evaluate(_RUN_ALL, seconds * 1000)
+        self.page.wait_for_function(_DRAWN)
+        left = self.page.evaluate(_NOT_RUN)
+        assert left == [], f"code cells {left} did not run: {self.errors()}"
+
+    def errors(self) -> list[str]:
+        """What went wrong, also on purpose: cells' errors as "name: message", output to stderr, widgets not shown, dialogs."""
+        return self.page.evaluate(_ERRORS)
+
+    def explorer(self, k: int = 0) -> Explorer:
+        """The k-th explorer of the notebook, in view."""
+        box = self.page.locator(".widget-vbox:has(> .widget-image)").nth(k)
+        box.scroll_into_view_if_needed()
+        expect(box.locator(":scope > :not([class*=widget-])")).to_have_count(0)  # every control has taken its place
+        return Explorer(box)
+
+    def screenshot(self, name: str) -> None:
+        """Writes artifacts/name.png: the window as it is now."""
+        ARTIFACTS.mkdir(exist_ok=True)
+        self.page.screenshot(path=ARTIFACTS / f"{name}.png")
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A JupyterLab that is running, and a browser that may use it."""
+
+    address: str
+    folder: Path
+    browser: BrowserContext
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[Notebook]:
+        """The notebook of this file, its kernel idle. The kernel ends with it; a failure leaves artifacts/<name>_failed.png."""
+        page = self.browser.new_page()
+        notebook = Notebook(page)
+        try:  # in a workspace of its own, so that JupyterLab does not bring back other notebooks
+            page.goto(f"{self.address}lab/workspaces/{Path(name).stem}/tree/{name}", timeout=SECONDS * 1000)
+            page.wait_for_function(_READY, timeout=SECONDS * 1000)
+            yield notebook
+            page.evaluate("jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+        except Exception:
+            notebook.screenshot(f"{Path(name).stem}_failed")
+            raise
+        finally:
+            page.close()
 
 
 @contextlib.contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """JupyterLab on a free port of the loopback; yields its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = ["--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
-    options += ["--allow-root"] if os.getuid() == 0 else []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jupyterlab", *options], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def start(folder: Path, notebooks: Iterable[Path] = ()) -> Iterator[Lab]:
+    """JupyterLab on copies of the notebooks, without their outputs, in an empty folder that also takes all its state."""
+    work = folder / "notebooks"
+    work.mkdir()
+    for path in notebooks:
+        nbformat.write(_cleared(nbformat.read(path, 4)), work / path.name)
+    token = secrets.token_hex()
+    with _browser() as browser, _server(folder, work, token) as address:  # the server ends first, whatever the browser does
+        browser.request.get(f"{address}lab", headers={"Authorization": f"token {token}"})  # answered with a cookie
+        yield Lab(address, work, browser)
+
+
+def _cleared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Without outputs and numbers, so that what is there after a run is the run's."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
+@contextlib.contextmanager
+def _server(folder: Path, work: Path, token: str) -> Iterator[str]:
+    for plugin, settings in _SETTINGS.items():
+        path = folder / "LAB_SETTINGS_DIR" / f"{plugin}.jupyterlab-settings"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "jupyterlab", *_SERVER, f"--port={_free_port()}"]
+    command += ["--allow-root"] if os.getuid() == 0 else []
+    log = folder / "server.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, cwd=work, env=_environment(folder, token), stdout=out, stderr=subprocess.STDOUT)
     try:
-        _wait_for(f"http://127.0.0.1:{port}/api")
-        yield f"http://127.0.0.1:{port}"
+        yield _address(process, folder / "RUNTIME_DIR", log)
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _environment(folder: Path, token: str) -> dict[str, str]:
+    """This process's, with nothing of the user's Jupyter and IPython."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "IPYTHON"))}
+    own = {f"JUPYTER{'' if name.startswith('LAB') else '_'}{name}": str(folder / name) for name in _FOLDERS}
+    return kept | own | {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_TOKEN": token}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _address(process: subprocess.Popen, runtime: Path, log: Path) -> str:
+    """Where this very process listens: it tries further ports if another has taken the one that was free."""
+    deadline = time.monotonic() + SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            return json.loads((runtime / f"jpserver-{process.pid}.json").read_text())["url"]
+        time.sleep(0.1)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
 
 
 @contextlib.contextmanager
-def notebook(address: str, name: str) -> Iterator[Page]:
-    """The notebook open in JupyterLab, its kernel ready, in a window high enough to hold many cells."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 2000})
-        page.goto(f"{address}/lab/tree/{name}?reset")
-        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-        page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']", timeout=60_000)
-        yield page
-        browser.close()
-
-
-def run_all(page: Page, seconds: float = 200) -> None:
-    """Run All Cells, then waits until the kernel is idle and the last cell has a number."""
-    page.click("text=Run >> visible=true")
-    page.click("text=Run All Cells >> visible=true")
-    last = page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").last
-    deadline = time.monotonic() + seconds
-    while not last.inner_text().strip("[]: ").isdigit():
-        assert time.monotonic() < deadline, "the notebook did not run to its end"
-        _scroll_to_end(page)
-        time.sleep(0.3)
-
-
-def _scroll_to_end(page: Page) -> None:
-    page.locator(".jp-Notebook .jp-CodeCell").last.scroll_into_view_if_needed()
-
-
-def _wait_for(url: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline, "JupyterLab did not start"
-            time.sleep(0.2)
+def _browser() -> Iterator[BrowserContext]:
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM, args=_BROWSER) as browser:
+        context = browser.new_context(viewport={"width": 1280, "height": 2000})
+        context.set_default_timeout(30_000)
+        yield context
