@@ -1,4 +1,4 @@
-"""Floating-point operations, counted by PyTorch's FlopCounterMode with the CPU's attention that it leaves out, and bytes moved."""
+"""FLOPs, counted by PyTorch's FlopCounterMode with the CPU's attention that it leaves out, and bytes moved."""
 
 import contextlib
 import functools

@@ -66,7 +66,7 @@ def distributed_function(frame: FrameType | None) -> str | None:
 
 
 def in_backward(frame: FrameType | None) -> bool:
-    """Whether the innermost frame, past those of dispatch modes, is the autograd engine's: its C++ may wait for a collective."""
+    """Whether the innermost frame, past those of dispatch modes, is the autograd engine's: its C++ may be waiting."""
     while frame is not None and frame.f_code.co_filename.startswith(_MODES):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_TORCH + "autograd" + os.sep)

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from manyranks.theory import collectives, kernels, traffic
-from manyranks.theory.cluster import Cluster, Route
+from manyranks.theory.cluster import Cluster, Level, Route
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT, Constants, Kernel
 from manyranks.timeline.costs import Transfer
@@ -18,8 +18,9 @@ _ALGORITHMS = {"broadcast": "tree", "scatter": "tree", "gather": "tree", "all_to
 class ClusterCosts:
     """Costs for timeline.replay: rank r of the program is the r-th accelerator of the cluster.
 
-    Work is charged as a kernel, a number as that many seconds. A collective's channels are the shares of the network that its
-    members have at the outermost level which the group needs: two collectives of one rank at the same level share them.
+    Work is charged as a kernel, a number as that many seconds. A transfer's channels are its ranks' shares of the network, out
+    and in, at the outermost level that it needs: two transfers of one rank at the same level share them. A collective keeps
+    the shares of all its members busy for as long as it takes alone.
     Raises ValueError for work that is neither, an unknown operation, or a rank that the cluster does not have.
     """
 
@@ -38,8 +39,7 @@ class ClusterCosts:
 
     def message(self, source: int, destination: int, bytes: float) -> Transfer:
         level = self.cluster.levels[self.cluster.level_of(source, destination)]
-        capacity = level.share * self.constants.bandwidth
-        ends = (((level.name, "out", source), capacity), ((level.name, "in", destination), capacity))
+        ends = self._shares(level, out=(source,), into=(destination,))
         return Transfer(self.constants.overhead + level.link.latency, bytes, ends)
 
     def collective(self, op: str, bytes: float, ranks: tuple[int, ...]) -> Transfer:
@@ -50,10 +50,15 @@ class ClusterCosts:
         route = self.cluster.route_of(ranks)
         link = traffic.reached(_link(route, op), self.constants)
         latency = collectives.seconds(op, 0, len(ranks), link, _ALGORITHMS.get(op, "ring"))
-        sent = collectives.seconds(op, bytes, len(ranks), link, _ALGORITHMS.get(op, "ring")) - latency
-        level = self.cluster.levels[self.cluster.level_of(min(ranks), max(ranks))].name
-        shares = tuple(((level, "out", rank), link.bandwidth) for rank in ranks)
-        return Transfer(self.constants.overhead + latency, sent * link.bandwidth, shares)
+        busy = collectives.seconds(op, bytes, len(ranks), link, _ALGORITHMS.get(op, "ring")) - latency
+        level = self.cluster.levels[self.cluster.level_of(min(ranks), max(ranks))]
+        capacity = level.share * self.constants.bandwidth
+        return Transfer(self.constants.overhead + latency, busy * capacity, self._shares(level, out=ranks, into=ranks))
+
+    def _shares(self, level: Level, out: tuple[int, ...], into: tuple[int, ...]) -> tuple[tuple[Hashable, float], ...]:
+        capacity = level.share * self.constants.bandwidth
+        ends = [(level.name, "out", rank) for rank in out] + [(level.name, "in", rank) for rank in into]
+        return tuple((end, capacity) for end in ends)
 
 
 def _link(route: Route, op: str) -> Link:

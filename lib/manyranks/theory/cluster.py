@@ -65,6 +65,10 @@ class Cluster:
             raise ValueError(f"levels of sizes {sizes}: from the inside out, each larger than the one before")
         if any(level.oversubscription < 1 for level in self.levels) or not 0 <= self.reserved < 1:
             raise ValueError("oversubscription is 1 or more; reserved is between 0 and 1")
+        if any(level.link.bandwidth <= 0 or level.link.latency < 0 for level in self.levels):
+            raise ValueError(f"links of {self.name}: a bandwidth is above 0, a latency is not negative")
+        if self.gpus is not None and self.gpus < 1:
+            raise ValueError(f"gpus={self.gpus}: a cluster has at least one")
 
     def __hash__(self) -> int:
         return hash((self.name, self.gpus))  # cheap: clusters are keys of caches
@@ -76,8 +80,6 @@ class Cluster:
 
     def of(self, gpus: int) -> "Cluster":
         """The same kind of cluster with this many accelerators. Raises ValueError for fewer than one."""
-        if gpus < 1:
-            raise ValueError(f"gpus={gpus}: a cluster has at least one")
         return replace(self, gpus=gpus)
 
     def with_link(self, level: str, **changes: float) -> "Cluster":
@@ -90,10 +92,17 @@ class Cluster:
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 clusters are few, and routes small
     def route(self, ranks: int, stride: int = 1) -> Route:
-        """The way of a group of `ranks` members, each `stride` ranks after the one before, the first at a node's start."""
+        """The way of a group of `ranks` members, each `stride` ranks after the one before, the first at a node's start.
+
+        Raises ValueError for a group that the cluster has no room for.
+        """
+        if ranks < 1 or stride < 1:
+            raise ValueError(f"{ranks} ranks, each {stride} after the one before: both are 1 or more")
+        self.level_of(0, (ranks - 1) * stride)
         if self.torus:
             return _torus_route(self, ranks)
-        return _switched_route(self, ranks, [min(ranks, max(1, level.size // stride)) for level in self.levels])
+        full = [min(ranks, math.ceil(level.size / stride)) for level in self.levels]
+        return _switched_route(self, ranks, [Spread(math.ceil(ranks / most), most, ranks % most or most) for most in full])
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019
     def route_of(self, ranks: tuple[int, ...]) -> Route:
@@ -101,8 +110,8 @@ class Cluster:
         self.level_of(min(ranks), max(ranks))
         if self.torus:
             return _torus_route(self, len(ranks))
-        counts = (Counter(rank // level.size for rank in ranks) for level in self.levels)
-        return _switched_route(self, len(ranks), [max(count.values()) for count in counts])
+        counts = (Counter(rank // level.size for rank in ranks).values() for level in self.levels)
+        return _switched_route(self, len(ranks), [Spread(len(count), max(count), min(count)) for count in counts])
 
     def between(self, first: int, second: int) -> Link:
         """The link between two ranks. Raises ValueError for a rank outside."""
@@ -118,20 +127,27 @@ class Cluster:
         raise ValueError(f"ranks {first} and {second}: {self.name} ends at {self.levels[-1].size}")
 
 
-def _switched_route(cluster: Cluster, ranks: int, members: list[int]) -> Route:
-    """members: of the group in one unit of each level, at most."""
-    units = [math.ceil(ranks / m) for m in members]
-    used = next((i + 1 for i, count in enumerate(units) if count == 1), len(units))
-    levels, units, below = cluster.levels[:used], [ranks, *units[:used]], [1, *members[:used]]
+class Spread(NamedTuple):
+    """Units of one level (nodes, pods) over which a group is spread, and its members in one of them, at most and at least."""
+
+    units: int
+    most: int
+    least: int
+
+
+def _switched_route(cluster: Cluster, ranks: int, spread: list[Spread]) -> Route:
+    used = 1 + next(i for i, level in enumerate(spread) if level.units == 1)
+    units = [ranks, *(level.units for level in spread[:used])]
+    levels, below = cluster.levels[:used], [1, *(level.least for level in spread[:used])]
     # A ring walks through all of a unit before it leaves it, and closes over its widest gap.
     hops = [before - after for before, after in itertools.pairwise(units)]
     hops[-1] += units[-1]
     latency = sum(count * level.link.latency for count, level in zip(hops, levels, strict=True)) / ranks
-    # It leaves a unit only once, and may use the shares of all members in that unit to do so.
+    # It leaves a unit only once, and may use the shares of all members in that unit to do so; the smallest unit is narrowest.
     crossed = [k * level.share for k, level, count in zip(below, levels, hops, strict=False) if count]
     far = levels[-1]
     ring, pair = Link("ring", latency, min(crossed)), Link(far.link.name, far.link.latency, far.share)
-    return Route(ranks, ring, pair, members[0], levels[0].link)
+    return Route(ranks, ring, pair, spread[0].most, levels[0].link)
 
 
 def _torus_route(cluster: Cluster, ranks: int) -> Route:
@@ -139,12 +155,16 @@ def _torus_route(cluster: Cluster, ranks: int) -> Route:
     link, axes = cluster.levels[0].link, cluster.torus // 2
     side = max(2, round(cluster.levels[-1].size ** (1 / axes)))
     taken = next(k for k in range(1, axes + 1) if side**k >= ranks or k == axes)
-    ring = replace(link, bandwidth=2 * taken * link.bandwidth)
+    # The farthest member is half of each ring away, fewer hops than members before it: collectives.topology.
+    hops = taken * max(1, round(ranks ** (1 / taken)) // 2)
+    ring = replace(link, bandwidth=2 * taken * link.bandwidth, latency=link.latency * hops / max(1, ranks - 1))
     return Route(ranks, ring, link, ranks, ring)
 
 
-def _dgx(name: str, chip: str, node: int, near: float, far: float, source: str, **more) -> Cluster:
+def _dgx(name: str, chip: str, node: int, near: float, far: float, source: str, nic: float | None = None, **more) -> Cluster:
     accelerator = hardware.accelerators[chip]
+    if nic:
+        accelerator = replace(accelerator, nic=nic)
     nvlink = Link("NVLink", near, accelerator.scale_up, accelerator.source)
     network = Link("InfiniBand", far, accelerator.nic, accelerator.source)
     return Cluster(name, accelerator, (Level("node", node, nvlink), Level("network", 2**20, network)), source=source, **more)
@@ -166,7 +186,7 @@ def _clusters() -> Named:
     roce = Link("RoCE", _INFINIBAND, chips["H100 SXM"].nic, "arXiv 2407.21783, section 3.3.1")
     h100 = dgx("h100-dgx", "H100 SXM", 8)
     found = [
-        dgx("v100-dgx", "V100 SXM2", 16),
+        dgx("v100-dgx", "V100 SXM2", 16, nic=100 / 16 * GB, source="arXiv 1910.02054, section 10.1: 800 Gbit/s a node"),
         dgx("a100-dgx", "A100-80GB SXM", 8),
         dgx("a100-40gb-dgx", "A100-40GB SXM", 8),
         h100,

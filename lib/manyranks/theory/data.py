@@ -7,6 +7,7 @@ from manyranks.theory import memory, traffic
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import Constants
+from manyranks.theory.memory import Held
 from manyranks.theory.plan import Plan, Recipe
 
 
@@ -34,11 +35,14 @@ def times(plan: Plan) -> Times:
 
 
 def sent_bytes(shape: ModelShape | float, plan: Plan) -> float:
-    """Bytes that one rank sends in a step for its parameters and gradients, around rings.
+    """Bytes that a rank sends in a step for its parameters and gradients, around rings; of all ranks, the one with most.
 
     With one micro-batch and N ranks: 2, 2, 2 and 3 times (N−1)/N·Φ elements for ZeRO 0 to 3.
     """
-    held = max(memory.rank_parameters(shape, plan), key=sum)
+    return max(_sent_by(held, plan) for held in set(memory.rank_parameters(shape, plan)))
+
+
+def _sent_by(held: Held, plan: Plan) -> float:
     often, total = times(plan), 0.0
     for elements, group in zip(held, groups(plan), strict=True):
         inner = (group.shards - 1) / group.shards * elements
@@ -73,20 +77,21 @@ def groups(plan: Plan) -> tuple[Group, Group]:
     )
 
 
-def seconds(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, forward: float, backward: float) -> float:
-    """What of the gradients' and parameters' travel nothing hides.
+def seconds(
+    shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, held: Held, forward: float, backward: float
+) -> float:
+    """What of the gradients' and parameters' travel nothing hides on a rank that holds these parameters.
 
-    forward, backward: seconds of one micro-batch on a mean rank. With overlap, gradients hide behind a backward and parameters
-    behind a forward; what belongs to the last unit of backward, or to the first of forward, cannot.
+    forward, backward: seconds of one micro-batch on it. With overlap, gradients hide behind a backward and parameters behind a
+    forward; what belongs to the last unit of backward, or to the first of forward, cannot.
     """
-    held = max(memory.rank_parameters(shape, plan), key=sum)
     units = max(1, shape.layers // plan.pp)
     each = [
         _once(elements, group, cluster, constants, plan.recipe, plan.zero > 0, units)
         for elements, group in zip(held, groups(plan), strict=True)
         if elements
     ]
-    reduce, gather = map(sum, zip(*each, strict=True))
+    reduce, gather = map(sum, zip(*each, strict=True)) if each else (0.0, 0.0)
     often = times(plan)
     shown = often.forward * _exposed(gather, forward, units, plan.overlap)
     if not often.backward:

@@ -10,9 +10,9 @@ from manyranks.theory.names import Named, nearest
 
 
 class Convention(NamedTuple):
-    """What a paper counts. attention: share of the full score matrix; embedding: whether the input embedding's parameters
-    count as a product's; everything: 6Φ of all parameters instead of the products' own; core_again: forward passes of the
-    attention core that selective recomputation adds.
+    """What a paper counts. attention: share of the full score matrix; everything: 6Φ of all parameters instead of the products'
+    own; embedding: whether Φ has the input embedding, whose rows are only read; core_again: forward passes of the attention
+    core that selective recomputation adds.
     """
 
     attention: float
@@ -32,7 +32,7 @@ CONVENTIONS = Named(
         # Its hardware FLOPs print s/3h; counting the core's forward once more gives 2s/9h.
         "korthikanti": Convention(1, core_again=3, source="72BLsh²(1 + s/6h + V/12hL), s/3h; arXiv 2205.05198, appendix A"),
         "megatron-sc21": Convention(1, source="96BLsh²(1 + s/6h + V/16Lh), full recomputation; arXiv 2104.04473, eq. 3"),
-        "nemo": Convention(0.5, source="6(N − embedding) + 6Lhs; NeMo performance_summary.md"),
+        "nemo": Convention(0.5, everything=True, source="6(N − embedding) + 6Lhs; NeMo performance_summary.md"),
     },
 )
 
@@ -84,7 +84,8 @@ def per_token(shape: ModelShape, seq: int, convention: str = "full") -> float:
     parts = forward(shape, seq, rule.attention)
     if not rule.everything:
         return 3 * (parts.layers + parts.head)
-    return 6 * shape.active_parameters + 3 * parts.core
+    only_read = 0 if rule.embedding else shape.embedding_parameters - shape.tied * shape.vocab * shape.hidden
+    return 6 * (shape.active_parameters - only_read) + 3 * parts.core
 
 
 def hardware_per_token(shape: ModelShape, seq: int, recompute: str = "none", convention: str = "full") -> float:

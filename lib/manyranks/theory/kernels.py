@@ -44,6 +44,7 @@ def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: f
 
 
 def peak(chip: Accelerator, rate: str) -> float:
+    """FLOP/s of matrix products: "bf16", "fp8" (as bf16 on chips without it), or "fp32", which runs as TF32 at half of bf16."""
     return {"bf16": chip.flops, "fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops / 2}[rate]
 
 

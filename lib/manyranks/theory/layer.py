@@ -16,6 +16,7 @@ FLASH_BACKWARD = 2.5  # five products instead of two: the scores are computed ag
 
 
 def forward(shape: ModelShape, plan: Plan, moe: bool) -> list[Kernel]:
+    """Kernels of one layer's forward pass. moe: whether the layer has experts."""
     return attention(shape, plan) + (experts(shape, plan) if moe else mlp(shape, plan)) + norms(shape, plan)
 
 
@@ -44,6 +45,7 @@ def recomputed(kernel: Kernel, plan: Plan) -> bool:
 
 
 def tokens(plan: Plan) -> int:
+    """T: of one micro-batch on one rank."""
     return plan.microbatch * plan.seq // plan.cp
 
 
@@ -54,13 +56,20 @@ def split_tokens(plan: Plan) -> float:
 
 def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
     """A linear layer in the plan's precision; 8-bit matrices are first written from 16-bit activations."""
-    item = plan.recipe.matmul
-    if item == 1:
-        return [matmul(part, m, n, k, item, rate="fp8"), moved("quantise", m * (n + k), 3)]
-    return [matmul(part, m, n, k, item, rate="fp32" if item == 4 else "bf16")]
+    if plan.recipe.matmul == 1:
+        return [matmul(part, m, n, k, 1, rate="fp8"), moved("quantise", m * (n + k), 3)]
+    return [unquantised(part, m, n, k, plan)]
+
+
+def unquantised(part: str, m: float, n: float, k: float, plan: Plan, count: float = 1) -> Kernel:
+    """`count` products in the plan's precision, but in 16 bits where linear layers' are in 8."""
+    if plan.recipe.matmul == 4:
+        return matmul(part, m, n, k, 4, count, "fp32")
+    return matmul(part, m, n, k, count=count)
 
 
 def attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
+    """Projections, rotary positions, core. With fewer key/value heads than tensor-parallel ranks, each of these has one."""
     T, t, h = tokens(plan), plan.tp, shape.hidden
     if shape.latent is not None:
         return latent_attention(shape, plan)
@@ -97,19 +106,21 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
     flops = 2 * T * plan.seq * heads * (key_size + value_size)
     if plan.flash:
         moved_once = 2 * T * (shape.heads + shape.kv_heads) / plan.tp * (key_size + value_size)
-        return [Kernel("core", flops / 2, moved_once, specials=T * plan.seq * heads / 2)]
+        rate = "fp32" if plan.recipe.matmul == 4 else "bf16"
+        return [Kernel("core", flops / 2, moved_once, rate, specials=T * plan.seq * heads / 2)]
     scores = T * plan.seq * heads
+    rows = plan.seq / plan.cp
     softmax = [moved("core", scores, 4), *([moved("core", scores, 5)] if shape.dropout else [])]
     return [
-        _product(plan.seq / plan.cp, plan.seq, key_size, plan.microbatch * heads),
+        _product(rows, plan.seq, key_size, heads, plan),
         *softmax,
-        _product(plan.seq / plan.cp, value_size, plan.seq, plan.microbatch * heads),
+        _product(rows, value_size, plan.seq, heads, plan),
     ]
 
 
-def _product(m: float, n: float, k: float, count: float) -> Kernel:
-    """Of activations with activations: no weight."""
-    return matmul("core", m, n, k, count=count)._replace(weights=0.0)
+def _product(m: float, n: float, k: float, heads: float, plan: Plan) -> Kernel:
+    """Of activations with activations, for every head: no weight."""
+    return unquantised("core", m, n, k, plan, plan.microbatch * heads)._replace(weights=0.0)
 
 
 def mlp(shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | None = None) -> list[Kernel]:
@@ -131,7 +142,7 @@ def experts(shape: ModelShape, plan: Plan) -> list[Kernel]:
     loaded = [_of_experts(kernel, local) for kernel in grouped]
     shared = shape.shared_experts * shape.shared_ffn
     return [
-        matmul("route", T, shape.experts, h),
+        unquantised("route", T, shape.experts, h, plan),
         moved("route", routed * h, 4 * plan.recipe.matmul),  # out of order to be sent, and in order on arrival
         *loaded,
         moved("route", routed * h, 4),
@@ -141,11 +152,12 @@ def experts(shape: ModelShape, plan: Plan) -> list[Kernel]:
 
 def _of_experts(kernel: Kernel, local: float) -> Kernel:
     """The same rows, multiplied with the weights of `local` experts instead of one."""
-    item = 1 if kernel.rate == "fp8" else 2
+    item = {"fp8": 1, "bf16": 2, "fp32": 4}[kernel.rate]
     return kernel._replace(weights=local * kernel.weights, bytes=kernel.bytes + (local - 1) * kernel.weights * item)
 
 
 def norms(shape: ModelShape, plan: Plan) -> list[Kernel]:
+    """A layer's norms and its two residual additions, fused with bias and dropout."""
     elements = split_tokens(plan) * shape.hidden
     norm = [moved(shape.norm, elements, 4)] * shape.norms_per_layer
     return norm + [moved("residual", elements, 7 if shape.dropout else 6)] * 2
@@ -156,6 +168,6 @@ def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
     T, columns = tokens(plan), shape.vocab / plan.tp
     return [
         moved(shape.norm, split_tokens(plan) * shape.hidden, 4),
-        matmul("head", T, columns, shape.hidden),
+        unquantised("head", T, columns, shape.hidden, plan),
         moved("head", T * columns, 14),
     ]

@@ -5,6 +5,7 @@ Where ranks differ (first and last stage, uneven stages), the numbers are those 
 
 import functools
 import math
+from collections import Counter
 from typing import NamedTuple
 
 from manyranks.theory import pipeline, stages
@@ -78,8 +79,8 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     if isinstance(shape, ModelShape):
         plan.check(shape)
         return _rank_parameters(shape, plan.layout)
-    if shape < 0:
-        raise ValueError(f"{shape} parameters: cannot be negative")
+    if not isinstance(shape, int | float) or not shape >= 0:
+        raise ValueError(f"shape={shape!r}: give a ModelShape, as models['llama3-8b'], or a number of parameters, 0 or more")
     return (Held(shape / (plan.tp * plan.pp), 0.0),) * plan.pp
 
 
@@ -89,7 +90,7 @@ def _rank_parameters(shape: ModelShape, layout: tuple) -> tuple[Held, ...]:
     dealt = stages.dealt(shape, layout)
     kinds = {stage: _held(shape, tp, ep, stage) for stage in set(dealt)}
     held = [kinds[stage] for stage in dealt]
-    if schedule == "dualpipe":  # each rank has a copy of the stage at the other end, too
+    if schedule == "dualpipe" and layout[1] > 1:  # each rank has a copy of the stage at the other end, too
         return tuple(Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True))
     return tuple(held)
 
@@ -104,7 +105,13 @@ def activations(shape: ModelShape, plan: Plan) -> int:
 
 
 def layer_activations(shape: ModelShape, plan: Plan, moe: bool = False) -> int:
-    """Bytes that one layer keeps of one micro-batch: sbh(34 + 5as/h) for the paper's layer."""
+    """Bytes that one layer keeps of one micro-batch: sbh(34 + 5as/h) for the layer of arXiv 2205.05198 without flash attention.
+
+    Counted by its rule for other layers: the inputs of products, norms and activation functions, dropout masks (1 byte), the
+    softmax's output; with flash attention each row's log-sum-exp (4 bytes) in place of the scores. A gated MLP's function is
+    one kernel that keeps its two inputs. Norms' statistics, router scores and rotary tables are left out, as in the paper.
+    moe: whether it is a layer with experts; the load is balanced. Source: section 4.
+    """
     return _layer_activations(shape, plan.local, moe)
 
 
@@ -134,38 +141,25 @@ class Rank(NamedTuple):
 @functools.lru_cache(maxsize=16384)
 def _ranks(shape: ModelShape, layout: tuple, local: tuple, m: int, virtual: int) -> list[Rank]:
     """One for each kind of rank, the earliest: of equal ranks it holds as many micro-batches in flight, or more."""
-    kinds, (_, p, *_, schedule, _) = (
-        list(zip(stages.dealt(shape, layout), _rank_parameters(shape, layout), strict=True)),
-        layout,
-    )
-    found = []
-    for stage, held in dict.fromkeys(kinds):
-        flying = pipeline.in_flight(schedule, p, m, virtual, kinds.index((stage, held)))
-        kept = _kept(shape, local, stage, flying, _at_ends(schedule, p, m, flying))
-        found.append(Rank(held, max(1, stage.layers), kept, _again(shape, local, stage)))
-    return found
+    p, schedule, found = layout[1], layout[4], {}
+    dealt, held = stages.dealt(shape, layout), _rank_parameters(shape, layout)
+    for rank, stage in enumerate(dealt):
+        parts = {stage: pipeline.in_flight(schedule, p, m, virtual, rank)}
+        if schedule == "dualpipe" and p > 1:  # half of them from each end, p + 1 in flight in all
+            half = (m + 1) // 2
+            parts = Counter({stage: min(half, p - rank)}) + Counter({dealt[-1 - rank]: min(half, rank + 1)})
+        kind = (held[rank], *parts, *(parts.values() if len(parts) > 1 else ()))
+        if kind not in found:
+            kept = sum(_kept(shape, local, part, schedule, flying, min(m, p)) for part, flying in parts.items())
+            layers = max(1, sum(part.layers for part in parts))
+            found[kind] = Rank(held[rank], layers, kept, max(_again(shape, local, part) for part in parts))
+    return list(found.values())
 
 
 def _again(shape: ModelShape, local: tuple, stage: Stage) -> int:
-    everything = tuple("none" if value in ("selective", "full") else value for value in local)
-    kinds = {False: stage.dense, True: stage.moe}
-    return max((_difference(shape, everything, local, moe) for moe in kinds if kinds[moe]), default=0)
-
-
-def _difference(shape: ModelShape, one: tuple, other: tuple, moe: bool) -> int:
-    return _layer_activations(shape, one, moe) - _layer_activations(shape, other, moe)
-
-
-class Ends(NamedTuple):
-    """Micro-batches of which the embedding's dropout mask, and the logits, are held at once."""
-
-    embedding: float
-    head: float
-
-
-def _at_ends(schedule: str, p: int, m: int, flying: float) -> Ends:
-    """Interleaving holds more than p micro-batches' layers but, as the paper counts, p masks. Only GPipe waits with logits."""
-    return Ends(min(m, p) if schedule in ("1f1b", "interleaved") else flying, flying if schedule == "gpipe" else 1)
+    whole = tuple("none" if value in ("selective", "full") else value for value in local)
+    kinds = [moe for moe, layers in ((False, stage.dense), (True, stage.moe)) if layers]
+    return max((_layer_activations(shape, whole, moe) - _layer_activations(shape, local, moe) for moe in kinds), default=0)
 
 
 def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
@@ -272,18 +266,18 @@ def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:
     return function + (0 if again and shape.gated else plan.recipe.matmul * ffn)
 
 
-def _kept(shape: ModelShape, local: tuple, stage: Stage, flying: float, ends: Ends) -> int:
-    """flying: micro-batches in flight on the rank, each counted on all its layers."""
+def _kept(shape: ModelShape, local: tuple, stage: Stage, schedule: str, flying: float, once: int) -> int:
+    """flying: micro-batches in flight, each counted on all layers; once: those that 1F1B holds on the model's first stage."""
     plan = plan_of(local)
     split = plan.tp if plan.sequence_parallel else 1
     moe = stage.moe + (stage.mtp if shape.moe_layers else 0)
     kept = flying * (stage.layers + stage.mtp - moe) * _layer_activations(shape, local, False)
     kept += flying * moe * _layer_activations(shape, local, True) if moe else 0
     if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
-        kept += ends.embedding * _tokens(plan) * shape.hidden / split
+        kept += (once if schedule in ("1f1b", "interleaved") else flying) * _tokens(plan) * shape.hidden / split
     if stage.head:  # the last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)
         one = _tokens(plan) * (2 * _item(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
-        kept += ends.head * (stage.head + stage.mtp) * one
+        kept += (flying if schedule == "gpipe" else 1) * (stage.head + stage.mtp) * one
     return round(kept)
 
 

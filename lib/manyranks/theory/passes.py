@@ -25,7 +25,7 @@ class Pass(NamedTuple):
 
 
 class Both(NamedTuple):
-    """Forward, backward, and what of the backward's computing weight gradients take."""
+    """Forward, backward, and the seconds of weight gradients that a schedule may move: those that hide no communication."""
 
     forward: Pass = Pass()
     backward: Pass = Pass()
@@ -65,16 +65,18 @@ def _layer(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constan
     forward, backward = layer.forward(shape, plan, moe), layer.backward(shape, plan, moe)
     seconds = functools.partial(_seconds, cluster=cluster, constants=constants)
     weight = seconds([k for k in forward if k.flops and k.part != "core"])
-    core = seconds([k for k in forward if k.part == "core"])
-    tensor = traffic.tensor(shape, plan, cluster, constants, moe, hidden_behind=weight)
-    context = traffic.context(shape, plan, cluster, constants, core)
+    core = [k for k in forward if k.part == "core"]
+    attention = seconds(core), seconds([gradient for kernel in core for gradient in layer.gradients(kernel, plan)])
+    alone, tensor = (traffic.tensor(shape, plan, cluster, constants, moe, hidden_behind=w) for w in (0.0, weight))
+    free = max(0.0, weight - (alone[1] - tensor[1]))
+    context = traffic.context(shape, plan, cluster, constants, attention)
     expert = traffic.expert(shape, plan, cluster, constants) if moe else (0.0, 0.0)
     if plan.recompute == "full":  # what forward says to others, it says again
         tensor, context, expert = ((f, b + f) for f, b in (tensor, context, expert))
     return Both(
         Pass(seconds(forward), tensor[0], context[0], expert[0]),
         Pass(seconds(backward), tensor[1], context[1], expert[1]),
-        weight,
+        free,
     )
 
 

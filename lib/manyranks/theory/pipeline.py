@@ -17,8 +17,8 @@ def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float =
     interleaving needs a multiple of p (section 2.2), the others `fewest`.
     """
     _check(schedule, p, m, v)
-    if not 0 <= W <= B or F < 0:
-        raise ValueError(f"F={F}, B={B}, W={W}: seconds cannot be negative, and W is a part of B")
+    if not (F >= 0 and 0 <= W <= B and F + B > 0):
+        raise ValueError(f"F={F}, B={B}, W={W}: seconds cannot be negative, W is a part of B, and some of them are needed")
     if p > 1 and m < fewest(schedule, p):
         raise ValueError(f"m={m} micro-batches: the closed form of {schedule} holds from {fewest(schedule, p)} on p={p} ranks")
     if v > 1 and m % p:
@@ -38,7 +38,7 @@ def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float =
 
 
 def fewest(schedule: str, p: int) -> int:
-    """Micro-batches that a schedule needs to fill its bubble as its closed form says."""
+    """Micro-batches from which on a schedule's closed form holds; with interleaving they are also a multiple of p."""
     return {"zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": 2 * p, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(schedule, 1)
 
 
@@ -58,6 +58,7 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
 
     With a split backward, what a weight gradient still needs counts in full; arXiv 2401.10241 gives the finer numbers.
     Sources: as for `bubble`; interleaved: arXiv 2205.05198, section 4.2.3, L(1 + (p−1)/(pv)) layers on the first rank.
+    Raises ValueError as `bubble` does, and for a rank that is not 0 to p − 1; any number of micro-batches is allowed.
     """
     _check(schedule, p, m, v)
     if not 0 <= rank < p:
@@ -72,7 +73,7 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
         "zb-h1": p,
         "zb-h2": 2 * p - 1,
         "zb-v": p,
-        "dualpipe": p + 1,
+        "dualpipe": p + 1 if p > 1 else 1,
         "dualpipe-v": p + 0.5,
     }
     return min(m, held[schedule])

@@ -46,12 +46,13 @@ class Plan:
     seq: tokens of a sequence; batch: sequences of the global batch (default: one micro-batch for each data-parallel rank);
     microbatch: sequences a rank takes at a time. schedule: one of SCHEDULES; virtual: stages a rank has, interleaved where
     there are several. zero: 0 to 3; dp_shard: ranks that share one copy of the sharded states (HSDP), default all;
-    reshard_after_forward: ZeRO-3 frees a unit after forward and gathers it again. recompute: "none", "selective" (what is
-    large and cheap) or "full". precision: a key of RECIPES. overlap: communication runs under compute where nothing forbids
-    it; overlap_tensor: tensor parallelism's too, under weight gradients. flash: attention never writes its scores. context:
-    how keys and values travel between context-parallel ranks. embedding_slots: the embedding and the head take the place of
-    one layer each when layers are dealt to stages. offload: states kept in the host's memory.
-    Raises ValueError for a value that is not allowed.
+    reshard_after_forward: ZeRO-3 frees a unit after forward and gathers it again. recompute: "none", "full", or "selective":
+    attention scores where they are stored, RMSNorms, the product of a gated MLP, what latent attention expands. precision: a
+    key of RECIPES. overlap: communication runs under compute where nothing forbids it; overlap_tensor: tensor parallelism's
+    too, under weight gradients. flash: attention never writes its scores. context: how keys and values travel between
+    context-parallel ranks. embedding_slots: the embedding and the head take the place of one layer each when layers are dealt
+    to stages. offload: states kept in the host's memory, "none", "optimizer" or "all".
+    Raises ValueError, naming the field, for a value that is not allowed or values that do not go together.
     """
 
     dp: int = 1
@@ -108,7 +109,7 @@ class Plan:
             raise ValueError(f"seq={self.seq} is not a multiple of cp={self.cp}: give {_multiples(self.seq, self.cp)}")
         if self.virtual > 1 and self.schedule not in ("1f1b", "interleaved"):
             raise ValueError(f"virtual={self.virtual} with schedule={self.schedule!r}: only 1f1b is interleaved; say virtual=1")
-        if self.pp % 2 and self.schedule == "dualpipe":
+        if self.pp % 2 and self.pp > 1 and self.schedule == "dualpipe":
             raise ValueError(
                 f"pp={self.pp} with schedule='dualpipe', which runs from both ends: give an even pp, or another one"
             )

@@ -21,6 +21,7 @@ MICROBATCHES = (1, 2, 4, 8)
 VIRTUAL = (1, 2, 3, 4, 6, 8)
 SMALLEST_SHARD = 256  # tokens of a sequence that a context-parallel rank keeps at least: the height of one tile of a product
 
+_DEGREES = ("dp", "pp", "cp", "tp", "ep", "dp_shard")
 # Fields that the search chooses itself; all others are given to each plan as they are.
 _CHOSEN = ("dp", "pp", "cp", "tp", "ep", "microbatch", "schedule", "virtual", "recompute", "zero")
 
@@ -54,14 +55,16 @@ def search(
 ) -> list[Found]:
     """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
 
-    gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3)).
-    Raises ValueError for an unknown field, or where no number of GPUs is given or it is not the cluster's.
+    gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3));
+    values that do not go together, or not with the shape, are left out.
+    Raises ValueError for an unknown field, a value that no plan can have, or where no number of GPUs is given or it is not the
+    cluster's.
     """
     known = [field.name for field in fields(Plan)]
     if unknown := sorted(choices.keys() - set(known)):
         raise ValueError(f"{unknown[0]}={choices[unknown[0]]!r}: {nearest(unknown[0], known)}")
-    tried = {name: _values(value) for name, value in choices.items()}
-    found = []
+    Plan(seq=seq, batch=batch)
+    tried, found = {name: _values(name, value) for name, value in choices.items()}, []
     for plan in _plans(shape, cluster, _gpus(cluster, gpus), seq, batch, tried):
         peak = memory.peak(shape, plan)
         if peak.total <= cluster.accelerator.memory:
@@ -76,17 +79,18 @@ def _gpus(cluster: Cluster, gpus: int | None) -> int:
         raise ValueError(f"{cluster.name} has as many accelerators as one asks for: say gpus=")
     if gpus is not None and cluster.gpus not in (None, gpus):
         raise ValueError(f"gpus={gpus} on a cluster of {cluster.gpus}: leave gpus out, or take cluster.of({gpus})")
-    if (gpus or cluster.gpus) < 1:
-        raise ValueError(f"gpus={gpus}: at least one")
-    return gpus or cluster.gpus
+    return (cluster if gpus is None else cluster.of(gpus)).gpus
 
 
-def _values(value: object) -> tuple:
-    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+def _values(name: str, value: object) -> tuple:
+    values = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    for one in values:  # alone, so that a value which is wrong in every plan is said to be so
+        Plan(**({"dp": one, "seq": one} if name in _DEGREES and one is not None else {}) | {name: one})
+    return values
 
 
 def _plans(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, tried: dict[str, tuple]) -> Iterator[Plan]:
-    """Every plan that Plan and the shape allow, whether or not it fits in memory."""
+    """Every plan that Plan and the shape allow, as far as it is worth trying, whether or not it fits in memory."""
     given = {name: values for name, values in tried.items() if name not in _CHOSEN}
     kept = itertools.product(tried.get("recompute", RECOMPUTE), tried.get("zero", ZERO), *given.values())
     kept = [(recompute, zero, dict(zip(given, rest, strict=True))) for recompute, zero, *rest in kept]
@@ -97,17 +101,30 @@ def _plans(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int,
             for schedule, virtual in _schedules(shape, pp, batch // (dp * microbatch), tried):
                 own = (dp, pp, cp, tp, ep, seq, batch, microbatch, schedule, virtual)
                 for recompute, zero, more in kept:
-                    yield Plan(*own, zero=zero, recompute=recompute, **more)
+                    if _together(shape, dp, cp, tp, pp * virtual * _halves(schedule), more):
+                        yield Plan(*own, zero=zero, recompute=recompute, **more)
+
+
+def _together(shape: ModelShape, dp: int, cp: int, tp: int, stages: int, more: dict[str, object]) -> bool:
+    """Whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, places for stages."""
+    shards = dp % (more.get("dp_shard") or 1) == 0
+    heads = more.get("context") != "ulysses" or shape.heads // tp % cp == 0
+    return shards and heads and stages <= shape.layers + (2 if more.get("embedding_slots") else 0)
+
+
+def _halves(schedule: str) -> int:
+    """Stages that a schedule itself gives a rank: the V-shaped ones two."""
+    return 2 if schedule.endswith("-v") else 1
 
 
 def _degrees(
     shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: dict[str, tuple]
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """tp, cp, pp, dp and ep whose product is the number of GPUs and which divide heads, layers, sequence and experts."""
-    tensor = tried.get("tp") or [t for t in _divisors(shape.heads) if t <= 2 * cluster.node]
-    context = tried.get("cp") or [c for c in _divisors(seq) if seq // c >= SMALLEST_SHARD]
-    experts = tried.get("ep") or (_divisors(shape.experts) if shape.experts else (1,))
-    for tp, cp, pp in itertools.product(tensor, context, tried.get("pp", range(1, shape.layers + 1))):
+    tensor = tried.get("tp", [t for t in _divisors(shape.heads) if t <= 2 * cluster.node])
+    context = tried.get("cp", [c for c in _divisors(seq) if c == 1 or seq // c >= SMALLEST_SHARD])
+    experts = [e for e in tried.get("ep", _divisors(shape.experts or 1)) if (shape.experts or 1) % e == 0]
+    for tp, cp, pp in itertools.product(tensor, context, tried.get("pp", range(1, _slots(shape, tried) + 1))):
         dp, left = divmod(gpus, tp * cp * pp)
         if left or not dp or dp not in tried.get("dp", (dp,)) or shape.heads % tp or seq % cp:
             continue
@@ -121,15 +138,20 @@ def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple]) -> I
     if pp == 1:
         yield "1f1b", 1
         return
-    slots = shape.layers + 2 * any(tried.get("embedding_slots", ()))
-    halves = [name for name in tried.get("schedule", SCHEDULES) if not (pp % 2 and name.startswith("dualpipe"))]
-    for schedule in halves:
+    slots = _slots(shape, tried)
+    possible = [name for name in tried.get("schedule", SCHEDULES) if not (pp % 2 and name == "dualpipe")]
+    for schedule in possible:
         if schedule in ("1f1b", "interleaved"):
             for virtual in tried.get("virtual", VIRTUAL):
-                if virtual == 1 or (m % pp == 0 and pp * virtual <= slots):
+                if pp * virtual <= slots and (virtual == 1 or m % pp == 0):
                     yield schedule, virtual
-        elif m >= pipeline.fewest(schedule, pp) and pp * (2 if schedule.endswith("-v") else 1) <= slots:
+        elif m >= pipeline.fewest(schedule, pp) and pp * _halves(schedule) <= slots:
             yield schedule, 1
+
+
+def _slots(shape: ModelShape, tried: dict[str, tuple]) -> int:
+    """Places for stages: the layers, and with embedding_slots the embedding and the head."""
+    return shape.layers + 2 * any(tried.get("embedding_slots", ()))
 
 
 def _divisors(n: int) -> list[int]:

@@ -1,18 +1,20 @@
 """The time of one training step, from the model's shape, the plan and the cluster alone.
 
-Every kernel of a layer is charged by the roofline, every message by α + n/β; what overlaps is hidden behind what it overlaps
-with; the slowest stage sets the pace of the pipeline.
+Every kernel of a layer is charged its FLOPs and its bytes, every message α + n/β; what overlaps is hidden behind what it
+overlaps with. The step takes as long as the pipeline rank that is done last, so the slowest stage sets the pace.
 """
 
 import functools
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import data, flops, passes, pipeline, stages, traffic
+from manyranks.theory import data, flops, memory, passes, pipeline, stages, traffic
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.passes import Both
+from manyranks.theory.memory import Held
+from manyranks.theory.passes import Both, Pass
 from manyranks.theory.plan import Plan, plan_of
 
 
@@ -77,9 +79,20 @@ def estimate(
     Raises ValueError where the plan does not fit the shape or the number of accelerators.
     """
     plan.check(shape, cluster.gpus if gpus is None else gpus)
+    once = message(shape, plan, cluster, constants)
+    optimizer = data.optimizer_seconds(shape, plan, cluster, constants)
     ranks = rank_costs(shape, plan, cluster, constants)
-    m, slowest = plan.microbatches, ranks.slowest
-    forward, backward = slowest.forward, slowest.backward
+    return max((_step(shape, plan, cluster, constants, rank, once, optimizer) for rank in ranks), key=lambda time: time.seconds)
+
+
+def _step(
+    shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, rank: "Rank", once: float, optimizer: float
+) -> StepTime:
+    """The step as one pipeline rank sees it."""
+    m, (forward, backward, _) = plan.microbatches, rank.own
+    waits = steady_waits(plan, rank.own, once)
+    # Gradients and parameters travel while the rank computes, and while it waits for other messages.
+    behind = forward.seconds + waits[0], backward.seconds + waits[1]
     return StepTime(
         shape,
         plan,
@@ -88,65 +101,77 @@ def estimate(
         tensor=m * (forward.tensor + backward.tensor),
         context=m * (forward.context + backward.context),
         expert=m * (forward.expert + backward.expert),
-        pipeline=messages(shape, plan, cluster, constants),
-        bubble=bubble(plan, ranks),
-        data=data.seconds(shape, plan, cluster, constants, ranks.forward, ranks.backward),
-        optimizer=data.optimizer_seconds(shape, plan, cluster, constants),
+        pipeline=2 * (plan.pp - 1) * once + m * sum(waits),  # filling and draining pass p − 1 times each, and nothing hides it
+        bubble=bubble(plan, rank.others),
+        data=data.seconds(shape, plan, cluster, constants, rank.held, *behind),
+        optimizer=optimizer,
     )
 
 
-class Ranks(NamedTuple):
-    """One micro-batch on the pipeline rank that takes the longest; means of the seconds of the other ranks, and of all
-    ranks' forward and backward.
-    """
+class Rank(NamedTuple):
+    """One micro-batch on a pipeline rank, all its stages together; the mean of the other ranks; the parameters it holds."""
 
-    slowest: Both
-    others: float
-    forward: float
-    backward: float
+    own: Both
+    others: Both
+    held: Held
 
 
-def rank_costs(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Ranks:
-    """One micro-batch on each pipeline rank, all its stages together."""
-    return _rank_costs(shape, plan.layout, plan.local, cluster, constants)
+def rank_costs(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> tuple[Rank, ...]:
+    """One for each kind of pipeline rank: those with equal layers take as long."""
+    return _rank_costs(shape, plan.layout, plan.local, cluster, constants, memory.rank_parameters(shape, plan))
 
 
 @functools.lru_cache(maxsize=65536)
-def _rank_costs(shape: ModelShape, layout: tuple, local: tuple, cluster: Cluster, constants: Constants) -> Ranks:
+def _rank_costs(
+    shape: ModelShape, layout: tuple, local: tuple, cluster: Cluster, constants: Constants, held: tuple[Held, ...]
+) -> tuple[Rank, ...]:
     dealt, schedule = stages.dealt(shape, layout), layout[4]
     cost = {stage: passes.of_stage(shape, local, cluster, constants, stage) for stage in set(dealt)}
     costs = [cost[stage] for stage in dealt]
     if schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [passes.total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
-    if schedule.startswith("dualpipe") and plan_of(local).overlap:
-        costs = [hide_experts(cost) for cost in costs]
-    slowest = max(costs, key=lambda cost: cost.seconds)
-    forward, backward = (sum(cost[i].seconds for cost in costs) for i in (0, 1))
-    others = (forward + backward - slowest.seconds) / max(1, len(costs) - 1)
-    return Ranks(slowest, others, forward / len(costs), backward / len(costs))
+    kinds, paired = Counter(costs), schedule.startswith("dualpipe") and plan_of(local).overlap
+    each = dict.fromkeys(zip(costs, held, strict=True))
+    # While the pipeline fills and drains, passes have no partner to hide behind.
+    return tuple(Rank(hide_experts(own) if paired else own, _others(kinds, own), params) for own, params in each)
+
+
+def _others(kinds: Counter[Both], own: Both) -> Both:
+    others = kinds.total() - 1
+    return passes.total([((count - (cost == own)) / others, cost) for cost, count in kinds.items()]) if others else Both()
 
 
 def hide_experts(cost: Both) -> Both:
-    """One micro-batch's forward runs beside another's backward: tokens travel while the other computes."""
-    forward, backward, weight = cost
-    shown = max(0.0, forward.expert + backward.expert - forward.compute - backward.compute)
-    return Both(forward._replace(expert=shown / 2), backward._replace(expert=shown / 2), weight)
+    """One micro-batch's forward runs beside another's backward: tokens travel to experts while the other does all the rest.
+
+    The two are one piece of work then: forward and backward are given half of it each.
+    """
+    half = Pass(*(sum(pair) / 2 for pair in zip(cost.forward, cost.backward, strict=True)))
+    half = half._replace(expert=max(0.0, half.expert - (half.seconds - half.expert)))
+    return Both(half, half, cost.weight)
 
 
-def bubble(plan: Plan, ranks: Ranks) -> float:
-    """The closed form of equal stages, in proportion to the mean of the other ranks: filling passes through each of them."""
+def bubble(plan: Plan, others: Both) -> float:
+    """The closed form of equal stages, with the mean of the other ranks: filling and draining pass through each of them."""
     if plan.pp == 1:
         return 0.0
-    forward, backward, weight = ranks.slowest
-    whole = pipeline.bubble(plan.schedule, plan.pp, plan.microbatches, plan.virtual, forward.seconds, backward.seconds, weight)
-    return whole * ranks.others / ranks.slowest.seconds
+    forward, backward = others.forward.seconds, others.backward.seconds
+    return pipeline.bubble(plan.schedule, plan.pp, plan.microbatches, plan.virtual, forward, backward, others.weight)
 
 
-def messages(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> float:
-    """Messages between stages that a rank waits for: with overlap those of filling and draining, without all of them."""
+def message(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> float:
+    """Seconds of one micro-batch's message from a stage to the next."""
     if plan.pp == 1:
         return 0.0
-    once = traffic.stage_message(shape, plan.local, plan.pp, plan.tp * plan.cp * plan.dp, cluster, constants)
-    chunks = plan.stages / plan.pp
-    waits = 2 * (plan.pp - 1) if plan.overlap else 2 * (plan.pp - 1) + 2 * chunks * plan.microbatches
-    return once * waits
+    return traffic.stage_message(shape, plan.local, plan.pp, plan.tp * plan.cp * plan.dp, cluster, constants)
+
+
+def steady_waits(plan: Plan, own: Both, once: float) -> tuple[float, float]:
+    """Seconds that a micro-batch's messages make a rank wait, forward and backward, while the pipeline is full.
+
+    With overlap they travel while the rank has other micro-batches at work: it waits for what takes longer than these.
+    """
+    all_chunks = once * plan.stages / plan.pp
+    if not plan.overlap:
+        return all_chunks, all_chunks
+    return max(0.0, all_chunks - own.forward.seconds), max(0.0, all_chunks - own.backward.seconds)

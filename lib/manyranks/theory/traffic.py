@@ -4,13 +4,14 @@ T: tokens of a micro-batch on this rank. Activations travel in 16 bits.
 """
 
 import functools
+import math
 
 from manyranks.theory import collectives
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, Route
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import Constants
-from manyranks.theory.layer import FLASH_BACKWARD, split_tokens, tokens
+from manyranks.theory.layer import split_tokens, tokens
 from manyranks.theory.plan import Plan, plan_of
 
 HALF = 2  # bytes
@@ -60,8 +61,8 @@ def embedding(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Consta
     return (once, once) if plan.sequence_parallel else (2 * once, 0.0)
 
 
-def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, core: float) -> Seconds:
-    """One layer's keys and values, backward with their gradients. core: seconds of forward's attention.
+def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, core: Seconds) -> Seconds:
+    """One layer's keys and values, backward with their gradients. core: seconds of the attention, each way.
 
     A ring hides its hops behind the blocks' attention, the first excepted; an all-gather (Llama 3, arXiv 2407.21783, section
     3.3.2) and Ulysses' all-to-alls (arXiv 2309.14509) come before and after it.
@@ -78,7 +79,7 @@ def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constant
     once = gather(route, HALF * plan.microbatch * plan.seq * per_token, constants)
     if plan.context == "all-gather" or not plan.overlap:
         return once, 2 * once
-    return max(once / plan.cp, once - core), max(2 * once / plan.cp, 2 * once - FLASH_BACKWARD * core)
+    return max(once / plan.cp, once - core[0]), max(2 * once / plan.cp, 2 * once - core[1])
 
 
 def expert(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
@@ -104,12 +105,26 @@ def all_to_all(shape: ModelShape, route: Route, size: float, constants: Constant
 
 
 def other_nodes(shape: ModelShape, nodes: float) -> float:
-    """Expected nodes, other than its own, that one token is sent to."""
-    if shape.expert_groups > 1:
-        chosen = min(shape.groups_per_token * nodes / shape.expert_groups, nodes)
+    """Expected nodes, other than its own, that one token is sent to, if all experts are as likely as each other.
+
+    Groups of experts: every chosen group has as many of the token's experts as the others.
+    """
+    groups = shape.expert_groups if shape.expert_groups > 1 else shape.experts
+    chosen = shape.groups_per_token if shape.expert_groups > 1 else shape.top_k
+    if nodes <= groups:
+        hit = nodes * _some(groups, groups / nodes, chosen)
     else:
-        chosen = nodes * (1 - (1 - 1 / nodes) ** shape.top_k)
-    return chosen * (1 - 1 / nodes)
+        within = nodes / groups  # nodes of one group
+        hit = chosen * within * _some(shape.experts / groups, shape.experts / nodes, shape.top_k / chosen)
+    return hit * (1 - 1 / nodes)
+
+
+def _some(all_of_them: float, own: float, drawn: float) -> float:
+    """Chance that of `drawn` different ones at least one is among `own` of all."""
+    none = 1.0
+    for i in range(math.ceil(drawn)):
+        none *= max(0.0, 1 - own / (all_of_them - i))
+    return 1 - none
 
 
 @functools.lru_cache(maxsize=16384)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from manyranks.theory import flops, memory, published
 from manyranks.theory.cluster import clusters
-from manyranks.theory.shapes import models
 from manyranks.theory.plan import Plan
+from manyranks.theory.shapes import models
 
 STAGES = {"Pos": 1, "Pos+g": 2, "Pos+g+p": 3}
 A100, H100 = (clusters[name].accelerator.flops for name in ("a100-dgx", "h100-dgx"))

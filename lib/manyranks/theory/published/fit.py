@@ -13,7 +13,7 @@ def fit(tables: tuple[str, ...] = FITTED_ON) -> float:
     """The share of the best matrix product (Constants.matmul), to two digits, with the least mean square of log errors."""
     chosen = [row for row in rows() if row.table in tables]
     low, high = RANGE
-    candidates = [low + (high - low) * i / STEPS for i in range(STEPS + 1)]
+    candidates = [round(low + (high - low) * i / STEPS, 2) for i in range(STEPS + 1)]
     return min(candidates, key=lambda matmul: _squares(chosen, Constants(matmul=matmul)))
 
 

@@ -10,8 +10,8 @@ from manyranks.theory import flops, published, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.shapes import models
 from manyranks.theory.plan import Plan
+from manyranks.theory.shapes import models
 
 SC21, KORTHIKANTI = "SC21 Table 1", "Korthikanti Table 5"
 LLAMA3, DEEPSEEK = "Llama 3 Table 4", "DeepSeek-V3 (ISCA'25 Table 4)"

@@ -1,0 +1,237 @@
+"""theory.flops and theory.layer: products counted by torch on small models, closed forms of papers, MFU and HFU."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from manyranks import theory
+from manyranks.theory import flops, layer, published
+from manyranks.theory.architecture import LatentAttention, ModelShape
+from manyranks.theory.plan import Plan
+
+B, S = 2, 12
+GPT = ModelShape("gpt", 3, 24, 96, 4, 50, gated=False, norm="layernorm", bias=True, tied=True, positions=16)
+LLAMA = ModelShape("llama", 2, 24, 40, 6, 50, kv_heads=2, head_size=8)
+ROUTED = replace(LLAMA, name="routed", experts=6, top_k=2, expert_ffn=10, shared_experts=2, shared_ffn=7, dense_layers=1)
+LATENT = ModelShape("latent", 2, 24, 40, 4, 50, latent=LatentAttention(10, 12, 4, 2, 6))
+UNCOMPRESSED = replace(LATENT, name="uncompressed", latent=LatentAttention(0, 12, 4, 2, 6))
+SHAPES = (GPT, LLAMA, ROUTED, LATENT, UNCOMPRESSED)
+
+
+# Models of torch modules
+
+
+class Attention(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, h = shape, shape.hidden
+        self.sizes = [shape.query_size, shape.kv_size, shape.kv_size]
+        self.qkv, self.out = nn.Linear(h, sum(self.sizes)), nn.Linear(shape.query_size, h)
+
+    def forward(self, x_BSH):
+        q, k, v = (y.unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2) for y in self.qkv(x_BSH).split(self.sizes, -1))
+        k, v = (y.repeat_interleave(self.shape.heads // self.shape.kv_heads, dim=1) for y in (k, v))
+        return self.out((torch.softmax(q @ k.mT, -1) @ v).transpose(1, 2).flatten(2))
+
+
+class Latent(nn.Module):
+    """Keys and values from one short vector a token; the rotary part of the key serves all heads."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, h, a, c = shape, shape.hidden, shape.heads, shape.latent
+        query = a * (c.nope_size + c.rope_size)
+        self.q = nn.Sequential(nn.Linear(h, c.q_rank), nn.Linear(c.q_rank, query)) if c.q_rank else nn.Linear(h, query)
+        self.down, self.up = nn.Linear(h, c.kv_rank + c.rope_size), nn.Linear(c.kv_rank, a * (c.nope_size + c.value_size))
+        self.out = nn.Linear(a * c.value_size, h)
+
+    def forward(self, x_BSH):
+        a, c = self.shape.heads, self.shape.latent
+        latent, rotary = self.down(x_BSH).split([c.kv_rank, c.rope_size], -1)
+        k, v = self.up(latent).unflatten(-1, (a, -1)).transpose(1, 2).split([c.nope_size, c.value_size], -1)
+        k = torch.cat([k, rotary[:, None].expand(-1, a, -1, -1)], -1)
+        q = self.q(x_BSH).unflatten(-1, (a, -1)).transpose(1, 2)
+        return self.out((torch.softmax(q @ k.mT, -1) @ v).transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, shape, ffn):
+        super().__init__()
+        self.up, self.down = nn.Linear(shape.hidden, ffn), nn.Linear(ffn, shape.hidden)
+        self.gate = nn.Linear(shape.hidden, ffn) if shape.gated else None
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x) if self.gate else F.gelu(self.up(x)))
+
+
+class Experts(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.router, self.top_k = nn.Linear(shape.hidden, shape.experts), shape.top_k
+        self.routed = nn.ModuleList(MLP(shape, shape.expert_ffn) for _ in range(shape.experts))
+        self.shared = nn.ModuleList(MLP(shape, shape.shared_ffn) for _ in range(shape.shared_experts))
+
+    def forward(self, x_BSH):
+        x = x_BSH.flatten(0, 1)
+        share, chosen = self.router(x).softmax(-1).topk(self.top_k)
+        out = sum(expert(x) for expert in self.shared)
+        for i, expert in enumerate(self.routed):
+            token, rank = (chosen == i).nonzero(as_tuple=True)
+            out = out.index_add(0, token, expert(x[token]) * share[token, rank, None])
+        return out.view_as(x_BSH)
+
+
+class Model(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(shape.vocab, shape.hidden), nn.Linear(shape.hidden, shape.vocab)
+        attention = Latent if shape.latent else Attention
+        mlps = (Experts(shape) if shape.is_moe(i) else MLP(shape, shape.ffn) for i in range(shape.layers))
+        self.layers = nn.ModuleList(nn.ModuleList([attention(shape), mlp]) for mlp in mlps)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for attention, mlp in self.layers:
+            x = x + attention(F.layer_norm(x, x.shape[-1:]))
+            x = x + mlp(F.layer_norm(x, x.shape[-1:]))
+        return self.head(x)
+
+
+def counted(shape, backward):
+    model = Model(shape)
+    with FlopCounterMode(display=False) as counter:
+        loss = model(torch.randint(shape.vocab, (B, S))).sum()
+        if backward:
+            loss.backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_forward_has_the_products_that_torch_counts(shape):
+    assert B * S * sum(flops.forward(shape, S)[:]) == counted(shape, backward=False)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_forward_and_backward_have_the_products_that_torch_counts(shape):
+    assert B * S * flops.per_token(shape, S) == counted(shape, backward=True)
+
+
+# The kernels of a layer
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.sampled_from(SHAPES), st.sampled_from([1, 2]), st.sampled_from([1, 2, 3]), st.sampled_from(["bf16", "fp8", "fp32"]))
+def test_the_kernels_of_all_ranks_multiply_what_the_model_does(shape, t, c, precision):
+    plan = Plan(cp=c, tp=t, seq=S, microbatch=B, flash=False, precision=precision)
+    layers = [layer.forward(shape, plan, shape.is_moe(i)) for i in range(shape.layers)]
+    parts = {part: c * sum(k.flops for kernels in layers for k in kernels if (k.part == "core") == (part == "core"))
+             for part in ("core", "rest")}  # fmt: skip
+    expected = flops.forward(shape, S)
+    assert t * parts["core"] == pytest.approx(B * S * expected.core)
+    whole = 0  # every tensor-parallel rank routes its tokens, and compresses them for its own heads
+    if shape.latent:
+        whole = 2 * shape.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
+    whole += expected.router
+    assert t * parts["rest"] == pytest.approx(B * S * (expected.layers - expected.core + (t - 1) * whole))
+    head = sum(kernel.flops for kernel in layer.head(shape, plan))
+    assert t * c * head == pytest.approx(B * S * expected.head)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_backward_multiplies_twice_what_forward_does_and_full_recomputation_three_times(shape):
+    for kind, times in (("none", 2), ("full", 3)):
+        plan = Plan(seq=S, flash=False, recompute=kind)
+        forward, backward = (sum(k.flops for k in side(shape, plan, False)) for side in (layer.forward, layer.backward))
+        assert backward == times * forward
+
+
+@pytest.mark.parametrize(("precision", "rates"), [("bf16", {"bf16"}), ("fp8", {"bf16", "fp8"}), ("fp32", {"fp32"})])
+@pytest.mark.parametrize("flash", [False, True])
+def test_products_run_at_the_rate_of_the_precision(precision, rates, flash):
+    plan = Plan(seq=S, precision=precision, flash=flash)
+    kernels = layer.forward(ROUTED, plan, True) + layer.backward(ROUTED, plan, True) + layer.head(ROUTED, plan)
+    assert {kernel.rate for kernel in kernels if kernel.flops} == rates
+
+
+# Closed forms
+
+
+@pytest.mark.parametrize(
+    "name", [f"megatron-{row['params_B'].removesuffix('.0')}b" for row in published.rows("megatron_sc21_table1")]
+)
+def test_megatron_s_closed_forms(name):
+    shape, s = theory.models[name], Fraction(2048)
+    h, L, V = shape.hidden, shape.layers, shape.vocab
+    model = 72 * L * s * h**2 * (1 + s / (6 * h) + Fraction(V, 12 * h * L))
+    full = 96 * L * s * h**2 * (1 + s / (6 * h) + Fraction(V, 16 * L * h))
+    selective = 72 * L * s * h**2 * (1 + s / (3 * h) + Fraction(V, 12 * h * L))
+    assert s * Fraction(flops.per_token(shape, 2048, "korthikanti")) == model
+    assert s * Fraction(flops.hardware_per_token(shape, 2048, "full", "megatron-sc21")) == full
+    assert s * Fraction(flops.hardware_per_token(shape, 2048, "selective", "korthikanti")) == selective
+
+
+@pytest.mark.parametrize("name", ["palm-540b", "gpt2", "llama3-8b"])
+def test_palm_s_closed_form(name):
+    shape = theory.models[name]
+    attention = 12 * shape.layers * shape.heads * shape.head_size * 2048
+    assert flops.per_token(shape, 2048, "palm") == 6 * shape.parameters + attention
+    assert flops.per_token(shape, 2048, "parameters") == 6 * shape.parameters == flops.training(shape.parameters, 1)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama2-70b"])
+def test_nemo_s_closed_form(name):
+    shape = theory.models[name]
+    without = shape.parameters - shape.vocab * shape.hidden
+    assert flops.per_token(shape, 4096, "nemo") == 6 * without + 6 * shape.layers * shape.hidden * 4096
+
+
+def test_a_causal_mask_leaves_half_of_the_score_matrix():
+    full, causal, none = (flops.per_token(LLAMA, seq, kind) for seq, kind in ((64, "full"), (64, "causal"), (0, "full")))
+    assert causal - none == (full - none) / 2 > 0
+
+
+# Utilisation
+
+
+def test_mfu_is_the_model_s_flops_over_what_the_accelerators_could_do():
+    shape, each = theory.models["llama3-8b"], flops.per_token(theory.models["llama3-8b"], 8192)
+    assert flops.mfu(shape, 8192, tokens_per_second=1e5, gpus=8, peak=1e15) == pytest.approx(each * 1e5 / 8e15)
+
+
+@pytest.mark.parametrize("convention", sorted(flops.CONVENTIONS))
+def test_hfu_is_mfu_without_recomputation_and_never_below_it(convention):
+    given = {"seq": 2048, "tokens_per_second": 1e4, "gpus": 8, "peak": 1e15, "convention": convention}
+    mfu = flops.mfu(GPT, **given)
+    none, selective, full = (flops.hfu(GPT, recompute=kind, **given) for kind in ("none", "selective", "full"))
+    assert none == pytest.approx(mfu)
+    assert mfu <= min(selective, full)
+
+
+def test_full_recomputation_adds_a_forward_of_all_layers_but_not_of_the_head():
+    once, again = (flops.hardware_per_token(GPT, S, kind) for kind in ("none", "full"))
+    headless = replace(GPT, vocab=1)
+    assert again - once == pytest.approx(flops.per_token(headless, S) / 3 - 2 * GPT.hidden)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: flops.per_token(GPT, -1), "seq=-1"),
+        (lambda: flops.per_token(GPT, 8, "palms"), "convention 'palms': did you mean 'palm'"),
+        (lambda: flops.hardware_per_token(GPT, 8, "selectiv"), "recompute='selectiv': did you mean 'selective'"),
+        (lambda: flops.mfu(GPT, 8, -1.0, 8, 1e15), "tokens_per_second=-1.0"),
+        (lambda: flops.mfu(GPT, 8, 1.0, 0, 1e15), "gpus=0"),
+        (lambda: flops.mfu(GPT, 8, 1.0, 8, 0), "peak=0"),
+        (lambda: flops.training(-1, 1), "parameters=-1"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be_are_refused(call, said):
+    with pytest.raises(ValueError, match=f".*{said}"):
+        call()

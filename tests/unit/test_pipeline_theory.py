@@ -1,0 +1,278 @@
+"""theory.pipeline: closed forms against schedules simulated action by action, and against the tables of papers."""
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyranks.theory import memory, pipeline, published, stages
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.plan import SCHEDULES, Plan
+
+LLAMA = ModelShape("llama", 8, 32, 80, 8, 96, kv_heads=4)
+GPT = ModelShape("gpt", 4, 32, 128, 4, 96, gated=False, norm="layernorm", bias=True, dropout=True, positions=64, tied=True)
+
+# Schedules, each a list of (kind, stage, micro-batch) for each rank; stage s is on rank s % p.
+
+
+def naive(p, m, v=1):
+    return [[(kind, rank, i) for i in range(m) for kind in "FB"] for rank in range(p)]
+
+
+def gpipe(p, m, v=1):
+    """With several stages a rank: all micro-batches through one before the next."""
+    forward = [[("F", chunk * p + rank, i) for chunk in range(v) for i in range(m)] for rank in range(p)]
+    return [mine + [("B", stage, i) for _, stage, i in reversed(mine)] for mine in forward]
+
+
+def one_f_one_b(p, m, v=1):
+    return [warm_up([("F", r, i) for i in range(m)], [("B", r, i) for i in range(m)], p - r - 1) for r in range(p)]
+
+
+def interleaved(p, m, v):
+    """Groups of p micro-batches pass a rank's stages in turn; arXiv 2104.04473, figure 4."""
+    tables = []
+    for rank in range(p):
+        order = [(chunk, group + i) for group in range(0, m, p) for chunk in range(v) for i in range(p)]
+        forward = [("F", chunk * p + rank, i) for chunk, i in order]
+        backward = [("B", (v - 1 - chunk) * p + rank, i) for chunk, i in order]
+        tables.append(warm_up(forward, backward, 2 * (p - rank - 1) + (v - 1) * p))
+    return tables
+
+
+def warm_up(forward, backward, count):
+    """`count` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    count = min(count, len(forward))
+    turns = [action for pair in zip(forward[count:], backward, strict=False) for action in pair]
+    return forward[:count] + turns + backward[len(forward) - count :]
+
+
+SIMULATED = {"naive": naive, "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved}
+
+
+def ends(table, stages, seconds):
+    """When each action ends: raised from zero until no action has to wait longer."""
+    finished = {action: 0 for rank in table for action in rank}
+    while True:
+        before = dict(finished)
+        for rank in table:
+            free = 0
+            for action in rank:
+                free = max(free, *(finished[needed] for needed in needs(action, stages)), 0) + seconds[action[0]]
+                finished[action] = free
+        if finished == before:
+            return finished
+
+
+def needs(action, stages):
+    kind, stage, i = action
+    if kind == "F":
+        return [("F", stage - 1, i)] if stage else []
+    return [("F", stage, i)] + ([("B", stage + 1, i)] if stage + 1 < stages else [])
+
+
+def simulated_bubble(table, p, m, v, F, B):
+    finished = ends(table, p * v, {"F": F / v, "B": B / v})
+    return max(finished.values()) - m * (F + B)
+
+
+def simulated_in_flight(actions, v):
+    """Most stages' worth of activations at once, in shares of the rank's v stages."""
+    held = most = 0
+    for kind, _, _ in actions:
+        held += 1 if kind == "F" else -1
+        most = max(most, held)
+    assert held == 0
+    return Fraction(most, v)
+
+
+@st.composite
+def pipelines(draw):
+    schedule = draw(st.sampled_from(sorted(SIMULATED)))
+    p = draw(st.integers(1, 6))
+    v = draw(st.integers(1, 4)) if schedule in ("interleaved", "gpipe") else 1
+    m = p * draw(st.integers(1, 3)) if v > 1 else draw(st.integers(1, 14))
+    return schedule, p, m, v
+
+
+@settings(deadline=None, max_examples=250)
+@given(pipelines(), st.sampled_from([(1, 1), (1, 2), (3, 5), (2, 1), (1, 7)]))
+def test_the_bubble_is_that_of_a_simulated_schedule(case, times):
+    (schedule, p, m, v), (F, B) = case, map(Fraction, times)
+    table = (one_f_one_b if schedule == "interleaved" and v == 1 else SIMULATED[schedule])(p, m, v)
+    simulated = simulated_bubble(table, p, m, v, F, B)
+    assert pipeline.bubble(schedule, p, m, v, F, B, W=B / 2) == simulated
+    assert pipeline.bubble_of_ideal(schedule, p, m, v, F, B, W=B / 2) == simulated / (m * (F + B))
+    assert pipeline.bubble_of_whole(schedule, p, m, v, F, B, W=B / 2) == simulated / (m * (F + B) + simulated)
+
+
+@settings(deadline=None, max_examples=250)
+@given(pipelines())
+def test_micro_batches_in_flight_are_those_of_the_schedule(case):
+    schedule, p, m, v = case
+    if schedule == "gpipe":
+        v = 1
+    table = (one_f_one_b if schedule == "interleaved" and v == 1 else SIMULATED[schedule])(p, m, v)
+    for rank, actions in enumerate(table):
+        assert pipeline.in_flight(schedule, p, m, v, rank) == pytest.approx(float(simulated_in_flight(actions, v)))
+
+
+@pytest.mark.parametrize("v", [1, 2, 3])
+def test_interleaved_is_1f1b_with_several_stages_a_rank(v):
+    for rank in range(4):
+        both = {pipeline.in_flight(schedule, 4, 8, v, rank) for schedule in ("1f1b", "interleaved")}
+        assert len(both) == 1
+    assert pipeline.bubble("1f1b", 4, 8, v) == pipeline.bubble("interleaved", 4, 8, v) == 9 / v
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_rank_waits_for_nobody(schedule):
+    assert pipeline.bubble(schedule, 1, 4, F=1.0, B=3.0, W=0.5) == 0
+
+
+# What ranks hold under a schedule
+
+
+def test_dualpipe_holds_two_copies():
+    plans = [Plan(pp=4, schedule=schedule) for schedule in ("1f1b", "dualpipe", "dualpipe-v")]
+    once, twice, v = (sum(map(sum, memory.rank_parameters(LLAMA, plan))) for plan in plans)
+    assert (twice, v) == (2 * once, once)
+
+
+def test_gpipe_holds_every_micro_batch_to_the_logits_and_naive_holds_one():
+    plans = [Plan(pp=1, batch=6, seq=64, schedule=schedule) for schedule in ("1f1b", "naive", "gpipe")]
+    one, alone, six = (memory.activations(GPT, plan) for plan in plans)
+    assert (alone, six) == (one, 6 * one)
+
+
+@pytest.mark.parametrize("layers", range(8, 24))
+def test_the_peak_is_that_of_the_fullest_pair_of_dualpipe_ranks(layers):
+    shape, plan = replace(LLAMA, layers=layers, vocab=1), Plan(pp=8, schedule="dualpipe", batch=16, zero=0, seq=1)
+    dealt = [stage.layers for stage in stages.deal(shape, 8)]
+    pairs = [front + back for front, back in zip(dealt, reversed(dealt), strict=True)]
+    assert memory.peak(shape, plan).states == 16 * max(map(sum, memory.rank_parameters(shape, plan)))
+    assert memory.peak(shape, plan).states // (16 * shape.layer_parameters(0)) == max(pairs)
+
+
+def test_a_dualpipe_rank_holds_many_micro_batches_of_its_nearer_stage_and_few_of_the_other():
+    shape = replace(LLAMA, layers=5, vocab=1)
+    assert [stage.layers for stage in stages.deal(shape, 4)] == [1, 2, 1, 1]
+    plan = Plan(pp=4, schedule="dualpipe", batch=8, seq=64, recompute="none")
+    # Rank 1 holds 3 of its own two layers and 2 of the one that rank 2 has; the others hold 5 of one layer, or as much as it.
+    assert memory.activations(shape, plan) == (3 * 2 + 2 * 1) * memory.layer_activations(shape, plan)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe"])
+def test_a_pipeline_of_one_rank_holds_one_micro_batch_and_one_copy(schedule):
+    one, naive_one = (Plan(pp=1, batch=8, seq=64, schedule=kind) for kind in (schedule, "naive"))
+    for quantity in (memory.model_states, memory.activations, memory.peak):
+        assert quantity(GPT, one) == quantity(GPT, naive_one)
+
+
+# Published tables
+
+
+def value(text, **letters):
+    """A table's formula, whose products are written side by side, with these numbers."""
+    text = text.replace("F&B", "FB")
+    names = sorted(letters, key=len, reverse=True)
+    text = re.sub(rf"(?<=[\d)])(?=\(|{'|'.join(names)})", "*", text)
+    return eval(text, {name: Fraction(number) for name, number in letters.items()})
+
+
+def rows(name, column):
+    return {row[column]: row for row in published.rows(name)}
+
+
+@pytest.mark.parametrize(("schedule", "row"), [("1f1b", "1F1B"), ("zb-h1", "ZB-H1"), ("zb-h2", "ZB-H2")])
+@pytest.mark.parametrize(("TF", "TB", "TW"), [(1, 1, 1), (3, 4, 2), (10, 12, 7)])
+@pytest.mark.parametrize("p", [1, 2, 4, 7])
+def test_zero_bubble_s_table_2(schedule, row, TF, TB, TW, p):
+    printed, m = rows("zb_formulas", "schedule")[row], 3 * p
+    bubble = pipeline.bubble(schedule, p, m, F=TF, B=TB + TW, W=TW)
+    assert bubble == value(printed["bubble_time"], p=p, TF=TF, TB=TB, TW=TW)
+    assert pipeline.in_flight(schedule, p, m) == value(printed["peak_activation_per_worker"], p=p, MB=1)
+
+
+@pytest.mark.parametrize(("schedule", "row"), [("zb-h1", "ZB-H1 worker i"), ("zb-h2", "ZB-H2 worker i")])
+@pytest.mark.parametrize("kept", [0, Fraction(1, 2), 1])
+def test_zero_bubble_s_finer_count_is_never_above_ours_and_equal_where_weight_gradients_need_all(schedule, row, kept):
+    p = 5
+    printed = rows("zb_formulas", "schedule")[row]["peak_activation_per_worker"]
+    for rank in range(p):
+        finer, ours = value(printed, p=p, i=rank + 1, MB=1, MW=kept), pipeline.in_flight(schedule, p, 3 * p, rank=rank)
+        assert finer <= ours
+        assert finer == ours or (kept < 1 and rank > 0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "row"), [("1f1b", "1F1B"), ("zb-h1", "ZB1P"), ("dualpipe", "DualPipe"), ("dualpipe-v", "DualPipeV")]
+)
+@pytest.mark.parametrize(("F", "B", "W"), [(1, 2, 1), (3, 7, 2), (10, 22, 9)])
+@pytest.mark.parametrize("PP", [2, 4, 8, 16])
+def test_dualpipe_s_table(schedule, row, F, B, W, PP):
+    printed = rows("dualpipe_table", "method")[row]
+    p = value(printed["devices"], PP=PP)
+    each = Fraction(PP, p)  # stages a rank: the table's seconds are one stage's
+    times = {"F": each * F, "B": each * B, "W": each * W}
+    assert pipeline.bubble(schedule, int(p), 2 * PP, **times) == value(printed["bubble"], PP=PP, F=F, B=B, W=W, FB=F + B)
+    assert each * Fraction(pipeline.in_flight(schedule, int(p), 2 * PP)) == value(printed["activation_relative"], PP=PP)
+
+
+def test_the_zero_bubble_schedules_have_none_where_forward_and_both_gradients_take_as_long():
+    assert [pipeline.bubble(schedule, 8, 24, F=1, B=2, W=1) for schedule in ("zb-h2", "zb-v")] == [0, 0]
+    assert pipeline.bubble("zb-h1", 8, 24, F=1, B=2, W=1) == pipeline.bubble("1f1b", 8, 24, F=1, B=2, W=1) / 3
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_no_bubble_is_negative_and_none_holds_more_than_all_micro_batches(schedule, p):
+    for m in range(pipeline.fewest(schedule, p), 3 * p):
+        assert pipeline.bubble(schedule, p, m, F=1, B=10, W=9) >= 0
+        assert all(0 < pipeline.in_flight(schedule, p, m, rank=rank) <= m for rank in range(p))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("1F1B", 4, 8), "schedule='1F1B': did you mean '1f1b'"),
+        (("zb-h3", 4, 8), "schedule='zb-h3': did you mean 'zb-h"),
+        (("1f1b", 0, 8), "p=0: must be a whole number, 1 or more"),
+        (("1f1b", 4, -8), "m=-8: must be a whole number"),
+        (("1f1b", 4, 8.0), "m=8.0: must be a whole number"),
+        (("1f1b", 4, 8, True), "v=True: must be a whole number"),
+        (("zb-h1", 4, 8, 2), "v=2 with schedule='zb-h1'"),
+        (("dualpipe", 3, 8), "p=3 with schedule='dualpipe', which runs from both ends: give an even p"),
+    ],
+)
+def test_numbers_that_no_pipeline_has_are_refused(given, said):
+    for call in (pipeline.bubble, pipeline.in_flight, pipeline.bubble_of_ideal, pipeline.bubble_of_whole):
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+            call(*given)
+
+
+@pytest.mark.parametrize(("F", "B", "W"), [(-1, 2, 1), (1, -2, 0), (1, 2, 3), (1, 2, -1), (0, 0, 0), (float("nan"), 2, 1)])
+def test_seconds_that_cannot_be_are_refused(F, B, W):
+    with pytest.raises(ValueError, match=f"^F={F}, B={B}, W={W}: "):
+        pipeline.bubble("1f1b", 4, 8, F=F, B=B, W=W)
+
+
+def test_too_few_micro_batches_for_a_closed_form_are_refused():
+    for schedule, least in (("zb-h1", 4), ("zb-h2", 7), ("zb-v", 8), ("dualpipe", 8), ("dualpipe-v", 8)):
+        pipeline.bubble(schedule, 4, least)
+        with pytest.raises(ValueError, match=f"^m={least - 1} micro-batches: the closed form of {schedule} holds from {least}"):
+            pipeline.bubble(schedule, 4, least - 1)
+    with pytest.raises(ValueError, match=r"^m=6 .* with v=2 stages a rank, the closed form holds for multiples of p=4"):
+        pipeline.bubble("interleaved", 4, 6, 2)
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_that_the_pipeline_does_not_have_is_refused(rank):
+    with pytest.raises(ValueError, match=f"^rank={rank}: must be 0 to 3"):
+        pipeline.in_flight("1f1b", 4, 8, rank=rank)

@@ -1,0 +1,193 @@
+"""The planner against a naive enumeration of all plans, and against what two teams ran."""
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+
+from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner, step
+from manyranks.theory.shapes import models
+
+H100 = clusters["h100-dgx"]
+LLAMA, DEEPSEEK = models["llama3-405b"], models["deepseek-v3"]
+SMALL = ModelShape("small", 6, 1536, 8192, 12, 32000, kv_heads=4)
+EXPERTS = ModelShape("experts", 4, 1024, 4096, 8, 32000, experts=4, top_k=2, expert_ffn=2048)
+PUBLISHED_STACK = {
+    "overlap_tensor": False,
+    "context": "all-gather",
+    "schedule": "1f1b",
+    "precision": "bf16-fp32-gradients",
+}
+
+
+def every_plan(shape: ModelShape, cluster, gpus: int, seq: int, batch: int, **fixed):
+    """All plans of the documented choices that Plan, the shape, the schedule and the memory allow."""
+    degrees = range(1, max(gpus, shape.layers + 2) + 1)
+    for dp, pp, cp, tp, ep in itertools.product(degrees, degrees, degrees, degrees, range(1, max(1, shape.experts) + 1)):
+        if dp * pp * cp * tp != gpus or tp > 2 * cluster.node or (cp > 1 and seq // cp < planner.SMALLEST_SHARD):
+            continue
+        others = (planner.MICROBATCHES, planner.SCHEDULES, planner.VIRTUAL, planner.RECOMPUTE, planner.ZERO)
+        for microbatch, schedule, virtual, recompute, zero in itertools.product(*others):
+            named = {"microbatch": microbatch, "schedule": schedule, "virtual": virtual, "recompute": recompute, "zero": zero}
+            try:
+                plan = Plan(dp=dp, pp=pp, cp=cp, tp=tp, ep=ep, seq=seq, batch=batch, **named | fixed)
+                plan.check(shape, gpus)
+            except ValueError:
+                continue
+            if not sensible(plan) or memory.peak(shape, plan).total > cluster.accelerator.memory:
+                continue
+            yield plan
+
+
+def sensible(plan: Plan) -> bool:
+    """A pipeline of one rank has no schedule to choose; others need enough micro-batches, interleaving whole rounds of them."""
+    if plan.pp == 1:
+        return plan.schedule == "1f1b" and plan.virtual == 1
+    if plan.schedule == "dualpipe" and plan.pp % 2:
+        return False
+    if plan.virtual > 1 and plan.microbatches % plan.pp:
+        return False
+    return plan.microbatches >= pipeline.fewest(plan.schedule, plan.pp)
+
+
+SMALLER = replace(H100, accelerator=replace(H100.accelerator, memory=6e9))
+
+
+@pytest.mark.parametrize(
+    ("shape", "cluster", "gpus", "batch", "fixed"),
+    [
+        (SMALL, SMALLER, 8, 16, {}),
+        (SMALL, SMALLER, 12, 24, {"recompute": "full", "zero": 1}),
+        (SMALL, H100, 8, 32, {"embedding_slots": True, "zero": 3, "precision": "fp8"}),
+        (SMALL, H100, 8, 8, {"context": "ulysses", "dp_shard": 2}),
+        (EXPERTS, SMALLER, 8, 16, {"recompute": "selective"}),
+    ],
+)
+def test_the_search_finds_exactly_the_plans_that_fit(shape, cluster, gpus, batch, fixed):
+    found = planner.search(shape, cluster, gpus=gpus, seq=1024, batch=batch, **fixed)
+    expected = set(every_plan(shape, cluster, gpus, 1024, batch, **fixed))
+    assert {one.plan for one in found} == expected
+    assert len(found) == len(expected) > 10
+    seconds = [step.estimate(shape, one.plan, cluster).seconds for one in found]
+    assert seconds == sorted(seconds) == [one.seconds for one in found]
+    assert all(one.peak == memory.peak(shape, one.plan) for one in found)
+
+
+def test_a_search_with_values_given_is_the_part_of_the_whole_that_has_them():
+    whole = planner.search(SMALL, H100, gpus=16, seq=2048, batch=32)
+    part = planner.search(SMALL, H100, gpus=16, seq=2048, batch=32, tp=(2, 4), pp=2, zero=(1, 3), recompute="selective")
+    fields = {"tp": (2, 4), "pp": (2,), "zero": (1, 3), "recompute": ("selective",)}
+    expected = [one.plan for one in whole if all(getattr(one.plan, name) in values for name, values in fields.items())]
+    assert [one.plan for one in part] == expected
+    assert expected
+
+
+def test_places_for_embedding_and_head_may_be_tried_both_ways():
+    both, without, with_them = (
+        planner.search(SMALL, H100, gpus=8, seq=1024, batch=8, embedding_slots=slots) for slots in ((True, False), False, True)
+    )
+    assert {one.plan for one in both} == {one.plan for one in (*without, *with_them)}
+    assert {one.plan.pp for one in with_them} > {one.plan.pp for one in without}
+
+
+def test_the_number_of_gpus_may_be_the_clusters_own():
+    whole, own = (planner.search(SMALL, c, gpus=g, seq=1024, batch=8, pp=1) for c, g in ((H100, 8), (H100.of(8), None)))
+    assert [one.plan for one in whole] == [one.plan for one in own]
+
+
+# What was run ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stack", [{}, PUBLISHED_STACK], ids=["free", "published stack"])
+@pytest.mark.parametrize(("gpus", "dp"), [(8192, 64), (16384, 128)])
+def test_the_layout_that_llama_3_ran_is_within_ten_percent_of_the_best(gpus, dp, stack):
+    # Micro-batches of one sequence and degrees that are powers of two: the whole search takes seconds and finds the same.
+    powers = (1, 2, 4, 8, 16)
+    degrees = {"tp": powers, "cp": powers[:4], "pp": (*powers, 32, 64), "microbatch": 1}
+    found = planner.search(LLAMA, H100, gpus=gpus, batch=2048, embedding_slots=True, **degrees, **stack)
+    ran = Plan(dp=dp, pp=16, tp=8, virtual=8, seq=8192, batch=2048, embedding_slots=True, **stack)
+    (own,) = [one for one in found if one.plan == ran]
+    assert own.peak.total <= 80e9
+    assert own.seconds <= 1.10 * found[0].seconds
+    assert found[0].plan.tp <= H100.node
+    assert not found[0].why
+    assert all(one.why for one in found[1:50])
+
+
+def test_the_layout_that_deepseek_ran_is_within_ten_percent_of_the_best():
+    ran = Plan(dp=128, pp=16, ep=64, seq=4096, batch=15360, schedule="dualpipe", precision="fp8")
+    degrees = {"microbatch": (1, 2), "cp": (1, 2), "tp": (1, 2, 4, 8), "pp": (4, 8, 16, 32)}
+    choices = degrees | {"recompute": ("selective", "full"), "zero": (1, 3), "precision": "fp8"}
+    found = planner.search(DEEPSEEK, clusters["h800"], gpus=2048, seq=4096, batch=15360, **choices)
+    (own,) = [one for one in found if one.plan == ran]
+    assert own.seconds <= 1.10 * found[0].seconds
+    assert found[0].plan.tp == 1
+
+
+# Why ---------------------------------------------------------------------------------------------------------------------
+
+
+def slowest(**choices) -> planner.Found:
+    fixed = {"pp": 16, "cp": 1, "schedule": "1f1b", "embedding_slots": True, "microbatch": 1, "zero": 1}
+    return planner.search(LLAMA, H100, gpus=1024, batch=1024, **fixed, **choices)[-1]
+
+
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [
+        ({"tp": (8, 16), "virtual": 8, "recompute": "full"}, r"tensor \+.* TP 16 leaves the node"),
+        ({"tp": 8, "virtual": (1, 8), "recompute": "full"}, r"bubble \+.* PP 16, 1 stages a rank"),
+        ({"tp": 8, "virtual": 4, "recompute": ("selective", "full")}, r"compute \+.* full recomputation"),
+    ],
+)
+def test_each_plan_says_why_it_is_slower(choices, why):
+    with pytest.MonkeyPatch.context() as patch:  # the reasons are those of time: let all of them fit
+        patch.setattr(memory, "peak", lambda shape, plan: memory.Peak(0, 0, 0))
+        one = slowest(**choices)
+    assert re.search(why, one.why), one.why
+
+
+# Refusals ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"gpus": 8, "microbatches": 2}, "did you mean 'microbatch'"),
+        ({}, "say gpus="),
+        ({"gpus": 0}, "at least one"),
+        ({"gpus": -8}, "at least one"),
+        ({"gpus": 8, "schedule": "1f2b"}, "did you mean '1f1b'"),
+        ({"gpus": 8, "precision": ("bf16", "bf17")}, "bf17"),
+        ({"gpus": 8, "zero": 4}, "zero=4"),
+        ({"gpus": 8, "tp": 0}, "0"),
+        ({"gpus": 8, "microbatch": 0}, "microbatch=0"),
+        ({"gpus": 8, "seq": 0}, "seq=0"),
+        ({"gpus": 8, "batch": 0}, "batch=0"),
+    ],
+)
+def test_bad_input_is_refused(choices, message):
+    with pytest.raises(ValueError, match=message):
+        planner.search(SMALL, H100, **{"seq": 1024, "batch": 8} | choices)
+
+
+def test_gpus_that_are_not_the_clusters_are_refused():
+    with pytest.raises(ValueError, match="gpus=16 on a cluster of 8"):
+        planner.search(SMALL, H100.of(8), gpus=16)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"tp": 5}, {"pp": 200}, {"ep": 2}, {"gpus": 7, "batch": 8}, {"cp": 3}, {"dp_shard": 16}, {"offload": "none", "tp": ()}],
+)
+def test_values_that_no_plan_here_can_have_give_an_empty_list(choices):
+    assert planner.search(SMALL, H100, **{"gpus": 8, "seq": 1024, "batch": 8, "virtual": 1} | choices) == []
+
+
+def test_a_model_that_does_not_fit_gives_an_empty_list():
+    assert planner.search(LLAMA, H100, gpus=8, batch=8, seq=8192) == []
+
+
+def test_short_sequences_are_searched_too():
+    assert planner.search(SMALL, H100, gpus=8, seq=128, batch=8)

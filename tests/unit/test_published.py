@@ -1,0 +1,148 @@
+"""The published tables: what the theory computes, predicts and prints, held to the numbers of their authors."""
+
+import pytest
+
+from manyranks.theory import kernels, memory
+from manyranks.theory.kernels import Constants
+from manyranks.theory.published import __main__ as printed
+from manyranks.theory.published import conversions, fit, rows, steps
+from manyranks.theory.published.steps import DEEPSEEK, KORTHIKANTI, LLAMA3, SC21
+
+ROWS = steps.rows()
+NAMES = [f"{row.table}: {row.name}" for row in ROWS]
+
+
+def of(table: str) -> list[steps.Row]:
+    return [row for row in ROWS if row.table == table]
+
+
+# Conversions: a formula and the table's own numbers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", conversions.checks(), ids=lambda check: f"{check.table}: {check.what}")
+def test_a_published_number_follows_from_the_others(check):
+    assert check.holds, f"{check.computed} for {check.published}"
+
+
+def test_every_conversion_is_held_to_a_narrow_tolerance():
+    widest = {"ZeRO Table 1": 0.01, "Korthikanti Table 5": 0.005, "PaLM Table 3": 0.002}
+    for check in conversions.checks():
+        if (check.table, check.published) != ("ZeRO Table 1", 0.12):  # printed in two digits: 0.117
+            assert check.tolerance <= widest.get(check.table, 0.02)
+    small = next(check for check in conversions.checks() if (check.table, check.published) == ("ZeRO Table 1", 0.12))
+    assert round(small.computed, 2) == 0.12
+    mfu = [check for check in conversions.checks() if check.table == LLAMA3 and check.what.endswith("MFU %")]
+    assert len(mfu) == 3
+    assert all(abs(check.computed - check.published) <= 0.6 for check in mfu)
+
+
+def test_every_row_of_the_tables_is_checked():
+    found = [check.table for check in conversions.checks()]
+    assert found.count("ZeRO Table 1") == len(rows("zero_table1")) == 54
+    assert found.count("Korthikanti Table 5") == 2 * len(rows("korthikanti_configs"))
+    assert {"PaLM Table 3", "Llama 3 Table 3", LLAMA3, "DeepSeek-V3 (ISCA'25)"} <= set(found)
+
+
+def test_a_check_that_does_not_hold_says_so():
+    wrong = conversions.Check("table", "what", 1.02, 1.0, 0.01)
+    assert not wrong.holds
+    assert wrong.error == pytest.approx(0.02)
+    assert printed._conversion(wrong)[-1] == "+2.00%  TOO FAR"
+
+
+# Steps: predicted from the configuration alone ---------------------------------------------------------------------------
+
+
+def test_all_rows_of_four_tables_are_predicted():
+    assert {table: len(of(table)) for table in steps.TABLES} == {SC21: 10, KORTHIKANTI: 9, LLAMA3: 3, DEEPSEEK: 1}
+
+
+def test_the_rows_are_the_configurations_that_were_printed():
+    sizes = [int(row["gpus"]) for row in rows("megatron_sc21_table1")]
+    assert [row.plan.gpus for row in of(SC21)] == sizes
+    assert [row.plan.gpus for row in of(KORTHIKANTI)] == [8, 8, 64, 64, 280, 280, 2240, 512, 512]
+    assert [row.plan.tokens for row in of(LLAMA3)] == [2**24] * 3
+    assert [row.plan.gpus for row in of(LLAMA3)] == [8192, 16384, 16384]
+    (deepseek,) = of(DEEPSEEK)
+    assert (deepseek.plan.gpus, deepseek.plan.tokens, deepseek.plan.tp) == (2048, 15360 * 4096, 1)
+
+
+def test_the_mean_error_is_at_most_ten_percent():
+    assert fit.mean_error(ROWS) <= 0.10
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+def test_no_row_is_off_by_more_than_twenty_percent(row):
+    assert abs(row.predict() / row.measured - 1) <= 0.20
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+def test_what_was_run_fits_in_memory(row):
+    assert memory.peak(row.shape, row.plan).total <= row.cluster.accelerator.memory
+
+
+@pytest.mark.parametrize("size", ["22B", "175B", "530B", "1T"])
+def test_selective_recomputation_with_sequence_parallelism_is_25_to_35_percent_faster_than_full(size):
+    seconds = {row.name: row.predict() for row in of(KORTHIKANTI)}
+    assert 1.25 <= seconds[f"{size}, full"] / seconds[f"{size}, present"] <= 1.35
+
+
+def test_llama_3_with_long_sequences_is_slower_than_with_short_ones():
+    first, _, third = (row.predict() for row in of(LLAMA3))
+    assert third < first
+
+
+# Constants ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_library_has_three_constants_and_one_is_fitted():
+    assert len(Constants._fields) == 3
+    assert fit.fit() == kernels.MATMUL == Constants().matmul
+
+
+def test_the_fit_is_a_minimum_of_the_errors_that_it_is_judged_by():
+    chosen = of(SC21) + of(KORTHIKANTI)
+    best = fit.mean_error(chosen, Constants(matmul=fit.fit()))
+    assert all(fit.mean_error(chosen, Constants(matmul=matmul)) > best for matmul in (0.80, 1.0))
+
+
+def test_no_table_needs_to_be_in_the_fit():
+    for table, (matmul, error) in fit.leave_one_out().items():
+        assert error <= 0.10, table
+        assert 0.5 < matmul < 1.0, table
+
+
+@pytest.mark.parametrize("overhead", [0.0, 10e-6])
+def test_the_overhead_hardly_matters(overhead):
+    assert abs(fit.mean_error(ROWS, Constants(overhead=overhead)) - fit.mean_error(ROWS)) < 0.005
+
+
+def test_a_prediction_is_given_nothing_that_was_measured():
+    for row in ROWS:
+        other = steps.Row(**{**vars(row), "measured": 12345.0})
+        assert other.predict() == row.predict()
+
+
+# What is printed ---------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_printed(capsys):
+    printed.main()
+    lines = capsys.readouterr().out.splitlines()
+    for row in ROWS:
+        (line,) = [line for line in lines if line.startswith(row.table) and f"  {row.name}  " in line]
+        *_, predicted, measured, unit, error = line.split()
+        assert (float(predicted), float(measured)) == pytest.approx((row.predict(), row.measured), rel=1e-3)
+        assert unit == row.unit
+        assert float(error.rstrip("%")) / 100 == pytest.approx(row.error(), abs=1e-3)
+    for start in (*steps.TABLES, "matmul", "bandwidth", "overhead", "Mean absolute error"):
+        assert any(line.startswith(start) for line in lines), start
+    last = lines[-4:]
+    assert [line[: len(table)] for line, table in zip(last, steps.TABLES, strict=True)] == list(steps.TABLES)
+    assert all(line.count("%") == 2 for line in last)
+    assert not any("TOO FAR" in line for line in lines)
+
+
+def test_unknown_tables_are_named():
+    with pytest.raises(ValueError, match="published table 'sc22'"):
+        rows("sc22")

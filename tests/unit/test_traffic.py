@@ -1,0 +1,203 @@
+"""What a step sends: against the counts of the papers, sums over programs, and tokens drawn at random."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from manyranks.theory import ModelShape, Plan, clusters, collectives, data, memory, traffic
+from manyranks.theory.hardware import Link
+from manyranks.theory.kernels import DEFAULT
+from manyranks.theory.shapes import models
+
+H100, H800 = clusters["h100-dgx"], clusters["h800"]
+DENSE = ModelShape("dense", 8, 4096, 16384, 32, 1000, kv_heads=8)
+MIXTRAL, DEEPSEEK = models["mixtral-8x7b"], models["deepseek-v3"]
+PHI = 1e9
+
+
+# Data parallelism --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize(("zero", "times"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_one_micro_batch_sends_two_or_three_times_the_parameters(n, zero, times):
+    sent = data.sent_bytes(PHI, Plan(dp=n, zero=zero))
+    assert sent == pytest.approx(times * (n - 1) / n * 2 * PHI)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_what_is_sent_is_the_sum_of_the_collectives(zero):
+    n, elements = 8, 8 * 1000
+    each = collectives.sent_bytes("all_gather", elements, 2, n)[0]
+    halves = {0: 2, 1: 2, 3: 3}[zero]  # reduce-scatter sends as much as all-gather
+    assert data.sent_bytes(float(elements), Plan(dp=n, zero=zero)) == pytest.approx(halves * each)
+    if zero == 0:
+        assert halves * each == pytest.approx(collectives.sent_bytes("all_reduce", elements, 2, n)[0])
+
+
+@pytest.mark.parametrize(("shards", "replicas"), [(8, 4), (1, 32), (32, 1), (2, 3)])
+@pytest.mark.parametrize("zero", [1, 3])
+def test_hsdp_reduces_a_shard_between_replicas(shards, replicas, zero):
+    plan = Plan(dp=shards * replicas, dp_shard=shards, zero=zero)
+    inside = (2 if zero == 1 else 3) * (shards - 1) / shards * PHI
+    between = 2 * (replicas - 1) / replicas * PHI / shards
+    assert data.sent_bytes(PHI, plan) == pytest.approx(2 * (inside + between))
+
+
+def test_with_several_micro_batches_zero_2_and_3_send_for_each():
+    def sent(**fields) -> float:
+        return data.sent_bytes(PHI, Plan(dp=4, batch=4 * 6, **fields)) / (0.75 * 2 * PHI)
+
+    assert [sent(zero=zero) for zero in range(4)] == pytest.approx([2, 2, 1 + 6, 3 * 6])
+    assert sent(zero=3, reshard_after_forward=False) == pytest.approx(2 * 6)
+    # In a pipeline the parameters stay until the last micro-batch is over.
+    assert sent(zero=3, reshard_after_forward=False, pp=2) == pytest.approx((6 + 1) / 2)
+
+
+@given(
+    st.sampled_from([DENSE, MIXTRAL, DEEPSEEK]),
+    st.sampled_from([1, 2, 8, 16]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 3, 4]),
+    st.sampled_from([1, 3, 8]),
+    st.sampled_from([None, 1, 2]),
+    st.booleans(),
+    st.sampled_from(["bf16", "fp32", "fp16", "bf16-fp32-gradients", "fp8"]),
+)
+def test_traffic_does_not_fall_as_zero_stages_rise(shape, dp, cp, ep, pp, m, shard, reshard, precision):
+    assume(dp * cp % ep == 0 and dp % (shard or 1) == 0 and (ep == 1 or (shape.experts % ep == 0 and shape.experts > 0)))
+    fields = {"dp_shard": shard, "reshard_after_forward": reshard, "precision": precision}
+    plans = [Plan(dp=dp, cp=cp, ep=ep, pp=pp, batch=dp * m, zero=zero, **fields) for zero in range(4)]
+    sent = [data.sent_bytes(shape, plan) for plan in plans]
+    # Gradients of 32 bits: an all-reduce moves them twice, ZeRO-1 once and then parameters of 16 bits.
+    first = 1 if plans[0].recipe.gradients > plans[0].recipe.parameters else 0
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in zip(sent[first:], sent[first + 1 :], strict=False))
+
+
+def test_experts_are_reduced_only_among_their_copies():
+    plan = Plan(dp=8, ep=8, zero=0)
+    held = memory.rank_parameters(MIXTRAL, plan)[0]
+    assert held.experts > held.dense
+    assert data.sent_bytes(MIXTRAL, plan) == pytest.approx(2 * 7 / 8 * held.dense * 2)
+    assert data.sent_bytes(MIXTRAL, replace(plan, ep=4)) > data.sent_bytes(MIXTRAL, plan)
+
+
+def test_overlap_hides_all_but_the_last_unit_and_no_more_than_there_is_to_hide_behind():
+    held, plan = memory.Held(1e9, 0.0), Plan(dp=8, zero=0, seq=512)
+    whole, behind_much, behind_some = (
+        data.seconds(DENSE, replace(plan, overlap=overlap), H100, DEFAULT, held, 0.0, backward)
+        for overlap, backward in ((False, 0.0), (True, 10.0), (True, 1e-3))
+    )
+    assert whole == pytest.approx(collectives.seconds("all_reduce", 2e9, 8, Link("", 0.0, 0.79 * 450e9)), rel=0.05)
+    assert behind_much == pytest.approx(whole / DENSE.layers)
+    assert behind_some == pytest.approx(whole - 1e-3)
+
+
+# Tensor parallelism ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("t", [2, 4, 8])
+def test_a_layer_takes_two_all_reduces_each_way(t):
+    plan = Plan(tp=t, sequence_parallel=False, overlap=False, microbatch=2, seq=1024)
+    reached = Link("", 3.4e-6, 0.79 * 450e9)
+    once = collectives.seconds("all_reduce", 2 * 2 * 1024 * DENSE.hidden, t, reached)
+    forward, backward = traffic.tensor(DENSE, plan, H100, DEFAULT, False, 0.0)
+    assert forward == backward == pytest.approx(2 * (once + 2 * 5e-6))  # counted as two collectives each
+
+
+def test_sequence_parallelism_sends_as_much_and_gathers_its_inputs_once_more():
+    plan = Plan(tp=8, overlap=False, seq=1024)
+    forward, backward = traffic.tensor(DENSE, plan, H100, DEFAULT, False, 0.0)
+    assert forward == traffic.tensor(DENSE, replace(plan, sequence_parallel=False), H100, DEFAULT, False, 0.0)[0]
+    assert backward == pytest.approx(1.5 * forward)
+
+
+def test_of_backward_only_what_meets_a_weight_gradient_is_hidden():
+    plan = Plan(tp=8, seq=1024)
+    forward, all_hidden = traffic.tensor(DENSE, plan, H100, DEFAULT, False, hidden_behind=1.0)
+    assert all_hidden == pytest.approx(forward / 2)
+    assert traffic.tensor(DENSE, replace(plan, sequence_parallel=False), H100, DEFAULT, False, 1.0)[1] == 0.0
+    assert traffic.tensor(DENSE, plan, H100, DEFAULT, False, 1e-5)[1] == pytest.approx(1.5 * forward - 1e-5)
+
+
+def test_parallel_layers_need_half_and_routed_tokens_more():
+    plan = Plan(tp=8, overlap=False, seq=1024)
+    forward = traffic.tensor(DENSE, plan, H100, DEFAULT, False, 0.0)[0]
+    parallel = traffic.tensor(replace(DENSE, parallel_layers=True), plan, H100, DEFAULT, False, 0.0)[0]
+    assert parallel == pytest.approx(forward / 2)
+    dense, moe = (traffic.tensor(MIXTRAL, plan, H100, DEFAULT, moe, 0.0)[0] for moe in (False, True))
+    assert moe == pytest.approx(1.5 * dense)  # the MLP's pair twice, for two experts a token
+
+
+# Context, expert and pipeline parallelism --------------------------------------------------------------------------------
+
+
+def test_keys_and_values_of_the_whole_sequence_reach_every_rank():
+    plan = Plan(cp=4, seq=4096, context="all-gather")
+    size = 2 * 4096 * 2 * DENSE.kv_heads * DENSE.head_size
+    for tp in (1, 2):
+        expected = 5e-6 + collectives.seconds("all_gather", size / tp, 4, Link("", 3.4e-6, 0.79 * 450e9))
+        found = traffic.context(DENSE, replace(plan, tp=tp), H100, DEFAULT, (0.0, 0.0))
+        assert found == pytest.approx((expected, 2 * expected))
+
+
+def drawn_nodes(shape: ModelShape, nodes: int, tokens: int = 4000) -> float:
+    """Mean number of nodes other than a token's own that its experts lie on, experts drawn at random as the router may."""
+    rng, total = random.Random(nodes), 0
+    per_node, per_group = shape.experts / nodes, shape.experts // shape.expert_groups
+    for _ in range(tokens):
+        groups = rng.sample(range(shape.expert_groups), shape.groups_per_token if shape.expert_groups > 1 else 1)
+        each = shape.top_k // len(groups)
+        chosen = [group * per_group + expert for group in groups for expert in rng.sample(range(per_group), each)]
+        own = rng.randrange(nodes)
+        total += len({int(expert // per_node) for expert in chosen} - {own})
+    return total / tokens
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes"),
+    [(DEEPSEEK, 2), (DEEPSEEK, 4), (DEEPSEEK, 8), (DEEPSEEK, 16), (DEEPSEEK, 32), (MIXTRAL, 2), (MIXTRAL, 4), (MIXTRAL, 8)]
+    + [(models["qwen3-235b-a22b"], nodes) for nodes in (2, 8, 16)],
+)
+def test_a_token_is_sent_to_as_many_nodes_as_its_experts_lie_on(shape, nodes):
+    assert traffic.other_nodes(shape, nodes) == pytest.approx(drawn_nodes(shape, nodes), rel=0.05)
+
+
+def test_deepseeks_tokens_go_to_at_most_four_nodes():
+    assert traffic.other_nodes(DEEPSEEK, 8) == pytest.approx(4 * 7 / 8)
+
+
+def test_an_all_to_all_waits_for_the_slower_of_network_and_node():
+    plan = Plan(dp=64, ep=64, seq=4096, precision="fp8")
+    rows = 4096 * DEEPSEEK.hidden
+    forward, backward = traffic.expert(DEEPSEEK, plan, H800, DEFAULT)
+    network = rows * (1 + 2) * 3.5 / (0.79 * 50e9)  # one copy to each other node: there in 8 bits, back in 16
+    inside = rows * (1 + 2) * 8 * 7 / 8 / (0.79 * 200e9)
+    assert forward == backward == pytest.approx(max(network, inside), rel=0.01)
+    slow = H800.with_link("node", bandwidth=20e9)
+    assert traffic.expert(DEEPSEEK, plan, slow, DEFAULT)[0] == pytest.approx(inside * 10, rel=0.01)
+    one_node = traffic.expert(DEEPSEEK, replace(plan, ep=8), H800, DEFAULT)[0]
+    assert one_node == pytest.approx(rows * 3 * 8 * 7 / 8 / (0.79 * 200e9), rel=0.01)
+
+
+def test_a_stage_sends_its_share_and_gathers_without_sequence_parallelism():
+    plan = Plan(pp=4, tp=8, dp=2, batch=8, seq=2048)
+    size = 2 * 2048 * DENSE.hidden
+    split = traffic.stage_message(DENSE, plan.local, 4, 16, H100, DEFAULT)
+    assert split == pytest.approx(5e-6 + 14e-6 + size / 8 / (0.79 * 50e9))
+    whole = traffic.stage_message(DENSE, replace(plan, sequence_parallel=False).local, 4, 16, H100, DEFAULT)
+    assert whole == pytest.approx(split + traffic.gather(H100.route(8), size, DEFAULT))
+    assert traffic.stage_message(DENSE, plan.local, 8, 1, H100, DEFAULT) < split  # inside a node
+
+
+def test_the_optimizer_takes_the_time_of_its_bytes():
+    plan = Plan(dp=8, zero=1)
+    elements = memory.rank_parameters(DENSE, plan)[0].dense
+    own = elements / 8
+    seconds = data.optimizer_seconds(DENSE, plan, H100, DEFAULT)
+    # Gradients, a master copy and two moments in 32 bits read, the last three and the parameters written: 28 bytes.
+    assert 28 * own / 3.35e12 < seconds * 0.79 < (28 * own + 2 * elements) / 3.35e12 * 1.01
