@@ -235,3 +235,28 @@ def test_full_recomputation_adds_a_forward_of_all_layers_but_not_of_the_head():
 def test_numbers_and_names_that_cannot_be_are_refused(call, said):
     with pytest.raises(ValueError, match=f".*{said}"):
         call()
+
+
+def test_products_are_named_and_sized_as_the_layers_are():
+    shape = ModelShape("tiny", 3, 64, 160, 8, 1000, kv_heads=2)
+    sizes = {p.name: (p.k, p.n, p.count) for p in flops.products(shape, 128)}
+    assert sizes == {
+        "query": (64, 64, 3),
+        "key": (64, 16, 3),
+        "value": (64, 16, 3),
+        "output": (64, 64, 3),
+        "scores": (8, 128, 24),
+        "values": (128, 8, 24),
+        "mlp gate": (64, 160, 3),
+        "mlp up": (64, 160, 3),
+        "mlp down": (160, 64, 3),
+        "head": (64, 1000, 1),
+    }
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "deepseek-v3", "mixtral-8x7b"])
+def test_products_without_the_core_have_the_active_matrices_weights(name):
+    shape = theory.models[name]
+    weights = sum(p.k * p.n * p.count for p in flops.products(shape, 4096) if p.part != "core")
+    read_only = shape.embedding_parameters - shape.tied * shape.vocab * shape.hidden
+    assert weights <= shape.active_parameters - read_only < 1.001 * weights  # the rest are norms and biases

@@ -27,7 +27,8 @@ def every_plan(shape: ModelShape, cluster, gpus: int, seq: int, batch: int, **fi
     for dp, pp, cp, tp, ep in itertools.product(degrees, degrees, degrees, degrees, range(1, max(1, shape.experts) + 1)):
         if dp * pp * cp * tp != gpus or tp > 2 * cluster.node or (cp > 1 and seq // cp < planner.SMALLEST_SHARD):
             continue
-        others = (planner.MICROBATCHES, planner.SCHEDULES, planner.VIRTUAL, planner.RECOMPUTE, planner.ZERO)
+        schedules = (*planner.SCHEDULES, *([planner.HIDES_EXPERTS] if shape.experts else []))
+        others = (planner.MICROBATCHES, schedules, planner.VIRTUAL, planner.RECOMPUTE, planner.ZERO)
         for microbatch, schedule, virtual, recompute, zero in itertools.product(*others):
             named = {"microbatch": microbatch, "schedule": schedule, "virtual": virtual, "recompute": recompute, "zero": zero}
             try:

@@ -10,6 +10,7 @@ _MODULES = (
     "data",
     "flops",
     "hardware",
+    "kept",
     "kernels",
     "layer",
     "memory",

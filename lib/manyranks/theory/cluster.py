@@ -70,6 +70,10 @@ class Cluster:
         if self.gpus is not None and self.gpus < 1:
             raise ValueError(f"gpus={self.gpus}: a cluster has at least one")
 
+    def __repr__(self) -> str:
+        levels = ", ".join(f"{level.name} {level.size:,}" for level in self.levels)
+        return f"Cluster({self.name!r}: {self.accelerator.name}, {levels}, gpus={self.gpus})"
+
     def __hash__(self) -> int:
         return hash((self.name, self.gpus))  # cheap: clusters are keys of caches
 

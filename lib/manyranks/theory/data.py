@@ -70,11 +70,12 @@ class Group(NamedTuple):
 
 def groups(plan: Plan) -> tuple[Group, Group]:
     """The group of the parameters that all data-parallel ranks have, and that of an expert's."""
-    ranks = plan.dp * plan.cp
-    return (
-        Group(ranks, plan.shards, plan.tp),
-        Group(ranks // plan.ep, max(1, plan.shards // plan.ep), plan.tp * plan.ep),
-    )
+    return _groups(plan.dp * plan.cp, plan.shards, plan.ep, plan.tp)
+
+
+@functools.lru_cache(maxsize=16384)
+def _groups(ranks: int, shards: int, ep: int, tp: int) -> tuple[Group, Group]:
+    return Group(ranks, shards, tp), Group(ranks // ep, max(1, shards // ep), tp * ep)
 
 
 def seconds(
@@ -85,14 +86,8 @@ def seconds(
     forward, backward: seconds of one micro-batch on it. With overlap, gradients hide behind a backward and parameters behind a
     forward; what belongs to the last unit of backward, or to the first of forward, cannot.
     """
-    units = max(1, shape.layers // plan.pp)
-    each = [
-        _once(elements, group, cluster, constants, plan.recipe, plan.zero > 0, units)
-        for elements, group in zip(held, groups(plan), strict=True)
-        if elements
-    ]
-    reduce, gather = map(sum, zip(*each, strict=True)) if each else (0.0, 0.0)
-    often = times(plan)
+    units, often = max(1, shape.layers // plan.pp), times(plan)
+    reduce, gather = _once(held, groups(plan), cluster, constants, plan.recipe, plan.zero > 0, units)
     shown = often.forward * _exposed(gather, forward, units, plan.overlap)
     if not often.backward:
         return shown + often.reduces * _exposed(reduce, backward, units, plan.overlap)
@@ -105,17 +100,29 @@ def _exposed(seconds: float, hidden_behind: float, units: int, overlap: bool) ->
 
 @functools.lru_cache(maxsize=65536)
 def _once(
-    elements: float, group: Group, cluster: Cluster, constants: Constants, recipe: Recipe, sharded: bool, units: int
+    held: Held,
+    of_each: tuple[Group, Group],
+    cluster: Cluster,
+    constants: Constants,
+    recipe: Recipe,
+    sharded: bool,
+    units: int,
 ) -> tuple[float, float]:
-    """Seconds of reducing all gradients of these parameters, and of gathering the parameters, unit by unit."""
-    size, parameters = elements * min(4, recipe.gradients) / units, elements * recipe.parameters / units
-    if not sharded:
-        route = cluster.route(group.ranks, group.stride)
-        return 2 * units * traffic.gather(route, size, constants), 0.0
-    inner = cluster.route(group.shards, group.stride)
-    outer = cluster.route(group.replicas, group.stride * group.shards)
-    across = 2 * traffic.gather(outer, size / group.shards, constants)
-    return units * (traffic.gather(inner, size, constants) + across), units * traffic.gather(inner, parameters, constants)
+    """Seconds of reducing all gradients of these parameters once, and of gathering the parameters, unit by unit."""
+    reduce = gather = 0.0
+    for elements, group in zip(held, of_each, strict=True):
+        if not elements:
+            continue
+        size, parameters = elements * min(4, recipe.gradients) / units, elements * recipe.parameters / units
+        if not sharded:
+            reduce += 2 * units * traffic.gather(cluster.route(group.ranks, group.stride), size, constants)
+            continue
+        inner = cluster.route(group.shards, group.stride)
+        outer = cluster.route(group.replicas, group.stride * group.shards)
+        across = 2 * traffic.gather(outer, size / group.shards, constants)
+        reduce += units * (traffic.gather(inner, size, constants) + across)
+        gather += units * traffic.gather(inner, parameters, constants)
+    return reduce, gather
 
 
 def optimizer_seconds(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> float:

@@ -51,31 +51,69 @@ class Forward(NamedTuple):
         return self.attention + self.core + self.mlp + self.router
 
 
-def forward(shape: ModelShape, seq: int, attended: float = 1.0) -> Forward:
-    """FLOPs of one token's forward pass in a sequence of seq tokens. attended: share of the score matrix that is computed."""
+class Product(NamedTuple):
+    """A matrix product that a token's row goes through: 1 × k with k × n, `count` times in the whole model."""
+
+    part: str  # the field of Forward that it belongs to
+    name: str
+    k: float
+    n: float
+    count: int
+
+    @property
+    def flops(self) -> float:
+        """Of one token, forward."""
+        return 2 * self.k * self.n * self.count
+
+
+def products(shape: ModelShape, seq: int, attended: float = 1.0) -> list[Product]:
+    """Every matrix product of one token's forward pass in a sequence of seq tokens; those of an expert once for each that it
+    is sent to. attended: share of the score matrix that is computed. Backward has two of the same size for each.
+    """
     _not_negative(seq=seq, attended=attended)
-    if shape.latent is None:
-        sizes = 2 * shape.head_size
-    else:
-        sizes = shape.latent.nope_size + shape.latent.rope_size + shape.latent.value_size
-    matrices = 3 if shape.gated else 2
-    active = shape.top_k * shape.expert_ffn + shape.shared_experts * shape.shared_ffn
-    per_moe = matrices * shape.hidden * active
-    mlp = (shape.layers - shape.moe_layers) * matrices * shape.hidden * shape.ffn + shape.moe_layers * per_moe
-    return Forward(
-        2 * shape.layers * attention_weights(shape),
-        2 * shape.layers * shape.heads * sizes * seq * attended,
-        2 * mlp,
-        2 * shape.moe_layers * shape.hidden * shape.experts,
-        2 * shape.vocab * shape.hidden,
-    )
+    h, dense, moe = shape.hidden, shape.layers - shape.moe_layers, shape.moe_layers
+    routed, shared = moe * shape.top_k, moe * shape.shared_experts
+    return [
+        *_attention(shape),
+        *_core(shape, seq * attended),
+        *(_mlp("mlp", h, shape.ffn, shape.gated, dense) if dense else []),
+        *([Product("router", "router", h, shape.experts, moe)] if moe else []),
+        *(_mlp("expert", h, shape.expert_ffn, shape.gated, routed) if routed else []),
+        *(_mlp("shared expert", h, shape.shared_ffn, shape.gated, shared) if shared else []),
+        Product("head", "head", h, shape.vocab, 1),
+    ]
 
 
-def attention_weights(shape: ModelShape) -> int:
-    """Elements of the matrices of one layer's attention, without biases."""
-    if shape.latent:
-        return shape.latent.parameters(shape.hidden, shape.heads)
-    return shape.hidden * (2 * shape.query_size + 2 * shape.kv_size)
+def _attention(shape: ModelShape) -> list[Product]:
+    h, a, c = shape.hidden, shape.heads, shape.latent
+    if c is None:
+        sizes = {"query": shape.query_size, "key": shape.kv_size, "value": shape.kv_size}
+        inputs = [(name, h, size) for name, size in sizes.items()]
+        return [Product("attention", *one, shape.layers) for one in (*inputs, ("output", shape.query_size, h))]
+    queries = a * (c.nope_size + c.rope_size)
+    chain = [("query down", h, c.q_rank), ("query up", c.q_rank, queries)] if c.q_rank else [("query", h, queries)]
+    chain += [("key, value down", h, c.kv_rank + c.rope_size), ("key, value up", c.kv_rank, a * (c.nope_size + c.value_size))]
+    return [Product("attention", *one, shape.layers) for one in (*chain, ("output", a * c.value_size, h))]
+
+
+def _core(shape: ModelShape, length: float) -> list[Product]:
+    c, count = shape.latent, shape.layers * shape.heads
+    value_size = c.value_size if c else shape.head_size
+    return [Product("core", "scores", shape.head_size, length, count), Product("core", "values", length, value_size, count)]
+
+
+def _mlp(name: str, hidden: int, ffn: int, gated: bool, count: int) -> list[Product]:
+    into = ("gate", "up") if gated else ("up",)
+    sizes = [*((step, hidden, ffn) for step in into), ("down", ffn, hidden)]
+    return [Product("mlp", f"{name} {step}", k, n, count) for step, k, n in sizes]
+
+
+def forward(shape: ModelShape, seq: int, attended: float = 1.0) -> Forward:
+    """FLOPs of one token's forward pass in a sequence of seq tokens, the sum of its products by part."""
+    sums = dict.fromkeys(Forward._fields, 0.0)
+    for product in products(shape, seq, attended):
+        sums[product.part] += product.flops
+    return Forward(**sums)
 
 
 def per_token(shape: ModelShape, seq: int, convention: str = "full") -> float:

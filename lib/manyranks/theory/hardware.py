@@ -3,7 +3,7 @@
 import functools
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from manyranks.theory import published
 from manyranks.theory.names import Named
@@ -23,7 +23,7 @@ class Accelerator:
     memory_bandwidth: float
     scale_up: float  # to its neighbours: NVLink, or all the links of a torus
     nic: float  # its share of the network between nodes
-    source: str
+    source: str = field(repr=False)
     flops_fp8: float = 0.0
     matmul_fraction: float = 1.0
     specials: float = 0.0  # exponentials a second
@@ -36,7 +36,7 @@ class Link:
     name: str
     latency: float
     bandwidth: float
-    source: str = ""
+    source: str = field(default="", repr=False)
 
     def seconds(self, n: float) -> float:
         """T(n) = α + n/β for a message of n bytes. Raises ValueError for a negative size."""

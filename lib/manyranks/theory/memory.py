@@ -5,12 +5,13 @@ Where ranks differ (first and last stage, uneven stages), the numbers are those 
 
 import functools
 import math
-from collections import Counter
+from operator import attrgetter
 from typing import NamedTuple
 
 from manyranks.theory import pipeline, stages
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Plan, Recipe, plan_of
+from manyranks.theory.kept import itemsize, of_layer, tokens
+from manyranks.theory.plan import Plan, plan_of
 from manyranks.theory.stages import Stage
 
 
@@ -57,9 +58,13 @@ def model_states(shape: ModelShape | float, plan: Plan) -> ModelStates:
     return max(each, key=lambda states: (states.total, states.host))
 
 
+_total = attrgetter("total")
+
+
 def before_offload(shape: ModelShape | float, plan: Plan) -> ModelStates:
     """As model_states, wherever the states are kept."""
-    return max((_states(held, plan) for held in set(rank_parameters(shape, plan))), key=lambda states: states.total)
+    kinds = _kinds(shape, plan.layout) if isinstance(shape, ModelShape) else rank_parameters(shape, plan)[:1]
+    return max((_states(held, plan) for held in kinds), key=_total)
 
 
 def _offloaded(states: ModelStates, offload: str) -> ModelStates:
@@ -78,14 +83,15 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     """
     if isinstance(shape, ModelShape):
         plan.check(shape)
-        return _rank_parameters(shape, plan.layout)
+        return held_by_rank(shape, plan.layout)
     if not isinstance(shape, int | float) or not shape >= 0:
         raise ValueError(f"shape={shape!r}: give a ModelShape, as models['llama3-8b'], or a number of parameters, 0 or more")
     return (Held(shape / (plan.tp * plan.pp), 0.0),) * plan.pp
 
 
 @functools.lru_cache(maxsize=16384)
-def _rank_parameters(shape: ModelShape, layout: tuple) -> tuple[Held, ...]:
+def held_by_rank(shape: ModelShape, layout: tuple) -> tuple[Held, ...]:
+    """As rank_parameters, from Plan.layout alone."""
     tp, _, ep, _, schedule, _ = layout
     dealt = stages.dealt(shape, layout)
     kinds = {stage: _held(shape, tp, ep, stage) for stage in set(dealt)}
@@ -93,6 +99,11 @@ def _rank_parameters(shape: ModelShape, layout: tuple) -> tuple[Held, ...]:
     if schedule == "dualpipe" and layout[1] > 1:  # each rank has a copy of the stage at the other end, too
         return tuple(Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True))
     return tuple(held)
+
+
+@functools.lru_cache(maxsize=16384)
+def _kinds(shape: ModelShape, layout: tuple) -> tuple[Held, ...]:
+    return tuple(dict.fromkeys(held_by_rank(shape, layout)))
 
 
 def activations(shape: ModelShape, plan: Plan) -> int:
@@ -112,20 +123,14 @@ def layer_activations(shape: ModelShape, plan: Plan, moe: bool = False) -> int:
     one kernel that keeps its two inputs. Norms' statistics, router scores and rotary tables are left out, as in the paper.
     moe: whether it is a layer with experts; the load is balanced. Source: section 4.
     """
-    return _layer_activations(shape, plan.local, moe)
-
-
-@functools.lru_cache(maxsize=16384)
-def _layer_activations(shape: ModelShape, local: tuple, moe: bool) -> int:
-    plan = plan_of(local)
-    return round(_tokens(plan) * (_attention_bytes(shape, plan) + _mlp_bytes(shape, plan, moe)))
+    return of_layer(shape, plan.local, moe)
 
 
 def peak(shape: ModelShape, plan: Plan) -> Peak:
     """The most that one rank holds at once: states, activations, and buffers for what is gathered or computed again."""
     plan.check(shape)
     ranks = _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual)
-    sizes = [(_offloaded(_states(rank.held, plan), plan.offload).total, rank.kept, _buffers(rank, plan)) for rank in ranks]
+    sizes = [(_on_device(rank.held, plan), rank.kept, _buffers(rank, plan)) for rank in ranks]
     return Peak(*max(sizes, key=sum))
 
 
@@ -141,25 +146,33 @@ class Rank(NamedTuple):
 @functools.lru_cache(maxsize=16384)
 def _ranks(shape: ModelShape, layout: tuple, local: tuple, m: int, virtual: int) -> list[Rank]:
     """One for each kind of rank, the earliest: of equal ranks it holds as many micro-batches in flight, or more."""
-    p, schedule, found = layout[1], layout[4], {}
-    dealt, held = stages.dealt(shape, layout), _rank_parameters(shape, layout)
-    for rank, stage in enumerate(dealt):
-        parts = {stage: pipeline.in_flight(schedule, p, m, virtual, rank)}
-        if schedule == "dualpipe" and p > 1:  # half of them from each end, p + 1 in flight in all
-            half = (m + 1) // 2
-            parts = Counter({stage: min(half, p - rank)}) + Counter({dealt[-1 - rank]: min(half, rank + 1)})
-        kind = (held[rank], *parts, *(parts.values() if len(parts) > 1 else ()))
-        if kind not in found:
-            kept = sum(_kept(shape, local, part, schedule, flying, min(m, p)) for part, flying in parts.items())
-            layers = max(1, sum(part.layers for part in parts))
-            found[kind] = Rank(held[rank], layers, kept, max(_again(shape, local, part) for part in parts))
-    return list(found.values())
+    p, schedule = layout[1], layout[4]
+    dealt, held = stages.dealt(shape, layout), held_by_rank(shape, layout)
+    if schedule == "dualpipe" and p > 1:
+        return _dualpipe_ranks(shape, local, dealt, held, m)
+    found = []
+    for stage in dict.fromkeys(dealt):
+        rank = dealt.index(stage)
+        kept = _kept(shape, local, stage, schedule, pipeline.in_flight(schedule, p, m, virtual, rank), min(m, p))
+        found.append(Rank(held[rank], max(1, stage.layers), kept, _again(shape, local, stage)))
+    return found
+
+
+def _dualpipe_ranks(shape: ModelShape, local: tuple, dealt: tuple[Stage, ...], held: tuple[Held, ...], m: int) -> list[Rank]:
+    """Half the micro-batches come from each end, p + 1 in flight in all: p − r on a rank's own stage, r + 1 on its mirror's."""
+    p, half, found = len(dealt), (m + 1) // 2, []
+    for rank, (own, mirror) in enumerate(zip(dealt, reversed(dealt), strict=True)):
+        flying = (own, min(half, p - rank)), (mirror, min(half, rank + 1))
+        kept = sum(_kept(shape, local, stage, "dualpipe", count, min(m, p)) for stage, count in flying)
+        again = max(_again(shape, local, own), _again(shape, local, mirror))
+        found.append(Rank(held[rank], max(1, own.layers + mirror.layers), kept, again))
+    return found
 
 
 def _again(shape: ModelShape, local: tuple, stage: Stage) -> int:
     whole = tuple("none" if value in ("selective", "full") else value for value in local)
     kinds = [moe for moe, layers in ((False, stage.dense), (True, stage.moe)) if layers]
-    return max((_layer_activations(shape, whole, moe) - _layer_activations(shape, local, moe) for moe in kinds), default=0)
+    return max((of_layer(shape, whole, moe) - of_layer(shape, local, moe) for moe in kinds), default=0)
 
 
 def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
@@ -187,14 +200,14 @@ def _copied_heads(shape: ModelShape, t: int) -> int:
     return copies * 2 * shape.head_size * (shape.hidden + (shape.bias or shape.qkv_bias))
 
 
+def _on_device(held: Held, plan: Plan) -> int:
+    return _offloaded(_states(held, plan), plan.offload).total
+
+
 def _states(held: Held, plan: Plan) -> ModelStates:
-    return _sharded(held, plan.zero, plan.shards, max(1, plan.shards // plan.ep), plan.recipe)
-
-
-@functools.lru_cache(maxsize=65536)
-def _sharded(held: Held, zero: int, shards: int, expert_shards: int, recipe: Recipe) -> ModelStates:
+    zero, shards, recipe = plan.zero, plan.shards, plan.recipe
     whole = math.ceil(held.dense) + math.ceil(held.experts)
-    part = math.ceil(held.dense / shards) + math.ceil(held.experts / expert_shards)
+    part = math.ceil(held.dense / shards) + math.ceil(held.experts / max(1, shards // plan.ep))
     return ModelStates(
         recipe.parameters * (part if zero == 3 else whole),
         recipe.gradients * (part if zero >= 2 else whole),
@@ -202,81 +215,17 @@ def _sharded(held: Held, zero: int, shards: int, expert_shards: int, recipe: Rec
     )
 
 
-def _tokens(plan: Plan) -> float:
-    return plan.microbatch * plan.seq / plan.cp
-
-
-def _item(plan: Plan) -> int:
-    return 4 if plan.precision == "fp32" else 2
-
-
-def _attention_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Of one token: with the paper's letters, 11sbh + 5as²b and a norm's 2sbh, divided by what is split."""
-    item, t, h = _item(plan), plan.tp, shape.hidden
-    split = t if plan.sequence_parallel else 1
-    if plan.recompute == "full":
-        return item * h / split  # the layer's input
-    again = plan.recompute == "selective"
-    outside = item * h + (h if shape.dropout else 0)  # the norm's input, and the mask of the dropout after attention
-    outside += 0 if again and shape.norm == "rmsnorm" else plan.recipe.matmul * h
-    inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _kv_size(shape, t))
-    inside += item * (shape.query_size + _kv_size(shape, t)) if shape.qk_norm and not again else 0  # before their norms
-    output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
-    inside += plan.recipe.matmul * output
-    if plan.flash:
-        inside += 4 * shape.heads  # each row's log-sum-exp, in 32 bits
-    elif not again:
-        inside += shape.heads * plan.seq * (2 * item + 1 if shape.dropout else item)  # softmax, its mask, what is left of it
-    return outside / split + inside / t
-
-
-def _kv_size(shape: ModelShape, t: int) -> int:
-    """With more tensor-parallel ranks than key/value heads, each head is on several."""
-    return shape.head_size * max(shape.kv_heads, t)
-
-
-def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:
-    item, c = _item(plan), shape.latent
-    compressed = item * plan.tp * (c.q_rank + c.kv_rank + c.rope_size)
-    if again:
-        return compressed
-    return compressed + item * shape.heads * (2 * (c.nope_size + c.rope_size) + c.value_size)
-
-
-def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> float:
-    """Of one token: the paper's 19sbh and a norm's 2sbh, divided by what is split."""
-    item, t, h, saved = _item(plan), plan.tp, shape.hidden, plan.recipe.matmul
-    split = t if plan.sequence_parallel else 1
-    if plan.recompute == "full":
-        return 0.0
-    again = plan.recompute == "selective"
-    norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # beside attention's; in parallel they read the same
-    outside = item * h * norms + (h if shape.dropout else 0)
-    shared = shape.parallel_layers and shape.norms_per_layer == 1  # the norm's output, too
-    outside += 0 if shared or (again and shape.norm == "rmsnorm") else saved * h
-    if not moe:
-        return outside / split + _wide(shape, plan, shape.ffn, again) / t
-    routed = shape.top_k * (saved * h + _wide(shape, plan, shape.expert_ffn, again))
-    return outside / split + (routed + shape.shared_experts * _wide(shape, plan, shape.shared_ffn, again)) / t
-
-
-def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:
-    """What is as wide as the feed-forward part: the input of its function, and the output, unless that is computed again."""
-    function = (2 * plan.recipe.matmul if shape.gated else _item(plan)) * ffn
-    return function + (0 if again and shape.gated else plan.recipe.matmul * ffn)
-
-
 def _kept(shape: ModelShape, local: tuple, stage: Stage, schedule: str, flying: float, once: int) -> int:
     """flying: micro-batches in flight, each counted on all layers; once: those that 1F1B holds on the model's first stage."""
     plan = plan_of(local)
     split = plan.tp if plan.sequence_parallel else 1
     moe = stage.moe + (stage.mtp if shape.moe_layers else 0)
-    kept = flying * (stage.layers + stage.mtp - moe) * _layer_activations(shape, local, False)
-    kept += flying * moe * _layer_activations(shape, local, True) if moe else 0
+    kept = flying * (stage.layers + stage.mtp - moe) * of_layer(shape, local, False)
+    kept += flying * moe * of_layer(shape, local, True) if moe else 0
     if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
-        kept += (once if schedule in ("1f1b", "interleaved") else flying) * _tokens(plan) * shape.hidden / split
+        kept += (once if schedule in ("1f1b", "interleaved") else flying) * tokens(plan) * shape.hidden / split
     if stage.head:  # the last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)
-        one = _tokens(plan) * (2 * _item(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
+        one = tokens(plan) * (2 * itemsize(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
         kept += (flying if schedule == "gpipe" else 1) * (stage.head + stage.mtp) * one
     return round(kept)
 
@@ -284,6 +233,8 @@ def _kept(shape: ModelShape, local: tuple, stage: Stage, schedule: str, flying: 
 def _buffers(rank: Rank, plan: Plan) -> int:
     """With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
     forward's are kept; from ZeRO-2 on the whole gradients of a unit; what one layer computes again."""
+    if plan.zero < 2 and plan.offload != "all":
+        return rank.again
     whole, unit = sum(rank.held), sum(rank.held) / rank.layers
     gathered = gradients = 0.0
     if plan.zero == 3 or plan.offload == "all":

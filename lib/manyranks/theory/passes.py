@@ -38,11 +38,13 @@ class Both(NamedTuple):
 
 def total(weighted: list[tuple[float, Both]]) -> Both:
     """The sum of passes, each times its weight."""
-    columns = [(w, (*b.forward, *b.backward, b.weight)) for w, b in weighted]
-    sums = [sum(w * values[i] for w, values in columns) for i in range(9)]
+    sums = [0.0] * 9
+    for w, (forward, backward, weight) in weighted:
+        sums = [x + w * y for x, y in zip(sums, (*forward, *backward, weight), strict=True)]
     return Both(Pass(*sums[:4]), Pass(*sums[4:8]), sums[8])
 
 
+@functools.lru_cache(maxsize=65536)
 def of_stage(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, stage: Stage) -> Both:
     """One micro-batch on a rank that holds these layers. local: Plan.local."""
     parts = [

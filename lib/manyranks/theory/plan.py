@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import attrgetter
+from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.names import nearest
+from manyranks.theory.names import concise, nearest
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
@@ -14,8 +15,7 @@ CONTEXT = ("ring", "all-gather", "ulysses")
 OFFLOAD = ("none", "optimizer", "all")
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """Bytes a parameter of each model state, and of one element of activations and of the matrices in a matmul."""
 
     parameters: int
@@ -101,6 +101,8 @@ class Plan:
         if self.dp % (self.dp_shard or 1):
             divisor = f"replicas × shards = dp, so choose a divisor of {self.dp}"
             raise ValueError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}: {divisor}")
+        if self.shards % self.ep and self.ep % self.shards:
+            raise ValueError(f"ep={self.ep} and dp_shard·cp = {self.shards}: choose them so that one divides the other")
         if self.batch % (self.dp * self.microbatch):
             each = f"dp·microbatch = {self.dp}·{self.microbatch} = {self.dp * self.microbatch}"
             multiples = _multiples(self.batch, self.dp * self.microbatch)
@@ -114,15 +116,18 @@ class Plan:
                 f"pp={self.pp} with schedule='dualpipe', which runs from both ends: give an even pp, or another one"
             )
 
-    @cached_property
+    @property
     def layout(self) -> tuple:
         """What decides which parameters a rank holds: plans that agree in it hold the same."""
         return self.tp, self.pp, self.ep, self.stages, self.schedule, self.embedding_slots
 
-    @cached_property
+    @property
     def local(self) -> tuple:
         """What decides a layer's time and activations, in the order of LOCAL."""
         return _local(self)
+
+    def __repr__(self) -> str:
+        return concise(self, "dp", "pp", "cp", "tp", "seq", "batch")
 
     @property
     def gpus(self) -> int:

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 from manyranks.theory import memory, pipeline, step
 from manyranks.theory.architecture import ModelShape
@@ -14,19 +13,20 @@ from manyranks.theory.step import StepTime
 
 # What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
 # with more.
-SCHEDULES = ("1f1b", "zb-h1", "zb-v", "dualpipe")
+SCHEDULES = ("1f1b", "zb-h1", "zb-v")
+HIDES_EXPERTS = "dualpipe"  # tried too where there are experts: it pays twice for parameters to hide their traffic
 RECOMPUTE = ("none", "selective", "full")
 ZERO = (1, 2, 3)
 MICROBATCHES = (1, 2, 4, 8)
 VIRTUAL = (1, 2, 3, 4, 6, 8)
-SMALLEST_SHARD = 256  # tokens of a sequence that a context-parallel rank keeps at least: the height of one tile of a product
+SMALLEST_SHARD = 1024  # tokens of a sequence that a context-parallel rank keeps at least, where it has so many
 
 _DEGREES = ("dp", "pp", "cp", "tp", "ep", "dp_shard")
 # Fields that the search chooses itself; all others are given to each plan as they are.
 _CHOSEN = ("dp", "pp", "cp", "tp", "ep", "microbatch", "schedule", "virtual", "recompute", "zero")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Found:
     """A plan that fits, its time and its peak in bytes."""
 
@@ -35,11 +35,14 @@ class Found:
     peak: memory.Peak
     best: StepTime
 
+    def __repr__(self) -> str:
+        return f"Found({self.time!r}, {self.plan!r}, {self.peak!r}, why={self.why!r})"
+
     @property
     def seconds(self) -> float:
         return self.time.seconds
 
-    @cached_property
+    @property
     def why(self) -> str:
         """Where the plan loses most against the best, and what in the plan does it; empty for the best."""
         return "" if self.time is self.best else _why(self.time, self.best)
@@ -139,7 +142,8 @@ def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple]) -> I
         yield "1f1b", 1
         return
     slots = _slots(shape, tried)
-    possible = [name for name in tried.get("schedule", SCHEDULES) if not (pp % 2 and name == "dualpipe")]
+    known = (*SCHEDULES, HIDES_EXPERTS) if shape.experts else SCHEDULES
+    possible = [name for name in tried.get("schedule", known) if not (pp % 2 and name == "dualpipe")]
     for schedule in possible:
         if schedule in ("1f1b", "interleaved"):
             for virtual in tried.get("virtual", VIRTUAL):

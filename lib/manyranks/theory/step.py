@@ -18,7 +18,7 @@ from manyranks.theory.passes import Both, Pass
 from manyranks.theory.plan import Plan, plan_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StepTime:
     """Seconds of one step, by what they are spent on; communication only as far as nothing hides it."""
 
@@ -33,6 +33,10 @@ class StepTime:
     bubble: float
     data: float  # gradients and parameters
     optimizer: float
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}={value:.4g}" for name, value in self.parts.items())
+        return f"StepTime(seconds={self.seconds:.4g}, mfu={self.mfu:.3f}, {parts})"
 
     @property
     def parts(self) -> dict[str, float]:
@@ -79,66 +83,90 @@ def estimate(
     Raises ValueError where the plan does not fit the shape or the number of accelerators.
     """
     plan.check(shape, cluster.gpus if gpus is None else gpus)
-    once = message(shape, plan, cluster, constants)
+    stride, own = plan.tp * plan.cp * plan.dp, (plan.microbatches, plan.virtual)
+    paces = _paces(shape, plan.layout, plan.local, stride, *own, cluster, constants)
+    # Gradients and parameters travel while a rank computes, and while it waits for other messages.
+    travels = [data.seconds(shape, plan, cluster, constants, pace.held, *pace.behind) for pace in paces]
+    travel, pace = max(zip(travels, paces, strict=True), key=lambda both: both[0] + both[1].seconds)
     optimizer = data.optimizer_seconds(shape, plan, cluster, constants)
-    ranks = rank_costs(shape, plan, cluster, constants)
-    return max((_step(shape, plan, cluster, constants, rank, once, optimizer) for rank in ranks), key=lambda time: time.seconds)
+    return StepTime(shape, plan, cluster, *pace.parts, travel, optimizer)
 
 
-def _step(
-    shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, rank: "Rank", once: float, optimizer: float
-) -> StepTime:
-    """The step as one pipeline rank sees it."""
-    m, (forward, backward, _) = plan.microbatches, rank.own
-    waits = steady_waits(plan, rank.own, once)
-    # Gradients and parameters travel while the rank computes, and while it waits for other messages.
-    behind = forward.seconds + waits[0], backward.seconds + waits[1]
-    return StepTime(
-        shape,
-        plan,
-        cluster,
-        compute=m * (forward.compute + backward.compute),
-        tensor=m * (forward.tensor + backward.tensor),
-        context=m * (forward.context + backward.context),
-        expert=m * (forward.expert + backward.expert),
-        pipeline=2 * (plan.pp - 1) * once + m * sum(waits),  # filling and draining pass p − 1 times each, and nothing hides it
-        bubble=bubble(plan, rank.others),
-        data=data.seconds(shape, plan, cluster, constants, rank.held, *behind),
-        optimizer=optimizer,
-    )
+class Pace(NamedTuple):
+    """A step as one pipeline rank sees it, whatever ZeRO does: seconds by what they are spent on, in StepTime's order; a
+    micro-batch's forward and backward, under which gradients and parameters travel; the parameters that the rank holds.
+    """
+
+    parts: tuple[float, ...]
+    seconds: float
+    behind: tuple[float, float]
+    held: Held
+
+
+@functools.lru_cache(maxsize=65536)
+def _paces(
+    shape: ModelShape,
+    layout: tuple,
+    local: tuple,
+    stride: int,
+    m: int,
+    virtual: int,
+    cluster: Cluster,
+    constants: Constants,
+) -> list[Pace]:
+    _, p, _, all_stages, schedule, _ = layout
+    once = traffic.stage_message(shape, local, p, stride, cluster, constants) if p > 1 else 0.0
+    found = []
+    for own, others, held in _rank_costs(shape, layout, local, cluster, constants):
+        forward, backward, _ = own
+        waits = steady_waits(own, once * all_stages / p, plan_of(local).overlap)
+        passes_of_m = [m * (f + b) for f, b in zip(forward, backward, strict=True)]
+        # Filling and draining pass p − 1 times each, and nothing hides their messages.
+        # The bubble is the closed form of equal stages, with the mean of the others: it passes through each of them.
+        bubble = pipeline.bubble(schedule, p, m, virtual, *others) if p > 1 else 0.0
+        parts = (*passes_of_m, 2 * (p - 1) * once + m * sum(waits), bubble)
+        found.append(Pace(parts, sum(parts), (forward.seconds + waits[0], backward.seconds + waits[1]), held))
+    return found
+
+
+class Mean(NamedTuple):
+    """Mean seconds of a micro-batch's forward and backward on some ranks, and of what of the backward a schedule may move."""
+
+    forward: float
+    backward: float
+    weight: float
+
+    @classmethod
+    def of(cls, counted: list[tuple[int, Both]]) -> "Mean":
+        n = max(1, sum(count for count, _ in counted))
+        forward = sum(count * cost.forward.seconds for count, cost in counted)
+        backward = sum(count * cost.backward.seconds for count, cost in counted)
+        return cls(forward / n, backward / n, sum(count * cost.weight for count, cost in counted) / n)
 
 
 class Rank(NamedTuple):
     """One micro-batch on a pipeline rank, all its stages together; the mean of the other ranks; the parameters it holds."""
 
     own: Both
-    others: Both
+    others: Mean
     held: Held
 
 
-def rank_costs(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> tuple[Rank, ...]:
-    """One for each kind of pipeline rank: those with equal layers take as long."""
-    return _rank_costs(shape, plan.layout, plan.local, cluster, constants, memory.rank_parameters(shape, plan))
-
-
 @functools.lru_cache(maxsize=65536)
-def _rank_costs(
-    shape: ModelShape, layout: tuple, local: tuple, cluster: Cluster, constants: Constants, held: tuple[Held, ...]
-) -> tuple[Rank, ...]:
-    dealt, schedule = stages.dealt(shape, layout), layout[4]
+def _rank_costs(shape: ModelShape, layout: tuple, local: tuple, cluster: Cluster, constants: Constants) -> tuple[Rank, ...]:
+    """One for each kind of pipeline rank: those with equal layers take as long."""
+    dealt, schedule, held = stages.dealt(shape, layout), layout[4], memory.held_by_rank(shape, layout)
     cost = {stage: passes.of_stage(shape, local, cluster, constants, stage) for stage in set(dealt)}
     costs = [cost[stage] for stage in dealt]
     if schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [passes.total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
-    kinds, paired = Counter(costs), schedule.startswith("dualpipe") and plan_of(local).overlap
-    each = dict.fromkeys(zip(costs, held, strict=True))
-    # While the pipeline fills and drains, passes have no partner to hide behind.
-    return tuple(Rank(hide_experts(own) if paired else own, _others(kinds, own), params) for own, params in each)
-
-
-def _others(kinds: Counter[Both], own: Both) -> Both:
-    others = kinds.total() - 1
-    return passes.total([((count - (cost == own)) / others, cost) for cost, count in kinds.items()]) if others else Both()
+    counted, paired = Counter(costs), schedule.startswith("dualpipe") and plan_of(local).overlap
+    found = []
+    for own, parameters in dict.fromkeys(zip(costs, held, strict=True)):
+        # While the pipeline fills and drains, passes have no partner to hide behind.
+        others = Mean.of([(count - (cost is own), cost) for cost, count in counted.items()])
+        found.append(Rank(hide_experts(own) if paired else own, others, parameters))
+    return tuple(found)
 
 
 def hide_experts(cost: Both) -> Both:
@@ -151,27 +179,12 @@ def hide_experts(cost: Both) -> Both:
     return Both(half, half, cost.weight)
 
 
-def bubble(plan: Plan, others: Both) -> float:
-    """The closed form of equal stages, with the mean of the other ranks: filling and draining pass through each of them."""
-    if plan.pp == 1:
-        return 0.0
-    forward, backward = others.forward.seconds, others.backward.seconds
-    return pipeline.bubble(plan.schedule, plan.pp, plan.microbatches, plan.virtual, forward, backward, others.weight)
-
-
-def message(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> float:
-    """Seconds of one micro-batch's message from a stage to the next."""
-    if plan.pp == 1:
-        return 0.0
-    return traffic.stage_message(shape, plan.local, plan.pp, plan.tp * plan.cp * plan.dp, cluster, constants)
-
-
-def steady_waits(plan: Plan, own: Both, once: float) -> tuple[float, float]:
+def steady_waits(own: Both, once: float, overlap: bool) -> tuple[float, float]:
     """Seconds that a micro-batch's messages make a rank wait, forward and backward, while the pipeline is full.
 
-    With overlap they travel while the rank has other micro-batches at work: it waits for what takes longer than these.
+    once: of a micro-batch's messages on all the rank's stages, one way. With overlap they travel while the rank has other
+    micro-batches at work: it waits for what takes longer than these.
     """
-    all_chunks = once * plan.stages / plan.pp
-    if not plan.overlap:
-        return all_chunks, all_chunks
-    return max(0.0, all_chunks - own.forward.seconds), max(0.0, all_chunks - own.backward.seconds)
+    if not overlap:
+        return once, once
+    return max(0.0, once - own.forward.seconds), max(0.0, once - own.backward.seconds)

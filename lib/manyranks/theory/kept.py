@@ -1,0 +1,79 @@
+"""What one layer keeps of one micro-batch for backward, in bytes: Korthikanti's count, and its rule for other layers.
+
+Source: arXiv 2205.05198, section 4.
+"""
+
+import functools
+
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.plan import Plan, plan_of
+
+
+@functools.lru_cache(maxsize=16384)
+def of_layer(shape: ModelShape, local: tuple, moe: bool) -> int:
+    plan = plan_of(local)
+    return round(tokens(plan) * (_attention_bytes(shape, plan) + _mlp_bytes(shape, plan, moe)))
+
+
+def tokens(plan: Plan) -> float:
+    return plan.microbatch * plan.seq / plan.cp
+
+
+def itemsize(plan: Plan) -> int:
+    return 4 if plan.precision == "fp32" else 2
+
+
+def _attention_bytes(shape: ModelShape, plan: Plan) -> float:
+    """Of one token: with the paper's letters, 11sbh + 5as²b and a norm's 2sbh, divided by what is split."""
+    item, t, h = itemsize(plan), plan.tp, shape.hidden
+    split = t if plan.sequence_parallel else 1
+    if plan.recompute == "full":
+        return item * h / split  # the layer's input
+    again = plan.recompute == "selective"
+    outside = item * h + (h if shape.dropout else 0)  # the norm's input, and the mask of the dropout after attention
+    outside += 0 if again and shape.norm == "rmsnorm" else plan.recipe.matmul * h
+    inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _kv_size(shape, t))
+    inside += item * (shape.query_size + _kv_size(shape, t)) if shape.qk_norm and not again else 0  # before their norms
+    output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
+    inside += plan.recipe.matmul * output
+    if plan.flash:
+        inside += 4 * shape.heads  # each row's log-sum-exp, in 32 bits
+    elif not again:
+        inside += shape.heads * plan.seq * (2 * item + 1 if shape.dropout else item)  # softmax, its mask, what is left of it
+    return outside / split + inside / t
+
+
+def _kv_size(shape: ModelShape, t: int) -> int:
+    """With more tensor-parallel ranks than key/value heads, each head is on several."""
+    return shape.head_size * max(shape.kv_heads, t)
+
+
+def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:
+    item, c = itemsize(plan), shape.latent
+    compressed = item * plan.tp * (c.q_rank + c.kv_rank + c.rope_size)
+    if again:
+        return compressed
+    return compressed + item * shape.heads * (2 * (c.nope_size + c.rope_size) + c.value_size)
+
+
+def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> float:
+    """Of one token: the paper's 19sbh and a norm's 2sbh, divided by what is split."""
+    item, t, h, saved = itemsize(plan), plan.tp, shape.hidden, plan.recipe.matmul
+    split = t if plan.sequence_parallel else 1
+    if plan.recompute == "full":
+        return 0.0
+    again = plan.recompute == "selective"
+    norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # beside attention's; in parallel they read the same
+    outside = item * h * norms + (h if shape.dropout else 0)
+    shared = shape.parallel_layers and shape.norms_per_layer == 1  # the norm's output, too
+    outside += 0 if shared or (again and shape.norm == "rmsnorm") else saved * h
+    if not moe:
+        return outside / split + _wide(shape, plan, shape.ffn, again) / t
+    routed = shape.top_k * (saved * h + _wide(shape, plan, shape.expert_ffn, again))
+    return outside / split + (routed + shape.shared_experts * _wide(shape, plan, shape.shared_ffn, again)) / t
+
+
+def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:
+    """What is as wide as the feed-forward part: the input of its function, and the output, unless that is computed again."""
+    function = (2 * plan.recipe.matmul if shape.gated else itemsize(plan)) * ffn
+    return function + (0 if again and shape.gated else plan.recipe.matmul * ffn)
