@@ -93,14 +93,22 @@ def test_the_bandwidth_constant_is_the_mean_of_the_measured_rings():
         ({"levels": ()}, "levels of sizes"),
         ({"levels": (Level("pod", 8, NEAR), Level("node", 4, NEAR))}, "levels of sizes"),
         ({"levels": (Level("node", 4, NEAR, 0.5),)}, "oversubscription"),
-        ({"levels": (Level("node", 4, replace(NEAR, bandwidth=0.0)),)}, "a bandwidth is above 0"),
         ({"reserved": 1.0}, "reserved"),
         ({"gpus": 0}, "gpus=0"),
+        ({"gpus": 2.5}, "gpus=2.5"),
+        ({"gpus": 65}, "from 1 to 64"),
+        ({"torus": 1}, "two links for each axis"),
     ],
 )
 def test_clusters_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         replace(THREE, **wrong)
+
+
+@pytest.mark.parametrize("changes", [{"bandwidth": 0.0}, {"bandwidth": float("nan")}, {"latency": -1.0}])
+def test_a_link_that_cannot_be_is_refused(changes):
+    with pytest.raises(ValueError, match="a bandwidth above 0"):
+        THREE.with_link("node", **changes)
 
 
 @pytest.mark.parametrize("group", [(0, 1), (2, 0), (65, 1), (5, 16)])

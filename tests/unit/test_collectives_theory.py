@@ -154,7 +154,7 @@ def test_sixteen_thousand_ranks_are_counted_without_their_rounds():
         (("broadcast", 8, 4, 3, "tree", -1), ["root=-1", "0 to 2"]),
         (("allreduce", 8, 4, 2), ["op='allreduce'", *ALGORITHMS]),
         (("broadcast", 8, 4, 2, "binomial"), ["algorithm='binomial'", "broadcast", *ALGORITHMS["broadcast"]]),
-        (("scatter", 8, 4, 2), ["algorithm='ring'", "scatter", "naive"]),
+        (("scatter", 8, 4, 2, "ring"), ["algorithm='ring'", "scatter", "naive"]),
     ],
 )
 def test_an_error_names_what_was_given_and_what_is_allowed(arguments, texts):

@@ -157,8 +157,8 @@ def test_each_plan_says_why_it_is_slower(choices, why):
     [
         ({"gpus": 8, "microbatches": 2}, "did you mean 'microbatch'"),
         ({}, "say gpus="),
-        ({"gpus": 0}, "at least one"),
-        ({"gpus": -8}, "at least one"),
+        ({"gpus": 0}, "a whole number from 1"),
+        ({"gpus": -8}, "a whole number from 1"),
         ({"gpus": 8, "schedule": "1f2b"}, "did you mean '1f1b'"),
         ({"gpus": 8, "precision": ("bf16", "bf17")}, "bf17"),
         ({"gpus": 8, "zero": 4}, "zero=4"),

@@ -5,6 +5,7 @@ from importlib import import_module
 _MODULES = (
     "architecture",
     "charges",
+    "checks",
     "cluster",
     "collectives",
     "data",

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from manyranks.theory import collectives, kernels, traffic
+from manyranks.theory import checks, collectives, kernels, traffic
 from manyranks.theory.cluster import Cluster, Level, Route
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT, Constants, Kernel
@@ -26,6 +26,9 @@ class ClusterCosts:
 
     cluster: Cluster
     constants: Constants = DEFAULT
+
+    def __post_init__(self):
+        checks.is_cluster(self.cluster)
 
     def compute(self, rank: int, work: Hashable) -> float:
         if isinstance(work, Work):

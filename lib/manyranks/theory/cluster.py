@@ -49,6 +49,7 @@ class Cluster:
 
     gpus: how many there are, or None for as many as a plan asks for; torus: ring links an accelerator has (one for each
     direction of each axis), 0 for a switched network; reserved: share of an accelerator's processors that only communicate.
+    host: bytes/s one way between an accelerator and its host's memory; host_memory: an accelerator's share of that, bytes.
     """
 
     name: str
@@ -57,18 +58,20 @@ class Cluster:
     gpus: int | None = None
     torus: int = 0
     reserved: float = 0.0
+    host: float = 32e9
+    host_memory: float = 256e9
     source: str = ""
 
     def __post_init__(self):
         sizes = [level.size for level in self.levels]
         if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
             raise ValueError(f"levels of sizes {sizes}: from the inside out, each larger than the one before")
-        if any(level.oversubscription < 1 for level in self.levels) or not 0 <= self.reserved < 1:
+        if not all(level.oversubscription >= 1 for level in self.levels) or not 0 <= self.reserved < 1:
             raise ValueError("oversubscription is 1 or more; reserved is between 0 and 1")
-        if any(level.link.bandwidth <= 0 or level.link.latency < 0 for level in self.levels):
-            raise ValueError(f"links of {self.name}: a bandwidth is above 0, a latency is not negative")
-        if self.gpus is not None and self.gpus < 1:
-            raise ValueError(f"gpus={self.gpus}: a cluster has at least one")
+        if self.gpus is not None and not (type(self.gpus) is int and 1 <= self.gpus <= sizes[-1]):
+            raise ValueError(f"gpus={self.gpus!r}: a whole number from 1 to {sizes[-1]:,}, where {self.name} ends")
+        if type(self.torus) is not int or self.torus < 0 or self.torus % 2:
+            raise ValueError(f"torus={self.torus!r}: two links for each axis, so 2, 4 or 6; 0 for a switched network")
 
     def __repr__(self) -> str:
         levels = ", ".join(f"{level.name} {level.size:,}" for level in self.levels)
@@ -157,7 +160,7 @@ def _switched_route(cluster: Cluster, ranks: int, spread: list[Spread]) -> Route
 def _torus_route(cluster: Cluster, ranks: int) -> Route:
     # A group takes whole rings: as many axes as it needs, each with a link in both directions.
     link, axes = cluster.levels[0].link, cluster.torus // 2
-    side = max(2, round(cluster.levels[-1].size ** (1 / axes)))
+    side = max(2, round((cluster.gpus or cluster.levels[-1].size) ** (1 / axes)))
     taken = next(k for k in range(1, axes + 1) if side**k >= ranks or k == axes)
     # The farthest member is half of each ring away, fewer hops than members before it: collectives.topology.
     hops = taken * max(1, round(ranks ** (1 / taken)) // 2)
@@ -171,7 +174,9 @@ def _dgx(name: str, chip: str, node: int, near: float, far: float, source: str, 
         accelerator = replace(accelerator, nic=nic)
     nvlink = Link("NVLink", near, accelerator.scale_up, accelerator.source)
     network = Link("InfiniBand", far, accelerator.nic, accelerator.source)
-    return Cluster(name, accelerator, (Level("node", node, nvlink), Level("network", 2**20, network)), source=source, **more)
+    levels = Level("node", node, nvlink), Level("network", 2**20, network)
+    host = {"V": 16 * GB, "A": 32 * GB}.get(chip[0], 64 * GB)  # PCI-SIG: 16 lanes of PCIe 3.0, 4.0 and 5.0
+    return Cluster(name, accelerator, levels, source=source, host=host, **more)
 
 
 def _torus(name: str, chip: str, link: float, axes: int, size: int, source: str) -> Cluster:
@@ -180,6 +185,7 @@ def _torus(name: str, chip: str, link: float, axes: int, size: int, source: str)
 
 
 _INFINIBAND, _NVLINK = 14e-6, 3.4e-6  # α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple
+_ZERO = "arXiv 1910.02054, section 10.1: 800 Gbit/s a node"
 _ML_ENGINEERING = "stas00/ml-engineering network/README.md"
 
 
@@ -190,7 +196,14 @@ def _clusters() -> Named:
     roce = Link("RoCE", _INFINIBAND, chips["H100 SXM"].nic, "arXiv 2407.21783, section 3.3.1")
     h100 = dgx("h100-dgx", "H100 SXM", 8)
     found = [
-        dgx("v100-dgx", "V100 SXM2", 16, nic=100 / 16 * GB, source="arXiv 1910.02054, section 10.1: 800 Gbit/s a node"),
+        dgx(
+            "v100-dgx",
+            "V100 SXM2",
+            16,
+            nic=100 / 16 * GB,
+            host_memory=96 * GB,
+            source="arXiv 1910.02054, section 10.1: 800 Gbit/s a node",
+        ),
         dgx("a100-dgx", "A100-80GB SXM", 8),
         dgx("a100-40gb-dgx", "A100-40GB SXM", 8),
         h100,
@@ -212,7 +225,7 @@ def _clusters() -> Named:
         _torus("tpu-v6e", "TPU v6e", 90 * GB, 2, 256, "jax-ml/scaling-book tpus.md"),
         laptop(),
     ]
-    short = {"h200": "h200-dgx", "b200": "b200-dgx", "h800-dgx": "h800"}
+    short = {chip: f"{chip}-dgx" for chip in ("v100", "a100", "h100", "h200", "b200")} | {"h800-dgx": "h800"}
     named = {cluster.name: cluster for cluster in found}
     return Named("cluster", named | {alias: named[name] for alias, name in short.items()})
 

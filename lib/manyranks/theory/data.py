@@ -86,8 +86,16 @@ def seconds(
     forward, backward: seconds of one micro-batch on it. With overlap, gradients hide behind a backward and parameters behind a
     forward; what belongs to the last unit of backward, or to the first of forward, cannot.
     """
-    units, often = max(1, shape.layers // plan.pp), times(plan)
+    units = max(1, shape.layers // plan.pp)
     reduce, gather = _once(held, groups(plan), cluster, constants, plan.recipe, plan.zero > 0, units)
+    if plan.offload == "all":  # a micro-batch's parameters come from the host for forward and again for backward
+        fetched = 2 * plan.microbatches * plan.recipe.parameters * sum(held) / (plan.shards if plan.zero == 3 else 1)
+        return fetched / (cluster.host * constants.bandwidth) + _shown(plan, reduce, gather, forward, backward, units)
+    return _shown(plan, reduce, gather, forward, backward, units)
+
+
+def _shown(plan: Plan, reduce: float, gather: float, forward: float, backward: float, units: int) -> float:
+    often = times(plan)
     shown = often.forward * _exposed(gather, forward, units, plan.overlap)
     if not often.backward:
         return shown + often.reduces * _exposed(reduce, backward, units, plan.overlap)
@@ -126,8 +134,14 @@ def _once(
 
 
 def optimizer_seconds(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> float:
-    """Adam reads gradients and states and writes states and parameters, after one more reading for the gradients' norm."""
-    states, recipe = memory.before_offload(shape, plan), plan.recipe
-    elements = states.optimizer / recipe.optimizer
-    moved = elements * (recipe.gradients + 2 * recipe.optimizer + recipe.parameters) + states.gradients
+    """Adam reads gradients and states and writes states and parameters of its shard, after reading gradients for their norm.
+
+    Offloaded, the gradients go to the host and the parameters come back over the host's link; what the host takes to compute
+    is left out. Source: arXiv 2101.06840 (ZeRO-Offload), section 4.
+    """
+    recipe = plan.recipe
+    elements = memory.before_offload(shape, plan).optimizer / recipe.optimizer
+    if plan.offload != "none":
+        return elements * (recipe.gradients + recipe.parameters) / (cluster.host * constants.bandwidth)
+    moved = elements * (2 * recipe.gradients + 2 * recipe.optimizer + recipe.parameters)
     return moved / (cluster.accelerator.memory_bandwidth * constants.bandwidth)

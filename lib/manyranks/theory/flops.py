@@ -5,6 +5,7 @@ A product of m × k with k × n takes 2mnk; backward takes twice what forward do
 
 from typing import NamedTuple
 
+from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.names import Named, nearest
 
@@ -70,12 +71,13 @@ def products(shape: ModelShape, seq: int, attended: float = 1.0) -> list[Product
     """Every matrix product of one token's forward pass in a sequence of seq tokens; those of an expert once for each that it
     is sent to. attended: share of the score matrix that is computed. Backward has two of the same size for each.
     """
+    checks.is_shape(shape)
     _not_negative(seq=seq, attended=attended)
     h, dense, moe = shape.hidden, shape.layers - shape.moe_layers, shape.moe_layers
     routed, shared = moe * shape.top_k, moe * shape.shared_experts
     return [
         *_attention(shape),
-        *_core(shape, seq * attended),
+        *_core(shape, attended_length(shape, seq, attended)),
         *(_mlp("mlp", h, shape.ffn, shape.gated, dense) if dense else []),
         *([Product("router", "router", h, shape.experts, moe)] if moe else []),
         *(_mlp("expert", h, shape.expert_ffn, shape.gated, routed) if routed else []),
@@ -94,6 +96,12 @@ def _attention(shape: ModelShape) -> list[Product]:
     chain = [("query down", h, c.q_rank), ("query up", c.q_rank, queries)] if c.q_rank else [("query", h, queries)]
     chain += [("key, value down", h, c.kv_rank + c.rope_size), ("key, value up", c.kv_rank, a * (c.nope_size + c.value_size))]
     return [Product("attention", *one, shape.layers) for one in (*chain, ("output", a * c.value_size, h))]
+
+
+def attended_length(shape: ModelShape, seq: int, attended: float) -> float:
+    """Tokens that one token looks at, a mean over the layers: attended · seq, but in a layer with a window at most that."""
+    windowed = shape.window_layers / shape.layers
+    return (1 - windowed) * attended * seq + windowed * min(attended * seq, shape.window or seq)
 
 
 def _core(shape: ModelShape, length: float) -> list[Product]:
@@ -118,6 +126,7 @@ def forward(shape: ModelShape, seq: int, attended: float = 1.0) -> Forward:
 
 def per_token(shape: ModelShape, seq: int, convention: str = "full") -> float:
     """FLOPs of training on one token: forward and backward, nothing computed twice. Raises ValueError for unknown names."""
+    checks.is_shape(shape)
     rule = CONVENTIONS[convention]
     parts = forward(shape, seq, rule.attention)
     if not rule.everything:
@@ -136,7 +145,7 @@ def hardware_per_token(shape: ModelShape, seq: int, recompute: str = "none", con
 
 
 def mfu(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: float, convention: str = "full") -> float:
-    """Model FLOPs utilisation: the FLOPs that the model needs ÷ what all accelerators could do, between 0 and 1.
+    """Model FLOPs utilisation: the FLOPs that the model needs ÷ what all accelerators could do.
 
     tokens_per_second: of the whole job; peak: FLOP/s of one accelerator. Source: arXiv 2204.02311, section 4.1.
     """
@@ -171,5 +180,5 @@ def training(parameters: float, tokens: float) -> float:
 
 def _not_negative(**values: float) -> None:
     for name, value in values.items():
-        if value < 0:
-            raise ValueError(f"{name}={value}: cannot be negative")
+        if not value >= 0:
+            raise ValueError(f"{name}={value}: must be a number, 0 or more")

@@ -38,6 +38,11 @@ class Link:
     bandwidth: float
     source: str = field(default="", repr=False)
 
+    def __post_init__(self):
+        if not (self.latency >= 0 and self.bandwidth > 0):
+            given = f"latency={self.latency}, bandwidth={self.bandwidth}"
+            raise ValueError(f"link {self.name!r}: {given}: a latency is 0 s or more, a bandwidth above 0 bytes/s")
+
     def seconds(self, n: float) -> float:
         """T(n) = α + n/β for a message of n bytes. Raises ValueError for a negative size."""
         if n < 0:

@@ -28,7 +28,7 @@ def checked(config: Config, keys: Mapping[str, Key]) -> dict[str, Any]:
     that is not allowed.
     """
     for key in config:
-        if key not in keys and key not in IGNORED:
+        if key not in keys and key not in IGNORED and config[key] is not None:
             known = [*keys, *get_close_matches(key, IGNORED, n=1)]
             raise ValueError(f"{key}={config[key]!r}: unknown, so it may change the shape; {nearest(key, known)}")
     return {key: _value(config, key, rule) for key, rule in keys.items()}
@@ -168,7 +168,8 @@ _IGNORED = """
     _attn_implementation_autoset gradient_checkpointing chunk_size_feed_forward pretraining_tp ep_size
     use_cache cache_implementation return_dict output_attentions output_hidden_states output_scores is_decoder
     max_position_embeddings n_ctx rope_theta rope_scaling rope_parameters rope_local_base_freq rope_interleave
-    rotary_pct rotary_emb_base partial_rotary_factor use_mrope layer_types
+    rotary_pct rotary_emb_base partial_rotary_factor use_mrope layer_types rope_interleaved max_sequence_length
+    sliding_window_size is_llama_config unsloth_version output_past attention_probs_dropout_prob hidden_dropout_prob
     query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping use_bidirectional_attention
     scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn
     hidden_act hidden_activation activation_function rms_norm_eps layer_norm_eps layer_norm_epsilon

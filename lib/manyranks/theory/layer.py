@@ -7,6 +7,7 @@ Source of the split: arXiv 2205.05198, sections 4.1 and 4.2.
 """
 
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.flops import attended_length
 from manyranks.theory.kernels import Kernel, matmul, moved
 from manyranks.theory.plan import Plan
 
@@ -30,7 +31,8 @@ def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
     """A product's backward is two like it, of which one adds to the gradient of its weight; what only moves memory reads one
     tensor more."""
     if kernel.specials:
-        return [kernel._replace(flops=FLASH_BACKWARD * kernel.flops, bytes=2 * kernel.bytes)]
+        # The exponentials again, and as many multiplications and subtractions for the scores' gradients.
+        return [kernel._replace(flops=FLASH_BACKWARD * kernel.flops, bytes=2 * kernel.bytes, specials=2 * kernel.specials)]
     if kernel.flops:
         added = kernel.weights * (2 * min(4, plan.recipe.gradients) - plan.recipe.matmul)
         return [kernel, kernel._replace(bytes=kernel.bytes + added)]
@@ -103,11 +105,12 @@ def latent_attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
 def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[Kernel]:
     """Softmax(QKᵀ)V. With flash attention the masked half is skipped and no score reaches the memory."""
     T, heads = tokens(plan), shape.heads / plan.tp
-    flops = 2 * T * plan.seq * heads * (key_size + value_size)
     if plan.flash:
+        length = attended_length(shape, plan.seq, 0.5)
         moved_once = 2 * T * (shape.heads + shape.kv_heads) / plan.tp * (key_size + value_size)
         rate = "fp32" if plan.recipe.matmul == 4 else "bf16"
-        return [Kernel("core", flops / 2, moved_once, rate, specials=T * plan.seq * heads / 2)]
+        flops = 2 * T * length * heads * (key_size + value_size)
+        return [Kernel("core", flops, moved_once, rate, specials=T * length * heads)]
     scores = T * plan.seq * heads
     rows = plan.seq / plan.cp
     softmax = [moved("core", scores, 4), *([moved("core", scores, 5)] if shape.dropout else [])]

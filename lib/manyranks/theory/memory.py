@@ -8,7 +8,7 @@ import math
 from operator import attrgetter
 from typing import NamedTuple
 
-from manyranks.theory import pipeline, stages
+from manyranks.theory import checks, pipeline, stages
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.kept import itemsize, of_layer, tokens
 from manyranks.theory.plan import Plan, plan_of
@@ -81,10 +81,11 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, and what
     latent attention compresses with. With fewer key/value heads than tensor-parallel ranks, each of these has one of them.
     """
+    checks.is_plan(plan)
     if isinstance(shape, ModelShape):
         plan.check(shape)
         return held_by_rank(shape, plan.layout)
-    if not isinstance(shape, int | float) or not shape >= 0:
+    if not isinstance(shape, int | float) or not 0 <= shape < math.inf:
         raise ValueError(f"shape={shape!r}: give a ModelShape, as models['llama3-8b'], or a number of parameters, 0 or more")
     return (Held(shape / (plan.tp * plan.pp), 0.0),) * plan.pp
 
@@ -111,7 +112,7 @@ def activations(shape: ModelShape, plan: Plan) -> int:
 
     Source: arXiv 2205.05198, equations 1 to 6, and section 4.2.3 for the first stage and the embedding.
     """
-    plan.check(shape)
+    _check(shape, plan)
     return max(rank.kept for rank in _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual))
 
 
@@ -123,12 +124,21 @@ def layer_activations(shape: ModelShape, plan: Plan, moe: bool = False) -> int:
     one kernel that keeps its two inputs. Norms' statistics, router scores and rotary tables are left out, as in the paper.
     moe: whether it is a layer with experts; the load is balanced. Source: section 4.
     """
+    _check(shape, plan)
+    if moe and not shape.moe_layers:
+        raise ValueError(f"moe=True: {shape.name} has no layer with experts")
     return of_layer(shape, plan.local, moe)
+
+
+def _check(shape: ModelShape, plan: Plan) -> None:
+    checks.is_shape(shape)
+    checks.is_plan(plan)
+    plan.check(shape)
 
 
 def peak(shape: ModelShape, plan: Plan) -> Peak:
     """The most that one rank holds at once: states, activations, and buffers for what is gathered or computed again."""
-    plan.check(shape)
+    _check(shape, plan)
     ranks = _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual)
     sizes = [(_on_device(rank.held, plan), rank.kept, _buffers(rank, plan)) for rank in ranks]
     return Peak(*max(sizes, key=sum))
@@ -233,7 +243,7 @@ def _kept(shape: ModelShape, local: tuple, stage: Stage, schedule: str, flying: 
 def _buffers(rank: Rank, plan: Plan) -> int:
     """With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
     forward's are kept; from ZeRO-2 on the whole gradients of a unit; what one layer computes again."""
-    if plan.zero < 2 and plan.offload != "all":
+    if plan.offload != "all" and (plan.zero < 2 or plan.shards == 1):
         return rank.again
     whole, unit = sum(rank.held), sum(rank.held) / rank.layers
     gathered = gradients = 0.0

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
-from manyranks.theory import memory, pipeline, step
+from manyranks.theory import checks, memory, pipeline, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import nearest
@@ -63,6 +63,8 @@ def search(
     Raises ValueError for an unknown field, a value that no plan can have, or where no number of GPUs is given or it is not the
     cluster's.
     """
+    checks.is_shape(shape)
+    checks.is_cluster(cluster)
     known = [field.name for field in fields(Plan)]
     if unknown := sorted(choices.keys() - set(known)):
         raise ValueError(f"{unknown[0]}={choices[unknown[0]]!r}: {nearest(unknown[0], known)}")
@@ -70,7 +72,8 @@ def search(
     tried, found = {name: _values(name, value) for name, value in choices.items()}, []
     for plan in _plans(shape, cluster, _gpus(cluster, gpus), seq, batch, tried):
         peak = memory.peak(shape, plan)
-        if peak.total <= cluster.accelerator.memory:
+        host = 0 if plan.offload == "none" else memory.model_states(shape, plan).host
+        if peak.total <= cluster.accelerator.memory and host <= cluster.host_memory:
             time = step.estimate(shape, plan, cluster)
             found.append((time.seconds, time, peak))
     found.sort(key=lambda one: one[0])

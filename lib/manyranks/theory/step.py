@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import data, flops, memory, passes, pipeline, stages, traffic
+from manyranks.theory import checks, data, flops, memory, passes, pipeline, stages, traffic
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT, Constants
@@ -55,12 +55,16 @@ class StepTime:
 
     @property
     def mfu(self) -> float:
+        """Of the whole score matrix; flash attention computes the causal half, so that it can pass 1: see utilisation."""
         return self.utilisation("full")
 
     @property
     def hfu(self) -> float:
+        """With every product counted over the whole score matrix, as mfu."""
         peak, plan = self.cluster.accelerator.flops, self.plan
-        return flops.hfu(self.shape, plan.seq, self.tokens_per_second, plan.gpus, peak, plan.recompute)
+        # Flash attention keeps no scores, so that selective recomputation has no core to run again.
+        again = "none" if plan.flash and plan.recompute == "selective" else plan.recompute
+        return flops.hfu(self.shape, plan.seq, self.tokens_per_second, plan.gpus, peak, again)
 
     def utilisation(self, convention: str) -> float:
         """MFU under a named convention of flops.CONVENTIONS."""
@@ -82,6 +86,9 @@ def estimate(
     constants: the library's three, or others to see what they do. gpus: checked against the plan, as cluster.gpus is.
     Raises ValueError where the plan does not fit the shape or the number of accelerators.
     """
+    checks.is_shape(shape)
+    checks.is_plan(plan)
+    checks.is_cluster(cluster)
     plan.check(shape, cluster.gpus if gpus is None else gpus)
     stride, own = plan.tp * plan.cp * plan.dp, (plan.microbatches, plan.virtual)
     paces = _paces(shape, plan.layout, plan.local, stride, *own, cluster, constants)

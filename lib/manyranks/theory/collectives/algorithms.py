@@ -15,7 +15,7 @@ Rounds = list[Round]
 Algorithm = Callable[[Group], Rounds]
 
 
-def rounds(op: str, elements: int, n: int, algorithm: str = "ring", root: int = 0, node: int | None = None) -> Rounds:
+def rounds(op: str, elements: int, n: int, algorithm: str | None = None, root: int = 0, node: int | None = None) -> Rounds:
     """The messages of a collective, round by round; those of a round are on the wire at the same time.
 
     elements: of the whole tensor; root: position in the group, used by the operations that have one and by the all_reduce that
@@ -24,6 +24,7 @@ def rounds(op: str, elements: int, n: int, algorithm: str = "ring", root: int = 
     for thousands of ranks ask sent_bytes and seconds.
     Raises ValueError for an unknown operation or algorithm, a size below 0, n below 1, and an n or a node that does not suit.
     """
+    algorithm = algorithm or checks.usual(op)
     checks.algorithm(_ROUNDS, op, algorithm)
     checks.group(op, n, algorithm, root, node)
     if elements < 0:

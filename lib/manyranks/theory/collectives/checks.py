@@ -17,6 +17,11 @@ def algorithm(table: Mapping[str, Collection[str]], op: str, given: str) -> None
         raise ValueError(f"algorithm={given!r} of {op}: {nearest(given, table[op])}")
 
 
+def usual(op: str) -> str:
+    """The algorithm that is meant where none is named: the ring, and for operations that have none what stands in its place."""
+    return {"scatter": "tree", "gather": "tree", "all_to_all": "pairwise"}.get(op, "ring")
+
+
 def operation(table: Collection[str], op: str) -> None:
     """Whether the operation is known."""
     if op not in table:
@@ -25,8 +30,8 @@ def operation(table: Collection[str], op: str) -> None:
 
 def group(op: str, n: int, algorithm: str, root: int = 0, node: int | None = None) -> None:
     """Whether n ranks, the root and the node size suit the algorithm."""
-    if n < 1:
-        raise ValueError(f"n={n}: a group has at least 1 rank")
+    if type(n) is not int or n < 1:
+        raise ValueError(f"n={n!r}: a group has a whole number of ranks, at least 1")
     if not 0 <= root < n:
         raise ValueError(f"root={root}: must be one of the {n} ranks, 0 to {n - 1}")
     why = _POWER_OF_TWO.get((op, algorithm))

@@ -28,7 +28,7 @@ class Line(NamedTuple):
     per_byte: float
 
 
-def seconds(op: str, bytes: float, n: int, link: Links, algorithm: str = "ring", node: int | None = None) -> float:
+def seconds(op: str, bytes: float, n: int, link: Links, algorithm: str | None = None, node: int | None = None) -> float:
     """Seconds of one collective of n ranks; 0 for one rank.
 
     bytes: of the whole tensor, as in sent_bytes. link: the Link between any two ranks, whose bandwidth is what one rank has to
@@ -40,6 +40,7 @@ def seconds(op: str, bytes: float, n: int, link: Links, algorithm: str = "ring",
     """
     if not bytes >= 0:
         raise ValueError(f"bytes={bytes}: must not be negative")
+    algorithm = algorithm or checks.usual(op)
     line = _line(op, n, link, algorithm, node)
     if (op, algorithm) == ("broadcast", "ring"):
         return _chain_broadcast(bytes, n, link)
