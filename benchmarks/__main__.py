@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-GROUPS = ("world", "replay", "theory")
+GROUPS = ("world", "replay", "theory", "collectives")
 
 
 def main(wanted: list[str]) -> None:
