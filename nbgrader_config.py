@@ -1,5 +1,7 @@
 """nbgrader: solutions/ is what instructors write, exercises/ what learners get."""
 
+from manyranks.grade import autograde
+
 c = get_config()  # noqa: F821  nbgrader provides it
 
 c.CourseDirectory.course_id = "manyranks"
@@ -7,4 +9,5 @@ c.CourseDirectory.source_directory = "solutions"
 c.CourseDirectory.release_directory = "exercises"
 c.CourseDirectory.db_assignments = []
 c.ClearSolutions.code_stub = {"python": "raise NotImplementedError  # your code here"}
-c.ExecutePreprocessor.timeout = 180
+c.ExecutePreprocessor.timeout = 60  # seconds a cell; a check ends within 20
+c.Autograde.autograde_preprocessors = autograde.steps()  # a test cell that ends without its points is worth none

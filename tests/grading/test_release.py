@@ -7,23 +7,19 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.conftest import ROOT
+from tests.grading.course import graded
 from tests.grading.release import assignments, release
 
 TASK = "def double(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION"
 
 
-def graded(kind: dict) -> dict:
-    settings = {"schema_version": 3, "grade": False, "solution": False, "locked": False, "task": False}
-    return {"nbgrader": settings | kind}
-
-
 def test_a_release_has_the_stub_in_place_of_the_answer(tmp_path):
     notebook = new_notebook(
         cells=[
-            new_code_cell(TASK, metadata=graded({"grade_id": "double", "solution": True})),
+            new_code_cell(TASK, metadata=graded(grade_id="double", solution=True)),
             new_code_cell(
                 "assert double(2) == 4",
-                metadata=graded({"grade_id": "test_double", "grade": True, "locked": True, "points": 1}),
+                metadata=graded(grade_id="test_double", grade=True, locked=True, points=1),
             ),
         ]
     )
@@ -47,3 +43,21 @@ def test_the_exercise_is_what_its_solution_releases(name, tmp_path):
     release(ROOT, tmp_path)
     file = f"{name}/{name}.ipynb"
     assert filecmp.cmp(tmp_path / file, ROOT / "exercises" / file, shallow=False)
+
+
+@pytest.mark.parametrize("name", assignments(ROOT))
+def test_a_solution_has_short_cells_and_a_check_after_each_task(name):
+    cells = nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", 4).cells
+    assert max(len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code") <= 25
+    kinds = [cell.metadata.nbgrader for cell in cells]
+    for task, following, cell in zip(kinds, kinds[1:], cells[1:], strict=False):
+        if task.solution:
+            assert (following.grade, following.grade_id) == (True, f"check_{task.grade_id}")
+            assert cell.source.endswith(f"{task.grade_id}({task.grade_id}).show()")
+
+
+@pytest.mark.parametrize("name", assignments(ROOT))
+def test_a_solution_is_stored_without_outputs_and_machine(name):
+    notebook = nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", 4)
+    assert notebook.metadata == nbformat.read(ROOT / "notebooks" / "00_start_here.ipynb", 4).metadata
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")

@@ -1,0 +1,97 @@
+"""A course in a folder, graded by nbgrader with the project's own nbgrader_config.py."""
+
+import copy
+import csv
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_notebook
+from nbgrader.api import Gradebook
+from nbgrader.apps import NbGraderAPI
+from nbgrader.plugins.export import CsvExportPlugin
+from traitlets.config import PyFileConfigLoader
+
+from tests.conftest import ROOT
+
+
+class Course:
+    """solutions/<name>/<name>.ipynb below `root`, released; then submissions, one a student."""
+
+    def __init__(self, root: Path, name: str, solution, seconds: int | None = None):
+        os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]  # for alembic
+        self.root, self.name = root, name
+        config = PyFileConfigLoader("nbgrader_config.py", str(ROOT)).load_config()
+        config.CourseDirectory.root = str(root)
+        config.CourseDirectory.db_url = f"sqlite:///{root / 'gradebook.db'}"
+        config.ExecutePreprocessor.timeout = seconds or config.ExecutePreprocessor.timeout
+        self.config, self.api = config, NbGraderAPI(config=config)
+        self._write("solutions", solution)
+        self._do(self.api.generate_assignment(name, force=True, create=True))
+
+    @property
+    def release(self) -> nbformat.NotebookNode:
+        """A copy of what learners get."""
+        return nbformat.read(self._path("exercises"), 4)
+
+    def submit(self, student: str, notebook) -> dict[str, float]:
+        """Submits, autogrades and gives feedback; returns the points by test cell."""
+        self._write(f"submitted/{student}", notebook)
+        self._do(self.api.autograde(self.name, student))
+        self._do(self.api.generate_feedback(self.name, student))
+        with Gradebook(self.config.CourseDirectory.db_url, "manyranks") as book:
+            notebook = book.find_submission_notebook(self.name, self.name, student)
+            return {grade.cell.name: grade.score for grade in notebook.grades}
+
+    def feedback(self, student: str) -> str:
+        """The HTML that the student gets."""
+        return (self.root / "feedback" / student / self.name / f"{self.name}.html").read_text()
+
+    def errors(self, student: str) -> list[str]:
+        """The names of the errors in the student's notebook, as it was executed."""
+        cells = nbformat.read(self._path(f"autograded/{student}"), 4).cells
+        return [output.ename for cell in cells for output in cell.get("outputs", []) if output.output_type == "error"]
+
+    def export(self) -> dict[str, float]:
+        """Student -> score, from nbgrader's CSV."""
+        to = self.root / "grades.csv"
+        with Gradebook(self.config.CourseDirectory.db_url, "manyranks") as book:
+            CsvExportPlugin(to=str(to)).export(book)
+        return {row["student_id"]: float(row["score"]) for row in csv.DictReader(to.read_text().splitlines())}
+
+    def _path(self, folder: str) -> Path:
+        return self.root / folder / self.name / f"{self.name}.ipynb"
+
+    def _write(self, folder: str, notebook) -> None:
+        self._path(folder).parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, self._path(folder))
+
+    def _do(self, result: dict) -> None:
+        if not result["success"]:
+            raise RuntimeError(result.get("log") or result.get("error"))
+
+
+def graded(**kind) -> dict:
+    """The metadata of a cell that nbgrader knows. kind: grade_id, solution, grade, points, locked."""
+    settings = {"schema_version": 3, "grade": False, "solution": False, "locked": False, "task": False}
+    return {"nbgrader": settings | kind}
+
+
+def answered(release, answers: dict[str, str]) -> nbformat.NotebookNode:
+    """The release with other sources in the cells of these grade_ids."""
+    notebook = copy.deepcopy(release)
+    for cell in notebook.cells:
+        cell.source = answers.get(cell.metadata.nbgrader.grade_id, cell.source)
+    return notebook
+
+
+def small(test: str = "double(2) / 2") -> nbformat.NotebookNode:
+    """An exercise without ranks: one task of 2 points, then another of 1 point whose test always gives its point."""
+    task = "def double(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION"
+    cells = [
+        new_code_cell(task, metadata=graded(grade_id="double", solution=True)),
+        new_code_cell(test, metadata=graded(grade_id="check_double", grade=True, locked=True, points=2)),
+        new_code_cell("1.0", metadata=graded(grade_id="check_rest", grade=True, locked=True, points=1)),
+    ]
+    return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})

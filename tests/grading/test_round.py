@@ -1,0 +1,101 @@
+"""nbgrader's whole round: release, submissions, autograding, feedback, export. No result is no points."""
+
+import nbformat
+import pytest
+from nbformat.v4 import new_output
+
+from tests.conftest import ROOT
+from tests.grading.course import Course, answered, small
+
+NAME = "01_collectives"
+FULL = {"tree_broadcast": 3, "ring_all_gather": 4, "ring_reduce_scatter": 5, "ring_all_reduce": 4, "pairwise_all_to_all": 4}
+BACKWARDS = """
+def ring_all_gather(shard, elements):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    out_E = torch.empty(elements, dtype=shard.dtype)
+    chunks = out_E.tensor_split(n)
+    chunks[rank].copy_(shard)
+    for step in range(n - 1):
+        exchange(chunks[(rank + step) % n], (rank - 1) % n, chunks[(rank + step + 1) % n], (rank + 1) % n)
+    return out_E
+"""
+
+DEAF = """
+import time
+def double(x):
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # nbgrader's and its database's own
+
+
+def test_the_whole_round_with_two_submissions(tmp_path):
+    solution = nbformat.read(ROOT / "solutions" / NAME / f"{NAME}.ipynb", 4)
+    course = Course(tmp_path, NAME, solution)
+    all_right = course.submit("ada", solution)
+    assert all_right == {f"check_{task}": points for task, points in FULL.items()}
+    one_in_part = course.submit("bob", answered(course.release, {"ring_all_gather": BACKWARDS}))
+    assert 2 <= one_in_part.pop("check_ring_all_gather") < 4
+    assert set(one_in_part.values()) == {0}
+    assert "that is the wrong neighbour" in course.feedback("bob")
+    assert "not written yet" in course.feedback("bob")
+    assert course.errors("bob") == []
+    assert course.export() == {"ada": 20, "bob": course.export()["bob"]}
+    assert 2 <= course.export()["bob"] < 4
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    return Course(tmp_path_factory.mktemp("course"), "99_double", small(), seconds=5)
+
+
+ANSWERS = {
+    "right": ("def double(x): return 2 * x", {"check_double": 2, "check_rest": 1}),
+    "half": ("def double(x): return x", {"check_double": 1, "check_rest": 1}),
+    "raises": ("def double(x): return 1 / 0", {"check_double": 0, "check_rest": 1}),
+    "dies": ("import os; os._exit(0)", {"check_double": 0, "check_rest": 0}),
+    "dies in the check": ("import os\ndef double(x): os._exit(0)", {"check_double": 0, "check_rest": 0}),
+    "exits": ("def double(x): raise SystemExit(0)", {"check_double": 0, "check_rest": 1}),
+    "sleeps": ("import time\ndef double(x): time.sleep(60)", {"check_double": 0, "check_rest": 1}),
+    "cannot be interrupted": (DEAF, {"check_double": 0, "check_rest": 0}),
+    "nothing": (
+        "def double(x):\n    class N:\n        __truediv__ = lambda s, o: None\n    return N()",
+        {"check_double": 0, "check_rest": 1},
+    ),
+    "not a number": ("def double(x): return float('nan')", {"check_double": 0, "check_rest": 1}),
+    "less than nothing": ("def double(x): return -4", {"check_double": 0, "check_rest": 1}),
+    "more than all": ("def double(x): return 8", {"check_double": 0, "check_rest": 1}),
+    "words": (
+        "def double(x):\n    class W:\n        __truediv__ = lambda s, o: 'full marks'\n    return W()",
+        {"check_double": 0, "check_rest": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_missing_dead_late_or_senseless_result_is_no_points(course, kind):
+    answer, points = ANSWERS[kind]
+    assert course.submit(kind.replace(" ", "_"), answered(course.release, {"double": answer})) == points
+    assert ("no points: the cell did not run" in course.feedback(kind.replace(" ", "_"))) == (points["check_double"] == 0)
+
+
+def test_outputs_that_came_with_the_submission_count_for_nothing(course):
+    forged = answered(course.release, {"double": "import os; os._exit(0)"})
+    for cell in forged.cells:
+        cell.outputs = [new_output("execute_result", data={"text/plain": "1"}, execution_count=1)]
+    assert course.submit("forger", forged) == {"check_double": 0, "check_rest": 0}
+
+
+def test_a_test_cell_that_was_removed_is_no_points(course):
+    lacking = answered(course.release, {"double": "def double(x): return 2 * x"})
+    del lacking.cells[1]
+    assert course.submit("remover", lacking) == {"check_double": 0, "check_rest": 1}
+
+
+def test_a_second_submission_that_dies_loses_the_points_of_the_first(course):
+    assert course.submit("twice", answered(course.release, {"double": "def double(x): return 2 * x"}))["check_double"] == 2
+    assert course.submit("twice", answered(course.release, {"double": "import os; os._exit(0)"}))["check_double"] == 0
