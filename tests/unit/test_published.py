@@ -1,5 +1,7 @@
 """The published tables: what the theory computes, predicts and prints, held to the numbers of their authors."""
 
+import re
+
 import pytest
 
 from manyranks.theory import kernels, memory
@@ -7,6 +9,7 @@ from manyranks.theory.kernels import Constants
 from manyranks.theory.published import __main__ as printed
 from manyranks.theory.published import conversions, fit, rows, steps
 from manyranks.theory.published.steps import DEEPSEEK, KORTHIKANTI, LLAMA3, SC21
+from tests.conftest import ROOT
 
 ROWS = steps.rows()
 NAMES = [f"{row.table}: {row.name}" for row in ROWS]
@@ -146,3 +149,12 @@ def test_everything_is_printed(capsys):
 def test_unknown_tables_are_named():
     with pytest.raises(ValueError, match="published table 'sc22'"):
         rows("sc22")
+
+
+def test_the_readme_s_figures_are_those_of_the_table():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows_said, mean, worst = re.search(
+        r"of (\d+) published runs .* mean error of ([\d.]+) %, none off by more than (\d+) %", text
+    ).groups()
+    assert (int(rows_said), float(mean)) == (len(ROWS), round(100 * fit.mean_error(ROWS), 1))
+    assert 100 * max(abs(row.error()) for row in ROWS) <= int(worst)

@@ -4,14 +4,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from manyranks.theory import checks, collectives, kernels, traffic
-from manyranks.theory.cluster import Cluster, Level, Route
-from manyranks.theory.hardware import Link
+from manyranks.theory.cluster import Cluster, Level
 from manyranks.theory.kernels import DEFAULT, Constants, Kernel
 from manyranks.timeline.costs import Transfer
 from manyranks.timeline.program import Work
-
-# The algorithm of each collective where it is not a ring.
-_ALGORITHMS = {"broadcast": "tree", "scatter": "tree", "gather": "tree", "all_to_all": "pairwise"}
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,11 @@ class ClusterCosts:
         if op == "barrier":
             op, bytes = "all_reduce", 0
         route = self.cluster.route_of(ranks)
-        link = traffic.reached(_link(route, op), self.constants)
-        latency = collectives.seconds(op, 0, len(ranks), link, _ALGORITHMS.get(op, "ring"))
-        busy = collectives.seconds(op, bytes, len(ranks), link, _ALGORITHMS.get(op, "ring")) - latency
+        algorithm = "tree" if op == "broadcast" else collectives.usual(op)
+        # A ring leaves a node once and may use all its members' shares; elsewhere each rank has its own.
+        link = traffic.reached(route.ring if algorithm == "ring" else route.pair, self.constants)
+        latency = collectives.seconds(op, 0, len(ranks), link, algorithm)
+        busy = collectives.seconds(op, bytes, len(ranks), link, algorithm) - latency
         level = self.cluster.levels[self.cluster.level_of(min(ranks), max(ranks))]
         capacity = level.share * self.constants.bandwidth
         return Transfer(self.constants.overhead + latency, busy * capacity, self._shares(level, out=ranks, into=ranks))
@@ -62,8 +60,3 @@ class ClusterCosts:
         capacity = level.share * self.constants.bandwidth
         ends = [(level.name, "out", rank) for rank in out] + [(level.name, "in", rank) for rank in into]
         return tuple((end, capacity) for end in ends)
-
-
-def _link(route: Route, op: str) -> Link:
-    """A ring leaves a node once and may use all its members' shares; elsewhere each rank has its own."""
-    return route.ring if _ALGORITHMS.get(op, "ring") == "ring" else route.pair

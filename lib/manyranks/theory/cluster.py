@@ -185,7 +185,6 @@ def _torus(name: str, chip: str, link: float, axes: int, size: int, source: str)
 
 
 _INFINIBAND, _NVLINK = 14e-6, 3.4e-6  # α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple
-_ZERO = "arXiv 1910.02054, section 10.1: 800 Gbit/s a node"
 _ML_ENGINEERING = "stas00/ml-engineering network/README.md"
 
 

@@ -8,14 +8,13 @@ from manyranks.theory import checks, memory, pipeline, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import nearest
-from manyranks.theory.plan import Plan
+from manyranks.theory.plan import RECOMPUTE, Plan
 from manyranks.theory.step import StepTime
 
 # What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
 # with more.
 SCHEDULES = ("1f1b", "zb-h1", "zb-v")
 HIDES_EXPERTS = "dualpipe"  # tried too where there are experts: it pays twice for parameters to hide their traffic
-RECOMPUTE = ("none", "selective", "full")
 ZERO = (1, 2, 3)
 MICROBATCHES = (1, 2, 4, 8)
 VIRTUAL = (1, 2, 3, 4, 6, 8)

@@ -10,6 +10,7 @@ reduce_scatter, broadcast and scatter, the output of all_gather and gather, one 
 
 from manyranks.theory.collectives.algorithms import ALGORITHMS, rounds
 from manyranks.theory.collectives.bandwidth import algorithm_bandwidth, bus_bandwidth
+from manyranks.theory.collectives.checks import usual
 from manyranks.theory.collectives.messages import Message, Round, chunk_sizes
 from manyranks.theory.collectives.timing import crossover, seconds
 from manyranks.theory.collectives.topology import torus_seconds
@@ -27,4 +28,5 @@ __all__ = [
     "seconds",
     "sent_bytes",
     "torus_seconds",
+    "usual",
 ]
