@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from manyranks import theory
+import manyranks as mr
+from manyranks import parallel, theory
 from manyranks.theory.kernels import DEFAULT
 from manyranks.timeline import Collective, Compute, Recv, Send, Wait
 
@@ -135,3 +136,48 @@ def test_ranks_that_diverge_cannot_be_replayed(world):
 def test_a_cluster_with_too_few_accelerators_is_refused(world):
     with pytest.raises(ValueError, match="on a cluster of 2"):
         world.measure(all_reduce).replay(H100.of(2))
+
+
+def star(x):
+    """Rank 0 receives from all, in the order of their numbers, and then sends to all."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for other in range(1, n):
+        if rank == 0:
+            dist.recv(x, other)
+        elif rank == other:
+            dist.send(x, 0)
+    for other in range(1, n):
+        if rank == 0:
+            dist.send(x, other)
+        elif rank == other:
+            dist.recv(x, 0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_messages_of_a_run_come_round_by_round(n):
+    with mr.World(n, backend="gloo", timeout=30) as world:
+        inwards = [((r, 0, 40),) for r in range(1, n)]
+        outwards = [((0, r, 40),) for r in range(1, n)]
+        assert world.measure(star, torch.zeros(10)).rounds == inwards + outwards
+        assert world.measure(ring_step).rounds == [tuple((r, (r + 1) % n, 4 * ELEMENTS) for r in range(n))]
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling"])
+def test_the_rounds_of_a_run_are_those_of_the_theory(algorithm):
+    with mr.World(4, backend="gloo", timeout=30) as world:
+        function = getattr(parallel.collectives, f"{algorithm}_all_reduce")
+        run = world.measure(function, torch.ones(13)).rounds
+    theirs = theory.collectives.rounds("all_reduce", 13, 4, algorithm)
+    assert run == [tuple(sorted((m.source, m.destination, 4 * m.count) for m in messages)) for messages in theirs]
+
+
+def test_the_rounds_of_one_pair_keep_their_order_and_collectives_take_none(world):
+    def messages():
+        rank = dist.get_rank()
+        for elements in (1, 2, 3):
+            dist.all_reduce(torch.ones(5))
+            if rank < 2:
+                (dist.send if rank == 0 else dist.recv)(torch.ones(elements), 1 - rank)
+
+    assert world.measure(messages).rounds == [((0, 1, 4),), ((0, 1, 8),), ((0, 1, 12),)]
+    assert world.measure(all_reduce).rounds == []

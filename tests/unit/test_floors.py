@@ -109,7 +109,17 @@ def test_every_failure_of_a_rank_is_a_world_error():
     assert all(issubclass(error, mr.WorldError) for error in (mr.RankFailed, mr.RankDied, mr.RankHung))
 
 
-@pytest.mark.parametrize("package", ["manyranks", "manyranks.theory", "manyranks.world"])
+PACKAGES = ["manyranks", *(f"manyranks.{name}" for name in ("theory", "world", "parallel", "show", "grade"))]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_resolves_in_a_fresh_interpreter_and_again(package):
+    twice = "[[getattr(module, name) for name in module.__all__] for _ in range(2)]"
+    script = f"import {package} as module; first, again = {twice}; assert all(map(lambda a, b: a is b, first, again))"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_an_unknown_name_is_an_attribute_error(package):
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Wrold'"):
         _ = import_module(package).Wrold

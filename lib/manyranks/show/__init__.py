@@ -14,7 +14,9 @@ _HOME = {
     "table": "tables",
     "source": "listing",
     "timeline": "gantt",
+    "curves": "lines",
     "hardware": None,
+    "collectives": None,
 }
 __all__ = list(_HOME)
 

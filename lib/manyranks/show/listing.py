@@ -1,7 +1,8 @@
 """The library's own source, shown in a chapter: what is read is what runs."""
 
+import html
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -9,21 +10,41 @@ from pygments.lexers import PythonLexer
 
 
 class Listing:
-    """The source of a function or class; displays itself."""
+    """Source code, one text open and the others folded under a line each; displays itself."""
 
-    def __init__(self, text: str):
-        self.text = text
+    def __init__(self, text: str, folded: Sequence[str] = ()):
+        self.text, self.folded = text, tuple(folded)
 
     def __repr__(self) -> str:
-        return self.text
+        return "\n\n\n".join([self.text, *self.folded])
 
     def _repr_html_(self) -> str:
-        return highlight(self.text, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True))
+        return _coloured(self.text) + "".join(
+            f"<details><summary><code>{html.escape(_name(text))}</code></summary>{_coloured(text)}</details>"
+            for text in self.folded
+        )
 
 
-def source(thing: Callable) -> Listing:
-    """The source of a function or class of the library. Raises ValueError for what has none."""
+def source(thing: Callable, *folded: Callable) -> Listing:
+    """The source of a function or class of the library, and of others that it uses, which open on a click.
+
+    Raises ValueError for what has no source in Python.
+    """
+    return Listing(_source(thing), [_source(other) for other in folded])
+
+
+def _source(thing: Callable) -> str:
     try:
-        return Listing(inspect.getsource(thing).rstrip())
+        return inspect.getsource(thing).rstrip()
     except (TypeError, OSError) as error:
         raise ValueError(f"source({thing!r}): only functions and classes written in Python have a source to show") from error
+
+
+def _coloured(text: str) -> str:
+    return highlight(text, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True))
+
+
+def _name(text: str) -> str:
+    """The first line that defines something: "def f(x", "class C"."""
+    defined = next(line for line in text.splitlines() if line.lstrip().startswith(("def ", "class ", "async def ")))
+    return defined.strip().partition("(")[0].rstrip(":") + " …"

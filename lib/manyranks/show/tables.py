@@ -29,12 +29,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence]) -> Table:
     return Table(header, rows)
 
 
-def reconcile(theory: Mapping[str, float], measured: Mapping[str, float]) -> Table:
-    """Theory beside measurement, one quantity a row. Raises ValueError unless both have the same quantities."""
+def reconcile(theory: Mapping[str, float], measured: Mapping[str, float], against: str = "measured") -> Table:
+    """Theory beside measurement, one quantity a row. against: what the second one is, "replayed" or "published" for instance.
+
+    Raises ValueError unless both have the same quantities.
+    """
     if theory.keys() != measured.keys():
-        raise ValueError(f"theory has {list(theory)}, measured has {list(measured)}: give the same quantities in both")
+        raise ValueError(f"theory has {list(theory)}, {against} has {list(measured)}: give the same quantities in both")
     rows = [(name, theory[name], measured[name], _difference(theory[name], measured[name])) for name in theory]
-    return Table(["", "theory", "measured", "difference"], rows)
+    return Table(["", "theory", against, "difference"], rows)
 
 
 def _difference(theory: float, measured: float) -> str:

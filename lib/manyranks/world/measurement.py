@@ -68,6 +68,15 @@ class Measurement:
             raise ValueError(f"the ranks' calls diverge, so that they have no common order: {self.divergence}")
         return programs.program(self.calls, self._recordings)
 
+    @cached_property
+    def rounds(self) -> list[tuple[programs.Message, ...]]:
+        """The messages between ranks, (source, destination, bytes), round by round, as theory.collectives.rounds has them.
+
+        Not by the laptop's clock: a message takes one round, and starts in the first in which both its ranks have come to it.
+        The messages inside a backend's collective are not seen. Raises ValueError as `program` does.
+        """
+        return programs.rounds(self.program)
+
     def replay(self, cluster: Cluster, sharing: bool = False) -> Timeline:
         """The same program on a virtual clock: rank r is the r-th accelerator of the cluster. Deterministic.
 

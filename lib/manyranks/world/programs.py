@@ -1,12 +1,15 @@
 """A measured run as a Program: what each rank issued and waited for, with what it computed in between."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from manyranks.measure.calls import Call, Event
+from manyranks.timeline import replay
+from manyranks.timeline.costs import Transfer
 from manyranks.timeline.program import Collective, Compute, Instruction, Program, Recv, Send, Wait, Work
 from manyranks.world.recording import Recording
 
 Calls = dict[int, list[Call]]
+Message = tuple[int, int, int]  # source, destination, bytes
 
 
 def program(calls: Calls, recordings: dict[int, Recording]) -> Program:
@@ -14,6 +17,38 @@ def program(calls: Calls, recordings: dict[int, Recording]) -> Program:
     sizes = _sizes(calls)
     ranks = range(max(_members(calls) | recordings.keys()) + 1)
     return Program(tuple(tuple(_instructions(calls[r], recordings[r], r, sizes)) if r in calls else () for r in ranks))
+
+
+def rounds(program: Program) -> list[tuple[Message, ...]]:
+    """The program's messages on a clock on which each takes one round, and starts when both its ranks have come to it."""
+    met = Program(tuple(tuple(map(_meeting, rank)) for rank in program.ranks))
+    clock = replay(met, _Rounds())
+    found: list[list[Message]] = [[] for _ in range(round(clock.makespan))]
+    for rank, instructions in enumerate(met.ranks):
+        sends = [i for i in instructions if type(i) is Send]
+        # The messages of one pair go one after another, in the order in which they were issued.
+        for to in {send.to for send in sends}:
+            spans = [span for span in clock.of(rank) if span.name == f"send → {to}"]
+            for send, span in zip([s for s in sends if s.to == to], spans, strict=True):
+                found[round(span.started)].append((rank, to, send.bytes))
+    return [tuple(sorted(messages)) for messages in found]
+
+
+class _Rounds:
+    """Costs: a message takes 1, all else nothing."""
+
+    def compute(self, rank: int, work: Hashable) -> float:
+        return 0.0
+
+    def message(self, source: int, destination: int, bytes: float) -> Transfer:
+        return Transfer(1.0)
+
+    def collective(self, op: str, bytes: float, ranks: tuple[int, ...]) -> Transfer:
+        return Transfer(0.0)
+
+
+def _meeting(instruction: Instruction) -> Instruction:
+    return instruction._replace(rendezvous=True) if type(instruction) is Send else instruction
 
 
 def whole_bytes(call: Call) -> int:

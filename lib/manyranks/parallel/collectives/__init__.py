@@ -1,21 +1,31 @@
-"""The collectives, by hand: every one is made of sends and receives between two ranks, and of nothing else.
+"""The collectives, by hand.
 
-    n       ranks of the group             rank    this rank's place in the group, 0 to n − 1 (not its global number)
-    row     a tensor's elements, flat      root    a place in the group
+Every one is made of sends and receives between two ranks, and of nothing else.
+
+    n       ranks of the group
+    rank    this rank's place in the group, 0 to n − 1 (not its global number)
+    root    a place in the group
+    row     a tensor's elements, flat
     chunk   row.tensor_split(n)[r]: of E elements E // n, and one more where r < E % n
-    shard   the chunk that a rank keeps    piece   a part of a chunk, where a ring cuts it further
+    shard   the chunk that a rank keeps
+    piece   a part of a chunk, where a ring cuts it further
 
-A function is named algorithm_operation and takes the group last but for its options; `group` is a ProcessGroup, None for the
-default one. All ranks of the group call the same function with tensors of one size and dtype, which may have any shape and
-strides. What reduces, sums. There are two kinds:
+A function is named algorithm_operation and takes the group last but for its options;
+`group` is a ProcessGroup, None for the default one. All ranks of the group call the same
+function with tensors of one size and dtype, which may have any shape and strides. What
+reduces, sums. There are two kinds:
 
-    in place, returns x:      broadcast, all_reduce, reduce (it changes the root's x only)
-    returns a new flat tensor and leaves x as it is:      scatter, gather, reduce_scatter, all_gather, all_to_all
+    in place, returns x:
+        broadcast, all_reduce, reduce (it changes the root's x only)
+    returns a new flat tensor and leaves x as it is:
+        scatter, gather, reduce_scatter, all_gather, all_to_all
 
-Gradients do not flow through. Wrong arguments raise ValueError before any message is sent; that the ranks agree on size, dtype
-and root cannot be seen on one rank and is up to the caller.
+Gradients do not flow through. Wrong arguments raise ValueError before any message is sent;
+that the ranks agree on size, dtype and root cannot be seen on one rank and is up to the
+caller.
 
-naive: the root does everything; tree: whoever has it helps; ring: everyone talks to a neighbour; pairs: partners exchange.
+naive: the root does everything; tree: whoever has it helps; ring: everyone talks to a
+neighbour; pairs: partners exchange.
 """
 
 from manyranks.parallel.collectives.naive import (

@@ -1,4 +1,7 @@
-"""What every collective starts from: who takes part, a tensor as one row of elements, and two ranks that exchange."""
+"""What every collective starts from.
+
+Who takes part, a tensor as one row of elements, and two ranks that exchange.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +13,11 @@ from torch import Tensor
 
 
 class Members(NamedTuple):
-    """Those who take part, in order. ranks: their ranks in the group; place: where in `ranks` this rank stands.
+    """Those who take part, in order.
 
-    In most collectives everyone takes part and a place is a rank. Some have a part in which only some do.
+    ranks: their ranks in the group; place: where in `ranks` this rank stands.
+    In most collectives everyone takes part and a place is a rank. Some have a part in which
+    only some do.
     """
 
     group: dist.ProcessGroup | None
@@ -21,14 +26,18 @@ class Members(NamedTuple):
 
     def only(self, places: Sequence[int]) -> "Members":
         """Some of the members, of which this rank is one."""
-        return Members(self.group, [self.ranks[p] for p in places], list(places).index(self.place))
+        ranks = [self.ranks[p] for p in places]
+        return Members(self.group, ranks, list(places).index(self.place))
 
     def send(self, tensor: Tensor, to: int) -> None:
         """Sends to the member at a place; returns when it has been taken."""
         dist.send(tensor, group=self.group, group_dst=self.ranks[to])
 
     def start_to_send(self, tensor: Tensor, to: int) -> dist.Work:
-        """As send, but returns at once; the tensor must stay as it is until the work was waited for."""
+        """As send, but returns at once.
+
+        The tensor must stay as it is until the work was waited for.
+        """
         return dist.isend(tensor, group=self.group, group_dst=self.ranks[to])
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
@@ -36,45 +45,64 @@ class Members(NamedTuple):
         dist.recv(tensor, group=self.group, group_src=self.ranks[source])
         return tensor
 
-    def post(self, outgoing: Tensor, to: int, incoming: Tensor, source: int) -> list[dist.Work]:
-        """Starts to send one tensor and to receive another, and returns at once; the receive is the last work.
+    def post(
+        self, outgoing: Tensor, to: int, incoming: Tensor, source: int
+    ) -> list[dist.Work]:
+        """Starts to send one tensor and to receive another, and returns at once.
 
-        A send is over only when the other side receives. Two ranks that both sent first would wait for each other for ever,
-        so both messages are handed over before either is waited for. Until then neither tensor may be touched.
+        The receive is the last work.
+        A send is over only when the other side receives. Two ranks that both sent first
+        would wait for each other for ever, so both messages are handed over before either
+        is waited for. Until then neither tensor may be touched.
         """
-        send = dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=self.ranks[to])
-        receive = dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=self.ranks[source])
+        group, ranks = self.group, self.ranks
+        send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=ranks[to])
+        receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=ranks[source])
         return dist.batch_isend_irecv([send, receive])
 
     def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int) -> Tensor:
-        """Sends one tensor while receiving another; returns the received one, once both are over."""
+        """Sends one tensor while receiving another, which it returns once both are over."""
         wait(self.post(outgoing, to, incoming, source))
         return incoming
 
 
 def wait(works: Sequence[dist.Work]) -> None:
-    """Returns when all these messages have arrived. Each may be waited for only once: gloo would wait again, for ever."""
+    """Returns when all these messages have arrived.
+
+    Each may be waited for only once: gloo would wait again, for ever.
+    """
     for work in works:
         work.wait()
 
 
 def members(group: dist.ProcessGroup | None, root: int = 0) -> Members:
-    """Everyone in the group. Raises ValueError where this rank is not in it, or the root is none of its ranks."""
+    """Everyone in the group.
+
+    Raises ValueError where this rank is not in it, or the root is none of its ranks.
+    """
     n, rank = dist.get_world_size(group), dist.get_rank(group)
     if rank < 0:
-        raise ValueError("this rank is not in the group: call the collective on the ranks of the group only")
+        raise ValueError(
+            "this rank is not in the group: "
+            "call the collective on the ranks of the group only"
+        )
     if not 0 <= root < n:
-        raise ValueError(f"root={root}: must be one of the {n} ranks of the group, 0 to {n - 1}")
+        raise ValueError(
+            f"root={root}: must be one of the {n} ranks of the group, 0 to {n - 1}"
+        )
     return Members(group, range(n), rank)
 
 
 def row_of(x: Tensor) -> Tensor:
-    """The elements of x in one dimension: x's own memory where it is contiguous, else a copy.
+    """The elements of x in one dimension.
 
+    They are x's own memory where it is contiguous, else a copy.
     Raises ValueError for what is no tensor or has no strides.
     """
     if not isinstance(x, Tensor):
-        raise ValueError(f"x is a {type(x).__name__}: give a torch.Tensor, as torch.as_tensor(x)")
+        raise ValueError(
+            f"x is a {type(x).__name__}: give a torch.Tensor, as torch.as_tensor(x)"
+        )
     if x.layout != torch.strided:
         raise ValueError(f"x has layout {x.layout}: give a dense tensor, as x.to_dense()")
     return x.detach().reshape(-1).contiguous()
@@ -86,9 +114,12 @@ def in_place(x: Tensor) -> Iterator[Tensor]:
 
     Raises ValueError also for an x of which several elements are one in memory.
     """
-    row = row_of(x)
-    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
-        raise ValueError(f"x of shape {tuple(x.shape)} was expanded: its elements share memory; give x.clone()")
+    row, shape = row_of(x), tuple(x.shape)
+    dims = zip(x.stride(), shape, strict=True)
+    if any(stride == 0 and size > 1 for stride, size in dims):
+        raise ValueError(
+            f"x of shape {shape} was expanded: its elements share memory; give x.clone()"
+        )
     yield row
     if row.data_ptr() != x.data_ptr():
         x.detach().copy_(row.view(x.shape))
@@ -100,8 +131,9 @@ def chunk_sizes(elements: int, n: int) -> list[int]:
 
 
 def shard_row(shard: Tensor, elements: int | None, everyone: Members) -> tuple[Tensor, int]:
-    """The shard as a row, and the elements of the whole tensor: without `elements`, n times the shard's.
+    """The shard as a row, and the elements of the whole tensor.
 
+    Without `elements`, they are n times the shard's.
     Raises ValueError where the shard is not this rank's chunk of so many elements.
     """
     row, n = row_of(shard), len(everyone.ranks)
@@ -110,6 +142,7 @@ def shard_row(shard: Tensor, elements: int | None, everyone: Members) -> tuple[T
     if elements < 0 or row.numel() != (fits := chunk_sizes(elements, n)[everyone.place]):
         fits = "none" if elements < 0 else fits
         raise ValueError(
-            f"shard of {row.numel()} elements: of elements={elements} over {n} ranks, rank {everyone.place} has {fits}"
+            f"shard of {row.numel()} elements: of elements={elements} over {n} ranks, "
+            f"rank {everyone.place} has {fits}"
         )
     return row, elements

@@ -1,4 +1,4 @@
-"""Naive collectives: the root talks to one rank after another, while all others wait for their turn."""
+"""Naive collectives: the root talks to one rank after another, while all others wait."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,12 @@ from torch import Tensor
 from manyranks.parallel.collectives.messages import in_place, members, row_of, shard_row
 
 
-def naive_broadcast(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Every rank's x becomes the root's, in place; the root sends the whole tensor n − 1 times. Returns x.
+def naive_broadcast(
+    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Every rank's x becomes the root's, in place.
 
+    The root sends the whole tensor n − 1 times. Returns x.
     Raises ValueError for a root outside the group.
     """
     everyone = members(group, root)
@@ -24,7 +27,9 @@ def naive_broadcast(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = 
     return x
 
 
-def naive_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
+def naive_reduce(
+    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
     """The root's x becomes the sum of all ranks', in place; the others' stay. Returns x.
 
     Raises ValueError for a root outside the group.
@@ -40,18 +45,24 @@ def naive_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = Non
     return x
 
 
-def naive_all_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Every rank's x becomes the sum of all, in place: a naive reduce to the root, a naive broadcast from it. Returns x.
+def naive_all_reduce(
+    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Every rank's x becomes the sum of all, in place.
 
+    A naive reduce to the root, a naive broadcast from it. Returns x.
     Raises ValueError for a root outside the group.
     """
     return naive_broadcast(naive_reduce(x, root, group), root, group)
 
 
-def naive_scatter(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
+def naive_scatter(
+    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
     """The root hands each rank its chunk of x. Returns this rank's shard, flat.
 
-    Of the other ranks' x only size, dtype and device are used. Raises ValueError for a root outside the group.
+    Of the other ranks' x only size, dtype and device are used.
+    Raises ValueError for a root outside the group.
     """
     everyone = members(group, root)
     chunks = row_of(x).tensor_split(len(everyone.ranks))
@@ -63,12 +74,18 @@ def naive_scatter(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = No
 
 
 def naive_gather(
-    shard: Tensor, root: int = 0, group: dist.ProcessGroup | None = None, elements: int | None = None
+    shard: Tensor,
+    root: int = 0,
+    group: dist.ProcessGroup | None = None,
+    elements: int | None = None,
 ) -> Tensor | None:
-    """The root collects every rank's shard. Returns them end to end, flat, on the root, and None elsewhere.
+    """The root collects every rank's shard.
 
-    elements: of the whole; give it where n does not divide it, or the ranks cannot know each other's sizes.
-    Raises ValueError for a root outside the group and a shard that is not this rank's chunk.
+    Returns them end to end, flat, on the root, and None elsewhere.
+    elements: of the whole; give it where n does not divide it, or the ranks cannot know
+    each other's sizes.
+    Raises ValueError for a root outside the group and a shard that is not this rank's
+    chunk.
     """
     everyone = members(group, root)
     row, elements = shard_row(shard, elements, everyone)

@@ -1,6 +1,7 @@
-"""Exchanges between pairs: in each round every rank has one partner, and in the next another one.
+"""Exchanges between pairs: in each round every rank has one partner, in the next another.
 
-Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005.
+Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+MPICH", IJHPCA 19(1), 2005.
 """
 
 from collections.abc import Callable
@@ -9,31 +10,46 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.parallel.collectives.messages import Members, chunk_sizes, in_place, members, row_of
+from manyranks.parallel.collectives.messages import (
+    Members,
+    chunk_sizes,
+    in_place,
+    members,
+    row_of,
+)
 
 
-def recursive_doubling_all_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Every rank's x becomes the sum of all, in place; partners 1, 2, 4, … apart swap whole tensors and add. Returns x.
+def recursive_doubling_all_reduce(
+    x: Tensor, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Every rank's x becomes the sum of all, in place.
 
-    The fewest rounds, for small tensors: log₂ n. Where n is no power of two, the extra ranks are folded in.
+    Partners 1, 2, 4, … apart swap whole tensors and add. Returns x.
+    The fewest rounds, for small tensors: log₂ n. Where n is no power of two, the extra
+    ranks are folded in.
     """
     return _folded(x, group, _swap_and_add)
 
 
-def halving_doubling_all_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Every rank's x becomes the sum of all, in place: a halving reduce-scatter, then a doubling all-gather. Returns x.
+def halving_doubling_all_reduce(
+    x: Tensor, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Every rank's x becomes the sum of all, in place.
 
-    2 log₂ n rounds, and each rank sends 2(n − 1)/n of the tensor, as in a ring. Where n is no power of two, the extra ranks
-    are folded in, whole tensors there and back.
+    A halving reduce-scatter, then a doubling all-gather. Returns x.
+    2 log₂ n rounds, and each rank sends 2(n − 1)/n of the tensor, as in a ring. Where n is
+    no power of two, the extra ranks are folded in, whole tensors there and back.
     Source: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004.
     """
     return _folded(x, group, _halve_and_double)
 
 
 def pairwise_all_to_all(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Rank r gets chunk r of every rank's x. Returns them end to end in the order of the ranks, flat: n · chunk r.
+    """Rank r gets chunk r of every rank's x.
 
-    In round k, rank r's partner is r xor k where n is a power of two; elsewhere r sends to r + k and receives from r − k.
+    Returns them end to end in the order of the ranks, flat: n · chunk r.
+    In round k, rank r's partner is r xor k where n is a power of two; elsewhere r sends to
+    r + k and receives from r − k.
     """
     everyone = members(group)
     n, rank = len(everyone.ranks), everyone.place
@@ -41,14 +57,21 @@ def pairwise_all_to_all(x: Tensor, group: dist.ProcessGroup | None = None) -> Te
     result = chunks[rank].new_empty(n * chunks[rank].numel())
     parts = result.tensor_split(n)
     parts[rank].copy_(chunks[rank])
+    power_of_two = n & (n - 1) == 0
     for k in range(1, n):
-        to, source = ((rank + k) % n, (rank - k) % n) if n & (n - 1) else (rank ^ k, rank ^ k)
+        to = rank ^ k if power_of_two else (rank + k) % n
+        source = rank ^ k if power_of_two else (rank - k) % n
         everyone.exchange(chunks[to], to, parts[source], source)
     return result
 
 
-def _folded(x: Tensor, group: dist.ProcessGroup | None, core: Callable[[Tensor, Members], None]) -> Tensor:
-    """Runs `core` on the largest power of two of ranks; of the first 2 · extra ones the even add theirs to the odd before."""
+def _folded(
+    x: Tensor, group: dist.ProcessGroup | None, core: Callable[[Tensor, Members], None]
+) -> Tensor:
+    """Runs `core` on the largest power of two of ranks.
+
+    Of the first 2 · extra ones the even add theirs to the odd before.
+    """
     everyone = members(group)
     n, rank = len(everyone.ranks), everyone.place
     extra = n - 2 ** (n.bit_length() - 1)
@@ -74,7 +97,10 @@ def _swap_and_add(row: Tensor, those: Members) -> None:
 
 
 def _halve_and_double(row: Tensor, those: Members) -> None:
-    """Halving: partners swap the halves of what both have that the other one keeps. Doubling: the same way back, all kept."""
+    """Halving: partners swap the halves of what both have that the other one keeps.
+
+    Doubling: the same way back, all kept.
+    """
     n, place = len(those.ranks), those.place
     sizes = chunk_sizes(row.numel(), n)
 

@@ -1,20 +1,34 @@
-"""Binomial trees: whoever has the tensor helps to spread it, so that n ranks take log₂ n rounds, not n − 1.
+"""Binomial trees: whoever has the tensor helps to spread it.
 
-Ranks are counted from the root on: v = 0 is the root, v = 1 the rank after it, and so on round to the one before it. In the
-round of distance d, v and v + d are partners; the distances are 1, 2, 4, … or the same backwards.
-Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005.
+So n ranks take log₂ n rounds, not n − 1.
+
+Ranks are counted from the root on: v = 0 is the root, v = 1 the rank after it, and so on
+round to the one before it. In the round of distance d, v and v + d are partners; the
+distances are 1, 2, 4, … or the same backwards.
+Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+MPICH", IJHPCA 19(1), 2005.
 """
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.parallel.collectives.messages import Members, chunk_sizes, in_place, members, row_of, shard_row
+from manyranks.parallel.collectives.messages import (
+    Members,
+    chunk_sizes,
+    in_place,
+    members,
+    row_of,
+    shard_row,
+)
 
 
-def tree_broadcast(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Every rank's x becomes the root's, in place; each round doubles the ranks that have it. Returns x.
+def tree_broadcast(
+    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Every rank's x becomes the root's, in place.
 
+    Each round doubles the ranks that have it. Returns x.
     Raises ValueError for a root outside the group.
     """
     tree, n, v = _tree(group, root)
@@ -28,8 +42,9 @@ def tree_broadcast(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = N
 
 
 def tree_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The root's x becomes the sum of all ranks', in place; the others' stay. A broadcast backwards, adding. Returns x.
+    """The root's x becomes the sum of all ranks', in place; the others' stay.
 
+    A broadcast backwards, adding. Returns x.
     Raises ValueError for a root outside the group.
     """
     tree, n, v = _tree(group, root)
@@ -44,24 +59,32 @@ def tree_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
     return x
 
 
-def tree_all_reduce(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Every rank's x becomes the sum of all, in place: a tree reduce to the root, a tree broadcast from it. Returns x.
+def tree_all_reduce(
+    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Every rank's x becomes the sum of all, in place.
 
+    A tree reduce to the root, a tree broadcast from it. Returns x.
     Raises ValueError for a root outside the group.
     """
     return tree_broadcast(tree_reduce(x, root, group), root, group)
 
 
-def tree_scatter(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Whoever holds chunks hands on the further half of them. Returns this rank's shard, flat.
+def tree_scatter(
+    x: Tensor, root: int = 0, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Whoever holds chunks hands on the further half of them.
 
-    Of the other ranks' x only size, dtype and device are used. Raises ValueError for a root outside the group.
+    Returns this rank's shard, flat.
+    Of the other ranks' x only size, dtype and device are used.
+    Raises ValueError for a root outside the group.
     """
     tree, n, v = _tree(group, root)
     row = row_of(x)
     sizes = [chunk_sizes(row.numel(), n)[rank] for rank in tree.ranks]
     chunks = row.tensor_split(n)
-    held = [chunks[rank] for rank in tree.ranks]  # from v on; the root holds all, the others nothing yet
+    # The chunks from v on; the root holds all, the others nothing yet.
+    held = [chunks[rank] for rank in tree.ranks]
     for d in reversed(_distances(n)):
         if v % (2 * d) == 0 and v + d < n:
             tree.send(torch.cat(held[d:]), v + d)
@@ -73,12 +96,18 @@ def tree_scatter(x: Tensor, root: int = 0, group: dist.ProcessGroup | None = Non
 
 
 def tree_gather(
-    shard: Tensor, root: int = 0, group: dist.ProcessGroup | None = None, elements: int | None = None
+    shard: Tensor,
+    root: int = 0,
+    group: dist.ProcessGroup | None = None,
+    elements: int | None = None,
 ) -> Tensor | None:
-    """A scatter backwards. Returns all ranks' shards end to end, flat, on the root, and None elsewhere.
+    """A scatter backwards.
 
-    elements: of the whole; give it where n does not divide it, or the ranks cannot know each other's sizes.
-    Raises ValueError for a root outside the group and a shard that is not this rank's chunk.
+    Returns all ranks' shards end to end, flat, on the root, and None elsewhere.
+    elements: of the whole; give it where n does not divide it, or the ranks cannot know
+    each other's sizes.
+    Raises ValueError for a root outside the group and a shard that is not this rank's
+    chunk.
     """
     tree, n, v = _tree(group, root)
     row, elements = shard_row(shard, elements, members(group))

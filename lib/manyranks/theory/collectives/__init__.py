@@ -1,8 +1,8 @@
 """Collectives: the messages of each algorithm, the bytes each rank sends, and the seconds they take.
 
 messages: what a message is, how a tensor is cut; algorithms: the rounds of messages, from which the rest follows;
-traffic: bytes; timing: seconds on links of latency α and bandwidth β; topology: seconds on a torus; bandwidth: the rates of
-nccl-tests.
+traffic: bytes; timing: seconds on equal links of latency α and bandwidth β; levels: seconds on nodes and the network between
+them; topology: seconds on a torus; bandwidth: the rates of nccl-tests.
 
 `bytes` and `elements` are always those of the whole tensor, counted where it is whole: the input of all_reduce, reduce,
 reduce_scatter, broadcast and scatter, the output of all_gather and gather, one rank's input of all_to_all.
@@ -11,6 +11,7 @@ reduce_scatter, broadcast and scatter, the output of all_gather and gather, one 
 from manyranks.theory.collectives.algorithms import ALGORITHMS, rounds
 from manyranks.theory.collectives.bandwidth import algorithm_bandwidth, bus_bandwidth
 from manyranks.theory.collectives.checks import usual
+from manyranks.theory.collectives.levels import cluster_seconds
 from manyranks.theory.collectives.messages import Message, Round, chunk_sizes
 from manyranks.theory.collectives.timing import crossover, seconds
 from manyranks.theory.collectives.topology import torus_seconds
@@ -23,6 +24,7 @@ __all__ = [
     "algorithm_bandwidth",
     "bus_bandwidth",
     "chunk_sizes",
+    "cluster_seconds",
     "crossover",
     "rounds",
     "seconds",

@@ -1,0 +1,75 @@
+"""A recorded run of messages, round by round: as a strip of pictures, and as a plot that an explorer steps through."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.artist import Artist
+from torch import Tensor
+
+from manyranks.show import style, units
+from manyranks.show.collectives.circle import Circle
+from manyranks.show.collectives.holdings import Holdings
+from manyranks.show.explorer import Explorer, slider
+
+Rounds = Sequence[Sequence[tuple[int, int, int]]]  # (source, destination, bytes) of each message, as Measurement.rounds
+
+
+@style.styled
+def rounds(runs: Mapping[str, Rounds], n: int, whole: int) -> style.Figure:
+    """Each run as a line of pictures, one a round. runs: name -> m.rounds; n: ranks; whole: bytes of the whole tensor."""
+    most = max(len(run) for run in runs.values())
+    width = min(8.8, 0.5 + 1.75 * most)
+    fig, axes = style.figure(columns=most, rows=len(runs), width=width, height=len(runs) * ((width - 0.5) / most + 0.3))
+    for line, (name, run) in enumerate(runs.items()):
+        axes[line * most].set_ylabel(name, labelpad=14)
+        for k, place in enumerate(axes[line * most : (line + 1) * most]):
+            if k < len(run):
+                Circle(place).update(n, _shares(run[k], whole), f"round {k + 1}" if not k else f"{k + 1}")
+            else:
+                place.set_axis_off()
+    return fig
+
+
+class Steps:
+    """A run stepped through: left the messages of a round, right what each rank holds after it.
+
+    run: m.rounds; held[k][r]: rank r's tensor after k rounds, held[0] before the first. Raises ValueError where there are not
+    so many rounds.
+    """
+
+    @style.styled
+    def __init__(self, run: Rounds, held: Sequence[Sequence[Tensor]]):
+        if len(held) != len(run) + 1:
+            raise ValueError(f"{len(run)} rounds and {len(held)} states: give one state before the first round, one after each")
+        self._run, self._held, self._n = run, held, len(held[0])
+        self._whole = max(row.nbytes for row in held[0])
+        self.figure, (left, right) = style.figure(columns=2, width=7.6, height=3.1)
+        self._circle, self._grid = Circle(left), Holdings(right, self._n, max(row.numel() for row in held[0]))
+        self._title = right.set_title("held")
+
+    @property
+    def moving(self) -> list[Artist]:
+        return [*self._circle.moving, *self._grid.moving, self._title]
+
+    def update(self, step: int) -> str:
+        """Shows the messages of this round, counted from 1, and the ranks after it; 0 is the start. Returns what was sent."""
+        messages = self._run[step - 1] if step else []
+        self._circle.update(self._n, _shares(messages, self._whole), f"round {step} of {len(self._run)}" if step else "start")
+        self._grid.update([row.tolist() for row in self._held[step]])
+        self._title.set_text(f"held after round {step}" if step else "held at the start")
+        sent = [sum(b for done in self._run[:step] for s, _, b in done if s == rank) for rank in range(self._n)]
+        now = f"{len(messages)} messages of {_span([b for *_, b in messages])}. " if messages else "Before the first message. "
+        return now + f"Sent so far, a rank: {_span(sent)}; the tensor has {units.size(self._whole)}."
+
+
+def stepper(run: Rounds, held: Sequence[Sequence[Tensor]]) -> Explorer:
+    """Steps with a slider for the round."""
+    return Explorer(Steps(run, held), step=slider("round", min(1, len(run)), 0, len(run)))
+
+
+def _shares(messages: Sequence[tuple[int, int, int]], whole: int) -> list[tuple[int, int, float]]:
+    return [(source, to, bytes / whole) for source, to, bytes in messages]
+
+
+def _span(sizes: Sequence[int]) -> str:
+    least, most = min(sizes), max(sizes)
+    return units.size(most) if least == most else f"{units.size(least)} to {units.size(most)}"

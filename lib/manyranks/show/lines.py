@@ -1,0 +1,43 @@
+"""Curves of one quantity over another, both on logarithmic axes with units: a figure for any chapter."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor, log10
+
+from manyranks.show import style
+
+_MOST = 7  # ticks on an axis
+
+
+@style.styled
+def curves(
+    x: Sequence[float],
+    named: Mapping[str, Sequence[float]],
+    xlabel: str,
+    ylabel: str,
+    xunit: Callable[[float], str] = "{:,.0f}".format,
+    yunit: Callable[[float], str] = "{:,.0f}".format,
+    title: str = "",
+    xticks: Sequence[float] | None = None,
+) -> style.Figure:
+    """A curve for each name, over x. xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten
+    unless given. Values that are not above 0 are left out. Raises ValueError for a curve of another length than x.
+    """
+    fig, (axes,) = style.figure(height=3.5)
+    for number, (name, y) in enumerate(named.items()):
+        if len(y) != len(x):
+            raise ValueError(f"{name!r} has {len(y)} values for {len(x)} places: give one for each")
+        points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and b > 0]
+        marker = style.MARKERS[number % len(style.MARKERS)]
+        axes.loglog(*zip(*points, strict=True), label=name, marker=marker, markersize=5, markevery=max(1, len(points) // 8))
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.set_xticks(at := _powers(axes.get_xlim()) if xticks is None else xticks, [xunit(x) for x in at])
+    axes.set_yticks(at := _powers(axes.get_ylim()), [yunit(y) for y in at])
+    axes.minorticks_off()
+    axes.legend(loc="best")
+    return fig
+
+
+def _powers(limits: tuple[float, float]) -> list[float]:
+    """Powers of ten inside the limits; where they are many, every second or third one."""
+    low, high = ceil(log10(limits[0])), floor(log10(limits[1]))
+    return [10.0**k for k in range(low, high + 1, max(1, ceil((high - low + 1) / _MOST)))]

@@ -1,0 +1,148 @@
+"""Chapter 01's pictures show what the ranks held and sent, and nothing else."""
+
+import io
+
+import PIL.Image
+import pytest
+import torch
+
+from manyranks import show
+from manyranks.show import collectives, style
+from manyranks.show.collectives import holdings
+from manyranks.show.collectives.steps import Steps
+from manyranks.theory.collectives import rounds
+
+N = 4
+
+
+def numbers(rank: int) -> torch.Tensor:
+    return torch.tensor([1, 2, 3, 4]) * 10**rank
+
+
+BEFORE = [numbers(rank) for rank in range(N)]
+
+
+def grid(n=N, columns=4) -> holdings.Holdings:
+    _, (axes,) = style.figure()
+    return holdings.Holdings(axes, n, columns)
+
+
+def texts(shown: holdings.Holdings) -> list[str]:
+    return [text.get_text() for text in shown._texts]
+
+
+@pytest.mark.parametrize(("value", "ranks"), [(1, [0]), (30, [1]), (3033, [0, 1, 3]), (4444, [0, 1, 2, 3]), (0, [])])
+def test_a_number_says_whose_terms_are_in_it(value, ranks):
+    assert holdings.terms(value, N) == ranks
+
+
+def test_a_cell_has_one_stripe_for_each_term_side_by_side():
+    shown = grid()
+    shown.update([[3033, 20, 0, 1], *([None] * 3)])
+    widths = [path.get_extents().width for path in shown._stripes.get_paths()]
+    assert widths == pytest.approx([1 / 3] * 3 + [1, 1])
+    lefts = [path.get_extents().x0 for path in shown._stripes.get_paths()]
+    assert lefts == pytest.approx([0, 1 / 3, 2 / 3, 1, 3])
+    assert len(shown._frames.get_paths()) == 4
+
+
+def test_a_shard_stands_in_its_owners_column_and_a_whole_tensor_in_all():
+    shown = grid()
+    shown.update([[1], [20], None, [1000, 2000, 3000, 4000]])
+    assert texts(shown) == ["1", "", "", "", "", "20", "", "", "", "", "", "", "1000", "2000", "3000", "4000"]
+
+
+def test_chunks_of_unequal_size_stand_where_tensor_split_cuts_them():
+    shown = grid(n=3, columns=5)
+    shown.update(list(torch.tensor([1, 2, 3, 4, 5]).tensor_split(3)))
+    assert texts(shown) == ["1", "2", "", "", "", "", "", "3", "4", "", "", "", "", "", "5"]
+
+
+def test_what_was_shown_before_is_gone():
+    shown = grid()
+    shown.update(BEFORE)
+    shown.update([None] * N)
+    assert texts(shown) == [""] * 16
+    assert len(shown._frames.get_paths()) == len(shown._stripes.get_paths()) == 0
+
+
+def test_more_ranks_than_colours_are_refused():
+    with pytest.raises(ValueError, match="7 ranks: .* for 1 to 6"):
+        grid(n=7)
+
+
+def test_before_and_after_are_drawn_two_to_a_line():
+    figure = collectives.before_after({"a": (BEFORE, BEFORE), "b": (BEFORE, [None] * N), "c": (BEFORE, BEFORE)})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c", ""]
+    assert PIL.Image.open(io.BytesIO(figure._repr_png_())).width == 880
+
+
+def test_before_and_after_need_the_same_ranks():
+    with pytest.raises(ValueError, match=r"'a': \(4, 3\)"):
+        collectives.before_after({"a": (BEFORE, BEFORE[:3])})
+
+
+def ring() -> tuple[list, list]:
+    """A reduce-scatter's rounds in bytes, and made-up states."""
+    run = [tuple((m.source, m.destination, 8 * m.count) for m in messages) for messages in rounds("reduce_scatter", 4, N)]
+    return run, [BEFORE] * (len(run) + 1)
+
+
+def test_a_stepper_shows_the_messages_of_its_round_and_counts_what_was_sent():
+    shown = collectives.stepper(*ring())
+    assert shown.values == {"step": 1}
+    assert shown.status == "4 messages of 8 B. Sent so far, a rank: 8 B; the tensor has 32 B."
+    assert shown.set(step=3).status == "4 messages of 8 B. Sent so far, a rank: 24 B; the tensor has 32 B."
+    assert shown.set(step=0).status.startswith("Before the first message. Sent so far, a rank: 0 B")
+
+
+def test_a_stepper_says_the_range_where_ranks_differ():
+    shown = collectives.stepper([((0, 1, 32),), ((0, 2, 32), (1, 3, 32))], [BEFORE] * 3)
+    assert shown.set(step=2).status == "2 messages of 32 B. Sent so far, a rank: 0 B to 64 B; the tensor has 32 B."
+
+
+def test_a_stepper_draws_another_picture_for_each_round():
+    run, held = ring()
+    held = [[row * k for row in BEFORE] for k, _ in enumerate(held)]
+    shown = collectives.stepper(run, held)
+    assert len({shown.set(step=k)._image.value for k in range(4)}) == 4
+
+
+def test_a_stepper_needs_a_state_for_every_round():
+    run, held = ring()
+    with pytest.raises(ValueError, match="3 rounds and 3 states: give one state before the first round"):
+        Steps(run, held[:-1])
+
+
+def test_runs_are_drawn_a_line_each_with_a_picture_a_round():
+    figure = collectives.rounds({"ring": ring()[0], "naive": [((0, 1, 32),)]}, n=N, whole=32)
+    shown = [axes.axison for axes in figure.axes]
+    assert shown == [True, True, True, True, False, False]
+    assert [figure.axes[k].get_ylabel() for k in (0, 3)] == ["ring", "naive"]
+
+
+def test_curves_have_ticks_in_the_units_given():
+    figure = show.curves([1, 10, 1000], {"a": [1e-6, 1e-5, 1e-3]}, "size", "time", show.size, show.duration)
+    (axes,) = figure.axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1 B", "10 B", "100 B", "1 kB"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["1 µs", "10 µs", "100 µs", "1 ms"]
+
+
+def test_curves_leave_out_what_a_logarithm_cannot_show():
+    (axes,) = show.curves([1, 2, 4], {"a": [0, 5, 6]}, "n", "bytes", xticks=[1, 2, 4]).axes
+    assert list(axes.lines[0].get_xdata()) == [2, 4]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "4"]
+
+
+def test_curves_refuse_one_of_another_length():
+    with pytest.raises(ValueError, match="'a' has 1 values for 2 places"):
+        show.curves([1, 2], {"a": [1]}, "", "")
+
+
+def test_a_source_comes_with_others_folded_under_their_names():
+    listing = show.source(collectives.stepper, holdings.terms, holdings.Holdings)
+    assert repr(listing).index("def stepper(") < repr(listing).index("def terms(") < repr(listing).index("class Holdings")
+    shown = listing._repr_html_()
+    assert shown.index("stepper") < shown.index("<details><summary><code>def terms …</code></summary>")
+    assert "<summary><code>class Holdings …</code></summary>" in shown
+    assert "<details" not in show.source(holdings.terms)._repr_html_()

@@ -1,0 +1,297 @@
+"""Chapter 01's explorer: messages, contents, bytes and times are the theory's; every setting is shown or refused in words."""
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.text import Text
+
+from manyranks.show import style
+from manyranks.show.collectives import contents, topologies
+from manyranks.show.collectives.circle import Circle
+from manyranks.show.collectives.knobs import Knobs, Setting, counts, explorer, messages
+from manyranks.show.collectives.panels import LOOKS
+from manyranks.show.collectives.topologies import TOPOLOGIES
+from manyranks.theory.collectives import ALGORITHMS, Message, rounds, sent_bytes
+
+PAIRS = [(operation, algorithm) for operation, algorithms in ALGORITHMS.items() for algorithm in algorithms]
+NODE, NODES, TORUS, LAPTOP = TOPOLOGIES
+GIB = 2**30
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), PAIRS)
+def test_after_the_last_round_every_rank_holds_what_the_operation_promises(operation, algorithm):
+    for n, node in groups(operation, algorithm):
+        columns = contents.chunks(operation, algorithm, n)
+        first = contents.at_first(operation, n, columns)
+        last = contents.after(operation, first, rounds(operation, columns, n, algorithm, node=node))
+        for rank, chunk in itertools.product(range(n), range(columns)):
+            if has_a_claim(operation, rank, chunk):
+                assert last[rank][chunk] == promised(operation, n, chunk), (n, node, rank, chunk)
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), PAIRS)
+def test_before_the_last_round_something_is_still_missing(operation, algorithm):
+    for n, node in groups(operation, algorithm):
+        columns = contents.chunks(operation, algorithm, n)
+        several = rounds(operation, columns, n, algorithm, node=node)[:-1]
+        held = contents.after(operation, contents.at_first(operation, n, columns), several)
+        places = [p for p in itertools.product(range(n), range(columns)) if has_a_claim(operation, *p)]
+        assert n == 1 or any(held[r][c] != promised(operation, n, c) for r, c in places), (n, node)
+
+
+def test_in_a_round_all_is_sent_before_anything_arrives():
+    passed_on = (Message(0, 1, 0, 1, False), Message(1, 2, 0, 1, False))
+    assert contents.after("all_gather", [[1], [0], [0]], [passed_on]) == [[1], [1], [0]]
+    assert contents.after("all_gather", [[1], [0], [0]], [passed_on, passed_on]) == [[1], [1], [1]]
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), PAIRS)
+def test_the_messages_drawn_are_the_theory_s(operation, algorithm):
+    plot = Knobs()
+    shafts = next(artist for artist in plot.moving if isinstance(artist, LineCollection))
+    for n in (2, 3, 8, 16):
+        now = Setting(operation, algorithm, n, GIB, NODES)
+        if algorithm not in topologies.offered(operation, n, NODES):
+            continue
+        theory, sent = rounds(operation, GIB, n, algorithm, node=now.node), [0.0] * n
+        for step, expected in enumerate(theory, 1):
+            plot.update(*now, step=step)
+            assert len(shafts.get_segments()) == len(expected)
+            for source, _, share in messages(now, step):
+                sent[source] += share * GIB
+        assert sent == pytest.approx(sent_bytes(operation, GIB, 1, n, algorithm, node=now.node))
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), PAIRS)
+def test_rounds_are_counted_without_listing_them_and_no_bar_ends_below_the_least(operation, algorithm):
+    for n, node in groups(operation, algorithm):
+        assert topologies.round_count(operation, algorithm, n, node) == len(rounds(operation, 240, n, algorithm, node=node))
+        assert max(sent_bytes(operation, 720720, 1, n, algorithm, node=node)) >= topologies.least(operation, 720720, n) - 1e-6
+
+
+@pytest.mark.parametrize("operation", ALGORITHMS)
+def test_every_setting_gives_a_status_line_or_a_reason(operation):
+    plot, outcomes = Knobs(), set()
+    numbers = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)
+    for algorithm, topology, n, (size, step) in itertools.product(LOOKS, TOPOLOGIES, numbers, ((1, 1), (2**36, 30))):
+        try:
+            said = plot.update(operation, algorithm, n, size, topology, step)
+        except ValueError as error:
+            said = str(error)
+            outcomes.add("refused")
+        else:
+            outcomes.add("shown")
+            assert said.startswith(f"{operation} ")
+            assert "nan" not in said
+            assert "inf" not in said
+        assert len(said) > 20, said
+    assert outcomes == {"refused", "shown"}
+
+
+REFUSED = {
+    ("all_reduce", "ring", 0, NODES): "n=0: a group has a whole number of ranks, at least 1",
+    ("all_reduce", "ring", 0, TORUS): "n=0: a group has a whole number of ranks, at least 1",
+    ("all_reduce", "hierarchical", 0, NODES): "n=0: a group has a whole number of ranks, at least 1",
+    ("reduce_scatter", "halving", 6, NODES): "halving of reduce_scatter needs a power of two",
+    ("all_to_all", "tree", 8, NODES): "algorithm='tree' of all_to_all",
+    ("all_reduce", "hierarchical", 8, NODES): "hierarchical needs more than one node",
+    ("all_reduce", "hierarchical", 16, LAPTOP): "hierarchical needs more than one node",
+    ("all_reduce", "hierarchical", 12, NODES): "ranks of a node must divide n=12",
+    ("all_reduce", "ring", 16, NODE): "has room for 8 ranks",
+    ("all_reduce", "tree", 16, TORUS): "tree on a torus: only its own all_reduce",
+    ("broadcast", "ring", 16, TORUS): "broadcast on a torus: no time is known here",
+    ("all_reduce", "ring", 8, "a moon"): "topology 'a moon'",
+}
+
+
+@pytest.mark.parametrize(("setting", "reason"), REFUSED.items(), ids=lambda value: str(value)[:40])
+def test_what_cannot_be_is_refused_with_its_reason(setting, reason):
+    operation, algorithm, n, topology = setting
+    with pytest.raises(ValueError, match=reason):
+        Knobs().update(operation, algorithm, n, GIB, topology, 1)
+
+
+def test_a_refused_setting_leaves_the_figure_as_it_was():
+    plot = Knobs()
+    plot.figure.set_layout_engine("none")
+    plot.update("all_reduce", "ring", 8, GIB, NODES, 3)
+    before = picture(plot)
+    with pytest.raises(ValueError, match="power of two"):
+        plot.update("reduce_scatter", "halving", 6, GIB, NODES, 3)
+    assert np.array_equal(picture(plot), before)
+    plot.update("all_reduce", "ring", 8, GIB, NODES, 4)
+    assert not np.array_equal(picture(plot), before)
+
+
+def test_a_size_or_a_round_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1 byte"):
+        Knobs().update("all_reduce", "ring", 8, 0, NODES, 1)
+    with pytest.raises(ValueError, match="rounds count from 1"):
+        Knobs().update("all_reduce", "ring", 8, GIB, NODES, 0)
+
+
+# By hand, in the order of the lines; inside a node 3.4 µs and 450 GB/s, between nodes 14 µs and 50 GB/s a card:
+# 14 · (3.4 µs + 2^27 B / 450 GB/s); 30 · (14 µs + 2^26 B / 50 GB/s);
+# 3 · (3.4 µs + 2^30 B / 450 GB/s) + 14 µs + 2^30 B / 50 GB/s; 14 · (3.4 µs + 2^27 B / 450 GB/s) + 2 · (14 µs + 2^26 B / 50 GB/s);
+# 2 · (50 µs + 2^20 B / 2 GB/s); 4 hops of 1 µs + 15/16 · 2^30 B / (3 axes · 2 links · 90 GB/s).
+FIGURES = {
+    (
+        "all_reduce",
+        "ring",
+        8,
+        GIB,
+        NODES,
+    ): "each rank sends 1.88 GB in 14 rounds: 4.22 ms, bandwidth-bound (latency 47.6 µs, 1%)",
+    ("all_reduce", "ring", 16, GIB, NODES): "sends 2.01 GB in 30 rounds: 40.7 ms, bandwidth-bound (latency 420 µs, 1%)",
+    ("all_reduce", "recursive_doubling", 16, GIB, NODES): "in 4 rounds: 28.7 ms, bandwidth-bound (latency 24.2 µs, 0%)",
+    ("all_reduce", "hierarchical", 16, GIB, NODES): "in 16 rounds: 6.94 ms, bandwidth-bound (latency 75.6 µs, 1%)",
+    (
+        "broadcast",
+        "tree",
+        4,
+        2**20,
+        LAPTOP,
+    ): "the busiest rank sends 2.1 MB in 2 rounds: 1.15 ms, bandwidth-bound (latency 100 µs,",
+    ("all_gather", "ring", 16, GIB, TORUS): "sends 1.01 GB over a torus of 4×2×2: 1.87 ms, bandwidth-bound (latency 4 µs, 0%)",
+}
+
+
+@pytest.mark.parametrize(("setting", "text"), FIGURES.items(), ids=lambda value: str(value)[:40])
+def test_the_status_line_has_the_figures_computed_by_hand(setting, text):
+    assert text in Knobs().update(*setting, step=1)
+
+
+def test_the_explorer_opens_on_a_ring_and_names_the_fastest():
+    shown = explorer()
+    assert shown.status.startswith("all_reduce by ring, 8 ranks, 1.07 GB: each rank sends 1.88 GB in 14 rounds: 4.22 ms")
+    assert shown.status.endswith("Fastest here, to within 1%: ring.")
+    assert shown.set(size=1).status.endswith("Fastest here: recursive_doubling, 10.2 µs.")
+    assert shown.set(n=0).status.startswith("Not possible: n=0")
+
+
+def test_a_ring_s_contents_grow_by_a_term_a_round():
+    now = Setting("all_reduce", "ring", 4, GIB, NODES)
+    assert counts(now, 0) == [[1] * 4] * 4
+    assert counts(now, 2)[0] == [1, 3, 2, 1]
+    assert counts(now, 3)[0] == [4, 3, 2, 1]
+    assert counts(now, 6) == [[4] * 4] * 4
+
+
+def test_a_round_after_the_last_shows_the_last():
+    shown = explorer().set(n=4, step=6)
+    last = shown._image.value
+    assert shown.set(step=5)._image.value != last
+    assert shown.set(step=30)._image.value == last
+
+
+@pytest.mark.parametrize(("n", "axes"), [(1, (1, 1, 1)), (7, (7, 1, 1)), (12, (3, 2, 2)), (16, (4, 2, 2)), (1024, (16, 8, 8))])
+def test_a_torus_is_as_near_to_a_cube_as_n_allows(n, axes):
+    assert topologies.shape(n) == axes
+
+
+def test_algorithms_of_an_operation_differ_in_colour_and_in_marker():
+    assert set(LOOKS) == {name for names in ALGORITHMS.values() for name in names}
+    for algorithms in ALGORITHMS.values():
+        colours, _, markers = zip(*(LOOKS[name] for name in algorithms), strict=True)
+        assert len(set(colours)) == len(set(markers)) == len(algorithms)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 16, 64])
+def test_no_text_overlaps_another(n):
+    plot = Knobs()
+    plot.update("all_reduce", "ring", n, 10**9, NODES, 1)
+    canvas = FigureCanvasAgg(plot.figure)
+    canvas.draw()
+    boxes = texts(plot, canvas.get_renderer()) + labels(plot)
+    assert len(boxes) > 20
+    assert [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)] == []
+
+
+def test_opposite_arrows_lie_apart_and_those_without_bytes_are_dotted():
+    _, (axes,) = style.figure()
+    circle = Circle(axes)
+    for n in (2, 3, 8, 16):
+        for other in range(1, n):
+            circle.update(n, [(0, other, 1.0), (other, 0, 0.0)])
+            shafts = circle.moving[0]
+            there, back = shafts.get_segments()
+            assert distance(there[6], back) > 0.04, (n, other)
+            assert shafts.get_linewidths()[0] > 2 * shafts.get_linewidths()[1]
+            assert shafts.get_linestyles()[0][1] is None
+            assert shafts.get_linestyles()[1][1] is not None
+
+
+def test_a_circle_draws_up_to_16_ranks_and_says_so_above():
+    _, (axes,) = style.figure()
+    circle = Circle(axes)
+    circle.update(17, [(0, 16, 1.0)], "round 1 of 5")
+    assert not circle.moving[0].get_segments()
+    assert {text.get_text() for text in circle.moving if isinstance(text, Text)} == {"round 1 of 5", "drawn up to 16 ranks"}
+
+
+@pytest.mark.parametrize(
+    ("n", "message", "reason"),
+    [
+        (0, [], "at least 1 rank"),
+        (2, [(0, 2, 1.0)], "rank 0 to rank 2"),
+        (2, [(1, 1, 1.0)], "rank 1 to rank 1"),
+        (2, [(0, 1, 1.5)], "is 1.5: must be from 0 to 1"),
+    ],
+)
+def test_a_circle_refuses_messages_that_cannot_be(n, message, reason):
+    _, (axes,) = style.figure()
+    with pytest.raises(ValueError, match=reason):
+        Circle(axes).update(n, message)
+
+
+def groups(operation: str, algorithm: str) -> list[tuple[int, int | None]]:
+    """Every (n, node) that the algorithm takes, of 1 to 9 ranks and 16."""
+    paired = (operation, algorithm) in (("all_gather", "recursive_doubling"), ("reduce_scatter", "halving"))
+    numbers = [1, 2, 4, 8, 16] if paired else [*range(1, 10), 16]
+    if algorithm == "hierarchical":
+        return [(n, node) for n in numbers for node in range(1, n + 1) if n % node == 0]
+    return [(n, None) for n in numbers]
+
+
+def has_a_claim(operation: str, rank: int, chunk: int) -> bool:
+    """Whether the operation promises this rank this chunk; rank 0 is the root."""
+    if operation in ("reduce", "gather"):
+        return rank == 0
+    return rank == chunk if operation in ("reduce_scatter", "scatter") else True
+
+
+def promised(operation: str, n: int, chunk: int) -> int:
+    """The terms, as bits, of a finished chunk."""
+    if operation in ("all_reduce", "reduce_scatter", "reduce"):
+        return 2**n - 1
+    return 1 if operation in ("broadcast", "scatter") else 2**chunk
+
+
+def picture(plot: Knobs) -> np.ndarray:
+    canvas = FigureCanvasAgg(plot.figure)
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())
+
+
+def distance(point: np.ndarray, line: np.ndarray) -> float:
+    """Of a point from a line through several."""
+    at = np.linspace(0, len(line) - 1, 500)
+    finely = np.column_stack([np.interp(at, range(len(line)), coordinates) for coordinates in line.T])
+    return np.linalg.norm(finely - point, axis=1).min()
+
+
+def texts(plot: Knobs, renderer) -> list[tuple[str, object]]:
+    found = [text for axes in plot.figure.axes for text in axes.findobj(Text) if text.get_text() and text.get_visible()]
+    return [(text.get_text(), text.get_window_extent(renderer)) for text in found if text.get_color() != "none"]
+
+
+def labels(plot: Knobs) -> list[tuple[str, object]]:
+    boxes = []
+    for artist in (artist for artist in plot.moving if isinstance(artist, PathCollection)):
+        offsets = artist.get_offset_transform().transform(artist.get_offsets())
+        for path, (x, y) in zip(artist.get_paths(), offsets, strict=True):
+            boxes.append((f"label at {x:.0f}, {y:.0f}", path.get_extents(artist.get_transform()).translated(x, y)))
+    return boxes
