@@ -1,6 +1,7 @@
 # Everything a reader or a contributor runs. Each target installs what is missing first; a second run is quick.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 VENV   ?= .venv
+WORKERS ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
@@ -12,8 +13,9 @@ lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 
+# Each file's tests stay together and in order, for a notebook's cells share a kernel; files begin in the order they are found.
 test: lint ## lint, then all tests, with every notebook executed and compared
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

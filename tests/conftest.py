@@ -36,6 +36,20 @@ def worlds(request):
         yield world
 
 
+@pytest.fixture(scope="module")
+def shared_world():
+    """A world of 3 ranks for all tests of a file: for tests that leave their ranks as they were."""
+    with mr.World(3, backend="gloo", timeout=30) as world:
+        yield world
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def shared_worlds(request):
+    """Worlds of 2, 3 and 4 ranks, each for all tests of a file."""
+    with mr.World(request.param, backend="gloo", timeout=30) as world:
+        yield world
+
+
 def gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -1,4 +1,4 @@
-"""JupyterLab in a real browser: the system's Chromium, driven by playwright.
+"""JupyterLab and Notebook 7 in a real browser: the system's Chromium, driven by playwright.
 
     def test_chapter_03(lab):
         with lab.open("03_zero.ipynb") as notebook:
@@ -10,6 +10,8 @@
                 explorer.move(control)
                 assert explorer.picture() != before
             notebook.screenshot("chapter_03_explorer")
+
+Notebook 7, `lab.open(name, notebook_7=True)`, is made of JupyterLab's parts and served beside it.
 
 What decides is read from JupyterLab's own objects (`window.jupyterapp`), not from the page: a promise that is kept and a
 message that is answered say that something has happened, where a click and a pause only hope so.
@@ -41,6 +43,7 @@ SECONDS = 90  # for JupyterLab or a kernel to start, on a busy machine
 _BROWSER = ["--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # it can reach nothing else
 _SERVER = [
     *("--no-browser", "--ip=127.0.0.1", "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"),
+    "--JupyterNotebookApp.expose_app_in_browser=True",
     *("--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"),
 ]
 _FOLDERS = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR", "LAB_SETTINGS_DIR", "LAB_WORKSPACES_DIR")
@@ -138,13 +141,27 @@ class Explorer:
         mouse.up()
         self._settle()
 
+    def press(self, *keys: str) -> None:
+        """Keys as they are typed, to whatever has the focus."""
+        for key in keys:
+            self.box.page.keyboard.press(key)
+        self._settle()
+
+    def tab_to(self, control: Locator) -> None:
+        """Tab, as often as it takes until the control has the focus."""
+        for _ in range(20):
+            if control.evaluate("node => node === document.activeElement"):
+                return
+            control.page.keyboard.press("Tab")
+        raise AssertionError(f"20 times Tab do not lead to {control}")
+
     def _settle(self) -> None:
         self.box.page.evaluate(_SETTLE)
 
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook that is open in JupyterLab, alone in its window."""
+    """A notebook that is open in JupyterLab or Notebook 7, alone in its window."""
 
     page: Page
 
@@ -181,12 +198,14 @@ class Lab:
     browser: BrowserContext
 
     @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[Notebook]:
+    def open(self, name: str, notebook_7: bool = False) -> Iterator[Notebook]:
         """The notebook of this file, its kernel idle. The kernel ends with it; a failure leaves artifacts/<name>_failed.png."""
         page = self.browser.new_page()
         notebook = Notebook(page)
-        try:  # in a workspace of its own, so that JupyterLab does not bring back other notebooks
-            page.goto(f"{self.address}lab/workspaces/{Path(name).stem}/tree/{name}", timeout=SECONDS * 1000)
+        # In a workspace of its own, so that JupyterLab does not bring back other notebooks.
+        place = "notebooks" if notebook_7 else f"lab/workspaces/{Path(name).stem}/tree"
+        try:
+            page.goto(f"{self.address}{place}/{name}", timeout=SECONDS * 1000)
             page.wait_for_function(_READY, timeout=SECONDS * 1000)
             yield notebook
             page.evaluate("jupyterapp.shell.currentWidget.sessionContext.shutdown()")

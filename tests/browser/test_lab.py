@@ -1,8 +1,11 @@
-"""Every chapter in JupyterLab in a real browser: Run All, no unexpected error, and the explorer follows its controls."""
+"""Chapters in JupyterLab and explorers in Notebook 7, in a real browser: no unexpected error, and controls are followed."""
+
+import itertools
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -24,6 +27,79 @@ def test_chapter_00_runs_and_its_explorer_follows(lab):
         assert "InfiniBand 200G" in lines[3]
 
 
+def test_chapter_01_runs_and_its_explorers_follow(lab):
+    with lab.open("01_collectives.ipynb") as notebook:
+        notebook.run_all()
+        assert notebook.errors() == []
+        stepper = notebook.explorer(0)
+        (step,) = stepper.controls()
+        rounds = [stepper.picture()]
+        for _ in range(2):
+            stepper.move(step)
+            rounds.append(stepper.picture())
+        assert len(set(rounds)) == 3
+        assert stepper.status() == "4 messages of 8 B. Sent so far, a rank: 24 B; the tensor has 32 B."
+        notebook.screenshot("chapter_01_stepper")
+
+        explorer = notebook.explorer(2)
+        operation, algorithm, ranks, size, topology, step = explorer.controls()
+        seen = [(explorer.picture(), explorer.status())]
+        for act in (
+            lambda: explorer.drag(size, -60),
+            lambda: explorer.move(ranks),
+            lambda: explorer.move(algorithm),
+            lambda: explorer.move(topology),
+            lambda: explorer.move(topology, -1),
+            lambda: explorer.move(operation),
+            lambda: explorer.move(algorithm, -1),
+            lambda: explorer.move(step),
+        ):
+            act()
+            seen.append((explorer.picture(), explorer.status()))
+        notebook.screenshot("chapter_01_explorer")
+        pictures, lines = zip(*seen, strict=True)
+        assert all(a != b for a, b in itertools.pairwise(pictures))
+        assert pictures[3] == pictures[5]  # to another topology and back
+        assert lines[0].startswith("all_reduce by ring, 8 ranks, 1.07 GB: each rank sends 1.88 GB in 14 rounds")
+        assert lines[2].startswith("all_reduce by ring, 12 ranks")
+        assert lines[3].startswith("all_reduce by tree, 12 ranks")
+        assert lines[6].startswith("Not possible: algorithm='tree' of reduce_scatter: known are ring, ")
+        assert lines[7] == lines[8]  # another round of the same
+        assert lines[8].startswith("reduce_scatter by ring, 12 ranks")
+        ranks.press("Home")
+        explorer.move(ranks, -1)  # there is nothing below
+        assert explorer.status().startswith("Not possible: n=0: a group has a whole number of ranks, at least 1")
+        notebook.screenshot("chapter_01_not_possible")
+
+
+# Both take keys for themselves: arrows move from cell to cell, and D D deletes one.
+@pytest.mark.parametrize("program", ["jupyterlab", "notebook_7"])
+def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):
+    chapter = nbformat.read(lab.folder / "00_start_here.ipynb", 4)
+    (source,) = [cell.source for cell in chapter.cells if "show.Explorer(" in cell.source]
+    cells = [new_code_cell("from manyranks import show, theory"), new_code_cell(source)]
+    nbformat.write(new_notebook(cells=cells, metadata=PYTHON), lab.folder / f"keys_{program}.ipynb")
+    with lab.open(f"keys_{program}.ipynb", notebook_7=program == "notebook_7") as notebook:
+        notebook.run_all()
+        assert notebook.errors() == []
+        explorer = notebook.explorer()
+        seen = [(explorer.picture(), explorer.status())]
+        link, size = explorer.controls()
+        for control, keys in ((link, "↓"), (size, "→"), (size, "↑"), (size, "DD⇞"), (link, "↑")):
+            explorer.tab_to(control)
+            explorer.press(*(KEYS.get(key, key) for key in keys))
+            seen.append((explorer.picture(), explorer.status()))
+        notebook.screenshot(f"explorer_{program}")
+        pictures, lines = zip(*seen, strict=True)
+        assert len(set(pictures)) == len(set(lines)) == 6
+        assert [line.partition("G:")[0] for line in lines] == [f"{n} MB over InfiniBand {g}" for n, g in MOVED]
+        expect(explorer.box.get_by_role("slider", name="message size")).to_have_count(1)
+        expect(explorer.box.get_by_role("img", name=lines[-1])).to_have_count(1)
+        expect(explorer.box.locator("[aria-live=polite]")).to_have_text(lines[-1])
+
+
+KEYS = {"↓": "ArrowDown", "↑": "ArrowUp", "→": "ArrowRight", "⇞": "PageUp"}
+MOVED = [(1.05, 400), (1.05, 200), (2.1, 200), (4.19, 200), (134, 200), (134, 400)]
 PYTHON = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
 ENDS_EARLY = [
     ("1 / 0", ["raises-exception"]),

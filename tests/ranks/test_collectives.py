@@ -145,8 +145,8 @@ CHECKS = [all_reduces, rooted, unrooted]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_each_result_is_torch_distributed_s(worlds, check):
-    assert worlds.run(check) == [[]] * worlds.size
+def test_each_result_is_torch_distributed_s(shared_worlds, check):
+    assert shared_worlds.run(check) == [[]] * shared_worlds.size
 
 
 @pytest.mark.parametrize("n", [1, 5, 7])
@@ -186,7 +186,7 @@ def test_the_check_sees_a_collective_that_is_wrong(world):
 
 
 @pytest.mark.parametrize("elements", [1, 5, 1001])
-def test_evenly_cut_shards_are_those_of_the_backend_s_own_operations(worlds, elements):
+def test_evenly_cut_shards_are_those_of_the_backend_s_own_operations(shared_worlds, elements):
     def compare():
         n = dist.get_world_size()
         x = own(n * elements, torch.int64)
@@ -198,11 +198,11 @@ def test_evenly_cut_shards_are_those_of_the_backend_s_own_operations(worlds, ele
         gathered_without_elements = c.ring_all_gather(ours)
         return same(ours, shard), same(gathered_without_elements, whole), same(c.pairwise_all_to_all(x), swapped)
 
-    assert worlds.run(compare) == [(True, True, True)] * worlds.size
+    assert shared_worlds.run(compare) == [(True, True, True)] * shared_worlds.size
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_REDUCES if "2 nodes" not in name])
-def test_floats_are_the_exact_sum_within_rounding_and_the_same_bits_on_all_ranks(worlds, name):
+def test_floats_are_the_exact_sum_within_rounding_and_the_same_bits_on_all_ranks(shared_worlds, name):
     def of_random_numbers():
         torch.manual_seed(dist.get_rank())
         single, double = torch.randn(1003), torch.randn(1003, dtype=torch.float64)
@@ -211,12 +211,12 @@ def test_floats_are_the_exact_sum_within_rounding_and_the_same_bits_on_all_ranks
         ALL_REDUCES[name](double)
         return single.view(torch.int32).tolist(), double.tolist(), (double - exact).abs().max().item()
 
-    results = worlds.run(of_random_numbers)
+    results = shared_worlds.run(of_random_numbers)
     assert all(bits == results[0][0] and doubles == results[0][1] for bits, doubles, _ in results)
-    assert max(error for _, _, error in results) < 1e-14 * worlds.size
+    assert max(error for _, _, error in results) < 1e-14 * shared_worlds.size
 
 
-def test_a_strided_view_leaves_what_is_between_its_elements_alone(world):
+def test_a_strided_view_leaves_what_is_between_its_elements_alone(shared_world):
     def between():
         base = own(60, torch.int64).view(4, 15)
         before, view = base.clone(), base[:, ::3].T
@@ -226,20 +226,20 @@ def test_a_strided_view_leaves_what_is_between_its_elements_alone(world):
         hidden[::3] = False
         return torch.equal(view, total) and torch.equal(base[:, hidden], before[:, hidden])
 
-    assert all(world.run(between))
+    assert all(shared_world.run(between))
 
 
-def test_a_parameter_that_requires_grad_can_be_broadcast_and_reduced(world):
+def test_a_parameter_that_requires_grad_can_be_broadcast_and_reduced(shared_world):
     def parameter():
         x = torch.nn.Parameter(torch.full((2, 3), float(dist.get_rank())))
         c.tree_broadcast(x, 2)
         c.ring_all_reduce(x)
         return x.tolist(), x.grad_fn is None, c.ring_reduce_scatter(x).requires_grad
 
-    assert world.run(parameter) == [([[6.0] * 3] * 2, True, False)] * 3
+    assert shared_world.run(parameter) == [([[6.0] * 3] * 2, True, False)] * 3
 
 
-def test_a_shard_is_memory_of_its_own(worlds):
+def test_a_shard_is_memory_of_its_own(shared_worlds):
     def shards():
         x = own(12, torch.int64)
         made = c.naive_scatter(x), c.tree_scatter(x), c.ring_reduce_scatter(x), c.pairwise_all_to_all(x)
@@ -247,4 +247,4 @@ def test_a_shard_is_memory_of_its_own(worlds):
             t.untyped_storage().nbytes() == t.nbytes for t in made
         )
 
-    assert all(worlds.run(shards))
+    assert all(shared_worlds.run(shards))

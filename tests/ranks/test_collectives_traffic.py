@@ -78,9 +78,9 @@ def test_every_algorithm_of_the_theory_is_here_but_the_variants_left_out():
 
 
 @pytest.mark.parametrize(("op", "algorithm"), HERE)
-def test_the_messages_are_the_theory_s_and_the_bytes_exact(worlds, op, algorithm):
-    for elements, (root, node) in itertools.product(sizes(worlds.size), variants(op, algorithm, worlds.size)):
-        check(worlds, op, algorithm, elements, root, node)
+def test_the_messages_are_the_theory_s_and_the_bytes_exact(shared_worlds, op, algorithm):
+    for elements, (root, node) in itertools.product(sizes(shared_worlds.size), variants(op, algorithm, shared_worlds.size)):
+        check(shared_worlds, op, algorithm, elements, root, node)
 
 
 @pytest.mark.parametrize("n", [5, 6, 7])
@@ -91,16 +91,16 @@ def test_so_they_are_where_ranks_are_folded_in_or_a_tree_is_uneven(n):
                 check(world, op, algorithm, 2 * n + 3, root, node, torch.bfloat16)
 
 
-def test_so_they_are_for_a_million_elements(world):
+def test_so_they_are_for_a_million_elements(shared_world):
     for op, algorithm in HERE:
-        root, node = variants(op, algorithm, world.size)[-1]
-        check(world, op, algorithm, 1_000_003, root, node, torch.bfloat16)
+        root, node = variants(op, algorithm, shared_world.size)[-1]
+        check(shared_world, op, algorithm, 1_000_003, root, node, torch.bfloat16)
 
 
 @pytest.mark.parametrize("elements", [0, 2, 1_000_003])
 @pytest.mark.parametrize("pieces", [2, 5])
-def test_pieces_are_more_messages_of_the_same_bytes(worlds, elements, pieces):
-    n = worlds.size
+def test_pieces_are_more_messages_of_the_same_bytes(shared_worlds, elements, pieces):
+    n = shared_worlds.size
 
     def whole():
         return torch.ones(elements, dtype=torch.bfloat16)
@@ -114,14 +114,14 @@ def test_pieces_are_more_messages_of_the_same_bytes(worlds, elements, pieces):
         ("all_gather", lambda: c.ring_all_gather(shard(), elements=elements, pieces=pieces)),
         ("broadcast", lambda: c.ring_broadcast(whole(), pieces=pieces)),
     ):
-        m = worlds.measure(one)
+        m = shared_worlds.measure(one)
         assert list(m.payload_bytes.values()) == sent_bytes(op, elements, 2, n), op
         messages = {"all_reduce": 2 * (n - 1) * pieces, "broadcast": pieces}.get(op, (n - 1) * pieces)
         assert sum(x.op == "send" for x in m.calls[0]) == messages, op
         assert m.sent_bytes is None or all(m.sent_bytes[r] == m.payload_bytes[r] + framing(m.calls[r]) for r in range(n))
 
 
-def test_a_piece_is_on_its_way_while_another_is_added(world):
+def test_a_piece_is_on_its_way_while_another_is_added(shared_world):
     """In a ring of two pieces, a message leaves before the one before it has come: more than one receive is open."""
 
     def most_open(calls) -> int:
@@ -133,8 +133,8 @@ def test_a_piece_is_on_its_way_while_another_is_added(world):
         dist.barrier()
         c.ring_reduce_scatter(x, pieces=pieces)
 
-    assert {most_open(calls) for calls in world.measure(ring, 1).calls.values()} == {1}
-    assert {most_open(calls) for calls in world.measure(ring, 4).calls.values()} <= {2, 3, 4}
+    assert {most_open(calls) for calls in shared_world.measure(ring, 1).calls.values()} == {1}
+    assert {most_open(calls) for calls in shared_world.measure(ring, 4).calls.values()} <= {2, 3, 4}
 
 
 def test_the_peers_in_a_group_are_its_own_ranks():
@@ -175,19 +175,19 @@ def wrong_calls() -> list[tuple]:
     ]
 
 
-def test_wrong_arguments_raise_value_error_before_any_message(worlds):
+def test_wrong_arguments_raise_value_error_before_any_message(shared_worlds):
     def try_all():
         for function, arguments, text in wrong_calls():
             with pytest.raises(ValueError, match=text):
                 function(*arguments)
         return len(wrong_calls())
 
-    m = worlds.measure(try_all)
+    m = shared_worlds.measure(try_all)
     assert all(count > 35 for count in m.results)
     assert all(calls == [] for calls in m.calls.values())
 
 
-def test_a_rank_outside_the_group_is_told_so(world):
+def test_a_rank_outside_the_group_is_told_so(shared_world):
     def outside():
         group = dist.new_group([0, 1])
         if dist.get_rank() == 2:
@@ -195,10 +195,10 @@ def test_a_rank_outside_the_group_is_told_so(world):
                 c.ring_all_reduce(torch.ones(3), group)
         return True
 
-    assert world.run(outside) == [True] * 3
+    assert shared_world.run(outside) == [True] * 3
 
 
-def test_uneven_shards_without_elements_are_noticed_where_it_can_be(world):
+def test_uneven_shards_without_elements_are_noticed_where_it_can_be(shared_world):
     """Of 4 elements on 3 ranks the first has 2: it may be a shard of 6. Rank 1's 1 cannot be one of elements=6."""
 
     def gather():
@@ -208,4 +208,4 @@ def test_uneven_shards_without_elements_are_noticed_where_it_can_be(world):
                 c.ring_all_gather(shard, elements=6)
         return True
 
-    assert world.run(gather) == [True] * 3
+    assert shared_world.run(gather) == [True] * 3

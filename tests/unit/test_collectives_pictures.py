@@ -67,7 +67,7 @@ def test_what_was_shown_before_is_gone():
 
 
 def test_more_ranks_than_colours_are_refused():
-    with pytest.raises(ValueError, match="7 ranks: .* for 1 to 6"):
+    with pytest.raises(ValueError, match=r"7 ranks: .* for 1 to 6"):
         grid(n=7)
 
 

@@ -135,7 +135,8 @@ def test_a_size_or_a_round_below_one_is_refused():
 
 # By hand, in the order of the lines; inside a node 3.4 µs and 450 GB/s, between nodes 14 µs and 50 GB/s a card:
 # 14 · (3.4 µs + 2^27 B / 450 GB/s); 30 · (14 µs + 2^26 B / 50 GB/s);
-# 3 · (3.4 µs + 2^30 B / 450 GB/s) + 14 µs + 2^30 B / 50 GB/s; 14 · (3.4 µs + 2^27 B / 450 GB/s) + 2 · (14 µs + 2^26 B / 50 GB/s);
+# 3 · (3.4 µs + 2^30 B / 450 GB/s) + 14 µs + 2^30 B / 50 GB/s;
+# 14 · (3.4 µs + 2^27 B / 450 GB/s) + 2 · (14 µs + 2^26 B / 50 GB/s);
 # 2 · (50 µs + 2^20 B / 2 GB/s); 4 hops of 1 µs + 15/16 · 2^30 B / (3 axes · 2 links · 90 GB/s).
 FIGURES = {
     (

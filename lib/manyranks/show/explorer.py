@@ -1,12 +1,14 @@
 """An explorer: controls, a figure that follows them, and a line that says what limits now.
 
-An explorer is driven by a plot: an object with `figure`, `moving` (the artists that follow the controls; all else is drawn
-once) and `update(**values)`, which moves them and returns the status line. What it cannot show it refuses with a
+An explorer is driven by a plot: an object with `figure`, `moving` (the artists that follow the controls) and
+`update(**values)`, which moves them and returns the status line. What else is in the figure, such as axes and legends, is
+drawn again only when an update has changed it: that takes a few times as long. What a plot cannot show it refuses with a
 ValueError, whose text becomes the status line.
 """
 
 import asyncio
 import base64
+import contextlib
 import html
 import io
 from collections.abc import Sequence
@@ -15,12 +17,28 @@ from typing import Protocol
 import ipywidgets as widgets
 import numpy as np
 import PIL.Image
+import traitlets
 from IPython.display import display
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged slider does not queue up pictures
+_MARGIN = 0.12  # inches, for labels that grow when a control is moved
+# JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this
+# attribute. Keys with Ctrl, Cmd or Shift, such as those that save or run, stay theirs. The rest is for screen readers: a
+# slider has a name, and the status line is spoken when it changes.
+_KEYS = """<style onload="
+    const box = this.closest('.widget-vbox');
+    const keep = ({target, ctrlKey, metaKey, shiftKey}) =>
+        target.toggleAttribute('data-lm-suppress-shortcuts', !(ctrlKey || metaKey || shiftKey));
+    for (const type of ['focusin', 'keydown', 'keyup']) box.addEventListener(type, keep);
+    box.addEventListener('focusin', ({target}) => {
+        box.querySelector(':scope > .widget-html').ariaLive = 'polite';
+        if (target.role === 'slider') target.ariaLabel = target.closest('.widget-inline-hbox').querySelector('label').innerText;
+    });
+">b {}</style>"""
 _LAYOUT = widgets.Layout(width="460px")
 _LABELS = {"description_width": "150px"}
 
@@ -30,10 +48,15 @@ def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widget
     return widgets.IntSlider(value, low, high, step, description=label, layout=_LAYOUT, style=_LABELS)
 
 
-def log_slider(label: str, value: float, low: int, high: int, base: int = 2, show=None) -> widgets.SelectionSlider:
-    """A control for a power of `base`, from base**low to base**high; show: value -> text beside the slider."""
-    options = [((show or str)(base**k), base**k) for k in range(low, high + 1)]
+def value_slider(label: str, value: float, values: Sequence[float], show=str) -> widgets.SelectionSlider:
+    """A control for one of several numbers, in their order; show: value -> text beside the slider."""
+    options = [(show(number), number) for number in values]
     return widgets.SelectionSlider(options=options, value=value, description=label, layout=_LAYOUT, style=_LABELS)
+
+
+def log_slider(label: str, value: float, low: int, high: int, base: int = 2, show=str) -> widgets.SelectionSlider:
+    """A control for a power of `base`, from base**low to base**high; show: value -> text beside the slider."""
+    return value_slider(label, value, [base**k for k in range(low, high + 1)], show)
 
 
 def choice(label: str, value: str, options: Sequence[str]) -> widgets.Dropdown:
@@ -51,19 +74,26 @@ class Plot(Protocol):
 
 
 class Explorer:
-    """Shows `plot` under `controls`; every change calls plot.update(**values). figure, values and status can be read."""
+    """Shows `plot` under `controls`; every change calls plot.update(**values). figure, values and status can be read.
+
+    A picture that does not belong to the controls, because the plot has refused them, is dimmed.
+    """
 
     def __init__(self, plot: Plot, **controls: widgets.ValueWidget):
         self.figure, self.status = plot.figure, ""
         self._plot, self._controls = plot, controls
         self._canvas = FigureCanvasAgg(self.figure)
-        self._image, self._line = widgets.Image(format="png"), widgets.HTML()
+        self._image, self._line = _Picture(format="png"), widgets.HTML()
         self._waiting: asyncio.TimerHandle | None = None
+        self._background = None  # what does not move, drawn
+        self._shown: PIL.Image.Image | None = None  # the last picture that belonged to its setting
         for artist in plot.moving:
             artist.set_animated(True)  # leaves it out of the drawing that the redraws start from
-        self._canvas.draw()
-        self._background = self._canvas.copy_from_bbox(self.figure.bbox)
+        if isinstance(layout := self.figure.get_layout_engine(), ConstrainedLayoutEngine):
+            layout.set(w_pad=_MARGIN)
         self._redraw()
+        self.figure.set_layout_engine("none")  # axes stay where they are; to place them takes as long as to draw them
+        self._redraw()  # now that a plot can see how large they are
         for control in controls.values():
             control.observe(self._soon, "value")
 
@@ -73,57 +103,112 @@ class Explorer:
         return {name: control.value for name, control in self._controls.items()}
 
     def set(self, **values) -> "Explorer":
-        """Moves controls, as a hand would, and redraws at once. Raises ValueError for a name or value that none has."""
-        for name, value in values.items():
-            if name not in self._controls:
-                raise ValueError(f"{name!r}: this explorer has {', '.join(self._controls)}")
-            self._put(self._controls[name], name, value)
+        """Moves controls, as a hand would, and redraws at once.
+
+        Raises ValueError for a name or value that no control has, and then moves none; and what plot.update raises, except a
+        ValueError, which becomes the status line.
+        """
+        before = self.values
+        try:
+            for name, value in values.items():
+                self._put(name, value)
+        except ValueError:
+            for name, value in before.items():
+                self._put(name, value)
+            raise
         self._redraw()
         return self
 
-    def _put(self, control: widgets.ValueWidget, name: str, value) -> None:
+    def _put(self, name: str, value) -> None:
+        if name not in self._controls:
+            raise ValueError(f"{name!r}: this explorer has {', '.join(self._controls)}")
+        control = self._controls[name]
         control.unobserve(self._soon, "value")
         try:
             control.value = value
         except Exception as error:
-            raise ValueError(f"{name}={value!r}: {error}") from error
+            raise ValueError(f"{name}={value!r}: {_allowed(control) or error}") from error
         finally:
             control.observe(self._soon, "value")
+        if control.value != value:  # a slider takes its nearest value without a word
+            raise ValueError(f"{name}={value!r}: {_allowed(control)}")
 
     def _soon(self, _=None) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # no notebook around us
-            return self._redraw()
+            return self._follow()
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting = loop.call_later(_PAUSE, self._redraw)
+        self._waiting = loop.call_later(_PAUSE, self._follow)
+
+    def _follow(self) -> None:
+        """Redraws after a moved control, where nobody could catch an error: the status line says it."""
+        with contextlib.suppress(Exception):
+            self._redraw()
 
     def _redraw(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
         self._waiting = None
         try:
             self.status = self._plot.update(**self.values)
-        except ValueError as error:
-            self.status = f"Not possible: {error}"
-        self._line.value = f"<b>{html.escape(self.status)}</b>"
-        self._image.value = self._png()
+            self._shown = self._drawn()
+        except Exception as error:
+            refused = isinstance(error, ValueError)
+            self.status = f"Not possible: {error}" if refused else f"Error: {type(error).__name__}: {error}"
+            self._show(_dimmed(self._shown or self._drawn()))
+            if not refused:
+                raise
+        else:
+            self._show(self._shown)
 
-    def _png(self) -> bytes:
+    def _drawn(self) -> PIL.Image.Image:
+        """The picture of the plot as it is now."""
+        if self._background is None or self.figure.stale:  # animated artists do not make a figure stale
+            self._canvas.draw()
+            self._background = self._canvas.copy_from_bbox(self.figure.bbox)
         self._canvas.restore_region(self._background)
         for artist in self._plot.moving:
             artist.axes.draw_artist(artist)
-        picture = io.BytesIO()
-        PIL.Image.fromarray(np.asarray(self._canvas.buffer_rgba())).save(picture, "png", compress_level=1)
-        return picture.getvalue()
+        return PIL.Image.fromarray(np.asarray(self._canvas.buffer_rgba())).convert("RGB")  # a third less to compress
+
+    def _show(self, picture: PIL.Image.Image) -> None:
+        png = io.BytesIO()
+        picture.save(png, "png", compress_level=1)
+        self._line.value = f"<b>{html.escape(self.status)}</b>"
+        self._image.tooltip = self.status
+        self._image.value = png.getvalue()
 
     def _ipython_display_(self) -> None:
-        box = widgets.VBox([*self._controls.values(), self._line, self._image])
+        keys = widgets.HTML(_KEYS, layout=widgets.Layout(display="none"))
+        box = widgets.VBox([*self._controls.values(), self._line, self._image, keys])
         # A page without a kernel, such as GitHub's, shows the picture; the notebook shows the controls.
         bundle = {"text/plain": repr(self), "image/png": base64.b64encode(self._image.value).decode()} | _view(box)
         display(bundle, raw=True)
 
     def __repr__(self) -> str:
         return f"Explorer({', '.join(f'{k}={v}' for k, v in self.values.items())}): {self.status}"
+
+
+class _Picture(widgets.Image):
+    """A picture whose tooltip, which is its text for those who cannot see it, can be set: a page wants a description too."""
+
+    description = traitlets.Unicode().tag(sync=True)
+
+
+def _dimmed(picture: PIL.Image.Image) -> PIL.Image.Image:
+    return picture.point(lambda value: 255 - (255 - value) // 4)
+
+
+def _allowed(control: widgets.ValueWidget) -> str:
+    """What this control can be set to; empty if it does not say."""
+    if hasattr(control, "options"):
+        values = [repr(option[1] if isinstance(option, tuple) else option) for option in control.options]
+        return "one of " + ", ".join(values if len(values) <= 12 else [*values[:3], "…", values[-1]])
+    if hasattr(control, "min"):
+        return f"from {control.min} to {control.max} in steps of {control.step}"
+    return ""
 
 
 def _view(box: widgets.Widget) -> dict:

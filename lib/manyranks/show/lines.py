@@ -19,8 +19,10 @@ def curves(
     title: str = "",
     xticks: Sequence[float] | None = None,
 ) -> style.Figure:
-    """A curve for each name, over x. xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten
-    unless given. Values that are not above 0 are left out. Raises ValueError for a curve of another length than x.
+    """A curve for each name, over x.
+
+    xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten unless given. Values that
+    are not above 0 are left out. Raises ValueError for a curve of another length than x.
     """
     fig, (axes,) = style.figure(height=3.5)
     for number, (name, y) in enumerate(named.items()):

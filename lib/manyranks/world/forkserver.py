@@ -50,6 +50,7 @@ def _prepare():
     import gc
 
     import numpy.random  # noqa: F401  numpy would import it in each rank
+    import torch._dynamo  # noqa: F401  and so would DDP, fully_shard and every dispatch mode: a second a rank
 
     import manyranks.world.rank  # noqa: F401  brings in torch, torch.distributed and cloudpickle
     from manyranks.measure.calls import Recorder

@@ -10,8 +10,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from manyranks.show import style
-
 Row = Sequence[float] | None
 _COLOURS = ("#9CC9E8", "#F2B48C", "#8FD6BC", "#E8C2D8", "#F5D98A", "#C9C9C9")
 MOST = len(_COLOURS)  # ranks that have a colour

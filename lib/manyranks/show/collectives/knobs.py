@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import ipywidgets as widgets
 from matplotlib.artist import Artist
 
 from manyranks.show import style, units
@@ -10,7 +9,7 @@ from manyranks.show.collectives import contents, topologies
 from manyranks.show.collectives.circle import Circle
 from manyranks.show.collectives.panels import LOOKS, MOST, SIZES, Grid, Sent, Times
 from manyranks.show.collectives.topologies import TOPOLOGIES
-from manyranks.show.explorer import Explorer, choice, log_slider, slider
+from manyranks.show.explorer import Explorer, choice, log_slider, slider, value_slider
 from manyranks.theory.collectives import ALGORITHMS, rounds, sent_bytes
 
 _RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
@@ -90,14 +89,11 @@ def counts(now: Setting, step: int) -> list[list[int]]:
 
 def explorer() -> Explorer:
     """The explorer of chapter 01."""
-    ranks = widgets.SelectionSlider(
-        options=_RANKS, value=8, description="ranks N", layout={"width": "460px"}, style={"description_width": "150px"}
-    )
     return Explorer(
         Knobs(),
         operation=choice("operation", "all_reduce", list(ALGORITHMS)),
         algorithm=choice("algorithm", "ring", list(LOOKS)),
-        n=ranks,
+        n=value_slider("ranks N", 8, _RANKS),
         size=log_slider("size of the tensor", 2**30, 0, 36, show=units.size),
         topology=choice("topology", "H100 nodes of 8 (InfiniBand)", list(TOPOLOGIES)),
         step=slider("round", 1, 1, 30),

@@ -1,0 +1,109 @@
+"""One redraw of an explorer, from a moved control to the PNG in the widget, against a new pyplot figure for each picture.
+
+Seconds are the processor's, not the wall's: a redraw is one thread that waits for nothing.
+"""
+
+import io
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+import ipywidgets as widgets
+from matplotlib import pyplot
+
+from benchmarks.compare import Row, pairs
+from benchmarks.replay import COSTS, one_f_one_b
+from manyranks import show, theory
+from manyranks.show import style
+from manyranks.show.gantt import KINDS, Gantt
+from manyranks.timeline import Timeline, replay
+
+ROUNDS = 21
+
+
+class Schedules:
+    """A plot for an explorer: 1F1B schedules that were replayed beforehand, by their number of micro-batches."""
+
+    @style.styled
+    def __init__(self, stages: int, microbatches: tuple[int, ...]):
+        self.timelines = {m: replay(one_f_one_b(stages, m), COSTS) for m in microbatches}
+        self.figure, (axes,) = style.figure(width=8.6, height=1.3 + min(0.5 * stages, 5.0))
+        self._chart = Gantt(axes, "1F1B")
+        self.moving = self._chart.moving
+
+    def update(self, m: int) -> str:
+        self._chart.update(self.timelines[m])
+        return f"{m} micro-batches: bubble {self.timelines[m].bubble(0):.1%}"
+
+
+def rows() -> Iterator[Row]:
+    for stages, m, at_most in ((8, 64, 0.040), (16, 128, 0.060)):
+        what = f"redraw of 1F1B, {stages} stages, {m} micro-batches"
+        plot = Schedules(stages, (m - 1, m, m // 2))
+        ours, theirs = _moves(plot, m - 1, m), _new_figures(plot, m - 1, m)
+        yield Row(f"{what}: explorer; new pyplot figures", **pairs(ours, theirs, ROUNDS), at_most=at_most)
+        yield Row("  … when the time axis changes too", _each(_moves(plot, m // 2, m)))
+    yield Row("redraw of chapter 00's explorer", _each(_chapter_00()))
+    yield Row("redraw of chapter 01's explorer, 16 ranks, the next round", _each(_chapter_01()), at_most=0.040)
+
+
+def _moves(plot: Schedules, *microbatches: int) -> Callable[[], float]:
+    """Seconds of one move of the control, to each of these in turn."""
+    explorer = show.Explorer(plot, m=show.slider("micro-batches", microbatches[-1], min(microbatches), max(microbatches)))
+    turns = itertools.cycle(microbatches)
+    return lambda: _processor(lambda: explorer.set(m=next(turns)))
+
+
+def _new_figures(plot: Schedules, *microbatches: int) -> Callable[[], float]:
+    """The same by what comes to mind first: a figure of broken_barh each time, saved into an image widget."""
+    pyplot.switch_backend("agg")
+    image, turns = widgets.Image(format="png"), itertools.cycle(microbatches)
+
+    def redraw() -> None:
+        picture = io.BytesIO()
+        figure = _figure(plot.timelines[next(turns)], plot.figure.get_size_inches())
+        figure.savefig(picture, format="png")
+        pyplot.close(figure)
+        image.value = picture.getvalue()
+
+    return lambda: _processor(redraw)
+
+
+@style.styled
+def _figure(timeline: Timeline, inches: tuple[float, float]) -> pyplot.Figure:
+    figure, axes = pyplot.subplots(figsize=inches)
+    for rank in timeline.ranks:
+        for letters, kind, top in (("F", "compute", -0.42), ("B", "compute", -0.42), ("", "communication", 0.02)):
+            spans = [s for s in timeline.of(rank, kind) if s.name.startswith(letters)]
+            bars = [(s.started, s.seconds) for s in spans]
+            axes.broken_barh(bars, (rank + top, 0.4), facecolor=KINDS[letters or kind].colour, label=letters or kind)
+    axes.set(xlabel="time (s)", yticks=range(len(timeline.ranks)), yticklabels=[f"rank {r}" for r in timeline.ranks])
+    axes.legend(*(part[:3] for part in axes.get_legend_handles_labels()), loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    return figure
+
+
+def _chapter_00() -> Callable[[], float]:
+    explorer = show.Explorer(
+        show.hardware.MessageTime(theory.links),
+        link=show.choice("link", "InfiniBand 400G", list(theory.links)),
+        n=show.log_slider("message size", 2**20, low=0, high=34, show=show.size),
+    )
+    turns = itertools.cycle((2**10, 2**20))
+    return lambda: _processor(lambda: explorer.set(n=next(turns)))
+
+
+def _chapter_01() -> Callable[[], float]:
+    explorer = show.collectives.explorer().set(n=16)
+    turns = itertools.cycle(range(1, 31))
+    return lambda: _processor(lambda: explorer.set(step=next(turns)))
+
+
+def _each(measure: Callable[[], float]) -> tuple[float, ...]:
+    measure()
+    return tuple(measure() for _ in range(ROUNDS))
+
+
+def _processor(fn: Callable[[], object]) -> float:
+    started = time.process_time()
+    fn()
+    return time.process_time() - started

@@ -1,0 +1,18 @@
+"""Chapters as web pages without a kernel, as `jupyter nbconvert --to html` makes them."""
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+
+from tests.notebooks.test_notebooks import CHAPTERS
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=[path.stem for path in CHAPTERS])
+def test_an_explorer_is_a_picture_on_a_page_without_a_kernel(path):
+    chapter = nbformat.read(path, 4)
+    bundles = [output.get("data", {}) for cell in chapter.cells for output in cell.get("outputs", [])]
+    explorers = [bundle for bundle in bundles if bundle.get("text/plain", "").startswith("Explorer(")]
+    assert explorers
+    page, _ = HTMLExporter().from_notebook_node(chapter)
+    for bundle in explorers:
+        assert f'src="data:image/png;base64,{bundle["image/png"].strip()}"' in page.replace("\n", "")

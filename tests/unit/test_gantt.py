@@ -1,0 +1,232 @@
+"""The Gantt chart, and explorers that draw one: what moves, what stays, and what a setting that cannot be looks like."""
+
+import asyncio
+import io
+
+import ipywidgets as widgets
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyranks import show
+from manyranks.show import style
+from manyranks.show.gantt import KINDS, Gantt
+from manyranks.timeline import Span, Timeline
+
+
+def compute(rank, name, started, finished):
+    return Span(rank, "compute", name, started, finished)
+
+
+def transfer(rank, started, finished):
+    return Span(rank, "communication", "send", started, finished)
+
+
+def chart(*spans, **options):
+    _, (axes,) = style.figure(**options)
+    gantt = Gantt(axes)
+    gantt.update(Timeline(tuple(spans)))
+    return gantt
+
+
+def rectangles(gantt, kind):
+    """(left, right, top, bottom) of each box of a kind, on the axes' scale."""
+    corners = gantt._patches[kind].get_path().vertices.reshape(-1, 5, 2)
+    return np.stack([corners[:, 0, 0], corners[:, 2, 0], corners[:, 0, 1], corners[:, 2, 1]], axis=1)
+
+
+def test_a_box_is_where_its_span_is():
+    gantt = chart(compute(0, "step", 0, 2e-3), compute(4, "step", 1e-3, 4e-3), transfer(4, 2e-3, 3e-3))
+    assert gantt.axes.get_xlabel() == "time (ms)"
+    assert [label.get_text() for label in gantt.axes.get_yticklabels()] == ["rank 0", "rank 4"]
+    pixel = 4 / gantt.axes.bbox.width
+    assert rectangles(gantt, "compute")[:, :2] == pytest.approx(np.array([[0, 2], [1, 4]]), abs=1.01 * pixel)
+    ((left, right, top, bottom),) = rectangles(gantt, "communication")
+    assert (left, right) == pytest.approx((2, 3), abs=1.01 * pixel)
+    assert 1 < top < bottom < 1.5
+    assert (rectangles(gantt, "compute")[:, 2:] < [[0, 0], [1, 1]]).all()
+
+
+def test_compute_has_the_whole_band_where_nothing_communicates():
+    ((_, _, top, bottom),) = rectangles(chart(compute(0, "step", 0, 1)), "compute")
+    assert top == -bottom
+
+
+def test_the_actions_of_a_pipeline_differ_in_more_than_colour():
+    gantt = chart(compute(0, "F0", 0, 1), compute(0, "B0", 1, 2))
+    assert [text.get_text() for text in gantt.axes.get_legend().get_texts()] == ["F forward", "B backward"]
+    gantt = chart(compute(0, "F0", 0, 1), compute(0, "I0", 1, 2), compute(0, "W0", 2, 3), compute(0, "sum", 3, 4))
+    labels = [text.get_text() for text in gantt.axes.get_legend().get_texts()]
+    assert labels == ["compute", "F forward", "I input gradient", "W weight gradient"]
+    (f,), (i,), (w,) = (rectangles(gantt, kind)[:, 2:] for kind in "FIW")
+    assert i[0] == f[0] < w[0] < i[1] < f[1] == w[1]
+    assert len(gantt._names.get_paths()) == 3  # of the actions only
+
+
+def test_a_large_chart_has_no_names():
+    assert len(chart(*(compute(0, f"F{i}", i, i + 1) for i in range(8)))._names.get_paths()) == 8
+    assert not chart(*(compute(0, f"F{i}", i, i + 1) for i in range(200)))._names.get_paths()
+    assert not chart(*(compute(rank, "F0", 0, 1) for rank in range(64)))._names.get_paths()
+
+
+times = st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 8))
+
+
+@given(st.lists(times, max_size=12))
+def test_transfers_of_a_rank_at_the_same_time_lie_in_different_lanes(drawn):
+    spans = [transfer(rank, float(start), float(start + length)) for rank, start, length in drawn]
+    busiest = max((sum(s.rank == o.rank and s.started <= o.started < s.finished for s in spans) for o in spans), default=0)
+    boxes = rectangles(chart(*spans), "communication")
+    assert len(boxes) == len(spans)
+    if busiest <= 6:
+        for k, (left, right, top, bottom) in enumerate(boxes):
+            others = np.delete(boxes, k, axis=0)
+            beside = (others[:, 1] <= left) | (others[:, 0] >= right) | (others[:, 3] <= top) | (others[:, 2] >= bottom)
+            assert beside.all()
+
+
+@given(st.floats(1e-9, 1e6))
+def test_the_axis_reaches_the_end_and_not_much_further(end):
+    gantt = chart(compute(0, "step", 0.0, end))
+    _, reach = gantt.axes.get_xlim()
+    unit = {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[gantt.axes.get_xlabel()[6:-1]]
+    assert 0.79 <= end / (reach * unit) <= 1 + 1e-9
+    assert reach < 1000.1 or unit == 1
+
+
+def test_two_charts_can_share_a_scale():
+    gantt = chart(compute(0, "step", 0, 1))
+    gantt.update(Timeline((compute(0, "step", 0, 1),)), until=3.0)
+    assert gantt.axes.get_xlim() == (0, 3)
+
+
+def test_what_is_shorter_than_a_pixel_is_seen():
+    gantt = chart(compute(0, "step", 0, 500), transfer(0, 700, 700.01))
+    picture = np.asarray(PIL.Image.open(io.BytesIO(gantt.axes.figure._repr_png_())).convert("RGB")).astype(int)
+    red, green, blue = np.moveaxis(picture[60:], 2, 0)  # below the legend
+    assert ((red > 200) & (green < 200) & (blue < 150)).any()
+
+
+class Schedules:
+    """A plot of a timeline of n boxes on p ranks."""
+
+    @style.styled
+    def __init__(self):
+        self.figure, (axes,) = style.figure()
+        self._gantt = Gantt(axes, "boxes")
+        self.moving = self._gantt.moving
+
+    def update(self, n, p=2):
+        if n == 13:
+            raise ValueError("13 is no number of boxes")
+        if n == 14:
+            raise KeyError("a slip")
+        self._gantt.update(Timeline(tuple(compute(rank, f"F{i}", i, i + 1) for rank in range(p) for i in range(n))))
+        return f"{n} boxes"
+
+
+def explorer():
+    return show.Explorer(Schedules(), n=show.slider("n", 5, 0, 20), p=show.slider("p", 2, 1, 4))
+
+
+def pixels(shown):
+    return np.asarray(PIL.Image.open(io.BytesIO(shown._image.value)).convert("RGB")).astype(int)
+
+
+def drawings(shown, monkeypatch):
+    """A list that grows whenever the whole figure is drawn."""
+    drawn, draw = [], shown._canvas.draw
+    monkeypatch.setattr(shown._canvas, "draw", lambda: (drawn.append(1), draw()))
+    return drawn
+
+
+def test_axes_are_drawn_again_only_when_they_change(monkeypatch):
+    shown = explorer().set(n=20)
+    drawn, before = drawings(shown, monkeypatch), pixels(shown)
+    shown.set(n=19)
+    assert not drawn
+    assert (pixels(shown) != before).any()
+    shown.set(n=0).set(n=20, p=4)
+    assert len(drawn) == 2
+    axes = shown.figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"rank {k}" for k in range(4)]
+    assert not axes.get_legend().get_frame_on(), "drawn in the course's style, whenever it is drawn"
+    shown.set(n=20, p=2)
+    assert (pixels(shown) == before).all(), "nothing is left of the picture before"
+
+
+def test_chapter_00s_axes_are_never_drawn_again(monkeypatch):
+    from manyranks import theory
+
+    links = list(theory.links)
+    shown = show.Explorer(
+        show.hardware.MessageTime(theory.links), link=show.choice("link", links[0], links), n=show.slider("n", 1, 1, 9)
+    )
+    drawn = drawings(shown, monkeypatch)
+    shown.set(link=links[1], n=4)
+    assert not drawn
+
+
+def test_a_picture_that_does_not_belong_to_the_setting_is_dimmed():
+    shown = explorer()
+    before = pixels(shown)
+    shown.set(n=13)
+    assert shown.status == "Not possible: 13 is no number of boxes"
+    assert (255 - pixels(shown) == (255 - before) // 4).all()
+    shown.set(n=13, p=3)
+    assert pixels(shown).min() > 150
+    assert (pixels(shown.set(n=5, p=2)) == before).all()
+
+
+def test_an_error_of_the_plot_is_raised_by_set_and_said_after_a_moved_control():
+    shown = explorer()
+    with pytest.raises(KeyError, match="a slip"):
+        shown.set(n=14)
+    shown.set(n=5)
+    shown._controls["n"].value = 14
+    assert shown.status == "Error: KeyError: 'a slip'"
+    assert pixels(shown).min() > 150
+    with pytest.raises(KeyError):
+        show.Explorer(Schedules(), n=show.slider("n", 14, 0, 20))
+
+
+@pytest.mark.parametrize(
+    ("values", "allowed"), [({"n": 21}, "n=21: from 0 to 20 in steps of 1"), ({"n": 2.5}, "n=2.5"), ({"n": "x"}, "n='x'")]
+)
+def test_a_value_outside_a_slider_is_refused_and_moves_nothing(values, allowed):
+    shown = explorer()
+    with pytest.raises(ValueError, match=allowed):
+        shown.set(p=3, **values)
+    assert shown.values == {"n": 5, "p": 2}
+    assert shown.status == "5 boxes"
+
+
+def test_a_value_that_a_list_does_not_have_is_refused_with_those_it_has():
+    shown = show.Explorer(Schedules(), n=widgets.Dropdown(options=[("one", 1), ("two", 2)], value=1))
+    with pytest.raises(ValueError, match="n=3: one of 1, 2"):
+        shown.set(n=3)
+
+
+def test_a_dragged_control_is_drawn_once_when_it_rests(monkeypatch):
+    shown, pictures = explorer(), []
+    monkeypatch.setattr(shown, "_show", lambda picture: pictures.append(shown.status))
+
+    async def drag():
+        for n in range(6, 12):
+            shown._controls["n"].value = n
+        await asyncio.sleep(0.2)
+
+    asyncio.run(drag())
+    assert pictures == ["11 boxes"]
+
+
+def test_the_picture_says_the_status_line_to_those_who_cannot_see_it():
+    shown = explorer().set(n=7)
+    assert shown._image.tooltip == shown.status == "7 boxes"
+    assert shown._image.get_state()["description"] == ""
+
+
+def test_every_kind_has_a_look_of_its_own():
+    assert len({(kind.colour, kind.hatch, kind.top, kind.bottom) for kind in KINDS.values()}) == len(KINDS)
