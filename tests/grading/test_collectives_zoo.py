@@ -2,12 +2,13 @@
 
 import nbformat
 import pytest
+import torch.distributed as dist
 
 from manyranks import grade
 from tests.conftest import ROOT
-from tests.grading.zoo import adding, moving
+from tests.grading.zoo import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
 
-ZOO = moving.ZOO + adding.ZOO
+ZOO = broadcast.ZOO + all_gather.ZOO + reduce_scatter.ZOO + all_reduce.ZOO + all_to_all.ZOO
 TASKS = ["tree_broadcast", "ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "pairwise_all_to_all"]
 EXERCISE = "01_collectives/01_collectives.ipynb"
 
@@ -32,6 +33,28 @@ def test_the_solution_gets_full_marks(task):
     assert report.points == report.out_of
 
 
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("end", "N times as many divisions as needed: divide the shard, between the two rings"),
+        ("shard", "divides at the cheapest place: on 4 ranks with 250,007 elements, each rank divided its shard only"),
+    ],
+)
+def test_an_all_reduce_is_told_where_it_divides_and_what_it_printed(place, says):
+    answers = functions("solutions")
+
+    def answer(x_E):
+        print("place:", place)
+        if place == "shard":
+            return answers["ring_all_reduce"](x_E)
+        return answers["ring_all_gather"](answers["ring_reduce_scatter"](x_E), len(x_E)) / dist.get_world_size()
+
+    report = check("ring_all_reduce", answer)
+    assert (report.passed, report.points) == (True, 4)
+    assert says in repr(report), report
+    assert f"what the ranks printed on 4 ranks with 250,007 elements:\n── rank 0 ──\nplace: {place}\n" in repr(report)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_untouched_release_gets_none(task):
     report = check(task, functions("exercises")[task])
@@ -42,7 +65,7 @@ def test_the_untouched_release_gets_none(task):
 @pytest.mark.parametrize("answer", ZOO, ids=[answer.function.__name__ for answer in ZOO])
 def test_a_wrong_answer_gets_its_own_hint(answer):
     report = check(answer.task, answer.function)
-    assert answer.says in repr(report), report
+    assert answer.says in repr(report).replace("\n    hint:", "; hint:"), report
     assert not report.passed
     assert report.points < report.out_of * (1 if answer.right_values else 0.5)
     values = next((line.ok for line in report.lines if "values" in line.what), None)

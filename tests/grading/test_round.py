@@ -9,14 +9,14 @@ from tests.grading.course import Course, answered, small
 
 NAME = "01_collectives"
 FULL = {"tree_broadcast": 3, "ring_all_gather": 4, "ring_reduce_scatter": 5, "ring_all_reduce": 4, "pairwise_all_to_all": 4}
-BACKWARDS = """
+UPWARDS = """
 def ring_all_gather(shard, elements):
     rank, n = dist.get_rank(), dist.get_world_size()
     out_E = torch.empty(elements, dtype=shard.dtype)
     chunks = out_E.tensor_split(n)
     chunks[rank].copy_(shard)
     for step in range(n - 1):
-        exchange(chunks[(rank + step) % n], (rank - 1) % n, chunks[(rank + step + 1) % n], (rank + 1) % n)
+        exchange(chunks[(rank - step) % n], (rank + 1) % n, chunks[(rank - step - 1) % n], (rank - 1) % n)
     return out_E
 """
 
@@ -38,10 +38,10 @@ def test_the_whole_round_with_two_submissions(tmp_path):
     course = Course(tmp_path, NAME, solution)
     all_right = course.submit("ada", solution)
     assert all_right == {f"check_{task}": points for task, points in FULL.items()}
-    one_in_part = course.submit("bob", answered(course.release, {"ring_all_gather": BACKWARDS}))
+    one_in_part = course.submit("bob", answered(course.release, {"ring_all_gather": UPWARDS}))
     assert 2 <= one_in_part.pop("check_ring_all_gather") < 4
     assert set(one_in_part.values()) == {0}
-    assert "that is the wrong neighbour" in course.feedback("bob")
+    assert "this ring runs upwards" in course.feedback("bob")
     assert "not written yet" in course.feedback("bob")
     assert course.errors("bob") == []
     assert course.export() == {"ada": 20, "bob": course.export()["bob"]}
@@ -50,7 +50,7 @@ def test_the_whole_round_with_two_submissions(tmp_path):
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    return Course(tmp_path_factory.mktemp("course"), "99_double", small(), seconds=5)
+    return Course(tmp_path_factory.mktemp("course"), "99_double", small(), seconds=3)
 
 
 ANSWERS = {

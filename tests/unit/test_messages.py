@@ -63,6 +63,17 @@ def test_a_recursive_function_arrives():
     assert carried(factorial)(5) == 120
 
 
+def test_a_function_beside_a_module_of_a_class_of_its_own_arrives():
+    config = torch.distributed.config  # reached through torch, and named in the function
+    assert type(config) is not type(sys)
+
+    def settings():
+        return torch.distributed.config
+
+    assert carried(settings)() is config
+    assert carried([config])[0] is config
+
+
 def test_an_object_of_a_local_class_arrives():
     class Point:
         def __init__(self, x):

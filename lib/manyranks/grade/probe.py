@@ -5,25 +5,33 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from manyranks.grade.journal import Journal
+
 _ROOM = 4  # a result larger than this many times the arguments' elements is not sent back
 _SPARE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One rank's. result: a tensor, None where it is none; kind: what it is, in words; argument: the first one afterwards."""
+    """One rank's. result: a tensor, None where it is none; kind: what it is, in words; argument: the first one afterwards.
+
+    scaled: how many elements the function divided or multiplied.
+    """
 
     result: torch.Tensor | None
     kind: str
     argument: torch.Tensor
+    scaled: int
 
 
-def answer(function, arguments: tuple[tuple, ...]) -> Answer:
-    """Calls the learner's function with this rank's arguments. The first one is a tensor."""
-    mine = arguments[dist.get_rank()]
+def answer(function, arguments: tuple[tuple, ...], folder: str) -> Answer:
+    """Calls the learner's function with this rank's arguments, the first of which is a tensor; notes messages in the folder."""
+    rank = dist.get_rank()
+    mine = arguments[rank]
     room = _SPARE + _ROOM * mine[0].numel() * len(arguments)
-    value = function(*mine)
-    return Answer(*_plain(value, room), mine[0].detach().clone())
+    with Journal(folder, rank) as journal:
+        value = function(*mine)
+    return Answer(*_plain(value, room), mine[0].detach().clone(), journal.scaled)
 
 
 def _plain(value, room: int) -> tuple[torch.Tensor | None, str]:

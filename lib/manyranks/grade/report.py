@@ -18,13 +18,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Report:
-    """The verdict on one task. points: reached, of `out_of`; printed: what the ranks printed, where it may help."""
+    """The verdict on one task. points: reached, of `out_of`; printed: what the ranks printed in the run called `run`."""
 
     task: str
     points: float
     out_of: float
     lines: tuple[Line, ...]
     printed: str = ""
+    run: str = ""
 
     @property
     def passed(self) -> bool:
@@ -44,12 +45,12 @@ class Report:
             parts.append(f"{_mark(line)} {line.what}" + (f": {line.found}" if line.found else ""))
             parts += [f"    hint: {line.hint}"] if line.hint else []
         if self.printed:
-            parts += ["what the ranks printed:", self.printed]
+            parts += [f"what the ranks printed {self.run}:", self.printed]
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<li style='list-style:none'>{_item(line)}</li>" for line in self.lines)
-        printed = f"<div>what the ranks printed:</div><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
+        printed = f"<div>what the ranks printed {self.run}:</div><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
         return f"<div><b>{html.escape(self._head())}</b><ul style='padding-left:1em;margin:2px'>{rows}</ul>{printed}</div>"
 
     def _head(self) -> str:

@@ -19,6 +19,7 @@ _HOME = {
     "curves": "lines",
     "hardware": None,
     "collectives": None,
+    "data_parallel": None,
 }
 __all__ = list(_HOME)
 

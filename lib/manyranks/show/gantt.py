@@ -47,10 +47,13 @@ _RECTANGLE = np.array([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.
 
 
 @style.styled
-def timeline(recorded: Timeline, title: str = "") -> style.Figure:
-    """Draws compute and communication of every rank over time; pipeline actions F, B, I and W each in its own colour."""
+def timeline(recorded: Timeline, title: str = "", until: float = 0.0) -> style.Figure:
+    """Draws compute and communication of every rank over time; pipeline actions F, B, I and W each in its own colour.
+
+    until: seconds that the axis reaches to at least, so that several pictures have one scale.
+    """
     fig, (axes,) = style.figure(height=1.3 + min(0.5 * max(len(recorded.ranks), 1), 5.0))
-    Gantt(axes, title).update(recorded)
+    Gantt(axes, title).update(recorded, until)
     return fig
 
 

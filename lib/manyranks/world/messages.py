@@ -4,11 +4,13 @@ A message is a header of lengths, the pickle, then one frame a storage. A receiv
 was read into, and tensors that share a storage still share it on the other side.
 """
 
+import importlib
 import io
 import pickle
 import socket
 import struct
 import sys
+import types
 
 import cloudpickle
 import numpy as np
@@ -27,7 +29,18 @@ class _Pickler(cloudpickle.Pickler):
             return _storage, (pickle.PickleBuffer(_bytes_of(value)),)
         if torch is not None and isinstance(value, torch.storage.TypedStorage):
             return _typed_storage, (value._untyped_storage, value.dtype)
+        if _is_special_module(value):
+            return importlib.import_module, (value.__name__,)
         return super().reducer_override(value)
+
+
+def _is_special_module(value) -> bool:
+    """An imported module of a class of its own, as torch.distributed.config: cloudpickle takes it for any other object.
+
+    It also sends modules that a function does not use, but whose names look like something in it, such as `config`.
+    """
+    special = isinstance(value, types.ModuleType) and type(value) is not types.ModuleType
+    return special and sys.modules.get(value.__name__) is value
 
 
 def pack(value) -> list[Frame]:

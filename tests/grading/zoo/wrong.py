@@ -38,9 +38,9 @@ def exchange(outgoing, to, incoming, source):
         message.wait()
 
 
-def reduce_ring(chunks, first=1, steps=None, back=False, adds=True):
+def reduce_ring(chunks, first=1, steps=None, up=False, adds=True):
     """A ring over chunks: what is right, with the knobs that learners turn the wrong way."""
-    (rank, n), sign = me(), -1 if back else 1
+    (rank, n), sign = me(), 1 if up else -1
     for step in range(n - 1 if steps is None else steps(n)):
         mine, target = chunks[(rank - sign * (step + first)) % n], chunks[(rank - sign * (step + first + 1)) % n]
         coming = torch.empty_like(target)
@@ -48,15 +48,15 @@ def reduce_ring(chunks, first=1, steps=None, back=False, adds=True):
         target.copy_(target + coming if adds else coming)
 
 
-def gather_ring(chunks, steps=None, back=False):
-    reduce_ring(chunks, 0, steps, back, adds=False)
+def gather_ring(chunks, steps=None, up=False):
+    reduce_ring(chunks, 0, steps, up, adds=False)
 
 
 def sum_of_whole_tensors(x):
     (rank, n), total, passing = me(), x.clone(), x.clone()
     for _ in range(n - 1):
         coming = torch.empty_like(x)
-        exchange(passing, (rank + 1) % n, coming, (rank - 1) % n)
+        exchange(passing, (rank - 1) % n, coming, (rank + 1) % n)
         total, passing = total + coming, coming
     return total
 

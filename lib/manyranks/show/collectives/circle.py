@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
 from manyranks.show import style
-from manyranks.show.collectives.labels import Labels
+from manyranks.show.labels import Labels
 
 MOST = 16  # ranks that can still be read
 _EDGE = 1.24  # half the side of the drawing; the discs' centres are at a distance of 1 from the middle

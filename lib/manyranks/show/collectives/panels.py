@@ -12,7 +12,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 
 from manyranks.show import style, units
-from manyranks.show.collectives.labels import Labels
+from manyranks.show.labels import Labels
 
 MOST = 16  # ranks that the grid and the numbered bars have room for
 _DIGITS = 8  # and ranks whose cells have room for a digit
