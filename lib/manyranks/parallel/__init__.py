@@ -6,9 +6,9 @@ Imports are lazy (PEP 562): parallel.collectives loads that technique only.
 
 from importlib import import_module
 
-_MODULES = ("collectives",)
+_MODULES = ("collectives", "data_parallel", "precision")
 
-__all__ = ["collectives"]
+__all__ = ["collectives", "data_parallel", "precision"]
 
 
 def __getattr__(name: str):

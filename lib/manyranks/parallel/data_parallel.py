@@ -1,0 +1,245 @@
+"""Data parallelism: every rank has the whole model, and examples of its own.
+
+After backward, every gradient becomes its mean over the ranks, so that all take the same
+step: that of one process with the whole batch, where the ranks' shards are of one size and
+the loss is a mean. Four wrappers differ in how many gradients travel together, and when:
+
+    NaiveDataParallel         each parameter by itself    after backward
+    FlatDataParallel          all together                after backward
+    BucketedDataParallel      bucket by bucket            after backward
+    OverlappedDataParallel    bucket by bucket            during backward
+
+    model = OverlappedDataParallel(model)
+    loss(model(x), y).backward()
+    model.finish()  # then the optimizer
+
+In all four a rank sends 2(N − 1)/N of the gradients' bytes in a step.
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
+Training", arXiv 2006.15704, section 3.2.
+"""
+
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from manyranks.parallel import replicas
+from manyranks.parallel.buckets import Bucket, cut
+from manyranks.parallel.collectives.messages import members
+
+
+class DataParallel(nn.Module):
+    """What the four have in common; they differ in finish().
+
+    module: the model, which stays what it is and can be reached as .module; group: the
+    ranks that share the work, None for all; bucket_bytes: the most that a bucket holds, but
+    for a parameter that is larger by itself (of no effect in the naive and the flat one);
+    broadcast_buffers: in training, each forward pass starts from rank 0's buffers.
+    When it is made, parameters and buffers become those of the group's rank 0, in place. A
+    tied parameter counts once. A frozen one takes no part: to thaw it, wrap again. One that
+    this rank's examples do not use counts as zero, and one that no rank's use keeps a
+    gradient of None. After finish(), gradients are views of the buckets, which the next
+    step writes to. For the weights, take .module.state_dict().
+    Raises ValueError where the ranks' models differ, and for complex parameters.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup | None = None,
+        bucket_bytes: int = 25_000_000,
+        broadcast_buffers: bool = False,
+    ):
+        super().__init__()
+        self.module, self.group, self.broadcast_buffers = module, group, broadcast_buffers
+        self._share = 1 / len(members(group).ranks)
+        replicas.check_bytes(bucket_bytes)
+        replicas.check_same(module, group, f"buckets of {bucket_bytes} bytes")
+        replicas.broadcast(module.parameters(), group)
+        replicas.broadcast(module.buffers(), group)
+        named = dict(module.named_parameters())
+        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
+        learning = {name: p for name, p in named.items() if p.requires_grad}
+        replicas.check_gradients(learning)
+        self._buckets = cut(learning, self._most(bucket_bytes))
+        self._synchronises = True
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Whatever else is to be prepared."""
+
+    def _most(self, bucket_bytes: float) -> float:
+        """Bytes that a bucket may have."""
+        return bucket_bytes
+
+    @property
+    def buckets(self) -> tuple[tuple[str, ...], ...]:
+        """The names of each bucket's parameters, in the order in which buckets leave."""
+        return tuple(bucket.names for bucket in self._buckets)
+
+    def forward(self, *args, **kwargs):
+        """The module's. Raises ValueError where a frozen parameter was thawed."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise ValueError(
+                    f"{name} was frozen when the model was wrapped, and is not any more: "
+                    "wrap it again, so that its gradient is averaged, too"
+                )
+        if self.broadcast_buffers and self.training and self._synchronises:
+            replicas.broadcast(self.module.buffers(), self.group)
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward adds to this rank's own gradients, and finish() does nothing.
+
+        The next finish() outside sends the sums.
+        """
+        before, self._synchronises = self._synchronises, False
+        try:
+            yield
+        finally:
+            self._synchronises = before
+
+    def finish(self) -> None:
+        """To be called after backward, on all ranks: gradients become means over them.
+
+        Raises ValueError for a sparse gradient.
+        """
+        raise NotImplementedError
+
+
+class BucketedDataParallel(DataParallel):
+    """After backward, one all-reduce a bucket: calls large enough for the bandwidth.
+
+    A bucket takes neighbouring parameters, the last ones first, as backward makes their
+    gradients. So the first is full long before backward ends, but does not leave yet.
+    """
+
+    def finish(self) -> None:
+        if not self._synchronises:
+            return
+        for bucket in self._buckets:
+            bucket.fill(self._share)
+            dist.all_reduce(bucket.row_E, group=self.group)
+            bucket.hand_out()
+
+
+class NaiveDataParallel(BucketedDataParallel):
+    """After backward, one all-reduce a parameter, one after another.
+
+    Each of them takes the network's latency, and most parameters are small.
+    """
+
+    def _most(self, bucket_bytes: float) -> float:
+        return 0  # no two parameters fit
+
+
+class FlatDataParallel(BucketedDataParallel):
+    """After backward, one all-reduce for all parameters (of a dtype).
+
+    The latency is paid once, but the first gradient waits for the last.
+    """
+
+    def _most(self, bucket_bytes: float) -> float:
+        return math.inf
+
+
+class _Underway(DataParallel):
+    """Buckets that leave one after another while backward runs, or should have ended."""
+
+    def _set_up(self) -> None:
+        self._works: list[dist.Work] = []  # of the buckets that have left
+        self._backward = "none"  # "running", or "over" until finish()
+
+    @property
+    def _waiting(self) -> list[Bucket]:
+        """The buckets that have not left."""
+        return self._buckets[len(self._works) :]
+
+    def _send(self, bucket: Bucket) -> None:
+        work = dist.all_reduce(bucket.row_E, group=self.group, async_op=True)
+        self._works.append(work)
+
+    def _wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works, self._backward = [], "none"
+
+    def forward(self, *args, **kwargs):
+        if self._backward == "over" and torch.is_grad_enabled():
+            raise RuntimeError(
+                "a forward pass before finish(): call finish() after each backward, and "
+                "run those that only accumulate inside no_sync()"
+            )
+        if self._backward == "running":
+            self._drop()
+        return super().forward(*args, **kwargs)
+
+    def _drop(self) -> None:
+        """Ends a step whose backward raised: the other ranks wait for all the buckets."""
+        for bucket in self._waiting:
+            bucket.row_E.fill_(math.nan)
+            self._send(bucket)
+        self._wait()
+        for bucket in self._buckets:
+            bucket.drop()
+
+    def _note_backward(self) -> None:
+        if self._backward != "running":
+            self._backward = "running"
+            # It is called at the end of a backward, but of none that raises.
+            torch.autograd.Variable._execution_engine.queue_callback(self._note_end)
+
+    def _note_end(self) -> None:
+        self._backward = "over"
+
+
+class OverlappedDataParallel(_Underway):
+    """During backward, one asynchronous all-reduce a bucket, as soon as it is full.
+
+    Only the last bucket's is not hidden behind computing. Buckets leave in the same order
+    on all ranks: a full one waits for those before it. One that never fills, because a
+    parameter has no gradient, leaves in finish().
+    After a backward that raised, the next forward pass drops all gradients; ranks that did
+    not fail find NaN in theirs for the buckets that had not left here.
+    Raises RuntimeError for a forward pass or a second gradient before finish().
+    """
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        # Weak: once the wrapper is gone, the hooks it left on the parameters do nothing.
+        arrived = weakref.WeakMethod(self._arrived)
+        for bucket in self._buckets:
+            for place, parameter in enumerate(bucket.parameters):
+                hook = partial(_call, arrived, bucket, place)
+                parameter.register_post_accumulate_grad_hook(hook)
+
+    def _arrived(self, bucket: Bucket, place: int) -> None:
+        """The gradient of the parameter there has just been made."""
+        if self._synchronises:
+            self._note_backward()
+            bucket.put(place, self._share)
+            while (waiting := self._waiting) and waiting[0].full:
+                self._send(waiting[0])
+
+    def finish(self) -> None:
+        if not self._synchronises:
+            return
+        self._backward = "running"  # should this raise, the next forward pass cleans up
+        for bucket in self._waiting:
+            bucket.fill(self._share)
+            self._send(bucket)
+        self._wait()
+        for bucket in self._buckets:
+            bucket.hand_out()
+
+
+def _call(method: weakref.WeakMethod, bucket: Bucket, place: int, _: Tensor) -> None:
+    if (alive := method()) is not None:
+        alive(bucket, place)

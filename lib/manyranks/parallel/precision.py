@@ -1,0 +1,211 @@
+"""Mixed precision: a model in 16 bits, an optimizer in 32.
+
+In bfloat16 a weight has 8 significant bits: what changes it by less than 1/512 of itself is
+rounded away, and most steps are smaller. So the optimizer works on copies in 32 bits, the
+masters, and the model gets them rounded. With Adam that is 16 bytes a parameter:
+
+    2 parameter + 2 gradient + 4 master + 4 first moment + 4 second moment
+
+float16 has 11 significant bits but ends at 65,504 and at 6·10⁻⁸, and many gradients are
+smaller. So the loss is multiplied by a large scale, hence all gradients, and the optimizer
+divides by it, in 32 bits.
+
+    optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    loss.backward(); model.finish(); optimizer.step()                    # bfloat16
+
+    scaler = LossScaler()
+    scaler.scaled(loss).backward(); model.finish(); scaler.step(optimizer)  # float16
+
+Source: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, sections 3.1 and
+3.2; the 16 bytes: Rajbhandari et al., arXiv 1910.02054, section 3.1.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_HALF, _WIDE = (torch.bfloat16, torch.float16), (torch.float32, torch.float64)
+
+
+class Held(NamedTuple):
+    """The tensors that training holds between steps, by what they are.
+
+    states: the optimizer's, of the parameters' shapes; counters: its others, such as Adam's
+    count of steps, one a parameter tensor.
+    """
+
+    parameters: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    masters: tuple[Tensor, ...]
+    states: tuple[Tensor, ...]
+    counters: tuple[Tensor, ...]
+
+
+class MasterOptimizer:
+    """Any torch optimizer, on copies in 32 bits of parameters in 16.
+
+    params, **kwargs: as the optimizer class takes them; params may be groups. Parameters of
+    32 or 64 bits are their own masters. A parameter that something else changes in place,
+    as loading weights does, gives its master anew at the next step.
+    .optimizer is the torch optimizer: a learning-rate schedule takes it.
+    In step() there are the gradients in 32 bits besides: 4 bytes a parameter more.
+    Raises ValueError for a parameter of another dtype, and where there is none.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict],
+        optimizer_class: type[torch.optim.Optimizer],
+        **kwargs,
+    ):
+        if not (params := _listed(params)):
+            raise ValueError("params is empty: give model.parameters(), not yet iterated")
+        groups = params if isinstance(params[0], dict) else [{"params": params}]
+        groups = [{**group, "params": _listed(group["params"])} for group in groups]
+        self.parameters = [p for group in groups for p in group["params"]]
+        self.masters = [_master(p) for p in self.parameters]
+        master = dict(zip(self.parameters, self.masters, strict=True))
+        copies = [{**g, "params": [master[p] for p in g["params"]]} for g in groups]
+        self.optimizer = optimizer_class(copies, **kwargs)
+        self._versions = [p._version for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self, scale: float = 1.0) -> None:
+        """One step of the optimizer on the masters; the parameters become theirs, rounded.
+
+        scale: what the gradients were multiplied by. Parameters without gradient stay.
+        """
+        self._refresh()
+        for parameter, master in self._pairs():
+            if parameter.grad is not None:
+                grad = parameter.grad.to(master.dtype)
+                master.grad = grad if scale == 1 else grad / scale
+        self.optimizer.step()
+        for parameter, master in self._pairs():
+            if parameter is not master:
+                master.grad = None
+                parameter.copy_(master)
+        self._versions = [p._version for p in self.parameters]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the parameters' gradients."""
+        for parameter in self.parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.detach_().zero_()
+
+    def held(self) -> Held:
+        """What is held now; gradients until zero_grad()."""
+        named = [item for state in self.optimizer.state.values() for item in state.items()]
+        tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]
+        copies = [m for p, m in self._pairs() if m is not p]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        states = [value for name, value in tensors if name != "step"]
+        counters = [value for name, value in tensors if name == "step"]
+        lists = self.parameters, gradients, copies, states, counters
+        return Held(*map(tuple, lists))
+
+    def state_dict(self) -> dict:
+        """Masters and optimizer, to go on from later."""
+        return {"masters": self.masters, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        """Goes on from a state_dict(); the parameters become its masters, rounded."""
+        for (parameter, master), saved in zip(self._pairs(), state["masters"], strict=True):
+            master.copy_(saved)
+            parameter.copy_(master)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._versions = [p._version for p in self.parameters]
+
+    def _pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
+        return zip(self.parameters, self.masters, strict=True)
+
+    def _refresh(self) -> None:
+        """Masters of parameters that something else has changed since the last step."""
+        for (parameter, master), version in zip(self._pairs(), self._versions, strict=True):
+            if parameter._version != version and parameter is not master:
+                master.copy_(parameter)
+
+
+class LossScaler:
+    """A loss scale that finds itself: as large as the gradients allow.
+
+    scale: at first; where a gradient overflows, the step is skipped and the scale becomes
+    `backoff` times as large; after `interval` steps without overflow, `growth` times.
+    group: the ranks that decide together: an overflow on one skips the step on all.
+    Source: arXiv 1710.03740, section 3.2, and the numbers of torch.amp.GradScaler.
+    Raises ValueError for numbers that would not grow, or not shrink.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        scale: float = 2.0**16,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        interval: int = 2000,
+    ):
+        if not (scale >= 1 and growth >= 1 and 0 < backoff < 1 and interval >= 1):
+            raise ValueError(
+                f"scale={scale}, growth={growth}, backoff={backoff}, interval={interval}: "
+                "scale and growth must be 1 or more, backoff between 0 and 1, interval 1 "
+                "or more"
+            )
+        self.group, self.scale, self.growth = group, scale, growth
+        self.backoff, self.interval = backoff, interval
+        self._good = 0  # steps since the scale changed
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss times the scale, in 32 bits: backward starts here."""
+        return loss.float() * self.scale
+
+    def step(self, optimizer: MasterOptimizer) -> bool:
+        """The optimizer's step, unless a gradient overflowed on some rank.
+
+        Returns whether it was taken, the same on all ranks. All ranks call it; one
+        all-reduce of 4 bytes. Gradients must be cleared afterwards in any case.
+        Raises FloatingPointError where gradients are not finite even at a scale of 1.
+        """
+        if self._overflowed(optimizer.parameters):
+            self._shrink()
+            return False
+        optimizer.step(self.scale)
+        self._good += 1
+        if self._good == self.interval:
+            self.scale, self._good = self.scale * self.growth, 0
+        return True
+
+    def _overflowed(self, parameters: list[Tensor]) -> bool:
+        grads = [p.grad for p in parameters if p.grad is not None]
+        device = grads[0].device if grads else parameters[0].device
+        bad = torch.zeros((), device=device)
+        for grad in grads:
+            bad.logical_or_(grad.isfinite().all().logical_not())
+        dist.all_reduce(bad, dist.ReduceOp.MAX, group=self.group)
+        return bool(bad)
+
+    def _shrink(self) -> None:
+        if self.scale <= 1:
+            raise FloatingPointError(
+                f"gradients are not finite at a loss scale of {self.scale:g}: no scale "
+                "will help; lower the learning rate, or look for NaN in the loss"
+            )
+        self.scale, self._good = max(1.0, self.scale * self.backoff), 0
+
+
+def _listed(params: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    return [params] if isinstance(params, Tensor) else list(params)
+
+
+def _master(parameter: Tensor) -> Tensor:
+    if parameter.dtype in _WIDE:
+        return parameter
+    if parameter.dtype not in _HALF:
+        allowed = ", ".join(str(dtype) for dtype in (*_HALF, *_WIDE))
+        raise ValueError(f"a parameter of {parameter.dtype}: allowed are {allowed}")
+    return parameter.detach().float().requires_grad_()

@@ -1,0 +1,77 @@
+"""Copies of one model on several ranks: are they of one kind, and may they become equal?"""
+
+import math
+from collections.abc import Iterable
+from itertools import zip_longest
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from manyranks.parallel.collectives.messages import in_place
+
+
+def check_same(
+    module: nn.Module, group: dist.ProcessGroup | None = None, option: str = ""
+) -> None:
+    """Do all ranks have parameters and buffers of the same names, shapes and dtypes?
+
+    In the same order, too, and with the same ones frozen. All ranks call it. option: what
+    else must be the same, in words.
+    Raises ValueError on every rank, naming the first that differs, and for a module that
+    has no shapes yet.
+    """
+    mine = [option, *_descriptions(module)]
+    theirs = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(theirs, mine, group=group)
+    for rank, other in enumerate(theirs):
+        for first, here in zip_longest(theirs[0], other, fillvalue="nothing more"):
+            if here != first:
+                raise ValueError(
+                    f"the ranks' models differ: rank 0 of the group has {first}, where "
+                    f"rank {rank} has {here}; build the same model on every rank, its "
+                    "parameters in the same order"
+                )
+
+
+def check_gradients(named: dict[str, nn.Parameter]) -> None:
+    """Raises ValueError for a parameter whose gradient would be complex."""
+    for name, parameter in named.items():
+        if parameter.is_complex():
+            raise ValueError(
+                f"{name} is {parameter.dtype}, and only real gradients are averaged: "
+                "keep it as two real parameters"
+            )
+
+
+def check_bytes(bucket_bytes: float) -> None:
+    """Raises ValueError for what is no size of a bucket."""
+    if not isinstance(bucket_bytes, int | float) or not 0 < bucket_bytes <= math.inf:
+        raise ValueError(f"bucket_bytes={bucket_bytes!r}: give a number of bytes above 0")
+
+
+@torch.no_grad()
+def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Each tensor becomes that of the group's rank 0, in place. All ranks call it."""
+    for tensor in tensors:
+        with in_place(tensor) as row:
+            # As bytes, for a backend knows only some dtypes.
+            dist.broadcast(row.view(torch.uint8), group=group, group_src=0)
+        if isinstance(tensor, nn.Parameter):
+            # So that whoever has a copy of it can see that it changed.
+            torch.autograd.graph.increment_version(tensor)
+
+
+def _descriptions(module: nn.Module) -> list[str]:
+    parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
+    if lazy := [name for name, tensor in [*parameters, *buffers] if is_lazy(tensor)]:
+        raise ValueError(
+            f"{lazy[0]} has no shape yet: run one forward pass before wrapping"
+        )
+    kinds = ["parameter" if p.requires_grad else "frozen parameter" for _, p in parameters]
+    kinds += ["buffer"] * len(buffers)
+    return [
+        f"{kind} {name} of {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for kind, (name, tensor) in zip(kinds, [*parameters, *buffers], strict=True)
+    ]

@@ -1,0 +1,139 @@
+"""parallel.data_parallel: what the ranks send, in which calls, and when."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from manyranks import theory
+from manyranks.parallel import data_parallel as dp
+from manyranks.parallel.buckets import cut
+from manyranks.theory.collectives import sent_bytes
+from manyranks.timeline.program import Collective, Compute
+
+VARIANTS = [dp.NaiveDataParallel, dp.FlatDataParallel, dp.BucketedDataParallel, dp.OverlappedDataParallel]
+WIDTH, DEPTH = 13, 6
+SEND, RECEIVE = 96, 48  # gloo's framing a send and a receive, tests/ranks/test_measure.py
+
+
+def layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(DEPTH)))
+
+
+def one_step(variant, dtype=torch.float32, bucket_bytes=2 * (WIDTH + 1) * WIDTH * 4, steps=1) -> None:
+    model = variant(layers(dtype), bucket_bytes=bucket_bytes)
+    dist.barrier()
+    for _ in range(steps):
+        model(torch.ones(2, WIDTH, dtype=dtype)).sum().backward()
+        model.finish()
+
+
+def reduces(calls) -> list:
+    return [call for call in calls if call.op == "all_reduce"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_sends_the_theory_s_bytes_in_as_many_calls_as_there_are_buckets(shared_worlds, variant, dtype):
+    n, itemsize = shared_worlds.size, dtype.itemsize
+    elements = DEPTH * (WIDTH + 1) * WIDTH
+    bucket_bytes = 2 * (WIDTH + 1) * WIDTH * itemsize
+    start, m = (shared_worlds.measure(one_step, variant, dtype, bucket_bytes, steps) for steps in (0, 1))
+    calls = dict(zip(VARIANTS, (2 * DEPTH, 1, DEPTH // 2, DEPTH // 2), strict=True))[variant]
+    for rank in range(n):
+        reduced = reduces(m.calls[rank])
+        assert len(reduced) == calls
+        assert len(m.calls[rank]) == len(start.calls[rank]) + calls
+        assert sum(call.bytes for call in reduced) == elements * itemsize
+        assert {call.dtype for call in reduced} == {str(dtype).removeprefix("torch.")}
+        assert all(call.is_async == (variant is dp.OverlappedDataParallel) for call in reduced)
+    in_step = [m.payload_bytes[r] - start.payload_bytes[r] for r in range(n)]
+    if calls == 1:
+        assert in_step == sent_bytes("all_reduce", elements, itemsize, n)
+    # Each call is cut into n chunks of whole elements.
+    assert in_step == pytest.approx([2 * (n - 1) / n * elements * itemsize] * n, abs=2 * itemsize * calls)
+    if m.sent_bytes is not None and variant is dp.FlatDataParallel:
+        on_sockets = [m.sent_bytes[r] - start.sent_bytes[r] for r in range(n)]
+        framing = 4 * (n - 1) * (SEND + RECEIVE)  # gloo's ring sends each chunk in two parts
+        assert on_sockets == pytest.approx([bytes + framing for bytes in in_step], abs=2 * itemsize)
+
+
+def test_buckets_hold_parameters_from_the_last_on(shared_world):
+    def buckets():
+        model = layers()
+        model[3].weight = model[0].weight
+        model[4].weight.requires_grad_(False)
+        return [variant(model, bucket_bytes=2 * WIDTH * (WIDTH + 1) * 4).buckets for variant in VARIANTS]
+
+    naive, flat, bucketed, overlapped = shared_world.run(buckets)[0]
+    order = ("5.bias", "5.weight", "4.bias", "3.bias", "2.bias", "2.weight", "1.bias", "1.weight", "0.bias", "0.weight")
+    assert flat == (order,)
+    assert naive == tuple((name,) for name in order)
+    assert bucketed == overlapped == (order[:5], order[5:9], order[9:])
+
+
+parameters = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([torch.float32, torch.float64, torch.bfloat16])))
+
+
+@given(parameters, st.sampled_from([0, 1, 100, 500, math.inf]))
+def test_each_parameter_is_in_one_bucket_of_its_dtype_and_no_bucket_is_too_large(kinds, most):
+    named = {f"p{i}": nn.Parameter(torch.ones(size, dtype=dtype)) for i, (size, dtype) in enumerate(kinds)}
+    buckets = cut(named, most)
+    order = list(reversed(named))
+    names = [bucket.names for bucket in buckets]
+    assert sorted(name for bucket in names for name in bucket) == sorted(named)
+    assert all(list(bucket) == sorted(bucket, key=order.index) for bucket in names)
+    assert [bucket[-1] for bucket in names] == sorted((bucket[-1] for bucket in names), key=order.index)
+    for bucket in buckets:
+        assert {p.dtype for p in bucket.parameters} == {bucket.row_E.dtype}
+        assert bucket.row_E.nbytes <= most or sum(p.numel() > 0 for p in bucket.parameters) == 1
+        assert bucket.row_E.nbytes == sum(p.nbytes for p in bucket.parameters)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_the_overlapped_one_s_buckets_leave_before_backward_ends(shared_worlds, variant):
+    """By the order of what the ranks issue: products of matrices after the first all-reduce are backward's."""
+    shared_worlds.run(one_step, variant)
+    program = shared_worlds.measure(one_step, variant, flops=True).program
+    for instructions in program.ranks:
+        kinds = [
+            ("reduce" if i.op == "all_reduce" else i.op) if isinstance(i, Collective) else type(i).__name__
+            for i in instructions
+        ]
+        first = kinds.index("reduce")
+        after = sum(i.work.flops for i in instructions[first:] if isinstance(i, Compute))
+        one_layer = 2 * 2 * 2 * WIDTH**2  # backward of 2 rows: two products
+        overlapped = variant is dp.OverlappedDataParallel
+        assert after == ((DEPTH - 2) * one_layer - 2 * 2 * WIDTH**2 if overlapped else 0)
+        assert kinds.count("reduce") == 1 or (kinds[first + 1] != "Wait") == overlapped
+
+
+def test_on_a_cluster_overlapping_hides_communication_that_buckets_alone_do_not(shared_world):
+    def replayed(variant):
+        return shared_world.measure(one_step, variant, flops=True).replay(theory.clusters["h100-dgx"])
+
+    plain, overlapped = replayed(dp.BucketedDataParallel), replayed(dp.OverlappedDataParallel)
+    assert overlapped.busy(0, "communication") == pytest.approx(plain.busy(0, "communication"))
+    assert overlapped.exposed_communication(0) < plain.exposed_communication(0)
+    assert overlapped.makespan < plain.makespan
+
+
+def test_with_a_parameter_unused_on_one_rank_all_issue_the_same_buckets_in_the_same_order(shared_world):
+    def step():
+        model = dp.OverlappedDataParallel(layers(), bucket_bytes=1)
+        h = torch.ones(2, WIDTH)
+        for number, layer in enumerate(model.module):
+            h = h if number == 4 and dist.get_rank() == 1 else layer(h)
+        h.sum().backward()
+        left = len(model._works)
+        model.finish()
+        return left
+
+    m = shared_world.measure(step)
+    assert m.results == [2 * DEPTH, 2, 2 * DEPTH]
+    assert m.divergence is None
+    assert len({tuple(call.bytes for call in reduces(m.calls[r])) for r in range(3)}) == 1

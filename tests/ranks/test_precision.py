@@ -1,0 +1,274 @@
+"""parallel.precision: 16 bytes a parameter on live models, masters that keep what 16 bits lose, steps that all ranks skip."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from manyranks import theory
+from manyranks.parallel.data_parallel import BucketedDataParallel, OverlappedDataParallel
+from manyranks.parallel.precision import LossScaler, MasterOptimizer
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def model_of(dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 5), nn.LayerNorm(5)).to(dtype)
+
+
+def batch(rank: int, step: int, dtype: torch.dtype) -> torch.Tensor:
+    torch.manual_seed(100 * step + rank)
+    return torch.randn(6, 7).to(dtype)
+
+
+def storage_bytes(tensors) -> int:
+    """Bytes of the memory that the tensors lie in, shared memory once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("variant", [BucketedDataParallel, OverlappedDataParallel])
+def test_a_live_model_holds_the_theory_s_16_bytes_a_parameter(shared_worlds, dtype, variant):
+    kind = {"bf16": BF16, "fp16": F16}[dtype]
+
+    def held():
+        model = variant(model_of(kind))
+        optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW)
+        model(batch(dist.get_rank(), 0, kind)).float().square().sum().backward()
+        model.finish()
+        optimizer.step()
+        held = optimizer.held()
+        return [storage_bytes(part) for part in held], len(held.parameters), sum(p.numel() for p in held.parameters)
+
+    for sizes, tensors, elements in shared_worlds.run(held):
+        states = theory.memory.model_states(elements, theory.Plan(dp=shared_worlds.size, zero=0, precision=dtype))
+        parameters, gradients, masters, moments, counters = sizes
+        assert (parameters, gradients, masters + moments) == (states.parameters, states.gradients, states.optimizer)
+        assert sum(sizes) - counters == states.total == 16 * elements
+        assert counters == 4 * tensors
+
+
+def test_nothing_in_32_bits_but_masters_and_states_outlives_a_step(shared_world):
+    def left():
+        model = BucketedDataParallel(model_of(BF16))
+        optimizer = MasterOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        model(batch(0, 0, BF16)).sum().backward()
+        model.finish()
+        optimizer.step()
+        return [m.grad for m in optimizer.masters], {p.dtype for p in model.parameters()}
+
+    assert shared_world.run(left) == [([None] * 6, {BF16})] * 3
+
+
+def test_masters_take_the_steps_of_32_bits_and_parameters_are_theirs_rounded(shared_worlds):
+    """The reference has the same gradients, and its weights in 32 bits."""
+
+    def steps():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        model = OverlappedDataParallel(model_of(BF16, seed=rank))
+        optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        masters = [p.detach().float().requires_grad_() for p in model_of(BF16, seed=0).parameters()]
+        reference = torch.optim.AdamW(masters, lr=1e-3)
+        for step in range(10):
+            optimizer.zero_grad()
+            model(batch(rank, step, BF16)).float().square().mean().backward()
+            model.finish()
+            for master, p in zip(masters, model.parameters(), strict=True):
+                master.grad = p.grad.float()
+            optimizer.step()
+            reference.step()
+        exact = all(torch.equal(a, b) for a, b in zip(optimizer.masters, masters, strict=True))
+        rounded = all(torch.equal(p, m.bfloat16()) for p, m in zip(model.parameters(), masters, strict=True))
+        return exact, rounded, n
+
+    assert shared_worlds.run(steps) == [(True, True, shared_worlds.size)] * shared_worlds.size
+
+
+def test_steps_too_small_for_bfloat16_add_up_in_the_masters():
+    plain, mixed = (nn.Parameter(torch.ones(3, dtype=BF16)) for _ in range(2))
+    optimizers = torch.optim.SGD([plain], lr=1e-3), MasterOptimizer([mixed], torch.optim.SGD, lr=1e-3)
+    for _ in range(100):
+        plain.grad, mixed.grad = torch.ones(3, dtype=BF16), torch.ones(3, dtype=BF16)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert plain.tolist() == [1.0] * 3
+    assert mixed.tolist() == pytest.approx([0.9] * 3, rel=1 / 256)
+
+
+def test_groups_schedules_and_parameters_in_32_bits():
+    narrow, wide, unused = nn.Parameter(torch.ones(2, dtype=BF16)), nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    groups = [{"params": [narrow], "lr": 1.0}, {"params": wide}, {"params": [unused]}]
+    optimizer = MasterOptimizer(groups, torch.optim.SGD, lr=0.5, weight_decay=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, step_size=1, gamma=0.5)
+    for _ in range(2):
+        narrow.grad, wide.grad = torch.zeros(2, dtype=BF16), torch.zeros(2)
+        optimizer.step()
+        schedule.step()
+    assert narrow.tolist() == [0.5 * 0.75] * 2
+    assert wide.tolist() == [0.75 * 0.875] * 2
+    assert unused.tolist() == [1.0] * 2
+    assert optimizer.masters[1] is wide
+    assert storage_bytes(optimizer.held().masters) == 8
+
+
+def test_weights_loaded_later_become_the_masters(shared_world):
+    """Also those that rank 0 sends when the model is wrapped after the optimizer was made."""
+
+    def late():
+        module = model_of(BF16, seed=dist.get_rank())
+        optimizer = MasterOptimizer(module.parameters(), torch.optim.SGD, lr=0.0)
+        model = BucketedDataParallel(module)
+        model(batch(0, 0, BF16)).sum().backward()
+        model.finish()
+        optimizer.step()
+        broadcast = [p.detach().clone() for p in module.parameters()]
+        module.load_state_dict(model_of(BF16, seed=9).state_dict())
+        optimizer.step()
+        loaded = all(torch.equal(a, b) for a, b in zip(module.parameters(), model_of(BF16, seed=9).parameters(), strict=True))
+        return [p.float().sum().item() for p in broadcast], loaded
+
+    first, *others = shared_world.run(late)
+    assert others == [first] * 2
+    assert first[1]
+
+
+def test_training_goes_on_from_a_state_dict_as_if_it_had_not_stopped():
+    def run(stop: bool) -> list:
+        model = model_of(BF16)
+        optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        for step in range(8):
+            if stop and step == 4:
+                saved = optimizer.state_dict()
+                model = model_of(BF16, seed=5)
+                optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+                optimizer.load_state_dict(saved)
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            model(batch(0, step, BF16)).float().square().mean().backward()
+            optimizer.step()
+        return [m.tolist() for m in optimizer.masters]
+
+    assert run(stop=True) == run(stop=False)
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(shared_worlds):
+    """Each rank has gradients of its own, so that only the flag can tell the others."""
+    n = shared_worlds.size
+
+    def steps():
+        rank, parameter = dist.get_rank(), nn.Parameter(torch.ones(4, dtype=F16))
+        optimizer, scaler = MasterOptimizer([parameter], torch.optim.SGD, lr=0.5), LossScaler(scale=1024.0, interval=3)
+        seen = []
+        for step in range(9):
+            optimizer.zero_grad()
+            bad = step in (1, 2) and rank == n - 1
+            scaler.scaled((parameter.float() * (1e5 if bad else 2**-12)).sum()).backward()
+            seen.append((scaler.step(optimizer), scaler.scale))
+        return seen, parameter.tolist(), optimizer.masters[0].tolist()
+
+    m = shared_worlds.measure(steps)
+    taken = [True, False, False, True, True, True, True, True, True]
+    scales = [1024.0, 512.0, 256.0, 256.0, 256.0, 512.0, 512.0, 512.0, 1024.0]
+    master = 1 - 7 * 0.5 * 2**-12
+    rounded = torch.tensor(master).half().item()
+    assert m.results == [(list(zip(taken, scales, strict=True)), [rounded] * 4, [master] * 4)] * n
+    assert [(call.op, call.bytes) for call in m.calls[0]] == [("all_reduce", 4)] * 9
+
+
+def test_only_the_group_s_ranks_skip(shared_world):
+    def in_groups():
+        rank = dist.get_rank()
+        pair, alone = dist.new_group([0, 2]), dist.new_group([1])
+        parameter = nn.Parameter(torch.ones(1, dtype=F16))
+        parameter.grad = torch.full((1,), float("nan") if rank == 2 else 1.0, dtype=F16)
+        optimizer = MasterOptimizer([parameter], torch.optim.SGD, lr=0.5)
+        return LossScaler(alone if rank == 1 else pair).step(optimizer)
+
+    assert shared_world.run(in_groups) == [False, True, False]
+
+
+def test_a_rank_without_gradients_takes_part_in_the_decision(shared_world):
+    def without():
+        parameter = nn.Parameter(torch.ones(1, dtype=F16))
+        if dist.get_rank() == 0:
+            parameter.grad = torch.full((1,), float("inf"), dtype=F16)
+        return LossScaler().step(MasterOptimizer([parameter], torch.optim.SGD, lr=0.5)), parameter.item()
+
+    assert shared_world.run(without) == [(False, 1.0)] * 3
+
+
+def test_gradients_too_small_for_float16_survive_with_a_scale(shared_world):
+    def gradient(scale: float):
+        model = OverlappedDataParallel(nn.Linear(1, 1, bias=False).to(F16))
+        optimizer = MasterOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+        before = optimizer.masters[0].item()
+        scaler = LossScaler(scale=scale)
+        scaler.scaled(model(torch.ones(1, 1, dtype=F16)).float().sum() * 1e-9).backward()
+        model.finish()
+        scaler.step(optimizer)
+        return optimizer.masters[0].grad is None and before - optimizer.masters[0].item()
+
+    assert shared_world.run(gradient, 1.0) == [0.0] * 3
+
+    def in_master(scale: float):
+        parameter = nn.Parameter(torch.zeros(1, dtype=F16))
+        optimizer, scaler = MasterOptimizer([parameter], torch.optim.SGD, lr=1.0), LossScaler(scale=scale)
+        scaler.scaled((parameter * 1.0).float().sum() * 1e-9).backward()
+        scaler.step(optimizer)
+        return -optimizer.masters[0].item()
+
+    assert shared_world.run(in_master, 2.0**16) == [pytest.approx(1e-9, rel=1e-3)] * 3
+    assert shared_world.run(in_master, 1.0) == [0.0] * 3
+
+
+def test_gradients_that_no_scale_saves_are_an_error_on_all_ranks(shared_world):
+    def hopeless():
+        parameter = nn.Parameter(torch.ones(1, dtype=F16))
+        optimizer, scaler = MasterOptimizer([parameter], torch.optim.SGD, lr=0.5), LossScaler(scale=3.0)
+        parameter.grad = torch.full((1,), float("nan") if dist.get_rank() == 1 else 0.0, dtype=F16)
+        seen = [(scaler.step(optimizer), scaler.scale) for _ in range(2)]
+        with pytest.raises(FloatingPointError, match="not finite at a loss scale of 1: no scale will help"):
+            scaler.step(optimizer)
+        return seen
+
+    assert shared_world.run(hopeless) == [[(False, 1.5), (False, 1.0)]] * 3
+
+
+def test_fp16_training_with_a_scale_that_is_too_large_at_first_reaches_fp32_s_loss(shared_world):
+    def train(dtype):
+        rank = dist.get_rank()
+        model = OverlappedDataParallel(model_of(dtype, seed=rank))
+        optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3)
+        scaler = LossScaler(scale=2.0**24)
+        skipped = 0
+        for step in range(60):
+            optimizer.zero_grad()
+            x = batch(rank, step % 4, dtype)
+            loss = (model(x).float() - x[:, :5].float()).square().mean()
+            scaler.scaled(loss).backward()
+            model.finish()
+            skipped += not scaler.step(optimizer)
+        return loss.item(), skipped
+
+    half, single = shared_world.run(train, F16), shared_world.run(train, F32)
+    assert all(skipped > 0 for _, skipped in half)
+    assert all(skipped == 0 for _, skipped in single)
+    for (a, _), (b, _) in zip(half, single, strict=True):
+        assert a == pytest.approx(b, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: LossScaler(scale=0.5), "scale=0.5"),
+        (lambda: LossScaler(growth=0.5), "growth=0.5"),
+        (lambda: LossScaler(backoff=1.0), "backoff=1.0"),
+        (lambda: LossScaler(interval=0), "interval=0"),
+        (lambda: MasterOptimizer([torch.ones(1, dtype=torch.complex64)], torch.optim.SGD), "a parameter of torch.complex64"),
+        (lambda: MasterOptimizer([], torch.optim.SGD), "params is empty"),
+    ],
+)
+def test_wrong_arguments_are_value_errors(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
