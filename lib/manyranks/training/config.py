@@ -1,0 +1,104 @@
+"""What a run is told: the sizes of the small GPT, and how it is trained. Brings in no torch."""
+
+from dataclasses import dataclass
+
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.names import nearest
+
+STYLES = ("llama", "gpt2")
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT, named as in theory's ModelShape; the defaults give 836,736 parameters.
+
+    seq: the longest sequence. kv_heads: None means heads. dropout: a probability. tied: the head
+    is the token embedding. ffn: None means 4·hidden, and for "llama", whose MLP has three
+    matrices, two thirds of that, rounded up to a multiple of 32.
+    style: "llama" has RMSNorm, rotary positions, a gated SiLU MLP and no biases; "gpt2" has
+    LayerNorm, learned positions, a GELU MLP and biases.
+    Raises ValueError, naming the field, for sizes that are not allowed or do not go together.
+    """
+
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    ffn: int | None = None
+    vocab: int = 256
+    seq: int = 128
+    kv_heads: int | None = None
+    dropout: float = 0.0
+    style: str = "llama"
+    tied: bool = True
+
+    def __post_init__(self):
+        if self.style not in STYLES:
+            raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
+        _check_whole(seq=self.seq, hidden=self.hidden, heads=self.heads)
+        if self.hidden % self.heads:
+            raise ValueError(
+                f"heads={self.heads} does not divide hidden={self.hidden}: give sizes that do"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout!r}: a probability, 0 or more and below 1")
+        head_size = self.shape().head_size
+        if head_size % 2 and self.style == "llama":
+            raise ValueError(
+                f"hidden={self.hidden}, heads={self.heads}: a head has {head_size} numbers, but "
+                "rotary positions turn pairs; give sizes whose quotient is even"
+            )
+
+    def shape(self) -> ModelShape:
+        """The same model for the theory, which counts its parameters, FLOPs and bytes."""
+        usual = 4 * self.hidden if self.style == "gpt2" else -(-8 * self.hidden // 96) * 32
+        ffn = usual if self.ffn is None else self.ffn
+        sizes = (self.layers, self.hidden, ffn, self.heads, self.vocab, self.kv_heads)
+        options = {"tied": self.tied, "dropout": self.dropout > 0}
+        if self.style == "gpt2":
+            options |= {"gated": False, "norm": "layernorm", "bias": True, "positions": self.seq}
+        return ModelShape(f"small {self.style}", *sizes, **options)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How to train: AdamW, with a learning rate that rises for `warmup` steps, then falls.
+
+    batch: sequences of a step, over all ranks. accumulate: micro-batches that a rank cuts its
+    part into. clip: the longest gradient, by its 2-norm over all parameters. bf16: products in
+    bfloat16, weights and optimizer in float32. seed: of the first weights and of dropout.
+    Raises ValueError, naming the field, for values that are not allowed.
+    """
+
+    steps: int = 120
+    batch: int = 16
+    accumulate: int = 1
+    learning_rate: float = 3e-3
+    warmup: int = 50
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        _check_whole(steps=self.steps, batch=self.batch, accumulate=self.accumulate)
+        _check_whole(least=0, warmup=self.warmup, seed=self.seed)
+        for name in ("learning_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be above 0")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay={self.weight_decay!r}: must be 0 or more")
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ValueError where a rank would be left without a sequence for a micro-batch."""
+        if self.batch < ranks * self.accumulate:
+            raise ValueError(
+                f"batch={self.batch}: {ranks} ranks with {self.accumulate} micro-batches each need "
+                f"{ranks * self.accumulate} sequences a step; give a larger batch, or less of those"
+            )
+
+
+def _check_whole(least: int = 1, **values: object) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r}: must be a whole number, {least} or more")

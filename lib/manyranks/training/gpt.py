@@ -1,0 +1,199 @@
+"""The small GPT: a decoder-only transformer in the style of GPT-2 or Llama.
+
+It knows nothing of parallelism: techniques cut and replace its parts from outside.
+
+    B batch   S, T sequence   H hidden size   A heads   G key/value heads   D head size
+    P pairs of a head's numbers, D/2   V vocabulary
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manyranks.training.config import GPTConfig
+from manyranks.training.initial import initialise
+
+_ROTARY_BASE = 10_000.0
+
+
+class GPT(nn.Module):
+    """Tokens to logits: `.embedding`, then each of `.layers`, then `.head`.
+
+    seed: of the first weights, which are the same on every rank, however many there are.
+    """
+
+    def __init__(self, config: GPTConfig, seed: int = 0):
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.head = Head(config)
+        if config.tied:
+            self.head.projection.weight = self.embedding.tokens.weight
+        initialise(self, config.layers, seed)
+
+    def forward(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
+        """The logits_BSV; raises ValueError for more than config.seq tokens a sequence.
+
+        positions_S: places in the whole sequence, where this is a shard of it; else 0 … S − 1.
+        """
+        if (given := tokens_BS.shape[1]) > (most := self.config.seq):
+            raise ValueError(f"{given} tokens a sequence: this model takes at most seq={most}")
+        x_BSH = self.embedding(tokens_BS, positions_S)
+        for layer in self.layers:
+            x_BSH = layer(x_BSH, positions_S)
+        return self.head(x_BSH)
+
+
+class Embedding(nn.Module):
+    """A row for each token, and in GPT-2's style one for each position, added."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab, config.hidden)
+        learned = config.shape().positions
+        self.positions = nn.Embedding(learned, config.hidden) if learned else None
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
+        x_BSH = self.tokens(tokens_BS)
+        if self.positions is not None:
+            x_BSH = x_BSH + self.positions(_positions(positions_S, x_BSH))
+        return self.dropout(x_BSH)
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.attention_norm, self.attention = norm(config), Attention(config)
+        self.mlp_norm, self.mlp = norm(config), MLP(config)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
+        x_BSH = x_BSH + self.dropout(self.attention(self.attention_norm(x_BSH), positions_S))
+        return x_BSH + self.dropout(self.mlp(self.mlp_norm(x_BSH)))
+
+
+class Attention(nn.Module):
+    """Each key/value head serves A/G query heads. Source: GQA, arXiv 2305.13245."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        shape = config.shape()
+        self.query = nn.Linear(shape.hidden, shape.query_size, shape.bias)
+        self.key = nn.Linear(shape.hidden, shape.kv_size, shape.bias)
+        self.value = nn.Linear(shape.hidden, shape.kv_size, shape.bias)
+        self.output = nn.Linear(shape.query_size, shape.hidden, shape.bias)
+        self.core = CausalAttention(config.dropout)
+        self.head_size, self.rotary = shape.head_size, not shape.positions
+
+    def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
+        q_BASD, k_BGSD, v_BGSD = (
+            # -1: however many heads the linear layer has, which may be a shard's.
+            linear(x_BSH).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        if self.rotary:
+            positions_S = _positions(positions_S, x_BSH)
+            q_BASD, k_BGSD = rotated(q_BASD, positions_S), rotated(k_BGSD, positions_S)
+        o_BASD = self.core(q_BASD, k_BGSD, v_BGSD)
+        return self.output(o_BASD.transpose(1, 2).flatten(2))
+
+
+class CausalAttention(nn.Module):
+    """softmax(QKᵀ/√D + mask)V: a token sees itself and those that stand before it in k."""
+
+    def __init__(self, dropout: float):
+        super().__init__()
+        self.dropout = Dropout(dropout)
+
+    def forward(self, q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
+        if self.training and self.dropout.rate:
+            return self._with_dropout(q_BASD, k_BGSD, v_BGSD)
+        attention = F.scaled_dot_product_attention
+        return attention(q_BASD, k_BGSD, v_BGSD, is_causal=True, enable_gqa=True)
+
+    def _with_dropout(self, q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
+        """Builds the score matrix: PyTorch's own way with dropout does so on the CPU too."""
+        group, seq = q_BASD.shape[1] // k_BGSD.shape[1], q_BASD.shape[2]
+        k_BATD, v_BATD = (
+            x.repeat_interleave(group, dim=1) if group > 1 else x for x in (k_BGSD, v_BGSD)
+        )
+        scores_BAST = q_BASD / math.sqrt(q_BASD.shape[-1]) @ k_BATD.mT
+        later_ST = torch.ones(seq, seq, dtype=torch.bool, device=q_BASD.device).triu(1)
+        weights_BAST = torch.softmax(scores_BAST.masked_fill(later_ST, -math.inf), -1)
+        return self.dropout(weights_BAST) @ v_BATD
+
+
+class MLP(nn.Module):
+    """GELU, or gated by SiLU. Source of the gate: SwiGLU, arXiv 2002.05202."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        shape = config.shape()
+        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=shape.bias) if shape.gated else None
+        self.up = nn.Linear(shape.hidden, shape.ffn, bias=shape.bias)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.bias)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        up = self.up(x_BSH)
+        return self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x_BSH)) * up)
+
+
+class Head(nn.Module):
+    """The last norm, then a logit for each token of the vocabulary."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.norm = norm(config)
+        self.projection = nn.Linear(config.hidden, config.vocab, bias=False)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        return self.projection(self.norm(x_BSH))
+
+
+class Dropout(nn.Module):
+    """nn.Dropout, whose mask on the CPU has x's dtype, with a mask of one byte an element."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.native_dropout(x, self.rate, True)[0] if self.training and self.rate else x
+
+
+def norm(config: GPTConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.style == "llama" else nn.LayerNorm
+    return kind(config.hidden, eps=1e-5)  # as GPT-2 and Llama 2
+
+
+def rotated(x_BASD: Tensor, positions_S: Tensor) -> Tensor:
+    """Turns numbers i and i + D/2 of each head by position · base^(−2i/D), as a pair.
+
+    The product of a query and a key then depends on how far apart they stand, not on where.
+    Source: RoFormer, arXiv 2104.09864, equation 34, with GPT-NeoX's choice of pairs.
+    """
+    size = x_BASD.shape[-1]
+    i_P = torch.arange(size // 2, dtype=torch.float64, device=x_BASD.device)
+    angles_SP = positions_S.double()[:, None] * _ROTARY_BASE ** (-2 * i_P / size)
+    precise = torch.promote_types(x_BASD.dtype, torch.float32)
+    cos_SP, sin_SP = angles_SP.cos().to(precise), angles_SP.sin().to(precise)
+    a_BASP, b_BASP = x_BASD.chunk(2, -1)
+    turned = a_BASP * cos_SP - b_BASP * sin_SP, a_BASP * sin_SP + b_BASP * cos_SP
+    return torch.cat(turned, -1).to(x_BASD.dtype)
+
+
+def loss(logits_BSV: Tensor, targets_BS: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy in nats a token, in fp32 or better; reduction: "mean", "sum" or "none"."""
+    precise = torch.promote_types(logits_BSV.dtype, torch.float32)
+    logits_NV = logits_BSV.flatten(0, 1).to(precise)
+    return F.cross_entropy(logits_NV, targets_BS.flatten(), reduction=reduction)
+
+
+def _positions(given_S: Tensor | None, x_BSH: Tensor) -> Tensor:
+    return torch.arange(x_BSH.shape[1], device=x_BSH.device) if given_S is None else given_S

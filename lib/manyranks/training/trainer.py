@@ -1,0 +1,216 @@
+"""The trainer: a plain loop over batches of the corpus, on one process or on data-parallel ranks.
+
+B sequences   S tokens of each that are predicted   T = S + 1 tokens that it takes
+"""
+
+import contextlib
+import math
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from manyranks.parallel.data_parallel import OverlappedDataParallel
+from manyranks.training import checkpoint, corpus, progress
+from manyranks.training.config import GPTConfig, TrainingConfig
+from manyranks.training.gpt import GPT, loss
+
+_LOWEST = 0.1  # of the learning rate, at the end
+
+
+class Result(NamedTuple):
+    """What a run says at its end, the same on every rank. Losses are in nats a byte."""
+
+    losses: list[float]  # of each step's global batch, before the step
+    held_out: float  # after the last step
+    first: int  # step of losses[0], counted from 0: above it where the run was resumed
+    seconds: float  # that the steps took, with their checkpoints
+    parameters: int
+    ranks: int
+
+
+class Trainer:
+    """One rank's part of a run: `.model`, wrapped, `.optimizer` and `.step`, the number done.
+
+    wrapper: a class of parallel.data_parallel, used where there is a process group.
+    group: None for the default one. dtype: of parameters, gradients and optimizer.
+    Raises ValueError where the batch is too small for the ranks, or the vocabulary for bytes.
+    """
+
+    def __init__(
+        self,
+        gpt: GPTConfig,
+        training: TrainingConfig,
+        wrapper: Callable[..., nn.Module] = OverlappedDataParallel,
+        group: dist.ProcessGroup | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.gpt, self.training, self.group, self.step = gpt, training, group, 0
+        self.rank, self.ranks, self.device = _place(group)
+        training.check_ranks(self.ranks)
+        if gpt.vocab < corpus.VOCAB:
+            raise ValueError(f"vocab={gpt.vocab}: the corpus has {corpus.VOCAB} tokens, one a byte")
+        model = GPT(gpt, training.seed).to(self.device, dtype)
+        self.model = wrapper(model, group) if dist.is_initialized() else Alone(model)
+        self.optimizer = adamw(model, training)
+
+    def run(self, steps: int | None = None, report: progress.Report | None = None) -> list[float]:
+        """Makes that many steps, or all that are left; returns the loss of each global batch.
+
+        report: called after each step with the number done and the loss of this rank's part.
+        """
+        left = self.training.steps - self.step
+        shares = []
+        for _ in range(left if steps is None else steps):
+            tokens_BT = corpus.batch(
+                self.step, self.training.batch, self.gpt.seq, self.rank, self.ranks
+            )
+            shares.append(self._train(tokens_BT.to(self.device)))
+            self.step += 1
+            if report:
+                report(self.step, shares[-1].item() * self.training.batch / len(tokens_BT))
+        return self._summed(shares)  # at the end: a step has no messages but the gradients'
+
+    def evaluate(self, sequences: int = 256) -> float:
+        """The mean loss on that many sequences, spread over the held-out text."""
+        tokens_BT = corpus.held_out(sequences, self.gpt.seq, self.rank, self.ranks)
+        model = self.model.module.eval()
+        with torch.no_grad():
+            parts = tokens_BT.to(self.device).split(self.training.batch)
+            shares = [self._share(model, part_BT, sequences) for part_BT in parts]
+        model.train()
+        # One number a rank: how many parts there are differs.
+        return self._summed([torch.stack(shares).sum()])[0]
+
+    def save(self, folder: Path | str) -> Path:
+        """Writes a checkpoint into the folder, which all ranks call; returns its own folder."""
+        return checkpoint.save(
+            Path(folder), self.model.module, self.optimizer, self.step, repr(self.gpt), self.group
+        )
+
+    def resume(self, folder: Path | str) -> None:
+        """Goes on from the folder's newest checkpoint, written by any number of ranks.
+
+        Starts anew where there is none. Raises ValueError where it is of another GPT.
+        """
+        if place := checkpoint.newest(Path(folder)):
+            self.step = checkpoint.load(
+                place, self.model.module, self.optimizer, repr(self.gpt), self.group
+            )
+
+    def _train(self, tokens_BT: Tensor) -> Tensor:
+        """One step on this rank's part of the batch; returns its share of the batch's loss."""
+        if self.gpt.dropout:  # another mask each step and rank, and the same after a resume
+            torch.manual_seed(zlib.crc32(f"{self.training.seed} {self.step} {self.rank}".encode()))
+        parts = tokens_BT.tensor_split(self.training.accumulate)
+        shares = []
+        for i, part_BT in enumerate(parts):
+            last = i == len(parts) - 1
+            with contextlib.nullcontext() if last else self.model.no_sync():
+                shares.append(self._share(self.model, part_BT, self.training.batch))
+                # The ranks' parts may differ in size, so gradients are averaged as follows: a
+                # rank's loss is its sum over tokens ÷ the tokens of the GLOBAL batch · ranks,
+                # whose mean over the ranks is the mean over the global batch.
+                (shares[-1] * self.ranks).backward()
+        self.model.finish()
+        self._update()
+        return torch.stack(shares).sum().detach()
+
+    def _share(self, model: nn.Module, tokens_BT: Tensor, sequences: int) -> Tensor:
+        """What these sequences add to the mean loss over all tokens of so many sequences."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.bf16):
+            total = loss(model(tokens_BT[:, :-1]), tokens_BT[:, 1:], reduction="sum")
+        return total / (sequences * self.gpt.seq)
+
+    def _update(self) -> None:
+        # Every rank has the whole mean gradient, so its norm needs no message.
+        nn.utils.clip_grad_norm_(self.model.module.parameters(), self.training.clip)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = learning_rate(self.step, self.training)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _summed(self, shares: list[Tensor]) -> list[float]:
+        """Each one's sum over the ranks, exact, so that it depends on nothing else."""
+        row = torch.stack(shares) if shares else torch.empty(0, device=self.device)
+        rows = [row]
+        if dist.is_initialized():
+            rows = [torch.empty_like(row) for _ in range(self.ranks)]
+            dist.all_gather(rows, row, group=self.group)
+        return [math.fsum(column) for column in torch.stack(rows, -1).tolist()]
+
+
+def train(
+    gpt: GPTConfig,
+    training: TrainingConfig,
+    folder: str | None = None,
+    every: int | None = None,
+    resume: bool = False,
+    terminal: str | None = None,
+) -> Result:
+    """A whole run, as each rank calls it: world.run(train, GPTConfig(), TrainingConfig()).
+
+    folder: of its checkpoints, one after so many steps and one at the end; with resume, the
+    newest is where it starts. terminal: the name of the one that rank 0 shows progress on.
+    Raises ValueError for resume without a folder.
+    """
+    if resume and folder is None:
+        raise ValueError("resume=True: say with folder where the checkpoints are")
+    trainer = Trainer(gpt, training)
+    if resume:
+        trainer.resume(folder)
+    first, losses, started = trainer.step, [], time.perf_counter()
+    with progress.bar(terminal if trainer.rank == 0 else None, training.steps) as report:
+        while (left := training.steps - trainer.step) > 0:
+            losses += trainer.run(min(left, every or left), report)
+            if folder:
+                trainer.save(folder)
+    seconds = time.perf_counter() - started
+    parameters = sum(parameter.numel() for parameter in trainer.model.module.parameters())
+    return Result(losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks)
+
+
+def adamw(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only: norms and biases have no size to lose."""
+    by_kind: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for parameter in model.parameters():
+        by_kind[parameter.ndim >= 2].append(parameter)
+    groups = [
+        {"params": by_kind[True], "weight_decay": training.weight_decay},
+        {"params": by_kind[False], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, training.learning_rate, training.betas, fused=True)
+
+
+def learning_rate(step: int, training: TrainingConfig) -> float:
+    """Of a step, counted from 0: linear warm-up, then a cosine down to a tenth at the last one."""
+    if step < training.warmup:
+        return training.learning_rate * (step + 1) / training.warmup
+    done = min(1.0, (step - training.warmup) / max(1, training.steps - 1 - training.warmup))
+    cosine = (1 + math.cos(math.pi * done)) / 2
+    return training.learning_rate * (_LOWEST + (1 - _LOWEST) * cosine)
+
+
+class Alone(nn.Module):
+    """The interface of parallel.data_parallel's wrappers for a process without a group."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module, self.forward, self.no_sync = module, module.forward, contextlib.nullcontext
+
+    def finish(self) -> None:
+        pass
+
+
+def _place(group: dist.ProcessGroup | None) -> tuple[int, int, torch.device]:
+    """This process's rank, the number of ranks, and where its tensors live."""
+    if not dist.is_initialized():
+        return 0, 1, torch.device("cpu")
+    cuda = "nccl" in str(dist.get_backend_config(group))
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    return dist.get_rank(group), dist.get_world_size(group), device

@@ -1,0 +1,299 @@
+"""training.trainer on real ranks: equal to one process, bit-equal after a resume, and from the command line."""
+
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from manyranks.parallel import data_parallel
+from manyranks.training import corpus
+from manyranks.training.__main__ import main
+from manyranks.training.config import GPTConfig, TrainingConfig
+from manyranks.training.trainer import Trainer, train
+
+GPT = GPTConfig(layers=2, hidden=16, heads=4, kv_heads=2, seq=16)
+STEPS = 20
+TRAINING = TrainingConfig(steps=STEPS, batch=7, warmup=5)  # 7: uneven shards on 2, 3 and 4 ranks
+WRAPPERS = ["NaiveDataParallel", "FlatDataParallel", "BucketedDataParallel", "OverlappedDataParallel"]
+
+
+def parameters(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.module.named_parameters()}
+
+
+def trained(
+    gpt: GPTConfig, training: TrainingConfig, steps: int | None = None, **options
+) -> tuple[list[float], dict[str, Tensor]]:
+    trainer = Trainer(gpt, training, **options)
+    return trainer.run(steps), parameters(trainer)
+
+
+def in_float64(gpt: GPTConfig, training: TrainingConfig, wrapper: str = WRAPPERS[-1]) -> tuple[list[float], dict[str, Tensor]]:
+    return trained(gpt, training, wrapper=getattr(data_parallel, wrapper), dtype=torch.float64)
+
+
+alone = functools.cache(in_float64)  # in this process, once
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """As the ranks have: more are slower here, and the sums' order does not matter."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_close(found: tuple, wanted: tuple) -> None:
+    assert found[0] == pytest.approx(wanted[0], abs=1e-10)
+    torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=1e-10)
+
+
+# Equal to one process on the whole batch
+
+
+def test_20_steps_equal_one_process_on_the_whole_batch(shared_worlds):
+    wanted = alone(GPT, TRAINING)
+    for found in shared_worlds.run(in_float64, GPT, TRAINING):
+        assert_close(found, wanted)
+    assert wanted[0][-1] < wanted[0][0] - 0.5, "it learns"
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS[:-1])
+def test_so_they_do_with_the_other_wrappers(shared_world, wrapper):
+    assert_close(shared_world.run(in_float64, GPT, TRAINING, wrapper)[0], alone(GPT, TRAINING))
+
+
+@pytest.mark.parametrize(
+    ("gpt", "training"),
+    [
+        pytest.param(replace(GPT, style="gpt2", kv_heads=None), TRAINING, id="gpt2"),
+        pytest.param(replace(GPT, tied=False), replace(TRAINING, seed=3), id="untied"),
+        pytest.param(GPT, replace(TRAINING, batch=13, accumulate=3), id="accumulated, uneven micro-batches"),
+        pytest.param(GPT, replace(TRAINING, clip=0.05), id="clipped"),
+    ],
+)
+def test_so_they_do_with_other_models_and_settings(shared_world, gpt, training):
+    wanted = alone(gpt, replace(training, accumulate=1))
+    for found in shared_world.run(in_float64, gpt, training):
+        assert_close(found, wanted)
+
+
+def test_the_gradient_is_cut_to_the_length_that_is_allowed():
+    trainer, lengths = Trainer(GPT, replace(TRAINING, clip=0.05)), []
+
+    def measure(*_) -> None:
+        lengths.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).norm().item())
+
+    trainer.optimizer.register_step_pre_hook(measure)
+    trainer.run(3)
+    assert lengths == pytest.approx([0.05] * 3, rel=1e-3)
+
+
+def in_a_group() -> tuple | None:
+    group = dist.new_group([0, 2])
+    return trained(GPT, TRAINING, group=group, dtype=torch.float64) if dist.get_rank() in (0, 2) else None
+
+
+def test_a_group_of_some_ranks_trains_by_itself(world):
+    found = world.run(in_a_group)
+    wanted = alone(GPT, TRAINING)
+    assert found[1] is None
+    assert_close(found[0], wanted)
+    assert_close(found[2], wanted)
+
+
+def test_a_step_sends_its_gradients_and_nothing_else(shared_world):
+    calls = shared_world.measure(trained, GPT, TRAINING).calls[0]
+    gradients = ("all_reduce", 4 * GPT.shape().parameters)
+    sent = [(call.op, call.bytes) for call in calls if call.op != "broadcast"][-STEPS - 1 :]
+    assert sent[:-1] == [gradients] * STEPS
+    assert sent[-1] == ("all_gather", 4 * STEPS), "the losses, once, at the end"
+
+
+def held_out(sequences: int) -> float:
+    return Trainer(GPT, TRAINING, dtype=torch.float64).evaluate(sequences)
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 50])
+def test_the_held_out_loss_does_not_depend_on_the_ranks(shared_world, sequences):
+    assert shared_world.run(held_out, sequences) == pytest.approx([held_out(sequences)] * 3, abs=1e-12)
+
+
+def first_dropped() -> Tensor:
+    """Which activations are left out where every rank has the same sequences."""
+    trainer = Trainer(replace(GPT, dropout=0.5), replace(TRAINING, batch=3))
+    kept = []
+    trainer.model.module.embedding.register_forward_hook(lambda *args: kept.append(args[-1][0] != 0))
+    trainer.run(2)
+    return torch.stack(kept)
+
+
+def test_dropout_differs_between_ranks_and_steps_and_comes_again(shared_world):
+    masks = shared_world.run(first_dropped)
+    assert all(torch.equal(*pair) for pair in zip(masks, shared_world.run(first_dropped), strict=True))
+    rows = [row for mask in masks for row in mask]
+    assert all(not torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
+
+
+def test_evaluation_is_without_dropout_and_changes_nothing():
+    plain, dropping, again = (Trainer(replace(GPT, dropout=rate), TRAINING) for rate in (0.0, 0.5, 0.5))
+    assert dropping.evaluate() == plain.evaluate()
+    assert dropping.run(3) == again.run(3)
+
+
+def reports() -> tuple[list[float], list[tuple[int, float]]]:
+    seen: list[tuple[int, float]] = []
+    losses = Trainer(GPT, TRAINING).run(3, report=lambda *args: seen.append(args))
+    return losses, seen
+
+
+def test_a_rank_reports_the_mean_loss_of_its_own_sequences(shared_world):
+    found = shared_world.run(reports)
+    sizes = [len(corpus.batch(0, 7, 16, rank, 3)) for rank in range(3)]
+    for step in range(3):
+        parts = [seen[step] for _, seen in found]
+        assert [number for number, _ in parts] == [step + 1] * 3
+        mean = sum(loss * size for (_, loss), size in zip(parts, sizes, strict=True)) / 7
+        assert mean == pytest.approx(found[0][0][step], rel=1e-5)
+
+
+def test_bfloat16_keeps_float32_weights_and_learns_alike():
+    plain, mixed = trained(GPT, TRAINING), trained(GPT, replace(TRAINING, bf16=True))
+    assert {p.dtype for p in mixed[1].values()} == {torch.float32}
+    assert mixed[0] != plain[0]
+    assert mixed[0] == pytest.approx(plain[0], rel=0.02)
+
+
+def test_bfloat16_is_what_products_are_made_in():
+    trainer = Trainer(GPT, replace(TRAINING, bf16=True))
+    kinds = set()
+    trainer.model.module.layers[0].mlp.down.register_forward_hook(lambda *args: kinds.add(args[-1].dtype))
+    trainer.run(1)
+    assert kinds == {torch.bfloat16}
+
+
+# Checkpoints
+
+WITH_DROPOUT = replace(GPT, dropout=0.1)
+
+
+def in_two_parts(folder: str) -> tuple[list[float], dict[str, Tensor]]:
+    first = Trainer(WITH_DROPOUT, TRAINING)
+    before = first.run(8)
+    first.save(folder)
+    second = Trainer(WITH_DROPOUT, TRAINING)
+    with torch.no_grad():
+        for parameter in second.model.module.parameters():
+            parameter.fill_(7.0)  # nothing of what it begins with may be left
+    second.resume(folder)
+    assert second.step == 8
+    return before + second.run(), parameters(second)
+
+
+def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(shared_worlds, tmp_path):
+    whole, parts = shared_worlds.run(trained, WITH_DROPOUT, TRAINING), shared_worlds.run(in_two_parts, str(tmp_path))
+    for (losses, weights), (losses_again, weights_again) in zip(whole, parts, strict=True):
+        assert losses == losses_again
+        assert all(torch.equal(weight, weights_again[name]) for name, weight in weights.items())
+
+
+def state(trainer: Trainer) -> list[Tensor]:
+    moments = [value for kept in trainer.optimizer.state_dict()["state"].values() for value in kept.values()]
+    return [*parameters(trainer).values(), *moments]
+
+
+def saved_after(steps: int, folder: str) -> list[Tensor]:
+    trainer = Trainer(GPT, TRAINING, dtype=torch.float64)
+    trainer.run(steps)
+    trainer.save(folder)
+    return state(trainer)
+
+
+def resumed(folder: str) -> tuple[list[Tensor], tuple]:
+    trainer = Trainer(GPT, TRAINING, dtype=torch.float64)
+    trainer.resume(folder)
+    before = [value.clone() for value in state(trainer)]
+    return before, (trainer.run(), parameters(trainer))
+
+
+def assert_goes_on(found: tuple, left: list[Tensor], wanted: tuple) -> None:
+    """What is read is what was left, bit for bit; what follows differs by the order of sums only."""
+    assert all(torch.equal(*pair) for pair in zip(found[0], left, strict=True))
+    assert_close(found[1], (wanted[0][-len(found[1][0]) :], wanted[1]))
+
+
+def test_another_number_of_ranks_goes_on_from_a_checkpoint(shared_world, tmp_path):
+    wanted = alone(GPT, TRAINING)
+    left = shared_world.run(saved_after, 8, str(tmp_path / "three"))[0]
+    assert_goes_on(resumed(str(tmp_path / "three")), left, wanted)
+    left = saved_after(13, str(tmp_path / "one"))
+    for found in shared_world.run(resumed, str(tmp_path / "one")):
+        assert_goes_on(found, left, wanted)
+
+
+def test_the_newest_complete_checkpoint_is_read(tmp_path):
+    trainer = Trainer(GPT, TRAINING)
+    for steps in (2, 1):
+        trainer.run(steps)
+        trainer.save(tmp_path)
+    (tmp_path / "step-00000009").mkdir()  # a run that died while it wrote
+    again = Trainer(GPT, TRAINING)
+    again.resume(tmp_path)
+    assert again.step == 3
+    again.resume(tmp_path / "nothing there")
+    assert again.step == 3
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    Trainer(GPT, TRAINING).save(tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)was written by a run with.*kv_heads=2.*and this one has.*kv_heads=4"):
+        Trainer(replace(GPT, kv_heads=4), TRAINING).resume(tmp_path)
+
+
+# The command
+
+SMALL = ["--steps", "4", "--batch", "5", "--layers", "1", "--hidden", "16", "--seq", "16", "--warmup", "2"]
+
+
+def test_the_command_starts_ranks_saves_and_resumes(tmp_path, capsys):
+    main([*SMALL, "--dp", "3", "--checkpoint", str(tmp_path), "--every", "3"])
+    assert sorted(os.listdir(tmp_path)) == ["step-00000003", "step-00000004"]
+    first = capsys.readouterr()
+    assert "5 sequences a step" in first.out
+    assert "on 3 ranks" in first.out
+    assert "step      4" in first.out
+    assert "after 4 steps" in first.out
+    assert first.err == "", "no progress where stderr is no terminal"
+    main([*SMALL, "--steps", "6", "--dp", "2", "--checkpoint", str(tmp_path), "--resume"])
+    assert "step      5" in (again := capsys.readouterr().out)
+    assert "after 2 steps" in again
+
+
+def test_under_torchrun_the_same_run_gives_the_same_losses(capsys):
+    main([*SMALL, "--dp", "2"])
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*start, "-m", "manyranks.training", *SMALL], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert without_seconds(done.stdout) == without_seconds(capsys.readouterr().out)
+
+
+def without_seconds(text: str) -> str:
+    return text.rpartition(" in ")[0]
+
+
+def test_a_whole_run_gives_every_rank_the_same_result(shared_world):
+    results = shared_world.run(train, GPT, TRAINING)
+    assert all(result[:3] + result[4:] == results[0][:3] + results[0][4:] for result in results)
+    assert results[0].parameters == GPT.shape().parameters
+    assert results[0].ranks == 3
+    assert results[0].held_out < results[0].losses[0] - 0.5

@@ -1,0 +1,171 @@
+"""The trainer's parts that need no ranks: settings, learning rate, weight decay, progress bar, the command's arguments."""
+
+import io
+import math
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from manyranks.training import progress
+from manyranks.training.__main__ import main
+from manyranks.training.config import GPTConfig, TrainingConfig
+from manyranks.training.trainer import adamw, learning_rate, train
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_by_a_cosine_to_a_tenth():
+    training = TrainingConfig(steps=101, warmup=20, learning_rate=1.0)
+    rates = [learning_rate(step, training) for step in range(101)]
+    assert rates[:20] == pytest.approx([(i + 1) / 20 for i in range(20)])
+    assert rates[20] == max(rates) == 1.0
+    assert rates[60] == pytest.approx(0.55)
+    assert rates[40] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
+    assert rates[100] == pytest.approx(0.1)
+    assert learning_rate(500, training) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 50), (50, 50), (51, 50), (10, 0)])
+def test_a_short_run_has_a_learning_rate_at_each_step(steps, warmup):
+    training = TrainingConfig(steps=steps, warmup=warmup)
+    assert all(0 < learning_rate(step, training) <= training.learning_rate for step in range(steps))
+
+
+def test_weight_decay_is_on_matrices_only():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
+    optimizer = adamw(model, TrainingConfig(learning_rate=0.5, weight_decay=0.1))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    kept = [after / was for after, was in zip(model.parameters(), before, strict=True)]
+    torch.testing.assert_close(kept[0], torch.full((3, 2), 0.95))
+    assert all(torch.equal(after, was) for after, was in list(zip(model.parameters(), before, strict=True))[1:])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"steps": 0}, "steps=0: must be a whole number, 1 or more"),
+        ({"batch": 2.0}, "batch=2.0: must be a whole number, 1 or more"),
+        ({"warmup": -1}, "warmup=-1: must be a whole number, 0 or more"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
+        ({"clip": math.nan}, "clip=nan: must be above 0"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1: must be 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        TrainingConfig(**wrong)
+
+
+def test_a_batch_that_leaves_a_rank_without_work_is_refused():
+    training = TrainingConfig(batch=11, accumulate=3)
+    training.check_ranks(3)
+    with pytest.raises(ValueError, match="batch=11: 4 ranks with 3 micro-batches each need 12"):
+        training.check_ranks(4)
+
+
+def test_the_feed_forward_size_follows_the_others_where_it_is_left_out():
+    assert GPTConfig(hidden=192).shape().ffn == 512
+    assert GPTConfig(hidden=192, style="gpt2").shape().ffn == 768
+    assert replace(GPTConfig(), hidden=256).shape().ffn == 704
+    assert GPTConfig(ffn=40).shape().ffn == 40
+
+
+# The progress bar
+
+
+def test_the_line_says_how_far_the_run_is():
+    assert progress.line(60, 120, 2.5, 9.87) == "━" * 12 + "─" * 12 + " step 60/120  2.500 nats a byte  9.9 steps/s "
+
+
+@pytest.fixture
+def terminal():
+    """The name of a terminal, and a function that reads what was written to it, to the end of a line."""
+    ours, theirs = os.openpty()
+
+    def read() -> str:
+        text = ""
+        while not text.endswith("\n"):
+            text += os.read(ours, 10_000).decode()
+        return text
+
+    yield os.ttyname(theirs), read
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_the_bar_rewrites_one_line_on_the_terminal_it_is_given(terminal):
+    name, read = terminal
+    with progress.bar(name, 2) as report:
+        report(1, 3.0)
+        report(2, 2.5)
+    text = read()
+    assert text.startswith("\r")
+    assert "step 2/2  2.500 nats a byte" in text
+    assert text.strip("\r\n").count("\n") == 0
+
+
+def test_the_rate_of_a_resumed_run_is_that_of_its_own_steps(terminal, monkeypatch):
+    name, read = terminal
+    seconds = iter(range(100))
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: float(next(seconds)))
+    with progress.bar(name, 200) as report:
+        report(101, 2.0)
+        report(102, 2.0)
+    assert read().count(" 1.0 steps/s") == 2
+
+
+def test_there_is_no_bar_where_nobody_would_see_it(monkeypatch):
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert progress.terminal() is None
+    with progress.bar(None, 2) as report:
+        assert report is None
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--dp", "0"], "--dp 0: the number of ranks must be 1 or more"),
+        (["--dp", "6", "--batch", "4"], "batch=4: 6 ranks"),
+        (["--heads", "3"], "heads=3 does not divide hidden=128"),
+        (["--steps", "0"], "steps=0: must be a whole number"),
+        (["--steps", "many"], "invalid int value: 'many'"),
+        (["--style", "bert"], "invalid choice: 'bert'"),
+        (["--every", "5"], "--every 5: give 1 or more steps, and --checkpoint FOLDER"),
+        (["--every", "0", "--checkpoint", "."], "--every 0: give 1 or more steps"),
+        (["--resume"], "say with --checkpoint FOLDER"),
+        (["--checkpoint", "/dev/null/x"], "Not a directory"),
+        (["--dp", "100000", "--batch", "100000"], "ranks fit"),
+    ],
+)
+def test_wrong_arguments_end_the_command_before_any_process_starts(wrong, said, monkeypatch, capsys):
+    from manyranks.world import world
+
+    monkeypatch.setattr(world, "Team", None)
+    with pytest.raises(SystemExit) as ended:
+        main(wrong)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_dp_must_be_what_torchrun_started(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        main(["--dp", "3"])
+    assert "--dp 3: torchrun started 2 ranks; leave --dp out" in capsys.readouterr().err
+
+
+def test_a_vocabulary_without_a_place_for_each_byte_is_refused():
+    with pytest.raises(ValueError, match="vocab=50: the corpus has 256 tokens"):
+        train(GPTConfig(vocab=50), TrainingConfig())
+
+
+def test_resume_needs_a_folder():
+    with pytest.raises(ValueError, match="resume=True: say with folder"):
+        train(GPTConfig(), TrainingConfig(), resume=True)
