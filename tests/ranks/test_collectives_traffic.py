@@ -9,6 +9,7 @@ import torch.distributed as dist
 import manyranks as mr
 from manyranks.parallel import collectives as c
 from manyranks.theory.collectives import ALGORITHMS, chunk_sizes, rounds, sent_bytes
+from manyranks.timeline import Recv, Wait
 
 SEND, RECEIVE = 96, 48  # gloo's framing a send and a receive, tests/ranks/test_measure.py
 # The algorithms of the theory that this package leaves to the reader, as variants of those it has.
@@ -122,19 +123,24 @@ def test_pieces_are_more_messages_of_the_same_bytes(shared_worlds, elements, pie
 
 
 def test_a_piece_is_on_its_way_while_another_is_added(shared_world):
-    """In a ring of two pieces, a message leaves before the one before it has come: more than one receive is open."""
+    """In a ring of several pieces, so many receives have been posted and not waited for; by their order, not by a clock."""
 
-    def most_open(calls) -> int:
-        events = [(x.started, 1) for x in calls if x.op == "recv"] + [(x.finished, -1) for x in calls if x.op == "recv"]
-        return max(itertools.accumulate(step for _, step in sorted(events)))
+    def most_open(instructions) -> int:
+        receives, most = set(), 0
+        for instruction in instructions:
+            if type(instruction) is Recv:
+                receives.add(instruction.handle)
+            elif type(instruction) is Wait:
+                receives.discard(instruction.handle)
+            most = max(most, len(receives))
+        return most
 
     def ring(pieces):
-        x = torch.ones(3_000_000)
-        dist.barrier()
-        c.ring_reduce_scatter(x, pieces=pieces)
+        c.ring_reduce_scatter(torch.ones(3_000), pieces=pieces)
 
-    assert {most_open(calls) for calls in shared_world.measure(ring, 1).calls.values()} == {1}
-    assert {most_open(calls) for calls in shared_world.measure(ring, 4).calls.values()} <= {2, 3, 4}
+    for pieces in (1, 2, 4):
+        program = shared_world.measure(ring, pieces).program
+        assert [most_open(rank) for rank in program.ranks] == [pieces] * 3
 
 
 def test_the_peers_in_a_group_are_its_own_ranks():
