@@ -40,6 +40,7 @@ def _spawned(rank: int, size: int, store: str) -> None:
 
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     all_reduce_once()
+    dist.destroy_process_group()  # without it gloo's threads now and then abort the process at its end
 
 
 def all_reduce_once() -> None:
