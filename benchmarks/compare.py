@@ -47,7 +47,7 @@ class Row:
 
     def _target(self) -> str:
         limits = ((self.at_most, self.unit), (self.ratio_at_most, "ratio"))
-        return ", ".join("≤ " + _scaled(limit, limit, unit, digits=2) for limit, unit in limits if limit is not None)
+        return ", ".join("≤ " + _scaled(limit, limit, unit) for limit, unit in limits if limit is not None)
 
     def _verdict(self) -> str:
         if self.at_most is None and self.ratio_at_most is None:
@@ -93,9 +93,9 @@ def _spread(values: tuple[float, ...], unit: str) -> str:
     return middle + (f" ({ends[0].split()[0]} – {ends[1].split()[0]})" if len(values) > 1 else "")
 
 
-def _scaled(value: float, scale: float, unit: str, digits: int = 3) -> str:
+def _scaled(value: float, scale: float, unit: str) -> str:
     """The value in the unit that suits `scale`; a small ratio as a fraction."""
     if unit == "ratio":
-        return f"1/{1 / value:.{digits}g}" if scale < 0.2 else f"{value:.{digits}g}"
+        return f"1/{1 / value:.3g}" if scale < 0.2 else f"{value:.3g}"
     size, name = next((size, name) for least, size, name in UNITS[unit] if scale >= least)
-    return f"{value / size:.{digits}g} {name}"
+    return f"{value / size:.3g} {name}"

@@ -45,11 +45,10 @@ def test_it_is_the_time_of_the_same_messages_on_the_virtual_clock(op, algorithm)
         assert clock == pytest.approx(predicted)
 
 
-@pytest.mark.parametrize(("op", "algorithm"), [case for case in ALL if case[1] != "hierarchical"])
+# A broadcast by ring is a chain of n pieces here, and there of as many as are fastest.
+@pytest.mark.parametrize(("op", "algorithm"), [c for c in ALL if c[1] != "hierarchical" and c != ("broadcast", "ring")])
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_inside_one_node_it_is_the_time_on_equal_links(op, algorithm, n):
-    if (op, algorithm) == ("broadcast", "ring"):
-        return  # here a chain of n pieces, there of as many as are fastest
     assert cluster_seconds(op, 1e6, n, H100, algorithm) == pytest.approx(seconds(op, 1e6, n, NEAR, algorithm))
 
 
