@@ -48,12 +48,18 @@ def test_the_exercise_is_what_its_solution_releases(name, tmp_path):
 @pytest.mark.parametrize("name", assignments(ROOT))
 def test_a_solution_has_short_cells_and_a_check_after_each_task(name):
     cells = nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", 4).cells
-    assert max(len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code") <= 25
+    assert max(len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code") <= 70  # the answer to a whole class
     kinds = [cell.metadata.nbgrader for cell in cells]
     for task, following, cell in zip(kinds, kinds[1:], cells[1:], strict=False):
         if task.solution:
             assert (following.grade, following.grade_id) == (True, f"check_{task.grade_id}")
-            assert cell.source.endswith(f"{task.grade_id}({task.grade_id}).show()")
+            assert cell.source.endswith(f"{task.grade_id.lower()}({task.grade_id}).show()")
+
+
+@pytest.mark.parametrize("name", assignments(ROOT))
+def test_an_exercise_has_cells_that_fit_a_screen(name):
+    cells = nbformat.read(ROOT / "exercises" / name / f"{name}.ipynb", 4).cells
+    assert max(len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code") <= 25
 
 
 @pytest.mark.parametrize("name", assignments(ROOT))

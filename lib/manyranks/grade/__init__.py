@@ -6,10 +6,10 @@ Imports are lazy (PEP 562): every rank of a check imports this package for its p
 
 from importlib import import_module
 
-_MODULES = ("collectives",)
+_MODULES = ("collectives", "data_parallel")
 _HOMES = {"Report": "report", "Line": "report"}
 
-__all__ = ["Line", "Report", "collectives"]
+__all__ = ["Line", "Report", "collectives", "data_parallel"]
 
 
 def __getattr__(name: str):

@@ -2,53 +2,59 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from manyranks.grade import judge
-from manyranks.grade.judge import Finding
+from manyranks.grade import verdict
 from manyranks.grade.report import Line, Report, listed
-from manyranks.grade.trial import SIZES, Case, Trial, trials
+from manyranks.grade.trial import Case, Trial, trials
+from manyranks.grade.verdict import Aspect, Finding, Judged
 
-# Right values first: wrong ones leave less than half of the points, whatever else holds.
-_VALUES, _TRAFFIC, _MESSAGES, _INPUT = 0.5, 0.25, 0.15, 0.1
-_WITHOUT_VALUES = 0.4
-_CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
+_WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task. points: for all of it; cases: number of ranks -> what to run; algorithm: its name in a report, "this ring".
+    """One task. points: for all of it; cases: number of ranks -> what to run there, in order.
 
-    reminder: the hint for messages that no known mistake explains; argument: the name of the function's tensor; in_order:
-    whether a rank's messages must come in the order of theory; remark: a line on a right answer, for no points.
+    aspects: what it is judged by, the values first; sizes: of the worlds.
     """
 
     name: str
     points: float
-    algorithm: str
     cases: Callable[[int], list[Case]]
-    reminder: str
-    argument: str = "x_E"
-    in_order: bool = True
-    remark: Callable[[Trial], Line] | None = None
+
+    aspects: ClassVar[tuple[Aspect, ...]]
+    sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)
+
+    def refusal(self, tried: list[Trial]) -> Finding | None:
+        """Why there are no points at all, if so."""
+
+    def line(self, finding: Finding, function) -> Line:
+        """The report's first wrong line, perhaps with a better hint."""
+        return finding.line
+
+    def remarks(self, trial: Trial) -> list[Line]:
+        """Lines on a right answer, for no points."""
+        return []
 
 
 def check(task: Task, function) -> Report:
-    """Runs the function on worlds of 2, 3 and 4 ranks and judges values, bytes, messages and what became of the input.
+    """Runs the function on the task's worlds and judges what happened under each aspect.
 
     Always returns, within 20 s; what the function raises, prints or returns becomes a line of the report.
     """
     if not callable(function):
         return _refused(task, Finding(Line(False, f"{task.name} is not a function", hint="run the cell above that defines it")))
-    tried = trials(function, task.cases)
-    if refusal := _unwritten(function, tried[-1]) or judge.foreign_call(tried):
+    tried = trials(function, task.cases, task.sizes)
+    if refusal := _unwritten(function, tried[-1]) or task.refusal(tried):
         return _refused(task, refusal)
-    done = [judge.judged(task, trial) for trial in tried]
-    findings = [_runs(tried), *judge.findings(done), *judge.only_two_ranks(done)]
+    done = [verdict.judged(task, trial) for trial in tried]
+    findings = [_runs(task, tried), *verdict.findings(task, done), *_only_two_ranks(task, done)]
     wrong = [finding for finding in findings if not finding.line.ok]
-    lines = [_recut(f, function) if wrong and f is wrong[0] else f.line for f in findings]
-    lines += [task.remark(tried[-1])] if task.remark and not wrong else []
+    lines = [task.line(f, function) if wrong and f is wrong[0] else f.line for f in findings]
+    lines += [] if wrong else task.remarks(tried[-1])
     shown = wrong[0].trial if wrong else tried[-1]
-    return Report(task.name, round(task.points * _share(done), 2), task.points, _once(lines), *_printed(shown))
+    return Report(task.name, round(task.points * _share(task, done), 2), task.points, _once(lines), *_printed(shown))
 
 
 def _refused(task: Task, why: Finding) -> Report:
@@ -59,26 +65,26 @@ def _unwritten(function, trial: Trial) -> Finding | None:
     """Where this function, or one that it calls, has no answer yet."""
     if not trial.trouble or not (name := trial.trouble.unwritten):
         return None
-    if name == getattr(function, "__name__", ""):
+    if name == getattr(function, "__name__", "") or name in getattr(function, "__dict__", {}):
         return Finding(Line(False, "not written yet", hint="replace `raise NotImplementedError` by your answer"))
     return Finding(Line(False, f"{name} is not written yet", hint=f"this answer calls {name}: write that one first"))
 
 
-def _runs(tried: list[Trial]) -> Finding:
-    what = f"runs on {listed([str(n) for n in SIZES])} ranks"
+def _runs(task: Task, tried: list[Trial]) -> Finding:
+    what = f"runs on {listed([str(n) for n in task.sizes])} ranks" if task.sizes != (1,) else "runs"
     for trial in tried:
         if found := trial.trouble:
             return Finding(Line(False, what, f"{trial.case}, {found.problem}", found.hint), trial)
     return Finding(Line(True, what))
 
 
-def _recut(finding: Finding, function) -> Line:
-    """The line with another hint where torch.chunk explains it: of the sizes tried, only 7 on 3 ranks show the difference."""
-    names = getattr(getattr(function, "__code__", None), "co_names", ())
-    cuts = {"chunk", "split"}.intersection(names)
-    trial = finding.trial
-    shows = trial is not None and trial.case.n == 3 and not (trial.trouble and trial.trouble.hung)
-    return replace(finding.line, hint=_CUTS) if cuts and shows else finding.line
+def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
+    """A finding where all is right on 2 ranks and nothing but 2 ranks."""
+    right = {n: _all_hold(task.aspects[0], one) for n in task.sizes if (one := [d for d in done if d.trial.case.n == n])}
+    if len(right) > 1 and right.pop(2) and not any(right.values()):
+        hint = "on 2 ranks the next rank is also the previous one, and one step is enough; draw it for 3"
+        return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", hint))]
+    return []
 
 
 def _once(lines: list[Line]) -> tuple[Line, ...]:
@@ -87,18 +93,21 @@ def _once(lines: list[Line]) -> tuple[Line, ...]:
     return tuple(replace(line, hint="" if line.hint in hints[:i] else line.hint) for i, line in enumerate(lines))
 
 
-def _share(done: list[judge.Judged]) -> float:
-    """Of the points: values, and an untouched input beside them, count world by world; bytes and messages must hold on all."""
-    worlds = [[one for one in done if one.trial.case.n == n] for n in SIZES]
-    values = [_all_hold("values", world) for world in worlds]
-    undamaged = [right and _all_hold("input", world) for right, world in zip(values, worlds, strict=True)]
-    share = (_VALUES * sum(values) + _INPUT * sum(undamaged)) / len(SIZES)
-    if all(worlds):
-        share += _TRAFFIC * _all_hold("traffic", done) + _MESSAGES * _all_hold("messages", done)
+def _share(task: Task, done: list[Judged]) -> float:
+    """Of the points."""
+    worlds = [[one for one in done if one.trial.case.n == n] for n in task.sizes]
+    values = [_all_hold(task.aspects[0], world) for world in worlds]
+    share = 0.0
+    for aspect in task.aspects:
+        if aspect.each_world:
+            right = [value and _all_hold(aspect, world) for value, world in zip(values, worlds, strict=True)]
+            share += aspect.share * sum(right) / len(worlds)
+        elif all(worlds):
+            share += aspect.share * _all_hold(aspect, done)
     return share if all(values) else min(share, _WITHOUT_VALUES)
 
 
-def _all_hold(aspect: str, done: list[judge.Judged]) -> bool:
+def _all_hold(aspect: Aspect, done: list[Judged]) -> bool:
     return bool(done) and all(one.holds(aspect) for one in done)
 
 

@@ -6,9 +6,10 @@ downwards and the tree sends far first, unlike those of the chapter and of theor
 
 import torch
 
-from manyranks.grade.check import Task, check
+from manyranks.grade.check import check
+from manyranks.grade.messages import Case, Detour, MessageTask, Missing, Mistake
 from manyranks.grade.report import Line, Report
-from manyranks.grade.trial import Case, Detour, Missing, Mistake, Trial
+from manyranks.grade.trial import Trial
 from manyranks.theory.collectives import Message, Round, chunk_sizes, rounds
 
 Tensors = list[torch.Tensor]
@@ -24,27 +25,29 @@ _NO_GATHER = "only the rank's own chunk is summed: the all-gather is missing"
 
 def tree_broadcast(function) -> Report:
     """Checks tree_broadcast(x_E, root) -> E: the root's x_E, by a binomial tree that sends far first."""
-    return check(Task("tree_broadcast", 3, "this tree", _broadcast_cases, _TREE), function)
+    return check(MessageTask("tree_broadcast", 3, _broadcast_cases, "this tree", _TREE), function)
 
 
 def ring_all_gather(function) -> Report:
     """Checks ring_all_gather(shard, elements) -> E: all ranks' shards, by a ring that runs downwards."""
-    return check(Task("ring_all_gather", 4, "this ring", _gather_cases, _RING, argument="shard"), function)
+    return check(MessageTask("ring_all_gather", 4, _gather_cases, "this ring", _RING, argument="shard"), function)
 
 
 def ring_reduce_scatter(function) -> Report:
     """Checks ring_reduce_scatter(x_E) -> chunk r of the sum on rank r, by a ring that runs downwards."""
-    return check(Task("ring_reduce_scatter", 5, "this ring", _scatter_cases, _RING), function)
+    return check(MessageTask("ring_reduce_scatter", 5, _scatter_cases, "this ring", _RING), function)
 
 
 def ring_all_reduce(function) -> Report:
     """Checks ring_all_reduce(x_E) -> E: the mean of all ranks' x_E, by two rings that run downwards."""
-    return check(Task("ring_all_reduce", 4, "this ring", _reduce_cases, _RING, remark=_divisions), function)
+    return check(MessageTask("ring_all_reduce", 4, _reduce_cases, "this ring", _RING, remark=_divisions), function)
 
 
 def pairwise_all_to_all(function) -> Report:
     """Checks pairwise_all_to_all(x_E) -> on rank r, chunk r of every rank's x_E, that of rank 0 first."""
-    return check(Task("pairwise_all_to_all", 4, "a pairwise exchange", _exchange_cases, _PAIRS, in_order=False), function)
+    return check(
+        MessageTask("pairwise_all_to_all", 4, _exchange_cases, "a pairwise exchange", _PAIRS, in_order=False), function
+    )
 
 
 def _inputs(n: int, elements: int, dtype: torch.dtype) -> Tensors:

@@ -1,6 +1,6 @@
 """What a rank notes while a learner's function runs there, and how the check reads it afterwards.
 
-Each message is on disk before it starts, with the lines that led to it: a rank that dies or hangs cannot tell any more.
+Each call is on disk before it starts, with the lines that led to it: a rank that dies or hangs cannot tell any more.
 """
 
 import json
@@ -18,14 +18,16 @@ from manyranks.measure.place import machinery
 
 Frame = tuple[str, int, str]  # file, line, function
 
-_ENOUGH = 200  # messages of one rank
+_ENOUGH = 200  # calls of one rank
 _DEEP = 8
 _PROBE = str(Path(__file__).with_name("probe.py"))  # it calls the learner's function
 _SCALING = {"div", "mul", "floor_divide"}
 
 
 class Entry(NamedTuple):
-    """One message. op: "send" or "recv"; peer: None for a receive from anyone; frames: the learner's, innermost first."""
+    """One call. op: "send", "all_reduce", …; peer: of a message, None where it may be anyone; frames: the learner's, innermost
+    first.
+    """
 
     op: str
     peer: int | None
@@ -50,7 +52,7 @@ def to_itself(op: str, rank: int) -> Stopped:
 
 
 class Journal(TorchDispatchMode):
-    """Notes this rank's messages in the folder. scaled: how many elements were divided, or multiplied, so far.
+    """Notes this rank's calls in the folder. last: the latest; scaled: how many elements were divided, or multiplied, so far.
 
     Raises Stopped in the learner's function for a message of a rank to itself, and when there are far too many.
     """
@@ -62,7 +64,7 @@ class Journal(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         operator = func._schema.name.partition("::")[2]
-        if func.namespace == "c10d" and operators.NAMES.get(operator) in operators.POINT_TO_POINT:
+        if func.namespace == "c10d" and operator in operators.NAMES:
             self._note(operators.NAMES[operator], operators.arguments(func, args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if operator.rstrip("_") in _SCALING and isinstance(result, torch.Tensor):
@@ -72,15 +74,15 @@ class Journal(TorchDispatchMode):
     def _note(self, op: str, named: dict) -> None:
         size, dtype = operators.payload(op, named)
         peer = operators.peer_of(named, tuple(dist.get_process_group_ranks(operators.group_of(named))))
-        elements = size // getattr(torch, dtype).itemsize
-        entry = Entry(op, peer, elements, size, dtype, named.get("tag", 0), _frames())
-        os.write(self._file, json.dumps(entry).encode() + b"\n")
+        elements = size // getattr(torch, dtype).itemsize if dtype else 0
+        self.last = Entry(op, peer, elements, size, dtype, named.get("tag", 0), _frames())
+        os.write(self._file, json.dumps(self.last).encode() + b"\n")
         self._count += 1
-        if peer == self._rank:
+        if peer == self._rank and op in operators.POINT_TO_POINT:
             raise to_itself(op, peer)
         if self._count == _ENOUGH:
-            hint = "a right answer needs less than ten: does the loop end?"
-            raise Stopped(f"rank {self._rank} has started {_ENOUGH} messages", hint)
+            hint = "far more than a right answer needs: does the loop end?"
+            raise Stopped(f"rank {self._rank} has started {_ENOUGH} messages, or other calls", hint)
 
 
 def _frames() -> list[Frame]:

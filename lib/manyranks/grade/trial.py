@@ -1,4 +1,4 @@
-"""Runs a learner's function on worlds of 2, 3 and 4 ranks, within a time limit, and keeps what happened."""
+"""Runs a learner's function on worlds of several sizes, within a time limit, and keeps what happened."""
 
 import contextlib
 import io
@@ -8,91 +8,44 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any, Protocol
 
-import torch
-
-from manyranks.grade import journal, probe
+from manyranks.grade import journal
 from manyranks.grade.trouble import Notes, Trouble, text, trouble
 from manyranks.measure.calls import Call
-from manyranks.theory.collectives import Round
-from manyranks.timeline.program import Recv, Send, Wait
+from manyranks.timeline.program import Collective, Recv, Send, Wait
 from manyranks.world.errors import WorldError
 from manyranks.world.measurement import Measurement
 from manyranks.world.world import World
 
-SIZES = (2, 3, 4)
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s
 _SHOWN_LINES, _LONG = 12, 600
+_NAMES = {Send: "send", Recv: "recv"}
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A typical wrong answer. results: rank -> what it returns if not what is right; hint: what to tell the learner."""
-
-    hint: str
-    results: tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A typical wrong answer that is right but for some chunks, whatever stands there. chunks: rank -> the numbers of these."""
-
-    hint: str
-    chunks: tuple[set[int], ...]
-
-
-@dataclass(frozen=True)
-class Detour:
-    """A typical wrong way. rounds: the messages that travel then; hint: what to tell the learner."""
-
-    hint: str
-    rounds: list[Round]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call on every rank of a world. arguments, expected: by rank; rounds: the messages that must travel, in theory.
-
-    note: what distinguishes it beside its size, "root = 3".
-    """
-
-    arguments: tuple[tuple, ...]
-    expected: tuple[torch.Tensor, ...]
-    rounds: list[Round]
-    mistakes: tuple[Mistake | Missing, ...] = ()
-    detours: tuple[Detour, ...] = ()
-    note: str = ""
+class Case(Protocol):
+    """What every rank of a world of n does once with the learner's function. Its str() is "on 3 ranks with 7 elements"."""
 
     @property
     def n(self) -> int:
         """The number of ranks."""
-        return len(self.arguments)
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return self.expected[0].itemsize
-
-    @property
-    def elements(self) -> int:
-        """Elements of the whole tensor."""
-        return max(message.start + message.count for messages in self.rounds for message in messages)
-
-    def __str__(self) -> str:
-        return f"on {self.n} ranks with {self.elements:,} elements"
+    def job(self) -> tuple:
+        """What a rank runs: a function, and its arguments between the learner's function and the journal's folder."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A case that was run. answers, calls: by rank, empty where it did not end well; trouble: why it did not.
+    """A case that was run. answers: what the ranks' jobs returned; calls: by rank; both empty where it did not end well.
 
-    unwaited: the ranks that never waited for some message, with its kind, "send" or "recv"; notes: the messages with the
-    lines that led to them; printed: by the ranks.
+    unwaited: the ranks that never waited for some call, with its operation; trouble: why it did not end well; notes: the
+    calls with the lines that led to them; printed: by the ranks.
     """
 
     case: Case
-    answers: list[probe.Answer] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
     calls: dict[int, list[Call]] = field(default_factory=dict)
     unwaited: tuple[tuple[int, str], ...] = ()
     trouble: Trouble | None = None
@@ -100,14 +53,14 @@ class Trial:
     printed: str = ""
 
 
-def trials(function: Callable, cases: Callable[[int], list[Case]]) -> list[Trial]:
-    """One trial a case, on worlds of 2, 3 and 4 fresh ranks, and no more on a world whose ranks raised or died.
+def trials(function: Callable, cases: Callable[[int], list[Case]], sizes: tuple[int, ...]) -> list[Trial]:
+    """One trial a case, on fresh worlds of these sizes, and no more on a world whose ranks raised or died.
 
     Ends after the first that hangs, and where nothing is written.
     """
     done: list[Trial] = []
     deadline = time.monotonic() + _ALL_SECONDS
-    for n in SIZES:
+    for n in sizes:
         with World(n, backend="gloo", timeout=_RUN_SECONDS) as world:
             for case in cases(n):
                 world.timeout = max(0.1, min(_RUN_SECONDS, deadline - time.monotonic()))
@@ -135,7 +88,8 @@ def _trial(world: World, function: Callable, case: Case) -> Trial:
 
 def _outcome(world: World, function: Callable, case: Case, folder: str) -> dict:
     try:
-        measured = world.measure(probe.answer, function, case.arguments, folder)
+        work, *arguments = case.job
+        measured = world.measure(work, function, *arguments, folder)
         return {"answers": measured.results, "calls": measured.calls, "unwaited": _unwaited(measured)}
     except WorldError as error:
         found = trouble(error, journal.read(folder, case.n))
@@ -145,7 +99,7 @@ def _outcome(world: World, function: Callable, case: Case, folder: str) -> dict:
 
 
 def _unwaited(measured: Measurement) -> tuple[tuple[int, str], ...]:
-    """Rank and kind of the messages that were started and never waited for; none where the ranks' calls do not fit together."""
+    """Rank and operation of the calls that were never waited for; none where the ranks' calls do not fit together."""
     try:
         ranks = measured.program.ranks
     except ValueError:
@@ -153,8 +107,8 @@ def _unwaited(measured: Measurement) -> tuple[tuple[int, str], ...]:
     found = []
     for rank, instructions in enumerate(ranks):
         waited = {i.handle for i in instructions if type(i) is Wait}
-        started = [i for i in instructions if type(i) in (Send, Recv)]
-        found += [(rank, "send" if type(i) is Send else "recv") for i in started if i.handle not in waited]
+        started = [i for i in instructions if type(i) in _NAMES or type(i) is Collective]
+        found += [(rank, _NAMES.get(type(i)) or i.op) for i in started if i.handle not in waited]
     return tuple(found)
 
 

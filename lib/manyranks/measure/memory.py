@@ -22,7 +22,7 @@ class PeakBytes(TorchDispatchMode):
             return NotImplemented  # a DTensor comes back here as the plain tensors it is made of
         result = function(*args, **(kwargs or {}))
         self._meet([*tree_leaves(args), *tree_leaves(kwargs or {}), *tree_leaves(result)])
-        self.peak_bytes = max(self.peak_bytes, self._bytes())
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes())
         return result
 
     def _meet(self, values: list) -> None:
@@ -31,7 +31,8 @@ class PeakBytes(TorchDispatchMode):
                 storage = value.untyped_storage()
                 self._live[storage._cdata] = StorageWeakRef(storage)
 
-    def _bytes(self) -> int:
+    def live_bytes(self) -> int:
+        """Of the tensors used inside, those that are alive now."""
         self._live = {key: reference for key, reference in self._live.items() if not reference.expired()}
         # Ask each storage anew: fully_shard gives memory back by resizing storages, which no operator shows.
         live = [torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for reference in self._live.values()]

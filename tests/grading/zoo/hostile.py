@@ -193,9 +193,9 @@ def returns_a_lock(x):
 
 
 def changes_the_grader_in_its_rank(x):
-    from manyranks.grade import check, judge, probe, report
+    from manyranks.grade import check, probe, report, verdict
 
     probe._plain = lambda value, room: (torch.zeros_like(x), "a tensor")
-    judge.Judged.holds = lambda *_: True
+    verdict.Judged.holds = lambda *_: True
     check.check = lambda *_: report.Report("", 4, 4, ())
     return x

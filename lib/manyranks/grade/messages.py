@@ -1,78 +1,88 @@
-"""Judges one trial under one aspect, and recognises typical mistakes in what was measured."""
+"""Tasks that are solved with messages between two ranks: what must travel, and the mistakes known by their traces."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
-from manyranks.grade.report import Line, listed, size
-from manyranks.grade.trial import Detour, Missing, Mistake, Trial
+from manyranks.grade import probe
+from manyranks.grade.check import Task
+from manyranks.grade.compare import difference, form, same, sizes
+from manyranks.grade.report import Line, listed
+from manyranks.grade.trial import Trial
 from manyranks.grade.trouble import clash
-
-if TYPE_CHECKING:
-    from manyranks.grade.check import Task
+from manyranks.grade.verdict import Aspect, Finding, Verdict
+from manyranks.theory.collectives import Round
 
 _WAIT = "isend and irecv return at once: keep what they return and call .wait() on it"
-_WHAT = {
-    "values": "returns the right values",
-    "traffic": "sends no more and no less than it must",
-    "messages": "sends its messages to the right ranks",
-    "input": "leaves its input as it was",
-}
+_CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
 
 
-class Verdict(NamedTuple):
-    """ok, and where it is not: what was found and a hint."""
+@dataclass(frozen=True)
+class Mistake:
+    """A typical wrong answer. results: rank -> what it returns if not what is right; hint: what to tell the learner."""
 
-    ok: bool
-    found: str = ""
-    hint: str = ""
-
-
-class Finding(NamedTuple):
-    """A line of the report, and the trial that it is about; None where it is about several."""
-
-    line: Line
-    trial: Trial | None = None
+    hint: str
+    results: tuple[torch.Tensor, ...]
 
 
-class Judged(NamedTuple):
-    """A trial with a verdict on each aspect; with none where it did not end well."""
+@dataclass(frozen=True)
+class Missing:
+    """A typical wrong answer that is right but for some chunks, whatever stands there. chunks: rank -> the numbers of these."""
 
-    trial: Trial
-    verdicts: dict[str, Verdict]
-
-    def holds(self, aspect: str) -> bool:
-        """Whether the trial ended well and is right under this aspect."""
-        return bool(self.verdicts) and self.verdicts[aspect].ok
+    hint: str
+    chunks: tuple[set[int], ...]
 
 
-def judged(task: "Task", trial: Trial) -> Judged:
-    """The trial with its verdicts."""
-    return Judged(trial, {} if trial.trouble else {aspect: judge(task, trial) for aspect, judge in _JUDGES.items()})
+@dataclass(frozen=True)
+class Detour:
+    """A typical wrong way. rounds: the messages that travel then; hint: what to tell the learner."""
+
+    hint: str
+    rounds: list[Round]
 
 
-def findings(done: list[Judged]) -> list[Finding]:
-    """One an aspect; none where no trial ended well."""
-    ended = [trial for trial in done if trial.verdicts]
-    return [_finding(aspect, ended, len(ended) == len(done)) for aspect in _JUDGES] if ended else []
+@dataclass(frozen=True)
+class Case:
+    """One call on every rank of a world. arguments, expected: by rank; rounds: the messages that must travel, in theory.
 
-
-def _finding(aspect: str, ended: list[Judged], all_ended: bool) -> Finding:
-    """Of the trials that are wrong, the one with most ranks tells most mistakes apart; few elements are easier to read.
-
-    But bytes show best on a large tensor.
+    note: what distinguishes it beside its size, "root = 3".
     """
-    sign = -1 if aspect == "traffic" else 1
-    for trial, verdicts in sorted(ended, key=lambda one: (-one.trial.case.n, sign * one.trial.case.elements)):
-        if not verdicts[aspect].ok:
-            found = f"{trial.case}, {verdicts[aspect].found}"
-            return Finding(Line(False, _WHAT[aspect], found, verdicts[aspect].hint), trial)
-    sizes = sorted({str(one.trial.case.n) for one in ended})
-    return Finding(Line(True, _WHAT[aspect], "" if all_ended else f"on {listed(sizes)} ranks, as far as it ran"))
+
+    arguments: tuple[tuple, ...]
+    expected: tuple[torch.Tensor, ...]
+    rounds: list[Round]
+    mistakes: tuple[Mistake | Missing, ...] = ()
+    detours: tuple[Detour, ...] = ()
+    note: str = ""
+
+    @property
+    def n(self) -> int:
+        """The number of ranks."""
+        return len(self.arguments)
+
+    @property
+    def job(self) -> tuple:
+        """What a rank runs: a probe, and its arguments after the learner's function."""
+        return probe.answer, self.arguments
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.expected[0].itemsize
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole tensor."""
+        return max(message.start + message.count for messages in self.rounds for message in messages)
+
+    def __str__(self) -> str:
+        return f"on {self.n} ranks with {self.elements:,} elements"
 
 
-def foreign_call(done: list[Trial]) -> Finding | None:
+def _foreign_call(done: list[Trial]) -> Finding | None:
     """Where the function calls an operation that the backend has ready."""
     for trial in done:
         for rank, calls in trial.calls.items():
@@ -84,38 +94,28 @@ def foreign_call(done: list[Trial]) -> Finding | None:
     return None
 
 
-def only_two_ranks(done: list[Judged]) -> list[Finding]:
-    """A finding where all is right on 2 ranks and nothing but 2 ranks."""
-    sizes = {one.trial.case.n for one in done}
-    right = {n: all(one.holds("values") for one in done if one.trial.case.n == n) for n in sizes}
-    if len(right) > 1 and right.pop(2) and not any(right.values()):
-        hint = "on 2 ranks the next rank is also the previous one, and one step is enough; draw it for 3"
-        return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", hint))]
-    return []
-
-
-def _values(task: "Task", trial: Trial) -> Verdict:
+def _values(task: "MessageTask", trial: Trial) -> Verdict:
     for rank, (answer, right) in enumerate(zip(trial.answers, trial.case.expected, strict=True)):
         got = answer.result
         if got is None:
             return Verdict(False, f"rank {rank} returned {answer.kind}", "return the result: a tensor")
-        if not _same(got, right):
+        if not same(got, right):
             return Verdict(False, *_wrong(task, trial, rank, got, right))
     if early := _unwaited(trial, "recv"):
         return Verdict(False, f"{early}: the values are right by luck", _WAIT)
     return Verdict(True)
 
 
-def _wrong(task: "Task", trial: Trial, rank: int, got: torch.Tensor, right: torch.Tensor) -> tuple[str, str]:
+def _wrong(task: "MessageTask", trial: Trial, rank: int, got: torch.Tensor, right: torch.Tensor) -> tuple[str, str]:
     """What is wrong with a rank's result, and a hint."""
     hint = _WAIT if trial.unwaited else _known(trial) or _detour(trial) or _known(trial, partly=True)
     if got.shape != right.shape or got.dtype != right.dtype:
-        found = f"rank {rank} returned {_form(got)}; right is {_form(right)}"
+        found = f"rank {rank} returned {form(got)}; right is {form(right)}"
         if got.shape == right.shape:
             return found, f"right shape, wrong dtype: take dtype={task.argument}.dtype"
         return found, hint or "the table above the task says how many elements to return"
     unequal = clash(trial.notes, also_smaller=True)
-    return f"rank {rank}: {_difference(got, right)}", hint or (": ".join(unequal) if unequal else "")
+    return f"rank {rank}: {difference(got, right)}", hint or (": ".join(unequal) if unequal else "")
 
 
 def _unwaited(trial: Trial, op: str) -> str:
@@ -123,20 +123,20 @@ def _unwaited(trial: Trial, op: str) -> str:
     return f"rank {ranks[0]} did not wait for {ranks.count(ranks[0])} of its messages" if ranks else ""
 
 
-def _traffic(task: "Task", trial: Trial) -> Verdict:
+def _traffic(task: "MessageTask", trial: Trial) -> Verdict:
     must = [0] * trial.case.n
     for message in _messages(trial):
         must[message.source] += message.count * trial.case.itemsize
     sent = [sum(call.bytes for call in _sends(trial, rank)) for rank in range(trial.case.n)]
     for rank in range(trial.case.n):
         if sent[rank] != must[rank]:
-            there, here = _sizes(sent[rank], must[rank])
+            there, here = sizes(sent[rank], must[rank])
             found = f"rank {rank} sent {there}; {task.algorithm} sends {here}"
             return Verdict(False, found, _traffic_hint(task, trial, rank, sum(sent)))
     return Verdict(True)
 
 
-def _traffic_hint(task: "Task", trial: Trial, rank: int, total: int) -> str:
+def _traffic_hint(task: "MessageTask", trial: Trial, rank: int, total: int) -> str:
     if not total:
         return "nothing was sent: no rank can know what the others have"
     sizes = {call.bytes for call in _sends(trial, rank)}
@@ -155,7 +155,7 @@ def _traffic_hint(task: "Task", trial: Trial, rank: int, total: int) -> str:
     return ""
 
 
-def _messages_right(task: "Task", trial: Trial) -> Verdict:
+def _messages_right(task: "MessageTask", trial: Trial) -> Verdict:
     for rank in range(trial.case.n):
         must = [m.destination for m in _messages(trial) if m.source == rank]
         peers = [call.peer for call in _sends(trial, rank)]
@@ -168,7 +168,7 @@ def _messages_right(task: "Task", trial: Trial) -> Verdict:
     return Verdict(not early, early, _WAIT if early else "")
 
 
-def _messages_hint(task: "Task", peers: list[int], must: list[int]) -> str:
+def _messages_hint(task: "MessageTask", peers: list[int], must: list[int]) -> str:
     if not peers:
         return ""
     if len(peers) == len(must) and len(set(peers)) == len(set(must)) == 1:
@@ -180,15 +180,12 @@ def _messages_hint(task: "Task", peers: list[int], must: list[int]) -> str:
     return task.reminder
 
 
-def _input(task: "Task", trial: Trial) -> Verdict:
+def _input(task: "MessageTask", trial: Trial) -> Verdict:
     for rank, answer in enumerate(trial.answers):
-        if not _same(answer.argument, trial.case.arguments[rank][0]):
+        if not same(answer.argument, trial.case.arguments[rank][0]):
             found = f"rank {rank}'s input has changed"
             return Verdict(False, found, "work on a copy: chunks of torch.tensor_split are views of the input")
     return Verdict(True)
-
-
-_JUDGES = {"values": _values, "traffic": _traffic, "messages": _messages_right, "input": _input}
 
 
 def _known(trial: Trial, partly: bool = False) -> str:
@@ -205,7 +202,7 @@ def _explains(
 ) -> bool:
     if isinstance(mistake, Mistake):
         triples = zip(results, mistake.results, expected, strict=True)
-        return all(_same(got, wrong) or (partly and _same(got, right)) for got, wrong, right in triples)
+        return all(same(got, wrong) or (partly and same(got, right)) for got, wrong, right in triples)
     n = len(results)
     return [_wrong_chunks(n, got, right) for got, right in zip(results, expected, strict=True)] == list(mistake.chunks)
 
@@ -215,7 +212,7 @@ def _wrong_chunks(n: int, got: torch.Tensor, right: torch.Tensor) -> set[int]:
     if got.shape != right.shape:
         return set(range(n))
     pairs = zip(got.tensor_split(n), right.tensor_split(n), strict=True)
-    return {i for i, (mine, theirs) in enumerate(pairs) if not _same(mine, theirs)}
+    return {i for i, (mine, theirs) in enumerate(pairs) if not same(mine, theirs)}
 
 
 def _detour(trial: Trial) -> str:
@@ -229,23 +226,6 @@ def _took(trial: Trial, detour: Detour) -> bool:
     return sent == there != Counter((m.source, m.destination) for m in _messages(trial))
 
 
-def _same(got: torch.Tensor, right: torch.Tensor) -> bool:
-    if got.shape != right.shape or got.dtype != right.dtype:
-        return False
-    return torch.equal(got, right) or torch.allclose(got, right, rtol=1e-5, atol=1e-5)
-
-
-def _difference(got: torch.Tensor, right: torch.Tensor) -> str:
-    wrong = ~torch.isclose(got, right, rtol=1e-5, atol=1e-5).flatten()
-    first = int(wrong.nonzero()[0])
-    values = f"element {first} is {got.flatten()[first].item():g}, right is {right.flatten()[first].item():g}"
-    return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong; {values}"
-
-
-def _form(tensor: torch.Tensor) -> str:
-    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
-
-
 def _messages(trial: Trial) -> list:
     """Those of theory that carry anything, in order."""
     return [message for messages in trial.case.rounds for message in messages if message.count]
@@ -255,14 +235,48 @@ def _sends(trial: Trial, rank: int) -> list:
     return [call for call in trial.calls[rank] if call.op == "send" and call.bytes]
 
 
-def _sizes(first: int, second: int) -> tuple[str, str]:
-    """Both in short, or to the byte where they would read the same."""
-    short = size(first), size(second)
-    return short if short[0] != short[1] else (f"{first:,} bytes", f"{second:,} bytes")
-
-
 def _peers(ranks: list[int]) -> str:
     if not ranks:
         return "no rank"
     times = [f"rank {rank}" + (f" ({count} times)" if count > 1 else "") for rank, count in Counter(ranks).items()]
     return listed(times)
+
+
+@dataclass(frozen=True)
+class MessageTask(Task):
+    """algorithm: its name in a report, "this ring"; reminder: the hint for messages that no known mistake explains.
+
+    argument: the name of the function's tensor; in_order: whether a rank's messages must come in the order of theory; remark:
+    a line on a right answer, for no points.
+    """
+
+    algorithm: str
+    reminder: str
+    argument: str = "x_E"
+    in_order: bool = True
+    remark: Callable[[Trial], Line] | None = None
+
+    aspects: ClassVar[tuple[Aspect, ...]] = (
+        Aspect("returns the right values", 0.5, _values, each_world=True),
+        Aspect("sends no more and no less than it must", 0.25, _traffic, last=True),
+        Aspect("sends its messages to the right ranks", 0.15, _messages_right),
+        Aspect("leaves its input as it was", 0.1, _input, each_world=True),
+    )
+
+    def refusal(self, tried: list[Trial]) -> Finding | None:
+        return _foreign_call(tried)
+
+    def line(self, finding: Finding, function) -> Line:
+        return _recut(finding, function)
+
+    def remarks(self, trial: Trial) -> list[Line]:
+        return [self.remark(trial)] if self.remark else []
+
+
+def _recut(finding: Finding, function) -> Line:
+    """The line with another hint where torch.chunk explains it: of the sizes tried, only 7 on 3 ranks show the difference."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    cuts = {"chunk", "split"}.intersection(names)
+    trial = finding.trial
+    shows = trial is not None and trial.case.n == 3 and not (trial.trouble and trial.trouble.hung)
+    return replace(finding.line, hint=_CUTS) if cuts and shows else finding.line

@@ -1,0 +1,41 @@
+"""Checks of exercise 02_data_parallel. Each takes the learner's function or class and returns a Report.
+
+The ranks train toy.Toy: a tied weight, a frozen layer, a layer that not all ranks use, buffers. In float64.
+"""
+
+from manyranks.grade.check import check
+from manyranks.grade.data_parallel import averages, wrapper
+from manyranks.grade.data_parallel import buckets as _buckets
+from manyranks.grade.report import Report
+
+__all__ = ["average", "average_in_buckets", "cut", "no_sync", "overlapped", "replicate"]
+
+
+def replicate(function) -> Report:
+    """Checks replicate(model): all ranks' parameters and buffers become rank 0's."""
+    return check(averages.Replicate("replicate", 2, averages.replicate_cases), function)
+
+
+def average(function) -> Report:
+    """Checks average(model, examples): gradients become their mean over the examples of all ranks, one call a parameter."""
+    return check(averages.Average("average", 4, averages.average_cases), function)
+
+
+def cut(function) -> Report:
+    """Checks cut(parameters, first_bytes, cap_bytes) -> lists of parameters: the buckets."""
+    return check(_buckets.Cut("cut", 2, _buckets.cut_cases), function)
+
+
+def average_in_buckets(function) -> Report:
+    """Checks average_in_buckets(buckets): gradients become their mean over the ranks, one call a bucket."""
+    return check(_buckets.InBuckets("average_in_buckets", 3, _buckets.in_buckets_cases), function)
+
+
+def overlapped(wrapper_class) -> Report:
+    """Checks Overlapped(module, first_bytes, cap_bytes): buckets leave while backward runs."""
+    return check(wrapper.Wrapped("Overlapped", 6, wrapper.overlap_cases), wrapper_class)
+
+
+def no_sync(wrapper_class) -> Report:
+    """Checks Overlapped(…).no_sync(): what accumulates inside is sent with the next backward outside."""
+    return check(wrapper.Wrapped("no_sync", 3, wrapper.no_sync_cases), wrapper_class)

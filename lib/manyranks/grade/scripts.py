@@ -1,0 +1,114 @@
+"""Tasks whose case is a script: what a rank does with the learner's function or class, and what must come of it.
+
+A script is a function (learner's, watch) -> {name: tensor}. It runs on every rank; the judges work on what was recorded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from manyranks.grade.compare import difference, form, same
+from manyranks.grade.trial import Trial
+from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.watch import Event, Watch
+
+if TYPE_CHECKING:
+    from manyranks.grade.check import Task
+
+Tensors = dict[str, torch.Tensor]
+WAIT = "a call with async_op=True returns at once: keep what it returns and call .wait() on it"
+_TOLERANCE = 1e-9  # of float64
+
+
+class Seen(NamedTuple):
+    """One rank's part of a script. tensors: its result; held, peak_bytes: as Watch counted them."""
+
+    tensors: Tensors
+    events: list[Event]
+    held: list[int]
+    peak_bytes: int
+
+    def calls(self, *ops: str) -> list[int]:
+        """Bytes of the calls of these operations, in order."""
+        return [event.bytes for event in self.events if event.kind == "call" and event.what in ops]
+
+
+class Wrong(NamedTuple):
+    """A typical wrong result. results: by rank, what the script returns then; hint: what to tell the learner."""
+
+    hint: str
+    results: list[Tensors]
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script on n ranks. expected: its results by rank; wrong: those of typical mistakes; must: what else must hold.
+
+    note: what distinguishes it from the task's others, "where rank 1 does not use a layer".
+    """
+
+    n: int
+    script: Callable[[Callable, Watch], Tensors]
+    expected: list[Tensors]
+    wrong: tuple[Wrong, ...] = ()
+    must: Any = None
+    note: str = ""
+
+    @property
+    def job(self) -> tuple:
+        """What a rank runs."""
+        return rehearse, self.script
+
+    def __str__(self) -> str:
+        return f"on {self.n} ranks" + (f", {self.note}" if self.note else "")
+
+
+def rehearse(function, script: Callable, folder: str) -> Seen:
+    """Runs the script with the learner's function on this rank."""
+    watch = Watch(folder, dist.get_rank())
+    with watch.watching():
+        tensors = script(function, watch)
+    plain = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return Seen(plain, watch.events, watch.held, watch.peak_bytes)
+
+
+def values(what: str, share: float) -> Aspect:
+    """The aspect of the results; what: the report's line."""
+    return Aspect(what, share, _values, each_world=True)
+
+
+def _values(task: "Task", trial: Trial) -> Verdict:
+    for rank, (seen, right) in enumerate(zip(trial.answers, trial.case.expected, strict=True)):
+        for name in right:
+            if not _same(seen.tensors[name], right[name]):
+                return Verdict(False, f"rank {rank}: {name}: {_wrong(seen.tensors[name], right[name])}", _hint(trial))
+    if trial.unwaited:
+        rank, op = trial.unwaited[0]
+        return Verdict(False, f"rank {rank} did not wait for an {op}: the values are right by luck", WAIT)
+    return Verdict(True)
+
+
+def _hint(trial: Trial) -> str:
+    """That of the mistake that explains all ranks' results; waiting comes first, for without it they are chance."""
+    if trial.unwaited:
+        return WAIT
+    results = [seen.tensors for seen in trial.answers]
+    return next((wrong.hint for wrong in trial.case.wrong if _explains(wrong, results)), "")
+
+
+def _explains(wrong: Wrong, results: list[Tensors]) -> bool:
+    pairs = zip(results, wrong.results, strict=True)
+    return all(_same(got[name], theirs[name]) for got, theirs in pairs for name in theirs)
+
+
+def _wrong(got: torch.Tensor, right: torch.Tensor) -> str:
+    if got.shape != right.shape or got.dtype != right.dtype:
+        return f"{form(got)}; right is {form(right)}"
+    return difference(got, right, _TOLERANCE)
+
+
+def _same(got: torch.Tensor, right: torch.Tensor) -> bool:
+    return same(got, right, _TOLERANCE)

@@ -1,0 +1,84 @@
+"""What a rank did in the course of a script, in order: gradients, calls, waits, and the bytes that are alive."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+
+from manyranks.grade.journal import Journal
+from manyranks.measure.memory import PeakBytes
+
+_MOMENT = 20  # milliseconds
+
+
+class Event(NamedTuple):
+    """kind: "gradient", "call", "wait" or "mark"; what: the parameter, the operation or the mark; bytes: of a call."""
+
+    kind: str
+    what: str
+    bytes: int = 0
+
+
+class Watch(Journal):
+    """A journal that also keeps events in memory, in order.
+
+    held: the live bytes each time that `weigh` was called; peak_bytes: the most that tensors took inside `peak`.
+    """
+
+    def __init__(self, folder: str, rank: int):
+        super().__init__(folder, rank)
+        self.events: list[Event] = []
+        self.held: list[int] = []
+        self.peak_bytes = 0
+        self._memory = PeakBytes()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, everything is noted."""
+        wait, events = dist.Work.wait, self.events
+
+        def noted(work, *args, **kwargs):
+            events.append(Event("wait", ""))
+            return wait(work, *args, **kwargs)
+
+        dist.Work.wait = noted
+        try:
+            with self, self._memory:
+                yield
+        finally:
+            dist.Work.wait = wait
+
+    def follow(self, model: nn.Module) -> None:
+        """Notes each gradient of the model, from now on, as it is made."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._gradient(name))
+
+    def mark(self, what: str) -> None:
+        """Notes that the script has come to this place."""
+        self.events.append(Event("mark", what))
+
+    def weigh(self) -> None:
+        """Counts the bytes that are alive; the least of a moment, for another thread may let go of a tensor a little late."""
+        counts = [self._memory.live_bytes()]
+        for _ in range(_MOMENT):
+            time.sleep(0.001)
+            counts.append(self._memory.live_bytes())
+        self.held.append(min(counts))
+
+    @contextmanager
+    def peak(self) -> Iterator[None]:
+        """Inside, the most that is alive at one time is what peak_bytes says."""
+        self._memory.peak_bytes = 0
+        yield
+        self.peak_bytes = self._memory.peak_bytes
+
+    def _gradient(self, name: str) -> None:
+        self.events.append(Event("gradient", name))
+
+    def _note(self, op: str, named: dict) -> None:
+        super()._note(op, named)
+        self.events.append(Event("call", op, self.last.bytes))
