@@ -54,6 +54,15 @@ def test_a_cell_can_be_measured(shell, world):
     assert measured.calls[1][0].where.endswith("line 2")
 
 
+@pytest.mark.parametrize(
+    ("line", "flops", "memory"), [("--flops", 2000, False), ("--memory --flops", 2000, True), ("", None, False)]
+)
+def test_a_measured_cell_counts_what_is_asked_for(shell, world, line, flops, memory):
+    ranks(shell, "torch.ones(10, 10) @ torch.ones(10, 10)", f"--measure m {line}")
+    assert (shell.user_ns["m"].flops or {1: None})[1] == flops
+    assert (shell.user_ns["m"].peak_bytes is not None) == memory
+
+
 def test_some_ranks_can_be_measured(shell, world):
     ranks(shell, "x = 1", "0,1 --measure m")
     assert shell.user_ns["m"].ranks == (0, 1)
@@ -71,7 +80,7 @@ def test_a_syntax_error_is_raised_before_any_rank_is_asked(shell, world):
     assert caught.value.lineno == 3
 
 
-@pytest.mark.parametrize("line", ["zero", "0,,2", "--measure", "--measure 1m", "0 --fast"])
+@pytest.mark.parametrize("line", ["zero", "0,,2", "--measure", "--measure 1m", "0 --fast", "--flops", "--measure m --fast"])
 def test_bad_options_say_what_is_allowed(shell, world, line):
     with pytest.raises(mr.WorldError, match=r"use %%ranks, %%ranks 0,2 or %%ranks --measure NAME"):
         ranks(shell, "x = 1", line)

@@ -7,8 +7,10 @@ from manyranks.world.errors import WorldError
 from manyranks.world.local import the_forkserver
 from manyranks.world.world import newest
 
-_USAGE = "use %%ranks, %%ranks 0,2 or %%ranks --measure NAME"
-_LINE = re.compile(r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*(--measure\s+(?P<name>[A-Za-z_]\w*))?\s*")
+_USAGE = "use %%ranks, %%ranks 0,2 or %%ranks --measure NAME (with --flops or --memory, to count these, too)"
+_LINE = re.compile(
+    r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*(--measure\s+(?P<name>[A-Za-z_]\w*)(?P<counts>(\s+--(flops|memory))*))?\s*"
+)
 
 
 def load(shell) -> None:
@@ -27,6 +29,8 @@ def _ranks(shell, line: str, cell: str) -> None:
     source = "\n" + cell  # the line with %%ranks counts, so that numbers agree with what the reader sees
     cells.remember(name, f"%%ranks{line}\n{cell}")
     compile(source, name, "exec")  # a slip of the pen is a SyntaxError here, not one from each rank
-    measured = newest().run_cell(source, name, chosen, measured=options["name"] is not None)
-    if options["name"]:
-        shell.user_ns[options["name"]] = measured
+    if options["name"] is None:
+        newest().run_cell(source, name, chosen)
+    else:
+        counts = frozenset(options["counts"].replace("--", "").split())
+        shell.user_ns[options["name"]] = newest().measure_cell(source, name, chosen, counts)

@@ -52,7 +52,8 @@ class World:
 
     def measure(self, fn, /, *args, flops: bool = False, memory: bool = False, **kwargs) -> Measurement:
         """As run, and counts: calls, bytes, times; with flops=True and memory=True also these (both slow the run down)."""
-        return self._measure(range(self.size), fn, args, kwargs, flops, memory)
+        counts = frozenset(name for name, on in (("flops", flops), ("memory", memory)) if on)
+        return self._measure(range(self.size), fn, args, kwargs, counts)
 
     def get(self, name: str) -> list:
         """The value of a variable of the %%ranks cells on each rank."""
@@ -63,14 +64,14 @@ class World:
         self._run(range(self.size), tasks.set_variables, (values,), {})
         self._note_variables()
 
-    def run_cell(self, source: str, name: str, ranks=None, measured: bool = False) -> Measurement | None:
+    def run_cell(self, source: str, name: str, ranks=None) -> None:
         """Runs a cell's source on these ranks (all by default), among the variables they keep; name: its file name."""
-        ranks = self._checked_ranks(ranks)
-        result = None
-        if measured:
-            result = self._measure(ranks, tasks.run_cell, (source, name), {})
-        else:
-            self._run(ranks, tasks.run_cell, (source, name), {})
+        self._run(self._checked_ranks(ranks), tasks.run_cell, (source, name), {})
+        self._note_variables()
+
+    def measure_cell(self, source: str, name: str, ranks=None, counts: frozenset[str] = frozenset()) -> Measurement:
+        """As run_cell, measured; counts: "flops", "memory" or both, to count these, too."""
+        result = self._measure(self._checked_ranks(ranks), tasks.run_cell, (source, name), {}, counts)
         self._note_variables()
         return result
 
@@ -106,9 +107,8 @@ class World:
     def __reduce__(self):
         raise TypeError("a World cannot be sent to its own ranks; inside the function use dist.get_rank() and get_world_size()")
 
-    def _measure(self, ranks, fn, args, kwargs, flops=False, memory=False) -> Measurement:
-        wanted = frozenset(name for name, on in (("flops", flops), ("memory", memory)) if on)
-        outcome = self._run(ranks, fn, args, kwargs, wanted)
+    def _measure(self, ranks, fn, args, kwargs, counts: frozenset[str]) -> Measurement:
+        outcome = self._run(ranks, fn, args, kwargs, counts)
         recordings = {rank: outcome.replies[rank][0].recording for rank in outcome.ranks}
         return measurement(self._results(outcome), recordings)
 
