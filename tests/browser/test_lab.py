@@ -72,6 +72,33 @@ def test_chapter_01_runs_and_its_explorers_follow(lab):
         notebook.screenshot("chapter_01_not_possible")
 
 
+def test_chapter_02_runs_and_its_explorer_follows(lab):
+    with lab.open("02_data_parallel.ipynb") as notebook:
+        notebook.run_all()
+        assert [error.partition(":")[0] for error in notebook.errors()] == ["RankHung"]
+        explorer = notebook.explorer()
+        model, cluster, ranks, sequences, reduce, critical = explorer.controls()
+        seen = [(explorer.picture(), explorer.status())]
+        for act in (
+            lambda: explorer.move(reduce),
+            lambda: explorer.move(reduce, -1),
+            lambda: explorer.drag(ranks, 60),
+            lambda: explorer.move(sequences, -1),
+            lambda: explorer.drag(critical, -60),
+            lambda: explorer.move(cluster),
+            lambda: explorer.move(model),
+        ):
+            act()
+            seen.append((explorer.picture(), explorer.status()))
+        notebook.screenshot("chapter_02_explorer")
+        pictures, lines = zip(*seen, strict=True)
+        assert all(a != b for a, b in itertools.pairwise(pictures))
+        assert pictures[0] == pictures[2]  # reduced after backward, and back
+        assert lines[0].startswith("gpt2-xl on 64 GPUs, 48.1 GB of 80 GB: 202 ms a step of 524 thousand tokens")
+        assert "waits for gradients" in lines[1]
+        assert lines[7].startswith("llama3.2-1b on ")
+
+
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.
 @pytest.mark.parametrize("program", ["jupyterlab", "notebook_7"])
 def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):

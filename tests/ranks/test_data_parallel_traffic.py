@@ -1,5 +1,6 @@
-"""parallel.data_parallel: what the ranks send, in which calls, and when."""
+"""parallel.data_parallel: what the ranks send, in which calls, and when; how a bucket lies in memory."""
 
+import copy
 import math
 
 import pytest
@@ -60,6 +61,55 @@ def test_a_step_sends_the_theory_s_bytes_in_as_many_calls_as_there_are_buckets(s
         on_sockets = [m.sent_bytes[r] - start.sent_bytes[r] for r in range(n)]
         framing = 4 * (n - 1) * (SEND + RECEIVE)  # gloo's ring sends each chunk in two parts
         assert on_sockets == pytest.approx([bytes + framing for bytes in in_step], abs=2 * itemsize)
+
+
+def transposed() -> nn.Module:
+    module = nn.Linear(6, 5)
+    module.weight = nn.Parameter(torch.randn(6, 5).t())
+    return module
+
+
+SHAPES = {
+    "channels last": (lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), (2, 3, 5, 5)),
+    "transposed": (transposed, (2, 6)),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_gradients_have_their_parameters_strides_for_a_fused_optimizer_takes_that_for_granted(shared_world, variant, kind):
+    def steps():
+        build, shape = SHAPES[kind]
+        rank, n = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        alone = build()
+        model = variant(copy.deepcopy(alone))
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1, fused=True) for m in (model, alone)]
+        for step in range(3):
+            x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(step))
+            model(x[rank]).square().mean().backward()
+            model.finish()
+            sum(alone(part).square().mean() / n for part in x).backward()
+            strides = model.module.weight.grad.stride() == model.module.weight.stride()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return strides, (model.module.weight - alone.weight).abs().max().item() < 1e-5
+
+    assert shared_world.run(steps) == [(True, True)] * 3
+
+
+def test_a_parameter_with_gaps_in_memory_has_a_gradient_without(shared_world):
+    def step():
+        weight = nn.Parameter(torch.zeros(4, 10)[:, ::2])
+        model = dp.OverlappedDataParallel(nn.ParameterList([weight]))
+        (weight * torch.arange(20.0).view(4, 5)).sum().backward()
+        model.finish()
+        return weight.stride(), weight.grad.stride(), weight.grad.flatten().tolist()
+
+    for strides, of_grad, grad in shared_world.run(step):
+        assert (strides, of_grad) == ((10, 2), (5, 1))
+        assert grad == pytest.approx(list(range(20)))
 
 
 def test_buckets_hold_parameters_from_the_last_on(shared_world):
@@ -137,3 +187,46 @@ def test_with_a_parameter_unused_on_one_rank_all_issue_the_same_buckets_in_the_s
     assert m.results == [2 * DEPTH, 2, 2 * DEPTH]
     assert m.divergence is None
     assert len({tuple(call.bytes for call in reduces(m.calls[r])) for r in range(3)}) == 1
+
+
+class UpTo(nn.Module):
+    """Layers, of which a forward pass may use the first few only."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = layers(torch.float64)
+
+    def forward(self, x, depth: int = DEPTH):
+        return torch.tanh(self.layers[:depth](x))
+
+
+def penalty(model, x):
+    (grad,) = torch.autograd.grad(model(x.requires_grad_()).sum(), x, create_graph=True)
+    return grad.square().mean() + model(x).mean()
+
+
+SEVERAL = {
+    "two losses": lambda model, x: model(x).square().mean() + model(2 * x).square().mean(),
+    "the first comes late": lambda model, x: model(x, 3).square().mean() + model(x).square().mean(),
+    "penalty": penalty,
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_forward_passes_before_one_backward_are_one_step_that_sends_each_bucket_once(shared_world, case):
+    def step():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        model, alone = dp.OverlappedDataParallel(UpTo(), bucket_bytes=1), UpTo()
+        x = torch.randn(n, 2, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        for _ in range(2):
+            model.module.zero_grad()
+            SEVERAL[case](model, x[rank].clone()).backward()
+            model.finish()
+        sum(SEVERAL[case](alone, part.clone()) / n for part in x).backward()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        return max((a.grad - b.grad).abs().max().item() for a, b in pairs)
+
+    m = shared_world.measure(step)
+    assert max(m.results) < 1e-14
+    assert len(reduces(m.calls[0])) == 2 * 2 * DEPTH

@@ -276,6 +276,17 @@ def test_flops_and_peak_bytes_where_asked_for(world):
     assert world.measure(work).flops is None
 
 
+def test_a_program_charges_loading_a_batch_by_what_is_read_not_by_the_corpus(world):
+    def load():
+        from manyranks import training
+
+        training.corpus.batch(0, 16, 128, dist.get_rank(), 4)
+
+    program = world.measure(load, flops=True).program
+    rows = 4 * 129  # bytes: read, written as they are, read again, written as int64
+    assert [[step.work for step in rank] for rank in program.ranks] == [[(0, 16 * 8 + 4 * 8 + 11 * rows)]] * 3
+
+
 def test_peak_bytes_is_the_most_at_one_time(world):
     def steps():
         for _ in range(3):

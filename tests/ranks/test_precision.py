@@ -1,5 +1,7 @@
 """parallel.precision: 16 bytes a parameter on live models, masters that keep what 16 bits lose, steps that all ranks skip."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -134,6 +136,61 @@ def test_weights_loaded_later_become_the_masters(shared_world):
     assert first[1]
 
 
+CHANGES = {
+    "in place": lambda p, new: p.copy_(new),
+    "data": lambda p, new: setattr(p, "data", new.clone()),
+    "in place, by data": lambda p, new: p.data.copy_(new),
+    "one element, by data": lambda p, new: p.data[0].copy_(new[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_a_parameter_changes_its_master_and_leaves_what_it_did_not_change(shared_world, change):
+    def changed():
+        parameter, new = nn.Parameter(torch.ones(2, dtype=BF16)), torch.full((2,), 5.0, dtype=BF16)
+        optimizer = MasterOptimizer([parameter], torch.optim.SGD, lr=2.0**-10)
+        parameter.grad = torch.ones(2, dtype=BF16)
+        optimizer.step()
+        with torch.no_grad():
+            CHANGES[change](parameter, new)
+        optimizer.zero_grad()
+        optimizer.step()
+        return parameter.tolist(), optimizer.masters[0].tolist()
+
+    last = 1 - 2.0**-10 if "one" in change else 5.0
+    rounded = torch.tensor(last).bfloat16().item()
+    assert shared_world.run(changed) == [([5.0, rounded], [5.0, last])] * 3
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_masters_and_their_gradients_have_the_parameters_strides(shared_world, dtype):
+    """For a fused optimizer takes that for granted; also where gradients come from elsewhere."""
+
+    def steps():
+        torch.manual_seed(0)
+        plain = nn.Conv2d(3, 4, 3).to(dtype)
+        strided, elsewhere = (copy.deepcopy(plain).to(memory_format=torch.channels_last) for _ in range(2))
+        model = OverlappedDataParallel(strided)
+        optimizers = [
+            MasterOptimizer(m.parameters(), torch.optim.AdamW, lr=0.1, fused=True) for m in (plain, strided, elsewhere)
+        ]
+        for step in range(3):
+            x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(step)).to(dtype)
+            for each in (plain, model):
+                each.zero_grad()
+                each(x).square().mean().backward()
+            model.finish()
+            if dtype == BF16:
+                for p, other in zip(plain.parameters(), elsewhere.parameters(), strict=True):
+                    other.grad = p.grad.clone()
+            for optimizer in optimizers:
+                optimizer.step(2.0)
+        of_bf16 = [elsewhere] if dtype == BF16 else []
+        return max((plain.weight - other.weight).abs().max().item() for other in (strided, *of_bf16))
+
+    assert max(shared_world.run(steps)) < 1e-2
+
+
 def test_training_goes_on_from_a_state_dict_as_if_it_had_not_stopped():
     def run(stop: bool) -> list:
         model = model_of(BF16)
@@ -174,6 +231,48 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(shared_worlds):
     rounded = torch.tensor(master).half().item()
     assert m.results == [(list(zip(taken, scales, strict=True)), [rounded] * 4, [master] * 4)] * n
     assert [(call.op, call.bytes) for call in m.calls[0]] == [("all_reduce", 4)] * 9
+
+
+def test_clipping_sees_the_masters_unscaled_gradients_on_all_ranks_alike(shared_worlds):
+    """Against one process in 32 bits, which clips the mean of all gradients."""
+
+    def steps():
+        rank, n, norms, expected = dist.get_rank(), dist.get_world_size(), [], []
+        model, alone = OverlappedDataParallel(model_of(F16)), model_of(F16).float()
+        optimizer = MasterOptimizer(model.parameters(), torch.optim.SGD, lr=0.5)
+        reference, scaler = torch.optim.SGD(alone.parameters(), lr=0.5), LossScaler(scale=2.0**22)
+        taken = []
+        while sum(taken) < 4:
+            optimizer.zero_grad()
+            step = sum(taken)
+            scaler.scaled(model(batch(rank, step, F16)).float().square().mean()).backward()
+            model.finish()
+            clip = lambda masters: norms.append(nn.utils.clip_grad_norm_(masters, 0.1).item())  # noqa: E731
+            taken.append(scaler.step(optimizer, clip))
+        for step in range(4):
+            reference.zero_grad()
+            sum(alone(batch(r, step, F16).float()).square().mean() / n for r in range(n)).backward()
+            expected.append(nn.utils.clip_grad_norm_(alone.parameters(), 0.1).item())
+            reference.step()
+        pairs = zip(optimizer.masters, alone.parameters(), strict=True)
+        return norms, expected, taken[0], max((a - b).abs().max().item() for a, b in pairs)
+
+    results = shared_worlds.run(steps)
+    norms, expected, first, _ = results[0]
+    assert all(result[0] == norms for result in results)
+    assert norms == pytest.approx(expected, rel=0.02)
+    assert min(expected) > 0.1
+    assert not first
+    assert max(error for *_, error in results) < 2e-3
+
+
+def test_clipping_without_a_scaler_is_of_the_masters_too():
+    parameter = nn.Parameter(torch.zeros(2, dtype=BF16))
+    optimizer = MasterOptimizer([parameter], torch.optim.SGD, lr=1.0)
+    parameter.grad = torch.tensor([3.0, 4.0], dtype=BF16)
+    optimizer.step(clip=lambda masters: nn.utils.clip_grad_norm_(masters, 1.0))
+    assert optimizer.masters[0].tolist() == pytest.approx([-0.6, -0.8], rel=1e-5)
+    assert parameter.grad.tolist() == [3.0, 4.0]
 
 
 def test_only_the_group_s_ranks_skip(shared_world):

@@ -134,6 +134,13 @@ def test_curves_leave_out_what_a_logarithm_cannot_show():
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "4"]
 
 
+def test_curves_on_a_linear_axis_begin_at_zero_and_keep_what_is_zero():
+    (axes,) = show.curves([1, 2, 4], {"a": [0, 5, 6]}, "n", "share", yunit="{:.0f} %".format, ylog=False).axes
+    assert list(axes.lines[0].get_ydata()) == [0, 5, 6]
+    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
+    assert axes.yaxis.get_major_formatter()(5, 0) == "5 %"
+
+
 def test_curves_refuse_one_of_another_length():
     with pytest.raises(ValueError, match="'a' has 1 values for 2 places"):
         show.curves([1, 2], {"a": [1]}, "", "")

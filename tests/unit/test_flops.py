@@ -1,4 +1,4 @@
-"""theory.flops and theory.layer: products counted by torch on small models, closed forms of papers, MFU and HFU."""
+"""theory.flops and theory.layer: products counted by torch, papers' closed forms, MFU and HFU. measure.flops: bytes moved."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyranks import theory
+from manyranks import theory, training
+from manyranks.measure.flops import WorkCounter
 from manyranks.theory import flops, layer, published
 from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.plan import Plan
@@ -260,3 +261,39 @@ def test_products_without_the_core_have_the_active_matrices_weights(name):
     weights = sum(p.k * p.n * p.count for p in flops.products(shape, 4096) if p.part != "core")
     read_only = shape.embedding_parameters - shape.tied * shape.vocab * shape.hidden
     assert weights <= shape.active_parameters - read_only < 1.001 * weights  # the rest are norms and biases
+
+
+# Bytes that operators move -----------------------------------------------------------------------------------------------
+
+TABLE, ROWS = torch.ones(1000, 8), torch.tensor([3, 5, 3])  # 32,000 bytes; 24 bytes, for 3 rows of 32 bytes
+LOOKED_UP = 3 * 32 + 24 + 3 * 32  # read, indices read, written
+MOVED = {
+    "an addition reads two and writes one": (lambda: TABLE + TABLE, 3 * 32_000),
+    "in place it reads two and writes one": (lambda: TABLE.mul_(TABLE), 3 * 32_000),
+    "a view moves nothing": (lambda: TABLE[5:].T.expand(4, 8, 995), 0),
+    "an expanded view is read once": (lambda: TABLE[0].expand(500, 8) * 2, 32 + 500 * 32),
+    "so is an unfolded one": (lambda: TABLE.view(-1).unfold(0, 1000, 1) * 2, 32_000 + 4 * 7001 * 1000),
+    "of a slice only its own elements are read": (lambda: TABLE[:, 0] * 2, 2 * 4000),
+    "indexing reads what it returns": (lambda: TABLE[ROWS], LOOKED_UP),
+    "in a column too": (lambda: TABLE[:, ROWS], 2 * 12_000 + 24),
+    "and of windows that overlap": (lambda: TABLE.view(-1).unfold(0, 8, 1)[ROWS], LOOKED_UP),
+    "embedding": (lambda: F.embedding(ROWS, TABLE), LOOKED_UP),
+    "index_select": (lambda: TABLE.index_select(0, ROWS), LOOKED_UP),
+    "gather": (lambda: TABLE.gather(0, ROWS[:, None]), 12 + 24 + 12),
+    "take": (lambda: TABLE.take(ROWS), 12 + 24 + 12),
+}
+
+
+@pytest.mark.parametrize("what", MOVED)
+def test_an_operator_moves_the_bytes_it_touches(what):
+    run, expected = MOVED[what]
+    with WorkCounter() as work:
+        run()
+    assert work.bytes == expected
+
+
+def test_a_batch_of_the_corpus_is_charged_its_own_bytes_and_not_the_corpus():
+    with WorkCounter() as work:
+        training.corpus.batch(0, 16, 128, 0, 4)
+    rows = 4 * 129
+    assert work.bytes == 16 * 8 + (2 * rows + 4 * 8) + 9 * rows  # places drawn, rows cut, made int64

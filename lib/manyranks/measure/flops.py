@@ -29,7 +29,11 @@ class WorkCounter(contextlib.ExitStack):
     """A context manager: `flops` and `bytes` say what the operators inside it have done so far.
 
     flops: of matmuls, convolutions and attention; a multiply-add counts as two, attention in full also under a causal mask.
-    bytes: that operators read and write, each tensor once an operator, as if nothing were fused or cached.
+    bytes: that operators read and write, as if nothing were fused or cached: each tensor among an operator's arguments is
+    read once, each result written once (in place: both). Of a view that shows some elements several times (expand, unfold) no
+    more than lies under it. An operator that looks up elements (x[i], embedding, gather, …) reads its indices, and of its
+    source as much as it returns. Views, allocations and communication move nothing. Counted too high: what only writes into
+    a part of an argument (x[i] = y), and what leaves an argument unread (fill_, copy_).
     """
 
     def __enter__(self) -> "WorkCounter":
@@ -47,6 +51,9 @@ class WorkCounter(contextlib.ExitStack):
         return self._moved.total
 
 
+LOOKUPS = {f"aten::{name}" for name in ("index", "index_select", "embedding", "gather", "take")}
+
+
 class _MovedBytes(TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -55,9 +62,19 @@ class _MovedBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if _moves(func):
-            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
-            self.total += sum(t.numel() * t.element_size() for t in tensors)
+            source, rest = (out, args[1:]) if func._schema.name in LOOKUPS else ((), args)
+            leaves = tree_leaves((source, rest, kwargs, out))
+            self.total += sum(touched_bytes(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
         return out
+
+
+def touched_bytes(x: torch.Tensor) -> int:
+    """Bytes of memory that one pass over x touches: elements that lie on the same place count once."""
+    elements = x.numel()
+    if elements and x.layout == torch.strided:
+        span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        elements = min(elements, span)
+    return elements * x.element_size()
 
 
 @functools.cache

@@ -4,7 +4,7 @@ E counts a bucket's elements.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Named = dict[str, nn.Parameter]
 
@@ -23,9 +23,13 @@ class Bucket:
         self.row_E = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
         self._parts = self.row_E.split(sizes)
         pairs = zip(self._parts, self.parameters, strict=True)
-        self._views = [part.view(p.shape) for part, p in pairs]
+        self._views = [_shaped(part, p) for part, p in pairs]
         self._filled: set[int] = set()
         self._absent: set[int] = set()  # of the filled places, those without a gradient
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._filled)
 
     @property
     def full(self) -> bool:
@@ -78,7 +82,8 @@ class Bucket:
         if place in self._filled:
             raise RuntimeError(
                 f"{name} got a second gradient before finish(): call finish() after each "
-                "backward, and run those that only accumulate in no_sync()"
+                "backward, run those that only accumulate in no_sync(), and checkpoint "
+                "what is used twice with use_reentrant=False"
             )
         if grad is not None and grad.layout != torch.strided:
             self.drop()
@@ -88,11 +93,26 @@ class Bucket:
             )
 
 
-def cut(parameters: Named, most: float) -> list[Bucket]:
-    """Buckets of at most so many bytes, or of one parameter, from the last parameter on.
+def _shaped(part: Tensor, parameter: nn.Parameter) -> Tensor:
+    """The part in the parameter's shape, and in its strides where these leave no gaps.
 
-    That is about the order in which backward makes gradients. A bucket has one dtype and
-    one device; the buckets are in the order in which they should become full.
+    For a fused optimizer walks through both in the order of the memory.
+    """
+    like = torch.empty_like(parameter, device="meta")
+    return part.as_strided(like.shape, like.stride())
+
+
+def cut(parameters: Named, most: float) -> list[Bucket]:
+    """Buckets of at most so many bytes, or of one parameter, from the last parameter on."""
+    return [Bucket(part) for part in parts(parameters, most)]
+
+
+def parts(parameters: Named, most: float) -> list[Named]:
+    """What belongs into each bucket.
+
+    From the last parameter on, for that is about the order in which backward makes
+    gradients. A bucket has one dtype and one device; the buckets are in the order in which
+    they should become full.
     """
     buckets: list[Named] = []
     filling: dict[tuple, Named] = {}
@@ -107,4 +127,4 @@ def cut(parameters: Named, most: float) -> list[Bucket]:
             buckets.append(filling[kind])
         filling[kind][name] = parameter
     buckets.sort(key=lambda bucket: order[list(bucket)[-1]])
-    return [Bucket(bucket) for bucket in buckets]
+    return buckets

@@ -27,6 +27,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from manyranks.parallel import replicas
 from manyranks.parallel.buckets import Bucket, cut
@@ -41,10 +42,11 @@ class DataParallel(nn.Module):
     for a parameter that is larger by itself (of no effect in the naive and the flat one);
     broadcast_buffers: in training, each forward pass starts from rank 0's buffers.
     When it is made, parameters and buffers become those of the group's rank 0, in place. A
-    tied parameter counts once. A frozen one takes no part: to thaw it, wrap again. One that
-    this rank's examples do not use counts as zero, and one that no rank's use keeps a
-    gradient of None. After finish(), gradients are views of the buckets, which the next
-    step writes to. For the weights, take .module.state_dict().
+    tied parameter counts once. A frozen one takes no part. After a change of what the
+    parameters are (thawed, replaced, added, of another dtype), wrap again. One that this
+    rank's examples do not use counts as zero, and one that no rank's use keeps a gradient
+    of None. After finish(), gradients are views of the buckets, which the next step writes
+    to. For the weights, take .module.state_dict(); for a copy, copy .module and wrap it.
     Raises ValueError where the ranks' models differ, and for complex parameters.
     """
 
@@ -62,9 +64,8 @@ class DataParallel(nn.Module):
         replicas.check_same(module, group, f"buckets of {bucket_bytes} bytes")
         replicas.broadcast(module.parameters(), group)
         replicas.broadcast(module.buffers(), group)
-        named = dict(module.named_parameters())
-        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
-        learning = {name: p for name, p in named.items() if p.requires_grad}
+        self._kept = replicas.kept(module)
+        learning = {name: p for name, p in module.named_parameters() if p.requires_grad}
         replicas.check_gradients(learning)
         self._buckets = cut(learning, self._most(bucket_bytes))
         self._synchronises = True
@@ -83,13 +84,8 @@ class DataParallel(nn.Module):
         return tuple(bucket.names for bucket in self._buckets)
 
     def forward(self, *args, **kwargs):
-        """The module's. Raises ValueError where a frozen parameter was thawed."""
-        for name, parameter in self._frozen.items():
-            if parameter.requires_grad:
-                raise ValueError(
-                    f"{name} was frozen when the model was wrapped, and is not any more: "
-                    "wrap it again, so that its gradient is averaged, too"
-                )
+        """The module's. Raises ValueError where a parameter is not what was wrapped."""
+        replicas.check_kept(self.module, self._kept)
         if self.broadcast_buffers and self.training and self._synchronises:
             replicas.broadcast(self.module.buffers(), self.group)
         return self.module(*args, **kwargs)
@@ -109,9 +105,16 @@ class DataParallel(nn.Module):
     def finish(self) -> None:
         """To be called after backward, on all ranks: gradients become means over them.
 
+        In every step: the next one of a rank that leaves one out is taken for it.
         Raises ValueError for a sparse gradient.
         """
         raise NotImplementedError
+
+    def __deepcopy__(self, memo: dict):
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied, for its group and hooks are the "
+            "ranks' and the parameters': copy .module and wrap the copy"
+        )
 
 
 class BucketedDataParallel(DataParallel):
@@ -155,7 +158,8 @@ class _Underway(DataParallel):
 
     def _set_up(self) -> None:
         self._works: list[dist.Work] = []  # of the buckets that have left
-        self._backward = "none"  # "running", or "over" until finish()
+        self._runs = False  # forward, backward or finish(), or it raised
+        self._unreached: set[object] = set()  # forward passes that await their backward
 
     @property
     def _waiting(self) -> list[Bucket]:
@@ -169,20 +173,33 @@ class _Underway(DataParallel):
     def _wait(self) -> None:
         for work in self._works:
             work.wait()
-        self._works, self._backward = [], "none"
+        self._works, self._runs = [], False
+        self._unreached.clear()
 
     def forward(self, *args, **kwargs):
-        if self._backward == "over" and torch.is_grad_enabled():
+        again = torch._C._current_graph_task_id() != -1  # in backward: a checkpoint's
+        if self._runs and not again:
+            self.drop()
+        if again or not torch.is_grad_enabled():
+            return super().forward(*args, **kwargs)
+        if any(bucket.begun for bucket in self._buckets):
             raise RuntimeError(
                 "a forward pass before finish(): call finish() after each backward, and "
                 "run those that only accumulate inside no_sync()"
             )
-        if self._backward == "running":
-            self._drop()
-        return super().forward(*args, **kwargs)
+        if not self._synchronises:
+            return super().forward(*args, **kwargs)
+        self._runs = True
+        output = super().forward(*args, **kwargs)
+        self._runs = False
+        self._follow(output)
+        return output
 
-    def _drop(self) -> None:
-        """Ends a step whose backward raised: the other ranks wait for all the buckets."""
+    def drop(self) -> None:
+        """Gives up this rank's step, as where its backward raised.
+
+        The other ranks wait for all the buckets: they find NaN in those that had not left.
+        """
         for bucket in self._waiting:
             bucket.row_E.fill_(math.nan)
             self._send(bucket)
@@ -190,25 +207,53 @@ class _Underway(DataParallel):
         for bucket in self._buckets:
             bucket.drop()
 
+    def _follow(self, output) -> None:
+        """Notes when a backward comes to this forward pass, from any of its outputs."""
+        this, reached = object(), weakref.WeakMethod(self._reached)
+        for tensor in tree_leaves((output, getattr(output, "__dict__", None))):
+            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                self._unreached.add(this)
+                tensor.register_hook(partial(_call, reached, this))
+
+    def _reached(self, this: object) -> None:
+        self._unreached.discard(this)
+        if self._synchronises:
+            self._note_backward()
+
     def _note_backward(self) -> None:
-        if self._backward != "running":
-            self._backward = "running"
+        if not self._runs:
+            self._runs = True
             # It is called at the end of a backward, but of none that raises.
             torch.autograd.Variable._execution_engine.queue_callback(self._note_end)
 
     def _note_end(self) -> None:
-        self._backward = "over"
+        self._runs = False
+
+    def _check_ended(self) -> None:
+        """Has every forward pass had a backward that ended? If not, one may have raised."""
+        if self._runs or self._unreached:
+            raise RuntimeError(
+                "finish() after a forward pass without its backward: run one that is to "
+                "have none in torch.no_grad() or no_sync(); where forward or backward "
+                "raised on this rank, call drop() instead"
+            )
 
 
 class OverlappedDataParallel(_Underway):
     """During backward, one asynchronous all-reduce a bucket, as soon as it is full.
 
-    Only the last bucket's is not hidden behind computing. Buckets leave in the same order
-    on all ranks: a full one waits for those before it. One that never fills, because a
-    parameter has no gradient, leaves in finish().
-    After a backward that raised, the next forward pass drops all gradients; ranks that did
-    not fail find NaN in theirs for the buckets that had not left here.
-    Raises RuntimeError for a forward pass or a second gradient before finish().
+    Computing cannot hide the last bucket's, nor what then still queues before it. Buckets
+    leave in the same order on all ranks: a full one waits for those before it. One that
+    never fills, because a parameter has no gradient, leaves in finish(). The order is that
+    in which the model registers its parameters, from the last on: where backward goes
+    another way, little or nothing overlaps.
+    After a forward or backward that raised, drop(), or the next forward pass, drops all
+    gradients; ranks that did not fail find NaN for the buckets that had not left here.
+    A backward that raised before it came to the model looks as if there were none. So
+    nothing leaves while a forward pass has had no backward, and finish() raises: those
+    that are to have none belong in torch.no_grad() or no_sync().
+    Raises RuntimeError for that, and for a forward pass or a second gradient before
+    finish().
     """
 
     def _set_up(self) -> None:
@@ -222,16 +267,17 @@ class OverlappedDataParallel(_Underway):
 
     def _arrived(self, bucket: Bucket, place: int) -> None:
         """The gradient of the parameter there has just been made."""
-        if self._synchronises:
+        if self._synchronises or bucket.begun:
             self._note_backward()
             bucket.put(place, self._share)
-            while (waiting := self._waiting) and waiting[0].full:
+            while not self._unreached and (waiting := self._waiting) and waiting[0].full:
                 self._send(waiting[0])
 
     def finish(self) -> None:
         if not self._synchronises:
             return
-        self._backward = "running"  # should this raise, the next forward pass cleans up
+        self._check_ended()
+        self._runs = True  # should this raise, the next forward pass cleans up
         for bucket in self._waiting:
             bucket.fill(self._share)
             self._send(bucket)
@@ -240,6 +286,7 @@ class OverlappedDataParallel(_Underway):
             bucket.hand_out()
 
 
-def _call(method: weakref.WeakMethod, bucket: Bucket, place: int, _: Tensor) -> None:
+def _call(method: weakref.WeakMethod, *args) -> None:
+    """A hook: the last argument is the gradient, which the method does not need."""
     if (alive := method()) is not None:
-        alive(bucket, place)
+        alive(*args[:-1])

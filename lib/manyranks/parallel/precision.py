@@ -1,14 +1,16 @@
 """Mixed precision: a model in 16 bits, an optimizer in 32.
 
 In bfloat16 a weight has 8 significant bits: what changes it by less than 1/512 of itself is
-rounded away, and most steps are smaller. So the optimizer works on copies in 32 bits, the
-masters, and the model gets them rounded. With Adam that is 16 bytes a parameter:
+rounded away, and many steps are smaller, more of them as the learning rate falls. So the
+optimizer works on copies in 32 bits, the masters, and the model gets them rounded. With
+Adam that is 16 bytes a parameter:
 
     2 parameter + 2 gradient + 4 master + 4 first moment + 4 second moment
 
-float16 has 11 significant bits but ends at 65,504 and at 6·10⁻⁸, and many gradients are
-smaller. So the loss is multiplied by a large scale, hence all gradients, and the optimizer
-divides by it, in 32 bits.
+float16 has 11 significant bits but ends at 65,504 and at 2⁻²⁴ ≈ 5.96·10⁻⁸. A gradient of
+half of that or less, 2.98·10⁻⁸, becomes zero, and many are that small. So the loss is
+multiplied by a large scale, hence all gradients, and the optimizer divides by it, in 32
+bits.
 
     optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     loss.backward(); model.finish(); optimizer.step()                    # bfloat16
@@ -20,12 +22,14 @@ Source: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, secti
 3.2; the 16 bytes: Rajbhandari et al., arXiv 1910.02054, section 3.1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Clip = Callable[[list[Tensor]], object]
 
 _HALF, _WIDE = (torch.bfloat16, torch.float16), (torch.float32, torch.float64)
 
@@ -48,8 +52,8 @@ class MasterOptimizer:
     """Any torch optimizer, on copies in 32 bits of parameters in 16.
 
     params, **kwargs: as the optimizer class takes them; params may be groups. Parameters of
-    32 or 64 bits are their own masters. A parameter that something else changes in place,
-    as loading weights does, gives its master anew at the next step.
+    32 or 64 bits are their own masters. Elements that something else changed, as loading
+    weights does, give their masters anew at the next step.
     .optimizer is the torch optimizer: a learning-rate schedule takes it.
     In step() there are the gradients in 32 bits besides: 4 bytes a parameter more.
     Raises ValueError for a parameter of another dtype, and where there is none.
@@ -70,25 +74,27 @@ class MasterOptimizer:
         master = dict(zip(self.parameters, self.masters, strict=True))
         copies = [{**g, "params": [master[p] for p in g["params"]]} for g in groups]
         self.optimizer = optimizer_class(copies, **kwargs)
-        self._versions = [p._version for p in self.parameters]
 
     @torch.no_grad()
-    def step(self, scale: float = 1.0) -> None:
+    def step(self, scale: float = 1.0, clip: Clip | None = None) -> None:
         """One step of the optimizer on the masters; the parameters become theirs, rounded.
 
         scale: what the gradients were multiplied by. Parameters without gradient stay.
+        clip: called before the step with the masters, whose gradients are already divided
+        by the scale, and may be changed: lambda masters: clip_grad_norm_(masters, 1.0).
         """
         self._refresh()
         for parameter, master in self._pairs():
             if parameter.grad is not None:
-                grad = parameter.grad.to(master.dtype)
+                grad = _wide(parameter.grad, master)
                 master.grad = grad if scale == 1 else grad / scale
+        if clip is not None:
+            clip(self.masters)
         self.optimizer.step()
         for parameter, master in self._pairs():
             if parameter is not master:
                 master.grad = None
                 parameter.copy_(master)
-        self._versions = [p._version for p in self.parameters]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the parameters' gradients."""
@@ -120,16 +126,20 @@ class MasterOptimizer:
             master.copy_(saved)
             parameter.copy_(master)
         self.optimizer.load_state_dict(state["optimizer"])
-        self._versions = [p._version for p in self.parameters]
 
     def _pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
         return zip(self.parameters, self.masters, strict=True)
 
     def _refresh(self) -> None:
-        """Masters of parameters that something else has changed since the last step."""
-        for (parameter, master), version in zip(self._pairs(), self._versions, strict=True):
-            if parameter._version != version and parameter is not master:
-                master.copy_(parameter)
+        """Masters of what something else has changed since the last step.
+
+        Found by its value: a change through parameter.data leaves no other trace.
+        """
+        for parameter, master in self._pairs():
+            if parameter is not master:
+                rounded = master.to(parameter.dtype)
+                if not torch.equal(parameter, rounded):
+                    master.copy_(torch.where(parameter == rounded, master, parameter))
 
 
 class LossScaler:
@@ -137,7 +147,11 @@ class LossScaler:
 
     scale: at first; where a gradient overflows, the step is skipped and the scale becomes
     `backoff` times as large; after `interval` steps without overflow, `growth` times.
-    group: the ranks that decide together: an overflow on one skips the step on all.
+    group: the ranks that decide together: an overflow on one skips the step on all. After
+    finish() every rank has the overflow in its mean already. The ranks must ask each other
+    where their gradients differ, as where each has a shard (ZeRO, fully sharded).
+    A loss in float16 has the scale as its gradient, and 2¹⁶ is more than float16 holds: the
+    first step is skipped then.
     Source: arXiv 1710.03740, section 3.2, and the numbers of torch.amp.GradScaler.
     Raises ValueError for numbers that would not grow, or not shrink.
     """
@@ -164,17 +178,18 @@ class LossScaler:
         """The loss times the scale, in 32 bits: backward starts here."""
         return loss.float() * self.scale
 
-    def step(self, optimizer: MasterOptimizer) -> bool:
+    def step(self, optimizer: MasterOptimizer, clip: Clip | None = None) -> bool:
         """The optimizer's step, unless a gradient overflowed on some rank.
 
         Returns whether it was taken, the same on all ranks. All ranks call it; one
-        all-reduce of 4 bytes. Gradients must be cleared afterwards in any case.
+        all-reduce of 4 bytes. Gradients must be cleared afterwards in any case. clip: as
+        MasterOptimizer.step() takes it.
         Raises FloatingPointError where gradients are not finite even at a scale of 1.
         """
         if self._overflowed(optimizer.parameters):
             self._shrink()
             return False
-        optimizer.step(self.scale)
+        optimizer.step(self.scale, clip)
         self._good += 1
         if self._good == self.interval:
             self.scale, self._good = self.scale * self.growth, 0
@@ -200,6 +215,17 @@ class LossScaler:
 
 def _listed(params: Tensor | Iterable[Tensor]) -> list[Tensor]:
     return [params] if isinstance(params, Tensor) else list(params)
+
+
+def _wide(grad: Tensor, master: Tensor) -> Tensor:
+    """The gradient in its master's dtype, and in its strides.
+
+    For a fused optimizer walks through both in the order of the memory.
+    """
+    wide = grad.to(master.dtype)
+    if wide.layout != torch.strided or wide.stride() == master.stride():
+        return wide
+    return torch.empty_like(master).copy_(wide)
 
 
 def _master(parameter: Tensor) -> Tensor:

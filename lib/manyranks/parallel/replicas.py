@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,36 @@ def check_gradients(named: dict[str, nn.Parameter]) -> None:
             )
 
 
+class Kept(NamedTuple):
+    """A parameter as it was when the model was wrapped."""
+
+    parameter: nn.Parameter
+    learns: bool
+    kind: tuple[torch.dtype, torch.device]
+
+
+def kept(module: nn.Module) -> dict[str, Kept]:
+    """All parameters as they are now."""
+    named = module.named_parameters()
+    return {name: Kept(p, p.requires_grad, (p.dtype, p.device)) for name, p in named}
+
+
+def check_kept(module: nn.Module, before: dict[str, Kept]) -> None:
+    """Raises ValueError for a parameter that is new, or not what it was any more."""
+    now = dict(module.named_parameters())
+    for name in before | now:
+        parameter, was = now.get(name), before.get(name)
+        if was is None or parameter is not was.parameter:
+            change = "was added, replaced or removed since the model was wrapped"
+        elif parameter.requires_grad and not was.learns:
+            change = "was frozen when the model was wrapped, and is not any more"
+        elif (parameter.dtype, parameter.device) != was.kind:
+            change = f"was of {was.kind[0]} on {was.kind[1]} when the model was wrapped"
+        else:
+            continue
+        raise ValueError(f"{name} {change}: wrap again, so that its gradient is averaged")
+
+
 def check_bytes(bucket_bytes: float) -> None:
     """Raises ValueError for what is no size of a bucket."""
     if not isinstance(bucket_bytes, int | float) or not 0 < bucket_bytes <= math.inf:
@@ -59,7 +90,7 @@ def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None)
             # As bytes, for a backend knows only some dtypes.
             dist.broadcast(row.view(torch.uint8), group=group, group_src=0)
         if isinstance(tensor, nn.Parameter):
-            # So that whoever has a copy of it can see that it changed.
+            # So that a backward that needs what it was before can tell.
             torch.autograd.graph.increment_version(tensor)
 
 

@@ -1,16 +1,24 @@
-"""Chapter 02's explorer: one model on N accelerators by data parallelism alone: step time, efficiency, memory, batch size."""
+"""Chapter 02: what leaves when in a step; losses; an explorer: step time, efficiency, memory and batch size of N replicas."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.patheffects import withStroke
+from matplotlib.textpath import TextPath
 
 from manyranks.show import style, units
 from manyranks.show.explorer import Explorer, choice, log_slider
+from manyranks.show.gantt import KINDS, Gantt
 from manyranks.show.labels import Labels
 from manyranks.theory import Plan, batch, clusters, memory, models, step
+from manyranks.timeline import Timeline
+from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
 
 RANKS = [2**k for k in range(11)]  # 1 to 1,024
 _MODELS = ("gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b")
@@ -25,27 +33,20 @@ _HELD = {
 
 
 class Setting(NamedTuple):
-    """What the controls say. sequences: an accelerator's; noise: the critical batch in tokens; overlap: of the reduction."""
+    """What the controls say. sequences: an accelerator's; critical: the critical batch in tokens; overlap: of the reduction."""
 
     model: str
     cluster: str
     n: int
     sequences: int
     overlap: bool
-    noise: float
+    critical: float
 
     def plan(self, n: int | None = None, overlap: bool | None = None) -> Plan:
         """Data parallelism alone on n accelerators, each with this batch; nothing is sharded."""
-        ranks = n or self.n
-        return Plan(
-            dp=ranks,
-            seq=1024,
-            batch=ranks * self.sequences,
-            microbatch=self.sequences,
-            zero=0,
-            recompute="none",
-            overlap=self.overlap if overlap is None else overlap,
-        )
+        n, each = n or self.n, self.sequences
+        overlap = self.overlap if overlap is None else overlap
+        return Plan(dp=n, seq=1024, batch=n * each, microbatch=each, zero=0, recompute="none", overlap=overlap)
 
     def step(self, n: int | None = None, overlap: bool | None = None) -> step.StepTime:
         return step.estimate(models[self.model], self.plan(n, overlap), clusters[self.cluster])
@@ -56,7 +57,11 @@ class Setting(NamedTuple):
 
     def steps(self, n: int) -> float:
         """Steps to a given loss, as a multiple of the fewest possible."""
-        return batch.steps(self.plan(n).tokens, self.noise)
+        return batch.steps(self.plan(n).tokens, self.critical)
+
+    def examples(self, n: int) -> float:
+        """Tokens to a given loss, as a multiple of the fewest possible."""
+        return batch.examples(self.plan(n).tokens, self.critical)
 
 
 class Scaling:
@@ -74,9 +79,9 @@ class Scaling:
         panels = self._step, self._efficiency, self._held, self._training
         self.moving: list[Artist] = [artist for panel in panels for artist in panel.moving]
 
-    def update(self, model: str, cluster: str, n: int, sequences: int, reduce: str, noise: float) -> str:
+    def update(self, model: str, cluster: str, n: int, sequences: int, reduce: str, critical: float) -> str:
         """Shows this setting; returns what limits. Raises ValueError for an unknown model or cluster, and numbers below 1."""
-        now = Setting(model, cluster, n, sequences, reduce == "overlapped", noise)
+        now = Setting(model, cluster, n, sequences, reduce == "overlapped", critical)
         here, one = now.step(), now.step(1)
         self._step.update([_parts(now.step(overlap=True)), _parts(now.step(overlap=False))])
         held, device = _held(now), clusters[cluster].accelerator.memory
@@ -154,11 +159,83 @@ class Curves:
 
 
 @style.styled
+def steps(timelines: Mapping[str, Timeline], rank: int = 0, until: float | None = None) -> style.Figure:
+    """What one rank does in each timeline, under each other on one scale: compute, and below it communication.
+
+    A communication bar bears its name, numbered where several have the same, and its size where that was recorded, as far as
+    there is room. Black lines, and their sum at the right: communication that no compute hides. until: seconds that the axis
+    reaches to at least. Raises ValueError for no timeline, and for one without the rank.
+    """
+    if not timelines or any(rank not in each.ranks for each in timelines.values()):
+        ranks = {name: each.ranks for name, each in timelines.items()}
+        raise ValueError(f"rank={rank} and timelines of ranks {ranks}: give a Timeline or more, and a rank that all have")
+    rows = [each.of(rank) for each in timelines.values()]
+    stacked = Timeline(tuple(span._replace(rank=row) for row, spans in enumerate(rows) for span in spans))
+    fig, (axes,) = style.figure(width=8, height=1.0 + 0.85 * len(rows))
+    chart = Gantt(axes)
+    chart.update(stacked, max(until or 0.0, 1.3 * max(span.finished for span in stacked.spans)))  # room for the sums
+    axes.set_yticks(range(len(rows)), list(timelines))
+    fig.draw_without_rendering()  # places the axes: which names have room depends on their width
+    _write_names(chart, stacked)
+    for row, each in enumerate(timelines.values()):
+        exposed = each.exposed_communication(rank)
+        text = f"|—| {units.duration(exposed)} exposed" if exposed > 1e-12 else "nothing exposed"
+        axes.text(0.995, row, text, transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=9)
+    return fig
+
+
+def _write_names(chart: Gantt, stacked: Timeline) -> None:
+    """Names the communication bars where there is room, and draws lines over what of them is exposed."""
+    spans = [span for span in stacked.spans if span.kind == COMMUNICATION]
+    boxes = chart.moving[list(KINDS).index(COMMUNICATION)].get_path().vertices.reshape(len(spans), 5, 2)
+    (left, top), (right, bottom) = boxes[:, 0].T, boxes[:, 2].T
+    pixels = (right - left) * chart.axes.bbox.width / chart.axes.get_xlim()[1]
+    texts = list(map(_that_fits, _names(spans), pixels))
+    places = np.column_stack([left + right, top + bottom]) / 2
+    labels = Labels(chart.axes, size=8)
+    labels.artist.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
+    labels.update([place for place, text in zip(places, texts, strict=True) if text], list(filter(None, texts)))
+    for span, end in zip(spans, right, strict=True):
+        for part in _exposed(stacked.of(span.rank, COMPUTE), span):
+            x = np.array(part) * end / span.finished  # seconds in the axis's unit
+            chart.axes.plot(x, [span.rank - 0.2] * 2, "k-|", linewidth=1.2)
+
+
+def _names(spans: Sequence[Span]) -> Iterator[tuple[str, ...]]:
+    """For each span what it may be called, the longest first. Replay names a collective by its operation alone."""
+    alike, before = Counter((span.rank, span.name) for span in spans), Counter()
+    for key in ((span.rank, span.name) for span in spans):
+        name, number = key[1], before[key]
+        before[key] += 1
+        if recorded := re.fullmatch(r"\w+ (#\d+) of ([\d,]+) bytes.*", name):
+            size = units.size(int(recorded[2].replace(",", "")))
+            yield f"{recorded[1]}, {size}", size
+        else:
+            yield (f"{name} {number}", str(number)) if alike[key] > 1 else (name,)
+
+
+def _that_fits(names: tuple[str, ...], pixels: float) -> str:
+    widths = (TextPath((0, 0), name, size=8).get_extents().width * 100 / 72 for name in names)
+    return next((name for name, width in zip(names, widths, strict=True) if width + 6 <= pixels), "")
+
+
+def _exposed(busy: list[Span], span: Span) -> list[tuple[float, float]]:
+    """The parts of a span in which nothing of `busy` runs."""
+    parts = [(span.started, span.finished)]
+    for other in busy:
+        cut = [((start, min(end, other.started)), (max(start, other.finished), end)) for start, end in parts]
+        parts = [part for both in cut for part in both if part[0] < part[1]]
+    return parts
+
+
+@style.styled
 def losses(named: Mapping[str, Sequence[float]]) -> style.Figure:
-    """The loss of each step, a curve for each run."""
+    """The loss of each step: a curve for the first run, and markers for the others, which may lie on it."""
     fig, (axes,) = style.figure(height=3.4)
-    for (name, values), marker in zip(named.items(), style.MARKERS, strict=False):
-        axes.plot(range(len(values)), values, label=name, marker=marker, markersize=4, markevery=max(1, len(values) // 12))
+    for k, ((name, values), marker) in enumerate(zip(named.items(), " " + style.MARKERS, strict=False)):
+        every = (min(k, len(values) // 2), max(2, len(values) // 10))  # runs that agree do not hide each other's markers
+        look = {"marker": marker, "markevery": every, "fillstyle": "none", "markersize": 7, "markeredgewidth": 1.5}
+        axes.plot(range(len(values)), values, label=name, linestyle="" if k else "-", **look)
     axes.set(xlabel="step", ylabel="loss (nats a byte)", ylim=(0, None))
     axes.legend(loc="lower left")
     return fig
@@ -173,7 +250,7 @@ def explorer() -> Explorer:
         n=log_slider("accelerators N", 64, 0, 10, show="{:,}".format),
         sequences=log_slider("sequences a GPU", 8, 0, 6),
         reduce=choice("gradients reduced", "overlapped", ("overlapped", "after backward")),
-        noise=log_slider("critical batch (tokens)", 2**20, 12, 26, show=_count),
+        critical=log_slider("critical batch (tokens)", 2**20, 12, 26, show=_count),
     )
 
 
@@ -187,33 +264,33 @@ def _parts(time: step.StepTime) -> dict[str, float]:
 
 def _held(now: Setting) -> dict[str, float]:
     shape, plan = models[now.model], now.plan()
-    states = memory.model_states(shape, plan)
-    return {
-        "parameters": states.parameters,
-        "gradients": states.gradients,
-        "optimizer": states.optimizer,
-        "activations": memory.activations(shape, plan),
-    }
+    parameters, gradients, optimizer, _ = memory.model_states(shape, plan)
+    return dict(zip(_HELD, (parameters, gradients, optimizer, memory.activations(shape, plan)), strict=True))
 
 
 def _status(now: Setting, here: step.StepTime, held: float, device: float, at: float) -> str:
-    tokens = here.plan.tokens
     fits = f"{units.size(held)} of {units.size(device)}"
     if held > device:
         return f"Does not fit: {fits} a GPU. Every GPU holds the whole model, so more GPUs do not help: chapter 03."
-    efficiency = now.efficiency(now.n, now.overlap)
+    tokens = _count(here.plan.tokens)
+    took = f"{now.model} on {now.n:,} GPU{'s' * (now.n > 1)}, {fits}: {units.duration(here.seconds)} a step of {tokens} tokens"
     if now.n == 1:
-        limit = "one GPU: nothing to communicate"
-    elif tokens > now.noise:
-        limit = f"the batch is {tokens / now.noise:.3g} times the critical one: more GPUs hardly save time"
-    elif here.data > 0.1 * here.seconds:
-        limit = f"{here.data / here.seconds:.0%} of a step waits for gradients"
-    else:
-        limit = "compute-bound"
+        return f"{took}. Limit: one GPU: nothing to communicate."
+    efficiency = now.efficiency(now.n, now.overlap)
+    more = now.examples(now.n) / now.examples(1)
     return (
-        f"{now.model} on {now.n:,} GPUs, {fits}: {units.duration(here.seconds)} a step of {_count(tokens)} tokens, "
-        f"efficiency {efficiency:.0%}, trained {1 / at:,.3g} times as fast as on one. Limit: {limit}."
+        f"{took}; {efficiency * now.n:,.3g} times the tokens/s of one GPU (efficiency {100 * efficiency:.3g}%). Larger "
+        f"batches learn less a token: with a critical one of {_count(now.critical)}, the same loss takes {more:,.3g} times the "
+        f"tokens, so it is reached {1 / at:,.3g} times as fast. Limit: {_limit(now, here)}."
     )
+
+
+def _limit(now: Setting, here: step.StepTime) -> str:
+    if here.plan.tokens > now.critical:
+        return f"the batch is {here.plan.tokens / now.critical:.3g} times the critical one: more GPUs hardly save time"
+    if here.data > 0.05 * here.seconds:
+        return f"{here.data / here.seconds:.0%} of a step waits for gradients"
+    return "compute-bound"
 
 
 def _count(tokens: float) -> str:

@@ -1,4 +1,4 @@
-"""Curves of one quantity over another, both on logarithmic axes with units: a figure for any chapter."""
+"""Curves of one quantity over another, on axes with units: a figure for any chapter."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
@@ -18,22 +18,28 @@ def curves(
     yunit: Callable[[float], str] = "{:,.0f}".format,
     title: str = "",
     xticks: Sequence[float] | None = None,
+    ylog: bool = True,
 ) -> style.Figure:
-    """A curve for each name, over x.
+    """A curve for each name, over x, on logarithmic axes.
 
-    xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten unless given. Values that
-    are not above 0 are left out. Raises ValueError for a curve of another length than x.
+    xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten unless given; ylog: False
+    for a linear y axis that begins at 0. On a logarithmic one, values that are not above 0 are left out. Raises ValueError for
+    a curve of another length than x.
     """
     fig, (axes,) = style.figure(height=3.5)
     for number, (name, y) in enumerate(named.items()):
         if len(y) != len(x):
             raise ValueError(f"{name!r} has {len(y)} values for {len(x)} places: give one for each")
-        points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and b > 0]
+        points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and (b > 0 or not ylog)]
         marker = style.MARKERS[number % len(style.MARKERS)]
-        axes.loglog(*zip(*points, strict=True), label=name, marker=marker, markersize=5, markevery=max(1, len(points) // 8))
-    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=5, markevery=max(1, len(points) // 8))
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale="log", yscale="log" if ylog else "linear")
     axes.set_xticks(at := _powers(axes.get_xlim()) if xticks is None else xticks, [xunit(x) for x in at])
-    axes.set_yticks(at := _powers(axes.get_ylim()), [yunit(y) for y in at])
+    if ylog:
+        axes.set_yticks(at := _powers(axes.get_ylim()), [yunit(y) for y in at])
+    else:
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda y, _: yunit(y))
     axes.minorticks_off()
     axes.legend(loc="best")
     return fig

@@ -20,8 +20,10 @@ class Noise(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The simple noise scale B_noise = tr(Σ)/|G|², in examples; infinite where no gradient stands out of the noise.
+        """The simple noise scale B_noise = tr(Σ)/|G|², in examples.
 
+        Infinite where the estimate of |G|² is 0 or less: no gradient stands out of the noise. Else negative where that of tr(Σ)
+        is. Either says that there were too few steps.
         Source: section 2.2.
         """
         return self.variance / self.squared_norm if self.squared_norm > 0 else math.inf

@@ -1,4 +1,9 @@
-"""What data parallelism sends in a step, and the optimizer: gradients reduced, parameters gathered, states updated."""
+"""What data parallelism sends in a step, and the optimizer: gradients reduced, parameters gathered, states updated.
+
+Gradients travel in buckets, each as large as a layer's or larger, so that it has BUCKET bytes at least; ZeRO-1 and ZeRO-2
+gather the updated parameters in the same buckets, ZeRO-3 in units of one layer. Buckets are equal, one travels at a time, and
+each by the fastest algorithm (traffic.fastest).
+"""
 
 import functools
 from typing import NamedTuple
@@ -9,6 +14,8 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import Constants
 from manyranks.theory.memory import Held
 from manyranks.theory.plan import Plan, Recipe
+
+BUCKET = 25 * 2**20  # bytes that close a bucket: PyTorch DDP's default bucket_cap_mb; arXiv 2006.15704, section 3.2.3
 
 
 class Times(NamedTuple):
@@ -47,7 +54,7 @@ def _sent_by(held: Held, plan: Plan) -> float:
     for elements, group in zip(held, groups(plan), strict=True):
         inner = (group.shards - 1) / group.shards * elements
         outer = 2 * (group.replicas - 1) / group.replicas * elements / group.shards
-        reduced = min(4, plan.recipe.gradients)
+        reduced = _reduced(plan.recipe)
         if plan.zero == 0:
             total += 2 * (group.ranks - 1) / group.ranks * elements * reduced
         else:
@@ -84,14 +91,27 @@ def seconds(
     """What of the gradients' and parameters' travel nothing hides on a rank that holds these parameters.
 
     forward, backward: seconds of one micro-batch on it. With overlap, gradients hide behind a backward and parameters behind a
-    forward; what belongs to the last unit of backward, or to the first of forward, cannot.
+    forward; the last bucket of backward, or the first of forward, cannot. Without, the same buckets travel after backward and
+    before forward. Assumed: backward fills buckets at an even pace, and what travels does not slow down what computes.
     """
-    units = max(1, shape.layers // plan.pp)
+    units = buckets(held, plan, max(1, shape.layers // plan.pp))
     reduce, gather = _once(held, groups(plan), cluster, constants, plan.recipe, plan.zero > 0, units)
     if plan.offload == "all":  # a micro-batch's parameters come from the host for forward and again for backward
         fetched = 2 * plan.microbatches * plan.recipe.parameters * sum(held) / (plan.shards if plan.zero == 3 else 1)
         return fetched / (cluster.host * constants.bandwidth) + _shown(plan, reduce, gather, forward, backward, units)
     return _shown(plan, reduce, gather, forward, backward, units)
+
+
+def buckets(held: Held, plan: Plan, layers: int) -> int:
+    """Pieces in which a rank with these parameters, of so many layers, sends its gradients and gathers parameters."""
+    if plan.zero == 3:
+        return layers
+    return max(1, min(layers, int(sum(held) * _reduced(plan.recipe) / BUCKET)))
+
+
+def _reduced(recipe: Recipe) -> int:
+    """Bytes of one element of a gradient on its way."""
+    return min(4, recipe.gradients)
 
 
 def _shown(plan: Plan, reduce: float, gather: float, forward: float, backward: float, units: int) -> float:
@@ -116,20 +136,20 @@ def _once(
     sharded: bool,
     units: int,
 ) -> tuple[float, float]:
-    """Seconds of reducing all gradients of these parameters once, and of gathering the parameters, unit by unit."""
+    """Seconds of reducing all gradients of these parameters once, and of gathering the parameters, in so many units."""
     reduce = gather = 0.0
     for elements, group in zip(held, of_each, strict=True):
         if not elements:
             continue
-        size, parameters = elements * min(4, recipe.gradients) / units, elements * recipe.parameters / units
+        size, parameters = elements * _reduced(recipe) / units, elements * recipe.parameters / units
         if not sharded:
-            reduce += 2 * units * traffic.gather(cluster.route(group.ranks, group.stride), size, constants)
+            reduce += 2 * units * traffic.fastest(cluster.route(group.ranks, group.stride), size, constants)
             continue
         inner = cluster.route(group.shards, group.stride)
         outer = cluster.route(group.replicas, group.stride * group.shards)
-        across = 2 * traffic.gather(outer, size / group.shards, constants)
-        reduce += units * (traffic.gather(inner, size, constants) + across)
-        gather += units * traffic.gather(inner, parameters, constants)
+        across = 2 * traffic.fastest(outer, size / group.shards, constants)
+        reduce += units * (traffic.fastest(inner, size, constants) + across)
+        gather += units * traffic.fastest(inner, parameters, constants)
     return reduce, gather
 
 

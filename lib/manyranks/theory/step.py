@@ -2,6 +2,11 @@
 
 Every kernel of a layer is charged its FLOPs and its bytes, every message α + n/β; what overlaps is hidden behind what it
 overlaps with. The step takes as long as the pipeline rank that is done last, so the slowest stage sets the pace.
+
+Assumed, beside the constants of kernels: all ranks are equally fast; reading data, writing checkpoints and Python take no
+time; messages of different kinds do not share links, and communication takes nothing from the processors but what the cluster
+reserves. Of data parallelism: gradients travel in equal buckets of 25 MiB at least, one after another, by rings or trees,
+whichever is faster; with overlap the last bucket is exposed, and what backward is too short to hide: data, traffic.fastest.
 """
 
 import functools

@@ -26,6 +26,22 @@ def gather(route: Route, size: float, constants: Constants) -> float:
     return constants.overhead + collectives.seconds("all_gather", size, route.ranks, reached(route.ring, constants))
 
 
+def fastest(route: Route, size: float, constants: Constants) -> float:
+    """As gather, but by a tree between the nodes where that is faster. An all-reduce takes two of these.
+
+    The tree goes through a node rank by rank, then from node to node in log2 of them rounds. It passes the tensor on in pieces,
+    so that these rounds count for α only, and uses all of the nodes' network shares, as the ring does. Inside one node, and on
+    a torus, there is only the ring. Source: NCCL, src/graph/tuning.cc: latency and bandwidth of its double binary trees, which
+    it has for all-reduce; that the halves are as fast is assumed (NCCL has such trees for nodes of one GPU, since 2.23: PAT).
+    """
+    if route.ranks == 1:
+        return 0.0
+    nodes = math.ceil(route.ranks / route.inside)
+    latency = (route.inside - 1) * route.near.latency + (nodes - 1).bit_length() * route.pair.latency
+    tree = constants.overhead + latency + size / reached(route.ring, constants).bandwidth
+    return min(tree, gather(route, size, constants))
+
+
 def reached(link: Link, constants: Constants) -> Link:
     """The link with the share of its bandwidth that programs get."""
     return Link(link.name, link.latency, link.bandwidth * constants.bandwidth)
