@@ -1,0 +1,131 @@
+"""Sharding: parameters end to end in one row, of which each rank keeps a part.
+
+    N     ranks that share the work
+    E     elements of a row: those of its parameters, and padding to a multiple of N
+    S     elements of a shard, E / N
+
+A rank keeps shard_S, on which the optimizer works. The whole row comes by an all-gather and
+its gradient leaves by a reduce-scatter; in each of them a rank sends (N − 1)/N of the row.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.ring import ring_reduce_scatter
+
+Named = dict[str, nn.Parameter]
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def reduce_scatter(row_E: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """This rank's shard of the sum over the ranks; row_E stays as it is.
+
+    gloo's own reduce-scatter is an all-reduce inside and sends twice the bytes; our ring
+    takes its place. NCCL's is used as it is.
+    """
+    if dist.get_backend(group) == "gloo":
+        return ring_reduce_scatter(row_E, group)
+    shard_S = row_E.new_empty(row_E.numel() // dist.get_world_size(group))
+    dist.reduce_scatter_single(shard_S, row_E, group=group)
+    return shard_S
+
+
+@torch.no_grad()
+def clip_grad_norm(
+    shards: Iterable[Tensor], most: float, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Scales the shards' gradients so that the norm of all ranks' together is at most that.
+
+    Returns the norm before. Raises ValueError for most below 0.
+    """
+    if not most >= 0:
+        raise ValueError(f"most={most}: give the largest norm that a gradient may have")
+    grads = [shard.grad for shard in shards if shard.grad is not None]
+    squares = [grad.square().sum(dtype=torch.float64) for grad in grads]
+    total = sum(squares, torch.zeros((), dtype=torch.float64))
+    dist.all_reduce(total, group=group)
+    norm = total.sqrt()
+    for grad in grads:
+        grad.mul_((most / (norm + 1e-6)).clamp(max=1).to(grad.dtype))
+    return norm
+
+
+class ShardedRow:
+    """Parameters of one dtype, end to end in row_E, of which they become views.
+
+    names, parameters: in the order of the row; grad_S: this rank's shard of the mean of
+    all ranks' gradients; shard_S: what this rank keeps of the row, a Parameter for an
+    optimizer, in 32 bits where the parameters have 16.
+    """
+
+    def __init__(self, named: Named, group: dist.ProcessGroup | None = None):
+        self.names, self.parameters, self.group = tuple(named), tuple(named.values()), group
+        everyone = members(group)
+        self._n, self._rank = len(everyone.ranks), everyone.place
+        self.elements = sum(p.numel() for p in self.parameters)
+        first = self.parameters[0]
+        self.row_E = first.detach().new_zeros(self.elements + -self.elements % self._n)
+        for part, parameter in zip(self.parts(self.row_E), self.parameters, strict=True):
+            part.copy_(parameter.detach())
+            parameter.data = part
+        own_S = self.own(self.row_E)
+        own_S = own_S.float() if own_S.dtype in _HALF else own_S
+        self.shard_S = nn.Parameter(own_S, requires_grad=first.requires_grad)
+        self.grad_S: Tensor | None = None
+        self.missing = set(self.parameters)  # those whose gradients have not come
+
+    @property
+    def named(self) -> list[tuple[nn.Parameter, str]]:
+        """Each parameter with its name."""
+        return list(zip(self.parameters, self.names, strict=True))
+
+    def parts(self, row_E: Tensor) -> list[Tensor]:
+        """The parameters' parts of a row, in their shapes."""
+        parts = row_E[: self.elements].split([p.numel() for p in self.parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def own(self, row_E: Tensor) -> Tensor:
+        """This rank's part of a row."""
+        return row_E.view(self._n, -1)[self._rank]
+
+    @torch.no_grad()
+    def gradient_row(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The gradients in a new row, divided by N; zeros where there is none."""
+        row_E = self.row_E.new_zeros(self.row_E.numel(), dtype=dtype)
+        for part, parameter in zip(self.parts(row_E), self.parameters, strict=True):
+            if parameter.grad is not None:
+                part.copy_(parameter.grad)
+        return row_E.div_(self._n)
+
+    def mean(self, dtype: torch.dtype | None = None) -> Tensor:
+        """This rank's shard of the mean gradient of all; dtype: that it travels in."""
+        return reduce_scatter(self.gradient_row(dtype), self.group)
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Adds the mean of all ranks' gradients to grad_S."""
+        mean_S = self.mean()
+        self.grad_S = mean_S if self.grad_S is None else self.grad_S.add_(mean_S)
+        self.missing = set(self.parameters)
+
+    def hand_over(self) -> None:
+        """The optimizer's shard gets its gradient, in its own dtype."""
+        if self.grad_S is not None:
+            self.shard_S.grad = self.grad_S.to(self.shard_S.dtype)
+
+    def drop_gradients(self) -> None:
+        """Forgets the parameters' own gradients, which are whole."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """All shards come into the row: the optimizer's parameters are the model's."""
+        own_S = self.own(self.row_E)
+        if own_S.data_ptr() != self.shard_S.data_ptr():
+            own_S.copy_(self.shard_S)
+        dist.all_gather_single(self.row_E, own_S.clone(), group=self.group)

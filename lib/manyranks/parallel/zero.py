@@ -1,0 +1,271 @@
+"""ZeRO: every rank of data parallelism holds the same bytes N times over. Share them out.
+
+With 2 bytes for a parameter, 2 for its gradient and 12 for its master and Adam's moments,
+Φ parameters take on each of N ranks:
+
+    data parallelism                       16Φ               all-reduce of gradients
+    stage 1: optimizer states sharded      4Φ + 12Φ/N        reduce-scatter + all-gather
+    stage 2: gradients, too                2Φ + 14Φ/N        the same
+    stage 3: parameters, too               16Φ/N             and one all-gather more
+
+    optimizer = ZeroOptimizer(model.parameters(), torch.optim.AdamW, stage=2, lr=1e-3)
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    model = Zero3(model); optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loss.backward(); model.finish(); optimizer.step(); optimizer.zero_grad()
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", arXiv 1910.02054, sections 5 and 7.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from manyranks.parallel import buckets, replicas
+from manyranks.parallel.sharding import ShardedRow, clip_grad_norm
+from manyranks.parallel.units import Unit
+
+
+class ZeroOptimizer:
+    """Any elementwise torch optimizer, its states sharded over the ranks.
+
+    params, **kwargs: as optimizer_class takes them; params may be groups, and named.
+    stage 1: gradients stay whole; they are reduced, each rank to its shard, in step().
+    stage 2: they are reduced in backward, row by row, and only shards stay.
+    group: the ranks that share, None for all; bucket_bytes: about what a row holds.
+    Parameters in 16 bits get masters in 32. A frozen parameter is left alone; one without
+    a gradient counts as one with zeros. All ranks begin with rank 0's parameters.
+    .optimizer is the torch optimizer, of shards: a learning-rate schedule takes it.
+    Elementwise: an optimizer that looks at a whole parameter at once, as Adafactor or Muon
+    do, would see a piece of a row. Raises ValueError for another stage, without parameters,
+    and for one that is given twice.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        optimizer_class: type[torch.optim.Optimizer],
+        stage: int = 1,
+        group: dist.ProcessGroup | None = None,
+        bucket_bytes: int = 25_000_000,
+        **kwargs,
+    ):
+        if stage not in (1, 2):
+            raise ValueError(f"stage={stage}: ZeroOptimizer has 1 and 2; Zero3 is stage 3")
+        replicas.check_bytes(bucket_bytes)
+        self.stage, self.group, self._most = stage, group, bucket_bytes
+        self.rows: list[ShardedRow] = []
+        self._left, self._prepared, self._backward = 0, False, False
+        groups = [self._sharded(group) for group in _groups(params)]
+        self.optimizer = optimizer_class(groups, **kwargs)
+
+    @property
+    def param_groups(self) -> list[dict]:
+        """The torch optimizer's, of shards."""
+        return self.optimizer.param_groups
+
+    def add_param_group(self, param_group: dict) -> None:
+        """As a torch optimizer's."""
+        self.optimizer.add_param_group(self._sharded(param_group))
+
+    def _sharded(self, param_group: dict) -> dict:
+        """The group, with shards in place of its parameters."""
+        named = _named(param_group["params"])
+        taken = {p for row in self.rows for p in row.parameters}
+        if twice := [name for name, p in named.items() if p in taken]:
+            raise ValueError(f"{twice[0]} is in two groups: each parameter belongs to one")
+        replicas.broadcast(named.values(), self.group)
+        learning = {name: p for name, p in named.items() if p.requires_grad}
+        parts = buckets.parts(learning, self._most)
+        rows = [ShardedRow(part, self.group) for part in parts]
+        if self.stage == 2:
+            for row in rows:
+                for parameter in row.parameters:
+                    hook = partial(self._arrived, row)
+                    parameter.register_post_accumulate_grad_hook(hook)
+        self.rows += rows
+        return {**param_group, "params": [row.shard_S for row in rows]}
+
+    def _arrived(self, row: ShardedRow, parameter: Tensor) -> None:
+        """Stage 2: a gradient has just been made."""
+        if not self._backward:
+            self._backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
+        row.missing.discard(parameter)
+        while self._left < len(self.rows) and not self.rows[self._left].missing:
+            self._reduce_next()
+
+    def _backward_over(self) -> None:
+        """What has not left, because some parameter has no gradient, leaves now."""
+        while self._left < len(self.rows):
+            self._reduce_next()
+        self._left, self._backward = 0, False
+
+    def _reduce_next(self) -> None:
+        row = self.rows[self._left]
+        row.reduce()
+        row.drop_gradients()
+        self._left += 1
+
+    def _prepare(self) -> None:
+        """Gives the optimizer its gradients; stage 1 reduces them only now."""
+        if not self._prepared:
+            for row in self.rows:
+                if self.stage == 1:
+                    row.grad_S = None
+                    row.reduce()
+                row.hand_over()
+        self._prepared = True
+
+    def clip_grad_norm_(self, most: float) -> Tensor:
+        """As torch.nn.utils', over all ranks' shards; before step(). Returns the norm."""
+        self._prepare()
+        return clip_grad_norm([row.shard_S for row in self.rows], most, self.group)
+
+    def step(self) -> None:
+        """One step on the shards; then all ranks have all parameters again."""
+        self._prepare()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for row in self.rows:
+            row.spread()
+        self._prepared = False
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        for row in self.rows:
+            row.grad_S = row.shard_S.grad = None
+            row.drop_gradients()
+
+
+def _groups(params: Iterable) -> list[dict]:
+    listed = list(params)
+    if not listed:
+        raise ValueError("params is empty: give model.parameters(), not yet iterated")
+    return listed if isinstance(listed[0], dict) else [{"params": listed}]
+
+
+def _named(params: Iterable) -> dict[str, nn.Parameter]:
+    """By name; by number where they have none. A tied one counts once."""
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    pairs = [p if isinstance(p, tuple) else (str(k), p) for k, p in enumerate(listed)]
+    first = {p: name for name, p in reversed(pairs)}
+    return {name: p for name, p in pairs if first[p] == name}
+
+
+class Zero3(nn.Module):
+    """Stage 3, one module at a time: gathered before it is used, freed afterwards.
+
+    module: the model, reached as .module; group: the ranks that share, None for all.
+    A unit is what one module has of its own, and a tied parameter belongs to the first that
+    has it. Forward gathers a module's units and frees them; so does backward, and when all
+    gradients of a unit are there, they are reduced to the shards.
+    parameters() are the shards: give them to an optimizer. All ranks run the same modules
+    in the same order. Frozen parameters are sharded, too.
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
+        super().__init__()
+        self._shard(module, group)
+
+    def _shard(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
+        self.module, self.group = module, group
+        replicas.check_same(module, group)
+        replicas.broadcast(module.parameters(), group)
+        replicas.broadcast(module.buffers(), group)
+        self.units: list[Unit] = []
+        self._needs: dict[nn.Module, list[Unit]] = {}
+        self._cut()
+        for used in self._needs:
+            used.register_forward_pre_hook(self._before_forward)
+            used.register_forward_hook(self._after_forward)
+        for unit in self.units:
+            for parameter in unit.parameters if unit.learns else ():
+                parameter.register_post_accumulate_grad_hook(partial(self._arrived, unit))
+
+    def _cut(self) -> None:
+        """Units for what each module has of its own, by dtype, learning or frozen."""
+        unit_of: dict[nn.Parameter, Unit] = {}
+        for path, module, own in self._parts():
+            for named in _kinds({name: p for name, p in own.items() if p not in unit_of}):
+                unit = self._unit(path, named)
+                self.units.append(unit)
+                unit_of |= dict.fromkeys(unit.parameters, unit)
+            if own:
+                self._needs[module] = list(dict.fromkeys(unit_of[p] for p in own.values()))
+
+    def _parts(self) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
+        """Modules that are gathered, with the parameters that they need."""
+        for path, module in self.module.named_modules():
+            yield path, module, dict(module.named_parameters(path, recurse=False))
+
+    def _unit(self, name: str, named: dict[str, nn.Parameter]) -> Unit:
+        return Unit(name, named, self.group)
+
+    def named_parameters(self, *args, **kwargs) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards, named after their units."""
+        for k, unit in enumerate(self.units):
+            yield f"{k}.{unit.name}", unit.shard_S
+
+    def forward(self, *args, **kwargs):
+        """The module's."""
+        return self.module(*args, **kwargs)
+
+    def _before_forward(self, module: nn.Module, inputs: tuple) -> None:
+        for unit in self._needs[module]:
+            unit.gather()
+            unit.used |= torch.is_grad_enabled()
+
+    def _after_forward(self, module: nn.Module, inputs: tuple, outputs) -> None:
+        for unit in self._needs[module]:
+            unit.free()
+        self._follow(module, outputs)
+
+    def _follow(self, module: nn.Module, outputs) -> None:
+        """Has the module's backward announced by the gradients of its outputs."""
+        for output in tree_leaves(outputs):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(partial(self._before_backward, module))
+
+    def _before_backward(self, module: nn.Module, grad: Tensor) -> None:
+        for unit in self._needs[module]:
+            unit.gather()
+
+    def _arrived(self, unit: Unit, parameter: Tensor) -> None:
+        """A gradient has just been made."""
+        unit.missing.discard(parameter)
+        if not unit.missing:
+            self._reduce(unit)
+            unit.missing = set(unit.parameters)
+            unit.free()
+
+    def _reduce(self, unit: Unit) -> None:
+        unit.reduce()
+
+    def finish(self) -> None:
+        """To be called after backward: reduces what some gradient is missing of."""
+        for unit in self.units:
+            if unit.learns and unit.used:
+                unit.reduce()
+            unit.free()
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The module's state_dict, whole, on every rank."""
+        whole = {name: t for unit in self.units for name, t in unit.tensors().items()}
+        named = self.module.named_parameters(remove_duplicate=False)
+        first = {p: name for unit in self.units for p, name in unit.named}
+        state = dict(self.module.state_dict())
+        return state | {name: whole[first[p]] for name, p in named}
+
+
+def _kinds(named: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
+    """Parted by dtype, device and whether they learn."""
+    kinds: dict[tuple, dict[str, nn.Parameter]] = {}
+    for name, p in named.items():
+        kinds.setdefault((p.dtype, p.device, p.requires_grad), {})[name] = p
+    return list(kinds.values())

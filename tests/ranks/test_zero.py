@@ -1,0 +1,191 @@
+"""parallel.zero: each stage trains as one process does, and holds and sends what the formulas say."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from manyranks.parallel.fsdp import FullyShardedDataParallel
+from manyranks.parallel.zero import Zero3, ZeroOptimizer
+from tests.ranks.test_data_parallel import Toy, difference, loss_of, tokens
+
+ADAM = {"lr": 1e-2, "weight_decay": 0.1}
+STAGES = ["1", "2", "3", "fsdp"]
+
+
+def toy(seed: int, **kwargs) -> Toy:
+    """With a frozen weight, a tied one, and none that nothing uses: stage 3 counts a missing gradient as zeros."""
+    model = Toy(seed, **kwargs)
+    model.nobody.requires_grad_(False)
+    return model
+
+
+class Trained:
+    """A model with its optimizer at some stage. part: of the model's parameters, in groups of their own."""
+
+    def __init__(self, stage: str, model: nn.Module, optimizer=torch.optim.AdamW, **options):
+        self.sharded = stage in ("3", "fsdp")
+        if self.sharded:
+            self.model = {"3": Zero3, "fsdp": FullyShardedDataParallel}[stage](model)
+            self.optimizer = optimizer(self.model.parameters(), **(options or ADAM))
+        else:
+            self.model = model
+            settings = {"stage": int(stage), "bucket_bytes": 300} | (options or ADAM)
+            self.optimizer = ZeroOptimizer(model.parameters(), optimizer, **settings)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        if self.sharded:
+            self.model.finish()
+
+    def shards(self) -> list[torch.Tensor]:
+        rows = self.model.units if self.sharded else self.optimizer.rows
+        return [row.shard_S for row in rows]
+
+    def gap(self, alone: nn.Module) -> float:
+        """The largest difference of any parameter or buffer to the other model's."""
+        if not self.sharded:
+            return difference(self.model, alone)
+        ours, theirs = self.model.full_state_dict(), alone.state_dict()
+        assert ours.keys() == theirs.keys()
+        return max((ours[k] - theirs[k]).abs().max().item() for k in ours if ours[k].numel())
+
+
+def train(stage: str, steps: int = 20, parts: int = 1, most: float | None = None) -> float:
+    """Each rank on its shard of the batch; the largest difference to one process on the whole batch."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    alone = toy(0)
+    ours, other = Trained(stage, toy(rank)), torch.optim.AdamW(alone.parameters(), **ADAM)
+    for step in range(steps):
+        ours.optimizer.zero_grad()
+        other.zero_grad()
+        for part in range(parts):
+            batch = step * parts + part
+            ours.backward(loss_of(ours.model, tokens(rank, batch), True))
+            sum(loss_of(alone, tokens(r, batch), True) / n for r in range(n)).backward()
+        if most is not None:
+            clip = ours.model if stage == "fsdp" else ours.optimizer
+            norm = clip.clip_grad_norm_(most)
+            theirs = nn.utils.clip_grad_norm_(alone.parameters(), most)
+            assert abs(norm - theirs) < 1e-12
+        ours.optimizer.step()
+        other.step()
+    return ours.gap(alone)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_20_steps_are_those_of_one_process_on_the_whole_batch(shared_worlds, stage):
+    assert max(shared_worlds.run(train, stage)) < 1e-10
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_of_several_backward_passes_add_up(shared_world, stage):
+    assert max(shared_world.run(train, stage, steps=5, parts=3)) < 1e-10
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "fsdp"])
+def test_the_norm_of_all_shards_together_is_clipped(shared_world, stage):
+    assert max(shared_world.run(train, stage, steps=5, most=0.05)) < 1e-10
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_shard_of_what_learns_changes_in_every_step(shared_worlds, stage):
+    def moved():
+        rank = dist.get_rank()
+        ours = Trained(stage, toy(0))
+        for step in range(3):
+            before = [shard.detach().clone() for shard in ours.shards()]
+            ours.optimizer.zero_grad()
+            ours.backward(loss_of(ours.model, tokens(rank, step), True))
+            ours.optimizer.step()
+            for was, shard in zip(before, ours.shards(), strict=True):
+                used = shard.requires_grad and bool(was.any())  # a shard may be nothing but padding
+                assert used == (not torch.equal(was, shard)), (step, shard.shape)
+        return sum(shard.requires_grad for shard in ours.shards())
+
+    assert min(shared_worlds.run(moved)) > 3
+
+
+@pytest.mark.parametrize("stage", ["1", "2"])
+@pytest.mark.parametrize("other", [torch.optim.AdamW, torch.optim.SGD])
+def test_20_steps_are_those_of_zero_redundancy_optimizer(shared_world, stage, other):
+    def both():
+        rank = dist.get_rank()
+        options = {"lr": 1e-2, "weight_decay": 0.1}
+        ours = Trained(stage, toy(0), other, **options)
+        ddp = nn.parallel.DistributedDataParallel(toy(0))
+        theirs = ZeroRedundancyOptimizer(ddp.parameters(), other, **options)
+        for step in range(20):
+            for model, optimizer in ((ours.model, ours.optimizer), (ddp, theirs)):
+                optimizer.zero_grad()
+                loss_of(model, tokens(rank, step), True).backward()
+                optimizer.step()
+        return ours.gap(ddp.module)
+
+    assert max(shared_world.run(both)) < 1e-10
+
+
+@pytest.mark.parametrize("stage", ["3", "fsdp"])
+def test_20_steps_are_those_of_fully_shard(shared_world, stage):
+    def both():
+        rank = dist.get_rank()
+        ours, theirs = Trained(stage, dense()), dense()
+        for layer in theirs:
+            fully_shard(layer)
+        fully_shard(theirs)
+        optimizer = torch.optim.AdamW(theirs.parameters(), **ADAM)
+        for step in range(20):
+            torch.manual_seed(100 * rank + step)
+            x = torch.randn(3, 5, dtype=torch.float64)
+            for model, stepper in ((ours.model, ours.optimizer), (theirs, optimizer)):
+                stepper.zero_grad()
+                loss = model(x).square().mean()
+                ours.backward(loss) if model is ours.model else loss.backward()
+                stepper.step()
+        whole = ours.model.full_state_dict()
+        return max((whole[k] - v.full_tensor()).abs().max().item() for k, v in theirs.state_dict().items())
+
+    assert max(shared_world.run(both)) < 1e-10
+
+
+def dense() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b).double() for a, b in itertools.pairwise([5, 7, 11, 3])))
+
+
+def groups_of(model: nn.Module) -> list[dict]:
+    """Biases do not decay; the head comes later."""
+    learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not name.startswith("outer")]
+    return [
+        {"params": [p for name, p in learning if name.endswith("bias")], "weight_decay": 0.0},
+        {"params": [p for name, p in learning if not name.endswith("bias")], "weight_decay": 0.3, "lr": 3e-3},
+    ]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_groups_keep_their_options_and_can_be_added_later(shared_world, stage):
+    def both():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        model, alone = toy(0), toy(0)
+        ours = ZeroOptimizer(groups_of(model), torch.optim.AdamW, stage=stage, bucket_bytes=200, **ADAM)
+        theirs = torch.optim.AdamW(groups_of(alone), **ADAM)
+        for step in range(8):
+            if step == 3:
+                for m, optimizer in ((model, ours), (alone, theirs)):
+                    optimizer.add_param_group({"params": m.outer.parameters(), "lr": 1e-1})
+            if step == 5:
+                for group in (*ours.param_groups, *theirs.param_groups):
+                    group["lr"] *= 0.1
+            ours.zero_grad()
+            theirs.zero_grad()
+            loss_of(model, tokens(rank, step), True).backward()
+            ours.step()
+            sum(loss_of(alone, tokens(r, step), True) / n for r in range(n)).backward()
+            theirs.step()
+        return difference(model, alone)
+
+    assert max(shared_world.run(both)) < 1e-10
