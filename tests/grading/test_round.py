@@ -48,6 +48,19 @@ def test_the_whole_round_with_two_submissions(tmp_path):
     assert 2 <= course.export()["bob"] < 4
 
 
+def test_a_class_that_sends_too_late_gets_a_part_of_the_points(tmp_path):
+    name = "02_data_parallel"
+    solution = nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", 4)
+    needed = {"imports", "replicate", "cut", "check_cut", "Overlapped", "check_Overlapped"}  # the others take their time
+    solution.cells = [cell for cell in solution.cells if cell.metadata.nbgrader.grade_id in needed]
+    course = Course(tmp_path, name, solution)
+    mine = {cell.metadata.nbgrader.grade_id: cell.source for cell in solution.cells}
+    mine["Overlapped"] = mine["Overlapped"].replace("register_post_accumulate_grad_hook(self.arrived)", "requires_grad")
+    assert course.submit("eve", answered(course.release, mine)) == {"check_cut": 2, "check_Overlapped": 4.2}
+    assert "start the all-reduce in the hook" in course.feedback("eve")
+    assert course.errors("eve") == []
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     return Course(tmp_path_factory.mktemp("course"), "99_double", small(), seconds=3)

@@ -1,8 +1,11 @@
 """The engine of every check: from what was measured on real ranks to a report with points."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
+
+import torch
 
 from manyranks.grade import verdict
 from manyranks.grade.report import Line, Report, listed
@@ -45,6 +48,11 @@ def check(task: Task, function) -> Report:
     """
     if not callable(function):
         return _refused(task, Finding(Line(False, f"{task.name} is not a function", hint="run the cell above that defines it")))
+    with _one_thread():
+        return _checked(task, function)
+
+
+def _checked(task: Task, function) -> Report:
     tried = trials(function, task.cases, task.sizes)
     if refusal := _unwritten(function, tried[-1]) or task.refusal(tried):
         return _refused(task, refusal)
@@ -55,6 +63,17 @@ def check(task: Task, function) -> Report:
     lines += [] if wrong else task.remarks(tried[-1])
     shown = wrong[0].trial if wrong else tried[-1]
     return Report(task.name, round(task.points * _share(task, done), 2), task.points, _once(lines), *_printed(shown))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside, torch computes with one thread: a check's tensors are small, and its ranks use the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _refused(task: Task, why: Finding) -> Report:

@@ -16,8 +16,14 @@ def difference(got: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-5) 
     """How many elements are wrong, and the first of them; for tensors of one shape."""
     wrong = ~torch.isclose(got, right, rtol=tolerance, atol=tolerance).flatten()
     first = int(wrong.nonzero()[0])
-    values = f"element {first} is {got.flatten()[first].item():g}, right is {right.flatten()[first].item():g}"
-    return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong; {values}"
+    there, here = _distinct(got.flatten()[first].item(), right.flatten()[first].item())
+    return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong; element {first} is {there}, right is {here}"
+
+
+def _distinct(first: float, second: float) -> tuple[str, str]:
+    """Both numbers, with as many digits as tell them apart."""
+    short = f"{first:g}", f"{second:g}"
+    return short if short[0] != short[1] else (f"{first:.15g}", f"{second:.15g}")
 
 
 def form(tensor: torch.Tensor) -> str:

@@ -20,7 +20,7 @@ Frame = tuple[str, int, str]  # file, line, function
 
 _ENOUGH = 200  # calls of one rank
 _DEEP = 8
-_PROBE = str(Path(__file__).with_name("probe.py"))  # it calls the learner's function
+_CALLERS = tuple(str(Path(__file__).with_name(name)) for name in ("probe.py", "scripts.py"))  # of the learner's function
 _SCALING = {"div", "mul", "floor_divide"}
 
 
@@ -88,7 +88,7 @@ class Journal(TorchDispatchMode):
 def _frames() -> list[Frame]:
     """The learner's lines that lead here, innermost first."""
     frame, found = sys._getframe(1), []
-    while frame is not None and len(found) < _DEEP and (code := frame.f_code).co_filename != _PROBE:
+    while frame is not None and len(found) < _DEEP and (code := frame.f_code).co_filename not in _CALLERS:
         if not machinery(code.co_filename):
             found.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back

@@ -3,7 +3,7 @@
 A script is a function (learner's, watch) -> {name: tensor}. It runs on every rank; the judges work on what was recorded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, torch.Tensor]
 WAIT = "a call with async_op=True returns at once: keep what it returns and call .wait() on it"
-_TOLERANCE = 1e-9  # of float64
+NOTHING = "nothing was sent: no rank can know what the others have"
+_ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
+_TOLERANCE, _NEAR = 1e-9, 1e-6  # of float64, and of float32
 
 
 class Seen(NamedTuple):
@@ -45,7 +47,7 @@ class Wrong(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """One script on n ranks. expected: its results by rank; wrong: those of typical mistakes; must: what else must hold.
+    """One script on n ranks. expected: its results by rank; wrong: makes those of typical mistakes; must: what else must hold.
 
     note: what distinguishes it from the task's others, "where rank 1 does not use a layer".
     """
@@ -53,7 +55,7 @@ class Script:
     n: int
     script: Callable[[Callable, Watch], Tensors]
     expected: list[Tensors]
-    wrong: tuple[Wrong, ...] = ()
+    wrong: Callable[[], Iterable[Wrong]] = tuple
     must: Any = None
     note: str = ""
 
@@ -63,7 +65,7 @@ class Script:
         return rehearse, self.script
 
     def __str__(self) -> str:
-        return f"on {self.n} ranks" + (f", {self.note}" if self.note else "")
+        return f"on {self.n} rank{'s' * (self.n > 1)}" + (f", {self.note}" if self.note else "")
 
 
 def rehearse(function, script: Callable, folder: str) -> Seen:
@@ -71,8 +73,12 @@ def rehearse(function, script: Callable, folder: str) -> Seen:
     watch = Watch(folder, dist.get_rank())
     with watch.watching():
         tensors = script(function, watch)
-    plain = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    plain = {name: _plain(tensor) for name, tensor in tensors.items()}
     return Seen(plain, watch.events, watch.held, watch.peak_bytes)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().as_subclass(torch.Tensor).to_dense().clone()
 
 
 def values(what: str, share: float) -> Aspect:
@@ -81,14 +87,29 @@ def values(what: str, share: float) -> Aspect:
 
 
 def _values(task: "Task", trial: Trial) -> Verdict:
-    for rank, (seen, right) in enumerate(zip(trial.answers, trial.case.expected, strict=True)):
-        for name in right:
-            if not _same(seen.tensors[name], right[name]):
-                return Verdict(False, f"rank {rank}: {name}: {_wrong(seen.tensors[name], right[name])}", _hint(trial))
+    for rank in range(trial.case.n):
+        if wrong := _of_rank(trial, rank):
+            return wrong
+    if trial.case.n > 1 and not any(trial.calls.values()):
+        return Verdict(False, "the values are right, but not by communication", NOTHING)
     if trial.unwaited:
         rank, op = trial.unwaited[0]
         return Verdict(False, f"rank {rank} did not wait for an {op}: the values are right by luck", WAIT)
     return Verdict(True)
+
+
+def _of_rank(trial: Trial, rank: int) -> Verdict | None:
+    """What is wrong with a rank's result, or with the notes that the rank made of its calls."""
+    seen, right = trial.answers[rank], trial.case.expected[rank]
+    if missing := right.keys() - seen.tensors.keys():
+        return Verdict(False, f"rank {rank} has no {min(missing)} any more", "leave the model's layers as they are")
+    for name in right:
+        if not _same(seen.tensors[name], right[name]):
+            return Verdict(False, f"rank {rank}: {name}: {_wrong(seen.tensors[name], right[name])}", _hint(trial))
+    noted = [(event.what, event.bytes) for event in seen.events if event.kind == "call"]
+    if noted != [(call.op, call.bytes) for call in trial.calls[rank]]:  # the world counts them, too
+        return Verdict(False, f"rank {rank}: what the check noted is not what was sent", "leave the check as it is")
+    return None
 
 
 def _hint(trial: Trial) -> str:
@@ -96,12 +117,14 @@ def _hint(trial: Trial) -> str:
     if trial.unwaited:
         return WAIT
     results = [seen.tensors for seen in trial.answers]
-    return next((wrong.hint for wrong in trial.case.wrong if _explains(wrong, results)), "")
+    near = Wrong(_ROUNDED, trial.case.expected)
+    known = (wrong.hint for wrong in trial.case.wrong() if _explains(wrong, results, _TOLERANCE))
+    return next(known, _ROUNDED if _explains(near, results, _NEAR) else "")
 
 
-def _explains(wrong: Wrong, results: list[Tensors]) -> bool:
+def _explains(wrong: Wrong, results: list[Tensors], tolerance: float) -> bool:
     pairs = zip(results, wrong.results, strict=True)
-    return all(_same(got[name], theirs[name]) for got, theirs in pairs for name in theirs)
+    return all(name in got and same(got[name], theirs[name], tolerance) for got, theirs in pairs for name in theirs)
 
 
 def _wrong(got: torch.Tensor, right: torch.Tensor) -> str:

@@ -5,13 +5,21 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from manyranks.grade.journal import Entry, Frame, Stopped, to_itself
+from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.world import cells
 from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
 
 Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which they were started
 
 _HELPER = "exchange"  # the notebook gives it: its own line says nothing
-_LIBRARY = ("distributed_c10d.py", "_ops.py")  # the innermost line where torch raises
+_LIBRARY = (
+    "distributed_c10d.py",
+    "_ops.py",
+    "module.py",
+    "distributed.py",
+    "graph.py",
+)  # the innermost line where torch raises
+_ALIKE = "all ranks must make the same calls in the same order"
 _FRAME = re.compile(r"^  (\S.*), in (\S+)$(?:\n    (.*))?", re.MULTILINE)  # source, where it is known
 _ASKS = re.compile(r"^waited in torch\.distributed's get_\w+ \((.*)\)$")
 _WAITED = re.compile(r"waited in (?P<what>(?P<op>\w+) #\d+ .*?(?:rank (?P<peer>\d+))?) \((?P<label>[^()]*)\)$")
@@ -30,7 +38,7 @@ def trouble(error: WorldError, notes: Notes) -> Trouble:
     """What the error means."""
     if isinstance(error, RankHung):
         return _hang(error, notes)
-    if isinstance(error, RankDied) and (found := clash(notes)):
+    if isinstance(error, RankDied) and (found := clash(notes) or (error.exit_code < 0 and uneven(notes))):
         return Trouble(*found)
     if isinstance(error, RankFailed):
         return _failure(error)
@@ -60,9 +68,43 @@ def _clash(who: tuple[int, int, int], sent: Entry, room: Entry) -> tuple[str, st
         f"rank {to} made room for {room.elements:,}{here} ({room.bytes:,} bytes)"
     )
     question = "do both mean the same chunk in this step?" if alike else "give the room the dtype of what comes"
-    places = {place(sent.frames): source, place(room.frames): to}
-    where = next(iter(places)) if len(places) == 1 else "; ".join(f"rank {r}: {text}" for text, r in places.items())
-    return problem, f"{question} ({where})"
+    return problem, f"{question} ({_places({source: sent, to: room})})"
+
+
+def _places(calls: dict[int, Entry]) -> str:
+    """The ranks' lines; one alone where it is the same."""
+    places = {place(call.frames): rank for rank, call in calls.items()}
+    return next(iter(places)) if len(places) == 1 else "; ".join(f"rank {r}: {text}" for text, r in places.items())
+
+
+def uneven(notes: Notes) -> tuple[str, str] | None:
+    """The earliest collective of the whole world that is not the same on two ranks, and a hint.
+
+    gloo says nothing of it, or ends one of the processes.
+    """
+    calls = {rank: [entry for entry in entries if entry.op not in POINT_TO_POINT] for rank, entries in notes.items()}
+    for k in range(max(map(len, calls.values()), default=0)):
+        there = {rank: mine[k] for rank, mine in calls.items() if k < len(mine)}
+        first = min(there)
+        for rank, call in there.items():
+            if _kind(call) != _kind(there[first]):
+                problem = _unlike(k, first, there[first], rank, call)
+                return problem, f"{_ALIKE} ({_places({first: there[first], rank: call})})"
+    return None
+
+
+def _kind(call: Entry) -> tuple:
+    return call.op, call.bytes, call.peer
+
+
+def _unlike(number: int, one: int, first: Entry, other: int, second: Entry) -> str:
+    if (first.op, first.peer) == (second.op, second.peer):
+        return f"rank {one} gave {first.bytes:,} bytes to its {first.op} #{number}, rank {other} gave {second.bytes:,} bytes"
+    return f"rank {one} called {_described(first)} where rank {other} called {_described(second)}"
+
+
+def _described(call: Entry) -> str:
+    return f"{call.op} of {call.bytes:,} bytes" + ("" if call.peer is None else f" with root {call.peer}")
 
 
 def _by_pair(notes: Notes, op: str) -> dict[tuple, list[Entry]]:
@@ -83,7 +125,8 @@ def place(frames: list[Frame]) -> str:
 
 def _sentence(steps: list[tuple[str, str, str]]) -> str:
     """steps: label, function and source of each line, innermost first."""
-    own = [step for step in steps if step[1] != _HELPER and not step[0].startswith(_LIBRARY)] or steps
+    theirs = [step for step in steps if not step[0].startswith(_LIBRARY)]
+    own = [step for step in theirs if step[1] != _HELPER] or theirs
     if not own:
         return ""
     label, function, source = own[0]
@@ -97,7 +140,7 @@ def _failure(error: RankFailed) -> Trouble:
     if "_check_not_self_rank" in error.traceback:
         exception = to_itself("send", error.rank)
     if isinstance(exception, Stopped):
-        return Trouble(exception.what, f"{exception.hint} ({where})")
+        return Trouble(exception.what, exception.hint + (f" ({where})" if where else ""))
     if isinstance(exception, NotImplementedError) and not exception.args and steps:  # torch's own have a text
         return Trouble(_first_line(error), where, unwritten=steps[0][1])
     return Trouble(_first_line(error), where)
@@ -107,18 +150,28 @@ def _hang(error: RankHung, notes: Notes) -> Trouble:
     problem = _first_line(error).partition("; World(")[0]
     states = {rank: _ASKS.sub(r"was running \1", state) for rank, state in error.states.items()}  # these do not wait
     if any(state.startswith("waited") for state in states.values()):
-        return Trouble(problem, _who_waits(states, notes), hung=True)
+        return Trouble(problem, _why(states, notes) or _who_waits(states, notes), hung=True)
     running = [state.removeprefix("was running ") for state in states.values() if state.startswith("was running ")]
     if not running:
         return Trouble(problem, "; ".join(f"rank {rank} {state}" for rank, state in states.items()), hung=True)
     return Trouble(problem, f"no rank waits for a message: a loop does not end ({running[0]})", hung=True)
 
 
+def _why(states: dict[int, str], notes: Notes) -> str:
+    """Why a collective does not end, where ranks wait in one, as far as that is known."""
+    waits = [found["op"] for state in states.values() if (found := _WAITED.match(state))]
+    if set(waits) <= set(POINT_TO_POINT):
+        return ""
+    if found := uneven(notes):
+        return ": ".join(found)
+    return f"{_who_waits(states, notes)}; {_ALIKE}" if "had returned" in states.values() else ""
+
+
 def _who_waits(states: dict[int, str], notes: Notes) -> str:
     """A sentence a rank; the line once, if it is the same for all that wait."""
     waits = {rank: found for rank, state in states.items() if (found := _WAITED.match(state))}
     places = {rank: _place_of(found, notes[rank]) for rank, found in waits.items()}
-    same = len(set(places.values())) == 1
+    same = len(places) > 1 == len(set(places.values()))
     sentences = []
     for rank, state in states.items():
         if found := waits.get(rank):
@@ -132,7 +185,7 @@ def _who_waits(states: dict[int, str], notes: Notes) -> str:
 def _place_of(found: re.Match, entries: list[Entry]) -> str:
     """Of the wait, the learner's line as far as it is known."""
     peer = None if found["peer"] is None else int(found["peer"])
-    mine = [entry for entry in entries if (entry.op, entry.peer) == (found["op"], peer)]
+    mine = [entry for entry in entries if entry.op == found["op"] and peer in (None, entry.peer)]
     return place(mine[-1].frames) if mine else found["label"]
 
 

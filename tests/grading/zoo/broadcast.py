@@ -35,7 +35,7 @@ def broadcast_near_first_as_in_the_chapter(x, root):
     return out
 
 
-@wrong("tree_broadcast", "has started 200 messages; hint: a right answer needs less than ten: does the loop end?")
+@wrong("tree_broadcast", "or other calls; hint: far more than a right answer needs: does the loop end?")
 def broadcast_that_does_not_halve(x, root):
     (rank, n), out = me(), x.clone()
     place, distance = (rank - root) % n, n // 2

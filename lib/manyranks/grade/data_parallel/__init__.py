@@ -4,7 +4,7 @@ The ranks train toy.Toy: a tied weight, a frozen layer, a layer that not all ran
 """
 
 from manyranks.grade.check import check
-from manyranks.grade.data_parallel import averages, wrapper
+from manyranks.grade.data_parallel import averages, cutting, wrapper
 from manyranks.grade.data_parallel import buckets as _buckets
 from manyranks.grade.report import Report
 
@@ -13,29 +13,31 @@ __all__ = ["average", "average_in_buckets", "cut", "no_sync", "overlapped", "rep
 
 def replicate(function) -> Report:
     """Checks replicate(model): all ranks' parameters and buffers become rank 0's."""
-    return check(averages.Replicate("replicate", 2, averages.replicate_cases), function)
+    return check(averages.Replicate("replicate", 2, averages.replicate_cases, "replicate(model)"), function)
 
 
 def average(function) -> Report:
     """Checks average(model, examples): gradients become their mean over the examples of all ranks, one call a parameter."""
-    return check(averages.Average("average", 4, averages.average_cases), function)
+    return check(averages.Average("average", 4, averages.average_cases, "average(model, examples)"), function)
 
 
 def cut(function) -> Report:
     """Checks cut(parameters, first_bytes, cap_bytes) -> lists of parameters: the buckets."""
-    return check(_buckets.Cut("cut", 2, _buckets.cut_cases), function)
+    return check(cutting.Cut("cut", 2, cutting.cut_cases, "cut(parameters, first_bytes, cap_bytes)"), function)
 
 
 def average_in_buckets(function) -> Report:
     """Checks average_in_buckets(buckets): gradients become their mean over the ranks, one call a bucket."""
-    return check(_buckets.InBuckets("average_in_buckets", 3, _buckets.in_buckets_cases), function)
+    return check(
+        _buckets.InBuckets("average_in_buckets", 3, _buckets.in_buckets_cases, "average_in_buckets(buckets)"), function
+    )
 
 
 def overlapped(wrapper_class) -> Report:
     """Checks Overlapped(module, first_bytes, cap_bytes): buckets leave while backward runs."""
-    return check(wrapper.Wrapped("Overlapped", 6, wrapper.overlap_cases), wrapper_class)
+    return check(wrapper.Wrapped("Overlapped", 6, wrapper.overlap_cases, wrapper.CALL), wrapper_class)
 
 
 def no_sync(wrapper_class) -> Report:
     """Checks Overlapped(…).no_sync(): what accumulates inside is sent with the next backward outside."""
-    return check(wrapper.Wrapped("no_sync", 3, wrapper.no_sync_cases), wrapper_class)
+    return check(wrapper.Wrapped("no_sync", 3, wrapper.no_sync_cases, wrapper.CALL), wrapper_class)

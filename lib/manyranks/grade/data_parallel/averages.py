@@ -6,19 +6,19 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from manyranks.grade.check import Task
 from manyranks.grade.data_parallel import toy, traffic
+from manyranks.grade.data_parallel.task import GradientTask
 from manyranks.grade.data_parallel.toy import Toy, loss_of
 from manyranks.grade.data_parallel.traffic import Travel
 from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Script, Tensors, Wrong, values
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.verdict import Aspect
 from manyranks.grade.watch import Watch
 
 SUM = "that is the sum: the mean over the ranks is asked for, so divide by N"
 TWICE = "that is divided by N twice"
-OWN = "these are the rank's own gradients: nothing was averaged"
+OWN = "these are the rank's own gradients: no mean has been written into parameter.grad"
+LEFT = "where a gradient was None, the mean has to become the gradient: put the zeros into parameter.grad first"
 DETOUR = "the layer that not all ranks use was not averaged: a gradient of None counts as zeros, and is sent"
 
 
@@ -36,20 +36,22 @@ def replicate_cases(n: int) -> list[Script]:
     ranks = [_state(Toy(rank)) for rank in range(n)]
     first, parameters = ranks[0], toy.weights(Toy(0))
     frozen = [name for name, p in Toy(0).named_parameters() if not p.requires_grad]
+    buffers = {name: first[name] for name in first if name not in parameters}
     mean = {name: torch.stack([state[name] for state in ranks]).mean(0) for name in parameters if name not in frozen}
     wrong = (
         Wrong("the ranks still have weights of their own: broadcast rank 0's, in place", ranks),
         Wrong("buffers belong to the model, too: the ranks still have their own", [{**r, **parameters} for r in ranks]),
+        Wrong("parameters belong to the model, too: the ranks still have their own", [{**r, **buffers} for r in ranks]),
         Wrong("frozen parameters are used, too: broadcast all", [{**first, **{k: r[k] for k in frozen}} for r in ranks]),
         Wrong("those of the last rank arrived: rank 0's are asked for", [ranks[-1]] * n),
         Wrong("that is the mean over the ranks: rank 0's are asked for", [mean] * n),
     )
     size = sum(tensor.nbytes for tensor in ranks[0].values())
-    return [Script(n, _replicating, [ranks[0]] * n, wrong, Travel((), (), first=size, model=size))]
+    return [Script(n, _replicating, [ranks[0]] * n, lambda: wrong, Travel((), (), first=size, model=size))]
 
 
 @dataclass(frozen=True)
-class Replicate(Task):
+class Replicate(GradientTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
         values("gives all ranks rank 0's parameters and buffers", 0.6),
         Aspect("sends each tensor once", 0.4, traffic.traffic),
@@ -77,9 +79,10 @@ def average_cases(n: int) -> list[Script]:
     rows = [_rows(rank) for rank in range(n)]
     grads = [toy.own(Toy(0), [lambda m, r=r: loss_of(m, r, 1, _rows(r))]) for r in range(n)]
     right, plain = toy.weighted(grads, rows), toy.mean(grads)
+    sums = [times(mine, n) for mine in plain]
     wrong = (
         Wrong(OWN, [without_none(mine) for mine in grads]),
-        Wrong(SUM, [times(mine, n) for mine in plain]),
+        Wrong("that is the sum of the ranks' gradients: multiply each by its examples, divide by those of all ranks", sums),
         Wrong("that is the mean over the ranks: an example on a rank with many of them must count as much", plain),
         Wrong(
             "that is the sum over the examples: divide by the examples of all ranks", [times(mine, sum(rows)) for mine in right]
@@ -89,12 +92,17 @@ def average_cases(n: int) -> list[Script]:
         Wrong(
             "the sum was divided by this rank's examples", [times(m, sum(rows) / c) for m, c in zip(right, rows, strict=True)]
         ),
+        Wrong(
+            "that is the sum of the ranks' means over all examples: multiply each by its rank's examples first",
+            [times(mine, n / sum(rows)) for mine in plain],
+        ),
+        Wrong("that is divided by N: divide by the examples of all ranks", [times(mine, sum(rows) / n) for mine in right]),
         Wrong(DETOUR, [without_detour(own, mine) for own, mine in zip(grads, right, strict=True)]),
+        Wrong(LEFT, [left_none(own, mine) for own, mine in zip(grads, right, strict=True)]),
     )
-    learning = [p for p in Toy(0).parameters() if p.requires_grad]
-    must = Travel((), tuple(p.nbytes for p in learning))
+    must = Travel((), tuple(p.nbytes for p in Toy(0).parameters() if p.requires_grad))
     note = f"with {_counts(rows)} examples, where only rank 1 uses the layer `detour`"
-    return [Script(n, _averaging, right, wrong, must, note)]
+    return [Script(n, _averaging, right, lambda: wrong, must, note)]
 
 
 def _counts(rows: list[int]) -> str:
@@ -115,30 +123,14 @@ def without_detour(own: dict, averaged: dict) -> Tensors:
     return {name: without_none(own)[name] if name.startswith("detour") else grad for name, grad in averaged.items()}
 
 
-def _average_traffic(task: Task, trial: Trial) -> Verdict:
-    """The gradients once, and beside them a few bytes for the number of examples."""
-    right = sum(trial.case.must.buckets)
-    for rank, seen in enumerate(trial.answers):
-        if other := traffic.foreign(rank, seen.events, ("all_reduce",)):
-            return other
-        sent = seen.calls("all_reduce")
-        most = len(trial.case.must.buckets) + 1
-        if not right <= sum(sent) <= right + 64 or len(sent) > most:
-            found = f"rank {rank} all-reduced {sum(sent):,} bytes in {len(sent)} calls"
-            here = f"right are {right:,} bytes in {most - 1} calls, and one small call for the number of examples"
-            return Verdict(False, f"{found}; {here}", _average_hint(sum(sent), right))
-    return Verdict(True)
-
-
-def _average_hint(sent: int, right: int) -> str:
-    if not sent:
-        return traffic.NOTHING
-    return "frozen parameters have no gradient, and a tied one counts once" if sent > right else "every gradient must travel"
+def left_none(own: dict, averaged: dict) -> Tensors:
+    """What is averaged, but for what has no gradient on this rank."""
+    return {name: torch.zeros_like(grad) if own[name] is None else grad for name, grad in averaged.items()}
 
 
 @dataclass(frozen=True)
-class Average(Task):
+class Average(GradientTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
         values("averages over the examples", 0.7),
-        Aspect("sends every gradient once, and the number of examples", 0.3, _average_traffic),
+        Aspect("sends every gradient once, and the number of examples", 0.3, traffic.one_a_parameter),
     )

@@ -1,4 +1,4 @@
-"""The tasks cut and average_in_buckets: which gradients travel together, and one call for each bucket."""
+"""The task average_in_buckets: one call for each bucket."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,49 +7,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.grade.check import Task
 from manyranks.grade.data_parallel import toy, traffic
-from manyranks.grade.data_parallel.averages import DETOUR, OWN, SUM, TWICE, times, without_detour, without_none
+from manyranks.grade.data_parallel.averages import DETOUR, LEFT, OWN, SUM, TWICE, left_none, times, without_detour, without_none
+from manyranks.grade.data_parallel.task import GradientTask
 from manyranks.grade.data_parallel.toy import Toy, loss_of
 from manyranks.grade.data_parallel.traffic import Travel
-from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Script, Tensors, Wrong, values
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.verdict import Aspect
 from manyranks.grade.watch import Watch
 
 FIRST, CAP = 300, 10_000  # bytes: of the first bucket, and of the others
-
-
-def _cutting(function, watch: Watch) -> Tensors:
-    parameters = list(Toy(0).parameters())
-    numbers = {id(p): k for k, p in enumerate(parameters)}
-    found = {}
-    for name, (first, cap) in _LIMITS.items():
-        buckets = function(list(parameters), first, cap)
-        if not isinstance(buckets, list) or not all(isinstance(b, list) and all(id(p) in numbers for p in b) for b in buckets):
-            raise Stopped(f"cut returned {type(buckets).__name__}", "return a list of lists of the parameters themselves")
-        found[name] = _coded([[numbers[id(p)] for p in bucket] for bucket in buckets])
-    return found
-
-
-_LIMITS = {"usual": (FIRST, CAP), "exact": (384, 384 + 48 * 48 * 8), "large": (10**6, 10**6), "tiny": (1, 1)}
-
-
-def _coded(buckets: list[list[int]]) -> torch.Tensor:
-    """The numbers of the parameters, with −1 after each bucket."""
-    return torch.tensor([number for bucket in buckets for number in (*bucket, -1)])
-
-
-def _decoded(code: torch.Tensor) -> list[list[str]]:
-    names = [name for name, _ in Toy(0).named_parameters()]
-    buckets: list[list[str]] = [[]]
-    for number in code.tolist():
-        if number < 0:
-            buckets.append([])
-        else:
-            buckets[-1].append(names[number])
-    return buckets[:-1]
+CUT = f"`cut` with first_bytes={FIRST} and cap_bytes={CAP:,}"
 
 
 def buckets(parameters: list[nn.Parameter], first: float, cap: float) -> list[list[nn.Parameter]]:
@@ -62,55 +30,6 @@ def buckets(parameters: list[nn.Parameter], first: float, cap: float) -> list[li
     return [bucket for bucket in made if bucket]
 
 
-def cut_cases(n: int) -> list[Script]:
-    parameters = list(Toy(0).parameters())
-    numbers = {id(p): k for k, p in enumerate(parameters)}
-    right = {k: _coded([[numbers[id(p)] for p in b] for b in buckets(parameters, *v)]) for k, v in _LIMITS.items()}
-    return [Script(n, _cutting, [right])]
-
-
-def _cut_right(task: Task, trial: Trial) -> Verdict:
-    for name, right in trial.case.expected[0].items():
-        first, cap = _LIMITS[name]
-        got, must = _decoded(trial.answers[0].tensors[name]), _decoded(right)
-        if got != must:
-            found = f"with first_bytes={first:,} and cap_bytes={cap:,}: {_unlike(got, must)}"
-            return Verdict(False, found, _cut_hint(got, must))
-    return Verdict(True)
-
-
-def _unlike(got: list[list[str]], must: list[list[str]]) -> str:
-    for k, right in enumerate(must):
-        if k >= len(got):
-            return f"{len(got)} buckets; right are {len(must)}"
-        if got[k] != right:
-            return f"bucket {k} has {', '.join(got[k]) or 'nothing'}; right is {', '.join(right)}"
-    return f"{len(got)} buckets; right are {len(must)}"
-
-
-def _cut_hint(got: list[list[str]], must: list[list[str]]) -> str:
-    flat, right = [name for b in got for name in b], [name for b in must for name in b]
-    if any(name.startswith("frozen") for name in flat):
-        return "frozen parameters get no gradient: leave them out"
-    if flat == right[::-1]:
-        return "backward makes the last parameter's gradient first: go through them in reverse"
-    if [] in got:
-        return "an empty bucket would be an all-reduce of nothing"
-    if flat == right[: len(flat)] and len(flat) < len(right):
-        return "the last bucket is missing: it need not be full"
-    if flat == right and len(must) > 1 and got[1:] == must[1:]:
-        return "the first bucket has a limit of its own"
-    if flat == right:
-        return "a bucket is closed once it holds at least so many bytes, the parameter that reaches it included"
-    return ""
-
-
-@dataclass(frozen=True)
-class Cut(Task):
-    aspects: ClassVar[tuple[Aspect, ...]] = (Aspect("cuts as it should", 1.0, _cut_right, each_world=True),)
-    sizes: ClassVar[tuple[int, ...]] = (1,)
-
-
 def sizes(first: float = FIRST, cap: float = CAP) -> tuple[int, ...]:
     """Bytes of the buckets of a Toy."""
     return tuple(sum(p.nbytes for p in bucket) for bucket in buckets(list(Toy(0).parameters()), first, cap))
@@ -121,9 +40,6 @@ def names(first: float = FIRST, cap: float = CAP) -> tuple[tuple[str, ...], ...]
     model = Toy(0)
     named = {id(p): name for name, p in model.named_parameters()}
     return tuple(tuple(named[id(p)] for p in bucket) for bucket in buckets(list(model.parameters()), first, cap))
-
-
-# ---- average_in_buckets
 
 
 def _in_buckets(function, watch: Watch) -> Tensors:
@@ -145,13 +61,28 @@ def in_buckets_cases(n: int) -> list[Script]:
         Wrong(SUM, [times(mine, n) for mine in right]),
         Wrong(TWICE, [times(mine, 1 / n) for mine in right]),
         Wrong(DETOUR, [without_detour(own, mine) for own, mine in zip(grads, right, strict=True)]),
+        Wrong(LEFT, [left_none(own, mine) for own, mine in zip(grads, right, strict=True)]),
+        Wrong("divide by the number of ranks, not of buckets", [times(mine, n / len(sizes())) for mine in right]),
+        Wrong("that is the mean over the ranks that use the layer: the others count as zeros, divide by N", _of_users(grads)),
+        Wrong("every parameter got the beginning of the row: cut it with row.split([...])", [_beginnings(m) for m in right]),
     )
-    must = Travel(names(), sizes(), model=Toy.bytes())
-    return [Script(n, _in_buckets, right, wrong, must, "where only rank 1 uses the layer `detour`")]
+    must = Travel(names(), sizes(), model=Toy.bytes(), cut=CUT)
+    return [Script(n, _in_buckets, right, lambda: wrong, must, "where only rank 1 uses the layer `detour`")]
+
+
+def _of_users(grads: toy.Gradients) -> list[Tensors]:
+    users = {name: max(1, sum(mine[name] is not None for mine in grads)) for name in grads[0]}
+    return [{name: grad * len(grads) / users[name] for name, grad in mine.items()} for mine in toy.mean(grads)]
+
+
+def _beginnings(grads: dict) -> Tensors:
+    """Each gradient replaced by as many elements from the beginning of its bucket's row."""
+    rows = {name: torch.cat([grads[other].flatten() for other in bucket]) for bucket in names() for name in bucket}
+    return {name: rows[name][: grad.numel()].view_as(grad) for name, grad in grads.items()}
 
 
 @dataclass(frozen=True)
-class InBuckets(Task):
+class InBuckets(GradientTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
         values("averages over the ranks", 0.5),
         Aspect("makes one all-reduce a bucket, in order", 0.3, traffic.traffic),

@@ -8,8 +8,11 @@ from torch import nn
 Tensors = dict[str, torch.Tensor]
 Gradients = list[dict[str, torch.Tensor | None]]  # by rank; None where there is no gradient
 
-VOCAB, HIDDEN, RATE = 50, 48, 0.1
+HIDDEN, RATE = 48, 0.1
+VOCAB = HIDDEN + 1  # a layer has as many bytes as the embedding, so that gloo does not see it where they are mixed up
 ROWS, LENGTH = 3, 6
+FROZEN_BYTES, TIED_BYTES = 8 * HIDDEN * HIDDEN, 8 * VOCAB * HIDDEN
+_EXACT = {"dtype": torch.float64}  # with digits that float32 has not
 
 
 class Toy(nn.Module):
@@ -18,17 +21,16 @@ class Toy(nn.Module):
     def __init__(self, seed: int):
         super().__init__()
         torch.manual_seed(seed)
-        self.embedding = nn.Embedding(VOCAB, HIDDEN)
-        self.first = nn.Linear(HIDDEN, HIDDEN)
-        self.detour = nn.Linear(HIDDEN, HIDDEN)
-        self.frozen = nn.Linear(HIDDEN, HIDDEN)
-        self.second = nn.Linear(HIDDEN, HIDDEN)
-        self.head = nn.Linear(HIDDEN, VOCAB, bias=False)
+        self.embedding = nn.Embedding(VOCAB, HIDDEN, **_EXACT)
+        self.first = nn.Linear(HIDDEN, HIDDEN, **_EXACT)
+        self.detour = nn.Linear(HIDDEN, HIDDEN, **_EXACT)
+        self.frozen = nn.Linear(HIDDEN, HIDDEN, bias=False, **_EXACT)
+        self.second = nn.Linear(HIDDEN, HIDDEN, **_EXACT)
+        self.head = nn.Linear(HIDDEN, VOCAB, bias=False, **_EXACT)
         self.head.weight = self.embedding.weight
         self.frozen.requires_grad_(False)
-        self.register_buffer("scale", torch.rand(3))
+        self.register_buffer("scale", torch.rand(3, **_EXACT))
         self.register_buffer("count", torch.tensor(seed))
-        self.double()
 
     @classmethod
     def bytes(cls) -> int:

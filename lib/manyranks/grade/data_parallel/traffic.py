@@ -1,9 +1,11 @@
-"""Buckets: what must leave, and when. Judged by the order of events on each rank, not by any clock."""
+"""What must be sent, and what may be held, judged by the bytes that each rank counted."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyranks.grade.compare import sizes
+from manyranks.grade.data_parallel.toy import FROZEN_BYTES, TIED_BYTES
 from manyranks.grade.report import listed, size
+from manyranks.grade.scripts import NOTHING
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
 from manyranks.grade.watch import Event
@@ -12,14 +14,14 @@ if TYPE_CHECKING:
     from manyranks.grade.check import Task
 
 _SMALL = 4096  # bytes of examples and numbers
-NOTHING = "nothing was sent: no rank can know what the others have"
-_START = "start the all-reduce in the hook of the bucket's last gradient, with async_op=True"
+_NUMBER = 64  # bytes: no parameter is as small as this, a number is
 
 
 class Travel(NamedTuple):
     """What a script's calls must be. names: of the parameters of each bucket; buckets: its bytes; rounds: how often they go.
 
-    first: bytes that are broadcast before; model: bytes of parameters and buffers.
+    first: bytes that are broadcast before; model: bytes of parameters and buffers; cut: how the buckets were cut, in words;
+    early, late: the hints for one that leaves without its last gradient, and for one that leaves too late.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -27,19 +29,31 @@ class Travel(NamedTuple):
     rounds: int = 1
     first: int = 0
     model: int = 0
+    cut: str = ""
+    early: str = ""
+    late: str = ""
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The operations that the task asks for."""
+        return ("broadcast",) * bool(self.first) + ("all_reduce",) * bool(self.buckets)
+
+    @property
+    def calls(self) -> list[int]:
+        """Bytes of all all-reduces, in order."""
+        return list(self.buckets) * self.rounds
 
 
 def traffic(task: "Task", trial: Trial) -> Verdict:
     """Every bucket once a round, and the first weights once."""
     must: Travel = trial.case.must
     for rank, seen in enumerate(trial.answers):
-        if other := foreign(rank, seen.events, ("all_reduce", "broadcast")):
+        if other := foreign(rank, seen.events, must.ops):
             return other
         if (sent := sum(seen.calls("broadcast"))) != must.first:
-            return broadcasts(rank, sent, must.first)
-        got, right = seen.calls("all_reduce"), list(must.buckets) * must.rounds
-        if got != right:
-            return Verdict(False, f"rank {rank} {_reduced(got, right)}", _bucket_hint(got, right, must))
+            return _broadcasts(rank, sent, must.first)
+        if (got := seen.calls("all_reduce")) != must.calls:
+            return Verdict(False, f"rank {rank} {_reduced(got, must.calls)}", _bucket_hint(got, must))
     return Verdict(True)
 
 
@@ -51,15 +65,22 @@ def foreign(rank: int, events: list[Event], allowed: tuple[str, ...]) -> Verdict
     return None
 
 
-def broadcasts(rank: int, sent: int, right: int) -> Verdict:
+def _broadcasts(rank: int, sent: int, right: int) -> Verdict:
     """Where other bytes were broadcast than there are."""
     if not sent:
-        return Verdict(
-            False, f"rank {rank} took part in no broadcast", "nothing was sent: no rank can know what the others have"
-        )
+        return Verdict(False, f"rank {rank} took part in no broadcast", NOTHING)
     there, here = sizes(sent, right)
-    hint = "is a tied parameter sent twice? parameters() and buffers() give each tensor once" if sent > right else ""
-    return Verdict(False, f"rank {rank} broadcast {there}; parameters and buffers have {here}", hint)
+    return Verdict(False, f"rank {rank} broadcast {there}; parameters and buffers have {here}", _broadcast_hint(sent, right))
+
+
+def _broadcast_hint(sent: int, right: int) -> str:
+    if sent < right:
+        return "send all parameters, frozen ones too, and all buffers, as they are"
+    if sent == 2 * right:
+        return "everything was sent twice"
+    if sent - right == TIED_BYTES:
+        return "is a tied parameter sent twice? parameters() and buffers() give each tensor once"
+    return "broadcast each parameter and each buffer, once, when the training begins; gradients are all-reduced"
 
 
 def _reduced(got: list[int], right: list[int]) -> str:
@@ -72,99 +93,58 @@ def _reduced(got: list[int], right: list[int]) -> str:
     return f"gave all_reduce #{k} {got[k]:,} bytes; right are {right[k]:,}"
 
 
-def _bucket_hint(got: list[int], right: list[int], must: Travel) -> str:
+def _bucket_hint(got: list[int], must: Travel) -> str:
+    right = must.calls
     if not got:
         return NOTHING
-    if sum(got) == sum(right) and len(got) == sum(map(len, must.names)) * must.rounds:
-        return "that is one call a parameter: put the gradients of a bucket into one tensor"
-    if len(got) == must.rounds < len(right):
-        return "that is one call for everything: make one a bucket"
+    if known := _amount(sum(got) / must.rounds, sum(must.buckets)):
+        return known
+    here = f"right are the buckets of {must.cut}, which have {listed([f'{b:,}' for b in must.buckets])} bytes"
     if sorted(got) == sorted(right):
-        return "the right buckets in the wrong order"
-    if sum(got) == 2 * sum(right):
-        return "every gradient was sent twice"
-    return f"in each step the buckets have {listed([f'{b:,}' for b in must.buckets])} bytes"
+        return f"the right buckets in the wrong order; {here}"
+    if sum(got) == sum(right) and len(got) == sum(map(len, must.names)) * must.rounds:
+        return f"that is one call a parameter: put the gradients of a bucket into one tensor; {here}"
+    if sum(got) == sum(right) and len(got) == must.rounds:
+        return f"that is one call for everything: make one a bucket; {here}"
+    return here
 
 
-def order(task: "Task", trial: Trial) -> Verdict:
-    """Each bucket leaves as soon as it is full and those before it have left; nobody waits while backward runs."""
-    must: Travel = trial.case.must
+def _amount(got: float, right: int) -> str:
+    """What explains so many bytes of gradients, if something does."""
+    known = {
+        2 * right: "every gradient was sent twice",
+        right / 2: "float64 gradients are sent as float64, and these had half the bytes",
+        right + FROZEN_BYTES: "frozen parameters have no gradient: leave them out",
+        right + TIED_BYTES: "a tied parameter has one gradient: parameters() gives it once",
+    }
+    return known.get(got, "")
+
+
+def one_a_parameter(task: "Task", trial: Trial) -> Verdict:
+    """Each gradient by itself once, and beside them the number of examples."""
+    right = trial.case.must.buckets
     for rank, seen in enumerate(trial.answers):
-        if not set(seen.calls("all_reduce")) <= set(must.buckets):
-            return Verdict(False, f"rank {rank} has other buckets than the task")
-        follower = _Follower(must)
-        for event in seen.events:
-            if wrong := follower.meets(event):
-                return wrong._replace(found=f"rank {rank}: {wrong.found}")
+        if other := foreign(rank, seen.events, ("all_reduce",)):
+            return other
+        sent = seen.calls("all_reduce")
+        gradients = [count for count in sent if count > _NUMBER]
+        if sorted(gradients) != sorted(right) or len(sent) != len(right) + 1:
+            found = f"rank {rank} all-reduced {sum(sent):,} bytes in {len(sent)} calls"
+            here = f"right are {sum(right):,} bytes in {len(right)} calls, and one small call for the number of examples"
+            return Verdict(False, f"{found}; {here}", _parameter_hint(gradients, len(sent), right))
     return Verdict(True)
 
 
-class _Follower:
-    """Goes through one rank's events and says where they are not as they should be."""
-
-    def __init__(self, must: Travel):
-        self._must, self._place, self._backward = must, "", 0
-        self._start()
-
-    def meets(self, event: Event) -> Verdict | None:
-        return getattr(self, f"_{event.kind}")(event)
-
-    def _start(self) -> None:
-        self._there: set[str] = set()
-        self._left = 0
-
-    @property
-    def _full(self) -> bool:
-        """Whether a bucket waits that could have left."""
-        buckets = self._must.names
-        return self._left < len(buckets) and self._there.issuperset(buckets[self._left])
-
-    def _mark(self, event: Event) -> Verdict | None:
-        if self._place == "backward" and (late := self._late("backward was over")):
-            return late
-        if self._place == "finish" and self._left < len(self._must.names):
-            return Verdict(False, f"{self._name(self._left)} did not leave in step {self._backward - 1}", "finish() sends it")
-        self._place = event.what
-        if event.what == "backward":
-            self._backward += 1
-            self._start()
-        return None
-
-    def _gradient(self, event: Event) -> Verdict | None:
-        if self._place != "backward":
-            return None
-        late = self._late(f"the gradient of {event.what} was made")
-        self._there.add(event.what)
-        return late
-
-    def _late(self, when: str) -> Verdict | None:
-        if self._full:
-            found = f"{self._name(self._left)} was full, but had not left when {when}"
-            return Verdict(False, found, _START)
-        return None
-
-    def _call(self, event: Event) -> Verdict | None:
-        if event.what != "all_reduce":
-            return None
-        if self._place == "alone":
-            return Verdict(False, "an all-reduce inside no_sync()", "in there, the hook has nothing to do")
-        if self._place == "backward" and not self._full:
-            found = (
-                f"{self._name(self._left)} left before it was full" if self._left < len(self._must.names) else "one more left"
-            )
-            hint = "count the gradients of the bucket, and start when the last one is there and the buckets before it have left"
-            return Verdict(False, found, hint)
-        self._left += 1
-        return None
-
-    def _wait(self, event: Event) -> Verdict | None:
-        if self._place in ("backward", "alone"):
-            return Verdict(False, "waits for an all-reduce while backward runs", "use async_op=True, and wait in finish()")
-        return None
-
-    def _name(self, bucket: int) -> str:
-        names = self._must.names[bucket]
-        return f"bucket {bucket} ({names[0]}" + (f" to {names[-1]})" if len(names) > 1 else ")")
+def _parameter_hint(gradients: list[int], calls: int, right: tuple[int, ...]) -> str:
+    if not calls:
+        return NOTHING
+    if sorted(gradients) == sorted(right):
+        if calls == len(right):
+            return "no rank knows how many examples the others have: all-reduce the number, too"
+        return "the number of examples is the same for all parameters: one small call is enough"
+    if len(gradients) == 1:
+        return "that is one call for everything: here each parameter has a call of its own, and buckets come in task 4"
+    return _amount(sum(gradients), sum(right)) or "send the gradient of each parameter that learns, once"
 
 
 def memory(task: "Task", trial: Trial) -> Verdict:
@@ -172,6 +152,8 @@ def memory(task: "Task", trial: Trial) -> Verdict:
     must: Travel = trial.case.must
     gradients = sum(must.buckets)
     for rank, seen in enumerate(trial.answers):
+        if not seen.calls("all_reduce"):
+            return Verdict(False, "there was no all-reduce to judge")
         kept, more = seen.held[-1] - must.model, seen.held[-1] - seen.held[-2]
         if more > 0:
             found = f"rank {rank} holds {size(more)} more after each step"
@@ -183,13 +165,15 @@ def memory(task: "Task", trial: Trial) -> Verdict:
 
 
 def peak(task: "Task", trial: Trial) -> Verdict:
-    """Of the buckets' rows, no more than about one at a time."""
+    """Of the buckets' rows, one at a time: beside it the one before and what is made of it, as a loop's variables keep them."""
     must: Travel = trial.case.must
-    largest = max(must.buckets)
+    most = 3 * max(must.buckets)
     for rank, seen in enumerate(trial.answers):
+        if not seen.calls("all_reduce"):
+            return Verdict(False, "there was no all-reduce to judge")
         rows = seen.peak_bytes - must.model - sum(must.buckets)
-        if rows > 2 * largest + _SMALL:
-            found = f"rank {rank} held {size(rows)} beside the gradients; the largest bucket has {size(largest)}"
+        if rows > most + _SMALL:
+            found = f"rank {rank} held {size(rows)} beside the gradients; three rows of a bucket have {size(most)}"
             hint = "make the row of one bucket, reduce it, write it back, and only then make the next"
             return Verdict(False, found, hint)
     return Verdict(True)

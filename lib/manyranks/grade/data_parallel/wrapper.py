@@ -1,23 +1,34 @@
 """The tasks Overlapped and no_sync: a wrapper whose buckets leave while backward runs."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from manyranks.grade.check import Task
-from manyranks.grade.data_parallel import buckets, toy, traffic
-from manyranks.grade.data_parallel.averages import DETOUR, OWN, SUM, TWICE, times
+from manyranks.grade.data_parallel import buckets, order, toy, traffic
+from manyranks.grade.data_parallel.averages import DETOUR, LEFT, OWN, SUM, TWICE, left_none, times
 from manyranks.grade.data_parallel.buckets import CAP, FIRST
+from manyranks.grade.data_parallel.task import GradientTask
 from manyranks.grade.data_parallel.toy import RATE, Gradients, Toy, loss_of
 from manyranks.grade.data_parallel.traffic import Travel
+from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Script, Tensors, Wrong, values
 from manyranks.grade.verdict import Aspect
 from manyranks.grade.watch import Watch
 
 _STEPS = [[0], [1], [2], [3]]  # batches; the layer `detour` is used on no rank, on rank 1, on all but rank 0, on no rank
 _ACCUMULATED = [[0, 1, 3], [2, 4, 3], [3, 6, 7]]  # three micro-batches a step; some use `detour` in the first only
+CALL = "Overlapped(module, first_bytes, cap_bytes)"
+_EARLY = "does its hook run before the gradient is there? register_post_accumulate_grad_hook, not register_hook"
+_INSIDE = "what arrives inside no_sync() is not counted, and leaves gradients that are not None"
+_START = "start the all-reduce in the hook of the bucket's last gradient, with async_op=True"
+_AGAIN = f"{_START}; after no_sync(), switch this on again"
+_STAYS = "an exception inside no_sync() must not leave it switched on: use try and finally"
+_READY = ("manyranks.parallel", "torch.nn.parallel", "torch.distributed")
+_AFTER = [[2], [3]]  # an exception inside no_sync()
 _REPLICAS = "the ranks started from different weights: call replicate(module) when the wrapper is made"
 
 
@@ -30,7 +41,7 @@ def _overlapping(wrapper, watch: Watch) -> Tensors:
     for (batch,) in _STEPS:
         watch.mark("forward")
         loss = loss_of(model, dist.get_rank(), batch)
-        _backward(model, loss, watch)
+        _backward(model, module, loss, watch)
         _step(optimizer, loss, watch)
     return toy.weights(module)
 
@@ -40,12 +51,12 @@ def _accumulating(wrapper, watch: Watch) -> Tensors:
     model, module, optimizer = _made(wrapper, watch)
     for *alone, last in _ACCUMULATED:
         watch.mark("alone")
-        with model.no_sync():
+        with _no_sync(model):
             for batch in alone:
                 loss_of(model, rank, batch).backward()
         watch.mark("forward")
         loss = loss_of(model, rank, last)
-        _backward(model, loss, watch)
+        _backward(model, module, loss, watch)
         _step(optimizer, loss, watch)
     return toy.weights(module)
 
@@ -53,13 +64,15 @@ def _accumulating(wrapper, watch: Watch) -> Tensors:
 def _failing(wrapper, watch: Watch) -> Tensors:
     model, module, optimizer = _made(wrapper, watch)
     try:
-        with model.no_sync():
+        with _no_sync(model):
             raise Failed
     except Failed:
         pass
-    for batch in (2, 3):
+    else:
+        raise Stopped("no_sync() has swallowed an exception", "let it through: try and finally, without except")
+    for (batch,) in _AFTER:
         loss = loss_of(model, dist.get_rank(), batch)
-        _backward(model, loss, watch)
+        _backward(model, module, loss, watch)
         _step(optimizer, loss, watch)
     return toy.weights(module)
 
@@ -68,15 +81,46 @@ def _made(wrapper, watch: Watch) -> tuple:
     module = Toy(dist.get_rank())
     watch.follow(module)
     model = wrapper(module, FIRST, CAP)
+    _check_made(model)
     return model, module, torch.optim.SGD(module.parameters(), lr=RATE)
 
 
-def _backward(model, loss: torch.Tensor, watch: Watch) -> None:
+def _check_made(model) -> None:
+    """Raises Stopped where it is no wrapper, or one that was ready."""
+    parts = model.modules() if isinstance(model, nn.Module) else [model]
+    for kind in {kind for part in parts for kind in type(part).__mro__}:
+        if kind.__module__.startswith(_READY):
+            raise Stopped(f"that is {kind.__name__} of {kind.__module__}", "write it yourself, with hooks and dist.all_reduce")
+    if not callable(model):
+        hint = "derive the class from torch.nn.Module, and give it a forward()"
+        raise Stopped(f"{CALL} gave a {type(model).__name__}, which cannot be called", hint)
+    if not callable(getattr(model, "finish", None)):
+        raise Stopped(f"{CALL} gave a {type(model).__name__}, which has no finish()", "write finish(self) in the class")
+
+
+def _no_sync(model):
+    """The context manager. Raises Stopped where it is none."""
+    if not callable(getattr(model, "no_sync", None)):
+        raise Stopped(f"a {type(model).__name__} has no no_sync()", "write no_sync(self) in the class")
+    context = model.no_sync()
+    if not hasattr(type(context), "__enter__"):
+        hint = "put @contextmanager above it, and `yield` where what stands inside is to run"
+        raise Stopped(f"no_sync() returned a {type(context).__name__}, which `with` cannot use", hint)
+    return context
+
+
+def _backward(model, module: Toy, loss: torch.Tensor, watch: Watch) -> None:
+    if max(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters()) > 2:  # the check's and the learner's
+        raise Stopped("a parameter has more than one hook of yours", "add hooks in __init__, one for each parameter")
     watch.mark("backward")
     loss.backward()
     watch.mark("finish")
+    before = toy.weights(module)
     model.finish()
     watch.mark("step")
+    if changed := [name for name, p in module.named_parameters() if not torch.equal(p, before[name])]:
+        hint = "average gradients, parameter.grad, and leave the weights to the optimizer"
+        raise Stopped(f"finish() has changed the weights: {changed[0]}", hint)
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor, watch: Watch) -> None:
@@ -87,30 +131,21 @@ def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor, watch: Watch) ->
 
 def overlap_cases(n: int) -> list[Script]:
     """Four steps; in some of them not all ranks use all layers."""
-    return [_script(n, _overlapping, _STEPS, "in four steps", _wrong(n, _STEPS))]
+    return [_script(n, _overlapping, _STEPS, "in four steps", lambda: _wrong(n, _STEPS), _EARLY, _START)]
 
 
 def no_sync_cases(n: int) -> list[Script]:
     """Three steps of three micro-batches each, two of them inside no_sync(); then an exception inside it."""
-    last = [[step[-1]] for step in _ACCUMULATED]
-    accumulated = (
-        *_wrong(n, _ACCUMULATED),
-        Wrong(
-            "only the last micro-batch counts: those inside no_sync() add to p.grad",
-            _trained(n, last),
-        ),
-        Wrong("the sum over the micro-batches is asked for, not their mean", _trained(n, _ACCUMULATED, _scaled(1 / 3))),
-    )
-    stays = "an exception inside no_sync() must not leave it switched on: use try and finally"
-    after = Wrong(stays, toy.trained([[2], [3]], [0] * n, lambda grads, step: grads))
+    note = "with two micro-batches inside no_sync() and one outside"
     return [
-        _script(n, _accumulating, _ACCUMULATED, "with two micro-batches inside no_sync() and one outside", accumulated),
-        _script(n, _failing, [[2], [3]], "after an exception inside no_sync()", (after,)),
+        _script(n, _accumulating, _ACCUMULATED, note, lambda: _wrong_accumulated(n), _INSIDE, _AGAIN),
+        _script(n, _failing, _AFTER, "after an exception inside no_sync()", lambda: _wrong_afterwards(n), _INSIDE, _STAYS),
     ]
 
 
-def _script(n: int, script, batches: list[list[int]], note: str, wrong: tuple[Wrong, ...]) -> Script:
-    travel = Travel(buckets.names(), buckets.sizes(), len(batches), first=Toy.bytes(), model=Toy.bytes())
+def _script(n: int, script, batches: list[list[int]], note: str, wrong: Callable, *hints: str) -> Script:
+    size = Toy.bytes()
+    travel = Travel(buckets.names(), buckets.sizes(), len(batches), size, size, buckets.CUT, *hints)
     return Script(n, script, _trained(n, batches), wrong, travel, note)
 
 
@@ -122,15 +157,35 @@ def _scaled(factor: float):
     return lambda grads, step: [times(mine, factor) for mine in toy.mean(grads)]
 
 
-def _wrong(n: int, batches: list[list[int]]) -> tuple[Wrong, ...]:
-    return (
-        Wrong(_REPLICAS, toy.trained(batches, list(range(n)), lambda grads, step: toy.mean(grads))),
-        Wrong(SUM, _trained(n, batches, _scaled(n))),
-        Wrong(TWICE, _trained(n, batches, _scaled(1 / n))),
-        Wrong(OWN, _trained(n, batches, lambda grads, step: grads)),
-        Wrong(DETOUR, _trained(n, batches, _without_detour)),
-        Wrong("only the first step is right: count anew in each step", _trained(n, batches, _first_only)),
-    )
+def _wrong(n: int, batches: list[list[int]]) -> Iterator[Wrong]:
+    yield Wrong(_REPLICAS, toy.trained(batches, list(range(n)), lambda grads, step: toy.mean(grads)))
+    yield Wrong(SUM, _trained(n, batches, _scaled(n)))
+    yield Wrong(TWICE, _trained(n, batches, _scaled(1 / n)))
+    yield Wrong(OWN, _trained(n, batches, _own))
+    yield Wrong(DETOUR, _trained(n, batches, _without_detour))
+    yield Wrong(LEFT, _trained(n, batches, _left_none))
+    yield Wrong("only the first step is right: count anew in each step", _trained(n, batches, _first_only))
+    again = "each step writes the first step's gradients: forget the step at the end of finish()"
+    yield Wrong(again, _trained(n, batches, _first_again()))
+    copied = "those are rank 0's gradients on all ranks: all_reduce adds, broadcast copies"
+    yield Wrong(copied, _trained(n, batches, lambda grads, step: grads[:1] * n))
+
+
+def _wrong_accumulated(n: int) -> Iterator[Wrong]:
+    last = [[step[-1]] for step in _ACCUMULATED]
+    yield Wrong("only the last micro-batch counts: those inside no_sync() add to p.grad", _trained(n, last))
+    yield Wrong("the sum over the micro-batches is asked for, not their mean", _trained(n, _ACCUMULATED, _scaled(1 / 3)))
+    earlier = "what only an earlier micro-batch used has a gradient from inside no_sync(): it must travel, too"
+    yield Wrong(earlier, _trained(n, _ACCUMULATED, _without_earlier))
+    yield from _wrong(n, _ACCUMULATED)
+
+
+def _wrong_afterwards(n: int) -> Iterator[Wrong]:
+    yield Wrong(_STAYS, _trained(n, _AFTER, _own))
+
+
+def _own(grads: Gradients, step: int) -> Gradients:
+    return grads
 
 
 def _without_detour(grads: Gradients, step: int) -> Gradients:
@@ -139,15 +194,34 @@ def _without_detour(grads: Gradients, step: int) -> Gradients:
     return [{**mine, **{name: own[name] for name in absent}} for own, mine in zip(grads, toy.mean(grads), strict=True)]
 
 
+def _without_earlier(grads: Gradients, step: int) -> Gradients:
+    """Zeros for the layer that the last micro-batch of a step does not use."""
+    return [{k: grad * 0 if k.startswith("detour") else grad for k, grad in mine.items()} for mine in toy.mean(grads)]
+
+
+def _left_none(grads: Gradients, step: int) -> Gradients:
+    return [left_none(own, mine) for own, mine in zip(grads, toy.mean(grads), strict=True)]
+
+
+def _first_again() -> Callable[[Gradients, int], Gradients]:
+    found: list[Gradients] = []
+
+    def combine(grads: Gradients, step: int) -> Gradients:
+        found.append(toy.mean(grads))
+        return found[0]
+
+    return combine
+
+
 def _first_only(grads: Gradients, step: int) -> Gradients:
     return grads if step else toy.mean(grads)
 
 
 @dataclass(frozen=True)
-class Wrapped(Task):
+class Wrapped(GradientTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
         values("trains like one process on the whole batch", 0.4),
         Aspect("sends each bucket once a step", 0.2, traffic.traffic),
-        Aspect("sends each bucket as soon as it can leave", 0.3, traffic.order),
+        Aspect("sends each bucket as soon as it can leave", 0.3, order.order),
         Aspect("keeps no more than it needs", 0.1, traffic.memory),
     )

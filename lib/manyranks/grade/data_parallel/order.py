@@ -1,0 +1,104 @@
+"""Buckets that leave while backward runs: judged by the order of events on each rank, not by any clock."""
+
+from typing import TYPE_CHECKING
+
+from manyranks.grade.data_parallel.traffic import Travel
+from manyranks.grade.trial import Trial
+from manyranks.grade.verdict import Verdict
+from manyranks.grade.watch import Event
+
+if TYPE_CHECKING:
+    from manyranks.grade.check import Task
+
+_COUNT = "count the gradients of the bucket, and start when the last one is there and the buckets before it have left"
+_OVER = "all-reduces are matched by their order, and this one meets another bucket's: a full bucket waits for those before it"
+_ANEW = "the step before was right: does each step count anew? finish() has to forget the one that is over"
+
+
+def order(task: "Task", trial: Trial) -> Verdict:
+    """Each bucket leaves as soon as it is full and those before it have left; nobody waits while backward runs."""
+    must: Travel = trial.case.must
+    for rank, seen in enumerate(trial.answers):
+        if sorted(seen.calls("all_reduce")) != sorted(must.calls):
+            return Verdict(False, f"rank {rank} made other all-reduces than those of the buckets")
+        follower = _Follower(must)
+        for event in seen.events:
+            if wrong := follower.meets(event):
+                return wrong._replace(found=f"rank {rank}: {wrong.found}")
+    return Verdict(True)
+
+
+class _Follower:
+    """Goes through one rank's events and says where they are not as they should be."""
+
+    def __init__(self, must: Travel):
+        self._must, self._place, self._backward = must, "", 0
+        self._start()
+
+    def meets(self, event: Event) -> Verdict | None:
+        return getattr(self, f"_{event.kind}")(event)
+
+    def _start(self) -> None:
+        self._there: set[str] = set()
+        self._left = 0
+
+    @property
+    def _full(self) -> bool:
+        """Whether a bucket waits that could have left."""
+        buckets = self._must.names
+        return self._left < len(buckets) and self._there.issuperset(buckets[self._left])
+
+    def _mark(self, event: Event) -> Verdict | None:
+        if self._place == "backward" and (late := self._late("backward was over")):
+            return late
+        if self._place == "finish" and self._left < len(self._must.names):
+            return Verdict(
+                False, f"{self._name(self._left)} did not leave in step {self._backward}", "finish() sends what has not left"
+            )
+        self._place = event.what
+        if event.what == "backward":
+            self._backward += 1
+            self._start()
+        return None
+
+    def _gradient(self, event: Event) -> Verdict | None:
+        if self._place != "backward":
+            return None
+        late = self._late(f"the gradient of {event.what} was made")
+        self._there.add(event.what)
+        return late
+
+    def _late(self, when: str) -> Verdict | None:
+        if self._full:
+            found = f"in step {self._backward}, {self._name(self._left)} was full, but had not left when {when}"
+            return Verdict(False, found, self._must.late if self._backward == 1 else _ANEW)
+        return None
+
+    def _call(self, event: Event) -> Verdict | None:
+        if event.what != "all_reduce":
+            return None
+        if self._place == "alone":
+            return Verdict(False, "an all-reduce inside no_sync()", "in there, the hook has nothing to do")
+        if self._place == "backward" and not self._full:
+            return self._early()
+        self._left += 1
+        return None
+
+    def _early(self) -> Verdict:
+        if self._left == len(self._must.names):
+            return Verdict(False, f"in step {self._backward}, more left than there are buckets", _COUNT)
+        name, missing = self._name(self._left), set(self._must.names[self._left]) - self._there
+        full = [k for k in range(self._left + 1, len(self._must.names)) if self._there.issuperset(self._must.names[k])]
+        if full:
+            return Verdict(False, f"in step {self._backward}, {self._name(full[0])} overtook {name}", _OVER)
+        found = f"in step {self._backward}, {name} left before it was full, without {' and '.join(sorted(missing))}"
+        return Verdict(False, found, f"{_COUNT}; {self._must.early}" if len(missing) == 1 else _COUNT)
+
+    def _wait(self, event: Event) -> Verdict | None:
+        if self._place in ("backward", "alone"):
+            return Verdict(False, "waits for an all-reduce while backward runs", "use async_op=True, and wait in finish()")
+        return None
+
+    def _name(self, bucket: int) -> str:
+        names = self._must.names[bucket]
+        return f"bucket {bucket} ({names[0]}" + (f" to {names[-1]})" if len(names) > 1 else ")")

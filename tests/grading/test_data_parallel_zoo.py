@@ -1,0 +1,107 @@
+"""Exercise 02: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
+
+import re
+from contextlib import nullcontext
+
+import nbformat
+import pytest
+
+from manyranks import grade
+from manyranks.grade import trial
+from manyranks.grade.data_parallel.task import GradientTask
+from manyranks.world.world import World
+from tests.conftest import ROOT
+from tests.grading.zoo import average, cut, in_buckets, no_sync, overlapped, replicate, wrapped
+
+ZOO = replicate.ZOO + average.ZOO + cut.ZOO + in_buckets.ZOO + overlapped.ZOO + wrapped.ZOO + no_sync.ZOO
+ANSWERS = {  # task -> what the notebook calls its answer
+    "replicate": "replicate",
+    "average": "average",
+    "cut": "cut",
+    "average_in_buckets": "average_in_buckets",
+    "Overlapped": "Overlapped",
+    "no_sync": "Overlapped",
+}
+EXERCISE = "02_data_parallel/02_data_parallel.ipynb"
+
+
+def definitions(folder: str, only: set[str] | None = None) -> dict:
+    """What the cells of the exercise define, without its checks. only: the tasks whose cells are those of the solution."""
+    names = {"__name__": "__main__"}
+    for cell in cells(folder):
+        theirs = only is not None and cell.metadata.nbgrader.grade_id not in only and cell.metadata.nbgrader.solution
+        source = source_of("exercises", cell.metadata.nbgrader.grade_id) if theirs else cell.source
+        exec(source, names)
+    return names
+
+
+def cells(folder: str) -> list:
+    notebook = nbformat.read(ROOT / folder / EXERCISE, 4)
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and not cell.metadata.nbgrader.grade]
+
+
+def source_of(folder: str, grade_id: str) -> str:
+    return next(cell.source for cell in cells(folder) if cell.metadata.nbgrader.grade_id == grade_id)
+
+
+def check(task: str, answer) -> grade.Report:
+    return getattr(grade.data_parallel, task.lower())(answer)
+
+
+@pytest.mark.parametrize("task", ANSWERS)
+def test_the_solution_gets_full_marks(task):
+    report = check(task, definitions("solutions")[ANSWERS[task]])
+    assert report.passed, report
+    assert report.points == report.out_of
+
+
+@pytest.mark.parametrize("task", ANSWERS)
+def test_the_untouched_release_gets_none(task):
+    report = check(task, definitions("exercises")[ANSWERS[task]])
+    assert (report.points, report.passed) == (0, False)
+    assert "not written yet" in repr(report)
+
+
+@pytest.mark.parametrize("missing", ["replicate", "cut"])
+def test_an_answer_that_calls_an_unwritten_one_is_told_so(missing):
+    written = {"replicate", "cut", "Overlapped"} - {missing}
+    report = check("Overlapped", definitions("solutions", written)["Overlapped"])
+    assert (report.points, report.passed) == (0, False)
+    assert f"{missing} is not written yet" in repr(report)
+    assert f"this answer calls {missing}: write that one first" in repr(report)
+
+
+def test_a_class_without_no_sync_gets_the_points_of_the_task_before():
+    class Overlapped(definitions("solutions")["Overlapped"]):
+        def no_sync(self):
+            raise NotImplementedError  # your code here
+
+    assert check("Overlapped", Overlapped).points == 6
+    assert "✗ not written yet" in repr(check("no_sync", Overlapped))
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """n -> a world that several checks share: most of a check's time is that of starting its ranks."""
+    made = {n: World(n, backend="gloo") for n in (1, 3)}
+    yield made
+    for world in made.values():
+        world.close()
+
+
+@pytest.mark.parametrize("answer", ZOO, ids=[answer.function.__name__ for answer in ZOO])
+def test_a_wrong_answer_gets_its_own_hint(answer, worlds, monkeypatch):
+    monkeypatch.setattr(GradientTask, "sizes", (3,))  # the solution has shown that all sizes are run
+    monkeypatch.setattr(trial, "World", lambda n, **_: nullcontext(worlds[n]))
+    report = check(answer.task, answer.function)
+    text = repr(report).replace("\n    hint:", "; hint:")
+    assert answer.says in text, report
+    assert not report.passed
+    assert report.points < report.out_of * (1 if answer.right_values else 0.5)
+    assert not answer.right_values or report.lines[1].ok
+    assert not re.search(r"\b(wrapper|averages|buckets|cutting|toy|scripts|watch|module)\.py|<string>", text), report
+
+
+@pytest.mark.parametrize("task", ANSWERS)
+def test_each_task_has_its_wrong_answers(task):
+    assert sum(answer.task == task for answer in ZOO) >= 6

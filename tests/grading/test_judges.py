@@ -1,0 +1,106 @@
+"""The judges alone, on notes and events made by hand."""
+
+import pytest
+import torch
+
+from manyranks import grade
+from manyranks.grade.compare import difference
+from manyranks.grade.data_parallel.order import order
+from manyranks.grade.data_parallel.traffic import Travel
+from manyranks.grade.journal import Entry
+from manyranks.grade.scripts import Script, Seen
+from manyranks.grade.trial import Trial
+from manyranks.grade.trouble import uneven
+from manyranks.grade.watch import Event, Watch
+
+MUST = Travel((("b", "a"), ("c",), ("d",)), (16, 8, 8), late="too late")
+
+
+def call(op: str, size: int, root: int | None = None) -> Entry:
+    return Entry(op, root, size // 8, size, "float64", 0, [("cell.py", 7, "answer")])
+
+
+def events(text: str) -> list[Event]:
+    """ "a" is a gradient, "2" a call of so many elements of 8 bytes, "w" a wait, "|" the end of backward."""
+    marks = {"|": [Event("mark", "finish")], "w": [Event("wait", "")]}
+    made = [marks.get(c) or [Event("call", "all_reduce", 8 * int(c)) if c.isdigit() else Event("gradient", c)] for c in text]
+    return [Event("mark", "backward"), *(event for one in made for event in one), Event("mark", "step")]
+
+
+def judged(text: str):
+    script = Script(1, lambda function, watch: {}, [{}], must=MUST)
+    return order(None, Trial(script, answers=[Seen({}, events(text), [], 0)]))
+
+
+@pytest.mark.parametrize("text", ["ba2c1d1|www", "ba2d|11www", "c|211www", "dcba211|w", "ab2dc11|www"])
+def test_buckets_that_leave_as_soon_as_they_can_are_right(text):
+    assert judged(text).ok, judged(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("b2ac1d1|www", "in step 1, bucket 0 (b to a) left before it was full, without a"),
+        ("bac2d11|www", "in step 1, bucket 0 (b to a) was full, but had not left when the gradient of c was made"),
+        ("bacd|211www", "in step 1, bucket 0 (b to a) was full, but had not left when the gradient of c was made"),
+        ("ba2d1c1|www", "in step 1, bucket 2 (d) overtook bucket 1 (c)"),
+        ("ba2wc1d1|ww", "waits for an all-reduce while backward runs"),
+        ("ba2c1d|www", "made other all-reduces than those of the buckets"),
+    ],
+)
+def test_what_comes_too_early_too_late_or_in_between_is_named(text, found):
+    assert not judged(text).ok
+    assert found in judged(text).found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        (call("all_reduce", 8), call("all_reduce", 16), "rank 0 gave 8 bytes to its all_reduce #1, rank 1 gave 16 bytes"),
+        (
+            call("all_reduce", 8),
+            call("barrier", 0),
+            "rank 0 called all_reduce of 8 bytes where rank 1 called barrier of 0 bytes",
+        ),
+        (
+            call("broadcast", 8, 0),
+            call("broadcast", 8, 1),
+            "rank 0 called broadcast of 8 bytes with root 0 where rank 1 called broadcast of 8 bytes with root 1",
+        ),
+    ],
+)
+def test_the_first_collective_that_differs_is_named_with_its_line(first, second, problem):
+    same = call("all_reduce", 8)
+    found, hint = uneven({0: [same, first], 1: [same, second, same]})
+    assert found == problem
+    assert hint == "all ranks must make the same calls in the same order (cell.py, line 7, in answer)"
+
+
+def test_ranks_that_make_the_same_calls_are_even_however_far_they_are():
+    assert uneven({0: [call("all_reduce", 8)] * 3, 1: [call("all_reduce", 8)], 2: []}) is None
+    assert uneven({0: [call("send", 8, 1)], 1: [call("recv", 16, 0)]}) is None
+
+
+def test_numbers_are_shown_with_as_many_digits_as_tell_them_apart():
+    right = torch.tensor([1.0], dtype=torch.float64)
+    assert "element 0 is 1.00000001, right is 1" in difference(right + 1e-8, right, 1e-9)
+    assert "element 0 is 2, right is 1" in difference(right + 1, right, 1e-9)
+
+
+def test_a_watch_counts_what_is_alive_and_the_most_inside_peak(tmp_path):
+    watch = Watch(str(tmp_path), 0)
+    with watch.watching():
+        kept = torch.zeros(100)
+        with watch.peak():
+            torch.ones(1000).sum()
+        watch.weigh()
+        del kept
+        watch.weigh()
+    assert watch.held == [400, 0]
+    assert 4400 <= watch.peak_bytes < 4500
+
+
+def test_a_check_leaves_the_number_of_threads_as_it_was():
+    before = torch.get_num_threads()
+    assert grade.data_parallel.cut(lambda *_: []).points == 0
+    assert torch.get_num_threads() == before
