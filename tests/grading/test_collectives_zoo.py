@@ -63,7 +63,7 @@ def test_the_untouched_release_gets_none(task):
 
 
 @pytest.mark.parametrize("answer", ZOO, ids=[answer.function.__name__ for answer in ZOO])
-def test_a_wrong_answer_gets_its_own_hint(answer):
+def test_a_wrong_answer_gets_its_own_hint(answer, shared_ranks):
     report = check(answer.task, answer.function)
     assert answer.says in repr(report).replace("\n    hint:", "; hint:"), report
     assert not report.passed

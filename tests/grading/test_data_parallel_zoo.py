@@ -1,15 +1,12 @@
 """Exercise 02: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
 
 import re
-from contextlib import nullcontext
 
 import nbformat
 import pytest
 
 from manyranks import grade
-from manyranks.grade import trial
 from manyranks.grade.data_parallel.task import GradientTask
-from manyranks.world.world import World
 from tests.conftest import ROOT
 from tests.grading.zoo import average, cut, in_buckets, no_sync, overlapped, replicate, wrapped
 
@@ -80,19 +77,9 @@ def test_a_class_without_no_sync_gets_the_points_of_the_task_before():
     assert "✗ not written yet" in repr(check("no_sync", Overlapped))
 
 
-@pytest.fixture(scope="module")
-def worlds():
-    """n -> a world that several checks share: most of a check's time is that of starting its ranks."""
-    made = {n: World(n, backend="gloo") for n in (1, 3)}
-    yield made
-    for world in made.values():
-        world.close()
-
-
 @pytest.mark.parametrize("answer", ZOO, ids=[answer.function.__name__ for answer in ZOO])
-def test_a_wrong_answer_gets_its_own_hint(answer, worlds, monkeypatch):
+def test_a_wrong_answer_gets_its_own_hint(answer, shared_ranks, monkeypatch):
     monkeypatch.setattr(GradientTask, "sizes", (3,))  # the solution has shown that all sizes are run
-    monkeypatch.setattr(trial, "World", lambda n, **_: nullcontext(worlds[n]))
     report = check(answer.task, answer.function)
     text = repr(report).replace("\n    hint:", "; hint:")
     assert answer.says in text, report

@@ -1,6 +1,7 @@
 """The tasks replicate and average: equal weights, and the mean over the examples of all ranks."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -32,6 +33,7 @@ def _state(model: Toy) -> Tensors:
     return {**toy.weights(model), **{name: buffer.clone() for name, buffer in model.named_buffers()}}
 
 
+@cache
 def replicate_cases(n: int) -> list[Script]:
     ranks = [_state(Toy(rank)) for rank in range(n)]
     first, parameters = ranks[0], toy.weights(Toy(0))
@@ -75,6 +77,7 @@ def _rows(rank: int) -> int:
     return 2 + 3 * rank
 
 
+@cache
 def average_cases(n: int) -> list[Script]:
     rows = [_rows(rank) for rank in range(n)]
     grads = [toy.own(Toy(0), [lambda m, r=r: loss_of(m, r, 1, _rows(r))]) for r in range(n)]

@@ -1,6 +1,7 @@
 """The task average_in_buckets: one call for each bucket."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -52,6 +53,7 @@ def _in_buckets(function, watch: Watch) -> Tensors:
     return toy.gradients(model)
 
 
+@cache
 def in_buckets_cases(n: int) -> list[Script]:
     """One step, in which only rank 1 uses the layer `detour`."""
     grads = [toy.own(Toy(0), [lambda m, r=r: loss_of(m, r, 1)]) for r in range(n)]

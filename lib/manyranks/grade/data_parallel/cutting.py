@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,7 @@ _LIMITS = {
 Cutting = Callable[[list[nn.Parameter], float, float], list[list[nn.Parameter]]]
 
 
+@cache
 def cut_cases(n: int) -> list[Script]:
     """One, in which the learner's function is called with several limits."""
     return [Script(n, _cutting, [_codes(buckets)])]

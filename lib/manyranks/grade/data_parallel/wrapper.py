@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -129,11 +130,13 @@ def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor, watch: Watch) ->
     watch.weigh()
 
 
+@cache
 def overlap_cases(n: int) -> list[Script]:
     """Four steps; in some of them not all ranks use all layers."""
     return [_script(n, _overlapping, _STEPS, "in four steps", lambda: _wrong(n, _STEPS), _EARLY, _START)]
 
 
+@cache
 def no_sync_cases(n: int) -> list[Script]:
     """Three steps of three micro-batches each, two of them inside no_sync(); then an exception inside it."""
     note = "with two micro-batches inside no_sync() and one outside"

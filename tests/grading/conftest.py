@@ -1,0 +1,23 @@
+"""What the zoos share."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from manyranks.grade import trial
+from manyranks.world.world import World
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """n -> a world that several checks share: most of a check's time is that of starting its ranks."""
+    made = {n: World(n, backend="gloo") for n in (1, 2, 3, 4)}
+    yield made
+    for world in made.values():
+        world.close()
+
+
+@pytest.fixture
+def shared_ranks(worlds, monkeypatch):
+    """Checks run on worlds that are there already."""
+    monkeypatch.setattr(trial, "World", lambda n, **_: nullcontext(worlds[n]))
