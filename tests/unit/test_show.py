@@ -47,6 +47,7 @@ def test_the_source_that_is_shown_is_the_source_that_runs():
     listing = show.source(collectives.chunk_sizes)
     assert repr(listing).startswith("def chunk_sizes(")
     assert "elements" in listing._repr_html_()
+    assert repr(show.source(show.Explorer.set)).startswith("def set(self")  # a method stands at the margin
     with pytest.raises(ValueError, match="only functions and classes"):
         show.source(len)
 

@@ -20,6 +20,7 @@ _HOME = {
     "hardware": None,
     "collectives": None,
     "data_parallel": None,
+    "zero": None,
 }
 __all__ = list(_HOME)
 

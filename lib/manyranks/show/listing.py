@@ -2,6 +2,7 @@
 
 import html
 import inspect
+import textwrap
 from collections.abc import Callable, Sequence
 
 from pygments import highlight
@@ -35,7 +36,7 @@ def source(thing: Callable, *folded: Callable) -> Listing:
 
 def _source(thing: Callable) -> str:
     try:
-        return inspect.getsource(thing).rstrip()
+        return textwrap.dedent(inspect.getsource(thing)).rstrip()
     except (TypeError, OSError) as error:
         raise ValueError(f"source({thing!r}): only functions and classes written in Python have a source to show") from error
 

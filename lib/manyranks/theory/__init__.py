@@ -20,6 +20,7 @@ _MODULES = (
     "pipeline",
     "planner",
     "published",
+    "sharding",
     "stages",
     "step",
     "traffic",

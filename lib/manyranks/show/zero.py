@@ -1,0 +1,299 @@
+"""Chapter 03: memory over a step; an explorer: what each stage of ZeRO holds and sends, and the largest model that fits."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from math import log10
+from typing import NamedTuple
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import Rectangle
+
+from manyranks.show import style, units
+from manyranks.show.explorer import Explorer, choice, log_slider
+from manyranks.show.labels import Labels
+from manyranks.theory import Plan, clusters, memory, models, sharding, step
+
+STAGES = {"data parallelism": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "HSDP": 3}
+RECIPES = {
+    "16: 2 + 2 + 12": "bf16",
+    "18: 2 + 4 + 12 (fp32 gradients)": "bf16-fp32-gradients",
+    "20: 2 + 2 + 16 (fp32 copies of both)": "fp16-fp32-gradients",
+}
+SEQ = 1024  # tokens of a sequence
+_MODELS = ("gpt2-xl", "megatron-7.5b", "llama3-70b", "gpt3-175b", "llama3-405b", "megatron-1t")
+_CLUSTERS = ("v100-dgx", "a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx")
+_HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
+_SENT = {
+    "gathers, forward": (style.BLUE, ""),
+    "gathers, backward": (style.PINK, "\\\\\\\\"),
+    "reduce-scatter": (style.ORANGE, "////"),
+    "all-reduce": (style.YELLOW, "xxxx"),
+}
+_LEAST, _MOST = 1e8, 1.2e13  # parameters of the shortest and of the longest bar; their axis is logarithmic
+_LONGEST = 0.52  # of an axis, for the longest bar: the rest is for texts
+_SHOWN = 4  # times a device's memory; what is more is cut off
+
+
+class Setting(NamedTuple):
+    """What the controls say. stage: a key of STAGES; k: shards of HSDP; precision: a key of theory.plan.RECIPES."""
+
+    model: str
+    cluster: str
+    n: int
+    stage: str
+    k: int
+    precision: str
+
+    @property
+    def replicas(self) -> int:
+        return self.n // self.k if self.stage == "HSDP" else 1
+
+    @property
+    def possible(self) -> bool:
+        return self.stage != "HSDP" or self.n % self.k == 0
+
+    @property
+    def device(self) -> int:
+        """Bytes of one accelerator's memory."""
+        return int(clusters[self.cluster].accelerator.memory)
+
+    def plan(self) -> Plan:
+        """One sequence an accelerator, every layer recomputed; nothing overlaps."""
+        common = {"seq": SEQ, "recompute": "full", "overlap": False, "precision": self.precision}
+        return Plan(dp=self.n, zero=STAGES[self.stage], dp_shard=self.n // self.replicas, **common)
+
+    def states(self) -> dict[str, int]:
+        parameters, gradients, optimizer, _ = memory.model_states(models[self.model], self.plan())
+        return dict(zip(_HELD, (parameters, gradients, optimizer), strict=True))
+
+    def peak(self) -> memory.Peak:
+        return memory.peak(models[self.model], self.plan())
+
+    def sent(self) -> dict[str, int]:
+        recipe, cut = self.plan().recipe, sharding.unit_sizes(models[self.model])
+        itemsizes = recipe.parameters, min(4, recipe.gradients)
+        parts = sharding.sent(cut, self.n, STAGES[self.stage], *itemsizes, replicas=self.replicas)
+        return dict(zip(_SENT, parts, strict=True))
+
+    def largest(self) -> int:
+        return sharding.largest(STAGES[self.stage], self.n, self.device, self.precision, self.replicas)
+
+
+class Stages:
+    """A row for each stage: the memory of one accelerator, what it sends in a step, and the largest model that fits.
+
+    memory: of the states, in bars, and of what one sequence needs beside them; sent: with one forward and one backward, the
+    units being the layers; largest: by its states alone, as in Table 2 of arXiv 1910.02054.
+    """
+
+    @style.styled
+    def __init__(self):
+        self.figure = style.Figure(figsize=(9.4, 4.2), layout="constrained")
+        held, sent, largest = self.figure.subplots(1, 3, sharey=True, width_ratios=(1.7, 1.2, 1))
+        self._held = Bars(held, _HELD, "memory: states + one sequence")
+        self._sent = Bars(sent, _SENT, "sent in a step")
+        self._largest = Bars(largest, {"parameters": _HELD["parameters"]}, "largest model (Φ)")
+        held.set_yticks(range(len(STAGES)), list(STAGES))
+        ticks = {"1B": 1e9, "1T": 1e12}
+        largest.set_xticks([_place(value) for value in ticks.values()], list(ticks))
+        self.moving: list[Artist] = [*self._held.moving, *self._sent.moving, *self._largest.moving]
+
+    def update(self, model: str, cluster: str, n: int, stage: str, k: int, precision: str) -> str:
+        """Shows this setting; returns what limits.
+
+        precision: a key of RECIPES. Raises ValueError for an unknown name, and for HSDP with shards that N cannot have.
+        """
+        _check(stage, n, k, precision)
+        now = Setting(model, cluster, n, stage, k, RECIPES[precision])
+        row, each = list(STAGES).index(stage), [now._replace(stage=name) for name in STAGES]
+        shown = [setting for setting in each if setting.possible]
+        peaks, sent, sizes = ([find(setting) for setting in shown] for find in (Setting.peak, Setting.sent, Setting.largest))
+        device, phi = (now.device, f"memory: {units.size(now.device)}"), models[model].parameters
+        texts = [f"{units.size(peak.states)}|+ {units.size(peak.total - peak.states)}" for peak in peaks]
+        held = [setting.states() for setting in shown]
+        longest = max(now.device, min(_SHOWN * now.device, max(sum(parts.values()) for parts in held)))
+        self._held.update(held, texts, row, longest, device)
+        totals = [sum(parts.values()) for parts in sent]
+        self._sent.update(sent, [units.size(total) for total in totals], row, max(1, *totals))
+        bars = [{"parameters": _place(size)} for size in sizes]
+        self._largest.update(bars, [count(size) for size in sizes], row, _LONGEST, (_place(phi), f"Φ = {count(phi)}"))
+        return _status(now, peaks[row], totals[row], totals[0])
+
+
+class Bars:
+    """Horizontal bars of several parts, one for each stage, with a text at their ends, a band behind one, a dashed limit."""
+
+    def __init__(self, axes: Axes, parts: dict[str, tuple[str, str]], title: str):
+        self._boxes = {part: PolyCollection([], facecolors=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
+        for part, boxes in self._boxes.items():
+            axes.add_collection(boxes, autolim=False).set(edgecolors="white", linewidths=0.6, label=part)
+        self._labels = Labels(axes, left=0)
+        self._limit = axes.plot([0, 0], [-0.5, len(STAGES) - 0.5], color=style.BLACK, linestyle="--", linewidth=1.4)[0]
+        self._band = axes.add_patch(Rectangle((0, 0), 1, 0.9, transform=axes.get_yaxis_transform(), color="#e8e8e8", zorder=0))
+        axes.set(xlim=(0, 1), ylim=(len(STAGES) - 0.1, -0.6), xticks=[])
+        axes.set_title(title, pad=44)
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        if len(parts) > 1:
+            at = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1}
+            axes.legend(ncols=2, columnspacing=1.0, handlelength=1.4, fontsize=8.5, **at)
+
+    @property
+    def moving(self) -> list[Artist]:
+        return [self._band, *self._boxes.values(), self._limit, self._labels.artist]
+
+    def update(self, bars: list[dict], texts: list[str], row: int, longest: float, limit: tuple[float, str] | None = None):
+        """Shows bars, cut off at `longest`, and texts in columns between "|"; row: of the band. HSDP's bar may be missing."""
+        verts: dict[str, list] = {part: [] for part in self._boxes}
+        for y, bar in enumerate(bars):
+            left = 0.0
+            for part, value in bar.items():
+                right = min(left + value / longest * _LONGEST, _LONGEST)
+                if right > left:
+                    verts[part].append([(left, y - 0.3), (right, y - 0.3), (right, y + 0.3), (left, y + 0.3)])
+                left = right
+        texts = ["» " * (sum(bar.values()) > longest) + text for bar, text in zip(bars, texts, strict=True)]
+        texts += ["K > N"] * (len(STAGES) - len(bars))
+        places = [(_LONGEST + 0.03 + 0.23 * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
+        words = [word for text in texts for word in text.split("|")]
+        if limit:
+            at = limit[0] / longest * _LONGEST
+            self._limit.set_xdata([at, at])
+            words, places = [*words, limit[1]], [*places, (at, len(STAGES) - 0.3)]
+        self._limit.set_visible(limit is not None)
+        self._band.set_y(row - 0.45)
+        for part, boxes in self._boxes.items():
+            boxes.set_verts(verts[part])
+        self._labels.update(places, words)
+
+
+def explorer() -> Explorer:
+    """The explorer of chapter 03. It opens on figure 1 of arXiv 1910.02054: 7.5 billion parameters on 64 GPUs."""
+    return Explorer(
+        Stages(),
+        model=choice("model", "megatron-7.5b", _MODELS),
+        cluster=choice("cluster", "v100-dgx", _CLUSTERS),
+        n=log_slider("accelerators N", 64, 0, 10, show="{:,}".format),
+        stage=choice("stage", "ZeRO-2", list(STAGES)),
+        k=log_slider("shards K (HSDP)", 16, 0, 10, show="{:,}".format),
+        precision=choice("bytes a parameter", next(iter(RECIPES)), list(RECIPES)),
+    )
+
+
+@style.styled
+def memory_over_a_step(samples: Mapping[str, Sequence[tuple[str, int]]]) -> style.Figure:
+    """Bytes that one rank holds from moment to moment of a step, a line for each name, with their peaks.
+
+    samples: name -> [(moment, bytes), …] in their order. A moment's first word is its phase, as in "forward layer 3": phases
+    have equal widths, so that all lines change phase at one place, whose end is marked. Raises ValueError for no samples,
+    negative bytes, a phase that comes back, and lines with other phases than the first's.
+    """
+    phases = _phases(samples)
+    fig, (axes,) = style.figure(width=8.4, height=4.0)
+    for number, (name, moments) in enumerate(samples.items()):
+        edges, values = _edges(moments), [size for _, size in moments]
+        peak = values.index(max(values))
+        marker = style.MARKERS[number % len(style.MARKERS)]
+        label = f"{name}: at most {units.size(values[peak])}"
+        (line,) = axes.step(edges, [*values, values[-1]], where="post")
+        look = {"marker": marker, "markersize": 7, "color": line.get_color(), "linestyle": line.get_linestyle()}
+        axes.plot([(edges[peak] + edges[peak + 1]) / 2], [values[peak]], label=label, **look)
+    for end, phase in enumerate(phases[:-1] or phases, start=1):
+        axes.axvline(end, color=style.BLACK, linestyle=(0, (1, 2)), linewidth=1.2)
+        axes.text(end, 1.01, f"{phase} ends", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=9)
+    axes.set(xlim=(0, len(phases)), ylabel="alive on one rank", xlabel="moments of one step")
+    axes.set_xticks([place + 0.5 for place in range(len(phases))], phases)
+    axes.set_ylim(0, 1.08 * max(size for moments in samples.values() for _, size in moments) or 1)
+    axes.yaxis.set_major_formatter(lambda size, _: units.size(size))
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=False, axis="x")
+    fig.legend(loc="outside upper left", ncols=2, handlelength=2.6)
+    return fig
+
+
+def _phases(samples: Mapping[str, Sequence[tuple[str, int]]]) -> list[str]:
+    """The phases that all have. Raises ValueError as memory_over_a_step does."""
+    if not samples or not all(samples.values()):
+        raise ValueError(f"samples of {list(samples)}: give a name or more, each with [(moment, bytes), …]")
+    found = {name: [phase for phase, _ in groupby(map(_phase, moments))] for name, moments in samples.items()}
+    first = next(iter(found.values()))
+    for name, phases in found.items():
+        if len(set(phases)) < len(phases) or phases != first:
+            raise ValueError(f"{name!r} goes through {phases}: give every line each of the phases {first} once, in this order")
+        if below := [moment for moment, size in samples[name] if size < 0]:
+            raise ValueError(f"{name!r} has fewer than 0 bytes at {below[0]!r}: give what is alive, not what changes")
+    return first
+
+
+def _phase(moment: tuple[str, int]) -> str:
+    return (moment[0].split() or [""])[0]
+
+
+def _edges(moments: Sequence[tuple[str, int]]) -> list[float]:
+    """Where each moment begins and the last one ends; a phase is 1 wide."""
+    counts = [len(list(each)) for _, each in groupby(map(_phase, moments))]
+    return [phase + k / count for phase, count in enumerate(counts) for k in range(count)] + [len(counts)]
+
+
+def _check(stage: str, n: int, k: int, precision: str) -> None:
+    for name, value, known in (("stage", stage, STAGES), ("precision", precision, RECIPES)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r}: give one of {', '.join(known)}")
+    if stage == "HSDP" and n % k:
+        allowed = f"replicas × shards = N, so choose K up to {n:,}, or more accelerators"
+        raise ValueError(f"HSDP with K = {k:,} shards on N = {n:,}: {allowed}")
+
+
+def count(parameters: float) -> str:
+    """7.64e9 -> "7.64B", as papers write it."""
+    return units.size(parameters).removesuffix("B").replace("G", "B").replace(" ", "")
+
+
+def _place(parameters: float) -> float:
+    """On the logarithmic axis."""
+    return _LONGEST * log10(max(parameters, _LEAST) / _LEAST) / log10(_MOST / _LEAST)
+
+
+def _status(now: Setting, peak: memory.Peak, sent: int, baseline: int) -> str:
+    where = f"{now.model} on {now.n:,} GPU{'s' * (now.n > 1)}, {now.stage}"
+    needs = f"{units.size(peak.states)} of states and {units.size(peak.total - peak.states)} for one sequence of {SEQ:,} tokens"
+    if peak.total > now.device:
+        return f"Does not fit: {where}: {needs}, of {units.size(now.device)}. {_memory_limit(now, peak)}"
+    fits = f"{where}: {needs}; {units.size(now.device - peak.total)} are free"
+    if now.n == 1:
+        return f"{fits}. Limit: one GPU: nothing to share, nothing to send."
+    times = f"{sent / baseline:.3g} times what data parallelism sends"
+    times = times if sent > 1.001 * baseline or sent < 0.999 * baseline else "as much as data parallelism"
+    return f"{fits}. A GPU sends {units.size(sent)} a step, {times}. Limit: {_time_limit(now)}."
+
+
+def _memory_limit(now: Setting, peak: memory.Peak) -> str:
+    """What takes most, and what would help."""
+    parts = now.states() | {"work of one sequence": peak.total - peak.states}
+    most = f"Limit: memory, most of it for {max(parts, key=parts.get)}".replace("optimizer", "optimizer states")
+    if fit := [name for name, other in _further(now) if other.peak().total <= now.device]:
+        return f"{most}. {fit[0]} fits."
+    if enough := [2**k for k in range(15) if now._replace(stage="ZeRO-3", n=2**k).peak().total <= now.device]:
+        return f"{most}. ZeRO-3 fits from {enough[0]:,} GPUs on."
+    return f"{most}. ZeRO does not help, on however many GPUs: split the layers themselves (chapters 05 and 06)."
+
+
+def _further(now: Setting) -> Iterator[tuple[str, Setting]]:
+    """Settings that shard more, with their names."""
+    if now.stage == "HSDP":
+        larger = (now.k * 2**j for j in range(1, 11) if now.k * 2**j <= now.n)
+        yield from ((f"K = {k:,}", now._replace(k=k)) for k in larger)
+    else:
+        later = [name for name, stage in STAGES.items() if stage > STAGES[now.stage] and name != "HSDP"]
+        yield from ((name, now._replace(stage=name)) for name in later)
+
+
+def _time_limit(now: Setting) -> str:
+    """Computing grows with a step's tokens, what is sent does not."""
+    took = step.estimate(models[now.model], now.plan(), clusters[now.cluster])
+    sequences = took.data / took.compute
+    if sequences <= 1:
+        return f"computing; the network is busy for {sequences:.0%} of the time that one sequence a GPU takes"
+    return f"the network, busy for as long as computing {sequences:.2g} sequences a GPU: give each that many a step, or more"

@@ -1,0 +1,245 @@
+"""What a rank holds and sends where data parallelism shards its states, to the byte; and what offloading them asks for.
+
+    N     ranks of data parallelism
+    K     shards, each on one rank: N, or fewer where M replicas of the shards train side by side (HSDP), N = M·K
+    row   parameters end to end that are cut together: a tensor (stage 0), a bucket (stages 1 and 2), a unit (stage 3)
+
+Stage 0 shards nothing: K = 1, and all ranks are replicas.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from manyranks.theory import checks
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.names import nearest
+from manyranks.theory.plan import RECIPES
+
+
+def padded(elements: int, n: int) -> int:
+    """Elements of a row that n ranks can cut into equal shards. Raises ValueError for elements below 0 and n below 1."""
+    return n * shard(elements, n)
+
+
+def shard(elements: int, n: int) -> int:
+    """Elements that each of n ranks keeps of a row, padding included. Raises ValueError as padded does."""
+    _whole("elements", elements, least=0)
+    _whole("n", n, least=1)
+    return -(-elements // n)
+
+
+def shards(n: int, stage: int, replicas: int = 1) -> int:
+    """K: the ranks over which one copy of the states is spread.
+
+    Raises ValueError for a stage that is not 0 to 3, replicas that do not divide n, and replicas of stage 0.
+    """
+    _whole("n", n, least=1)
+    _whole("replicas", replicas, least=1)
+    if type(stage) is not int or not 0 <= stage <= 3:
+        raise ValueError(f"stage={stage!r}: the stages are 0, 1, 2 and 3")
+    if n % replicas:
+        raise ValueError(f"replicas={replicas} does not divide n={n}: replicas × shards = n, so choose a divisor of {n}")
+    if stage == 0 and replicas > 1:
+        raise ValueError(f"replicas={replicas} with stage=0, where every rank is a replica: leave replicas=1")
+    return n // replicas if stage else 1
+
+
+class Holding(NamedTuple):
+    """Bytes on one rank; `padding` are those among them that stand for no element, on the last rank, which has the most."""
+
+    parameters: int
+    gradients: int
+    masters: int
+    states: int
+    counters: int
+    padding: int
+
+    @property
+    def total(self) -> int:
+        """All of them, padding included."""
+        return sum(self) - self.padding
+
+
+def held(
+    rows: Sequence[int],
+    n: int,
+    stage: int,
+    parameter: int = 2,
+    gradient: int = 2,
+    master: int = 4,
+    states: Sequence[int] = (4, 4),
+    counter: int = 0,
+    replicas: int = 1,
+) -> Holding:
+    """What a rank holds after backward, before its optimizer steps: the same on every rank.
+
+    rows: elements of each; parameter, gradient, master: bytes of one element, 0 where there is none (no masters of parameters
+    in 32 bits; no other parameters beside the masters where units are made of these); states: of each of the optimizer's;
+    counter: bytes of the optimizer's step counter, one for each row. One row of Φ elements that n divides, as it stands:
+    16Φ, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N bytes. Frozen rows: gradient=0, master=0, states=(), counter=0.
+    Raises ValueError for negative sizes, and as shards does. Source: arXiv 1910.02054, section 5; HSDP: arXiv 2304.11277.
+    """
+    sizes = {"parameter": parameter, "gradient": gradient, "master": master, "counter": counter}
+    for name, size in [*sizes.items(), *(("states", size) for size in states)]:
+        _whole(name, size, least=0)
+    k, optimizer = shards(n, stage, replicas), master + sum(states)
+    whole, row, part = sum(rows), sum(padded(e, k) for e in rows), sum(shard(e, k) for e in rows)
+    empty = sum(min(padded(e, k) - e, shard(e, k)) for e in rows)
+    return Holding(
+        parameters=parameter * (part if stage == 3 else row),
+        gradients=gradient * (part if stage >= 2 else whole),
+        masters=master * part,
+        states=sum(states) * part,
+        counters=counter * len(rows),
+        padding=parameter * (empty if stage == 3 else row - whole) + gradient * empty * (stage >= 2) + optimizer * empty,
+    )
+
+
+def unit_sizes(shape: ModelShape) -> list[int]:
+    """Parameters of a model's units in the order of forward: the embedding, each layer, the last norm with the head.
+
+    A tied head counts with the embedding. Raises ValueError for what is no ModelShape.
+    """
+    checks.is_shape(shape)
+    layers = [shape.layer_parameters(layer) for layer in range(shape.layers)]
+    return [shape.embedding_parameters, *layers, shape.final_norm_parameters + shape.head_parameters]
+
+
+def gathered_peak(units: Sequence[int], n: int, itemsize: int, prefetch: int = 1) -> int:
+    """The most bytes of whole units at one time in a step of stage 3: prefetch + 1 neighbours, in forward as in backward.
+
+    units: elements, in the order of forward; n: ranks that share them; prefetch: units gathered ahead. That the last unit stays
+    after forward adds nothing: no other is whole then. Not in it: gradients, and the shards that are gathered.
+    Raises ValueError for negative numbers and n below 1. Source: arXiv 2304.11277, section 4.1.
+    """
+    _whole("itemsize", itemsize, least=0)
+    _whole("prefetch", prefetch, least=0)
+    sizes = [itemsize * padded(unit, n) for unit in units]
+    return max((sum(sizes[first : first + prefetch + 1]) for first in range(len(sizes))), default=0)
+
+
+class Sent(NamedTuple):
+    """Payload that a rank sends in a step, in bytes. gather_forward: for forward, or in stages 1 and 2 after the step."""
+
+    gather_forward: int
+    gather_backward: int
+    reduce_scatter: int
+    all_reduce: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def sent(
+    units: Sequence[int],
+    n: int,
+    stage: int,
+    gather_itemsize: int = 2,
+    reduce_itemsize: int = 2,
+    keep_last: bool = True,
+    replicas: int = 1,
+    replica: int = 0,
+) -> Sent:
+    """What a rank sends around rings in a step of one forward and one backward, each unit used once, all of them learning.
+
+    units: elements of each row; the itemsizes: bytes of an element of a parameter and of a gradient on their way; keep_last:
+    the last unit stays from forward to backward. replica: which one this rank is in (in stage 0: the rank), for an all-reduce
+    that does not divide evenly makes some send an element more. 2, 2, 2 and 3 times (N−1)/N·Φ, less the last unit's; between M
+    replicas 2(M−1)/M·Φ/K. Raises ValueError for negative sizes, for a replica that there is not, and as shards does.
+    Source: arXiv 1910.02054, section 7; arXiv 2304.11277, section 3.2.2 (HSDP).
+    """
+    _whole("gather_itemsize", gather_itemsize, least=0)
+    _whole("reduce_itemsize", reduce_itemsize, least=0)
+    k = shards(n, stage, replicas)
+    if type(replica) is not int or not 0 <= replica < n // k:
+        raise ValueError(f"replica={replica!r}: there are {n // k}, counted from 0")
+    away = [padded(unit, k) - shard(unit, k) for unit in units]  # all but its own shard
+    again = away[: len(away) - keep_last] if stage == 3 else []
+    across = [_all_reduced(shard(unit, k), n // k, replica) for unit in units]
+    sizes = gather_itemsize, gather_itemsize, reduce_itemsize, reduce_itemsize
+    return Sent(*(size * sum(part) for size, part in zip(sizes, (away, again, away, across), strict=True)))
+
+
+def _all_reduced(elements: int, m: int, place: int) -> int:
+    """Elements that this one of m ranks sends in a ring's all-reduce: all chunks but its own, then all but its neighbour's."""
+    chunk, longer = divmod(elements, m)
+    return 2 * (elements - chunk) - (place < longer) - ((place + 1) % m < longer)
+
+
+def largest(stage: int, n: int, memory: float, precision: str = "bf16", replicas: int = 1, model_parallel: int = 1) -> int:
+    """The largest number of parameters whose model states fit in so many bytes a rank; activations take none.
+
+    n: ranks of data parallelism; precision: a key of theory.plan.RECIPES; model_parallel: ranks that split the model before it
+    is sharded, so that n·model_parallel accelerators take part. With 32 GB and n=64: Table 2 of arXiv 1910.02054, which
+    assumes the 16 bytes of mixed-precision Adam, GB of 10⁹ bytes, data parallelism of 64 in every row, and multiplies its
+    first row, rounded, by the degree of model parallelism. Raises ValueError for memory below 0, an unknown precision, and as
+    shards does.
+    """
+    _whole("model_parallel", model_parallel, least=1)
+    if precision not in RECIPES:
+        raise ValueError(f"precision={precision!r}: {nearest(precision, RECIPES)}")
+    if not 0 <= memory < float("inf"):
+        raise ValueError(f"memory={memory!r}: give bytes, 0 or more")
+    recipe = RECIPES[precision]
+
+    def total(elements: int) -> int:
+        each = recipe.parameters, recipe.gradients, 0, (recipe.optimizer,)
+        return held([elements], n, stage, *each, replicas=replicas).total
+
+    shards(n, stage, replicas)
+    too_many = int(memory) * n // recipe.total + 2  # N ranks hold each of them once at least
+    return (bisect_right(range(too_many), memory, key=total) - 1) * model_parallel
+
+
+class Intensity(NamedTuple):
+    """FLOPs for each byte that moves between an accelerator and the memory where these are kept."""
+
+    parameters: float  # and gradients
+    optimizer: float
+    activations: float
+
+
+def intensity(tokens: float, hidden: int, interval: int = 1) -> Intensity:
+    """Arithmetic intensity of training with recomputation, everything offloaded: bs, bs/4 and 24·h·interval.
+
+    tokens: of an accelerator's batch, bs; hidden: h; interval: layers from one checkpoint of activations to the next.
+    A parameter has 8bs FLOPs a step (2 in forward, 2 again, 4 in backward). It is loaded three times and its gradient stored
+    once, 2 bytes each: 8 bytes. 16 bytes of optimizer states are read and written: 32 bytes. A checkpoint of 2bsh bytes is
+    written and read for `interval` layers of 12h² parameters. Raises ValueError for numbers that are not above 0.
+    Source: ZeRO-Infinity, arXiv 2104.07857, section 4.1.
+    """
+    _positive(tokens=tokens, hidden=hidden, interval=interval)
+    flops = 8 * tokens  # of one parameter
+    return Intensity(flops / 8, flops / 32, flops * 12 * hidden**2 * interval / (2 * 2 * tokens * hidden))
+
+
+def efficiency(intensity: float, bandwidth: float, flops: float) -> float:
+    """The share of time that computes where nothing that moves is hidden: a·β/(a·β + R).
+
+    intensity: a, FLOPs a byte; bandwidth: β, bytes/s; flops: R, FLOP/s reached without moving anything. Parameters come at an
+    accelerator's own bandwidth; optimizer states, sharded, at that of all together. Raises ValueError for numbers that are not
+    above 0. Source: arXiv 2104.07857, section 4.
+    """
+    _positive(intensity=intensity, bandwidth=bandwidth, flops=flops)
+    return intensity * bandwidth / (intensity * bandwidth + flops)
+
+
+def bandwidth_for(efficiency: float, intensity: float, flops: float) -> float:
+    """Bytes/s at which this efficiency, above 0 and below 1, is reached: the inverse of efficiency(). ValueErrors likewise."""
+    _positive(intensity=intensity, flops=flops)
+    if not 0 < efficiency < 1:
+        raise ValueError(f"efficiency={efficiency!r}: give a share above 0 and below 1, as 0.9")
+    return efficiency / (1 - efficiency) * flops / intensity
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name}={value!r}: must be a whole number, {least} or more")
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}={value!r}: must be a number above 0")
