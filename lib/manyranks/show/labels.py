@@ -34,6 +34,11 @@ class Labels:
 @functools.lru_cache(maxsize=1024)
 def _outline(text: str, size: float, left: float) -> Path:
     """The text around (0, 0), in points; its height is taken as a digit's, so that texts side by side have one baseline."""
-    path, digit = TextPath((0, 0), text, size=size), TextPath((0, 0), "0", size=size)
+    path = TextPath((0, 0), text, size=size)
     box = path.get_extents()
-    return path.transformed(Affine2D().translate(-box.x0 - left * box.width, -digit.get_extents().height / 2))
+    return path.transformed(Affine2D().translate(-box.x0 - left * box.width, -_digit_height(size) / 2))
+
+
+@functools.lru_cache(maxsize=64)
+def _digit_height(size: float) -> float:
+    return TextPath((0, 0), "0", size=size).get_extents().height
