@@ -7,6 +7,7 @@ import pytest
 from manyranks import grade
 from manyranks.grade import trial
 from manyranks.grade.data_parallel.task import GradientTask
+from tests.grading.zoo import alike
 from tests.grading.zoo import hostile_wrappers as hostile
 
 DEADLINE = 20  # seconds, whatever the learner wrote
@@ -34,7 +35,9 @@ CASES = [
     (hostile.LeavesBackward, "hostile_wrappers.py, line "),
     (hostile.RemovesALayer, "has no detour.bias any more"),
     (hostile.SaysThatWeightsAreRight, "nothing was sent"),
-    (hostile.SaysThatItHasSent, "what the check noted is not what was sent"),
+    (hostile.SaysThatItHasSent, "did not return what the check notes"),
+    (hostile.SendsAWord, "rank 0 did not return what the check notes"),
+    (hostile.SendsPartsOfAnotherKind, "rank 0 did not return what the check notes"),
     (hostile.SkipsTheJournal, "what the check noted is not what was sent"),
     (None, "is not a function"),
     (7, "is not a function"),
@@ -56,7 +59,8 @@ def report_of(wrapper, says: str, monkeypatch, capfd) -> grade.Report:
 def test_it_ends_in_time_with_a_report(wrapper, says, monkeypatch, capfd):
     report = report_of(wrapper, says, monkeypatch, capfd)
     assert not report.passed
-    assert report.points <= (0.9 if wrapper is hostile.TakesMemory else 0.5) * report.out_of
+    most = {hostile.TakesMemory: 0.9, hostile.SendsAWord: 0, hostile.SendsPartsOfAnotherKind: 0}.get(wrapper, 0.5)
+    assert report.points <= most * report.out_of
 
 
 @pytest.mark.parametrize(("wrapper", "says"), HANGS, ids=[w.__name__ for w, _ in HANGS])
@@ -68,3 +72,10 @@ def test_so_does_what_hangs(wrapper, says, monkeypatch, capfd):
 @pytest.mark.parametrize("wrapper", SAME, ids=[wrapper.__name__ for wrapper in SAME])
 def test_what_does_the_same_in_another_form_is_right(wrapper, monkeypatch, capfd):
     assert report_of(wrapper, "✓ Overlapped: 6 of 6", monkeypatch, capfd).passed
+
+
+@pytest.mark.parametrize(("task", "answer"), alike.ANSWERS, ids=[f"{task}-{f.__name__}" for task, f in alike.ANSWERS])
+def test_other_right_answers_get_full_marks(task, answer, shared_ranks, monkeypatch):
+    monkeypatch.setattr(GradientTask, "sizes", (3,))
+    report = getattr(grade.data_parallel, task)(answer)
+    assert (report.passed, report.points) == (True, report.out_of), report

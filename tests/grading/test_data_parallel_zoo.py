@@ -8,9 +8,9 @@ import pytest
 from manyranks import grade
 from manyranks.grade.data_parallel.task import GradientTask
 from tests.conftest import ROOT
-from tests.grading.zoo import average, cut, in_buckets, no_sync, overlapped, replicate, wrapped
+from tests.grading.zoo import average, cut, forgotten, in_buckets, no_sync, overlapped, replicate, wrapped
 
-ZOO = replicate.ZOO + average.ZOO + cut.ZOO + in_buckets.ZOO + overlapped.ZOO + wrapped.ZOO + no_sync.ZOO
+ZOO = replicate.ZOO + average.ZOO + cut.ZOO + in_buckets.ZOO + overlapped.ZOO + wrapped.ZOO + no_sync.ZOO + forgotten.ZOO
 ANSWERS = {  # task -> what the notebook calls its answer
     "replicate": "replicate",
     "average": "average",

@@ -6,9 +6,9 @@ import torch
 from manyranks import grade
 from manyranks.grade.compare import difference
 from manyranks.grade.data_parallel.order import order
-from manyranks.grade.data_parallel.traffic import Travel
+from manyranks.grade.data_parallel.traffic import Travel, memory
 from manyranks.grade.journal import Entry
-from manyranks.grade.scripts import Script, Seen
+from manyranks.grade.scripts import WAIT, Script, Seen, is_sound
 from manyranks.grade.trial import Trial
 from manyranks.grade.trouble import uneven
 from manyranks.grade.watch import Event, Watch
@@ -27,9 +27,15 @@ def events(text: str) -> list[Event]:
     return [Event("mark", "backward"), *(event for one in made for event in one), Event("mark", "step")]
 
 
+def steps(text: str) -> list[Event]:
+    """The same of several steps, with "/" between them."""
+    return [event for step in text.split("/") for event in events(step)]
+
+
 def judged(text: str):
-    script = Script(1, lambda function, watch: {}, [{}], must=MUST)
-    return order(None, Trial(script, answers=[Seen({}, events(text), [], 0)]))
+    must = MUST._replace(rounds=1 + text.count("/"))
+    script = Script(1, lambda function, watch: {}, [{}], must=must)
+    return order(None, Trial(script, answers=[Seen({}, steps(text), [], 0)]))
 
 
 @pytest.mark.parametrize("text", ["ba2c1d1|www", "ba2d|11www", "c|211www", "dcba211|w", "ab2dc11|www"])
@@ -46,11 +52,56 @@ def test_buckets_that_leave_as_soon_as_they_can_are_right(text):
         ("ba2d1c1|www", "in step 1, bucket 2 (d) overtook bucket 1 (c)"),
         ("ba2wc1d1|ww", "waits for an all-reduce while backward runs"),
         ("ba2c1d|www", "made other all-reduces than those of the buckets"),
+        ("bca2d11|www", "in step 1, bucket 1 (c) was full, but had not left when the gradient of d was made"),
     ],
 )
 def test_what_comes_too_early_too_late_or_in_between_is_named(text, found):
     assert not judged(text).ok
     assert found in judged(text).found
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("bca2d11|www", "two buckets can leave at once: while, not if"),
+        ("bacd|211www", "too late"),
+        ("b2ac1d1|www", "count the gradients of the bucket"),
+        ("ba2c1d1|www/b2ac1d1|www", "step 1 was right: finish() must forget what it counted"),
+        ("ba2c1d1|www/bac2d11|www", "step 1 was right: finish() must forget what it counted"),
+    ],
+)
+def test_a_hint_says_whether_the_first_step_was_right(text, hint):
+    assert judged(text).hint.startswith(hint), judged(text)
+
+
+def seen(**parts) -> Seen:
+    return Seen({"a": torch.zeros(2)}, [Event("call", "all_reduce", 8)], [80, 800], 0)._replace(**parts)
+
+
+def test_what_is_held_by_calls_without_wait_is_blamed_on_these():
+    script = Script(1, lambda function, watch: {}, [{}], must=MUST)
+    assert "empty your lists" in memory(None, Trial(script, answers=[seen()])).hint
+    assert memory(None, Trial(script, answers=[seen()], unwaited=((0, "all_reduce"),))).hint == WAIT
+
+
+def test_only_what_a_rank_notes_in_all_its_parts_is_sound():
+    assert is_sound(seen())
+    assert is_sound(seen(events=[], held=[]))
+    forged = [
+        None,
+        "all right",
+        tuple(seen()),
+        seen(tensors={"a": 7}),
+        seen(tensors={"a": torch.zeros(2).to_sparse()}),
+        seen(events=None),
+        seen(events=[Event("_start", "")]),
+        seen(events=[Event("call", "all_reduce", None)]),
+        seen(events=[("call", "all_reduce", 8)]),
+        seen(held=None),
+        seen(held=["much"]),
+        seen(peak_bytes=None),
+    ]
+    assert not any(map(is_sound, forged))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Journal(TorchDispatchMode):
         size, dtype = operators.payload(op, named)
         peer = operators.peer_of(named, tuple(dist.get_process_group_ranks(operators.group_of(named))))
         elements = size // getattr(torch, dtype).itemsize if dtype else 0
-        self.last = Entry(op, peer, elements, size, dtype, named.get("tag", 0), _frames())
+        self.last = Entry(op, peer, elements, size, dtype, named.get("tag", 0), frames())
         os.write(self._file, json.dumps(self.last).encode() + b"\n")
         self._count += 1
         if peer == self._rank and op in operators.POINT_TO_POINT:
@@ -85,7 +85,7 @@ class Journal(TorchDispatchMode):
             raise Stopped(f"rank {self._rank} has started {_ENOUGH} messages, or other calls", hint)
 
 
-def _frames() -> list[Frame]:
+def frames() -> list[Frame]:
     """The learner's lines that lead here, innermost first."""
     frame, found = sys._getframe(1), []
     while frame is not None and len(found) < _DEEP and (code := frame.f_code).co_filename not in _CALLERS:

@@ -23,6 +23,7 @@ WAIT = "a call with async_op=True returns at once: keep what it returns and call
 NOTHING = "nothing was sent: no rank can know what the others have"
 _ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
 _TOLERANCE, _NEAR = 1e-9, 1e-6  # of float64, and of float32
+_KINDS = {"gradient", "call", "wait", "mark"}
 
 
 class Seen(NamedTuple):
@@ -75,6 +76,30 @@ def rehearse(function, script: Callable, folder: str) -> Seen:
         tensors = script(function, watch)
     plain = {name: _plain(tensor) for name, tensor in tensors.items()}
     return Seen(plain, watch.events, watch.held, watch.peak_bytes)
+
+
+def is_sound(answer) -> bool:
+    """Whether it is what `rehearse` returns, in all its parts: a learner's code may have changed the check on its rank."""
+    return (
+        type(answer) is Seen
+        and type(answer.tensors) is dict
+        and all(map(_is_plain, answer.tensors.values()))
+        and type(answer.events) is type(answer.held) is list
+        and all(map(_is_event, answer.events))
+        and all(type(count) is int for count in [*answer.held, answer.peak_bytes])
+    )
+
+
+def _is_plain(tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+
+
+def _is_event(event) -> bool:
+    return (
+        type(event) is Event
+        and (type(event.kind), type(event.what), type(event.bytes)) == (str, str, int)
+        and event.kind in _KINDS
+    )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

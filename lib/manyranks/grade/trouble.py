@@ -18,6 +18,9 @@ _LIBRARY = (
     "module.py",
     "distributed.py",
     "graph.py",
+    "c10d_logger.py",
+    "_tensor.py",
+    "contextlib.py",
 )  # the innermost line where torch raises
 _ALIKE = "all ranks must make the same calls in the same order"
 _FRAME = re.compile(r"^  (\S.*), in (\S+)$(?:\n    (.*))?", re.MULTILINE)  # source, where it is known

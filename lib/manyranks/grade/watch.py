@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.grade.journal import Journal
+from manyranks.grade.journal import Journal, Stopped, frames
 from manyranks.measure.memory import PeakBytes
 
 _MOMENT = 20  # milliseconds
@@ -34,6 +34,7 @@ class Watch(Journal):
         self.held: list[int] = []
         self.peak_bytes = 0
         self._memory = PeakBytes()
+        self._place, self._forbidden = "", ("", "", "", "")
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -41,6 +42,7 @@ class Watch(Journal):
         wait, events = dist.Work.wait, self.events
 
         def noted(work, *args, **kwargs):
+            self._stop_forbidden()
             events.append(Event("wait", ""))
             return wait(work, *args, **kwargs)
 
@@ -59,7 +61,12 @@ class Watch(Journal):
 
     def mark(self, what: str) -> None:
         """Notes that the script has come to this place."""
+        self._place = what
         self.events.append(Event("mark", what))
+
+    def forbid(self, function: str, place: str, what: str, hint: str) -> None:
+        """From now on, Stopped is raised where a function of this name calls or waits past the mark `place`."""
+        self._forbidden = (function, place, what, hint)
 
     def weigh(self) -> None:
         """Counts the bytes that are alive; the least of a moment, for another thread may let go of a tensor a little late."""
@@ -79,6 +86,12 @@ class Watch(Journal):
     def _gradient(self, name: str) -> None:
         self.events.append(Event("gradient", name))
 
+    def _stop_forbidden(self) -> None:
+        function, place, what, hint = self._forbidden
+        if place and place == self._place and function in (name for _, _, name in frames()):
+            raise Stopped(what, hint)
+
     def _note(self, op: str, named: dict) -> None:
+        self._stop_forbidden()
         super()._note(op, named)
         self.events.append(Event("call", op, self.last.bytes))

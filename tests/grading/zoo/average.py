@@ -15,6 +15,11 @@ def reduce_all(tensors):
         dist.all_reduce(tensor)
 
 
+def average_all(tensors):
+    for tensor in tensors:
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+
+
 def weigh(model, share):
     fill(learning(model))
     for parameter in learning(model):
@@ -205,3 +210,43 @@ def average_counting_wrongly(model, examples):
     dist.broadcast(total, 0)
     weigh(model, examples / total)
     reduce_all(grads(model))
+
+
+@wrong("average", "divided by N twice: ReduceOp.AVG divides, too")
+def average_by_avg_and_by_all_examples(model, examples):
+    weigh(model, examples / total_of(examples))
+    average_all(grads(model))
+
+
+@wrong("average", "the examples of all ranks are their sum, not their mean")
+def average_by_the_mean_number_of_examples(model, examples):
+    total = torch.tensor([examples], dtype=torch.float64)
+    average_all([total])
+    weigh(model, examples / total)
+    reduce_all(grads(model))
+
+
+@wrong("average", "weigh before the all-reduce")
+def average_weighing_the_sum(model, examples):
+    weigh(model, 1)
+    reduce_all(grads(model))
+    weigh(model, examples / total_of(examples))
+
+
+@wrong("average", "weigh before the all-reduce")
+def average_weighing_the_mean(model, examples):
+    weigh(model, 1)
+    average_all(grads(model))
+    weigh(model, examples / total_of(examples))
+
+
+@wrong("average", "has a gradient of None there: make it zeros")
+def average_multiplying_none(model, examples):
+    for parameter in learning(model):
+        parameter.grad *= examples
+
+
+@wrong("average", "has a gradient of None there: make it zeros")
+def average_sending_none(model, examples):
+    for parameter in learning(model):
+        dist.all_reduce(parameter.grad)

@@ -124,3 +124,8 @@ def broadcast_to_one_rank(x, root):
     elif rank == (root + 1) % n:
         dist.recv(out, root)
     return out
+
+
+@wrong("tree_broadcast", "unexpected keyword argument 'to'; hint: broadcast.py, line ")
+def broadcast_with_another_keyword(x, root):
+    dist.send(x, to=root)

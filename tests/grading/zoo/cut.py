@@ -150,3 +150,22 @@ def cut_and_empty_the_list(parameters, first_bytes, cap_bytes):
     mine = list(parameters)
     parameters.clear()
     return gradients.cut(mine, first_bytes, cap_bytes)
+
+
+@wrong(
+    "cut",
+    "that is the chapter's rule, at most so many bytes: here a bucket is closed once it has at least so many; an empty bucket",
+)
+def cut_by_the_rule_of_the_chapter_with_an_empty_bucket(parameters, first_bytes, cap_bytes):
+    buckets = [[]]
+    for parameter in reversed(learning(parameters)):
+        held = sum(p.nbytes for p in buckets[-1])
+        if held + parameter.nbytes > (first_bytes if len(buckets) == 1 else cap_bytes):
+            buckets.append([])
+        buckets[-1].append(parameter)
+    return buckets
+
+
+@wrong("cut", "gradients do not exist yet when buckets are cut: ask requires_grad")
+def cut_asking_for_gradients(parameters, first_bytes, cap_bytes):
+    return gradients.cut([p for p in parameters if p.grad is not None], first_bytes, cap_bytes)

@@ -172,3 +172,21 @@ class SkipsTheJournal(Right):
 
         super().__init__(module, first_bytes, cap_bytes)
         Watch._note = lambda *_: None
+
+
+class SendsAWord(SaysThatWeightsAreRight):
+    """In place of what the check notes."""
+
+    def __init__(self, module, first_bytes, cap_bytes):
+        from manyranks.grade import scripts
+
+        super().__init__(module, first_bytes, cap_bytes)
+        scripts.Seen = lambda *_: "all right"
+
+
+class SendsPartsOfAnotherKind(SaysThatWeightsAreRight):
+    def __init__(self, module, first_bytes, cap_bytes):
+        from manyranks.grade import scripts
+
+        super().__init__(module, first_bytes, cap_bytes)
+        scripts._plain = lambda tensor: 7

@@ -79,7 +79,7 @@ def in_buckets_all_rows_at_once(buckets):
         hand_out(bucket, row)
 
 
-@wrong(TASK, "three rows of a bucket have 56.4 kB; hint: make the row of one bucket", right_values=True)
+@wrong(TASK, "three rows of the largest bucket have 56.4 kB; hint: make the row of one bucket", right_values=True)
 def in_buckets_all_under_way_at_once(buckets):
     rows = [row_of(bucket) / me()[1] for bucket in buckets]
     for work in [dist.all_reduce(row, async_op=True) for row in rows]:
@@ -169,3 +169,35 @@ def in_buckets_with_none_in_the_row(buckets):
         row = torch.cat([parameter.grad.flatten() for parameter in bucket])
         dist.all_reduce(row)
         hand_out(bucket, row / me()[1])
+
+
+@wrong(TASK, "has a gradient of None there: make it zeros, and send it all the same")
+def in_buckets_joining_what_is_there(buckets):
+    for bucket in buckets:
+        row = torch.cat([parameter.grad.flatten() for parameter in bucket if parameter.grad is not None])
+        dist.all_reduce(row)
+
+
+@wrong(TASK, "object is not iterable; hint: in_buckets.py, line ")
+def in_buckets_with_a_none_of_its_own(buckets):
+    for bucket in buckets:
+        for parameter in fill(bucket):
+            dist.all_reduce(parameter.grad)
+
+
+@wrong(TASK, "that is divided by N twice: ReduceOp.AVG divides, too")
+def in_buckets_by_avg_and_divided(buckets):
+    for bucket in buckets:
+        row = row_of(bucket) / me()[1]
+        dist.all_reduce(row, op=dist.ReduceOp.AVG)
+        hand_out(bucket, row)
+
+
+@wrong(
+    TASK, "one call a parameter: put the gradients of a bucket into one tensor; right are the buckets that you were given", True
+)
+def in_buckets_each_parameter_by_avg(buckets):
+    for bucket in buckets:
+        fill(bucket)
+        for parameter in bucket:
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)

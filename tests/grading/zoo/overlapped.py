@@ -117,12 +117,12 @@ class Overtakes(Right):
         self.reset()
 
 
-wrong(TASK, "overtook bucket 2 (detour.bias to detour.weight); hint: all-reduces are matched by their order")(Overtakes)
+wrong(TASK, "overtook bucket 3 (detour.bias to detour.weight); hint: all-reduces are matched by their order")(Overtakes)
 
 
 @wrong(
     TASK,
-    "when the gradient of second.weight was made; hint: the step before was right: does each step count anew?",
+    "when the gradient of second.weight was made; hint: step 1 was right: finish() must forget what it counted",
     right_values=True,
 )
 class CountsOnce(Right):
@@ -132,7 +132,7 @@ class CountsOnce(Right):
             self.missing = [len(bucket) for bucket in self.buckets]
 
 
-@wrong(TASK, "forget the step at the end of finish()")
+@wrong(TASK, "writes step 1's gradients: empty your lists in finish()")
 class KeepsTheFirstStep(Right):
     def reset(self):
         if not hasattr(self, "underway"):
@@ -172,13 +172,13 @@ class CutsByTheRuleOfTheChapter(Right):
         return buckets
 
 
-@wrong(TASK, "right are the buckets of `cut` with first_bytes=300 and cap_bytes=10,000", right_values=True)
+@wrong(TASK, "first_bytes; right are the buckets of `cut` with first_bytes=300 and cap_bytes=10,000", right_values=True)
 class IgnoresFirstBytes(Right):
     def cut(self, parameters, first_bytes, cap_bytes):
         return cut(parameters, cap_bytes, cap_bytes)
 
 
-@wrong(TASK, "right are the buckets of `cut` with first_bytes=300 and cap_bytes=10,000", right_values=True)
+@wrong(TASK, "go through them in reverse; right are the buckets of `cut`", right_values=True)
 class CutsForwards(Right):
     def cut(self, parameters, first_bytes, cap_bytes):
         return cut(parameters[::-1], first_bytes, cap_bytes)

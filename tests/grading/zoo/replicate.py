@@ -55,7 +55,7 @@ def replicate_from_itself(model):
     send_all(all_of(model), me()[0])
 
 
-@wrong("replicate", "broadcast rank 0's, in place")
+@wrong("replicate", "rank 0's have to arrive in the model's own tensors")
 def replicate_copies(model):
     for tensor in all_of(model):
         tensor = tensor.detach().clone()
@@ -144,3 +144,14 @@ def replicate_by_a_seed(model):
     for layer in model.modules():
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
+
+
+@wrong("replicate", "unexpected keyword argument 'root'; hint: replicate.py, line ")
+def replicate_with_another_keyword(model):
+    for tensor in all_of(model):
+        dist.broadcast(tensor, root=0)
+
+
+@wrong("replicate", "the check calls replicate(model)")
+def replicate_with_another_argument(model, src):
+    send_all(all_of(model), src)

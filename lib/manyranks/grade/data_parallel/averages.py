@@ -17,10 +17,11 @@ from manyranks.grade.verdict import Aspect
 from manyranks.grade.watch import Watch
 
 SUM = "that is the sum: the mean over the ranks is asked for, so divide by N"
-TWICE = "that is divided by N twice"
+TWICE = "that is divided by N twice: ReduceOp.AVG divides, too"
 OWN = "these are the rank's own gradients: no mean has been written into parameter.grad"
 LEFT = "where a gradient was None, the mean has to become the gradient: put the zeros into parameter.grad first"
 DETOUR = "the layer that not all ranks use was not averaged: a gradient of None counts as zeros, and is sent"
+_BEFORE = "weigh before the all-reduce: each rank's gradient has the weight of its own examples, not the sum of all"
 
 
 def _replicating(function, watch: Watch) -> Tensors:
@@ -41,7 +42,7 @@ def replicate_cases(n: int) -> list[Script]:
     buffers = {name: first[name] for name in first if name not in parameters}
     mean = {name: torch.stack([state[name] for state in ranks]).mean(0) for name in parameters if name not in frozen}
     wrong = (
-        Wrong("the ranks still have weights of their own: broadcast rank 0's, in place", ranks),
+        Wrong("the ranks still have weights of their own: rank 0's have to arrive in the model's own tensors", ranks),
         Wrong("buffers belong to the model, too: the ranks still have their own", [{**r, **parameters} for r in ranks]),
         Wrong("parameters belong to the model, too: the ranks still have their own", [{**r, **buffers} for r in ranks]),
         Wrong("frozen parameters are used, too: broadcast all", [{**first, **{k: r[k] for k in frozen}} for r in ranks]),
@@ -100,6 +101,10 @@ def average_cases(n: int) -> list[Script]:
             [times(mine, n / sum(rows)) for mine in plain],
         ),
         Wrong("that is divided by N: divide by the examples of all ranks", [times(mine, sum(rows) / n) for mine in right]),
+        Wrong("N times too much: the examples of all ranks are their sum, not their mean", [times(mine, n) for mine in right]),
+        Wrong(_BEFORE, [times(mine, count / sum(rows)) for mine, count in zip(sums, rows, strict=True)]),
+        Wrong(_BEFORE, [times(mine, count / sum(rows)) for mine, count in zip(plain, rows, strict=True)]),
+        Wrong(_BEFORE, [times(mine, count) for mine, count in zip(sums, rows, strict=True)]),
         Wrong(DETOUR, [without_detour(own, mine) for own, mine in zip(grads, right, strict=True)]),
         Wrong(LEFT, [left_none(own, mine) for own, mine in zip(grads, right, strict=True)]),
     )

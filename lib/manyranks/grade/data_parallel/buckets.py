@@ -18,7 +18,6 @@ from manyranks.grade.verdict import Aspect
 from manyranks.grade.watch import Watch
 
 FIRST, CAP = 300, 10_000  # bytes: of the first bucket, and of the others
-CUT = f"`cut` with first_bytes={FIRST} and cap_bytes={CAP:,}"
 
 
 def buckets(parameters: list[nn.Parameter], first: float, cap: float) -> list[list[nn.Parameter]]:
@@ -68,7 +67,7 @@ def in_buckets_cases(n: int) -> list[Script]:
         Wrong("that is the mean over the ranks that use the layer: the others count as zeros, divide by N", _of_users(grads)),
         Wrong("every parameter got the beginning of the row: cut it with row.split([...])", [_beginnings(m) for m in right]),
     )
-    must = Travel(names(), sizes(), model=Toy.bytes(), cut=CUT)
+    must = Travel(names(), sizes(), model=Toy.bytes(), cut="the buckets that you were given")
     return [Script(n, _in_buckets, right, lambda: wrong, must, "where only rank 1 uses the layer `detour`")]
 
 
@@ -88,5 +87,5 @@ class InBuckets(GradientTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
         values("averages over the ranks", 0.5),
         Aspect("makes one all-reduce a bucket, in order", 0.3, traffic.traffic),
-        Aspect("holds one bucket's row at a time", 0.2, traffic.peak),
+        Aspect("holds the rows of one bucket at a time", 0.2, traffic.peak),
     )

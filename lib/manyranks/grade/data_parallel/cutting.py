@@ -25,6 +25,9 @@ _LIMITS = {
     "tiny": (1, 1),
     "several": (FIRST, 4 * CAP),
 }
+_NO_GRADIENTS = "no parameter is in a bucket; gradients do not exist yet when buckets are cut: ask requires_grad"
+_EMPTY = "an empty bucket would be an all-reduce of nothing: leave it out"
+_CHAPTER = "that is the chapter's rule, at most so many bytes: here a bucket is closed once it has at least so many"
 Cutting = Callable[[list[nn.Parameter], float, float], list[list[nn.Parameter]]]
 
 
@@ -81,7 +84,7 @@ def _right(task: GradientTask, trial: Trial) -> Verdict:
         mine, right = _decoded(got[name]), _decoded(must[name])
         if mine != right:
             found = f"with first_bytes={first:,} and cap_bytes={cap:,}: {_unlike(mine, right)}"
-            return Verdict(False, found, _known(got) or _hint(mine, right))
+            return Verdict(False, found, _why(got, mine, right))
     return Verdict(True)
 
 
@@ -92,9 +95,23 @@ def _unlike(got: list[list[str]], right: list[list[str]]) -> str:
     return f"{len(got)} buckets; right are {len(right)}"
 
 
+def _why(got: Tensors, mine: list[list[str]], right: list[list[str]]) -> str:
+    if not any((code >= 0).any() for code in got.values()):
+        return _NO_GRADIENTS
+    known = _known({name: _without_empty(code) for name, code in got.items()})
+    empty = _EMPTY if any([] in _decoded(code) for code in got.values()) else ""
+    return "; ".join(filter(None, (known, empty))) if known else _hint(mine, right)
+
+
+def _without_empty(code: torch.Tensor) -> torch.Tensor:
+    """The code of the same buckets, but for those that have no parameter: two ends in a row, or one at the beginning."""
+    before = torch.cat([code.new_tensor([-1]), code[:-1]])
+    return code[(code >= 0) | (before >= 0)]
+
+
 def _known(got: Tensors) -> str:
     """The hint of the rule that explains the buckets for all limits, if one does."""
-    explains = (hint for hint, rule in _MISTAKES if all(torch.equal(got[name], code) for name, code in _codes(rule).items()))
+    explains = (hint for hint, rule in MISTAKES if all(torch.equal(got[name], code) for name, code in _codes(rule).items()))
     return next(explains, "")
 
 
@@ -105,7 +122,7 @@ def _hint(got: list[list[str]], right: list[list[str]]) -> str:
     if len(set(flat)) < len(flat):
         return "a parameter is in two buckets: its gradient would be averaged twice"
     if [] in got:
-        return "an empty bucket would be an all-reduce of nothing: leave it out"
+        return _EMPTY
     if flat == all_right[: len(flat)] and len(flat) < len(all_right):
         return "the last bucket is missing: it need not be full"
     if missing := set(all_right) - set(flat):
@@ -121,13 +138,13 @@ def _of_elements(itemsize: int) -> Cutting:
     return lambda parameters, first, cap: buckets(parameters, first * 8 / itemsize, cap * 8 / itemsize)
 
 
-def _at_most(parameters: list[nn.Parameter], first: float, cap: float) -> list[list[nn.Parameter]]:
+def _at_most(parameters: list[nn.Parameter], first: float, cap: float, never_empty: bool = True) -> list[list[nn.Parameter]]:
     made: list[list[nn.Parameter]] = [[]]
     for p in reversed([p for p in parameters if p.requires_grad]):
-        if made[-1] and sum(q.nbytes for q in made[-1]) + p.nbytes > (first if len(made) == 1 else cap):
+        if (made[-1] or not never_empty) and sum(q.nbytes for q in made[-1]) + p.nbytes > (first if len(made) == 1 else cap):
             made.append([])
         made[-1].append(p)
-    return made
+    return [bucket for bucket in made if bucket]
 
 
 def _all_in_one(parameters: list[nn.Parameter], first: float, cap: float) -> list[list[nn.Parameter]]:
@@ -147,9 +164,10 @@ def _forwards_within(parameters: list[nn.Parameter], first: float, cap: float) -
     return [bucket[::-1] for bucket in buckets(parameters, first, cap)]
 
 
-_MISTAKES: tuple[tuple[str, Cutting], ...] = (
+MISTAKES: tuple[tuple[str, Cutting], ...] = (
     ("backward makes the last parameter's gradient first: go through them in reverse", lambda p, f, c: buckets(p[::-1], f, c)),
-    ("that is the chapter's rule, at most so many bytes: here a bucket is closed once it has at least so many", _at_most),
+    (_CHAPTER, _at_most),
+    (_CHAPTER, lambda *a: _at_most(*a, never_empty=False)),
     ("the first bucket has a limit of its own: first_bytes", lambda p, f, c: buckets(p, c, c)),
     ("first_bytes is the limit of the first bucket alone: the others have cap_bytes", lambda p, f, c: buckets(p, f, f)),
     ("the limits are bytes, not elements: parameter.nbytes", _of_elements(1)),

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 _COUNT = "count the gradients of the bucket, and start when the last one is there and the buckets before it have left"
 _OVER = "all-reduces are matched by their order, and this one meets another bucket's: a full bucket waits for those before it"
-_ANEW = "the step before was right: does each step count anew? finish() has to forget the one that is over"
+_ANEW = "step 1 was right: finish() must forget what it counted"
+_WHILE = "two buckets can leave at once: while, not if"
 
 
 def order(task: "Task", trial: Trial) -> Verdict:
@@ -40,7 +41,7 @@ class _Follower:
 
     def _start(self) -> None:
         self._there: set[str] = set()
-        self._left = 0
+        self._left, self._just_left = 0, False
 
     @property
     def _full(self) -> bool:
@@ -66,13 +67,19 @@ class _Follower:
             return None
         late = self._late(f"the gradient of {event.what} was made")
         self._there.add(event.what)
+        self._just_left = False
         return late
 
     def _late(self, when: str) -> Verdict | None:
         if self._full:
             found = f"in step {self._backward}, {self._name(self._left)} was full, but had not left when {when}"
-            return Verdict(False, found, self._must.late if self._backward == 1 else _ANEW)
+            return Verdict(False, found, self._why_late())
         return None
+
+    def _why_late(self) -> str:
+        if self._just_left:
+            return _WHILE
+        return self._must.late if self._backward == 1 else _ANEW
 
     def _call(self, event: Event) -> Verdict | None:
         if event.what != "all_reduce":
@@ -81,18 +88,24 @@ class _Follower:
             return Verdict(False, "an all-reduce inside no_sync()", "in there, the hook has nothing to do")
         if self._place == "backward" and not self._full:
             return self._early()
-        self._left += 1
+        self._left, self._just_left = self._left + 1, True
         return None
 
     def _early(self) -> Verdict:
         if self._left == len(self._must.names):
-            return Verdict(False, f"in step {self._backward}, more left than there are buckets", _COUNT)
+            hint = _COUNT if self._backward == 1 else _ANEW
+            return Verdict(False, f"in step {self._backward}, more left than there are buckets", hint)
         name, missing = self._name(self._left), set(self._must.names[self._left]) - self._there
         full = [k for k in range(self._left + 1, len(self._must.names)) if self._there.issuperset(self._must.names[k])]
         if full:
             return Verdict(False, f"in step {self._backward}, {self._name(full[0])} overtook {name}", _OVER)
         found = f"in step {self._backward}, {name} left before it was full, without {' and '.join(sorted(missing))}"
-        return Verdict(False, found, f"{_COUNT}; {self._must.early}" if len(missing) == 1 else _COUNT)
+        return Verdict(False, found, self._why_early(len(missing)))
+
+    def _why_early(self, missing: int) -> str:
+        if self._backward > 1:
+            return _ANEW
+        return f"{_COUNT}; {self._must.early}" if missing == 1 else _COUNT
 
     def _wait(self, event: Event) -> Verdict | None:
         if self._place in ("backward", "alone"):

@@ -16,14 +16,17 @@ _EXACT = {"dtype": torch.float64}  # with digits that float32 has not
 
 
 class Toy(nn.Module):
-    """A tied weight, a frozen layer, a layer that only some examples use, buffers, one of them of whole numbers; float64."""
+    """A tied weight, a frozen layer, a layer that only some examples use, buffers, one of them of whole numbers; float64.
+
+    `detour` is registered before `first` and used after it: where it is used, its bucket is full before the one in front of it.
+    """
 
     def __init__(self, seed: int):
         super().__init__()
         torch.manual_seed(seed)
         self.embedding = nn.Embedding(VOCAB, HIDDEN, **_EXACT)
-        self.first = nn.Linear(HIDDEN, HIDDEN, **_EXACT)
         self.detour = nn.Linear(HIDDEN, HIDDEN, **_EXACT)
+        self.first = nn.Linear(HIDDEN, HIDDEN, **_EXACT)
         self.frozen = nn.Linear(HIDDEN, HIDDEN, bias=False, **_EXACT)
         self.second = nn.Linear(HIDDEN, HIDDEN, **_EXACT)
         self.head = nn.Linear(HIDDEN, VOCAB, bias=False, **_EXACT)

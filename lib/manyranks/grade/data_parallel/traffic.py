@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from manyranks.grade.compare import sizes
 from manyranks.grade.data_parallel.toy import FROZEN_BYTES, TIED_BYTES
 from manyranks.grade.report import listed, size
-from manyranks.grade.scripts import NOTHING
+from manyranks.grade.scripts import NOTHING, WAIT
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
 from manyranks.grade.watch import Event
@@ -20,8 +20,9 @@ _NUMBER = 64  # bytes: no parameter is as small as this, a number is
 class Travel(NamedTuple):
     """What a script's calls must be. names: of the parameters of each bucket; buckets: its bytes; rounds: how often they go.
 
-    first: bytes that are broadcast before; model: bytes of parameters and buffers; cut: how the buckets were cut, in words;
-    early, late: the hints for one that leaves without its last gradient, and for one that leaves too late.
+    first: bytes that are broadcast before; model: bytes of parameters and buffers; cut: which buckets these are, in words;
+    early, late: the hints for one that leaves without its last gradient, and for one that leaves too late; others: the
+    buckets' bytes by rules that learners follow instead, each with its hint.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -32,6 +33,7 @@ class Travel(NamedTuple):
     cut: str = ""
     early: str = ""
     late: str = ""
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -97,16 +99,18 @@ def _bucket_hint(got: list[int], must: Travel) -> str:
     right = must.calls
     if not got:
         return NOTHING
+    if must.rounds > 1 and got == list(must.buckets):
+        return "only step 1 sent anything: empty your lists in finish()"
     if known := _amount(sum(got) / must.rounds, sum(must.buckets)):
         return known
-    here = f"right are the buckets of {must.cut}, which have {listed([f'{b:,}' for b in must.buckets])} bytes"
-    if sorted(got) == sorted(right):
-        return f"the right buckets in the wrong order; {here}"
+    here = f"right are {must.cut}, which have {listed([f'{b:,}' for b in must.buckets])} bytes"
     if sum(got) == sum(right) and len(got) == sum(map(len, must.names)) * must.rounds:
         return f"that is one call a parameter: put the gradients of a bucket into one tensor; {here}"
     if sum(got) == sum(right) and len(got) == must.rounds:
         return f"that is one call for everything: make one a bucket; {here}"
-    return here
+    if known := next((hint for hint, other in must.others if got == list(other) * must.rounds), ""):
+        return f"{known}; {here}"
+    return f"the right buckets in the wrong order; {here}" if sorted(got) == sorted(right) else here
 
 
 def _amount(got: float, right: int) -> str:
@@ -154,18 +158,21 @@ def memory(task: "Task", trial: Trial) -> Verdict:
     for rank, seen in enumerate(trial.answers):
         if not seen.calls("all_reduce"):
             return Verdict(False, "there was no all-reduce to judge")
+        if len(seen.held) < 2:
+            return Verdict(False, f"rank {rank} did not take two steps", "leave the check as it is")
         kept, more = seen.held[-1] - must.model, seen.held[-1] - seen.held[-2]
         if more > 0:
             found = f"rank {rank} holds {size(more)} more after each step"
-            return Verdict(False, found, "keep nothing of a step that is over: empty your lists in finish()")
+            hint = WAIT if trial.unwaited else "keep nothing of a step that is over: empty your lists in finish()"
+            return Verdict(False, found, hint)
         if kept > gradients + _SMALL:
             found = f"rank {rank} holds {size(kept)} beside the model; the gradients have {size(gradients)}"
-            return Verdict(False, found, "one copy of the gradients is enough")
+            return Verdict(False, found, WAIT if trial.unwaited else "one copy of the gradients is enough")
     return Verdict(True)
 
 
 def peak(task: "Task", trial: Trial) -> Verdict:
-    """Of the buckets' rows, one at a time: beside it the one before and what is made of it, as a loop's variables keep them."""
+    """The rows of one bucket at a time: three, for a loop's variables keep the one before, and what is made of a row."""
     must: Travel = trial.case.must
     most = 3 * max(must.buckets)
     for rank, seen in enumerate(trial.answers):
@@ -173,7 +180,9 @@ def peak(task: "Task", trial: Trial) -> Verdict:
             return Verdict(False, "there was no all-reduce to judge")
         rows = seen.peak_bytes - must.model - sum(must.buckets)
         if rows > most + _SMALL:
-            found = f"rank {rank} held {size(rows)} beside the gradients; three rows of a bucket have {size(most)}"
-            hint = "make the row of one bucket, reduce it, write it back, and only then make the next"
+            found = f"rank {rank} held {size(rows)} beside the gradients; three rows of the largest bucket have {size(most)}"
+            hint = (
+                WAIT if trial.unwaited else "make the row of one bucket, reduce it, write it back, and only then make the next"
+            )
             return Verdict(False, found, hint)
     return Verdict(True)

@@ -1,6 +1,7 @@
 """The tasks Overlapped and no_sync: a wrapper whose buckets leave while backward runs."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.grade.data_parallel import buckets, order, toy, traffic
+from manyranks.grade.data_parallel import buckets, cutting, order, toy, traffic
 from manyranks.grade.data_parallel.averages import DETOUR, LEFT, OWN, SUM, TWICE, left_none, times
 from manyranks.grade.data_parallel.buckets import CAP, FIRST
 from manyranks.grade.data_parallel.task import GradientTask
@@ -25,11 +26,19 @@ _ACCUMULATED = [[0, 1, 3], [2, 4, 3], [3, 6, 7]]  # three micro-batches a step; 
 CALL = "Overlapped(module, first_bytes, cap_bytes)"
 _EARLY = "does its hook run before the gradient is there? register_post_accumulate_grad_hook, not register_hook"
 _INSIDE = "what arrives inside no_sync() is not counted, and leaves gradients that are not None"
-_START = "start the all-reduce in the hook of the bucket's last gradient, with async_op=True"
+_START = (
+    "start the all-reduce in the hook of the bucket's last gradient, with async_op=True; does the hook get what you think? "
+    "a lambda in a loop sees its last value: use functools.partial"
+)
+_EMPTY_LISTS = "only step 1 sent anything: empty your lists in finish()"
+_LOOP = "the training loop calls finish(), after backward: a hook only starts all-reduces"
 _AGAIN = f"{_START}; after no_sync(), switch this on again"
 _STAYS = "an exception inside no_sync() must not leave it switched on: use try and finally"
+_EMPTIED = "finish() leaves no gradients: write the means into parameter.grad, and let the loop call zero_grad()"
+_STALE = "where the gradient is None, the row still has what a step before left there: write zeros into it"
 _READY = ("manyranks.parallel", "torch.nn.parallel", "torch.distributed")
 _AFTER = [[2], [3]]  # an exception inside no_sync()
+_CUT = f"the buckets of `cut` with first_bytes={FIRST} and cap_bytes={CAP:,}"
 _REPLICAS = "the ranks started from different weights: call replicate(module) when the wrapper is made"
 
 
@@ -81,22 +90,28 @@ def _failing(wrapper, watch: Watch) -> Tensors:
 def _made(wrapper, watch: Watch) -> tuple:
     module = Toy(dist.get_rank())
     watch.follow(module)
+    _refuse_ready(wrapper if isinstance(wrapper, type) else type(wrapper))
     model = wrapper(module, FIRST, CAP)
     _check_made(model)
+    watch.forbid("finish", "backward", "finish() ran inside backward", _LOOP)
     return model, module, torch.optim.SGD(module.parameters(), lr=RATE)
 
 
 def _check_made(model) -> None:
     """Raises Stopped where it is no wrapper, or one that was ready."""
-    parts = model.modules() if isinstance(model, nn.Module) else [model]
-    for kind in {kind for part in parts for kind in type(part).__mro__}:
-        if kind.__module__.startswith(_READY):
-            raise Stopped(f"that is {kind.__name__} of {kind.__module__}", "write it yourself, with hooks and dist.all_reduce")
+    for part in model.modules() if isinstance(model, nn.Module) else [model]:
+        _refuse_ready(type(part))
     if not callable(model):
         hint = "derive the class from torch.nn.Module, and give it a forward()"
         raise Stopped(f"{CALL} gave a {type(model).__name__}, which cannot be called", hint)
     if not callable(getattr(model, "finish", None)):
         raise Stopped(f"{CALL} gave a {type(model).__name__}, which has no finish()", "write finish(self) in the class")
+
+
+def _refuse_ready(kind: type) -> None:
+    for base in kind.__mro__:
+        if base.__module__.startswith(_READY):
+            raise Stopped(f"{base.__name__} is not allowed", "write it yourself, with hooks and dist.all_reduce")
 
 
 def _no_sync(model):
@@ -113,15 +128,29 @@ def _no_sync(model):
 def _backward(model, module: Toy, loss: torch.Tensor, watch: Watch) -> None:
     if max(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters()) > 2:  # the check's and the learner's
         raise Stopped("a parameter has more than one hook of yours", "add hooks in __init__, one for each parameter")
-    watch.mark("backward")
-    loss.backward()
-    watch.mark("finish")
     before = toy.weights(module)
-    model.finish()
+    with _remembering(watch):
+        watch.mark("backward")
+        loss.backward()
+        watch.mark("finish")
+        model.finish()
     watch.mark("step")
     if changed := [name for name, p in module.named_parameters() if not torch.equal(p, before[name])]:
         hint = "average gradients, parameter.grad, and leave the weights to the optimizer"
         raise Stopped(f"finish() has changed the weights: {changed[0]}", hint)
+
+
+@contextmanager
+def _remembering(watch: Watch) -> Iterator[None]:
+    """Raises Stopped for what goes wrong in a step that has sent nothing, where the one before has."""
+    try:
+        yield
+    except Exception as error:
+        happened = [event.what for event in watch.events]
+        latest = max(k for k, what in enumerate(happened) if what == "backward")
+        if "all_reduce" in happened and "all_reduce" not in happened[latest:] and not isinstance(error, Stopped):
+            raise Stopped(f"{type(error).__name__} in step {happened.count('backward')}: {error}", _EMPTY_LISTS) from error
+        raise
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor, watch: Watch) -> None:
@@ -148,8 +177,14 @@ def no_sync_cases(n: int) -> list[Script]:
 
 def _script(n: int, script, batches: list[list[int]], note: str, wrong: Callable, *hints: str) -> Script:
     size = Toy.bytes()
-    travel = Travel(buckets.names(), buckets.sizes(), len(batches), size, size, buckets.CUT, *hints)
+    travel = Travel(buckets.names(), buckets.sizes(), len(batches), size, size, _CUT, *hints, _other_cuts())
     return Script(n, script, _trained(n, batches), wrong, travel, note)
+
+
+def _other_cuts() -> tuple[tuple[str, tuple[int, ...]], ...]:
+    parameters = list(Toy(0).parameters())
+    cuts = ((hint, rule(parameters, FIRST, CAP)) for hint, rule in cutting.MISTAKES)
+    return tuple((hint, tuple(sum(p.nbytes for p in bucket) for bucket in made)) for hint, made in cuts)
 
 
 def _trained(n: int, batches: list[list[int]], combine=lambda grads, step: toy.mean(grads)) -> list[Tensors]:
@@ -168,8 +203,11 @@ def _wrong(n: int, batches: list[list[int]]) -> Iterator[Wrong]:
     yield Wrong(DETOUR, _trained(n, batches, _without_detour))
     yield Wrong(LEFT, _trained(n, batches, _left_none))
     yield Wrong("only the first step is right: count anew in each step", _trained(n, batches, _first_only))
-    again = "each step writes the first step's gradients: forget the step at the end of finish()"
+    again = "each step writes step 1's gradients: empty your lists in finish()"
     yield Wrong(again, _trained(n, batches, _first_again()))
+    yield Wrong(_EMPTIED, _trained(n, batches, lambda grads, step: [{}] * n))
+    for factor in (1, n):
+        yield Wrong(_STALE, _trained(n, batches, _stale(factor)))
     copied = "those are rank 0's gradients on all ranks: all_reduce adds, broadcast copies"
     yield Wrong(copied, _trained(n, batches, lambda grads, step: grads[:1] * n))
 
@@ -212,6 +250,22 @@ def _first_again() -> Callable[[Gradients, int], Gradients]:
     def combine(grads: Gradients, step: int) -> Gradients:
         found.append(toy.mean(grads))
         return found[0]
+
+    return combine
+
+
+def _stale(factor: float) -> Callable[[Gradients, int], Gradients]:
+    """Where there is no gradient, the mean of the step before counts as one, so many times."""
+    means: list[Gradients] = []
+
+    def combine(grads: Gradients, step: int) -> Gradients:
+        before = means[-1] if means else [{name: torch.zeros(()) for name in mine} for mine in grads]
+        filled = [
+            {name: old[name] * factor if grad is None else grad for name, grad in mine.items()}
+            for mine, old in zip(grads, before, strict=True)
+        ]
+        means.append(toy.mean(filled))
+        return means[-1]
 
     return combine
 
