@@ -1,17 +1,22 @@
 """parallel.zero: each stage trains as one process does, and holds and sends what the formulas say."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+import manyranks as mr
+from manyranks import theory
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
 from tests.ranks.test_data_parallel import Toy, difference, loss_of, tokens
+from tests.ranks.test_precision import storage_bytes
 
 ADAM = {"lr": 1e-2, "weight_decay": 0.1}
 STAGES = ["1", "2", "3", "fsdp"]
@@ -189,3 +194,79 @@ def test_groups_keep_their_options_and_can_be_added_later(shared_world, stage):
         return difference(model, alone)
 
     assert max(shared_world.run(both)) < 1e-10
+
+
+# What a rank holds.
+
+
+def bits(dtype: torch.dtype) -> nn.Module:
+    """Rows of odd sizes, and a unit that is frozen."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise([5, 7, 11, 3])))
+    model[1].requires_grad_(False)
+    return model.to(dtype)
+
+
+def held(stage: int, dtype: torch.dtype, compute: torch.dtype | None = None, shape=None) -> tuple[list[int], ...]:
+    """Bytes of each part after backward and between steps; elements of the rows that learn, and of the frozen ones."""
+    model = bits(dtype)
+    if stage == 3:
+        mesh = None if shape is None else init_device_mesh("cpu", shape)
+        model = FullyShardedDataParallel(model, mesh=mesh, compute_dtype=compute, reduce_dtype=torch.float32)
+        optimizer = torch.optim.AdamW(model.parameters())
+        rows, see = model.units, partial(model.held, optimizer)
+    else:
+        optimizer = ZeroOptimizer(model.parameters(), torch.optim.AdamW, stage=stage, bucket_bytes=200)
+        rows, see = optimizer.rows, optimizer.held
+    seen = []
+    for _ in range(2):
+        model(torch.ones(2, 5, dtype=dtype)).float().sum().backward()
+        if stage == 3:
+            model.finish()
+        seen = [storage_bytes(part) for part in see()]
+        optimizer.step()
+    optimizer.zero_grad()
+    learning = [row.elements for row in rows if row.parameters[0].requires_grad]
+    frozen = [row.elements for row in rows if not row.parameters[0].requires_grad] or [7 * 11, 11]
+    return seen, [storage_bytes(part) for part in see()], learning, frozen
+
+
+def theirs(rows, frozen, n, stage, bytes, replicas=1) -> list[int]:
+    """theory.sharding's bytes: what learns, and what is frozen, of which there are neither gradients nor states."""
+    parameter, gradient, master = bytes
+    of_rows = theory.sharding.held(rows, n, stage, parameter, gradient, master, (4, 4), 4, replicas)
+    whole = parameter or master
+    fixed = (
+        theory.sharding.held(frozen, n, stage, whole, 0, 0, (), 0, replicas).parameters if stage == 3 else sum(frozen) * whole
+    )
+    at_masters = stage == 3 and not parameter
+    total = list(of_rows[:5])
+    total[2 if at_masters else 0] += fixed
+    return total
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_rank_holds_the_theory_s_bytes(shared_worlds, stage, dtype):
+    n, kind = shared_worlds.size, getattr(torch, dtype)
+    wide = kind == torch.float32
+    for after_backward, between, rows, frozen in shared_worlds.run(held, stage, kind):
+        size = (4, 4, 0) if wide else (0, 4, 4) if stage == 3 else (2, 2, 4)
+        expected = theirs(rows, frozen, n, stage, size)
+        assert after_backward == expected
+        assert between == [expected[0], 0, *expected[2:]]
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (1, 4), (4, 1)])
+@pytest.mark.parametrize("compute", [None, torch.bfloat16])
+def test_so_it_does_where_shards_have_replicas(four, shape, compute):
+    for after_backward, between, rows, frozen in four.run(held, 3, torch.float32, compute, shape):
+        expected = theirs(rows, frozen, 4, 3, (4, 4, 0) if compute is None else (0, 4, 4), shape[0])
+        assert after_backward == expected
+        assert between == [expected[0], 0, *expected[2:]]
+
+
+@pytest.fixture(scope="module")
+def four():
+    with mr.World(4, backend="gloo", timeout=30) as world:
+        yield world

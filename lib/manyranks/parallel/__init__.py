@@ -6,9 +6,9 @@ Imports are lazy (PEP 562): parallel.collectives loads that technique only.
 
 from importlib import import_module
 
-_MODULES = ("collectives", "data_parallel", "precision")
+_MODULES = ("collectives", "data_parallel", "fsdp", "offload", "precision", "sharded_state", "zero")
 
-__all__ = ["collectives", "data_parallel", "precision"]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str):

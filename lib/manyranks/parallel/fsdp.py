@@ -43,7 +43,8 @@ class FullyShardedDataParallel(Zero3):
     travel in, None for compute_dtype. Shards and optimizer keep the parameters' own dtype.
     prefetch: how many units are gathered ahead; keep_last: whether the last one of forward
     stays for backward.
-    The first forward pass notes the order of the modules; from then on they are prefetched.
+    The first step notes the order of the modules, from then on they are prefetched.
+    Buffers keep their dtype. All ranks run the same modules in the same order.
     Raises ValueError for a mesh that is not of two dimensions, for a group and a mesh, and
     for units that are not in the module or lie in each other.
     """
@@ -64,9 +65,9 @@ class FullyShardedDataParallel(Zero3):
         self._whole = _checked(module, units)
         self._dtype, self._reduce_dtype = compute_dtype, reduce_dtype
         self._prefetch, self._keep_last = prefetch, keep_last
-        self._order: list[nn.Module] = []  # of the modules in forward
-        self._at = -1  # the place in it of the one that computes
+        self._forward, self._backward = _Order(), _Order()
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
+        self._computing: set[nn.Module] = set()  # their backward
         self._synchronises = True
         if self._replicas is not None:
             replicas.broadcast([*module.parameters(), *module.buffers()], self._replicas)
@@ -76,11 +77,11 @@ class FullyShardedDataParallel(Zero3):
 
     def _parts(self) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
         inside = {part for unit in self._whole for part in unit.modules()}
-        for path, module in self.module.named_modules():
+        for path, module, own in super()._parts():
             if module in self._whole:
                 yield path, module, dict(module.named_parameters(path))
             elif module not in inside:
-                yield path, module, dict(module.named_parameters(path, recurse=False))
+                yield path, module, own
 
     def _unit(self, name: str, named: dict[str, nn.Parameter]) -> Unit:
         types = self._dtype, self._reduce_dtype
@@ -88,10 +89,12 @@ class FullyShardedDataParallel(Zero3):
 
     def forward(self, *args, **kwargs):
         """The module's, of inputs in compute_dtype."""
-        self._at = -1
+        self._forward.begin()
+        self._backward.begin()
         args, kwargs = tree_map(self._cast, (args, kwargs))
         outputs = self.module(*args, **kwargs)
         if not torch.is_grad_enabled():
+            self._done += self.units  # also what was gathered ahead and not used
             self._free_done()
         return outputs
 
@@ -102,12 +105,9 @@ class FullyShardedDataParallel(Zero3):
     def _before_forward(self, module: nn.Module, inputs: tuple) -> None:
         if _in_backward():  # it is computed again, from a checkpoint
             return super()._before_forward(module, inputs)
-        self._at += 1
-        if self._order[self._at : self._at + 1] != [module]:
-            self._order[self._at :] = [module]  # another order than before
         self._free_done(but=self._needs[module])
         super()._before_forward(module, inputs)
-        self._start(range(self._at + 1, self._at + 1 + self._prefetch))
+        self._start(self._forward.next(module, self._prefetch))
         differ = [value for value in tree_leaves(inputs) if _differs(value)]
         if differ:
             over = partial(self._after_backward, module)
@@ -122,35 +122,31 @@ class FullyShardedDataParallel(Zero3):
         self._follow(module, outputs)
 
     def _before_backward(self, module: nn.Module, grad: Tensor) -> None:
-        places = [k for k in range(self._at + 1) if self._order[k] is module]
-        self._at = places[-1] if places else self._at
+        self._computing.add(module)
         self._free_done(but=self._needs[module])
         super()._before_backward(module, grad)
-
-    def _arrived(self, unit: Unit, parameter: Tensor) -> None:
-        if len(unit.missing) == len(unit.parameters):  # the first: its module computes
-            self._start(range(self._at - 1, self._at - 1 - self._prefetch, -1))
-        super()._arrived(unit, parameter)
-
-    def _reduce(self, unit: Unit) -> None:
-        if self._synchronises:
-            unit.reduce()
+        self._start(self._backward.next(module, self._prefetch))
 
     def _after_backward(self, module: nn.Module, grads: tuple) -> None:
         """Frees what no gradient's arrival does: frozen units and those of several modules.
 
         Called when the gradients of all the module's inputs are there.
         """
-        now = self._needs[self._order[self._at]]
+        self._computing.discard(module)
+        needed = {unit for other in self._computing for unit in self._needs[other]}
         for unit in self._needs[module]:
-            if unit not in now and (not unit.learns or unit in self._shared):
+            if unit not in needed and (not unit.learns or unit in self._shared):
                 unit.free()
 
-    def _start(self, places: Iterable[int]) -> None:
-        for place in places:
-            for unit in (
-                self._needs[self._order[place]] if 0 <= place < len(self._order) else ()
-            ):
+    def _complete(self, unit: Unit) -> None:
+        if self._synchronises:
+            unit.reduce()
+        else:
+            unit.missing = set(unit.parameters)
+
+    def _start(self, modules: Iterable[nn.Module]) -> None:
+        for module in modules:
+            for unit in self._needs[module]:
                 unit.start()
 
     def _free_done(self, but: Iterable[Unit] = ()) -> None:
@@ -175,12 +171,30 @@ class FullyShardedDataParallel(Zero3):
     def finish(self) -> None:
         """To be called after backward: reduces what some gradient is missing of."""
         self._done.clear()
-        if self._synchronises:
-            super().finish()
+        self._computing.clear()
+        super().finish()
 
     def clip_grad_norm_(self, most: float) -> Tensor:
         """As torch.nn.utils', over all shards; after finish(). Returns the norm before."""
         return clip_grad_norm(self.parameters(), most, self.group)
+
+
+class _Order:
+    """The order in which modules compute: noted as they come, expected the next time."""
+
+    def __init__(self):
+        self._modules: list[nn.Module] = []
+        self._at = -1
+
+    def begin(self) -> None:
+        self._at = -1
+
+    def next(self, module: nn.Module, count: int) -> list[nn.Module]:
+        """This one computes; so many are expected next."""
+        self._at += 1
+        if self._modules[self._at : self._at + 1] != [module]:
+            self._modules[self._at :] = [module]  # another order than before
+        return self._modules[self._at + 1 : self._at + 1 + count]
 
 
 def _differs(value) -> bool:
@@ -205,11 +219,11 @@ def _levels(group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> tuple:
 def _checked(module: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Module]:
     """The units; None: the children of the module, and those of its lists."""
     if units is None:
-        lists = nn.ModuleList, nn.ModuleDict
+        lists, parts = (nn.ModuleList, nn.ModuleDict), (nn.ParameterList, nn.ParameterDict)
         children = [
             (c.children() if isinstance(c, lists) else (c,)) for c in module.children()
         ]
-        return [unit for group in children for unit in group]
+        return [u for group in children for u in group if not isinstance(u, parts)]
     units, names = list(units), {part: name for name, part in module.named_modules()}
     for unit in units:
         if unit not in names:

@@ -15,23 +15,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.parallel.collectives.messages import members
-from manyranks.parallel.collectives.ring import ring_reduce_scatter
 
 Named = dict[str, nn.Parameter]
 _HALF = (torch.bfloat16, torch.float16)
 
 
 def reduce_scatter(row_E: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """This rank's shard of the sum over the ranks; row_E stays as it is.
+    """This rank's shard of the sum over the ranks. row_E is used up: sums are made in it.
 
-    gloo's own reduce-scatter is an all-reduce inside and sends twice the bytes; our ring
-    takes its place. NCCL's is used as it is.
+    gloo's own reduce-scatter is an all-reduce inside and sends twice the bytes. So here is
+    a ring: a chunk sets out at the rank after its owner and collects a term at each stop.
+    collectives.ring_reduce_scatter does the same, but leaves the row as it is, for which it
+    takes memory for another one. NCCL's own is used as it is.
     """
-    if dist.get_backend(group) == "gloo":
-        return ring_reduce_scatter(row_E, group)
-    shard_S = row_E.new_empty(row_E.numel() // dist.get_world_size(group))
-    dist.reduce_scatter_single(shard_S, row_E, group=group)
-    return shard_S
+    ring = members(group)
+    n, rank = len(ring.ranks), ring.place
+    chunks = row_E.view(n, -1)
+    if dist.get_backend(group) != "gloo":
+        dist.reduce_scatter_single(chunks[rank], row_E, group=group)
+        return chunks[rank].clone()
+    landing_S = torch.empty_like(chunks[0])
+    for k in range(1, n):
+        ring.exchange(chunks[rank - k], (rank + 1) % n, landing_S, (rank - 1) % n)
+        chunks[rank - k - 1].add_(landing_S)
+    return chunks[rank].clone()
 
 
 @torch.no_grad()
@@ -45,8 +52,10 @@ def clip_grad_norm(
     if not most >= 0:
         raise ValueError(f"most={most}: give the largest norm that a gradient may have")
     grads = [shard.grad for shard in shards if shard.grad is not None]
-    squares = [grad.square().sum(dtype=torch.float64) for grad in grads]
-    total = sum(squares, torch.zeros((), dtype=torch.float64))
+    device = grads[0].device if grads else None
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for grad in grads:
+        total += grad.square().sum(dtype=torch.float64)
     dist.all_reduce(total, group=group)
     norm = total.sqrt()
     for grad in grads:
@@ -54,12 +63,22 @@ def clip_grad_norm(
     return norm
 
 
+def states_of(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, ...]]:
+    """Its states, and its counters of steps, one a parameter."""
+    named = [item for state in optimizer.state.values() for item in state.items()]
+    tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]
+    return {
+        "states": tuple(value for name, value in tensors if name != "step"),
+        "counters": tuple(value for name, value in tensors if name == "step"),
+    }
+
+
 class ShardedRow:
     """Parameters of one dtype, end to end in row_E, of which they become views.
 
-    names, parameters: in the order of the row; grad_S: this rank's shard of the mean of
-    all ranks' gradients; shard_S: what this rank keeps of the row, a Parameter for an
-    optimizer, in 32 bits where the parameters have 16.
+    names, parameters: in the order of the row; shard_S: what this rank keeps of it, a
+    Parameter for an optimizer, in 32 bits where the parameters have 16; grad_S: its part of
+    the mean of all ranks' gradients.
     """
 
     def __init__(self, named: Named, group: dist.ProcessGroup | None = None):
@@ -83,6 +102,11 @@ class ShardedRow:
         """Each parameter with its name."""
         return list(zip(self.parameters, self.names, strict=True))
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether shard_S is another copy than the row, in more bits."""
+        return self.shard_S.dtype != self.row_E.dtype
+
     def parts(self, row_E: Tensor) -> list[Tensor]:
         """The parameters' parts of a row, in their shapes."""
         parts = row_E[: self.elements].split([p.numel() for p in self.parameters])
@@ -93,21 +117,34 @@ class ShardedRow:
         return row_E.view(self._n, -1)[self._rank]
 
     @torch.no_grad()
-    def gradient_row(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The gradients in a new row, divided by N; zeros where there is none."""
-        row_E = self.row_E.new_zeros(self.row_E.numel(), dtype=dtype)
-        for part, parameter in zip(self.parts(row_E), self.parameters, strict=True):
-            if parameter.grad is not None:
-                part.copy_(parameter.grad)
-        return row_E.div_(self._n)
+    def take_gradients(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The gradients, divided by N, in a new row; zeros where there is none.
+
+        Each is dropped once it is in the row, so that they are not there twice. Raises
+        ValueError for a sparse one.
+        """
+        row_E = self.row_E.new_empty(self.row_E.numel(), dtype=dtype)
+        row_E[self.elements :] = 0
+        for part, (parameter, name) in zip(self.parts(row_E), self.named, strict=True):
+            if parameter.grad is None:
+                part.zero_()
+            elif parameter.grad.layout != torch.strided:
+                raise ValueError(
+                    f"{name} has a sparse gradient, and only dense ones are averaged: "
+                    "in an embedding, say sparse=False"
+                )
+            else:
+                torch.mul(parameter.grad.to(row_E.dtype), 1 / self._n, out=part)
+                parameter.grad = None
+        return row_E
 
     def mean(self, dtype: torch.dtype | None = None) -> Tensor:
         """This rank's shard of the mean gradient of all; dtype: that it travels in."""
-        return reduce_scatter(self.gradient_row(dtype), self.group)
+        return reduce_scatter(self.take_gradients(dtype), self.group)
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Adds the mean of all ranks' gradients to grad_S."""
+        """Adds the mean of all ranks' gradients to grad_S; the whole ones are dropped."""
         mean_S = self.mean()
         self.grad_S = mean_S if self.grad_S is None else self.grad_S.add_(mean_S)
         self.missing = set(self.parameters)
@@ -118,14 +155,17 @@ class ShardedRow:
             self.shard_S.grad = self.grad_S.to(self.shard_S.dtype)
 
     def drop_gradients(self) -> None:
-        """Forgets the parameters' own gradients, which are whole."""
+        """Forgets all gradients, whole ones and shards."""
+        self.grad_S = self.shard_S.grad = None
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
-    def spread(self) -> None:
-        """All shards come into the row: the optimizer's parameters are the model's."""
+    def spread(self) -> dist.Work:
+        """All shards start to come into the row: what the optimizer made is the model's."""
         own_S = self.own(self.row_E)
-        if own_S.data_ptr() != self.shard_S.data_ptr():
+        if self.has_masters:
             own_S.copy_(self.shard_S)
-        dist.all_gather_single(self.row_E, own_S.clone(), group=self.group)
+        # So that a backward that needs what they were before can tell.
+        torch.autograd.graph.increment_version(self.parameters)
+        return dist.all_gather_single(self.row_E, own_S, group=self.group, async_op=True)

@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from manyranks.parallel import buckets, replicas
-from manyranks.parallel.sharding import ShardedRow, clip_grad_norm
-from manyranks.parallel.units import Unit
+from manyranks.parallel.collectives.messages import wait
+from manyranks.parallel.precision import Held
+from manyranks.parallel.sharding import ShardedRow, clip_grad_norm, states_of
+from manyranks.parallel.units import Unit, kinds, own_parameters
 
 
 class ZeroOptimizer:
@@ -41,9 +43,8 @@ class ZeroOptimizer:
     Parameters in 16 bits get masters in 32. A frozen parameter is left alone; one without
     a gradient counts as one with zeros. All ranks begin with rank 0's parameters.
     .optimizer is the torch optimizer, of shards: a learning-rate schedule takes it.
-    Elementwise: an optimizer that looks at a whole parameter at once, as Adafactor or Muon
-    do, would see a piece of a row. Raises ValueError for another stage, without parameters,
-    and for one that is given twice.
+    One that looks at a whole parameter, as Adafactor and Muon do, would see a piece of it.
+    Raises ValueError for another stage, without parameters, and for one given twice.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ZeroOptimizer:
         optimizer_class: type[torch.optim.Optimizer],
         stage: int = 1,
         group: dist.ProcessGroup | None = None,
-        bucket_bytes: int = 25_000_000,
+        bucket_bytes: int = 10_000_000,
         **kwargs,
     ):
         if stage not in (1, 2):
@@ -60,6 +61,7 @@ class ZeroOptimizer:
         replicas.check_bytes(bucket_bytes)
         self.stage, self.group, self._most = stage, group, bucket_bytes
         self.rows: list[ShardedRow] = []
+        self.frozen: list[Tensor] = []
         self._left, self._prepared, self._backward = 0, False, False
         groups = [self._sharded(group) for group in _groups(params)]
         self.optimizer = optimizer_class(groups, **kwargs)
@@ -81,6 +83,7 @@ class ZeroOptimizer:
             raise ValueError(f"{twice[0]} is in two groups: each parameter belongs to one")
         replicas.broadcast(named.values(), self.group)
         learning = {name: p for name, p in named.items() if p.requires_grad}
+        self.frozen += [p for p in named.values() if not p.requires_grad]
         parts = buckets.parts(learning, self._most)
         rows = [ShardedRow(part, self.group) for part in parts]
         if self.stage == 2:
@@ -101,15 +104,13 @@ class ZeroOptimizer:
             self._reduce_next()
 
     def _backward_over(self) -> None:
-        """What has not left, because some parameter has no gradient, leaves now."""
+        """What has not left, for some parameter has no gradient, leaves now."""
         while self._left < len(self.rows):
             self._reduce_next()
         self._left, self._backward = 0, False
 
     def _reduce_next(self) -> None:
-        row = self.rows[self._left]
-        row.reduce()
-        row.drop_gradients()
+        self.rows[self._left].reduce()
         self._left += 1
 
     def _prepare(self) -> None:
@@ -117,7 +118,6 @@ class ZeroOptimizer:
         if not self._prepared:
             for row in self.rows:
                 if self.stage == 1:
-                    row.grad_S = None
                     row.reduce()
                 row.hand_over()
         self._prepared = True
@@ -128,19 +128,35 @@ class ZeroOptimizer:
         return clip_grad_norm([row.shard_S for row in self.rows], most, self.group)
 
     def step(self) -> None:
-        """One step on the shards; then all ranks have all parameters again."""
+        """One step on the shards; then all ranks have all parameters again.
+
+        It uses the gradients up: there are none afterwards.
+        """
         self._prepare()
         self.optimizer.step()
-        self.optimizer.zero_grad()
-        for row in self.rows:
-            row.spread()
-        self._prepared = False
+        self.zero_grad()
+        self.spread()
+
+    def spread(self) -> None:
+        """All ranks get all parameters from the shards, as after these were loaded."""
+        wait([row.spread() for row in self.rows])
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
         for row in self.rows:
-            row.grad_S = row.shard_S.grad = None
             row.drop_gradients()
+        self._prepared = False
+
+    def held(self) -> Held:
+        """What this rank holds now, padding included; gradients from backward to step()."""
+        whole = [p.grad for row in self.rows for p in row.parameters]
+        shards = [row.shard_S.grad if self._prepared else row.grad_S for row in self.rows]
+        return Held(
+            parameters=(*(row.row_E for row in self.rows), *self.frozen),
+            gradients=tuple(g for g in (*whole, *shards) if g is not None),
+            masters=tuple(row.shard_S for row in self.rows if row.has_masters),
+            **states_of(self.optimizer),
+        )
 
 
 def _groups(params: Iterable) -> list[dict]:
@@ -164,9 +180,8 @@ class Zero3(nn.Module):
     module: the model, reached as .module; group: the ranks that share, None for all.
     A unit is what one module has of its own, and a tied parameter belongs to the first that
     has it. Forward gathers a module's units and frees them; so does backward, and when all
-    gradients of a unit are there, they are reduced to the shards.
-    parameters() are the shards: give them to an optimizer. All ranks run the same modules
-    in the same order. Frozen parameters are sharded, too.
+    gradients of a unit are there, they are reduced to the shards. parameters() are these:
+    give them to an optimizer. All ranks run the same modules in the same order.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
@@ -192,7 +207,7 @@ class Zero3(nn.Module):
         """Units for what each module has of its own, by dtype, learning or frozen."""
         unit_of: dict[nn.Parameter, Unit] = {}
         for path, module, own in self._parts():
-            for named in _kinds({name: p for name, p in own.items() if p not in unit_of}):
+            for named in kinds({name: p for name, p in own.items() if p not in unit_of}):
                 unit = self._unit(path, named)
                 self.units.append(unit)
                 unit_of |= dict.fromkeys(unit.parameters, unit)
@@ -202,7 +217,7 @@ class Zero3(nn.Module):
     def _parts(self) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
         """Modules that are gathered, with the parameters that they need."""
         for path, module in self.module.named_modules():
-            yield path, module, dict(module.named_parameters(path, recurse=False))
+            yield path, module, own_parameters(path, module)
 
     def _unit(self, name: str, named: dict[str, nn.Parameter]) -> Unit:
         return Unit(name, named, self.group)
@@ -240,19 +255,40 @@ class Zero3(nn.Module):
         """A gradient has just been made."""
         unit.missing.discard(parameter)
         if not unit.missing:
-            self._reduce(unit)
-            unit.missing = set(unit.parameters)
             unit.free()
+            self._complete(unit)
 
-    def _reduce(self, unit: Unit) -> None:
+    def _complete(self, unit: Unit) -> None:
+        """All gradients of the unit have come."""
         unit.reduce()
 
     def finish(self) -> None:
         """To be called after backward: reduces what some gradient is missing of."""
         for unit in self.units:
-            if unit.learns and unit.used:
-                unit.reduce()
             unit.free()
+            if unit.learns and unit.used:
+                self._complete(unit)
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        """What this rank holds now, padding included, with an optimizer of parameters().
+
+        Shards are masters where what computes is in fewer bits. Whole rows are only those
+        that are gathered now: none, after finish().
+        """
+        held = [t for unit in self.units for t in (unit.shard_S, *unit.parameters)]
+        rows = [unit.row_E for unit in self.units if unit.gathered]
+        return Held(
+            parameters=(*(u.shard_S for u in self.units if not u.has_masters), *rows),
+            gradients=tuple(t.grad for t in held if t.grad is not None),
+            masters=tuple(u.shard_S for u in self.units if u.has_masters),
+            **states_of(optimizer),
+        )
+
+    def state_dict(self, *args, **kwargs):
+        """Raises NotImplementedError."""
+        raise NotImplementedError(
+            "a rank has shards: take full_state_dict(), on all ranks, or sharded_state()"
+        )
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The module's state_dict, whole, on every rank."""
@@ -261,11 +297,3 @@ class Zero3(nn.Module):
         first = {p: name for unit in self.units for p, name in unit.named}
         state = dict(self.module.state_dict())
         return state | {name: whole[first[p]] for name, p in named}
-
-
-def _kinds(named: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
-    """Parted by dtype, device and whether they learn."""
-    kinds: dict[tuple, dict[str, nn.Parameter]] = {}
-    for name, p in named.items():
-        kinds.setdefault((p.dtype, p.device, p.requires_grad), {})[name] = p
-    return list(kinds.values())

@@ -1,0 +1,126 @@
+"""A training step with sharded states against PyTorch's own, on a model of 10 M parameters: its time and its peak of memory."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import manyranks as mr
+from benchmarks.compare import Row, pairs
+from manyranks.measure.memory import PeakBytes
+from manyranks.parallel.fsdp import FullyShardedDataParallel
+from manyranks.parallel.zero import ZeroOptimizer
+
+RANKS, WIDTH, DEPTH, ROWS = 4, 1024, 10, 32  # 10 · (1024² + 1024) = 10.5 M parameters
+ROUNDS, STEPS = 15, 3
+
+Step = Callable[[], None]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def rows() -> Iterator[Row]:
+    compared = {
+        "FSDP; fully_shard": (_ours_sharded, _theirs_sharded, 0.85),
+        "ZeRO-1; ZeroRedundancyOptimizer": (_stage_1, _theirs_redundant, 1.0),
+        "ZeRO-2; ZeroRedundancyOptimizer": (_stage_2, _theirs_redundant, 1.0),
+    }
+    for names, (ours, theirs, at_most) in compared.items():
+        with mr.World(RANKS) as world:
+            seconds, peaks = (world.run(measure, ours, theirs) for measure in (_seconds, _peaks))
+        yield Row(f"step, 10 M parameters, {RANKS} ranks: {names}", **_slowest(seconds), ratio_at_most=at_most)
+        yield Row(f"its peak of memory: {names}", **_slowest(peaks), unit="bytes", ratio_at_most=1.0)
+
+
+def _slowest(of_ranks: list[dict[str, tuple[float, ...]]]) -> dict[str, tuple[float, ...]]:
+    """Of each value, the largest of all ranks."""
+    return {which: tuple(map(max, zip(*(rank[which] for rank in of_ranks), strict=True))) for which in of_ranks[0]}
+
+
+def _seconds(ours: Callable[[], Step], theirs: Callable[[], Step]) -> dict[str, tuple[float, ...]]:
+    """Pairs of seconds a step, on this rank."""
+    steps = ours(), theirs()
+    measures = [lambda step=step: _fastest(step) for step in steps]
+    pairs(*measures, rounds=2)
+    return pairs(*measures, rounds=ROUNDS)
+
+
+def _fastest(step: Step) -> float:
+    """Seconds of the fastest of some steps: the one that whatever else runs on the machine disturbed least."""
+    seconds = []
+    for _ in range(STEPS):
+        dist.barrier()
+        started = time.perf_counter()
+        step()
+        dist.barrier()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def _peaks(ours: Callable[[], Step], theirs: Callable[[], Step]) -> dict[str, tuple[float, ...]]:
+    """The most bytes that live at one time in a step."""
+    return {"ours": (_peak(ours()),), "theirs": (_peak(theirs()),)}
+
+
+def _peak(step: Step) -> float:
+    step()  # it makes the optimizer's states
+    with PeakBytes() as memory:
+        step()  # the counter meets every tensor that stays
+        memory.peak_bytes = 0
+        step()
+    return memory.peak_bytes
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(DEPTH)))
+
+
+def _ours_sharded() -> Step:
+    model = FullyShardedDataParallel(_model())
+    return _step(model, torch.optim.Adam(model.parameters()), model.finish)
+
+
+def _theirs_sharded() -> Step:
+    model = _model()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return _step(model, torch.optim.Adam(model.parameters()))
+
+
+def _stage_1() -> Step:
+    return _staged(1)
+
+
+def _stage_2() -> Step:
+    return _staged(2)
+
+
+def _staged(stage: int) -> Step:
+    model = _model()
+    return _step(model, ZeroOptimizer(model.parameters(), torch.optim.Adam, stage=stage))
+
+
+def _theirs_redundant() -> Step:
+    model = DistributedDataParallel(_model(), gradient_as_bucket_view=True)
+    return _step(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam))
+
+
+def _step(model: nn.Module, optimizer, finish: Step = lambda: None) -> Step:
+    x = torch.ones(ROWS, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        finish()
+        optimizer.step()
+
+    return step
