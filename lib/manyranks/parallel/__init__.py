@@ -6,7 +6,15 @@ Imports are lazy (PEP 562): parallel.collectives loads that technique only.
 
 from importlib import import_module
 
-_MODULES = ("collectives", "data_parallel", "fsdp", "offload", "precision", "sharded_state", "zero")
+_MODULES = (
+    "collectives",
+    "data_parallel",
+    "fsdp",
+    "offload",
+    "precision",
+    "sharded_state",
+    "zero",
+)
 
 __all__ = [*_MODULES]
 
