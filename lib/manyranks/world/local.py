@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 from manyranks.world import forkserver, messages
 from manyranks.world.errors import WorldError
 
 _IMPORTING = 60.0  # seconds that the import of torch may take
+_REST = 0.05  # seconds in which faulthandler writes all its lines after the first
 _START = "import sys; sys.path[:] = {path!r}; from manyranks.world.forkserver import serve; serve({fd}, {folder!r})"
 
 
@@ -106,8 +108,10 @@ class RankProcess:
                     return messages.unpack(frames)
         return None
 
-    def fault_lines(self) -> str:
-        """What faulthandler wrote: the Python lines that a crashed or unresponsive process was on."""
+    def fault_lines(self, seconds: float = 0.0) -> str:
+        """What faulthandler wrote: the Python lines that a crashed or silent process was on. Waits so long for the first."""
+        if seconds > 0 and readable(self.faults, seconds):
+            time.sleep(_REST)  # the other lines follow at once
         with contextlib.suppress(BlockingIOError):
             return os.read(self.faults, 65536).decode(errors="replace")
         return ""

@@ -11,7 +11,7 @@ from manyranks.world import messages, watch
 from manyranks.world.errors import WorldError
 from manyranks.world.local import RankProcess, readable, the_forkserver
 
-_DUMPING = 0.05  # seconds that faulthandler has to write
+_DUMPING = 1.0  # seconds that faulthandler has to write: a busy machine is late, and a stopped process never does
 _ANSWERING = 0.3  # seconds that ranks have to say where they are
 _STARTING = 120.0  # seconds until the group must be ready
 
@@ -65,8 +65,8 @@ class Team:
         silent = [rank for rank, seen in looks.items() if seen is None]
         for rank in silent:
             self.processes[rank].send_signal(signal.SIGUSR1)
-        time.sleep(_DUMPING if silent else 0)
-        return {rank: self.processes[rank].fault_lines() for rank in silent}
+        deadline = time.monotonic() + _DUMPING
+        return {rank: self.processes[rank].fault_lines(deadline - time.monotonic()) for rank in silent}
 
     @property
     def torn(self) -> bool:
