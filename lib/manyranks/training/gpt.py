@@ -189,10 +189,7 @@ def rotated(x_BASD: Tensor, positions_S: Tensor) -> Tensor:
 
 
 def loss(logits_BSV: Tensor, targets_BS: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy in nats a token, in fp32 or better; reduction: "mean", "sum" or "none".
-
-    With "none" there is one a token, all in one dimension, B·S long: sequence by sequence.
-    """
+    """Cross-entropy in nats a token, in fp32 or better; reduction: "mean", "sum", "none" (flat)."""
     precise = torch.promote_types(logits_BSV.dtype, torch.float32)
     logits_NV = logits_BSV.flatten(0, 1).to(precise)
     return F.cross_entropy(logits_NV, targets_BS.flatten(), reduction=reduction)
