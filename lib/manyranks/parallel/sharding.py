@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.collectives.messages import members, wait
+from manyranks.parallel.collectives.ring import add_up
 
 Named = dict[str, nn.Parameter]
 _HALF = (torch.bfloat16, torch.float16)
@@ -23,22 +24,16 @@ _HALF = (torch.bfloat16, torch.float16)
 def reduce_scatter(row_E: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """This rank's shard of the sum over the ranks. row_E is used up: sums are made in it.
 
-    gloo's own reduce-scatter is an all-reduce inside and sends twice the bytes. So here is
-    a ring: a chunk sets out at the rank after its owner and collects a term at each stop.
-    collectives.ring_reduce_scatter does the same, but leaves the row as it is, for which it
-    takes memory for another one. NCCL's own is used as it is.
+    gloo's own reduce-scatter is an all-reduce inside and sends twice the bytes: the first
+    half of our ring all-reduce takes its place. NCCL's own is used as it is.
     """
-    ring = members(group)
-    n, rank = len(ring.ranks), ring.place
-    chunks = row_E.view(n, -1)
-    if dist.get_backend(group) != "gloo":
-        dist.reduce_scatter_single(chunks[rank], row_E, group=group)
-        return chunks[rank].clone()
-    landing_S = torch.empty_like(chunks[0])
-    for k in range(1, n):
-        ring.exchange(chunks[rank - k], (rank + 1) % n, landing_S, (rank - 1) % n)
-        chunks[rank - k - 1].add_(landing_S)
-    return chunks[rank].clone()
+    everyone = members(group)
+    chunks = row_E.chunk(len(everyone.ranks))
+    if dist.get_backend(group) == "gloo":
+        wait(add_up(chunks, everyone))
+    else:
+        dist.reduce_scatter_single(chunks[everyone.place], row_E, group=group)
+    return chunks[everyone.place].clone()
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ def ring_all_reduce(
     _check_pieces(pieces)
     with in_place(x) as row:
         chunks = row.tensor_split(len(everyone.ranks))
-        sends = _add_up(chunks, everyone, pieces)
+        sends = add_up(chunks, everyone, pieces)
         # They are waited for at the end only: no chunk comes back whole before this rank's
         # term of it was taken.
         sends += _hand_round(chunks, everyone, pieces)
@@ -157,15 +157,15 @@ def hierarchical_all_reduce(
     across = everyone.only(range(rank % node, n, node))
     with in_place(x) as row:
         shards = row.tensor_split(node)
-        wait(_add_up(shards, inside))
+        wait(add_up(shards, inside))
         chunks = shards[inside.place].tensor_split(len(across.ranks))
-        wait(_add_up(chunks, across))
+        wait(add_up(chunks, across))
         wait(_hand_round(chunks, across))
         wait(_hand_round(shards, inside))
     return x
 
 
-def _add_up(chunks: Sequence[Tensor], ring: Members, pieces: int = 1) -> list[dist.Work]:
+def add_up(chunks: Sequence[Tensor], ring: Members, pieces: int = 1) -> list[dist.Work]:
     """Ring reduce-scatter in place: this rank's own chunk becomes the sum.
 
     Its others become partial sums. Returns the sends.
