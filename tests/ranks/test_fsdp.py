@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import manyranks as mr
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import Zero3
+from manyranks.theory import sharding
 from tests.ranks.test_data_parallel import loss_of, tokens
 from tests.ranks.test_zero import toy
 
@@ -206,10 +208,15 @@ def test_replicas_of_shards_reduce_inside_and_all_reduce_between(four):
         # An all-reduce of n bytes makes each of M replicas send 2(M − 1)/M·n, so here n.
         assert sent(calls, "all_reduce") == [("float32", shard)] * DEPTH
     one, two = (four.measure(step_of, steps, mesh_of=(2, 2)) for steps in (1, 2))
-    phi = DEPTH * UNIT * 4
-    across = 2 * (2 - 1) // 2 * phi // 2
     for rank in range(4):
-        assert two.payload_bytes[rank] - one.payload_bytes[rank] == (3 * phi - UNIT * 4) // 2 + across
+        theory = sharding.sent([UNIT] * DEPTH, 4, 3, 4, 4, replicas=2, replica=rank // 2)
+        inside = theory.gather_forward + theory.gather_backward + theory.reduce_scatter
+        phi = DEPTH * UNIT * 4
+        assert (inside, theory.all_reduce) == ((3 * phi - UNIT * 4) // 2, phi // 2)
+        calls = two.calls[rank][len(one.calls[rank]) :]
+        # Of the all-gather each of two ranks passes its shard on once.
+        assert sum(call.bytes for call in calls if call.op in ("all_gather", "send")) == inside
+        assert two.payload_bytes[rank] - one.payload_bytes[rank] == inside + theory.all_reduce
 
 
 def test_replicas_of_shards_train_as_one_process_from_rank_0_s_weights(four):
@@ -376,6 +383,37 @@ def test_units_may_be_given_by_hand(shared_world):
     assert max(shared_world.run(both)) < 1e-10
 
 
+@pytest.mark.parametrize("name", ["frozen", "tied", "listed", "checkpoint around"])
+def test_kinds_of_parameters_have_shards_of_their_own_which_an_optimizer_treats_their_way(shared_world, name):
+    """Vectors do not decay, and learn faster."""
+
+    def is_matrix(parameter):
+        return parameter.ndim == 2
+
+    def groups(pairs):
+        of = {kind: [p for p, k in pairs if k == kind] for kind in (True, False)}
+        return [{"params": of[True], "weight_decay": 0.5}, {"params": of[False], "weight_decay": 0.0, "lr": 3e-2}]
+
+    def both():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        model, alone = FullyShardedDataParallel(seeded(MODELS[name])(), kind=is_matrix), seeded(MODELS[name])()
+        assert all(len({is_matrix(p) for p in unit.parameters}) == 1 for unit in model.units)
+        pairs = [(unit.shard_S, is_matrix(unit.parameters[0])) for unit in model.units]
+        ours = torch.optim.AdamW(groups(pairs), lr=1e-2)
+        theirs = torch.optim.AdamW(groups([(p, is_matrix(p)) for p in alone.parameters()]), lr=1e-2)
+        for step in range(4):
+            ours.zero_grad()
+            theirs.zero_grad()
+            model(data(rank, step)).square().mean().backward()
+            model.finish()
+            sum(alone(data(r, step)).square().mean() / n for r in range(n)).backward()
+            ours.step()
+            theirs.step()
+        return gap(model, alone)
+
+    assert max(shared_world.run(both)) < 1e-10
+
+
 def test_what_cannot_be_sharded_is_said(shared_world):
     def messages():
         model, found = Checkpointed("inside"), []
@@ -504,6 +542,27 @@ def test_a_sparse_gradient_is_named(shared_world):
         return str(error.value)
 
     assert all("0.weight has a sparse gradient" in text for text in shared_world.run(message))
+
+
+def test_pytorch_s_peak_is_counted_over_whole_steps_and_grows_by_the_optimizer_s_states(four):
+    """It works on DTensors, which first try an operator on tensors that have shapes and no memory."""
+
+    def steps(count: int) -> None:
+        model = layers()
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(count):
+            model(torch.ones(2, WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    one, two = (four.measure(steps, count, memory=True).peak_bytes for count in (1, 2))
+    theory = sharding.held([WIDTH * WIDTH, WIDTH] * DEPTH, 4, 3, parameter=0, gradient=4, master=4, counter=4)
+    for rank in range(4):
+        assert two[rank] - one[rank] == theory.states + theory.counters
+        assert theory.total < two[rank] < 4 * theory.total, "a part of what one process takes"
 
 
 @pytest.mark.parametrize(("name", "most"), [("frozen", 2), ("checkpoint around", 2), ("twice", 3)])

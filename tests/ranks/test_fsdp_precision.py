@@ -66,7 +66,7 @@ class Alone:
             self.scale, self.skipped = self.scale / 2, self.skipped + 1
             return
         for name, p in learning.items():
-            p.grad = sums[name] / self.scale
+            p.grad = sums[name].float() / self.scale
         if most is not None:
             nn.utils.clip_grad_norm_(learning.values(), most)
         self.optimizer.step()
@@ -82,9 +82,9 @@ class Alone:
 
     def _around_the_ring(self, unit, of_ranks) -> dict[str, torch.Tensor]:
         """Shard c of the unit's row sets out at rank c + 1 and ends at rank c."""
-        if not unit.learns:
+        if not unit.parameters[0].requires_grad:
             return {}
-        rows = torch.zeros(self.n, unit.row_E.numel())
+        rows = torch.zeros(self.n, unit.row_E.numel(), dtype=of_ranks[0][unit.names[0]].dtype)
         for row, grads in zip(rows, of_ranks, strict=True):
             row[: unit.elements] = torch.cat([grads[name].flatten() for name in unit.names])
         shards = rows.view(self.n, self.n, -1)  # rank, shard

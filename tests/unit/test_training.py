@@ -11,7 +11,8 @@ import torch
 from manyranks.training import progress
 from manyranks.training.__main__ import main
 from manyranks.training.config import GPTConfig, TrainingConfig
-from manyranks.training.trainer import adamw, learning_rate, train
+from manyranks.training.parallelize import parallelize
+from manyranks.training.trainer import learning_rate, train
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_by_a_cosine_to_a_tenth():
@@ -33,7 +34,7 @@ def test_a_short_run_has_a_learning_rate_at_each_step(steps, warmup):
 
 def test_weight_decay_is_on_matrices_only():
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
-    optimizer = adamw(model, TrainingConfig(learning_rate=0.5, weight_decay=0.1))
+    optimizer = parallelize(model, TrainingConfig(learning_rate=0.5, weight_decay=0.1)).optimizer
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -52,6 +53,8 @@ def test_weight_decay_is_on_matrices_only():
         ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0"),
         ({"clip": math.nan}, "clip=nan: must be above 0"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1: must be 0 or more"),
+        ({"zero": 4}, "zero=4: the stages are 0, 1, 2 and 3"),
+        ({"zero": -1}, "zero=-1: must be a whole number, 0 or more"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, said):
@@ -136,6 +139,7 @@ def test_there_is_no_bar_where_nobody_would_see_it(monkeypatch):
         (["--steps", "0"], "steps=0: must be a whole number"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--style", "bert"], "invalid choice: 'bert'"),
+        (["--zero", "4"], "invalid choice: 4"),
         (["--every", "5"], "--every 5: give 1 or more steps, and --checkpoint FOLDER"),
         (["--every", "0", "--checkpoint", "."], "--every 0: give 1 or more steps"),
         (["--resume"], "say with --checkpoint FOLDER"),

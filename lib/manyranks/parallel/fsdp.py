@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from manyranks.parallel import replicas
 from manyranks.parallel.sharding import clip_grad_norm
-from manyranks.parallel.units import Unit
+from manyranks.parallel.units import Kind, Unit, kinds
 from manyranks.parallel.zero import Zero3
 
 
@@ -43,6 +43,10 @@ class FullyShardedDataParallel(Zero3):
     travel in, None for compute_dtype. Shards and optimizer keep the parameters' own dtype.
     prefetch: how many units are gathered ahead; keep_last: whether the last one of forward
     stays for backward.
+    kind: parts a unit further, by what it says of each parameter. Those of one kind, as of
+    weight decay, have shards of their own, so that an optimizer can treat them their way:
+    (unit.shard_S, kind(unit.parameters[0])) for unit in model.units. More shards are more
+    messages, of the same bytes.
     The first step notes the order of the modules, from then on they are prefetched.
     Buffers keep their dtype. All ranks run the same modules in the same order.
     Raises ValueError for a mesh that is not of two dimensions, for a group and a mesh, and
@@ -59,12 +63,13 @@ class FullyShardedDataParallel(Zero3):
         reduce_dtype: torch.dtype | None = None,
         prefetch: int = 1,
         keep_last: bool = True,
+        kind: Kind | None = None,
     ):
         nn.Module.__init__(self)
         shards, self._replicas = _levels(group, mesh)
         self._whole = _checked(module, units)
         self._dtype, self._reduce_dtype = compute_dtype, reduce_dtype
-        self._prefetch, self._keep_last = prefetch, keep_last
+        self._prefetch, self._keep_last, self._kind = prefetch, keep_last, kind
         self._forward, self._backward = _Order(), _Order()
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._computing: set[nn.Module] = set()  # their backward
@@ -82,6 +87,9 @@ class FullyShardedDataParallel(Zero3):
                 yield path, module, dict(module.named_parameters(path))
             elif module not in inside:
                 yield path, module, own
+
+    def _kinds(self, named: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
+        return kinds(named, self._kind)
 
     def _unit(self, name: str, named: dict[str, nn.Parameter]) -> Unit:
         types = self._dtype, self._reduce_dtype

@@ -23,7 +23,7 @@ Source: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, secti
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,16 @@ class Held(NamedTuple):
     counters: tuple[Tensor, ...]
 
 
+class Scalable(Protocol):
+    """What a LossScaler steps; .optimizer is the torch optimizer inside."""
+
+    optimizer: torch.optim.Optimizer
+
+    def gradients(self) -> list[Tensor]: ...
+
+    def step(self, scale: float = 1.0, clip: Clip | None = None) -> None: ...
+
+
 class MasterOptimizer:
     """Any torch optimizer, on copies in 32 bits of parameters in 16.
 
@@ -65,15 +75,16 @@ class MasterOptimizer:
         optimizer_class: type[torch.optim.Optimizer],
         **kwargs,
     ):
-        if not (params := _listed(params)):
-            raise ValueError("params is empty: give model.parameters(), not yet iterated")
-        groups = params if isinstance(params[0], dict) else [{"params": params}]
-        groups = [{**group, "params": _listed(group["params"])} for group in groups]
+        groups = [{**g, "params": _listed(g["params"])} for g in groups_of(params)]
         self.parameters = [p for group in groups for p in group["params"]]
         self.masters = [_master(p) for p in self.parameters]
         master = dict(zip(self.parameters, self.masters, strict=True))
         copies = [{**g, "params": [master[p] for p in g["params"]]} for g in groups]
         self.optimizer = optimizer_class(copies, **kwargs)
+
+    def gradients(self) -> list[Tensor]:
+        """Those that step() is going to use, times the scale."""
+        return [p.grad for p in self.parameters if p.grad is not None]
 
     @torch.no_grad()
     def step(self, scale: float = 1.0, clip: Clip | None = None) -> None:
@@ -109,10 +120,9 @@ class MasterOptimizer:
         named = [item for state in self.optimizer.state.values() for item in state.items()]
         tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]
         copies = [m for p, m in self._pairs() if m is not p]
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
         states = [value for name, value in tensors if name != "step"]
         counters = [value for name, value in tensors if name == "step"]
-        lists = self.parameters, gradients, copies, states, counters
+        lists = self.parameters, self.gradients(), copies, states, counters
         return Held(*map(tuple, lists))
 
     def state_dict(self) -> dict:
@@ -149,7 +159,8 @@ class LossScaler:
     `backoff` times as large; after `interval` steps without overflow, `growth` times.
     group: the ranks that decide together: an overflow on one skips the step on all. After
     finish() every rank has the overflow in its mean already. The ranks must ask each other
-    where their gradients differ, as where each has a shard (ZeRO, fully sharded).
+    where their gradients differ, as where each has a shard (ZeRO, fully sharded): of an
+    overflow on one rank, another one has the element.
     A loss in float16 has the scale as its gradient, and 2¹⁶ is more than float16 holds: the
     first step is skipped then.
     Source: arXiv 1710.03740, section 3.2, and the numbers of torch.amp.GradScaler.
@@ -178,15 +189,15 @@ class LossScaler:
         """The loss times the scale, in 32 bits: backward starts here."""
         return loss.float() * self.scale
 
-    def step(self, optimizer: MasterOptimizer, clip: Clip | None = None) -> bool:
+    def step(self, optimizer: Scalable, clip: Clip | None = None) -> bool:
         """The optimizer's step, unless a gradient overflowed on some rank.
 
+        optimizer: a MasterOptimizer, or a ZeroOptimizer. clip: as its step() takes it.
         Returns whether it was taken, the same on all ranks. All ranks call it; one
-        all-reduce of 4 bytes. Gradients must be cleared afterwards in any case. clip: as
-        MasterOptimizer.step() takes it.
+        all-reduce of 4 bytes. Gradients must be cleared afterwards in any case.
         Raises FloatingPointError where gradients are not finite even at a scale of 1.
         """
-        if self._overflowed(optimizer.parameters):
+        if self._overflowed(optimizer):
             self._shrink()
             return False
         optimizer.step(self.scale, clip)
@@ -195,11 +206,10 @@ class LossScaler:
             self.scale, self._good = self.scale * self.growth, 0
         return True
 
-    def _overflowed(self, parameters: list[Tensor]) -> bool:
-        grads = [p.grad for p in parameters if p.grad is not None]
-        device = grads[0].device if grads else parameters[0].device
-        bad = torch.zeros((), device=device)
-        for grad in grads:
+    def _overflowed(self, optimizer: Scalable) -> bool:
+        stepped = [p for g in optimizer.optimizer.param_groups for p in g["params"]]
+        bad = torch.zeros((), device=stepped[0].device)  # there may be no gradient here
+        for grad in optimizer.gradients():
             bad.logical_or_(grad.isfinite().all().logical_not())
         dist.all_reduce(bad, dist.ReduceOp.MAX, group=self.group)
         return bool(bad)
@@ -211,6 +221,13 @@ class LossScaler:
                 "will help; lower the learning rate, or look for NaN in the loss"
             )
         self.scale, self._good = max(1.0, self.scale * self.backoff), 0
+
+
+def groups_of(params: Iterable) -> list[dict]:
+    """The groups that they are, or the one that they make. Raises ValueError for none."""
+    if not (listed := _listed(params)):
+        raise ValueError("params is empty: give model.parameters(), not yet iterated")
+    return listed if isinstance(listed[0], dict) else [{"params": listed}]
 
 
 def _listed(params: Tensor | Iterable[Tensor]) -> list[Tensor]:

@@ -7,12 +7,15 @@ not, they have their shapes and read as NaN.
 """
 
 import math
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.parallel.sharding import Named, ShardedRow
+
+Kind = Callable[[nn.Parameter], Hashable]
 
 
 class Unit(ShardedRow):
@@ -112,9 +115,18 @@ def own_parameters(path: str, module: nn.Module) -> Named:
     return own
 
 
-def kinds(named: Named) -> list[Named]:
-    """Parted by dtype, device and whether they learn."""
+def kinds(named: Named, kind: Kind | None = None) -> list[Named]:
+    """Parted by dtype, device, whether they learn, and what kind() says of them."""
     parts: dict[tuple, Named] = {}
     for name, p in named.items():
-        parts.setdefault((p.dtype, p.device, p.requires_grad), {})[name] = p
+        key = p.dtype, p.device, p.requires_grad, kind and kind(p)
+        parts.setdefault(key, {})[name] = p
     return list(parts.values())
+
+
+def by_name(params: Iterable) -> Named:
+    """An optimizer's params by name, else by number. A tied one counts once."""
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    pairs = [p if isinstance(p, tuple) else (str(k), p) for k, p in enumerate(listed)]
+    first = {p: name for name, p in reversed(pairs)}
+    return {name: p for name, p in pairs if first[p] == name}

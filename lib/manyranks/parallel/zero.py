@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_leaves
 
 from manyranks.parallel import buckets, replicas
 from manyranks.parallel.collectives.messages import wait
-from manyranks.parallel.precision import Held
+from manyranks.parallel.precision import Clip, Held, groups_of
 from manyranks.parallel.sharding import ShardedRow, clip_grad_norm, states_of
-from manyranks.parallel.units import Unit, kinds, own_parameters
+from manyranks.parallel.units import Unit, by_name, kinds, own_parameters
 
 
 class ZeroOptimizer:
@@ -63,7 +63,7 @@ class ZeroOptimizer:
         self.rows: list[ShardedRow] = []
         self.frozen: list[Tensor] = []
         self._left, self._prepared, self._backward = 0, False, False
-        groups = [self._sharded(group) for group in _groups(params)]
+        groups = [self._sharded(group) for group in groups_of(params)]
         self.optimizer = optimizer_class(groups, **kwargs)
 
     @property
@@ -77,7 +77,7 @@ class ZeroOptimizer:
 
     def _sharded(self, param_group: dict) -> dict:
         """The group, with shards in place of its parameters."""
-        named = _named(param_group["params"])
+        named = by_name(param_group["params"])
         taken = {p for row in self.rows for p in row.parameters}
         if twice := [name for name, p in named.items() if p in taken]:
             raise ValueError(f"{twice[0]} is in two groups: each parameter belongs to one")
@@ -122,17 +122,28 @@ class ZeroOptimizer:
                 row.hand_over()
         self._prepared = True
 
+    def gradients(self) -> list[Tensor]:
+        """The shards', of the ranks' mean, times the loss's scale; before step()."""
+        self._prepare()
+        return [row.shard_S.grad for row in self.rows if row.shard_S.grad is not None]
+
     def clip_grad_norm_(self, most: float) -> Tensor:
         """As torch.nn.utils', over all ranks' shards; before step(). Returns the norm."""
         self._prepare()
         return clip_grad_norm([row.shard_S for row in self.rows], most, self.group)
 
-    def step(self) -> None:
+    def step(self, scale: float = 1.0, clip: Clip | None = None) -> None:
         """One step on the shards; then all ranks have all parameters again.
 
+        scale: what the gradients were multiplied by, a LossScaler's. clip: called with the
+        shards, divided by it: lambda shards: zero.clip_grad_norm_(1.0), of all together.
         It uses the gradients up: there are none afterwards.
         """
-        self._prepare()
+        for grad in self.gradients():
+            if scale != 1:
+                grad /= scale
+        if clip is not None:
+            clip([row.shard_S for row in self.rows])
         self.optimizer.step()
         self.zero_grad()
         self.spread()
@@ -157,21 +168,6 @@ class ZeroOptimizer:
             masters=tuple(row.shard_S for row in self.rows if row.has_masters),
             **states_of(self.optimizer),
         )
-
-
-def _groups(params: Iterable) -> list[dict]:
-    listed = list(params)
-    if not listed:
-        raise ValueError("params is empty: give model.parameters(), not yet iterated")
-    return listed if isinstance(listed[0], dict) else [{"params": listed}]
-
-
-def _named(params: Iterable) -> dict[str, nn.Parameter]:
-    """By name; by number where they have none. A tied one counts once."""
-    listed = [params] if isinstance(params, Tensor) else list(params)
-    pairs = [p if isinstance(p, tuple) else (str(k), p) for k, p in enumerate(listed)]
-    first = {p: name for name, p in reversed(pairs)}
-    return {name: p for name, p in pairs if first[p] == name}
 
 
 class Zero3(nn.Module):
@@ -207,7 +203,8 @@ class Zero3(nn.Module):
         """Units for what each module has of its own, by dtype, learning or frozen."""
         unit_of: dict[nn.Parameter, Unit] = {}
         for path, module, own in self._parts():
-            for named in kinds({name: p for name, p in own.items() if p not in unit_of}):
+            free = {name: p for name, p in own.items() if p not in unit_of}
+            for named in self._kinds(free):
                 unit = self._unit(path, named)
                 self.units.append(unit)
                 unit_of |= dict.fromkeys(unit.parameters, unit)
@@ -218,6 +215,9 @@ class Zero3(nn.Module):
         """Modules that are gathered, with the parameters that they need."""
         for path, module in self.module.named_modules():
             yield path, module, own_parameters(path, module)
+
+    def _kinds(self, named: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
+        return kinds(named)
 
     def _unit(self, name: str, named: dict[str, nn.Parameter]) -> Unit:
         return Unit(name, named, self.group)

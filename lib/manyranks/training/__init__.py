@@ -1,26 +1,23 @@
-"""Floor 4: the small GPT, its corpus and the trainer that composes every axis."""
+"""Floor 4: the small GPT, its corpus and the trainer that composes every axis.
 
-from importlib import import_module
+Imports are lazy (PEP 562): the command line reads its arguments before torch is loaded.
+"""
 
-_MODULES = ("checkpoint", "config", "corpus", "gpt", "initial", "progress", "trainer")
-_NAMES = {
-    "GPT": "gpt",
-    "GPTConfig": "config",
-    "Trainer": "trainer",
-    "TrainingConfig": "config",
-    "train": "trainer",
-}
-__all__ = [*_MODULES, *_NAMES]
+from manyranks import lazy
 
-
-def __getattr__(name: str):
-    # Lazy: the command line reads its arguments before torch is loaded.
-    if name in _NAMES:
-        return getattr(import_module(f"manyranks.training.{_NAMES[name]}"), name)
-    if name in _MODULES:
-        return import_module(f"manyranks.training.{name}")
-    raise AttributeError(f"module 'manyranks.training' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__, __all__ = lazy.names(
+    __name__,
+    "checkpoint",
+    "config",
+    "corpus",
+    "gpt",
+    "initial",
+    "parallelize",
+    "progress",
+    "trainer",
+    GPT="gpt",
+    GPTConfig="config",
+    Trainer="trainer",
+    TrainingConfig="config",
+    train="trainer",
+)

@@ -8,8 +8,9 @@ from pathlib import Path
 from manyranks.training.config import STYLES, GPTConfig, TrainingConfig
 
 _ABOUT = """Trains a small GPT to continue Python code. A token is a byte, and the text is the
-source of Python's own standard library. The ranks share each batch: data parallelism. The
-command starts its own ranks; under torchrun it uses the ranks that are there."""
+source of Python's own standard library. The ranks share each batch: data parallelism, and
+with --zero more than that. The command starts its own ranks; under torchrun it uses the ranks
+that are there."""
 _RANKS = 4
 
 
@@ -42,6 +43,14 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument(
         "--dp", type=int, metavar="N", help=f"ranks ({_RANKS}; under torchrun, those there are)"
+    )
+    parser.add_argument(
+        "--zero",
+        type=int,
+        choices=range(4),
+        default=training.zero,
+        help="what ranks share out: 1 the optimizer's states, 2 also gradients, "
+        f"3 also parameters ({training.zero})",
     )
     number("--steps", training.steps, "steps of the whole run")
     number("--batch", training.batch, "sequences of a step, over all ranks")
@@ -83,6 +92,7 @@ def _checked(chosen: argparse.Namespace) -> tuple[GPTConfig, TrainingConfig, int
         warmup=chosen.warmup,
         bf16=chosen.bf16,
         seed=chosen.seed,
+        zero=chosen.zero,
     )
     ranks = _ranks(chosen.dp)
     training.check_ranks(ranks)

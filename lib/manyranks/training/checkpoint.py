@@ -11,17 +11,21 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
+from manyranks.parallel.sharded_state import sharded_state
+from manyranks.parallel.zero import Zero3, ZeroOptimizer
+
 
 def save(
     folder: Path,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | ZeroOptimizer,
     step: int,
     sizes: str,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Writes folder/step-…, in which every rank of the group has a part; returns it.
 
+    model: in its wrapper, with its optimizer: what training.parallelize gives.
     sizes: what a run that reads it must agree on. All ranks call it.
     """
     state = {**_state(model, optimizer), "step": step, "sizes": sizes}
@@ -34,7 +38,7 @@ def save(
 def load(
     place: Path,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | ZeroOptimizer,
     sizes: str,
     group: dist.ProcessGroup | None = None,
 ) -> int:
@@ -52,12 +56,7 @@ def load(
             )
         state = _state(model, optimizer)
         dcp.load(state, checkpoint_id=place, process_group=group)
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
+    _take(model, optimizer, state)
     return found["step"]
 
 
@@ -67,10 +66,27 @@ def newest(folder: Path) -> Path | None:
     return max((path.parent for path in folder.glob("step-*/.metadata")), default=None)
 
 
-def _state(model: nn.Module, optimizer: Optimizer) -> dict:
-    """By parameters' names, so that another number of ranks can read it."""
-    parameters, moments = get_state_dict(model, optimizer)
+def _state(model: nn.Module, optimizer: Optimizer | ZeroOptimizer) -> dict:
+    """By the names of parameters, or of the rows that are sharded: any number of ranks reads it."""
+    if isinstance(optimizer, ZeroOptimizer):
+        return sharded_state(optimizer)
+    if isinstance(model, Zero3):
+        return sharded_state(model, optimizer)
+    parameters, moments = get_state_dict(model.module, optimizer)
     return {"model": parameters, "optimizer": moments}
+
+
+def _take(model: nn.Module, optimizer: Optimizer | ZeroOptimizer, state: dict) -> None:
+    """What was read into the state; a sharded one's tensors are the shards themselves."""
+    if isinstance(optimizer, ZeroOptimizer):
+        optimizer.spread()
+    elif not isinstance(model, Zero3):
+        set_state_dict(
+            model.module,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
 
 
 @contextlib.contextmanager

@@ -63,9 +63,12 @@ class GPTConfig:
 class TrainingConfig:
     """How to train: AdamW, with a learning rate that rises for `warmup` steps, then falls.
 
+    zero: the stage of ZeRO, or what the ranks share out: 0 nothing (data parallelism), 1 the
+    optimizer's states, 2 also gradients, 3 also parameters (FullyShardedDataParallel).
     batch: sequences of a step, over all ranks. accumulate: micro-batches that a rank cuts its
     part into. clip: the longest gradient, by its 2-norm over all parameters. bf16: products in
-    bfloat16, weights and optimizer in float32. seed: of the first weights and of dropout.
+    bfloat16, with zero=3 all that computes but the loss; weights and optimizer in float32.
+    seed: of the first weights and of dropout.
     Raises ValueError, naming the field, for values that are not allowed.
     """
 
@@ -79,10 +82,13 @@ class TrainingConfig:
     clip: float = 1.0
     bf16: bool = False
     seed: int = 0
+    zero: int = 0
 
     def __post_init__(self):
         _check_whole(steps=self.steps, batch=self.batch, accumulate=self.accumulate)
-        _check_whole(least=0, warmup=self.warmup, seed=self.seed)
+        _check_whole(least=0, warmup=self.warmup, seed=self.seed, zero=self.zero)
+        if self.zero > 3:
+            raise ValueError(f"zero={self.zero}: the stages are 0, 1, 2 and 3")
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be above 0")

@@ -1,4 +1,4 @@
-"""The trainer: a plain loop over batches of the corpus, on one process or on data-parallel ranks.
+"""The trainer: a plain loop over batches of the corpus, on one process or on ranks that share them.
 
 B sequences   S tokens of each that are predicted   T = S + 1 tokens that it takes
 """
@@ -7,18 +7,18 @@ import contextlib
 import math
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.training import checkpoint, corpus, progress
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.gpt import GPT, loss
+from manyranks.training.parallelize import Wrapper, parallelize
 
 _LOWEST = 0.1  # of the learning rate, at the end
 
@@ -37,16 +37,17 @@ class Result(NamedTuple):
 class Trainer:
     """One rank's part of a run: `.model`, wrapped, `.optimizer` and `.step`, the number done.
 
-    wrapper: a class of parallel.data_parallel, used where there is a process group.
-    group: None for the default one. dtype: of parameters, gradients and optimizer.
-    Raises ValueError where the batch is too small for the ranks, or the vocabulary for bytes.
+    wrapper: a class of parallel.data_parallel, used where there is a process group and
+    training.zero is 0. group: None for the default one. dtype: of parameters, gradients and
+    optimizer. Raises ValueError where the batch is too small for the ranks, the vocabulary for
+    bytes, and as parallelize does.
     """
 
     def __init__(
         self,
         gpt: GPTConfig,
         training: TrainingConfig,
-        wrapper: Callable[..., nn.Module] = OverlappedDataParallel,
+        wrapper: Wrapper = OverlappedDataParallel,
         group: dist.ProcessGroup | None = None,
         dtype: torch.dtype = torch.float32,
     ):
@@ -56,8 +57,7 @@ class Trainer:
         if gpt.vocab < corpus.VOCAB:
             raise ValueError(f"vocab={gpt.vocab}: the corpus has {corpus.VOCAB} tokens, one a byte")
         model = GPT(gpt, training.seed).to(self.device, dtype)
-        self.model = wrapper(model, group) if dist.is_initialized() else Alone(model)
-        self.optimizer = adamw(model, training)
+        self.model, self.optimizer, self._clip = parallelize(model, training, wrapper, group)
 
     def run(self, steps: int | None = None, report: progress.Report | None = None) -> list[float]:
         """Makes that many steps, or all that are left; returns the loss of each global batch.
@@ -79,29 +79,33 @@ class Trainer:
     def evaluate(self, sequences: int = 256) -> float:
         """The mean loss on that many sequences, spread over the held-out text."""
         tokens_BT = corpus.held_out(sequences, self.gpt.seq, self.rank, self.ranks)
-        model = self.model.module.eval()
+        # As many parts on each rank, for to gather a sharded model takes all of them.
+        parts = tokens_BT.tensor_split(-(-sequences // (self.ranks * self.training.batch)))
+        self.model.eval()
         with torch.no_grad():
-            parts = tokens_BT.to(self.device).split(self.training.batch)
-            shares = [self._share(model, part_BT, sequences) for part_BT in parts]
-        model.train()
-        # One number a rank: how many parts there are differs.
+            shares = [self._share(part_BT.to(self.device), sequences) for part_BT in parts]
+        self.model.train()
         return self._summed([torch.stack(shares).sum()])[0]
 
     def save(self, folder: Path | str) -> Path:
         """Writes a checkpoint into the folder, which all ranks call; returns its own folder."""
         return checkpoint.save(
-            Path(folder), self.model.module, self.optimizer, self.step, repr(self.gpt), self.group
+            Path(folder), self.model, self.optimizer, self.step, self._sizes, self.group
         )
 
     def resume(self, folder: Path | str) -> None:
         """Goes on from the folder's newest checkpoint, written by any number of ranks.
 
-        Starts anew where there is none. Raises ValueError where it is of another GPT.
+        Starts anew where there is none. Raises ValueError where it is of another GPT, or cut
+        another way: stages 1 and 2 are alike, 0 and 3 are not.
         """
         if place := checkpoint.newest(Path(folder)):
-            self.step = checkpoint.load(
-                place, self.model.module, self.optimizer, repr(self.gpt), self.group
-            )
+            self.step = checkpoint.load(place, self.model, self.optimizer, self._sizes, self.group)
+
+    @property
+    def _sizes(self) -> str:
+        """What a checkpoint's reader must agree on."""
+        return f"{self.gpt}, zero={('0', '1 or 2', '1 or 2', '3')[self.training.zero]}"
 
     def _train(self, tokens_BT: Tensor) -> Tensor:
         """One step on this rank's part of the batch; returns its share of the batch's loss."""
@@ -110,30 +114,31 @@ class Trainer:
         parts = tokens_BT.tensor_split(self.training.accumulate)
         shares = []
         for i, part_BT in enumerate(parts):
-            last = i == len(parts) - 1
-            with contextlib.nullcontext() if last else self.model.no_sync():
-                shares.append(self._share(self.model, part_BT, self.training.batch))
+            # Stage 3 reduces each micro-batch's gradients: it is not to hold them whole.
+            reduces = i == len(parts) - 1 or self.training.zero == 3
+            with contextlib.nullcontext() if reduces else self.model.no_sync():
+                shares.append(self._share(part_BT, self.training.batch))
                 # The ranks' parts may differ in size, so gradients are averaged as follows: a
                 # rank's loss is its sum over tokens ÷ the tokens of the GLOBAL batch · ranks,
                 # whose mean over the ranks is the mean over the global batch.
                 (shares[-1] * self.ranks).backward()
-        self.model.finish()
+                self.model.finish()
         self._update()
         return torch.stack(shares).sum().detach()
 
-    def _share(self, model: nn.Module, tokens_BT: Tensor, sequences: int) -> Tensor:
+    def _share(self, tokens_BT: Tensor, sequences: int) -> Tensor:
         """What these sequences add to the mean loss over all tokens of so many sequences."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.bf16):
-            total = loss(model(tokens_BT[:, :-1]), tokens_BT[:, 1:], reduction="sum")
+        autocast = self.training.bf16 and self.training.zero < 3
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+            total = loss(self.model(tokens_BT[:, :-1]), tokens_BT[:, 1:], reduction="sum")
         return total / (sequences * self.gpt.seq)
 
     def _update(self) -> None:
-        # Every rank has the whole mean gradient, so its norm needs no message.
-        nn.utils.clip_grad_norm_(self.model.module.parameters(), self.training.clip)
+        self._clip(self.training.clip)
         for settings in self.optimizer.param_groups:
             settings["lr"] = learning_rate(self.step, self.training)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
 
     def _summed(self, shares: list[Tensor]) -> list[float]:
         """Each one's sum over the ranks, exact, so that it depends on nothing else."""
@@ -175,18 +180,6 @@ def train(
     return Result(losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks)
 
 
-def adamw(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only: norms and biases have no size to lose."""
-    by_kind: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    for parameter in model.parameters():
-        by_kind[parameter.ndim >= 2].append(parameter)
-    groups = [
-        {"params": by_kind[True], "weight_decay": training.weight_decay},
-        {"params": by_kind[False], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, training.learning_rate, training.betas, fused=True)
-
-
 def learning_rate(step: int, training: TrainingConfig) -> float:
     """Of a step, counted from 0: linear warm-up, then a cosine down to a tenth at the last one."""
     if step < training.warmup:
@@ -194,17 +187,6 @@ def learning_rate(step: int, training: TrainingConfig) -> float:
     done = min(1.0, (step - training.warmup) / max(1, training.steps - 1 - training.warmup))
     cosine = (1 + math.cos(math.pi * done)) / 2
     return training.learning_rate * (_LOWEST + (1 - _LOWEST) * cosine)
-
-
-class Alone(nn.Module):
-    """The interface of parallel.data_parallel's wrappers for a process without a group."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module, self.forward, self.no_sync = module, module.forward, contextlib.nullcontext
-
-    def finish(self) -> None:
-        pass
 
 
 def _place(group: dist.ProcessGroup | None) -> tuple[int, int, torch.device]:
