@@ -1,27 +1,23 @@
 """A training step with sharded states against PyTorch's own, on a model of 10 M parameters: its time and its peak of memory."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import cloudpickle
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import manyranks as mr
+from benchmarks import training
 from benchmarks.compare import Row, pairs
+from benchmarks.training import Step, step_of
 from manyranks.measure.memory import PeakBytes
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import ZeroOptimizer
 
-RANKS, WIDTH, DEPTH, ROWS = 4, 1024, 10, 32  # 10 · (1024² + 1024) = 10.5 M parameters
-ROUNDS, STEPS = 15, 3
-
-Step = Callable[[], None]
+RANKS, ROUNDS, STEPS = 4, 15, 3
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -35,33 +31,16 @@ def rows() -> Iterator[Row]:
     for names, (ours, theirs, at_most) in compared.items():
         with mr.World(RANKS) as world:
             seconds, peaks = (world.run(measure, ours, theirs) for measure in (_seconds, _peaks))
-        yield Row(f"step, 10 M parameters, {RANKS} ranks: {names}", **_slowest(seconds), ratio_at_most=at_most)
-        yield Row(f"its peak of memory: {names}", **_slowest(peaks), unit="bytes", ratio_at_most=1.0)
-
-
-def _slowest(of_ranks: list[dict[str, tuple[float, ...]]]) -> dict[str, tuple[float, ...]]:
-    """Of each value, the largest of all ranks."""
-    return {which: tuple(map(max, zip(*(rank[which] for rank in of_ranks), strict=True))) for which in of_ranks[0]}
+        yield Row(f"step, 10 M parameters, {RANKS} ranks: {names}", **training.slowest(seconds), ratio_at_most=at_most)
+        yield Row(f"its peak of memory: {names}", **training.slowest(peaks), unit="bytes", ratio_at_most=1.0)
 
 
 def _seconds(ours: Callable[[], Step], theirs: Callable[[], Step]) -> dict[str, tuple[float, ...]]:
     """Pairs of seconds a step, on this rank."""
     steps = ours(), theirs()
-    measures = [lambda step=step: _fastest(step) for step in steps]
+    measures = [lambda step=step: training.fastest(step, STEPS) for step in steps]
     pairs(*measures, rounds=2)
     return pairs(*measures, rounds=ROUNDS)
-
-
-def _fastest(step: Step) -> float:
-    """Seconds of the fastest of some steps: the one that whatever else runs on the machine disturbed least."""
-    seconds = []
-    for _ in range(STEPS):
-        dist.barrier()
-        started = time.perf_counter()
-        step()
-        dist.barrier()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
 
 
 def _peaks(ours: Callable[[], Step], theirs: Callable[[], Step]) -> dict[str, tuple[float, ...]]:
@@ -78,22 +57,17 @@ def _peak(step: Step) -> float:
     return memory.peak_bytes
 
 
-def _model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(DEPTH)))
-
-
 def _ours_sharded() -> Step:
-    model = FullyShardedDataParallel(_model())
-    return _step(model, torch.optim.Adam(model.parameters()), model.finish)
+    model = FullyShardedDataParallel(training.model())
+    return step_of(model, torch.optim.Adam(model.parameters()), model.finish)
 
 
 def _theirs_sharded() -> Step:
-    model = _model()
+    model = training.model()
     for layer in model:
         fully_shard(layer)
     fully_shard(model)
-    return _step(model, torch.optim.Adam(model.parameters()))
+    return step_of(model, torch.optim.Adam(model.parameters()))
 
 
 def _stage_1() -> Step:
@@ -105,22 +79,10 @@ def _stage_2() -> Step:
 
 
 def _staged(stage: int) -> Step:
-    model = _model()
-    return _step(model, ZeroOptimizer(model.parameters(), torch.optim.Adam, stage=stage))
+    model = training.model()
+    return step_of(model, ZeroOptimizer(model.parameters(), torch.optim.Adam, stage=stage))
 
 
 def _theirs_redundant() -> Step:
-    model = DistributedDataParallel(_model(), gradient_as_bucket_view=True)
-    return _step(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam))
-
-
-def _step(model: nn.Module, optimizer, finish: Step = lambda: None) -> Step:
-    x = torch.ones(ROWS, WIDTH)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        finish()
-        optimizer.step()
-
-    return step
+    model = DistributedDataParallel(training.model(), gradient_as_bucket_view=True)
+    return step_of(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam))

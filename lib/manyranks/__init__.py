@@ -9,24 +9,16 @@ Imports are lazy (PEP 562): `import manyranks.theory` brings in neither torch no
 
 from importlib import import_module
 
+from manyranks import lazy
+
 __version__ = "0.1.0"
 
-_SUBPACKAGES = ("timeline", "theory", "measure", "world", "parallel", "training", "show", "grade")
 _WORLD_NAMES = ("World", "WorldError", "RankFailed", "RankDied", "RankHung")
-
-__all__ = [*_WORLD_NAMES, *_SUBPACKAGES]
-
-
-def __getattr__(name: str):
-    if name in _SUBPACKAGES:
-        return import_module(f"manyranks.{name}")
-    if name in _WORLD_NAMES:
-        return getattr(import_module("manyranks.world"), name)
-    raise AttributeError(f"module 'manyranks' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__, __all__ = lazy.names(
+    __name__,
+    *("timeline", "theory", "measure", "world", "parallel", "training", "show", "grade"),
+    **dict.fromkeys(_WORLD_NAMES, "world"),
+)
 
 
 def load_ipython_extension(shell) -> None:

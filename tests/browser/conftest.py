@@ -1,11 +1,10 @@
-"""One JupyterLab with all chapters for all tests of this folder."""
+"""One JupyterLab for all tests of this folder."""
 
 import os
 
 import pytest
 
 from tests.browser import lab as browser
-from tests.conftest import ROOT
 
 
 # Of this folder and no longer: while playwright runs, asyncio takes its loop for the running one, and other tests ask for that.
@@ -14,5 +13,5 @@ def lab(tmp_path_factory):
     if browser.CHROMIUM is None:
         why = "there is no chromium, chromium-browser or google-chrome on the PATH"
         pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
-    with browser.start(tmp_path_factory.mktemp("lab"), (ROOT / "notebooks").glob("*.ipynb")) as lab:
+    with browser.start(tmp_path_factory.mktemp("lab")) as lab:
         yield lab

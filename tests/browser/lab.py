@@ -1,17 +1,15 @@
 """JupyterLab and Notebook 7 in a real browser: the system's Chromium, driven by playwright.
 
-    def test_chapter_03(lab):
-        with lab.open("03_zero.ipynb") as notebook:
-            notebook.run_all()
-            assert notebook.errors() == []
-            explorer = notebook.explorer()
-            for control in explorer.controls():
-                before = explorer.picture()
-                explorer.move(control)
-                assert explorer.picture() != before
-            notebook.screenshot("chapter_03_explorer")
+    with lab.open("chapter_03", cells_of("03_zero", "import show", "zero.explorer(")) as notebook:
+        notebook.run_all()
+        assert notebook.errors() == []
+        explorer = notebook.explorer()
+        for control in explorer.controls():
+            before = explorer.picture()
+            explorer.move(control)
+            assert explorer.picture() != before
 
-Notebook 7, `lab.open(name, notebook_7=True)`, is made of JupyterLab's parts and served beside it.
+Notebook 7, `lab.open(name, cells, notebook_7=True)`, is made of JupyterLab's parts and served beside it.
 
 What decides is read from JupyterLab's own objects (`window.jupyterapp`), not from the page: a promise that is kept and a
 message that is answered say that something has happened, where a click and a pause only hope so.
@@ -27,11 +25,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import BrowserContext, Locator, Page, expect, sync_playwright
 
 from tests.conftest import ROOT
@@ -183,8 +182,18 @@ class Notebook:
         expect(box.locator(":scope > :not([class*=widget-])")).to_have_count(0)  # every control has taken its place
         return Explorer(box)
 
+    @contextlib.contextmanager
+    def pictured(self, name: str) -> Iterator[None]:
+        """Leaves artifacts/<name>.png, or artifacts/<name>_failed.png: the window as it is then."""
+        try:
+            yield
+        except Exception:
+            self.screenshot(f"{name}_failed")
+            raise
+        self.screenshot(name)
+
     def screenshot(self, name: str) -> None:
-        """Writes artifacts/name.png: the window as it is now."""
+        """Writes artifacts/<name>.png: the window as it is now."""
         ARTIFACTS.mkdir(exist_ok=True)
         self.page.screenshot(path=ARTIFACTS / f"{name}.png")
 
@@ -198,43 +207,39 @@ class Lab:
     browser: BrowserContext
 
     @contextlib.contextmanager
-    def open(self, name: str, notebook_7: bool = False) -> Iterator[Notebook]:
-        """The notebook of this file, its kernel idle. The kernel ends with it; a failure leaves artifacts/<name>_failed.png."""
+    def open(self, name: str, cells: list[nbformat.NotebookNode], notebook_7: bool = False) -> Iterator[Notebook]:
+        """A notebook of these cells, its kernel idle; it ends with the block. Leaves artifacts/<name>.png, as `pictured`."""
+        python = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+        nbformat.write(new_notebook(cells=cells, metadata=python), self.folder / f"{name}.ipynb")
         page = self.browser.new_page()
         notebook = Notebook(page)
         # In a workspace of its own, so that JupyterLab does not bring back other notebooks.
-        place = "notebooks" if notebook_7 else f"lab/workspaces/{Path(name).stem}/tree"
-        try:
-            page.goto(f"{self.address}{place}/{name}", timeout=SECONDS * 1000)
+        place = "notebooks" if notebook_7 else f"lab/workspaces/{name}/tree"
+        with contextlib.closing(page), notebook.pictured(name):
+            page.goto(f"{self.address}{place}/{name}.ipynb", timeout=SECONDS * 1000)
             page.wait_for_function(_READY, timeout=SECONDS * 1000)
             yield notebook
             page.evaluate("jupyterapp.shell.currentWidget.sessionContext.shutdown()")
-        except Exception:
-            notebook.screenshot(f"{Path(name).stem}_failed")
-            raise
-        finally:
-            page.close()
+
+
+def cells_of(chapter: str, *words: str) -> list[nbformat.NotebookNode]:
+    """The chapter's code cells that have these words, in its order, without outputs. Each of the words picks one cell."""
+    chapter_cells = nbformat.read(ROOT / "notebooks" / f"{chapter}.ipynb", 4).cells
+    sources = [cell.source for cell in chapter_cells if cell.cell_type == "code"]
+    picked = {word: [k for k, source in enumerate(sources) if word in source] for word in words}
+    assert all(len(places) == 1 for places in picked.values()), f"not in one cell of {chapter}: {picked}"
+    return [new_code_cell(sources[k]) for k in sorted({k for (k,) in picked.values()})]
 
 
 @contextlib.contextmanager
-def start(folder: Path, notebooks: Iterable[Path] = ()) -> Iterator[Lab]:
-    """JupyterLab on copies of the notebooks, without their outputs, in an empty folder that also takes all its state."""
+def start(folder: Path) -> Iterator[Lab]:
+    """JupyterLab in an empty folder, which also takes all its state."""
     work = folder / "notebooks"
     work.mkdir()
-    for path in notebooks:
-        nbformat.write(_cleared(nbformat.read(path, 4)), work / path.name)
     token = secrets.token_hex()
     with _browser() as browser, _server(folder, work, token) as address:  # the server ends first, whatever the browser does
         browser.request.get(f"{address}lab", headers={"Authorization": f"token {token}"})  # answered with a cookie
         yield Lab(address, work, browser)
-
-
-def _cleared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Without outputs and numbers, so that what is there after a run is the run's."""
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    return notebook
 
 
 @contextlib.contextmanager

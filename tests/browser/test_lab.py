@@ -1,37 +1,63 @@
-"""Chapters in JupyterLab and explorers in Notebook 7, in a real browser: no unexpected error, and controls are followed."""
+"""Explorers in JupyterLab and Notebook 7, in a real browser: no error, and controls are followed.
+
+Of a chapter only the cells that they need are run: that all others run, nbval shows.
+"""
 
 import itertools
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell
 from playwright.sync_api import expect
 
+from tests.browser.lab import cells_of
+
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+EXPLORERS = {  # name -> its chapter, and words that pick the cells that it needs
+    "chapter_00_explorer": ("00_start_here", "import show", "show.Explorer("),
+    "chapter_01_stepper": (
+        "01_collectives",
+        "import show",
+        "mr.World(4)",
+        "def exchange(",
+        "def ring_reduce_scatter(",
+        "stepper(rs.",
+    ),
+    "chapter_01_explorer": ("01_collectives", "import show", "collectives.explorer("),
+    "chapter_02_explorer": ("02_data_parallel", "import show", "data_parallel.explorer("),
+    "chapter_03_explorer": ("03_zero", "import show", "zero.explorer("),
+}
 
 
-def test_chapter_00_runs_and_its_explorer_follows(lab):
-    with lab.open("00_start_here.ipynb") as notebook:
+@pytest.fixture(scope="module")
+def chapters(lab):
+    """All explorers in one notebook: to open one takes longer than what is tested in it."""
+    with lab.open("chapters", [cell for words in EXPLORERS.values() for cell in cells_of(*words)]) as notebook:
         notebook.run_all()
-        assert [error.partition(":")[0] for error in notebook.errors()] == ["RankHung", "RankFailed"]
-        explorer = notebook.explorer()
+        assert notebook.errors() == []
+        yield notebook
+
+
+def explorer_in(chapters, name):
+    return chapters.explorer(list(EXPLORERS).index(name))
+
+
+def test_the_explorer_of_chapter_00_follows(chapters):
+    with chapters.pictured(name := "chapter_00_explorer"):
+        explorer = explorer_in(chapters, name)
         link, size = explorer.controls()
         seen = [(explorer.picture(), explorer.status())]
         for act in (lambda: explorer.move(size), lambda: explorer.drag(size, 60), lambda: explorer.move(link)):
             act()
             seen.append((explorer.picture(), explorer.status()))
-        notebook.screenshot("chapter_00_explorer")
         pictures, lines = zip(*seen, strict=True)
         assert len(set(pictures)) == len(set(lines)) == 4
         assert all("InfiniBand 400G" in line for line in lines[:3])
         assert "InfiniBand 200G" in lines[3]
 
 
-def test_chapter_01_runs_and_its_explorers_follow(lab):
-    with lab.open("01_collectives.ipynb") as notebook:
-        notebook.run_all()
-        assert notebook.errors() == []
-        stepper = notebook.explorer(0)
+def test_the_stepper_of_chapter_01_follows(chapters):
+    with chapters.pictured(name := "chapter_01_stepper"):
+        stepper = explorer_in(chapters, name)
         (step,) = stepper.controls()
         rounds = [stepper.picture()]
         for _ in range(2):
@@ -39,9 +65,11 @@ def test_chapter_01_runs_and_its_explorers_follow(lab):
             rounds.append(stepper.picture())
         assert len(set(rounds)) == 3
         assert stepper.status() == "4 messages of 8 B. Sent so far, a rank: 24 B; the tensor has 32 B."
-        notebook.screenshot("chapter_01_stepper")
 
-        explorer = notebook.explorer(2)
+
+def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapters):
+    with chapters.pictured("chapter_01_not_possible"):
+        explorer = explorer_in(chapters, "chapter_01_explorer")
         operation, algorithm, ranks, size, topology, step = explorer.controls()
         seen = [(explorer.picture(), explorer.status())]
         for act in (
@@ -56,7 +84,7 @@ def test_chapter_01_runs_and_its_explorers_follow(lab):
         ):
             act()
             seen.append((explorer.picture(), explorer.status()))
-        notebook.screenshot("chapter_01_explorer")
+        chapters.screenshot("chapter_01_explorer")
         pictures, lines = zip(*seen, strict=True)
         assert all(a != b for a, b in itertools.pairwise(pictures))
         assert pictures[3] == pictures[5]  # to another topology and back
@@ -69,19 +97,11 @@ def test_chapter_01_runs_and_its_explorers_follow(lab):
         ranks.press("Home")
         explorer.move(ranks, -1)  # there is nothing below
         assert explorer.status().startswith("Not possible: n=0: a group has a whole number of ranks, at least 1")
-        notebook.screenshot("chapter_01_not_possible")
 
 
-def test_the_explorer_of_chapter_02_follows(lab):
-    """Its own cells alone: that the chapter runs, nbval shows."""
-    chapter = nbformat.read(lab.folder / "02_data_parallel.ipynb", 4)
-    (source,) = [cell.source for cell in chapter.cells if "data_parallel.explorer(" in cell.source]
-    cells = [new_code_cell("from manyranks import show"), new_code_cell(source)]
-    nbformat.write(new_notebook(cells=cells, metadata=PYTHON), lab.folder / "explorer_02.ipynb")
-    with lab.open("explorer_02.ipynb") as notebook:
-        notebook.run_all()
-        assert notebook.errors() == []
-        explorer = notebook.explorer()
+def test_the_explorer_of_chapter_02_follows(chapters):
+    with chapters.pictured(name := "chapter_02_explorer"):
+        explorer = explorer_in(chapters, name)
         model, cluster, ranks, sequences, reduce, critical = explorer.controls()
         seen = [(explorer.picture(), explorer.status())]
         for act in (
@@ -95,7 +115,6 @@ def test_the_explorer_of_chapter_02_follows(lab):
         ):
             act()
             seen.append((explorer.picture(), explorer.status()))
-        notebook.screenshot("chapter_02_explorer")
         pictures, lines = zip(*seen, strict=True)
         assert all(a != b for a, b in itertools.pairwise(pictures))
         assert pictures[0] == pictures[2]  # reduced after backward, and back
@@ -104,14 +123,38 @@ def test_the_explorer_of_chapter_02_follows(lab):
         assert lines[7].startswith("llama3.2-1b on ")
 
 
+def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapters):
+    with chapters.pictured(name := "chapter_03_explorer"):
+        explorer = explorer_in(chapters, name)
+        model, cluster, ranks, stage, shards, precision = explorer.controls()
+        seen = [(explorer.picture(), explorer.status())]
+        for act in (
+            lambda: explorer.move(stage),
+            lambda: explorer.move(stage, -1),
+            lambda: explorer.drag(ranks, 60),
+            lambda: explorer.move(precision),
+            lambda: explorer.move(shards),
+            lambda: explorer.move(cluster),
+            lambda: explorer.move(model),
+        ):
+            act()
+            seen.append((explorer.picture(), explorer.status()))
+        pictures, lines = zip(*seen, strict=True)
+        assert all(a != b for a, b in itertools.pairwise(pictures))
+        assert pictures[0] == pictures[2]  # to another stage and back
+        assert lines[0].startswith("megatron-7.5b on 64 GPUs, ZeRO-2: 16.6 GB of states and 1.08 GB for one sequence")
+        assert "ZeRO-3: 1.87 GB of states" in lines[1]
+        assert "llama3-70b on " in lines[7]
+        explorer.move(stage, 2)
+        ranks.press("Home")
+        explorer.move(ranks, -1)  # there is nothing below
+        assert explorer.status().startswith("Not possible: HSDP with K = 32 shards on N = 1: ")
+
+
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.
 @pytest.mark.parametrize("program", ["jupyterlab", "notebook_7"])
 def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):
-    chapter = nbformat.read(lab.folder / "00_start_here.ipynb", 4)
-    (source,) = [cell.source for cell in chapter.cells if "show.Explorer(" in cell.source]
-    cells = [new_code_cell("from manyranks import show, theory"), new_code_cell(source)]
-    nbformat.write(new_notebook(cells=cells, metadata=PYTHON), lab.folder / f"keys_{program}.ipynb")
-    with lab.open(f"keys_{program}.ipynb", notebook_7=program == "notebook_7") as notebook:
+    with lab.open(f"explorer_{program}", cells_of(*EXPLORERS["chapter_00_explorer"]), program == "notebook_7") as notebook:
         notebook.run_all()
         assert notebook.errors() == []
         explorer = notebook.explorer()
@@ -121,7 +164,6 @@ def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):
             explorer.tab_to(control)
             explorer.press(*(KEYS.get(key, key) for key in keys))
             seen.append((explorer.picture(), explorer.status()))
-        notebook.screenshot(f"explorer_{program}")
         pictures, lines = zip(*seen, strict=True)
         assert len(set(pictures)) == len(set(lines)) == 6
         assert [line.partition("G:")[0] for line in lines] == [f"{n} MB over InfiniBand {g}" for n, g in MOVED]
@@ -132,7 +174,6 @@ def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):
 
 KEYS = {"↓": "ArrowDown", "↑": "ArrowUp", "→": "ArrowRight", "⇞": "PageUp"}
 MOVED = [(1.05, 400), (1.05, 200), (2.1, 200), (4.19, 200), (134, 200), (134, 400)]
-PYTHON = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
 ENDS_EARLY = [
     ("1 / 0", ["raises-exception"]),
     ("import sys; print('careful', file=sys.stderr)", []),
@@ -144,9 +185,8 @@ ENDS_EARLY = [
 
 
 def test_what_goes_wrong_in_a_notebook_is_seen(lab):
-    cells = [new_code_cell(source, metadata={"tags": tags}) for source, tags in ENDS_EARLY]
-    nbformat.write(new_notebook(cells=cells, metadata=PYTHON), lab.folder / "wrong.ipynb")
-    with lab.open("wrong.ipynb") as notebook:
+    wrong = [new_code_cell(source, metadata={"tags": tags}) for source, tags in ENDS_EARLY]
+    with lab.open("wrong", wrong) as notebook:
         with pytest.raises(AssertionError, match=r"code cells \[6\] did not run"):
             notebook.run_all()
         kinds = [error.partition(":")[0] for error in notebook.errors()]

@@ -1,13 +1,17 @@
 """nbgrader's whole round: release, submissions, autograding, feedback, export. No result is no points."""
 
+from functools import cache
+
 import nbformat
 import pytest
 from nbformat.v4 import new_output
+from nbgrader import api
 
 from tests.conftest import ROOT
 from tests.grading.course import Course, answered, small
 
 NAME = "01_collectives"
+NO_RESULT = "no points: the cell did not run"
 FULL = {"tree_broadcast": 3, "ring_all_gather": 4, "ring_reduce_scatter": 5, "ring_all_reduce": 4, "pairwise_all_to_all": 4}
 UPWARDS = """
 def ring_all_gather(shard, elements):
@@ -61,39 +65,77 @@ def test_a_class_that_sends_too_late_gets_a_part_of_the_points(tmp_path):
     assert course.errors("eve") == []
 
 
+@pytest.fixture(scope="module", autouse=True)
+def asked_once():
+    """nbgrader asks alembic for each new gradebook, in a process that takes seconds; the answer is the same each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "get_alembic_version", cache(api.get_alembic_version))
+        yield
+
+
+ANSWERS = {  # that leave the kernel alive -> their points, of 2
+    "right": ("def double(x): return 2 * x", 2),
+    "half": ("def double(x): return x", 1),
+    "raises": ("def double(x): return 1 / 0", 0),
+    "exits": ("def double(x): raise SystemExit(0)", 0),
+    "nothing": ("def double(x):\n    class N:\n        __truediv__ = lambda s, o: None\n    return N()", 0),
+    "not_a_number": ("def double(x): return float('nan')", 0),
+    "less_than_nothing": ("def double(x): return -4", 0),
+    "more_than_all": ("def double(x): return 8", 0),
+    "words": ("def double(x):\n    class W:\n        __truediv__ = lambda s, o: 'full marks'\n    return W()", 0),
+}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """All these answers in one submission, for most of a submission's time is its kernel's start."""
+    exercise = small()
+    exercise.cells = [cell for kind in ANSWERS for cell in of_kind(kind)]
+    course = Course(tmp_path_factory.mktemp("course"), "99_doubles", exercise)
+    answers = {f"double_{kind}": answer for kind, (answer, _) in ANSWERS.items()}
+    return course, course.submit("ada", answered(course.release, answers))
+
+
+def of_kind(kind):
+    """The task and its check, with names of their own."""
+    cells = small().cells[:2]
+    for cell in cells:
+        cell.metadata.nbgrader.grade_id += f"_{kind}"
+    return cells
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_senseless_result_is_no_points(together, kind):
+    assert together[1][f"check_double_{kind}"] == ANSWERS[kind][1]
+
+
+def test_it_is_said_of_each_of_them_and_of_no_other(together):
+    course, points = together
+    graded = nbformat.read(course.root / "autograded" / "ada" / course.name / f"{course.name}.ipynb", 4)
+    said = [cell for cell in graded.cells if any(output.get("ename") == "NoResult" for output in cell.get("outputs", []))]
+    assert {cell.metadata.nbgrader.grade_id for cell in said} == {name for name in points if points[name] == 0}
+    assert course.feedback("ada").count(NO_RESULT) == len(said) == 7
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     return Course(tmp_path_factory.mktemp("course"), "99_double", small(), seconds=3)
 
 
-ANSWERS = {
-    "right": ("def double(x): return 2 * x", {"check_double": 2, "check_rest": 1}),
-    "half": ("def double(x): return x", {"check_double": 1, "check_rest": 1}),
-    "raises": ("def double(x): return 1 / 0", {"check_double": 0, "check_rest": 1}),
-    "dies": ("import os; os._exit(0)", {"check_double": 0, "check_rest": 0}),
-    "dies in the check": ("import os\ndef double(x): os._exit(0)", {"check_double": 0, "check_rest": 0}),
-    "exits": ("def double(x): raise SystemExit(0)", {"check_double": 0, "check_rest": 1}),
-    "sleeps": ("import time\ndef double(x): time.sleep(60)", {"check_double": 0, "check_rest": 1}),
-    "cannot be interrupted": (DEAF, {"check_double": 0, "check_rest": 0}),
-    "nothing": (
-        "def double(x):\n    class N:\n        __truediv__ = lambda s, o: None\n    return N()",
-        {"check_double": 0, "check_rest": 1},
-    ),
-    "not a number": ("def double(x): return float('nan')", {"check_double": 0, "check_rest": 1}),
-    "less than nothing": ("def double(x): return -4", {"check_double": 0, "check_rest": 1}),
-    "more than all": ("def double(x): return 8", {"check_double": 0, "check_rest": 1}),
-    "words": (
-        "def double(x):\n    class W:\n        __truediv__ = lambda s, o: 'full marks'\n    return W()",
-        {"check_double": 0, "check_rest": 1},
-    ),
+NONE_CAME = {  # answer, the points of the cell that does not depend on it
+    "dies": ("import os; os._exit(0)", 0),
+    "dies in the check": ("import os\ndef double(x): os._exit(0)", 0),
+    "sleeps": ("import time\ndef double(x): time.sleep(60)", 1),
+    "cannot be interrupted": (DEAF, 0),
 }
 
 
-@pytest.mark.parametrize("kind", ANSWERS)
-def test_a_missing_dead_late_or_senseless_result_is_no_points(course, kind):
-    answer, points = ANSWERS[kind]
-    assert course.submit(kind.replace(" ", "_"), answered(course.release, {"double": answer})) == points
-    assert ("no points: the cell did not run" in course.feedback(kind.replace(" ", "_"))) == (points["check_double"] == 0)
+@pytest.mark.parametrize("kind", NONE_CAME)
+def test_a_dead_or_late_result_is_no_points(course, kind):
+    answer, rest = NONE_CAME[kind]
+    student = kind.replace(" ", "_")
+    assert course.submit(student, answered(course.release, {"double": answer})) == {"check_double": 0, "check_rest": rest}
+    assert NO_RESULT in course.feedback(student)
 
 
 def test_outputs_that_came_with_the_submission_count_for_nothing(course):

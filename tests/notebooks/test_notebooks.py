@@ -39,6 +39,11 @@ def test_errors_are_stored_only_where_the_chapter_means_them(chapter):
         assert fails == ("raises-exception" in cell.metadata.get("tags", []))
 
 
+def test_nothing_is_stored_that_was_a_warning(chapter):
+    streams = [output for cell in code(chapter) for output in cell.outputs if output.output_type == "stream"]
+    assert {output.name for output in streams} <= {"stdout"}
+
+
 def test_no_cell_is_longer_than_a_screen(chapter):
     assert max(len(cell.source.splitlines()) for cell in code(chapter)) <= 25
 

@@ -87,17 +87,25 @@ def test_efficiency_falls_from_one_gpu_on_and_is_never_worse_with_overlap():
     assert all(now.efficiency(n, True) >= now.efficiency(n, False) for n in RANKS)
 
 
-def test_every_choice_gives_a_status_line_or_a_reason():
-    shown = explorer()
-    options = {name: [shown.values[name]] for name in DEFAULT}
-    for name in ("model", "cluster", "reduce"):
-        options[name] = list(shown._controls[name].options)
-    options["n"] = [1, 8, 1024]
-    options["sequences"] = [1, 64]
+def choices() -> dict[str, list]:
+    controls = explorer()._controls
+    options = {name: list(controls[name].options) for name in ("model", "cluster", "reduce")}
+    return {**{name: [value] for name, value in DEFAULT.items()}, **options, "n": [1, 8, 1024], "sequences": [1, 64]}
+
+
+def test_every_choice_gives_a_status_line():
+    plot, options = Scaling(), choices()
     for values in itertools.product(*options.values()):
-        status = shown.set(**dict(zip(options, values, strict=True))).status
+        status = plot.update(**dict(zip(options, values, strict=True)))
         assert "nan" not in status
         assert len(status) > 40, status
+
+
+def test_every_choice_can_be_drawn():
+    shown = explorer()
+    for name, values in choices().items():
+        for value in values:
+            assert not shown.set(**DEFAULT | {name: value}).status.startswith("Not possible")
 
 
 def test_the_first_run_is_a_curve_and_the_others_are_sparse_markers_on_it():

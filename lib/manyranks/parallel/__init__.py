@@ -4,26 +4,18 @@ Each also runs under torchrun.
 Imports are lazy (PEP 562): parallel.collectives loads that technique only.
 """
 
-from importlib import import_module
+from manyranks import lazy
 
-_MODULES = (
+__getattr__, __dir__, __all__ = lazy.names(
+    __name__,
+    "checkpoint_plan",
+    "checkpointing",
     "collectives",
     "data_parallel",
     "fsdp",
     "offload",
     "precision",
+    "recompute_policy",
     "sharded_state",
     "zero",
 )
-
-__all__ = [*_MODULES]
-
-
-def __getattr__(name: str):
-    if name in _MODULES:
-        return import_module(f"manyranks.parallel.{name}")
-    raise AttributeError(f"module 'manyranks.parallel' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])

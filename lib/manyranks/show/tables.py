@@ -29,10 +29,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence]) -> Table:
     return Table(header, rows)
 
 
-def reconcile(theory: Mapping[str, float], measured: Mapping[str, float], against: str = "measured") -> Table:
+def reconcile(theory: Mapping[str, float], measured: Mapping[str, float | None], against: str = "measured") -> Table:
     """Theory beside measurement, one quantity a row. against: what the second one is, "replayed" or "published" for instance.
 
-    Raises ValueError unless both have the same quantities.
+    A measurement of None is one that this system cannot make. Raises ValueError unless both have the same quantities.
     """
     if theory.keys() != measured.keys():
         raise ValueError(f"theory has {list(theory)}, {against} has {list(measured)}: give the same quantities in both")
@@ -40,7 +40,9 @@ def reconcile(theory: Mapping[str, float], measured: Mapping[str, float], agains
     return Table(["", "theory", against, "difference"], rows)
 
 
-def _difference(theory: float, measured: float) -> str:
+def _difference(theory: float, measured: float | None) -> str:
+    if measured is None:
+        return ""
     if measured == theory:
         return "0"
     share = f" ({(measured - theory) / theory:+.1%})" if theory else ""
@@ -48,6 +50,8 @@ def _difference(theory: float, measured: float) -> str:
 
 
 def _text(cell) -> str:
+    if cell is None:
+        return "not counted"
     if isinstance(cell, bool) or not isinstance(cell, int | float):
         return str(cell)
     return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"

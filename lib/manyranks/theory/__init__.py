@@ -1,11 +1,13 @@
 """Floor 1: what should happen. Bytes, seconds and FLOPs from formulas. Standard library only."""
 
-from importlib import import_module
+from manyranks import lazy
 
-_MODULES = (
+__getattr__, __dir__, __all__ = lazy.names(
+    __name__,
     "architecture",
     "batch",
     "charges",
+    "checkpointing",
     "checks",
     "cluster",
     "collectives",
@@ -16,6 +18,7 @@ _MODULES = (
     "kernels",
     "layer",
     "memory",
+    "optimal_checkpoints",
     "passes",
     "pipeline",
     "planner",
@@ -24,27 +27,16 @@ _MODULES = (
     "stages",
     "step",
     "traffic",
+    accelerators="hardware",
+    links="hardware",
+    clusters="cluster",
+    models="shapes",
+    Accelerator="hardware",
+    Cluster="cluster",
+    ClusterCosts="charges",
+    Link="hardware",
+    LatentAttention="architecture",
+    ModelShape="architecture",
+    Plan="plan",
+    from_hf_config="huggingface",
 )
-_NAMES = {
-    "accelerators": "hardware",
-    "links": "hardware",
-    "clusters": "cluster",
-    "models": "shapes",
-    "Accelerator": "hardware",
-    "Cluster": "cluster",
-    "ClusterCosts": "charges",
-    "Link": "hardware",
-    "LatentAttention": "architecture",
-    "ModelShape": "architecture",
-    "Plan": "plan",
-    "from_hf_config": "huggingface",
-}
-__all__ = [*_MODULES, *_NAMES]
-
-
-def __getattr__(name: str):
-    if name in _NAMES:
-        return getattr(import_module(f"manyranks.theory.{_NAMES[name]}"), name)
-    if name in _MODULES:
-        return import_module(f"manyranks.theory.{name}")
-    raise AttributeError(f"module 'manyranks.theory' has no attribute {name!r}")

@@ -111,7 +111,7 @@ def gathered_peak(units: Sequence[int], n: int, itemsize: int, prefetch: int = 1
 
     units: elements, in the order of forward; n: ranks that share them; prefetch: units gathered ahead. That the last unit stays
     after forward adds nothing: no other is whole then. Not in it: gradients, and the shards that are gathered.
-    Raises ValueError for negative numbers and n below 1. Source: arXiv 2304.11277, section 4.1.
+    Raises ValueError for negative numbers and n below 1. Source: arXiv 2304.11277, section 3.2.1.
     """
     _whole("itemsize", itemsize, least=0)
     _whole("prefetch", prefetch, least=0)

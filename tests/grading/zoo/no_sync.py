@@ -11,6 +11,12 @@ ZOO: list[Wrong] = []
 wrong = keeper(ZOO)
 
 
+def without_finally(self):
+    self.syncs = False
+    yield
+    self.syncs = True
+
+
 @wrong("no_sync", "not written yet")
 class WritesNothing(Right):
     @contextmanager
@@ -27,11 +33,7 @@ class SyncsAllTheSame(Right):
 
 @wrong("no_sync", "an exception inside no_sync() must not leave it switched on", right_values=True)
 class UsesNoFinally(Right):
-    @contextmanager
-    def no_sync(self):
-        self.syncs = False
-        yield
-        self.syncs = True
+    no_sync = contextmanager(without_finally)
 
 
 @wrong("no_sync", "after no_sync(), switch this on again", right_values=True)
@@ -144,10 +146,7 @@ class HasNone(torch.nn.Module):
 
 @wrong("no_sync", "put @contextmanager above it")
 class IsNoContextManager(Right):
-    def no_sync(self):
-        self.syncs = False
-        yield
-        self.syncs = True
+    no_sync = without_finally
 
 
 @wrong("no_sync", "put @contextmanager above it")
