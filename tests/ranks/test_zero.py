@@ -1,7 +1,9 @@
 """parallel.zero: each stage trains as one process does, and holds and sends what the formulas say."""
 
 import itertools
-from functools import partial
+import math
+from functools import cache, partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -60,41 +62,60 @@ class Trained:
         return max((ours[k] - theirs[k]).abs().max().item() for k in ours if ours[k].numel())
 
 
-def train(stage: str, steps: int = 20, parts: int = 1, most: float | None = None) -> float:
+class Alone(NamedTuple):
+    """One process that has trained on the whole batches: its weights, and the norm of each step's gradients."""
+
+    weights: dict
+    norms: list[float]
+
+
+@cache
+def alone(n: int, steps: int = 20, parts: int = 1, most: float | None = None) -> Alone:
+    """most: the norm at which gradients are clipped."""
+    model, norms = toy(0), []
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for batch in range(step * parts, (step + 1) * parts):
+            sum(loss_of(model, tokens(r, batch), True) / n for r in range(n)).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), most or math.inf).item())
+        optimizer.step()
+    return Alone(model.state_dict(), norms)
+
+
+def train(stage: str, other: Alone, steps: int = 20, parts: int = 1, most: float | None = None) -> float:
     """Each rank on its shard of the batch; the largest difference to one process on the whole batch."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    alone = toy(0)
-    ours, other = Trained(stage, toy(rank)), torch.optim.AdamW(alone.parameters(), **ADAM)
+    ours = Trained(stage, toy(dist.get_rank()))
     for step in range(steps):
         ours.optimizer.zero_grad()
-        other.zero_grad()
-        for part in range(parts):
-            batch = step * parts + part
-            ours.backward(loss_of(ours.model, tokens(rank, batch), True))
-            sum(loss_of(alone, tokens(r, batch), True) / n for r in range(n)).backward()
+        for batch in range(step * parts, (step + 1) * parts):
+            ours.backward(loss_of(ours.model, tokens(dist.get_rank(), batch), True))
         if most is not None:
-            clip = ours.model if stage == "fsdp" else ours.optimizer
-            norm = clip.clip_grad_norm_(most)
-            theirs = nn.utils.clip_grad_norm_(alone.parameters(), most)
-            assert abs(norm - theirs) < 1e-12
+            norm = (ours.model if stage == "fsdp" else ours.optimizer).clip_grad_norm_(most)
+            assert abs(norm - other.norms[step]) < 1e-12
         ours.optimizer.step()
-        other.step()
-    return ours.gap(alone)
+    theirs = toy(0)
+    theirs.load_state_dict(other.weights)
+    return ours.gap(theirs)
+
+
+def gaps(world: mr.World, stage: str, **how) -> list[float]:
+    return world.run(train, stage, alone(world.size, **how), **how)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_20_steps_are_those_of_one_process_on_the_whole_batch(shared_worlds, stage):
-    assert max(shared_worlds.run(train, stage)) < 1e-10
+    assert max(gaps(shared_worlds, stage)) < 1e-10
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_gradients_of_several_backward_passes_add_up(shared_world, stage):
-    assert max(shared_world.run(train, stage, steps=5, parts=3)) < 1e-10
+    assert max(gaps(shared_world, stage, steps=5, parts=3)) < 1e-10
 
 
 @pytest.mark.parametrize("stage", ["1", "2", "fsdp"])
 def test_the_norm_of_all_shards_together_is_clipped(shared_world, stage):
-    assert max(shared_world.run(train, stage, steps=5, most=0.05)) < 1e-10
+    assert max(gaps(shared_world, stage, steps=5, most=0.05)) < 1e-10
 
 
 @pytest.mark.parametrize("stage", STAGES)
