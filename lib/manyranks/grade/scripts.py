@@ -108,13 +108,23 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def values(what: str, share: float) -> Aspect:
     """The aspect of the results; what: the report's line."""
-    return Aspect(what, share, _values, each_world=True)
+    return Aspect(what, share, judge_values, each_world=True)
 
 
-def _values(task: "Task", trial: Trial) -> Verdict:
-    for rank in range(trial.case.n):
-        if wrong := _of_rank(trial, rank):
-            return wrong
+def own_values(what: str, share: float) -> Aspect:
+    """The aspect of results that need no communication."""
+    return Aspect(what, share, _own_values, each_world=True)
+
+
+def _own_values(task: "Task", trial: Trial) -> Verdict:
+    return next(filter(None, (_of_rank(trial, rank) for rank in range(trial.case.n))), Verdict(True))
+
+
+def judge_values(task: "Task", trial: Trial) -> Verdict:
+    """Whether all ranks' results are right, and did not become so by chance."""
+    verdict = _own_values(task, trial)
+    if not verdict.ok:
+        return verdict
     if trial.case.n > 1 and not any(trial.calls.values()):
         return Verdict(False, "the values are right, but not by communication", NOTHING)
     if trial.unwaited:
@@ -130,7 +140,8 @@ def _of_rank(trial: Trial, rank: int) -> Verdict | None:
         return Verdict(False, f"rank {rank} has no {min(missing)} any more", "leave the model's layers as they are")
     for name in right:
         if not _same(seen.tensors[name], right[name]):
-            return Verdict(False, f"rank {rank}: {name}: {_wrong(seen.tensors[name], right[name])}", _hint(trial))
+            hint = _hint(trial) or (_ROUNDED if _other_dtype(seen.tensors[name], right[name]) else "")
+            return Verdict(False, f"rank {rank}: {name}: {_wrong(seen.tensors[name], right[name])}", hint)
     noted = [(event.what, event.bytes) for event in seen.events if event.kind == "call"]
     if noted != [(call.op, call.bytes) for call in trial.calls[rank]]:  # the world counts them, too
         return Verdict(False, f"rank {rank}: what the check noted is not what was sent", "leave the check as it is")
@@ -150,6 +161,10 @@ def _hint(trial: Trial) -> str:
 def _explains(wrong: Wrong, results: list[Tensors], tolerance: float) -> bool:
     pairs = zip(results, wrong.results, strict=True)
     return all(name in got and same(got[name], theirs[name], tolerance) for got, theirs in pairs for name in theirs)
+
+
+def _other_dtype(got: torch.Tensor, right: torch.Tensor) -> bool:
+    return got.dtype != right.dtype and got.shape == right.shape
 
 
 def _wrong(got: torch.Tensor, right: torch.Tensor) -> str:

@@ -1,5 +1,6 @@
 """What a rank did in the course of a script, in order: gradients, calls, waits, and the bytes that are alive."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ class Watch(Journal):
         self.peak_bytes = 0
         self._memory = PeakBytes()
         self._place, self._forbidden = "", ("", "", "", "")
+        self._ready: tuple[tuple[str, ...], str] = ((), "")
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -68,6 +70,10 @@ class Watch(Journal):
         """From now on, Stopped is raised where a function of this name calls or waits past the mark `place`."""
         self._forbidden = (function, place, what, hint)
 
+    def refuse(self, modules: tuple[str, ...], hint: str) -> None:
+        """From now on, Stopped is raised where a function of these modules makes a call: it is an answer that was ready."""
+        self._ready = modules, hint
+
     def weigh(self) -> None:
         """Counts the bytes that are alive; the least of a moment, for another thread may let go of a tensor a little late."""
         counts = [self._memory.live_bytes()]
@@ -91,7 +97,16 @@ class Watch(Journal):
         if place and place == self._place and function in (name for _, _, name in frames()):
             raise Stopped(what, hint)
 
+    def _stop_ready(self) -> None:
+        modules, hint = self._ready
+        frame = sys._getframe(1) if modules else None
+        while frame is not None:
+            if (name := frame.f_globals.get("__name__", "")).startswith(modules):
+                raise Stopped(f"{name} is not allowed", hint)
+            frame = frame.f_back
+
     def _note(self, op: str, named: dict) -> None:
         self._stop_forbidden()
+        self._stop_ready()
         super()._note(op, named)
         self.events.append(Event("call", op, self.last.bytes))

@@ -3,12 +3,13 @@
 The ranks train toy.Toy: a tied weight, a frozen layer, a layer that not all ranks use, buffers. In float64.
 """
 
+from manyranks.grade import toy
 from manyranks.grade.check import check
 from manyranks.grade.data_parallel import averages, cutting, wrapper
 from manyranks.grade.data_parallel import buckets as _buckets
 from manyranks.grade.report import Report
 
-__all__ = ["average", "average_in_buckets", "cut", "no_sync", "overlapped", "replicate"]
+__all__ = ["average", "average_in_buckets", "cut", "no_sync", "overlapped", "replicate", "toy"]
 
 
 def replicate(function) -> Report:

@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.grade.data_parallel import toy, traffic
+from manyranks.grade import toy
+from manyranks.grade.data_parallel import traffic
 from manyranks.grade.data_parallel.averages import DETOUR, LEFT, OWN, SUM, TWICE, left_none, times, without_detour, without_none
 from manyranks.grade.data_parallel.task import GradientTask
-from manyranks.grade.data_parallel.toy import Toy, loss_of
 from manyranks.grade.data_parallel.traffic import Travel
 from manyranks.grade.scripts import Script, Tensors, Wrong, values
+from manyranks.grade.toy import Toy, loss_of
 from manyranks.grade.verdict import Aspect
 from manyranks.grade.watch import Watch
 

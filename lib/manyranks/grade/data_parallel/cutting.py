@@ -11,9 +11,9 @@ from torch import nn
 
 from manyranks.grade.data_parallel.buckets import CAP, FIRST, buckets
 from manyranks.grade.data_parallel.task import GradientTask
-from manyranks.grade.data_parallel.toy import Toy
 from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Script, Tensors
+from manyranks.grade.toy import Toy
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.grade.watch import Watch

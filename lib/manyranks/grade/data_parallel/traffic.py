@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyranks.grade.compare import sizes
-from manyranks.grade.data_parallel.toy import FROZEN_BYTES, TIED_BYTES
 from manyranks.grade.report import listed, size
 from manyranks.grade.scripts import NOTHING, WAIT
+from manyranks.grade.toy import FROZEN_BYTES, TIED_BYTES
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
 from manyranks.grade.watch import Event

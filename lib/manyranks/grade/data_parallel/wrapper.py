@@ -10,14 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.grade.data_parallel import buckets, cutting, order, toy, traffic
+from manyranks.grade import toy
+from manyranks.grade.data_parallel import buckets, cutting, order, traffic
 from manyranks.grade.data_parallel.averages import DETOUR, LEFT, OWN, SUM, TWICE, left_none, times
 from manyranks.grade.data_parallel.buckets import CAP, FIRST
 from manyranks.grade.data_parallel.task import GradientTask
-from manyranks.grade.data_parallel.toy import RATE, Gradients, Toy, loss_of
 from manyranks.grade.data_parallel.traffic import Travel
 from manyranks.grade.journal import Stopped
+from manyranks.grade.scripted import refuse_ready
 from manyranks.grade.scripts import Script, Tensors, Wrong, values
+from manyranks.grade.toy import RATE, Gradients, Toy, loss_of
 from manyranks.grade.verdict import Aspect
 from manyranks.grade.watch import Watch
 
@@ -37,6 +39,7 @@ _STAYS = "an exception inside no_sync() must not leave it switched on: use try a
 _EMPTIED = "finish() leaves no gradients: write the means into parameter.grad, and let the loop call zero_grad()"
 _STALE = "where the gradient is None, the row still has what a step before left there: write zeros into it"
 _READY = ("manyranks.parallel", "torch.nn.parallel", "torch.distributed")
+_YOURSELF = "write it yourself, with hooks and dist.all_reduce"
 _AFTER = [[2], [3]]  # an exception inside no_sync()
 _CUT = f"the buckets of `cut` with first_bytes={FIRST} and cap_bytes={CAP:,}"
 _REPLICAS = "the ranks started from different weights: call replicate(module) when the wrapper is made"
@@ -90,7 +93,7 @@ def _failing(wrapper, watch: Watch) -> Tensors:
 def _made(wrapper, watch: Watch) -> tuple:
     module = Toy(dist.get_rank())
     watch.follow(module)
-    _refuse_ready(wrapper if isinstance(wrapper, type) else type(wrapper))
+    refuse_ready(wrapper if isinstance(wrapper, type) else type(wrapper), _READY, _YOURSELF)
     model = wrapper(module, FIRST, CAP)
     _check_made(model)
     watch.forbid("finish", "backward", "finish() ran inside backward", _LOOP)
@@ -100,18 +103,12 @@ def _made(wrapper, watch: Watch) -> tuple:
 def _check_made(model) -> None:
     """Raises Stopped where it is no wrapper, or one that was ready."""
     for part in model.modules() if isinstance(model, nn.Module) else [model]:
-        _refuse_ready(type(part))
+        refuse_ready(type(part), _READY, _YOURSELF)
     if not callable(model):
         hint = "derive the class from torch.nn.Module, and give it a forward()"
         raise Stopped(f"{CALL} gave a {type(model).__name__}, which cannot be called", hint)
     if not callable(getattr(model, "finish", None)):
         raise Stopped(f"{CALL} gave a {type(model).__name__}, which has no finish()", "write finish(self) in the class")
-
-
-def _refuse_ready(kind: type) -> None:
-    for base in kind.__mro__:
-        if base.__module__.startswith(_READY):
-            raise Stopped(f"{base.__name__} is not allowed", "write it yourself, with hooks and dist.all_reduce")
 
 
 def _no_sync(model):

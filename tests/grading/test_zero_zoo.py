@@ -1,0 +1,136 @@
+"""Exercise 03: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
+
+import inspect
+import re
+
+import nbformat
+import pytest
+
+from manyranks import grade
+from manyranks.grade.zero import driver
+from manyranks.grade.zero.task import ZeroTask
+from tests.conftest import ROOT
+from tests.grading.zoo import (
+    zero_alike,
+    zero_pieces,
+    zero_prefetch,
+    zero_ready,
+    zero_right,
+    zero_stage1,
+    zero_stage1_held,
+    zero_stage2,
+    zero_unit,
+)
+
+FILES = (zero_pieces, zero_stage1, zero_stage1_held, zero_stage2, zero_unit, zero_prefetch, zero_ready)
+ZOO = [answer for file in FILES for answer in file.ZOO]
+TASKS = {"shard": 2, "gather": 2, "Stage1": 5, "Stage2": 4, "Unit": 4, "Prefetch": 3}
+FIVE = {  # that the exercise is about -> words of the report on those answers
+    "shards nothing": ("ShardsNothing", "✗ holds optimizer states of its shards only"),
+    "a shard that never trains": ("TrainsACopy", "The optimizer has to have the very tensors that you gather from"),
+    "averaged twice": ("AveragesTwice", "that is divided by N twice"),
+    "stale parameters after the gather": ("GathersBeforeTheStep", "the parameters are one step behind"),
+    "full parameters kept": ("NeverFrees", "✗ keeps nothing whole that is not needed"),
+}
+EXERCISE = "03_zero/03_zero.ipynb"
+
+
+def definitions(folder: str, only: set[str] | None = None) -> dict:
+    """What the cells of the exercise define, without its checks. only: the tasks whose cells are those of the solution."""
+    names = {"__name__": "__main__"}
+    for cell in cells(folder):
+        theirs = only is not None and cell.metadata.nbgrader.grade_id not in only and cell.metadata.nbgrader.solution
+        source = source_of("exercises", cell.metadata.nbgrader.grade_id) if theirs else cell.source
+        exec(source, names)
+    return names
+
+
+def cells(folder: str) -> list:
+    notebook = nbformat.read(ROOT / folder / EXERCISE, 4)
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and not cell.metadata.nbgrader.grade]
+
+
+def source_of(folder: str, grade_id: str) -> str:
+    return next(cell.source for cell in cells(folder) if cell.metadata.nbgrader.grade_id == grade_id)
+
+
+def check(task: str, answer) -> grade.Report:
+    return getattr(grade.zero, task.lower())(answer)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_solution_gets_full_marks(task):
+    report = check(task, definitions("solutions")[task])
+    assert report.passed, report
+    assert report.points == report.out_of == TASKS[task]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_untouched_release_gets_none(task):
+    report = check(task, definitions("exercises")[task])
+    assert (report.points, report.passed) == (0, False)
+    assert "not written yet" in repr(report)
+
+
+@pytest.mark.parametrize(
+    ("task", "missing"), [("Stage1", "shard"), ("Stage1", "gather"), ("Stage2", "shard"), ("Unit", "shard")]
+)
+def test_an_answer_that_calls_an_unwritten_one_is_told_so(task, missing):
+    written = {"shard", "gather", "Stage1", "Stage2", "Unit"} - {missing}
+    report = check(task, definitions("solutions", written)[task])
+    assert (report.points, report.passed) == (0, False)
+    assert f"{missing} is not written yet" in repr(report)
+
+
+def test_prefetch_does_not_depend_on_the_other_tasks(shared_ranks):
+    assert check("Prefetch", definitions("solutions", {"Prefetch"})["Prefetch"]).points == TASKS["Prefetch"]
+
+
+def test_the_notebook_shows_the_driver_that_checks_use():
+    for kind in (driver.Sharded, driver.OneAtATime):
+        assert source_of("exercises", kind.__name__) == inspect.getsource(kind).strip()
+
+
+@pytest.mark.parametrize("answer", ZOO, ids=[f"{answer.task}-{answer.function.__name__}" for answer in ZOO])
+def test_a_wrong_answer_gets_its_own_hint(answer, shared_ranks, monkeypatch):
+    monkeypatch.setattr(ZeroTask, "sizes", (3,))  # the solution has shown that all sizes are run
+    report = check(answer.task, answer.function)
+    text = repr(report).replace("\n    hint:", "; hint:")
+    assert answer.says in text, report
+    assert not report.passed
+    assert report.points < report.out_of * (1 if answer.right_values else 0.5)
+    assert not answer.right_values or report.lines[1].ok
+    assert not re.search(r"grade/|\b(stages|units|oracle|models|pieces|memory|driver|scripts|watch)\.py|<string>", text), report
+
+
+@pytest.mark.parametrize("mistake", FIVE)
+def test_the_five_mistakes_that_the_exercise_is_about(mistake, shared_ranks, monkeypatch):
+    monkeypatch.setattr(ZeroTask, "sizes", (3,))
+    name, words = FIVE[mistake]
+    answer = next(answer for answer in ZOO if answer.function.__name__ == name)
+    assert words in repr(check(answer.task, answer.function))
+
+
+@pytest.mark.parametrize(("task", "answer"), zero_alike.ANSWERS, ids=[f.__name__ for _, f in zero_alike.ANSWERS])
+def test_other_right_answers_get_full_marks(task, answer, shared_ranks, monkeypatch):
+    monkeypatch.setattr(ZeroTask, "sizes", (3,))
+    report = check(task, answer)
+    assert (report.passed, report.points) == (True, report.out_of), report
+
+
+class NeverWaits(zero_right.RightUnit):
+    def wait(self):
+        pass
+
+
+def test_a_unit_that_never_waits_is_never_right(monkeypatch):
+    """What it computes with is chance: it may also die."""
+    monkeypatch.setattr(ZeroTask, "sizes", (3,))
+    report = check("Unit", NeverWaits)
+    assert not report.passed
+    assert "wait" in repr(report)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_task_has_its_wrong_answers(task):
+    assert sum(answer.task == task for answer in ZOO) >= 6
