@@ -3,8 +3,11 @@
 A script is a function (learner's, watch) -> {name: tensor}. It runs on every rank; the judges work on what was recorded.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import tee
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -59,6 +62,14 @@ class Script:
     wrong: Callable[[], Iterable[Wrong]] = tuple
     must: Any = None
     note: str = ""
+
+    @cached_property
+    def _mistakes(self) -> Iterator[Wrong]:
+        return tee(self.wrong(), 1)[0]
+
+    def mistakes(self) -> Iterator[Wrong]:
+        """What `wrong` makes, each made once, when somebody first comes to it: they are trained, too."""
+        return copy(self._mistakes)
 
     @property
     def job(self) -> tuple:
@@ -154,7 +165,7 @@ def _hint(trial: Trial) -> str:
         return WAIT
     results = [seen.tensors for seen in trial.answers]
     near = Wrong(_ROUNDED, trial.case.expected)
-    known = (wrong.hint for wrong in trial.case.wrong() if _explains(wrong, results, _TOLERANCE))
+    known = (wrong.hint for wrong in trial.case.mistakes() if _explains(wrong, results, _TOLERANCE))
     return next(known, _ROUNDED if _explains(near, results, _NEAR) else "")
 
 

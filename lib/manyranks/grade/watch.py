@@ -34,7 +34,7 @@ class Watch(Journal):
         self.events: list[Event] = []
         self.held: list[int] = []
         self.peak_bytes = 0
-        self._memory = PeakBytes()
+        self._memory = PeakBytes(counts=False)
         self._place, self._forbidden = "", ("", "", "", "")
         self._ready: tuple[tuple[str, ...], str] = ((), "")
 
@@ -85,9 +85,9 @@ class Watch(Journal):
     @contextmanager
     def peak(self) -> Iterator[None]:
         """Inside, the most that is alive at one time is what peak_bytes says."""
-        self._memory.peak_bytes = 0
+        self._memory.peak_bytes, self._memory.counts = 0, True
         yield
-        self.peak_bytes = self._memory.peak_bytes
+        self.peak_bytes, self._memory.counts = self._memory.peak_bytes, False
 
     def _gradient(self, name: str) -> None:
         self.events.append(Event("gradient", name))

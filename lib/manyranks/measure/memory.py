@@ -1,6 +1,10 @@
 """Bytes in memory, counted on live tensors: the same on every machine, unlike what the operating system reports."""
 
+import weakref
+from collections.abc import Callable, Iterable
+
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -10,25 +14,31 @@ class PeakBytes(TorchDispatchMode):
     """A context manager; `.peak_bytes` is the most that the storages of the tensors used inside took at one time.
 
     Counted after each operator, every storage once; what an operator takes and returns inside itself is not seen.
+    counts: while it is False, tensors are met but the peak stays, which is three times as fast.
     """
 
-    def __init__(self):
+    def __init__(self, counts: bool = True):
         super().__init__()
-        self.peak_bytes = 0
+        self.peak_bytes, self.counts = 0, counts
         self._live: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return function(*args, **(kwargs or {}))  # of shapes only, with which a DTensor asks what an operator gives
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a DTensor comes back here as the plain tensors it is made of
         result = function(*args, **(kwargs or {}))
         self._meet([*tree_leaves(args), *tree_leaves(kwargs or {}), *tree_leaves(result)])
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes())
+        if self.counts:
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes())
         return result
 
     def _meet(self, values: list) -> None:
         for value in values:
             if isinstance(value, torch.Tensor) and value.layout == torch.strided:
                 storage = value.untyped_storage()
+                if storage.device.type == "meta":
+                    continue  # takes no memory
                 self._live[storage._cdata] = StorageWeakRef(storage)
 
     def live_bytes(self) -> int:
@@ -37,3 +47,53 @@ class PeakBytes(TorchDispatchMode):
         # Ask each storage anew: fully_shard gives memory back by resizing storages, which no operator shows.
         live = [torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for reference in self._live.values()]
         return sum(storage.nbytes() for storage in live if storage is not None)
+
+
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """A context manager; `.bytes` says what the forward passes inside have saved for backward and still hold.
+
+    Every storage counts once, however many tensors show parts of it; those of `parameters`, which are there anyway, do not.
+    What a checkpoint inside saves is counted, what it drops is not. Hooks of the same kind inside hide what they save.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor] = ()):
+        super().__init__(self._save, lambda saved: saved.tensor)
+        self._saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+        self._own = {parameter.untyped_storage()._cdata for parameter in parameters}
+
+    def __enter__(self) -> "SavedBytes":
+        super().__enter__()
+        return self
+
+    def _save(self, tensor: torch.Tensor) -> "_Saved":
+        saved = _Saved(tensor.detach())  # with its graph, an operator's output would keep the operator, and this it
+        self._saved.add(saved)
+        return saved
+
+    @property
+    def bytes(self) -> int:
+        tensors = [saved.tensor for saved in self._saved if saved.tensor.layout == torch.strided]
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+        return sum(storage.nbytes() for key, storage in storages.items() if key not in self._own)
+
+
+class _Saved:
+    """What autograd's graph holds in place of a tensor, and lets go of with itself."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+
+def saved_bytes(function: Callable, *args, parameters: Iterable[torch.Tensor] = (), **kwargs) -> int:
+    """Bytes that function(*args, **kwargs) leaves for its backward: the measured twin of theory.memory.layer_activations.
+
+    Counted over storages, each once; without `parameters` and, where function is a module, its parameters and buffers. The
+    arguments count where they are saved.
+    """
+    module = isinstance(function, torch.nn.Module)
+    own = [*parameters, *(function.parameters() if module else ()), *(function.buffers() if module else ())]
+    with SavedBytes(own) as saved:
+        result = function(*args, **kwargs)
+    total = saved.bytes
+    del result  # until here it holds what was saved
+    return total
