@@ -24,7 +24,7 @@ class Sharded(torch.nn.Module):
         return x
 
     def arrived(self, k, grad):
-        """The gradient of layer k's output is there: layer k + 1 is done, layer k is next."""
+        """The gradient of layer k's output is there: layer k + 1 is done, k is next."""
         if k + 1 < len(self.layers):
             self.schedule.after_backward(k + 1)
         self.schedule.before_backward(k)
