@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +118,15 @@ class Explorer:
     def status(self) -> str:
         """The line that says what limits now."""
         return self.box.locator(".widget-html b").inner_text()
+
+    def seen(self, *acts: Callable[[], None]) -> tuple[list[str], list[str]]:
+        """Pictures and status lines: those of now, and those after each act."""
+        found = [(self.picture(), self.status())]
+        for act in acts:
+            act()
+            found.append((self.picture(), self.status()))
+        pictures, lines = zip(*found, strict=True)
+        return list(pictures), list(lines)
 
     def move(self, control: Locator, step: int = 1) -> None:
         """One step of a slider (1 up, -1 down), `step` options further in a list, or the other state of a box to tick."""

@@ -45,11 +45,9 @@ def test_the_explorer_of_chapter_00_follows(chapters):
     with chapters.pictured(name := "chapter_00_explorer"):
         explorer = explorer_in(chapters, name)
         link, size = explorer.controls()
-        seen = [(explorer.picture(), explorer.status())]
-        for act in (lambda: explorer.move(size), lambda: explorer.drag(size, 60), lambda: explorer.move(link)):
-            act()
-            seen.append((explorer.picture(), explorer.status()))
-        pictures, lines = zip(*seen, strict=True)
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(size), lambda: explorer.drag(size, 60), lambda: explorer.move(link)
+        )
         assert len(set(pictures)) == len(set(lines)) == 4
         assert all("InfiniBand 400G" in line for line in lines[:3])
         assert "InfiniBand 200G" in lines[3]
@@ -71,8 +69,7 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
     with chapters.pictured("chapter_01_not_possible"):
         explorer = explorer_in(chapters, "chapter_01_explorer")
         operation, algorithm, ranks, size, topology, step = explorer.controls()
-        seen = [(explorer.picture(), explorer.status())]
-        for act in (
+        pictures, lines = explorer.seen(
             lambda: explorer.drag(size, -60),
             lambda: explorer.move(ranks),
             lambda: explorer.move(algorithm),
@@ -81,11 +78,8 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
             lambda: explorer.move(operation),
             lambda: explorer.move(algorithm, -1),
             lambda: explorer.move(step),
-        ):
-            act()
-            seen.append((explorer.picture(), explorer.status()))
+        )
         chapters.screenshot("chapter_01_explorer")
-        pictures, lines = zip(*seen, strict=True)
         assert all(a != b for a, b in itertools.pairwise(pictures))
         assert pictures[3] == pictures[5]  # to another topology and back
         assert lines[0].startswith("all_reduce by ring, 8 ranks, 1.07 GB: each rank sends 1.88 GB in 14 rounds")
@@ -103,8 +97,7 @@ def test_the_explorer_of_chapter_02_follows(chapters):
     with chapters.pictured(name := "chapter_02_explorer"):
         explorer = explorer_in(chapters, name)
         model, cluster, ranks, sequences, reduce, critical = explorer.controls()
-        seen = [(explorer.picture(), explorer.status())]
-        for act in (
+        pictures, lines = explorer.seen(
             lambda: explorer.move(reduce),
             lambda: explorer.move(reduce, -1),
             lambda: explorer.drag(ranks, 60),
@@ -112,10 +105,7 @@ def test_the_explorer_of_chapter_02_follows(chapters):
             lambda: explorer.drag(critical, -60),
             lambda: explorer.move(cluster),
             lambda: explorer.move(model),
-        ):
-            act()
-            seen.append((explorer.picture(), explorer.status()))
-        pictures, lines = zip(*seen, strict=True)
+        )
         assert all(a != b for a, b in itertools.pairwise(pictures))
         assert pictures[0] == pictures[2]  # reduced after backward, and back
         assert lines[0].startswith("gpt2-xl on 64 GPUs, 48.1 GB of 80 GB: 202 ms a step of 524 thousand tokens")
@@ -127,8 +117,7 @@ def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapte
     with chapters.pictured(name := "chapter_03_explorer"):
         explorer = explorer_in(chapters, name)
         model, cluster, ranks, stage, shards, precision = explorer.controls()
-        seen = [(explorer.picture(), explorer.status())]
-        for act in (
+        pictures, lines = explorer.seen(
             lambda: explorer.move(stage),
             lambda: explorer.move(stage, -1),
             lambda: explorer.drag(ranks, 60),
@@ -136,10 +125,7 @@ def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapte
             lambda: explorer.move(shards),
             lambda: explorer.move(cluster),
             lambda: explorer.move(model),
-        ):
-            act()
-            seen.append((explorer.picture(), explorer.status()))
-        pictures, lines = zip(*seen, strict=True)
+        )
         assert all(a != b for a, b in itertools.pairwise(pictures))
         assert pictures[0] == pictures[2]  # to another stage and back
         assert lines[0].startswith("megatron-7.5b on 64 GPUs, ZeRO-2: 16.6 GB of states and 1.08 GB for one sequence")

@@ -1,25 +1,15 @@
 """Exercise 01: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
 
-import nbformat
 import pytest
 import torch.distributed as dist
 
 from manyranks import grade
-from tests.conftest import ROOT
+from tests.grading.exercise import Exercise
 from tests.grading.zoo import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
 
 ZOO = broadcast.ZOO + all_gather.ZOO + reduce_scatter.ZOO + all_reduce.ZOO + all_to_all.ZOO
 TASKS = ["tree_broadcast", "ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "pairwise_all_to_all"]
-EXERCISE = "01_collectives/01_collectives.ipynb"
-
-
-def functions(folder: str) -> dict:
-    """What the cells of the exercise define, without its checks."""
-    names = {"__name__": "__main__"}
-    for cell in nbformat.read(ROOT / folder / EXERCISE, 4).cells:
-        if cell.cell_type == "code" and not cell.metadata.nbgrader.grade:
-            exec(cell.source, names)
-    return names
+EXERCISE = Exercise("01_collectives")
 
 
 def check(task: str, function) -> grade.Report:
@@ -28,7 +18,7 @@ def check(task: str, function) -> grade.Report:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_solution_gets_full_marks(task):
-    report = check(task, functions("solutions")[task])
+    report = check(task, EXERCISE.definitions("solutions")[task])
     assert report.passed, report
     assert report.points == report.out_of
 
@@ -41,7 +31,7 @@ def test_the_solution_gets_full_marks(task):
     ],
 )
 def test_an_all_reduce_is_told_where_it_divides_and_what_it_printed(place, says):
-    answers = functions("solutions")
+    answers = EXERCISE.definitions("solutions")
 
     def answer(x_E):
         print("place:", place)
@@ -57,7 +47,7 @@ def test_an_all_reduce_is_told_where_it_divides_and_what_it_printed(place, says)
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_untouched_release_gets_none(task):
-    report = check(task, functions("exercises")[task])
+    report = check(task, EXERCISE.definitions("exercises")[task])
     assert (report.points, report.passed) == (0, False)
     assert "not written yet" in repr(report)
 

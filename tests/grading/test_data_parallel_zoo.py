@@ -2,12 +2,11 @@
 
 import re
 
-import nbformat
 import pytest
 
 from manyranks import grade
 from manyranks.grade.data_parallel.task import GradientTask
-from tests.conftest import ROOT
+from tests.grading.exercise import Exercise
 from tests.grading.zoo import average, cut, forgotten, in_buckets, no_sync, overlapped, replicate, wrapped
 
 ZOO = replicate.ZOO + average.ZOO + cut.ZOO + in_buckets.ZOO + overlapped.ZOO + wrapped.ZOO + no_sync.ZOO + forgotten.ZOO
@@ -19,26 +18,7 @@ ANSWERS = {  # task -> what the notebook calls its answer
     "Overlapped": "Overlapped",
     "no_sync": "Overlapped",
 }
-EXERCISE = "02_data_parallel/02_data_parallel.ipynb"
-
-
-def definitions(folder: str, only: set[str] | None = None) -> dict:
-    """What the cells of the exercise define, without its checks. only: the tasks whose cells are those of the solution."""
-    names = {"__name__": "__main__"}
-    for cell in cells(folder):
-        theirs = only is not None and cell.metadata.nbgrader.grade_id not in only and cell.metadata.nbgrader.solution
-        source = source_of("exercises", cell.metadata.nbgrader.grade_id) if theirs else cell.source
-        exec(source, names)
-    return names
-
-
-def cells(folder: str) -> list:
-    notebook = nbformat.read(ROOT / folder / EXERCISE, 4)
-    return [cell for cell in notebook.cells if cell.cell_type == "code" and not cell.metadata.nbgrader.grade]
-
-
-def source_of(folder: str, grade_id: str) -> str:
-    return next(cell.source for cell in cells(folder) if cell.metadata.nbgrader.grade_id == grade_id)
+EXERCISE = Exercise("02_data_parallel")
 
 
 def check(task: str, answer) -> grade.Report:
@@ -47,14 +27,14 @@ def check(task: str, answer) -> grade.Report:
 
 @pytest.mark.parametrize("task", ANSWERS)
 def test_the_solution_gets_full_marks(task):
-    report = check(task, definitions("solutions")[ANSWERS[task]])
+    report = check(task, EXERCISE.definitions("solutions")[ANSWERS[task]])
     assert report.passed, report
     assert report.points == report.out_of
 
 
 @pytest.mark.parametrize("task", ANSWERS)
 def test_the_untouched_release_gets_none(task):
-    report = check(task, definitions("exercises")[ANSWERS[task]])
+    report = check(task, EXERCISE.definitions("exercises")[ANSWERS[task]])
     assert (report.points, report.passed) == (0, False)
     assert "not written yet" in repr(report)
 
@@ -62,14 +42,14 @@ def test_the_untouched_release_gets_none(task):
 @pytest.mark.parametrize("missing", ["replicate", "cut"])
 def test_an_answer_that_calls_an_unwritten_one_is_told_so(missing):
     written = {"replicate", "cut", "Overlapped"} - {missing}
-    report = check("Overlapped", definitions("solutions", written)["Overlapped"])
+    report = check("Overlapped", EXERCISE.definitions("solutions", written)["Overlapped"])
     assert (report.points, report.passed) == (0, False)
     assert f"{missing} is not written yet" in repr(report)
     assert f"this answer calls {missing}: write that one first" in repr(report)
 
 
 def test_a_class_without_no_sync_gets_the_points_of_the_task_before():
-    class Overlapped(definitions("solutions")["Overlapped"]):
+    class Overlapped(EXERCISE.definitions("solutions")["Overlapped"]):
         def no_sync(self):
             raise NotImplementedError  # your code here
 

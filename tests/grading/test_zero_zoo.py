@@ -3,13 +3,12 @@
 import inspect
 import re
 
-import nbformat
 import pytest
 
 from manyranks import grade
 from manyranks.grade.zero import driver
 from manyranks.grade.zero.task import ZeroTask
-from tests.conftest import ROOT
+from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     zero_alike,
     zero_pieces,
@@ -32,26 +31,7 @@ FIVE = {  # that the exercise is about -> words of the report on those answers
     "stale parameters after the gather": ("GathersBeforeTheStep", "the parameters are one step behind"),
     "full parameters kept": ("NeverFrees", "✗ keeps nothing whole that is not needed"),
 }
-EXERCISE = "03_zero/03_zero.ipynb"
-
-
-def definitions(folder: str, only: set[str] | None = None) -> dict:
-    """What the cells of the exercise define, without its checks. only: the tasks whose cells are those of the solution."""
-    names = {"__name__": "__main__"}
-    for cell in cells(folder):
-        theirs = only is not None and cell.metadata.nbgrader.grade_id not in only and cell.metadata.nbgrader.solution
-        source = source_of("exercises", cell.metadata.nbgrader.grade_id) if theirs else cell.source
-        exec(source, names)
-    return names
-
-
-def cells(folder: str) -> list:
-    notebook = nbformat.read(ROOT / folder / EXERCISE, 4)
-    return [cell for cell in notebook.cells if cell.cell_type == "code" and not cell.metadata.nbgrader.grade]
-
-
-def source_of(folder: str, grade_id: str) -> str:
-    return next(cell.source for cell in cells(folder) if cell.metadata.nbgrader.grade_id == grade_id)
+EXERCISE = Exercise("03_zero")
 
 
 def check(task: str, answer) -> grade.Report:
@@ -60,14 +40,14 @@ def check(task: str, answer) -> grade.Report:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_solution_gets_full_marks(task):
-    report = check(task, definitions("solutions")[task])
+    report = check(task, EXERCISE.definitions("solutions")[task])
     assert report.passed, report
     assert report.points == report.out_of == TASKS[task]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_untouched_release_gets_none(task):
-    report = check(task, definitions("exercises")[task])
+    report = check(task, EXERCISE.definitions("exercises")[task])
     assert (report.points, report.passed) == (0, False)
     assert "not written yet" in repr(report)
 
@@ -77,18 +57,18 @@ def test_the_untouched_release_gets_none(task):
 )
 def test_an_answer_that_calls_an_unwritten_one_is_told_so(task, missing):
     written = {"shard", "gather", "Stage1", "Stage2", "Unit"} - {missing}
-    report = check(task, definitions("solutions", written)[task])
+    report = check(task, EXERCISE.definitions("solutions", written)[task])
     assert (report.points, report.passed) == (0, False)
     assert f"{missing} is not written yet" in repr(report)
 
 
 def test_prefetch_does_not_depend_on_the_other_tasks(shared_ranks):
-    assert check("Prefetch", definitions("solutions", {"Prefetch"})["Prefetch"]).points == TASKS["Prefetch"]
+    assert check("Prefetch", EXERCISE.definitions("solutions", {"Prefetch"})["Prefetch"]).points == TASKS["Prefetch"]
 
 
 def test_the_notebook_shows_the_driver_that_checks_use():
     for kind in (driver.Sharded, driver.OneAtATime):
-        assert source_of("exercises", kind.__name__) == inspect.getsource(kind).strip()
+        assert EXERCISE.source("exercises", kind.__name__) == inspect.getsource(kind).strip()
 
 
 @pytest.mark.parametrize("answer", ZOO, ids=[f"{answer.task}-{answer.function.__name__}" for answer in ZOO])

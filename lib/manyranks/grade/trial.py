@@ -19,6 +19,7 @@ from manyranks.world.measurement import Measurement
 from manyranks.world.world import World
 
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s
+_LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
 _SHOWN_LINES, _LONG = 12, 600
 _NAMES = {Send: "send", Recv: "recv"}
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
@@ -63,7 +64,7 @@ def trials(function: Callable, cases: Callable[[int], list[Case]], sizes: tuple[
     for n in sizes:
         with World(n, backend="gloo", timeout=_RUN_SECONDS) as world:
             for case in cases(n):
-                world.timeout = max(0.1, min(_RUN_SECONDS, deadline - time.monotonic()))
+                world.timeout = min(_RUN_SECONDS, max(_LEAST_SECONDS, deadline - time.monotonic()))
                 done.append(_trial(world, function, case))
                 if found := done[-1].trouble:
                     if found.hung or found.unwritten:

@@ -1,0 +1,31 @@
+"""The code of an exercise, as learners get it and as it is solved."""
+
+from pathlib import Path
+
+import nbformat
+
+from tests.conftest import ROOT
+
+
+class Exercise:
+    """exercises/<name>/<name>.ipynb and solutions/<name>/<name>.ipynb."""
+
+    def __init__(self, name: str):
+        self._path = Path(name) / f"{name}.ipynb"
+
+    def definitions(self, folder: str, only: set[str] | None = None) -> dict:
+        """What its cells define, without the checks. only: the tasks whose cells are the folder's, the others are unwritten."""
+        names = {"__name__": "__main__"}
+        for cell in self._cells(folder):
+            marks = cell.metadata.nbgrader
+            unwritten = only is not None and marks.solution and marks.grade_id not in only
+            exec(self.source("exercises", marks.grade_id) if unwritten else cell.source, names)
+        return names
+
+    def source(self, folder: str, grade_id: str) -> str:
+        """That of one cell."""
+        return next(cell.source for cell in self._cells(folder) if cell.metadata.nbgrader.grade_id == grade_id)
+
+    def _cells(self, folder: str) -> list:
+        notebook = nbformat.read(ROOT / folder / self._path, 4)
+        return [cell for cell in notebook.cells if cell.cell_type == "code" and not cell.metadata.nbgrader.grade]
