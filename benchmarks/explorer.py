@@ -45,6 +45,8 @@ def rows() -> Iterator[Row]:
         yield Row("  … when the time axis changes too", _each(_moves(plot, m // 2, m)))
     yield Row("redraw of chapter 00's explorer", _each(_chapter_00()))
     yield Row("redraw of chapter 01's explorer, 16 ranks, the next round", _each(_chapter_01()), at_most=0.040)
+    for chapter, explorer in (("02", show.data_parallel.explorer()), ("03", show.zero.explorer())):
+        yield Row(f"redraw of chapter {chapter}'s explorer, another N", _each(_another_n(explorer)), at_most=0.040)
 
 
 def _moves(plot: Schedules, *microbatches: int) -> Callable[[], float]:
@@ -96,6 +98,11 @@ def _chapter_01() -> Callable[[], float]:
     explorer = show.collectives.explorer().set(n=16)
     turns = itertools.cycle(range(1, 31))
     return lambda: _processor(lambda: explorer.set(step=next(turns)))
+
+
+def _another_n(explorer: show.Explorer) -> Callable[[], float]:
+    turns = itertools.cycle(2**k for k in range(11))
+    return lambda: _processor(lambda: explorer.set(n=next(turns)))
 
 
 def _each(measure: Callable[[], float]) -> tuple[float, ...]:
