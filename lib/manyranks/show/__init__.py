@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "collectives",
     "data_parallel",
     "zero",
+    "checkpointing",
     Explorer="explorer",
     choice="explorer",
     slider="explorer",

@@ -1,0 +1,368 @@
+"""Chapter 04's pictures show the theory's plans, their bytes and FLOPs, and every setting is shown or refused in words."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.container import BarContainer
+
+from manyranks.show import checkpointing as show
+from manyranks.show.checkpointing import ATTENTION, STRATEGIES, Point, Setting, Tradeoff, explorer, front, peaks, segments
+from manyranks.show.checkpointing import plan as picture
+from manyranks.theory import checkpointing, flops, models, optimal_checkpoints
+from manyranks.theory.checkpointing import Action, Layer, run
+
+DEFAULT = {
+    "model": "megatron-22b",
+    "seq": 2048,
+    "microbatch": 4,
+    "tp": 8,
+    "sequence_parallel": "on",
+    "attention": "core kept",
+    "strategy": "C segments",
+    "count": 8,
+    "budget": 32e9,
+}
+LAYER = Layer(1, 2, 2, 34)
+SBH = 2048 * 4 * 6144  # of the default model
+
+
+def setting(**change) -> Setting:
+    return Setting(**DEFAULT | change)
+
+
+def drawn(**change) -> Tradeoff:
+    plot = Tradeoff()
+    plot.update(**DEFAULT | change)
+    return plot
+
+
+# What strategies hold, and what they compute again
+
+
+@pytest.mark.parametrize("layer", [Layer(1, 2, 1, 1), LAYER, Layer(1, 2, 100, 655)])
+def test_segments_hold_and_compute_what_their_plan_does(layer):
+    for n, count in [(2, 1), (2, 2), *((7, count) for count in range(1, 8)), *((30, count) for count in range(1, 31))]:
+        point, outcome = segments(n, count, layer), run([layer] * n, checkpointing.segments(n, count))
+        assert (point.bytes(layer), point.forwards) == (outcome.peak, outcome.extra)
+
+
+def test_every_strategy_of_a_model_holds_and_computes_what_its_plan_does():
+    now = setting(model="gpt2-xl", tp=1, seq=1024, count=7, budget=1e9, attention="flash")
+    layer, n = now.layer(), 48
+    plans = {
+        "keep everything": checkpointing.keep_all(n),
+        "every layer": checkpointing.every_layer(n),
+        "C segments": checkpointing.segments(n, 7),
+        "from the input": checkpointing.from_input(n),
+    }
+    for name, plan in plans.items():
+        outcome, point = run([layer] * n, plan), now.points()[name]
+        assert point.bytes(layer) == outcome.peak, name
+        assert point.forwards * layer.forward == pytest.approx(outcome.extra), name
+
+
+def fewest(plans: tuple[Point, ...], layer: Layer, budget: int) -> float:
+    return min((point.forwards for point in plans if point.bytes(layer) <= budget), default=math.inf)
+
+
+@pytest.mark.parametrize(("n", "saved"), [*itertools.product((2, 5, 12), (1, 3, 17, 40)), (48, 1), (48, 3), (24, 17)])
+def test_the_front_is_the_theory_s_optimum_at_every_budget(n, saved):
+    layer = Layer(1, 2, 1, saved)
+    most = run([layer] * n, checkpointing.keep_all(n)).peak
+    schedules, plans = optimal_checkpoints.Schedules([layer] * n, most, slots=most), front(n, layer)
+    for budget in range(1, most + 1):
+        assert fewest(plans, layer, budget) == schedules.extra(budget), budget
+    assert [point.bytes(layer) for point in plans] == sorted(point.bytes(layer) for point in plans)
+
+
+@pytest.mark.parametrize(("n", "layer"), [(24, Layer(1, 2, 3, 4)), (48, Layer(1, 2, 4, 27))])
+def test_where_sizes_are_rounded_the_front_is_a_forward_off_at_most_and_never_too_good(n, layer):
+    most = run([layer] * n, checkpointing.every_layer(n)).peak
+    schedules, plans = optimal_checkpoints.Schedules([layer] * n, most, slots=most), front(n, layer)
+    off = [fewest(plans, layer, budget) - schedules.extra(budget) for budget in range(schedules.least, most + 1)]
+    assert set(off) <= {0, 1}
+    assert sum(off) <= 5
+
+
+@pytest.mark.parametrize("layer", [LAYER, Layer(1, 2, 1, 3)])
+def test_a_point_of_the_front_holds_what_the_theory_s_plan_holds_when_backward_begins(layer):
+    most = run([layer] * 24, checkpointing.keep_all(24)).peak
+    schedules = optimal_checkpoints.Schedules([layer] * 24, most, slots=most)
+    for point in front(24, layer):
+        plan = schedules.plan(point.bytes(layer))
+        kinds = [action.kind for action in itertools.takewhile(lambda action: action.kind != "backward", plan)]
+        assert (point.stored, point.kept) == (kinds.count("store"), kinds.count("keep"))
+
+
+def test_the_default_s_bytes_are_korthikanti_s():
+    scores = 5 * 64 * 2048 / 6144
+    for attention, factor in (("core kept", 34 + scores), ("selective", 34)):
+        now = setting(attention=attention)
+        keep_all, every, *_ = now.points().values()
+        assert keep_all.bytes(now.layer()) == pytest.approx((48 * factor + 2 * 2) * SBH / 8)
+        assert every.bytes(now.layer()) == pytest.approx((47 * 2 + factor + 2 * 2) * SBH / 8)
+    whole = setting(sequence_parallel="off", attention="selective")
+    assert whole.layer()[2:] == (2 * SBH, (10 + 24 / 8) * SBH)
+
+
+def test_the_parts_of_a_bar_are_its_bytes_and_scores_are_5as_squared_b():
+    for attention, point in itertools.product(ATTENTION, setting().points().values()):
+        now = setting(attention=attention)
+        parts = now.parts(point)
+        assert sum(parts.values()) == pytest.approx(point.bytes(now.layer()))
+        expected = point.kept * 5 * 64 * 2048**2 * 4 / 8 if attention == "core kept" else 0
+        assert parts["attention scores"] == pytest.approx(expected, rel=1e-3)
+        assert parts["checkpoints"] == point.stored * 2 * SBH / 8
+
+
+def test_flops_computed_again_are_the_theory_s_shares():
+    shape, forwards = models["megatron-22b"], np.array([0, 48])
+    core = flops.forward(shape, 2048).core / flops.per_token(shape, 2048)
+    every = checkpointing.extra_share(shape, 2048, "full")
+    assert setting().extra(forwards) == pytest.approx([0, 100 * every])
+    assert setting(attention="selective").extra(forwards) == pytest.approx([100 * core, 100 * (core + every)])
+    assert setting(attention="selective").extra(0) == pytest.approx(100 * checkpointing.extra_share(shape, 2048, "selective"))
+    assert setting(attention="flash").extra(0) == pytest.approx(50 * core)  # five products in backward instead of four
+
+
+# The explorer
+
+
+@pytest.fixture(scope="module")
+def opened():
+    return explorer()
+
+
+def test_it_opens_on_korthikanti_s_smallest_model_and_says_what_limits(opened):
+    assert opened.set(**DEFAULT).status == (
+        "megatron-22b, C = 8 segments: 5.42 GB of activations in 32 GB, and 32.9% of a step's FLOPs again. "
+        "Limit: computing; the optimal plan for this room needs 8.22%."
+    )
+
+
+def test_the_controls_set_what_they_are_called():
+    shown = explorer()
+    labels = {name: control.description for name, control in shown._controls.items()}
+    assert labels == {
+        "model": "model",
+        "seq": "sequence length s",
+        "microbatch": "micro-batch b",
+        "tp": "tensor parallel t",
+        "sequence_parallel": "sequence parallel",
+        "attention": "attention",
+        "strategy": "strategy",
+        "count": "segments C",
+        "budget": "room for activations",
+    }
+    assert shown.values == DEFAULT
+
+
+def test_points_are_where_their_memory_and_flops_are_and_the_chosen_one_is_ringed():
+    plot, now = drawn(strategy="every layer"), setting(strategy="every layer")
+    layer, found = now.layer(), now.points()
+    whole = found["keep everything"].bytes(layer)
+    for dot, (name, point) in zip(plot._dots, found.items(), strict=True):
+        assert dot.get_label() == name
+        assert list(dot.get_xdata()) == pytest.approx([100 * point.bytes(layer) / whole])
+        assert list(dot.get_ydata()) == pytest.approx([now.extra(point.forwards)])
+    assert plot._ring.get_xydata() == pytest.approx(plot._dots[list(STRATEGIES).index("every layer")].get_xydata())
+    assert plot._room.get_xdata() == pytest.approx([100 * 32e9 / whole] * 2)
+    assert len({dot.get_marker() for dot in plot._dots}) == len(STRATEGIES)
+
+
+def test_no_strategy_is_below_the_line_of_the_optimal_plans():
+    for model, attention in itertools.product(("llama3-70b", "megatron-1t"), ATTENTION):
+        plot = drawn(model=model, attention=attention, seq=8192)
+        line = plot._front.get_xydata()
+        for dot in plot._dots:
+            ((x, y),) = dot.get_xydata()
+            assert line[line[:, 0] <= x * (1 + 1e-9), 1].min() <= y * (1 + 1e-9), dot.get_label()
+        assert line[-1] == pytest.approx(plot._dots[0].get_xydata()[0])  # keeping everything
+
+
+def test_the_optimal_plan_is_the_fastest_within_the_room_and_else_the_smallest():
+    now = setting()
+    assert now.points()["optimal"].bytes(now.layer()) <= 32e9
+    faster = [point for point in front(48, now.layer()) if point.forwards < now.points()["optimal"].forwards]
+    assert faster
+    assert all(point.bytes(now.layer()) > 32e9 for point in faster)
+    tiny = setting(budget=1e5)
+    assert tiny.points()["optimal"].bytes(tiny.layer()) == tiny.layer().saved + 3 * tiny.layer().output
+
+
+def widths(plot: Tradeoff) -> list[float]:
+    """Of each bar, all its parts together."""
+    rows = dict.fromkeys(range(len(STRATEGIES)), 0.0)
+    for boxes in (artist for artist in plot._bars.moving if isinstance(artist, PolyCollection)):
+        for box in (path.get_extents() for path in boxes.get_paths()):
+            rows[round((box.y0 + box.y1) / 2)] += box.width
+    return list(rows.values())
+
+
+def test_bars_are_as_long_as_their_bytes_to_four_times_the_room():
+    plot, now = drawn(budget=8e9), setting(budget=8e9)
+    (line,) = {round(x, 9) for x in plot._bars._limit.get_xdata()}
+    sizes = [point.bytes(now.layer()) for point in now.points().values()]
+    assert sizes[0] > 32e9
+    assert widths(plot) == pytest.approx([min(size, 32e9) / 8e9 * line for size in sizes], rel=1e-6)
+
+
+def test_a_bar_s_texts_are_its_bytes_and_its_flops(monkeypatch):
+    texts = []
+    monkeypatch.setattr(show.Bars, "update", lambda self, bars, words, *rest: texts.extend(words))
+    drawn(tp=4)
+    assert texts[:2] == ["85 GB|+0%", "3 GB|+32.9%"]
+    assert texts[3] == "1.85 GB|+806%"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strategy": "keep everything"}, "Does not fit: megatron-22b, keep everything: 42.5 GB of activations in 32 GB."),
+        ({"strategy": "keep everything"}, "most of it for attention scores. Flash attention fits, with 0.865% of a step's"),
+        ({"strategy": "optimal"}, "8.22% of a step's FLOPs again. Limit: memory: no plan for this room needs less."),
+        ({"strategy": "keep everything", "attention": "flash"}, "Limit: neither memory nor recomputation."),
+        ({"strategy": "keep everything", "attention": "flash", "budget": 8e9}, "The optimal plan fits, with"),
+        ({"strategy": "every layer", "sequence_parallel": "off", "budget": 4e9}, "Sequence parallelism fits, with 32.9%"),
+        ({"strategy": "optimal", "microbatch": 32, "seq": 8192, "attention": "flash"}, "Limit: memory: no plan for this"),
+        (
+            {"seq": 65536, "microbatch": 1, "tp": 4, "strategy": "optimal", "attention": "flash", "budget": 4e9},
+            "t = 8 fits, with",
+        ),
+        (
+            {"seq": 32768, "tp": 1, "sequence_parallel": "off", "attention": "flash", "budget": 1e9},
+            "parallelism and t = 16 fits",
+        ),
+        ({"seq": 131072, "budget": 1e9}, "Nothing here helps: give more ranks a part of each sequence (chapter 07)."),
+        ({"seq": 4096, "microbatch": 32, "budget": 1e9, "attention": "flash"}, "A micro-batch of 1 fits, with"),
+        ({"count": 64}, "Not possible: C = 64 segments of the 48 layers of megatron-22b: choose C up to 48"),
+        ({"model": "gpt2-xl"}, "Not possible: tp=8 does not divide the 25 heads of gpt2-xl: choose a divisor of them"),
+    ],
+)
+def test_the_status_line_names_the_limit_and_a_way_out(opened, change, said):
+    assert said in opened.set(**DEFAULT | change).status
+
+
+def test_a_way_out_is_one():
+    plot = Tradeoff()
+    tight = DEFAULT | {"strategy": "keep everything", "budget": 16e9}
+    assert "Flash attention fits" in plot.update(**tight)
+    assert "Limit: neither" in plot.update(**tight | {"attention": "flash"})
+    assert "The optimal plan fits, with 8" in plot.update(**tight | {"attention": "flash", "budget": 8e9})
+    assert ", and 8" in plot.update(**tight | {"attention": "flash", "budget": 8e9, "strategy": "optimal"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("strategy", "hope"), ("attention", "inner"), ("model", "gpt5"), ("sequence_parallel", "maybe"), ("seq", 0), ("tp", 3)],
+)
+def test_what_is_not_known_or_cannot_be_is_refused_in_words(name, value):
+    with pytest.raises(ValueError, match=str(value)):
+        drawn(**{name: value})
+
+
+def test_segments_that_cannot_be_are_shown_as_every_layer_where_another_strategy_is_looked_at():
+    each = setting(count=128).points()
+    assert each["C segments"] == each["every layer"]
+    assert "8.22%" in Tradeoff().update(**DEFAULT | {"count": 128, "strategy": "optimal"})
+
+
+def test_every_choice_gives_a_status_line(opened):
+    plot, controls = Tradeoff(), opened._controls
+    names = "model", "attention", "strategy"
+    for values in itertools.product(*(controls[name].options for name in names)):
+        change = dict(zip(names, values, strict=True)) | {"tp": 1 if values[0] == "gpt2-xl" else 8}
+        status = plot.update(**DEFAULT | change | {"seq": 8192})
+        assert "Limit: " in status
+        assert "nan" not in status
+        assert all(np.isfinite(line.get_xydata()).all() for line in (plot._front, *plot._dots))
+
+
+# A plan as a picture
+
+
+def bars(figure, label: str) -> set[tuple[float, float, float]]:
+    """(from, to, layer) of each."""
+    boxes = [box for c in figure.axes[0].containers if isinstance(c, BarContainer) and c.get_label() == label for box in c]
+    each = ((box.get_x(), box.get_x() + box.get_width(), box.get_y() + box.get_height() / 2) for box in boxes)
+    return {(round(start, 1), round(end, 1), round(layer, 6)) for start, end, layer in each}
+
+
+def test_a_plan_s_actions_are_letters_from_left_to_right_on_their_layers():
+    plan = checkpointing.segments(4, 2)
+    axes, below = picture(plan).axes
+    texts = sorted(axes.texts, key=lambda text: text.get_position()[0])
+    assert "".join(text.get_text() for text in texts) == "FFFFRRBBRRBB"
+    assert [text.get_position()[1] for text in texts] == [1, 2, 3, 4, 3, 4, 4, 3, 1, 2, 2, 1]
+    assert [text.get_position()[0] for text in texts] == [k + 0.5 for k in range(12)]
+    assert axes.get_xlim() == below.get_xlim() == (0, 12)
+
+
+def test_what_is_kept_and_stored_is_drawn_until_its_backward():
+    figure = picture(checkpointing.segments(4, 2))
+    assert bars(figure, "kept") == {(4, 8, 3), (5, 7, 4), (8, 12, 1), (9, 11, 2)}
+    (stored,) = figure.axes[0].lines
+    assert stored.get_xydata().tolist() == [[2, 2.5], [8, 2.5]]  # a_2, until layer 3 went backward
+    named = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert named == {"forward", "forward again", "backward", "kept", "stored"}
+
+
+def test_below_is_what_the_plan_holds_at_each_action():
+    plan, chain = checkpointing.segments(9, 3), [Layer(1, 2, 2 * 10**6, 34 * 10**6)] * 9
+    outcome = run(chain, plan)
+    _, below = picture(plan, chain).axes
+    held = [size for action, size in zip(plan, outcome.held, strict=True) if action.kind != "store"]
+    assert below.patches[0].get_data().values.tolist() == held
+    assert below.get_title(loc="left") == "held: at most 110 MB"
+    assert picture(plan).axes[1].get_title(loc="left") == f"held: at most {run([Layer(1, 2, 1, 1)] * 9, plan).peak} activations"
+
+
+def test_a_gradient_of_the_input_is_counted():
+    title = picture(checkpointing.keep_all(1), [Layer(1, 2, 10, 70)], gradient=100).axes[1].get_title(loc="left")
+    assert title == "held: at most 180 B"
+
+
+def test_sixteen_layers_from_the_input_are_drawn_without_letters():
+    axes, _ = picture(checkpointing.from_input(16)).axes
+    assert not axes.texts
+    assert len(axes.containers) == 16 + 16 * 17 // 2 + 16 + 16  # forward, forward again, backward, kept
+    assert [label.get_text() for label in axes.get_yticklabels()] == [str(k) for k in range(1, 17)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ([], "a plan for 0 layers: give one for 1 to 16"),
+        (checkpointing.keep_all(17), "a plan for 17 layers: give one for 1 to 16"),
+        ([Action("keep", 1), Action("keep", 2), Action("backward", 2)], "ends before layer 1 went backward"),
+        ([Action("forward", 1), Action("backward", 1)], "layer 1 is next, and must be kept"),
+    ],
+)
+def test_plans_that_cannot_be_drawn_are_refused_in_words(plan, said):
+    with pytest.raises(ValueError, match=said):
+        picture(plan)
+
+
+# Peaks over the layers
+
+
+def test_measured_rings_are_on_their_places_and_theory_s_curves_on_theirs():
+    expected = {"keep everything": [40, 80, 160], "from the input": [50, 50, 50]}
+    (axes,) = peaks([2, 4, 8], expected, {"keep everything": [41, 82, 161]}, "peak memory").axes
+    *lines, rings = axes.lines
+    assert {line.get_label(): line.get_ydata().tolist() for line in lines} == expected
+    assert rings.get_xydata().tolist() == [[2, 41], [4, 82], [8, 161]]
+    assert (rings.get_linestyle(), rings.get_label()) == ("None", "measured")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*expected, "measured"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "4", "8"]
+    assert axes.get_ylabel() == "peak memory"
+
+
+def test_peaks_want_a_value_for_each_number_of_layers():
+    with pytest.raises(ValueError, match="measured 'a' has 1 values for 2 places"):
+        peaks([2, 4], {"a": [1, 2]}, {"a": [1]}, "peak memory")
+    with pytest.raises(ValueError, match="'a' has 1 values for 2 places"):
+        peaks([2, 4], {"a": [1]}, {}, "peak memory")
