@@ -11,6 +11,7 @@ from manyranks.grade.zero.task import ZeroTask
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     zero_alike,
+    zero_own,
     zero_pieces,
     zero_prefetch,
     zero_ready,
@@ -19,9 +20,20 @@ from tests.grading.zoo import (
     zero_stage1_held,
     zero_stage2,
     zero_unit,
+    zero_unit_calls,
 )
 
-FILES = (zero_pieces, zero_stage1, zero_stage1_held, zero_stage2, zero_unit, zero_prefetch, zero_ready)
+FILES = (
+    zero_pieces,
+    zero_stage1,
+    zero_stage1_held,
+    zero_stage2,
+    zero_unit,
+    zero_unit_calls,
+    zero_prefetch,
+    zero_ready,
+    zero_own,
+)
 ZOO = [answer for file in FILES for answer in file.ZOO]
 TASKS = {"shard": 2, "gather": 2, "Stage1": 5, "Stage2": 4, "Unit": 4, "Prefetch": 3}
 FIVE = {  # that the exercise is about -> words of the report on those answers
@@ -31,6 +43,14 @@ FIVE = {  # that the exercise is about -> words of the report on those answers
     "stale parameters after the gather": ("GathersBeforeTheStep", "the parameters are one step behind"),
     "full parameters kept": ("NeverFrees", "✗ keeps nothing whole that is not needed"),
 }
+MISSED = [
+    ("Stage1", "ShardsNothing"),
+    ("Stage1", "SendsAsItShouldAndShardsNothing"),
+    ("Stage2", "ReducesAfterBackwardOnly"),
+    ("Unit", "NeverFrees"),
+    ("Prefetch", "WhatWasGiven"),
+    ("Prefetch", "OneAtATime"),
+]
 EXERCISE = Exercise("03_zero")
 
 
@@ -81,6 +101,13 @@ def test_a_wrong_answer_gets_its_own_hint(answer, shared_ranks, monkeypatch):
     assert report.points < report.out_of * (1 if answer.right_values else 0.5)
     assert not answer.right_values or report.lines[1].ok
     assert not re.search(r"grade/|\b(stages|units|oracle|models|pieces|memory|driver|scripts|watch)\.py|<string>", text), report
+
+
+@pytest.mark.parametrize("missed", MISSED)
+def test_who_misses_the_idea_of_a_task_gets_a_third_at_most(missed, shared_ranks, monkeypatch):
+    monkeypatch.setattr(ZeroTask, "sizes", (3,))
+    report = check(missed[0], next(answer.function for answer in ZOO if (answer.task, answer.function.__name__) == missed))
+    assert report.points <= report.out_of / 3, report
 
 
 @pytest.mark.parametrize("mistake", FIVE)

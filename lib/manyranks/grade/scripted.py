@@ -16,13 +16,15 @@ from manyranks.grade.verdict import Finding
 class ScriptTask(Task):
     """call: how the check calls the learner's function, "average(model, examples)".
 
-    advice: pattern of what was found and its hint, and what to say then; methods: of the learner's class, how each is called;
-    hook: what to say of a function that is none of these.
+    advice: pattern of what was found and its hint, and what to say then, in front of the hint; guesses: the same, at its end,
+    where there is no advice; methods: of the learner's class, how each is called; hook: what to say of a function that is
+    none of these.
     """
 
     call: str
 
     advice: ClassVar[tuple[tuple[str, str], ...]] = ()
+    guesses: ClassVar[tuple[tuple[str, str], ...]] = ()
     methods: ClassVar[dict[str, str]] = {}
     hook: ClassVar[str] = "PyTorch calls hook(parameter): with this parameter, and nothing else"
 
@@ -36,12 +38,13 @@ class ScriptTask(Task):
         return None
 
     def line(self, finding: Finding, function) -> Line:
-        """With advice in front of the hint where a run did not end well."""
+        """With advice before the hint, or a guess after it, where a run did not end well."""
         line = finding.line
         if finding.trial is None or not finding.trial.trouble:
             return line
-        advice = self._on_arguments(line, function) or self._on_words(line)
-        return replace(line, hint="; ".join(filter(None, (advice, line.hint)))) if advice else line
+        advice = self._on_arguments(line, function) or _on_words(line, self.advice)
+        guess = "" if advice else _on_words(line, self.guesses)
+        return replace(line, hint="; ".join(filter(None, (advice, line.hint, guess))))
 
     def _on_arguments(self, line: Line, function) -> str:
         """Where torch or the check called something of the learner's, with other arguments than it takes: no line is theirs."""
@@ -52,8 +55,9 @@ class ScriptTask(Task):
             return f"the check calls {self.call}"
         return self.methods.get(called[2], self.hook)
 
-    def _on_words(self, line: Line) -> str:
-        return next((advice for pattern, advice in self.advice if re.search(pattern, f"{line.found}\n{line.hint}")), "")
+
+def _on_words(line: Line, known: tuple[tuple[str, str], ...]) -> str:
+    return next((said for pattern, said in known if re.search(pattern, f"{line.found}\n{line.hint}")), "")
 
 
 def refuse_ready(kind: type, modules: tuple[str, ...], hint: str) -> None:

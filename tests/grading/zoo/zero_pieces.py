@@ -32,7 +32,7 @@ def no_padding_in_the_last_chunk(tensor):
     return tensor.flatten()[me()[0] * size :][:size].clone()
 
 
-@wrong("shard", "list index out of range")
+@wrong("shard", "few elements make fewer chunks than N: pad with zeros")
 def torch_chunk(tensor):
     return list(tensor.flatten().chunk(me()[1]))[me()[0]].clone()
 
@@ -50,6 +50,12 @@ def the_next_ranks_chunk(tensor):
 @wrong("shard", "that is another rank's chunk: rank r keeps chunk r")
 def the_last_chunk_first(tensor):
     return pad(tensor).chunk(me()[1])[-1 - me()[0]].clone()
+
+
+@wrong("shard", "E // N leaves the last elements out")
+def rounds_down(tensor):
+    size = tensor.numel() // me()[1]
+    return tensor.flatten()[me()[0] * size :][:size].clone()
 
 
 @wrong("shard", "that is every N-th element")
@@ -144,7 +150,7 @@ def never_waits(shard_S, shape):
     return whole[: shape.numel()].view(shape)
 
 
-@wrong("gather", "an all-reduce gives every rank the whole sum", right_values=True)
+@wrong("gather", "dist.all_gather_single brings all shards at once", right_values=True)
 def by_all_reduce(shard_S, shape):
     whole = shard_S.new_zeros(len(shard_S) * me()[1])
     whole.chunk(me()[1])[me()[0]].copy_(shard_S)

@@ -1,6 +1,7 @@
 """Wrong answers to the last task of 03_zero: when units are gathered and freed."""
 
-from tests.grading.zoo.wrong import Wrong, keeper
+from manyranks.grade.zero import driver
+from tests.grading.zoo.wrong import Wrong, keeper, me
 from tests.grading.zoo.zero_right import RightSchedule
 
 ZOO: list[Wrong] = []
@@ -151,7 +152,7 @@ class GoesPastTheEnd(RightSchedule):
         self.units[k + 1].start()
 
 
-@wrong(TASK, "unit 6 is still there after backward")
+@wrong(TASK, "units[-1] is the last unit")
 class WrapsAround(RightSchedule):
     """units[k - 1] of unit 0 is the last one: it is started for nothing, and never freed."""
 
@@ -189,3 +190,46 @@ class HasThreeMethods:
 class TakesAFlag(RightSchedule):
     def before_forward(self, k, backward):
         pass
+
+
+@wrong(TASK, "units[-1] is the last unit")
+class WrapsAroundAndWaitsOnly(RightSchedule):
+    """As the solution, which does not start the last unit again in backward."""
+
+    def before_backward(self, k):
+        self.units[k].wait()
+        self.units[k - 1].start()
+
+
+@wrong(TASK, "in backward the next layer is k − 1")
+class StartsTheOneAfterInBackward(RightSchedule):
+    def before_backward(self, k):
+        self.gather(k)
+        if k < self.last:
+            self.units[k + 1].start()
+
+
+@wrong(TASK, "in forward, unit 6 is still there from before")
+class KeepsTheLastForGood(RightSchedule):
+    def after_backward(self, k):
+        self.units[k].reduce()
+        if k < self.last:
+            self.units[k].free()
+
+
+@wrong(TASK, "does the schedule do something on one rank only?")
+class RankZeroDoesNotPrefetch(RightSchedule):
+    def before_forward(self, k):
+        self.gather(k)
+        if k < self.last and me()[0]:
+            self.units[k + 1].start()
+
+    def before_backward(self, k):
+        self.gather(k)
+        if k > 0 and me()[0]:
+            self.units[k - 1].start()
+
+
+@wrong(TASK, "before_forward(k) starts unit k + 1, too", right_values=True)
+class WhatWasGiven(driver.OneAtATime):
+    pass

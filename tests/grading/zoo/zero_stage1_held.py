@@ -143,3 +143,46 @@ class PadsNothing(Right1):
         mine = torch.empty_like(parts[me()[0]])
         dist.reduce_scatter(mine, parts)
         return mine
+
+
+@wrong(TASK, "states of a frozen parameter are there")
+@wrong(TASK, "frozen parameters change, too")
+class GivesTheFrozenZeros(Right1):
+    def learning(self, params):
+        return params
+
+
+@wrong(TASK, "states of a frozen parameter are there, or of one twice", right_values=True)
+class TrainsOneTwice(Right1):
+    """The first one's shard is in the optimizer twice, as a copy that nobody gathers."""
+
+    def make(self, optimizer_class, kwargs):
+        self.copy = torch.nn.Parameter(self.shards[1].detach().clone())
+        return optimizer_class([*self.shards, self.copy], **kwargs)
+
+    def reduce(self):
+        super().reduce()
+        self.copy.grad = torch.zeros_like(self.copy)
+
+
+@wrong(TASK, "was params a generator that was empty the second time?")
+class GoesThroughParamsTwice(Right1):
+    def __init__(self, params, optimizer_class, **kwargs):
+        self.shards = [self.shard(p) for p in params if p.requires_grad]
+        self.params = list(params)
+        self.optimizer = optimizer_class(self.shards, **kwargs)
+
+    def reduce(self):
+        for p, s in zip(self.params, self.shards, strict=False):
+            s.grad = self.mean(p)
+
+    def spread(self):
+        for p, s in zip(self.params, self.shards, strict=False):
+            p.copy_(self.gather(p, s))
+
+
+@wrong(TASK, "the padding of a gradient is at the front")
+class PadsGradientsInFront(Right1):
+    def mean(self, parameter):
+        flat = filled(parameter).flatten() / me()[1]
+        return reduced(torch.cat([flat.new_zeros(-len(flat) % me()[1]), flat]))

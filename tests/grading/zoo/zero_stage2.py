@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from tests.grading.zoo.wrong import Wrong, keeper, me
-from tests.grading.zoo.zero_right import Right2, add, filled, pad, reduced, shard
+from tests.grading.zoo.zero_right import Right1, Right2, add, filled, pad, reduced, shard
 
 ZOO: list[Wrong] = []
 wrong = keeper(ZOO)
@@ -192,7 +192,7 @@ class HooksSeeTheLast(Right2):
             parameter.register_post_accumulate_grad_hook(lambda _: self.arrived(parameter))
 
 
-@wrong(TASK, "it was the turn of")
+@wrong(TASK, "something left before .grad was there: which hook is it?")
 class HooksBeforeTheGradientIsThere(Right2):
     def hook(self):
         for parameter in self.params:
@@ -220,7 +220,11 @@ class HooksTheFrozen(Right2):
             parameter.register_post_accumulate_grad_hook(self.arrived)
 
 
-@wrong(TASK, "every gradient was sent twice: one reduce-scatter for each parameter in each backward", right_values=True)
+@wrong(
+    TASK,
+    "40 of them in step(); every gradient was sent twice: one reduce-scatter for each parameter in each backward",
+    right_values=True,
+)
 class ReducesInStepToo(Right2):
     """What Stage1 did."""
 
@@ -275,3 +279,9 @@ class GathersBeforeTheStep(Right2):
     def step(self):
         self.spread()
         self.optimizer.step()
+
+
+@wrong(TASK, "20 of them in step()")
+@wrong(TASK, "does step() reduce again, as in Stage1?")
+class InheritsStep(Right2):
+    step = Right1.step

@@ -234,7 +234,7 @@ class AllReduces(RightUnit):
         return shard(row)
 
 
-@wrong(TASK, "is something left out where a gradient is None")
+@wrong(TASK, "does one rank leave a call out, in reduce() where its gradient is None")
 class LeavesNoneOut(RightUnit):
     def reduce(self):
         for p, s in zip(self.params, self.shards, strict=True):

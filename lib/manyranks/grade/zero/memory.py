@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _SMALL = 6144  # bytes of examples, numbers and counters
 _FULL = "an optimizer of whole parameters has whole states: give it shards, one Parameter for each parameter"
+_TOO_MANY = "states of a frozen parameter are there, or of one twice: one shard for each parameter that learns"
 _WHOLE = "set parameter.grad to None"
 
 
@@ -58,8 +59,14 @@ def _weights(held: list[int]) -> list[_Weight]:
 def _states(rank: int, weight: _Weight, must: Bytes) -> Verdict | None:
     if weight.states > (right := must.states * must.shards) + _SMALL:
         there, here = sizes(weight.states, right)
-        return Verdict(False, f"rank {rank} holds {there} of optimizer states; those of its shards have {here}", _FULL)
+        found = f"rank {rank} holds {there} of optimizer states; those of its shards have {here}"
+        return Verdict(False, found, _why_states(weight.states - right, must))
     return None
+
+
+def _why_states(excess: int, must: Bytes) -> str:
+    """What so many bytes too many may be, much less than all other ranks' or about as much."""
+    return _TOO_MANY if excess < must.states * (must.whole - must.shards) * 3 // 4 else _FULL
 
 
 def _after_steps(rank: int, weights: list[_Weight], must: Bytes) -> Verdict | None:
@@ -71,7 +78,7 @@ def _after_steps(rank: int, weights: list[_Weight], must: Bytes) -> Verdict | No
     if kept > right + _SMALL:
         there, here = sizes(kept, right)
         found = f"rank {rank} holds {there} beside the model after step() and zero_grad(); shards and their states take {here}"
-        return Verdict(False, found, _why(kept - right, must))
+        return Verdict(False, found, _why(kept - must.shards - weights[-1].states, must))
     return None
 
 

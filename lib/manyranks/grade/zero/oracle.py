@@ -80,6 +80,7 @@ class Training:
     optimizer: type = AdamW
     settings: tuple = tuple(ADAMW.items())
     anew: bool = False  # a new optimizer in each step
+    frozen_too: bool = False  # the optimizer has frozen parameters, too, with gradients of zeros
 
     def weights(self) -> list[Tensors]:
         """What each rank computes with in the end."""
@@ -111,7 +112,10 @@ class Training:
         return ranks, master
 
     def _optimizer(self, master: nn.Module) -> "AdamW | Momentum":
-        return self.optimizer([p for p in master.parameters() if p.requires_grad], **dict(self.settings))
+        return self.optimizer([p for p in master.parameters() if self._has(p)], **dict(self.settings))
+
+    def _has(self, p: nn.Parameter) -> bool:
+        return p.requires_grad or self.frozen_too
 
     def _own(self, model: nn.Module, rank: int, batch: int) -> dict[str, torch.Tensor | None]:
         grads = toy.own(model, [lambda m: self.loss(m, rank, batch)])
@@ -120,7 +124,7 @@ class Training:
     def _give(self, master: nn.Module, grads: Gradients) -> None:
         """Each shard gets its gradient from its own rank."""
         for name, p in master.named_parameters():
-            if p.requires_grad:
+            if self._has(p):
                 p.grad = torch.zeros_like(p)
                 for rank, (first, end) in enumerate(models.bounds(p.shape, self.n)):
                     if (grad := grads[rank].get(name)) is not None:
@@ -148,6 +152,17 @@ class Training:
 def scaled(factor: float) -> Callable[[Parts, int], Gradients]:
     """The means times a factor."""
     return lambda parts, step: [{k: g * factor for k, g in mine.items()} for mine in means(parts, step)]
+
+
+def moved(parts: Parts, step: int) -> Gradients:
+    """The means, each with its padding in front."""
+    n = len(parts[0])
+    return [{name: _moved(grad, n) for name, grad in mine.items()} for mine in means(parts, step)]
+
+
+def _moved(grad: torch.Tensor, n: int) -> torch.Tensor:
+    flat = torch.cat([grad.new_zeros(-grad.numel() % n), grad.flatten()])
+    return flat[: grad.numel()].view(grad.shape)
 
 
 def own(parts: Parts, step: int) -> Gradients:

@@ -75,6 +75,10 @@ def _wrong_shards(n: int) -> Iterator[Wrong]:
     yield by_rank("that is another rank's chunk: rank r keeps chunk r", lambda t, r: pieces(t, n)[n - 1 - r])
     yield by_rank("every rank has chunk 0: rank r keeps chunk r", lambda t, r: pieces(t, n)[0])
     yield by_rank(
+        f"E // N leaves the last elements out: {_CUT}",
+        lambda t, r: t[r * (len(t) // n) : (r + 1) * (len(t) // n)],
+    )
+    yield by_rank(
         "that is every N-th element: a chunk's elements lie side by side",
         lambda t, r: torch.cat([t, t.new_zeros(-t.numel() % n)])[r::n],
     )

@@ -1,6 +1,6 @@
 """The task Prefetch: a schedule by which the next unit is on its way while one computes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import nan
@@ -149,6 +149,7 @@ def _must(n: int) -> Must:
         reduces=tuple(learning) * len(_STEPS),
         once="for each parameter in forward, and one in backward but for the last unit",
         reduced="for each parameter in each backward",
+        each="a unit that was freed is gathered again, and after_backward(k) reduces unit k once",
         gathers_anew="the last unit stays whole between forward and backward: do not free it after forward",
     )
 
@@ -163,11 +164,25 @@ def _values(task: ZeroTask, trial: Trial) -> Verdict:
     return verdict
 
 
+def _told(judge: Callable[["PrefetchTask", Trial], Verdict]) -> Callable[["PrefetchTask", Trial], Verdict]:
+    """The judge; where a slip explains what is wrong, that is the hint."""
+
+    def told(task: "PrefetchTask", trial: Trial) -> Verdict:
+        verdict = judge(task, trial)
+        hint = "" if verdict.ok else schedules.slip(trial)
+        return verdict._replace(hint=hint) if hint else verdict
+
+    return told
+
+
 @dataclass(frozen=True)
 class PrefetchTask(ZeroTask):
+    guesses: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"(waits in|to its|called) (all_gather|reduce_scatter)", "does the schedule do something on one rank only?"),
+    )
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        Aspect("trains like one process on the whole batch", 0.2, _values, each_world=True),
-        Aspect("gathers no unit more often than it must", 0.2, traffic.traffic),
-        Aspect("has the next unit on its way while one computes", 0.4, schedules.ahead),
-        Aspect("has two units at a time at most", 0.2, schedules.few),
+        Aspect("trains like one process on the whole batch", 0.2, _told(_values), each_world=True),
+        Aspect("gathers no unit more often than it must", 0.13, _told(traffic.traffic)),
+        Aspect("has the next unit on its way while one computes", 0.37, _told(schedules.ahead)),
+        Aspect("has two units at a time, and no third", 0.3, _told(schedules.two)),
     )

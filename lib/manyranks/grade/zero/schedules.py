@@ -19,16 +19,19 @@ _NEXT = {
 }
 _FIRST = "start() and wait() for unit k before layer k computes"
 _EARLY_WAIT = "start unit {}, and wait for it only when its own layer is next: now it could come while layer {} computes"
+_WRAPS = "units[-1] is the last unit, which was started for nothing: layer 0 has none before it, so ask whether k > 0"
+_STILL = "while layer {} computes in {}, unit {} is still there from before"
 _FREE = "after_forward(k) frees unit k, but for the last one; after_backward(k) frees it when it is reduced"
 
 
 class _State(NamedTuple):
-    """At one event: what happens, with which unit; started, waited: the units that are; left: those freed in this pass."""
+    """At one event: what happens, with which unit; started, waited: the units that are; kept: those of an earlier pass."""
 
     what: str
     unit: int
     started: frozenset[int]
     waited: frozenset[int]
+    kept: frozenset[int]
 
 
 def ahead(task: "Task", trial: Trial) -> Verdict:
@@ -39,6 +42,30 @@ def ahead(task: "Task", trial: Trial) -> Verdict:
 def few(task: "Task", trial: Trial) -> Verdict:
     """There are never more than two units; after forward there is the last one, after backward there is none."""
     return _judged(trial, _few)
+
+
+def two(task: "Task", trial: Trial) -> Verdict:
+    """As few, and the second one is there where it should be: one unit at a time is no schedule for two."""
+    verdict = few(task, trial)
+    return _judged(trial, _second) if verdict.ok else verdict
+
+
+def slip(trial: Trial) -> str:
+    """A hint, where backward started a unit that cannot be the next one: it explains whatever else is wrong."""
+    last, computed = len(models.layers()) - 1, -1
+    for event in trial.answers[0].events if trial.answers else ():
+        what, _, number = event.what.partition(" ")
+        if event.kind != "mark":
+            continue
+        if what == "backward":
+            computed = int(number)
+        elif what in ("forward", "step"):
+            computed = last + 1 if number == str(last) else -1
+        elif what == "start" and computed in (0, 1) and int(number) == last:
+            return _WRAPS
+        elif what == "start" and 0 < computed <= int(number):
+            return _NEXT["backward"]
+    return ""
 
 
 def _judged(trial: Trial, judge: Callable[[_State, int], Verdict | None]) -> Verdict:
@@ -53,6 +80,8 @@ def _judged(trial: Trial, judge: Callable[[_State, int], Verdict | None]) -> Ver
 def _states(events: list[Event]) -> Iterator[_State]:
     started: set[int] = set()
     waited: set[int] = set()
+    kept: set[int] = set()
+    last = len(models.layers()) - 1
     for event in events:
         what, _, number = event.what.partition(" ")
         if event.kind != "mark":
@@ -63,9 +92,11 @@ def _states(events: list[Event]) -> Iterator[_State]:
         elif what == "wait" and unit in started:
             waited.add(unit)
         elif what == "free":
-            started.discard(unit)
-            waited.discard(unit)
-        yield _State(what, unit, frozenset(started), frozenset(waited))
+            for units in (started, waited, kept):
+                units.discard(unit)
+        yield _State(what, unit, frozenset(started), frozenset(waited), frozenset(kept))
+        if what == "step" or (what, unit) == ("forward", last):
+            kept = set(started)
 
 
 def _ahead(state: _State, last: int) -> Verdict | None:
@@ -81,10 +112,17 @@ def _ahead(state: _State, last: int) -> Verdict | None:
     if following not in state.started:
         found = f"while layer {k} computes in {state.what}, unit {following} is not on its way"
         return Verdict(False, found, _NEXT[state.what])
+    if following in state.kept:
+        return Verdict(False, _STILL.format(k, state.what, following), _FREE)
     if following in state.waited:
         found = f"before layer {k} computes in {state.what}, unit {following} is waited for"
         return Verdict(False, found, _EARLY_WAIT.format(following, k))
     return None
+
+
+def _second(state: _State, last: int) -> Verdict | None:
+    wrong = _ahead(state, last)
+    return wrong if wrong and wrong.hint == _NEXT.get(state.what) else None
 
 
 def _few(state: _State, last: int) -> Verdict | None:

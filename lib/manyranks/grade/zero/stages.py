@@ -13,7 +13,7 @@ from manyranks.grade.scripts import Script, Tensors, Wrong, judge_values
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.grade.watch import Watch
-from manyranks.grade.zero import leaving, memory, oracle, traffic
+from manyranks.grade.zero import leaving, memory, oracle, own, traffic
 from manyranks.grade.zero.memory import Bytes
 from manyranks.grade.zero.models import Net, loss_of, padded_bytes
 from manyranks.grade.zero.oracle import ADAMW, SGD, Training
@@ -33,12 +33,16 @@ _UNKNOWN = (
     "the model never changes. The optimizer has to have the very tensors that you gather from, with their .grad, for it "
     "changes them in place; and what is gathered has to be written into the model's parameters"
 )
+_FROZEN = "frozen parameters change, too, for AdamW makes all that it has smaller: leave them out, they get no shard"
+_EMPTY = "nothing was sent, and nothing changed: was params a generator that was empty the second time? list(params)"
+_AGAIN = "the shards' gradients are zeros when the optimizer steps: does step() reduce again, as in Stage1? Write one without"
 _HALF = "each rank has the new values of its own shard only: gather those of the others"
 _STEPS = [[1], [2], [0]]  # batches; the layer `detour` is used on rank 1, on all but rank 0, on no rank
 _SHORT = [[2], [1]]
 _ACCUMULATED = [[2, 3], [1, 5]]  # two backward passes a step; in the first step, only the first uses `detour`
 
 
+@own.checked
 def _stage1(stage, watch: Watch, optimizer_class=torch.optim.AdamW, settings=None, batches=_STEPS) -> Tensors:
     model = Net()
     watch.follow(model)
@@ -89,6 +93,7 @@ def _with_sgd(stage, watch: Watch) -> Tensors:
     return _stage1(stage, watch, torch.optim.SGD, SGD, _SHORT)
 
 
+@own.checked
 def _stage2(stage, watch: Watch) -> Tensors:
     model = Net()
     watch.follow(model)
@@ -150,6 +155,7 @@ def _must(n: int, steps: int, passes: int = 1, states: int = 2) -> Must:
         frozen=padded_bytes(Net().frozen.weight, n) // n,
         names=tuple((name, row) for (name, _), row in zip(learning, rows, strict=True))[::-1],
         gathers_anew="gather each parameter once a step, after the optimizer's",
+        quiet="step" if passes > 1 else "",
         held=held,
     )
 
@@ -167,6 +173,8 @@ def _wrong(right: Training) -> Iterator[Wrong]:
     yield when(OWN, combine=oracle.own)
     yield when(FORGOTTEN, combine=oracle.never_forgotten())
     yield when(KEPT, combine=oracle.never_dropped())
+    yield when(_FROZEN, frozen_too=True)
+    yield when("the padding of a gradient is at the front; it comes at the end, as that of shards", combine=oracle.moved)
     for combine in (oracle.of_users, oracle.left_none):
         yield when(f"a rank without a gradient counts as one with zeros: {NONE}", combine=combine)
     for rank in range(n):
@@ -195,6 +203,7 @@ def _wrong_accumulated(right: Training) -> Iterator[Wrong]:
         "what has left counts again in the next backward: once it has left, drop the whole gradient, parameter.grad = None"
     )
     yield when(dropped, oracle.running)
+    yield when(_AGAIN, lambda parts, step: [{}] * right.n)
     yield when("the sum over the backward passes is asked for, not their mean", oracle.scaled(1 / len(right.batches[0])))
     yield from _wrong(right)
 
@@ -204,24 +213,25 @@ def _values(task: ZeroTask, trial: Trial) -> Verdict:
     verdict = judge_values(task, trial)
     if verdict.hint == UNCHANGED:
         gathered = any(seen.calls("all_gather") for seen in trial.answers)
-        return verdict._replace(hint=_UNKNOWN if gathered else _GATHER)
+        reduced = any(seen.calls("reduce_scatter", "all_reduce") for seen in trial.answers)
+        return verdict._replace(hint=_UNKNOWN if gathered else _GATHER if reduced else _EMPTY)
     return verdict
 
 
 @dataclass(frozen=True)
 class Stage1(ZeroTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        Aspect("trains like one process on the whole batch", 0.4, _values, each_world=True),
-        Aspect("reduces each gradient and gathers each parameter once a step", 0.25, traffic.traffic),
-        Aspect("holds optimizer states of its shards only", 0.35, memory.stage1),
+        Aspect("trains like one process on the whole batch", 0.2, _values, each_world=True),
+        Aspect("reduces each gradient and gathers each parameter once a step", 0.13, traffic.traffic),
+        Aspect("holds optimizer states of its shards only", 0.67, memory.stage1),
     )
 
 
 @dataclass(frozen=True)
 class Stage2(ZeroTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        Aspect("trains like one process on the whole batch", 0.4, _values, each_world=True),
+        Aspect("trains like one process on the whole batch", 0.2, _values, each_world=True),
         Aspect("reduces each gradient once a backward", 0.1, traffic.traffic),
-        Aspect("reduces a gradient as soon as its turn comes", 0.25, leaving.order),
-        Aspect("holds gradients of its shards only", 0.25, memory.stage2),
+        Aspect("reduces a gradient as soon as its turn comes", 0.35, leaving.order),
+        Aspect("holds gradients of its shards only", 0.35, memory.stage2),
     )

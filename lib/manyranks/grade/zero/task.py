@@ -14,8 +14,12 @@ ABSENT = (
     "a parameter was used whose memory had been given back: it must be gathered, and waited for, before its layer computes, "
     "and into the same storage as before: autograd has saved that one"
 )
+BYTES = "storage.resize_ takes bytes, not elements: t.nbytes is what t needs"
 _YOURSELF = "write it yourself, with dist.all_gather_single and dist.reduce_scatter_single"
 _ROOM = "the whole tensor has N times as many elements as a shard, padding included: make room for all of them"
+_SHARDS_OWN = (
+    "a shard's own .grad is None before its first backward, and after zero_grad(): where it is None, the mean takes its place"
+)
 _ORDER = (
     "is something left out where a gradient is None? It counts as zeros, which are sent all the same; and gradients leave in "
     "the same order on all ranks"
@@ -35,8 +39,11 @@ class ZeroTask(ScriptTask):
     """Its lines do not say where a rank died that has no Python line any more."""
 
     advice: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"for \+=?: 'NoneType'|'NoneType' object has no attribute 'add_?'", _SHARDS_OWN),
+        (r"IndexError.*\n.*chunk", "few elements make fewer chunks than N: pad with zeros to a multiple of N first"),
         (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b", NONE),
         (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
+        (r"out of bounds for storage of size [1-9]", BYTES),
         (r"signal 11|SIGSEGV|exited with code -11|Segmentation|storage of size 0|no storage", ABSENT),
         (r"hook on a tensor that doesn't require grad", "frozen parameters get no gradient: ask parameter.requires_grad"),
         (r"a leaf Variable that requires grad", "change parameters under torch.no_grad(), or give parameter.detach() away"),
@@ -47,6 +54,8 @@ class ZeroTask(ScriptTask):
         ),
         (r"(output|input) tensor size must be equal|invalid tensor size at index", _ROOM),
         (r"is invalid for input of size", "every shard has S elements, padding included, on all ranks"),
+    )
+    guesses: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"(waits in|to its|called) reduce_scatter", _ORDER),
         (r"(waits in|to its|called) all_gather", "all ranks gather the same tensors in the same order"),
     )

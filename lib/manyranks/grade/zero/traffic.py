@@ -8,6 +8,7 @@ from manyranks.grade.report import size
 from manyranks.grade.scripts import NOTHING
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
+from manyranks.grade.watch import Event
 
 if TYPE_CHECKING:
     from manyranks.grade.check import Task
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _ALL_REDUCE = (
     "an all-reduce gives every rank the whole sum, for twice the bytes: dist.reduce_scatter_single gives each rank its shard"
 )
+_FOR_GATHERS = "an all-reduce sends twice the bytes: dist.all_gather_single brings all shards at once"
 _OTHERS = {
     "all_reduce": _ALL_REDUCE,
     "reduce": _ALL_REDUCE,
@@ -27,7 +29,8 @@ class Must(NamedTuple):
 
     once, reduced: how often for each parameter, in words; gathers_anew: the hint for too many gathers; frozen: bytes
     of a frozen parameter's shard, each time; names: of the parameters, in the order in which their gradients leave, with the
-    bytes of each; held: what the script's memory must be like.
+    bytes of each; held: what the script's memory must be like; each: what else to know of a call; quiet: the method that
+    reduces nothing.
     """
 
     gathers: tuple[int, ...]
@@ -38,6 +41,8 @@ class Must(NamedTuple):
     frozen: int = 0
     names: tuple[tuple[str, int], ...] = ()
     held: Any = None
+    each: str = "each parameter has its own, padded to a multiple of N"
+    quiet: str = ""
 
 
 def traffic(task: "Task", trial: Trial) -> Verdict:
@@ -47,12 +52,24 @@ def traffic(task: "Task", trial: Trial) -> Verdict:
         for event in seen.events:
             if event.kind == "call" and event.what not in ("all_gather", "reduce_scatter"):
                 hint = _OTHERS.get(event.what, "the task needs all-gathers and reduce-scatters only")
+                hint = _FOR_GATHERS if hint == _ALL_REDUCE and not must.reduces else hint
                 return Verdict(False, f"rank {rank} called {event.what}", hint)
         for op, right in (("reduce_scatter", must.reduces), ("all_gather", must.gathers)):
             got = seen.calls(op)
             if Counter(got) != Counter(right):
-                return Verdict(False, f"rank {rank} {_found(op, got, right)}", _hint(op, got, right, must, trial.case.n))
+                hint = _hint(op, got, right, must, trial.case.n)
+                there = _in_quiet(seen.events, must.quiet) if op == "reduce_scatter" and len(got) > len(right) else ""
+                return Verdict(False, f"rank {rank} {_found(op, got, right)}", there + hint)
     return Verdict(True)
+
+
+def _in_quiet(events: list[Event], quiet: str) -> str:
+    """How many were reduced in the method that reduces nothing, in words."""
+    place, count = "", 0
+    for event in events:
+        place = event.what if event.kind == "mark" else place
+        count += place == quiet and event.what == "reduce_scatter"
+    return f"{count} of them in {quiet}(); " if count else ""
 
 
 def _found(op: str, got: list[int], right: tuple[int, ...]) -> str:
@@ -76,7 +93,7 @@ def _hint(op: str, got: list[int], right: tuple[int, ...], must: Must, n: int) -
     if len(got) > len(right):
         return f"one reduce-scatter {must.reduced}"
     once = must.once if op == "all_gather" else must.reduced
-    return f"one {op.replace('_', '-')} {once}: each parameter has its own, padded to a multiple of N"
+    return f"one {op.replace('_', '-')} {once}: {must.each}"
 
 
 def _twice(op: str, must: Must) -> str:

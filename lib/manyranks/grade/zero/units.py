@@ -14,12 +14,12 @@ from manyranks.grade.scripts import Script, Tensors, Wrong, judge_values
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.grade.watch import Watch
-from manyranks.grade.zero import models, oracle, residence, traffic
+from manyranks.grade.zero import models, oracle, own, residence, traffic
 from manyranks.grade.zero.driver import OneAtATime, Sharded
 from manyranks.grade.zero.oracle import ADAMW, Training
 from manyranks.grade.zero.residence import Bytes
 from manyranks.grade.zero.stages import FORGOTTEN, KEPT, OWN, SUM, TWICE
-from manyranks.grade.zero.task import ABSENT, NONE, ZeroTask, made
+from manyranks.grade.zero.task import ABSENT, BYTES, NONE, ZeroTask, made
 from manyranks.grade.zero.traffic import Must
 
 CALL = "Unit(module)"
@@ -30,26 +30,54 @@ _SHAPE = (
     "and resize the storage below it"
 )
 _STALE = "what is gathered are the parameters from before training: start() has to gather the shards as they are then"
+_OTHERS = (
+    "the module keeps the Parameter objects that it has: put nothing new into it, give parameter.data what it needs; "
+    "others hold these objects, too"
+)
+_MARKED = "wait() does nothing where nothing is on its way: a free unit stays free, and the next start() gathers it"
+_ONE_RANK = (
+    "does one rank leave a call out, in reduce() where its gradient is None? It counts as zeros, which are sent all the same"
+)
+_FREED_FIRST = 1  # the number of a layer whose unit is freed before it is reduced: a gradient needs no parameter
 _NEVER = (
     "the shards never change: the optimizer was made of unit.shards once, so reduce() gives these very Parameters their .grad"
 )
 
 
+@own.checked
 def _training(unit, watch: Watch) -> Tensors:
     rank, layers = dist.get_rank(), models.layers()
-    shapes = [p.shape for p in layers.parameters()]
-    units = [Noted(made(unit, watch, CALL, METHODS, layer), k, watch) for k, layer in enumerate(layers)]
+    parameters = list(layers.parameters())
+    shapes = [p.shape for p in parameters]
+    units = [Noted(made(unit, watch, CALL, METHODS, layer), k, layer, watch) for k, layer in enumerate(layers)]
+    _same_objects(layers, parameters)
     shards = _shards(units, layers, shapes)
     _weigh(layers, watch)
     optimizer = torch.optim.AdamW(shards, **ADAMW)
-    model = Sharded(layers, OneAtATime(units))
+    model = Sharded(layers, _FreesOneFirst(units))
     for batches in _STEPS:
         for batch in batches:
             _backward(model, rank, batch, watch)
         optimizer.step()
         optimizer.zero_grad()
         _weigh(layers, watch)
+    _same_objects(layers, parameters)
     return _result(layers, units, shards)
+
+
+class _FreesOneFirst(OneAtATime):
+    """As what was given; one unit is freed before it is reduced."""
+
+    def after_backward(self, k):
+        if k == _FREED_FIRST:
+            self.units[k].free()
+        super().after_backward(k)
+
+
+def _same_objects(layers: nn.ModuleList, before: list[nn.Parameter]) -> None:
+    now = list(layers.parameters())
+    if len(now) != len(before) or any(p is not q for p, q in zip(now, before, strict=True)):
+        raise Stopped("the modules' parameters are not still the same Parameter objects", _OTHERS)
 
 
 def _backward(model: Sharded, rank: int, batch: int, watch: Watch) -> None:
@@ -75,8 +103,8 @@ def _weigh(layers: nn.Module, watch: Watch) -> None:
 class Noted:
     """A learner's unit; the watch hears when its methods begin and end."""
 
-    def __init__(self, unit, k: int, watch: Watch):
-        self.unit, self._k, self._watch = unit, k, watch
+    def __init__(self, unit, k: int, layer: nn.Module, watch: Watch):
+        self.unit, self._k, self._layer, self._watch = unit, k, layer, watch
 
     def start(self) -> None:
         self._noted("start")
@@ -94,6 +122,9 @@ class Noted:
         self._watch.mark(f"{method} {self._k}")
         getattr(self.unit, method)()
         self._watch.mark("over")
+        for p in self._layer.parameters():
+            if p.is_contiguous() and 0 < (there := p.untyped_storage().nbytes()) < p.nbytes:
+                raise Stopped(f"after {method}(), a parameter of {p.nbytes:,} bytes has a storage of {there:,}", BYTES)
 
 
 def _shards(units: list[Noted], layers: nn.ModuleList, shapes: list[torch.Size]) -> list[nn.Parameter]:
@@ -133,12 +164,23 @@ def _result(layers: nn.ModuleList, units: list[Noted], shards: list[nn.Parameter
         first, end = models.bounds(parameter.shape, n)[rank]
         found[f"the shard of {name}"] = shard.detach()[: end - first].clone()
     for k, unit in enumerate(units):
-        for method in ("start", "start", "wait", "wait"):  # the second time it does nothing
+        for method in ("wait", "start", "start", "wait", "wait", "start", "wait"):  # what is done already is not done again
             getattr(unit, method)()
+        _are_there(k, layers[k])
         found |= {f"{k}.{name}": p.detach().clone() for name, p in layers[k].named_parameters()}
         unit.free()
         unit.free()
+        unit.wait()
     return found
+
+
+def _are_there(k: int, layer: nn.Module) -> None:
+    """Raises Stopped where a parameter has no memory, which nobody could read and live."""
+    for p in layer.parameters():
+        if p.untyped_storage().nbytes() < p.nbytes:
+            raise Stopped(
+                f"after wait() on a free unit, start() and wait() of layer {k}, its parameters are not there", _MARKED
+            )
 
 
 def oracle_of(n: int, batches: list[list[int]]) -> Training:
@@ -231,9 +273,17 @@ def _values(task: ZeroTask, trial: Trial) -> Verdict:
 
 @dataclass(frozen=True)
 class UnitTask(ZeroTask):
+    advice: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"in wait: (assert|raise)\b", "wait() does nothing where nothing is on its way, also where the unit is free"),
+        (r"in start: (assert|raise)\b", "start() does nothing where the unit is whole or on its way"),
+        (r"in free: (assert|raise)\b", "free() does nothing where the unit is free"),
+        (r"in reduce: (assert|raise)\b", "reduce() works whether the unit is whole or free: a gradient needs no parameter"),
+        *ZeroTask.advice,
+    )
+    guesses: ClassVar[tuple[tuple[str, str], ...]] = ((r"(waits in|to its|called) (all_gather|reduce_scatter)", _ONE_RANK),)
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        Aspect("trains like one process on the whole batch", 0.4, _values, each_world=True),
-        Aspect("gathers and reduces each parameter as often as it must", 0.15, traffic.traffic),
-        Aspect("starts to gather without waiting", 0.1, residence.asynchronous),
-        Aspect("keeps nothing whole that is not needed", 0.35, residence.memory),
+        Aspect("trains like one process on the whole batch", 0.2, _values, each_world=True),
+        Aspect("gathers and reduces each parameter as often as it must", 0.05, traffic.traffic),
+        Aspect("starts to gather without waiting", 0.08, residence.asynchronous),
+        Aspect("keeps nothing whole that is not needed", 0.67, residence.memory),
     )
