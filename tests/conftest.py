@@ -50,6 +50,15 @@ def shared_worlds(request):
         yield world
 
 
+@pytest.fixture(scope="module")
+def sizes():
+    """Worlds of 2, 3 and 4 ranks by their size, all at once: for what one writes and another reads."""
+    worlds = {n: mr.World(n, backend="gloo", timeout=30) for n in (2, 3, 4)}
+    yield worlds
+    for world in worlds.values():
+        world.close()
+
+
 def gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

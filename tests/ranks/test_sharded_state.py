@@ -7,7 +7,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import manyranks as mr
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.sharded_state import make_states, sharded_state
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
@@ -75,15 +74,6 @@ def interrupted(kind: str, optimizer: str, steps: range, folder: str, ends: bool
     plain.load_state_dict(whole)
     assert plain.passes.tolist() == [steps.stop] * 2
     return max(difference(plain, alone), (plain.passes - alone.passes).abs().max().item())
-
-
-@pytest.fixture(scope="module")
-def sizes():
-    """Worlds by their size."""
-    worlds = {n: mr.World(n, backend="gloo", timeout=30) for n in (2, 3, 4)}
-    yield worlds
-    for world in worlds.values():
-        world.close()
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

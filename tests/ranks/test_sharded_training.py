@@ -29,15 +29,6 @@ TRAINING = TrainingConfig(steps=STEPS, batch=7, warmup=3, clip=0.5)  # 7: uneven
 F64 = torch.float64
 
 
-@pytest.fixture(scope="module")
-def sizes():
-    """Worlds by their size."""
-    worlds = {n: mr.World(n, backend="gloo", timeout=30) for n in (2, 3, 4)}
-    yield worlds
-    for world in worlds.values():
-        world.close()
-
-
 def weights(trainer: Trainer) -> dict[str, Tensor]:
     if trainer.training.zero == 3:
         return trainer.model.full_state_dict()

@@ -117,13 +117,12 @@ class MasterOptimizer:
 
     def held(self) -> Held:
         """What is held now; gradients until zero_grad()."""
-        named = [item for state in self.optimizer.state.values() for item in state.items()]
-        tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]
-        copies = [m for p, m in self._pairs() if m is not p]
-        states = [value for name, value in tensors if name != "step"]
-        counters = [value for name, value in tensors if name == "step"]
-        lists = self.parameters, self.gradients(), copies, states, counters
-        return Held(*map(tuple, lists))
+        return Held(
+            parameters=tuple(self.parameters),
+            gradients=tuple(self.gradients()),
+            masters=tuple(m for p, m in self._pairs() if m is not p),
+            **states_of(self.optimizer),
+        )
 
     def state_dict(self) -> dict:
         """Masters and optimizer, to go on from later."""
@@ -221,6 +220,16 @@ class LossScaler:
                 "will help; lower the learning rate, or look for NaN in the loss"
             )
         self.scale, self._good = max(1.0, self.scale * self.backoff), 0
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, ...]]:
+    """Its states, and its counters of steps, one a parameter."""
+    named = [item for state in optimizer.state.values() for item in state.items()]
+    tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]
+    return {
+        "states": tuple(value for name, value in tensors if name != "step"),
+        "counters": tuple(value for name, value in tensors if name == "step"),
+    }
 
 
 def groups_of(params: Iterable) -> list[dict]:

@@ -58,16 +58,6 @@ def clip_grad_norm(
     return norm
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, ...]]:
-    """Its states, and its counters of steps, one a parameter."""
-    named = [item for state in optimizer.state.values() for item in state.items()]
-    tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]
-    return {
-        "states": tuple(value for name, value in tensors if name != "step"),
-        "counters": tuple(value for name, value in tensors if name == "step"),
-    }
-
-
 class ShardedRow:
     """Parameters of one dtype, end to end in row_E, of which they become views.
 

@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_leaves
 
 from manyranks.parallel import buckets, replicas
 from manyranks.parallel.collectives.messages import wait
-from manyranks.parallel.precision import Clip, Held, groups_of
-from manyranks.parallel.sharding import ShardedRow, clip_grad_norm, states_of
+from manyranks.parallel.precision import Clip, Held, groups_of, states_of
+from manyranks.parallel.sharding import ShardedRow, clip_grad_norm
 from manyranks.parallel.units import Unit, by_name, kinds, own_parameters
 
 
