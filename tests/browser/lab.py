@@ -93,7 +93,11 @@ _SETTLE = """async () => {
         await kernel.requestExecute({code, silent: true}).done;
 }"""
 _PIXELS = """async image => {
-    await image.decode();
+    for (let seen = null; seen !== image.src;) {  // a picture that is being replaced is not the one that was asked for
+        seen = image.src;
+        await new Promise(go => setTimeout(go, 20));
+        await image.decode();
+    }
     const canvas = document.createElement('canvas');
     [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
     canvas.getContext('2d').drawImage(image, 0, 0);
@@ -141,10 +145,16 @@ class Explorer:
 
     def drag(self, handle: Locator, pixels: int) -> None:
         """Moves a slider's handle to the right (to the left if negative) with the mouse."""
-        handle.hover()  # waits until the page stands still
-        box = handle.bounding_box()
         mouse = handle.page.mouse
-        mouse.down()
+        for _ in range(5):  # a page that scrolls by itself takes the handle away from under the mouse
+            handle.hover()  # waits until the page stands still
+            box = handle.bounding_box()
+            mouse.down()
+            if "noUi-active" in handle.get_attribute("class"):
+                break
+            mouse.up()
+        else:
+            raise AssertionError(f"the mouse does not take hold of {handle}")
         mouse.move(box["x"] + box["width"] / 2 + pixels, box["y"] + box["height"] / 2, steps=10)
         mouse.up()
         self._settle()

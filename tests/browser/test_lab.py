@@ -41,6 +41,11 @@ def explorer_in(chapters, name):
     return chapters.explorer(list(EXPLORERS).index(name))
 
 
+def unchanged(pictures):
+    """The acts that left the picture as it was, counted from 1."""
+    return [k for k, (before, after) in enumerate(itertools.pairwise(pictures), 1) if before == after]
+
+
 def test_the_explorer_of_chapter_00_follows(chapters):
     with chapters.pictured(name := "chapter_00_explorer"):
         explorer = explorer_in(chapters, name)
@@ -80,7 +85,7 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
             lambda: explorer.move(step),
         )
         chapters.screenshot("chapter_01_explorer")
-        assert all(a != b for a, b in itertools.pairwise(pictures))
+        assert unchanged(pictures) == []
         assert pictures[3] == pictures[5]  # to another topology and back
         assert lines[0].startswith("all_reduce by ring, 8 ranks, 1.07 GB: each rank sends 1.88 GB in 14 rounds")
         assert lines[2].startswith("all_reduce by ring, 12 ranks")
@@ -106,7 +111,7 @@ def test_the_explorer_of_chapter_02_follows(chapters):
             lambda: explorer.move(cluster),
             lambda: explorer.move(model),
         )
-        assert all(a != b for a, b in itertools.pairwise(pictures))
+        assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # reduced after backward, and back
         assert lines[0].startswith("gpt2-xl on 64 GPUs, 48.1 GB of 80 GB: 202 ms a step of 524 thousand tokens")
         assert "waits for gradients" in lines[1]
@@ -126,7 +131,7 @@ def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapte
             lambda: explorer.move(cluster),
             lambda: explorer.move(model),
         )
-        assert all(a != b for a, b in itertools.pairwise(pictures))
+        assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to another stage and back
         assert lines[0].startswith("megatron-7.5b on 64 GPUs, ZeRO-2: 16.6 GB of states and 1.08 GB for one sequence")
         assert "ZeRO-3: 1.87 GB of states" in lines[1]
