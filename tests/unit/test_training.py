@@ -55,6 +55,7 @@ def test_weight_decay_is_on_matrices_only():
         ({"weight_decay": -0.1}, "weight_decay=-0.1: must be 0 or more"),
         ({"zero": 4}, "zero=4: the stages are 0, 1, 2 and 3"),
         ({"zero": -1}, "zero=-1: must be a whole number, 0 or more"),
+        ({"recompute": "ful"}, "recompute='ful': did you mean 'full'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, said):
@@ -140,6 +141,7 @@ def test_there_is_no_bar_where_nobody_would_see_it(monkeypatch):
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--style", "bert"], "invalid choice: 'bert'"),
         (["--zero", "4"], "invalid choice: 4"),
+        (["--recompute", "all"], "invalid choice: 'all'"),
         (["--every", "5"], "--every 5: give 1 or more steps, and --checkpoint FOLDER"),
         (["--every", "0", "--checkpoint", "."], "--every 0: give 1 or more steps"),
         (["--resume"], "say with --checkpoint FOLDER"),

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from manyranks.training.config import STYLES, GPTConfig, TrainingConfig
+from manyranks.training.config import RECOMPUTE, STYLES, GPTConfig, TrainingConfig
 
 _ABOUT = """Trains a small GPT to continue Python code. A token is a byte, and the text is the
 source of Python's own standard library. The ranks share each batch: data parallelism, and
@@ -52,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
         help="what ranks share out: 1 the optimizer's states, 2 also gradients, "
         f"3 also parameters ({training.zero})",
     )
+    parser.add_argument(
+        "--recompute",
+        choices=RECOMPUTE,
+        default=training.recompute,
+        help="what backward computes again, to save memory: selective attention's core, "
+        f"full each layer ({training.recompute})",
+    )
     number("--steps", training.steps, "steps of the whole run")
     number("--batch", training.batch, "sequences of a step, over all ranks")
     number("--accumulate", training.accumulate, "micro-batches that a rank's part is cut into")
@@ -93,6 +100,7 @@ def _checked(chosen: argparse.Namespace) -> tuple[GPTConfig, TrainingConfig, int
         bf16=chosen.bf16,
         seed=chosen.seed,
         zero=chosen.zero,
+        recompute=chosen.recompute,
     )
     ranks = _ranks(chosen.dp)
     training.check_ranks(ranks)

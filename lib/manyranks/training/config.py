@@ -6,6 +6,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.names import nearest
 
 STYLES = ("llama", "gpt2")
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class TrainingConfig:
 
     zero: the stage of ZeRO, or what the ranks share out: 0 nothing (data parallelism), 1 the
     optimizer's states, 2 also gradients, 3 also parameters (FullyShardedDataParallel).
+    recompute: what backward computes again: "selective" attention's core, "full" each layer.
     batch: sequences of a step, over all ranks. accumulate: micro-batches that a rank cuts its
     part into. clip: the longest gradient, by its 2-norm over all parameters. bf16: products in
     bfloat16, with zero=3 all that computes but the loss; weights and optimizer in float32.
@@ -83,12 +85,15 @@ class TrainingConfig:
     bf16: bool = False
     seed: int = 0
     zero: int = 0
+    recompute: str = "none"
 
     def __post_init__(self):
         _check_whole(steps=self.steps, batch=self.batch, accumulate=self.accumulate)
         _check_whole(least=0, warmup=self.warmup, seed=self.seed, zero=self.zero)
         if self.zero > 3:
             raise ValueError(f"zero={self.zero}: the stages are 0, 1, 2 and 3")
+        if self.recompute not in RECOMPUTE:
+            raise ValueError(f"recompute={self.recompute!r}: {nearest(self.recompute, RECOMPUTE)}")
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be above 0")

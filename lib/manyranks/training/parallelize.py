@@ -1,4 +1,5 @@
-"""How the small GPT is spread over the ranks, by stage of ZeRO, and who steps its parameters."""
+"""How the small GPT is spread over the ranks, by stage of ZeRO, what it computes again in backward,
+and who steps its parameters."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -9,12 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import ZeroOptimizer
 from manyranks.training.config import TrainingConfig
+from manyranks.training.gpt import CausalAttention, Layer
 
 Wrapper = Callable[..., nn.Module]
+_AGAIN = {"none": (), "selective": CausalAttention, "full": Layer}  # by TrainingConfig.recompute
 
 
 class Spread(NamedTuple):
@@ -40,6 +44,8 @@ def parallelize(
     without ranks, and for a wrapper with sharding.
     """
     _check(training.zero, wrapper)
+    # First, so that a module's hooks, which gather it, run around its checkpoint.
+    checkpoint_modules(model, lambda module: isinstance(module, _AGAIN[training.recompute]))
     settings = {"lr": training.learning_rate, "betas": training.betas, "fused": True}
     if training.zero == 3:
         sharded = _fully_sharded(model, training, group)
