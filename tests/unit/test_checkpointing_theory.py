@@ -171,6 +171,19 @@ def test_no_plan_of_eight_unequal_layers_is_faster():
     compare([Layer(forward, 2 * forward, output, saved) for forward, output, saved in sizes], 20, 0)
 
 
+@pytest.mark.parametrize("gradient", [0, 2])
+@pytest.mark.parametrize("chain", [[Layer(1, 2, 2, 5)] * 5, [Layer(1, 2, 2, 3)] * 3 + [Layer(4, 2, 2, 7)] * 3])
+def test_no_plan_of_equal_layers_is_faster_at_any_budget(chain, gradient):
+    for budget in range(5, run(chain, checkpointing.keep_all(len(chain)), gradient).peak + 1, 3):
+        compare(chain, budget, gradient)
+
+
+def test_a_layer_far_larger_than_the_budget_is_refused():
+    for large in (Layer(1, 1, 10**15, 10**15), Layer(1, 1, 1, 10**15)):
+        with pytest.raises(ValueError, match="no plan for these 3 layers fits"):
+            optimal([EQUAL, large, EQUAL], 100)
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 999), st.integers(0, 9999)), min_size=1, max_size=24),
@@ -199,10 +212,11 @@ def test_more_memory_is_never_slower_and_all_of_it_recomputes_nothing():
         assert (outcome.extra, outcome.peak <= budget) == (schedules.extra(budget), True)
 
 
-def test_a_long_chain_of_unequal_layers_has_plans_for_64_budgets():
+@pytest.mark.parametrize("slots", [64, 256])
+def test_a_long_chain_of_unequal_layers_has_plans_for_so_many_budgets(slots):
     chain = [Layer(1 + k * 7 % 5, 2, 1000 + 37 * k % 999, 4000 + 91 * k % 3333) for k in range(128)]
     most = run(chain, checkpointing.keep_all(128)).peak // 2
-    schedules = Schedules(chain, most, slots=64)
+    schedules = Schedules(chain, most, slots=slots)
     for budget in range(schedules.least, most, most // 8):
         assert run(chain, schedules.plan(budget)).peak <= budget
 

@@ -26,6 +26,7 @@ MAY_IMPORT = {
 }
 # What a package may take from outside the standard library, where that is limited.
 OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}
+NUMPY = ("manyranks.theory.optimal_checkpoints",)  # the one module of the theory that computes with arrays
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
 LONGEST_FILE, LONGEST_MEDIAN = 300, 15
 
@@ -42,7 +43,8 @@ def test_every_module_belongs_to_a_package_that_has_a_floor():
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "manyranks.__init__"])
 def test_module_keeps_to_its_floor(module):
-    assert forbidden_imports(module, MODULES[module].read_text()) == []
+    found = set(forbidden_imports(module, MODULES[module].read_text()))
+    assert found <= ({"numpy"} if module in NUMPY else set())
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ it stores, finishes with layers r to t, and starts again with s to r − 1:
                       min over r of  forward_s + … + forward_(r−1) + E(r, t, m − output_(r−1)) + E(s, r−1, m) )
 
 The plan is the best of those that hold what they have stored until it is used. Those that drop it earlier and compute it again
-can be better by little, and rarely. Work: N³/6 · slots; with
-equal layers N²/2 · slots.
+can be better by little, and rarely. Work: N³/6 · slots; with equal layers N²/2 · slots. Memory: N² · slots numbers.
 Source: Beaumont et al., "Optimal checkpointing for heterogeneous chains", arXiv 1911.13214, section 4; for layers of equal
 size and binomial checkpoints, Griewank and Walther, "Revolve", ACM TOMS 26(1), 2000.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from operator import add
+
+import numpy as np
 
 from manyranks.theory import checkpointing
 from manyranks.theory.checkpointing import BACKWARD, FORWARD, KEEP, STORE, Action, Layer
@@ -47,18 +47,19 @@ class Schedules:
         self._n, self._chain = len(chain), (None, *chain)
         common = math.gcd(gradient, *(size for layer in chain for size in layer[2:]))
         self._unit = common if common and most // common <= slots else -(-most // slots)
+        self._most = most // self._unit
         self._output = [self._slots(gradient), *(self._slots(layer.output) for layer in chain)]
         self._saved = [0, *(self._slots(layer.saved) for layer in chain)]
-        self._most = min(most // self._unit, self._enough())
-        self._rows = self._solve()
-        whole = self._rows[1][self._n]
-        fits = next((m for m, extra in enumerate(whole) if extra < _NEVER), None)
-        if fits is None:
+        self._most = min(self._most, self._enough())
+        self._solve()
+        fits = np.flatnonzero(self._extra[1, self._n] < _NEVER)
+        if not len(fits):
             raise ValueError(f"budget={most} bytes: no plan for these {self._n} layers fits; give more, or more slots")
-        self.least = fits * self._unit
+        self.least = int(fits[0]) * self._unit
 
     def _slots(self, size: int) -> int:
-        return -(-size // self._unit)
+        """Where there are not so many: one more than there are."""
+        return min(-(-size // self._unit), self._most + 1)
 
     def _enough(self) -> int:
         """Slots in which nothing needs to be computed twice."""
@@ -66,7 +67,7 @@ class Schedules:
 
     def extra(self, budget: int) -> float:
         """Time of the forwards that the plan for this budget adds; infinite where none fits."""
-        return self._rows[1][self._n][self._within(budget)]
+        return float(self._extra[1, self._n, self._within(budget)])
 
     def _within(self, budget: int) -> int:
         return max(0, min(budget // self._unit, self._most))
@@ -86,82 +87,63 @@ class Schedules:
 
     def _first(self, s: int, t: int, m: int) -> list:
         """What layers s to t begin with, and what is left to plan."""
-        kept, (stored, r) = self._kept(s, t, m), self._split(s, t, m)
-        if kept <= stored:
+        ways = self._ways(s, t, slice(m, m + 1))
+        if self._kept(s, t)[m] <= ways.min(initial=_NEVER):
             rest = [(s + 1, t, m - self._saved[s])] if s < t else []
             return [Action(KEEP, s), *rest, Action(BACKWARD, s)]
+        r = s + 1 + int(ways.argmin())
         way = [Action(FORWARD, i) for i in range(s, r)]
         return [*way, Action(STORE, r - 1), (r, t, m - self._output[r - 1]), (s, r - 1, m)]
 
-    def _kept(self, s: int, t: int, m: int) -> float:
-        if m < self._needed(s, t):
-            return _NEVER
-        return self._rows[s + 1][t][m - self._saved[s]] if s < t else 0
-
-    def _split(self, s: int, t: int, m: int) -> tuple[float, int]:
-        """The best r, and the extra time with it."""
-        way = list(accumulate(layer.forward for layer in self._chain[s:t]))
-        best = _NEVER, t
-        for r in range(s + 1, t + 1):
-            if self._passing(s, r) + self._output[t] > m or m < self._output[r - 1]:
-                continue
-            extra = way[r - 1 - s] + self._rows[s][r - 1][m] + self._rows[r][t][m - self._output[r - 1]]
-            best = min(best, (extra, r))
-        return best
-
-    def _needed(self, s: int, t: int) -> int:
-        """Slots to keep layer s while the gradient of a_t waits, and to take it backward.
-
-        In the first pass no gradient waits yet; but where it would not fit, layer N cannot go backward later.
-        """
-        return self._saved[s] + max(self._output[s - 1] + self._output[s], self._output[t])
-
-    def _passing(self, s: int, r: int) -> int:
-        """Slots to run from layer s to the output of layer r − 1: two activations at a time; a_(s−1) is not ours."""
-        pairs = map(add, self._output[s : r - 1], self._output[s + 1 : r])
-        return max(pairs, default=self._output[s])
-
-    def _solve(self) -> list[list]:
-        """rows[s][t][m]: E(s, t, m). Intervals of equal layers share a row."""
-        n, slots = self._n, range(self._most + 1)
-        rows = [[None] * (n + 1) for _ in range(n + 2)]
-        after = [[[] for _ in slots] for _ in range(n + 1)]  # [t][m]: E(r, t, m − output_(r−1)) for r = t, t − 1, …
-        numbers = {layer: number for number, layer in enumerate(self._chain)}
-        kinds = [numbers[layer] for layer in self._chain]
-        known: dict[tuple, tuple] = {}
+    def _solve(self) -> None:
+        """_extra[s, t, m]: E(s, t, m), 0 for no layers; _after[t, r, m]: E(r, t, m − output_(r−1))."""
+        n, m, input_ = self._n, self._most + 1, [0, *self._output]
+        self._extra, self._after = np.zeros((n + 2, n + 1, m)), np.empty((n + 1, n + 1, m))
+        self._runs = [(), *map(self._run, range(1, n + 1))]
         for s in range(n, 0, -1):
-            before = [[] for _ in slots]  # [m]: the way to a_e, and E(s, e, m), for e = s, s + 1, …
-            way = list(accumulate(layer.forward for layer in self._chain[s:]))
-            passing = [self._passing(s, r) for r in range(s + 1, n + 1)]
+            equal = self._equal(s)
             for t in range(s, n + 1):
-                key = self._output[s - 1], *kinds[s : t + 1]
-                if key not in known:
-                    row = self._row(s, t, rows[s + 1][t], before, after[t], way, passing)
-                    known[key] = row, [way[t - s] + extra for extra in row]
-                rows[s][t], ways = known[key]
-                for place, extra in zip(before, ways, strict=True):
-                    place.append(extra)
-                for place, extra in zip(after[t], [_NEVER] * self._output[s - 1] + rows[s][t], strict=False):
-                    place.append(extra)
-        return rows
+                self._extra[s, t] = self._extra[s + 1, t + 1] if t < equal else self._row(s, t)
+                self._after[t, s, : input_[s]] = _NEVER
+                self._after[t, s, input_[s] :] = self._extra[s, t, : m - input_[s]]
 
-    def _row(self, s: int, t: int, rest: list, before: list, after: list, way: list, passing: list) -> list[float]:
-        """E(s, t, m) for all m. It falls as m rises, and no way longer than the best so far can be better."""
-        needed, saved, waiting = self._needed(s, t), self._saved[s], self._output[t]
-        row, best, some, short = [], _NEVER, 0, t - s
-        for m in range(self._most + 1):
-            if m >= needed and (kept := rest[m - saved] if s < t else 0) < best:
-                best = kept
-            while some < short and passing[some] + waiting <= m:
-                some += 1
-            while short and way[short - 1] >= best:
-                short -= 1
-            if ends := min(some, short):
-                best = min(best, min(map(add, before[m][:ends], reversed(after[m]))))
-            row.append(best)
-            if not best:
-                break
-        return row + [0] * (self._most + 1 - len(row))
+    def _equal(self, s: int) -> int:
+        """Before which t E(s, t, m) is E(s + 1, t + 1, m): where layers s to t + 1 are equal, and so are both inputs' sizes."""
+        t = s
+        while self._output[s - 1] == self._output[s] and t < self._n and self._chain[t] == self._chain[t + 1]:
+            t += 1
+        return t
+
+    def _run(self, s: int) -> tuple[np.ndarray, np.ndarray]:
+        """Time and slots to run from layer s to the output of layer r − 1, for r = s + 1, s + 2, …: two activations at a time;
+        a_(s−1) is not ours."""
+        time = np.cumsum([layer.forward for layer in self._chain[s:]], dtype=float)
+        slots = np.maximum.accumulate([self._output[s], *map(add, self._output[s:], self._output[s + 1 :])])
+        return time[:, None], slots[:, None]
+
+    def _row(self, s: int, t: int) -> np.ndarray:
+        """E(s, t, m) for all m. It falls as m rises; from where layer s can be kept for less than its forward, it is."""
+        row = self._kept(s, t)
+        dear = slice(np.count_nonzero(row > self._chain[s].forward))
+        row[dear] = np.minimum(row[dear], self._ways(s, t, dear).min(axis=0, initial=_NEVER))
+        return row
+
+    def _kept(self, s: int, t: int) -> np.ndarray:
+        """E(s, t, m) for all m if layer s is kept, which needs slots for it and, to take it backward, for the gradients. In the
+        first pass none waits yet; but where that of a_t would not fit, layer N cannot go backward later."""
+        saved, output = self._saved[s], self._output
+        needed = saved + max(output[s - 1] + output[s], output[t])
+        row = np.full(self._most + 1, _NEVER)
+        row[needed:] = self._extra[s + 1, t, needed - saved :][: len(row[needed:])]
+        return row
+
+    def _ways(self, s: int, t: int, m: slice) -> np.ndarray:
+        """[r, m]: for r = s + 1 … t, and for these m, if what is stored first is a_(r−1)."""
+        time, slots = (each[: t - s] for each in self._runs[s])
+        extra = time + self._extra[s, s:t, m]
+        extra += self._after[t, s + 1 : t + 1, m]
+        extra[np.arange(self._most + 1)[m] < slots + self._output[t]] = _NEVER
+        return extra
 
 
 def strategies(chain: Sequence[Layer], slots: int = 1024) -> dict[str, list[Action]]:
