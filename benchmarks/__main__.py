@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-GROUPS = ("world", "replay", "theory", "explorer", "collectives", "data_parallel", "zero")
+GROUPS = ("world", "replay", "theory", "explorer", "collectives", "data_parallel", "zero", "checkpointing")
 
 
 def main(wanted: list[str]) -> None:

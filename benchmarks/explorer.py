@@ -47,6 +47,8 @@ def rows() -> Iterator[Row]:
     yield Row("redraw of chapter 01's explorer, 16 ranks, the next round", _each(_chapter_01()), at_most=0.040)
     for chapter, explorer in (("02", show.data_parallel.explorer()), ("03", show.zero.explorer())):
         yield Row(f"redraw of chapter {chapter}'s explorer, another N", _each(_another_n(explorer)), at_most=0.040)
+    for when, seconds in _chapter_04():
+        yield Row(f"redraw of chapter 04's explorer, the worst move of every control, {when}", (seconds,), at_most=0.040)
 
 
 def _moves(plot: Schedules, *microbatches: int) -> Callable[[], float]:
@@ -103,6 +105,20 @@ def _chapter_01() -> Callable[[], float]:
 def _another_n(explorer: show.Explorer) -> Callable[[], float]:
     turns = itertools.cycle(2**k for k in range(11))
     return lambda: _processor(lambda: explorer.set(n=next(turns)))
+
+
+def _chapter_04() -> Iterator[tuple[str, float]]:
+    """The longest of all moves from where it opens to another value of one control, and back."""
+    explorer = show.checkpointing.explorer()
+    opened = explorer.values
+    moves = [{name: value} for name, control in explorer._controls.items() for value in _options(control)]
+    first = [_processor(lambda move=move: explorer.set(**opened | move)) for move in moves]
+    again = [min(_processor(lambda move=move: explorer.set(**opened | move)) for _ in range(3)) for move in moves]
+    yield from (("the first time", max(first)), ("again", max(again)))
+
+
+def _options(control: widgets.ValueWidget) -> list:
+    return [option[1] if isinstance(option, tuple) else option for option in control.options]
 
 
 def _each(measure: Callable[[], float]) -> tuple[float, ...]:

@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.collections import PolyCollection
 from matplotlib.container import BarContainer
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
+from manyranks.show import bars
 from manyranks.show import checkpointing as show
 from manyranks.show.checkpointing import ATTENTION, STRATEGIES, Point, Setting, Tradeoff, explorer, front, peaks, segments
 from manyranks.show.checkpointing import plan as picture
@@ -196,8 +198,8 @@ def test_the_optimal_plan_is_the_fastest_within_the_room_and_else_the_smallest()
 def widths(plot: Tradeoff) -> list[float]:
     """Of each bar, all its parts together."""
     rows = dict.fromkeys(range(len(STRATEGIES)), 0.0)
-    for boxes in (artist for artist in plot._bars.moving if isinstance(artist, PolyCollection)):
-        for box in (path.get_extents() for path in boxes.get_paths()):
+    for part in (artist for artist in plot._bars.moving if isinstance(artist, PathPatch)):
+        for box in (Path(corners).get_extents() for corners in part.get_path().to_polygons()):
             rows[round((box.y0 + box.y1) / 2)] += box.width
     return list(rows.values())
 
@@ -208,6 +210,14 @@ def test_bars_are_as_long_as_their_bytes_to_four_times_the_room():
     sizes = [point.bytes(now.layer()) for point in now.points().values()]
     assert sizes[0] > 32e9
     assert widths(plot) == pytest.approx([min(size, 32e9) / 8e9 * line for size in sizes], rel=1e-6)
+
+
+def test_the_chosen_bar_is_never_cut_and_all_can_be_seen_in_a_room_that_is_far_too_large():
+    row = list(STRATEGIES).index("C segments")
+    assert widths(drawn(budget=1e9))[row] == pytest.approx(bars.LONGEST, rel=1e-6)
+    plot = drawn(budget=192e9)
+    assert max(widths(plot)) == pytest.approx(bars.LONGEST / 4, rel=1e-6)
+    assert not plot._bars._limit.get_visible()
 
 
 def test_a_bar_s_texts_are_its_bytes_and_its_flops(monkeypatch):
@@ -284,10 +294,10 @@ def test_every_choice_gives_a_status_line(opened):
 # A plan as a picture
 
 
-def bars(figure, label: str) -> set[tuple[float, float, float]]:
+def boxes(figure, label: str) -> set[tuple[float, float, float]]:
     """(from, to, layer) of each."""
-    boxes = [box for c in figure.axes[0].containers if isinstance(c, BarContainer) and c.get_label() == label for box in c]
-    each = ((box.get_x(), box.get_x() + box.get_width(), box.get_y() + box.get_height() / 2) for box in boxes)
+    found = [box for c in figure.axes[0].containers if isinstance(c, BarContainer) and c.get_label() == label for box in c]
+    each = ((box.get_x(), box.get_x() + box.get_width(), box.get_y() + box.get_height() / 2) for box in found)
     return {(round(start, 1), round(end, 1), round(layer, 6)) for start, end, layer in each}
 
 
@@ -303,7 +313,7 @@ def test_a_plan_s_actions_are_letters_from_left_to_right_on_their_layers():
 
 def test_what_is_kept_and_stored_is_drawn_until_its_backward():
     figure = picture(checkpointing.segments(4, 2))
-    assert bars(figure, "kept") == {(4, 8, 3), (5, 7, 4), (8, 12, 1), (9, 11, 2)}
+    assert boxes(figure, "kept") == {(4, 8, 3), (5, 7, 4), (8, 12, 1), (9, 11, 2)}
     (stored,) = figure.axes[0].lines
     assert stored.get_xydata().tolist() == [[2, 2.5], [8, 2.5]]  # a_2, until layer 3 went backward
     named = {text.get_text() for text in figure.legends[0].get_texts()}

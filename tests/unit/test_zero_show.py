@@ -3,9 +3,10 @@
 import itertools
 
 import pytest
-from matplotlib.collections import PolyCollection
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
-from manyranks.show import zero
+from manyranks.show import bars, zero
 from manyranks.show.zero import STAGES, Stages, explorer, memory_over_a_step
 from manyranks.theory import Plan, clusters, memory, models, published, sharding
 
@@ -17,7 +18,7 @@ DEFAULT = {"model": "megatron-7.5b", "cluster": "v100-dgx", "n": 64, "stage": "Z
 def written(monkeypatch):
     """What each panel's texts are after an update: memory, sent, largest."""
     texts = []
-    monkeypatch.setattr(zero.Labels, "update", lambda self, places, words, colours=(): texts.append(list(words)))
+    monkeypatch.setattr(bars.Labels, "update", lambda self, places, words, colours=(): texts.append(list(words)))
 
     def after(**change) -> list[list[str]]:
         texts.clear()
@@ -27,11 +28,11 @@ def written(monkeypatch):
     return after
 
 
-def widths(bars: zero.Bars) -> list[list[float]]:
+def widths(panel: bars.Bars) -> list[list[float]]:
     """For each stage, those of its parts that are not 0, from left to right."""
     rows: dict[int, list] = {}
-    for boxes in (artist for artist in bars.moving if isinstance(artist, PolyCollection)):
-        for box in (path.get_extents() for path in boxes.get_paths()):
+    for boxes in (artist for artist in panel.moving if isinstance(artist, PathPatch)):
+        for box in (Path(corners).get_extents() for corners in boxes.get_path().to_polygons()):
             rows.setdefault(round((box.y0 + box.y1) / 2), []).append((box.x0, box.width))
     return [[width for _, width in sorted(rows[row])] for row in sorted(rows)]
 
@@ -92,8 +93,8 @@ def test_bars_beyond_four_times_the_memory_are_cut_and_say_so(written):
     plot = Stages()
     plot.update(**DEFAULT | {"model": "llama3-405b"})
     totals = [sum(drawn) for drawn in widths(plot._held)]
-    assert totals[:3] == pytest.approx([zero._LONGEST] * 3)
-    assert totals[3] < zero._LONGEST
+    assert totals[:3] == pytest.approx([bars.LONGEST] * 3)
+    assert totals[3] < bars.LONGEST
 
 
 def test_what_is_sent_is_the_theory_s_by_parts():
@@ -103,7 +104,7 @@ def test_what_is_sent_is_the_theory_s_by_parts():
     expected = [sharding.sent(cut, 64, stage, 2, 4) for stage in range(4)] + [sharding.sent(cut, 64, 3, 2, 4, replicas=8)]
     longest = max(parts.total for parts in expected)
     for drawn, parts in zip(widths(plot._sent), expected, strict=True):
-        assert drawn == pytest.approx([part / longest * zero._LONGEST for part in parts if part])
+        assert drawn == pytest.approx([part / longest * bars.LONGEST for part in parts if part])
 
 
 @pytest.mark.parametrize(

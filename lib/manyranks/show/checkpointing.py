@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from manyranks.show import style, units
+from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, choice, log_slider, value_slider
 from manyranks.show.lines import curves
-from manyranks.show.zero import Bars
 from manyranks.theory import Plan, checkpointing, flops, models
 from manyranks.theory.checkpointing import BACKWARD, KEEP, STORE, Action, Layer
 from manyranks.theory.layer import FLASH_BACKWARD
@@ -153,15 +153,14 @@ class Tradeoff:
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
         self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.BLACK, markersize=15, markeredgewidth=1.8)[0]
         self._room = both.plot([], [], color=style.BLACK, linestyle="--", linewidth=1.4, label="room for activations")[0]
-        both.set(xscale="log", xlim=(0.4, 180), ylim=(-3, 20000), title="memory against compute")
+        both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000), title="memory against compute")
         both.set_yscale("symlog", linthresh=50, linscale=2)
         both.set_xticks(at := [1, 3, 10, 30, 100], [f"{x}%" for x in at])
         both.set_yticks(at := [0, 10, 20, 30, 40, 100, 1000], [f"{y:,}%" for y in at])
         both.minorticks_off()
         both.set(xlabel="activation memory (share of keeping everything)", ylabel="FLOPs computed again (share of a step)")
         both.legend(loc="upper right", handlelength=1.6)
-        self._bars = Bars(held, _HELD, "held at the fullest moment")
-        held.set_yticks(range(len(STRATEGIES)), list(STRATEGIES))
+        self._bars = Bars(held, _HELD, "held at most, and FLOPs again", list(STRATEGIES))
         self.moving: list[Artist] = [self._room, self._front, *self._dots, self._ring, *self._bars.moving]
 
     def update(self, **values) -> str:
@@ -176,10 +175,11 @@ class Tradeoff:
             line.set_data([share * p.bytes(layer) for p in points], now.extra([p.forwards for p in points]))
         row, sizes = list(STRATEGIES).index(now.strategy), [point.bytes(layer) for point in found.values()]
         self._ring.set_data([share * chosen.bytes(layer)], [now.extra(chosen.forwards)])
-        self._room.set_data([share * now.budget] * 2, [-3, 60])
+        self._room.set_data([share * now.budget] * 2, [-5.5, 60])
         texts = [f"{units.size(p.bytes(layer))}|+{_percent(now.extra(p.forwards))}" for p in found.values()]
-        longest, limit = max(now.budget, min(4 * now.budget, max(sizes))), (now.budget, f"room: {units.size(now.budget)}")
-        self._bars.update(list(map(now.parts, found.values())), texts, row, longest, limit)
+        longest = max(min(now.budget, 4 * max(sizes)), min(max(sizes), max(4 * now.budget, sizes[row])))
+        room = now.budget, f"room: {units.size(now.budget)}"
+        self._bars.update(list(map(now.parts, found.values())), texts, row, longest, room)
         return _status(now, found)
 
 
@@ -253,11 +253,11 @@ def peaks(n: Sequence[int], expected: Curves, measured: Curves, ylabel: str, yun
 
 
 @style.styled
-def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), gradient: int = 0) -> style.Figure:
+def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), gradient: int = 0, yunit=units.size) -> style.Figure:
     """A plan as a grid: a column for each action, a row for each layer; below it what is held, at each action's fullest moment.
 
-    chain, gradient: as for checkpointing.run; without a chain, all that a layer saves is its output, of size 1. Raises
-    ValueError as run does, and for no layer or more than 16.
+    chain, gradient: as for checkpointing.run; without a chain, all that a layer saves is its output, of size 1. yunit: size ->
+    text. Raises ValueError as run does, and for no layer or more than 16.
     """
     n = max((action.layer for action in actions), default=0)
     if not 1 <= n <= 16:
@@ -272,7 +272,7 @@ def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), gradient: int =
     fig.legend(handles.values(), handles, loc="outside upper left", ncols=5)
     below.stairs(held, color=style.BLUE, fill=True)
     below.axhline(outcome.peak, color=style.BLACK, linestyle="--", linewidth=1)
-    unit = units.size if chain else "{:g} activations".format
+    unit = yunit if chain else "{:g} activations".format
     below.set(xlabel="actions, one after another", title=f"held: at most {unit(outcome.peak)}")
     below.yaxis.set_major_formatter(lambda size, _: unit(size))
     below.xaxis.set_major_locator(MaxNLocator(integer=True))

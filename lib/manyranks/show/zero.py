@@ -6,13 +6,10 @@ from math import log10
 from typing import NamedTuple
 
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
-from matplotlib.patches import Rectangle
 
 from manyranks.show import style, units
+from manyranks.show.bars import LONGEST, Bars
 from manyranks.show.explorer import Explorer, choice, log_slider
-from manyranks.show.labels import Labels
 from manyranks.theory import Plan, clusters, memory, models, sharding, step
 
 STAGES = {"data parallelism": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "HSDP": 3}
@@ -32,7 +29,6 @@ _SENT = {
     "all-reduce": (style.YELLOW, "xxxx"),
 }
 _LEAST, _MOST = 1e8, 1.2e13  # parameters of the shortest and of the longest bar; their axis is logarithmic
-_LONGEST = 0.52  # of an axis, for the longest bar: the rest is for texts
 _SHOWN = 4  # times a device's memory; what is more is cut off
 
 
@@ -92,10 +88,9 @@ class Stages:
     def __init__(self):
         self.figure = style.Figure(figsize=(9.4, 4.2), layout="constrained")
         held, sent, largest = self.figure.subplots(1, 3, sharey=True, width_ratios=(1.7, 1.2, 1))
-        self._held = Bars(held, _HELD, "memory: states + one sequence")
-        self._sent = Bars(sent, _SENT, "sent in a step")
-        self._largest = Bars(largest, {"parameters": _HELD["parameters"]}, "largest model (Φ, log scale)")
-        held.set_yticks(range(len(STAGES)), list(STAGES))
+        self._held = Bars(held, _HELD, "memory: states + one sequence", list(STAGES))
+        self._sent = Bars(sent, _SENT, "sent in a step", list(STAGES))
+        self._largest = Bars(largest, {"parameters": _HELD["parameters"]}, "largest model (Φ, log scale)", list(STAGES))
         ticks = {"1B": 1e9, "1T": 1e12}
         largest.set_xticks([_place(value) for value in ticks.values()], list(ticks))
         self.moving: list[Artist] = [*self._held.moving, *self._sent.moving, *self._largest.moving]
@@ -111,62 +106,16 @@ class Stages:
         shown = [setting for setting in each if setting.possible]
         peaks, sent, sizes = ([find(setting) for setting in shown] for find in (Setting.peak, Setting.sent, Setting.largest))
         device, phi = (now.device, f"memory: {units.size(now.device)}"), models[model].parameters
+        missing = ["K > N"] * (len(STAGES) - len(shown))  # HSDP, where it is not possible
         texts = [f"{units.size(peak.states)}|+ {units.size(peak.total - peak.states)}" for peak in peaks]
         held = [setting.states() for setting in shown]
         longest = max(now.device, min(_SHOWN * now.device, max(sum(parts.values()) for parts in held)))
-        self._held.update(held, texts, row, longest, device)
+        self._held.update(held, texts + missing, row, longest, device)
         totals = [sum(parts.values()) for parts in sent]
-        self._sent.update(sent, [units.size(total) for total in totals], row, max(1, *totals))
+        self._sent.update(sent, [*map(units.size, totals), *missing], row, max(1, *totals))
         bars = [{"parameters": _place(size)} for size in sizes]
-        self._largest.update(bars, [count(size) for size in sizes], row, _LONGEST, (_place(phi), f"Φ = {count(phi)}"))
+        self._largest.update(bars, [*map(count, sizes), *missing], row, LONGEST, (_place(phi), f"Φ = {count(phi)}"))
         return _status(now, peaks[row], totals[row], totals[0])
-
-
-class Bars:
-    """Horizontal bars of several parts, one for each stage, with a text at their ends, a band behind one, a dashed limit."""
-
-    def __init__(self, axes: Axes, parts: dict[str, tuple[str, str]], title: str):
-        self._boxes = {part: PolyCollection([], facecolors=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
-        for part, boxes in self._boxes.items():
-            axes.add_collection(boxes, autolim=False).set(edgecolors="white", linewidths=0.6, label=part)
-        self._labels = Labels(axes, left=0)
-        self._limit = axes.plot([0, 0], [-0.5, len(STAGES) - 0.5], color=style.BLACK, linestyle="--", linewidth=1.4)[0]
-        self._band = axes.add_patch(Rectangle((0, 0), 1, 0.9, transform=axes.get_yaxis_transform(), color="#e8e8e8", zorder=0))
-        axes.set(xlim=(0, 1), ylim=(len(STAGES) - 0.1, -0.6), xticks=[])
-        axes.set_title(title, pad=44)
-        axes.tick_params(length=0)
-        axes.grid(visible=False)
-        if len(parts) > 1:
-            at = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1}
-            axes.legend(ncols=2, columnspacing=1.0, handlelength=1.4, fontsize=8.5, **at)
-
-    @property
-    def moving(self) -> list[Artist]:
-        return [self._band, *self._boxes.values(), self._limit, self._labels.artist]
-
-    def update(self, bars: list[dict], texts: list[str], row: int, longest: float, limit: tuple[float, str] | None = None):
-        """Shows bars, cut off at `longest`, and texts in columns between "|"; row: of the band. HSDP's bar may be missing."""
-        verts: dict[str, list] = {part: [] for part in self._boxes}
-        for y, bar in enumerate(bars):
-            left = 0.0
-            for part, value in bar.items():
-                right = min(left + value / longest * _LONGEST, _LONGEST)
-                if right > left:
-                    verts[part].append([(left, y - 0.3), (right, y - 0.3), (right, y + 0.3), (left, y + 0.3)])
-                left = right
-        texts = ["» " * (sum(bar.values()) > longest) + text for bar, text in zip(bars, texts, strict=True)]
-        texts += ["K > N"] * (len(STAGES) - len(bars))
-        places = [(_LONGEST + 0.03 + 0.23 * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
-        words = [word for text in texts for word in text.split("|")]
-        if limit:
-            at = limit[0] / longest * _LONGEST
-            self._limit.set_xdata([at, at])
-            words, places = [*words, limit[1]], [*places, (at, len(STAGES) - 0.3)]
-        self._limit.set_visible(limit is not None)
-        self._band.set_y(row - 0.45)
-        for part, boxes in self._boxes.items():
-            boxes.set_verts(verts[part])
-        self._labels.update(places, words)
 
 
 def explorer() -> Explorer:
@@ -253,7 +202,7 @@ def count(parameters: float) -> str:
 
 def _place(parameters: float) -> float:
     """On the logarithmic axis."""
-    return _LONGEST * log10(max(parameters, _LEAST) / _LEAST) / log10(_MOST / _LEAST)
+    return LONGEST * log10(max(parameters, _LEAST) / _LEAST) / log10(_MOST / _LEAST)
 
 
 def _status(now: Setting, peak: memory.Peak, sent: int, baseline: int) -> str:

@@ -1,0 +1,82 @@
+"""Horizontal bars of several parts, one below the other, that follow an explorer's controls."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, zip_longest
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
+
+from manyranks.show import style
+from manyranks.show.labels import Labels
+
+LONGEST = 0.52  # of an axis, for the longest bar: the rest is for texts
+_COLUMN = 0.23  # of an axis, for a text
+_NOTHING = Path(np.empty((0, 2)))
+
+
+class Bars:
+    """Bars in rows with these names, with texts at their ends, a band behind one, a dashed limit.
+
+    parts: name -> colour and hatch, from left to right.
+    """
+
+    def __init__(self, axes: Axes, parts: Mapping[str, tuple[str, str]], title: str, rows: Sequence[str]):
+        self._count = len(rows)
+        self._boxes = {part: PathPatch(_NOTHING, facecolor=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
+        for part, boxes in self._boxes.items():
+            axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
+        self._labels = Labels(axes, left=0)
+        self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], color=style.BLACK, linestyle="--", linewidth=1.4)[0]
+        self._band = axes.add_patch(Rectangle((0, 0), 1, 0.9, transform=axes.get_yaxis_transform(), color="#e8e8e8", zorder=0))
+        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6), xticks=[])
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set_title(title, pad=44)
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        if len(parts) > 1:
+            at = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1}
+            axes.legend(ncols=2, columnspacing=1.0, handlelength=1.4, fontsize=8.5, **at)
+
+    @property
+    def moving(self) -> list[Artist]:
+        return [self._band, *self._boxes.values(), self._limit, self._labels.artist]
+
+    def update(
+        self,
+        bars: Sequence[Mapping[str, float]],
+        texts: Sequence[str],
+        row: int,
+        longest: float,
+        limit: tuple[float, str] | None = None,
+    ) -> None:
+        """Shows bars, cut off at `longest`, and a text for each row, in columns between "|". The last rows may have no bar.
+
+        row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`.
+        """
+        for part, boxes in self._boxes.items():
+            boxes.set_path(_boxes(part, bars, longest))
+        texts = [f"» {text}" if bar and sum(bar.values()) > longest else text for bar, text in zip_longest(bars, texts)]
+        places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
+        words = [word for text in texts for word in text.split("|")]
+        if limit:
+            at = min(limit[0] / longest, 1) * LONGEST
+            self._limit.set_xdata([at, at])
+            words.append(limit[1] + " »" * (limit[0] > longest))
+            places.append((at, self._count - 0.3))
+        self._limit.set_visible(limit is not None and limit[0] <= longest)
+        self._band.set_y(row - 0.45)
+        self._labels.update(places, words)
+
+
+def _boxes(part: str, bars: Sequence[Mapping[str, float]], longest: float) -> Path:
+    """This part's boxes in all bars, as one path: to draw a hatch takes milliseconds for every path."""
+    corners = []
+    for y, bar in enumerate(bars):
+        ends = dict(zip(bar, accumulate(bar.values()), strict=True))
+        left, right = (min(x / longest, 1) * LONGEST for x in (ends[part] - bar[part], ends[part]))
+        if right > left:
+            corners.append([(left, y - 0.3), (right, y - 0.3), (right, y + 0.3), (left, y + 0.3)])
+    return Path.make_compound_path_from_polys(np.array(corners)) if corners else _NOTHING
