@@ -1,6 +1,7 @@
 """parallel.fsdp: which units are whole at a time, what travels and when; whatever a model does, it trains as in one process."""
 
 import contextlib
+import functools
 import itertools
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import manyranks as mr
+from manyranks.parallel import checkpointing
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import Zero3
 from manyranks.theory import sharding
@@ -34,28 +36,47 @@ def data(rank: int, step: int) -> torch.Tensor:
     return torch.randn(3, WIDTH, dtype=F64)
 
 
-def gap(model, alone: nn.Module) -> float:
-    """The largest difference of any parameter or buffer."""
-    ours, theirs = model.full_state_dict(), alone.state_dict()
+def gap(model, other: nn.Module | dict) -> float:
+    """The largest difference of any parameter or buffer to another model's, or to its state_dict."""
+    ours, theirs = model.full_state_dict(), other if isinstance(other, dict) else other.state_dict()
     assert ours.keys() == theirs.keys()
     return max((ours[k] - theirs[k]).abs().max().item() for k in ours if ours[k].numel())
 
 
-def train(build, batch=data, loss=lambda model, x: model(x).square().mean(), wrap=FullyShardedDataParallel, steps=4):
+STEPS = 4
+
+
+@functools.cache
+def alone(name: str, n: int) -> dict[str, torch.Tensor]:
+    """The state_dict of one process that has trained MODELS[name] on the whole batches of n ranks."""
+    model = seeded(MODELS[name])()
+    optimizer = adam(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        sum(loss(model, data(r, step)) / n for r in range(n)).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def train(name: str, other: dict[str, torch.Tensor], wrap=FullyShardedDataParallel) -> float:
     """Each rank on its shard of the batch; the difference to one process on the whole one."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    model, alone = wrap(build()), build()
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1) for m in (model, alone)]
-    for step in range(steps):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss(model, batch(rank, step)).backward()
+    model = wrap(seeded(MODELS[name])())
+    optimizer = adam(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(model, data(dist.get_rank(), step)).backward()
         model.finish()
-        sum(loss(alone, batch(r, step)) / n for r in range(n)).backward()
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
         assert not any(unit.gathered for unit in model.units)
-    return gap(model, alone)
+    return gap(model, other)
+
+
+def loss(model, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def adam(model) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
 
 
 # What is there, and when.
@@ -138,6 +159,32 @@ def test_nothing_is_gathered_ahead_without_prefetch(shared_world):
         back = log[log.index(f"forward {DEPTH - 1} over") :]
         for k in range(DEPTH - 1, 0, -1):
             assert back.index(f"gather {k - 1}") > back.index(f"backward {k} over")
+
+
+class Around(nn.Sequential):
+    """Each layer in a checkpoint."""
+
+    def forward(self, x):
+        for layer in self:
+            x = checkpointing.checkpoint(layer, x)
+        return x
+
+
+def test_units_in_checkpoints_are_gathered_ahead_in_backward_too(shared_world):
+    def watched():
+        log, model = events(lambda: Around(*layers())), FullyShardedDataParallel(Around(*layers()))
+        watch = Watched(model)
+        for _ in range(3):
+            model(torch.ones(2, WIDTH)).sum().backward()
+            assert not any(unit.gathered for unit in model.units)
+            model.finish()
+        return log, watch.most
+
+    for log, most in shared_world.run(watched):
+        back = log[log.index(f"forward {DEPTH - 1} over") + 1 :]
+        for k in range(DEPTH - 1, 0, -1):
+            assert back.index(f"gather {k - 1}") < back.index(f"forward {k} over")
+        assert (log.count("gather 0"), most) == (2, 2)
 
 
 # What travels.
@@ -351,7 +398,7 @@ MODELS = {
 @pytest.mark.parametrize("wrap", [Zero3, FullyShardedDataParallel])
 @pytest.mark.parametrize("name", MODELS)
 def test_it_trains_as_in_one_process(shared_world, name, wrap):
-    assert max(shared_world.run(train, seeded(MODELS[name]), wrap=wrap)) < 1e-10
+    assert max(shared_world.run(train, name, alone(name, 3), wrap)) < 1e-10
 
 
 @pytest.mark.parametrize("options", [{"prefetch": 0, "keep_last": False}, {"prefetch": 3}, {"keep_last": False}])
@@ -360,11 +407,13 @@ def test_so_it_does_whatever_is_gathered_ahead_or_kept(shared_world, name, optio
     def wrap(module):
         return FullyShardedDataParallel(module, **options)
 
-    assert max(shared_world.run(train, seeded(MODELS[name]), wrap=wrap)) < 1e-10
+    assert max(shared_world.run(train, name, alone(name, 3), wrap)) < 1e-10
 
 
 def test_units_may_be_given_by_hand(shared_world):
-    def both():
+    name = "checkpoint inside"
+
+    def both(other):
         def wrap(module):
             return FullyShardedDataParallel(module, units=[module.blocks[0].into, module.blocks[2]])
 
@@ -378,9 +427,9 @@ def test_units_may_be_given_by_hand(shared_world):
             "blocks.1.out": one,
             "blocks.2": 2 * one,
         }
-        return train(seeded(MODELS["checkpoint inside"]), wrap=wrap)
+        return train(name, other, wrap)
 
-    assert max(shared_world.run(both)) < 1e-10
+    assert max(shared_world.run(both, alone(name, 3))) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["frozen", "tied", "listed", "checkpoint around"])

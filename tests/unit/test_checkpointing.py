@@ -456,6 +456,27 @@ def test_every_layer_again_is_a_third_more_flops_and_torch_s_early_stop_saves_so
     assert early == whole if dropout else early < whole  # a dropout at the end makes it run to the end
 
 
+def selected():
+    keeps = theirs.CheckpointPolicy.MUST_SAVE, theirs.CheckpointPolicy.PREFER_RECOMPUTE
+    return theirs.create_selective_checkpoint_contexts(lambda _, operator, *rest, **more: keeps[not products(operator)])
+
+
+@pytest.mark.parametrize(
+    ("how", "by_torch"), [(checkpoint, {}), (select, {"context_fn": selected})], ids=["every layer", "products kept"]
+)
+def test_a_step_s_peak_is_not_above_torch_s(how, by_torch):
+    """What a layer has kept goes while its backward computes, not when the whole backward is over."""
+
+    def peak(way):
+        model, tokens = GPT(GPTConfig(**SMALL | {"hidden": 64, "seq": 32}, dropout=0.1)), torch.randint(32, (4, 32))
+        checkpoint_modules(model, lambda module: isinstance(module, Layer), way)
+        with PeakBytes() as memory:
+            loss(model(tokens), tokens).backward()
+        return memory.peak_bytes
+
+    assert peak(how) <= peak(partial(theirs.checkpoint, use_reentrant=False, **by_torch))
+
+
 def measured_peak(plan, layers, x) -> int:
     with PeakBytes() as peak:
         run_plan(plan, layers, x).sum().backward()

@@ -24,7 +24,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from manyranks.parallel.recomputation import Call, detached, differentiable, gradients
+from manyranks.parallel.recomputation import (
+    Call,
+    detached,
+    differentiable,
+    edges,
+    gradients,
+)
 from manyranks.parallel.recompute_policy import Keeping, Policy
 
 Restore = Callable[[Tensor], Tensor]
@@ -87,10 +93,10 @@ def checkpoint_modules(
     """From now on these modules of the model are checkpointed. Returns their names.
 
     how: called as checkpoint is, as partial(selective_checkpoint, products). A module's own
-    hooks run around the checkpoint, once; those of modules in it twice. So a module that
-    FullyShardedDataParallel gathers is gathered ahead in backward, too; where checkpoint is
-    called around it, only when it is computed again. PyTorch's fully_shard gets no
-    gradients of modules in a checkpoint: for it, this is the only way.
+    hooks run around the checkpoint, once; those of modules in it twice. So a frozen module
+    that FullyShardedDataParallel gathers is freed after its backward; where checkpoint is
+    called around it, only by finish(). PyTorch's fully_shard gets no gradients of modules
+    in a checkpoint: for it, this is the only way.
     To undo it: del module.forward.
     """
     chosen = {name: module for name, module in model.named_modules() if which(module)}
@@ -184,8 +190,9 @@ class _Checkpoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
         leaves, args, kwargs = ctx.memory.restored(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()  # from here on, each goes when it has been used
         with torch.enable_grad():
-            results = differentiable(ctx.call.again(*args, **kwargs))
+            results = edges(ctx.call.again(*args, **kwargs))
         if len(results) != ctx.count:
             raise RuntimeError(
                 f"the function gave {ctx.count} tensors that need a gradient, and then, "

@@ -112,7 +112,8 @@ class FullyShardedDataParallel(Zero3):
 
     def _before_forward(self, module: nn.Module, inputs: tuple) -> None:
         if _in_backward():  # it is computed again, from a checkpoint
-            return super()._before_forward(module, inputs)
+            super()._before_forward(module, inputs)
+            return self._start(self._backward.next(module, self._prefetch))
         self._free_done(but=self._needs[module])
         super()._before_forward(module, inputs)
         self._start(self._forward.next(module, self._prefetch))

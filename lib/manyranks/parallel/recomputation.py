@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 
@@ -65,6 +65,11 @@ def differentiable(values: Any) -> list[Tensor]:
     return [value for value in leaves if isinstance(value, Tensor) and value.requires_grad]
 
 
+def edges(values: Any) -> list[GradientEdge]:
+    """Where gradients of the differentiable values come in. They hold no values."""
+    return [get_gradient_edge(value) for value in differentiable(values)]
+
+
 def leaves_of(results: Iterable[Tensor]) -> list[Tensor]:
     """The tensors at the ends of the results' graph: those that gradients arrive at."""
     found, seen = {}, set()
@@ -80,7 +85,9 @@ def leaves_of(results: Iterable[Tensor]) -> list[Tensor]:
 
 
 def gradients(
-    results: list[Tensor], grads: Iterable[Tensor | None], of: list[Tensor]
+    results: list[Tensor | GradientEdge],
+    grads: Iterable[Tensor | None],
+    of: list[Tensor],
 ) -> list[Tensor | None]:
     """The gradients of some leaves, from those of the results. Hooks on leaves stay silent.
 

@@ -8,6 +8,7 @@ Source: Korthikanti et al., arXiv 2205.05198, section 5, for attention; He and Y
 "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", MLSys 2023.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -81,13 +82,13 @@ class Keeping:
         return [tensor for noted in self._noted for tensor in noted.take()]
 
     def give(self, tensors: Sequence[Tensor]) -> None:
-        """What take() has returned comes back, for the next run."""
+        """What take() returned comes back for the next run, which lets go what it used."""
         rest = iter(tensors)
-        self._next = iter([(noted.operator, noted.filled(rest)) for noted in self._noted])
+        self._next = deque([(noted.operator, noted.filled(rest)) for noted in self._noted])
 
     def again(self, operator: OpOverload, args: tuple, kwargs: dict) -> Any:
         """The kept result. Raises RuntimeError where the first run had another operator."""
-        first, result = next(self._next, (None, None))
+        first, result = self._next.popleft() if self._next else (None, None)
         if first is not operator:
             raise RuntimeError(
                 f"the function ran {first} the first time and {operator} now: "
