@@ -10,8 +10,27 @@ import psutil
 import pytest
 
 import manyranks as mr
+from manyranks.world import local
 
 ROOT = Path(__file__).resolve().parents[1]
+# A rank imports its test's module, and with it these: once for all ranks of the tests, where it is half a second in each.
+IMPORTED = (
+    "pytest",
+    "psutil",
+    "torch.distributed.optim",
+    "manyranks.theory.sharding",
+    "manyranks.world.world",
+    "manyranks.parallel.fsdp",
+    "manyranks.parallel.zero",
+    "manyranks.training.trainer",
+    "manyranks.grade.data_parallel.task",
+    "manyranks.grade.zero.prefetching",
+)
+local._START = local._START.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
+
+# Where the environment forbids bytecode, each process of a run would compile the library, and each worker all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_runtest_setup(item):
@@ -20,6 +39,13 @@ def pytest_runtest_setup(item):
 
         if (there := torch.cuda.device_count()) < marker.args[0]:
             pytest.skip(f"needs {marker.args[0]} GPUs, this machine has {there}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """As the ranks have: tests' tensors are small, and other tests use the other cores. Sums do not depend on the machine."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

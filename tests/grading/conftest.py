@@ -1,6 +1,7 @@
 """What the zoos share."""
 
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 
@@ -21,3 +22,13 @@ def worlds():
 def shared_ranks(worlds, monkeypatch):
     """Checks run on worlds that are there already."""
     monkeypatch.setattr(trial, "World", lambda n, **_: nullcontext(worlds[n]))
+
+
+@pytest.fixture(scope="module")
+def asked_once():
+    """nbgrader asks alembic for each new gradebook, in a process that takes seconds; the answer is the same each time."""
+    from nbgrader import api  # also takes a second, which the zoos do without
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "get_alembic_version", cache(api.get_alembic_version))
+        yield

@@ -39,7 +39,7 @@ CASES = [
     (hostile.is_a_coroutine, "returned a coroutine"),
     (hostile.returns_nothing, "returned None"),
     (hostile.returns_a_list, "returned a list"),
-    (hostile.returns_a_huge_tensor, "a tensor of 300,000,000 elements"),
+    (hostile.returns_a_huge_tensor, "a tensor of 30,000,000 elements"),
     (hostile.returns_what_has_no_repr, "returned a Unreadable"),
     (hostile.returns_a_false_tensor, "cannot be read"),
     (hostile.returns_a_sparse_tensor, "✗ returns"),

@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 from tests.grading.course import graded
 from tests.grading.release import assignments, release
 
+pytestmark = pytest.mark.usefixtures("asked_once")
 TASK = "def double(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION"
 
 
@@ -38,11 +39,18 @@ def test_exercises_are_those_of_solutions():
     assert released == assignments(ROOT)
 
 
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """All exercises, released once."""
+    target = tmp_path_factory.mktemp("released")
+    release(ROOT, target)
+    return target
+
+
 @pytest.mark.parametrize("name", assignments(ROOT))
-def test_the_exercise_is_what_its_solution_releases(name, tmp_path):
-    release(ROOT, tmp_path)
+def test_the_exercise_is_what_its_solution_releases(name, released):
     file = f"{name}/{name}.ipynb"
-    assert filecmp.cmp(tmp_path / file, ROOT / "exercises" / file, shallow=False)
+    assert filecmp.cmp(released / file, ROOT / "exercises" / file, shallow=False)
 
 
 @pytest.mark.parametrize("name", assignments(ROOT))

@@ -1,11 +1,8 @@
 """nbgrader's whole round: release, submissions, autograding, feedback, export. No result is no points."""
 
-from functools import cache
-
 import nbformat
 import pytest
 from nbformat.v4 import new_output
-from nbgrader import api
 
 from tests.conftest import ROOT
 from tests.grading.course import Course, answered, small
@@ -34,7 +31,10 @@ def double(x):
             pass
 """
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # nbgrader's and its database's own
+pytestmark = [
+    pytest.mark.usefixtures("asked_once"),
+    pytest.mark.filterwarnings("ignore"),  # nbgrader's and its database's own
+]
 
 
 def test_the_whole_round_with_two_submissions(tmp_path):
@@ -63,14 +63,6 @@ def test_a_class_that_sends_too_late_gets_a_part_of_the_points(tmp_path):
     assert course.submit("eve", answered(course.release, mine)) == {"check_cut": 2, "check_Overlapped": 4.2}
     assert "start the all-reduce in the hook" in course.feedback("eve")
     assert course.errors("eve") == []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def asked_once():
-    """nbgrader asks alembic for each new gradebook, in a process that takes seconds; the answer is the same each time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "get_alembic_version", cache(api.get_alembic_version))
-        yield
 
 
 ANSWERS = {  # that leave the kernel alive -> their points, of 2

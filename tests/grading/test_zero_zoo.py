@@ -1,5 +1,6 @@
 """Exercise 03: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
 
+import functools
 import inspect
 import re
 
@@ -91,10 +92,21 @@ def test_the_notebook_shows_the_driver_that_checks_use():
         assert EXERCISE.source("exercises", kind.__name__) == inspect.getsource(kind).strip()
 
 
+@pytest.fixture
+def report_of(shared_ranks, monkeypatch):
+    """What a check says of a wrong answer, on three ranks: the solution has shown that all sizes are run."""
+    monkeypatch.setattr(ZeroTask, "sizes", (3,))
+    return checked_once
+
+
+@functools.cache
+def checked_once(answer) -> grade.Report:
+    return check(answer.task, answer.function)
+
+
 @pytest.mark.parametrize("answer", ZOO, ids=[f"{answer.task}-{answer.function.__name__}" for answer in ZOO])
-def test_a_wrong_answer_gets_its_own_hint(answer, shared_ranks, monkeypatch):
-    monkeypatch.setattr(ZeroTask, "sizes", (3,))  # the solution has shown that all sizes are run
-    report = check(answer.task, answer.function)
+def test_a_wrong_answer_gets_its_own_hint(answer, report_of):
+    report = report_of(answer)
     text = repr(report).replace("\n    hint:", "; hint:")
     assert answer.says in text, report
     assert not report.passed
@@ -104,18 +116,15 @@ def test_a_wrong_answer_gets_its_own_hint(answer, shared_ranks, monkeypatch):
 
 
 @pytest.mark.parametrize("missed", MISSED)
-def test_who_misses_the_idea_of_a_task_gets_a_third_at_most(missed, shared_ranks, monkeypatch):
-    monkeypatch.setattr(ZeroTask, "sizes", (3,))
-    report = check(missed[0], next(answer.function for answer in ZOO if (answer.task, answer.function.__name__) == missed))
+def test_who_misses_the_idea_of_a_task_gets_a_third_at_most(missed, report_of):
+    report = report_of(next(answer for answer in ZOO if (answer.task, answer.function.__name__) == missed))
     assert report.points <= report.out_of / 3, report
 
 
 @pytest.mark.parametrize("mistake", FIVE)
-def test_the_five_mistakes_that_the_exercise_is_about(mistake, shared_ranks, monkeypatch):
-    monkeypatch.setattr(ZeroTask, "sizes", (3,))
+def test_the_five_mistakes_that_the_exercise_is_about(mistake, report_of):
     name, words = FIVE[mistake]
-    answer = next(answer for answer in ZOO if answer.function.__name__ == name)
-    assert words in repr(check(answer.task, answer.function))
+    assert words in repr(report_of(next(answer for answer in ZOO if answer.function.__name__ == name)))
 
 
 @pytest.mark.parametrize(("task", "answer"), zero_alike.ANSWERS, ids=[f.__name__ for _, f in zero_alike.ANSWERS])

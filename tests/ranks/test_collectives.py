@@ -61,11 +61,15 @@ def gathered(row: torch.Tensor, group=None) -> list[torch.Tensor]:
 def every_case(check, group=None) -> list[str]:
     """What is wrong, on this rank: check(row, make) -> complaints; make(row) is a tensor with the row's elements.
 
-    Of every size, dtype and layout every second combination, so that each size meets each dtype and each layout.
+    Of every size, dtype and layout every second combination, so that each size meets each dtype and each layout. More ranks
+    and groups of some ranks differ in who sends what to whom: there each size meets one dtype, and each dtype some size.
     """
-    wrong = []
-    for i, elements in enumerate(sizes(dist.get_world_size(group))):
+    wrong, n = [], dist.get_world_size(group)
+    few = n > 4 or group is not None
+    for i, elements in enumerate(sizes(n)):
         for j, dtype in enumerate(DTYPES):
+            if few and (i + j) % len(DTYPES):
+                continue
             for name, make in list(layouts(elements).items())[(i + j) % 2 :: 2]:
                 complaints = check(own(elements, dtype), make)
                 wrong += [f"{elements} elements of {dtype}, {name}: {complaint}" for complaint in complaints]
@@ -174,7 +178,7 @@ def test_two_groups_work_at_the_same_time():
         assert world.run(on_halves) == [[[]] * 3] * 5
 
 
-def test_the_check_sees_a_collective_that_is_wrong(world):
+def test_the_check_sees_a_collective_that_is_wrong(shared_world):
     def damaged():
         real, c.ring_reduce_scatter = c.ring_reduce_scatter, lambda *arguments: real(*arguments) + 1
         try:
@@ -182,7 +186,7 @@ def test_the_check_sees_a_collective_that_is_wrong(world):
         finally:
             c.ring_reduce_scatter = real
 
-    assert all(found > 0 for found in world.run(damaged))
+    assert all(found > 0 for found in shared_world.run(damaged))
 
 
 @pytest.mark.parametrize("elements", [1, 5, 1001])

@@ -1,7 +1,9 @@
 """parallel.data_parallel: training on real ranks is training in one process, whatever parameters are used, frozen or tied."""
 
 import contextlib
+import functools
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -66,37 +68,58 @@ def detours(rank: int, step: int) -> bool:
     return (step % 3 == 1 and rank == 1) or step % 3 == 2
 
 
-def train(variant, steps: int = 20, bucket_bytes: int = 300, set_to_none: bool = True) -> float:
-    """Each rank on its shard; the largest difference to one process on all of them."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    model, alone = variant(Toy(seed=rank), bucket_bytes=bucket_bytes), Toy(seed=0)
-    optimizer, other = adam(model), adam(alone)
+class Alone(NamedTuple):
+    """One process that has trained on the whole batches: its weights, and the parameters without a gradient in each step."""
+
+    weights: dict
+    unused: list[set[str]]
+
+
+@functools.cache
+def alone(n: int, steps: int = 20, set_to_none: bool = True) -> Alone:
+    model, unused = Toy(seed=0), []
+    optimizer = adam(model)
     for step in range(steps):
         optimizer.zero_grad(set_to_none=set_to_none)
-        other.zero_grad(set_to_none=set_to_none)
+        sum(loss_of(model, tokens(r, step), detours(r, step)) / n for r in range(n)).backward()
+        optimizer.step()
+        unused.append(without_gradient(model))
+    return Alone(model.state_dict(), unused)
+
+
+def without_gradient(model) -> set[str]:
+    return {name for name, gradient in grads(model).items() if gradient is None}
+
+
+def train(variant, other: Alone, bucket_bytes: int = 300, set_to_none: bool = True) -> float:
+    """Each rank on its shard; the largest difference to one process on all of them."""
+    rank = dist.get_rank()
+    model, theirs = variant(Toy(seed=rank), bucket_bytes=bucket_bytes), Toy(seed=0)
+    optimizer = adam(model)
+    for step, unused in enumerate(other.unused):
+        optimizer.zero_grad(set_to_none=set_to_none)
         loss_of(model, tokens(rank, step), detours(rank, step)).backward()
         model.finish()
         optimizer.step()
-        sum(loss_of(alone, tokens(r, step), detours(r, step)) / n for r in range(n)).backward()
-        other.step()
-        assert {k for k, g in grads(model.module).items() if g is None} == {k for k, g in grads(alone).items() if g is None}
-    return difference(model.module, alone)
+        assert without_gradient(model.module) == unused
+    theirs.load_state_dict(other.weights)
+    return difference(model.module, theirs)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_20_steps_are_those_of_one_process_on_the_whole_batch(shared_worlds, variant):
-    assert max(shared_worlds.run(train, variant)) < 1e-10
+    assert max(shared_worlds.run(train, variant, alone(shared_worlds.size))) < 1e-10
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 25_000_000, float("inf")])
 def test_so_they_are_with_buckets_of_any_size(shared_world, bucket_bytes):
     for variant in (dp.BucketedDataParallel, dp.OverlappedDataParallel):
-        assert max(shared_world.run(train, variant, steps=6, bucket_bytes=bucket_bytes)) < 1e-10
+        assert max(shared_world.run(train, variant, alone(3, steps=6), bucket_bytes=bucket_bytes)) < 1e-10
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_so_they_are_with_gradients_set_to_zero_in_place(shared_world, variant):
-    assert max(shared_world.run(train, variant, steps=6, set_to_none=False)) < 1e-10
+    assert max(shared_world.run(train, variant, alone(3, steps=6, set_to_none=False), set_to_none=False)) < 1e-10
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -262,7 +285,7 @@ def test_it_works_in_any_group_and_in_two_at_the_same_time(variant):
 
 def test_one_rank_is_a_world_too():
     with mr.World(1, backend="gloo", timeout=30) as world:
-        assert all(world.run(train, variant, steps=4)[0] < 1e-12 for variant in VARIANTS)
+        assert all(world.run(train, variant, alone(1, steps=4))[0] < 1e-12 for variant in VARIANTS)
 
 
 def test_parameters_and_buffers_start_as_those_of_rank_0(shared_world):

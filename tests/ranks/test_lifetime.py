@@ -19,30 +19,60 @@ world = mr.World(3, backend="gloo")
 print(*world.run(os.getpid), the_forkserver().pid, flush=True)
 {then}
 """
-STUCK = """
+ONE_STUCK_ONE_RUNNING = """
+import threading
 import torch, torch.distributed as dist
-world.run(lambda: dist.recv(torch.ones(1), src=(dist.get_rank() + 1) % 3))
+stuck, running = mr.World(3, backend="gloo"), mr.World(3, backend="gloo")
+print(*stuck.run(os.getpid), *running.run(os.getpid), flush=True)
+def receive():
+    dist.recv(torch.ones(1), src=(dist.get_rank() + 1) % 3)
+for busy, task in ((stuck, (receive,)), (running, (time.sleep, 60))):
+    threading.Thread(target=busy.run, args=task, daemon=True).start()
+time.sleep(0.3)
+print(flush=True)
+time.sleep(60)
+"""
+FORKING = """
+if os.fork() == 0:
+    sys.exit()  # runs what Python runs at the end
+os.wait()
+print(world.run(abs, -1), flush=True)
 """
 
 
 def started(then: str):
     process = start_script(SCRIPT.format(then=then))
-    return process, [int(pid) for pid in process.stdout.readline().split()]
+    return process, pids_in(process.stdout.readline())
 
 
-@pytest.mark.parametrize("then", ["time.sleep(60)", STUCK, "world.run(time.sleep, 60)"], ids=["idle", "stuck", "running"])
-def test_killing_the_kernel_ends_every_rank_and_the_forkserver(then):
-    process, family = started(then)
+def pids_in(line: str) -> list[int]:
+    return [int(pid) for pid in line.split()]
+
+
+def test_killing_the_kernel_ends_every_rank_and_the_forkserver():
+    """Idle ranks, ranks that are stuck and ranks that compute."""
+    process, family = started(ONE_STUCK_ONE_RUNNING)
     with process:
-        assert len(family) == 4
+        family += pids_in(process.stdout.readline())
+        assert len(family) == 10
+        process.stdout.readline()  # both are at it
+        assert not any(gone(pid) for pid in family)
         process.kill()
         assert wait_until(lambda: all(gone(pid) for pid in family), 2.0)
 
 
-@pytest.mark.parametrize("then", ["", "sys.exit(1)", "raise ValueError"], ids=["end", "exit", "exception"])
+@pytest.mark.parametrize("then", ["sys.exit(1)", "raise ValueError"], ids=["exit", "exception"])
 def test_a_script_that_ends_leaves_nothing(then):
     process, family = started(then)
     with process:
+        process.wait(timeout=20)
+        assert wait_until(lambda: all(gone(pid) for pid in family), 2.0)
+
+
+def test_a_fork_of_the_kernel_that_ends_leaves_the_ranks_alone_and_its_own_end_leaves_nothing():
+    process, family = started(FORKING)
+    with process:
+        assert process.stdout.readline() == "[1, 1, 1]\n"
         process.wait(timeout=20)
         assert wait_until(lambda: all(gone(pid) for pid in family), 2.0)
 
@@ -101,18 +131,3 @@ def test_what_a_rank_starts_ends_with_it(world):
     children = world.run(child)
     world.close()
     assert wait_until(lambda: all(gone(pid) for pid in children), 2.0)
-
-
-def test_a_fork_of_the_kernel_that_ends_leaves_the_ranks_alone(world):
-    source = SCRIPT.format(
-        then="""
-if os.fork() == 0:
-    sys.exit()  # runs what Python runs at the end
-os.wait()
-print(world.run(abs, -1), flush=True)
-"""
-    )
-    process = start_script(source)
-    with process:
-        process.stdout.readline()
-        assert process.stdout.readline() == "[1, 1, 1]\n"

@@ -12,7 +12,7 @@ from torch import nn
 from manyranks.grade.journal import Journal, Stopped, frames
 from manyranks.measure.memory import PeakBytes
 
-_MOMENT = 20  # milliseconds
+_MOMENT, _LOOKS = 0.02, 4  # seconds, and how often to look in the meantime
 
 
 class Event(NamedTuple):
@@ -77,8 +77,8 @@ class Watch(Journal):
     def weigh(self) -> None:
         """Counts the bytes that are alive; the least of a moment, for another thread may let go of a tensor a little late."""
         counts = [self._memory.live_bytes()]
-        for _ in range(_MOMENT):
-            time.sleep(0.001)
+        for _ in range(_LOOKS):
+            time.sleep(_MOMENT / _LOOKS)
             counts.append(self._memory.live_bytes())
         self.held.append(min(counts))
 

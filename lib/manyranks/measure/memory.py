@@ -7,7 +7,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class PeakBytes(TorchDispatchMode):
@@ -28,25 +27,27 @@ class PeakBytes(TorchDispatchMode):
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a DTensor comes back here as the plain tensors it is made of
         result = function(*args, **(kwargs or {}))
-        self._meet([*tree_leaves(args), *tree_leaves(kwargs or {}), *tree_leaves(result)])
+        self._meet((*args, *(kwargs or {}).values(), result))
         if self.counts:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes())
         return result
 
-    def _meet(self, values: list) -> None:
+    def _meet(self, values: Iterable) -> None:
         for value in values:
-            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            if isinstance(value, (list, tuple)):
+                self._meet(value)
+            elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
                 storage = value.untyped_storage()
-                if storage.device.type == "meta":
-                    continue  # takes no memory
-                self._live[storage._cdata] = StorageWeakRef(storage)
+                # One that is there keeps its address, dead or not; a fake tensor's is on "meta" and takes no memory.
+                if storage._cdata not in self._live and storage.device.type != "meta":
+                    self._live[storage._cdata] = StorageWeakRef(storage)
 
     def live_bytes(self) -> int:
         """Of the tensors used inside, those that are alive now."""
-        self._live = {key: reference for key, reference in self._live.items() if not reference.expired()}
         # Ask each storage anew: fully_shard gives memory back by resizing storages, which no operator shows.
-        live = [torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for reference in self._live.values()]
-        return sum(storage.nbytes() for storage in live if storage is not None)
+        met = {key: torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for key, reference in self._live.items()}
+        self._live = {key: self._live[key] for key, storage in met.items() if storage is not None}
+        return sum(met[key].nbytes() for key in self._live)
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):

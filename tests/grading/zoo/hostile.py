@@ -161,7 +161,7 @@ def returns_nothing(x):
 
 
 def returns_a_huge_tensor(x):
-    return torch.zeros(300_000_000, dtype=torch.int8)
+    return torch.zeros(30_000_000, dtype=torch.int8)
 
 
 def returns_a_list(x):
