@@ -25,6 +25,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_01_explorer": ("01_collectives", "import show", "collectives.explorer("),
     "chapter_02_explorer": ("02_data_parallel", "import show", "data_parallel.explorer("),
     "chapter_03_explorer": ("03_zero", "import show", "zero.explorer("),
+    "chapter_04_explorer": ("04_checkpointing", "import show", "checkpointing.explorer("),
 }
 
 
@@ -140,6 +141,36 @@ def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapte
         ranks.press("Home")
         explorer.move(ranks, -1)  # there is nothing below
         assert explorer.status().startswith("Not possible: HSDP with K = 32 shards on N = 1: ")
+
+
+def test_the_explorer_of_chapter_04_follows_and_says_what_is_not_possible(chapters):
+    with chapters.pictured(name := "chapter_04_explorer"):
+        explorer = explorer_in(chapters, name)
+        model, length, sequences, tensor, split, attention, strategy, segments, room = explorer.controls()
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(segments),
+            lambda: explorer.move(segments, -1),
+            lambda: explorer.move(strategy, -2),
+            lambda: explorer.move(attention),
+            lambda: explorer.move(strategy, 4),
+            lambda: explorer.drag(room, -60),
+            lambda: explorer.move(sequences),
+            lambda: explorer.move(length),
+            lambda: explorer.move(split),
+            lambda: explorer.move(model),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to more segments and back
+        assert lines[0].startswith("megatron-22b, C = 8 segments: 5.42 GB of activations in 32 GB, and 32.9% of a step's FLOPs")
+        assert "C = 16 segments: 2.87 GB" in lines[1]
+        assert lines[3].startswith("Does not fit: megatron-22b, keep everything: 42.5 GB of activations in 32 GB")
+        assert "optimal: 10.3 GB" in lines[5]
+        assert "llama3-70b, optimal: " in lines[10]
+        tensor.press("End")
+        explorer.move(strategy, -2)
+        segments.press("End")
+        explorer.move(segments)  # there is nothing above
+        assert explorer.status().startswith("Not possible: C = 128 segments of the 80 layers of llama3-70b")
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

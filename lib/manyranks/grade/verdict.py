@@ -68,4 +68,5 @@ def _finding(aspect: Aspect, ended: list[Judged], all_ended: bool) -> Finding:
             found = f"{trial.case}, {verdicts[aspect].found}"
             return Finding(Line(False, aspect.what, found, verdicts[aspect].hint), trial)
     sizes = sorted({str(one.trial.case.n) for one in ended})
-    return Finding(Line(True, aspect.what, "" if all_ended else f"on {listed(sizes)} ranks, as far as it ran"))
+    where = "" if sizes == ["1"] else f"on {listed(sizes)} ranks, "
+    return Finding(Line(True, aspect.what, "" if all_ended else f"{where}as far as it ran"))

@@ -1,0 +1,168 @@
+"""Exercise 04: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
+
+import functools
+import inspect
+import re
+from itertools import combinations
+
+import pytest
+
+from manyranks import grade
+from manyranks.grade.checkpointing import budget, choosing, sharing
+from tests.grading.exercise import Exercise
+from tests.grading.zoo import (
+    checkpointing_alike,
+    checkpointing_chain,
+    checkpointing_choose,
+    checkpointing_kept,
+    checkpointing_ready,
+    checkpointing_selective,
+    checkpointing_shared,
+    checkpointing_single,
+)
+
+FILES = (
+    checkpointing_single,
+    checkpointing_kept,
+    checkpointing_chain,
+    checkpointing_selective,
+    checkpointing_choose,
+    checkpointing_shared,
+    checkpointing_ready,
+)
+ZOO = [answer for file in FILES for answer in file.ZOO]
+TASKS = {"checkpoint": 7, "checkpoint_sqrt": 4, "selective": 2, "choose": 4, "shared_checkpoint": 5}
+FIVE = {  # that the exercise is about -> words of the report on those answers
+    "random numbers not restored": ("DoesNotRestore", "run draws other random numbers"),
+    "random numbers not set back": ("NeverPutsBack", "random numbers begin again from an earlier place"),
+    "detaches the input": ("DetachesTheInput", "x gets no gradient"),
+    "recomputes under no_grad": ("RecomputesWithoutGradients", "autograd is off inside backward"),
+    "saves everything anyway": ("KeepsTheGraph", "✗ keeps x and nothing else"),
+}
+MISSED = [
+    ("checkpoint", "does_nothing"),
+    ("checkpoint", "KeepsTheGraph"),
+    ("checkpoint_sqrt", "does_nothing"),
+    ("selective", "does_nothing"),
+    ("choose", "chooses_all"),
+    ("choose", "chooses_none"),
+    ("shared_checkpoint", "does_nothing"),
+    ("shared_checkpoint", "KeepsAllOfX"),
+]
+EXERCISE = Exercise("04_checkpointing")
+
+
+def check(task: str, answer) -> grade.Report:
+    return getattr(grade.checkpointing, task)(answer)
+
+
+def made(answer):
+    """A function, of a class that is called like one."""
+    return answer() if isinstance(answer, type) else answer
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_solution_gets_full_marks(task):
+    report = check(task, EXERCISE.definitions("solutions")[task])
+    assert report.passed, report
+    assert report.points == report.out_of == TASKS[task]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_untouched_release_gets_none(task, shared_ranks):
+    report = check(task, EXERCISE.definitions("exercises")[task])
+    assert (report.points, report.passed) == (0, False)
+    assert "not written yet" in repr(report)
+
+
+def test_an_answer_that_calls_an_unwritten_checkpoint_is_told_so(shared_ranks):
+    report = check("shared_checkpoint", EXERCISE.definitions("solutions", {"shared_checkpoint"})["shared_checkpoint"])
+    assert (report.points, report.passed) == (0, False)
+    assert "checkpoint is not written yet" in repr(report)
+
+
+@pytest.mark.parametrize("task", ["checkpoint_sqrt", "selective", "choose"])
+def test_other_tasks_do_not_depend_on_the_first(task, shared_ranks):
+    assert check(task, EXERCISE.definitions("solutions", {task})[task]).points == TASKS[task]
+
+
+def test_the_notebook_shows_what_checks_use():
+    for kind in (budget.Layer, budget.peak):
+        assert EXERCISE.source("exercises", kind.__name__) == inspect.getsource(kind).strip()
+
+
+@pytest.fixture
+def report_of(shared_ranks, monkeypatch):
+    """What a check says of a wrong answer; the last task's on three ranks, or where only groups show it on four."""
+
+    def report(answer) -> grade.Report:
+        monkeypatch.setattr(sharing.Shared, "sizes", getattr(answer.function, "sizes", (3,)))
+        return checked_once(answer)
+
+    return report
+
+
+@functools.cache
+def checked_once(answer) -> grade.Report:
+    return check(answer.task, made(answer.function))
+
+
+@pytest.mark.parametrize("answer", ZOO, ids=[f"{answer.task}-{answer.function.__name__}" for answer in ZOO])
+def test_a_wrong_answer_gets_its_own_hint(answer, report_of):
+    report = report_of(answer)
+    text = repr(report).replace("\n    hint:", "; hint:")
+    assert answer.says in text, report
+    assert not report.passed
+    assert report.points < report.out_of * (1 if answer.right_values else 0.5)
+    assert not answer.right_values or report.lines[1].ok
+    files = "single|chain|selecting|choosing|sharing|gathers|layers|oracle|judges|own|scripts|watch"
+    assert not re.search(rf"grade/|\b({files})\.py|<string>|Blind", text), report
+
+
+@pytest.mark.parametrize("missed", MISSED)
+def test_who_misses_the_idea_of_a_task_gets_a_third_at_most(missed, report_of):
+    report = report_of(next(answer for answer in ZOO if (answer.task, answer.function.__name__) == missed))
+    assert report.points <= report.out_of / 3, report
+
+
+@pytest.mark.parametrize("mistake", FIVE)
+def test_the_five_mistakes_that_the_exercise_is_about(mistake, report_of):
+    name, words = FIVE[mistake]
+    assert words in repr(report_of(next(answer for answer in ZOO if answer.function.__name__ == name)))
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"), checkpointing_alike.ANSWERS, ids=[f"{t}-{f.__name__}" for t, f in checkpointing_alike.ANSWERS]
+)
+def test_other_right_answers_get_full_marks(task, answer, shared_ranks):
+    report = check(task, made(answer))
+    assert (report.passed, report.points) == (True, report.out_of), report
+
+
+@pytest.mark.parametrize("note", choosing.chains())
+def test_the_best_choice_is_that_of_trying_all_where_they_can_be_tried(note):
+    chain = choosing.chains()[note]
+    n = len(chain.layers)
+    if n > 10:
+        assert choosing.best(chain.layers, chain.budget)
+        return
+    every = [chosen for count in range(n + 1) for chosen in combinations(range(n), count)]
+    fits = [chosen for chosen in every if budget.peak(chain.layers, chosen) <= chain.budget]
+    best = choosing.best(chain.layers, chain.budget)
+    assert (best is None) == (not fits)
+    if fits:
+        assert best in fits
+        assert choosing.flops(chain.layers, best) == min(choosing.flops(chain.layers, chosen) for chosen in fits)
+
+
+@pytest.mark.parametrize("chosen", [(), (0,), (1, 3), (4,), (0, 1, 2, 3, 4)])
+def test_what_a_choice_costs_and_holds_is_what_is_measured(chosen):
+    shapes = choosing.chains()["with 5 layers"].shapes
+    layers = [shape.layer for shape in shapes]
+    measured = choosing.measured(shapes, list(chosen))
+    assert measured == (choosing.flops(layers, chosen), budget.peak(layers, chosen))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_task_has_its_wrong_answers(task):
+    assert sum(answer.task == task for answer in ZOO) >= 15
