@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils import checkpoint as theirs
 
+import manyranks as mr
 from manyranks.measure.memory import saved_bytes
 from manyranks.parallel.checkpoint_plan import run_plan
 from manyranks.parallel.checkpointing import (
@@ -191,6 +193,31 @@ def test_tied_weights_and_a_block_of_two_checkpoints_add_up(shared_world, wrappe
         assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
     if wrapper != "fsdp":  # which gathers a module's parameters each time that the module is called
         assert ours.payload_bytes == reference.payload_bytes
+
+
+def with_pytorch_s(inside):
+    """A step of chain of layers that fully_shard shards, and the gradients without checkpoints."""
+    found = []
+    for how in (None, inside):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.2), nn.GELU()) for _ in range(3)))
+        for layer in model:
+            if how:
+                checkpoint_modules(layer, lambda module, layer=layer: module is layer)
+            fully_shard(layer)
+        fully_shard(model)
+        x = torch.randn(4, 5)
+        if inside is False:
+            model.forward = lambda x, layers=model: checkpoint_segments(layers, x, 3)
+        model(x).sum().backward()
+        found.append([p.grad.full_tensor() for p in model.parameters()])
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_what_pytorch_s_fully_shard_shards_is_checkpointed_inside_or_refused(shared_world):
+    assert shared_world.run(with_pytorch_s, True) == [True] * 3
+    with pytest.raises(mr.RankFailed, match="calls a module that fully_shard has sharded"):
+        shared_world.run(with_pytorch_s, False)
 
 
 # Checkpoints that a group shares

@@ -47,8 +47,9 @@ def checkpoint(function: Callable, *args, **kwargs) -> Any:
     computed from. Checkpoints may lie in each other. Without gradients it is an ordinary
     call. Not restored: random numbers of Python and NumPy, and whatever else
     the function changes (statistics of a batch norm are updated twice).
-    Raises RuntimeError, in backward, where the second call differs from the first, or where
-    a gradient of the gradient is asked for.
+    Raises RuntimeError for a function that calls what PyTorch's fully_shard has sharded; in
+    backward, where the second call differs from the first, or where a gradient of the
+    gradient is asked for.
     """
     return _checkpoint(function, args, kwargs)
 
@@ -95,9 +96,8 @@ def checkpoint_modules(
     how: called as checkpoint is, as partial(selective_checkpoint, products). A module's own
     hooks run around the checkpoint, once; those of modules in it twice. So a frozen module
     that FullyShardedDataParallel gathers is freed after its backward; where checkpoint is
-    called around it, only by finish(). PyTorch's fully_shard gets no gradients of modules
-    in a checkpoint: for it, this is the only way.
-    To undo it: del module.forward.
+    called around it, only by finish(). For PyTorch's fully_shard this is the only way:
+    around what it shards, a checkpoint is refused. To undo it: del module.forward.
     """
     chosen = {name: module for name, module in model.named_modules() if which(module)}
     for module in chosen.values():

@@ -11,7 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import (
+    GradientEdge,
+    Node,
+    get_gradient_edge,
+    saved_tensors_hooks,
+)
 from torch.utils._pytree import tree_leaves
 
 
@@ -38,7 +43,9 @@ class Call:
         with contextlib.nullcontext() if keep else saved_tensors_hooks(_forget, _gone):
             result = self._function(*args, **kwargs)
         given = {id(value) for value in tree_leaves((args, kwargs))}
-        leaves = leaves_of(differentiable(result))
+        nodes = nodes_of(differentiable(result))
+        _check_hooks(nodes)
+        leaves = leaves_of(nodes)
         self.parameters = [leaf for leaf in leaves if id(leaf) not in given]
         return result
 
@@ -70,18 +77,31 @@ def edges(values: Any) -> list[GradientEdge]:
     return [get_gradient_edge(value) for value in differentiable(values)]
 
 
-def leaves_of(results: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors at the ends of the results' graph: those that gradients arrive at."""
-    found, seen = {}, set()
-    todo = [get_gradient_edge(result).node for result in results]
+def nodes_of(results: Iterable[Tensor]) -> list[Node]:
+    """All nodes of the results' graph, on every rank in the same order."""
+    nodes, todo = {}, [get_gradient_edge(result).node for result in results]
     while todo:
         node = todo.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            if (leaf := getattr(node, "variable", None)) is not None:
-                found[id(leaf)] = leaf
+        if node is not None and node not in nodes:
+            nodes[node] = None
             todo += [before for before, _ in node.next_functions]
-    return list(found.values())
+    return list(nodes)
+
+
+def leaves_of(nodes: Iterable[Node]) -> list[Tensor]:
+    """The tensors at the graph's ends: those that gradients arrive at."""
+    leaves = (getattr(node, "variable", None) for node in nodes)
+    return list({id(leaf): leaf for leaf in leaves if leaf is not None}.values())
+
+
+def _check_hooks(nodes: Iterable[Node]) -> None:
+    """fully_shard takes gradients as soon as its module's backward is over: too early."""
+    if any(node.name() == "RegisterPostBackwardFunctionBackward" for node in nodes):
+        raise RuntimeError(
+            "the function calls a module that fully_shard has sharded, whose parameters "
+            "would get no gradients: checkpoint the module before it is sharded, with "
+            "checkpoint_modules(module, lambda m: m is module)"
+        )
 
 
 def gradients(

@@ -46,6 +46,9 @@ def curves(
 
 
 def _powers(limits: tuple[float, float]) -> list[float]:
-    """Powers of ten inside the limits; where they are many, every second or third one."""
+    """Powers of ten inside the limits; of many every second or third one, and if there is one at most, 1, 2, 5, 10, 20, …"""
     low, high = ceil(log10(limits[0])), floor(log10(limits[1]))
-    return [10.0**k for k in range(low, high + 1, max(1, ceil((high - low + 1) / _MOST)))]
+    if low < high:
+        return [10.0**k for k in range(low, high + 1, max(1, ceil((high - low + 1) / _MOST)))]
+    ticks = (digit * 10.0**k for k in range(low - 1, high + 1) for digit in (1, 2, 5))
+    return [tick for tick in ticks if limits[0] <= tick <= limits[1]]

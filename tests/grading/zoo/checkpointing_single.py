@@ -165,9 +165,9 @@ class GivesParametersTwice(Right):
 @wrong(TASK, "gradients add up: what the parameters' .grad was before is lost")
 class Overwrites(Right):
     def gradient(self, ctx, y, grad, x):
-        from manyranks.parallel.recomputation import leaves_of
+        from manyranks.parallel.recomputation import leaves_of, nodes_of
 
-        for leaf in leaves_of([y]) if y.requires_grad else []:
+        for leaf in leaves_of(nodes_of([y])) if y.requires_grad else []:
             leaf.grad = None
         return super().gradient(ctx, y, grad, x)
 

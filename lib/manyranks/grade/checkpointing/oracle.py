@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from manyranks.parallel.recomputation import leaves_of
+from manyranks.parallel.recomputation import leaves_of, nodes_of
 
 
 def plain(function: Callable, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ class Checkpoint:
     def gradient(self, y: torch.Tensor, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """That of x; those of the parameters arrive on the way."""
         grad = torch.ones_like(grad) if self.ones else grad
-        parameters = [leaf for leaf in leaves_of([y]) if leaf is not x]
+        parameters = [leaf for leaf in leaves_of(nodes_of([y])) if leaf is not x]
         if not self.adds:
             for parameter in parameters:
                 parameter.grad = None
