@@ -56,6 +56,25 @@ def test_a_closure_arrives_with_what_it_closes_over():
     assert torch.equal(carried(scaled)(1), 3 * torch.arange(4.0) + 1)
 
 
+def test_a_method_in_a_decorator_of_pytorch_arrives():
+    """It brings torch._C._functions, a module that nobody can import."""
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, grad):
+            return 2 * grad
+
+    assert messages.unpack(messages.pack(torch._C._functions)) is torch._C._functions
+    x = torch.ones(3, requires_grad=True)
+    carried(Double).apply(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
 def test_a_recursive_function_arrives():
     def factorial(n):
         return 1 if n < 2 else n * factorial(n - 1)

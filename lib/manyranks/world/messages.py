@@ -31,6 +31,8 @@ class _Pickler(cloudpickle.Pickler):
             return _typed_storage, (value._untyped_storage, value.dtype)
         if _is_special_module(value):
             return importlib.import_module, (value.__name__,)
+        if _is_part_of_a_module(value):
+            return getattr, (sys.modules[value.__name__.rpartition(".")[0]], value.__name__.rpartition(".")[2])
         return super().reducer_override(value)
 
 
@@ -41,6 +43,14 @@ def _is_special_module(value) -> bool:
     """
     special = isinstance(value, types.ModuleType) and type(value) is not types.ModuleType
     return special and sys.modules.get(value.__name__) is value
+
+
+def _is_part_of_a_module(value) -> bool:
+    """A module that only the one above it has, as torch._C._functions, which PyTorch's decorators use: nobody can import it."""
+    if not isinstance(value, types.ModuleType) or value.__name__ in sys.modules:
+        return False
+    above, _, name = value.__name__.rpartition(".")
+    return getattr(sys.modules.get(above), name, None) is value
 
 
 def pack(value) -> list[Frame]:
