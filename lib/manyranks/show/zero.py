@@ -90,7 +90,7 @@ class Stages:
         held, sent, largest = self.figure.subplots(1, 3, sharey=True, width_ratios=(1.7, 1.2, 1))
         self._held = Bars(held, _HELD, "memory: states + one sequence", list(STAGES))
         self._sent = Bars(sent, _SENT, "sent in a step", list(STAGES))
-        self._largest = Bars(largest, {"parameters": _HELD["parameters"]}, "largest model (Φ, log scale)", list(STAGES))
+        self._largest = Bars(largest, {"parameters": _HELD["parameters"]}, "largest Φ, log scale", list(STAGES))
         ticks = {"1B": 1e9, "1T": 1e12}
         largest.set_xticks([_place(value) for value in ticks.values()], list(ticks))
         self.moving: list[Artist] = [*self._held.moving, *self._sent.moving, *self._largest.moving]
