@@ -58,7 +58,7 @@ def selective_checkpoint(keeps: Policy, function: Callable, *args, **kwargs) -> 
     """As checkpoint, but the results of some operators are kept, too.
 
     keeps: whether to keep those of this operator, as recompute_policy.products does. They
-    are not computed again, but for one that the function then changes in place.
+    are not computed again, except one that the function later changes in place.
     """
     return _checkpoint(function, args, kwargs, keeps=keeps)
 
