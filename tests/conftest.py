@@ -21,6 +21,7 @@ IMPORTED = (
     "manyranks.theory.sharding",
     "manyranks.world.world",
     "manyranks.parallel.fsdp",
+    "manyranks.parallel.pipeline.runtime",
     "manyranks.parallel.zero",
     "manyranks.training.trainer",
     "manyranks.grade.data_parallel.task",

@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "data_parallel",
     "fsdp",
     "offload",
+    "pipeline",
     "precision",
     "recompute_policy",
     "sharded_state",

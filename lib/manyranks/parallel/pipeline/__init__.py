@@ -1,0 +1,20 @@
+"""Pipeline parallelism: schedules as data, verified, replayed and run.
+
+Imports are lazy (PEP 562): schedules brings in no torch.
+"""
+
+from manyranks import lazy
+
+__getattr__, __dir__, __all__ = lazy.names(
+    __name__,
+    "actions",
+    "automatic",
+    "csv_form",
+    "paced",
+    "program",
+    "runtime",
+    "schedules",
+    "split",
+    "split_backward",
+    "verify",
+)

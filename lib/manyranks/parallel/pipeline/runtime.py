@@ -1,0 +1,259 @@
+"""A schedule executed: the stages of a model on several ranks, with real gradients.
+
+    stages = split(model, schedule.stages)
+    mine = {s: stages[s] for s, r in enumerate(schedule.placement) if r == dist.get_rank()}
+    pipeline = Pipeline(mine, schedule, loss=loss)
+    losses = pipeline.step(inputs, targets)  # then the optimizer
+
+Any verified schedule is executed: a rank goes through its table, and for each action takes
+what it uses from its mailbox, computes, and sends what another stage uses.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from manyranks.parallel.data_parallel import DataParallel
+from manyranks.parallel.fsdp import FullyShardedDataParallel
+from manyranks.parallel.pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Action,
+    Pair,
+    Schedule,
+)
+from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
+from manyranks.parallel.pipeline.split_backward import SplitBackward
+from manyranks.parallel.pipeline.tied import Tied
+from manyranks.parallel.pipeline.verify import verify
+from manyranks.parallel.zero import Zero3
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Pace = Callable[[Action | Pair], AbstractContextManager]
+
+
+class Pipeline:
+    """The stages of this rank, trained together with those of the other ranks.
+
+    stages: this rank's modules by stage number, each from one tensor to one tensor; where
+    they come from split(), gradients of the parameters that several share are added up.
+    schedule: any; it is verified. group: the ranks of the schedule, None for all.
+    loss: from the last stage's output and the targets to a scalar, a mean over them.
+    pace: called with each Action or Pair, gives a context manager that it computes in.
+    A stage may be in a wrapper of parallel.data_parallel or in FullyShardedDataParallel,
+    over other ranks: its gradients leave in the stage's last B or W, and step() calls
+    finish().
+    Raises ValueError for stages that are not those of this rank, a group of another size, a
+    schedule that cannot run, no loss on the last stage's rank, and a shared parameter that
+    is sharded, or in two wrappers on this rank (wrap a ModuleList of the stages instead,
+    and finish() it after step()).
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        schedule: Schedule,
+        group: dist.ProcessGroup | None = None,
+        loss: Loss | None = None,
+        pace: Pace | None = None,
+    ):
+        verify(schedule)
+        _check_ranks(schedule, dist.get_world_size(group))
+        _check_stages(stages, schedule, dist.get_rank(group))
+        if loss is None and schedule.stages - 1 in stages:
+            raise ValueError("this rank has the last stage: give it a loss")
+        self.stages, self.schedule, self.loss = dict(stages), schedule, loss
+        self.pace = pace or (lambda item: nullcontext())
+        self.routes = Routes(schedule, group)
+        self._items = schedule.ranks[self.routes.rank]
+        self._tied = Tied(self.stages, schedule, group)
+        actions = schedule.actions(self.routes.rank)
+        self.splits = {(a.stage, a.microbatch) for a in actions if a.kind == INPUT}
+        # In a stage's last B or W its gradients are complete, and may leave.
+        self.last = {a.stage: a for a in actions if a.kind in (BACKWARD, WEIGHT)}
+
+    def step(
+        self, inputs: Tensor | None = None, targets: Tensor | None = None
+    ) -> Tensor | None:
+        """One batch, forward and backward: adds to the parameters' gradients.
+
+        inputs: needed on the first stage's rank; targets: on the last one's. Their first
+        dimension is cut into m micro-batches whose sizes differ by one at most; gradients
+        are those of the mean over the batch. All batches have the same shapes.
+        Returns, on the last stage's rank, each micro-batch's share of the loss: their sum
+        is the loss of the batch. Raises ValueError for a batch that is smaller than m.
+        """
+        step = _Step(self, inputs, targets)
+        self._tied.begin()
+        for item in self._items:
+            step.do(item)
+        step.mail.close()
+        for stage in self.stages.values():
+            if isinstance(stage, (DataParallel, Zero3)):
+                stage.finish()
+        self._tied.finish()
+        losses = [loss for _, loss in sorted(step.losses.items())]
+        return torch.stack(losses) if losses else None
+
+
+class _Flight(NamedTuple):
+    """What a forward leaves for its backward: of the output, where its gradient goes."""
+
+    x: Tensor
+    y: GradientEdge | None  # None where nothing learns
+    split: SplitBackward | None
+
+
+class _Step:
+    """One rank's part of one step: what is in flight. Nothing of it outlives the step."""
+
+    def __init__(self, pipeline: Pipeline, inputs: Tensor | None, targets: Tensor | None):
+        self._pipeline, self._stages = pipeline, pipeline.stages
+        self._final, m = pipeline.schedule.stages - 1, pipeline.schedule.microbatches
+        first, last = 0 in self._stages, self._final in self._stages
+        self._inputs = _microbatches("inputs", inputs, m) if first else []
+        self._targets = _microbatches("targets", targets, m) if last else []
+        self._flying: dict[tuple[int, int], _Flight] = {}
+        self._halves: dict[tuple[int, int], SplitBackward] = {}  # whose W is to come
+        self.losses: dict[int, Tensor] = {}
+        self.mail = Mailbox(pipeline.routes, _device(self._stages))
+
+    def do(self, item: Action | Pair) -> None:
+        """Takes what the item uses, computes, and sends. In a Pair, forward comes first."""
+        actions = item if type(item) is Pair else (item,)
+        used = [self._take(action) for action in actions]
+        with self._pipeline.pace(item):
+            made = [self._compute(action, used.pop(0)) for action in actions]
+        for action in actions:
+            self._give(action, made.pop(0))
+
+    def _take(self, action: Action) -> Tensor | None:
+        """A forward's input, or the gradient of the stage's output."""
+        if (message := self._pipeline.routes.used_by(action)) is not None:
+            return self.mail.take(message)
+        return self._inputs[action.microbatch] if action.kind == FORWARD else None
+
+    def _give(self, action: Action, made: Tensor | None) -> None:
+        if (message := self._pipeline.routes.made_by(action)) is not None:
+            self.mail.give(message, made)
+
+    def _compute(self, action: Action, used: Tensor | None) -> Tensor | None:
+        kind, s, k = action
+        with self._accumulating(action):
+            if kind == FORWARD:
+                return self._forward(s, k, used)
+            if kind == WEIGHT:
+                return self._weight_gradients(s, k)
+            return self._backward(s, k, used, whole=kind == BACKWARD)
+
+    def _accumulating(self, action: Action) -> AbstractContextManager:
+        """In it, gradients stay on this rank. Those of a stage's last B or W may leave."""
+        stage = self._stages[action.stage]
+        may_leave = action == self._pipeline.last[action.stage]
+        if may_leave or not isinstance(stage, (DataParallel, FullyShardedDataParallel)):
+            return nullcontext()
+        return stage.no_sync()
+
+    def _forward(self, s: int, k: int, x: Tensor) -> Tensor | None:
+        stage = self._stages[s]
+        x = x.detach().requires_grad_(s > 0 and x.is_floating_point())
+        split = SplitBackward(_inner(stage)) if (s, k) in self._pipeline.splits else None
+        with split or nullcontext():
+            y = stage(
+                x.view_as(x)
+            )  # FSDP has hooks on its input: on a leaf, I keeps silent
+        made = _checked(y, s).detach()
+        if s == self._final:
+            y = self._loss(y, k)
+        else:
+            self.mail.expect_gradient(s, k, made)
+        edge = get_gradient_edge(y) if y.requires_grad else None
+        self._flying[s, k] = _Flight(x, edge, split)
+        return made
+
+    def _loss(self, y: Tensor, k: int) -> Tensor:
+        """The micro-batch's share of the loss, that of the mean over the batch."""
+        targets, rows = self._targets[k], sum(map(len, self._targets))
+        loss = self._pipeline.loss(y, targets)
+        if loss.dim():
+            raise ValueError(
+                f"the loss has shape {tuple(loss.shape)}: give one that is a scalar, the "
+                "mean over what it is called with"
+            )
+        loss = loss * (len(targets) / rows)
+        self.losses[k] = loss.detach()
+        return loss
+
+    def _backward(self, s: int, k: int, grad: Tensor | None, whole: bool) -> Tensor | None:
+        """B or I: the gradient of the stage's input, zeros where nothing depends on it."""
+        x, y, split = self._flying.pop((s, k))
+        found = None
+        if s == self._final:
+            grad = torch.ones_like(self.losses[k])
+        if y is not None and whole:
+            torch.autograd.backward([y], [grad])
+            found = x.grad
+        elif y is not None:
+            found = split.input_gradient(y, grad, x if x.requires_grad else None)
+            self._halves[s, k] = split
+        return torch.zeros_like(x) if found is None and s > 0 else found
+
+    def _weight_gradients(self, s: int, k: int) -> None:
+        if (split := self._halves.pop((s, k), None)) is not None:
+            split.weight_gradients()
+
+
+def _microbatches(name: str, batch: Tensor | None, m: int) -> list[Tensor]:
+    """m parts of the batch, whose sizes differ by one at most."""
+    if batch is None:
+        raise ValueError(f"this rank has a stage that needs {name}: give them")
+    if len(batch) < m:
+        raise ValueError(
+            f"{name} of {len(batch)} rows in m={m} micro-batches: each needs one; give "
+            f"{m} or more, or a schedule of at most {len(batch)} micro-batches"
+        )
+    return list(batch.tensor_split(m))
+
+
+def _checked(y: object, s: int) -> Tensor:
+    if not isinstance(y, Tensor):
+        raise ValueError(
+            f"stage {s} gave a {type(y).__name__}: a stage is from one tensor to one tensor"
+        )
+    return y
+
+
+def _inner(stage: nn.Module) -> nn.Module:
+    """The stage itself, without what shards it or averages its gradients."""
+    while isinstance(stage, (DataParallel, Zero3)):
+        stage = stage.module
+    return stage
+
+
+def _device(stages: Mapping[int, nn.Module]) -> torch.device:
+    tensors = (p for stage in stages.values() for p in stage.parameters())
+    return next((p.device for p in tensors), torch.device("cpu"))
+
+
+def _check_ranks(schedule: Schedule, size: int) -> None:
+    if len(schedule.ranks) != size:
+        raise ValueError(
+            f"{schedule.name} is for {len(schedule.ranks)} ranks and the group has {size}: "
+            f"make the schedule for p={size}, or give a group of {len(schedule.ranks)}"
+        )
+
+
+def _check_stages(stages: Mapping[int, nn.Module], schedule: Schedule, rank: int) -> None:
+    own = [s for s, owner in enumerate(schedule.placement) if owner == rank]
+    if sorted(stages) != own:
+        raise ValueError(
+            f"stages {sorted(stages)} given to rank {rank}: {schedule.name} places {own} "
+            "there; give these"
+        )

@@ -1,0 +1,126 @@
+"""A GPT cut into the stages of a pipeline, so that the costliest stage costs least.
+
+    stages = split(model, 4)
+    pipeline = Pipeline({2: stages[2]}, schedule, loss=loss)     # on the rank of stage 2
+
+The embedding and the head are parts as the layers are: they cost something too, and may end
+up with fewer layers beside them, or none.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+
+class Shared(NamedTuple):
+    """A parameter that several stages use, such as an embedding that is also the head."""
+
+    parameter: nn.Parameter
+    stages: tuple[int, ...]
+
+
+class Stage(nn.Module):
+    """Some neighbouring parts of a model, one after another.
+
+    shared: which of its parameters are in other stages, too. Pipeline adds up their
+    gradients.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], shared: Sequence[Shared] = ()):
+        super().__init__()
+        self.parts, self.shared = nn.ModuleList(parts), tuple(shared)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def split(
+    model: nn.Module, stages: int, costs: Sequence[float] | None = None
+) -> list[Stage]:
+    """The model in so many stages, which share its parameters.
+
+    model: has .embedding, .layers and .head. costs: of each of these parts, in any unit,
+    the layers one by one; None for what products with the weights cost: nothing in the
+    embedding, whose rows are only looked up.
+    Raises ValueError for more stages than parts, and for costs that are not one a part.
+    """
+    parts = [model.embedding, *model.layers, model.head]
+    costs = [cost(part) for part in parts] if costs is None else list(costs)
+    if len(costs) != len(parts):
+        raise ValueError(f"{len(costs)} costs for {len(parts)} parts: give one for each")
+    ends = [0, *accumulate(balanced(costs, stages))]
+    cut = [parts[ends[s] : ends[s + 1]] for s in range(stages)]
+    return [Stage(cut[s], _shared(cut, s)) for s in range(stages)]
+
+
+def balanced(costs: Sequence[float], stages: int) -> list[int]:
+    """How many neighbouring parts each stage gets, at least one.
+
+    The largest sum of a stage is the smallest that there is; among such cuts, the one whose
+    other stages are nearest to equal (by the sum of squares).
+    Raises ValueError for more stages than parts, none, or a cost below 0.
+    """
+    n = len(costs)
+    if type(stages) is not int or not 1 <= stages <= n:
+        raise ValueError(
+            f"stages={stages!r}: the model has {n} parts (the embedding, {n - 2} layers "
+            f"and the head), and each stage needs one; give 1 to {n}, or more layers"
+        )
+    if min(costs) < 0:
+        raise ValueError(f"a cost of {min(costs)}: give 0 or more")
+    sums = [0.0, *accumulate(costs)]
+    candidates = sorted({sums[j] - sums[i] for j in range(n + 1) for i in range(j)})
+    fits = partial(_fits, sums, stages)
+    most = candidates[bisect_left(candidates, True, key=fits)]
+    # even[e]: the parts before e, in the stages so far: (sum of squares, sizes).
+    even = {0: (0.0, ())}
+    for stage in range(1, stages + 1):
+        ends = range(stage, n - (stages - stage) + 1)
+        cuts = {end: _extended(even, sums, end, most) for end in ends}
+        even = {end: min(found) for end, found in cuts.items() if found}
+    return list(even[n][1])
+
+
+def _fits(sums: list[float], stages: int, most: float) -> bool:
+    """Do so many stages do, of which none costs more?"""
+    begin, n = 0, len(sums) - 1
+    for _ in range(stages):
+        ends = (end for end in range(n, begin, -1) if sums[end] - sums[begin] <= most)
+        begin = next(ends, begin)
+    return begin == n
+
+
+def _extended(
+    even: dict[int, tuple], sums: list[float], end: int, most: float
+) -> list[tuple]:
+    """The cuts of the parts before `end`, by where their last stage begins."""
+    cuts = []
+    for begin, (squares, sizes) in even.items():
+        if begin < end and (own := sums[end] - sums[begin]) <= most:
+            cuts.append((squares + own**2, (*sizes, end - begin)))
+    return cuts
+
+
+def cost(part: nn.Module) -> float:
+    """Elements of the weights that the part multiplies by: its FLOPs ÷ 6 a token.
+
+    Not counted: attention's scores, the same in every layer.
+    """
+    looked_up = {m.weight for m in part.modules() if isinstance(m, nn.Embedding)}
+    return sum(p.numel() for p in part.parameters() if p.dim() > 1 and p not in looked_up)
+
+
+def _shared(cut: list[list[nn.Module]], stage: int) -> list[Shared]:
+    """The stage's parameters that are in other stages, too, in the order of the model."""
+    of = [{p for part in parts for p in part.parameters()} for parts in cut]
+    model = dict.fromkeys(p for parts in cut for part in parts for p in part.parameters())
+    used = {
+        p: tuple(s for s in range(len(cut)) if p in of[s]) for p in model if p in of[stage]
+    }
+    return [Shared(p, stages) for p, stages in used.items() if len(stages) > 1]

@@ -1,0 +1,263 @@
+"""Proves that a schedule can run: each action once, without deadlock, under a memory cap.
+
+The messages, as a runtime posts them. Before an action a rank waits for its inputs; their
+receives are posted in the order of the table, some of them ahead. After an action it starts
+to send the output and goes on. A send is synchronous: it is over when it is received, and a
+rank waits for its sends only at the end of its table, or where it knows that they are over.
+The outputs that cross one boundary between two stages go one after another, and so do the
+gradients: a lane each. (With tags one may overtake another; not every backend has tags.)
+
+Then a table deadlocks in two cases only: ranks wait for each other in a circle, or a lane's
+messages are received in another order than they are sent. `verify` refuses both.
+"""
+
+from collections.abc import Iterator
+
+from manyranks.parallel.pipeline.actions import (
+    FORWARD,
+    INPUT,
+    KINDS,
+    NEEDS,
+    PARTS,
+    WEIGHT,
+    Action,
+    Pair,
+    Schedule,
+    singles,
+)
+
+# Of F, I or W and a stage: by micro-batch, where in the row of its rank.
+Positions = dict[tuple[str, int], dict[int, int]]
+
+
+def verify(schedule: Schedule, memory: int | None = None) -> None:
+    """Raises ValueError for a schedule that cannot run, with the wrong cell of the table.
+
+    memory: most activations that a rank may hold at once, each of one micro-batch in one
+    stage, from its F to its B or W. See the top of this file for what is proved.
+    """
+    _check_placement(schedule)
+    positions = _check_complete(schedule)
+    _check_rows(schedule, positions)
+    _check_lanes(schedule, positions)
+    _check_order(schedule, positions)
+    if memory is not None:
+        _check_memory(schedule, memory)
+
+
+def peaks(schedule: Schedule) -> tuple[int, ...]:
+    """Most activations that each rank holds, each of one micro-batch in one stage."""
+    ranks = range(len(schedule.ranks))
+    return tuple(max(held(schedule, rank), default=0) for rank in ranks)
+
+
+def held(schedule: Schedule, rank: int) -> Iterator[int]:
+    """How many activations the rank holds after each of its `schedule.actions(rank)`.
+
+    One comes with an F and goes with the B or W of the same micro-batch and stage.
+    """
+    count = 0
+    for kind, _, _ in schedule.actions(rank):
+        count += 1 if kind == FORWARD else -(WEIGHT in PARTS[kind])
+        yield count
+
+
+def _check_placement(schedule: Schedule) -> None:
+    p, m, placement = len(schedule.ranks), schedule.microbatches, schedule.placement
+    if type(m) is not int or m < 1:
+        raise ValueError(f"microbatches={m!r}: must be a whole number, 1 or more")
+    if not placement or not set(placement) <= set(range(p)):
+        raise ValueError(f"placement={placement}: give each stage a rank from 0 to {p - 1}")
+
+
+def _check_complete(schedule: Schedule) -> Positions:
+    """Each F, I and W once, also in a B, on the rank of its stage. Returns where."""
+    m, placement = schedule.microbatches, schedule.placement
+    found = {
+        (kind, s): {} for kind in (FORWARD, INPUT, WEIGHT) for s in range(len(placement))
+    }
+    for rank, items in enumerate(schedule.ranks):
+        for position, item in enumerate(items):
+            for kind, stage, i in singles(item):
+                for part in PARTS.get(kind, (kind,)):
+                    done = found.get((part, stage))
+                    known = done is not None and placement[stage] == rank and 0 <= i < m
+                    if not known or i in done:
+                        problem = _misplaced(schedule, rank, Action(part, stage, i))
+                        raise _error(schedule, rank, position, problem)
+                    done[i] = position
+    for (kind, stage), done in found.items():
+        for i in range(m) if len(done) < m else ():
+            if i not in done:
+                rank, missing = placement[stage], Action(kind, stage, i)
+                end = len(schedule.ranks[rank])
+                raise _error(schedule, rank, end, f"{missing} is missing")
+    return found
+
+
+def _misplaced(schedule: Schedule, rank: int, action: Action) -> str:
+    """Why the action cannot stand in this rank's table."""
+    kind, stage, i = action
+    if kind not in KINDS:
+        return f"{action}: no such action; its kind must be one of {', '.join(KINDS)}"
+    if not 0 <= stage < schedule.stages:
+        return f"{action}: no such stage; there are 0 to {schedule.stages - 1}"
+    if not 0 <= i < schedule.microbatches:
+        return f"{action}: no such micro-batch; there are 0 to {schedule.microbatches - 1}"
+    if schedule.placement[stage] != rank:
+        return (
+            f"{action} is not this rank's: the stage is on rank {schedule.placement[stage]}"
+        )
+    return f"{action} is done twice"
+
+
+def _check_rows(schedule: Schedule, positions: Positions) -> None:
+    """What an action needs of its own rank stands before it in the row."""
+    placement = schedule.placement
+    for (kind, stage), own in positions.items():
+        for needed, offset in NEEDS[kind]:
+            before = positions.get((needed, stage + offset), {})
+            if not before or placement[stage + offset] != placement[stage]:
+                continue
+            for i, position in own.items():
+                if before[i] > position or (before[i] == position and kind != WEIGHT):
+                    rank, need = placement[stage], Action(needed, stage + offset, i)
+                    item = _name(schedule.ranks[rank][position])
+                    problem = f"{item} comes before {need}, which it needs"
+                    raise _error(schedule, rank, position, problem)
+
+
+def _check_lanes(schedule: Schedule, positions: Positions) -> None:
+    """What crosses a boundary between stages is received in the order of sending."""
+    for s, rank in enumerate(schedule.placement[:-1]):
+        if rank != schedule.placement[s + 1]:
+            for kind, source, to in ((FORWARD, s, s + 1), (INPUT, s + 1, s)):
+                if list(positions[kind, source]) != list(positions[kind, to]):
+                    raise _crossed(schedule, positions, kind, source, to)
+
+
+def _crossed(
+    schedule: Schedule, positions: Positions, kind: str, source: int, to: int
+) -> ValueError:
+    both = zip(positions[kind, source], positions[kind, to], strict=True)
+    sent, wanted = next((sent, wanted) for sent, wanted in both if sent != wanted)
+    sender, taker = schedule.placement[source], schedule.placement[to]
+    waits, first = Action(kind, source, wanted), Action(kind, source, sent)
+    problem = (
+        f"deadlock: {Action(kind, to, wanted)} waits for {waits}, but\n"
+        f"  rank {sender} first sends what {first} gives, and a synchronous send\n"
+        f"  ends when it is received: at position {positions[kind, to][sent]} of this rank"
+    )
+    return _error(schedule, taker, positions[kind, to][wanted], problem)
+
+
+def _check_order(schedule: Schedule, positions: Positions) -> None:
+    """Lets every rank go on as far as it can. Those held in the end wait in a circle."""
+    done: dict[tuple[str, int], set[int]] = {key: set() for key in positions}
+    waiting: dict[Action, int] = {}  # for what; who
+    hosts = [_host(schedule, rank, done, waiting) for rank in range(len(schedule.ranks))]
+    running = list(range(len(hosts)))
+    while running:
+        running += next(hosts[running.pop()], ())
+    if waiting:
+        raise _circle(schedule, positions, waiting, done)
+
+
+def _host(
+    schedule: Schedule, rank: int, done: dict, waiting: dict[Action, int]
+) -> Iterator:
+    """Goes through the rank's table. Where it is held, says whom it has set free."""
+    freed: list[int] = []
+    for item in schedule.ranks[rank]:
+        actions = singles(item)
+        for kind, stage, i in actions:
+            for needed, offset in NEEDS[kind]:
+                over = done.get((needed, stage + offset))
+                if over is not None and i not in over:
+                    waiting[Action(needed, stage + offset, i)] = rank
+                    yield freed
+                    freed = []
+        for kind, stage, i in actions:
+            for part in PARTS[kind]:
+                done[part, stage].add(i)
+                if (part, stage, i) in waiting:
+                    freed.append(waiting.pop((part, stage, i)))
+    yield freed
+
+
+def _circle(
+    schedule: Schedule, positions: Positions, waiting: dict, done: dict
+) -> ValueError:
+    """The error that names the ranks that wait for each other."""
+    needed = {rank: need for need, rank in waiting.items()}
+    path = [min(needed)]
+    while (after := schedule.placement[needed[path[-1]].stage]) not in path:
+        path.append(after)
+    circle = path[path.index(after) :]
+    at = {rank: _reached(schedule, rank, done) for rank in circle}
+    lines = []
+    for rank in circle:
+        kind, stage, i = need = needed[rank]
+        there = f"rank {schedule.placement[stage]} does at position"
+        there = f"{there} {positions[kind, stage][i]}"
+        here = (
+            f"rank {rank} at position {at[rank]}, {_name(schedule.ranks[rank][at[rank]])}"
+        )
+        lines.append(f"  {here}, waits for {need}, which {there}")
+    return _error(schedule, circle[0], at[circle[0]], "\n".join(["deadlock:", *lines]))
+
+
+def _reached(schedule: Schedule, rank: int, done: dict) -> int:
+    """The position of the first of the rank's actions that is not done."""
+    for position, item in enumerate(schedule.ranks[rank]):
+        kind, stage, i = singles(item)[0]
+        if i not in done[PARTS[kind][0], stage]:
+            return position
+    return len(schedule.ranks[rank])
+
+
+def _check_memory(schedule: Schedule, memory: int) -> None:
+    for rank, items in enumerate(schedule.ranks):
+        counts = held(schedule, rank)
+        for position, item in enumerate(items):
+            count = max(next(counts) for _ in singles(item))
+            if count > memory:
+                problem = f"{_name(item)} makes {count} activations in flight; "
+                raise _error(schedule, rank, position, f"{problem}the cap is {memory}")
+
+
+def _name(item: Action | Pair) -> str:
+    return " with ".join(map(str, singles(item)))
+
+
+def _error(schedule: Schedule, rank: int, position: int, problem: str) -> ValueError:
+    where = f"{schedule.name}, rank {rank}, position {position}"
+    return ValueError(f"{where}: {problem}\n{excerpt(schedule, rank, position)}")
+
+
+def excerpt(schedule: Schedule, rank: int, position: int, around: int = 3) -> str:
+    """A cell of the table in brackets, with its neighbours; a row is a rank."""
+    columns = range(max(0, position - around), position + around + 1)
+    rows = range(max(0, rank - 1), min(len(schedule.ranks), rank + 2))
+    lines = [["position", *(f" {c} " for c in columns)]]
+    for r in rows:
+        cells = {c: _cell(schedule, r, c) for c in columns}
+        row = {c: f" {cell} " for c, cell in cells.items()}
+        if r == rank:
+            row[position] = f"[{cells[position]}]"
+        lines.append([f"rank {r}", *row.values()])
+    width = max(len(cell) for line in lines for cell in line[1:])
+    text = (f"{line[0]:>10}" + "".join(f"{c:>{width}}" for c in line[1:]) for line in lines)
+    return "\n".join(line.rstrip() for line in text)
+
+
+def _cell(schedule: Schedule, rank: int, position: int) -> str:
+    """Such as F3; where ranks have several stages, F3s5 for stage 5."""
+    items = schedule.ranks[rank]
+    if position >= len(items):
+        return "."
+    several = schedule.stages > len(schedule.ranks)
+    return "+".join(
+        f"{kind}{i}" + (f"s{stage}" if several else "")
+        for kind, stage, i in singles(items[position])
+    )

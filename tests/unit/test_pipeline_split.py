@@ -1,0 +1,221 @@
+"""parallel.pipeline.split and split_backward: balanced stages, and a backward in two halves that is the same to the bit."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from manyranks.parallel.pipeline.split import Stage, balanced, cost, split
+from manyranks.parallel.pipeline.split_backward import SplitBackward
+from manyranks.training.config import GPTConfig
+from manyranks.training.gpt import GPT, loss
+
+
+def gpt(layers: int = 4, **options) -> GPT:
+    return GPT(GPTConfig(layers, 8, 2, vocab=11, seq=5, **options)).double()
+
+
+def sums(costs: list[float], sizes: tuple[int, ...]) -> list[float]:
+    ends = [0, *itertools.accumulate(sizes)]
+    return [sum(costs[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
+def test_no_other_cut_has_a_cheaper_largest_stage_nor_a_more_even_one(costs, data):
+    n = len(costs)
+    stages = data.draw(st.integers(1, n))
+
+    def worth(sizes):
+        own = sums(costs, sizes)
+        return max(own), sum(c * c for c in own)
+
+    cuts = ((0, *cut, n) for cut in itertools.combinations(range(1, n), stages - 1))
+    best = min(worth(tuple(b - a for a, b in itertools.pairwise(cut))) for cut in cuts)
+    sizes = balanced(costs, stages)
+    assert sum(sizes) == n
+    assert min(sizes) >= 1
+    assert worth(tuple(sizes)) == best
+
+
+@pytest.mark.parametrize("stages", [0, 7, 2.0, True])
+def test_more_stages_than_parts_or_none_are_refused(stages):
+    with pytest.raises(ValueError, match=r"the model has 6 parts \(the embedding, 4 layers and the head\).*give 1 to 6"):
+        split(gpt(), stages)
+
+
+def test_costs_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="3 costs for 6 parts"):
+        split(gpt(), 2, costs=[1, 2, 3])
+    with pytest.raises(ValueError, match="a cost of -1"):
+        balanced([1, -1], 2)
+
+
+def test_the_embedding_is_looked_up_and_costs_nothing_but_the_head_does():
+    model = gpt()
+    assert cost(model.embedding) == 0
+    assert cost(model.head) == 11 * 8
+    assert cost(model.layers[0]) == sum(p.numel() for p in model.layers[0].parameters() if p.dim() == 2)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 6])
+def test_the_stages_one_after_another_are_the_model_and_share_its_parameters(stages):
+    model, x = gpt(), torch.randint(0, 11, (2, 5))
+    parts = split(model, stages)
+    y = x
+    for stage in parts:
+        y = stage(y)
+    assert torch.equal(y, model(x))
+    theirs = set(model.parameters())
+    assert {p for stage in parts for p in stage.parameters()} == theirs
+
+
+def test_every_stage_knows_which_of_its_parameters_others_have():
+    model = gpt(tied=True)
+    first, *between, last = split(model, 4)
+    for stage in (first, last):
+        assert [(one.parameter is model.head.projection.weight, one.stages) for one in stage.shared] == [(True, (0, 3))]
+    assert not any(stage.shared for stage in between)
+    assert not any(stage.shared for stage in split(gpt(tied=False), 4))
+
+
+# A backward in two halves.
+
+
+def both_ways(model: nn.Module, x: torch.Tensor, grad: torch.Tensor | None = None) -> None:
+    """Twice: gradients of a plain backward, and of I then W, which add up to the same bits."""
+    own = list(model.parameters())
+    found = []
+    for halves in (False, True):
+        model.zero_grad()
+        into = []
+        for _ in range(2):
+            leaf = x.detach().requires_grad_(x.is_floating_point())
+            if halves:
+                split = SplitBackward(model)
+                with split:
+                    y = model(leaf.view_as(leaf))
+                y = y if grad is not None else loss(y, leaf)
+                before = [p.grad if p.grad is None else p.grad.clone() for p in own]
+                into.append(split.input_gradient(y, grad, leaf if leaf.requires_grad else None))
+                for was, p in zip(before, own, strict=True):
+                    assert (was is None and p.grad is None) or torch.equal(was, p.grad)
+                split.weight_gradients()
+            else:
+                y = model(leaf)
+                y = y if grad is not None else loss(y, leaf)
+                y.backward(grad)
+                into.append(leaf.grad)
+        found.append([*into, *(p.grad for p in own)])
+    for plain, split in zip(*found, strict=True):
+        assert (plain is None and split is None) or torch.equal(plain, split)
+
+
+@pytest.mark.parametrize("style", ["llama", "gpt2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_gpt_s_gradients_are_the_same_to_the_bit(style, tied):
+    both_ways(gpt(style=style, tied=tied), torch.randint(0, 11, (3, 5)))
+
+
+class Odd(nn.Module):
+    """A linear layer used twice, one that is frozen, one with a frozen bias, a convolution, and one that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.frozen, self.bias = (nn.Linear(6, 6) for _ in range(3))
+        self.convolution = nn.Conv1d(2, 2, 3, padding=1)
+        self.nobody = nn.Linear(6, 6)
+        self.free = nn.Parameter(torch.ones(6, 6))
+        self.frozen.requires_grad_(False)
+        self.bias.bias.requires_grad_(False)
+
+    def forward(self, x):
+        x = torch.relu(self.twice(x))
+        x = self.frozen(self.twice(x)) + nn.functional.linear(x, self.free)
+        return self.bias(self.convolution(x)[..., None, :]).squeeze(-2)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, nn.Sequential])
+def test_any_module_s_gradients_are_the_same_to_the_bit(wrap):
+    torch.manual_seed(0)
+    both_ways(wrap(Odd()).double(), torch.randn(4, 2, 6).double(), torch.randn(4, 2, 6).double())
+
+
+def test_rows_without_a_batch_and_no_gradients_at_all_work():
+    model = nn.Linear(3, 3).double()
+    both_ways(model, torch.randn(3).double(), torch.ones(3).double())
+    with torch.no_grad(), SplitBackward(model):
+        assert not model(torch.ones(2, 3).double()).requires_grad
+
+
+def test_the_weights_product_is_not_made_before_w_and_what_is_set_aside_goes_with_it():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4)), torch.randn(3, 4)
+    products = []
+    split = SplitBackward(model)
+    with split:
+        y = model(x).sum()
+    with torch.profiler.profile() as profile:
+        split.input_gradient(y, None, None)
+    products.append(sum(event.count for event in profile.key_averages() if event.key == "aten::mm"))
+    with torch.profiler.profile() as profile:
+        split.weight_gradients()
+    products.append(sum(event.count for event in profile.key_averages() if event.key == "aten::mm"))
+    assert products == [1, 2]  # the first layer's input needs no gradient
+    assert split._aside == []
+
+
+def test_hooks_on_a_parameter_see_its_gradient_once_and_in_w():
+    model, seen = gpt(tied=True), []
+    for name, p in model.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: seen.append(name))
+    x, split = torch.randint(0, 11, (2, 5)), SplitBackward(model)
+    with split:
+        y = loss(model(x), x)
+    split.input_gradient(y, None, None)
+    assert seen == []
+    split.weight_gradients()
+    assert sorted(seen) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_a_hook_that_changes_a_gradient_does_so_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)).double()
+    for p in model.parameters():
+        p.register_hook(lambda grad: 2 * grad)
+    both_ways(model, torch.randn(4, 6).double(), torch.randn(4, 6).double())
+
+
+def test_the_module_is_as_before_after_a_forward_that_raised():
+    model = Stage([nn.Linear(2, 2)])
+    with pytest.raises(RuntimeError), SplitBackward(model):
+        model(torch.ones(3, 3))
+    assert "forward" not in vars(model.parts[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_under_autocast_gradients_are_those_of_a_plain_backward(dtype):
+    torch.manual_seed(0)
+    model, x, found = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(6, 8), []
+    for halves in (False, True):
+        model.zero_grad()
+        split = SplitBackward(model)
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+            if halves:
+                with split:
+                    y = model(leaf)
+            else:
+                y = model(leaf)
+        if halves:
+            into = split.input_gradient(y.float().sum(), None, leaf)
+            split.weight_gradients()
+        else:
+            y.float().sum().backward()
+            into = leaf.grad
+        found.append([into, *(p.grad for p in model.parameters())])
+    for plain, split in zip(*found, strict=True):
+        assert plain.dtype == split.dtype == torch.float32
+        assert torch.allclose(plain, split, rtol=1e-2, atol=1e-2)
