@@ -8,17 +8,20 @@ from itertools import combinations
 import pytest
 
 from manyranks import grade
-from manyranks.grade.checkpointing import budget, choosing, sharing
+from manyranks.grade.checkpointing import budget, chains, sharing
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     checkpointing_alike,
     checkpointing_chain,
     checkpointing_choose,
+    checkpointing_hidden,
     checkpointing_kept,
     checkpointing_ready,
     checkpointing_selective,
     checkpointing_shared,
     checkpointing_single,
+    checkpointing_slips,
+    checkpointing_unusual,
 )
 
 FILES = (
@@ -29,7 +32,10 @@ FILES = (
     checkpointing_choose,
     checkpointing_shared,
     checkpointing_ready,
+    checkpointing_hidden,
+    checkpointing_slips,
 )
+RIGHT = [*checkpointing_alike.ANSWERS, *checkpointing_unusual.ANSWERS]
 ZOO = [answer for file in FILES for answer in file.ZOO]
 TASKS = {"checkpoint": 7, "checkpoint_sqrt": 4, "selective": 2, "choose": 4, "shared_checkpoint": 5}
 FIVE = {  # that the exercise is about -> words of the report on those answers
@@ -42,12 +48,28 @@ FIVE = {  # that the exercise is about -> words of the report on those answers
 MISSED = [
     ("checkpoint", "does_nothing"),
     ("checkpoint", "KeepsTheGraph"),
+    ("checkpoint", "KeepsArrays"),
+    ("checkpoint", "KeepsFiles"),
     ("checkpoint_sqrt", "does_nothing"),
+    ("checkpoint_sqrt", "makes_every_layer_a_checkpoint"),
+    ("checkpoint_sqrt", "makes_one_segment_of_all_but_the_last"),
     ("selective", "does_nothing"),
+    ("selective", "checkpoints_the_whole_layer"),
     ("choose", "chooses_all"),
     ("choose", "chooses_none"),
+    ("choose", "tries_all"),
+    ("choose", "frees_most_bytes_first"),
+    ("choose", "drops_the_dearest_first"),
     ("shared_checkpoint", "does_nothing"),
     ("shared_checkpoint", "KeepsAllOfX"),
+]
+PARTS = [
+    ("checkpoint", "FailsWhereNothingLearns"),
+    ("checkpoint", "GivesApplyNothingMore"),
+    ("checkpoint_sqrt", "divides_by_the_checkpoints"),
+    ("choose", "raises_something_else"),
+    ("choose", "returns_none_where_nothing_fits"),
+    ("shared_checkpoint", "FailsWhereNothingLearnsOnRanks"),
 ]
 EXERCISE = Exercise("04_checkpointing")
 
@@ -87,7 +109,7 @@ def test_other_tasks_do_not_depend_on_the_first(task, shared_ranks):
 
 
 def test_the_notebook_shows_what_checks_use():
-    for kind in (budget.Layer, budget.peak):
+    for kind in (budget.Cost, budget.peak):
         assert EXERCISE.source("exercises", kind.__name__) == inspect.getsource(kind).strip()
 
 
@@ -125,42 +147,46 @@ def test_who_misses_the_idea_of_a_task_gets_a_third_at_most(missed, report_of):
     assert report.points <= report.out_of / 3, report
 
 
+@pytest.mark.parametrize("slip", PARTS)
+def test_a_slip_in_a_late_scene_leaves_more_than_half_of_the_points(slip, report_of):
+    report = report_of(next(answer for answer in ZOO if (answer.task, answer.function.__name__) == slip))
+    assert report.out_of / 2 <= report.points < report.out_of, report
+
+
 @pytest.mark.parametrize("mistake", FIVE)
 def test_the_five_mistakes_that_the_exercise_is_about(mistake, report_of):
     name, words = FIVE[mistake]
     assert words in repr(report_of(next(answer for answer in ZOO if answer.function.__name__ == name)))
 
 
-@pytest.mark.parametrize(
-    ("task", "answer"), checkpointing_alike.ANSWERS, ids=[f"{t}-{f.__name__}" for t, f in checkpointing_alike.ANSWERS]
-)
+@pytest.mark.parametrize(("task", "answer"), RIGHT, ids=[f"{task}-{answer.__name__}" for task, answer in RIGHT])
 def test_other_right_answers_get_full_marks(task, answer, shared_ranks):
     report = check(task, made(answer))
     assert (report.passed, report.points) == (True, report.out_of), report
 
 
-@pytest.mark.parametrize("note", choosing.chains())
+@pytest.mark.parametrize("note", chains.chains())
 def test_the_best_choice_is_that_of_trying_all_where_they_can_be_tried(note):
-    chain = choosing.chains()[note]
+    chain = chains.chains()[note]
     n = len(chain.layers)
     if n > 10:
-        assert choosing.best(chain.layers, chain.budget)
+        assert chains.best(chain.layers, chain.budget)
         return
     every = [chosen for count in range(n + 1) for chosen in combinations(range(n), count)]
     fits = [chosen for chosen in every if budget.peak(chain.layers, chosen) <= chain.budget]
-    best = choosing.best(chain.layers, chain.budget)
+    best = chains.best(chain.layers, chain.budget)
     assert (best is None) == (not fits)
     if fits:
         assert best in fits
-        assert choosing.flops(chain.layers, best) == min(choosing.flops(chain.layers, chosen) for chosen in fits)
+        assert chains.flops(chain.layers, best) == min(chains.flops(chain.layers, chosen) for chosen in fits)
 
 
 @pytest.mark.parametrize("chosen", [(), (0,), (1, 3), (4,), (0, 1, 2, 3, 4)])
 def test_what_a_choice_costs_and_holds_is_what_is_measured(chosen):
-    shapes = choosing.chains()["with 5 layers"].shapes
+    shapes = chains.chains()["with 5 layers"].shapes
     layers = [shape.layer for shape in shapes]
-    measured = choosing.measured(shapes, list(chosen))
-    assert measured == (choosing.flops(layers, chosen), budget.peak(layers, chosen))
+    measured = chains.measured(shapes, list(chosen))
+    assert measured == (chains.flops(layers, chosen), budget.peak(layers, chosen))
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -28,6 +28,7 @@ class Task:
 
     aspects: ClassVar[tuple[Aspect, ...]]
     sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)
+    part: ClassVar[bool] = False  # whether cases that ended well count where a later one did not
 
     def refusal(self, tried: list[Trial]) -> Finding | None:
         """Why there are no points at all, if so."""
@@ -113,7 +114,14 @@ def _once(lines: list[Line]) -> tuple[Line, ...]:
 
 
 def _share(task: Task, done: list[Judged]) -> float:
-    """Of the points."""
+    """Of the points; where cases count in part, those that ended well as if they were all, times their part of all."""
+    if not task.part:
+        return _share_of(task, done)
+    ended = [one for one in done if one.verdicts]
+    return _share_of(task, ended) * len(ended) / sum(len(task.cases(n)) for n in task.sizes)
+
+
+def _share_of(task: Task, done: list[Judged]) -> float:
     worlds = [[one for one in done if one.trial.case.n == n] for n in task.sizes]
     values = [_all_hold(task.aspects[0], world) for world in worlds]
     share = 0.0

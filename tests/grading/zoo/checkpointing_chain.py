@@ -119,12 +119,12 @@ def nests(checkpoint, layers, x):
     return in_segments(checkpoint, [*inner[: sum(ends[:-1])], *layers[sum(ends[:-1]) :]], x, ends)
 
 
-@wrong(TASK, "one layer is one segment, the last: no checkpoint", right_values=True)
+@wrong(TASK, "with N = 1 there is no checkpoint", right_values=True)
 def checkpoints_a_single_layer(checkpoint, layers, x):
     return in_segments(checkpoint, layers, x, lengths_of(len(layers)), last=len(layers) == 1)
 
 
-@wrong(TASK, "with 1 layer, rank 0 raised")
+@wrong(TASK, "with N = 1 there is no checkpoint", right_values=True)
 def takes_more_than_one_layer_for_granted(checkpoint, layers, x):
     lengths = lengths_of(len(layers))
     _ = lengths[1]

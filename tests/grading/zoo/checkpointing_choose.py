@@ -72,7 +72,7 @@ def frees_most_bytes_a_flop_first(layers, budget):
     return one_after_the_other(layers, budget, by(layers, lambda layer: (layer.input - layer.saved) / layer.forward))
 
 
-@wrong(TASK, "it is not the number of layers that counts, but their FLOPs", right_values=True)
+@wrong(TASK, "computes 664", right_values=True)
 def frees_most_bytes_a_flop_first_and_drops_what_is_too_much(layers, budget):
     mine = set(frees_most_bytes_a_flop_first(layers, budget))
     for k in sorted(mine, key=lambda k: -layers[k].forward):
@@ -131,7 +131,7 @@ def takes_those_that_save_more_than_the_mean(layers, budget):
     return {k for k, layer in enumerate(layers) if layer.saved > mean}
 
 
-@wrong(TASK, "with the least budget", right_values=False)
+@wrong(TASK, "a choice that holds just the budget fits, too: <=, not <", right_values=False)
 def leaves_no_byte_free(layers, budget):
     """< where <= is meant."""
     return chosen(layers, budget - 1)
@@ -153,7 +153,7 @@ def always_raises(layers, budget):
     raise ValueError("nothing fits")
 
 
-@wrong(TASK, "where nothing fits, raise ValueError")
+@wrong(TASK, "in which nothing fits, choose returned None", right_values=True)
 def returns_none_where_nothing_fits(layers, budget):
     try:
         return chosen(layers, budget)
@@ -161,7 +161,7 @@ def returns_none_where_nothing_fits(layers, budget):
         return None
 
 
-@wrong(TASK, "rank 0 raised RuntimeError: nothing fits")
+@wrong(TASK, "with a budget in which nothing fits, choose raised RuntimeError", right_values=True)
 def raises_something_else(layers, budget):
     try:
         return chosen(layers, budget)

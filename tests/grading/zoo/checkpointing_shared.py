@@ -160,7 +160,7 @@ class NeverCuts(RightShares):
         return row.view(shape)
 
 
-@wrong(TASK, "few elements make fewer chunks than t")
+@wrong(TASK, "few elements make fewer chunks than t", right_values=True)
 class CutsChunks(RightShares):
     def share(self, flat, rank, t):
         chunk = flat.chunk(t)[rank]

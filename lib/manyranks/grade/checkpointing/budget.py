@@ -6,8 +6,11 @@ The notebook shows both as they stand here.
 from typing import NamedTuple
 
 
-class Layer(NamedTuple):
-    """forward: FLOPs; input: bytes of its input; saved: bytes that it keeps, with these."""
+class Cost(NamedTuple):
+    """A layer's. forward: FLOPs; input: bytes of its input.
+
+    saved: bytes that it keeps for backward, its input among them.
+    """
 
     forward: int
     input: int

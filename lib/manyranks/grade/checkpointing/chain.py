@@ -33,7 +33,9 @@ _LAST = "backward begins with the last segment: leave it without a checkpoint, w
 _NONE = "every segment but the last is one call of checkpoint: backward has to run its layers again"
 _EACH = "a layer that backward runs twice is in a checkpoint within another: one checkpoint for each segment"
 _KEPT = "what is kept: the inputs of the segments before the last, and all that the last one's layers keep"
-_ONE = "one layer is one segment, the last: no checkpoint"
+_ONE = "with N = 1 there is no checkpoint: the only segment is the last"
+_CALL = "layers are functions, not modules: call one after the other, each with what the one before gave"
+_BIND = "a checkpoint takes a function of one tensor: bind the segment to it, as by functools.partial(run, segment)"
 _PEAK = "one segment is computed again at a time: is something kept when its backward is over?"
 
 
@@ -157,7 +159,8 @@ def _peaks(task: "Chain", trial: Trial) -> Verdict:
         rise, most = seen.peak_bytes - judges.bytes_at(seen, "before"), trial.case.must.peak
         if rise > most + judges.SMALL:
             there, here = sizes(rise, most)
-            return Verdict(False, f"at its fullest, {there} were held; with one segment at a time at most {here}", _PEAK)
+            found = f"at its fullest, {there} were held; with one segment at a time at most {here}"
+            return Verdict(False, found, _PEAK if judges.calls(task, trial).ok else "")  # else the segments explain it
     return Verdict(True)
 
 
@@ -165,13 +168,16 @@ def _peaks(task: "Chain", trial: Trial) -> Verdict:
 class Chain(CheckpointTask):
     advice: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"'Tensor' object is not callable", "checkpoint(function, x): the function comes first"),
+        (r"is not a Module subclass", _CALL),
+        (r"(Checkpoint\.__call__|Function\.__call__)\(\) (takes|got|missing)", _BIND),
+        (r"with 1 layer, ", _ONE),
         *CheckpointTask.advice,
     )
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        Aspect("computes and trains as without checkpoints", 0.2, _values),
-        Aspect("runs each segment but the last again, when its turn comes", 0.4, judges.calls),
-        Aspect("keeps the segments' inputs, and the last segment", 0.25, judges.held),
-        Aspect("holds one segment at a time", 0.15, _peaks),
+        Aspect("computes and trains as without checkpoints", 0.1, _values),
+        Aspect("runs each segment but the last again, when its turn comes", 0.7, judges.calls),
+        Aspect("keeps the segments' inputs, and the last segment", 0.1, judges.held),
+        Aspect("holds one segment at a time", 0.1, _peaks),
     )
 
     def why_calls(self, phase: str, got: list[str], must: Must) -> str:

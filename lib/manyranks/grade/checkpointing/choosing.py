@@ -4,27 +4,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Integral
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
-from torch import nn
 
-from manyranks.grade.checkpointing.budget import Layer, peak
+from manyranks.grade.checkpointing.budget import peak
+from manyranks.grade.checkpointing.chains import Chain, best, chains, flops, measured
 from manyranks.grade.checkpointing.task import CheckpointTask, Scene
 from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Tensors
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
-from manyranks.measure.flops import WorkCounter
-from manyranks.measure.memory import SavedBytes
-from manyranks.parallel.checkpointing import checkpoint
 
-_ROWS, _ITEMSIZE = 32, 8
+_INSTEAD = "instead of ValueError, choose "
 _NUMBERS = "return the numbers of the layers to checkpoint, counted from 0, as a set or a list: {0, 2}"
 _TABLE = (
     "go through the layers once; keep, for each number of bytes that may be held by now, the least FLOPs with which it can be "
     "had, and from which choice"
 )
+_EQUAL = "a choice that holds just the budget fits, too: <=, not <"
+_SHIFTED = "layers are counted from 0: with 1 less, your numbers would be right"
+_OTHERS = "return the layers to checkpoint: yours are those that keep everything, the others would be right"
 _EVERY = "where nothing fits, raise ValueError: not even what holds least at each layer is within the budget"
 _PEAK = (
     "what is held when forward ends fits, and backward needs more: peak(layers, chosen) counts, at each layer, all that it "
@@ -35,73 +35,30 @@ _MORE = "a part of your choice is enough"
 _FEWEST = "it is not the number of layers that counts, but their FLOPs"
 
 
-class Shape(NamedTuple):
-    """A layer's: columns of its input, inside and of its output; times: how many activations it keeps inside."""
-
-    input: int
-    inside: int
-    output: int
-    times: int
-
-    @property
-    def layer(self) -> Layer:
-        """What the learner is told of it."""
-        forward = 2 * _ROWS * self.inside * (self.input + self.output)
-        size = _ROWS * _ITEMSIZE
-        return Layer(forward, size * self.input, size * (self.input + self.inside * self.times))
-
-
-class Block(nn.Module):
-    """A layer of this shape. Its output is not among what it saves."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.up = nn.Linear(shape.input, shape.inside, bias=False, dtype=torch.float64)
-        self.down = nn.Linear(shape.inside, shape.output, bias=False, dtype=torch.float64)
-        self._times = shape.times
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.up(x)
-        for _ in range(self._times):
-            x = torch.tanh(x)
-        return self.down(x)
-
-
-class Chain(NamedTuple):
-    """What choose is asked; shapes: of the real layers, none where it is not run."""
-
-    layers: tuple[Layer, ...]
-    budget: int
-    shapes: tuple[Shape, ...] = ()
-
-
-def best(layers: Sequence[Layer], budget: int) -> tuple[int, ...] | None:
-    """A choice that fits with the least FLOPs; None where none fits."""
-    ways: dict[int, tuple] = {0: (0, ())}  # bytes held -> FLOPs, choice
-    for k, layer in enumerate(layers):
-        found: dict[int, tuple] = {}
-        for held, (flops, chosen) in ways.items():
-            kept = held + layer.saved, (flops, chosen)
-            again = held + layer.input, (flops + layer.forward, (*chosen, k))
-            for there, way in (kept, again) if held + layer.saved <= budget else ():
-                found[there] = min(found.get(there, way), way)
-        ways = found
-    return min(ways.values())[1] if ways else None
-
-
-def flops(layers: Sequence[Layer], chosen: Sequence[int]) -> int:
-    """That the choice computes again."""
-    return sum(layers[k].forward for k in chosen)
-
-
 def _asked(chain: Chain, choose: Callable, watch) -> Tensors:
-    """The choice; what it was measured to compute again and to hold. Without a choice, where it raised ValueError."""
+    """The choice; what it was measured to compute again and to hold. Without a choice, where it raised ValueError.
+
+    Where nothing fits, what it has done instead is marked, if it is no choice.
+    """
+    nothing_fits = best(chain.layers, chain.budget) is None
     try:
-        chosen = _numbers(choose(list(chain.layers), chain.budget), len(chain.layers))
+        chosen = choose(list(chain.layers), chain.budget)
+        if nothing_fits and chosen is None:
+            return _instead("returned None", watch)
+        chosen = _numbers(chosen, len(chain.layers))
     except ValueError:
         return {}
+    except Exception as error:
+        if nothing_fits and not isinstance(error, (Stopped, NotImplementedError)):
+            return _instead(f"raised {type(error).__name__}", watch)
+        raise
     found = measured(chain.shapes, chosen) if chain.shapes else ()
     return {"chosen": torch.tensor(chosen, dtype=torch.int64), "measured": torch.tensor(found, dtype=torch.int64)}
+
+
+def _instead(what: str, watch) -> Tensors:
+    watch.mark(f"{_INSTEAD}{what}")
+    return {}
 
 
 def _numbers(chosen, n: int) -> list[int]:
@@ -114,65 +71,10 @@ def _numbers(chosen, n: int) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-def measured(shapes: Sequence[Shape], chosen: list[int]) -> tuple[int, int]:
-    """FLOPs of layers that ran a second time, and the most bytes saved for backward, of real layers."""
-    model = nn.ModuleList(map(Block, shapes))
-    x = torch.randn(_ROWS, shapes[0].input, dtype=torch.float64, requires_grad=True)
-    again, most, seen = 0, 0, set()
-
-    def run(k: int, x: torch.Tensor) -> torch.Tensor:
-        nonlocal again, most
-        with WorkCounter() as work:
-            y = model[k](x)
-        again += work.flops if k in seen else 0
-        seen.add(k)
-        most = max(most, saved.bytes)
-        return y
-
-    with SavedBytes(model.parameters()) as saved:
-        for k in range(len(shapes)):
-            x = checkpoint(partial(run, k), x) if k in chosen else run(k, x)
-        most = max(most, saved.bytes)
-        x.sum().backward()
-    return again, most
-
-
 @cache
 def cases(n: int) -> list[Scene]:
     """Chains of real layers, one of many that is not run, and budgets in which nothing fits."""
     return [Scene(1, partial(_asked, chain), [{}], must=chain, note=note) for note, chain in chains().items()]
-
-
-def chains() -> dict[str, Chain]:
-    """By what is said of them."""
-    unequal = _shapes((16, 24, 1), (16, 40, 3), (24, 16, 4), (8, 48, 2), (40, 32, 1), (16, 20, 6), (12, 30, 2))
-    wide = _shapes((8, 16, 1), (48, 40, 2), (8, 24, 5), (32, 16, 3), (8, 64, 2))
-    many = tuple(Layer(7 + k * 37 % 53, 8 + k * 5 % 7, 20 + k * 29 % 41) for k in range(40))
-    return {
-        "with 7 layers": _real(unequal, 5, 8),
-        "with 7 layers and less": _real(unequal, 3, 5),
-        "with 5 layers": _real(wide, 3, 4),
-        "with a budget for everything": _real(wide, 1, 1),
-        "with 40 layers": Chain(many, 800),
-        "with a budget in which nothing fits": Chain(tuple(s.layer for s in wide), _least(wide) - 1),
-        "with the least budget": Chain(tuple(s.layer for s in wide), _least(wide), wide),
-    }
-
-
-def _shapes(*rows: tuple[int, int, int]) -> tuple[Shape, ...]:
-    """rows: columns of the input and inside, and activations; the last layer's output is as wide as its input."""
-    outputs = [*(row[0] for row in rows[1:]), rows[-1][0]]
-    return tuple(Shape(a, b, output, times) for (a, b, times), output in zip(rows, outputs, strict=True))
-
-
-def _real(shapes: tuple[Shape, ...], part: int, of: int) -> Chain:
-    """With a budget between what is least and what everything takes."""
-    layers = tuple(shape.layer for shape in shapes)
-    return Chain(layers, peak(layers, ()) * part // of, shapes)
-
-
-def _least(shapes: tuple[Shape, ...]) -> int:
-    return peak([shape.layer for shape in shapes], range(len(shapes)))
 
 
 def _choice(trial: Trial) -> tuple[int, ...] | None:
@@ -186,7 +88,8 @@ def _fits(task: "Choose", trial: Trial) -> Verdict:
     if (right := best(chain.layers, chain.budget)) is None:
         return Verdict(True)
     if chosen is None:
-        return Verdict(False, f"choose raised ValueError; to checkpoint {_set(right)} fits", _TABLE)
+        hint = _EQUAL if peak(chain.layers, right) == chain.budget else _TABLE
+        return Verdict(False, f"choose raised ValueError; to checkpoint {_set(right)} fits", hint)
     measured = trial.answers[0].tensors["measured"].tolist()
     most = measured[1] if measured else peak(chain.layers, chosen)
     if most <= chain.budget:
@@ -197,10 +100,25 @@ def _fits(task: "Choose", trial: Trial) -> Verdict:
 
 def _why(chain: Chain, chosen: tuple[int, ...]) -> str:
     """Why a choice does not fit."""
+    if meant := _meant(chain, chosen):
+        return meant
     ends = sum(layer.input if k in chosen else layer.saved for k, layer in enumerate(chain.layers))
     if not chosen:
         return "without checkpoints everything is kept: choose layers until peak(layers, chosen) is within the budget"
     return _PEAK if ends <= chain.budget else "peak(layers, chosen) says what a choice holds: compare it with the budget"
+
+
+def _meant(chain: Chain, chosen: tuple[int, ...]) -> str:
+    """The hint where other numbers would be right: one less, or those that are missing."""
+    least = flops(chain.layers, best(chain.layers, chain.budget))
+
+    def right(other: set[int]) -> bool:
+        fits = min(other, default=0) >= 0 and peak(chain.layers, other) <= chain.budget
+        return fits and flops(chain.layers, other) == least
+
+    if chosen and right({k - 1 for k in chosen}):
+        return _SHIFTED
+    return _OTHERS if right(set(range(len(chain.layers))) - set(chosen)) else ""
 
 
 def _least_flops(task: "Choose", trial: Trial) -> Verdict:
@@ -220,6 +138,10 @@ def _least_flops(task: "Choose", trial: Trial) -> Verdict:
 
 
 def _why_more(chain: Chain, chosen: tuple[int, ...], right: tuple[int, ...]) -> str:
+    if meant := _meant(chain, chosen):
+        return meant
+    if (less := best(chain.layers, chain.budget - 1)) and flops(chain.layers, chosen) == flops(chain.layers, less):
+        return _EQUAL
     if set(right) < set(chosen):
         return _LAST if set(chosen) - set(right) == {len(chain.layers) - 1} else f"{_MORE}; {_TABLE}"
     if len(chosen) < len(right):
@@ -234,6 +156,9 @@ def _set(chosen: Sequence[int]) -> str:
 def _refuses(task: "Choose", trial: Trial) -> Verdict:
     """ValueError where nothing fits."""
     chain, chosen = trial.case.must, _choice(trial)
+    for event in trial.answers[0].events:
+        if event.what.startswith(_INSTEAD):
+            return Verdict(False, event.what.removeprefix("instead of ValueError, "), _EVERY)
     if chosen is None or best(chain.layers, chain.budget) is not None:
         return Verdict(True)
     least = peak(chain.layers, range(len(chain.layers)))
@@ -245,12 +170,11 @@ def _refuses(task: "Choose", trial: Trial) -> Verdict:
 @dataclass(frozen=True)
 class Choose(CheckpointTask):
     advice: ClassVar[tuple[tuple[str, str], ...]] = (
-        (r"a loop does not end", f"40 layers have 2 to the 40 choices, too many to try each: {_TABLE}"),
+        (r"with 40 layers[\s\S]*a loop does not end", f"40 layers have 2 to the 40 choices, too many to try each: {_TABLE}"),
         (r"choose returned \[(True|False)", "not a list of yes and no"),
-        (r"choose returned None", "where nothing fits, raise ValueError"),
     )
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        Aspect("fits the budget", 0.25, _fits),
-        Aspect("computes as little again as possible", 0.55, _least_flops),
-        Aspect("raises ValueError where nothing fits", 0.2, _refuses),
+        Aspect("fits the budget", 0.2, _fits),
+        Aspect("computes as little again as possible", 0.7, _least_flops),
+        Aspect("raises ValueError where nothing fits", 0.1, _refuses),
     )

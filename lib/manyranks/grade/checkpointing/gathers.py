@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from manyranks.grade.checkpointing import judges
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
@@ -15,7 +17,10 @@ _FORWARD = "forward only takes the rank's own share: the gather belongs into bac
 _WHOLE = "each rank puts in its share, and gets all of them: yours is the whole x, or as large"
 _ONCE = "one gather for each checkpoint, when backward comes to it"
 _NOTHING = "nothing was gathered: if each rank keeps only its share, none has x in backward"
+ONLY_X = "only x goes in shares: what else is saved, as a random state, comes through pack, too, and must pass as it is"
 _HALF = "half the bytes: x keeps its dtype on its way"
+_ALL = "one dist.all_gather_single brings all shares"
+STATE = torch.get_rng_state().nbytes
 _OTHER = {
     "all_reduce": "an all-reduce sends twice the bytes: dist.all_gather_single brings all shares at once",
     "broadcast": "if one rank keeps x for all, its memory is full first: each keeps a share, and one all-gather brings them",
@@ -42,10 +47,11 @@ def _of_rank(trial: Trial, rank: int) -> Verdict | None:
         if event.kind == "call" and place == "forward":
             return Verdict(False, f"rank {rank} called {event.what} of {event.bytes:,} bytes in forward", _FORWARD)
         if event.kind == "call" and event.what != "all_gather":
-            hint = _OTHER.get(event.what, "one dist.all_gather_single brings all shares")
+            hint = _OTHER.get(event.what, _ALL)
+            hint = _ALL if event.what == "broadcast" and right and event.bytes in right else hint
             return Verdict(False, f"rank {rank} called {event.what}", hint)
         got += [event.bytes] if event.kind == "call" else []
-    if tuple(got) == right:
+    if right is None or tuple(got) == right:
         return None
     found = f"rank {rank} put {sum(got):,} bytes into {len(got)} all-gathers; right are {sum(right):,} bytes in {len(right)}"
     return Verdict(False, found, _why(got, right))
@@ -55,7 +61,8 @@ def _why(got: list[int], right: tuple[int, ...]) -> str:
     if not got:
         return _NOTHING
     if len(got) != len(right):
-        return _ONCE
+        others = sorted(set(got) - set(right))
+        return ONLY_X if others and others[-1] <= STATE and set(right) < set(got) else _ONCE
     if 2 * max(got) == max(right):
         return _HALF
     return _WHOLE if max(got) >= 2 * max(right) - 8 else REST

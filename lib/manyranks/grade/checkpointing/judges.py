@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from manyranks.grade.compare import sizes
+import torch
+
+from manyranks.grade.compare import same, sizes
 from manyranks.grade.report import listed
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
@@ -19,6 +21,11 @@ AFTER_BACKWARD = "after backward"  # a mark
 RESTORE = (
     "backward's run draws other random numbers than forward's: keep torch.get_rng_state() from before the first run, and set "
     "it before the second"
+)
+_TOLERANCE = 1e-9
+_FIRST = (
+    "what backward's run computes is not used: the gradients come from what forward has kept somewhere, in tensors, arrays or "
+    "files. Go backward through the second run's graph, and keep x only"
 )
 _OTHER_X = "the function's second x is not the first one: leave x as it is, and run the function on the same values again"
 
@@ -38,13 +45,15 @@ class Hold(NamedTuple):
 
 class Must(NamedTuple):
     """forward, backward: the calls that each must make, in order, None where any are right; holds: in order; peak: the most
-    bytes beside those at "before", 0 for any; gathers: bytes that a rank puts into each all-gather."""
+    bytes beside those at "before", 0 for any; gathers: bytes that a rank puts into each all-gather, None for any; first: the
+    results where gradients are those of forward's run, if the second one's are others."""
 
     forward: tuple[str, ...] | None
     backward: tuple[str, ...] | None
     holds: tuple[Hold, ...] = ()
     peak: int = 0
-    gathers: tuple[int, ...] = ()
+    gathers: tuple[int, ...] | None = ()
+    first: dict[str, torch.Tensor] | None = None
 
 
 def bytes_at(seen: "Seen", mark: str) -> int:
@@ -60,7 +69,7 @@ def held(task: "CheckpointTask", trial: Trial) -> Verdict:
 def given_back(task: "CheckpointTask", trial: Trial) -> Verdict:
     """When backward is over, nothing of it; where no more was held than must be."""
     if not held(task, trial).ok:
-        return Verdict(False, "what was kept is not only x")
+        return Verdict(False, "more than that was kept")
     return _too_much(trial, lambda hold: hold.mark == AFTER_BACKWARD)
 
 
@@ -103,6 +112,15 @@ def calls(task: "CheckpointTask", trial: Trial) -> Verdict:
             if must is not None and tuple(got) != must:
                 found = f"{_who(trial, rank)}{phase} called {_called(got)}; right is {_called(must)}"
                 return Verdict(False, found, task.why_calls(phase, got, trial.case.must))
+    return Verdict(True)
+
+
+def second_run(trial: Trial) -> Verdict:
+    """The gradients are those of backward's run, where they differ from those of forward's."""
+    for name, first in (trial.case.must.first or {}).items():
+        for got, right in zip(trial.answers, trial.case.expected, strict=True):
+            if same(got.tensors[name], first, _TOLERANCE) and not same(right[name], first, _TOLERANCE):
+                return Verdict(False, f"{name} is that of the function as it was in forward", _FIRST)
     return Verdict(True)
 
 

@@ -8,6 +8,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
+from manyranks.grade.checkpointing import traced
 from manyranks.grade.journal import Stopped
 from manyranks.grade.watch import Event, Watch
 
@@ -65,12 +66,12 @@ def _state() -> int:
 
 
 def refuse_ready() -> None:
-    """Raises Stopped where a checkpoint that was ready, the library's or PyTorch's, leads here."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if (name := frame.f_globals.get("__name__", "")).startswith(_READY):
-            raise Stopped(f"{name} is not allowed", _YOURSELF)
-        frame = frame.f_back
+    """Raises Stopped where a checkpoint that was ready, the library's or PyTorch's, leads here, or waits in another thread."""
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if (name := frame.f_globals.get("__name__", "")).startswith(_READY):
+                raise Stopped(f"{name} is not allowed", _YOURSELF)
+            frame = frame.f_back
 
 
 def refuse_calls(watch: Watch) -> None:
@@ -85,9 +86,13 @@ def inputs(seed: int, rows: int = ROWS, hidden: int = HIDDEN) -> torch.Tensor:
 
 
 def weigh(watch, what: str) -> None:
-    """Notes, under this name, the bytes that are alive."""
+    """Notes, under this name, the bytes that are alive: tensors, and what else was taken since "before"."""
     watch.weigh()
-    watch.events.append(Event("mark", what, watch.held[-1]))
+    first = what == "before"
+    others = 0 if first or isinstance(watch, Blind) else traced.held_bytes()
+    watch.events.append(Event("mark", what, watch.held[-1] + others))
+    if first and not isinstance(watch, Blind):
+        traced.start()
 
 
 def gradient(tensor: torch.Tensor) -> torch.Tensor:

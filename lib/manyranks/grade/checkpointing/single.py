@@ -10,7 +10,18 @@ from torch import nn
 
 from manyranks.grade.checkpointing import judges, oracle
 from manyranks.grade.checkpointing.judges import Hold, Must
-from manyranks.grade.checkpointing.layers import HIDDEN, Function, Layer, checked, gradient, gradients, inputs, results, weigh
+from manyranks.grade.checkpointing.layers import (
+    EXACT,
+    HIDDEN,
+    Function,
+    Layer,
+    checked,
+    gradient,
+    gradients,
+    inputs,
+    results,
+    weigh,
+)
 from manyranks.grade.checkpointing.task import CheckpointTask, Scene, values
 from manyranks.grade.scripts import Tensors, Wrong
 from manyranks.grade.trial import Trial
@@ -22,8 +33,8 @@ _BACK = (
     "before it has to be set back"
 )
 _X = (
-    "x gets no gradient: the second run needs a leaf that wants one, x.detach().requires_grad_(), and backward returns its "
-    ".grad"
+    "x gets no gradient: apply gets x itself; the second run needs a leaf that wants one, x.detach().requires_grad_(), and "
+    "backward returns its .grad"
 )
 _MISSING = (
     "the function's parameters get no gradient: torch.autograd.backward(y, grad), with the second run's y, gives it to all of "
@@ -46,10 +57,13 @@ _NOTHING_ELSE = (
     "keep x and nothing else: where autograd is off, as inside a torch.autograd.Function's forward, the function leaves "
     "nothing; and what backward needs goes into ctx.save_for_backward, not into lists, closures or results"
 )
-_COPY = "x itself is enough: a copy takes the same bytes once more where somebody else holds x, too"
+_COPY = (
+    "x itself is enough: a copy takes the same bytes once more where somebody else holds x, too. A tensor more for apply may "
+    "be empty: torch.empty(0, requires_grad=True)"
+)
 _GIVE_BACK = (
-    "when backward is over, x is not needed any more: what is in ctx.save_for_backward is given back then, what hangs on ctx "
-    "or in a list is not"
+    "when backward is over, x is not needed any more: what is in ctx.save_for_backward is let go then, what hangs on ctx or in "
+    "a list is not"
 )
 _NO_GRAD = "nobody will go backward here: under torch.no_grad() just call the function"
 
@@ -85,6 +99,21 @@ def _measured(checkpoint: Callable, function: Function, leaf: torch.Tensor, watc
     watch.mark("backward over")
     weigh(watch, judges.AFTER_BACKWARD)
     return drawn | {"the random numbers drawn after backward": torch.rand(_DRAWS, dtype=torch.float64)}
+
+
+def _another(checkpoint: Callable, watch) -> Tensors:
+    """The function has another scale when backward comes: whose gradients are there, the first or the second run's?"""
+    torch.manual_seed(_SEED)
+    layer, x, scales = Layer(), inputs(7).requires_grad_(), [torch.ones(HIDDEN, **EXACT)]
+    function = Function("function", lambda x: layer(x) * scales[0], watch)
+    watch.mark("forward")
+    y = checked(function, checkpoint(function, x), x)
+    watch.mark("forward over")
+    scales[0] = scales[0] * 2
+    watch.mark("backward")
+    y.backward(inputs(8))
+    watch.mark("backward over")
+    return {"the gradient of x": gradient(x)} | gradients(layer)
 
 
 class _Chain(nn.Module):
@@ -149,25 +178,27 @@ def _frozen(checkpoint: Callable, watch) -> Tensors:
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """One function, a chain of three, without gradients, and with nothing that learns."""
+    """One function, one that changes, without gradients, a chain of three, and with nothing that learns."""
     x = inputs(1).nbytes
     layer = Layer()
     grads = x + sum(p.nbytes for p in layer.parameters() if p.requires_grad)
     kept = "{there} were kept after forward; x has {here}"
     alone = (
-        Hold("without x", x, kept, _NOTHING_ELSE, gone=x),
+        Hold("without x", x, kept, f"{_NOTHING_ELSE}. {_COPY}", gone=x),
         Hold("with x", 0, "{there} were kept after forward beside x, which the caller has, too", _COPY),
         Hold(judges.AFTER_BACKWARD, grads, "{there} were held after backward; the gradients have {here}", _GIVE_BACK, gone=x),
     )
-    chained = Hold(
-        "without x", 3 * x, "{there} were kept; the inputs of two functions and of the head have {here}", _NOTHING_ELSE
-    )
+    inputs_of = "the inputs of two functions and of the head have {here}"
+    chained = Hold("without x", 3 * x, "{there} were kept; " + inputs_of, f"{_NOTHING_ELSE}. {_COPY}")
     off = Hold("after", x, "{there} were held with the result; it has {here}", _NO_GRAD)
     names = ("first", "second", "third")
+    first = results(_another, oracle.plain)[0]
+    changes = Must(("function",), ("function",), first=first)
     return [
         _scene(_alone, Must(("function",), ("function",), alone), "a layer with dropout"),
-        _scene(_chained, Must(names, names[::-1], (chained,)), "three checkpoints and a head"),
+        Scene(1, _another, results(_another, oracle.right), must=changes, note="a function that changes before backward"),
         _scene(_not_training, Must(("function",), None, (off,)), "under torch.no_grad()"),
+        _scene(_chained, Must(names, names[::-1], (chained,)), "three checkpoints and a head"),
         _scene(_frozen, Must(("function",), None), "a frozen layer in front of a head"),
     ]
 
@@ -191,19 +222,35 @@ def _wrong(script: Callable) -> Iterator[Wrong]:
 
 
 def _values(task: CheckpointTask, trial: Trial) -> Verdict:
-    """As usual, with a hint for what no mistake explains."""
-    verdict = values(task, trial)
+    """As usual, with a hint for what no mistake explains; a function that changes shows whose gradients they are, no more."""
+    verdict = Verdict(True) if trial.case.must.first else values(task, trial)
     if verdict.ok or verdict.hint:
         return verdict
     named = (hint for name, hint in _NAMED.items() if name in verdict.found)
     return verdict._replace(hint=judges.why_values(trial.answers[0]) or next(named, ""))
 
 
+def _held(task: CheckpointTask, trial: Trial) -> Verdict:
+    """As usual; and gradients that are the first run's come from something that was kept, whatever it is."""
+    verdict = judges.held(task, trial)
+    return judges.second_run(trial) if verdict.ok else verdict
+
+
+def _given_back(task: CheckpointTask, trial: Trial) -> Verdict:
+    return judges.given_back(task, trial) if _held(task, trial).ok else Verdict(False, "more than that was kept")
+
+
+def _calls(task: CheckpointTask, trial: Trial) -> Verdict:
+    """Both runs, of which the second gives the gradients."""
+    verdict = judges.calls(task, trial)
+    return judges.second_run(trial) if verdict.ok else verdict
+
+
 @dataclass(frozen=True)
 class Single(CheckpointTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
         Aspect("computes and trains as without a checkpoint", 0.25, _values),
-        Aspect("keeps x and nothing else", 0.35, judges.held),
-        Aspect("gives x back when backward is over", 0.1, judges.given_back),
-        Aspect("runs the function once in forward and once in backward", 0.3, judges.calls),
+        Aspect("keeps x and nothing else", 0.35, _held),
+        Aspect("lets x go when backward is over", 0.1, _given_back),
+        Aspect("runs the function once in forward and once in backward", 0.3, _calls),
     )

@@ -9,7 +9,10 @@ from manyranks.grade.scripts import Script, judge_values
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
 
-_OFF = "autograd is off inside backward: run the function again under torch.enable_grad()"
+_OFF = (
+    "autograd is off inside backward: run the function again under torch.enable_grad(), and go back from its result y with "
+    "grad; a sum of y that is made outside has no graph, and grad is not a sum's"
+)
 _NOTHING = "nothing needs a gradient here, and the second run has no backward: ask y.requires_grad"
 _CONSUMED = (
     "something went backward twice: the second run needs a leaf of its own, x.detach().requires_grad_(), and its graph is good "
@@ -17,6 +20,11 @@ _CONSUMED = (
 )
 _ONLY_LEARN = (
     "frozen parameters have no gradient, and a function need not have any that learns: torch.autograd.backward finds them"
+)
+
+
+_PLACES = (
+    "backward returns one for each argument of forward past ctx, in the order in which apply got them: None for the function"
 )
 
 
@@ -32,12 +40,13 @@ class CheckpointTask(ScriptTask):
     """Runs on one rank."""
 
     sizes: ClassVar[tuple[int, ...]] = (1,)
+    part: ClassVar[bool] = True
     advice: ClassVar[tuple[tuple[str, str], ...]] = (
         (
             r"'(Function|Layer)' object has no attribute",
             "function may be any callable: it need not be a module",
         ),
-        (r"a frozen layer.*element 0 of tensors does not require grad", _NOTHING),
+        (r"(a frozen layer|an x that needs no gradient).*element 0 of tensors does not require grad", _NOTHING),
         (r"element 0 of tensors does not require grad", _OFF),
         (r"One of the differentiated Tensors does not require grad", _ONLY_LEARN),
         (r"backward through the graph a second time", _CONSUMED),
@@ -45,6 +54,7 @@ class CheckpointTask(ScriptTask):
             r"returned an incorrect number of gradients",
             "backward returns one for each argument of apply, None for what has none",
         ),
+        (r"a gradient different than None at position", _PLACES),
         (r"not used in the graph|not have been used", "x was not what the second run computed with: give it the same leaf"),
         (r"a leaf Variable that requires grad|modified by an inplace", "leave x as it is: work on x.detach()"),
     )
