@@ -21,7 +21,7 @@ from manyranks.training.checkpoint import newest
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer, train
 from tests.conftest import gone, pids, wait_until
-from tests.ranks.test_trainer import _one_thread, assert_close  # noqa: F401
+from tests.ranks.test_trainer import assert_close
 
 GPT = GPTConfig(layers=2, hidden=16, heads=4, kv_heads=2, seq=16)
 STEPS = 8

@@ -41,15 +41,6 @@ def in_float64(gpt: GPTConfig, training: TrainingConfig, wrapper: str = WRAPPERS
 alone = functools.cache(in_float64)  # in this process, once
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """As the ranks have: more are slower here, and the sums' order does not matter."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def assert_close(found: tuple, wanted: tuple) -> None:
     assert found[0] == pytest.approx(wanted[0], abs=1e-10)
     torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=1e-10)
