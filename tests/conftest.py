@@ -34,6 +34,26 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_configure(config):
+    """A notebook's kernel that does not answer is started once more: its ports are chosen before it binds them, so another can be first."""
+    if config.pluginmanager.hasplugin("nbval"):
+        from nbval import kernel
+
+        kernel.start_new_kernel = twice(kernel.start_new_kernel)
+
+
+def twice(start):
+    """`start`, tried again on new ports when its first kernel dies or keeps silent for 40 s."""
+
+    def start_new_kernel(startup_timeout=40, **kwargs):
+        try:
+            return start(startup_timeout=40, **kwargs)
+        except RuntimeError:
+            return start(startup_timeout=startup_timeout, **kwargs)
+
+    return start_new_kernel
+
+
 def pytest_runtest_setup(item):
     for marker in item.iter_markers("gpu"):
         import torch
