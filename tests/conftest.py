@@ -35,7 +35,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config):
-    """A notebook's kernel that does not answer is started once more: its ports are chosen before it binds them, so another can be first."""
+    """A notebook's kernel that does not answer is started once more: another process may have taken the ports chosen for it."""
     if config.pluginmanager.hasplugin("nbval"):
         from nbval import kernel
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import nbformat
 
+from manyranks import grade
 from tests.conftest import ROOT
 
 
@@ -21,6 +22,10 @@ class Exercise:
             unwritten = only is not None and marks.solution and marks.grade_id not in only
             exec(self.source("exercises", marks.grade_id) if unwritten else cell.source, names)
         return names
+
+    def check(self, task: str, answer) -> grade.Report:
+        """What the notebook's check of this task says of an answer."""
+        return getattr(getattr(grade, self._path.stem[len("00_") :]), task.lower())(answer)
 
     def source(self, folder: str, grade_id: str) -> str:
         """That of one cell."""

@@ -1,12 +1,15 @@
 """world.measure: calls, bytes and times over our own messages, gloo's collectives, and PyTorch's DDP and FSDP."""
 
 import json
+import random
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import manyranks as mr
+from manyranks.measure.memory import PeakBytes
 from manyranks.theory import collectives
 
 ELEMENTS = 840_000  # divisible by 2, 3, 4, 7 and 8
@@ -384,3 +387,39 @@ def test_peak_bytes_sees_storages_that_shrink(world):
 
     m = world.measure(shrink, memory=True)
     assert m.peak_bytes == dict.fromkeys(range(3), 4000)
+
+
+class EachTime(PeakBytes):
+    """Asks after every operator."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(function, types, args, kwargs)
+        self.most = max(getattr(self, "most", 0), self.live_bytes())
+        return result
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_peak_bytes_is_that_of_asking_after_every_operator(seed):
+    chance, kept = random.Random(seed), [torch.ones(100)]
+    with PeakBytes() as peak, EachTime(counts=False) as each_time:
+        for _ in range(100):
+            x = chance.choice(kept)
+            storage, full = x.untyped_storage(), x.untyped_storage().nbytes()
+            storage.resize_(0)
+            storage.resize_(full + 4 * chance.randrange(500))
+            x.zero_()
+            kept += [x * 2, x[:1], torch.ones(chance.randrange(1, 2000))]
+            kept = chance.sample(kept, chance.randrange(1, 8) if len(kept) > 7 else len(kept))
+    assert peak.peak_bytes == each_time.most > 0
+
+
+def test_threads_that_wait_for_the_ends_of_messages_are_used_again(world):
+    def exchange():
+        rank = dist.get_rank()
+        for _ in range(50):
+            both = dist.isend(torch.ones(1), (rank + 1) % 3), dist.irecv(torch.ones(1), (rank - 1) % 3)
+            for work in both:
+                work.wait()
+        return sum(thread.name == "ends of calls" for thread in threading.enumerate())
+
+    assert 1 <= min(found := world.measure(exchange).results) <= max(found) < 25

@@ -75,9 +75,9 @@ class Watch(Journal):
         self._ready = modules, hint
 
     def weigh(self) -> None:
-        """Counts the bytes that are alive; the least of a moment, for another thread may let go of a tensor a little late."""
+        """Counts the bytes that are alive; the least of a moment, for a call's thread may let go of a tensor a little late."""
         counts = [self._memory.live_bytes()]
-        for _ in range(_LOOKS):
+        for _ in range(_LOOKS if self._count else 0):
             time.sleep(_MOMENT / _LOOKS)
             counts.append(self._memory.live_bytes())
         self.held.append(min(counts))

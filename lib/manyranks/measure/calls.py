@@ -5,6 +5,7 @@ in every thread, under no_grad and inference_mode, below autograd, on the CPU an
 so that a rank can keep the recorder on at all times. (A TorchDispatchMode sees the same calls, but slows every operator.)
 """
 
+import queue
 import sys
 import threading
 import time
@@ -73,6 +74,7 @@ class Recorder:
     """Notes the calls of this process from `install` on. One a process."""
 
     def __init__(self):
+        self._followers = _Followers()
         self.start(everything=False)
 
     def install(self) -> "Recorder":
@@ -200,8 +202,9 @@ class Recorder:
             self._note_event(True, call.number, call.started)  # a monitored_barrier waits inside
             return result
         from_anyone = call.op == "recv" and call.peer is None  # only its own Work can say whom it was from
-        if self.everything and not from_anyone and not _note_end(work, call):
-            work = _follow(work, call)
+        # The end of a call that is not asynchronous is that of the wait which comes next: it needs no thread.
+        if self.everything and not from_anyone and not _note_end(work, call) and call.is_async:
+            work = self._followers.follow(work, call)
             result = (*result[:-1], work.boxed()) if isinstance(result, tuple) else work.boxed()
         if call.op in operators.POINT_TO_POINT:
             self._messages[id(work)] = work, call
@@ -261,22 +264,36 @@ def _note_end(work: dist.Work, call: Call) -> bool:
     return True
 
 
-def _follow(work: dist.Work, call: Call) -> dist.Work:
-    """A Work that is done when `work` is, with the moment noted.
+class _Followers:
+    """Threads that wait for Works, one Work after the other; another one starts where all of them wait."""
 
-    gloo's messages and its reduce-scatter have no future, and a message says that it is complete only once it was waited for.
-    So a thread waits.
-    """
-    future: torch.futures.Future = torch.futures.Future()
+    def __init__(self):
+        self._jobs: queue.SimpleQueue[Callable] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
 
-    def wait():
-        try:
-            _wait(work)
-        except Exception as error:
-            future.set_exception(error)
-            return
-        _finish(call)
-        future.set_result([])
+    def follow(self, work: dist.Work, call: Call) -> dist.Work:
+        """A Work that is done when `work` is, with the moment noted.
 
-    threading.Thread(target=wait, daemon=True, name=f"{call.op} #{call.sequence}").start()
-    return torch._C._distributed_c10d._create_work_from_future(future)
+        gloo's messages and its reduce-scatter have no future, and a message says that it is complete only once it was waited
+        for. So a thread waits; a new one for each call would take three times as long as the call.
+        """
+        future: torch.futures.Future = torch.futures.Future()
+
+        def wait():
+            try:
+                _wait(work)
+            except Exception as error:
+                future.set_exception(error)
+                return
+            _finish(call)
+            future.set_result([])
+
+        self._jobs.put(wait)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, daemon=True, name="ends of calls").start()
+        return torch._C._distributed_c10d._create_work_from_future(future)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            self._idle.release()

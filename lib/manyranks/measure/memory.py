@@ -13,13 +13,14 @@ class PeakBytes(TorchDispatchMode):
     """A context manager; `.peak_bytes` is the most that the storages of the tensors used inside took at one time.
 
     Counted after each operator, every storage once; what an operator takes and returns inside itself is not seen.
-    counts: while it is False, tensors are met but the peak stays, which is three times as fast.
+    counts: while it is False, tensors are met but the peak stays.
     """
 
     def __init__(self, counts: bool = True):
         super().__init__()
         self.peak_bytes, self.counts = 0, counts
-        self._live: dict[int, StorageWeakRef] = {}
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # with the bytes of each when it was last seen
+        self._most = 0  # the sum of these: no more can be alive, and less where some have died since the last count
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, FakeTensor) for kind in types):
@@ -28,7 +29,7 @@ class PeakBytes(TorchDispatchMode):
             return NotImplemented  # a DTensor comes back here as the plain tensors it is made of
         result = function(*args, **(kwargs or {}))
         self._meet((*args, *(kwargs or {}).values(), result))
-        if self.counts:
+        if self.counts and self._most > self.peak_bytes:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes())
         return result
 
@@ -37,17 +38,23 @@ class PeakBytes(TorchDispatchMode):
             if isinstance(value, (list, tuple)):
                 self._meet(value)
             elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
-                storage = value.untyped_storage()
-                # One that is there keeps its address, dead or not; a fake tensor's is on "meta" and takes no memory.
-                if storage._cdata not in self._live and storage.device.type != "meta":
-                    self._live[storage._cdata] = StorageWeakRef(storage)
+                self._see(value.untyped_storage())
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        # One that is there keeps its address, dead or not; a fake tensor's is on "meta" and takes no memory.
+        reference, before = self._live.get(storage._cdata, (None, 0))
+        now = storage.nbytes()
+        if (reference is None or now > before) and storage.device.type != "meta":
+            self._live[storage._cdata] = reference or StorageWeakRef(storage), now
+            self._most += now - before
 
     def live_bytes(self) -> int:
         """Of the tensors used inside, those that are alive now."""
         # Ask each storage anew: fully_shard gives memory back by resizing storages, which no operator shows.
-        met = {key: torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for key, reference in self._live.items()}
-        self._live = {key: self._live[key] for key, storage in met.items() if storage is not None}
-        return sum(met[key].nbytes() for key in self._live)
+        met = {key: torch.UntypedStorage._new_with_weak_ptr(reference.cdata) for key, (reference, _) in self._live.items()}
+        self._live = {key: (self._live[key][0], storage.nbytes()) for key, storage in met.items() if storage is not None}
+        self._most = sum(size for _, size in self._live.values())
+        return self._most
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):

@@ -3,6 +3,7 @@
 import os
 import sys
 import sysconfig
+from functools import cache
 from types import FrameType
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ _MODES += (_MANYRANKS + "measure" + os.sep,)
 _NO_PEERS = tuple(_DISTRIBUTED + part for part in ("checkpoint", "elastic", "launcher"))  # these may wait for a disk
 
 
+@cache  # asked of each frame below each call
 def machinery(file: str) -> bool:
     """Whether the file is torch's, Python's, or the part of this library that runs the reader's code."""
     return file.startswith(_MACHINERY) or (file.startswith(_STANDARD) and "site-packages" not in file)
