@@ -140,7 +140,7 @@ def judge_values(task: "Task", trial: Trial) -> Verdict:
         return Verdict(False, "the values are right, but not by communication", NOTHING)
     if trial.unwaited:
         rank, op = trial.unwaited[0]
-        return Verdict(False, f"rank {rank} did not wait for an {op}: the values are right by luck", WAIT)
+        return Verdict(False, f"rank {rank} did not wait for its {op}: the values are right by luck", WAIT)
     return Verdict(True)
 
 

@@ -21,6 +21,7 @@ _LIBRARY = (
     "c10d_logger.py",
     "_tensor.py",
     "contextlib.py",
+    "__init__.py",
 )  # the innermost line where torch raises
 _ALIKE = "all ranks must make the same calls in the same order"
 _FRAME = re.compile(r"^  (\S.*), in (\S+)$(?:\n    (.*))?", re.MULTILINE)  # source, where it is known
