@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-GROUPS = ("world", "replay", "theory", "explorer", "collectives", "data_parallel", "zero", "checkpointing")
+GROUPS = ("world", "replay", "theory", "explorer", "collectives", "data_parallel", "zero", "checkpointing", "pipeline")
 
 
 def main(wanted: list[str]) -> None:

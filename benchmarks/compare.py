@@ -11,6 +11,7 @@ UNITS = {  # from what value on, its size, its name
     "s": ((0.3, 1.0, "s"), (3e-5, 1e-3, "ms"), (0.0, 1e-6, "µs")),
     "bytes": ((1e9, 1e9, "GB"), (0.0, 1e6, "MB")),
     "bytes/s": ((1e9, 1e9, "GB/s"), (0.0, 1e6, "MB/s")),
+    "share": ((0.0, 0.01, "%"),),
 }
 
 

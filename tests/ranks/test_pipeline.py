@@ -1,6 +1,9 @@
 """parallel.pipeline: every schedule, executed on real ranks, gives one process's gradients, and sends what theory says."""
 
 import itertools
+import os
+import signal
+import threading
 import time
 import weakref
 from contextlib import nullcontext
@@ -17,6 +20,7 @@ from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.pipeline import paced, schedules
+from manyranks.parallel.pipeline.actions import singles
 from manyranks.parallel.pipeline.automatic import automatic
 from manyranks.parallel.pipeline.csv_form import from_rows, to_csv
 from manyranks.parallel.pipeline.mailbox import Mailbox
@@ -27,6 +31,7 @@ from manyranks.parallel.pipeline.verify import peaks
 from manyranks.timeline import replay
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
+from tests.unit.test_pipeline_csv import TORCH, shifted, torch_rows
 
 SCHEDULES = {
     "naive": schedules.naive,
@@ -98,12 +103,27 @@ def trained(schedule, rows: int, steps: int = 2, **options) -> float:
     return gap(model, alone, stages)
 
 
+MORE = {f"interleaved, v = {v}": partial(schedules.interleaved, v=v) for v in (1, 3)}
+
+
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [*SCHEDULES, *MORE])
 def test_gradients_and_losses_are_those_of_one_process(sizes, name, p):
+    tables = [(SCHEDULES | MORE)[name](p, m) for m in sorted({1, 2, p, 2 * p, 2 * p + 1, 4 * p})]
+    options = {"layers": max(1, tables[0].stages - 2)}
+
     def every_m():
-        # One row more than micro-batches: these are not of one size. 8 stages need 6 layers.
-        return max(trained(SCHEDULES[name](p, m), rows=m + 1, steps=1, layers=6) for m in {1, 2, p, 2 * p + 1})
+        model, alone = gpt(**options), gpt(**options)
+        inputs, targets = tokens(4 * p + 1, 0)  # micro-batches are not of one size
+        whole = loss(alone(inputs), targets)
+        whole.backward()
+        stages = own_stages(model, tables[0], dist.get_rank())
+        gaps = []
+        for schedule in tables:
+            model.zero_grad()
+            losses = Pipeline(stages, schedule, loss=loss).step(inputs, targets)
+            gaps += [gap(model, alone, stages), 0.0 if losses is None else abs(losses.sum() - whole).item()]
+        return max(gaps)
 
     assert max(sizes[p].run(every_m)) < 1e-10
 
@@ -395,15 +415,14 @@ def test_gradients_are_those_of_torch_s_pipelining(sizes):
     assert max(sizes[3].run(both)) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV"])
+@pytest.mark.parametrize("name", TORCH)
 def test_torch_s_own_tables_are_executed(sizes, name):
-    from tests.unit.test_pipeline_csv import torch_rows
+    rows = torch_rows(name, 2, 6)
+    schedule = from_rows(shifted(rows) if name == "Schedule1F1B" else rows, name)
+    assert max(sizes[2].run(trained, schedule, 6, steps=1)) < 1e-10
 
-    schedule = from_rows(torch_rows(name, 2, 6), name)
-    assert max(sizes[2].run(trained, schedule, 6)) < 1e-10
 
-
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h1", "zb-v"])
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name, tmp_path):
     schedule, file = SCHEDULES[name](2, 6), tmp_path / "schedule.csv"
     file.write_text(to_csv(schedule), newline="")
@@ -470,6 +489,33 @@ def test_a_failure_in_the_middle_names_its_rank_and_leaves_no_rank_waiting(world
 
     started = time.monotonic()
     with pytest.raises(mr.RankFailed, match="this micro-batch is too large"):
+        world.run(run)
+    assert time.monotonic() - started < 20
+    assert world.run(trained, schedule, 5)[0] < 1e-10
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_an_interrupt_in_the_middle_of_a_step_leaves_no_rank_waiting(world, name, tmp_path):
+    schedule = SCHEDULES[name](3, 5)
+
+    def run():
+        stages = own_stages(gpt(), schedule, dist.get_rank())
+        pipeline = Pipeline(stages, schedule, loss=loss)
+        pipeline.step(*tokens(5, 0))
+        if dist.get_rank() == 1:  # the others soon wait for it
+            pipeline.pace = lambda item: time.sleep(60) if singles(item)[0].microbatch == 2 else nullcontext()
+            (tmp_path / "ready").touch()
+        pipeline.step(*tokens(5, 0))
+
+    def interrupt():
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
         world.run(run)
     assert time.monotonic() - started < 20
     assert world.run(trained, schedule, 5)[0] < 1e-10

@@ -148,6 +148,14 @@ def test_zb_v_has_no_bubble_and_2p_stages_in_flight_but_its_makespan_has_some(p)
         assert timeline.makespan == 6 * m + p - 1  # the last rank starts p − 1 later and ends as much later
 
 
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_pairs_that_take_less_than_their_halves_leave_less_of_dualpipe_v_s_bubble(p):
+    whole = theory.bubble("dualpipe-v", p, 2 * p, F=2, B=4, W=2)
+    shares = [span_bubble(schedules.dualpipe_v(p, 2 * p), Times(pair=pair)) for pair in (1, 0.9, 0.8, 0.7)]
+    assert shares[0] == whole
+    assert sorted(shares, reverse=True) == shares
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_makespan_is_never_below_the_longest_span(name):
     timeline = replayed(make(name, 4, 9, 2))

@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from manyranks.parallel.pipeline.split import Stage, balanced, cost, split
 from manyranks.parallel.pipeline.split_backward import SplitBackward
@@ -165,6 +167,26 @@ def test_the_weights_product_is_not_made_before_w_and_what_is_set_aside_goes_wit
     products.append(sum(event.count for event in profile.key_averages() if event.key == "aten::mm"))
     assert products == [1, 2]  # the first layer's input needs no gradient
     assert split._aside == []
+
+
+def test_after_i_the_inputs_of_linear_layers_are_kept_and_nothing_else_of_the_forward_pass():
+    kept = {}
+
+    def note(name, tensor):
+        kept[name] = StorageWeakRef(tensor.untyped_storage())
+
+    model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3), nn.Tanh())  # tanh keeps its output
+    model[1].register_forward_pre_hook(lambda module, inputs: note("linear", inputs[0]))
+    model[2].register_forward_hook(lambda module, inputs, y: note("tanh", y))
+    x, split = torch.ones(2, 3, requires_grad=True), SplitBackward(model)
+    with split:
+        y = get_gradient_edge(model(x).sum())
+    assert not any(storage.expired() for storage in kept.values())
+    split.input_gradient(y, torch.ones(()), x)
+    del y
+    assert {name: storage.expired() for name, storage in kept.items()} == {"linear": False, "tanh": True}
+    split.weight_gradients()
+    assert kept["linear"].expired()
 
 
 def test_hooks_on_a_parameter_see_its_gradient_once_and_in_w():

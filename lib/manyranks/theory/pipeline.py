@@ -14,7 +14,8 @@ def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float =
     Sources: GPipe arXiv 1811.06965; 1F1B and interleaved arXiv 2104.04473, section 2.2; ZB-H1, ZB-H2 arXiv 2401.10241, table 2;
     ZB-V arXiv 2405.15362; DualPipe arXiv 2412.19437, table 2 (with F&B, the overlapped pair, taken as F + B).
     Raises ValueError for an unknown schedule, numbers that no pipeline has, or fewer micro-batches than the form holds for:
-    interleaving needs a multiple of p (section 2.2), the others `fewest`.
+    interleaving needs a multiple of p (section 2.2), the others `fewest`. Those of ZB-H1 and ZB-H2 are for W ≤ F: the bubble is
+    larger where W is longer.
     """
     _check(schedule, p, m, v)
     if not (F >= 0 and 0 <= W <= B and F + B > 0):

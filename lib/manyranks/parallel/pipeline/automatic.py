@@ -133,11 +133,8 @@ def _check(p: int, placement: tuple[int, ...], times: Times) -> None:
     for name in "FIW":
         given = getattr(times, name)
         each = given if isinstance(given, Sequence) else [given] * stages
-        if (
-            len(each) != stages
-            or not all(isfinite(t) and t >= 0 for t in each)
-            or not any(each)
-        ):
+        possible = all(isfinite(t) and t >= 0 for t in each) and any(each)
+        if len(each) != stages or not possible:
             wanted = f"give seconds above 0, one number or {stages} of them"
             raise ValueError(f"{name}={given!r}: {wanted}")
     if not (isfinite(times.latency) and times.latency >= 0):

@@ -9,7 +9,8 @@ are left out when read: here who runs a schedule sees to them.
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from manyranks.parallel.pipeline.actions import Action, Pair, Schedule, singles
 
@@ -21,9 +22,7 @@ _OTHER = re.compile(r"\d+((SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
 def to_csv(schedule: Schedule) -> str:
     """The text of PyTorch's "compute_only" form; write it to a file with newline=""."""
     text = io.StringIO(newline="")
-    csv.writer(text).writerows(
-        [_written(item) for item in items] for items in schedule.ranks
-    )
+    csv.writer(text).writerows(map(_written, items) for items in schedule.ranks)
     return text.getvalue()
 
 
@@ -44,22 +43,28 @@ def from_rows(rows: Iterable[Iterable[object]], name: str = "imported") -> Sched
     for rank, row in enumerate(rows):
         cells = [_read(cell, rank, position) for position, cell in enumerate(row)]
         ranks.append(tuple(filter(None, cells)))
-    actions = [
-        (r, a) for r, items in enumerate(ranks) for item in items for a in singles(item)
-    ]
-    if not actions:
-        raise ValueError("there is no action in any row; give a row of cells for each rank")
+    m = 1 + max((a.microbatch for row in ranks for a in _actions(row)), default=-1)
+    return Schedule(name, m, _placement(ranks), tuple(ranks))
+
+
+def _placement(ranks: list[tuple[Action | Pair, ...]]) -> tuple[int, ...]:
+    """The rank of each stage."""
     owner: dict[int, int] = {}
-    for rank, action in actions:
-        if owner.setdefault(action.stage, rank) != rank:
-            both = f"rank {owner[action.stage]} and rank {rank}"
-            raise ValueError(f"stage {action.stage} is on {both}; a stage has one rank")
-    if missing := set(range(max(owner, default=0) + 1)) - set(owner):
-        raise ValueError(
-            f"no rank has stage {min(missing)}; stages are counted from 0, without gaps"
-        )
-    m = 1 + max(action.microbatch for _, action in actions)
-    return Schedule(name, m, tuple(owner[s] for s in range(len(owner))), tuple(ranks))
+    for rank, items in enumerate(ranks):
+        for stage in {action.stage for action in _actions(items)}:
+            if (other := owner.setdefault(stage, rank)) != rank:
+                both = f"rank {other} and rank {rank}"
+                raise ValueError(f"stage {stage} is on {both}; a stage has one rank")
+    if not owner:
+        raise ValueError("there is no action in any row; give a row of cells for each rank")
+    if missing := set(range(max(owner))) - set(owner):
+        gap = f"no rank has stage {min(missing)}"
+        raise ValueError(f"{gap}; stages are counted from 0, without gaps")
+    return tuple(owner[stage] for stage in range(len(owner)))
+
+
+def _actions(items: tuple[Action | Pair, ...]) -> Iterator[Action]:
+    return chain.from_iterable(map(singles, items))
 
 
 def _written(item: Action | Pair) -> str:
@@ -81,6 +86,5 @@ def _read(cell: object, rank: int, position: int) -> Action | Pair | None:
         if all(isinstance(action, Action) for action in both):
             return Pair(*both)
     form = "stage, F, B, I or W, and micro-batch, as in 2F0, or (0F7;7B3)OVERLAP_F_B"
-    raise ValueError(
-        f"row {rank}, cell {position}: {text!r} is no action; it must be {form}"
-    )
+    where = f"row {rank}, cell {position}"
+    raise ValueError(f"{where}: {text!r} is no action; it must be {form}")

@@ -68,11 +68,9 @@ def greedy(pipeline: Pipeline, policy: Policy) -> Result:
             ranks[other].arrivals[then, neighbour].append(arrival)
             heapq.heappush(events, (arrival, other))
     longest = max(rank.free - rank.started for rank in ranks)
-    work = [
-        sum(pipeline.seconds[k, s] for k, s in rank.done) * pipeline.m for rank in ranks
-    ]
+    work = pipeline.m * max(sum(map(pipeline.seconds.get, rank.done)) for rank in ranks)
     tables = tuple(tuple(rank.actions) for rank in ranks)
-    return Result(longest - max(work), max(rank.free for rank in ranks), tables)
+    return Result(longest - work, max(rank.free for rank in ranks), tables)
 
 
 def _follows(pipeline: Pipeline, kind: str, stage: int) -> list[tuple[str, int]]:
@@ -115,10 +113,9 @@ class _Rank:
             if arrival > now:
                 soon = min(soon, arrival)
                 continue
-            delay = now + self.seconds[kind, stage] - soon
-            return (
-                None if delay > self.patience * self.seconds[kind, stage] else (kind, stage)
-            )
+            seconds = self.seconds[kind, stage]
+            waits = now + seconds - soon > self.patience * seconds
+            return None if waits else (kind, stage)
         return None
 
     def _in_order(self) -> list[tuple[str, int | None]]:

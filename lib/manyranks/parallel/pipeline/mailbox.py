@@ -26,8 +26,8 @@ from manyranks.parallel.pipeline.actions import (
     FORWARD,
     WEIGHT,
     Action,
-    Pair,
     Schedule,
+    singles,
 )
 
 _DIMS = 8
@@ -66,7 +66,7 @@ class Routes:
         self.awaited: list[Action] = []
         for rank in range(len(schedule.ranks)):
             for place, item in enumerate(schedule.ranks[rank]):
-                for action in item if type(item) is Pair else (item,):
+                for action in singles(item):
                     self._note(rank, place, action)
 
     def _note(self, rank: int, place: int, action: Action) -> None:
@@ -145,11 +145,7 @@ class Mailbox:
             if message.kind == FORWARD:
                 self._send(message, _encoded(spec, self._device), tag=1)
         if routes.specs[message] != spec:
-            raise ValueError(
-                f"what {message} uses is {_words(spec)}, and was "
-                f"{_words(routes.specs[message])} in the first step, when the ranks told "
-                "each other: give batches of one shape, or make another Pipeline for this"
-            )
+            raise _changed(message, routes.specs[message], spec)
         self._send(message, tensor.contiguous())
 
     def expect_gradient(self, stage: int, microbatch: int, output: Tensor) -> None:
@@ -210,6 +206,14 @@ def _encoded(spec: Spec, device: torch.device) -> Tensor:
         )
     sizes = [*shape, *[0] * (_DIMS - len(shape))]
     return torch.tensor([_TYPES.index(dtype), len(shape), *sizes], device=device)
+
+
+def _changed(message: Action, was: Spec, now: Spec) -> ValueError:
+    return ValueError(
+        f"what {message} uses is {_words(now)}, and was {_words(was)} in the first step, "
+        "when the ranks told each other: give batches of one shape, or make another "
+        "Pipeline for this"
+    )
 
 
 def _words(spec: Spec) -> str:

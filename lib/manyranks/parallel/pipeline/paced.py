@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from manyranks.parallel.pipeline.actions import Action, Pair, Schedule
+from manyranks.parallel.pipeline.actions import Action, Pair, Schedule, singles
 from manyranks.parallel.pipeline.program import ActionWork, Times
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.timeline import Span, Timeline
@@ -51,30 +51,23 @@ class Pace:
         if left < 0:
             self.overruns.append(item)
         time.sleep(max(0.0, left))
-        self._note(parts, started, time.perf_counter())
+        self._note(parts, started, time.perf_counter() - started)
 
     def _parts(self, item: Action | Pair) -> Iterator[tuple[Action, float]]:
         """Each action with its duration: two in a Pair."""
-        actions = item if type(item) is Pair else (item,)
+        actions = singles(item)
         for action in actions:
             work = ActionWork(action.kind, action.stage, paired=len(actions) == 2)
             yield action, self.times.compute(self.rank, work)
 
-    def _note(
-        self, parts: list[tuple[Action, float]], started: float, finished: float
-    ) -> None:
+    def _note(self, parts: list[tuple[Action, float]], start: float, taken: float) -> None:
         """One span an action. Those of a Pair share its time as they share its duration."""
         whole = sum(seconds for _, seconds in parts)
         for action, seconds in parts:
-            share = seconds / whole if whole else 1 / len(parts)
-            end = (
-                finished
-                if action == parts[-1][0]
-                else started + share * (finished - started)
-            )
+            end = start + taken * (seconds / whole if whole else 1 / len(parts))
             name = f"{action.kind}{action.microbatch}"
-            self.spans.append(Span(self.rank, COMPUTE, name, started, end))
-            started = end
+            self.spans.append(Span(self.rank, COMPUTE, name, start, end))
+            start = end
 
 
 def run(
@@ -104,11 +97,7 @@ def run(
 
 def timeline(spans: Iterable[Iterable[Span]]) -> Timeline:
     """The ranks' spans on one clock, which starts at 0."""
-    together = [span for own in spans for span in own]
-    zero = min(span.started for span in together)
-    return Timeline(
-        tuple(
-            s._replace(started=s.started - zero, finished=s.finished - zero)
-            for s in together
-        )
-    )
+    spans = [span for own in spans for span in own]
+    zero = min(span.started for span in spans)
+    shifted = ((*span[:3], span.started - zero, span.finished - zero) for span in spans)
+    return Timeline(tuple(map(Span._make, shifted)))

@@ -53,9 +53,7 @@ class Times:
         if kind == BACKWARD and self.B is None:
             seconds = _at(self.I, stage) + _at(self.W, stage)
         else:
-            seconds = _at(
-                {FORWARD: self.F, INPUT: self.I, WEIGHT: self.W}.get(kind, self.B), stage
-            )
+            seconds = _at(getattr(self, kind), stage)
         return seconds * self.pair if paired else seconds
 
     def message(self, source: int, destination: int, bytes: float) -> Transfer:
@@ -111,8 +109,8 @@ def in_flight(schedule: Schedule, timeline: Timeline, rank: int) -> list[tuple[f
 def _instructions(schedule: Schedule, rank: int, bytes: float) -> tuple[Instruction, ...]:
     stages = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
     own = list(product(KINDS, stages))
-    receives = {step: tuple(_receives(schedule, rank, *step, bytes)) for step in own}
-    sends = {step: tuple(_sends(schedule, rank, *step, bytes)) for step in own}
+    receives = {step: tuple(_receives(schedule, *step, bytes)) for step in own}
+    sends = {step: tuple(_sends(schedule, *step, bytes)) for step in own}
     instructions: list[Instruction] = []
     for item in schedule.ranks[rank]:
         actions = singles(item)
@@ -126,23 +124,20 @@ def _instructions(schedule: Schedule, rank: int, bytes: float) -> tuple[Instruct
     return tuple(instructions)
 
 
-def _receives(
-    schedule: Schedule, rank: int, kind: str, stage: int, bytes: float
-) -> Iterator[Recv]:
+def _receives(schedule: Schedule, kind: str, stage: int, bytes: float) -> Iterator[Recv]:
+    rank = schedule.placement[stage]
     for needed, offset in NEEDS[kind]:
         source = _rank_of(schedule, stage + offset)
         if source not in (None, rank):
             yield Recv(source, bytes, tag=(needed, stage + offset))
 
 
-def _sends(
-    schedule: Schedule, rank: int, kind: str, stage: int, bytes: float
-) -> Iterator[Send]:
+def _sends(schedule: Schedule, kind: str, stage: int, bytes: float) -> Iterator[Send]:
     if kind == WEIGHT:
         return
     given, offset = (FORWARD, +1) if kind == FORWARD else (INPUT, -1)
     to = _rank_of(schedule, stage + offset)
-    if to not in (None, rank):
+    if to not in (None, schedule.placement[stage]):
         yield Send(to, bytes, tag=(given, stage), handle=(given, stage))
 
 

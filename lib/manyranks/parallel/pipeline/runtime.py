@@ -28,6 +28,7 @@ from manyranks.parallel.pipeline.actions import (
     Action,
     Pair,
     Schedule,
+    singles,
 )
 from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
 from manyranks.parallel.pipeline.split_backward import SplitBackward
@@ -127,12 +128,12 @@ class _Step:
 
     def do(self, item: Action | Pair) -> None:
         """Takes what the item uses, computes, and sends. In a Pair, forward comes first."""
-        actions = item if type(item) is Pair else (item,)
+        actions = singles(item)
         used = [self._take(action) for action in actions]
         with self._pipeline.pace(item):
-            made = [self._compute(action, used.pop(0)) for action in actions]
-        for action in actions:
-            self._give(action, made.pop(0))
+            made = list(map(self._compute, actions, used))
+        for action, tensor in zip(actions, made, strict=True):
+            self._give(action, tensor)
 
     def _take(self, action: Action) -> Tensor | None:
         """A forward's input, or the gradient of the stage's output."""
@@ -166,9 +167,7 @@ class _Step:
         x = x.detach().requires_grad_(s > 0 and x.is_floating_point())
         split = SplitBackward(_inner(stage)) if (s, k) in self._pipeline.splits else None
         with split or nullcontext():
-            y = stage(
-                x.view_as(x)
-            )  # FSDP has hooks on its input: on a leaf, I keeps silent
+            y = stage(x.view_as(x))  # no leaf: on those, I keeps FSDP's hooks silent
         made = _checked(y, s).detach()
         if s == self._final:
             y = self._loss(y, k)

@@ -22,6 +22,7 @@ from manyranks.parallel.pipeline.actions import (
 )
 
 Step = tuple[str, int | None]  # kind and stage
+Steps = Iterable[Step | tuple[Step, Step]]
 W: Step = (WEIGHT, None)  # the oldest one that waits, of any of the rank's stages
 
 
@@ -94,8 +95,8 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
 def zb_h1(p: int, m: int) -> Schedule:
     """1F1B with the backward split: rank r does each W r rounds late, in what was bubble.
 
-    Bubble (p − 1)(F + I − W) for m ≥ p; p micro-batches in flight, each until its weight
-    gradient. Raises ValueError for p or m below 1.
+    Bubble (p − 1)(F + I − W) for m ≥ p and W ≤ F; p micro-batches in flight, each until its
+    weight gradient. Raises ValueError for p or m below 1.
     Source: ZB-H1, arXiv 2401.10241, section 2.1.
     """
     check_degrees(p=p, m=m)
@@ -109,7 +110,7 @@ def zb_h1(p: int, m: int) -> Schedule:
 def zb_h2(p: int, m: int) -> Schedule:
     """As ZB-H1 with twice the warm-up: no rank waits for its first backward either.
 
-    Bubble (p − 1)(F + I − 2W) for m ≥ 2p − 1; 2p − 1 micro-batches in flight.
+    Bubble (p − 1)(F + I − 2W), or 0, for m ≥ 2p − 1, W ≤ F; 2p − 1 micro-batches in flight.
     Raises ValueError for p or m below 1. Source: ZB-H2, arXiv 2401.10241, section 2.2.
     """
     check_degrees(p=p, m=m)
@@ -144,7 +145,8 @@ def dualpipe_v(p: int, m: int) -> Schedule:
     """A V as ZB-V's; a forward of one stage runs side by side with a backward of the other.
 
     A Pair hides the messages of one under the computing of the other. Bubble, in times of
-    one stage, (p − 1)(F&B + B − 3W) for m ≥ 2p; 2p + 1 stages' activations in flight.
+    one stage, (p − 1)(F&B + B − 3W) for m ≥ 2p where a pair's F&B is F + B, and less where
+    it takes less; 2p + 1 stages' activations in flight.
     Raises ValueError for p or m below 1. Source: DualPipe, arXiv 2412.19437, section 3.2.1,
     cut in half as in the DualPipe repository.
     """
@@ -182,9 +184,7 @@ def v_shape(p: int) -> tuple[int, ...]:
     return (*range(p), *reversed(range(p)))
 
 
-def _numbered(
-    steps: Iterable[Step | tuple[Step, Step]], m: int
-) -> tuple[Action | Pair, ...]:
+def _numbered(steps: Steps, m: int) -> tuple[Action | Pair, ...]:
     """Adds micro-batches: forwards and backwards of a stage take 0, 1, … m − 1 in order.
 
     Two steps side by side are a Pair. What has no micro-batch left is dropped.

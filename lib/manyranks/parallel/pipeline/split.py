@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+Cut = tuple[float, tuple[int, ...]]  # the sum of the stages' squares, and their sizes
+
 
 class Shared(NamedTuple):
     """A parameter that several stages use, such as an embedding that is also the head."""
@@ -78,8 +80,8 @@ def balanced(costs: Sequence[float], stages: int) -> list[int]:
     candidates = sorted({sums[j] - sums[i] for j in range(n + 1) for i in range(j)})
     fits = partial(_fits, sums, stages)
     most = candidates[bisect_left(candidates, True, key=fits)]
-    # even[e]: the parts before e, in the stages so far: (sum of squares, sizes).
-    even = {0: (0.0, ())}
+    # By how many parts the stages so far have: the most even cut of these.
+    even: dict[int, Cut] = {0: (0.0, ())}
     for stage in range(1, stages + 1):
         ends = range(stage, n - (stages - stage) + 1)
         cuts = {end: _extended(even, sums, end, most) for end in ends}
@@ -96,9 +98,7 @@ def _fits(sums: list[float], stages: int, most: float) -> bool:
     return begin == n
 
 
-def _extended(
-    even: dict[int, tuple], sums: list[float], end: int, most: float
-) -> list[tuple]:
+def _extended(even: dict[int, Cut], sums: list[float], end: int, most: float) -> list[Cut]:
     """The cuts of the parts before `end`, by where their last stage begins."""
     cuts = []
     for begin, (squares, sizes) in even.items():
@@ -119,8 +119,6 @@ def cost(part: nn.Module) -> float:
 def _shared(cut: list[list[nn.Module]], stage: int) -> list[Shared]:
     """The stage's parameters that are in other stages, too, in the order of the model."""
     of = [{p for part in parts for p in part.parameters()} for parts in cut]
-    model = dict.fromkeys(p for parts in cut for part in parts for p in part.parameters())
-    used = {
-        p: tuple(s for s in range(len(cut)) if p in of[s]) for p in model if p in of[stage]
-    }
+    own = dict.fromkeys(p for part in cut[stage] for p in part.parameters())
+    used = {p: tuple(s for s in range(len(cut)) if p in of[s]) for p in own}
     return [Shared(p, stages) for p, stages in used.items() if len(stages) > 1]

@@ -7,37 +7,27 @@
     split.weight_gradients()                     # W: nobody waits for it
 
 For a linear layer y = x Uᵀ, I is grad_y U, and W is grad_yᵀ x: two products of one size, of
-which only the first is on the way to the stage before. So I puts (x, grad_y) aside, and W
-multiplies them. What else I needed of the forward pass is free after I.
+which only the first is on the way to the stage before. So each linear layer gets a graph of
+its own, which ends at its weight and keeps x. I puts grad_y aside, and W sends it through
+that graph. What else I needed of the forward pass is free after I.
 
-Only nn.Linear is worth that. The gradients of other weights (norms, biases, embeddings) are
-cheap: I computes them on its way and keeps them for W. So any module comes out right, and
-every gradient arrives at its parameter in W, once, where hooks wait for it, as those of
-data parallelism do.
+Only nn.Linear is worth that. The gradients of other weights (norms, embeddings) are cheap:
+I computes them on its way and keeps them for W. So any module comes out right, and every
+gradient arrives at its parameter in W, once, where hooks wait for it, as those of data
+parallelism do.
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from manyranks.parallel.recomputation import gradients
 
-
-class _Aside(NamedTuple):
-    """A product that W has yet to make: gradᵀ x, the gradient of a linear's weight."""
-
-    weight: Tensor
-    x: Tensor
-    grad: Tensor
-
-    def product(self) -> Tensor:
-        grad, x = self.grad.flatten(0, -2), self.x.flatten(0, -2)
-        return (grad.t() @ x).to(self.weight.dtype)
+Aside = list[tuple[GradientEdge | Tensor, Tensor]]  # where a gradient goes in W, and it
 
 
 class SplitBackward:
@@ -46,17 +36,16 @@ class SplitBackward:
     def __init__(self, module: nn.Module):
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._linears = [part for part in module.modules() if _splits(part)]
-        self._aside: list[_Aside] = []
-        self._ready: list[Tensor | None] = []
+        self._aside: Aside = []
 
     def __enter__(self) -> "SplitBackward":
         for linear in self._linears:
-            linear.forward = partial(_forward, self._aside, linear)
+            vars(linear)["forward"] = partial(_forward, self._aside, linear)
         return self
 
     def __exit__(self, *exception) -> None:
         for linear in self._linears:
-            del linear.forward
+            del vars(linear)["forward"]
 
     def input_gradient(
         self, output: Tensor | GradientEdge, grad: Tensor | None, x: Tensor | None
@@ -70,63 +59,36 @@ class SplitBackward:
         wanted = [*self._parameters, *([] if x is None else [x])]
         with self, torch.no_grad():  # a checkpoint computes its part again
             found = gradients([output], [grad], wanted)
-        self._ready = found[: len(self._parameters)]
+        ready = zip(self._parameters, found, strict=False)
+        self._aside += [pair for pair in ready if pair[1] is not None]
         return None if x is None else found[-1]
 
     def weight_gradients(self) -> None:
         """W: adds to the parameters' gradients, as backward() does. Needs I before it."""
-        aside = {
-            p: [one for one in self._aside if one.weight is p] for p in self._parameters
-        }
-        parts = list(zip(self._ready, aside.values(), self._parameters, strict=True))
+        if self._aside:
+            torch.autograd.backward(*zip(*self._aside, strict=True))
         self._aside.clear()
-        self._ready = []
-        with torch.enable_grad():
-            nodes = [
-                _Weight.apply(*part) for part in parts if part[0] is not None or part[1]
-            ]
-        if nodes:
-            torch.autograd.backward(nodes)
 
 
 class _Linear(torch.autograd.Function):
-    """F.linear, whose backward leaves the weight's gradient for later."""
+    """F.linear, whose backward leaves the gradients of weight and bias for later."""
 
     @staticmethod
-    def forward(ctx, aside: list[_Aside], x: Tensor, weight: Tensor, bias: Tensor | None):
-        y = F.linear(x, weight, bias)
-        ctx.aside, ctx.type = aside, x.dtype
-        ctx.save_for_backward(x.to(y.dtype), weight)  # under autocast, y has fewer bits
-        return y
+    def forward(ctx, aside: Aside, x: Tensor, weight: Tensor, bias: Tensor | None):
+        with torch.enable_grad():
+            y = F.linear(x.detach(), weight, bias)
+        ctx.aside, ctx.later, ctx.type = aside, get_gradient_edge(y), x.dtype
+        ctx.save_for_backward(weight)
+        return y.detach()
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        x, weight = ctx.saved_tensors
-        ctx.aside.append(_Aside(weight, x, grad))
-        _, differs, _, has_bias = ctx.needs_input_grad
-        grad_x = (grad @ weight.to(grad.dtype)).to(ctx.type) if differs else None
-        return None, grad_x, None, grad.flatten(0, -2).sum(0) if has_bias else None
-
-
-class _Weight(torch.autograd.Function):
-    """A node above a parameter: its backward adds to the gradient, and calls its hooks.
-
-    The last parameter's runs first, as in a plain backward, and its product is gone before
-    the next one is made.
-    """
-
-    @staticmethod
-    def forward(ctx, ready: Tensor | None, aside: list[_Aside], parameter: Tensor):
-        ctx.ready, ctx.aside = ready, aside
-        return parameter.new_zeros(())
-
-    @staticmethod
-    def backward(ctx, one: Tensor):
-        grad, ctx.ready = ctx.ready, None
-        while ctx.aside:
-            product = ctx.aside.pop(0).product()
-            grad = product if grad is None else grad + product
-        return None, None, grad
+        ctx.aside.append((ctx.later, grad))
+        if not ctx.needs_input_grad[1]:
+            return None, None, None, None
+        (weight,) = ctx.saved_tensors
+        grad_x = grad @ weight.to(grad.dtype)  # under autocast, they have fewer bits
+        return None, grad_x.to(ctx.type), None, None
 
 
 def _splits(module: nn.Module) -> bool:
@@ -135,7 +97,7 @@ def _splits(module: nn.Module) -> bool:
     return own and module.weight.requires_grad and module.weight.is_leaf
 
 
-def _forward(aside: list[_Aside], linear: nn.Linear, x: Tensor) -> Tensor:
-    if x.dim() == 1 or not torch.is_grad_enabled():
+def _forward(aside: Aside, linear: nn.Linear, x: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
         return F.linear(x, linear.weight, linear.bias)
     return _Linear.apply(aside, x, linear.weight, linear.bias)

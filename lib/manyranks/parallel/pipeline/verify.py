@@ -12,6 +12,7 @@ messages are received in another order than they are sent. `verify` refuses both
 """
 
 from collections.abc import Iterator
+from itertools import product
 
 from manyranks.parallel.pipeline.actions import (
     FORWARD,
@@ -28,6 +29,8 @@ from manyranks.parallel.pipeline.actions import (
 
 # Of F, I or W and a stage: by micro-batch, where in the row of its rank.
 Positions = dict[tuple[str, int], dict[int, int]]
+Done = dict[tuple[str, int], set[int]]  # of F, I or W and a stage: the micro-batches
+Waiting = dict[Action, int]  # for what; which rank
 
 
 def verify(schedule: Schedule, memory: int | None = None) -> None:
@@ -73,26 +76,29 @@ def _check_placement(schedule: Schedule) -> None:
 def _check_complete(schedule: Schedule) -> Positions:
     """Each F, I and W once, also in a B, on the rank of its stage. Returns where."""
     m, placement = schedule.microbatches, schedule.placement
-    found = {
-        (kind, s): {} for kind in (FORWARD, INPUT, WEIGHT) for s in range(len(placement))
-    }
-    for rank, items in enumerate(schedule.ranks):
-        for position, item in enumerate(items):
-            for kind, stage, i in singles(item):
-                for part in PARTS.get(kind, (kind,)):
-                    done = found.get((part, stage))
-                    known = done is not None and placement[stage] == rank and 0 <= i < m
-                    if not known or i in done:
-                        problem = _misplaced(schedule, rank, Action(part, stage, i))
-                        raise _error(schedule, rank, position, problem)
-                    done[i] = position
-    for (kind, stage), done in found.items():
-        for i in range(m) if len(done) < m else ():
-            if i not in done:
-                rank, missing = placement[stage], Action(kind, stage, i)
-                end = len(schedule.ranks[rank])
-                raise _error(schedule, rank, end, f"{missing} is missing")
+    found = {step: {} for step in product((FORWARD, INPUT, WEIGHT), range(len(placement)))}
+    for rank in range(len(schedule.ranks)):
+        for position, kind, stage, i in _parts(schedule, rank):
+            at = found.get((kind, stage))
+            known = at is not None and placement[stage] == rank and 0 <= i < m
+            if not known or i in at:
+                problem = _misplaced(schedule, rank, Action(kind, stage, i))
+                raise _error(schedule, rank, position, problem)
+            at[i] = position
+    for (kind, stage), at in found.items():
+        if missing := set(range(m)) - set(at):
+            rank, action = placement[stage], Action(kind, stage, min(missing))
+            end = len(schedule.ranks[rank])
+            raise _error(schedule, rank, end, f"{action} is missing")
     return found
+
+
+def _parts(schedule: Schedule, rank: int) -> Iterator[tuple[int, str, int, int]]:
+    """The rank's F, I and W, each with its position first; a B is an I and a W."""
+    for position, item in enumerate(schedule.ranks[rank]):
+        for kind, stage, i in singles(item):
+            for part in PARTS.get(kind, (kind,)):
+                yield position, part, stage, i
 
 
 def _misplaced(schedule: Schedule, rank: int, action: Action) -> str:
@@ -104,10 +110,8 @@ def _misplaced(schedule: Schedule, rank: int, action: Action) -> str:
         return f"{action}: no such stage; there are 0 to {schedule.stages - 1}"
     if not 0 <= i < schedule.microbatches:
         return f"{action}: no such micro-batch; there are 0 to {schedule.microbatches - 1}"
-    if schedule.placement[stage] != rank:
-        return (
-            f"{action} is not this rank's: the stage is on rank {schedule.placement[stage]}"
-        )
+    if (owner := schedule.placement[stage]) != rank:
+        return f"{action} is not this rank's: the stage is on rank {owner}"
     return f"{action} is done twice"
 
 
@@ -136,48 +140,40 @@ def _check_lanes(schedule: Schedule, positions: Positions) -> None:
                     raise _crossed(schedule, positions, kind, source, to)
 
 
-def _crossed(
-    schedule: Schedule, positions: Positions, kind: str, source: int, to: int
-) -> ValueError:
-    both = zip(positions[kind, source], positions[kind, to], strict=True)
-    sent, wanted = next((sent, wanted) for sent, wanted in both if sent != wanted)
-    sender, taker = schedule.placement[source], schedule.placement[to]
-    waits, first = Action(kind, source, wanted), Action(kind, source, sent)
+def _crossed(schedule: Schedule, at: Positions, kind: str, s: int, to: int) -> ValueError:
+    both = zip(at[kind, s], at[kind, to], strict=True)
+    sent, wanted = next(pair for pair in both if pair[0] != pair[1])
+    sender, taker = schedule.placement[s], schedule.placement[to]
+    waits, first = Action(kind, s, wanted), Action(kind, s, sent)
     problem = (
         f"deadlock: {Action(kind, to, wanted)} waits for {waits}, but\n"
         f"  rank {sender} first sends what {first} gives, and a synchronous send\n"
-        f"  ends when it is received: at position {positions[kind, to][sent]} of this rank"
+        f"  ends when it is received: at position {at[kind, to][sent]} of this rank"
     )
-    return _error(schedule, taker, positions[kind, to][wanted], problem)
+    return _error(schedule, taker, at[kind, to][wanted], problem)
 
 
 def _check_order(schedule: Schedule, positions: Positions) -> None:
     """Lets every rank go on as far as it can. Those held in the end wait in a circle."""
-    done: dict[tuple[str, int], set[int]] = {key: set() for key in positions}
-    waiting: dict[Action, int] = {}  # for what; who
-    hosts = [_host(schedule, rank, done, waiting) for rank in range(len(schedule.ranks))]
-    running = list(range(len(hosts)))
+    done: Done = {step: set() for step in positions}
+    waiting: Waiting = {}
+    running = list(range(len(schedule.ranks)))
+    hosts = [_host(schedule, rank, done, waiting) for rank in running]
     while running:
         running += next(hosts[running.pop()], ())
     if waiting:
         raise _circle(schedule, positions, waiting, done)
 
 
-def _host(
-    schedule: Schedule, rank: int, done: dict, waiting: dict[Action, int]
-) -> Iterator:
+def _host(schedule: Schedule, rank: int, done: Done, waiting: Waiting) -> Iterator[list]:
     """Goes through the rank's table. Where it is held, says whom it has set free."""
     freed: list[int] = []
     for item in schedule.ranks[rank]:
-        actions = singles(item)
-        for kind, stage, i in actions:
-            for needed, offset in NEEDS[kind]:
-                over = done.get((needed, stage + offset))
-                if over is not None and i not in over:
-                    waiting[Action(needed, stage + offset, i)] = rank
-                    yield freed
-                    freed = []
-        for kind, stage, i in actions:
+        for need in _needs(item, done):
+            waiting[need] = rank
+            yield freed
+            freed = []
+        for kind, stage, i in singles(item):
             for part in PARTS[kind]:
                 done[part, stage].add(i)
                 if (part, stage, i) in waiting:
@@ -185,33 +181,36 @@ def _host(
     yield freed
 
 
-def _circle(
-    schedule: Schedule, positions: Positions, waiting: dict, done: dict
-) -> ValueError:
+def _needs(item: Action | Pair, done: Done) -> Iterator[Action]:
+    """What must be over before the item, and is not when it is asked for."""
+    for kind, stage, i in singles(item):
+        for needed, offset in NEEDS[kind]:
+            over = done.get((needed, stage + offset))
+            if over is not None and i not in over:
+                yield Action(needed, stage + offset, i)
+
+
+def _circle(schedule: Schedule, at: Positions, waiting: Waiting, done: Done) -> ValueError:
     """The error that names the ranks that wait for each other."""
     needed = {rank: need for need, rank in waiting.items()}
     path = [min(needed)]
     while (after := schedule.placement[needed[path[-1]].stage]) not in path:
         path.append(after)
     circle = path[path.index(after) :]
-    at = {rank: _reached(schedule, rank, done) for rank in circle}
-    lines = []
-    for rank in circle:
+    stuck = {rank: _reached(schedule, rank, done) for rank in circle}
+    lines = ["deadlock:"]
+    for rank, here in stuck.items():
         kind, stage, i = need = needed[rank]
-        there = f"rank {schedule.placement[stage]} does at position"
-        there = f"{there} {positions[kind, stage][i]}"
-        here = (
-            f"rank {rank} at position {at[rank]}, {_name(schedule.ranks[rank][at[rank]])}"
-        )
-        lines.append(f"  {here}, waits for {need}, which {there}")
-    return _error(schedule, circle[0], at[circle[0]], "\n".join(["deadlock:", *lines]))
+        waits = f"{_name(schedule.ranks[rank][here])}, waits for {need}"
+        there = f"rank {schedule.placement[stage]} does at position {at[kind, stage][i]}"
+        lines.append(f"  rank {rank} at position {here}, {waits}, which {there}")
+    return _error(schedule, circle[0], stuck[circle[0]], "\n".join(lines))
 
 
-def _reached(schedule: Schedule, rank: int, done: dict) -> int:
+def _reached(schedule: Schedule, rank: int, done: Done) -> int:
     """The position of the first of the rank's actions that is not done."""
-    for position, item in enumerate(schedule.ranks[rank]):
-        kind, stage, i = singles(item)[0]
-        if i not in done[PARTS[kind][0], stage]:
+    for position, kind, stage, i in _parts(schedule, rank):
+        if i not in done[kind, stage]:
             return position
     return len(schedule.ranks[rank])
 
@@ -256,8 +255,5 @@ def _cell(schedule: Schedule, rank: int, position: int) -> str:
     items = schedule.ranks[rank]
     if position >= len(items):
         return "."
-    several = schedule.stages > len(schedule.ranks)
-    return "+".join(
-        f"{kind}{i}" + (f"s{stage}" if several else "")
-        for kind, stage, i in singles(items[position])
-    )
+    form = "{0}{2}s{1}" if schedule.stages > len(schedule.ranks) else "{0}{2}"
+    return "+".join(form.format(*action) for action in singles(items[position]))
