@@ -3,6 +3,7 @@
 Seconds are the processor's, not the wall's: a redraw is one thread that waits for nothing.
 """
 
+import gc
 import io
 import itertools
 import time
@@ -47,8 +48,11 @@ def rows() -> Iterator[Row]:
     yield Row("redraw of chapter 01's explorer, 16 ranks, the next round", _each(_chapter_01()), at_most=0.040)
     for chapter, explorer in (("02", show.data_parallel.explorer()), ("03", show.zero.explorer())):
         yield Row(f"redraw of chapter {chapter}'s explorer, another N", _each(_another_n(explorer)), at_most=0.040)
-    for when, seconds in _chapter_04():
+    for when, seconds in _worst(show.checkpointing.explorer()):
         yield Row(f"redraw of chapter 04's explorer, the worst move of every control, {when}", (seconds,), at_most=0.040)
+    for what, setting in (("", {}), (", 8 ranks, 32 micro-batches", {"p": 8, "m": 32})):
+        for when, seconds in _worst(show.pipeline.explorer().set(**setting)):
+            yield Row(f"redraw of chapter 05's explorer{what}, the worst move, {when}", (seconds,), at_most=0.040)
 
 
 def _moves(plot: Schedules, *microbatches: int) -> Callable[[], float]:
@@ -107,23 +111,32 @@ def _another_n(explorer: show.Explorer) -> Callable[[], float]:
     return lambda: _processor(lambda: explorer.set(n=next(turns)))
 
 
-def _chapter_04() -> Iterator[tuple[str, float]]:
-    """The longest of all moves from where it opens to another value of one control, and back."""
-    explorer = show.checkpointing.explorer()
+def _worst(explorer: show.Explorer) -> Iterator[tuple[str, float]]:
+    """The longest of all moves from where it stands to another value of one control, and back.
+
+    A full garbage collection, which falls into one of a hundred redraws and takes as long as it, is not counted.
+    """
     opened = explorer.values
-    moves = [{name: value} for name, control in explorer._controls.items() for value in _options(control)]
-    first = [_processor(lambda move=move: explorer.set(**opened | move)) for move in moves]
-    again = [min(_processor(lambda move=move: explorer.set(**opened | move)) for _ in range(3)) for move in moves]
+    moves = [opened | {name: value} for name, control in explorer._controls.items() for value in _options(control)]
+    first = [_collected(lambda move=move: explorer.set(**move)) for move in moves]
+    again = [min(_processor(lambda move=move: explorer.set(**move)) for _ in range(3)) for move in moves]
     yield from (("the first time", max(first)), ("again", max(again)))
 
 
 def _options(control: widgets.ValueWidget) -> list:
+    if not hasattr(control, "options"):
+        return list(range(control.min, control.max + 1))
     return [option[1] if isinstance(option, tuple) else option for option in control.options]
 
 
 def _each(measure: Callable[[], float]) -> tuple[float, ...]:
     measure()
     return tuple(measure() for _ in range(ROUNDS))
+
+
+def _collected(fn: Callable[[], object]) -> float:
+    gc.collect()
+    return _processor(fn)
 
 
 def _processor(fn: Callable[[], object]) -> float:

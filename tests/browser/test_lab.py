@@ -26,6 +26,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_02_explorer": ("02_data_parallel", "import show", "data_parallel.explorer("),
     "chapter_03_explorer": ("03_zero", "import show", "zero.explorer("),
     "chapter_04_explorer": ("04_checkpointing", "import show", "checkpointing.explorer("),
+    "chapter_05_explorer": ("05_pipeline", "import show", "pipeline.explorer("),
 }
 
 
@@ -171,6 +172,34 @@ def test_the_explorer_of_chapter_04_follows_and_says_what_is_not_possible(chapte
         segments.press("End")
         explorer.move(segments)  # there is nothing above
         assert explorer.status().startswith("Not possible: C = 128 segments of the 80 layers of llama3-70b")
+
+
+def test_the_explorer_of_chapter_05_follows(chapters):
+    with chapters.pictured(name := "chapter_05_explorer"):
+        explorer = explorer_in(chapters, name)
+        above, below, ranks, microbatches, stages, forward, inputs, weights, message = explorer.controls()
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(microbatches),
+            lambda: explorer.move(microbatches, -1),
+            lambda: explorer.move(below, 2),
+            lambda: explorer.move(above),
+            lambda: explorer.move(stages),
+            lambda: explorer.move(message, 1),
+            lambda: explorer.move(forward),
+            lambda: explorer.move(inputs, -1),
+            lambda: explorer.move(weights),
+            lambda: explorer.drag(microbatches, 200),
+            lambda: explorer.drag(ranks, 200),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to another micro-batch and back
+        assert lines[0].startswith("1F1B: bubble 9 = (p − 1)(F + B), 37.5% of ideal, 27.3% of the whole; makespan 33")
+        assert "ZB-H1: bubble 3 = (p − 1)(F + I − W), 12.5% of ideal" in lines[0]
+        assert "ZB-V: bubble 0 = (p − 1)(F + I − 2W)/2, 0% of ideal" in lines[3]
+        assert lines[4].startswith("interleaved: bubble 4.5 = (p − 1)(F + B)/v, 18.8% of ideal")
+        assert lines[5].startswith("interleaved: bubble 3 = (p − 1)(F + B)/v, 12.5% of ideal")
+        assert "because of messages" in lines[6]
+        assert "because of messages and unequal times" in lines[7]
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

@@ -9,6 +9,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "data_parallel",
     "zero",
     "checkpointing",
+    "pipeline",
     Explorer="explorer",
     choice="explorer",
     slider="explorer",

@@ -37,7 +37,7 @@ KINDS = {
     COMMUNICATION: Kind("communication", style.ORANGE, "////"),
 }
 _ACTIONS = frozenset("FBIW")
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _ENDS = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10)  # of the axis, times a power of ten
 _BAND, _MIDDLE = 0.42, 0.02  # from a rank's row to the edge of its band; half the space between its parts
 _MOST_LANES = 6  # further transfers at the same time share the last lane
@@ -108,7 +108,7 @@ class Gantt:
         """Shows this timeline on an axis that reaches to its end, or to `until` seconds if that is more: to compare charts."""
         ranks, boxes = _boxes(timeline)
         end = _round_up(max(until, boxes.finished.max(initial=0.0)))
-        unit = next((unit for unit in _UNITS if end >= unit[0]), _UNITS[-1]) if end else _UNITS[0]
+        unit = next((unit for unit in UNITS if end >= unit[0]), UNITS[-1]) if end else UNITS[0]
         frame = Frame(end or 1.0, unit, ranks, tuple(key for key in KINDS if key in boxes.kind))
         if frame != self._frame:
             self._draw_frame(frame)

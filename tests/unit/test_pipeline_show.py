@@ -1,0 +1,414 @@
+"""Chapter 05's pictures show what replay finds; the explorer's line says the library's figures, and every setting is shown."""
+
+import io
+import itertools
+
+import numpy as np
+import PIL.Image
+import pytest
+from matplotlib.container import BarContainer
+from matplotlib.textpath import TextPath
+
+from manyranks.parallel.pipeline import schedules
+from manyranks.parallel.pipeline.actions import Action, Pair, Schedule
+from manyranks.parallel.pipeline.program import Times, bubble, in_flight, program
+from manyranks.parallel.pipeline.verify import peaks
+from manyranks.show import pipeline, pipeline_chart
+from manyranks.show.pipeline import SCHEDULES, Setting, Two, chart, compare, explorer
+from manyranks.show.pipeline_chart import Charts
+from manyranks.show.pipeline_run import Run, run
+from manyranks.theory import pipeline as theory
+from manyranks.timeline import Span, Timeline, replay
+from manyranks.timeline.spans import COMMUNICATION, COMPUTE
+
+DEFAULT = {"first": "1F1B", "second": "ZB-H1", "p": 4, "m": 8, "v": 2, "F": 1.0, "I": 1.0, "W": 1.0, "message": 0.0}
+HALF = Times(0.5, 0.5, 0.5)
+NOW = Setting(4, 8, 2, 1.0, 1.0, 1.0, 0.0)
+THREE = [
+    (schedules.one_f_one_b(3, 5), Times(latency=0.25)),
+    (schedules.interleaved(2, 4, 3), Times(0.3, 0.4, 0.2)),
+    (schedules.zb_v(3, 6), HALF),
+    (schedules.dualpipe_v(3, 6), HALF),
+]
+
+
+def shown(*drawn: Run) -> Charts:
+    charts = Charts(len(drawn), 4, 0.5, "time", "FBIW", split=True, links=True)
+    charts.update([(each.name, each) for each in drawn])
+    return charts
+
+
+def replayed(schedule: Schedule, times: Times) -> Timeline:
+    return replay(program(schedule), times)
+
+
+def boxes(patch) -> np.ndarray:
+    """(left, right, top, bottom) of each, in pixels."""
+    corners = patch.get_path().vertices.reshape(-1, 5, 2)
+    return np.stack([corners[:, 0, 0], corners[:, 1, 0], corners[:, 0, 1], corners[:, 2, 1]], axis=1)
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """All words that are written, by their size in points."""
+    written: dict[float, list[str]] = {}
+
+    def write(self, places, words, colours=()):
+        written.setdefault(self._size, []).extend(words)
+
+    monkeypatch.setattr(pipeline_chart._Texts, "update", write)
+    return written
+
+
+# Charts
+
+
+@pytest.mark.parametrize(("schedule", "times"), THREE)
+def test_a_box_is_where_its_action_was_replayed_on_its_rank_in_its_kind_s_and_stage_s_look(schedule, times):
+    timeline = replayed(schedule, times)
+    bands = shown(run(schedule, timeline))._bands[0]
+    end, row = max(span.finished for span in timeline.spans), bands.height(len(schedule.ranks))
+    drawn = {look: boxes(patch) for look, patch in bands._patches.items()}
+    assert sum(map(len, drawn.values())) == sum(len(schedule.actions(rank)) for rank in range(len(schedule.ranks)))
+    for rank, items in enumerate(schedule.ranks):
+        own, spans = [s for s, owner in enumerate(schedule.placement) if owner == rank], iter(timeline.of(rank, COMPUTE))
+        for item in items:
+            actions = item if type(item) is Pair else (item,)
+            both = [next(spans) for _ in actions]
+            x = both[0].started / end * bands.wide, both[-1].finished / end * bands.wide
+            for action in actions:
+                found = drawn[action.kind, own.index(action.stage)]
+                near = (
+                    (abs(found[:, :2] - x) <= 1.51).all(axis=1)
+                    & (found[:, 2] >= rank * row)
+                    & (found[:, 3] <= (rank + 1) * row)
+                )
+                assert near.sum() == 1, (rank, action)
+
+
+def test_the_halves_of_a_pair_lie_one_above_the_other_and_i_above_w():
+    whole = shown(run(pair := schedules.dualpipe_v(2, 4), replayed(pair, HALF)))._bands[0]
+    ((_, _, top, middle), *_), ((_, _, below, bottom), *_) = (
+        [box for look in looks for box in boxes(whole._patches[look]) if box[3] - box[2] < 0.5 * whole.height(2)]
+        for looks in ([("F", 0), ("F", 1)], [("B", 0), ("B", 1)])
+    )
+    assert top < middle <= below < bottom
+    split = shown(run(one := schedules.zb_h1(1, 1), replayed(one, Times())))._bands[0]
+    ((*_, i_top, i_bottom),), ((*_, w_top, w_bottom),) = (boxes(split._patches[kind, 0]) for kind in "IW")
+    assert i_top < w_top < i_bottom < w_bottom
+
+
+def test_a_later_stage_is_lighter_and_has_a_bar_for_each_stage_before_it():
+    schedule = schedules.interleaved(1, 1, 4)
+    bands = shown(run(schedule, replayed(schedule, Times())))._bands[0]
+    marks = boxes(bands._bars)
+    for level in range(4):
+        ((left, right, top, bottom),) = boxes(bands._patches["F", level])
+        inside = (marks[:, 0] == left) & (marks[:, 1] == right) & (marks[:, 2] > top) & (marks[:, 3] <= bottom)
+        assert inside.sum() == level
+    for kind in "FBIW":
+        greys = [np.dot(bands._patches[kind, level].get_facecolor()[:3], (0.3, 0.59, 0.11)) for level in range(4)]
+        assert greys == sorted(set(greys))
+
+
+def test_a_fifth_stage_looks_as_the_fourth():
+    schedule = schedules.interleaved(1, 1, 6)
+    bands = shown(run(schedule, replayed(schedule, Times())))._bands[0]
+    assert [len(boxes(bands._patches["F", level])) for level in range(4)] == [1, 1, 1, 3]
+
+
+def test_a_line_is_a_message_from_its_sender_s_row_to_its_receiver_s():
+    schedule, times = schedules.interleaved(3, 3, 2), Times(latency=0.5)
+    timeline = replayed(schedule, times)
+    bands = shown(run(schedule, timeline))._bands[0]
+    end, row = max(span.finished for span in timeline.spans), bands.height(3)
+    lines = bands._links.get_path().vertices.reshape(-1, 2, 2)
+    sent = [s for s in timeline.spans if s.kind == COMMUNICATION and s.name.startswith("send")]
+    assert len(lines) == len(sent) == 2 * 5 * 3
+    found = sorted((int(a[1] // row), a[0], int(b[1] // row), b[0]) for a, b in lines)
+    expected = sorted((s.rank, s.started / end * bands.wide, int(s.name[-1]), s.finished / end * bands.wide) for s in sent)
+    assert np.array(found) == pytest.approx(np.array(expected))
+    for (_, y), (_, to) in lines:
+        assert (y % row > row / 2) == (y < to) == (to % row < row / 2), "between bands, not across its own"
+    assert not len(shown(run(schedule, replayed(schedule, Times())))._bands[0]._links.get_path().vertices)
+
+
+@pytest.mark.parametrize(("schedule", "times"), THREE)
+def test_what_is_held_is_drawn_as_it_was_in_flight(schedule, times):
+    timeline = replayed(schedule, times)
+    held = shown(run(schedule, timeline))._held[0]
+    end, row, each = (
+        max(s.finished for s in timeline.spans),
+        held.height(len(schedule.ranks)),
+        schedule.stages / len(schedule.ranks),
+    )
+    areas, most = boxes(held._areas), max(peaks(schedule)) / each
+    for rank in range(len(schedule.ranks)):
+        own = areas[(areas[:, 3] > rank * row) & (areas[:, 3] <= (rank + 1) * row)]
+        steps = np.array(in_flight(schedule, timeline, rank))
+        assert own[:, 0] == pytest.approx(steps[:, 0] / end * held.wide, abs=0.51)
+        assert own[:, 3] - own[:, 2] == pytest.approx(steps[:, 1] / each / most * 0.84 * row, abs=0.51)
+        assert own[1:, 0].tolist() == own[:-1, 1].tolist()
+
+
+def test_charts_share_their_scales_of_time_and_memory():
+    slow, fast = schedules.gpipe(2, 6), schedules.one_f_one_b(2, 6)
+    charts = shown(run(slow, replayed(slow, Times(2, 2, 2))), run(fast, replayed(fast, Times())))
+    ends = [
+        max(boxes(patch)[:, 1].max() for patch in bands._patches.values() if patch.get_visible()) for bands in charts._bands
+    ]
+    assert ends[0] == pytest.approx(2 * ends[1], abs=3)
+    tops = [boxes(held._areas) for held in charts._held]
+    assert [np.max(t[:, 3] - t[:, 2]) for t in tops] == pytest.approx(
+        [0.84 * charts._held[0].height(2), 0.28 * charts._held[0].height(2)], abs=1
+    )
+    first, second = (ticks.get_path().vertices for ticks in charts._ticks[0]._lines)
+    assert (first == second).all()
+
+
+def test_boxes_bear_their_micro_batches_where_there_is_room(texts):
+    shown(run(one := schedules.one_f_one_b(2, 3), replayed(one, Times())))
+    assert sorted(texts[7.0]) == sorted(2 * [f"{kind}{i}" for kind in "FB" for i in range(3)])
+    texts.clear()
+    shown(run(many := schedules.zb_v(4, 8), replayed(many, HALF)))
+    assert sorted(text[-1] for text in texts[7.0]) == sorted(3 * 8 * [str(i) for i in range(8)])
+    assert {text[0] for text in texts[7.0] if len(text) > 1} == {"I"}, "the only letter that is narrow enough"
+    texts.clear()
+    shown(run(large := schedules.one_f_one_b(8, 32), replayed(large, Times())))
+    assert texts[7.0] == []
+
+
+def test_peaks_and_ticks_are_written(texts):
+    shown(run(v := schedules.dualpipe_v(4, 8), replayed(v, HALF)))
+    assert texts[9] == ["4.5"] * 4
+    assert texts[8][:4] == ["0", "5", "10", "15"]
+
+
+def test_a_word_of_letters_is_as_wide_and_high_as_a_text():
+    for word in ("F12", "1F1B: bubble 37.5% of ideal, 27.3% of the whole; makespan 33", "0.25"):
+        ours, theirs = pipeline_chart._word(word, 9.0, 0.0).get_extents(), TextPath((0, 0), word, size=9).get_extents()
+        assert (ours.width, ours.height) == pytest.approx((theirs.width, theirs.height), rel=0.03)
+
+
+# Static figures
+
+
+def picture(figure) -> np.ndarray:
+    return np.asarray(PIL.Image.open(io.BytesIO(figure._repr_png_())).convert("RGB")).astype(int)
+
+
+def test_titles_say_the_bubble_and_the_makespan_of_each(texts):
+    compare({"a": schedules.one_f_one_b(4, 8), "b": schedules.zb_v(4, 8)}, {"a": Times(), "b": HALF}, unit="F")
+    assert texts[10.5] == [
+        "a: bubble 37.5% of ideal, 27.3% of the whole; makespan 33 F",
+        "b: bubble 0% of ideal, 0% of the whole; makespan 25.5 F",
+    ]
+
+
+def test_seconds_are_scaled_and_messages_have_bytes(texts):
+    figure = chart(schedules.gpipe(2, 2), Times(0.01, 0.01, 0.01, bandwidth=1e6), bytes=5000)
+    assert texts[10.5] == ["gpipe: bubble 66.7% of ideal, 40% of the whole; makespan 100 ms"]
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["time (ms)", "time"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["F forward", "B backward", "message"]
+
+
+def test_a_measured_timeline_is_drawn_in_place_of_the_replayed_one(texts):
+    schedule = schedules.one_f_one_b(2, 2)
+    slow = Timeline(
+        tuple(span._replace(started=2 * span.started, finished=2 * span.finished) for span in replayed(schedule, Times()).spans)
+    )
+    compare({"replayed": schedule, "measured": schedule}, timelines={"measured": slow}, unit="F")
+    assert [title.rpartition(" ")[0].rpartition(" ")[2] for title in texts[10.5]] == ["9", "18"]
+    chart(schedule, timeline=slow, unit="F", title="mine")
+    assert texts[10.5][-1] == "mine: bubble 50% of ideal, 33.3% of the whole; makespan 18 F"
+
+
+def test_pictures_are_deterministic_and_differ():
+    one = chart(schedules.one_f_one_b(4, 8))
+    assert (picture(one) == picture(chart(schedules.one_f_one_b(4, 8)))).all()
+    assert (picture(one) != picture(chart(schedules.gpipe(4, 8), title="1f1b"))).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda s: compare({}), "give a schedule or more"),
+        (lambda s: compare({"a": s}, {"b": Times()}), r"schedules \['a'\], times \['b'\], timelines \[\]"),
+        (lambda s: compare({"a": s}, timelines={"b": Timeline(())}), r"timelines \['b'\]"),
+        (lambda s: chart(s, Times(F=0)), "give every action more than 0 s"),
+        (lambda s: chart(s, timeline=Timeline((Span(0, COMPUTE, "F0", 0, 1),))), "rank 0 has 4 actions and 1 spans"),
+        (lambda s: chart(Schedule("none", 1, (0,), ((Action("B", 0, 0),),))), "none, rank 0"),
+        (lambda s: pipeline.in_flight({}), "give 1 to 5"),
+        (lambda s: pipeline.in_flight({"a": s, "b": schedules.gpipe(3, 2)}), "of equally many ranks"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_words(make, said):
+    with pytest.raises(ValueError, match=said):
+        make(schedules.one_f_one_b(2, 2))
+
+
+def test_bars_are_the_peaks_of_each_rank_and_lines_the_closed_forms():
+    named = {"1F1B": schedules.one_f_one_b(4, 8), "v = 2": schedules.interleaved(4, 8, 2), "V": schedules.zb_v(4, 8)}
+    figure = pipeline.in_flight(named)
+    (axes,) = figure.axes
+    bars = [[bar.get_height() for bar in bars] for bars in axes.containers if isinstance(bars, BarContainer)]
+    assert bars == [[4, 3, 2, 1], [5.5, 4.5, 3.5, 2.5], [4, 4, 4, 4]]
+    lines = [[segment[0][1] for segment in each.get_segments()] for each in axes.collections]
+    assert lines == bars, "the theory's, which agrees"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*named, "closed form"]
+    assert len({bar.get_hatch() for bars in axes.containers for bar in bars}) == 3
+
+
+def test_a_schedule_without_a_closed_form_has_no_line():
+    schedule = schedules.one_f_one_b(2, 2)
+    mine = Schedule("mine", 2, schedule.placement, schedule.ranks)
+    figure = pipeline.in_flight({"mine": mine})
+    assert not figure.axes[0].collections
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["mine"]
+
+
+# The explorer
+
+
+@pytest.fixture(scope="module")
+def opened():
+    return explorer()
+
+
+def line_of(name: str, **change) -> str:
+    """What the explorer's line says of this schedule."""
+    now = NOW._replace(**change)
+    return pipeline._status(name, now.run(name), now)
+
+
+def test_it_opens_on_1f1b_and_zb_h1(opened):
+    assert opened.set(**DEFAULT).status == (
+        "1F1B: bubble 9 = (p − 1)(F + B), 37.5% of ideal, 27.3% of the whole; makespan 33, 27.3% idle; "
+        "rank 0 holds 4 micro-batches. Limit: warm-up and drain; more micro-batches dilute them. "
+        "ZB-H1: bubble 3 = (p − 1)(F + I − W), 12.5% of ideal, 11.1% of the whole; makespan 27, 11.1% idle; "
+        "rank 0 holds 4 micro-batches. Limit: warm-up and drain; more micro-batches dilute them."
+    )
+
+
+def test_the_controls_set_what_they_are_called():
+    new = explorer()
+    assert {name: control.description for name, control in new._controls.items()} == {
+        "first": "above",
+        "second": "below",
+        "p": "ranks p",
+        "m": "micro-batches m",
+        "v": "v (of interleaved)",
+        "F": "F forward",
+        "I": "I input gradient",
+        "W": "W weight gradient",
+        "message": "message",
+    }
+    assert new.values == DEFAULT
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("change", [{}, {"p": 3, "m": 7, "v": 3, "F": 0.5, "I": 1.5, "message": 0.2}])
+def test_what_is_said_is_what_the_library_computes(name, change):
+    now = NOW._replace(**change)
+    schedule = SCHEDULES[name](now.p, now.m, now.v)
+    each = schedule.stages // now.p
+    timeline = replayed(schedule, Times(now.F / each, now.I / each, now.W / each, latency=now.message))
+    found, work = now.run(name), now.m * (now.F + now.I + now.W)
+    assert found.bubble == pytest.approx(bubble(timeline))
+    assert (found.work, found.makespan) == pytest.approx((work, timeline.makespan))
+    assert found.of_ideal == pytest.approx(bubble(timeline) / work)
+    assert found.of_whole == pytest.approx(bubble(timeline) / (work + bubble(timeline)))
+    assert found.peaks == pytest.approx([count / each for count in peaks(schedule)])
+    line = line_of(name, **change)
+    assert f"{name}: bubble {found.bubble:.4g} " in line
+    assert f"makespan {timeline.makespan:.4g}, {100 * (1 - work / timeline.makespan):.3g}% idle; rank" in line
+    assert f"holds {max(found.peaks):.3g} micro-batch" in line
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_closed_form_is_said_where_it_holds_and_else_why_it_does_not(name):
+    for p, m, unequal, message in itertools.product((1, 2, 4), (1, 4, 10), (False, True), (0.0, 0.3)):
+        now = NOW._replace(p=p, m=m, F=0.5 if unequal else 1.0, message=message)
+        line, found = line_of(name, **now._asdict()), now.run(name)
+        try:
+            expected = now.expected(found.name)
+        except ValueError:
+            assert f"no closed form for m < {theory.fewest(found.name, p)}" in line or "no closed form where p does not" in line
+            continue
+        if expected == pytest.approx(found.bubble):
+            assert f"bubble {found.bubble:.4g} = {pipeline._FORMS[found.name]}, " in line
+        else:
+            reasons = ["messages"] * (message > 0) + ["unequal times"] * (unequal and found.name.startswith(("zb", "dual")))
+            assert f"= {expected:.4g}, because of {' and '.join(reasons)})" in line
+            assert reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("1F1B", {"p": 1}, "rank 0 holds 1 micro-batch. Limit: computing: one rank waits for nobody."),
+        ("naive", {}, "rank 0 holds 1 micro-batch (1F1B: 4). Limit: one rank works at a time."),
+        ("ZB-H2", {}, "rank 0 holds 7 micro-batches (1F1B: 4). Limit: computing; the price is memory."),
+        ("ZB-V", {}, "rank 0 holds 4 micro-batches. Limit: computing."),
+        ("ZB-V", {"m": 7}, "bubble 1 (no closed form for m < 8), "),
+        ("ZB-V", {"m": 5}, "Limit: few micro-batches; the schedule is made for m ≥ 8."),
+        ("1F1B", {"message": 1.0}, "Limit: messages; bubble 9 without them."),
+        ("ZB-H2", {"message": 0.5, "p": 8, "m": 32}, "not (p − 1)(F + I − 2W) = 0, because of messages), "),
+        ("ZB-H2", {"message": 0.5, "p": 8, "m": 32}, "Limit: messages; bubble 0 without them."),
+        ("ZB-H1", {"I": 1.5, "W": 0.5}, "Limit: unequal times; bubble 3 with F = I = W."),
+        ("interleaved", {"m": 6, "v": 3}, "(no closed form where p does not divide m), "),
+        ("interleaved", {"m": 6, "v": 3}, "Limit: p does not divide m; bubble 3 with m = 8."),
+        ("interleaved", {"m": 6, "v": 1}, "bubble 9 = (p − 1)(F + B)/v, "),
+        ("GPipe", {"m": 32}, "rank 0 holds 32 micro-batches (1F1B: 4). Limit: warm-up and drain"),
+    ],
+)
+def test_the_line_names_the_limit(name, change, said):
+    assert said in line_of(name, **change)
+
+
+def test_what_would_be_better_is():
+    assert "bubble 0 = " in line_of("ZB-H2", p=8, m=32)
+    assert "bubble 3 = " in line_of("ZB-H1")
+    assert "bubble 3 = " in line_of("interleaved", m=8, v=3)
+
+
+def test_every_control_changes_the_picture_and_the_line(opened):
+    opened.set(**DEFAULT | {"second": "interleaved"})
+    before = opened._image.value, opened.status
+    changes = {"first": "GPipe", "second": "naive", "p": 5, "m": 9, "v": 3, "F": 1.5, "I": 0.5, "W": 2.0, "message": 0.1}
+    assert changes.keys() == DEFAULT.keys()
+    for name, value in changes.items():
+        opened.set(**{name: value})
+        assert opened._image.value != before[0], name
+        assert opened.status != before[1], name
+        opened.set(**{name: (DEFAULT | {"second": "interleaved"})[name]})
+        assert (opened._image.value, opened.status) == before, f"{name}: and back"
+
+
+def test_axes_are_never_drawn_again(monkeypatch):
+    new = explorer()
+    drawn, draw = [], new._canvas.draw
+    monkeypatch.setattr(new._canvas, "draw", lambda: (drawn.append(1), draw()))
+    new.set(p=8, m=32, first="DualPipeV", second="interleaved", message=1.0).set(p=1, m=1)
+    assert not drawn
+
+
+def test_every_setting_has_a_line_and_its_titles_have_room():
+    plot, titles = Two(), []
+    for bands in plot._charts._bands:
+        bands._title.update = lambda places, words: titles.extend(words)
+    for k, (p, m, W) in enumerate(itertools.product((1, 3, 8), (1, 6, 32), (0.25, 3.0))):
+        first, second = list(SCHEDULES)[k % 8], list(SCHEDULES)[(3 * k + 3) % 8]
+        v, message = 1 + k % 3, k % 2
+        line = plot.update(first, second, p=p, m=m, v=v, F=1.0, I=1.0, W=W, message=message)
+        assert line.count("Limit: ") == len({first, second})
+        assert "nan" not in line
+        assert "inf" not in line
+        assert "e-" not in line.replace("micro-batch", "")
+    room = plot._charts._bands[0].wide * 72 / 100
+    assert max(pipeline_chart._word(title, 10.5, 0.0).get_extents().width for title in set(titles)) < room
+
+
+def test_an_unknown_schedule_is_refused_in_words():
+    with pytest.raises(ValueError, match="schedule 'zb-h1': known are naive, GPipe"):
+        Two().update(**DEFAULT | {"first": "zb-h1"})
