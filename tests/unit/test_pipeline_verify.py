@@ -125,15 +125,22 @@ def test_a_pair_needs_what_both_halves_need():
 def test_ranks_that_wait_for_each_other_are_all_named():
     circle = read("F0 F1 B1 B0\nF0 B0 F1 B1", (0, 1), 2)
     # A lane's order is wrong first: rank 0 takes the gradients as 1, 0.
-    assert "deadlock: I1 of stage 0 waits for I1 of stage 1" in refusal(circle)
+    assert "deadlock: B1 of stage 0 waits for B1 of stage 1" in refusal(circle)
     circle = read("F0 B0 F1 B1\nF0 F1 B0 B1", (0, 1), 2)
     assert refusal(circle) == dedent("""\
         given, rank 0, position 1: deadlock:
-          rank 0 at position 1, B0 of stage 0, waits for I0 of stage 1, which rank 1 does at position 2
+          rank 0 at position 1, B0 of stage 0, waits for B0 of stage 1, which rank 1 does at position 2
           rank 1 at position 1, F1 of stage 1, waits for F1 of stage 0, which rank 0 does at position 2
           position  0   1   2   3   4
             rank 0 F0 [B0] F1  B1   .
             rank 1 F0  F1  B0  B1   .""")
+
+
+def test_halves_of_a_backward_are_named_as_the_table_has_them():
+    assert "B1 of stage 0 is missing" in refusal(read("F0 B0 F1", (0,), 2))
+    assert "W1 of stage 0 is missing" in refusal(read("F0 B0 F1 I1", (0,), 2))
+    assert "I1 of stage 0 is missing" in refusal(read("F0 I0 W0 F1", (0,), 2))
+    assert "B0 of stage 0 is done twice" in refusal(read("F0 B0 F1 B0", (0,), 2))
 
 
 def test_a_circle_of_three_ranks_is_named_in_the_order_of_waiting():

@@ -1,6 +1,5 @@
 """Tables that a learner's function gives: read on the rank, sent back as tensors, and here a Schedule again."""
 
-import re
 from collections.abc import Callable
 from itertools import islice
 from numbers import Integral
@@ -10,12 +9,10 @@ import torch
 from manyranks.grade.journal import Stopped
 from manyranks.grade.pipeline import ready
 from manyranks.grade.verdict import Verdict
-from manyranks.parallel.pipeline.actions import INPUT, KINDS, WEIGHT, Action, Schedule
+from manyranks.parallel.pipeline.actions import KINDS, Action, Schedule
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.verify import verify
 from manyranks.timeline import replay
-
-_HALF = re.compile(r"\b[IW](?=-?\d)")  # as `verify` names the parts of a B
 
 
 def asked(function: Callable, call: str, arguments: tuple, form: str, most: int) -> list:
@@ -67,8 +64,7 @@ def verified(schedule: Schedule, memory: int | None = None) -> str:
     try:
         verify(schedule, memory)
     except ValueError as error:
-        halved = any(action.kind in (INPUT, WEIGHT) for table in schedule.ranks for action in table)
-        return str(error) if halved else _HALF.sub("B", str(error))
+        return str(error)
     return ""
 
 

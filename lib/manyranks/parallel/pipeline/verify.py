@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from manyranks.parallel.pipeline.actions import (
+    BACKWARD,
     FORWARD,
     INPUT,
     KINDS,
@@ -88,8 +89,8 @@ def _check_complete(schedule: Schedule) -> Positions:
     for (kind, stage), at in found.items():
         if missing := set(range(m)) - set(at):
             rank, action = placement[stage], Action(kind, stage, min(missing))
-            end = len(schedule.ranks[rank])
-            raise _error(schedule, rank, end, f"{action} is missing")
+            problem = f"{_as_written(schedule, action)} is missing"
+            raise _error(schedule, rank, len(schedule.ranks[rank]), problem)
     return found
 
 
@@ -110,7 +111,8 @@ def _misplaced(schedule: Schedule, rank: int, action: Action) -> str:
         return f"{action}: no such stage; there are 0 to {schedule.stages - 1}"
     if not 0 <= i < schedule.microbatches:
         return f"{action}: no such micro-batch; there are 0 to {schedule.microbatches - 1}"
-    if (owner := schedule.placement[stage]) != rank:
+    action, owner = _as_written(schedule, action, rank), schedule.placement[stage]
+    if owner != rank:
         return f"{action} is not this rank's: the stage is on rank {owner}"
     return f"{action} is done twice"
 
@@ -126,6 +128,7 @@ def _check_rows(schedule: Schedule, positions: Positions) -> None:
             for i, position in own.items():
                 if before[i] > position or (before[i] == position and kind != WEIGHT):
                     rank, need = placement[stage], Action(needed, stage + offset, i)
+                    need = _as_written(schedule, need)
                     item = _name(schedule.ranks[rank][position])
                     problem = f"{item} comes before {need}, which it needs"
                     raise _error(schedule, rank, position, problem)
@@ -144,9 +147,10 @@ def _crossed(schedule: Schedule, at: Positions, kind: str, s: int, to: int) -> V
     both = zip(at[kind, s], at[kind, to], strict=True)
     sent, wanted = next(pair for pair in both if pair[0] != pair[1])
     sender, taker = schedule.placement[s], schedule.placement[to]
-    waits, first = Action(kind, s, wanted), Action(kind, s, sent)
+    three = Action(kind, to, wanted), Action(kind, s, wanted), Action(kind, s, sent)
+    held, waits, first = (_as_written(schedule, action) for action in three)
     problem = (
-        f"deadlock: {Action(kind, to, wanted)} waits for {waits}, but\n"
+        f"deadlock: {held} waits for {waits}, but\n"
         f"  rank {sender} first sends what {first} gives, and a synchronous send\n"
         f"  ends when it is received: at position {at[kind, to][sent]} of this rank"
     )
@@ -201,6 +205,7 @@ def _circle(schedule: Schedule, at: Positions, waiting: Waiting, done: Done) -> 
     lines = ["deadlock:"]
     for rank, here in stuck.items():
         kind, stage, i = need = needed[rank]
+        need = _as_written(schedule, need)
         waits = f"{_name(schedule.ranks[rank][here])}, waits for {need}"
         there = f"rank {schedule.placement[stage]} does at position {at[kind, stage][i]}"
         lines.append(f"  rank {rank} at position {here}, {waits}, which {there}")
@@ -223,6 +228,16 @@ def _check_memory(schedule: Schedule, memory: int) -> None:
             if count > memory:
                 problem = f"{_name(item)} makes {count} activations in flight; "
                 raise _error(schedule, rank, position, f"{problem}the cap is {memory}")
+
+
+def _as_written(schedule: Schedule, action: Action, rank: int | None = None) -> Action:
+    """The B of which the action is a part, where the stage's row has no I and W for it."""
+    rank = schedule.placement[action.stage] if rank is None else rank
+    own = [a for a in schedule.actions(rank) if a.stage == action.stage]
+    same = {a.kind for a in own if a.microbatch == action.microbatch} - {FORWARD}
+    kinds = same or {a.kind for a in own}
+    part = action.kind != FORWARD and BACKWARD in kinds and action.kind not in kinds
+    return action._replace(kind=BACKWARD) if part else action
 
 
 def _name(item: Action | Pair) -> str:
