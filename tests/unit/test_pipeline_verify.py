@@ -156,8 +156,8 @@ def test_messages_that_overtake_each_other_deadlock_synchronous_sends():
     crossed = read("F0 F1 B0 B1\nF1 F0 B0 B1", (0, 1), 2)
     assert refusal(crossed) == dedent("""\
         given, rank 1, position 0: deadlock: F1 of stage 1 waits for F1 of stage 0, but
-          rank 0 first sends what F0 of stage 0 gives, and a synchronous send
-          ends when it is received: at position 1 of this rank
+          rank 0 first sends what F0 of stage 0 gives, which is taken
+          later, at position 1; no message overtakes another
           position  0   1   2   3
             rank 0 F0  F1  B0  B1
             rank 1[F1] F0  B0  B1""")

@@ -151,8 +151,8 @@ def _crossed(schedule: Schedule, at: Positions, kind: str, s: int, to: int) -> V
     held, waits, first = (_as_written(schedule, action) for action in three)
     problem = (
         f"deadlock: {held} waits for {waits}, but\n"
-        f"  rank {sender} first sends what {first} gives, and a synchronous send\n"
-        f"  ends when it is received: at position {at[kind, to][sent]} of this rank"
+        f"  rank {sender} first sends what {first} gives, which is taken\n"
+        f"  later, at position {at[kind, to][sent]}; no message overtakes another"
     )
     return _error(schedule, taker, at[kind, to][wanted], problem)
 
