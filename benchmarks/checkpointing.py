@@ -3,7 +3,6 @@
 Seconds are the processor's, of one thread, not the wall's: a step waits for nothing.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from functools import partial
 import torch
 from torch.utils import checkpoint as theirs
 
-from benchmarks.compare import Row, pairs
+from benchmarks.compare import Row, pairs, processor_seconds
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.memory import PeakBytes
 from manyranks.parallel.checkpointing import checkpoint, checkpoint_modules, selective_checkpoint
@@ -44,7 +43,7 @@ def _planner() -> Iterator[Row]:
     chain = [Layer(1 + k * 7 % 5, 2, 1000 + 37 * k % 999, 4000 + 91 * k % 3333) for k in range(128)]
     most = checkpointing.run(chain, checkpointing.keep_all(128)).peak
     for slots in (64, 256):
-        seconds = tuple(_processor(lambda slots=slots: Schedules(chain, most, slots)) for _ in range(5))
+        seconds = tuple(processor_seconds(lambda slots=slots: Schedules(chain, most, slots)) for _ in range(5))
         yield Row(f"optimal plans of 128 unequal layers, {slots} budgets", seconds, at_most=1.0)
 
 
@@ -95,7 +94,7 @@ def _policy(context, operator, *args, **kwargs) -> theirs.CheckpointPolicy:
 
 
 def _seconds(ours: Step, other: Step) -> dict[str, tuple[float, ...]]:
-    measures = [lambda step=step: min(_processor(step) for _ in range(STEPS)) for step in (ours, other)]
+    measures = [lambda step=step: min(processor_seconds(step) for _ in range(STEPS)) for step in (ours, other)]
     pairs(*measures, rounds=2)
     return pairs(*measures, rounds=ROUNDS)
 
@@ -112,9 +111,3 @@ def _flops(step: Step) -> int:
     with WorkCounter() as work:
         step()
     return work.flops
-
-
-def _processor(fn: Callable[[], object]) -> float:
-    started = time.process_time()
-    fn()
-    return time.process_time() - started

@@ -17,10 +17,10 @@ UNITS = {  # from what value on, its size, its name
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. unit: "s", "bytes" or "bytes/s"; at_most: for our median; ratio_at_most: for the median ratio.
+    """One line of the table. at_most: for our median; ratio_at_most: for the median ratio.
 
     theirs: as many values as ours, theirs[i] measured next to ours[i]; empty where there is no peer.
-    skipped: why there are no values.
+    unit: "s", "bytes", "bytes/s" or "share". skipped: why there are no values.
     """
 
     what: str
@@ -61,6 +61,13 @@ def timed(fn: Callable[[], object]) -> float:
     started = time.perf_counter()
     fn()
     return time.perf_counter() - started
+
+
+def processor_seconds(fn: Callable[[], object]) -> float:
+    """Seconds of the processor, in all threads, that one call takes."""
+    started = time.process_time()
+    fn()
+    return time.process_time() - started
 
 
 def pairs(

@@ -6,13 +6,12 @@ Seconds are the processor's, not the wall's: a redraw is one thread that waits f
 import gc
 import io
 import itertools
-import time
 from collections.abc import Callable, Iterator
 
 import ipywidgets as widgets
 from matplotlib import pyplot
 
-from benchmarks.compare import Row, pairs
+from benchmarks.compare import Row, pairs, processor_seconds
 from benchmarks.replay import COSTS, one_f_one_b
 from manyranks import show, theory
 from manyranks.show import style
@@ -59,7 +58,7 @@ def _moves(plot: Schedules, *microbatches: int) -> Callable[[], float]:
     """Seconds of one move of the control, to each of these in turn."""
     explorer = show.Explorer(plot, m=show.slider("micro-batches", microbatches[-1], min(microbatches), max(microbatches)))
     turns = itertools.cycle(microbatches)
-    return lambda: _processor(lambda: explorer.set(m=next(turns)))
+    return lambda: processor_seconds(lambda: explorer.set(m=next(turns)))
 
 
 def _new_figures(plot: Schedules, *microbatches: int) -> Callable[[], float]:
@@ -74,7 +73,7 @@ def _new_figures(plot: Schedules, *microbatches: int) -> Callable[[], float]:
         pyplot.close(figure)
         image.value = picture.getvalue()
 
-    return lambda: _processor(redraw)
+    return lambda: processor_seconds(redraw)
 
 
 @style.styled
@@ -97,18 +96,18 @@ def _chapter_00() -> Callable[[], float]:
         n=show.log_slider("message size", 2**20, low=0, high=34, show=show.size),
     )
     turns = itertools.cycle((2**10, 2**20))
-    return lambda: _processor(lambda: explorer.set(n=next(turns)))
+    return lambda: processor_seconds(lambda: explorer.set(n=next(turns)))
 
 
 def _chapter_01() -> Callable[[], float]:
     explorer = show.collectives.explorer().set(n=16)
     turns = itertools.cycle(range(1, 31))
-    return lambda: _processor(lambda: explorer.set(step=next(turns)))
+    return lambda: processor_seconds(lambda: explorer.set(step=next(turns)))
 
 
 def _another_n(explorer: show.Explorer) -> Callable[[], float]:
     turns = itertools.cycle(2**k for k in range(11))
-    return lambda: _processor(lambda: explorer.set(n=next(turns)))
+    return lambda: processor_seconds(lambda: explorer.set(n=next(turns)))
 
 
 def _worst(explorer: show.Explorer) -> Iterator[tuple[str, float]]:
@@ -119,7 +118,7 @@ def _worst(explorer: show.Explorer) -> Iterator[tuple[str, float]]:
     opened = explorer.values
     moves = [opened | {name: value} for name, control in explorer._controls.items() for value in _options(control)]
     first = [_collected(lambda move=move: explorer.set(**move)) for move in moves]
-    again = [min(_processor(lambda move=move: explorer.set(**move)) for _ in range(3)) for move in moves]
+    again = [min(processor_seconds(lambda move=move: explorer.set(**move)) for _ in range(3)) for move in moves]
     yield from (("the first time", max(first)), ("again", max(again)))
 
 
@@ -136,10 +135,4 @@ def _each(measure: Callable[[], float]) -> tuple[float, ...]:
 
 def _collected(fn: Callable[[], object]) -> float:
     gc.collect()
-    return _processor(fn)
-
-
-def _processor(fn: Callable[[], object]) -> float:
-    started = time.process_time()
-    fn()
-    return time.process_time() - started
+    return processor_seconds(fn)

@@ -1,7 +1,6 @@
 """Pipeline parallelism: steps against torch.distributed.pipelining, the backward in halves, making tables, paced bubbles."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from torch.distributed.pipelining import schedules as theirs
 
 import manyranks as mr
 from benchmarks import training
-from benchmarks.compare import Row, pairs
+from benchmarks.compare import Row, pairs, processor_seconds
 from benchmarks.training import Step
 from manyranks.parallel.pipeline import paced, schedules
 from manyranks.parallel.pipeline.actions import Schedule
@@ -60,11 +59,11 @@ def rows() -> Iterator[Row]:
 
 def _tables() -> Iterator[Row]:
     big = partial(schedules.interleaved, 64, 512, 4)
-    seconds = tuple(_processor(lambda: verify(big())) for _ in range(3))
+    seconds = tuple(processor_seconds(lambda: verify(big())) for _ in range(3))
     yield Row("interleaved made and verified: p = 64, m = 512, v = 4", seconds, at_most=2.0)
-    yield Row("automatic, p = 8, m = 32", tuple(_processor(lambda: automatic(8, 32)) for _ in range(3)))
+    yield Row("automatic, p = 8, m = 32", tuple(processor_seconds(lambda: automatic(8, 32)) for _ in range(3)))
     table, times = program(schedules.one_f_one_b(8, 32)), Times()
-    yield Row("1F1B replayed, p = 8, m = 32", tuple(_processor(lambda: replay(table, times)) for _ in range(9)))
+    yield Row("1F1B replayed, p = 8, m = 32", tuple(processor_seconds(lambda: replay(table, times)) for _ in range(9)))
 
 
 # I and W against a whole backward, on one thread
@@ -107,14 +106,14 @@ def _split(stage: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> tuple[float
         into.append(halves.input_gradient(y, grad, x))
         halves.weight_gradients()
 
-    return _processor(backward), into[0]
+    return processor_seconds(backward), into[0]
 
 
 def _whole(stage: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> tuple[float, torch.Tensor]:
     stage.zero_grad()
     x = x.detach().requires_grad_()
     y = stage(x.view_as(x))
-    return _processor(lambda: y.backward(grad)), x.grad
+    return processor_seconds(lambda: y.backward(grad)), x.grad
 
 
 def _check_halves(config: GPTConfig, x_BSH: torch.Tensor) -> None:
@@ -228,9 +227,8 @@ def _paced() -> Iterator[Row]:
 
 def _schedules(p: int) -> Iterator[Schedule]:
     yield schedules.naive(p, 2)  # its bubble is the same share for any m
-    for make in (schedules.gpipe, schedules.one_f_one_b, partial(schedules.interleaved, v=2), schedules.zb_h1):
-        yield make(p, 2 * p)
-    for make in (schedules.zb_h2, schedules.zb_v, schedules.dualpipe_v, automatic):
+    made = (schedules.gpipe, schedules.one_f_one_b, partial(schedules.interleaved, v=2), schedules.zb_h1)
+    for make in (*made, schedules.zb_h2, schedules.zb_v, schedules.dualpipe_v, automatic):
         yield make(p, 2 * p)
 
 
@@ -252,9 +250,3 @@ def _shares(timeline: Timeline) -> tuple[float, float]:
     """Shares of the makespan: what all ranks idle, and the bubble of the longest span."""
     idle = sum(map(timeline.bubble, timeline.ranks)) / len(timeline.ranks)
     return idle, bubble(timeline) / timeline.makespan
-
-
-def _processor(fn: Callable[[], object]) -> float:
-    started = time.process_time()
-    fn()
-    return time.process_time() - started

@@ -3,10 +3,9 @@
 Seconds are the processor's, not the wall's: replay is one thread that waits for nothing.
 """
 
-import time
 from collections.abc import Callable, Iterator
 
-from benchmarks.compare import Row
+from benchmarks.compare import Row, processor_seconds
 from manyranks.timeline import Collective, Compute, Durations, Program, Recv, Send, Wait, replay
 
 STAGES, MICROBATCHES = 16, 256
@@ -56,9 +55,4 @@ def _action(kind: str, microbatch: int, before: int, after: int, p: int) -> Iter
 
 def _seconds_each(program: Program, call: Callable[[], object], rounds: int) -> tuple[float, ...]:
     """Processor seconds an instruction, of each of so many calls."""
-    seconds = []
-    for _ in range(rounds):
-        started = time.process_time()
-        call()
-        seconds.append((time.process_time() - started) / len(program))
-    return tuple(seconds)
+    return tuple(processor_seconds(call) / len(program) for _ in range(rounds))

@@ -413,6 +413,20 @@ def test_peak_bytes_is_that_of_asking_after_every_operator(seed):
     assert peak.peak_bytes == each_time.most > 0
 
 
+def test_a_resized_storage_counts_from_the_operator_that_uses_it_next():
+    x = torch.ones(1000)
+    storage = x.untyped_storage()
+    with PeakBytes() as peak:
+        x.mul_(1)
+        storage.resize_(0)
+        y = torch.ones(1250)
+        storage.resize_(4000)
+        y.add_(1)
+        assert peak.peak_bytes == 5000
+        x.zero_()
+        assert peak.peak_bytes == 9000
+
+
 def test_threads_that_wait_for_the_ends_of_messages_are_used_again(world):
     def exchange():
         rank = dist.get_rank()

@@ -13,8 +13,9 @@ from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.actions import Action, Pair, Schedule
 from manyranks.parallel.pipeline.program import Times, bubble, in_flight, program
 from manyranks.parallel.pipeline.verify import peaks
-from manyranks.show import pipeline, pipeline_chart
-from manyranks.show.pipeline import SCHEDULES, Setting, Two, chart, compare, explorer
+from manyranks.show import pipeline
+from manyranks.show.labels import Labels, word
+from manyranks.show.pipeline import SCHEDULES, Setting, Two, compare, explorer
 from manyranks.show.pipeline_chart import Charts
 from manyranks.show.pipeline_run import Run, run
 from manyranks.theory import pipeline as theory
@@ -23,6 +24,7 @@ from manyranks.timeline.spans import COMMUNICATION, COMPUTE
 
 DEFAULT = {"first": "1F1B", "second": "ZB-H1", "p": 4, "m": 8, "v": 2, "F": 1.0, "I": 1.0, "W": 1.0, "message": 0.0}
 HALF = Times(0.5, 0.5, 0.5)
+ONE = Span(0, COMPUTE, "F0", 0, 1)
 NOW = Setting(4, 8, 2, 1.0, 1.0, 1.0, 0.0)
 THREE = [
     (schedules.one_f_one_b(3, 5), Times(latency=0.25)),
@@ -50,13 +52,14 @@ def boxes(patch) -> np.ndarray:
 
 @pytest.fixture
 def texts(monkeypatch):
-    """All words that are written, by their size in points."""
+    """All words that are put together from letters, by their size in points."""
     written: dict[float, list[str]] = {}
 
     def write(self, places, words, colours=()):
-        written.setdefault(self._size, []).extend(words)
+        if self._outline is word:
+            written.setdefault(self._size, []).extend(words)
 
-    monkeypatch.setattr(pipeline_chart._Texts, "update", write)
+    monkeypatch.setattr(Labels, "update", write)
     return written
 
 
@@ -133,6 +136,13 @@ def test_a_line_is_a_message_from_its_sender_s_row_to_its_receiver_s():
     assert not len(shown(run(schedule, replayed(schedule, Times())))._bands[0]._links.get_path().vertices)
 
 
+def test_lines_do_not_depend_on_the_order_of_spans():
+    schedule = schedules.one_f_one_b(3, 3)
+    timeline = replayed(schedule, Times(latency=0.5))
+    by_rank = Timeline(tuple(sorted(timeline.spans, key=lambda span: (span.rank, span.started))))
+    assert sorted(map(tuple, run(schedule, by_rank).messages)) == sorted(map(tuple, run(schedule, timeline).messages))
+
+
 @pytest.mark.parametrize(("schedule", "times"), THREE)
 def test_what_is_held_is_drawn_as_it_was_in_flight(schedule, times):
     timeline = replayed(schedule, times)
@@ -185,8 +195,8 @@ def test_peaks_and_ticks_are_written(texts):
 
 
 def test_a_word_of_letters_is_as_wide_and_high_as_a_text():
-    for word in ("F12", "1F1B: bubble 37.5% of ideal, 27.3% of the whole; makespan 33", "0.25"):
-        ours, theirs = pipeline_chart._word(word, 9.0, 0.0).get_extents(), TextPath((0, 0), word, size=9).get_extents()
+    for text in ("F12", "1F1B: bubble 37.5% of ideal, 27.3% of the whole; makespan 33", "0.25"):
+        ours, theirs = word(text, 9.0, 0.0).get_extents(), TextPath((0, 0), text, size=9).get_extents()
         assert (ours.width, ours.height) == pytest.approx((theirs.width, theirs.height), rel=0.03)
 
 
@@ -205,8 +215,8 @@ def test_titles_say_the_bubble_and_the_makespan_of_each(texts):
     ]
 
 
-def test_seconds_are_scaled_and_messages_have_bytes(texts):
-    figure = chart(schedules.gpipe(2, 2), Times(0.01, 0.01, 0.01, bandwidth=1e6), bytes=5000)
+def test_seconds_are_scaled_and_messages_take_time(texts):
+    figure = compare({"gpipe": schedules.gpipe(2, 2)}, Times(0.01, 0.01, 0.01, latency=0.005))
     assert texts[10.5] == ["gpipe: bubble 66.7% of ideal, 40% of the whole; makespan 100 ms"]
     assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["time (ms)", "time"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["F forward", "B backward", "message"]
@@ -219,14 +229,14 @@ def test_a_measured_timeline_is_drawn_in_place_of_the_replayed_one(texts):
     )
     compare({"replayed": schedule, "measured": schedule}, timelines={"measured": slow}, unit="F")
     assert [title.rpartition(" ")[0].rpartition(" ")[2] for title in texts[10.5]] == ["9", "18"]
-    chart(schedule, timeline=slow, unit="F", title="mine")
+    compare({"mine": schedule}, timelines={"mine": slow}, unit="F")
     assert texts[10.5][-1] == "mine: bubble 50% of ideal, 33.3% of the whole; makespan 18 F"
 
 
 def test_pictures_are_deterministic_and_differ():
-    one = chart(schedules.one_f_one_b(4, 8))
-    assert (picture(one) == picture(chart(schedules.one_f_one_b(4, 8)))).all()
-    assert (picture(one) != picture(chart(schedules.gpipe(4, 8), title="1f1b"))).any()
+    one = picture(compare({"a": schedules.one_f_one_b(4, 8)}))
+    assert (one == picture(compare({"a": schedules.one_f_one_b(4, 8)}))).all()
+    assert (one != picture(compare({"a": schedules.gpipe(4, 8)}))).any()
 
 
 @pytest.mark.parametrize(
@@ -235,9 +245,9 @@ def test_pictures_are_deterministic_and_differ():
         (lambda s: compare({}), "give a schedule or more"),
         (lambda s: compare({"a": s}, {"b": Times()}), r"schedules \['a'\], times \['b'\], timelines \[\]"),
         (lambda s: compare({"a": s}, timelines={"b": Timeline(())}), r"timelines \['b'\]"),
-        (lambda s: chart(s, Times(F=0)), "give every action more than 0 s"),
-        (lambda s: chart(s, timeline=Timeline((Span(0, COMPUTE, "F0", 0, 1),))), "rank 0 has 4 actions and 1 spans"),
-        (lambda s: chart(Schedule("none", 1, (0,), ((Action("B", 0, 0),),))), "none, rank 0"),
+        (lambda s: compare({"a": s}, Times(F=0)), "give every action more than 0 s"),
+        (lambda s: compare({"a": s}, timelines={"a": Timeline((ONE,))}), "rank 0 has 4 actions and 1 spans"),
+        (lambda s: compare({"a": Schedule("none", 1, (0,), ((Action("B", 0, 0),),))}), "none, rank 0"),
         (lambda s: pipeline.in_flight({}), "give 1 to 5"),
         (lambda s: pipeline.in_flight({"a": s, "b": schedules.gpipe(3, 2)}), "of equally many ranks"),
     ],
@@ -406,7 +416,7 @@ def test_every_setting_has_a_line_and_its_titles_have_room():
         assert "inf" not in line
         assert "e-" not in line.replace("micro-batch", "")
     room = plot._charts._bands[0].wide * 72 / 100
-    assert max(pipeline_chart._word(title, 10.5, 0.0).get_extents().width for title in set(titles)) < room
+    assert max(word(title, 10.5, 0.0).get_extents().width for title in set(titles)) < room
 
 
 def test_an_unknown_schedule_is_refused_in_words():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils import parametrize
 
 from manyranks.parallel.pipeline.split import Stage, balanced, cost, split
 from manyranks.parallel.pipeline.split_backward import SplitBackward
@@ -121,12 +122,23 @@ def test_the_gpt_s_gradients_are_the_same_to_the_bit(style, tied):
     both_ways(gpt(style=style, tied=tied), torch.randint(0, 11, (3, 5)))
 
 
+class Half(nn.Module):
+    def forward(self, parameter):
+        return parameter / 2
+
+
 class Odd(nn.Module):
-    """A linear layer used twice, one that is frozen, one with a frozen bias, a convolution, and one that nothing uses."""
+    """A linear layer used twice, one that is frozen, one with a frozen bias, a convolution, and one that nothing uses.
+
+    Further ones whose weight or bias is computed, by a parametrization and in a functional call; one called by keyword.
+    """
 
     def __init__(self):
         super().__init__()
-        self.twice, self.frozen, self.bias = (nn.Linear(6, 6) for _ in range(3))
+        self.twice, self.frozen, self.bias, self.call = (nn.Linear(6, 6) for _ in range(4))
+        self.computed = nn.ModuleDict({name: nn.Linear(6, 6) for name in ("weight", "bias")})
+        for name, linear in self.computed.items():
+            parametrize.register_parametrization(linear, name, Half())
         self.convolution = nn.Conv1d(2, 2, 3, padding=1)
         self.nobody = nn.Linear(6, 6)
         self.free = nn.Parameter(torch.ones(6, 6))
@@ -134,7 +146,11 @@ class Odd(nn.Module):
         self.bias.bias.requires_grad_(False)
 
     def forward(self, x):
-        x = torch.relu(self.twice(x))
+        x = torch.relu(self.twice(input=x))
+        for linear in self.computed.values():
+            x = torch.tanh(linear(x))
+        x = torch.func.functional_call(self.call, {"weight": self.call.weight / 2}, (x,))
+        x = torch.func.functional_call(self.call, {"weight": self.call.weight.detach()}, (x,))
         x = self.frozen(self.twice(x)) + nn.functional.linear(x, self.free)
         return self.bias(self.convolution(x)[..., None, :]).squeeze(-2)
 
@@ -215,6 +231,15 @@ def test_the_module_is_as_before_after_a_forward_that_raised():
     with pytest.raises(RuntimeError), SplitBackward(model):
         model(torch.ones(3, 3))
     assert "forward" not in vars(model.parts[0])
+
+
+def test_i_may_come_inside_the_block_of_its_forward():
+    model = nn.Sequential(nn.Linear(3, 2))
+    with SplitBackward(model) as split:
+        split.input_gradient(model(torch.ones(1, 3)).sum(), None, None)
+    assert "forward" not in vars(model[0])
+    split.weight_gradients()
+    assert model[0].weight.grad.tolist() == [[1.0] * 3] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -5,7 +5,6 @@ in every thread, under no_grad and inference_mode, below autograd, on the CPU an
 so that a rank can keep the recorder on at all times. (A TorchDispatchMode sees the same calls, but slows every operator.)
 """
 
-import queue
 import sys
 import threading
 import time
@@ -17,14 +16,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from manyranks.measure import operators
+from manyranks.measure import ends, operators
 from manyranks.measure.place import Place, called_from, distributed_function, here, in_backward
 
 RECENT = 64  # calls remembered when not everything is kept: enough for a report of a hang
 
 _KEY = torch._C.DispatchKey.BackendSelect
 _BELOW = torch._C._dispatch_keyset_full_after(_KEY)
-_wait = dist.Work.wait
 _engine = torch.autograd.Variable._execution_engine
 
 
@@ -55,6 +53,11 @@ class Call:
     kept: int = 0
     number: int = 0
 
+    def finish(self) -> None:
+        """Notes that it is over now, unless that was noted before."""
+        if self.finished is None:
+            self.finished = time.perf_counter()
+
 
 class Event(NamedTuple):
     """The main thread issues a call, or waits. number: the call's; None for a wait in C++ that does not say for which.
@@ -74,7 +77,7 @@ class Recorder:
     """Notes the calls of this process from `install` on. One a process."""
 
     def __init__(self):
-        self._followers = _Followers()
+        self._followers = ends.Followers()
         self.start(everything=False)
 
     def install(self) -> "Recorder":
@@ -203,8 +206,8 @@ class Recorder:
             return result
         from_anyone = call.op == "recv" and call.peer is None  # only its own Work can say whom it was from
         # The end of a call that is not asynchronous is that of the wait which comes next: it needs no thread.
-        if self.everything and not from_anyone and not _note_end(work, call) and call.is_async:
-            work = self._followers.follow(work, call)
+        if self.everything and not from_anyone and not ends.notify(work, call.finish) and call.is_async:
+            work = self._followers.follow(work, call.finish)
             result = (*result[:-1], work.boxed()) if isinstance(result, tuple) else work.boxed()
         if call.op in operators.POINT_TO_POINT:
             self._messages[id(work)] = work, call
@@ -227,7 +230,7 @@ class Recorder:
         if main:
             self.waiting = call
         try:
-            return _wait(work, *args, **kwargs)
+            return ends.wait(work, *args, **kwargs)
         except RuntimeError:
             self.broken = True
             raise
@@ -248,52 +251,3 @@ class Recorder:
         if self.everything and threading.current_thread() is threading.main_thread():
             finished = time.perf_counter() if waits else started
             self.journal.append(Event(waits, number, started, finished, *self._work()))
-
-
-def _finish(call: Call) -> None:
-    if call.finished is None:
-        call.finished = time.perf_counter()
-
-
-def _note_end(work: dist.Work, call: Call) -> bool:
-    """Notes the call's end when its future is done. Returns False where the Work has no future."""
-    try:
-        work.get_future().add_done_callback(lambda _: _finish(call))
-    except RuntimeError:
-        return False
-    return True
-
-
-class _Followers:
-    """Threads that wait for Works, one Work after the other; another one starts where all of them wait."""
-
-    def __init__(self):
-        self._jobs: queue.SimpleQueue[Callable] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-
-    def follow(self, work: dist.Work, call: Call) -> dist.Work:
-        """A Work that is done when `work` is, with the moment noted.
-
-        gloo's messages and its reduce-scatter have no future, and a message says that it is complete only once it was waited
-        for. So a thread waits; a new one for each call would take three times as long as the call.
-        """
-        future: torch.futures.Future = torch.futures.Future()
-
-        def wait():
-            try:
-                _wait(work)
-            except Exception as error:
-                future.set_exception(error)
-                return
-            _finish(call)
-            future.set_result([])
-
-        self._jobs.put(wait)
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, daemon=True, name="ends of calls").start()
-        return torch._C._distributed_c10d._create_work_from_future(future)
-
-    def _work(self) -> None:
-        while True:
-            self._jobs.get()()
-            self._idle.release()

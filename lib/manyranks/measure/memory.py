@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class PeakBytes(TorchDispatchMode):
     """A context manager; `.peak_bytes` is the most that the storages of the tensors used inside took at one time.
 
-    Counted after each operator, every storage once; what an operator takes and returns inside itself is not seen.
+    Counted after each operator, every storage once; one that was resized counts from the operator that uses it next. What an
+    operator takes and returns inside itself is not seen.
     counts: while it is False, tensors are met but the peak stays.
     """
 
@@ -20,7 +21,7 @@ class PeakBytes(TorchDispatchMode):
         super().__init__()
         self.peak_bytes, self.counts = 0, counts
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # with the bytes of each when it was last seen
-        self._most = 0  # the sum of these: no more can be alive, and less where some have died since the last count
+        self._most = 0  # the sum of these: no less than is alive, but for storages resized since they were seen
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, FakeTensor) for kind in types):

@@ -1,7 +1,7 @@
 """Short texts in a plot, all of them one artist: many Texts cost more than all else in a redraw."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,22 +13,7 @@ from matplotlib.transforms import Affine2D, Bbox, Transform
 from manyranks.show import style
 
 _POINT = 1 / 72  # inch
-
-
-class Labels:
-    """Texts at places of these axes. size: points; left: the share of a text that is to the left of its place."""
-
-    def __init__(self, axes: Axes, size: float = 9, left: float = 0.5, zorder: float = 4, within: Transform | None = None):
-        self._size, self._left = size, left
-        self.artist = PathCollection([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder)
-        self.artist.set(transform=Affine2D().scale(_POINT) + axes.figure.dpi_scale_trans, clip_on=False)
-        axes.add_collection(self.artist, autolim=False)
-
-    def update(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colours: Sequence[str] = ()) -> None:
-        """Shows each text at its place, in its colour (black where none is given)."""
-        self.artist.set_paths([_outline(str(text), self._size, self._left) for text in texts])
-        self.artist.set_offsets(np.reshape(places, (-1, 2)))
-        self.artist.set_facecolors(list(colours) or style.BLACK)
+_BLANK = Path(np.empty((0, 2)), np.empty(0, Path.code_type))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -39,10 +24,60 @@ def _outline(text: str, size: float, left: float) -> Path:
     return path.transformed(Affine2D().translate(-box.x0 - left * box.width, -_digit_height(size) / 2))
 
 
+@functools.lru_cache(maxsize=1024)
+def word(text: str, size: float, left: float) -> Path:
+    """The same put together from letters, which takes a tenth of the time for a text that was never seen before."""
+    letters, scale = [_letter(character) for character in text], size / 10
+    starts = np.cumsum([0.0, *(wide for _, wide in letters)])
+    moved = [np.add(path.vertices, (x, 0)) for (path, _), x in zip(letters, starts, strict=False)]
+    vertices = np.concatenate(moved) - (left * starts[-1], 0)
+    return Path(scale * vertices, np.concatenate([path.codes for path, _ in letters]))
+
+
+def width(text: str, size: float) -> float:
+    """Of a word, in points."""
+    return sum(_letter(character)[1] for character in text) * size / 10
+
+
+class Labels:
+    """Texts at places of these axes. size: points; left: the share of a text that is to the left of its place.
+
+    outline: of a text of this size and left, around (0, 0); `word` for texts that are seldom the same.
+    """
+
+    def __init__(
+        self,
+        axes: Axes,
+        size: float = 9,
+        left: float = 0.5,
+        zorder: float = 4,
+        within: Transform | None = None,
+        outline: Callable[[str, float, float], Path] = _outline,
+    ):
+        self._size, self._left, self._outline = size, left, outline
+        self.artist = PathCollection([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder)
+        self.artist.set(transform=Affine2D().scale(_POINT) + axes.figure.dpi_scale_trans, clip_on=False)
+        axes.add_collection(self.artist, autolim=False)
+
+    def update(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colours: Sequence[str] = ()) -> None:
+        """Shows each text at its place, in its colour (black where none is given)."""
+        self.artist.set_paths([self._outline(str(text), self._size, self._left) for text in texts])
+        self.artist.set_offsets(np.reshape(places, (-1, 2)))
+        self.artist.set_facecolors(list(colours) or style.BLACK)
+
+
 def _extents(path: Path) -> Bbox:
     """As path.get_extents(), which looks at every curve for a hundred times as long: outlines of letters end on corners."""
     corners = path.vertices[path.codes != Path.CLOSEPOLY]
     return Bbox([corners.min(axis=0), corners.max(axis=0)]) if len(corners) else Bbox.null()
+
+
+@functools.cache
+def _letter(character: str) -> tuple[Path, float]:
+    """Its outline in 10 points, from x = 0 and half a digit below y = 0, and its width with the space around it."""
+    bars, between = (TextPath((0, 0), text, size=10).get_extents() for text in ("||", f"|{character}|"))
+    path = _BLANK if character.isspace() else TextPath((0, 0), character, size=10)
+    return Path(np.subtract(path.vertices, (0, _digit_height(10) / 2)), path.codes), between.width - bars.width
 
 
 @functools.lru_cache(maxsize=64)

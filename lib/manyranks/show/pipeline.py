@@ -1,12 +1,12 @@
 """Chapter 05: schedules as charts under each other; what ranks hold; an explorer: two schedules, their bubble and memory."""
 
-import contextlib
 import functools
-import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from manyranks.parallel.pipeline import schedules as hand_written
@@ -51,36 +51,22 @@ _MESSAGES = [0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0]
 _LOOKS = ((style.BLUE, ""), (style.ORANGE, "////"), (style.GREEN, "...."), (style.PINK, "\\\\\\\\"), (style.YELLOW, "xx"))
 
 
-def chart(
-    schedule: Schedule,
-    times: Times = Times(),  # noqa: B008 frozen
-    timeline: Timeline | None = None,
-    bytes: float = 0,
-    unit: str = "",
-    title: str = "",
-) -> style.Figure:
-    """One schedule as `compare` draws several. timeline: if it was measured. title: the schedule's name unless given."""
-    title = title or schedule.name
-    return compare({title: schedule}, times, {title: timeline} if timeline else {}, bytes, unit)
-
-
 @style.styled
 def compare(
     schedules: Mapping[str, Schedule],
     times: Times | Mapping[str, Times] = Times(),  # noqa: B008 frozen
     timelines: Mapping[str, Timeline] = MappingProxyType({}),
-    bytes: float = 0,
     unit: str = "",
 ) -> style.Figure:
     """Schedules under each other on one time axis, each with its bubble, and with the activations that each rank holds.
 
-    A schedule is verified and replayed with times (one for all, or one for each name) and messages of so many bytes, unless
-    `timelines` has a measured one of that name. Boxes bear the micro-batch. The bubble is that of program.bubble, as a share of
-    the busiest rank's work (ideal) and of both together (whole). What is held is counted in micro-batches on all stages of a
-    rank. unit: what times are in, if not in seconds. Raises ValueError for no schedule, one that cannot run, times of 0, and
-    a measured timeline that is none of its schedule.
+    A schedule is verified and replayed with times (one for all, or one for each name), unless `timelines` has a measured one of
+    that name. Boxes bear the micro-batch. The bubble is that of program.bubble, as a share of the busiest rank's work (ideal)
+    and of both together (whole). What is held is counted in micro-batches on all stages of a rank. unit: what times are in, if
+    not in seconds. Raises ValueError for no schedule, one that cannot run, times of 0, and a measured timeline that is none of
+    its schedule.
     """
-    runs = _runs(schedules, times if isinstance(times, Mapping) else dict.fromkeys(schedules, times), timelines, bytes)
+    runs = _runs(schedules, times if isinstance(times, Mapping) else dict.fromkeys(schedules, times), timelines)
     end = max(each.makespan for each in runs.values())
     second, unit = (1.0, unit) if unit else next((u for u in UNITS if end >= u[0]), UNITS[-1])
     several = any(len(set(s.placement)) < s.stages for s in schedules.values())
@@ -91,9 +77,7 @@ def compare(
     return charts.figure
 
 
-def _runs(
-    schedules: Mapping[str, Schedule], times: Mapping[str, Times], timelines: Mapping[str, Timeline], bytes: float
-) -> dict[str, Run]:
+def _runs(schedules: Mapping[str, Schedule], times: Mapping[str, Times], timelines: Mapping[str, Timeline]) -> dict[str, Run]:
     if not schedules or not set(timelines) <= set(schedules) or set(times) != set(schedules):
         given = f"schedules {[*schedules]}, times {[*times]}, timelines {[*timelines]}"
         raise ValueError(f"{given}: give a schedule or more, times for all of them, and timelines of no others")
@@ -101,7 +85,7 @@ def _runs(
     for name, schedule in schedules.items():
         if name not in timelines:
             verify(schedule)
-        timeline = timelines[name] if name in timelines else replay(program(schedule, bytes), times[name])
+        timeline = timelines[name] if name in timelines else replay(program(schedule), times[name])
         found[name] = run(schedule, timeline)
     return found
 
@@ -115,24 +99,29 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
     ranks = {name: len(schedule.ranks) for name, schedule in schedules.items()}
     if not 1 <= len(schedules) <= len(_LOOKS) or len(set(ranks.values())) > 1:
         raise ValueError(f"schedules of {ranks} ranks: give 1 to {len(_LOOKS)}, of equally many ranks")
+    (p,) = set(ranks.values())
     fig, (axes,) = style.figure(width=9, height=3.2)
     wide = 0.8 / len(schedules)
-    for k, ((name, schedule), (colour, hatch)) in enumerate(zip(schedules.items(), _LOOKS, strict=False)):
-        each = schedule.stages / len(schedule.ranks)
-        x = [rank - 0.4 + (k + 0.5) * wide for rank in range(len(schedule.ranks))]
-        heights = [count / each for count in peaks(schedule)]
-        bars = axes.bar(x, heights, 0.94 * wide, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4, label=name)
-        axes.bar_label(bars, [f"{height:.3g}" for height in heights], fontsize=7.5, padding=1)
-        if schedule.name in _FORMS:
-            expected = [_expected(schedule, rank) for rank in range(len(x))]
-            axes.hlines(expected, [at - wide / 2 for at in x], [at + wide / 2 for at in x], color=style.BLACK)
-    axes.set_xticks(range(len(x)), [f"rank {rank}" for rank in range(len(x))])
+    for k, (name, schedule) in enumerate(schedules.items()):
+        _bars(axes, k, wide, name, schedule)
+    axes.set_xticks(range(p), [f"rank {rank}" for rank in range(p)])
     axes.set(ylabel="micro-batches held at most")
     axes.grid(axis="x", visible=False)
     handles, _ = axes.get_legend_handles_labels()
     handles += [Line2D([], [], color=style.BLACK, label="closed form")] * bool(axes.collections)
     fig.legend(handles=handles, loc="outside upper left", ncols=6)
     return fig
+
+
+def _bars(axes: Axes, k: int, wide: float, name: str, schedule: Schedule) -> None:
+    """The k-th bar of every rank, and its closed form where there is one."""
+    (colour, hatch), p = _LOOKS[k], len(schedule.ranks)
+    x = np.arange(p) - 0.4 + (k + 0.5) * wide
+    heights = [count * p / schedule.stages for count in peaks(schedule)]
+    bars = axes.bar(x, heights, 0.94 * wide, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4, label=name)
+    axes.bar_label(bars, [f"{height:.3g}" for height in heights], fontsize=7.5, padding=1)
+    if schedule.name in _FORMS:
+        axes.hlines([_expected(schedule, rank) for rank in range(p)], x - wide / 2, x + wide / 2, color=style.BLACK)
 
 
 def _expected(schedule: Schedule, rank: int) -> float:
@@ -163,28 +152,15 @@ class Setting(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _run(name: str, now: Setting) -> Run:
-    with _uncollected():
-        schedule, instructions = _program(name, now.p, now.m, now.v)
-        each = schedule.stages / now.p
-        return run(schedule, replay(instructions, Times(now.F / each, now.I / each, now.W / each, latency=now.message)))
+    schedule, instructions = _program(name, now.p, now.m, now.v)
+    each = schedule.stages / now.p
+    return run(schedule, replay(instructions, Times(now.F / each, now.I / each, now.W / each, latency=now.message)))
 
 
 @functools.lru_cache(maxsize=8)
 def _program(name: str, p: int, m: int, v: int) -> tuple[Schedule, Program]:
     schedule = SCHEDULES[name](p, m, v)
     return schedule, program(schedule)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection: thousands of tuples that are soon gone would start it, for a third of a redraw's time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Two:

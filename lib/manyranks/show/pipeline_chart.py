@@ -15,12 +15,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
-from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from manyranks.parallel.pipeline.actions import KINDS
 from manyranks.show import gantt, style
-from manyranks.show.labels import Labels
+from manyranks.show.labels import Labels, width, word
 from manyranks.show.pipeline_run import Boxes, Run
 
 LIGHTER = (0.0, 0.45, 0.65, 0.8)  # share of white for a rank's first, second, … stage; the last look is all further ones'
@@ -28,11 +27,12 @@ _BAND = 0.84  # of a row
 _SIZE = 7.0  # of names, in points
 _MOST_NAMES, _MOST_MESSAGES = 500, 700
 _PARTED, _BARRED = 4, 6  # pixels from which on boxes have a gap between them, and bars that tell a rank's stages apart
-_NOTHING, _BLANK = Path(np.empty((0, 2))), Path(np.empty((0, 2)), np.empty(0, Path.code_type))
+_NOTHING = Path(np.empty((0, 2)))
 _BOX = np.array([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY], Path.code_type)
 _MARGIN, _GAP, _RIGHT = 0.62, 0.28, 0.42  # inches: for the ranks' names, between the columns, for the peaks
 _TOP, _TITLE, _BOTTOM = 0.34, 0.27, 0.46  # inches: for the legend, above each chart, under the last one
 _HELD = 0.24  # of the width, for what is held
+_Texts = functools.partial(Labels, outline=word)  # new ones with every move
 
 
 class Charts:
@@ -162,7 +162,7 @@ class Bands(Rows):
         places, texts = [], []
         if len(room) <= _MOST_NAMES:
             for kind, i, place, pixels in zip(*(c[high] for c in (boxes.kind, boxes.microbatch, middles, room)), strict=True):
-                text = next((text for text in (f"{kind}{i}", f"{i}") if _width(text) * dots <= pixels), "")
+                text = next((text for text in (f"{kind}{i}", f"{i}") if width(text, _SIZE) * dots <= pixels), "")
                 if text:
                     texts.append(text)
                     places.append(place)
@@ -216,7 +216,8 @@ def _marks(corners: np.ndarray, level: np.ndarray) -> Iterator[np.ndarray]:
 
 def _ends(messages: np.ndarray, scale: float, row: float) -> np.ndarray:
     """Where the lines of messages begin and end, from one band's edge to another's; none where they would be a thicket."""
-    source, started, to, finished = messages[: len(messages) * (len(messages) <= _MOST_MESSAGES)].T
+    shown = messages if len(messages) <= _MOST_MESSAGES else messages[:0]
+    source, started, to, finished = shown.T
     edge = _BAND / 2 * np.sign(to - source)
     return np.column_stack([started * scale, (source + 0.5 + edge) * row, finished * scale, (to + 0.5 - edge) * row])
 
@@ -231,38 +232,6 @@ def _rectangles(corners: np.ndarray) -> Path:
 def _lines(ends: np.ndarray) -> Path:
     """One path of them all, from x, y of the one end and of the other."""
     return Path(ends.reshape(-1, 2), np.tile(_BOX[:2], len(ends)))
-
-
-class _Texts(Labels):
-    """Labels of words that nobody has seen before: put together from letters, which takes a tenth of the time."""
-
-    def update(self, places: Sequence[tuple[float, float]], texts: Sequence[str], colours: Sequence[str] = ()) -> None:
-        super().update((), (), colours)
-        self.artist.set_paths([_word(text, self._size, self._left) for text in texts])
-        self.artist.set_offsets(np.reshape(places, (-1, 2)))
-
-
-@functools.lru_cache(maxsize=1024)
-def _word(text: str, size: float, left: float) -> Path:
-    """Around (0, 0), in points, its height a digit's."""
-    letters, scale = [_letter(character) for character in text], size / 10
-    starts = np.cumsum([0.0, *(wide for _, wide in letters)])
-    moved = [np.add(path.vertices, (x, 0)) for (path, _), x in zip(letters, starts, strict=False)]
-    vertices = np.concatenate(moved) - (left * starts[-1], 0)
-    return Path(scale * vertices, np.concatenate([path.codes for path, _ in letters]))
-
-
-@functools.cache
-def _letter(character: str) -> tuple[Path, float]:
-    """Its outline in 10 points, from x = 0 and half a digit below y = 0, and its width with the space around it."""
-    digit, bars, between = (TextPath((0, 0), text, size=10).get_extents() for text in ("0", "||", f"|{character}|"))
-    path = _BLANK if character.isspace() else TextPath((0, 0), character, size=10)
-    return Path(np.subtract(path.vertices, (0, digit.height / 2)), path.codes), between.width - bars.width
-
-
-def _width(name: str) -> float:
-    """In points."""
-    return sum(_letter(character)[1] for character in name) * _SIZE / 10
 
 
 def _handles(kinds: Sequence[str], split: bool, links: bool) -> list[Artist]:

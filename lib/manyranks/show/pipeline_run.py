@@ -1,7 +1,6 @@
 """A pipeline schedule that has run, in numbers: what a chart shows of it, and what is said of it."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from manyranks.parallel.pipeline.actions import KINDS, Pair, Schedule
 from manyranks.parallel.pipeline.program import bubble, in_flight
 from manyranks.show import gantt
 from manyranks.timeline import Timeline
-from manyranks.timeline.spans import COMMUNICATION, COMPUTE
+from manyranks.timeline.spans import COMPUTE
 
 _WHOLE = {kind: (gantt.KINDS[kind].top, gantt.KINDS[kind].bottom) for kind in KINDS}  # of the band
 _UPPER, _LOWER = (0.0, 0.48), (0.52, 1.0)  # for the halves of a Pair
@@ -64,10 +63,9 @@ def run(schedule: Schedule, timeline: Timeline) -> Run:
     each = max(1, *(schedule.placement.count(rank) for rank in ranks))
     held = tuple(np.array(in_flight(schedule, timeline, rank)) / (1, each) for rank in ranks)
     rows = [box for rank in ranks for box in _boxes(schedule, timeline, rank)]
-    boxes, idle = Boxes(*map(np.array, zip(*rows, strict=True))), bubble(timeline)
-    own = [boxes.rank == rank for rank in ranks]
-    work = max(boxes.finished[k].max() - boxes.started[k].min() for k in own if k.any()) - idle
-    return Run(schedule.name, boxes, _messages(timeline), held, float(work), idle, timeline.makespan)
+    boxes = Boxes(*map(np.array, zip(*rows, strict=True)))
+    work = max(map(timeline.busy, timeline.ranks))
+    return Run(schedule.name, boxes, _messages(timeline), held, work, bubble(timeline), timeline.makespan)
 
 
 def _boxes(schedule: Schedule, timeline: Timeline, rank: int) -> Iterator[tuple]:
@@ -87,10 +85,6 @@ def _boxes(schedule: Schedule, timeline: Timeline, rank: int) -> Iterator[tuple]
 
 
 def _messages(timeline: Timeline) -> np.ndarray:
-    """Replay notes a message twice, one after the other: at its sender and at its receiver."""
-    found = [
-        (source.rank, source.started, to.rank, to.finished)
-        for source, to in pairwise(timeline.spans)
-        if source.kind == to.kind == COMMUNICATION and source.name.startswith("send") and to.name.startswith("recv")
-    ]
-    return np.array(found, float).reshape(-1, 4)
+    """Those that were replayed. The sender's span says all: "send → 1" ends when rank 1 has the message."""
+    sent = [span for span in timeline.spans if span.name.startswith("send → ")]
+    return np.array([(s.rank, s.started, int(s.name.split()[-1]), s.finished) for s in sent], float).reshape(-1, 4)

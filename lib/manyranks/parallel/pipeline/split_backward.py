@@ -45,7 +45,7 @@ class SplitBackward:
 
     def __exit__(self, *exception) -> None:
         for linear in self._linears:
-            del vars(linear)["forward"]
+            vars(linear).pop("forward", None)  # I, inside the block, has removed it
 
     def input_gradient(
         self, output: Tensor | GradientEdge, grad: Tensor | None, x: Tensor | None
@@ -92,12 +92,14 @@ class _Linear(torch.autograd.Function):
 
 
 def _splits(module: nn.Module) -> bool:
-    """Is it a linear layer that computes as nn.Linear does, with a weight that learns?"""
-    own = type(module).forward is nn.Linear.forward and "forward" not in vars(module)
-    return own and module.weight.requires_grad and module.weight.is_leaf
+    """Is it a linear layer that computes as nn.Linear does?"""
+    return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
 
 
-def _forward(aside: Aside, linear: nn.Linear, x: Tensor) -> Tensor:
-    if not torch.is_grad_enabled():
-        return F.linear(x, linear.weight, linear.bias)
-    return _Linear.apply(aside, x, linear.weight, linear.bias)
+def _forward(aside: Aside, linear: nn.Linear, input: Tensor) -> Tensor:
+    weight, bias = linear.weight, linear.bias
+    # Above one that is no leaf is a graph, which I would free before W.
+    leaves = weight.is_leaf and (bias is None or bias.is_leaf)
+    if not (leaves and weight.requires_grad and torch.is_grad_enabled()):
+        return F.linear(input, weight, bias)
+    return _Linear.apply(aside, input, weight, bias)
