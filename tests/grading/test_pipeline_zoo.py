@@ -3,22 +3,43 @@
 import functools
 
 import pytest
+import torch
 
-from manyranks import grade
-from manyranks.grade import trial
+from manyranks.grade import Report, trial
+from manyranks.grade.pipeline import halves
 from manyranks.grade.pipeline.training import Training
-from tests.grading import zoo_tests
+from manyranks.world import World
+from manyranks.world.errors import RankHung
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     pipeline_alike,
     pipeline_capped,
+    pipeline_gradients,
     pipeline_halves,
     pipeline_messages,
+    pipeline_products,
     pipeline_step,
     pipeline_tables,
 )
+from tests.grading.zoo_tests import (
+    assert_enough,
+    assert_full_marks,
+    assert_no_marks,
+    assert_own_hint,
+    each_right,
+    each_wrong,
+    named,
+)
 
-FILES = (pipeline_tables, pipeline_capped, pipeline_halves, pipeline_step, pipeline_messages)
+FILES = (
+    pipeline_tables,
+    pipeline_capped,
+    pipeline_halves,
+    pipeline_products,
+    pipeline_step,
+    pipeline_gradients,
+    pipeline_messages,
+)
 ZOO = [answer for file in FILES for answer in file.ZOO]
 TASKS = {"one_f_one_b": 4, "train_step": 7, "interleaved": 4, "Split": 4, "under_a_cap": 5}
 FIVE = {  # that the exercise is about -> words of the report on those answers
@@ -35,7 +56,11 @@ SLIPS = [
     ("Split", "DoesNothingWithoutI"),
     ("train_step", "OneShape"),
     ("under_a_cap", "is_zb_h1_at_most"),
+    ("one_f_one_b", "fails_where_m_is_small"),
+    ("Split", "NeedsABias"),
 ]
+BELOW_P = ["raises_below_p", "is_not_written_below_p", "returns_none_below_p", "never_ends_below_p"]
+DEADLOCKS = ["BlocksInSend", "WaitsForEachIsend", "ReceivesEverythingFirst"]
 MISSED = [
     ("one_f_one_b", "gpipe"),
     ("one_f_one_b", "one_at_a_time"),
@@ -47,28 +72,25 @@ MISSED = [
 EXERCISE = Exercise("05_pipeline")
 
 
-def check(task: str, answer) -> grade.Report:
-    return getattr(grade.pipeline, task.lower())(answer)
-
-
-def made(task: str, answer):
-    """A function, of a class that is called like one."""
-    return answer() if isinstance(answer, type) and task != "Split" else answer
+def check(task: str, answer) -> Report:
+    """An answer may also be a class that is called like a function."""
+    called = isinstance(answer, type) and task != "Split"
+    return EXERCISE.check(task, answer() if called else answer)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_solution_gets_full_marks(task):
-    zoo_tests.assert_full_marks(check(task, EXERCISE.definitions("solutions")[task]), TASKS[task])
+    assert_full_marks(check(task, EXERCISE.definitions("solutions")[task]), TASKS[task])
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_untouched_release_gets_none(task, shared_ranks):
-    zoo_tests.assert_no_marks(check(task, EXERCISE.definitions("exercises")[task]))
+    assert_no_marks(check(task, EXERCISE.definitions("exercises")[task]))
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_no_task_depends_on_another(task, shared_ranks):
-    zoo_tests.assert_full_marks(check(task, EXERCISE.definitions("solutions", {task})[task]), TASKS[task])
+    assert_full_marks(check(task, EXERCISE.definitions("solutions", {task})[task]), TASKS[task])
 
 
 @pytest.fixture
@@ -76,7 +98,7 @@ def report_of(shared_ranks, monkeypatch):
     """What a check says of a wrong answer; steps on three ranks: the solution has shown that all sizes are run."""
     monkeypatch.setattr(Training, "sizes", (3,))
 
-    def report(answer) -> grade.Report:
+    def report(answer) -> Report:
         monkeypatch.setattr(trial, "_RUN_SECONDS", getattr(answer.function, "seconds", trial._RUN_SECONDS))
         return checked_once(answer)
 
@@ -84,38 +106,78 @@ def report_of(shared_ranks, monkeypatch):
 
 
 @functools.cache
-def checked_once(answer) -> grade.Report:
-    return check(answer.task, made(answer.task, answer.function))
+def checked_once(answer) -> Report:
+    return check(answer.task, answer.function)
 
 
-@zoo_tests.each_wrong(ZOO)
+@each_wrong(ZOO)
 def test_a_wrong_answer_gets_its_own_hint(answer, report_of):
-    zoo_tests.assert_own_hint(report_of(answer), answer)
+    assert_own_hint(report_of(answer), answer)
 
 
 @pytest.mark.parametrize("missed", MISSED)
 def test_who_misses_the_idea_of_a_task_gets_a_third_at_most(missed, report_of):
-    report = report_of(zoo_tests.named(ZOO, *missed))
+    report = report_of(named(ZOO, *missed))
     assert report.points <= report.out_of / 3, report
 
 
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_leaves_more_than_half_of_the_points(slip, report_of):
-    report = report_of(zoo_tests.named(ZOO, *slip))
+    report = report_of(named(ZOO, *slip))
     assert report.out_of / 2 <= report.points < report.out_of, report
+
+
+@pytest.mark.parametrize("name", BELOW_P)
+def test_a_cap_below_p_costs_its_own_points_only(name, report_of):
+    report = report_of(named(ZOO, name))
+    assert report.points == 4.5, report
+    assert [line.ok for line in report.lines] == [True] * 5 + [False], report
+
+
+@pytest.mark.parametrize("name", DEADLOCKS)
+def test_a_deadlock_with_one_table_leaves_the_other_tables_share(name, report_of):
+    report = report_of(named(ZOO, name))
+    assert report.points == pytest.approx(7 / 3, abs=0.01), report
+
+
+def test_a_deadlock_leaves_that_share_on_worlds_of_all_sizes(shared_ranks):
+    assert check("train_step", named(ZOO, "BlocksInSend").function).points == pytest.approx(7 / 3, abs=0.01)
+
+
+def test_a_table_that_all_ranks_return_too_late_is_judged_all_the_same(shared_ranks, monkeypatch):
+    """As on a busy machine: the world gives up while the last answer is on its way."""
+    measure, late = World.measure, []
+
+    def measured(world, *arguments, **counts):
+        result = measure(world, *arguments, **counts)
+        if not late:
+            late.append(world)
+            raise RankHung("the run was not over after 4 s", dict.fromkeys(range(world.size), "had returned"))
+        return result
+
+    monkeypatch.setattr(World, "measure", measured)
+    assert_full_marks(check("interleaved", EXERCISE.definitions("solutions")["interleaved"]))
+    assert late
+
+
+def test_the_checks_leave_random_numbers_as_they_were(shared_ranks):
+    before = torch.get_rng_state()
+    halves.cases.cache_clear()
+    check("Split", named(ZOO, "ForgetsTheSlope").function)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("mistake", FIVE)
 def test_the_five_mistakes_that_the_exercise_is_about(mistake, report_of):
     name, words = FIVE[mistake]
-    assert words in repr(report_of(zoo_tests.named(ZOO, name)))
+    assert words in repr(report_of(named(ZOO, name)))
 
 
-@zoo_tests.each_right(pipeline_alike.ANSWERS)
+@each_right(pipeline_alike.ANSWERS)
 def test_other_right_answers_get_full_marks(task, answer, shared_ranks):
-    zoo_tests.assert_full_marks(check(task, made(task, answer)))
+    assert_full_marks(check(task, answer))
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_each_task_has_its_wrong_answers(task):
-    zoo_tests.assert_enough(ZOO, task)
+    assert_enough(ZOO, task)

@@ -54,7 +54,7 @@ def check(task: Task, function) -> Report:
 
 
 def _checked(task: Task, function) -> Report:
-    tried = trials(function, task.cases, task.sizes)
+    tried = trials(function, task.cases, task.sizes, task.part)
     if refusal := _unwritten(function, tried[-1]) or task.refusal(tried):
         return _refused(task, refusal)
     done = [verdict.judged(task, trial) for trial in tried]

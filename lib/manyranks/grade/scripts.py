@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, torch.Tensor]
 WAIT = "a call with async_op=True returns at once: keep what it returns and call .wait() on it"
 NOTHING = "nothing was sent: no rank can know what the others have"
+_OWN_THREAD = "dist is called from the thread that the check calls you in, not from one of your own; leave the check as it is"
 _ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
 _TOLERANCE, _NEAR = 1e-9, 1e-6  # of float64, and of float32
 _KINDS = {"gradient", "call", "wait", "mark"}
@@ -78,6 +79,13 @@ class Script:
 
     def __str__(self) -> str:
         return f"on {self.n} rank{'s' * (self.n > 1)}" + (f", {self.note}" if self.note else "")
+
+
+class Scene(Script):
+    """A script whose name is what is done there; the number of ranks where there are several."""
+
+    def __str__(self) -> str:
+        return f"on {self.n} ranks, {self.note}" if self.n > 1 else self.note
 
 
 def rehearse(function, script: Callable, folder: str) -> Seen:
@@ -155,7 +163,7 @@ def _of_rank(trial: Trial, rank: int) -> Verdict | None:
             return Verdict(False, f"rank {rank}: {name}: {_wrong(seen.tensors[name], right[name])}", hint)
     noted = [(event.what, event.bytes) for event in seen.events if event.kind == "call"]
     if noted != [(call.op, call.bytes) for call in trial.calls[rank]]:  # the world counts them, too
-        return Verdict(False, f"rank {rank}: what the check noted is not what was sent", "leave the check as it is")
+        return Verdict(False, f"rank {rank}: what the check noted is not what was sent", _OWN_THREAD)
     return None
 
 

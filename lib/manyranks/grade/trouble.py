@@ -11,6 +11,7 @@ from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
 
 Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which they were started
 
+_LATE = "the run was not over"
 _HELPER = "exchange"  # the notebook gives it: its own line says nothing
 _LIBRARY = (
     "distributed_c10d.py",
@@ -23,6 +24,7 @@ _LIBRARY = (
     "contextlib.py",
     "__init__.py",
 )  # the innermost line where torch raises
+RETURNED = "had returned"  # a rank's state
 _ALIKE = "all ranks must make the same calls in the same order"
 _FRAME = re.compile(r"^  (\S.*), in (\S+)$(?:\n    (.*))?", re.MULTILINE)  # source, where it is known
 _ASKS = re.compile(r"^waited in torch\.distributed's get_\w+ \((.*)\)$")
@@ -30,18 +32,21 @@ _WAITED = re.compile(r"waited in (?P<what>(?P<op>\w+) #\d+ .*?(?:rank (?P<peer>\
 
 
 class Trouble(NamedTuple):
-    """problem: what happened; hung: nobody ends it; unwritten: the function that has no answer yet."""
+    """problem: what happened; hung: nobody ends it; unwritten: the function that has no answer yet; deadlock: it hangs as ranks
+    wait, which is found long before the time is over."""
 
     problem: str
     hint: str
     hung: bool = False
     unwritten: str = ""
+    deadlock: bool = False
 
 
 def trouble(error: WorldError, notes: Notes) -> Trouble:
     """What the error means."""
     if isinstance(error, RankHung):
-        return _hang(error, notes)
+        found = _hang(error, notes)
+        return found._replace(hung=True, deadlock=not found.problem.startswith(_LATE))
     if isinstance(error, RankDied) and (found := clash(notes) or (error.exit_code < 0 and uneven(notes))):
         return Trouble(*found)
     if isinstance(error, RankFailed):
@@ -154,11 +159,11 @@ def _hang(error: RankHung, notes: Notes) -> Trouble:
     problem = _first_line(error).partition("; World(")[0]
     states = {rank: _ASKS.sub(r"was running \1", state) for rank, state in error.states.items()}  # these do not wait
     if any(state.startswith("waited") for state in states.values()):
-        return Trouble(problem, _why(states, notes) or _who_waits(states, notes), hung=True)
+        return Trouble(problem, _why(states, notes) or _who_waits(states, notes))
     running = [state.removeprefix("was running ") for state in states.values() if state.startswith("was running ")]
     if not running:
-        return Trouble(problem, "; ".join(f"rank {rank} {state}" for rank, state in states.items()), hung=True)
-    return Trouble(problem, f"no rank waits for a message: a loop does not end ({running[0]})", hung=True)
+        return Trouble(problem, "; ".join(f"rank {rank} {state}" for rank, state in states.items()))
+    return Trouble(problem, f"no rank waits for a message: a loop does not end ({running[0]})")
 
 
 def _why(states: dict[int, str], notes: Notes) -> str:
@@ -168,7 +173,7 @@ def _why(states: dict[int, str], notes: Notes) -> str:
         return ""
     if found := uneven(notes):
         return ": ".join(found)
-    return f"{_who_waits(states, notes)}; {_ALIKE}" if "had returned" in states.values() else ""
+    return f"{_who_waits(states, notes)}; {_ALIKE}" if RETURNED in states.values() else ""
 
 
 def _who_waits(states: dict[int, str], notes: Notes) -> str:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """ok, and where it is not: what was found and a hint."""
+    """ok, and where it is not: what was found and a hint. ok: None where it could not be judged, which gives no points."""
 
-    ok: bool
+    ok: bool | None
     found: str = ""
     hint: str = ""
 
@@ -62,11 +62,15 @@ def findings(task: "Task", done: list[Judged]) -> list[Finding]:
 
 
 def _finding(aspect: Aspect, ended: list[Judged], all_ended: bool) -> Finding:
-    """Of the trials that are wrong, the one with most ranks tells most mistakes apart."""
-    for trial, verdicts in sorted(reversed(ended) if aspect.last else ended, key=lambda one: -one.trial.case.n):
+    """Of the trials that are wrong, the one with most ranks tells most mistakes apart; one that was judged goes first."""
+    for trial, verdicts in sorted(reversed(ended) if aspect.last else ended, key=_tells(aspect)):
         if not verdicts[aspect].ok:
             found = f"{trial.case}, {verdicts[aspect].found}"
-            return Finding(Line(False, aspect.what, found, verdicts[aspect].hint), trial)
+            return Finding(Line(verdicts[aspect].ok, aspect.what, found, verdicts[aspect].hint), trial)
     sizes = sorted({str(one.trial.case.n) for one in ended})
     where = "" if sizes == ["1"] else f"on {listed(sizes)} ranks, "
     return Finding(Line(True, aspect.what, "" if all_ended else f"{where}as far as it ran"))
+
+
+def _tells(aspect: Aspect) -> Callable[[Judged], tuple]:
+    return lambda one: (one.verdicts[aspect].ok is None, -one.trial.case.n)

@@ -2,10 +2,12 @@
 
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -37,6 +39,7 @@ class Watch(Journal):
         self._memory = PeakBytes(counts=False)
         self._place, self._forbidden = "", ("", "", "", "")
         self._ready: tuple[tuple[str, ...], str] = ((), "")
+        self._sent: list[tuple[weakref.ref[torch.Tensor], int]] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -74,6 +77,10 @@ class Watch(Journal):
         """From now on, Stopped is raised where a function of these modules makes a call: it is an answer that was ready."""
         self._ready = modules, hint
 
+    def changed(self) -> bool:
+        """Whether a tensor that was sent, and still is there, has been changed since."""
+        return any((tensor := ref()) is not None and tensor._version != version for ref, version in self._sent)
+
     def weigh(self) -> None:
         """Counts the bytes that are alive; the least of a moment, for a call's thread may let go of a tensor a little late."""
         counts = [self._memory.live_bytes()]
@@ -110,3 +117,5 @@ class Watch(Journal):
         self._stop_ready()
         super()._note(op, named)
         self.events.append(Event("call", op, self.last.bytes))
+        if op == "send":
+            self._sent += [(weakref.ref(tensor), tensor._version) for tensor in named["tensors"]]

@@ -158,6 +158,35 @@ class ByOneGraphALayer(RightSplit):
         parameter.grad.add_(grad)
 
 
+class AddsInPlace(RightSplit):
+    """addmm_ onto what is there; and works in what I is given."""
+
+    def of_layer(self, layer, x, grad):
+        for parameter in filter(None.__ne__, (layer.weight, layer.bias)):
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        if layer.weight.requires_grad:
+            layer.weight.grad.addmm_(grad.t(), x)
+        if layer.bias is not None:
+            layer.bias.grad += grad.sum(0)
+
+    @torch.no_grad()
+    def input_gradient(self, grad):
+        grad.mul_(1.0)
+        return super().input_gradient(grad)
+
+
+class InBatchesOfOne(RightSplit):
+    """baddbmm_."""
+
+    def of_layer(self, layer, x, grad):
+        if layer.weight.requires_grad:
+            room = torch.zeros_like(layer.weight)[None]
+            self.add(layer.weight, room.baddbmm_(grad.t()[None], x[None])[0])
+        if layer.bias is not None:
+            self.add(layer.bias, grad.sum(0))
+
+
 def with_whole_backwards(p, m, cap, times):
     """Where a W follows its I at once."""
     return [tuple(whole(table)) for table in capped(p, m, cap)]
@@ -177,6 +206,6 @@ ANSWERS = [
     *[("train_step", answer) for answer in (InBatches, PostsReceivesAhead, SendsAndReceivesTogether)],
     *[("train_step", answer) for answer in (ByGrad, DividesInTheEnd, EatsItsTable, SendsWithTheGraph)],
     ("interleaved", in_any_order_of_equal_cost),
-    ("Split", ByOneGraphALayer),
+    *[("Split", answer) for answer in (ByOneGraphALayer, AddsInPlace, InBatchesOfOne)],
     ("under_a_cap", with_whole_backwards),
 ]

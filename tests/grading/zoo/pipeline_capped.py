@@ -73,6 +73,41 @@ def is_always_zb_h2(p, m, cap, times):
     return capped(p, m, 2 * p - 1)
 
 
+@wrong(
+    TASK,
+    "keeps to a cap below p: with p = 4, m = 6, cap = 2, under_a_cap(4, 6, 2, times) raised ValueError",
+    True,
+)
+def raises_below_p(p, m, cap, times):
+    if cap < p:
+        raise ValueError("cap")
+    return capped(p, m, cap)
+
+
+@wrong(TASK, "under_a_cap(4, 6, 2, times) raised NotImplementedError", right_values=True)
+def is_not_written_below_p(p, m, cap, times):
+    if cap < p:
+        raise NotImplementedError
+    return capped(p, m, cap)
+
+
+@wrong(TASK, "keeps to a cap below p: with p = 4, m = 6, cap = 2, under_a_cap(4, 6, 2, times) returned None", True)
+def returns_none_below_p(p, m, cap, times):
+    return capped(p, m, cap) if cap >= p else None
+
+
+@wrong(TASK, "under_a_cap(4, 6, 2, times) was not over after 2 s", right_values=True)
+def never_ends_below_p(p, m, cap, times):
+    while cap < p:
+        pass
+    return capped(p, m, cap)
+
+
+@wrong(TASK, "rank 0 has only one micro-batch under way", right_values=True)
+def goes_one_by_one(p, m, cap, times):
+    return [[(kind, i) for i in range(m) for kind in "FB"] for _ in range(p)]
+
+
 @wrong(TASK, "there is room for more", right_values=True)
 def is_zb_h1_at_most(p, m, cap, times):
     return capped(p, m, min(cap, p))

@@ -58,65 +58,41 @@ class DoesWWithI(RightSplit):
             raise RuntimeError
 
 
-@wrong(TASK, "no product for a weight, and no forward again", right_values=True)
-class ComputesWWithI(RightSplit):
-    """Puts gradients of weights aside, and adds them later."""
-
+@wrong(TASK, "put aside what W needs, and let W add to it")
+class SetsWeightsInI(RightSplit):
     def input_gradient(self, grad):
         found = super().input_gradient(grad)
-        self.ready = [g.t() @ x for x, g in zip(self.inputs, self.grads, strict=True)]
+        for layer, x, dz in zip(self.layers, self.inputs, self.grads, strict=True):
+            if layer.weight.requires_grad:
+                self.add(layer.weight, dz.t() @ x)
         return found
 
-    @torch.no_grad()
-    def weight_gradient(self):
-        self.check()
-        for layer, ready, grad in zip(self.layers, self.ready, self.grads, strict=True):
-            if layer.weight.requires_grad:
-                self.add(layer.weight, ready)
-            if layer.bias is not None:
-                self.add(layer.bias, grad.sum(0))
-        self.after_w()
-        self.ready = []
+    def of_layer(self, layer, x, grad):
+        if layer.bias is not None:
+            self.add(layer.bias, grad.sum(0))
 
 
-class ByAutograd(RightSplit):
-    """Keeps a graph."""
+@wrong(TASK, "its layers and what it keeps are in self, not in the class")
+class KeepsLayersInTheClass(RightSplit):
+    @property
+    def layers(self):
+        return type(self).everyones
 
-    def forward(self, x):
-        self.x = x.detach().requires_grad_()
-        self.y = self.x
-        for layer in self.layers:
-            self.y = torch.tanh(layer(self.y))
-        return self.y.detach()
-
-    def input_gradient(self, grad):
-        self.grads = grad
-        return torch.autograd.grad(self.y, self.x, grad, retain_graph=True)[0]
-
-    def weight_gradient(self):
-        self.check()
-        parameters = [p for layer in self.layers for p in layer.parameters() if p.requires_grad]
-        for parameter, grad in zip(parameters, torch.autograd.grad(self.y, parameters, self.grads), strict=True):
-            self.add(parameter, grad)
-        self.x = self.y = self.grads = None
+    @layers.setter
+    def layers(self, layers):
+        type(self).everyones = layers
 
 
-@wrong(TASK, "it does not go through the layers again", right_values=True)
-class GoesThroughAutogradTwice(ByAutograd):
-    pass
+@wrong(TASK, "· keeps what is needed for what comes, no more: one micro-batch, what was computed is wrong")
+class UsesAnotherSlope(RightSplit):
+    def slope(self, y):
+        return 1 - y
 
 
-@wrong(TASK, "no product for a weight, and no forward again", right_values=True)
-class ComputesForwardInI(ByAutograd):
-    def forward(self, x):
-        self.first = x
-        with torch.no_grad():
-            return super().forward(x)
-
-    def input_gradient(self, grad):
-        with torch.enable_grad():
-            super().forward(self.first)
-        return super().input_gradient(grad)
+@wrong(TASK, "hint: this line raised (pipeline_halves.py, line")
+class RaisesInW(RightSplit):
+    def of_layer(self, layer, x, grad):
+        return {}[layer]
 
 
 @wrong(TASK, "gradients add up")
@@ -138,7 +114,7 @@ class ForgetsTheBias(RightSplit):
             self.add(layer.weight, grad.t() @ x)
 
 
-@wrong(TASK, "'NoneType' object has no attribute")
+@wrong(TASK, "weight_gradient() raised AttributeError: 'NoneType' object has no attribute", right_values=True)
 class NeedsABias(RightSplit):
     def of_layer(self, layer, x, grad):
         self.add(layer.weight, grad.t() @ x)
@@ -151,36 +127,6 @@ class TrainsTheFrozen(RightSplit):
         self.add(layer.weight, grad.t() @ x)
         if layer.bias is not None:
             self.add(layer.bias, grad.sum(0))
-
-
-@wrong(TASK, "when W is over, nothing is needed any more", right_values=True)
-class KeepsAllAfterW(RightSplit):
-    def after_w(self):
-        pass
-
-
-@wrong(TASK, "what only I needs, as the last result, goes with I", right_values=True)
-class KeepsTheResult(RightSplit):
-    def after_i(self):
-        pass
-
-
-@wrong(TASK, "forward keeps each layer's input and the last layer's result", right_values=True)
-class KeepsProducts(RightSplit):
-    """What comes before tanh as well."""
-
-    @torch.no_grad()
-    def forward(self, x):
-        self.products = []
-        for layer in self.layers:
-            self.inputs.append(x)
-            self.products.append(layer(x))
-            x = torch.tanh(self.products[-1])
-        self.y = x
-        return x
-
-    def after_i(self):
-        self.y = self.products = None
 
 
 @wrong(TASK, "raise RuntimeError where they are not there yet", right_values=True)
@@ -196,7 +142,7 @@ class StumblesWithoutI(RightSplit):
         pass
 
 
-@wrong(TASK, "two micro-batches and a frozen weight")
+@wrong(TASK, "several micro-batches and a frozen weight, input_gradient(grad) raised TypeError", right_values=True)
 class KeepsItOnTheLayers(RightSplit):
     """Where the next micro-batch overwrites it."""
 
@@ -222,7 +168,7 @@ class TakesXForI(RightSplit):
         return super().input_gradient(grad)
 
 
-@wrong(TASK, "two micro-batches and a frozen weight, rank 0 raised")
+@wrong(TASK, "several micro-batches and a frozen weight, input_gradient(grad) raised", right_values=True)
 class SharesAList(RightSplit):
     """A list of the class, for all."""
 

@@ -31,13 +31,13 @@ def returns_what_it_was_given(stage, actions, shapes, inputs, targets, loss_fn):
     return inputs or targets
 
 
-@wrong(TASK, "a send ends only when the other side receives")
+@wrong(TASK, "a send ends only when the other side receives", right_values=True)
 class BlocksInSend(RightStep):
     def send(self, tensor, to):
         dist.send(tensor, to)
 
 
-@wrong(TASK, "a send ends only when the other side receives")
+@wrong(TASK, "a send ends only when the other side receives", right_values=True)
 class WaitsForEachIsend(RightStep):
     def send(self, tensor, to):
         dist.isend(tensor, to).wait()

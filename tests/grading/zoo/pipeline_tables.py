@@ -79,6 +79,26 @@ def forgets_that_m_may_be_small(p, m, rank):
     return table + [("B", i) for i in range(m - ahead, m)]
 
 
+@wrong(ONE, "one_f_one_b(4, 2, 0) raised AssertionError", right_values=True)
+def fails_where_m_is_small(p, m, rank):
+    assert m >= p
+    return steady(p - 1 - rank, m)
+
+
+@wrong(ONE, "one_f_one_b(4, 8, 1) raised ValueError: not here")
+def fails_on_a_rank(p, m, rank):
+    if rank == 1:
+        raise ValueError("not here")
+    return steady(p - 1 - rank, m)
+
+
+@wrong(ONE, "one_f_one_b(4, 8, 1) was not over after 2 s")
+def never_ends_on_a_rank(p, m, rank):
+    while rank == 1:
+        pass
+    return steady(p - 1 - rank, m)
+
+
 @wrong(ONE, "where the forwards end, the backwards of those in flight remain")
 def forgets_the_end(p, m, rank):
     return steady(p - 1 - rank, m)[: 2 * m - (p - 1 - rank)]
@@ -212,6 +232,23 @@ def goes_back_from_the_first_stage(p, m, v, rank):
 @wrong(LOOPS, "stage s is on rank s % p")
 def has_neighbouring_stages(p, m, v, rank):
     return [(kind, rank * v + stage // p, i) for kind, stage, i in loops(p, m, v, rank)]
+
+
+@wrong(LOOPS, "the second is the stage, the third the micro-batch")
+def swaps_stage_and_micro_batch(p, m, v, rank):
+    return [(kind, i, stage) for kind, stage, i in loops(p, m, v, rank)]
+
+
+@wrong(LOOPS, "· hides messages as far as it can: with p = 2, m = 4, v = 2, the table cannot run")
+def goes_back_first_of_all(p, m, v, rank):
+    return loops(p, m, v, rank)[::-1]
+
+
+@wrong(LOOPS, "interleaved(2, 4, 2, 1) raised ValueError")
+def fails_on_rank_1(p, m, v, rank):
+    if rank == 1:
+        raise ValueError
+    return loops(p, m, v, rank)
 
 
 @wrong(LOOPS, "no such stage")

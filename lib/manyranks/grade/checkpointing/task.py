@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from manyranks.grade.checkpointing.judges import Must
 from manyranks.grade.scripted import ScriptTask
-from manyranks.grade.scripts import Script, judge_values
+from manyranks.grade.scripts import Scene as Scene
+from manyranks.grade.scripts import judge_values
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
 
@@ -26,13 +27,6 @@ _ONLY_LEARN = (
 _PLACES = (
     "backward returns one for each argument of forward past ctx, in the order in which apply got them: None for the function"
 )
-
-
-class Scene(Script):
-    """A script whose name is what is done there; the number of ranks where there are several."""
-
-    def __str__(self) -> str:
-        return f"on {self.n} ranks, {self.note}" if self.n > 1 else self.note
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,23 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import ClassVar, NamedTuple
 
-from manyranks.grade.pipeline import tables
-from manyranks.grade.pipeline.task import ADVICE, Scene, TableTask
-from manyranks.grade.scripts import Tensors
+from manyranks.grade.journal import Stopped
+from manyranks.grade.pipeline import failed, ready, tables
+from manyranks.grade.pipeline.task import ADVICE, TableTask
+from manyranks.grade.scripts import Scene, Tensors
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
-from manyranks.parallel.pipeline.actions import BACKWARD, Schedule
+from manyranks.parallel.pipeline.actions import BACKWARD, INPUT, Schedule
 from manyranks.parallel.pipeline.program import Times
 from manyranks.parallel.pipeline.schedules import one_stage_a_rank
 from manyranks.theory import pipeline as theory
 
 FORM = 'return a list of p tables, one a rank, each a list of pairs: [[("F", 0), ("I", 0), ("W", 0), …], …]'
 _WHOLE = "a whole B keeps the rank above waiting while this one does its W: give I first, and do a W where the rank would wait"
+_ALONE = (
+    "rank 0 has only one micro-batch under way, and waits until it is back: warm up first, rank r with p − 1 − r forwards at "
+    "least, as 1F1B does"
+)
 _SOON = (
     "a W right after its I is a whole B in two pieces. Within a cap of p, rank r can do its first W r rounds of F and I later "
     "than rank 0, for it has warmed up with r forwards less"
@@ -61,12 +66,14 @@ _SIZES = (
 def _asked(size: Size, function: Callable, watch) -> Tensors:
     call = f"under_a_cap({size.p}, {size.m}, {size.cap}, times)"
     times = {"F": size.F, "I": size.I, "W": size.W}
-    ranks = tables.asked(function, call, (*size[:3], times), FORM, size.p)
-    if len(ranks) < size.p:
-        raise tables.Stopped(f"{call} returned {len(ranks)} tables", FORM)
-    most = 12 * size.m + 64
-    rows = [tables.asked(lambda rows: rows, f"{call}[{rank}]", (rows,), FORM, most) for rank, rows in enumerate(ranks)]
-    return {str(rank): tables.encoded(table, f"{call}[{rank}]", 2, FORM) for rank, table in enumerate(rows)}
+    with failed.noted(watch, "", call, first=size == _SIZES[0], patient=True), ready.refused():
+        ranks = tables.listed(function(*size[:3], times), call, FORM, size.p)
+        if len(ranks) < size.p:
+            raise Stopped(f"{call} returned {len(ranks)} table{'s' * (len(ranks) != 1)}", FORM)
+        named = [(f"{call}[{rank}]", rows) for rank, rows in enumerate(ranks)]
+        rows = [(name, tables.listed(table, name, FORM, 12 * size.m + 64)) for name, table in named]
+        return {str(rank): tables.encoded(table, name, 2, FORM) for rank, (name, table) in enumerate(rows)}
+    return {}
 
 
 @cache
@@ -86,6 +93,8 @@ def _schedule(trial: Trial) -> Schedule:
 
 
 def _keeps(trial: Trial) -> Verdict:
+    for verdict in failed.failures(trial).values():
+        return verdict
     problem = tables.verified(_schedule(trial), trial.case.must.cap)
     return tables.why_not(problem, ADVICE) if problem else Verdict(True)
 
@@ -106,32 +115,27 @@ def _less_than(name: str, paper: str, from_cap: Callable[[int], int], strictly: 
         if size.cap < from_cap(size.p) or size.m < max(size.p, theory.fewest(paper, size.p)) or size.p == 1:
             return Verdict(True)
         if not _keeps(trial).ok:
-            return Verdict(False, "the table cannot run, or not within the cap")
+            return Verdict(None, "the table cannot run, or not within the cap")
         schedule = _schedule(trial)
         got = tables.waited(schedule, Times(size.F, size.I, size.W))
         right = size.waits(paper)
         if got < right or (got == right and not strictly):
             return Verdict(True)
-        found = f"a rank waits {got:g} s; {name} {right:g} s"
-        return Verdict(False, f"{found} (rank {_shown(size)}: {_row(schedule, size)})", _why(schedule, size))
+        last = size.p - 1
+        found = f"a rank waits {got:g} s; {name} {right:g} s (rank {last}: {tables.table_of(schedule.ranks[last])})"
+        return Verdict(False, found, _why(schedule, size))
 
     return judge
-
-
-def _shown(size: Size) -> int:
-    return size.p - 1
-
-
-def _row(schedule: Schedule, size: Size) -> str:
-    return tables.table_of(schedule.ranks[_shown(size)])
 
 
 def _why(schedule: Schedule, size: Size) -> str:
     """The hint where a rank waits too long."""
     kinds = ["".join(action.kind for action in table) for table in schedule.ranks]
+    last = size.p - 1
+    if kinds[0][1:2] in (BACKWARD, INPUT):
+        return _ALONE
     if any(BACKWARD in row for row in kinds):
         return _WHOLE
-    last = len(kinds) - 1
     if (late := _late(kinds[last])) < last:
         return f"rank {last} puts its W off by {late} round{'s' * (late != 1)}, and has room for {last}: {_SOON}"
     if tables.waited(schedule, Times(size.F, size.I, size.W)) > size.waits("zb-h1"):

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from manyranks.grade.pipeline import tables
 from manyranks.grade.pipeline.stages import UNKNOWN, Step
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
@@ -12,7 +13,12 @@ if TYPE_CHECKING:
     from manyranks.grade.scripts import Seen
 
 _TABLE = "go through `actions` from front to back, and do what each one says before you come to the next"
-_NAMED = "an action names its micro-batch: take the output of that one, neither the oldest nor the newest"
+_NAMED = (
+    "an action names its micro-batch: take the output of that one, neither the oldest nor the newest, and follow `actions`, "
+    "not a table of your own"
+)
+_OWN = "follow `actions`, not a table of your own: the check gives other tables than 1F1B's, too"
+_STRANGE = "a ? is a micro-batch that the check does not know: its input was not what the stage before it gives"
 _AGAIN = "each micro-batch goes through the stage once: keep its output, and go back from that"
 _ONCE = "one backward a micro-batch brings the gradients of its input and of the weights"
 _KEEPS = (
@@ -22,6 +28,10 @@ _KEEPS = (
 _INPUTS = (
     "after a micro-batch's backward its input is not needed any more: make a buffer when its message comes, pop it with the "
     "output, and keep for the sends only what is sent: y.detach(), for y itself leads to its graph, and that to the input"
+)
+_SUMMED = (
+    "the last rank needs a micro-batch's input, output and loss until its backward: pop them there, and sum loss.detach(), for "
+    "the loss itself leads to its graph, and that to the input"
 )
 _BATCH = "one message for each micro-batch, as soon as it is computed: that is what lets the next rank begin"
 _NOTHING = "a forward's output goes to rank + 1, the gradient of the input to rank − 1"
@@ -40,8 +50,17 @@ def order(task: "Training", trial: Trial) -> Verdict:
         got, right = computed(seen), [f"{kind} {i}" for kind, i in step.tables[rank]]
         if got != right:
             found = f"rank {rank} computed {_listed(got)}; its table is {_listed(right)}"
-            return Verdict(False, found, _why_order(got, right))
+            return Verdict(False, found, _OWN if _of_its_own(step, trial) else _why_order(got, right))
     return Verdict(True)
+
+
+def _of_its_own(step: Step, trial: Trial) -> bool:
+    """Whether a rank has done what its table says, each once, but not where a forward or a backward stands there."""
+    for table, seen in zip(step.tables, trial.answers, strict=True):
+        got, right = computed(seen), [f"{kind} {i}" for kind, i in table]
+        if sorted(got) == sorted(right) and [a[0] for a in got] != [a[0] for a in right]:
+            return True
+    return False
 
 
 def _listed(actions: list[str]) -> str:
@@ -50,10 +69,12 @@ def _listed(actions: list[str]) -> str:
 
 
 def _why_order(got: list[str], right: list[str]) -> str:
+    if any(action.endswith(UNKNOWN) for action in got):
+        return _STRANGE
     if Counter(got) == Counter(right) and [a for a in got if a[0] == "F"] == [a for a in right if a[0] == "F"]:
         return _NAMED if [a[0] for a in got] == [a[0] for a in right] else _TABLE
     most = Counter(got).most_common(1)
-    if most and most[0][1] > 1 and not most[0][0].endswith(UNKNOWN):
+    if most and most[0][1] > 1:
         return _AGAIN if most[0][0].startswith("F") else _ONCE
     return _TABLE
 
@@ -66,15 +87,11 @@ def memory(task: "Training", trial: Trial) -> Verdict:
         if not computed(seen):
             return Verdict(False, f"rank {rank} computed nothing")
         if (got := _most(seen, "F ")) > right:
-            return Verdict(False, f"rank {rank} holds {_batches(got)}; with this table it holds {right}", _KEEPS)
+            return Verdict(False, f"rank {rank} holds {tables.batches(got)}; with this table it holds {right}", _KEEPS)
         if (got := _most(seen, "inputs")) > right + 1:  # the last one's output may still be a local variable
-            found = f"rank {rank} holds the inputs of {_batches(got)}; with this table it holds {right}"
-            return Verdict(False, found, _INPUTS)
+            found = f"rank {rank} holds the inputs of {tables.batches(got)}; with this table it holds {right}"
+            return Verdict(False, found, _INPUTS if rank < step.n - 1 else _SUMMED)
     return Verdict(True)
-
-
-def _batches(count: int) -> str:
-    return f"{count} micro-batch{'es' * (count != 1)}"
 
 
 def _most(seen: "Seen", what: str) -> int:

@@ -11,35 +11,42 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from manyranks.grade.checkpointing.layers import Blind
+from manyranks.grade.checkpointing.layers import results
 from manyranks.grade.compare import sizes
 from manyranks.grade.journal import Stopped
-from manyranks.grade.pipeline import ready, whole
-from manyranks.grade.pipeline.task import Scene, TableTask
+from manyranks.grade.pipeline import failed, ready, whole
+from manyranks.grade.pipeline.task import TableTask
 from manyranks.grade.scripted import ScriptTask
-from manyranks.grade.scripts import Tensors, Wrong, own_values
+from manyranks.grade.scripts import Scene, Tensors, Wrong, own_values
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.grade.watch import Event
 
 _EXACT = {"dtype": torch.float64}
 _ROWS, _WIDTHS = 96, (16, 48, 32, 16)
+_THREE = ("micro-batch 0", "micro-batch 1", "the other stack's micro-batch")
+_CALLS = {"F": "forward(x)", "I": "input_gradient(grad)", "W": "weight_gradient()"}
 _SLACK = 0.05  # of the FLOPs: the gradient of a bias may be a product with ones
 _SMALL = 2048  # bytes of numbers and flags
 _OWN = own_values("", 0.0).judge
 _REFUSED = "W before I"  # a mark
 _FIRST = "weight_gradient() before input_gradient(grad) was not refused"
 _NEEDS_I = "W needs the gradients that I has computed: raise RuntimeError where they are not there yet"
-_NOT_YET = "I leaves the parameters' .grad as it was: they get theirs in W"
+_NOT_YET = "I leaves the parameters' .grad as it was: put aside what W needs, and let W add to it"
 _ADDS = "gradients add up: W adds to what is in .grad, and sets it where that is None"
 _NAMED = {
+    " after I": _NOT_YET,
     "bias": "the gradient of a bias is the sum of dz over the rows",
     "layers[1].weight: ": "a weight that does not learn gets no gradient; of the others, dz.t() @ x",
     "layers": "dU of a layer is dz.t() @ x, with the input x that this layer had for this micro-batch",
     "of x": "I goes through the layers from the last to the first: dz = g * (1 - y * y), then g = dz @ weight",
-    "micro-batch": "one Split is for one micro-batch: what it keeps is its own, not the layers' or the class's",
+    "micro-batch": (
+        "one Split is for one micro-batch and one stack: its layers and what it keeps are in self, not in the class or the "
+        "layers"
+    ),
     "y: ": "each layer's product, with its bias where it has one, then tanh, also after the last",
 }
+_GRAPH = "; and no result leads to a graph: compute under torch.no_grad()"
 _FLOPS = {
     "I": "I is one product a layer, grad @ weight: no product for a weight, and no forward again",
     "W": (
@@ -49,20 +56,23 @@ _FLOPS = {
     "F": "F is one product a layer",
 }
 _HELD = {
-    "F": "forward keeps each layer's input and the last layer's result: an input is the tanh of the layer before it, once",
+    "F": (
+        "forward keeps each layer's input and the last layer's result: an input is the tanh of the layer before it, once"
+        f"{_GRAPH}"
+    ),
     "I": (
         "between I and W there are a layer's input and the gradient of its product, of each layer: what only I needs, as the "
-        "last result, goes with I"
+        f"last result, goes with I{_GRAPH}"
     ),
     "W": "when W is over, nothing is needed any more: let the inputs and the gradients go",
 }
 
 
 class Counts(NamedTuple):
-    """FLOPs, and bytes held afterwards beside what was there before, of F, I and W."""
+    """FLOPs, and bytes held afterwards beside what was there before, of F, I and W; none where these are not counted."""
 
     flops: dict[str, int]
-    held: dict[str, int]
+    held: dict[str, int] = {}  # noqa: RUF012 a NamedTuple's default
 
 
 def stack(seed: int, kind: str = "") -> nn.ModuleList:
@@ -83,10 +93,10 @@ def _one(kind: Callable, watch) -> Tensors:
     given = {"x": _random(1, _WIDTHS[0]), "grad": _random(2, _WIDTHS[-1])}
     split = _made(kind, layers)
     _weigh(watch, "before")
-    found = {"y": _checked(_counted(watch, "F", split.forward, given.pop("x")), "forward(x)")}
+    found = {"y": _checked(_counted(watch, "F", split.forward, given.pop("x")), "F")}
     _weigh(watch, "F")
     x_grad = _counted(watch, "I", split.input_gradient, given.pop("grad"))
-    found["the gradient of x"] = _checked(x_grad, "input_gradient(grad)")
+    found["the gradient of x"] = _checked(x_grad, "I")
     del x_grad
     found |= {f"{name} after I": value for name, value in _gradients(layers).items()}
     _weigh(watch, "I")
@@ -96,20 +106,22 @@ def _one(kind: Callable, watch) -> Tensors:
 
 
 def _several(kind: Callable, watch) -> Tensors:
-    """Two micro-batches through one stack: F0 F1 I0 I1 W0 W1, onto gradients that are there; a frozen weight."""
-    layers = stack(52, "frozen")
+    """Two micro-batches through one stack, and one through another: F0 F1 F2 I0 I1 I2 W0 W1 W2, onto gradients that are there;
+    a frozen weight in the first."""
+    layers, others, found = stack(52, "frozen"), stack(54), {}
     for parameter in layers.parameters():
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
-    halves, found = [_made(kind, layers) for _ in range(2)], {}
-    with ready.refused():
-        for i, split in enumerate(halves):
-            found[f"y of micro-batch {i}"] = _checked(split.forward(_random(10 + i, _WIDTHS[0])), "forward(x)")
-        for i, split in enumerate(halves):
-            x_grad = split.input_gradient(_random(20 + i, _WIDTHS[-1]))
-            found[f"the gradient of micro-batch {i}'s x"] = _checked(x_grad, "input_gradient(grad)")
-        for split in halves:
-            split.weight_gradient()
-    return found | _gradients(layers)
+    halves = [_made(kind, of) for of in (layers, layers, others)]
+    for name, seed, split in zip(_THREE, range(10, 13), halves, strict=True):
+        y = _counted(watch, "F", split.forward, _random(seed, _WIDTHS[0]))
+        found[f"y of {name}"] = _checked(y, "F")
+    for name, seed, split in zip(_THREE, range(20, 23), halves, strict=True):
+        x_grad = _counted(watch, "I", split.input_gradient, _random(seed, _WIDTHS[-1]))
+        found[f"the gradient of {name}'s x"] = _checked(x_grad, "I")
+    for split in halves:
+        _counted(watch, "W", split.weight_gradient)
+    of_others = {f"of the other stack, {name}": value for name, value in _gradients(others).items()}
+    return found | _gradients(layers) | of_others
 
 
 def _too_early(kind: Callable, watch) -> Tensors:
@@ -141,17 +153,15 @@ def _weigh(watch, what: str) -> None:
 
 
 def _counted(watch, what: str, step: Callable, *arguments):
-    if isinstance(watch, Blind):
-        return step(*arguments)
-    with Products() as products, ready.refused():
+    with Products() as products, ready.refused(), failed.named(_CALLS[what]):
         result = step(*arguments)
     watch.events.append(Event("mark", f"FLOPs of {what}", products.flops))
     return result
 
 
-def _checked(value, call: str) -> torch.Tensor:
+def _checked(value, what: str) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise Stopped(f"{call} returned a {type(value).__name__}", "it returns a tensor")
+        raise Stopped(f"{_CALLS[what]} returned a {type(value).__name__}", "it returns a tensor")
     return value.detach().clone()
 
 
@@ -169,38 +179,46 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if (count := flop_registry.get(func._overloadpacket)) is not None:
+        if (count := flop_registry.get(_not_in_place(func))) is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=result)
         return result
+
+
+def _not_in_place(func):
+    """The operator's packet; of addmm_, that of addmm, for PyTorch counts no other."""
+    packet = func._overloadpacket
+    return getattr(torch.ops.aten, packet.__name__.rstrip("_"), packet) if func.namespace == "aten" else packet
 
 
 def _wrong(script: Callable) -> Iterator[Wrong]:
     slope = "each layer ends in tanh, whose derivative is 1 − tanh²: of y, its result, that is 1 − y * y"
     for hint, kind in ((_NOT_YET, whole.Early), (_ADDS, whole.Assigns), (slope, whole.NoSlopes)):
-        yield Wrong(hint, [script(kind, Blind())])
+        yield Wrong(hint, results(script, kind))
 
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """One micro-batch, measured; two, one in the other; W before I."""
-    product = sum(2 * _ROWS * a * b for a, b in pairwise(_WIDTHS))
+    """One micro-batch, measured; W before I; several, one in the other."""
+    products = [2 * _ROWS * a * b for a, b in pairwise(_WIDTHS)]
+    product, frozen = sum(products), products[1]
     inputs, results = 8 * _ROWS * sum(_WIDTHS[:-1]), 8 * _ROWS * sum(_WIDTHS[1:])
     grad = {"y": 8 * _ROWS * _WIDTHS[-1], "x": 8 * _ROWS * _WIDTHS[0]}
-    weights = sum(p.nbytes for p in stack(0).parameters())
+    weights = 8 * sum((a + 1) * b for a, b in pairwise(_WIDTHS))
     held = {
         "F": inputs - grad["x"] + 2 * grad["y"],  # x was there before; y is kept, and a copy of it in the script
         "I": inputs + results + weights,  # the script has copies of gradients: in place of x and grad, and of the weights'
         "W": 2 * weights,
     }
+    several = {"F": 3 * product, "I": 3 * product, "W": 3 * product - 2 * frozen}
     return [
         _scene(_one, "one micro-batch", Counts(dict.fromkeys("FIW", product), held)),
-        _scene(_several, "two micro-batches and a frozen weight", None),
         Scene(1, _too_early, [{}], note="W before I"),
+        _scene(_several, "several micro-batches and a frozen weight", Counts(several)),
     ]
 
 
-def _scene(script: Callable, note: str, must: Counts | None) -> Scene:
-    return Scene(1, script, [script(whole.Whole, Blind())], partial(_wrong, script), must, note)
+def _scene(script: Callable, note: str, must: Counts) -> Scene:
+    return Scene(1, script, results(script, whole.Whole), partial(_wrong, script), must, note)
 
 
 def _values(task: "Halves", trial: Trial) -> Verdict:
@@ -210,12 +228,14 @@ def _values(task: "Halves", trial: Trial) -> Verdict:
 
 
 def _noted(trial: Trial, what: str) -> int:
-    return next(event.bytes for event in trial.answers[0].events if event.what == what)
+    return sum(event.bytes for event in trial.answers[0].events if event.what == what)
 
 
 def _flops(task: "Halves", trial: Trial) -> Verdict:
-    for step in "FIW" if trial.case.must else "":
-        got, right = _noted(trial, f"FLOPs of {step}"), trial.case.must.flops[step]
+    if trial.case.must is None:
+        return Verdict(True)
+    for step, right in trial.case.must.flops.items():
+        got = _noted(trial, f"FLOPs of {step}")
         if abs(got - right) > _SLACK * right:
             return Verdict(False, f"{step} computes {got:,} FLOPs in products; right is {right:,}", _FLOPS[step])
     return Verdict(True)
@@ -223,10 +243,12 @@ def _flops(task: "Halves", trial: Trial) -> Verdict:
 
 def _held(task: "Halves", trial: Trial) -> Verdict:
     if not _values(task, trial).ok:
-        return Verdict(False, "what was computed is wrong")
-    for step in "FIW" if trial.case.must else "":
+        return Verdict(None, "what was computed is wrong")
+    if trial.case.must is None:
+        return Verdict(True)
+    for step, right in trial.case.must.held.items():
         got = _noted(trial, f"held after {step}") - _noted(trial, "held after before")
-        if got > (right := trial.case.must.held[step]) + _SMALL:
+        if got > right + _SMALL:
             there, here = sizes(got, right)
             return Verdict(False, f"after {step}, {there} more are held than before F; right is {here}", _HELD[step])
     return Verdict(True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import ClassVar, NamedTuple
 
-from manyranks.grade.pipeline import tables
-from manyranks.grade.pipeline.task import ADVICE, Scene, TableTask
-from manyranks.grade.scripts import Tensors
+from manyranks.grade.pipeline import failed, tables
+from manyranks.grade.pipeline.task import ADVICE, TableTask
+from manyranks.grade.scripts import Scene, Tensors
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.parallel.pipeline import schedules
@@ -29,6 +29,8 @@ _ADVICE = ADVICE | {
     ),
     "which it needs": f"backwards begin with the rank's last stage, when its forward is over; {_AHEAD}",
 }
+_SWAPPED = "with the numbers the other way round, the table can run: the second is the stage, the third the micro-batch"
+_CANNOT = "the table cannot run"
 _LONG = f"{_AHEAD}: the warm-up here is too long"
 _GPIPE = "all forwards come first: after the warm-up, a backward follows each forward, and gives its activations back"
 _LATE = (
@@ -61,11 +63,12 @@ _SIZES = (Size(2, 4, 2), Size(4, 8, 2), Size(3, 6, 3), Size(4, 4, 2), Size(8, 16
 
 
 def _asked(size: Size, function: Callable, watch) -> Tensors:
-    found = {}
+    found: Tensors = {}
     for rank in range(size.p):
         call = f"interleaved({', '.join(map(str, size))}, {rank})"
-        rows = tables.asked(function, call, (*size, rank), FORM, 8 * size.m * size.v + 64)
-        found[str(rank)] = tables.encoded(rows, call, 3, FORM)
+        with failed.noted(watch, "", call, first=size == _SIZES[0] and not found):
+            rows = tables.asked(function, call, (*size, rank), FORM, 8 * size.m * size.v + 64)
+            found[str(rank)] = tables.encoded(rows, call, 3, FORM)
     return found
 
 
@@ -79,26 +82,32 @@ def _named(size: Size) -> str:
     return f"with p = {size.p}, m = {size.m}, v = {size.v}"
 
 
-def _schedule(trial: Trial) -> Schedule:
+def _schedule(trial: Trial, columns: tuple[int, int, int] = (0, 1, 2)) -> Schedule:
+    """columns: where the kind, the stage and the micro-batch are."""
     size, found = trial.case.must, trial.answers[0].tensors
-    rows = [found[str(rank)] for rank in range(size.p)]
+    rows = [found[str(rank)][:, list(columns)] for rank in range(size.p)]
     return tables.schedule("the table", rows, size.m, looped(size.p, size.v))
 
 
 def _can_run(task: "Loops", trial: Trial) -> Verdict:
-    problem = tables.verified(_schedule(trial))
-    return tables.why_not(problem, _ADVICE) if problem else Verdict(True)
+    for verdict in failed.failures(trial).values():
+        return verdict
+    if not (problem := tables.verified(_schedule(trial))):
+        return Verdict(True)
+    if not tables.verified(_schedule(trial, (0, 2, 1))):
+        return Verdict(False, problem, _SWAPPED)
+    return tables.why_not(problem, _ADVICE)
 
 
 def _waits(task: "Loops", trial: Trial) -> Verdict:
-    """On the virtual clock, (p − 1)(F + B) / v, where F and B are those of all a rank's stages."""
+    """On the virtual clock, (p − 1)(f + b), where f and b are those of one stage."""
     if not _can_run(task, trial).ok:
-        return Verdict(False, "the table cannot run")
+        return Verdict(None, _CANNOT)
     (p, m, _), schedule = trial.case.must, _schedule(trial)
     got, right = tables.waited(schedule, _TIMES), theory.bubble("1f1b", p, m)  # of one stage a rank, for F and B are a stage's
     if got <= right:
         return Verdict(True)
-    words = f"with F = 1 s and B = 2 s of each stage, a rank waits {got:g} s; interleaved, {right:g} s"
+    words = f"with f = 1 s and b = 2 s, a rank waits {got:g} s; interleaved, {right:g} s"
     return Verdict(False, words, _ROUND if _goes_on_too_soon(schedule, p) else _LATE)
 
 
@@ -110,8 +119,8 @@ def _goes_on_too_soon(schedule: Schedule, p: int) -> bool:
 
 def _hides(task: "Loops", trial: Trial) -> Verdict:
     """With messages that take time, it waits no longer than the published one."""
-    if not _waits(task, trial).ok:
-        return Verdict(False, "it waits longer than an interleaved one without them")
+    if not (before := _waits(task, trial)).ok:
+        return Verdict(None, _CANNOT if before.ok is None else "it waits longer than an interleaved one without them")
     size, schedule = trial.case.must, _schedule(trial)
     got, right = tables.waited(schedule, _SLOW), tables.waited(schedules.interleaved(*size), _SLOW)
     if got <= right:
@@ -129,8 +138,8 @@ def _why_slow(schedule: Schedule, size: Size) -> str:
 
 def _in_flight(task: "Loops", trial: Trial) -> Verdict:
     """No more than the published peak, where the waiting is right."""
-    if not _waits(task, trial).ok:
-        return Verdict(False, "it waits longer than an interleaved one")
+    if not (before := _waits(task, trial)).ok:
+        return Verdict(None, _CANNOT if before.ok is None else "it waits longer than an interleaved one")
     size, schedule = trial.case.must, _schedule(trial)
     for rank, got in enumerate(peaks(schedule)):
         if got > size.most(rank):
@@ -143,7 +152,7 @@ def _in_flight(task: "Loops", trial: Trial) -> Verdict:
 class Loops(TableTask):
     aspects: ClassVar[tuple[Aspect, ...]] = (
         Aspect("does each F and each B of each stage once, in an order that can run", 0.2, _can_run),
-        Aspect("waits (p − 1)(F + B) / v in all", 0.3, _waits),
+        Aspect("waits (p − 1)(f + b) in all, f and b of one stage", 0.3, _waits),
         Aspect("hides messages as far as it can", 0.2, _hides),
         Aspect("holds (p − r − 1)·2 + (v − 1)p + 1 activations, no more", 0.3, _in_flight),
     )

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from typing import ClassVar
 
-from manyranks.grade.pipeline import tables
-from manyranks.grade.pipeline.task import ADVICE, Scene, TableTask
-from manyranks.grade.scripts import Tensors
+from manyranks.grade.pipeline import failed, tables
+from manyranks.grade.pipeline.task import ADVICE, TableTask
+from manyranks.grade.scripts import Scene, Tensors
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.parallel.pipeline.actions import FORWARD, Schedule
@@ -40,10 +41,10 @@ _ADVICE = ADVICE | {
 
 
 def _asked(p: int, function: Callable, watch) -> Tensors:
-    found = {}
-    for m in counts(p):
-        for rank in range(p):
-            call = f"one_f_one_b({p}, {m}, {rank})"
+    found: Tensors = {}
+    for m, rank in product(counts(p), range(p)):
+        call = f"one_f_one_b({p}, {m}, {rank})"
+        with failed.noted(watch, str(m), call, first=p == _P[0] and not found):
             rows = tables.asked(function, call, (p, m, rank), FORM, 8 * m + 1000)
             found[f"{m}, {rank}"] = tables.encoded(rows, call, 2, FORM)
     return found
@@ -68,6 +69,9 @@ def _schedules(trial: Trial, few: bool = False) -> list[Schedule]:
 
 
 def _can_run(task: "Steady", trial: Trial, few: bool = False) -> Verdict:
+    for m, verdict in failed.failures(trial).items():
+        if (int(m) < trial.case.must) == few:
+            return verdict
     for schedule in _schedules(trial, few):
         if problem := tables.verified(schedule):
             return tables.why_not(problem, _ADVICE)
@@ -77,32 +81,29 @@ def _can_run(task: "Steady", trial: Trial, few: bool = False) -> Verdict:
 def _in_flight(task: "Steady", trial: Trial, few: bool = False) -> Verdict:
     """Exactly min(m, p − rank): with fewer, others wait."""
     if not _can_run(task, trial, few).ok:
-        return Verdict(False, "the table cannot run")
+        return Verdict(None, "the table cannot run")
     p = trial.case.must
     for schedule in _schedules(trial, few):
         m, got = schedule.microbatches, peaks(schedule)
         right = tuple(min(m, p - rank) for rank in range(p))
         for rank in range(p):
             if got[rank] != right[rank]:
-                found = f"{schedule.name}, rank {rank} holds {_batches(got[rank])}; 1F1B holds {right[rank]}"
+                found = f"{schedule.name}, rank {rank} holds {tables.batches(got[rank])}; 1F1B holds {right[rank]}"
                 return Verdict(False, found, _why_held(schedule, rank, got, right))
     return Verdict(True)
-
-
-def _batches(count: int) -> str:
-    return f"{count} micro-batch{'es' * (count != 1)}"
 
 
 def _why_held(schedule: Schedule, rank: int, got: tuple[int, ...], right: tuple[int, ...]) -> str:
     if got[rank] < right[rank]:
         return _SHORT
-    return _GPIPE if min(got) == schedule.microbatches else _LONG
+    few = schedule.microbatches < len(got)
+    return _GPIPE if min(got) == schedule.microbatches and not few else _LONG
 
 
 def _waits(task: "Steady", trial: Trial, few: bool = False) -> Verdict:
     """On the virtual clock, (p − 1)(F + B), where the memory is 1F1B's."""
     if not _in_flight(task, trial, few).ok:
-        return Verdict(False, "it does not hold what 1F1B holds")
+        return Verdict(None, "it does not hold what 1F1B holds")
     for schedule in _schedules(trial, few):
         got = tables.waited(schedule, _TIMES)
         right = theory.bubble("1f1b", trial.case.must, schedule.microbatches)

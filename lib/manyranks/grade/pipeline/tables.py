@@ -1,6 +1,6 @@
 """Tables that a learner's function gives: read on the rank, sent back as tensors, and here a Schedule again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from numbers import Integral
 
@@ -18,13 +18,16 @@ from manyranks.timeline import replay
 def asked(function: Callable, call: str, arguments: tuple, form: str, most: int) -> list:
     """What the function returns, as a list of so many at most. Raises Stopped where it is none; form: what it should be."""
     with ready.refused():
-        table = function(*arguments)
-        if isinstance(table, (str, bytes, dict)):
-            raise Stopped(f"{call} returned a {type(table).__name__}", form)
-        try:
-            found = list(islice(iter(table), most + 1))
-        except TypeError:
-            raise Stopped(f"{call} returned {table!r:.60}", form) from None
+        return listed(function(*arguments), call, form, most)
+
+
+def listed(table: Iterable, call: str, form: str, most: int) -> list:
+    """Its items, so many at most; they may be made now. Raises Stopped for what has none, or more."""
+    if isinstance(table, (str, bytes, dict)):
+        raise Stopped(f"{call} returned a {type(table).__name__}", form)
+    if not hasattr(table, "__iter__"):
+        raise Stopped(f"{call} returned {table!r:.60}", form)
+    found = list(islice(table, most + 1))
     if len(found) > most:
         raise Stopped(f"{call} returned more than {most} items", form)
     return found
@@ -71,6 +74,11 @@ def verified(schedule: Schedule, memory: int | None = None) -> str:
 def waited(schedule: Schedule, times: Times) -> float:
     """The bubble on the virtual clock, in seconds."""
     return round(bubble(replay(program(schedule), times)), 6)
+
+
+def batches(count: int) -> str:
+    """ "1 micro-batch", "2 micro-batches"."""
+    return f"{count} micro-batch{'es' * (count != 1)}"
 
 
 def why_not(problem: str, advice: dict[str, str]) -> Verdict:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from manyranks.grade.scripted import ScriptTask
-from manyranks.grade.scripts import Script
 
 _EACH = "each micro-batch, from 0 to m − 1, has each of its actions once on each stage"
 ADVICE = {
@@ -18,13 +17,6 @@ ADVICE = {
     "deadlock:": "each of these ranks waits for what another one does later; the first rank warms up with most forwards",
     "the cap is": "an F makes one activation more, and the W (or B) of its micro-batch gives it back: wait with an F for a W",
 }
-
-
-class Scene(Script):
-    """A script whose name is what is done there; the number of ranks where there are several."""
-
-    def __str__(self) -> str:
-        return f"on {self.n} ranks, {self.note}" if self.n > 1 else self.note
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from manyranks.grade.pipeline import flow, oracle
 from manyranks.grade.pipeline.oracle import Way
 from manyranks.grade.pipeline.ready import READY, YOURSELF
 from manyranks.grade.pipeline.stages import Stage, Step, loss_of
-from manyranks.grade.pipeline.task import Scene
 from manyranks.grade.scripted import ScriptTask
-from manyranks.grade.scripts import WAIT, Tensors, Wrong, judge_values
+from manyranks.grade.scripts import WAIT, Scene, Tensors, Wrong, judge_values
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.grade.watch import Watch
@@ -24,10 +23,29 @@ from manyranks.parallel.pipeline import schedules
 _LOSS = "on the last rank, return the mean of the micro-batches' losses, as a tensor"
 _TWICE = "the gradients are divided by m twice: either each loss is, or the sum of gradients"
 _NOT_DIVIDED = "the step's loss is the mean over the m micro-batches: divide each loss by m before its backward"
+_EACH = (
+    "divided on each rank: only the last one divides, its loss by m; the gradient that it sends carries that up, and the "
+    "others go back from what they receive as it is"
+)
+_ACTIONS = "divided by 2m: m is len(shapes); `actions` has an F and a B of each micro-batch"
+_ROWS = "each micro-batch counts alike, however many rows it has: divide its loss by m"
+_PASSED = "a middle rank sends x.grad, the gradient of its own stage's input, not the one that it received"
+_INPUT = "a rank sends its stage's output: what has arrived is the input of the stage before"
+_ONE_LOSS = "that is the last micro-batch's loss: add them up over the micro-batches, each divided by m"
+_CHANGED = (
+    "a tensor was changed while its send was under way: until that is over, leave it as it is, or send a clone, and wait "
+    "before you use it for something else"
+)
+_INPUTS_CHANGED = "the tensors in `inputs` were changed: compute with new ones"
+_NO_GRAPH = (
+    "what is kept for the backward has no graph: keep y itself, as the stage returns it with gradients on, and detach only "
+    "what is sent"
+)
 _LAST = "only one micro-batch has left its gradient: backward adds to .grad, do not set it, or set it to None, in between"
 _DETACHED = (
     "only the last stage learns: a stage goes back from the gradient that it receives, y.backward(grad), and sends its input's "
-    "gradient up, x.grad. For that the received x must be a leaf that wants one: x.requires_grad_()"
+    "gradient up, x.grad. For that the received x must be a leaf that wants one, x.requires_grad_(), and y be kept with its "
+    "graph"
 )
 _ONES = "a stage goes back from the gradient that the next rank has sent, y.backward(grad), not from ones or its own sum"
 _MIXED = (
@@ -63,7 +81,11 @@ def _run(step: Step, function: Callable, watch: Watch) -> Tensors:
     last = rank == step.n - 1
     inputs = step.batch(oracle.INPUTS) if rank == 0 else None
     targets = step.batch(oracle.TARGETS) if last else None
-    result = function(stage, list(step.tables[rank]), step.shapes, inputs, targets, loss_of)
+    result = function(stage, list(step.tables[rank]), step.shapes, inputs and [*inputs], targets, loss_of)
+    if watch.changed():
+        watch.mark(_CHANGED)
+    if inputs and not all(map(torch.equal, inputs, step.batch(oracle.INPUTS))):
+        watch.mark(_INPUTS_CHANGED)
     return oracle.gradients(stage.layers) | ({"the loss": _loss(result)} if last else {})
 
 
@@ -109,12 +131,20 @@ def _wrong(step: Step) -> Iterator[Wrong]:
         return Wrong(hint, [{name: t for name, t in own.items() if name != "the loss"} for own in tensors])
 
     yield when(_TWICE, scale=1 / m)
+    yield when(_ACTIONS, scale=1 / 2)
     yield when(_NOT_DIVIDED, scale=m)
     yield when(_LAST, last=True)
     yield when(_DETACHED, hands_back=False)
     yield when(_ONES, ones=True)
-    for often in (m, 1 / m):
-        yield Wrong(_RETURNED, [{} for _ in range(n - 1)] + [{"the loss": oracle.trained(step)[-1]["the loss"] * often}])
+    yield when(_EACH, handed=1 / m)
+    yield when(_INPUT, sends_input=True)
+    if len(set(step.rows)) > 1:
+        yield when(_ROWS, by_rows=True)
+    if n > 2:
+        yield when(_PASSED, passes_on=True)
+    mean, one = oracle.trained(step)[-1]["the loss"], oracle.last_loss(step)
+    for hint, loss in ((_RETURNED, mean * m), (_RETURNED, mean / m), (_ONE_LOSS, one), (_ONE_LOSS, one / m)):
+        yield Wrong(hint, [{} for _ in range(n - 1)] + [{"the loss": loss}])
 
 
 def _values(task: "Training", trial: Trial) -> Verdict:
@@ -125,6 +155,8 @@ def _values(task: "Training", trial: Trial) -> Verdict:
     if verdict.hint == WAIT:
         return verdict._replace(hint=_WAIT)
     names = [event.what for seen in trial.answers for event in seen.events]
+    if found := [name for name in names if name in (_CHANGED, _INPUTS_CHANGED)]:
+        return verdict._replace(hint=found[0])
     if not any(name.startswith("F ") for name in names):
         return verdict._replace(hint="no rank has called its stage")
     if "reused" in names:
@@ -140,7 +172,7 @@ class Training(ScriptTask):
         (r"waits in send[^;]*; rank \d waits in send", _BOTH_SEND),
         (r"'NoneType' (object )?(has no len|is not subscriptable|is not iterable)", _WHERE),
         (r"got NoneType|'NoneType' object has no attribute|Invalid function argument", _DETACHED),
-        (r"element 0 of tensors does not require grad", _DETACHED),
+        (r"element 0 of tensors does not require grad", _NO_GRAPH),
         (r"grad can be implicitly created only for scalar", _ONES),
         (r"backward through the graph a second time", _MIXED),
         (r"a leaf Variable that requires grad", "receive into the buffer first, then x.requires_grad_()"),
