@@ -16,7 +16,7 @@ import torch.distributed as dist
 from manyranks.grade.compare import difference, form, same
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
-from manyranks.grade.watch import Event, Watch
+from manyranks.grade.watch import Blind, Event, Watch
 
 if TYPE_CHECKING:
     from manyranks.grade.check import Task
@@ -194,3 +194,9 @@ def _wrong(got: torch.Tensor, right: torch.Tensor) -> str:
 
 def _same(got: torch.Tensor, right: torch.Tensor) -> bool:
     return same(got, right, _TOLERANCE)
+
+
+def results(script: Callable, function: Callable) -> list[Tensors]:
+    """What the script gives with this function, on the only rank; random numbers outside go on as they were."""
+    with torch.random.fork_rng([]):
+        return [script(function, Blind())]

@@ -12,10 +12,10 @@ from torch import nn
 
 from manyranks.grade.checkpointing import judges, oracle
 from manyranks.grade.checkpointing.judges import Hold, Must
-from manyranks.grade.checkpointing.layers import HIDDEN, Function, checked, gradient, gradients, inputs, results, weigh
-from manyranks.grade.checkpointing.task import CheckpointTask, Scene, values
+from manyranks.grade.checkpointing.layers import HIDDEN, Function, checked, gradient, gradients, inputs, weigh
+from manyranks.grade.checkpointing.task import CheckpointTask, values
 from manyranks.grade.compare import sizes
-from manyranks.grade.scripts import Tensors, Wrong
+from manyranks.grade.scripts import Scene, Tensors, Wrong, results
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.theory.checkpointing import BACKWARD, FORWARD, KEEP, STORE, Action, Layer, run

@@ -10,9 +10,9 @@ import torch
 
 from manyranks.grade.checkpointing.budget import peak
 from manyranks.grade.checkpointing.chains import Chain, best, chains, flops, measured
-from manyranks.grade.checkpointing.task import CheckpointTask, Scene
+from manyranks.grade.checkpointing.task import CheckpointTask
 from manyranks.grade.journal import Stopped
-from manyranks.grade.scripts import Tensors
+from manyranks.grade.scripts import Scene, Tensors
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from zlib import crc32
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from manyranks.grade.checkpointing import traced
 from manyranks.grade.journal import Stopped
-from manyranks.grade.watch import Event, Watch
+from manyranks.grade.watch import Blind, Event, Watch
 
 ROWS, HIDDEN = 192, 24
 EXACT = {"dtype": torch.float64}
@@ -119,26 +118,3 @@ _ANCHOR = (
     "x needs no gradient here, but parameters do; apply gives a result that needs one only if a tensor among its arguments "
     "does: give it one more, torch.empty(0, requires_grad=True)"
 )
-
-
-class Blind:
-    """Takes a watch's place where a script is run for its results only."""
-
-    def __init__(self):
-        self.events, self.held = [], [0]
-
-    def weigh(self) -> None:
-        """Counts nothing."""
-
-    def mark(self, what: str) -> None:
-        """Notes nothing."""
-
-    def peak(self):
-        """Counts nothing."""
-        return nullcontext()
-
-
-def results(script: Callable, function: Callable) -> list[dict[str, torch.Tensor]]:
-    """What the script gives with this function, on the only rank; random numbers outside go on as they were."""
-    with torch.random.fork_rng([]):
-        return [script(function, Blind())]

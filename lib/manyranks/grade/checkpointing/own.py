@@ -6,9 +6,10 @@ from types import CodeType, FunctionType
 import torch
 
 from manyranks.grade.checkpointing import oracle
-from manyranks.grade.checkpointing.layers import Blind, Function, Layer, gradient, gradients, inputs
+from manyranks.grade.checkpointing.layers import Function, Layer, gradient, gradients, inputs
 from manyranks.grade.compare import same
 from manyranks.grade.journal import Stopped
+from manyranks.grade.watch import Blind
 from manyranks.measure.memory import PeakBytes
 
 _NAME, _SEED, _TOLERANCE = "checkpoint", 42, 1e-9

@@ -13,7 +13,6 @@ from manyranks.grade.checkpointing.gathers import group_size
 from manyranks.grade.checkpointing.judges import Hold, Must
 from manyranks.grade.checkpointing.layers import (
     EXACT,
-    Blind,
     Function,
     Layer,
     checked,
@@ -24,11 +23,11 @@ from manyranks.grade.checkpointing.layers import (
     weigh,
 )
 from manyranks.grade.checkpointing.own import check_own
-from manyranks.grade.checkpointing.task import CheckpointTask, Scene, values
-from manyranks.grade.scripts import NOTHING, Tensors, Wrong
+from manyranks.grade.checkpointing.task import CheckpointTask, values
+from manyranks.grade.scripts import NOTHING, Scene, Tensors, Wrong
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
-from manyranks.grade.watch import Watch
+from manyranks.grade.watch import Blind, Watch
 
 _SEED, _HIDDEN, _ROWS = 43, 23, 397
 _OFF = "after no_grad"  # a mark

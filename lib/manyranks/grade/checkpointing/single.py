@@ -19,11 +19,10 @@ from manyranks.grade.checkpointing.layers import (
     gradient,
     gradients,
     inputs,
-    results,
     weigh,
 )
-from manyranks.grade.checkpointing.task import CheckpointTask, Scene, values
-from manyranks.grade.scripts import Tensors, Wrong
+from manyranks.grade.checkpointing.task import CheckpointTask, values
+from manyranks.grade.scripts import Scene, Tensors, Wrong, results
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from manyranks.grade.checkpointing.judges import Must
 from manyranks.grade.scripted import ScriptTask
-from manyranks.grade.scripts import Scene as Scene
 from manyranks.grade.scripts import judge_values
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict

@@ -11,13 +11,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from manyranks.grade.checkpointing.layers import results
 from manyranks.grade.compare import sizes
 from manyranks.grade.journal import Stopped
 from manyranks.grade.pipeline import failed, ready, whole
 from manyranks.grade.pipeline.task import TableTask
 from manyranks.grade.scripted import ScriptTask
-from manyranks.grade.scripts import Scene, Tensors, Wrong, own_values
+from manyranks.grade.scripts import Scene, Tensors, Wrong, own_values, results
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.grade.watch import Event
