@@ -35,7 +35,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config):
-    """A notebook's kernel that does not answer is started once more: another process may have taken the ports chosen for it."""
+    """No example of hypothesis has a deadline: other processes may take the cores.
+
+    A notebook's kernel that does not answer is started once more: another process may have taken the ports chosen for it.
+    """
+    from hypothesis import settings  # not above: a rank that imports this file has no need of it
+
+    settings.register_profile("patient", settings(), deadline=None)
+    settings.load_profile("patient")
     if config.pluginmanager.hasplugin("nbval"):
         from nbval import kernel
 

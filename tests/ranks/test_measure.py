@@ -146,7 +146,7 @@ def test_asynchronous_calls_have_their_real_end(world):
             time.sleep(0.3)
         work = dist.all_reduce(small, async_op=True)
         message = dist.isend(small, 1) if dist.get_rank() == 0 else dist.irecv(small, 0) if dist.get_rank() == 1 else None
-        time.sleep(0.6)
+        time.sleep(2)
         work.wait()
         if message:
             message.wait()
@@ -158,8 +158,8 @@ def test_asynchronous_calls_have_their_real_end(world):
     for rank in (0, 1):
         waited = min(s.started for s in m.timeline.of(rank, "compute")) + all_reduces[rank].started
         assert all_reduces[rank].finished >= arrived > waited - 1
-        assert all_reduces[rank].finished - all_reduces[rank].started < 0.55  # not the end of the wait, 0.6 s later
-        assert m.calls[rank][1].finished - m.calls[rank][1].started < 0.3
+        assert all_reduces[rank].finished - all_reduces[rank].started < 1.9  # not the end of the wait, 2 s later
+        assert m.calls[rank][1].finished - m.calls[rank][1].started < 1.9
 
 
 def test_the_timeline_has_compute_and_communication_on_one_clock(world, tmp_path):
@@ -349,7 +349,7 @@ def test_waiting_for_functional_collectives_is_not_compute(world):
         from torch.distributed import _functional_collectives as functional_collectives
 
         if dist.get_rank() == 0:
-            time.sleep(0.5)
+            time.sleep(1.5)  # rank 1 may start a second later
         functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD).sum().item()
 
     world.run(functional)  # its imports take time
@@ -366,7 +366,7 @@ def test_the_wait_at_the_end_of_ddps_backward_is_not_compute(world, flops):
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
         loss = model(torch.ones(1, 8)).sum()
         if dist.get_rank() == 0:
-            time.sleep(0.5)
+            time.sleep(1.5)  # rank 1 may start a second later
         loss.backward()
         return sum(p.grad.abs().sum().item() for p in model.parameters())
 
@@ -411,6 +411,32 @@ def test_peak_bytes_is_that_of_asking_after_every_operator(seed):
             kept += [x * 2, x[:1], torch.ones(chance.randrange(1, 2000))]
             kept = chance.sample(kept, chance.randrange(1, 8) if len(kept) > 7 else len(kept))
     assert peak.peak_bytes == each_time.most > 0
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
+def test_what_gloo_s_thread_has_not_let_go_of_does_not_count(shared_world, op):
+    """It has said that the collective is done; without PeakBytes' wait, every tenth of these peaks is a tensor too high."""
+
+    def peaks():
+        found = set()
+        for _ in range(40):
+            with PeakBytes() as peak:
+                whole, part = torch.ones(3000), torch.ones(1000)
+                if op == "all_reduce":
+                    dist.all_reduce(whole)
+                elif op == "all_gather":
+                    dist.all_gather_single(whole, part)
+                elif op == "reduce_scatter":
+                    dist.reduce_scatter_single(part, whole)
+                else:
+                    dist.broadcast(whole, 0)
+                del whole, part
+                last = torch.ones(7500)  # more than both together, less than with gloo's own
+                del last
+            found.add(peak.peak_bytes)
+        return found
+
+    assert shared_world.run(peaks) == [{30_000}] * 3
 
 
 def test_a_resized_storage_counts_from_the_operator_that_uses_it_next():

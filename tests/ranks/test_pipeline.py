@@ -450,13 +450,13 @@ def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v"])
 def test_paced_actions_take_their_time_and_are_noted_in_the_table_s_order(sizes, name):
     p, m = 2, 5
-    schedule, times = SCHEDULES[name](p, m), Times(F=0.02, I=0.02, W=0.02)
+    schedule, times = SCHEDULES[name](p, m), Times(F=0.1, I=0.1, W=0.1)
     measured = paced.timeline(sizes[p].run(paced.run, schedule, times))
     assert min(span.started for span in measured.spans) == 0
     for rank in range(p):
         spans, actions = measured.of(rank), schedule.actions(rank)
         assert [span.name for span in spans] == [f"{a.kind}{a.microbatch}" for a in actions]
-        assert all(span.seconds > (0.0399 if a.kind == "B" else 0.0199) for span, a in zip(spans, actions, strict=True))
+        assert all(span.seconds > (0.1999 if a.kind == "B" else 0.0999) for span, a in zip(spans, actions, strict=True))
     assert measured.makespan > replay(program(schedule), times).makespan - 1e-3
 
 

@@ -269,7 +269,7 @@ def test_whenever_a_rank_is_killed_a_new_world_goes_on_bit_for_bit(sizes, tmp_pa
         assert (caught.value.rank, caught.value.exit_code) == (death.rank, -signal.SIGKILL)
         assert newest(tmp_path) == tmp_path / f"step-{death.left:08}"
         assert death.file is None or Path(tmp_path, f"step-{death.step:08}", death.file).exists()
-    assert wait_until(lambda: all(gone(pid) for pid in there), 5.0)
+    assert wait_until(lambda: all(gone(pid) for pid in there), 20)
     whole = sizes[2].run(train, DROPPING, training)[0]
     for found in sizes[2].run(train, DROPPING, training, str(tmp_path), 2, True):
         assert (found.first, found.losses) == (6, whole.losses[6:])

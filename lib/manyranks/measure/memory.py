@@ -8,18 +8,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from manyranks.measure import ends
+
 
 class PeakBytes(TorchDispatchMode):
     """A context manager; `.peak_bytes` is the most that the storages of the tensors used inside took at one time.
 
     Counted after each operator, every storage once; one that was resized counts from the operator that uses it next. What an
-    operator takes and returns inside itself is not seen.
+    operator takes and returns inside itself is not seen. What only gloo's thread holds of a collective that is done does not
+    count: how long it does depends on how busy the machine is.
     counts: while it is False, tensors are met but the peak stays.
     """
 
     def __init__(self, counts: bool = True):
         super().__init__()
-        self.peak_bytes, self.counts = 0, counts
+        self.peak_bytes, self.counts, self._communicates = 0, counts, False
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # with the bytes of each when it was last seen
         self._most = 0  # the sum of these: no less than is alive, but for storages resized since they were seen
 
@@ -29,10 +32,18 @@ class PeakBytes(TorchDispatchMode):
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # a DTensor comes back here as the plain tensors it is made of
         result = function(*args, **(kwargs or {}))
+        self._communicates |= "c10d" in function.namespace
         self._meet((*args, *(kwargs or {}).values(), result))
         if self.counts and self._most > self.peak_bytes:
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes())
+            self.peak_bytes = max(self.peak_bytes, self._settled_bytes())
         return result
+
+    def _settled_bytes(self) -> int:
+        live = self.live_bytes()
+        if live > self.peak_bytes and self._communicates:
+            ends.let_go()
+            live = self.live_bytes()
+        return live
 
     def _meet(self, values: Iterable) -> None:
         for value in values:
