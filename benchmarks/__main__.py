@@ -3,7 +3,18 @@
 import sys
 from importlib import import_module
 
-GROUPS = ("world", "replay", "theory", "explorer", "collectives", "data_parallel", "zero", "checkpointing", "pipeline")
+GROUPS = (
+    "world",
+    "replay",
+    "theory",
+    "explorer",
+    "collectives",
+    "data_parallel",
+    "zero",
+    "checkpointing",
+    "pipeline",
+    "tensor",
+)
 
 
 def main(wanted: list[str]) -> None:

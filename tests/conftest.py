@@ -35,13 +35,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config):
-    """No example of hypothesis has a deadline: other processes may take the cores.
+    """Hypothesis draws the same examples in every run, so that a failure can be repeated; none has a deadline, for other
+    processes may take the cores, and a test may have no use for many of them.
 
     A notebook's kernel that does not answer is started once more: another process may have taken the ports chosen for it.
     """
-    from hypothesis import settings  # not above: a rank that imports this file has no need of it
+    from hypothesis import HealthCheck, settings  # not above: a rank that imports this file has no need of it
 
-    settings.register_profile("patient", settings(), deadline=None)
+    unlucky = [HealthCheck.filter_too_much, HealthCheck.too_slow]
+    patient = {"derandomize": True, "deadline": None, "suppress_health_check": unlucky, "database": None}
+    settings.register_profile("patient", settings(), **patient)
     settings.load_profile("patient")
     if config.pluginmanager.hasplugin("nbval"):
         from nbval import kernel

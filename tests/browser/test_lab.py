@@ -27,6 +27,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_03_explorer": ("03_zero", "import show", "zero.explorer("),
     "chapter_04_explorer": ("04_checkpointing", "import show", "checkpointing.explorer("),
     "chapter_05_explorer": ("05_pipeline", "import show", "pipeline.explorer("),
+    "chapter_06_explorer": ("06_tensor", "import show", "tensor.explorer("),
 }
 
 
@@ -200,6 +201,33 @@ def test_the_explorer_of_chapter_05_follows(chapters):
         assert lines[5].startswith("interleaved: bubble 3 = (p − 1)(F + B)/v, 12.5% of ideal")
         assert "because of messages" in lines[6]
         assert "because of messages and unequal times" in lines[7]
+
+
+def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapters):
+    with chapters.pictured(name := "chapter_06_explorer"):
+        explorer = explorer_in(chapters, name)
+        model, cluster, ranks, split, again, overlap, recompute = explorer.controls()
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(ranks),
+            lambda: explorer.move(ranks, -1),
+            lambda: explorer.move(overlap),
+            lambda: explorer.move(again),
+            lambda: explorer.move(split),
+            lambda: explorer.move(recompute, -1),
+            lambda: explorer.drag(ranks, -60),
+            lambda: explorer.move(cluster, 2),
+            lambda: explorer.move(model),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to more ranks and back
+        assert lines[0].startswith("megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms, and waits for messages 12% of that")
+        assert "Limit: the node's boundary: in a node of 16 it would be 12.2 ms" in lines[1]
+        assert "h100-dgx: " in lines[8]
+        assert "megatron-175b, " in lines[9]
+        explorer.move(model, 2)
+        ranks.press("End")
+        explorer.move(ranks)  # there is nothing above
+        assert explorer.status().startswith("Not possible: tp=64 does not divide the 4 heads of small GPT")
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

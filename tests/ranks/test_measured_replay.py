@@ -181,3 +181,22 @@ def test_the_rounds_of_one_pair_keep_their_order_and_collectives_take_none(world
 
     assert world.measure(messages).rounds == [((0, 1, 4),), ((0, 1, 8),), ((0, 1, 12),)]
     assert world.measure(all_reduce).rounds == []
+
+
+def test_a_work_that_was_done_before_the_next_call_is_still_waited_for_by_itself(world):
+    """The recorder lets go of it then, for it holds the tensors; and a wait for an unknown Work would be one for all."""
+
+    def two():
+        x = torch.ones(64, 64)
+        first = dist.all_reduce(torch.ones(4), async_op=True)
+        while not first.is_completed():
+            pass
+        second = dist.all_reduce(torch.ones(ELEMENTS), async_op=True)
+        first.wait()
+        x @ x
+        second.wait()
+
+    program = world.measure(two, flops=True).program.ranks[0]
+    counted = [i for i in program if not isinstance(i, Compute) or i.work.flops]
+    found = ["x @ x" if isinstance(i, Compute) else (type(i), i.handle) for i in counted]
+    assert found == [(Collective, 0), (Collective, 1), (Wait, 0), "x @ x", (Wait, 1)]

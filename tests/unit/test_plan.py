@@ -17,7 +17,7 @@ TINY = ModelShape("tiny", layers=8, hidden=64, ffn=128, heads=8, vocab=100, kv_h
 ROUTED = replace(TINY, name="routed", experts=6, top_k=2, expert_ffn=32, dense_layers=1)
 GPT = replace(TINY, name="gpt", gated=False, norm="layernorm", dropout=True)
 COUNTS = ("dp", "pp", "cp", "tp", "ep", "seq", "batch", "microbatch", "virtual", "dp_shard")
-FLAGS = ("sequence_parallel", "reshard_after_forward", "overlap", "overlap_tensor", "flash", "embedding_slots")
+FLAGS = ("sequence_parallel", "reshard_after_forward", "overlap", "overlap_tensor", "flash", "embedding_slots", "regather")
 NAMES = ("schedule", "recompute", "precision", "context", "offload")
 
 
@@ -123,6 +123,15 @@ def test_only_1f1b_is_interleaved(schedule):
     [
         (TINY, {"tp": 3}, "tp=3 does not divide the 8 heads of tiny: choose a divisor"),
         (replace(TINY, heads=12, head_size=4, kv_heads=6), {"tp": 4}, "tp=4 and 6 key/value heads of tiny"),
+        (replace(TINY, ffn=130), {"tp": 4}, "tp=4 does not divide ffn=130 of tiny: choose a divisor of it and of the heads"),
+        (replace(ROUTED, expert_ffn=33), {"tp": 2}, "tp=2 does not divide expert_ffn=33 of routed"),
+        (replace(ROUTED, shared_experts=1, shared_ffn=35), {"tp": 2}, "tp=2 does not divide shared_ffn=35 of routed"),
+        (
+            TINY,
+            {"tp": 8, "seq": 100},
+            "seq=100 is not a multiple of cp·tp = 1·8 = 8, as sequence parallelism needs: give 96 or 104",
+        ),
+        (TINY, {"tp": 2, "cp": 5, "seq": 105}, "seq=105 is not a multiple of cp·tp = 5·2 = 10, as sequence parallelism needs"),
         (TINY, {"cp": 3, "seq": 99, "context": "ulysses"}, "cp=3 does not divide the 8 heads of a rank"),
         (TINY, {"pp": 9}, "8 layers of tiny on 9 stages: lower pp=9"),
         (TINY, {"pp": 4, "virtual": 3}, "8 layers of tiny on 12 stages: lower pp=4 or virtual=3"),
@@ -140,6 +149,14 @@ def test_a_plan_that_does_not_fit_the_shape_is_refused_before_any_work(shape, gi
     for work in (memory.peak, memory.rank_parameters, stages.of_rank):
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
             work(shape, plan)
+
+
+def test_a_sequence_that_t_does_not_divide_goes_without_sequence_parallelism():
+    Plan(tp=8, seq=100, sequence_parallel=False).check(TINY)
+
+
+def test_what_no_layer_has_need_not_be_cut():
+    Plan(tp=2).check(replace(ROUTED, dense_layers=0, ffn=33))
 
 
 def test_a_plan_for_another_number_of_accelerators_is_refused():

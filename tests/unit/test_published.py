@@ -7,7 +7,7 @@ import pytest
 from manyranks.theory import kernels, memory
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import __main__ as printed
-from manyranks.theory.published import conversions, fit, rows, steps
+from manyranks.theory.published import conversions, fit, layers, rows, steps
 from manyranks.theory.published.steps import DEEPSEEK, KORTHIKANTI, LLAMA3, SC21
 from tests.conftest import ROOT
 
@@ -95,6 +95,41 @@ def test_llama_3_with_long_sequences_is_slower_than_with_short_ones():
     assert third < first
 
 
+# One layer: Korthikanti's Table 4 -----------------------------------------------------------------------------------------
+
+LAYERS = layers.rows()
+
+
+def test_all_rows_of_table_4_are_predicted_as_they_were_run():
+    assert [row.name for row in LAYERS] == [row["experiment"] for row in rows("korthikanti_layer_times")]
+    assert all((row.plan.tp, row.plan.microbatch, row.plan.seq, row.plan.flash) == (8, 4, 2048, False) for row in LAYERS)
+    assert [row.plan.sequence_parallel for row in LAYERS] == ["sequence" in row.name for row in LAYERS]
+    assert [row.plan.recompute for row in LAYERS] == ["none", "none", "full", "selective", "selective"]
+
+
+@pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
+def test_a_layer_s_times_are_within_ten_percent_and_overheads_within_five_points(row):
+    found, printed = row.predict(), row.measured
+    for name in ("forward", "backward", "both"):
+        assert getattr(found, name) == pytest.approx(getattr(printed, name), rel=0.10), name
+    if printed.overhead is None:
+        assert found.overhead is None
+    else:
+        assert found.overhead == pytest.approx(printed.overhead, abs=0.05)
+
+
+def test_the_printed_overheads_are_those_of_the_printed_times():
+    base = LAYERS[0].measured.both
+    assert base == pytest.approx(19.6e-3)
+    for row in LAYERS[1:]:
+        assert row.measured.both / base - 1 == pytest.approx(row.measured.overhead, abs=0.006)
+
+
+def test_a_layer_s_prediction_is_given_nothing_that_was_measured():
+    for row in LAYERS:
+        assert layers.Row(row.name, row.plan, layers.Times(1.0, 1.0, row.measured.overhead)).predict() == row.predict()
+
+
 # Constants ---------------------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +173,10 @@ def test_everything_is_printed(capsys):
         assert (float(predicted), float(measured)) == pytest.approx((row.predict(), row.measured), rel=1e-3)
         assert unit == row.unit
         assert float(error.rstrip("%")) / 100 == pytest.approx(row.error(), abs=1e-3)
+    for row in LAYERS:
+        (line,) = [line for line in lines if line.startswith(layers.TABLE) and f"  {row.name}  " in line]
+        times = [f"{1e3 * seconds:.1f}" for seconds in (row.predict().forward, row.measured.forward)]
+        assert re.split("  +", line)[2:4] == times
     for start in (*steps.TABLES, "matmul", "bandwidth", "overhead", "Mean absolute error"):
         assert any(line.startswith(start) for line in lines), start
     last = lines[-4:]

@@ -109,6 +109,7 @@ class Recorder:
         self.issuing: Call | None = None
         self._messages: dict[int, tuple[dist.Work, Call]] = {}
         self._collectives: dict[int, tuple[dist.Work, Call]] = {}
+        self._completed: dict[int, Call] = {}  # by the id of a Work that may still be waited for
         self._groups: dict[dist.ProcessGroup, tuple[str, tuple[int, ...]]] = {}
 
     def blocked_in(self, frame) -> Call | str | None:
@@ -209,6 +210,7 @@ class Recorder:
         if self.everything and not from_anyone and not ends.notify(work, call.finish) and call.is_async:
             work = self._followers.follow(work, call.finish)
             result = (*result[:-1], work.boxed()) if isinstance(result, tuple) else work.boxed()
+        self._completed.pop(id(work), None)  # the id of one that is gone
         if call.op in operators.POINT_TO_POINT:
             self._messages[id(work)] = work, call
         else:
@@ -218,13 +220,16 @@ class Recorder:
 
     def _forget_completed(self) -> None:
         # Keeping a Work keeps its tensors: hold it no longer than it is under way.
-        for key, (work, _) in list(self._collectives.items()):
+        for key, (work, call) in list(self._collectives.items()):
             if not work.is_completed():
                 break
             del self._collectives[key]
+            if self.everything:
+                self._completed[key] = call
 
     def _waited(self, work: dist.Work, args: tuple, kwargs: dict) -> bool:
-        _, call = self._messages.get(id(work)) or self._collectives.get(id(work)) or (None, None)
+        done = None, self._completed.pop(id(work), None)
+        _, call = self._messages.get(id(work)) or self._collectives.get(id(work)) or done
         main = threading.current_thread() is threading.main_thread()
         started = time.perf_counter()
         if main:

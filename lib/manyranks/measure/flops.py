@@ -1,7 +1,8 @@
-"""FLOPs, counted by PyTorch's FlopCounterMode with the CPU's attention that it leaves out, and bytes moved."""
+"""FLOPs, by FlopCounterMode with what it leaves out (the CPU's attention, products added in place), and bytes moved."""
 
 import contextlib
 import functools
+import math
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +20,13 @@ def _attention_backward(grad_shape, query_shape, key_shape, value_shape, *args, 
     return sdpa_backward_flop_count(grad_shape, query_shape, key_shape, value_shape)
 
 
-CPU_ATTENTION = {
+def _added_product(sum_shape, first_shape, second_shape, *args, out_shape=None, **kwargs) -> int:
+    return 2 * math.prod(first_shape) * second_shape[-1]
+
+
+LEFT_OUT = {
+    _aten.addmm_: _added_product,
+    _aten.baddbmm_: _added_product,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
@@ -38,7 +45,7 @@ class WorkCounter(contextlib.ExitStack):
 
     def __enter__(self) -> "WorkCounter":
         super().__enter__()
-        self._flops = self.enter_context(FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION))
+        self._flops = self.enter_context(FlopCounterMode(display=False, custom_mapping=LEFT_OUT))
         self._moved = self.enter_context(_MovedBytes())
         return self
 

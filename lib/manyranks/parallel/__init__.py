@@ -18,5 +18,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "precision",
     "recompute_policy",
     "sharded_state",
+    "tensor",
+    "tensor2d",
     "zero",
 )

@@ -10,6 +10,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "zero",
     "checkpointing",
     "pipeline",
+    "tensor",
     Explorer="explorer",
     choice="explorer",
     slider="explorer",

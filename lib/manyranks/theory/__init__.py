@@ -26,6 +26,8 @@ __getattr__, __dir__, __all__ = lazy.names(
     "sharding",
     "stages",
     "step",
+    "tensor",
+    "tensor2d",
     "traffic",
     accelerators="hardware",
     links="hardware",

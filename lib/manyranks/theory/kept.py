@@ -4,15 +4,29 @@ Source: arXiv 2205.05198, section 4.
 """
 
 import functools
+from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.plan import Plan, plan_of
 
 
+class Kept(NamedTuple):
+    """Bytes on one rank. outside: of norms, dropouts and inputs of column-parallel layers, whole on each tensor-parallel rank
+    without sequence parallelism; inside: of what lies between those layers and row-parallel ones, cut by t."""
+
+    outside: float
+    inside: float
+
+
 @functools.lru_cache(maxsize=16384)
 def of_layer(shape: ModelShape, local: tuple, moe: bool) -> int:
-    plan = plan_of(local)
-    return round(tokens(plan) * (_attention_bytes(shape, plan) + _mlp_bytes(shape, plan, moe)))
+    return round(sum(parts(shape, plan_of(local), moe)))
+
+
+def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
+    """As of_layer, apart: (10sbh, sbh(24/t + 5as/(ht))) for the paper's layer without sequence parallelism."""
+    both = zip(_attention_bytes(shape, plan), _mlp_bytes(shape, plan, moe), strict=True)
+    return Kept(*(tokens(plan) * sum(part) for part in both))
 
 
 def tokens(plan: Plan) -> float:
@@ -23,15 +37,14 @@ def itemsize(plan: Plan) -> int:
     return 4 if plan.precision == "fp32" else 2
 
 
-def _attention_bytes(shape: ModelShape, plan: Plan) -> float:
+def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
     """Of one token: with the paper's letters, 11sbh + 5as²b and a norm's 2sbh, divided by what is split."""
     item, t, h = itemsize(plan), plan.tp, shape.hidden
     split = t if plan.sequence_parallel else 1
     if plan.recompute == "full":
-        return item * h / split  # the layer's input
+        return Kept(item * h / split, 0.0)  # the layer's input
     again = plan.recompute == "selective"
     outside = item * h + (h if shape.dropout else 0)  # the norm's input, and the mask of the dropout after attention
-    outside += 0 if again and shape.norm == "rmsnorm" else plan.recipe.matmul * h
     inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _kv_size(shape, t))
     inside += item * (shape.query_size + _kv_size(shape, t)) if shape.qk_norm and not again else 0  # before their norms
     output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
@@ -40,7 +53,15 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> float:
         inside += 4 * shape.heads  # each row's log-sum-exp, in 32 bits
     elif not again:
         inside += shape.heads * plan.seq * (2 * item + 1 if shape.dropout else item)  # softmax, its mask, what is left of it
-    return outside / split + inside / t
+    return Kept((outside + _norm_output(shape, plan)) / split, inside / t)
+
+
+def _norm_output(shape: ModelShape, plan: Plan) -> float:
+    """Of one token, the input of column-parallel layers, before `split` divides it."""
+    whole = plan.recipe.matmul * shape.hidden
+    if plan.sequence_parallel and not plan.regather:
+        return plan.tp * whole  # gathered once, and kept so
+    return 0 if plan.recompute == "selective" and shape.norm == "rmsnorm" else whole
 
 
 def _kv_size(shape: ModelShape, t: int) -> int:
@@ -56,21 +77,21 @@ def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:
     return compressed + item * shape.heads * (2 * (c.nope_size + c.rope_size) + c.value_size)
 
 
-def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> float:
+def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
     """Of one token: the paper's 19sbh and a norm's 2sbh, divided by what is split."""
     item, t, h, saved = itemsize(plan), plan.tp, shape.hidden, plan.recipe.matmul
     split = t if plan.sequence_parallel else 1
     if plan.recompute == "full":
-        return 0.0
+        return Kept(0.0, 0.0)
     again = plan.recompute == "selective"
     norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # beside attention's; in parallel they read the same
     outside = item * h * norms + (h if shape.dropout else 0)
     shared = shape.parallel_layers and shape.norms_per_layer == 1  # the norm's output, too
-    outside += 0 if shared or (again and shape.norm == "rmsnorm") else saved * h
+    outside += 0 if shared else _norm_output(shape, plan)
     if not moe:
-        return outside / split + _wide(shape, plan, shape.ffn, again) / t
+        return Kept(outside / split, _wide(shape, plan, shape.ffn, again) / t)
     routed = shape.top_k * (saved * h + _wide(shape, plan, shape.expert_ffn, again))
-    return outside / split + (routed + shape.shared_experts * _wide(shape, plan, shape.shared_ffn, again)) / t
+    return Kept(outside / split, (routed + shape.shared_experts * _wide(shape, plan, shape.shared_ffn, again)) / t)
 
 
 def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:

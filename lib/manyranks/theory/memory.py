@@ -235,7 +235,8 @@ def _kept(shape: ModelShape, local: tuple, stage: Stage, schedule: str, flying: 
     if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
         kept += (once if schedule in ("1f1b", "interleaved") else flying) * tokens(plan) * shape.hidden / split
     if stage.head:  # the last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)
-        one = tokens(plan) * (2 * itemsize(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
+        inputs = 2 if plan.regather or not plan.sequence_parallel else 1 + split  # the head's is kept whole
+        one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
         kept += (flying if schedule == "gpipe" else 1) * (stage.head + stage.mtp) * one
     return round(kept)
 

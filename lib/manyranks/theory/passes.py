@@ -3,11 +3,11 @@
 import functools
 from typing import NamedTuple
 
-from manyranks.theory import kernels, layer, traffic
+from manyranks.theory import checks, kernels, layer, traffic
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.kernels import Constants, Kernel
-from manyranks.theory.plan import plan_of
+from manyranks.theory.kernels import DEFAULT, Constants, Kernel
+from manyranks.theory.plan import Plan, plan_of
 from manyranks.theory.stages import Stage
 
 
@@ -42,6 +42,20 @@ def total(weighted: list[tuple[float, Both]]) -> Both:
     for w, (forward, backward, weight) in weighted:
         sums = [x + w * y for x, y in zip(sums, (*forward, *backward, weight), strict=True)]
     return Both(Pass(*sums[:4]), Pass(*sums[4:8]), sums[8])
+
+
+def of_layer(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT, moe: bool = False) -> Both:
+    """One micro-batch through one layer, on each of its tensor-, context- and expert-parallel ranks.
+
+    moe: whether it is a layer with experts. Raises ValueError where the plan does not fit the shape.
+    """
+    checks.is_shape(shape)
+    checks.is_plan(plan)
+    checks.is_cluster(cluster)
+    plan.check(shape)
+    if moe and not shape.moe_layers:
+        raise ValueError(f"moe=True: {shape.name} has no layer with experts")
+    return _layer(shape, plan.local, cluster, constants, moe)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -51,7 +51,8 @@ class Plan:
     key of RECIPES. overlap: communication runs under compute where nothing forbids it; overlap_tensor: tensor parallelism's
     too, under weight gradients. flash: attention never writes its scores. context: how keys and values travel between
     context-parallel ranks. embedding_slots: the embedding and the head take the place of one layer each when layers are dealt
-    to stages. offload: states kept in the host's memory, "none", "optimizer" or "all".
+    to stages. offload: states kept in the host's memory, "none", "optimizer" or "all". regather: with sequence parallelism, a
+    column-parallel layer keeps its shard of the input and gathers the rest again in backward; False: it keeps what it gathered.
     Raises ValueError, naming the field, for a value that is not allowed or values that do not go together.
     """
 
@@ -77,6 +78,7 @@ class Plan:
     context: str = "ring"
     embedding_slots: bool = False
     offload: str = "none"
+    regather: bool = True
 
     def __post_init__(self):
         for name in _WHOLE:
@@ -162,10 +164,12 @@ class Plan:
         if gpus is not None and gpus != self.gpus:
             degrees = f"dp·cp·tp·pp = {self.dp}·{self.cp}·{self.tp}·{self.pp}"
             raise ValueError(f"{degrees} = {self.gpus} ranks for {gpus} GPUs: choose degrees whose product is {gpus}")
-        if shape.heads % self.tp:
-            raise ValueError(f"tp={self.tp} does not divide the {shape.heads} heads of {shape.name}: choose a divisor of them")
-        if shape.kv_heads % self.tp and self.tp % shape.kv_heads:
-            raise ValueError(f"tp={self.tp} and {shape.kv_heads} key/value heads of {shape.name}: one must divide the other")
+        if left := uncut(shape, self.tp):
+            raise ValueError(left)
+        if self.sequence_parallel and self.seq % (self.cp * self.tp):
+            both = f"cp·tp = {self.cp}·{self.tp} = {self.cp * self.tp}"
+            other = f"give {_multiples(self.seq, self.cp * self.tp)}, or say sequence_parallel=False"
+            raise ValueError(f"seq={self.seq} is not a multiple of {both}, as sequence parallelism needs: {other}")
         if self.context == "ulysses" and shape.heads // self.tp % self.cp:
             heads = f"the {shape.heads // self.tp} heads of a rank"
             raise ValueError(f"cp={self.cp} does not divide {heads}, as Ulysses needs: use context='ring'")
@@ -179,6 +183,19 @@ class Plan:
             raise ValueError(
                 f"ep={self.ep} does not divide the {shape.experts} routed experts of {shape.name}: choose a divisor"
             )
+
+
+def uncut(shape: ModelShape, tp: int) -> str:
+    """What of this shape so many tensor-parallel ranks cannot share evenly, and the way out; empty where they can."""
+    if shape.heads % tp:
+        return f"tp={tp} does not divide the {shape.heads} heads of {shape.name}: choose a divisor of them"
+    if shape.kv_heads % tp and tp % shape.kv_heads:
+        return f"tp={tp} and {shape.kv_heads} key/value heads of {shape.name}: one must divide the other"
+    dense = shape.ffn if shape.moe_layers < shape.layers else 0
+    for name, size in (("ffn", dense), ("expert_ffn", shape.expert_ffn), ("shared_ffn", shape.shared_ffn)):
+        if size % tp:
+            return f"tp={tp} does not divide {name}={size} of {shape.name}: choose a divisor of it and of the heads"
+    return ""
 
 
 def _known(name: str, value: object, known: Iterable[str]) -> None:
@@ -204,7 +221,7 @@ _FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
 _CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}
 # What a layer on one rank depends on, whatever the other degrees are.
 LOCAL = ("cp", "tp", "ep", "seq", "microbatch", "sequence_parallel", "recompute", "precision", "overlap", "overlap_tensor")
-LOCAL += ("flash", "context")
+LOCAL += ("flash", "context", "regather")
 _local = attrgetter(*LOCAL)
 
 

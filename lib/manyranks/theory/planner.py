@@ -8,7 +8,7 @@ from manyranks.theory import checks, memory, pipeline, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import nearest
-from manyranks.theory.plan import RECOMPUTE, Plan
+from manyranks.theory.plan import RECOMPUTE, Plan, uncut
 from manyranks.theory.step import StepTime
 
 # What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
@@ -106,15 +106,17 @@ def _plans(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int,
             for schedule, virtual in _schedules(shape, pp, batch // (dp * microbatch), tried):
                 own = (dp, pp, cp, tp, ep, seq, batch, microbatch, schedule, virtual)
                 for recompute, zero, more in kept:
-                    if _together(shape, dp, cp, tp, pp * virtual * _halves(schedule), more):
+                    if _together(shape, dp, cp, tp, seq, pp * virtual * _halves(schedule), more):
                         yield Plan(*own, zero=zero, recompute=recompute, **more)
 
 
-def _together(shape: ModelShape, dp: int, cp: int, tp: int, stages: int, more: dict[str, object]) -> bool:
-    """Whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, places for stages."""
+def _together(shape: ModelShape, dp: int, cp: int, tp: int, seq: int, stages: int, more: dict[str, object]) -> bool:
+    """Whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, sequence parallelism's
+    shards, places for stages."""
     shards = dp % (more.get("dp_shard") or 1) == 0
     heads = more.get("context") != "ulysses" or shape.heads // tp % cp == 0
-    return shards and heads and stages <= shape.layers + (2 if more.get("embedding_slots") else 0)
+    tokens = seq % (cp * tp) == 0 or not more.get("sequence_parallel", True)
+    return shards and heads and tokens and stages <= shape.layers + (2 if more.get("embedding_slots") else 0)
 
 
 def _halves(schedule: str) -> int:
@@ -131,9 +133,7 @@ def _degrees(
     experts = [e for e in tried.get("ep", _divisors(shape.experts or 1)) if (shape.experts or 1) % e == 0]
     for tp, cp, pp in itertools.product(tensor, context, tried.get("pp", range(1, _slots(shape, tried) + 1))):
         dp, left = divmod(gpus, tp * cp * pp)
-        if left or not dp or dp not in tried.get("dp", (dp,)) or shape.heads % tp or seq % cp:
-            continue
-        if shape.kv_heads % tp and tp % shape.kv_heads:
+        if left or not dp or dp not in tried.get("dp", (dp,)) or seq % cp or uncut(shape, tp):
             continue
         yield from ((tp, cp, pp, dp, ep) for ep in experts if dp * cp % ep == 0)
 

@@ -10,8 +10,9 @@ whichever is faster; with overlap the last bucket is exposed, and what backward 
 """
 
 import functools
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from manyranks.theory import checks, data, flops, memory, passes, pipeline, stages, traffic
@@ -38,10 +39,12 @@ class StepTime:
     bubble: float
     data: float  # gradients and parameters
     optimizer: float
+    constants: Constants = DEFAULT
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}={value:.4g}" for name, value in self.parts.items())
-        return f"StepTime(seconds={self.seconds:.4g}, mfu={self.mfu:.3f}, {parts})"
+        warning = f", warning={self.warning!r}" if self.warning else ""
+        return f"StepTime(seconds={self.seconds:.4g}, mfu={self.mfu:.3f}, {parts}{warning})"
 
     @property
     def parts(self) -> dict[str, float]:
@@ -82,6 +85,32 @@ class StepTime:
         parts = {name: value for name, value in self.parts.items() if name != "compute"}
         return max(parts, key=parts.get)
 
+    @property
+    def warning(self) -> str:
+        """What it costs that groups of tensor-parallel ranks lie on several nodes; empty where none does.
+
+        Compared with nodes that hold a whole group, on the same links: nothing else in the step changes by that. Where tp is
+        smaller than a node but does not divide it, `seconds` is that of a group inside a node; the warning says what the others
+        add.
+        """
+        tp, node = self.plan.tp, self.cluster.node
+        if self.cluster.torus or (node % tp == 0 or self.plan.gpus <= node):
+            return ""
+        keep = f"a tp that divides {node} keeps tensor parallelism on {self.cluster.levels[0].link.name}"
+        if tp < node:
+            lost = self._with_nodes_of(math.gcd(tp, node)).tensor - self.tensor
+            return f"tp={tp} does not divide a node of {node}: groups on two nodes cost {lost:.3g} s a step more; {keep}"
+        lost = self.seconds - self._with_nodes_of(tp).seconds
+        share, where = lost / self.seconds, f"{math.ceil(tp / node)} nodes of {node}"
+        return f"tp={tp} lies on {where}, which costs {lost:.3g} s a step, {share:.0%} of it; {keep}"
+
+    def _with_nodes_of(self, accelerators: int) -> "StepTime":
+        """The same accelerators and links in smaller or larger nodes."""
+        node, *others = self.cluster.levels
+        levels = node._replace(size=accelerators), *(level for level in others if level.size > accelerators)
+        other = replace(self.cluster, name=f"{self.cluster.name}, nodes of {accelerators}", levels=levels)
+        return estimate(self.shape, self.plan, other, self.constants, self.plan.gpus)
+
 
 def estimate(
     shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT, gpus: int | None = None
@@ -89,7 +118,8 @@ def estimate(
     """The time of one step.
 
     constants: the library's three, or others to see what they do. gpus: checked against the plan, as cluster.gpus is.
-    Raises ValueError where the plan does not fit the shape or the number of accelerators.
+    Raises ValueError where the plan does not fit the shape or the number of accelerators; .warning of what comes back says
+    what it costs that tensor parallelism leaves the node.
     """
     checks.is_shape(shape)
     checks.is_plan(plan)
@@ -101,7 +131,7 @@ def estimate(
     travels = [data.seconds(shape, plan, cluster, constants, pace.held, *pace.behind) for pace in paces]
     travel, pace = max(zip(travels, paces, strict=True), key=lambda both: both[0] + both[1].seconds)
     optimizer = data.optimizer_seconds(shape, plan, cluster, constants)
-    return StepTime(shape, plan, cluster, *pace.parts, travel, optimizer)
+    return StepTime(shape, plan, cluster, *pace.parts, travel, optimizer, constants)
 
 
 class Pace(NamedTuple):

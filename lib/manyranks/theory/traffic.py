@@ -51,14 +51,15 @@ def tensor(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants
     """One layer's: two all-reduces each way, or as many pairs of all-gather and reduce-scatter.
 
     Backward: the gradient that leaves a column-parallel layer travels while the weight gradient is computed, and with sequence
-    parallelism the saved input is gathered again while the input gradient is; hidden_behind: seconds of the weight gradients.
+    parallelism the saved input is gathered again while the input gradient is, unless plan.regather is False; hidden_behind:
+    seconds of the weight gradients.
     Source: arXiv 2205.05198, sections 4.2.1 and 4.2.2.
     """
     route = cluster.route(plan.tp)
     blocks = 1 if shape.parallel_layers else 2
     blocks += shape.top_k - 1 if moe else 0  # a routed token crosses once for each of its experts
     pair = 2 * blocks * gather(route, HALF * tokens(plan) * shape.hidden, constants)
-    again = pair / 2 if plan.sequence_parallel else 0.0
+    again = pair / 2 if plan.sequence_parallel and plan.regather else 0.0
     if not (plan.overlap and plan.overlap_tensor):
         return pair, pair + again
     hideable = again + (pair / 2 if plan.sequence_parallel else pair)
@@ -69,7 +70,10 @@ def tensor(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants
 def head(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
     """The vocabulary-parallel head: its input gathered, the gradient of it reduced; the loss moves a few bytes a token."""
     once = gather(cluster.route(plan.tp), HALF * tokens(plan) * shape.hidden, constants)
-    return (once, once) if plan.sequence_parallel else (0.0, 2 * once)
+    if not plan.sequence_parallel:
+        return 0.0, 2 * once
+    hidden = not plan.regather or (plan.overlap and plan.overlap_tensor)  # behind the input gradient, longer than a gather
+    return once, once if hidden else 2 * once
 
 
 def embedding(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:

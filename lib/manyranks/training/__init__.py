@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "initial",
     "parallelize",
     "progress",
+    "tensor_styles",
     "trainer",
     GPT="gpt",
     GPTConfig="config",

@@ -3,7 +3,7 @@
 It knows nothing of parallelism: techniques cut and replace its parts from outside.
 
     B batch   S, T sequence   H hidden size   A heads   G key/value heads   D head size
-    P pairs of a head's numbers, D/2   V vocabulary
+    P pairs of a head's numbers, D/2   V vocabulary   E features of heads   F feed-forward size
 """
 
 import math
@@ -90,15 +90,16 @@ class Attention(nn.Module):
         self.output = nn.Linear(shape.query_size, shape.hidden, shape.bias)
         self.core = CausalAttention(config.dropout)
         self.head_size, self.rotary = shape.head_size, not shape.positions
+        self.project = each
 
     def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
         q_BASD, k_BGSD, v_BGSD = (
             # -1: however many heads the linear layer has, which may be a shard's.
-            linear(x_BSH).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-            for linear in (self.query, self.key, self.value)
+            y_BSE.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for y_BSE in self.project(x_BSH, self.query, self.key, self.value)
         )
         if self.rotary:
-            positions_S = _positions(positions_S, x_BSH)
+            positions_S = _positions(positions_S, q_BASD.transpose(1, 2))
             q_BASD, k_BGSD = rotated(q_BASD, positions_S), rotated(k_BGSD, positions_S)
         o_BASD = self.core(q_BASD, k_BGSD, v_BGSD)
         return self.output(o_BASD.transpose(1, 2).flatten(2))
@@ -138,10 +139,18 @@ class MLP(nn.Module):
         self.gate = nn.Linear(shape.hidden, shape.ffn, bias=shape.bias) if shape.gated else None
         self.up = nn.Linear(shape.hidden, shape.ffn, bias=shape.bias)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.bias)
+        self.project = each
 
     def forward(self, x_BSH: Tensor) -> Tensor:
-        up = self.up(x_BSH)
-        return self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x_BSH)) * up)
+        if self.gate is None:
+            return self.down(F.gelu(*self.project(x_BSH, self.up)))
+        up_BSF, gate_BSF = self.project(x_BSH, self.up, self.gate)
+        return self.down(F.silu(gate_BSF) * up_BSF)
+
+
+def each(x: Tensor, *linears: nn.Module) -> list[Tensor]:
+    """What several linear layers make of one input; it can be set from outside, too."""
+    return [linear(x) for linear in linears]
 
 
 class Head(nn.Module):
@@ -195,5 +204,5 @@ def loss(logits_BSV: Tensor, targets_BS: Tensor, reduction: str = "mean") -> Ten
     return F.cross_entropy(logits_NV, targets_BS.flatten(), reduction=reduction)
 
 
-def _positions(given_S: Tensor | None, x_BSH: Tensor) -> Tensor:
-    return torch.arange(x_BSH.shape[1], device=x_BSH.device) if given_S is None else given_S
+def _positions(given_S: Tensor | None, x_BS: Tensor) -> Tensor:
+    return torch.arange(x_BS.shape[1], device=x_BS.device) if given_S is None else given_S

@@ -2,7 +2,7 @@
 
 from manyranks.theory import kernels
 from manyranks.theory.kernels import Constants
-from manyranks.theory.published import conversions, fit, steps
+from manyranks.theory.published import conversions, fit, layers, steps
 
 
 def main() -> None:
@@ -10,7 +10,11 @@ def main() -> None:
     _print(("table", "what", "computed", "published", "error"), [_conversion(check) for check in conversions.checks()])
     print("\nPredicted from the configuration alone, with the same constants for every row\n")
     _print(("table", "run", "predicted", "published", "unit", "error"), [_prediction(row) for row in steps.rows()])
-    print(f"\nMean absolute error: {fit.mean_error(steps.rows()):.1%}\n")
+    print(f"\nMean absolute error: {fit.mean_error(steps.rows()):.1%}")
+    header = ("table", "run", "forward ms", "published", "backward ms", "published", "overhead", "published")
+    print("\nOne layer, with the same constants\n")
+    _print(header, [_layer(row) for row in layers.rows()])
+    print()
     _print(("constant", "value", "where from"), _constants())
     print("\nEach table with the constant fitted on the other tables\n")
     without = fit.leave_one_out().items()
@@ -25,6 +29,13 @@ def _conversion(check: conversions.Check) -> tuple[str, ...]:
 
 def _prediction(row: steps.Row) -> tuple[str, ...]:
     return row.table, row.name, f"{row.predict():.4g}", f"{row.measured:.4g}", row.unit, f"{row.error():+.1%}"
+
+
+def _layer(row: layers.Row) -> tuple[str, ...]:
+    found, printed = row.predict(), row.measured
+    times = [f"{1e3 * seconds:.1f}" for pair in zip(found[:2], printed[:2], strict=True) for seconds in pair]
+    overheads = [f"{share:+.1%}" if share is not None else "" for share in (found.overhead, printed.overhead)]
+    return layers.TABLE, row.name, *times, *overheads
 
 
 def _constants() -> list[tuple[str, ...]]:

@@ -1,0 +1,279 @@
+"""Tensor parallelism applied from outside: a model, a mesh, and a table of names.
+
+    styles = {"embedding.tokens": Vocabulary(), "layers.*.mlp.up": Column(), …}
+    model = parallelize(GPT(config), mesh, styles, sequence_parallel=True)
+    model.loss(model(tokens), targets).backward(); model.finish(); optimizer.step()
+
+What the table does not name is whole on every rank: the norms, and biases after a sum.
+"""
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from manyranks.parallel.tensor import state
+from manyranks.parallel.tensor.cuts import Cut, by_heads, equal, padded
+from manyranks.parallel.tensor.dropout import draw_own_masks
+from manyranks.parallel.tensor.linear import (
+    ColumnParallelLinear,
+    How,
+    RowParallelLinear,
+    column_parallel,
+)
+from manyranks.parallel.tensor.mappings import Group, own_part, rank, size
+from manyranks.parallel.tensor.styles import (
+    Column,
+    Masks,
+    Positions,
+    Style,
+    Vocabulary,
+    check_kind,
+)
+from manyranks.parallel.tensor.vocabulary import (
+    VocabParallelEmbedding,
+    vocab_parallel_cross_entropy,
+)
+
+
+def parallelize(
+    model: nn.Module,
+    mesh: DeviceMesh | None,
+    styles: Mapping[str, Style],
+    axis: str = "tp",
+    **how: bool,
+) -> "TensorParallel":
+    """Cuts the model's parts over the ranks of the mesh's axis, in place.
+
+    model: the same on every rank. mesh: None for all ranks in one row. styles: by patterns
+    of the modules' names. how: sequence_parallel, regather, overlap: see linear.How.
+    A module whose attribute `project(x, *linears)` says how it calls linear layers that
+    read the same input gets column_parallel there, so that these share one communication.
+    Raises ValueError for an axis that the mesh has not, a pattern that fits no module or
+    one of another kind, sizes that t does not divide, and a tied parameter that is cut in
+    one place only.
+    """
+    how = How(_group(mesh, axis), **how).check()
+    cut = _Cutter(model, how)
+    for pattern, style in styles.items():
+        for name, module in _named(model, pattern):
+            cut.apply(name, module, style)
+    cut.check_tied()
+    return TensorParallel(model, how, cut.cuts, cut.vocabulary)
+
+
+class TensorParallel(nn.Module):
+    """A model whose parts are cut over the ranks of a group, as parallelize returns it.
+
+    .module; .group; .cuts, by the parameters' names. All ranks of the group give it the
+    same tokens and draw the same random numbers.
+    """
+
+    def __init__(
+        self, module: nn.Module, how: How, cuts: dict[str, Cut], vocabulary: int | None
+    ):
+        super().__init__()
+        self.module, self.how, self.group = module, how, how.group
+        self.cuts, self.vocabulary = cuts, vocabulary
+        self._accumulates = False
+        self._copies = _copies(cuts, how.group)
+
+    def __deepcopy__(self, memo: dict) -> "TensorParallel":
+        memo |= {
+            id(group): group for group in (self.group, *self._copies.values())
+        }  # shared
+        other = TensorParallel.__new__(TensorParallel)
+        other.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return other
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.module(*inputs)
+
+    def loss(self, logits_BSW: Tensor, targets_BS: Tensor, **options) -> Tensor:
+        """vocab_parallel_cross_entropy of what forward gave: W is this rank's ⌈V/t⌉.
+
+        Raises ValueError as that does, and where no linear layer is cut by Vocabulary().
+        """
+        if self.vocabulary is None:
+            raise ValueError(
+                "no linear layer is cut by Vocabulary(): give the head this style, or, "
+                "where the logits are whole, use cross_entropy"
+            )
+        return vocab_parallel_cross_entropy(
+            logits_BSW, targets_BS, self.group, self.vocabulary, **options
+        )
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of the micro-batches inside are added up; finish() does nothing."""
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Sums the gradients of what several ranks hold whole and see only a part of.
+
+        With sequence parallelism all that is not cut: norms, positions, biases after a sum,
+        in one all-reduce for all. With fewer key/value heads than ranks, heads that have
+        copies. Call it once a step, after the last backward.
+        """
+        if self._accumulates or size(self.group) == 1:
+            return
+        named = dict(self.module.named_parameters())
+        if self.how.sequence_parallel:
+            _sum([p for name, p in named.items() if name not in self.cuts], self.group)
+        for places, group in self._copies.items():
+            _sum([named[name] for name in named if self._places(name) == places], group)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, most: float) -> Tensor:
+        """Scales all gradients so that the whole model's norm is at most that.
+
+        Call it after finish(). Returns the norm before. Raises ValueError for most below 0.
+        """
+        if not most >= 0:
+            raise ValueError(f"most={most}: give the largest norm that a gradient may have")
+        learning = [(n, p) for n, p in self.module.named_parameters() if p.grad is not None]
+        device = learning[0][1].device if learning else None
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for name, p in learning:
+            total += p.grad.square().sum(dtype=torch.float64) / self._holders(name)
+        if size(self.group) > 1:
+            dist.all_reduce(total, group=self.group)
+        norm = total.sqrt()
+        for _, p in learning:
+            p.grad.mul_((most / (norm + 1e-6)).clamp(max=1).to(p.grad.dtype))
+        return norm
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The whole model's state_dict, on every rank; all ranks call it."""
+        return state.full_state_dict(self.module, self.cuts, self.group)
+
+    def load_full_state_dict(self, whole: dict[str, Tensor]) -> None:
+        """Takes this rank's parts of a whole model's, cut into however many, or not."""
+        state.load_full_state_dict(self.module, whole, self.cuts)
+
+    def _holders(self, name: str) -> int:
+        """How many ranks hold the same elements of a parameter."""
+        return len(self._places(name) or range(size(self.group)))
+
+    def _places(self, name: str) -> tuple[int, ...] | None:
+        """The ranks that hold the same part of a parameter; None where it is not cut."""
+        return self.cuts[name].copies if name in self.cuts else None
+
+
+class _Cutter:
+    """Replaces modules of one model; a parameter that two of them share is cut once."""
+
+    def __init__(self, model: nn.Module, how: How):
+        self.model, self.how = model, how
+        self.cuts: dict[str, Cut] = {}
+        self.vocabulary: int | None = None
+        self._made: dict[nn.Parameter, nn.Parameter] = {}
+
+    def apply(self, name: str, module: nn.Module, style: Style) -> None:
+        if isinstance(style, Masks):
+            if style.always or self.how.sequence_parallel:
+                draw_own_masks(module, self.how.group)
+        elif isinstance(style, Positions):
+            if self.how.sequence_parallel:
+                module.register_forward_pre_hook(_own_positions(self.how.group))
+        else:
+            self._replace(name, module, style)
+
+    def check_tied(self) -> None:
+        """Raises ValueError where a module that no style names still has what was cut."""
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if self._made.get(parameter, parameter) is not parameter:
+                raise ValueError(
+                    f"{name} is tied to a parameter that was cut: give its module a style"
+                )
+
+    def _replace(self, name: str, module: nn.Module, style: Style) -> None:
+        check_kind(name, module, style)
+        above, _, own = name.rpartition(".")
+        parent, part = self.model.get_submodule(above), self._part(name, module, style)
+        for which, parameter in part.named_parameters(recurse=False):
+            if which == "weight" or part.cut.dim == 0:  # a row-parallel bias is whole
+                self.cuts[f"{name}.{which}"] = part.cut
+            setattr(part, which, self._made.setdefault(getattr(module, which), parameter))
+        setattr(parent, own, part)
+        if isinstance(style, Column) and hasattr(parent, "project"):
+            parent.project = column_parallel
+
+    def _part(self, name: str, module: nn.Module, style: Style) -> nn.Module:
+        how, t, place = self.how, size(self.how.group), rank(self.how.group)
+        if isinstance(style, Vocabulary):
+            rows = padded(module.weight.shape[0], t, place)
+            if isinstance(module, nn.Embedding):
+                return VocabParallelEmbedding.of(module, how, rows)
+            self.vocabulary = module.out_features
+            return ColumnParallelLinear.of(module, how, rows)
+        column = isinstance(style, Column)
+        dim, kind = (0, ColumnParallelLinear) if column else (1, RowParallelLinear)
+        features = module.weight.shape[dim]
+        if style.heads:
+            return kind.of(module, how, by_heads(features, style.heads, t, place, dim))
+        return kind.of(module, how, equal(features, t, place, dim, f"features of {name}"))
+
+
+def _named(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    """A * of the pattern stands for one part of a dotted name."""
+    fits = re.compile(re.escape(pattern).replace(r"\*", r"[^.]*")).fullmatch
+    named = [(name, module) for name, module in model.named_modules() if fits(name)]
+    if not named:
+        raise ValueError(f"{pattern!r} fits no module: see the model's named_modules()")
+    return named
+
+
+def _group(mesh: DeviceMesh | None, axis: str) -> Group:
+    if mesh is None:
+        return None
+    if axis not in (names := mesh.mesh_dim_names or ()):
+        has = ", ".join(map(repr, names)) or "no names"
+        raise ValueError(
+            f"axis={axis!r}: the mesh has {has}; make it by init_device_mesh("
+            f'"cpu", (d, t), mesh_dim_names=("dp", {axis!r})), or say axis='
+        )
+    return mesh.get_group(axis)
+
+
+def _own_positions(group: Group):
+    def hook(module: nn.Module, inputs: tuple) -> tuple:
+        tokens_BS, positions_S = (*inputs, None)[:2]
+        if positions_S is None:
+            positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+        return tokens_BS, own_part(positions_S[None], group)[0]
+
+    return hook
+
+
+def _copies(cuts: dict[str, Cut], group: Group) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """By places: this rank and the others that hold the same part of a parameter."""
+    wanted = dict.fromkeys(cut.copies for cut in cuts.values() if len(cut.copies) > 1)
+    return {
+        places: dist.new_group(
+            [dist.get_global_rank(group or dist.group.WORLD, place) for place in places],
+            use_local_synchronization=True,
+        )
+        for places in wanted
+    }
+
+
+def _sum(parameters: list[nn.Parameter], group: Group) -> None:
+    """Their gradients, end to end in one row for each dtype, in one all-reduce."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    for dtype in dict.fromkeys(grad.dtype for grad in grads):
+        own = [grad for grad in grads if grad.dtype == dtype]
+        row = torch.cat([grad.flatten() for grad in own])
+        dist.all_reduce(row, group=group)
+        for grad, total in zip(own, row.split([g.numel() for g in own]), strict=True):
+            grad.copy_(total.view_as(grad))

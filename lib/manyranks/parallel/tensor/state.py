@@ -1,0 +1,211 @@
+"""The states of a model that is cut over ranks, and of its optimizer, for any other number.
+
+Two ways, whatever t the one that saves and the one that loads have:
+
+    state = full_state_dict(module, cuts, group)        # whole tensors, on every rank
+    load_full_state_dict(module, state, cuts)           # as nn.Module's own, of one process
+
+    state = tensor_state(module, cuts, optimizer, group)             # no rank has all of it
+    torch.distributed.checkpoint.save(state, checkpoint_id=folder)   # or .load, in place
+
+cuts: of the parameters that are cut, by name, as TensorParallel's; the others every rank
+has. Filling is left out of what is saved, so that a vocabulary of any size goes from one t
+to another; of what several ranks have, such as key/value heads, one copy is.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from manyranks.parallel.sharded_state import make_states
+from manyranks.parallel.tensor.cuts import Cut
+from manyranks.parallel.tensor.mappings import Group, size
+
+Cuts = dict[str, Cut]
+
+
+@torch.no_grad()
+def full_state_dict(
+    module: nn.Module, cuts: Cuts, group: Group = None
+) -> dict[str, Tensor]:
+    """The module's state_dict as one process would have it: whole copies, on every rank.
+
+    All ranks of the group call it. A tied parameter is one tensor under all its names.
+    """
+    once = module.named_parameters()
+    wholes = {p: _gathered(p, p, cuts.get(name), group) for name, p in once}
+    named = dict(module.named_parameters(remove_duplicate=False))
+    return {
+        name: wholes[named[name]] if name in named else value.clone()
+        for name, value in module.state_dict().items()
+    }
+
+
+@torch.no_grad()
+def load_full_state_dict(module: nn.Module, state: dict[str, Tensor], cuts: Cuts) -> None:
+    """Each rank takes its parts of whole tensors. No communication.
+
+    Raises ValueError for a tensor of another size than the model's, and RuntimeError as
+    nn.Module.load_state_dict for names that differ.
+    """
+    named = dict(module.named_parameters(remove_duplicate=False))
+    parts = {
+        name: _own(name, value, named[name], cuts.get(name)) if name in named else value
+        for name, value in state.items()
+    }
+    module.load_state_dict(parts)
+
+
+@torch.no_grad()
+def full_optimizer_state_dict(
+    optimizer: torch.optim.Optimizer, module: nn.Module, cuts: Cuts, group: Group = None
+) -> dict:
+    """The optimizer's state_dict as that of the whole model, on every rank.
+
+    A moment is cut as its parameter is; a counter such as AdamW's step is not. An optimizer
+    of one process can load it, if it got the parameters in the same order. All ranks call.
+    """
+    state, listed = optimizer.state_dict(), _listed(optimizer, module, cuts)
+    wholes = {
+        k: {kind: _gathered(value, *listed[k], group) for kind, value in values.items()}
+        for k, values in state["state"].items()
+    }
+    return {**state, "state": wholes}
+
+
+@torch.no_grad()
+def load_full_optimizer_state_dict(
+    optimizer: torch.optim.Optimizer, state: dict, module: nn.Module, cuts: Cuts
+) -> None:
+    """Each rank takes its parts of what full_optimizer_state_dict gave. No communication.
+
+    Raises ValueError for states of another size than their parameter's.
+    """
+    listed = _listed(optimizer, module, cuts)
+    parts = {
+        k: {
+            kind: _own(f"{kind} of parameter {k}", value, *listed[k])
+            for kind, value in values.items()
+        }
+        for k, values in state["state"].items()
+        if k < len(listed)  # else the optimizer says that the numbers of parameters differ
+    }
+    optimizer.load_state_dict({**state, "state": parts})
+
+
+def tensor_state(
+    module: nn.Module,
+    cuts: Cuts,
+    optimizer: torch.optim.Optimizer | None = None,
+    group: Group = None,
+) -> dict:
+    """What a checkpoint is to hold of this rank: {"model": …, "optimizer": …}.
+
+    Its tensors are the shards themselves, not copies, so that a load fills them: DTensors,
+    whose parts PyTorch's checkpoint gives to whoever needs them. An optimizer that has not
+    stepped gets the states that it would have before its first step. Learning rates and
+    other options are not in it.
+    """
+    named, places = dict(module.named_parameters()), _Places(group)
+    state = {"model": {name: places.of(p, p, cuts.get(name)) for name, p in named.items()}}
+    state["model"] |= {f"buffer {name}": b for name, b in module.named_buffers()}
+    if optimizer is not None:
+        make_states(optimizer)
+        state["optimizer"] = {
+            f"{name} {kind}": places.of(value, p, cuts.get(name))
+            for name, p in named.items()
+            for kind, value in optimizer.state.get(p, {}).items()
+            if isinstance(value, Tensor)
+        }
+    return state
+
+
+class _Places:
+    """Says to PyTorch which part of a whole tensor a shard is: torch.chunk's parts.
+
+    Where neighbours have copies, the ranks are a mesh of parts × copies.
+    """
+
+    def __init__(self, group: Group):
+        self.group, self._meshes = group, {}
+
+    def of(self, shard: Tensor, parameter: Tensor, cut: Cut | None) -> Tensor:
+        """A DTensor, without filling, in the shard's memory; what is not cut is itself."""
+        shard = shard.detach()
+        if not _is_cut(shard, parameter, cut) or len(cut.spans) == 1:
+            return shard
+        start, stop = cut.spans[cut.place]
+        shape = _whole_shape(shard, cut)
+        return DTensor.from_local(
+            shard.narrow(cut.dim, 0, stop - start),
+            self._mesh(cut.spans.count(cut.spans[0]), shard.device.type),
+            [Shard(cut.dim), Replicate()],
+            run_check=False,
+            shape=shape,
+            stride=tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape))),
+        )
+
+    def _mesh(self, copies: int, device: str) -> DeviceMesh:
+        if (key := (copies, device)) not in self._meshes:
+            ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+            # Only says who has what: it needs no groups of its own.
+            self._meshes[key] = DeviceMesh(
+                device, torch.tensor(ranks).view(-1, copies), _init_backend=False
+            )
+        return self._meshes[key]
+
+
+def _listed(optimizer: torch.optim.Optimizer, module: nn.Module, cuts: Cuts) -> list:
+    """(parameter, its Cut or None), as state_dict() numbers them."""
+    cut_of = {p: cuts.get(name) for name, p in module.named_parameters()}
+    return [(p, cut_of.get(p)) for part in optimizer.param_groups for p in part["params"]]
+
+
+def _gathered(value: object, parameter: Tensor, cut: Cut | None, group: Group) -> object:
+    """A whole copy of a parameter, or of a state that belongs to it."""
+    if not isinstance(value, Tensor):
+        return value
+    if not _is_cut(value, parameter, cut):
+        return value.clone()
+    shards = value.new_empty(len(cut.spans), *value.shape)
+    if size(group) > 1:
+        dist.all_gather_single(shards.flatten(0, 1), value.contiguous(), group=group)
+    else:
+        shards[0] = value
+    return cut.whole(shards.unbind())
+
+
+def _is_cut(value: Tensor, parameter: Tensor, cut: Cut | None) -> bool:
+    """Not a counter, and not where every rank has the whole parameter."""
+    if cut is None or value.dim() == 0:
+        return False
+    if value.shape != parameter.shape:
+        raise ValueError(
+            f"an optimizer's state of shape {tuple(value.shape)} for a parameter of shape "
+            f"{tuple(parameter.shape)}: what is not of a number for each element cannot be "
+            "put together; use an elementwise optimizer, as AdamW"
+        )
+    return True
+
+
+def _own(name: str, whole: object, parameter: Tensor, cut: Cut | None) -> object:
+    """This rank's part of what _gathered returned."""
+    if not isinstance(whole, Tensor) or whole.dim() == 0:
+        return whole
+    if tuple(whole.shape) != (expected := _whole_shape(parameter, cut)):
+        raise ValueError(
+            f"{name} has shape {tuple(whole.shape)}, and this model's has {expected}: "
+            "give the state of a model of the same sizes"
+        )
+    return whole if cut is None else cut.own(whole)
+
+
+def _whole_shape(shard: Tensor, cut: Cut | None) -> tuple[int, ...]:
+    shape = list(shard.shape)
+    if cut is not None:
+        shape[cut.dim] = max(stop for _, stop in cut.spans)
+    return tuple(shape)

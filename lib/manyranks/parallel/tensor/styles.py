@@ -1,0 +1,55 @@
+"""What the table of names says of a module: how it is cut, or what it does on t ranks."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Column:
+    """A linear layer by its output features; heads: how many they are, not to be cut."""
+
+    heads: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A linear layer by its input features; heads: as in Column."""
+
+    heads: int | None = None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An embedding, or the logits' linear layer, by tokens; filled up to t equal parts."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Dropout: with sequence parallelism each rank has masks of its own.
+
+    always: without it, too, for each rank has activations of its own there.
+    """
+
+    always: bool = False
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A module called with (tokens_BS, positions_S).
+
+    With sequence parallelism it gets the positions of this rank's shard.
+    """
+
+
+Style = Column | Row | Vocabulary | Masks | Positions
+
+
+def check_kind(name: str, module: nn.Module, style: Style) -> None:
+    """Raises ValueError where the style cannot cut a module of this kind."""
+    kinds = (nn.Linear, nn.Embedding) if isinstance(style, Vocabulary) else (nn.Linear,)
+    if not (isinstance(style, Style) and isinstance(module, kinds)):
+        raise ValueError(
+            f"{style!r} for {name}, a {type(module).__name__}: give Column() or Row() to "
+            "an nn.Linear, Vocabulary() to an nn.Embedding or nn.Linear; cut a model once"
+        )

@@ -1,0 +1,204 @@
+"""Chapter 06's explorer: what t ranks make of a layer's time and memory, and where the node ends."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from matplotlib.artist import Artist
+
+from manyranks.show import style, units
+from manyranks.show.bars import Bars
+from manyranks.show.explorer import Explorer, choice, log_slider
+from manyranks.show.labels import Labels
+from manyranks.theory import ModelShape, Plan, clusters, memory, models, passes, tensor
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.names import Named
+from manyranks.theory.passes import Both
+
+DEGREES = [2**k for k in range(7)]  # 1 to 64
+# The sizes of the GPT that this course trains: training.GPTConfig.
+SMALL = ModelShape("small GPT", layers=4, hidden=128, ffn=352, heads=4, vocab=256, tied=True)
+# name -> shape, tokens of a sequence, sequences of a micro-batch; Megatron's: arXiv 2205.05198, Table 3
+_MODELS = {
+    "megatron-22b": (lambda: models["megatron-22b"], 2048, 4),
+    "megatron-175b": (lambda: models["megatron-175b"], 2048, 1),
+    "llama3-405b": (lambda: models["llama3-405b"], 8192, 1),
+    "small GPT": (lambda: SMALL, 128, 4),
+}
+MODELS = Named("model", _MODELS)
+CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
+# name -> Plan's recompute and flash
+RECOMPUTE = Named(
+    "recompute",
+    {
+        "nothing": ("none", False),
+        "the core": ("selective", False),
+        "the whole layer": ("full", False),
+        "nothing, flash attention": ("none", True),
+    },
+)
+_SWITCH = Named("switch", {"on": True, "off": False})
+_TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
+_KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
+_SHOWN = 4  # times the shortest bar of accelerators' time; what is longer is cut off
+
+
+class Setting(NamedTuple):
+    """What the controls say."""
+
+    model: str
+    cluster: str
+    t: int
+    sequence_parallel: bool
+    regather: bool
+    overlap: bool
+    recompute: str
+
+    @property
+    def shape(self) -> ModelShape:
+        return MODELS[self.model][0]()
+
+    @property
+    def on(self) -> Cluster:
+        return clusters[self.cluster]
+
+    def plan(self) -> Plan:
+        _, seq, microbatch = MODELS[self.model]
+        recompute, flash = RECOMPUTE[self.recompute]
+        kept = {"recompute": recompute, "flash": flash, "seq": seq, "microbatch": microbatch}
+        split = {"tp": self.t, "sequence_parallel": self.sequence_parallel, "regather": self.regather}
+        return Plan(**kept, **split, overlap_tensor=self.overlap)
+
+    def time(self) -> Both:
+        """Of one layer. Raises ValueError for a t that the model's sizes do not allow."""
+        return passes.of_layer(self.shape, self.plan(), self.on)
+
+    def saved(self) -> tensor.Saved:
+        return tensor.saved(self.shape, self.plan())
+
+    def larger_nodes(self) -> Both:
+        """The layer's time if the group were in one node."""
+        node, *others = self.on.levels
+        levels = node._replace(size=self.t), *(level for level in others if level.size > self.t)
+        return passes.of_layer(self.shape, self.plan(), replace(self.on, name=f"{self.cluster}, {self.t}", levels=levels))
+
+
+class Degrees:
+    """A row for each t: the time of a layer on all t accelerators together, and what one of them keeps of it.
+
+    With no communication, and nothing done twice, t times the time would be the same in every row.
+    """
+
+    @style.styled
+    def __init__(self):
+        self.figure = style.Figure(figsize=(9.2, 4.0), layout="constrained")
+        time, kept = self.figure.subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
+        rows = [f"t = {t}" for t in DEGREES]
+        self._time = Bars(time, _TIMES, "t × time of a layer, and its time", rows)
+        self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows)
+        self._ends = [axes.axhline(0, color=style.BLACK, linestyle=":", linewidth=1.6) for axes in (time, kept)]
+        self._node = Labels(kept, left=1)
+        self.moving: list[Artist] = [*self._time.moving, *self._kept.moving, *self._ends, self._node.artist]
+
+    def update(
+        self, model: str, cluster: str, t: int, sequence_parallel: str, regather: str, overlap: str, recompute: str
+    ) -> str:
+        """Shows this setting; returns what limits. Raises ValueError for an unknown name, and a t that the model forbids."""
+        now = Setting(model, cluster, t, *(_SWITCH[value] for value in (sequence_parallel, regather, overlap)), recompute)
+        now.time()
+        shown = list(_possible(now))
+        times, kept = [each.time() for each in shown], [each.saved() for each in shown]
+        missing = ["not this t"] * (len(DEGREES) - len(shown))
+        bars = [_split(each.t, both) for each, both in zip(shown, times, strict=True)]
+        texts = [f"{units.duration(both.seconds)}|{_waits(both):.0%} waits" for both in times]
+        longest = [sum(bar.values()) for bar in bars]
+        row = DEGREES.index(t)
+        self._time.update(bars, texts + missing, row, min(max(longest), _SHOWN * min(longest)))
+        held = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
+        self._kept.update(held, [units.size(each.total) for each in kept] + missing, row, max(each.total for each in kept))
+        self._draw_end(now.on)
+        return _status(now)
+
+    def _draw_end(self, cluster: Cluster) -> None:
+        """The line below the last degree that fits in a node."""
+        inside = sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)
+        ends = inside < len(DEGREES)
+        for line in self._ends:
+            line.set(ydata=[inside - 0.5] * 2, visible=ends)
+        self._node.update([(0.99, inside - 0.72)] * ends, [f"a node of {cluster.node} ends"] * ends)
+
+
+def explorer() -> Explorer:
+    """The explorer of chapter 06. It opens on Table 4 of arXiv 2205.05198: the 22B model's layer on eight A100s."""
+    switch = list(_SWITCH)
+    return Explorer(
+        Degrees(),
+        model=choice("model", "megatron-22b", list(MODELS)),
+        cluster=choice("cluster", "a100-dgx", CLUSTERS),
+        t=log_slider("tensor-parallel ranks t", 8, 0, 6),
+        sequence_parallel=choice("sequence parallel", "on", switch),
+        regather=choice("gather inputs again", "on", switch),
+        overlap=choice("overlap", "on", switch),
+        recompute=choice("recompute", "the core", list(RECOMPUTE)),
+    )
+
+
+def _possible(now: Setting) -> Iterator[Setting]:
+    """The setting at each t up to the first that the model forbids: no greater power of two is allowed after it."""
+    for t in DEGREES:
+        each = now._replace(t=t)
+        try:
+            each.plan().check(now.shape)
+        except ValueError:
+            return
+        yield each
+
+
+def _split(t: int, both: Both) -> dict[str, float]:
+    waits = both.forward.tensor + both.backward.tensor
+    return {"forward": t * both.forward.compute, "backward": t * both.backward.compute, "communication": t * waits}
+
+
+def _waits(both: Both) -> float:
+    return (both.forward.tensor + both.backward.tensor) / both.seconds
+
+
+def _status(now: Setting) -> str:
+    both, kept = now.time(), now.saved()
+    peak, room = memory.peak(now.shape, now.plan()).total, now.on.accelerator.memory
+    time = f"a layer takes {units.duration(both.seconds)}, and waits for messages {_waits(both):.0%} of that"
+    layer = f"{now.model}, t = {now.t}, {now.cluster}: {time}"
+    model = f"it keeps {units.size(kept.total)}; all layers need {units.size(peak)} of {units.size(room)} on each rank"
+    if peak > room:
+        enough = [each.t for each in _possible(now) if memory.peak(each.shape, each.plan()).total <= room]
+        way = f"t = {enough[0]} fits" if enough else "no t helps alone: spread layers over pipeline stages, too (chapter 05)"
+        return f"Does not fit: {layer}; {model}. Limit: memory; {way}. Of the time: {_limit(now, both)}."
+    return f"{layer}; {model}. Limit: {_limit(now, both)}."
+
+
+def _limit(now: Setting, both: Both) -> str:
+    if now.t == 1:
+        return "one accelerator's arithmetic: nothing is cut, nothing is sent"
+    if now.t > now.on.node and not now.on.torus:
+        inside = now.larger_nodes().seconds
+        if inside < 0.95 * both.seconds:
+            return f"the node's boundary: in a node of {now.t} it would be {units.duration(inside)}"
+    computing, alone = both.forward.compute + both.backward.compute, now._replace(t=1).time().seconds
+    more = computing - alone / now.t
+    waits = both.seconds - computing
+    if max(waits, more) < 0.15 * both.seconds:
+        return "computing"
+    if waits >= more:
+        return f"communication{_remedy(now, both)}"
+    repeated = " and norms that every rank repeats" if not now.sequence_parallel else ""
+    return (
+        f"small products{repeated}: {now.t} accelerators together compute {now.t * computing / alone:.3g} times as long as one"
+    )
+
+
+def _remedy(now: Setting, both: Both) -> str:
+    """What a switch would save."""
+    hidden = now._replace(overlap=True).time().seconds
+    if hidden < 0.97 * both.seconds:
+        return f"; with overlap it takes {units.duration(hidden)}"
+    return f": {units.duration(_waits(both) * both.seconds)} that only rings in chunks (asynchronous TP) would hide"

@@ -1,0 +1,210 @@
+"""parallel.tensor.dropout: who draws the same masks and who does not, and that recomputation brings them back."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import checkpoint as theirs
+
+from manyranks.parallel.checkpointing import checkpoint, checkpoint_modules, partitioned_checkpoint
+from manyranks.parallel.tensor import Column, Masks, Row, draw_own_masks, own_randomness, parallelize
+from manyranks.training import tensor_styles
+from manyranks.training.config import GPTConfig
+from manyranks.training.gpt import GPT, MLP, CausalAttention, Dropout, Layer
+
+CONFIG = GPTConfig(layers=2, hidden=24, heads=12, ffn=48, vocab=12, seq=12, style="gpt2", dropout=0.3)
+SP = {"sequence_parallel": True}
+WAYS = pytest.mark.parametrize("how", [{}, SP, SP | {"regather": False}, SP | {"overlap": True}], ids=str)
+
+
+def cut_gpt(how: dict, config: GPTConfig = CONFIG):
+    return parallelize(GPT(config, seed=1), None, tensor_styles.styles(config), **how)
+
+
+def step(model, config: GPTConfig = CONFIG) -> torch.Tensor:
+    """The loss. All ranks begin with the same random numbers, as with the same tokens."""
+    torch.manual_seed(5)
+    tokens = torch.randint(config.vocab, (2, config.seq + 1))
+    return model.loss(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+def masks(how: dict) -> tuple[dict, torch.Tensor]:
+    """What each dropout left, True or False, where there was something; and the state of the common generator after it."""
+    model, found = cut_gpt(how), {}
+
+    def note(name, module, inputs, output):
+        there = inputs[0] != 0
+        found.setdefault(name, []).append(((output != 0)[there], there.shape))
+
+    for name, module in model.module.named_modules():
+        if isinstance(module, Dropout):
+            module.register_forward_hook(partial(note, name))
+    step(model).backward()
+    return found, torch.get_rng_state()
+
+
+def same(masks: list) -> bool:
+    return all(mask.shape == masks[0].shape and torch.equal(mask, masks[0]) for mask in masks)
+
+
+def all_differ(masks: list) -> bool:
+    return all(not torch.equal(a, b) for i, a in enumerate(masks) for b in masks[:i] if a.shape == b.shape)
+
+
+@WAYS
+def test_masks_are_common_outside_the_parallel_part_and_own_inside_and_all_own_with_shards(shared_worlds, how):
+    ranks, states = zip(*shared_worlds.run(masks, how), strict=True)
+    assert len(ranks[0]) == 1 + 2 * 2
+    for name in ranks[0]:
+        assert len(ranks[0][name]) == (2 if name.startswith("layers") and "core" not in name else 1)
+        for call in zip(*(found[name] for found in ranks), strict=True):
+            drawn = [mask for mask, _ in call]
+            assert all_differ(drawn) if how or "core" in name else same(drawn), name
+            kept = torch.cat(drawn).double().mean().item()
+            assert abs(kept - 0.7) < 0.15  # of 288 numbers or more: 5 standard deviations
+    for found in ranks:  # and no module's mask is another's
+        assert all_differ([mask for calls in found.values() for mask, _ in calls])
+    assert same(states)
+
+
+def test_without_dropout_inside_the_masks_are_those_of_one_process(shared_worlds):
+    assert max(shared_worlds.run(against_one_process)) < 1e-12
+
+
+def against_one_process() -> float:
+    config, outputs = GPTConfig(**(vars(CONFIG) | {"dropout": 0.0})), []
+    torch.manual_seed(2)
+    alone = nn.Sequential(Dropout(0.3), MLP(config), Dropout(0.3)).double()
+    styles = {"1.up": Column(), "1.down": Row(), "0": Masks(), "2": Masks()}
+    for model in (alone, parallelize(copy.deepcopy(alone), None, styles)):
+        torch.manual_seed(3)
+        outputs.append(model(torch.randn(2, 12, 24, dtype=torch.float64)))
+    assert (outputs[0] == 0).any()
+    return (outputs[0] - outputs[1]).abs().max().item()
+
+
+def in_eval(how: dict) -> bool:
+    """No random number is drawn, twice the same comes out, and afterwards training draws again."""
+    model = cut_gpt(how).eval()
+    losses = [step(model) for _ in range(2)]
+    state = torch.get_rng_state()
+    torch.manual_seed(5)
+    torch.randint(CONFIG.vocab, (2, CONFIG.seq + 1))
+    assert torch.equal(state, torch.get_rng_state())
+    assert losses[0] == losses[1]
+    plain = cut_gpt(how, GPTConfig(**(vars(CONFIG) | {"dropout": 0.0})))
+    assert losses[0] == step(plain)
+    return bool(step(model.train()) != losses[0])
+
+
+@WAYS
+def test_in_eval_mode_nothing_is_drawn(shared_world, how):
+    assert shared_world.run(in_eval, how) == [True] * 3
+
+
+# Recomputation
+
+
+def layers(model, how=checkpoint):
+    checkpoint_modules(model, lambda module: isinstance(module, Layer), how)
+
+
+def cores(model):
+    checkpoint_modules(model, lambda module: isinstance(module, CausalAttention))
+
+
+AGAIN = {
+    "every layer": layers,
+    "attention's core": cores,
+    "torch's": partial(layers, how=partial(theirs.checkpoint, use_reentrant=False)),
+    "torch's reentrant": partial(layers, how=partial(theirs.checkpoint, use_reentrant=True)),
+    "the whole model": lambda model: setattr(model, "forward", partial(checkpoint, model.forward)),
+    "nothing": lambda model: None,
+}
+SHARED = {"shared": partial(layers, how=partial(partitioned_checkpoint, None))}  # of what all ranks have
+
+
+def differing(how: dict) -> list[str]:
+    """Ways to recompute that lead to other gradients than none does, or leave the generator elsewhere."""
+    found = {}
+    for name, change in (AGAIN if how else AGAIN | SHARED).items():
+        model = cut_gpt(how)
+        change(model.module)
+        step(model).backward()
+        model.finish()
+        found[name] = [p.grad for p in model.parameters()] + [torch.get_rng_state()]
+    expected = found["nothing"]
+    assert all(grad is not None for grad in expected)
+    return [name for name, got in found.items() if not all(map(torch.equal, got, expected))]
+
+
+@pytest.mark.parametrize("shared_worlds", [2, 3], indirect=True, scope="module")
+@WAYS
+def test_recomputation_brings_back_all_masks_to_the_bit(shared_worlds, how):
+    assert shared_worlds.run(differing, how) == [[]] * shared_worlds.size
+
+
+# One module
+
+
+def drawn(times: int, fails: bool = False) -> list[torch.Tensor]:
+    """Own numbers, then a common one."""
+    torch.manual_seed(1)
+    found = []
+    for _ in range(times):
+        try:
+            with own_randomness():
+                found.append(torch.rand(4))
+                if fails:
+                    raise KeyError
+        except KeyError:
+            pass
+    return [*found, torch.rand(4)]
+
+
+def test_own_numbers_differ_by_rank_and_time_and_common_ones_go_on(shared_worlds):
+    ranks = shared_worlds.run(drawn, 3)
+    assert all_differ([x for found in ranks for x in found[:-1]])
+    assert same([found[-1] for found in ranks])
+    for again, found in zip(shared_worlds.run(drawn, 3, fails=True), ranks, strict=True):
+        assert all(map(torch.equal, again, found))
+
+
+def copies() -> tuple[bool, bool, bool, bool]:
+    """A copy of a module has masks of its own rank, and a mode of its own."""
+    model = nn.Sequential(nn.Dropout(0.5))
+    draw_own_masks(model[0])
+    other = copy.deepcopy(model).eval()
+    x = torch.ones(64)
+    torch.manual_seed(0)
+    original = model(x)
+    torch.manual_seed(0)
+    again = other.train()(x)
+    return torch.equal(other.eval()(x), x), model[0].training, torch.equal(original, again), torch.equal(model(x), x)
+
+
+def test_a_copy_of_a_dropout_with_own_masks_stands_by_itself(shared_world):
+    assert shared_world.run(copies) == [(True, True, True, False)] * 3
+
+
+def twice_applied() -> tuple[torch.Tensor, torch.Tensor]:
+    found = []
+    for times in (1, 2):
+        dropout = nn.Dropout(0.5)
+        for _ in range(times):
+            draw_own_masks(dropout)
+        torch.manual_seed(0)
+        found.append(dropout(torch.ones(64)))
+    return tuple(found)
+
+
+def test_to_ask_for_own_masks_twice_changes_nothing_and_a_group_of_one_still_drops(shared_world):
+    ranks = shared_world.run(twice_applied)
+    assert all(torch.equal(once, twice) for once, twice in ranks)
+    assert all_differ([once for once, _ in ranks])
+    draw_own_masks(dropout := nn.Dropout(0.5))
+    assert not dist.is_initialized()
+    assert 0 < (dropout(torch.ones(64)) == 0).sum() < 64

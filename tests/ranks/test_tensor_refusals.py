@@ -1,0 +1,86 @@
+"""What parallel.tensor refuses: on all ranks, before any message, so that none waits, and with what to do."""
+
+import re
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+import manyranks as mr
+from manyranks.parallel.tensor import (
+    Column,
+    ColumnParallelLinear,
+    Positions,
+    Row,
+    RowParallelLinear,
+    Vocabulary,
+    parallelize,
+    split_in,
+)
+from manyranks.training import tensor_styles
+from manyranks.training.config import GPTConfig
+from manyranks.training.gpt import GPT
+
+SP = {"sequence_parallel": True}
+
+
+def gpt(mesh=None, axis: str = "tp", styles=None, sizes=None, **how):
+    config = GPTConfig(
+        layers=1, **({"hidden": 48, "heads": 12, "ffn": 48, "vocab": 13, "seq": 12, "tied": False} | (sizes or {}))
+    )
+    return parallelize(GPT(config), mesh, styles or tensor_styles.styles(config), axis, **how)
+
+
+def tied():
+    config = GPTConfig(layers=1, hidden=24, heads=12, vocab=12, seq=12)
+    styles = {name: style for name, style in tensor_styles.styles(config).items() if name != "head.projection"}
+    return parallelize(GPT(config), None, styles)
+
+
+REFUSED = {
+    "heads": (lambda: gpt(sizes={"heads": 6}), r"6 heads on 4 tensor-parallel ranks: one must divide the other"),
+    "few heads": (lambda: gpt(sizes={"heads": 2}), r"2 heads on 4 tensor-parallel ranks.*at most 2 ranks"),
+    "key/value heads": (lambda: gpt(sizes={"kv_heads": 6}), r"6 heads on 4 tensor-parallel ranks"),
+    "feed-forward": (lambda: gpt(sizes={"ffn": 50}), r"50 features of layers\.0\.mlp\.\w+ on 4 .* 1, 2, 5, 10, 25, 50 ranks"),
+    "column": (lambda: ColumnParallelLinear(4, 6), r"6 features on 4 tensor-parallel ranks.*1, 2, 3, 6 ranks"),
+    "row": (lambda: RowParallelLinear(6, 4), r"6 features on 4 tensor-parallel ranks"),
+    "pattern": (lambda: gpt(styles={"layers.*.mpl.up": Column()}), r"'layers\.\*\.mpl\.up' fits no module: see the model's"),
+    "axis": (lambda: gpt(init_device_mesh("cpu", (4,), mesh_dim_names=("model",))), r"axis='tp': the mesh has 'model'; make"),
+    "no names": (lambda: gpt(init_device_mesh("cpu", (4,))), r"axis='tp': the mesh has no names; make it by init_device_mesh"),
+    "overlap": (lambda: gpt(overlap=True), r"overlap=True needs sequence_parallel=True and regather=True"),
+    "overlap, kept": (lambda: gpt(overlap=True, regather=False, **SP), r"overlap=True needs sequence_parallel=True"),
+    "a layer's overlap": (lambda: RowParallelLinear(8, 4, overlap=True), r"overlap=True needs sequence_parallel=True"),
+    "sequence": (lambda: gpt(**SP)(torch.ones(2, 10, dtype=torch.long)), r"\(1, 10\) on 4 ranks: .* a multiple of 4 tokens"),
+    "split": (lambda: split_in(torch.ones(2, 10, 3)), r"\(2, 10, 3\) on 4 ranks: .* a multiple of 4 tokens"),
+    "rows' sequence": (lambda: RowParallelLinear(8, 4, **SP)(torch.ones(2, 10, 2)), r"\(2, 10, 4\) on 4 ranks: .* of 4 tok"),
+    "overlapped rows": (lambda: RowParallelLinear(8, 4, overlap=True, **SP)(torch.ones(2, 10, 2)), r"\(2, 10, 2\) on 4 ranks"),
+    "no sequence": (lambda: ColumnParallelLinear(4, 8, **SP)(torch.ones(4, 4)), r"shape \(4, 4\) .*give \[batch, seq"),
+    "rows, no sequence": (lambda: RowParallelLinear(8, 4, **SP)(torch.ones(4, 2)), r"shape \(4, 2\) .*give \[batch, seq"),
+    "a norm": (lambda: gpt(styles={"head.norm": Column()}), r"Column\(heads=None\) for head\.norm, a RMSNorm: give Column"),
+    "an embedding": (lambda: gpt(styles={"embedding.tokens": Row()}), r"for embedding\.tokens, a Embedding: .*Vocabulary"),
+    "a class": (lambda: gpt(styles={"head.projection": Vocabulary}), r"for head\.projection, a Linear: give Column"),
+    "twice": (lambda: parallelize(gpt(styles={"head.projection": Column()}, sizes={"vocab": 12}).module, None,
+                                  {"head.projection": Column()}), r"a ColumnParallelLinear: .*; cut a model once"),
+    "tied": (tied, r"head\.projection\.weight is tied to a parameter that was cut: give its module a style"),
+    "a loss of whole logits": (lambda: gpt(styles={"embedding": Positions()}).loss(torch.ones(2, 3, 5), torch.ones(2, 3)),
+                               r"no linear layer is cut by Vocabulary\(\): give the head this style, or, .*cross_entropy"),
+    "norm": (lambda: gpt(styles={"embedding": Positions()}).clip_grad_norm_(-1.0), r"most=-1\.0: give the largest norm"),
+}  # fmt: skip
+
+
+def refusals() -> dict[str, str]:
+    found = {}
+    for name, (make, _) in REFUSED.items():
+        try:
+            make()
+            found[name] = "nothing was raised"
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_what_does_not_fit_is_refused_on_all_ranks_with_what_to_do():
+    with mr.World(4, backend="gloo", timeout=30) as world:
+        m = world.measure(refusals)
+    for found in m.results:
+        assert {name: found[name] for name, (_, message) in REFUSED.items() if not re.search(message, found[name])} == {}
+    assert all(not calls for calls in m.calls.values())

@@ -1,0 +1,318 @@
+"""Chapter 06's pictures and explorer show the theory's figures, and every setting is shown or refused in words."""
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
+
+from manyranks.show import bars, tensor, tensor_explorer, units
+from manyranks.show.tensor_explorer import CLUSTERS, DEGREES, MODELS, RECOMPUTE, SMALL, Degrees
+from manyranks.theory import Plan, clusters, memory, models, passes, published
+from manyranks.theory import tensor as theory
+from manyranks.theory.published import layers
+from manyranks.training import GPTConfig
+
+PAPER = models["megatron-22b"]
+PLAN = Plan(seq=2048, microbatch=4, precision="fp16", flash=False, recompute="none")
+DEFAULT = {"model": "megatron-22b", "cluster": "a100-dgx", "t": 8, "sequence_parallel": "on"}
+DEFAULT |= {"regather": "on", "overlap": "on", "recompute": "the core"}
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def widths(panel: bars.Bars) -> list[list[float]]:
+    """For each row, those of its parts that are not 0, from left to right."""
+    rows: dict[int, list] = {}
+    for boxes in (artist for artist in panel.moving if isinstance(artist, PathPatch)):
+        for box in (Path(corners).get_extents() for corners in boxes.get_path().to_polygons()):
+            rows.setdefault(round((box.y0 + box.y1) / 2), []).append((box.x0, box.width))
+    return [[width for _, width in sorted(rows[row])] for row in sorted(rows)]
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """What each panel's texts are after an update: time, memory, the node's end."""
+    found = []
+    monkeypatch.setattr(bars.Labels, "update", lambda self, places, words, colours=(): found.append(list(words)))
+
+    def after(**change) -> list[list[str]]:
+        found.clear()
+        Degrees().update(**DEFAULT | change)
+        return found
+
+    return after
+
+
+# The pictures of a cut product
+
+
+def parts_of(figure) -> list[tuple[float, float]]:
+    """Sizes of the filled rectangles, in inches."""
+    filled = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle) and patch.get_facecolor()[3]]
+    return [(round(patch.get_width(), 6), round(patch.get_height(), 6)) for patch in filled]
+
+
+@pytest.mark.parametrize("t", [2, 3, 4, 8])
+def test_column_parallel_cuts_the_weight_and_the_output_by_columns(t):
+    sizes, wide, high = parts_of(tensor.cut("column", t)), 1.2, 1.25
+    assert sizes == [(0.7, high), *[(round(wide / t, 6), 0.7)] * t, *[(round(wide / t, 6), high)] * t]
+
+
+def test_row_parallel_gives_a_term_of_the_sum_on_each_rank():
+    figure = tensor.cut("row", 4)
+    assert [text for text in texts(figure) if text.startswith(("own", "whole", "a term"))] == [
+        "own columns",
+        "own rows",
+        "a term on each",
+        "whole on each",
+    ]
+    assert len(parts_of(figure)) == 4 + 4 + 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "sequence_parallel", "said"),
+    [
+        ("column", False, "forward sends: nothing;   backward: an all-reduce (f)"),
+        ("row", False, "forward sends: an all-reduce (g);   backward: nothing"),
+        ("mlp", False, "forward sends: an all-reduce (g);   backward: an all-reduce (f)"),
+        ("column", True, "forward sends: an all-gather;   backward: a reduce-scatter, and the all-gather again"),
+        ("row", True, "forward sends: a reduce-scatter;   backward: an all-gather"),
+    ],
+)
+def test_a_picture_says_what_is_sent_as_the_theory_counts(kind, sequence_parallel, said):
+    assert said in texts(tensor.cut(kind, sequence_parallel=sequence_parallel))
+    counted = {"column": theory.column, "row": theory.row, "mlp": theory.block}[kind](64, 32, 4, sequence_parallel)
+    for direction, calls in zip(said.split(";"), counted, strict=True):
+        for op in ("all-reduce", "all-gather", "reduce-scatter"):
+            assert direction.count(op) == getattr(calls, op.replace("-", "_"))
+
+
+def test_with_sequence_parallelism_activations_outside_are_cut_by_tokens():
+    said = [text for text in texts(tensor.cut("mlp", sequence_parallel=True)) if text.startswith(("own", "whole"))]
+    assert said == ["own rows", "whole on each", "own columns", "own columns", "own rows", "own rows"]
+
+
+@pytest.mark.parametrize(("kind", "t", "said"), [("columns", 4, "kind='columns': did you mean 'column'"), ("row", 9, "t=9: ")])
+def test_a_picture_that_cannot_be_drawn_is_refused(kind, t, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        tensor.cut(kind, t)
+
+
+# The picture of the heads
+
+
+def numbers(figure, low: float, high: float) -> list[str]:
+    found = [text for text in figure.axes[0].texts if low < text.get_position()[1] < high and text.get_text().isdigit()]
+    return [text.get_text() for text in sorted(found, key=lambda text: text.get_position()[0])]
+
+
+def test_each_rank_has_the_key_value_heads_that_its_queries_read():
+    figure = tensor.heads(8, 4, 2)
+    assert numbers(figure, 1.4, 1.9) == list("01234567")
+    assert numbers(figure, 0.5, 1.2) == list("0123")
+    assert "a copy" not in texts(figure)
+
+
+def test_with_more_ranks_than_key_value_heads_copies_are_marked():
+    figure = tensor.heads(8, 2, 4)
+    assert numbers(figure, 0.5, 1.2) == list("0011")
+    assert texts(figure).count("a copy") == 2
+    assert "8 query heads, 2 key/value heads, each on 2 ranks, on 4 ranks" in texts(figure)
+
+
+@pytest.mark.parametrize("given", [(64, 8, 8), (32, 32, 32), (8, 3, 2), (8, 8, 3), (12, 6, 4), (0, 1, 1), (8, 2.0, 2)], ids=str)
+def test_heads_that_do_not_go_together_are_refused(given):
+    with pytest.raises(ValueError, match=f"^heads={given[0]!r}, kv_heads={given[1]!r}, t={given[2]!r}: "):
+        tensor.heads(*given)
+
+
+# The picture of the collectives
+
+
+def test_the_collectives_drawn_are_those_that_the_theory_counts():
+    said = texts(tensor.collectives())
+    plain, split = theory.layer(64, 32, 4), theory.layer(64, 32, 4, True)
+    assert said.count("all-reduce") == plain.both.all_reduce == 4
+    assert said.count("all-gather") + said.count("all-gather again") == split.both.all_gather == 6
+    assert said.count("all-gather again") == 2
+    assert said.count("reduce-scatter") == split.both.reduce_scatter == 4
+    for calls in (*plain, *split):
+        counts = {"all-reduces": calls.all_reduce, "all-gathers": calls.all_gather, "reduce-scatters": calls.reduce_scatter}
+        assert "\n".join(f"{count} {op}" for op, count in counts.items() if count) in said
+
+
+# Memory and time over t
+
+
+def heights(figure) -> list[list[float]]:
+    """Of each stack of bars, from below."""
+    return [[bar.get_height() for bar in container] for container in figure.axes[0].containers]
+
+
+def test_kept_bytes_are_the_paper_s_and_the_statistics():
+    figure = tensor.saved(PAPER, PLAN, (1, 8))
+    sbh = 4 * 2048 * PAPER.hidden
+    whole, cut_by_t = heights(figure)[0], heights(figure)[1]
+    assert whole == [10 * sbh + 131072] * 2
+    assert cut_by_t == pytest.approx([sbh * (24 + 5 * 64 * 2048 / PAPER.hidden) / t for t in (1, 8)])
+    assert heights(figure)[2] == [(10 * sbh + 131072) / t for t in (1, 8)]
+    assert units.size(theory.saved(PAPER, replace(PLAN, tp=8)).total) in texts(figure)
+
+
+def test_what_was_measured_is_a_ring_on_its_bar():
+    figure = tensor.saved(PAPER, PLAN, (1, 2, 4), {"TP": {2: 5e9}, "TP + SP": {4: 7e9, 8: 1.0}}, list(tensor.VARIANTS))
+    rings = [(line.get_xdata()[0], line.get_ydata()[0]) for line in figure.axes[0].lines]
+    wide = 0.8 / 3
+    assert rings == [pytest.approx((1 - wide, 5e9)), pytest.approx((2, 7e9))]
+    assert [text.get_text() for text in figure.legends[0].get_texts()].count("measured") == 1
+
+
+def test_unknown_variants_are_refused():
+    for given in ({"variants": ["SP"]}, {"measured": {"SP": {}}}):
+        with pytest.raises(ValueError, match=r"^variant 'SP': known are TP, TP \+ SP"):
+            tensor.saved(PAPER, PLAN, **given)
+
+
+def test_a_layer_s_time_is_the_theory_s_and_the_node_s_end_is_marked():
+    figure = tensor.layer_time(PAPER, PLAN, clusters["a100-dgx"], (1, 8, 16))
+    found = [passes.of_layer(PAPER, replace(PLAN, tp=t), clusters["a100-dgx"]) for t in (1, 8, 16)]
+    computing, waiting = (container for container in figure.axes[0].containers if hasattr(container, "patches"))
+    assert [bar.get_height() for bar in computing] == pytest.approx([b.forward.compute + b.backward.compute for b in found])
+    assert [bar.get_height() for bar in waiting] == pytest.approx([b.forward.tensor + b.backward.tensor for b in found])
+    assert figure.axes[0].lines[0].get_xdata()[0] == 1.5
+    assert "beyond a node of 8" in texts(figure)
+    assert "beyond a node of 8" not in texts(tensor.layer_time(PAPER, PLAN, clusters["a100-dgx"], (1, 8)))
+
+
+# The explorer
+
+
+def test_it_opens_on_table_4_and_says_what_limits():
+    assert tensor.explorer().values == DEFAULT
+    assert tensor.explorer().status == (
+        "megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms, and waits for messages 12% of that; it keeps 214 MB; all layers "
+        "need 55.3 GB of 80 GB on each rank. Limit: computing."
+    )
+    row = layers.rows()[-1]  # selective recomputation with sequence parallelism
+    assert f"{1e3 * row.predict().both:.1f}" == "20.5"
+    assert published.rows("korthikanti_layer_times")[-1]["combined_ms"] == "20.3"
+
+
+def test_the_small_model_is_the_course_s():
+    assert replace(SMALL, name="") == replace(GPTConfig().shape(), name="")
+    assert MODELS["small GPT"][1] == GPTConfig().seq
+
+
+def test_bars_are_the_theory_s_for_every_t(written):
+    time, kept, end = written()
+    plan = Plan(seq=2048, microbatch=4, flash=False, recompute="selective")
+    for row, t in enumerate(DEGREES):
+        both = passes.of_layer(PAPER, replace(plan, tp=t), clusters["a100-dgx"])
+        assert time[2 * row].removeprefix("» ") == units.duration(both.seconds)
+        assert kept[row] == units.size(theory.saved(PAPER, replace(plan, tp=t)).total)
+    assert end == ["a node of 8 ends"]
+    plot = Degrees()
+    plot.update(**DEFAULT)
+    for drawn, t in zip(widths(plot._kept), DEGREES, strict=True):
+        saved = theory.saved(PAPER, replace(plan, tp=t))
+        total = theory.saved(PAPER, plan).total
+        assert drawn == pytest.approx(
+            [part / total * bars.LONGEST for part in (saved.outside + saved.statistics, saved.inside)]
+        )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "row", "said"), [("a100-dgx", 3.5, ["a node of 8 ends"]), ("v100-dgx", 4.5, ["a node of 16 ends"])]
+)
+def test_the_line_is_where_the_node_ends(cluster, row, said, written):
+    assert written(cluster=cluster)[-1] == said
+    plot = Degrees()
+    plot.update(**DEFAULT | {"cluster": cluster})
+    assert {tuple(line.get_ydata()) for line in plot._ends} == {(row, row)}
+
+
+@pytest.mark.parametrize("cluster", ["gb200-nvl72", "tpu-v5p", "laptop"])
+def test_no_line_where_no_group_leaves_a_node(cluster, written):
+    assert written(cluster=cluster)[-1] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"t": 1}, "Limit: memory; t = 8 fits. Of the time: one accelerator's arithmetic"),
+        ({"t": 1, "model": "small GPT"}, "Limit: one accelerator's arithmetic: nothing is cut, nothing is sent"),
+        ({"t": 16}, "Limit: the node's boundary: in a node of 16 it would be 12.2 ms"),
+        ({"recompute": "nothing"}, "Does not fit: megatron-22b, t = 8, a100-dgx: "),
+        ({"recompute": "nothing"}, "Limit: memory; t = 16 fits."),
+        ({"model": "llama3-405b"}, "Limit: memory; no t helps alone: spread layers over pipeline stages, too"),
+        ({"cluster": "b200-dgx", "overlap": "off", "sequence_parallel": "off"}, "Limit: communication; with overlap it takes"),
+        (
+            {"model": "small GPT", "cluster": "h100-dgx", "t": 4},
+            "Limit: small products: 4 accelerators together compute 3.84 times as long as one",
+        ),
+        ({"model": "small GPT", "cluster": "laptop", "t": 4}, "Limit: communication: "),
+        ({"sequence_parallel": "off", "recompute": "nothing, flash attention", "t": 4}, "Limit: "),
+        ({"model": "small GPT", "t": 8}, "Not possible: tp=8 does not divide the 4 heads of small GPT"),
+        ({"model": "llama3-405b", "t": 64}, "Limit: memory"),
+    ],
+)
+def test_the_status_line_names_the_limit(change, said):
+    assert said in tensor.explorer().set(**change).status
+
+
+def test_a_way_out_is_one():
+    shown = tensor.explorer().set(recompute="nothing")
+    assert "t = 16 fits" in shown.status
+    assert not shown.set(t=16).status.startswith("Does not fit")
+
+
+def test_switches_change_what_they_are_called():
+    shown = tensor.explorer().set(recompute="nothing", t=4)
+    opened = tensor_explorer.Setting("megatron-22b", "a100-dgx", 4, True, True, True, "nothing")
+    sbh = 4 * 2048 * PAPER.hidden
+    assert opened._replace(regather=False).saved().total - opened.saved().total == 4 * sbh * 3 / 4
+    assert opened._replace(sequence_parallel=False).saved().formula == sbh * (10 + 24 / 4 + 5 * 64 * 2048 / (4 * PAPER.hidden))
+    assert opened._replace(overlap=False).time().seconds > opened.time().seconds
+    pictures = {shown._image.value}
+    for name in ("sequence_parallel", "regather", "overlap"):
+        pictures.add(shown.set(**{name: "off"})._image.value)
+        shown.set(**{name: "on"})
+    assert len(pictures) == 4
+
+
+def test_degrees_that_a_model_forbids_have_no_bar(written):
+    time, kept, _ = written(model="small GPT", t=4)
+    assert time[-4:] == kept[-4:] == ["not this t"] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("model", "gpt5"), ("cluster", "abacus"), ("recompute", "all"), ("overlap", "yes")]
+)
+def test_unknown_names_are_refused_in_words(name, value):
+    with pytest.raises(ValueError, match=value):
+        Degrees().update(**DEFAULT | {name: value})
+
+
+def test_every_choice_gives_a_status_line_or_a_reason():
+    plot, switch = Degrees(), ("on", "off")
+    options = {"model": list(MODELS), "cluster": CLUSTERS, "t": [1, 8, 64], "sequence_parallel": switch}
+    options |= {"regather": ["off"], "overlap": switch, "recompute": list(RECOMPUTE)}
+    for values in itertools.product(*options.values()):
+        setting = dict(zip(options, values, strict=True))
+        if MODELS[setting["model"]][0]().heads % setting["t"]:
+            with pytest.raises(ValueError, match=r"does not divide the \d+ heads"):
+                plot.update(**setting)
+        else:
+            status = plot.update(**setting)
+            assert "Limit: " in status
+            assert "nan" not in status
+
+
+def test_memory_of_all_layers_is_the_theory_s():
+    peak = memory.peak(PAPER, Plan(tp=8, seq=2048, microbatch=4, flash=False, recompute="selective")).total
+    assert f"all layers need {units.size(peak)} of 80 GB" in tensor.explorer().status
