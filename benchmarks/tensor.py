@@ -17,7 +17,7 @@ from benchmarks import training
 from benchmarks.compare import Row, pairs
 from benchmarks.training import Step
 from manyranks import theory
-from manyranks.measure import shapes
+from manyranks.measure import meta
 from manyranks.parallel.tensor import parallelize
 from manyranks.timeline import Timeline
 from manyranks.training.config import GPTConfig
@@ -168,8 +168,8 @@ def _on_cluster(world: mr.World, how: dict[str, bool]) -> Timeline:
 
 def _shapes_step(how: dict[str, bool]) -> None:
     """Forward and backward of the large layer in bfloat16, without numbers."""
-    with shapes.without_numbers():
-        with shapes.uncounted():
+    with meta.without_numbers():
+        with meta.uncounted():
             model = parallelize(_layer(LARGE).bfloat16(), None, _table(LARGE), **how)
         shards = dist.get_world_size() if how["sequence_parallel"] else 1
         x = torch.empty(LARGE_BATCH, LARGE.seq // shards, LARGE.hidden, dtype=torch.bfloat16, requires_grad=True)

@@ -1,0 +1,229 @@
+"""The task Block: sequence parallelism around an MLP, with its norm, dropout and residual connection."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from manyranks.grade.compare import sizes
+from manyranks.grade.scripts import Scene, Tensors, Wrong
+from manyranks.grade.tensor import given, masks, traffic
+from manyranks.grade.tensor.dealing import in_blocks
+from manyranks.grade.tensor.layout import Layout
+from manyranks.grade.tensor.lockstep import (
+    divided,
+    gathered,
+    mean,
+    nothing,
+    own_part,
+    padded,
+    repeated,
+    same,
+    scattered,
+    total,
+)
+from manyranks.grade.tensor.masks import KEPT, P
+from manyranks.grade.tensor.memory import Made
+from manyranks.grade.tensor.positions import NAMES, RIGHT, UPSTREAM, B, H, S, Way, X, computed, shard, shards_of, whole_of
+from manyranks.grade.tensor.ready import READY, YOURSELF
+from manyranks.grade.tensor.shards import keeps, kept, size
+from manyranks.grade.tensor.task import (
+    Must,
+    TensorTask,
+    gradient,
+    parameters,
+    prefixed,
+    result_of,
+    telling,
+    untouched,
+    values,
+)
+from manyranks.grade.tensor.traffic import Phases, reduced
+from manyranks.grade.tensor.wholes import WholeBlock
+from manyranks.grade.trial import Trial
+from manyranks.grade.verdict import Aspect, Verdict
+
+_PARTIAL = ("norm.weight", "norm.bias", "down.bias")
+_WHOLE = 8 * S * B * H  # bytes of all positions
+_UP_WEIGHT = "the parameter up.weight"
+_LARGEST = "largest alive"  # a mark
+_BLOCKS = "units are dealt in turn: rank r has the units r, r + t, r + 2t, …, not neighbours"
+_ALL_THREE = (
+    "norm's parameters and down's bias work on this rank's positions only, so that each rank finds a part of their "
+    "gradients: f is for what ranks have alike and use for different things. One f for the three"
+)
+_NORM = f"norm's gradients are this rank's positions' only. {_ALL_THREE}"
+_BIAS = f"the gradient of down's bias is this rank's positions' only: it is added after the reduce-scatter. {_ALL_THREE}"
+_MEAN = "that is a mean: the gradient of what all ranks have alike is the sum of what they find"
+_G_ON_WEIGHTS = "parameters are added up in forward: that is g. f leaves them as they are, and sums their gradients"
+_UNITS_SUMMED = (
+    "up's weights, and down's, are other ones on each rank: their gradients are whole after the gather, and not to be summed"
+)
+_T_TIMES = "each rank has added down's bias to its part, so that the sum has it t times: add it after the reduce-scatter"
+_OWN_GRADIENT = (
+    "the gradient of what was gathered is only this rank's: each rank has used all positions, so the gradients of a "
+    "position are added up over the ranks, and go back to the one that has it: a reduce-scatter"
+)
+_NOT_GATHERED = (
+    "behind the reduce-scatter, a rank knows the gradient of its own positions only, but has added to all of them: backward "
+    "gathers"
+)
+_UNSEEN = (
+    "autograd does not see what dist's calls do: inside a torch.autograd.Function, backward says what becomes of a gradient"
+)
+_NOT_SUMMED = "that is this rank's part of the sum: a reduce-scatter adds the parts up, and leaves each rank its positions"
+_DIVIDED = "that is divided by t: sums are not"
+_UNEXPLAINED = (
+    "y = x + dropout(down(gelu(up(norm(x))))): the gather and the reduce-scatter go by ranks, along the first dim, "
+    "and are each other's backward"
+)
+_NO_DROPOUT = (
+    "an element of the sum is either dropped or divided by 1 − p. Dropout comes last, before x is added: after the "
+    "reduce-scatter and the bias, and on this rank's positions"
+)
+_WHOLE_KEPT = (
+    "the gathered positions are not kept: a product with weights keeps its input, so do the gather and that product in one "
+    "torch.autograd.Function, which keeps the shard and gathers it again in backward. The norm and dropout work on shards"
+)
+_NO_ALL_REDUCE = (
+    "an all-reduce gives each rank all positions, with twice the bytes of a reduce-scatter: what is outside the units has a "
+    "rank's positions only"
+)
+_SEPARATE = "one all-reduce for the gradients of norm and of down's bias: f takes a list"
+
+
+def _sum_of(whole: WholeBlock, x_sBH: Tensor) -> Tensor:
+    """What dropout is applied to."""
+    with torch.no_grad():
+        return whole.down(F.gelu(whole.up(whole.norm(x_sBH))))
+
+
+def _run(layout: Layout, seeds: tuple[int, ...], kind: Callable, watch) -> Tensors:
+    """seeds: of the forwards, of which the first has a backward, too; none where p is 0."""
+    watch.refuse(READY, YOURSELF)
+    group, number, rank, _ = layout.place()
+    whole, t = whole_of(number, layout.t), layout.t
+    shards = size(shards_of(whole, 0, t))
+    module = kept(watch, lambda: kind(whole_of(number, t), P if seeds else 0.0, given.f, group), shards)
+    own = parameters(module, NAMES, "Block")
+    found = prefixed({name: own[name].detach().clone() for name in NAMES}, "the parameter")
+    x = shard(X + number, rank, t).requires_grad_()
+    first, *others = seeds or (1,)
+    with Made() as memory:
+        watch.mark("forward")
+        y = result_of(module(x, first), x)
+        watch.mark(f"{_LARGEST} {memory.largest_alive(_WHOLE)}")
+        watch.mark("backward")
+        y.backward(shard(UPSTREAM + number, rank, t))
+    watch.mark(traffic.AGAIN)
+    untouched(watch, "x", [x.detach()], [shard(X + number, rank, t)])
+    results = [y.detach(), *(module(x, seed).detach() for seed in others)]
+    right = _sum_of(whole, x)
+    found |= {f"{KEPT} {i}": masks.read(result, x, right) for i, result in enumerate(results) if seeds}
+    found |= {"the result": y.detach().clone(), "the gradient of x": gradient(x)}
+    return found | prefixed({name: gradient(own[name]) for name in NAMES}, "the gradient of")
+
+
+_NONE = (same, same)
+_WAYS = [
+    (_BLOCKS, Way(cut=in_blocks)),
+    (_ALL_THREE, Way(norm=_NONE, bias=_NONE)),
+    (_NORM, Way(norm=_NONE)),
+    (_BIAS, Way(bias=_NONE)),
+    (_MEAN, Way(norm=(same, mean), bias=(same, mean))),
+    (_MEAN, Way(norm=(same, mean))),
+    (_G_ON_WEIGHTS, Way(norm=(total, same), bias=(total, same))),
+    (_UNITS_SUMMED, Way(units=(same, total))),
+    (_T_TIMES, Way(early=True, bias=_NONE)),
+    (_T_TIMES, Way(early=True)),
+    (_OWN_GRADIENT, Way(gather=(gathered, own_part))),
+    (_UNSEEN, Way(gather=(gathered, nothing(own_part)))),
+    (_UNSEEN, Way(scatter=(scattered, nothing(padded)))),
+    (_NOT_GATHERED, Way(scatter=(scattered, padded))),
+    (_NOT_GATHERED, Way(scatter=(scattered, repeated))),
+    (_NOT_SUMMED, Way(scatter=(own_part, padded))),
+    (_NOT_SUMMED, Way(scatter=(own_part, gathered))),
+    (_DIVIDED, Way(scatter=(lambda parts: scattered(divided(parts)), gathered))),
+    (_DIVIDED, Way(scatter=(lambda parts: scattered(divided(parts)), lambda grads: gathered(divided(grads))))),
+    (_DIVIDED, Way(gather=(gathered, lambda grads: scattered(divided(grads))))),
+]
+
+
+def _wrong(layout: Layout) -> Iterator[Wrong]:
+    """Those of the cut show in up; of the others, parameters do not matter."""
+    for hint, way in _WAYS:
+        results = layout.spread(partial(computed, layout, way, None))
+        if hint == _BLOCKS:
+            yield Wrong(hint, [{_UP_WEIGHT: own[_UP_WEIGHT]} for own in results])
+        else:
+            yield Wrong(hint, [{name: own[name] for name in own if not name.startswith("the parameter")} for own in results])
+
+
+@cache
+def cases(n: int) -> list[Scene]:
+    """Without dropout on all ranks; with it, of 4 in two pairs."""
+    return [_scene(Layout(n, n), ()), _scene(Layout(n, n), (7, 8, 7)), *([_scene(Layout(4, 2), ())] if n == 4 else [])]
+
+
+def _scene(layout: Layout, seeds: tuple[int, ...]) -> Scene:
+    t, x, whole = layout.t, _WHOLE, whole_of(0, layout.t)
+    gather, scatter, small = ("all_gather", x // t, t), ("reduce_scatter", x, t), reduced(8 * len(_PARTIAL) * H, t)
+    phases = Phases(((gather, scatter),), ((gather, gather, scatter, small), (gather, scatter, small)))
+    shards = size(shards_of(whole, 0, t))
+    must = Must(layout, phases, shards, size(dict(whole.named_parameters())), seeds)
+    right = layout.spread(partial(computed, layout, RIGHT, None))
+    wrong = tuple if seeds else lambda: telling(right, _wrong(layout))
+    return Scene(layout.n, partial(_run, layout, seeds), right, wrong, must, f"{layout}p = {P if seeds else 0:g}")
+
+
+def _values(task: "Block", trial: Trial) -> Verdict:
+    """With the masks that the ranks have drawn, where there is dropout."""
+    layout, seeds = trial.case.must.layout, trial.case.must.seeds
+    if not seeds:
+        return values(task, trial)
+    kept_by = [seen.tensors[f"{KEPT} 0"] for seen in trial.answers]
+    for rank, one in enumerate(kept_by):
+        if not masks.is_dropout(one):
+            wrong = f"rank {rank}: what was added to x is not what dropout makes of the sum"
+            return Verdict(False, wrong, traffic.traffic(task, trial).hint or _NO_DROPOUT)
+    right = layout.spread(partial(computed, layout, RIGHT, [one.round() for one in kept_by]))
+    return values(task, replace(trial, case=replace(trial.case, expected=right)))
+
+
+def _whole_alive(task: "Block", trial: Trial) -> Verdict:
+    """After forward, no tensor has all positions."""
+    for rank, seen in enumerate(trial.answers):
+        got = next(int(event.what.split()[-1]) for event in seen.events if event.what.startswith(_LARGEST))
+        if got >= _WHOLE:
+            there, here = sizes(got, _WHOLE // trial.case.must.layout.t)
+            return Verdict(False, f"rank {rank} keeps a tensor of {there} after forward; a shard of x has {here}", _WHOLE_KEPT)
+    return Verdict(True)
+
+
+@dataclass(frozen=True)
+class Block(TensorTask):
+    unexplained: ClassVar[str] = _UNEXPLAINED
+    aspects: ClassVar[tuple[Aspect, ...]] = (
+        Aspect("shards, results and gradients are right", 0.4, _values, each_world=True),
+        keeps(0.05),
+        Aspect("drops other elements on each rank, and with each seed", 0.2, masks.differ),
+        Aspect("gathers and reduce-scatters, and sums norm's and the bias's gradients in one call", 0.2, traffic.traffic),
+        Aspect("keeps no tensor with the whole sequence", 0.15, _whole_alive),
+    )
+
+    def why_traffic(self, phase, got, phases):
+        ops = {op for op, _, _ in got[phase]}
+        sums = [size for op, size, _ in got[phase] if op == "all_reduce"]
+        if phase == "made":
+            return super().why_traffic(phase, got, phases)
+        if sums and max(sums) >= min(size for op, size, _ in phases.forward[0] if op == "reduce_scatter"):
+            return _NO_ALL_REDUCE
+        if phase == "backward" and len(sums) > 1:
+            return _SEPARATE
+        if phase == "backward" and not sums and ops:
+            return _ALL_THREE
+        return _UNEXPLAINED

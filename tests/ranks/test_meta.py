@@ -1,0 +1,87 @@
+"""Code that runs without numbers is recorded as if it had them."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from manyranks import theory
+from manyranks.measure import meta
+from manyranks.parallel.tensor import parallelize
+from manyranks.timeline import Compute
+from manyranks.training import GPTConfig, tensor_styles
+from manyranks.training.gpt import Layer
+
+CONFIG = GPTConfig(layers=1, hidden=96, heads=12, seq=24, style="gpt2")
+TABLE = {
+    name.removeprefix("layers.*."): style
+    for name, style in tensor_styles.styles(CONFIG).items()
+    if name.startswith("layers.*.")
+}
+OVERLAP = {"sequence_parallel": True, "overlap": True}
+
+
+def step(**how):
+    with meta.uncounted():
+        model = parallelize(Layer(CONFIG), None, TABLE, **how)
+    own = CONFIG.seq // (dist.get_world_size() if how else 1)
+    x = torch.empty(2, own, CONFIG.hidden, requires_grad=True)
+    y = model(x)
+    y.backward(torch.empty_like(y))
+
+
+def without(**how):
+    with meta.without_numbers():
+        step(**how)
+
+
+def instructions(program) -> list:
+    """Without the bytes that operators move, of which other kernels have others."""
+    return [[i.work.flops if isinstance(i, Compute) else i for i in rank] for rank in program.ranks]
+
+
+@pytest.mark.parametrize("how", [{}, OVERLAP], ids=["all-reduces", "rings"])
+def test_a_program_without_numbers_is_that_of_the_same_code_with_numbers(shared_worlds, how):
+    real, shadow = (shared_worlds.measure(run, flops=True, **how) for run in (step, without))
+    assert shadow.payload_bytes == real.payload_bytes
+    assert shadow.flops == real.flops
+    assert instructions(shadow.program) == instructions(real.program)
+    assert set(shadow.sent_bytes.values()) == {0}
+
+
+def test_a_layer_that_no_laptop_has_room_for_is_replayed(shared_worlds):
+    big = theory.models["megatron-22b"]
+
+    def large():
+        with meta.without_numbers():
+            with meta.uncounted():
+                layer = torch.nn.Linear(big.hidden, big.ffn, bias=False).bfloat16()
+            x = torch.empty(4 * 2048, big.hidden, dtype=torch.bfloat16)
+            dist.all_reduce(layer(x))
+
+    m = shared_worlds.measure(large, flops=True)
+    assert m.flops[0] == 2 * 4 * 2048 * big.hidden * big.ffn
+    assert m.calls[0][-1].bytes == 2 * 4 * 2048 * big.ffn
+    assert m.replay(theory.clusters["a100-dgx"]).makespan > 1e-3
+
+
+def test_afterwards_tensors_have_numbers_again_and_are_sent(shared_worlds):
+    def after():
+        try:
+            without()
+            with meta.without_numbers():
+                raise KeyError
+        except KeyError:
+            x = torch.ones(3)
+            dist.all_reduce(x)
+            return x.device.type, x.tolist(), dist.get_backend()
+
+    n = shared_worlds.size
+    assert shared_worlds.run(after) == [("cpu", [n] * 3, "gloo")] * n
+
+
+def test_products_that_are_added_in_place_count(shared_worlds):
+    def added():
+        x = torch.zeros(5, 7)
+        x.addmm_(torch.ones(5, 3), torch.ones(3, 7))
+
+    assert set(shared_worlds.measure(added, flops=True).flops.values()) == {2 * 5 * 3 * 7}
