@@ -22,7 +22,7 @@ from manyranks.parallel.tensor import parallelize
 from manyranks.timeline import Timeline
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import Layer
-from manyranks.training.tensor_styles import styles
+from manyranks.training.tensor_styles import styles_of
 
 ROUNDS, STEPS = 15, 4
 CONFIG, BATCH = GPTConfig(1, 512, 8, seq=128, style="gpt2"), 4
@@ -75,7 +75,7 @@ def _both(how: dict[str, bool]) -> dict[str, tuple[float, ...]]:
 
 
 def _ours(mesh: DeviceMesh, how: dict[str, bool]) -> Made:
-    model = parallelize(_layer(CONFIG), mesh, _table(CONFIG), **how)
+    model = parallelize(_layer(CONFIG), mesh, styles_of(CONFIG, "layers.*"), **how)
     return _made(model.module, how["sequence_parallel"], model.finish)
 
 
@@ -102,13 +102,6 @@ def _plan(sequence_parallel: bool) -> dict[str, theirs.ParallelStyle]:
 def _layer(config: GPTConfig) -> Layer:
     torch.manual_seed(0)
     return Layer(config)
-
-
-def _table(config: GPTConfig) -> dict:
-    """The table of the GPT's names, as names of one layer. There is no dropout, and nothing to do for its masks."""
-    prefix = "layers.*."
-    names = {name: name.removeprefix(prefix) for name in styles(config) if name.startswith(prefix)}
-    return {own: styles(config)[name] for name, own in names.items() if "dropout" not in own}
 
 
 def _made(module: nn.Module, sequence_parallel: bool, finish: Step = lambda: None) -> Made:
@@ -170,7 +163,7 @@ def _shapes_step(how: dict[str, bool]) -> None:
     """Forward and backward of the large layer in bfloat16, without numbers."""
     with meta.without_numbers():
         with meta.uncounted():
-            model = parallelize(_layer(LARGE).bfloat16(), None, _table(LARGE), **how)
+            model = parallelize(_layer(LARGE).bfloat16(), None, styles_of(LARGE, "layers.*"), **how)
         shards = dist.get_world_size() if how["sequence_parallel"] else 1
         x = torch.empty(LARGE_BATCH, LARGE.seq // shards, LARGE.hidden, dtype=torch.bfloat16, requires_grad=True)
         model(x).backward(torch.empty_like(x))

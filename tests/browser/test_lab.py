@@ -220,7 +220,7 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more ranks and back
-        assert lines[0].startswith("megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms, and waits for messages 12% of that")
+        assert lines[0].startswith("megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms with recomputation, and waits for")
         assert "Limit: the node's boundary: in a node of 16 it would be 12.2 ms" in lines[1]
         assert "h100-dgx: " in lines[8]
         assert "megatron-175b, " in lines[9]

@@ -12,11 +12,7 @@ from manyranks.training import GPTConfig, tensor_styles
 from manyranks.training.gpt import Layer
 
 CONFIG = GPTConfig(layers=1, hidden=96, heads=12, seq=24, style="gpt2")
-TABLE = {
-    name.removeprefix("layers.*."): style
-    for name, style in tensor_styles.styles(CONFIG).items()
-    if name.startswith("layers.*.")
-}
+TABLE = tensor_styles.styles_of(CONFIG, "layers.*")
 OVERLAP = {"sequence_parallel": True, "overlap": True}
 
 

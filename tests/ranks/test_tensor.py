@@ -15,6 +15,7 @@ from manyranks.parallel.tensor.mappings import own_part
 from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, MLP, Attention, loss
+from manyranks.training.tensor_styles import styles_of
 
 SP = {"sequence_parallel": True}
 WAYS = {"plain": {}, "sequence": SP, "kept": SP | {"regather": False}, "overlap": SP | {"overlap": True}}
@@ -68,21 +69,16 @@ def block(make, styles, *shape: int, way: str = "plain") -> float:
     return max(off(y_own, own(y)), off(x_own.grad, own(x.grad)), *gaps(tp, alone))
 
 
-def inside(name: str, config: GPTConfig) -> dict:
-    """The table for a part of a layer."""
-    start = f"layers.*.{name}."
-    return {pattern.removeprefix(start): s for pattern, s in tensor_styles.styles(config).items() if pattern.startswith(start)}
-
-
 def blocks() -> dict[str, float]:
     t, found = dist.get_world_size(), {}
     for way in WAYS:
         for style in ("gpt2", "llama"):
             config = GPTConfig(**SIZES, style=style)
-            found[f"{style} mlp {way}"] = block(partial(MLP, config), inside("mlp", config), 2, 12, 24, way=way)
+            found[f"{style} mlp {way}"] = block(partial(MLP, config), styles_of(config, "layers.*.mlp"), 2, 12, 24, way=way)
         for kv in (None, GROUPED[t], FEW[t]):
             config = GPTConfig(**SIZES, style="llama" if kv else "gpt2", kv_heads=kv)
-            found[f"attention {kv} {way}"] = block(partial(Attention, config), inside("attention", config), 2, 12, 24, way=way)
+            table = styles_of(config, "layers.*.attention")
+            found[f"attention {kv} {way}"] = block(partial(Attention, config), table, 2, 12, 24, way=way)
         chain = partial(nn.Sequential, nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 7, bias=False), nn.Linear(7, 5))
         styles = {"0": Column(), "2": Row()}  # no module that says how it projects
         found[f"chain {way}"] = block(lambda chain=chain: copy.deepcopy(chain()), styles, 1, 24, 5, way=way)
@@ -184,6 +180,25 @@ def whole_gpts(way: str) -> dict[str, float]:
 def test_the_whole_gpt_has_the_loss_gradients_and_norm_of_one_process(shared_worlds, way):
     for found in shared_worlds.run(whole_gpts, way):
         assert {kind: gap for kind, gap in found.items() if not gap < 1e-12} == {}
+
+
+def at_other_places(way: str) -> list[float]:
+    """A GPT that is told which places of a longer sequence its tokens have; positions by name, as a caller may say them."""
+    found = []
+    for kind in ("gpt2", "llama"):
+        alone, tokens = one_process_s(kind)
+        places_S, tokens_BS = torch.arange(12).flip(0), tokens[0, :, :-1]
+        whole = alone(tokens_BS, positions_S=places_S)
+        assert off(whole, alone(tokens_BS)) > 1e-3
+        tp = cut_over_ranks(alone, **WAYS[way])
+        cut = tp.cuts["head.projection.weight"]._replace(dim=2)
+        found.append(off(tp(tokens_BS, positions_S=places_S), cut.own(whole)))
+    return found
+
+
+@pytest.mark.parametrize("way", ["plain", "sequence"])
+def test_given_positions_are_those_of_the_whole_sequence(shared_world, way):
+    assert max(max(found) for found in shared_world.run(at_other_places, way)) < 1e-12
 
 
 @cache

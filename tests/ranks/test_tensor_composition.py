@@ -224,7 +224,7 @@ def dtensor_gpt() -> list[float]:
 def dtensor_layer() -> list[float]:
     """A layer with sequence parallelism against theirs."""
     config = GPTConfig(**SIZES, style="gpt2")
-    styles = {name.removeprefix("layers.*."): s for name, s in tensor_styles.styles(config).items() if "layers" in name}
+    styles = tensor_styles.styles_of(config, "layers.*")
     theirs, tp = lively(Layer(config)), parallelize(lively(Layer(config)), None, styles, **SP)
     plan = {name: ColwiseParallel() for name in ("attention.query", "attention.key", "attention.value", "mlp.up")}
     plan |= {name: RowwiseParallel(output_layouts=Shard(1)) for name in ("attention.output", "mlp.down")}

@@ -2,17 +2,22 @@
 
 import re
 
+import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import manyranks as mr
 from manyranks.parallel.tensor import (
     Column,
     ColumnParallelLinear,
+    How,
     Positions,
     Row,
     RowParallelLinear,
+    VocabParallelEmbedding,
     Vocabulary,
+    column_parallel,
     parallelize,
     split_in,
 )
@@ -34,6 +39,16 @@ def tied():
     config = GPTConfig(layers=1, hidden=24, heads=12, vocab=12, seq=12)
     styles = {name: style for name, style in tensor_styles.styles(config).items() if name != "head.projection"}
     return parallelize(GPT(config), None, styles)
+
+
+def tied_in_two_ways(of_head: Row | Column):
+    model = nn.ModuleDict({"tokens": nn.Embedding(8, 8), "head": nn.Linear(8, 8, bias=False)})
+    model.head.weight = model.tokens.weight
+    return parallelize(model, None, {"tokens": Vocabulary(), "head": of_head})
+
+
+def of_other_kinds(*others: nn.Module):
+    return column_parallel(torch.ones(2, 3, 4), ColumnParallelLinear(4, 8), *others)
 
 
 REFUSED = {
@@ -61,6 +76,11 @@ REFUSED = {
     "twice": (lambda: parallelize(gpt(styles={"head.projection": Column()}, sizes={"vocab": 12}).module, None,
                                   {"head.projection": Column()}), r"a ColumnParallelLinear: .*; cut a model once"),
     "tied": (tied, r"head\.projection\.weight is tied to a parameter that was cut: give its module a style"),
+    "tied in two ways": (lambda: tied_in_two_ways(Row()), r"head has a parameter that another module has.*the same style"),
+    "a whole layer beside": (lambda: of_other_kinds(nn.Linear(4, 8)), r"ColumnParallelLinear, Linear read one input: all mus"),
+    "other options": (lambda: of_other_kinds(ColumnParallelLinear(4, 8, **SP)), r"read one input: .* with the same options"),
+    "a part's overlap": (lambda: ColumnParallelLinear.of(nn.Linear(4, 8), How(overlap=True)), r"overlap=True needs sequence"),
+    "rows' overlap": (lambda: VocabParallelEmbedding.of(nn.Embedding(4, 8), How(overlap=True)), r"overlap=True needs seq"),
     "a loss of whole logits": (lambda: gpt(styles={"embedding": Positions()}).loss(torch.ones(2, 3, 5), torch.ones(2, 3)),
                                r"no linear layer is cut by Vocabulary\(\): give the head this style, or, .*cross_entropy"),
     "norm": (lambda: gpt(styles={"embedding": Positions()}).clip_grad_norm_(-1.0), r"most=-1\.0: give the largest norm"),
@@ -78,9 +98,31 @@ def refusals() -> dict[str, str]:
     return found
 
 
-def test_what_does_not_fit_is_refused_on_all_ranks_with_what_to_do():
+@pytest.fixture(scope="module")
+def four():
     with mr.World(4, backend="gloo", timeout=30) as world:
-        m = world.measure(refusals)
+        yield world
+
+
+def test_what_does_not_fit_is_refused_on_all_ranks_with_what_to_do(four):
+    m = four.measure(refusals)
     for found in m.results:
         assert {name: found[name] for name, (_, message) in REFUSED.items() if not re.search(message, found[name])} == {}
     assert all(not calls for calls in m.calls.values())
+
+
+def test_a_tied_parameter_that_two_styles_cut_alike_is_not_refused(four):
+    assert four.run(lambda: len(tied_in_two_ways(Column()).cuts)) == [2] * 4
+
+
+def test_a_rank_that_the_mesh_has_not_is_told_so_and_the_others_are_parallelized(four):
+    def parallelized() -> str:
+        mesh = DeviceMesh("cpu", [3, 1], mesh_dim_names=("tp",))
+        try:
+            model = parallelize(nn.Sequential(nn.Linear(4, 8)), mesh, {"0": Column()})
+            return f"weight {list(model.module[0].weight.shape)}"
+        except ValueError as error:
+            return str(error)
+
+    refused = "rank {} is not in the mesh [3, 1]: call parallelize on the ranks of the mesh only"
+    assert four.run(parallelized) == [refused.format(0), "weight [4, 4]", refused.format(2), "weight [4, 4]"]

@@ -25,8 +25,7 @@ OVERLAP = SP | {"overlap": True}
 
 
 def layer_of(config: GPTConfig, dtype: torch.dtype = torch.float32, **how):
-    styles = {n.removeprefix("layers.*."): s for n, s in tensor_styles.styles(config).items() if n.startswith("layers.*.")}
-    return parallelize(Layer(config).to(dtype), None, styles, **how)
+    return parallelize(Layer(config).to(dtype), None, tensor_styles.styles_of(config, "layers.*"), **how)
 
 
 def layer_step(config: GPTConfig, how: dict, backward: bool) -> None:

@@ -4,6 +4,7 @@ import itertools
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
@@ -36,7 +37,7 @@ def widths(panel: bars.Bars) -> list[list[float]]:
 
 @pytest.fixture
 def written(monkeypatch):
-    """What each panel's texts are after an update: time, memory, the node's end."""
+    """The texts after an update: time with its ticks and what waits, memory with its ticks, the node's end."""
     found = []
     monkeypatch.setattr(bars.Labels, "update", lambda self, places, words, colours=(): found.append(list(words)))
 
@@ -92,6 +93,16 @@ def test_a_picture_says_what_is_sent_as_the_theory_counts(kind, sequence_paralle
             assert direction.count(op) == getattr(calls, op.replace("-", "_"))
 
 
+def test_without_the_messages_a_picture_is_lower_by_their_line():
+    with_line, without = tensor.cut("row"), tensor.cut("row", messages=False)
+    assert {text for text in texts(with_line) if text not in texts(without)} == {
+        "forward sends: an all-reduce (g);   backward: nothing"
+    }
+    assert without.get_figheight() == pytest.approx(with_line.get_figheight() - 0.28)
+    for figure in (with_line, without):  # an inch of the axes is one of the figure
+        assert np.diff(figure.axes[0].get_ylim()) == pytest.approx(figure.get_figheight())
+
+
 def test_with_sequence_parallelism_activations_outside_are_cut_by_tokens():
     said = [text for text in texts(tensor.cut("mlp", sequence_parallel=True)) if text.startswith(("own", "whole"))]
     assert said == ["own rows", "whole on each", "own columns", "own columns", "own rows", "own rows"]
@@ -115,14 +126,26 @@ def test_each_rank_has_the_key_value_heads_that_its_queries_read():
     figure = tensor.heads(8, 4, 2)
     assert numbers(figure, 1.4, 1.9) == list("01234567")
     assert numbers(figure, 0.5, 1.2) == list("0123")
-    assert "a copy" not in texts(figure)
+    assert "8 query heads and 4 key/value heads on 2 ranks" in texts(figure)
+    assert not [text for text in texts(figure) if text.startswith("same as")]
 
 
-def test_with_more_ranks_than_key_value_heads_copies_are_marked():
-    figure = tensor.heads(8, 2, 4)
-    assert numbers(figure, 0.5, 1.2) == list("0011")
-    assert texts(figure).count("a copy") == 2
-    assert "8 query heads, 2 key/value heads, each on 2 ranks, on 4 ranks" in texts(figure)
+@pytest.mark.parametrize(
+    ("given", "below", "said"),
+    [
+        ((8, 2, 4), "0011", ["rank 0", "rank 2"]),
+        ((8, 1, 4), "0000", ["rank 0"] * 3),
+        ((8, 2, 8), "00001111", ["rank 0"] * 3 + ["rank 4"] * 3),
+    ],
+)
+def test_a_rank_with_another_s_key_value_head_names_it(given, below, said):
+    figure = tensor.heads(*given)
+    assert numbers(figure, 0.5, 1.2) == list(below)
+    assert [text[8:] for text in texts(figure) if text.startswith("same as")] == said
+
+
+def test_one_is_not_several():
+    assert "1 query head and 1 key/value head on 1 rank" in texts(tensor.heads(1, 1, 1))
 
 
 @pytest.mark.parametrize("given", [(64, 8, 8), (32, 32, 32), (8, 3, 2), (8, 8, 3), (12, 6, 4), (0, 1, 1), (8, 2.0, 2)], ids=str)
@@ -146,6 +169,13 @@ def test_the_collectives_drawn_are_those_that_the_theory_counts():
         assert "\n".join(f"{count} {op}" for op, count in counts.items() if count) in said
 
 
+def test_what_is_sent_where_a_block_begins_and_ends_has_its_published_names():
+    said = texts(tensor.collectives())
+    assert [said.count(letter) for letter in ("f", "g", "ḡ")] == [4, 4 + 4, 4]
+    assert said.count("read from\nright to left") == 2
+    assert "gathered again" in [text.get_text() for text in tensor.collectives().legends[0].get_texts()]
+
+
 # Memory and time over t
 
 
@@ -167,9 +197,35 @@ def test_kept_bytes_are_the_paper_s_and_the_statistics():
 def test_what_was_measured_is_a_ring_on_its_bar():
     figure = tensor.saved(PAPER, PLAN, (1, 2, 4), {"TP": {2: 5e9}, "TP + SP": {4: 7e9, 8: 1.0}}, list(tensor.VARIANTS))
     rings = [(line.get_xdata()[0], line.get_ydata()[0]) for line in figure.axes[0].lines]
-    wide = 0.8 / 3
+    wide = 0.86 / 3
     assert rings == [pytest.approx((1 - wide, 5e9)), pytest.approx((2, 7e9))]
     assert [text.get_text() for text in figure.legends[0].get_texts()].count("measured") == 1
+
+
+def test_a_number_stands_above_its_ring():
+    measured = theory.saved(PAPER, replace(PLAN, tp=2)).total
+    figure = tensor.saved(PAPER, PLAN, (2,), {"TP": {2: measured}})
+    figure.draw_without_rendering()
+    ring, axes = figure.axes[0].lines[0], figure.axes[0]
+    top = axes.transData.transform((0, measured))[1] + (ring.get_markersize() / 2 + 1) * figure.dpi / 72
+    (number,) = (text for text in axes.texts if text.get_text() == units.size(measured) and text.get_position()[0] < 8)
+    assert number.get_window_extent().y0 > top
+
+
+def test_statistics_have_the_itemsize_given():
+    each = [heights(tensor.saved(PAPER, PLAN, (1,), itemsize=size))[0][0] for size in (4, 2)]
+    assert each[0] - each[1] == 131072 / 2
+
+
+def test_three_variants_have_labels_that_do_not_meet():
+    figure = tensor.saved(PAPER, PLAN, variants=list(tensor.VARIANTS))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    ticks, degrees = axes.get_xticklabels(), [text for text in axes.texts if text.get_text().startswith("t = ")]
+    values = [text for text in axes.texts if text not in degrees]
+    boxes = [text.get_window_extent() for text in (*ticks, *degrees, *values, axes.xaxis.label)]
+    assert len(boxes) == 12 + 4 + 12 + 1
+    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
 
 
 def test_unknown_variants_are_refused():
@@ -189,14 +245,20 @@ def test_a_layer_s_time_is_the_theory_s_and_the_node_s_end_is_marked():
     assert "beyond a node of 8" not in texts(tensor.layer_time(PAPER, PLAN, clusters["a100-dgx"], (1, 8)))
 
 
+@pytest.mark.parametrize(("recompute", "said"), [("none", False), ("selective", True), ("full", True)])
+def test_the_axis_says_whether_recomputation_is_counted(recompute, said):
+    figure = tensor.layer_time(PAPER, replace(PLAN, recompute=recompute), clusters["a100-dgx"], (1, 8))
+    assert ("with recomputation" in figure.axes[0].get_ylabel()) is said
+
+
 # The explorer
 
 
 def test_it_opens_on_table_4_and_says_what_limits():
     assert tensor.explorer().values == DEFAULT
     assert tensor.explorer().status == (
-        "megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms, and waits for messages 12% of that; it keeps 214 MB; all layers "
-        "need 55.3 GB of 80 GB on each rank. Limit: computing."
+        "megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms with recomputation, and waits for messages 12% of that; it keeps "
+        "214 MB; all layers need 55.3 GB of 80 GB on each rank. Limit: computing."
     )
     row = layers.rows()[-1]  # selective recomputation with sequence parallelism
     assert f"{1e3 * row.predict().both:.1f}" == "20.5"
@@ -209,11 +271,12 @@ def test_the_small_model_is_the_course_s():
 
 
 def test_bars_are_the_theory_s_for_every_t(written):
-    time, kept, end = written()
+    time, _, waits, kept, _, end = written()
     plan = Plan(seq=2048, microbatch=4, flash=False, recompute="selective")
     for row, t in enumerate(DEGREES):
         both = passes.of_layer(PAPER, replace(plan, tp=t), clusters["a100-dgx"])
-        assert time[2 * row].removeprefix("» ") == units.duration(both.seconds)
+        assert time[row] == units.duration(both.seconds)
+        assert waits[row] == f"{(both.forward.tensor + both.backward.tensor) / both.seconds:.0%} waits"
         assert kept[row] == units.size(theory.saved(PAPER, replace(plan, tp=t)).total)
     assert end == ["a node of 8 ends"]
     plot = Degrees()
@@ -224,6 +287,36 @@ def test_bars_are_the_theory_s_for_every_t(written):
         assert drawn == pytest.approx(
             [part / total * bars.LONGEST for part in (saved.outside + saved.statistics, saved.inside)]
         )
+
+
+def test_what_is_longer_than_the_picture_ends_in_an_arrow_head():
+    plot = Degrees()
+    plot.update(**DEFAULT)
+    lengths = [tensor_explorer.Setting("megatron-22b", "a100-dgx", t, True, True, True, "the core").time() for t in DEGREES]
+    together = [t * both.seconds for t, both in zip(DEGREES, lengths, strict=True)]
+    assert list(plot._longer.get_ydata()) == [row for row, one in enumerate(together) if one > 4 * min(together)] == [6]
+    drawn = [sum(row) for row in widths(plot._time)]
+    assert drawn == pytest.approx([min(one / (4 * min(together)), 1) * bars.LONGEST for one in together])
+    plot.update(**DEFAULT | {"cluster": "laptop"})
+    assert list(plot._longer.get_ydata()) == []
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"cluster": "laptop"}, {"model": "small GPT", "t": 4}, {"model": "llama3-405b"}], ids=str
+)
+def test_ticks_are_where_a_bar_of_that_length_ends(change, written):
+    _, seconds, _, _, sizes, _ = written(**change)
+    sizes_of = {name: size for size, name in (*tensor_explorer._SECONDS, *tensor_explorer._BYTES)}
+    plot = Degrees()
+    plot.update(**DEFAULT | change)
+    now = tensor_explorer.Setting(*DEFAULT.values())._replace(sequence_parallel=True, regather=True, overlap=True, **change)
+    most = now._replace(t=1).saved().total
+    shortest = min(each.t * each.time().seconds for each in tensor_explorer._possible(now))
+    longest = max(each.t * each.time().seconds for each in tensor_explorer._possible(now))
+    for scale, ticks, whole in zip(plot._scales, (seconds, sizes), (min(4 * shortest, longest), most), strict=True):
+        values = [float(number.replace(",", "")) * sizes_of[unit] for number, unit in map(str.split, ticks)]
+        assert 3 <= len(values) <= 6
+        assert scale._marks.get_xdata()[::3] == pytest.approx([value / whole * bars.LONGEST for value in values])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +349,7 @@ def test_no_line_where_no_group_leaves_a_node(cluster, written):
             "Limit: small products: 4 accelerators together compute 3.84 times as long as one",
         ),
         ({"model": "small GPT", "cluster": "laptop", "t": 4}, "Limit: communication: "),
-        ({"sequence_parallel": "off", "recompute": "nothing, flash attention", "t": 4}, "Limit: "),
+        ({"sequence_parallel": "off", "recompute": "nothing, flash attention", "t": 4}, "t = 8 fits. Of the time: computing."),
         ({"model": "small GPT", "t": 8}, "Not possible: tp=8 does not divide the 4 heads of small GPT"),
         ({"model": "llama3-405b", "t": 64}, "Limit: memory"),
     ],
@@ -269,6 +362,11 @@ def test_a_way_out_is_one():
     shown = tensor.explorer().set(recompute="nothing")
     assert "t = 16 fits" in shown.status
     assert not shown.set(t=16).status.startswith("Does not fit")
+
+
+def test_the_status_line_says_that_recomputation_is_counted():
+    said = {name: "with recomputation" in tensor.explorer().set(recompute=name).status for name in RECOMPUTE}
+    assert said == {"nothing": False, "the core": True, "the whole layer": True, "nothing, flash attention": False}
 
 
 def test_switches_change_what_they_are_called():
@@ -286,7 +384,7 @@ def test_switches_change_what_they_are_called():
 
 
 def test_degrees_that_a_model_forbids_have_no_bar(written):
-    time, kept, _ = written(model="small GPT", t=4)
+    time, _, _, kept, _, _ = written(model="small GPT", t=4)
     assert time[-4:] == kept[-4:] == ["not this t"] * 4
 
 

@@ -222,6 +222,8 @@ def test_summa_receives_all_but_its_own_blocks():
     [
         (lambda: tensor.layer(0, 32, 2), "tokens=0: must be a whole number, 1 or more"),
         (lambda: tensor.layer(6, 32, 4, True), "tokens=6 on t=4 ranks with sequence parallelism: give a multiple of 4"),
+        (lambda: tensor.layer(8, 32, 4, rank=4), "rank=4 of 4 ranks: give 0 to 3"),
+        (lambda: tensor.finish(GPT, 4, True, rank=-1), "rank=-1 of 4 ranks: give 0 to 3"),
         (lambda: tensor.loss(6, 2.0), "t=2.0: must be a whole number"),
         (lambda: tensor.model(GPT, 8, 3), "t=3 does not divide the 4 heads of gpt"),
         (lambda: tensor.parameters(LLAMA, 0), "t=0: must be"),

@@ -26,11 +26,11 @@ def without_numbers() -> Iterator[None]:
     group, library = dist.group.WORLD, torch.library.Library("c10d", "IMPL")
     gloo = group._get_backend(torch.device("cpu"))
     group._register_backend(torch.device("meta"), dist.ProcessGroup.BackendType.GLOO, gloo)
-    for name in _POINT_TO_POINT:
-        library.impl(name, lambda *_, **__: _over(), "Meta")
-    for name in _COLLECTIVES:
-        library.impl(name, lambda out, *_, **__: (out, _over()), "Meta")
     try:
+        for name in _POINT_TO_POINT:
+            library.impl(name, lambda *_, **__: _over(), "Meta")
+        for name in _COLLECTIVES:
+            library.impl(name, lambda out, *_, **__: (out, _over()), "Meta")
         with (
             torch.device("meta"),
             patch.object(dist, "get_backend", lambda *_: "nccl"),

@@ -9,6 +9,7 @@ its gradient leaves by a reduce-scatter; in each of them a rank sends (N − 1)/
 """
 
 from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
@@ -38,22 +39,28 @@ def reduce_scatter(row_E: Tensor, group: dist.ProcessGroup | None = None) -> Ten
 
 @torch.no_grad()
 def clip_grad_norm(
-    shards: Iterable[Tensor], most: float, group: dist.ProcessGroup | None = None
+    shards: Iterable[Tensor],
+    most: float,
+    group: dist.ProcessGroup | None = None,
+    holders: Iterable[int] = repeat(1),
 ) -> Tensor:
     """Scales the shards' gradients so that the norm of all ranks' together is at most that.
 
-    Returns the norm before. Raises ValueError for most below 0.
+    holders: how many ranks have each shard. Returns the norm before. Raises ValueError for
+    most below 0.
     """
     if not most >= 0:
         raise ValueError(f"most={most}: give the largest norm that a gradient may have")
-    grads = [shard.grad for shard in shards if shard.grad is not None]
-    device = grads[0].device if grads else None
+    pairs = zip(shards, holders, strict=False)
+    grads = [(shard.grad, count) for shard, count in pairs if shard.grad is not None]
+    device = grads[0][0].device if grads else None
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for grad in grads:
-        total += grad.square().sum(dtype=torch.float64)
-    dist.all_reduce(total, group=group)
+    for grad, count in grads:
+        total += grad.square().sum(dtype=torch.float64) / count
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        dist.all_reduce(total, group=group)
     norm = total.sqrt()
-    for grad in grads:
+    for grad, _ in grads:
         grad.mul_((most / (norm + 1e-6)).clamp(max=1).to(grad.dtype))
     return norm
 

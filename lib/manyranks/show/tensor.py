@@ -25,7 +25,7 @@ _PARTS = {
     "inside attention and MLP: cut by t": (style.BLUE, ""),
 }
 _TIMES = {"computing": (style.BLUE, ""), "communication that nothing hides": (style.ORANGE, "////")}
-_NARROW = ("TP", "+ SP", "kept")  # below the bars, where there are several for each t
+_NARROW = ("TP", "+ SP", "+ SP,\nkept")  # below the bars, where there are several for each t
 
 
 @style.styled
@@ -35,26 +35,29 @@ def saved(
     degrees: Sequence[int] = (1, 2, 4, 8),
     measured: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
     variants: Sequence[str] = ("TP", "TP + SP"),
+    itemsize: int = 4,
 ) -> style.Figure:
     """Bytes that one layer keeps for backward on one rank, over t: a bar for each variant, with what TP alone does not cut.
 
     plan: all but tp and what the variant says. measured: variant -> t -> bytes, drawn as rings. variants: keys of VARIANTS.
+    itemsize: of the norms' statistics, as in theory.tensor.saved.
     Raises ValueError for an unknown variant, and where a plan does not fit the shape.
     """
     if unknown := [name for name in (*variants, *measured) if name not in VARIANTS]:
         raise ValueError(f"variant {unknown[0]!r}: known are {', '.join(VARIANTS)}")
-    found = {name: [tensor.saved(shape, replace(plan, tp=t, **VARIANTS[name])) for t in degrees] for name in variants}
+    found = {
+        name: [tensor.saved(shape, replace(plan, tp=t, **VARIANTS[name]), itemsize=itemsize) for t in degrees]
+        for name in variants
+    }
     fig, (axes,) = style.figure(width=8.8, height=3.9)
-    wide = 0.8 / len(variants)
+    wide, small = 0.86 / len(variants), len(variants) * len(degrees) > 8
     for k, (name, each) in enumerate(found.items()):
-        x = np.arange(len(degrees)) - 0.4 + (k + 0.5) * wide
+        x = np.arange(len(degrees)) - 0.43 + (k + 0.5) * wide
         _stack(axes, x, 0.92 * wide, [(one.outside + one.statistics, one.inside) for one in each], _PARTS, k == 0)
-        _over(axes, x, [one.total for one in each], [units.size(one.total) for one in each])
-        rings = [(at, measured[name][t]) for at, t in zip(x, degrees, strict=True) if t in measured.get(name, {})]
-        if rings:
-            label = None if any(line.get_marker() == "o" for line in axes.lines) else "measured"
-            look = {"fillstyle": "none", "markersize": 11, "markeredgewidth": 1.4, "linestyle": "none"}
-            axes.plot(*zip(*rings, strict=True), "o", color=style.BLACK, label=label, **look)
+        rings = [measured.get(name, {}).get(t, np.nan) for t in degrees]
+        tops = np.fmax([one.total for one in each], rings)
+        _over(axes, x, tops, [units.size(one.total) for one in each], 8 if measured else 4, 7 if small else 8)
+        _rings(axes, x, rings, 8 if small else 10)
     _below(axes, degrees, [list(VARIANTS).index(name) for name in variants], wide)
     axes.set_ylabel("kept by one layer, a rank")
     axes.yaxis.set_major_formatter(lambda size, _: units.size(size))
@@ -86,7 +89,10 @@ def layer_time(shape: ModelShape, plan: Plan, cluster: Cluster, degrees: Sequenc
             inside - 0.46, 0.97, f"beyond a node of {cluster.node}", transform=axes.get_xaxis_transform(), va="top", fontsize=9
         )
     axes.set_xticks(x, [f"t = {t}" for t in degrees])
-    axes.set(ylabel="one layer, forward + backward", ylim=(0, 1.22 * max(map(sum, split))), xlabel="tensor-parallel ranks")
+    again = "\nwith recomputation" if plan.recompute != "none" else ""
+    axes.set(
+        ylabel=f"one layer, forward + backward{again}", ylim=(0, 1.22 * max(map(sum, split))), xlabel="tensor-parallel ranks"
+    )
     axes.yaxis.set_major_formatter(lambda seconds, _: units.duration(seconds) if seconds else "0")
     axes.grid(visible=False, axis="x")
     fig.legend(loc="outside upper left", ncols=3, handlelength=2.2)
@@ -102,19 +108,30 @@ def _stack(axes: Axes, x: np.ndarray, wide: float, bars: list, parts: Mapping[st
         below += heights
 
 
-def _over(axes: Axes, x: np.ndarray, heights: list[float], texts: list[str]) -> None:
+def _over(axes: Axes, x: np.ndarray, heights: Sequence[float], texts: list[str], gap: float = 4, size: float = 8) -> None:
     for at, height, text in zip(x, heights, texts, strict=True):
-        axes.annotate(text, (at, height), (0, 4), textcoords="offset points", ha="center", va="bottom", fontsize=8)
+        axes.annotate(text, (at, height), (0, gap), textcoords="offset points", ha="center", va="bottom", fontsize=size)
+
+
+def _rings(axes: Axes, x: np.ndarray, heights: list[float], size: float) -> None:
+    """A ring at each height that is a number."""
+    found = [(at, height) for at, height in zip(x, heights, strict=True) if not np.isnan(height)]
+    if found:
+        label = None if axes.lines else "measured"
+        look = {"fillstyle": "none", "markersize": size, "markeredgewidth": 1.4, "linestyle": "none"}
+        axes.plot(*zip(*found, strict=True), "o", color=style.BLACK, label=label, **look)
 
 
 def _below(axes: Axes, degrees: Sequence[int], names: list[int], wide: float) -> None:
     """Two rows of ticks: which variant a bar is, and its t."""
     many = len(names)
-    places = [k - 0.4 + (j + 0.5) * wide for k in range(len(degrees)) for j in range(many)]
-    axes.set_xticks(places, [_NARROW[name] for name in names] * len(degrees), fontsize=8)
+    places = [k - 0.43 + (j + 0.5) * wide for k in range(len(degrees)) for j in range(many)]
+    labels = [_NARROW[name] for name in names]
+    more = 11 * max(label.count("\n") for label in labels)
+    axes.set_xticks(places, labels * len(degrees), fontsize=8)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     for k, t in enumerate(degrees):
-        axes.annotate(f"t = {t}", (k, 0), (0, -22), ("data", "axes fraction"), "offset points", ha="center", va="top")
-    axes.set_xlabel("tensor-parallel ranks", labelpad=20)
+        axes.annotate(f"t = {t}", (k, 0), (0, -20 - more), ("data", "axes fraction"), "offset points", ha="center", va="top")
+    axes.set_xlabel("tensor-parallel ranks" + " (kept: the gathered inputs too)" * (more > 0), labelpad=24)
     axes.set_ylim(top=1.12 * axes.get_ylim()[1])

@@ -1,15 +1,17 @@
 """Chapter 06's explorer: what t ranks make of a layer's time and memory, and where the node ends."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 
 from manyranks.show import style, units
-from manyranks.show.bars import Bars
+from manyranks.show.bars import LONGEST, Bars
 from manyranks.show.explorer import Explorer, choice, log_slider
-from manyranks.show.labels import Labels
+from manyranks.show.labels import Labels, word
 from manyranks.theory import ModelShape, Plan, clusters, memory, models, passes, tensor
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import Named
@@ -38,9 +40,12 @@ RECOMPUTE = Named(
     },
 )
 _SWITCH = Named("switch", {"on": True, "off": False})
-_TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
+_BACKWARD = "backward, recomputation too"
+_TIMES = {"forward": (style.BLUE, ""), _BACKWARD: ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
 _KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
-_SHOWN = 4  # times the shortest bar of accelerators' time; what is longer is cut off
+_SHOWN = 4  # times the shortest bar of accelerators' time; what is longer ends in an arrow head
+_WAITS = LONGEST + 0.16  # where the share of time that waits is written
+_SECONDS, _BYTES = ((1, "s"), (1e-3, "ms"), (1e-6, "µs")), ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class Setting(NamedTuple):
@@ -78,9 +83,43 @@ class Setting(NamedTuple):
 
     def larger_nodes(self) -> Both:
         """The layer's time if the group were in one node."""
-        node, *others = self.on.levels
-        levels = node._replace(size=self.t), *(level for level in others if level.size > self.t)
-        return passes.of_layer(self.shape, self.plan(), replace(self.on, name=f"{self.cluster}, {self.t}", levels=levels))
+        return passes.of_layer(self.shape, self.plan(), self.on.with_nodes_of(self.t))
+
+
+class _Rows(Bars):
+    """Bars whose texts are seldom those of another setting: their outlines are put together from letters."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        axes = self._labels.artist.axes
+        self._labels.artist.remove()
+        self._labels = Labels(axes, left=0, outline=word)
+
+
+class _Scale:
+    """Ticks below bars, moving artists too: to draw an axis again takes longer than all else in a redraw."""
+
+    def __init__(self, axes: Axes, units: tuple[tuple[float, str], ...], rows: int):
+        self._units, self._bottom = units, rows - 0.1
+        self._marks = axes.plot([], [], color=style.BLACK, linestyle="-", linewidth=0.8, clip_on=False)[0]
+        self._labels = Labels(axes, size=8.5, outline=word)
+        self.moving = [self._marks, self._labels.artist]
+
+    def update(self, longest: float) -> None:
+        """longest: what a bar of the length LONGEST stands for."""
+        unit, name = next((each for each in self._units if longest >= each[0]), self._units[-1])
+        step = _round_up(longest / unit / 5)
+        values = [k * step for k in range(int(longest / unit / step) + 1)]
+        places = [value * unit / longest * LONGEST for value in values]
+        ends = (self._bottom, self._bottom + 0.12, math.nan)
+        self._marks.set_data([x for x in places for _ in ends], [y for _ in places for y in ends])
+        self._labels.update([(x, self._bottom + 0.38) for x in places], [f"{value:,.6g} {name}" for value in values])
+
+
+def _round_up(value: float) -> float:
+    """To 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(k * power for k in (1, 2, 5, 10) if k * power >= value)
 
 
 class Degrees:
@@ -91,14 +130,23 @@ class Degrees:
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 4.0), layout="constrained")
+        self.figure = style.Figure(figsize=(9.2, 4.3), layout="constrained")
         time, kept = self.figure.subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
         rows = [f"t = {t}" for t in DEGREES]
-        self._time = Bars(time, _TIMES, "t × time of a layer, and its time", rows)
-        self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows)
+        self._time = _Rows(time, _TIMES, "GPU-time of a layer (t × its time)", rows)
+        self._kept = _Rows(kept, _KEPT, "kept by a layer, a rank", rows)
+        time.set(xlim=(0, _WAITS + 0.15))
+        kept.set(xlim=(0, LONGEST + 0.18))
+        self._longer = time.plot([], [], ">", color=style.BLACK, markersize=7)[0]
+        self._waits = Labels(time, left=0, outline=word)
+        self._scales = _Scale(time, _SECONDS, len(rows)), _Scale(kept, _BYTES, len(rows))
+        time.set_xlabel("GPU-time (▶ longer than shown); at the right: the layer's time", labelpad=23, loc="left")
+        kept.set_xlabel("bytes kept for backward", labelpad=23, loc="left")
         self._ends = [axes.axhline(0, color=style.BLACK, linestyle=":", linewidth=1.6) for axes in (time, kept)]
         self._node = Labels(kept, left=1)
-        self.moving: list[Artist] = [*self._time.moving, *self._kept.moving, *self._ends, self._node.artist]
+        others = *self._ends, self._node.artist, self._longer, self._waits.artist
+        self.moving: list[Artist] = [*self._time.moving, *self._kept.moving, *others]
+        self.moving += [artist for scale in self._scales for artist in scale.moving]
 
     def update(
         self, model: str, cluster: str, t: int, sequence_parallel: str, regather: str, overlap: str, recompute: str
@@ -110,14 +158,25 @@ class Degrees:
         times, kept = [each.time() for each in shown], [each.saved() for each in shown]
         missing = ["not this t"] * (len(DEGREES) - len(shown))
         bars = [_split(each.t, both) for each, both in zip(shown, times, strict=True)]
-        texts = [f"{units.duration(both.seconds)}|{_waits(both):.0%} waits" for both in times]
-        longest = [sum(bar.values()) for bar in bars]
         row = DEGREES.index(t)
-        self._time.update(bars, texts + missing, row, min(max(longest), _SHOWN * min(longest)))
+        self._draw_time(bars, [units.duration(both.seconds) for both in times] + missing, row)
+        self._waits.update([(_WAITS, y) for y in range(len(times))], [f"{_waits(both):.0%} waits" for both in times])
         held = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
-        self._kept.update(held, [units.size(each.total) for each in kept] + missing, row, max(each.total for each in kept))
+        most = max(each.total for each in kept)
+        self._kept.update(held, [units.size(each.total) for each in kept] + missing, row, most)
+        self._scales[1].update(most)
         self._draw_end(now.on)
         return _status(now)
+
+    def _draw_time(self, bars: list[dict[str, float]], texts: list[str], row: int) -> None:
+        totals = [sum(bar.values()) for bar in bars]
+        at_most = _SHOWN * min(totals)
+        longer = [y for y, total in enumerate(totals) if total > at_most]
+        self._longer.set_data([LONGEST + 0.004] * len(longer), longer)
+        shown = [_first(bar, at_most) for bar in bars]
+        longest = max(sum(bar.values()) for bar in shown)
+        self._time.update(shown, texts, row, longest)
+        self._scales[0].update(longest)
 
     def _draw_end(self, cluster: Cluster) -> None:
         """The line below the last degree that fits in a node."""
@@ -125,7 +184,7 @@ class Degrees:
         ends = inside < len(DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
-        self._node.update([(0.99, inside - 0.72)] * ends, [f"a node of {cluster.node} ends"] * ends)
+        self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node of {cluster.node} ends"] * ends)
 
 
 def explorer() -> Explorer:
@@ -156,7 +215,13 @@ def _possible(now: Setting) -> Iterator[Setting]:
 
 def _split(t: int, both: Both) -> dict[str, float]:
     waits = both.forward.tensor + both.backward.tensor
-    return {"forward": t * both.forward.compute, "backward": t * both.backward.compute, "communication": t * waits}
+    return dict(zip(_TIMES, (t * both.forward.compute, t * both.backward.compute, t * waits), strict=True))
+
+
+def _first(bar: dict[str, float], at_most: float) -> dict[str, float]:
+    """The beginning of a bar, as long as this."""
+    ends = [min(end, at_most) for end in accumulate(bar.values(), initial=0.0)]
+    return {part: end - start for part, (start, end) in zip(bar, pairwise(ends), strict=True)}
 
 
 def _waits(both: Both) -> float:
@@ -166,7 +231,8 @@ def _waits(both: Both) -> float:
 def _status(now: Setting) -> str:
     both, kept = now.time(), now.saved()
     peak, room = memory.peak(now.shape, now.plan()).total, now.on.accelerator.memory
-    time = f"a layer takes {units.duration(both.seconds)}, and waits for messages {_waits(both):.0%} of that"
+    again = "" if RECOMPUTE[now.recompute][0] == "none" else " with recomputation"
+    time = f"a layer takes {units.duration(both.seconds)}{again}, and waits for messages {_waits(both):.0%} of that"
     layer = f"{now.model}, t = {now.t}, {now.cluster}: {time}"
     model = f"it keeps {units.size(kept.total)}; all layers need {units.size(peak)} of {units.size(room)} on each rank"
     if peak > room:

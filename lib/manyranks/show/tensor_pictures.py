@@ -45,11 +45,11 @@ _TITLES = {
 
 
 @style.styled
-def cut(kind: str, t: int = 4, sequence_parallel: bool = False) -> style.Figure:
+def cut(kind: str, t: int = 4, sequence_parallel: bool = False, messages: bool = True) -> style.Figure:
     """The matrices of a cut product, with the rank that holds each part.
 
     kind: "column" (Y = X·A), "row" (Z = Y·B) or "mlp" (both, with GELU between them). sequence_parallel: activations outside
-    the pair are cut by tokens. Raises ValueError for another kind, and for t that is not 2 to 8.
+    the pair are cut by tokens. messages: a last line says what is sent. Raises ValueError for another kind, or t not 2 to 8.
     """
     if kind not in _KINDS:
         raise ValueError(f"kind={kind!r}: {nearest(kind, _KINDS)}")
@@ -57,11 +57,12 @@ def cut(kind: str, t: int = 4, sequence_parallel: bool = False) -> style.Figure:
         raise ValueError(f"t={t!r}: a picture shows 2 to {len(_LOOKS)} ranks")
     parts = _parts(kind, sequence_parallel)
     wide = max(sum(_width(part) for part in parts) + 0.4, 4.8)
-    fig = style.Figure(figsize=(wide, 2.75), layout="none")
+    low, high = -1.4 if messages else -1.12, 1.02
+    fig = style.Figure(figsize=(wide, high - low), layout="none")
     axes = fig.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, wide), ylim=(-1.5, 1.25))
+    axes.set(xlim=(0, wide), ylim=(low, high))
     axes.axis("off")
-    axes.text(0.15, 1.2, _TITLES[kind], fontsize=11, fontweight="bold", va="top")
+    axes.text(0.15, 0.96, _TITLES[kind], fontsize=11, fontweight="bold", va="top")
     x = 0.2
     for part in parts:
         if isinstance(part, Matrix):
@@ -69,7 +70,8 @@ def cut(kind: str, t: int = 4, sequence_parallel: bool = False) -> style.Figure:
         else:
             _draw_step(axes, part, x)
         x += _width(part)
-    axes.text(0.15, -1.42, _messages(kind, sequence_parallel), fontsize=9, va="bottom")
+    if messages:
+        axes.text(0.15, -1.33, _messages(kind, sequence_parallel), fontsize=9, va="bottom")
     return fig
 
 
@@ -161,10 +163,11 @@ def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
         raise ValueError(f"{numbers}: kv_heads and t must divide heads, and one of kv_heads and t the other")
     smaller = min(1, 8.0 / (0.36 * heads + 0.26 * t))
     side, gap = 0.36 * smaller, 0.26 * smaller
-    wide = max(heads * side + t * gap + 1.2, 6.2)
-    fig = style.Figure(figsize=(wide, 2.5), layout="none")
+    wide = max(heads * side + t * gap + 1.2, 5.2)
+    low = 0.1 if t > kv_heads else 0.4
+    fig = style.Figure(figsize=(wide, 2.5 - low), layout="none")
     axes = fig.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, wide), ylim=(0, 2.5))
+    axes.set(xlim=(0, wide), ylim=(low, 2.5))
     axes.axis("off")
     own, group = heads // t, heads // kv_heads
     for rank in range(t):
@@ -172,10 +175,13 @@ def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
         _rank_of_heads(axes, rank, left, side, range(rank * own, (rank + 1) * own), group)
     for y, text in ((1.98 - side / 2 + 0.07, "rank"), (1.42, "queries"), (0.62, "keys, values")):
         axes.text(1.0, y + side / 2, text, ha="right", va="center", fontsize=9)
-    copies = f", each on {t // kv_heads} ranks" if t > kv_heads else ""
-    title = f"{heads} query heads, {kv_heads} key/value heads{copies}, on {t} rank{'s' * (t > 1)}"
+    title = f"{_several(heads, 'query head')} and {_several(kv_heads, 'key/value head')} on {_several(t, 'rank')}"
     axes.text(0.15, 2.42, title, fontsize=11, fontweight="bold", va="top")
     return fig
+
+
+def _several(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number > 1)}"
 
 
 def _rank_of_heads(axes: Axes, rank: int, left: float, side: float, queries: range, group: int) -> None:
@@ -194,13 +200,16 @@ def _rank_of_heads(axes: Axes, rank: int, left: float, side: float, queries: ran
     for place, head in enumerate(shared):
         middle = left + wide * (place + 0.5) / len(shared)
         _part(axes, (middle - side / 2, 0.62), side, side, head, str(head), 7.5)
-    if queries[0] % group and len(shared) == 1:
-        axes.text(left + wide / 2, 0.42, "a copy" if wide > 0.4 else "copy", ha="center", va="top", fontsize=8, style="italic")
+    if queries[0] % group:
+        first = shared[0] * group // len(queries)
+        text, size = (f"same as rank {first}", 8) if wide > 0.66 else (f"same as\nrank {first}", 7)
+        axes.text(left + wide / 2, 0.42, text, ha="center", va="top", fontsize=size, style="italic")
 
 
 # Where a layer communicates.
 
 _OUTSIDE, _INSIDE = "outside", "inside"
+_AGAIN = "#ffd9b3"
 _BLOCKS = (("q, k, v", "core", "output"), ("up", "GELU", "down"))
 _REGIONS = {
     "TP": {_OUTSIDE: ("#e0e0e0", "", "all tokens, on each rank"), _INSIDE: ("#9ecae1", "", "own heads or columns")},
@@ -213,6 +222,9 @@ _SENT = {
     ("TP + SP", "forward"): (("all-gather",), ("reduce-scatter",)),
     ("TP + SP", "backward"): (("reduce-scatter", "all-gather again"), ("all-gather",)),
 }
+# Where a block begins and ends: the names of arXiv 1909.08053, and those of arXiv 2205.05198, whose f and f̄ are not drawn.
+_LETTERS = {"TP": "fg", "TP + SP": "gḡ"}
+_NAMED = {"TP": "f, g: names of\nMegatron-LM", "TP + SP": "g, ḡ: names of\nKorthikanti et al."}
 _COUNTS = {
     ("TP", "forward"): "2 all-reduces",
     ("TP", "backward"): "2 all-reduces",
@@ -229,29 +241,29 @@ def collectives() -> style.Figure:
     """
     fig = style.Figure(figsize=(9.6, 5.3), layout="none")
     axes = fig.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, 9.6), ylim=(0.35, 5.65))
+    axes.set(xlim=(0, 9.6), ylim=(0.3, 5.6))
     axes.axis("off")
     for number, key in enumerate(_SENT):
         _draw_direction(axes, *key, 4.25 - 1.12 * number - 0.18 * (number > 1))
     looks = {look[2]: look[:2] for regions in _REGIONS.values() for look in regions.values()}
     handles = [Patch(facecolor=c, hatch=h, edgecolor="#666666", label=said) for said, (c, h) in looks.items()]
     handles.append(Patch(facecolor=style.ORANGE, edgecolor=style.BLACK, label="a collective"))
-    fig.legend(handles=handles, loc="upper left", ncols=4, bbox_to_anchor=(0.005, 1.0))
+    handles.append(Patch(facecolor=_AGAIN, edgecolor=style.BLACK, linestyle="--", label="gathered again"))
+    fig.legend(handles=handles, loc="upper left", ncols=5, bbox_to_anchor=(0.005, 1.0))
     return fig
 
 
 def _draw_direction(axes: Axes, variant: str, direction: str, y: float) -> None:
-    arrow = "⟶" if direction == "forward" else "⟵"
-    axes.text(0.08, y + 0.42, f"{variant}\n{direction} {arrow}", va="center", fontsize=9)
+    axes.text(0.08, y + 0.42, f"{variant}\n{direction} {'⟶' if direction == 'forward' else '⟵'}", va="center", fontsize=9)
+    note = "read from\nright to left" if direction == "backward" else _NAMED[variant]
+    axes.text(0.08, y + 0.2, note, va="top", fontsize=7.5, style="italic", linespacing=1.1)
     axes.text(9.52, y + 0.42, _COUNTS[variant, direction], va="center", ha="right", fontsize=8)
     x, at_f, at_g = 1.13, *_SENT[variant, direction]
     for place, (what, wide) in enumerate(_boxes(at_f, at_g)):
         if isinstance(what, tuple):
             _draw_sent(axes, what, x, y, wide)
-            if variant == "TP":
-                axes.text(
-                    x + wide / 2, y + 0.87, "f" if place % 8 == 1 else "g", ha="center", va="bottom", fontsize=9, style="italic"
-                )
+            letter = _LETTERS[variant][place % 8 != 1]
+            axes.text(x + wide / 2, y + 0.87, letter, ha="center", va="bottom", fontsize=9, style="italic")
         else:
             region = _INSIDE if what in _BLOCKS[0] + _BLOCKS[1] else _OUTSIDE
             colour, hatch, _ = _REGIONS[variant][region]
@@ -281,7 +293,7 @@ def _draw_sent(axes: Axes, sent: tuple[str, ...], x: float, y: float, wide: floa
     for place, name in enumerate(sent):
         again = name.endswith("again")
         left = x + 0.04 + place * each
-        colour, line = ("#ffd9b3", "--") if again else (style.ORANGE, "-")
+        colour, line = (_AGAIN, "--") if again else (style.ORANGE, "-")
         axes.add_patch(Rectangle((left, y), each, 0.84, facecolor=colour, edgecolor=style.BLACK, linestyle=line, linewidth=1))
         size, colour = (7, style.BLACK) if again else (7.5, "white")
         axes.text(left + each / 2, y + 0.42, name, rotation=90, ha="center", va="center", fontsize=size, color=colour)

@@ -97,6 +97,12 @@ class Cluster:
         changed = (lv._replace(link=replace(lv.link, **changes)) if lv.name == level else lv for lv in self.levels)
         return replace(self, levels=tuple(changed))
 
+    def with_nodes_of(self, accelerators: int) -> "Cluster":
+        """The same accelerators and links in smaller or larger nodes."""
+        node, *others = self.levels
+        levels = node._replace(size=accelerators), *(level for level in others if level.size > accelerators)
+        return replace(self, name=f"{self.name}, nodes of {accelerators}", levels=levels)
+
     @functools.lru_cache(maxsize=4096)  # noqa: B019 clusters are few, and routes small
     def route(self, ranks: int, stride: int = 1) -> Route:
         """The way of a group of `ranks` members, each `stride` ranks after the one before, the first at a node's start.

@@ -12,7 +12,7 @@ whichever is faster; with overlap the last bucket is exposed, and what backward 
 import functools
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyranks.theory import checks, data, flops, memory, passes, pipeline, stages, traffic
@@ -105,11 +105,7 @@ class StepTime:
         return f"tp={tp} lies on {where}, which costs {lost:.3g} s a step, {share:.0%} of it; {keep}"
 
     def _with_nodes_of(self, accelerators: int) -> "StepTime":
-        """The same accelerators and links in smaller or larger nodes."""
-        node, *others = self.cluster.levels
-        levels = node._replace(size=accelerators), *(level for level in others if level.size > accelerators)
-        other = replace(self.cluster, name=f"{self.cluster.name}, nodes of {accelerators}", levels=levels)
-        return estimate(self.shape, self.plan, other, self.constants, self.plan.gpus)
+        return estimate(self.shape, self.plan, self.cluster.with_nodes_of(accelerators), self.constants, self.plan.gpus)
 
 
 def estimate(

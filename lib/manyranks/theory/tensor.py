@@ -34,6 +34,8 @@ class Calls(NamedTuple):
     def __rmul__(self, times: int) -> "Calls":
         return Calls(*(times * x for x in self))
 
+    __mul__ = __rmul__
+
 
 class Passes(NamedTuple):
     """Forward's calls and backward's."""
@@ -51,6 +53,8 @@ class Passes(NamedTuple):
     def __rmul__(self, times: int) -> "Passes":
         return Passes(times * self.forward, times * self.backward)
 
+    __mul__ = __rmul__
+
 
 def column(
     tokens: int, hidden: int, t: int, sequence_parallel: bool = False, regather: bool = True, itemsize: int = 2, rank: int = 0
@@ -59,7 +63,8 @@ def column(
     parallelism an all-gather, then a reduce-scatter and, with regather, the all-gather again.
 
     tokens: of the whole micro-batch; itemsize: bytes of an element; rank: its place in the group, which counts where t does not
-    divide the tensor. Raises ValueError for sizes below 1, and with sequence parallelism for tokens that t does not divide.
+    divide the tensor. Raises ValueError for sizes below 1, a rank that the group has not, and with sequence parallelism for
+    tokens that t does not divide.
     """
     _check(tokens, hidden, t, sequence_parallel, itemsize)
     one = tokens * hidden, itemsize, t, rank
@@ -134,6 +139,8 @@ def model(
 
 
 def _call(op: str, elements: int, itemsize: int, t: int, rank: int) -> Calls:
+    if rank not in range(t):
+        raise ValueError(f"rank={rank!r} of {t} ranks: give 0 to {t - 1}")
     if t == 1:
         return Calls()
     return Calls(**{op: 1}, bytes=collectives.sent_bytes(op, elements, itemsize, t)[rank])

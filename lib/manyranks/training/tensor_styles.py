@@ -22,3 +22,9 @@ def styles(config: GPTConfig) -> dict[str, Style]:
         "layers.*.dropout": Masks(),
         "embedding.dropout": Masks(),
     }
+
+
+def styles_of(config: GPTConfig, part: str) -> dict[str, Style]:
+    """The table for one module alone, as "layers.*", by the names of the parts inside it."""
+    start, table = f"{part}.", styles(config)
+    return {name.removeprefix(start): table[name] for name in table if name.startswith(start)}

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from manyranks.parallel import sharding
 from manyranks.parallel.tensor import state
 from manyranks.parallel.tensor.cuts import Cut, by_heads, equal, padded
 from manyranks.parallel.tensor.dropout import draw_own_masks
@@ -55,8 +56,10 @@ def parallelize(
     A module whose attribute `project(x, *linears)` says how it calls linear layers that
     read the same input gets column_parallel there, so that these share one communication.
     Raises ValueError for an axis that the mesh has not, a pattern that fits no module or
-    one of another kind, sizes that t does not divide, and a tied parameter that is cut in
-    one place only.
+    one of another kind, sizes that t does not divide, a tied parameter that is cut in one
+    place only or in two ways, and on a rank that the mesh has not.
+    Whole parameters between a column- and a row-parallel layer, as norms of single heads,
+    need sequence_parallel: else a rank's gradient of them is of its own features only.
     """
     how = How(_group(mesh, axis), **how).check()
     cut = _Cutter(model, how)
@@ -84,15 +87,14 @@ class TensorParallel(nn.Module):
         self._copies = _copies(cuts, how.group)
 
     def __deepcopy__(self, memo: dict) -> "TensorParallel":
-        memo |= {
-            id(group): group for group in (self.group, *self._copies.values())
-        }  # shared
         other = TensorParallel.__new__(TensorParallel)
+        shared = self.group, *self._copies.values()
+        memo |= {id(group): group for group in shared} | {id(self): other}
         other.__dict__ = copy.deepcopy(self.__dict__, memo)
         return other
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.module(*inputs)
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        return self.module(*inputs, **named)
 
     def loss(self, logits_BSW: Tensor, targets_BS: Tensor, **options) -> Tensor:
         """vocab_parallel_cross_entropy of what forward gave: W is this rank's ⌈V/t⌉.
@@ -133,25 +135,14 @@ class TensorParallel(nn.Module):
         for places, group in self._copies.items():
             _sum([named[name] for name in named if self._places(name) == places], group)
 
-    @torch.no_grad()
     def clip_grad_norm_(self, most: float) -> Tensor:
         """Scales all gradients so that the whole model's norm is at most that.
 
         Call it after finish(). Returns the norm before. Raises ValueError for most below 0.
         """
-        if not most >= 0:
-            raise ValueError(f"most={most}: give the largest norm that a gradient may have")
-        learning = [(n, p) for n, p in self.module.named_parameters() if p.grad is not None]
-        device = learning[0][1].device if learning else None
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for name, p in learning:
-            total += p.grad.square().sum(dtype=torch.float64) / self._holders(name)
-        if size(self.group) > 1:
-            dist.all_reduce(total, group=self.group)
-        norm = total.sqrt()
-        for _, p in learning:
-            p.grad.mul_((most / (norm + 1e-6)).clamp(max=1).to(p.grad.dtype))
-        return norm
+        named = dict(self.module.named_parameters())
+        holders = [self._holders(name) for name in named]
+        return sharding.clip_grad_norm(named.values(), most, self.group, holders)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state_dict, on every rank; all ranks call it."""
@@ -177,7 +168,8 @@ class _Cutter:
         self.model, self.how = model, how
         self.cuts: dict[str, Cut] = {}
         self.vocabulary: int | None = None
-        self._made: dict[nn.Parameter, nn.Parameter] = {}
+        # By the whole parameter: what stands for it, and its cut, None where that is whole.
+        self._made: dict[nn.Parameter, tuple[nn.Parameter, Cut | None]] = {}
 
     def apply(self, name: str, module: nn.Module, style: Style) -> None:
         if isinstance(style, Masks):
@@ -192,7 +184,7 @@ class _Cutter:
     def check_tied(self) -> None:
         """Raises ValueError where a module that no style names still has what was cut."""
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if self._made.get(parameter, parameter) is not parameter:
+            if parameter in self._made and self._made[parameter][0] is not parameter:
                 raise ValueError(
                     f"{name} is tied to a parameter that was cut: give its module a style"
                 )
@@ -202,12 +194,26 @@ class _Cutter:
         above, _, own = name.rpartition(".")
         parent, part = self.model.get_submodule(above), self._part(name, module, style)
         for which, parameter in part.named_parameters(recurse=False):
-            if which == "weight" or part.cut.dim == 0:  # a row-parallel bias is whole
-                self.cuts[f"{name}.{which}"] = part.cut
-            setattr(part, which, self._made.setdefault(getattr(module, which), parameter))
+            # A row-parallel bias is whole.
+            cut = part.cut if which == "weight" or part.cut.dim == 0 else None
+            setattr(part, which, self._tied(getattr(module, which), parameter, cut, name))
+            if cut is not None:
+                self.cuts[f"{name}.{which}"] = cut
         setattr(parent, own, part)
         if isinstance(style, Column) and hasattr(parent, "project"):
             parent.project = column_parallel
+
+    def _tied(
+        self, whole: nn.Parameter, part: nn.Parameter, cut: Cut | None, name: str
+    ) -> nn.Parameter:
+        """What stands for the whole parameter: this part, or that of another module."""
+        made, before = self._made.setdefault(whole, (part, cut))
+        if cut != before:
+            raise ValueError(
+                f"{name} has a parameter that another module has, too, which is cut in "
+                "another way: give both the same style"
+            )
+        return made
 
     def _part(self, name: str, module: nn.Module, style: Style) -> nn.Module:
         how, t, place = self.how, size(self.how.group), rank(self.how.group)
@@ -243,6 +249,11 @@ def _group(mesh: DeviceMesh | None, axis: str) -> Group:
             f"axis={axis!r}: the mesh has {has}; make it by init_device_mesh("
             f'"cpu", (d, t), mesh_dim_names=("dp", {axis!r})), or say axis='
         )
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in the mesh {mesh.mesh.tolist()}: call "
+            "parallelize on the ranks of the mesh only"
+        )
     return mesh.get_group(axis)
 
 
@@ -256,16 +267,17 @@ def _own_positions(group: Group):
     return hook
 
 
-def _copies(cuts: dict[str, Cut], group: Group) -> dict[tuple[int, ...], dist.ProcessGroup]:
+def _copies(cuts: dict[str, Cut], group: Group) -> dict[tuple[int, ...], Group]:
     """By places: this rank and the others that hold the same part of a parameter."""
     wanted = dict.fromkeys(cut.copies for cut in cuts.values() if len(cut.copies) > 1)
-    return {
-        places: dist.new_group(
-            [dist.get_global_rank(group or dist.group.WORLD, place) for place in places],
-            use_local_synchronization=True,
-        )
-        for places in wanted
-    }
+    return {places: _at(places, group) for places in wanted}
+
+
+def _at(places: tuple[int, ...], group: Group) -> Group:
+    if len(places) == size(group):
+        return group
+    ranks = [dist.get_global_rank(group or dist.group.WORLD, place) for place in places]
+    return dist.new_group(ranks, use_local_synchronization=True)
 
 
 def _sum(parameters: list[nn.Parameter], group: Group) -> None:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from manyranks.parallel.tensor import overlapped
+from manyranks.parallel.tensor import gradients, overlapped
 from manyranks.parallel.tensor.cuts import Cut, equal
+from manyranks.parallel.tensor.gradients import halves, rows
 from manyranks.parallel.tensor.mappings import (
     Group,
     autocast,
@@ -90,11 +91,14 @@ class _Part(nn.Module):
     ):
         super().__init__()
         linear = nn.Linear(in_features, out_features, bias)
-        self._take(linear, How(group, **how).check(), None)
+        self._take(linear, How(group, **how), None)
 
     @classmethod
     def of(cls, linear: nn.Linear, how: How, cut: Cut | None = None) -> Self:
-        """This rank's part of a layer. cut: of its weight_OI, None for equal parts."""
+        """This rank's part of a layer. cut: of its weight_OI, None for equal parts.
+
+        Raises ValueError for options that do not go together, and where t does not divide.
+        """
         own = cls.__new__(cls)
         nn.Module.__init__(own)
         own._take(linear, how, cut)
@@ -103,7 +107,7 @@ class _Part(nn.Module):
     def _take(self, linear: nn.Linear, how: How, cut: Cut | None) -> None:
         features = linear.weight.shape[self.dim]
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.how = how
+        self.how = how.check()
         self.cut = cut or equal(features, size(how.group), rank(how.group), self.dim)
         self.weight = part(linear.weight, self.cut)
         whole = linear.bias is None or self.dim == 1  # a bias has a number for each output
@@ -155,14 +159,26 @@ def column_parallel(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
     """What several column-parallel layers make of one input, gathered once for all.
 
     For query, key and value, or gate and up: one communication each way, not one a layer.
+    Raises ValueError for a layer of another kind, or one that is cut for other ranks.
     """
-    how = layers[0].how
+    how = _how_of(layers)
     how.check_input(x)
     parameters = [y.weight for y in layers] + [y.bias for y in layers]
     x, *parameters = autocast(x, *parameters)
     if how.overlap:
-        return list(overlapped.column(x, *_halves(parameters), how.group))
+        return list(overlapped.column(x, *halves(parameters), how.group))
     return list(_Column.apply(x, how, *parameters))
+
+
+def _how_of(layers: tuple[nn.Module, ...]) -> How:
+    hows = [y.how if isinstance(y, ColumnParallelLinear) else None for y in layers]
+    if hows[0] is None or any(how != hows[0] for how in hows):
+        kinds = ", ".join(type(y).__name__ for y in layers)
+        raise ValueError(
+            f"{kinds} read one input: all must be column-parallel, with the same options; "
+            "give each of them Column()"
+        )
+    return hows[0]
 
 
 class _Column(torch.autograd.Function):
@@ -175,38 +191,32 @@ class _Column(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, how: How, *parameters: Tensor | None) -> tuple[Tensor, ...]:
-        weights, biases = _halves(parameters)
+        weights, biases = halves(parameters)
         whole_BSI = start_all_gather(x, how.group)() if how.sequence_parallel else x
         ctx.how, ctx.gathers = how, how.sequence_parallel and how.regather
         kept = x if ctx.gathers else whole_BSI
         # Frozen weights need no input.
-        learn = any(_halves(ctx.needs_input_grad[2:])[0])
+        learn = any(halves(ctx.needs_input_grad[2:])[0])
         ctx.save_for_backward(kept if learn else None, *weights)
         both = zip(weights, biases, strict=True)
-        return tuple(F.linear(whole_BSI, weight, bias) for weight, bias in both)
+        # Detached, for F.linear may give a view, which no caller could change in place.
+        return tuple(F.linear(whole_BSI, weight, bias).detach() for weight, bias in both)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple:
         kept, *weights = ctx.saved_tensors
         to_x, _, *to_parameters = ctx.needs_input_grad
-        to_weights, to_biases = _halves(to_parameters)
-        gathers = ctx.gathers and any(to_weights)
+        learn = any(halves(to_parameters)[0])
+        gathers = ctx.gathers and learn
         whole_BSI = start_all_gather(kept, ctx.how.group) if gathers else lambda: kept
-        grad_x = finish = None
+        finish = None
         if to_x:
-            grad_x = _added(grads, weights)
-            finish = _start_to_add(grad_x, ctx.how)
-        rows_NI = whole_BSI().flatten(0, -2) if any(to_weights) else None
-        of_weights = [
-            grad.flatten(0, -2).mT @ rows_NI if needed else None
-            for grad, needed in zip(grads, to_weights, strict=True)
-        ]
-        of_biases = [
-            grad.flatten(0, -2).sum(0) if needed else None
-            for grad, needed in zip(grads, to_biases, strict=True)
-        ]
-        return finish() if to_x else None, None, *of_weights, *of_biases
+            finish = _start_to_add(gradients.of_input(grads, weights), ctx.how)
+        x_NI = rows(whole_BSI()) if learn else None
+        del whole_BSI  # and with it what came, shard by shard
+        of_parameters = gradients.of_parameters(grads, x_NI, to_parameters)
+        return finish() if to_x else None, None, *of_parameters
 
 
 def _start_to_add(grad_x: Tensor, how: How):
@@ -224,18 +234,6 @@ def _start_to_add(grad_x: Tensor, how: How):
     return whole
 
 
-def _added(grads: tuple[Tensor, ...], weights: list[Tensor]) -> Tensor:
-    """The input's gradient from all products that read it, in one tensor."""
-    total = grads[0] @ weights[0]
-    for grad, weight in zip(grads[1:], weights[1:], strict=True):
-        total.flatten(0, -2).addmm_(grad.flatten(0, -2), weight)
-    return total
-
-
 def part(parameter: nn.Parameter, cut: Cut) -> nn.Parameter:
     """This rank's part of a parameter, which learns if that does."""
     return nn.Parameter(cut.own(parameter.detach()), parameter.requires_grad)
-
-
-def _halves(row: tuple | list) -> tuple:
-    return row[: len(row) // 2], row[len(row) // 2 :]

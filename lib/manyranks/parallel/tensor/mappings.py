@@ -99,7 +99,8 @@ def start_all_gather(x_BsH: Tensor, group: Group = None) -> Callable[[], Tensor]
 
     def whole() -> Tensor:
         work.wait()
-        return parts_tBsH.movedim(0, 1).flatten(1, 2)  # a copy, unless B is 1
+        # A copy, unless B is 1. Detached: no view, so that a caller may change it in place.
+        return parts_tBsH.movedim(0, 1).flatten(1, 2).detach()
 
     return whole
 
@@ -122,7 +123,8 @@ def start_reduce_scatter(x_BSH: Tensor, group: Group = None) -> Callable[[], Ten
     parts_tBsH = torch.stack(x_BSH.chunk(t, 1))
     shape = parts_tBsH.shape[1:]
     if dist.get_backend(group) == "gloo":
-        return lambda: sharding.reduce_scatter(parts_tBsH.view(-1), group).view(shape)
+        row_E = parts_tBsH.view(-1)
+        return lambda: sharding.reduce_scatter(row_E, group).view(shape).detach()
     own_BsH = x_BSH.new_empty(shape)
     row = parts_tBsH.flatten(0, 1)
     work = dist.reduce_scatter_single(own_BsH, row, group=group, async_op=True)

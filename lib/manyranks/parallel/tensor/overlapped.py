@@ -29,6 +29,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyranks.parallel.collectives.messages import Members, wait
+from manyranks.parallel.tensor import gradients
+from manyranks.parallel.tensor.gradients import halves, rows
 from manyranks.parallel.tensor.mappings import Group, autocast, check_sequence, rank, size
 
 
@@ -63,7 +65,7 @@ class _Column(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_BsI: Tensor, group: Group, *parameters: Tensor | None) -> tuple:
         ring = _ring(group)
-        weights, biases = _halves(parameters)
+        weights, biases = halves(parameters)
         ctx.ring = ring
         ctx.save_for_backward(x_BsI, *weights)
         ys = [_room(x_BsI, ring, weight.shape[0]) for weight in weights]
@@ -77,29 +79,23 @@ class _Column(torch.autograd.Function):
     def backward(ctx, *grads_BSO: Tensor) -> tuple:
         x_BsI, *weights = ctx.saved_tensors
         to_x, _, *to_parameters = ctx.needs_input_grad
-        to_weights, to_biases = _halves(to_parameters)
+        learn = any(halves(to_parameters)[0])
         grads_tBsO = [by_shards(grad, ctx.ring).contiguous() for grad in grads_BSO]
-        whole_tBsI = _room_by_shards(x_BsI, ctx.ring) if any(to_weights) else None
-        shards = gathered(x_BsI, ctx.ring, whole_tBsI) if any(to_weights) else iter(())
+        whole_tBsI = _room_by_shards(x_BsI, ctx.ring) if learn else None
+        shards = gathered(x_BsI, ctx.ring, whole_tBsI) if learn else iter(())
 
         def term(c: int) -> Tensor:
             # Two rings at a time: the shard of x that came is passed on first, then this
             # product is made; the weights' gradients come after both.
             next(shards, None)
-            return _sum_of_products([grad[c] for grad in grads_tBsO], weights)
+            return gradients.of_input([grad[c] for grad in grads_tBsO], weights)
 
         grad_x = reduce_scattered(term, ctx.ring) if to_x else None
         for _ in shards:
             pass
-        of_weights = [
-            _rows(grad).mT @ _rows(whole_tBsI) if needed else None
-            for grad, needed in zip(grads_tBsO, to_weights, strict=True)
-        ]
-        of_biases = [
-            _rows(grad).sum(0) if needed else None
-            for grad, needed in zip(grads_tBsO, to_biases, strict=True)
-        ]
-        return grad_x, None, *of_weights, *of_biases
+        x_NI = rows(whole_tBsI) if learn else None
+        of_parameters = gradients.of_parameters(grads_tBsO, x_NI, to_parameters)
+        return grad_x, None, *of_parameters
 
 
 class _Row(torch.autograd.Function):
@@ -120,8 +116,9 @@ class _Row(torch.autograd.Function):
         for c, shard_BsO in gathered(grad_BsO, ctx.ring, whole_tBsO):
             if to_x:
                 by_shards(grad_x, ctx.ring)[c] = shard_BsO @ weight_OI
-        rows = _rows(by_shards(x_BSI, ctx.ring)) if to_weight else None
-        return grad_x, _rows(whole_tBsO).mT @ rows if to_weight else None, None
+        if not to_weight:
+            return grad_x, None, None
+        return grad_x, rows(whole_tBsO).mT @ rows(by_shards(x_BSI, ctx.ring)), None
 
 
 def gathered(
@@ -173,26 +170,9 @@ def _ring(group: Group) -> Members:
 
 
 def _room(x_BsI: Tensor, ring: Members, features: int) -> Tensor:
-    batch, own = x_BsI.shape[:2]
-    return x_BsI.new_empty(batch, own * len(ring.ranks), features)
+    batch, own, *more = x_BsI.shape[:-1]
+    return x_BsI.new_empty(batch, own * len(ring.ranks), *more, features)
 
 
 def _room_by_shards(shard: Tensor, ring: Members) -> Tensor:
     return shard.new_empty(len(ring.ranks), *shard.shape)
-
-
-def _sum_of_products(grads: list[Tensor], weights: list[Tensor]) -> Tensor:
-    """Σ grad @ weight, in one tensor."""
-    total = grads[0] @ weights[0]
-    for grad, weight in zip(grads[1:], weights[1:], strict=True):
-        torch.addmm(_rows(total), _rows(grad), weight, out=_rows(total))
-    return total
-
-
-def _rows(x: Tensor) -> Tensor:
-    """[tokens, features]; a copy where x's memory does not allow a view."""
-    return x.flatten(0, -2)
-
-
-def _halves(row: Sequence) -> tuple[Sequence, Sequence]:
-    return row[: len(row) // 2], row[len(row) // 2 :]

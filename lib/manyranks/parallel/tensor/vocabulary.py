@@ -47,13 +47,14 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, num_embeddings: int, embedding_dim: int, group: Group = None, **how):
         super().__init__()
         whole = nn.Embedding(num_embeddings, embedding_dim)
-        self._take(whole, How(group, **how).check(), None)
+        self._take(whole, How(group, **how), None)
 
     @classmethod
     def of(cls, embedding: nn.Embedding, how: How, cut: Cut | None = None) -> Self:
         """This rank's part of an existing one. cut: of its rows, None for ⌈V/t⌉.
 
-        Raises ValueError for an option of nn.Embedding that needs all rows.
+        Raises ValueError for an option of nn.Embedding that needs all rows, and for options
+        of How that do not go together.
         """
         for name in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
             value = getattr(embedding, name)
@@ -68,7 +69,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def _take(self, whole: nn.Embedding, how: How, cut: Cut | None) -> None:
         rows, self.embedding_dim = whole.weight.shape
-        self.num_embeddings, self.how = rows, how
+        self.num_embeddings, self.how = rows, how.check()
         self.cut = cut or cuts.padded(rows, size(how.group), rank(how.group))
         self.weight = part(whole.weight, self.cut)
 
