@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.patches import PathPatch, Rectangle
-from matplotlib.path import Path
+from matplotlib.patches import Rectangle
 
 from manyranks.show import bars, tensor, tensor_explorer, units
 from manyranks.show.tensor_explorer import CLUSTERS, DEGREES, MODELS, RECOMPUTE, SMALL, Degrees
@@ -15,6 +14,7 @@ from manyranks.theory import Plan, clusters, memory, models, passes, published
 from manyranks.theory import tensor as theory
 from manyranks.theory.published import layers
 from manyranks.training import GPTConfig
+from tests.unit.bars_drawn import noted_texts, widths
 
 PAPER = models["megatron-22b"]
 PLAN = Plan(seq=2048, microbatch=4, precision="fp16", flash=False, recompute="none")
@@ -26,20 +26,10 @@ def texts(figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
-def widths(panel: bars.Bars) -> list[list[float]]:
-    """For each row, those of its parts that are not 0, from left to right."""
-    rows: dict[int, list] = {}
-    for boxes in (artist for artist in panel.moving if isinstance(artist, PathPatch)):
-        for box in (Path(corners).get_extents() for corners in boxes.get_path().to_polygons()):
-            rows.setdefault(round((box.y0 + box.y1) / 2), []).append((box.x0, box.width))
-    return [[width for _, width in sorted(rows[row])] for row in sorted(rows)]
-
-
 @pytest.fixture
 def written(monkeypatch):
     """The texts after an update: time with its ticks and what waits, memory with its ticks, the node's end."""
-    found = []
-    monkeypatch.setattr(bars.Labels, "update", lambda self, places, words, colours=(): found.append(list(words)))
+    found = noted_texts(monkeypatch)
 
     def after(**change) -> list[list[str]]:
         found.clear()

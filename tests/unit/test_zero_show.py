@@ -3,12 +3,11 @@
 import itertools
 
 import pytest
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 
 from manyranks.show import bars, zero
 from manyranks.show.zero import STAGES, Stages, explorer, memory_over_a_step
 from manyranks.theory import Plan, clusters, memory, models, published, sharding
+from tests.unit.bars_drawn import noted_texts, widths
 
 SIXTEEN = next(iter(zero.RECIPES))
 DEFAULT = {"model": "megatron-7.5b", "cluster": "v100-dgx", "n": 64, "stage": "ZeRO-2", "k": 16, "precision": SIXTEEN}
@@ -17,8 +16,7 @@ DEFAULT = {"model": "megatron-7.5b", "cluster": "v100-dgx", "n": 64, "stage": "Z
 @pytest.fixture
 def written(monkeypatch):
     """What each panel's texts are after an update: memory, sent, largest."""
-    texts = []
-    monkeypatch.setattr(bars.Labels, "update", lambda self, places, words, colours=(): texts.append(list(words)))
+    texts = noted_texts(monkeypatch)
 
     def after(**change) -> list[list[str]]:
         texts.clear()
@@ -26,15 +24,6 @@ def written(monkeypatch):
         return texts
 
     return after
-
-
-def widths(panel: bars.Bars) -> list[list[float]]:
-    """For each stage, those of its parts that are not 0, from left to right."""
-    rows: dict[int, list] = {}
-    for boxes in (artist for artist in panel.moving if isinstance(artist, PathPatch)):
-        for box in (Path(corners).get_extents() for corners in boxes.get_path().to_polygons()):
-            rows.setdefault(round((box.y0 + box.y1) / 2), []).append((box.x0, box.width))
-    return [[width for _, width in sorted(rows[row])] for row in sorted(rows)]
 
 
 # The explorer
