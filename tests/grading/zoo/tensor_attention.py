@@ -1,5 +1,7 @@
 """Wrong answers to Attention of 06_tensor."""
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,11 +43,38 @@ class CutsBlocks(RightAttention):
         return list(range(whole.heads))[self.r * whole.heads // self.t :][: whole.heads // self.t]
 
 
-@wrong(TASK, "deal heads, not rows")
+@wrong(TASK, "cut whole heads: head j is rows j·D to (j + 1)·D")
 class DealsRows(RightAttention):
     def cut(self, weight, heads):
         rows = weight[self.r :: self.t]
         return rows if len(rows) == len(heads) * self.size else super().cut(weight, heads)
+
+
+@wrong(TASK, "cut whole heads: head j is rows j·D to (j + 1)·D")
+class DealsColumnsOfOutput(RightAttention):
+    def __init__(self, whole, *others):
+        super().__init__(whole, *others)
+        self.output = linear(whole.output.weight[:, self.r :: self.t])
+
+
+@wrong(TASK, "this rank has no key/value head: r % kv_heads", right_values=True)
+class HasNoKeys(RightAttention):
+    """Right with enough key/value heads."""
+
+    def __init__(self, *given):
+        with warnings.catch_warnings(action="ignore"):  # torch's, of weights without a row
+            super().__init__(*given)
+
+    def own_kv(self, whole):
+        return list(range(self.r, whole.kv_heads, self.t))
+
+
+@wrong(TASK, "memory's gradient is summed twice, by sharers and by the group")
+class SharesProducts(RightAttention):
+    def forward(self, x, memory):
+        x, memory = self.both(x, memory)
+        key, value = self.given_f([self.key(memory), self.value(memory)], self.sharers)
+        return self.g(self.output(self.attend(self.query(x), key, value)))
 
 
 @wrong(TASK, "a head is D rows of query, key and value, and D columns of output")
@@ -208,6 +237,20 @@ class ForgetsTheGroup(RightAttention):
         super().__init__(
             whole, lambda tensors, one: RightF()(tensors, one and sharers), lambda tensors, _: RightG()(tensors), None, sharers
         )
+
+
+@wrong(TASK, "dist.get_rank(group), dist.get_world_size(group)")
+class RankOfTheWorld(RightAttention):
+    ranks = 4
+
+    def own(self, whole):
+        return list(range(dist.get_rank(), whole.heads, dist.get_world_size()))
+
+
+@wrong(TASK, "f and g return a list: [y] = f([x], group)")
+class ReturnsTheList(RightAttention):
+    def g(self, y):
+        return self.given_g([y], self.group)
 
 
 @wrong(TASK, "; right is [5, 2, 12]")

@@ -6,10 +6,11 @@ import torch.distributed.nn.functional as with_gradients
 from torch import nn
 from torch.nn import functional as F
 
+from tests.grading.zoo import tensor_block_hints
 from tests.grading.zoo.tensor_right import Both, RightBlock, RightF, all_gather, reduce_scatter
 from tests.grading.zoo.wrong import Wrong, keeper
 
-ZOO: list[Wrong] = []
+ZOO: list[Wrong] = [*tensor_block_hints.ZOO]
 wrong = keeper(ZOO)
 TASK = "Block"
 
@@ -48,7 +49,7 @@ class SumsTheBiasOnly(RightBlock):
         return self.norm.weight, self.norm.bias, self.given_f([self.down.bias], self.group)[0]
 
 
-@wrong(TASK, "the gradient of down's bias is this rank's positions' only")
+@wrong(TASK, "down's bias belongs into f's list")
 class SumsNormOnly(RightBlock):
     def parameters_here(self):
         return *self.given_f([self.norm.weight, self.norm.bias], self.group), self.down.bias
@@ -192,9 +193,7 @@ class NormsAllPositions(RightBlock):
         return x + self.drop(self.sum(self.product(units), bias), seed)
 
 
-@wrong(
-    TASK, "dropped the same elements; hint: each rank has other positions, so its mask has to be another one", right_values=True
-)
+@wrong(TASK, "dropped the same elements; hint: each rank has other positions", right_values=True)
 class OneMaskForAll(RightBlock):
     def seed(self, seed):
         return seed

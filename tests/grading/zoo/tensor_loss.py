@@ -7,10 +7,11 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as with_gradients
 from torch.nn import functional as F
 
+from tests.grading.zoo import tensor_loss_by_hand
 from tests.grading.zoo.tensor_right import IGNORED, Both, RightLoss
 from tests.grading.zoo.wrong import Wrong, keeper
 
-ZOO: list[Wrong] = []
+ZOO: list[Wrong] = [*tensor_loss_by_hand.ZOO]
 wrong = keeper(ZOO)
 TASK = "cross_entropy"
 
@@ -118,7 +119,7 @@ class TargetOfTheWrongRank(Unmasked):
         return self.logits.gather(-1, self.local()[..., None])[..., 0]
 
 
-@wrong(TASK, "target k is number k // t on rank k % t, not k − r·W on rank k // W")
+@wrong(TASK, "token k is number k // t on rank k % t, not in a block")
 class VocabularyInBlocks(RightLoss):
     def mine(self):
         width = -(-61 // self.t)
@@ -189,7 +190,7 @@ class TargetWithoutGradient(RightLoss):
         return super().picked().detach()
 
 
-@wrong(TASK, "which need not be 1")
+@wrong(TASK, "the loss was multiplied by a number: multiply by backward's argument")
 class ForgetsTheUpstream(RightLoss):
     def mean(self, terms):
         return super().mean(terms) / 3 + super().mean(terms.detach()) * 2 / 3
@@ -211,7 +212,7 @@ class SumsGradientsForNothing(RightLoss):
         return log
 
 
-@wrong(TASK, "three all-reduces of s·b numbers are enough", right_values=True)
+@wrong(TASK, "three all-reduces of S·B numbers are enough", right_values=True)
 class CountsWithACall(RightLoss):
     def mean(self, terms):
         count = self.reduce(self.mine().sum().double())
@@ -254,7 +255,7 @@ class DoesNotWait(RightLoss):
         return picked
 
 
-@wrong(TASK, "All ranks make them in the same order")
+@wrong(TASK, "all ranks make their calls in the same order")
 class TwoOrders(RightLoss):
     """Rank 0 asks for the target first: sums of the one are added to the other."""
 

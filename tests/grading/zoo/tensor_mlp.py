@@ -5,10 +5,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tests.grading.zoo.tensor_right import RightF, RightG, RightMLP, linear
+from tests.grading.zoo import tensor_mlp_cut
+from tests.grading.zoo.tensor_right import RightF, RightG, RightMLP
 from tests.grading.zoo.wrong import Wrong, keeper
 
-ZOO: list[Wrong] = []
+ZOO: list[Wrong] = [*tensor_mlp_cut.ZOO]
 wrong = keeper(ZOO)
 TASK = "MLP"
 
@@ -60,26 +61,10 @@ class ComputesEverythingEverywhere(RightMLP):
         return self.aside[0](x)
 
 
-@wrong(TASK, "rank r has the units r, r + t, r + 2t, …, not neighbours")
-class CutsBlocks(RightMLP):
-    def cut(self, rows):
-        return rows.chunk(self.t)[self.r]
-
-
-@wrong(TASK, "cut each half by itself")
-class CutsBothHalvesAtOnce(RightMLP):
-    def halves(self, whole):
-        (gate, up) = whole.gate_up.weight.chunk(self.t)[self.r].chunk(2)
-        (gate_bias, up_bias) = whole.gate_up.bias.chunk(self.t)[self.r].chunk(2)
-        self.gate, self.up = linear(gate, gate_bias), linear(up, up_bias)
-
-
-@wrong(TASK, "a unit is a row of gate and of up, and a column of down")
-class CutsColumnsOfTheFirst(RightMLP):
-    def halves(self, whole):
-        super().halves(whole)
-        self.gate, self.up = linear(self.gate.weight.t()), linear(self.up.weight.t())
-        self.gate.bias, self.up.bias = nn.Parameter(torch.zeros(1).double()), nn.Parameter(torch.zeros(1).double())
+@wrong(TASK, "f and g return a list: [y] = f([x], group)")
+class TakesTheList(RightMLP):
+    def f(self, x):
+        return self.given_f([x], self.group)
 
 
 @wrong(TASK, "that is this rank's part of the sum: g adds the parts up")

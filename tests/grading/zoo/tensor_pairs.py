@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as with_gradients
 
-from tests.grading.zoo.tensor_right import RightF, RightG
+from tests.grading.zoo.tensor_right import Both, RightF, RightG
 from tests.grading.zoo.wrong import Wrong, keeper
 
 ZOO: list[Wrong] = []
@@ -210,6 +210,40 @@ def in_place(tensors, group=None):
     for tensor in tensors:
         dist.all_reduce(tensor, group=group)
     return tensors
+
+
+class OneIsAView(RightF):
+    def sum(self, tensors):
+        if len(tensors) > 1:
+            return super().sum(tensors)
+        row = tensors[0].flatten()
+        self.reduce(row)
+        return [row.view(tensors[0].shape)]
+
+
+@wrong(F, "flatten gives a view where a tensor is contiguous, torch.cat a copy")
+class OneGradientIsAView(OneIsAView):
+    pass
+
+
+@wrong(G, "flatten gives a view where a tensor is contiguous, torch.cat a copy")
+class OneTensorIsAView(OneIsAView):
+    def there(self, tensors):
+        return self.sum(tensors)
+
+    def back(self, grads, needed):
+        return grads
+
+
+@wrong(F, "one entry for each argument of apply, the group's first")
+class NeedsOffByOne(RightF):
+    def back(self, grads, needed):
+        return super().back(grads, (False, *needed[:-1]))
+
+
+@wrong(F, "apply takes tensors one by one")
+def gives_apply_a_list(tensors, group=None):
+    return Both.apply(lambda given: given, lambda grads, needed: grads, tensors)
 
 
 @wrong(F, "reshape(-1) in place of view(-1)")

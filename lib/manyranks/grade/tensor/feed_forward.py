@@ -16,7 +16,18 @@ from manyranks.grade.tensor.layout import Layout, drawn
 from manyranks.grade.tensor.lockstep import Exchange, divided, lockstep, mean, same, total, twice
 from manyranks.grade.tensor.ready import READY, YOURSELF
 from manyranks.grade.tensor.shards import keeps, kept, size
-from manyranks.grade.tensor.task import Must, TensorTask, gradient, parameters, prefixed, result_of, telling, untouched, values
+from manyranks.grade.tensor.task import (
+    LISTS,
+    Must,
+    TensorTask,
+    gradient,
+    parameters,
+    prefixed,
+    result_of,
+    telling,
+    untouched,
+    values,
+)
 from manyranks.grade.tensor.traffic import Phases, reduced
 from manyranks.grade.tensor.wholes import WholeMLP, made
 from manyranks.grade.verdict import Aspect
@@ -30,6 +41,7 @@ _STACKED = (
     "the first F rows of gate_up are gates, the others ups: cut each half by itself. A part of all 2F rows has gates on some "
     "ranks and ups on the others"
 )
+_HALVES = "the first U rows of gate_up are the gate's, the other U are up's: chunk(2), then deal"
 _NO_G = "that is this rank's part of the sum: g adds the parts up"
 _NO_F = (
     "x's gradient through the units is only this rank's part: x has to pass through f before the units, which sums in backward"
@@ -177,8 +189,30 @@ _WAYS = [
 ]
 
 
+_OTHER_ROWS: list[tuple[str, Callable[[Tensor, int, int], Tensor]]] = [
+    (_HALVES, lambda fused, rank, t: fused.chunk(2)[1][rank::t]),
+    (_HALVES, lambda fused, rank, t: fused[::2][rank::t]),
+    (_HALVES, lambda fused, rank, t: fused[rank::t][::2]),
+]
+
+
+def _gates(layout: Layout, cut: Callable[[Tensor, int, int], Tensor], number: int) -> list[Tensors]:
+    fused = made(WholeMLP, 31 + number, _H, _UNITS * layout.t).gate_up.weight.detach()
+    return [{_GATE_WEIGHT: cut(fused, rank, layout.t)} for rank in range(layout.t)]
+
+
+def _gates_by_world(layout: Layout, t: int, number: int) -> list[Tensors]:
+    """Cut by the rank of the world."""
+    gate = made(WholeMLP, 31 + number, _H, _UNITS * layout.t).gate_up.weight.detach().chunk(2)[0]
+    return [{_GATE_WEIGHT: gate[rank::t]} for rank in layout.groups[number]]
+
+
 def _wrong(layout: Layout) -> Iterator[Wrong]:
     """Those of the cut show in the gate; of the others, parameters do not matter."""
+    for t in {layout.n, layout.t}:
+        yield Wrong(traffic.GROUP, layout.spread(partial(_gates_by_world, layout, t)))
+    for hint, cut in _OTHER_ROWS:
+        yield Wrong(hint, layout.spread(partial(_gates, layout, cut)))
     for hint, way in _WAYS:
         results = layout.spread(partial(_results, layout, way))
         if hint in (_BLOCKS, _STACKED):
@@ -213,6 +247,7 @@ def _scene(layout: Layout) -> Scene:
 class FeedForward(TensorTask):
     unexplained: ClassVar[str] = _UNEXPLAINED
     advice: ClassVar[tuple[tuple[str, str], ...]] = (
+        LISTS,
         (r"mat1 and mat2 shapes|must match the size of tensor", _DIMS),
         *TensorTask.advice,
     )

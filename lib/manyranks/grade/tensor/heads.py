@@ -16,7 +16,18 @@ from manyranks.grade.tensor.layout import Layout, drawn
 from manyranks.grade.tensor.lockstep import Exchange, divided, lockstep, mean, same, shared, total, twice
 from manyranks.grade.tensor.ready import READY, YOURSELF
 from manyranks.grade.tensor.shards import keeps, kept, size
-from manyranks.grade.tensor.task import Must, TensorTask, gradient, parameters, prefixed, result_of, telling, untouched, values
+from manyranks.grade.tensor.task import (
+    LISTS,
+    Must,
+    TensorTask,
+    gradient,
+    parameters,
+    prefixed,
+    result_of,
+    telling,
+    untouched,
+    values,
+)
 from manyranks.grade.tensor.traffic import Phases, reduced
 from manyranks.grade.tensor.wholes import WholeAttention, attended, made
 from manyranks.grade.verdict import Aspect
@@ -24,7 +35,7 @@ from manyranks.grade.verdict import Aspect
 NAMES = ("query.weight", "key.weight", "value.weight", "output.weight")
 _S, _T, _B, _H, _D = 5, 7, 2, 12, 4
 _BLOCKS = "heads are dealt in turn: rank r has the query heads r, r + t, r + 2t, …, not neighbours"
-_ROWS = "a head is D neighbouring rows of query.weight: deal heads, not rows, and the same columns of output.weight"
+_ROWS = "cut whole heads: head j is rows j·D to (j + 1)·D (columns in output): weight.unflatten(0, (-1, D))[r::t].flatten(0, 1)"
 _KV = "rank r needs the key/value heads of its query heads: r, r + t, … where there are t or more, else head r % kv_heads alone"
 _NEIGHBOURS = (
     "query head j uses key/value head j % kv_heads. repeat_interleave, and sdpa's enable_gqa, let neighbours share one: with "
@@ -35,6 +46,11 @@ _NOT_SHARED = (
     "`sharers`. f is for anything that ranks have alike and use for different things: weights, too"
 )
 _ALL_SHARED = "key's and value's gradients are summed over ranks that have other heads: only `sharers` have this rank's"
+_NO_KV = "this rank has no key/value head: r % kv_heads"
+_ON_PRODUCTS = (
+    "memory's gradient is summed twice, by sharers and by the group: f stands before key's and value's weights, not behind "
+    "the product"
+)
 _SHARED_MEAN = "that is a mean: the gradient of a shared head is the sum of what the ranks that share it find"
 _G_SHARED = (
     "g on shared weights adds the weights themselves: f leaves them as they are in forward, and sums their gradients "
@@ -73,13 +89,17 @@ _DEALT = heads(dealt, _D)
 
 @dataclass(frozen=True)
 class Way:
-    """How it is computed; the defaults are right. of_x, of_memory: what f does with each; weights: with key and value."""
+    """How it is computed; the defaults are right. of_x, of_memory: what f does with each; weights, products: with
+    key's and value's, where so many key/value heads are there; kv_cut: how their rows are cut, if not by heads.
+    """
 
     of_x: tuple[Exchange, Exchange] = (same, total)
     of_memory: tuple[Exchange, Exchange] = (same, total)
     g: tuple[Exchange, Exchange] = (total, same)
     weights: Callable[[int], tuple[Exchange, Exchange]] = lambda kv: (same, shared(kv))
+    products: Callable[[int], tuple[Exchange, Exchange]] = lambda kv: (same, same)
     cut: Cut = _DEALT
+    kv_cut: Cut | None = None
     kv: Callable[[int, int, int], list[int]] = lambda kv, rank, t: sorted({j % kv for j in range(rank, kv * t, t)})
     neighbours: bool = False
     scale: float = 1
@@ -92,6 +112,8 @@ def shards_of(whole: WholeAttention, rank: int, t: int, way: Way = RIGHT) -> Ten
     """A rank's parameters, as leaves."""
     own = torch.tensor(way.kv(whole.kv_heads, rank, t))
     parts = {name: getattr(whole, name).weight.unflatten(0, (-1, _D))[own].flatten(0, 1) for name in ("key", "value")}
+    if way.kv_cut:
+        parts = {name: way.kv_cut(getattr(whole, name).weight, 0, rank, t) for name in parts}
     parts |= {"query": way.cut(whole.query.weight, 0, rank, t), "output": way.cut(whole.output.weight, 1, rank, t)}
     return {name: parts[name.partition(".")[0]].detach().clone().requires_grad_() for name in NAMES}
 
@@ -142,11 +164,14 @@ def _forward(leaves: list[list[Tensor]], own: list[Tensors], count: Heads, way: 
     key, value = (
         lockstep([p[name] for p in own], *way.weights(min(count.kv, len(own)))) for name in ("key.weight", "value.weight")
     )
+    keys, contents = (
+        lockstep([F.linear(memory, weight) for memory, weight in zip(memories, weights, strict=True)], *products)
+        for weights, products in ((w, way.products(min(count.kv, len(own)))) for w in (key, value))
+    )
     parts = []
     for rank, p in enumerate(own):
         query = F.linear(xs[rank], p["query.weight"]) * way.scale
-        keys, contents = F.linear(memories[rank], key[rank]), F.linear(memories[rank], value[rank])
-        parts.append(F.linear(attended(query, keys, contents, _D, way.neighbours), p["output.weight"]))
+        parts.append(F.linear(attended(query, keys[rank], contents[rank], _D, way.neighbours), p["output.weight"]))
     return lockstep(parts, *way.g)
 
 
@@ -154,10 +179,9 @@ def _divided(kv: int) -> tuple[Exchange, Exchange]:
     return same, lambda grads: [grad / (len(grads) // kv) for grad in shared(kv)(grads)]
 
 
-_CUTS = {_BLOCKS: ("query", "output"), _ROWS: ("query", "output"), _KV: ("key", "value")}  # hint -> the parameters that show it
+_CUTS = {_BLOCKS: ("query", "output"), _KV: ("key", "value")}  # hint -> the parameters that show it
 _WAYS = [
     (_BLOCKS, Way(cut=heads(in_blocks, _D))),
-    (_ROWS, Way(cut=dealt)),
     (_KV, Way(kv=lambda kv, rank, t: list(range(kv)))),
     (_KV, Way(kv=lambda kv, rank, t: [k + rank * kv // t for k in range(max(1, kv // t))])),
     (_KV, Way(kv=lambda kv, rank, t: [rank * kv // t])),
@@ -173,6 +197,7 @@ _WAYS = [
     (_TWICE, Way(g=(twice, same))),
     (_TWICE, Way(of_x=(same, twice), of_memory=(same, twice))),
     (_NOT_SHARED, Way(weights=lambda kv: (same, same))),
+    (_ON_PRODUCTS, Way(weights=lambda kv: (same, same), products=lambda kv: (same, shared(kv)))),
     (_ALL_SHARED, Way(weights=lambda kv: (same, total))),
     (_SHARED_MEAN, Way(weights=_divided)),
     (_G_SHARED, Way(weights=lambda kv: (shared(kv), same))),
@@ -185,6 +210,11 @@ _WAYS = [
 
 def _wrong(layout: Layout, count: Heads) -> Iterator[Wrong]:
     """Those of the cut show in the parameters; of the rest, parameters do not matter."""
+    for t in {layout.n, layout.t}:
+        yield Wrong(traffic.GROUP, layout.spread(partial(_queries_by_world, layout, count, t)))
+    rows = layout.spread(partial(_cut, layout, count, Way(cut=dealt, kv_cut=dealt)))
+    for name in (f"the parameter {name}" for name in NAMES):
+        yield Wrong(_ROWS, [{name: own[name]} for own in rows])
     for hint, way in _WAYS:
         if hint in _CUTS:
             results = layout.spread(partial(_cut, layout, count, way))
@@ -198,6 +228,12 @@ def _wrong(layout: Layout, count: Heads) -> Iterator[Wrong]:
 def _cut(layout: Layout, count: Heads, way: Way, number: int) -> list[Tensors]:
     whole = _whole(number, count)
     return [prefixed(shards_of(whole, rank, layout.t, way), "the parameter") for rank in range(layout.t)]
+
+
+def _queries_by_world(layout: Layout, count: Heads, t: int, number: int) -> list[Tensors]:
+    """Cut by the rank of the world."""
+    whole = _whole(number, count).query.weight.detach()
+    return [{"the parameter query.weight": _DEALT(whole, 0, rank, t)} for rank in layout.groups[number]]
 
 
 _CASES = {
@@ -229,6 +265,9 @@ def _scene(layout: Layout, count: Heads) -> Scene:
 class ByHeads(TensorTask):
     unexplained: ClassVar[str] = _UNEXPLAINED
     advice: ClassVar[tuple[tuple[str, str], ...]] = (
+        LISTS,
+        (r"ZeroDivisionError", _NO_KV),
+        (r"unflatten: Provided sizes", _ROWS),
         (r"enable_gqa|must match the size of tensor|mat1 and mat2 shapes|is invalid for input of size", _SHAPES),
         *TensorTask.advice,
     )

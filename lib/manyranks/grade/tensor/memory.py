@@ -1,5 +1,6 @@
 """Tensors that a learner's code makes: the largest of them, and those that are still there."""
 
+import gc
 import time
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_LOOKS, _MOMENT = 10, 0.01  # seconds
+_LOOKS, _MOMENT = 10, 0.05  # seconds
 
 
 class Made(TorchDispatchMode):
@@ -37,6 +38,7 @@ class Made(TorchDispatchMode):
         for _ in range(_LOOKS):
             if (size := self._largest_alive()) < limit:
                 break
+            gc.collect()
             time.sleep(_MOMENT)
         return size
 

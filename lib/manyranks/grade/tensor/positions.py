@@ -22,7 +22,8 @@ X, UPSTREAM = 130, 140  # seeds
 @dataclass(frozen=True)
 class Way:
     """How it is computed; the defaults are right. gather, scatter: what is exchanged forward and backward before and after the
-    units; norm, bias, units: of parameters; early: the bias is added to a rank's part.
+    units; norm, bias, units: of parameters; early: the bias is added to a rank's part; x: of x, before all;
+    residual: what is added to the units' result: that "x", the rank's "own x", or "normed".
     """
 
     gather: tuple[Exchange, Exchange] = (gathered, scattered)
@@ -31,6 +32,8 @@ class Way:
     bias: tuple[Exchange, Exchange] = (same, total)
     units: tuple[Exchange, Exchange] = (same, same)
     early: bool = False
+    x: tuple[Exchange, Exchange] = (same, same)
+    residual: str = "x"
     cut: Cut = dealt
 
 
@@ -75,7 +78,9 @@ def _forward(xs: list[Tensor], own: list[Tensors], keeps_: list[Tensor], way: Wa
     """The ranks' results."""
     scale, shift = (lockstep([p[name] for p in own], *way.norm) for name in ("norm.weight", "norm.bias"))
     bias = lockstep([p["down.bias"] for p in own], *way.bias)
-    normed = [F.layer_norm(x, (H,), a, b) for x, a, b in zip(xs, scale, shift, strict=True)]
+    shared = lockstep(xs, *way.x)
+    normed = [F.layer_norm(x, (H,), a, b) for x, a, b in zip(shared, scale, shift, strict=True)]
+    added = {"x": shared, "own x": xs, "normed": normed}[way.residual]
     own = [dict(p) for p in own]
     for name in ("up.weight", "up.bias", "down.weight"):
         for p, weight in zip(own, lockstep([p[name] for p in own], *way.units), strict=True):
@@ -85,4 +90,4 @@ def _forward(xs: list[Tensor], own: list[Tensors], keeps_: list[Tensor], way: Wa
         parts.append(F.linear(F.gelu(F.linear(h, p["up.weight"], p["up.bias"])), p["down.weight"]) + way.early * b)
     sums = lockstep(parts, *way.scatter)
     late = [keep * (y + (not way.early) * b) for y, b, keep in zip(sums, bias, keeps_, strict=True)]
-    return [x + y for x, y in zip(xs, late, strict=True)]
+    return [x + y for x, y in zip(added, late, strict=True)]

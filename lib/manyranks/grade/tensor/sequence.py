@@ -31,6 +31,7 @@ from manyranks.grade.tensor.memory import Made
 from manyranks.grade.tensor.positions import NAMES, RIGHT, UPSTREAM, B, H, S, Way, X, computed, shard, shards_of, whole_of
 from manyranks.grade.tensor.ready import READY, YOURSELF
 from manyranks.grade.tensor.shards import keeps, kept, size
+from manyranks.grade.tensor.strides import Strides, contiguous_traffic
 from manyranks.grade.tensor.task import (
     Must,
     TensorTask,
@@ -57,7 +58,14 @@ _ALL_THREE = (
     "gradients: f is for what ranks have alike and use for different things. One f for the three"
 )
 _NORM = f"norm's gradients are this rank's positions' only. {_ALL_THREE}"
-_BIAS = f"the gradient of down's bias is this rank's positions' only: it is added after the reduce-scatter. {_ALL_THREE}"
+_BIAS = (
+    "down's bias belongs into f's list: it is added after the reduce-scatter, so its gradient is this rank's positions' only. "
+    f"{_ALL_THREE}"
+)
+_NORM_OWN = "norm has the whole norm's weight and bias: copy them, or take whole.norm itself"
+_NORMED = "x itself is added, not norm(x)"
+_F_ON_X = "x's shard is this rank's alone: not through f, which would add up gradients of different positions"
+_MULTIPLE = "what is whole is not summed, and a sum is not divided by t"
 _MEAN = "that is a mean: the gradient of what all ranks have alike is the sum of what they find"
 _G_ON_WEIGHTS = "parameters are added up in forward: that is g. f leaves them as they are, and sums their gradients"
 _UNITS_SUMMED = (
@@ -102,8 +110,14 @@ def _sum_of(whole: WholeBlock, x_sBH: Tensor) -> Tensor:
         return whole.down(F.gelu(whole.up(whole.norm(x_sBH))))
 
 
-def _run(layout: Layout, seeds: tuple[int, ...], kind: Callable, watch) -> Tensors:
-    """seeds: of the forwards, of which the first has a backward, too; none where p is 0."""
+def _transposed(x_sBH: Tensor) -> Tensor:
+    """The same numbers, not contiguous."""
+    return x_sBH.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def _run(layout: Layout, seeds: tuple[int, ...], transposed: bool, kind: Callable, watch) -> Tensors:
+    """seeds: of the forwards, of which the first has a backward, too; none where p is 0. transposed: x and y's gradient are."""
+    placed = _transposed if transposed else Tensor.contiguous
     watch.refuse(READY, YOURSELF)
     group, number, rank, _ = layout.place()
     whole, t = whole_of(number, layout.t), layout.t
@@ -111,15 +125,16 @@ def _run(layout: Layout, seeds: tuple[int, ...], kind: Callable, watch) -> Tenso
     module = kept(watch, lambda: kind(whole_of(number, t), P if seeds else 0.0, given.f, group), shards)
     own = parameters(module, NAMES, "Block")
     found = prefixed({name: own[name].detach().clone() for name in NAMES}, "the parameter")
-    x = shard(X + number, rank, t).requires_grad_()
+    x = placed(shard(X + number, rank, t)).requires_grad_()
     first, *others = seeds or (1,)
-    with Made() as memory:
+    with Strides() as strides, Made() as memory:
         watch.mark("forward")
         y = result_of(module(x, first), x)
         watch.mark(f"{_LARGEST} {memory.largest_alive(_WHOLE)}")
         watch.mark("backward")
-        y.backward(shard(UPSTREAM + number, rank, t))
+        y.backward(placed(shard(UPSTREAM + number, rank, t)))
     watch.mark(traffic.AGAIN)
+    strides.note(watch)
     untouched(watch, "x", [x.detach()], [shard(X + number, rank, t)])
     results = [y.detach(), *(module(x, seed).detach() for seed in others)]
     right = _sum_of(whole, x)
@@ -138,6 +153,9 @@ _WAYS = [
     (_MEAN, Way(norm=(same, mean))),
     (_G_ON_WEIGHTS, Way(norm=(total, same), bias=(total, same))),
     (_UNITS_SUMMED, Way(units=(same, total))),
+    (_NORMED, Way(residual="normed")),
+    (_F_ON_X, Way(x=(same, total), residual="own x")),
+    (_F_ON_X, Way(x=(same, total))),
     (_T_TIMES, Way(early=True, bias=_NONE)),
     (_T_TIMES, Way(early=True)),
     (_OWN_GRADIENT, Way(gather=(gathered, own_part))),
@@ -154,7 +172,9 @@ _WAYS = [
 
 
 def _wrong(layout: Layout) -> Iterator[Wrong]:
-    """Those of the cut show in up; of the others, parameters do not matter."""
+    """Those of the cut show in up, a norm of its own in its parameters; of the others, parameters do not matter."""
+    plain = {"the parameter norm.weight": torch.ones(H).double(), "the parameter norm.bias": torch.zeros(H).double()}
+    yield Wrong(_NORM_OWN, [plain] * layout.n)
     for hint, way in _WAYS:
         results = layout.spread(partial(computed, layout, way, None))
         if hint == _BLOCKS:
@@ -165,11 +185,12 @@ def _wrong(layout: Layout) -> Iterator[Wrong]:
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """Without dropout on all ranks; with it, of 4 in two pairs."""
-    return [_scene(Layout(n, n), ()), _scene(Layout(n, n), (7, 8, 7)), *([_scene(Layout(4, 2), ())] if n == 4 else [])]
+    """Without dropout on all ranks, with it, with tensors that are not contiguous; of 4, in two pairs."""
+    world, pairs = Layout(n, n), [_scene(Layout(4, 2), ())] if n == 4 else []
+    return [_scene(world, ()), _scene(world, masks.seeds(n)), *pairs, _scene(world, (), transposed=True)]
 
 
-def _scene(layout: Layout, seeds: tuple[int, ...]) -> Scene:
+def _scene(layout: Layout, seeds: tuple[int, ...], transposed: bool = False) -> Scene:
     t, x, whole = layout.t, _WHOLE, whole_of(0, layout.t)
     gather, scatter, small = ("all_gather", x // t, t), ("reduce_scatter", x, t), reduced(8 * len(_PARTIAL) * H, t)
     phases = Phases(((gather, scatter),), ((gather, gather, scatter, small), (gather, scatter, small)))
@@ -177,21 +198,45 @@ def _scene(layout: Layout, seeds: tuple[int, ...]) -> Scene:
     must = Must(layout, phases, shards, size(dict(whole.named_parameters())), seeds)
     right = layout.spread(partial(computed, layout, RIGHT, None))
     wrong = tuple if seeds else lambda: telling(right, _wrong(layout))
-    return Scene(layout.n, partial(_run, layout, seeds), right, wrong, must, f"{layout}p = {P if seeds else 0:g}")
+    note = f"{layout}p = {P if seeds else 0:g}" + ", x and the result's gradient not contiguous" * transposed
+    return Scene(layout.n, partial(_run, layout, seeds, transposed), right, wrong, must, note)
 
 
 def _values(task: "Block", trial: Trial) -> Verdict:
     """With the masks that the ranks have drawn, where there is dropout."""
     layout, seeds = trial.case.must.layout, trial.case.must.seeds
     if not seeds:
-        return values(task, trial)
+        return _explained(task, trial, values(task, trial))
     kept_by = [seen.tensors[f"{KEPT} 0"] for seen in trial.answers]
     for rank, one in enumerate(kept_by):
         if not masks.is_dropout(one):
             wrong = f"rank {rank}: what was added to x is not what dropout makes of the sum"
             return Verdict(False, wrong, traffic.traffic(task, trial).hint or _NO_DROPOUT)
     right = layout.spread(partial(computed, layout, RIGHT, [one.round() for one in kept_by]))
-    return values(task, replace(trial, case=replace(trial.case, expected=right)))
+    trial = replace(trial, case=replace(trial.case, expected=right))
+    return _explained(task, trial, values(task, trial))
+
+
+def _explained(task: "Block", trial: Trial, verdict: Verdict) -> Verdict:
+    """With a hint for shards of another group, and for gradients that are multiples, where no known mistake explains values."""
+    if verdict.ok or verdict.hint not in (task.unexplained, traffic.traffic(task, trial).hint):
+        return verdict
+    pairs = [(seen.tensors, right) for seen, right in zip(trial.answers, trial.case.expected, strict=True)]
+    layout = trial.case.must.layout
+    if layout.t < layout.n and any(got[_UP_WEIGHT].shape != right[_UP_WEIGHT].shape for got, right in pairs):
+        return verdict._replace(hint=traffic.GROUP)
+    multiples = {name: _multiple(pairs, name) for name in pairs[0][1] if name.startswith("the gradient")}
+    told = next((f"{name} is {times:.4g} times the right one" for name, times in multiples.items() if times), "")
+    return verdict._replace(hint=f"{told}, on each rank: {_MULTIPLE}") if told else verdict
+
+
+def _multiple(pairs: list[tuple[Tensors, Tensors]], name: str) -> float:
+    """What all ranks' gradients are of the right ones; 0 where there is no such number, or they are right."""
+    if any(got[name].shape != right[name].shape for got, right in pairs):
+        return 0.0
+    got, right = (torch.stack([pair[i][name].double() for pair in pairs]) for i in (0, 1))
+    times = ((got * right).sum() / right.square().sum()).item()
+    return times if torch.allclose(got, times * right, 1e-9) and not abs(times) < 1e-9 and abs(times - 1) > 1e-9 else 0.0
 
 
 def _whole_alive(task: "Block", trial: Trial) -> Verdict:
@@ -207,11 +252,15 @@ def _whole_alive(task: "Block", trial: Trial) -> Verdict:
 @dataclass(frozen=True)
 class Block(TensorTask):
     unexplained: ClassVar[str] = _UNEXPLAINED
+    advice: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"in two pairs.*(must match|shape|size|returned \[)", traffic.GROUP),
+        *TensorTask.advice,
+    )
     aspects: ClassVar[tuple[Aspect, ...]] = (
         Aspect("shards, results and gradients are right", 0.4, _values, each_world=True),
         keeps(0.05),
         Aspect("drops other elements on each rank, and with each seed", 0.2, masks.differ),
-        Aspect("gathers and reduce-scatters, and sums norm's and the bias's gradients in one call", 0.2, traffic.traffic),
+        Aspect("gathers and reduce-scatters, and sums norm's and the bias's gradients in one call", 0.2, contiguous_traffic),
         Aspect("keeps no tensor with the whole sequence", 0.15, _whole_alive),
     )
 

@@ -20,7 +20,8 @@ from manyranks.grade.verdict import Verdict
 
 _SLIP = "slip: "  # a mark
 _TOLERANCE = 1e-9
-_COPY = "leave what you are given as it is: sum a copy, or into a new row"
+LISTS = (r"\bnot list\b|'list' (and|object)|and 'list'|returned a list", "f and g return a list: [y] = f([x], group)")
+COPY = "leave what you are given as it is: sum a copy, or into a new row"
 
 
 class Must(NamedTuple):
@@ -33,12 +34,12 @@ class Must(NamedTuple):
     seeds: tuple[int, ...] = ()
 
 
-def slip(watch, what: str, hint: str = _COPY) -> None:
+def slip(watch, what: str, hint: str = COPY) -> None:
     """Notes what is wrong whatever the values are."""
     watch.mark(_SLIP + json.dumps([what, hint]))
 
 
-def untouched(watch, what: str, tensors: list[Tensor], before: list[Tensor], hint: str = _COPY) -> None:
+def untouched(watch, what: str, tensors: list[Tensor], before: list[Tensor], hint: str = COPY) -> None:
     """Notes a slip where one of the tensors is not what it was."""
     if not all(map(torch.equal, tensors, before)):
         slip(watch, f"{what} changed", hint)
@@ -118,7 +119,7 @@ class TensorTask(ScriptTask):
     unexplained: ClassVar[str] = ""
     advice: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for the group"),
-        (r"modified by an inplace operation|a leaf Variable that requires grad", _COPY),
+        (r"modified by an inplace operation|a leaf Variable that requires grad", COPY),
         (r"view size is not compatible", "a gradient need not be contiguous: flatten() or reshape(-1) in place of view(-1)"),
         (r"must be contiguous", "collectives want contiguous tensors: x.contiguous(), or a copy in a flat row"),
         (r"'NoneType' object has no attribute '(size|rank)'", traffic.GROUP),

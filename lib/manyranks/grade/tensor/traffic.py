@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyranks.grade.report import listed
+from manyranks.grade.scripts import judge_values
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Verdict
 
@@ -29,8 +30,13 @@ _OTHERS = {  # than all-reduces, where these are all that it takes
     "broadcast": "nothing has to be handed out: what is whole is on all ranks already",
 }
 _SUM = "an all-reduce is all that it takes: every rank gets the sum, and sends no more than it must"
+_MISSING = {
+    "forward": "g is missing: what each rank has a part of is summed in forward",
+    "backward": "f is missing: what all ranks have alike and use for different things has its gradients summed in backward",
+}
+_NOTHING = "nothing was exchanged here"
 _UNSEEN = (
-    "nothing was exchanged here. Calls are torch.distributed's own, dist.all_reduce and its like: DTensor's, and functional "
+    f"{_NOTHING}. Calls are torch.distributed's own, dist.all_reduce and its like: DTensor's, and functional "
     "collectives, do not count"
 )
 _MOST_SUMS = (
@@ -91,8 +97,17 @@ def _of_rank(task: "TensorTask", trial: Trial, rank: int) -> Verdict | None:
         if got[phase] not in [sorted(way) for way in right]:
             there, here = (_described(calls, len(own)) for calls in (got[phase], right[0]))
             found = f"rank {rank} called {there} {PHASES[phase]}; right is {here}"
-            return Verdict(False, found, task.why_traffic(phase, got, phases))
+            return Verdict(False, found, _hint(task, trial, rank, phase, got))
     return None
+
+
+def _hint(task: "TensorTask", trial: Trial, rank: int, phase: str, got: dict[str, list[Sent]]) -> str:
+    """A question that fits any call is left out where the values say what is wrong."""
+    noted = sum(event.kind == "call" for event in trial.answers[rank].events)
+    if not got[phase] and noted < len(trial.calls[rank]):  # the world counts what does not come by torch.distributed's names
+        return _UNSEEN
+    hint = task.why_traffic(phase, got, trial.case.must.phases)
+    return "" if hint == _MOST_SUMS and judge_values(task, trial).hint else hint
 
 
 def _described(calls: Iterable[Sent], t: int) -> str:
@@ -114,7 +129,8 @@ def why(phase: str, got: dict[str, list[Sent]], phases: Phases) -> str:
     if not right and mine:
         return _BOTH_WAYS if got[other] == sorted(theirs) else _WRONG_WAY
     if not mine:
-        return _WRONG_WAY if len(got[other]) > len(theirs) else _UNSEEN
+        sums = {op for op, _, _ in right} == {"all_reduce"}
+        return _WRONG_WAY if len(got[other]) > len(theirs) else _MISSING[phase] if sums else _NOTHING
     if len(mine) > len(right) and sum(size for _, size, _ in mine) == sum(size for _, size, _ in right):
         return _TOGETHER
     if len(mine) > len(right) and set(mine) <= set(right):
