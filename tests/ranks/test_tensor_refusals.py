@@ -12,6 +12,7 @@ from manyranks.parallel.tensor import (
     Column,
     ColumnParallelLinear,
     How,
+    Masks,
     Positions,
     Row,
     RowParallelLinear,
@@ -47,6 +48,11 @@ def tied_in_two_ways(of_head: Row | Column):
     return parallelize(model, None, {"tokens": Vocabulary(), "head": of_head})
 
 
+def two_heads():
+    model = nn.ModuleDict({"head": nn.Linear(8, 12), "second": nn.Linear(8, 16)})
+    return parallelize(model, None, {"head": Vocabulary(), "second": Vocabulary()})
+
+
 def of_other_kinds(*others: nn.Module):
     return column_parallel(torch.ones(2, 3, 4), ColumnParallelLinear(4, 8), *others)
 
@@ -72,6 +78,8 @@ REFUSED = {
     "rows, no sequence": (lambda: RowParallelLinear(8, 4, **SP)(torch.ones(4, 2)), r"shape \(4, 2\) .*give \[batch, seq"),
     "a norm": (lambda: gpt(styles={"head.norm": Column()}), r"Column\(heads=None\) for head\.norm, a RMSNorm: give Column"),
     "an embedding": (lambda: gpt(styles={"embedding.tokens": Row()}), r"for embedding\.tokens, a Embedding: .*Vocabulary"),
+    "masks": (lambda: gpt(styles={"head.norm": Masks()}), r"Masks\(always=False\) for head\.norm, a RMSNorm: .* dropout"),
+    "two heads": (two_heads, r"second has 16 tokens, another head 12: loss\(\) needs one vocabulary"),
     "a class": (lambda: gpt(styles={"head.projection": Vocabulary}), r"for head\.projection, a Linear: give Column"),
     "twice": (lambda: parallelize(gpt(styles={"head.projection": Column()}, sizes={"vocab": 12}).module, None,
                                   {"head.projection": Column()}), r"a ColumnParallelLinear: .*; cut a model once"),

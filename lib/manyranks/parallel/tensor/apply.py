@@ -173,6 +173,7 @@ class _Cutter:
 
     def apply(self, name: str, module: nn.Module, style: Style) -> None:
         if isinstance(style, Masks):
+            check_kind(name, module, style)
             if style.always or self.how.sequence_parallel:
                 draw_own_masks(module, self.how.group)
         elif isinstance(style, Positions):
@@ -221,6 +222,11 @@ class _Cutter:
             rows = padded(module.weight.shape[0], t, place)
             if isinstance(module, nn.Embedding):
                 return VocabParallelEmbedding.of(module, how, rows)
+            if self.vocabulary not in (None, module.out_features):
+                raise ValueError(
+                    f"{name} has {module.out_features} tokens, another head "
+                    f"{self.vocabulary}: loss() needs one vocabulary; give one Column()"
+                )
             self.vocabulary = module.out_features
             return ColumnParallelLinear.of(module, how, rows)
         column = isinstance(style, Column)

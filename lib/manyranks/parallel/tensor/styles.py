@@ -46,7 +46,14 @@ Style = Column | Row | Vocabulary | Masks | Positions
 
 
 def check_kind(name: str, module: nn.Module, style: Style) -> None:
-    """Raises ValueError where the style cannot cut a module of this kind."""
+    """Raises ValueError where the style is not for a module of this kind."""
+    if isinstance(style, Masks):
+        if not (hasattr(module, "p") or hasattr(module, "rate")):
+            raise ValueError(
+                f"{style!r} for {name}, a {type(module).__name__}: it is for dropout, a "
+                "module with a probability p or a rate"
+            )
+        return
     kinds = (nn.Linear, nn.Embedding) if isinstance(style, Vocabulary) else (nn.Linear,)
     if not (isinstance(style, Style) and isinstance(module, kinds)):
         raise ValueError(
