@@ -28,6 +28,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_04_explorer": ("04_checkpointing", "import show", "checkpointing.explorer("),
     "chapter_05_explorer": ("05_pipeline", "import show", "pipeline.explorer("),
     "chapter_06_explorer": ("06_tensor", "import show", "tensor.explorer("),
+    "chapter_07_explorer": ("07_context", "import show", "context.explorer("),
 }
 
 
@@ -228,6 +229,36 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
         ranks.press("End")
         explorer.move(ranks)  # there is nothing above
         assert explorer.status().startswith("Not possible: tp=64 does not divide the 4 heads of small GPT")
+
+
+def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapters):
+    with chapters.pictured(name := "chapter_07_explorer"):
+        explorer = explorer_in(chapters, name)
+        model, cluster, length, ranks, mask, layout, variant = explorer.controls()
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(layout, 2),
+            lambda: explorer.move(layout, -2),
+            lambda: explorer.move(ranks),
+            lambda: explorer.move(variant),
+            lambda: explorer.move(mask),
+            lambda: explorer.drag(length, -60),
+            lambda: explorer.move(cluster),
+            lambda: explorer.move(model),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to zigzag and back
+        assert lines[0].startswith(
+            "llama3-8b, s = 131,072, N = 8, h100-dgx: a layer's attention takes 213 ms forward + backward"
+        )
+        assert "Limit: ranks that wait for the slowest; zigzag takes 115 ms." in lines[0]
+        assert "Limit: computing." in lines[1]
+        assert "N = 16, h100-dgx" in lines[3]
+        assert "slowest ÷ mean 1.00" in lines[5]
+        assert "a100-dgx: " in lines[7]
+        assert "llama3-405b, " in lines[8]
+        explorer.move(model, 2)
+        explorer.move(variant)
+        assert explorer.status().startswith("Not possible: small GPT: n=16 does not divide heads=4, as Ulysses needs")
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

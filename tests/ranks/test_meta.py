@@ -6,6 +6,8 @@ import torch.distributed as dist
 
 from manyranks import theory
 from manyranks.measure import meta
+from manyranks.parallel import context
+from manyranks.parallel.context import blockwise
 from manyranks.parallel.tensor import parallelize
 from manyranks.timeline import Compute
 from manyranks.training import GPTConfig, tensor_styles
@@ -81,3 +83,28 @@ def test_products_that_are_added_in_place_count(shared_worlds):
         x.addmm_(torch.ones(5, 3), torch.ones(3, 7))
 
     assert set(shared_worlds.measure(added, flops=True).flops.values()) == {2 * 5 * 3 * 7}
+
+
+def attention(kind: str):
+    q, k, v = (torch.empty(1, 12, 8, 4, dtype=torch.bfloat16).zero_().requires_grad_() for _ in range(3))
+    o = getattr(context, f"{kind}_attention")(q, k, v, layout="contiguous", tile=8)
+    o.backward(torch.empty_like(o))
+
+
+def attention_fused(kind: str):
+    with meta.without_numbers(), meta.fused(blockwise, "attend", "attend_backward"):
+        attention(kind)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather", "ulysses"])
+def test_fused_attention_without_numbers_has_the_products_and_messages_of_the_same_code_with_numbers(shared_worlds, kind):
+    real, fused = (shared_worlds.measure(run, kind, flops=True) for run in (attention, attention_fused))
+    assert fused.payload_bytes == real.payload_bytes
+    assert fused.flops == real.flops
+    if kind != "all_gather":  # whose reduce-scatter is the backend's own on GPUs
+        assert instructions(fused.program) == instructions(real.program)
+    assert moved(fused.program) < moved(real.program)
+
+
+def moved(program) -> int:
+    return sum(i.work.bytes for rank in program.ranks for i in rank if isinstance(i, Compute))

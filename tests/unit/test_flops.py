@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from manyranks import theory, training
+from manyranks.measure import meta
 from manyranks.measure.flops import WorkCounter
 from manyranks.theory import flops, layer, published
 from manyranks.theory.architecture import LatentAttention, ModelShape
@@ -297,3 +299,24 @@ def test_a_batch_of_the_corpus_is_charged_its_own_bytes_and_not_the_corpus():
         training.corpus.batch(0, 16, 128, 0, 4)
     rows = 4 * 129
     assert work.bytes == 16 * 8 + (2 * rows + 4 * 8) + 9 * rows  # places drawn, rows cut, made int64
+
+
+def test_a_fused_function_moves_its_arguments_its_results_and_what_it_changes_but_all_flops_count():
+    def scores_apart(x, y, total):
+        scores = x @ y.T
+        total += scores.exp().sum()
+        return scores.sum(1)
+
+    x, y, total = torch.ones(5, 3), torch.ones(7, 3), torch.zeros(())
+    with WorkCounter() as work, meta.fused(kernels := SimpleNamespace(sum=scores_apart), "sum"):
+        kernels.sum(x, y, total)
+    assert work.bytes == 4 * (x.numel() + y.numel() + 2 + 5)
+    assert work.flops == 2 * 5 * 7 * 3
+    assert kernels.sum is scores_apart
+
+
+def test_a_fused_function_that_does_nothing_moves_nothing():
+    idle, x = SimpleNamespace(run=lambda x: x[2:]), torch.ones(100)
+    with WorkCounter() as work, meta.fused(idle, "run"):
+        idle.run(x)
+    assert work.bytes == 0

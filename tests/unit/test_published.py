@@ -29,6 +29,7 @@ def test_a_published_number_follows_from_the_others(check):
 
 def test_every_conversion_is_held_to_a_narrow_tolerance():
     widest = {"ZeRO Table 1": 0.01, "Korthikanti Table 5": 0.005, "PaLM Table 3": 0.002}
+    widest |= {"Ring Attention Table 2": 0.05, "Ring Attention Table 3": 0.0}  # 1.0 is printed for 1.04
     for check in conversions.checks():
         if (check.table, check.published) != ("ZeRO Table 1", 0.12):  # printed in two digits: 0.117
             assert check.tolerance <= widest.get(check.table, 0.02)
@@ -43,7 +44,8 @@ def test_every_row_of_the_tables_is_checked():
     found = [check.table for check in conversions.checks()]
     assert found.count("ZeRO Table 1") == len(rows("zero_table1")) == 54
     assert found.count("Korthikanti Table 5") == 2 * len(rows("korthikanti_configs"))
-    assert {"PaLM Table 3", "Llama 3 Table 3", LLAMA3, "DeepSeek-V3 (ISCA'25)"} <= set(found)
+    assert found.count("Ring Attention Table 2") == 2 * len(rows("ring_min_block"))
+    assert {"PaLM Table 3", "Llama 3 Table 3", LLAMA3, "DeepSeek-V3 (ISCA'25)", "Ring Attention Table 3"} <= set(found)
 
 
 def test_a_check_that_does_not_hold_says_so():

@@ -7,5 +7,14 @@ Imports are lazy (PEP 562): every rank of a check imports this package for its p
 from manyranks import lazy
 
 __getattr__, __dir__, __all__ = lazy.names(
-    __name__, "checkpointing", "collectives", "data_parallel", "pipeline", "tensor", "zero", Report="report", Line="report"
+    __name__,
+    "checkpointing",
+    "collectives",
+    "context",
+    "data_parallel",
+    "pipeline",
+    "tensor",
+    "zero",
+    Report="report",
+    Line="report",
 )

@@ -3,9 +3,10 @@
 import contextlib
 import functools
 import math
+from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -70,9 +71,34 @@ class _MovedBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if _moves(func):
             source, rest = (out, args[1:]) if func._schema.name in LOOKUPS else ((), args)
-            leaves = tree_leaves((source, rest, kwargs, out))
-            self.total += sum(touched_bytes(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+            self.total += sum(map(touched_bytes, _tensors((source, rest, kwargs, out))))
         return out
+
+
+def as_one_operator(function: Callable) -> Callable:
+    """The function, of which a WorkCounter counts the FLOPs, but of the bytes only those of its tensors.
+
+    It reads each argument once, and writes those that change and what it returns: as a kernel that keeps all else on the chip.
+    """
+
+    @functools.wraps(function)
+    def fused(*args, **kwargs):
+        counters = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _MovedBytes)]
+        before = [counter.total for counter in counters]
+        given = _tensors((args, kwargs))
+        versions = [x._version for x in given]
+        out = function(*args, **kwargs)
+        written = [x for x, version in zip(given, versions, strict=True) if x._version != version]
+        moved = sum(map(touched_bytes, (*given, *written, *_tensors(out))))
+        for counter, total in zip(counters, before, strict=True):
+            counter.total = min(counter.total, total + moved)  # one that had nothing to do has moved nothing
+        return out
+
+    return fused
+
+
+def _tensors(tree) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def touched_bytes(x: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from types import ModuleType
 from unittest.mock import patch
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-_POINT_TO_POINT = ("send", "recv_")
+from manyranks.measure.flops import as_one_operator
+
+_POINT_TO_POINT = ("send", "recv_", "alltoall_base_")
 _COLLECTIVES = ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
 
 
@@ -21,7 +24,7 @@ def without_numbers() -> Iterator[None]:
     So world.measure(..., flops=True) records what the code would issue: each call with its bytes, and the FLOPs and bytes of
     the operators between; m.replay puts it on a cluster's clock. As on GPUs, reduce-scatters are the backend's own, and
     attention is one operator that never writes its scores. What depends on numbers (indexing by a mask, .item()) fails. Known:
-    point to point, and all-reduce, all-gather and reduce-scatter of tensors.
+    point to point, and all-reduce, all-gather, reduce-scatter and all-to-all of tensors.
     """
     group, library = dist.group.WORLD, torch.library.Library("c10d", "IMPL")
     gloo = group._get_backend(torch.device("cpu"))
@@ -39,6 +42,19 @@ def without_numbers() -> Iterator[None]:
             yield
     finally:
         library._destroy()
+
+
+@contextlib.contextmanager
+def fused(module: ModuleType, *names: str) -> Iterator[None]:
+    """Inside, each of these functions of the module counts as one operator, with numbers or without.
+
+    Its FLOPs are all that it does; the bytes are its arguments', read and where they change written, and its results'. So
+    blockwise attention is charged as a kernel that keeps its scores on the chip.
+    """
+    with contextlib.ExitStack() as patches:
+        for name in names:
+            patches.enter_context(patch.object(module, name, as_one_operator(getattr(module, name))))
+        yield
 
 
 def uncounted() -> contextlib.AbstractContextManager:

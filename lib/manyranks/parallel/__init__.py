@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "checkpoint_plan",
     "checkpointing",
     "collectives",
+    "context",
     "data_parallel",
     "fsdp",
     "offload",

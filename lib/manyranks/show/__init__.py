@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "checkpointing",
     "pipeline",
     "tensor",
+    "context",
     Explorer="explorer",
     choice="explorer",
     slider="explorer",

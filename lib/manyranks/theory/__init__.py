@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "checks",
     "cluster",
     "collectives",
+    "context",
     "data",
     "flops",
     "hardware",

@@ -45,7 +45,7 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
         return Kept(item * h / split, 0.0)  # the layer's input
     again = plan.recompute == "selective"
     outside = item * h + (h if shape.dropout else 0)  # the norm's input, and the mask of the dropout after attention
-    inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _kv_size(shape, t))
+    inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _read_size(shape, plan))
     inside += item * (shape.query_size + _kv_size(shape, t)) if shape.qk_norm and not again else 0  # before their norms
     output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
     inside += plan.recipe.matmul * output
@@ -67,6 +67,11 @@ def _norm_output(shape: ModelShape, plan: Plan) -> float:
 def _kv_size(shape: ModelShape, t: int) -> int:
     """With more tensor-parallel ranks than key/value heads, each head is on several."""
     return shape.head_size * max(shape.kv_heads, t)
+
+
+def _read_size(shape: ModelShape, plan: Plan) -> int:
+    """As _kv_size, where Ulysses has copied key/value heads for the ranks that read them."""
+    return _kv_size(shape, plan.tp * (plan.cp if plan.context == "ulysses" else 1))
 
 
 def _latent(shape: ModelShape, plan: Plan, again: bool) -> float:

@@ -107,10 +107,10 @@ class Plan:
             raise ValueError(f"ep={self.ep} and dp_shard·cp = {self.shards}: choose them so that one divides the other")
         if self.batch % (self.dp * self.microbatch):
             each = f"dp·microbatch = {self.dp}·{self.microbatch} = {self.dp * self.microbatch}"
-            multiples = _multiples(self.batch, self.dp * self.microbatch)
-            raise ValueError(f"batch={self.batch} is not a multiple of {each}: give {multiples}, or lower dp or microbatch")
+            near = multiples(self.batch, self.dp * self.microbatch)
+            raise ValueError(f"batch={self.batch} is not a multiple of {each}: give {near}, or lower dp or microbatch")
         if self.seq % self.cp:
-            raise ValueError(f"seq={self.seq} is not a multiple of cp={self.cp}: give {_multiples(self.seq, self.cp)}")
+            raise ValueError(f"seq={self.seq} is not a multiple of cp={self.cp}: give {multiples(self.seq, self.cp)}")
         if self.virtual > 1 and self.schedule not in ("1f1b", "interleaved"):
             raise ValueError(f"virtual={self.virtual} with schedule={self.schedule!r}: only 1f1b is interleaved; say virtual=1")
         if self.pp % 2 and self.pp > 1 and self.schedule == "dualpipe":
@@ -168,11 +168,10 @@ class Plan:
             raise ValueError(left)
         if self.sequence_parallel and self.seq % (self.cp * self.tp):
             both = f"cp·tp = {self.cp}·{self.tp} = {self.cp * self.tp}"
-            other = f"give {_multiples(self.seq, self.cp * self.tp)}, or say sequence_parallel=False"
+            other = f"give {multiples(self.seq, self.cp * self.tp)}, or say sequence_parallel=False"
             raise ValueError(f"seq={self.seq} is not a multiple of {both}, as sequence parallelism needs: {other}")
-        if self.context == "ulysses" and shape.heads // self.tp % self.cp:
-            heads = f"the {shape.heads // self.tp} heads of a rank"
-            raise ValueError(f"cp={self.cp} does not divide {heads}, as Ulysses needs: use context='ring'")
+        if self.context == "ulysses" and (left := unread(shape, self.tp, self.cp)):
+            raise ValueError(f"{left}, as Ulysses needs: use context='ring'")
         slots = shape.layers + (2 if self.embedding_slots else 0)
         if slots < self.stages:
             lower = f"pp={self.pp}" + (f" or virtual={self.virtual}" if self.virtual > 1 else "")
@@ -198,6 +197,16 @@ def uncut(shape: ModelShape, tp: int) -> str:
     return ""
 
 
+def unread(shape: ModelShape, tp: int, cp: int) -> str:
+    """What keeps Ulysses from giving each of cp ranks whole heads to compute; empty where nothing does."""
+    heads, keys = shape.heads // tp, max(1, shape.kv_heads // tp)
+    if heads % cp:
+        return f"cp={cp} does not divide the {heads} heads of a rank"
+    if keys % cp and cp % keys:
+        return f"cp={cp} and the {keys} key/value heads of a rank: one must divide the other"
+    return ""
+
+
 def _known(name: str, value: object, known: Iterable[str]) -> None:
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name}={value!r}: {nearest(str(value).lower(), known)}")
@@ -210,7 +219,7 @@ def _whole(name: str, value: object, least: int) -> None:
         raise ValueError(f"{name}={value!r}: must be a whole number, {least} or more")
 
 
-def _multiples(value: int, of: int) -> str:
+def multiples(value: int, of: int) -> str:
     """The multiples on both sides of a value that is none."""
     below = value // of * of
     return f"{below} or {below + of}" if below else f"{of}"

@@ -8,7 +8,7 @@ from manyranks.theory import checks, memory, pipeline, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import nearest
-from manyranks.theory.plan import RECOMPUTE, Plan, uncut
+from manyranks.theory.plan import RECOMPUTE, Plan, uncut, unread
 from manyranks.theory.step import StepTime
 
 # What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
@@ -114,7 +114,7 @@ def _together(shape: ModelShape, dp: int, cp: int, tp: int, seq: int, stages: in
     """Whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, sequence parallelism's
     shards, places for stages."""
     shards = dp % (more.get("dp_shard") or 1) == 0
-    heads = more.get("context") != "ulysses" or shape.heads // tp % cp == 0
+    heads = more.get("context") != "ulysses" or not unread(shape, tp, cp)
     tokens = seq % (cp * tp) == 0 or not more.get("sequence_parallel", True)
     return shards and heads and tokens and stages <= shape.layers + (2 if more.get("embedding_slots") else 0)
 

@@ -17,16 +17,18 @@ from manyranks.theory.plan import Plan, uncut
 
 
 class Calls(NamedTuple):
-    """Collectives of one rank, by operation, and the bytes that it sends in them."""
+    """Collectives and messages of one rank, by operation, and the bytes that it sends in them."""
 
     all_reduce: int = 0
     all_gather: int = 0
     reduce_scatter: int = 0
     bytes: int = 0
+    all_to_all: int = 0
+    send: int = 0
 
     @property
     def count(self) -> int:
-        return self.all_reduce + self.all_gather + self.reduce_scatter
+        return sum(self) - self.bytes
 
     def __add__(self, other: "Calls") -> "Calls":
         return Calls(*(x + y for x, y in zip(self, other, strict=True)))
@@ -238,7 +240,7 @@ def finish(
 
 def _fits(shape: ModelShape, t: int) -> None:
     checks.is_shape(shape)
-    _whole(t=t)
+    whole(t=t)
     if left := uncut(shape, t):
         raise ValueError(left.replace("tp=", "t=", 1))
     if shape.experts or shape.latent:
@@ -246,12 +248,13 @@ def _fits(shape: ModelShape, t: int) -> None:
 
 
 def _check(tokens: int, hidden: int, t: int, sequence_parallel: bool, itemsize: int) -> None:
-    _whole(tokens=tokens, hidden=hidden, t=t, itemsize=itemsize)
+    whole(tokens=tokens, hidden=hidden, t=t, itemsize=itemsize)
     if sequence_parallel and tokens % t:
         raise ValueError(f"tokens={tokens} on t={t} ranks with sequence parallelism: give a multiple of {t}")
 
 
-def _whole(**sizes: int) -> None:
+def whole(**sizes: int) -> None:
+    """Raises ValueError, by name, for a size that is not a whole number from 1 up."""
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
             raise ValueError(f"{name}={size!r}: must be a whole number, 1 or more")

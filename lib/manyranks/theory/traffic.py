@@ -42,6 +42,11 @@ def fastest(route: Route, size: float, constants: Constants) -> float:
     return min(tree, gather(route, size, constants))
 
 
+def hop(route: Route, size: float, constants: Constants) -> float:
+    """A message of `size` bytes between members that are far apart, each with its own share of the link."""
+    return constants.overhead + reached(route.pair, constants).seconds(size)
+
+
 def reached(link: Link, constants: Constants) -> Link:
     """The link with the share of its bandwidth that programs get."""
     return Link(link.name, link.latency, link.bandwidth * constants.bandwidth)
@@ -85,13 +90,15 @@ def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constant
     """One layer's keys and values, backward with their gradients. core: seconds of the attention, each way.
 
     A ring hides its hops behind the blocks' attention, the first excepted; an all-gather (Llama 3, arXiv 2407.21783, section
-    3.3.2) and Ulysses' all-to-alls (arXiv 2309.14509) come before and after it.
+    3.3.2) and Ulysses' all-to-alls (arXiv 2309.14509) come before and after it. Ulysses sends a key/value head to each rank
+    that reads it, a copy each where there are more of them than heads.
     """
     if plan.cp == 1:
         return 0.0, 0.0
     route = cluster.route(plan.cp, plan.tp)
     if plan.context == "ulysses":
-        once = gather(route, HALF * tokens(plan) * 2 * (shape.query_size + shape.kv_size) / plan.tp, constants)
+        keys = shape.head_size * max(shape.kv_heads, plan.tp * plan.cp)  # copies, where there are more ranks
+        once = gather(route, HALF * tokens(plan) * 2 * (shape.query_size + keys) / plan.tp, constants)
         return once, once
     per_token = 2 * max(shape.kv_heads, plan.tp) * shape.head_size / plan.tp
     if shape.latent:
@@ -155,5 +162,5 @@ def stage_message(shape: ModelShape, local: tuple, stages: int, stride: int, clu
     """
     plan, route = plan_of(local), cluster.route(stages, stride)
     size = HALF * tokens(plan) * shape.hidden
-    sent = constants.overhead + reached(route.pair, constants).seconds(size / plan.tp)
+    sent = hop(route, size / plan.tp, constants)
     return sent + (0.0 if plan.sequence_parallel else gather(cluster.route(plan.tp), size, constants))

@@ -8,7 +8,6 @@ What the table does not name is whole on every rank: the norms, and biases after
 """
 
 import copy
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import sharding
+from manyranks.parallel.parts import matching, sum_gradients
 from manyranks.parallel.tensor import state
 from manyranks.parallel.tensor.cuts import Cut, by_heads, equal, padded
 from manyranks.parallel.tensor.dropout import draw_own_masks
@@ -64,7 +64,7 @@ def parallelize(
     how = How(_group(mesh, axis), **how).check()
     cut = _Cutter(model, how)
     for pattern, style in styles.items():
-        for name, module in _named(model, pattern):
+        for name, module in matching(model, pattern):
             cut.apply(name, module, style)
     cut.check_tied()
     return TensorParallel(model, how, cut.cuts, cut.vocabulary)
@@ -131,9 +131,13 @@ class TensorParallel(nn.Module):
             return
         named = dict(self.module.named_parameters())
         if self.how.sequence_parallel:
-            _sum([p for name, p in named.items() if name not in self.cuts], self.group)
+            sum_gradients(
+                [p for name, p in named.items() if name not in self.cuts], self.group
+            )
         for places, group in self._copies.items():
-            _sum([named[name] for name in named if self._places(name) == places], group)
+            sum_gradients(
+                [named[name] for name in named if self._places(name) == places], group
+            )
 
     def clip_grad_norm_(self, most: float) -> Tensor:
         """Scales all gradients so that the whole model's norm is at most that.
@@ -237,15 +241,6 @@ class _Cutter:
         return kind.of(module, how, equal(features, t, place, dim, f"features of {name}"))
 
 
-def _named(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    """A * of the pattern stands for one part of a dotted name."""
-    fits = re.compile(re.escape(pattern).replace(r"\*", r"[^.]*")).fullmatch
-    named = [(name, module) for name, module in model.named_modules() if fits(name)]
-    if not named:
-        raise ValueError(f"{pattern!r} fits no module: see the model's named_modules()")
-    return named
-
-
 def _group(mesh: DeviceMesh | None, axis: str) -> Group:
     if mesh is None:
         return None
@@ -284,14 +279,3 @@ def _at(places: tuple[int, ...], group: Group) -> Group:
         return group
     ranks = [dist.get_global_rank(group or dist.group.WORLD, place) for place in places]
     return dist.new_group(ranks, use_local_synchronization=True)
-
-
-def _sum(parameters: list[nn.Parameter], group: Group) -> None:
-    """Their gradients, end to end in one row for each dtype, in one all-reduce."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    for dtype in dict.fromkeys(grad.dtype for grad in grads):
-        own = [grad for grad in grads if grad.dtype == dtype]
-        row = torch.cat([grad.flatten() for grad in own])
-        dist.all_reduce(row, group=group)
-        for grad, total in zip(own, row.split([g.numel() for g in own]), strict=True):
-            grad.copy_(total.view_as(grad))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from manyranks.theory import flops, memory, published
 from manyranks.theory.cluster import clusters
 from manyranks.theory.plan import Plan
+from manyranks.theory.published import context
 from manyranks.theory.shapes import models
 
 STAGES = {"Pos": 1, "Pos+g": 2, "Pos+g+p": 3}
@@ -110,4 +111,22 @@ def deepseek() -> Iterator[Check]:
     yield Check("DeepSeek-V3 Table 1", "active without the input embedding, B", without, 36.63, 0.0005)
 
 
-TABLES: tuple[Callable[[], Iterator[Check]], ...] = (zero_table1, bytes_per_parameter, korthikanti, palm, llama3, deepseek)
+def ring_attention() -> Iterator[Check]:
+    """arXiv 2310.01889, Tables 2 and 3: thousands of tokens, in one digit after the point; of Table 3 the rows with GPUs."""
+    for row in context.blocks():
+        for what, found, printed in (("block", row.block, row.printed_block), ("shard", row.shard, row.printed_shard)):
+            yield Check("Ring Attention Table 2", f"{row.device}, least {what}", found, printed, max(0.02, 0.05 / printed))
+    for row in context.longest():
+        if "A100" in row.devices:
+            yield Check("Ring Attention Table 3", f"{row.devices}, {row.model}", row.context, row.printed, 0.0)
+
+
+TABLES: tuple[Callable[[], Iterator[Check]], ...] = (
+    zero_table1,
+    bytes_per_parameter,
+    korthikanti,
+    palm,
+    llama3,
+    deepseek,
+    ring_attention,
+)

@@ -1,0 +1,171 @@
+"""Context parallelism applied from outside: every rank has a part of every sequence.
+
+    model = ContextParallel(GPT(config), "layers.*.attention.core", attention="ring")
+    inputs_BS, targets_BS = model.shard(tokens_BT[:, :-1]), model.shard(tokens_BT[:, 1:])
+    model.loss(model(inputs_BS), targets_BS).backward(); model.finish(); optimizer.step()
+
+Norms, linear layers, embedding and loss look at one token at a time. They have to know
+where it stands, no more; only attention looks at other tokens.
+
+    B batch   S a rank's tokens   T the whole sequence's
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
+
+from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.context import layouts
+from manyranks.parallel.context.blockwise import TILE
+from manyranks.parallel.context.combined import groups, ring_ulysses_attention
+from manyranks.parallel.context.gather import all_gather_attention
+from manyranks.parallel.context.ring import Group, ring_attention
+from manyranks.parallel.context.ulysses import ulysses_attention
+from manyranks.parallel.parts import matching, sum_gradients
+
+ATTENTION = {
+    "ring": ring_attention,
+    "all-gather": all_gather_attention,
+    "ulysses": ulysses_attention,
+    "ring-ulysses": ring_ulysses_attention,
+}
+_IGNORED = -100  # a target that does not count: F.cross_entropy's ignore_index
+
+
+class ContextParallel(nn.Module):
+    """A model whose attention reaches over the ranks of a group; the rest of it is local.
+
+    module: the same on every rank, called as module(tokens_BS, positions_S); it is changed
+    in place. cores: a pattern of the names of its modules that are called with q_BASD,
+    k_BGSD and v_BGSD: they are replaced. attention: "ring", "all-gather", "ulysses" or
+    "ring-ulysses"; the last with a mesh, of the group's ranks in their order. layout,
+    causal, tile: as in ring_attention.
+    Raises ValueError for unknown names, for cores that fit no module or have dropout, and
+    for a mesh that is missing, not needed or of other ranks.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        cores: str,
+        group: Group = None,
+        attention: str = "ring",
+        layout: str = "zigzag",
+        mesh: DeviceMesh | None = None,
+        causal: bool = True,
+        tile: int = TILE,
+    ):
+        super().__init__()
+        everyone, found = members(group), matching(module, cores)
+        self.group, self.rank, self.ranks = group, everyone.place, len(everyone.ranks)
+        self.layout, self.sharing = layout, _sharing(attention, mesh, group)
+        layouts.multiple(layout, self.ranks, self.sharing)  # raises
+        where = mesh if attention == "ring-ulysses" else group
+        how = {"layout": layout, "causal": causal, "tile": tile}
+        self.attention = partial(ATTENTION[attention], **how)
+        self.module, self._accumulates = module, False
+        self._documents_BT: Tensor | None = None
+        for name, core in found:
+            _check_core(name, core)
+        for name, _ in found:
+            above, _, own = name.rpartition(".")
+            setattr(module.get_submodule(above), own, _Core(self._attend, where))
+
+    def forward(self, tokens_BS: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """What the module gives for the own tokens, which shard() cut out.
+
+        documents_BT: a number for each token of the whole sequence, see ring_attention.
+        Raises ValueError for a sequence that does not suit the layout.
+        """
+        self._documents_BT = documents_BT
+        places = layouts.positions(
+            self.layout, tokens_BS.shape[1] * self.ranks, self.ranks, self.sharing
+        )
+        return self.module(tokens_BS, places[self.rank].flatten().to(tokens_BS.device))
+
+    def shard(self, whole_BT: Tensor) -> Tensor:
+        """The own part of what all tokens have: inputs; targets, after they were shifted.
+
+        Raises ValueError for a sequence that does not suit the layout.
+        """
+        return layouts.shard(
+            whole_BT, self.layout, self.rank, self.ranks, sharing=self.sharing
+        )
+
+    def loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        """The own share of the mean over all ranks' tokens whose target is not −100.
+
+        The ranks' losses add up to the mean, and so do their gradients, in finish(). A mean
+        of the ranks' means would weigh tokens by how many others their rank has. In fp32 or
+        better; one all-reduce of 8 bytes.
+        """
+        precise = torch.promote_types(logits_BSV.dtype, torch.float32)
+        logits_NV, targets_N = logits_BSV.flatten(0, 1).to(precise), targets_BS.flatten()
+        count = (targets_N != _IGNORED).sum()
+        dist.all_reduce(count, group=self.group)
+        return F.cross_entropy(logits_NV, targets_N, reduction="sum") / count
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of the micro-batches inside are added up; finish() does nothing."""
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Sums all gradients over the ranks: each has seen its own tokens only.
+
+        Call it once a step, after the last backward.
+        """
+        if not self._accumulates and self.ranks > 1:
+            sum_gradients(self.module.parameters(), self.group)
+
+    def _attend(self, *qkv: Tensor) -> Tensor:
+        return self.attention(*qkv, documents_BS=self._documents_BT)
+
+
+class _Core(nn.Module):
+    def __init__(self, attend, where: Group | DeviceMesh):
+        super().__init__()
+        self.attend, self.where = attend, where
+
+    def forward(self, q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
+        return self.attend(q_BASD, k_BGSD, v_BGSD, self.where)
+
+
+def _sharing(attention: str, mesh: DeviceMesh | None, group: Group) -> int:
+    """Ranks that share a shard of the ring."""
+    if attention not in ATTENTION:
+        raise ValueError(f"attention={attention!r}: choose one of {', '.join(ATTENTION)}")
+    if attention != "ring-ulysses":
+        if mesh is not None:
+            raise ValueError(
+                f"mesh with attention={attention!r}: give a group, or ring-ulysses"
+            )
+        return 1
+    _, ulysses = groups(mesh)
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if mesh.mesh.flatten().tolist() != ranks:
+        raise ValueError(
+            f"a mesh of the ranks {mesh.mesh.tolist()} for a group of {ranks}: give these, "
+            "in this order"
+        )
+    return dist.get_world_size(ulysses)
+
+
+def _check_core(name: str, core: nn.Module) -> None:
+    rate = getattr(getattr(core, "dropout", None), "rate", 0)
+    if rate:
+        raise ValueError(
+            f"{name} drops {rate} of its weights, which blockwise attention never has: "
+            "train without dropout"
+        )

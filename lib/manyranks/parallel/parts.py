@@ -1,0 +1,33 @@
+"""For techniques that change a model from outside: finding its parts, summing gradients."""
+
+import re
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    """The modules whose names fit; a * of the pattern stands for one part of a dotted name.
+
+    Raises ValueError where there are none.
+    """
+    fits = re.compile(re.escape(pattern).replace(r"\*", r"[^.]*")).fullmatch
+    named = [(name, module) for name, module in model.named_modules() if fits(name)]
+    if not named:
+        raise ValueError(f"{pattern!r} fits no module: see the model's named_modules()")
+    return named
+
+
+def sum_gradients(
+    parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None
+) -> None:
+    """Their gradients, end to end in one row for each dtype, in one all-reduce."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    for dtype in dict.fromkeys(grad.dtype for grad in grads):
+        own = [grad for grad in grads if grad.dtype == dtype]
+        row = torch.cat([grad.flatten() for grad in own])
+        dist.all_reduce(row, group=group)
+        for grad, total in zip(own, row.split([g.numel() for g in own]), strict=True):
+            grad.copy_(total.view_as(grad))

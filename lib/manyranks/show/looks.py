@@ -1,0 +1,41 @@
+"""Boxes of pictures in inches: each rank has a colour, a hatch and its number."""
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from manyranks.show import style
+
+# A rank's colour and hatch.
+LOOKS = (("#9ecae1", ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
+LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cbc4", "oo"))
+EDGE = {"edgecolor": style.BLACK, "linewidth": 0.8}
+HATCH = {"edgecolor": "#666666", "linewidth": 0.0}
+_PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"}
+
+
+def sheet(wide: float, high: float) -> tuple[style.Figure, Axes]:
+    """A figure of so many inches, whose axes count in them from its lower left corner."""
+    fig = style.Figure(figsize=(wide, high), layout="none")
+    axes = fig.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, wide), ylim=(0, high))
+    axes.axis("off")
+    return fig, axes
+
+
+def box(
+    axes: Axes,
+    corner: tuple[float, float],
+    wide: float,
+    high: float,
+    look: int,
+    text: str = "",
+    size: float = 8,
+    edge: float = 0.8,
+) -> None:
+    """A rectangle that looks like rank `look`, with a text on white. edge: points."""
+    colour, hatch = LOOKS[look % len(LOOKS)]
+    axes.add_patch(Rectangle(corner, wide, high, facecolor=colour, hatch=hatch, **HATCH))
+    axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=style.BLACK, linewidth=edge))
+    middle = corner[0] + wide / 2, corner[1] + high / 2
+    if text:
+        axes.text(*middle, text, ha="center", va="center", fontsize=min(size, 36 * min(wide, high)), bbox=_PAPER)

@@ -1,0 +1,178 @@
+"""What one rank keeps of attention for backward, and the most that it holds at once.
+
+Counted as parallel.context computes it: the parts that grow with the sequence fall as 1/N, but for positions, 8 bytes of each
+token of the whole; the tiles' own part does not depend on the sequence.
+"""
+
+from typing import NamedTuple
+
+from manyranks.theory import tensor
+from manyranks.theory.context import sends
+from manyranks.theory.context.sends import Sizes
+from manyranks.theory.names import nearest
+
+PLACE = 8  # bytes of a position
+
+
+class Saved(NamedTuple):
+    """Bytes that one rank keeps of one attention for backward: its own shards, which fall as 1/N. lse: each row's
+    log-sum-exp."""
+
+    q: int
+    k: int
+    v: int
+    o: int
+    lse: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def saved(
+    batch: int,
+    seq: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    n: int,
+    itemsize: int = 2,
+    accumulating: int | None = None,
+    ulysses: int = 1,
+) -> Saved:
+    """b·(s/N)·D·(2a + 2g) numbers of `itemsize` bytes, and b·(s/N)·a of `accumulating`.
+
+    ulysses: ranks among which heads are dealt, of the N; where they are more than key/value heads, copies of these are kept.
+    Raises ValueError as sizes_of does, and as Ulysses for heads that cannot be dealt.
+    """
+    one, exact = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n), sends.gradient_size(itemsize, accumulating)
+    queries, keys = itemsize * one.queries, itemsize * one.shard * ulysses * sends.read_heads(kv_heads, ulysses) * head_size
+    return Saved(queries, keys, keys, queries, exact * one.shard * heads)
+
+
+class Peak(NamedTuple):
+    """Bytes of one rank at the moment when ring attention holds the most.
+
+    own: queries, keys and values of its shard; positions: of keys of all ranks, and what its queries see; output: the output
+    and its log-sum-exp, in backward with their gradients and the queries'; in_use, arriving: two blocks of keys and values;
+    gradients: of blocks, summed, on their way or about to be; scratch: of a pair of tiles.
+    """
+
+    own: int
+    positions: int
+    output: int
+    in_use: int
+    arriving: int
+    gradients: int
+    scratch: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def peak(
+    batch: int,
+    seq: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    n: int,
+    itemsize: int = 2,
+    accumulating: int | None = None,
+    tile: int = 512,
+    chunks: int = 2,
+    backward: bool = False,
+) -> Peak:
+    """The most that ring attention holds under a causal mask, forward or backward, on the rank that holds the most.
+
+    chunks: of a rank: 2 zigzag, else 1. Exact where tiles are equal and have 4·D tokens or more: unequal ones hold less, and
+    with short ones other moments are worse. With the inputs and, in backward, the output and its gradient, which others hold.
+    Raises ValueError as sizes_of does, and for a tile or chunks below 1.
+    """
+    one, exact = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n), sends.gradient_size(itemsize, accumulating)
+    tensor.whole(tile=tile, chunks=chunks)
+    moments = _backward if backward else _forward
+    return max(moments(one, itemsize, exact, Tile.of(one, itemsize, exact, tile, chunks)), key=sum)
+
+
+def buffers(block: int, gradients: int, n: int, variant: str = "ring") -> int:
+    """Bytes of blocks of keys and values, and of their gradients, at the moment of backward when they are most.
+
+    block, gradients: bytes of one rank's keys and values, and of their gradients as they are summed. A ring has two blocks, the
+    own gradients, and a visiting block's three times: this rank's part, what leaves, what comes. After an all-gather a rank has
+    those of all ranks. Ulysses has none that it does not keep, one rank neither. Raises ValueError for an unknown variant.
+    """
+    if variant not in sends.VARIANTS:
+        raise ValueError(f"variant={variant!r}: {nearest(variant, sends.VARIANTS)}")
+    if n == 1 or variant == "ulysses":
+        return 0
+    return n * (block + gradients) if variant == "all-gather" else 2 * block + min(4, 2 * (n - 1)) * gradients
+
+
+class Tile(NamedTuple):
+    """Bytes of what a pair of tiles needs. rows: a tile of queries, or of output; scores: a pair's; row: a number for each row;
+    keys: a tile's keys and values in the precision of sums, where they are not; mask: of a pair; cut: whether rows of several
+    heads must be copied to stand together; many: whether a tile of queries looks at several of keys."""
+
+    rows: int
+    scores: int
+    row: int
+    keys: int
+    mask: int
+    cut: bool
+    many: bool
+
+    @classmethod
+    def of(cls, one: Sizes, itemsize: int, exact: int, tile: int, chunks: int) -> "Tile":
+        shard = one.seq // one.n
+        length = -(-shard // chunks)
+        count = -(-length // tile)
+        size = -(-length // count)
+        row = exact * one.batch * one.heads * size
+        keys = 0 if itemsize == exact else 2 * exact * one.batch * one.kv_heads * size * one.head_size
+        several = chunks * count > 1
+        return cls(row * one.head_size, row * size, row, keys, size * size, one.heads > one.kv_heads and several, several)
+
+    @property
+    def forward(self) -> int:
+        """The scores, queries, what is found in this pair and what was found before."""
+        found = self.cut or self.many
+        return self.scores + (2 + found) * self.rows + (4 + found) * self.row + self.keys + self.mask
+
+    def backward(self, itemsize: int, exact: int) -> int:
+        """The scores' shares and their gradients, queries, their gradient and that of the output."""
+        copied = self.cut or itemsize != exact
+        return 2 * self.scores + (2 + copied) * self.rows + 2 * self.cut * self.row + self.keys
+
+
+def _forward(one: Sizes, itemsize: int, exact: int, tile: Tile) -> list[Peak]:
+    own, places, block = _held(one, itemsize)
+    output = exact * one.queries + exact * _rows(one)
+    result = itemsize * one.queries if itemsize != exact else 0
+    at_work = Peak(own, places, output, block, block if one.n > 1 else 0, 0, tile.forward)
+    return [at_work, Peak(own, places, output + result, block, 0, 0, 0)]
+
+
+def _backward(one: Sizes, itemsize: int, exact: int, tile: Tile) -> list[Peak]:
+    own, places, block = _held(one, itemsize)
+    queries, grad = exact * one.queries, 2 * exact * one.keys
+    output = 2 * itemsize * one.queries + 2 * exact * _rows(one)  # o and its gradient, lse, and what a row's gradients share
+    other, rounded = (block if one.n > 1 else 0), itemsize != exact
+    travelling = buffers(0, grad, one.n) or grad
+    rounding = rounded * itemsize * one.queries
+    beginning = Peak(own, places, output - exact * _rows(one) + (1 + rounded) * queries, 0, 0, 0, 0)
+    at_work = Peak(own, places, output + queries, block, other, travelling, tile.backward(itemsize, exact))
+    last_message = Peak(own, places, output + queries, block, other, 3 * grad if one.n > 1 else grad, 0)
+    end = Peak(own, places, output + queries + rounding, block, 0, min(one.n, 2) * grad + rounded * block, 0)
+    return [beginning, at_work, last_message, end]
+
+
+def _held(one: Sizes, itemsize: int) -> tuple[int, int, int]:
+    """Own queries, keys and values; positions; a block of keys and values."""
+    shard, block = one.seq // one.n, 2 * itemsize * one.keys
+    return itemsize * one.queries + block, PLACE * (one.seq + 2 * shard), block
+
+
+def _rows(one: Sizes) -> int:
+    return one.shard * one.heads

@@ -1,0 +1,187 @@
+"""Scores that each rank computes under a mask, block by block as keys and values go round a ring; what that costs in balance.
+
+After k hops rank r has the keys and values of rank (r − k) mod N. A rank's tokens are one chunk (contiguous, striped) or two
+(zigzag); a chunk is cut into tiles, and a pair of tiles is computed whole as soon as one score of it is visible. Everything is
+counted in scores of one head and one sequence, exactly.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+from manyranks.theory import tensor
+from manyranks.theory.names import nearest
+from manyranks.theory.plan import multiples
+
+LAYOUTS = ("contiguous", "striped", "zigzag")
+
+Work = list[list[int]]  # of each rank, of each hop
+
+
+def work(seq: int, n: int, layout: str = "zigzag", causal: bool = True, tile: int | None = 1) -> Work:
+    """Scores that rank r computes between hop k and the next, as [r][k].
+
+    tile: tokens of a tile at most, tiles being as equal as torch.tensor_split makes them; 1: exactly what the mask lets
+    through; None: a chunk is one tile. Raises ValueError for a sequence that the layout cannot share evenly.
+    """
+    length = chunk_length(seq, n, layout)
+    if tile is not None:
+        tensor.whole(tile=tile)
+    if not causal:
+        return [[(seq // n) ** 2] * n for _ in range(n)]
+    scores = Scores.of(length, length if tile is None else tile)
+    block = {"contiguous": _contiguous, "striped": _striped, "zigzag": _zigzag}[layout]
+    return [[block(rank, (rank - hop) % n, scores) for hop in range(n)] for rank in range(n)]
+
+
+def chunk_length(seq: int, n: int, layout: str) -> int:
+    """Tokens of a chunk. Raises ValueError for an unknown layout, and a sequence of which it makes no equal chunks."""
+    tensor.whole(seq=seq, n=n)
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r}: {nearest(layout, LAYOUTS)}")
+    chunks = 2 * n if layout == "zigzag" else n
+    if seq % chunks:
+        raise ValueError(f"seq={seq} in {chunks} chunks, {layout} on n={n} ranks: give {multiples(seq, chunks)}")
+    return seq // chunks
+
+
+class Scores(NamedTuple):
+    """Of one pair of chunks. whole: all; up_to: keys up to the query's own index in its chunk; before: keys before it."""
+
+    whole: int
+    up_to: int
+    before: int
+
+    @classmethod
+    def of(cls, length: int, tile: int) -> "Scores":
+        """Of tiles a and b all pairs with b < a are computed, and with b = a all but, where keys at the query's own index are
+        hidden, a tile of one token."""
+        count = -(-length // tile)
+        larger, size = length % count, length // count
+        squares = larger * (size + 1) ** 2 + (count - larger) * size**2
+        up_to = (length**2 + squares) // 2
+        return cls(length**2, up_to, up_to - (count - larger if size == 1 else 0))
+
+
+def _contiguous(rank: int, source: int, scores: Scores) -> int:
+    return scores.up_to if source == rank else scores.whole * (source < rank)
+
+
+def _striped(rank: int, source: int, scores: Scores) -> int:
+    return scores.up_to if source <= rank else scores.before
+
+
+def _zigzag(rank: int, source: int, scores: Scores) -> int:
+    """Of another rank's two chunks the early one is visible to both of this rank's, or both to its late one."""
+    return scores.whole + 2 * scores.up_to if source == rank else 2 * scores.whole
+
+
+# What follows from the counts
+
+
+def totals(counts: Work) -> list[int]:
+    """Scores of each rank."""
+    return [sum(hops) for hops in counts]
+
+
+def balance(counts: Work) -> float:
+    """Slowest rank ÷ mean: how much longer than with equal shares it takes, where ranks wait for each other at the end."""
+    each = totals(counts)
+    return max(each) * len(each) / sum(each)
+
+
+def contiguous_balance(n: int, seq: int | None = None, whole: bool = False) -> float:
+    """Closed form of a causal mask cut contiguously: 2 − 1/N of a long sequence, (1 − 1/N)/(s + 1) less of s tokens; with
+    diagonal blocks computed whole 2N/(N + 1)."""
+    tensor.whole(n=n, **({} if seq is None else {"seq": seq}))
+    if whole:
+        return 2 * n / (n + 1)
+    return 2 - 1 / n - (0 if seq is None else (1 - 1 / n) / (seq + 1))
+
+
+def striped_balance(n: int, seq: int) -> float:
+    """Closed form of a causal mask, striped, where no more is computed than is visible: 1 + (N − 1)/(s + 1)."""
+    tensor.whole(n=n, seq=seq)
+    return 1 + (n - 1) / (seq + 1)
+
+
+def surplus(counts: Work, seq: int) -> float:
+    """Scores that are computed ÷ scores that a causal mask lets through, s(s + 1)/2."""
+    return sum(totals(counts)) / (seq * (seq + 1) / 2)
+
+
+class Waiting(NamedTuple):
+    """hops: scores of the slowest rank in each hop; idle: share of the ranks' time in which they wait."""
+
+    hops: list[int]
+    idle: float
+
+    @property
+    def slowest(self) -> int:
+        """Scores that one rank would have computed in the time of all hops."""
+        return sum(self.hops)
+
+
+def in_step(counts: Work) -> Waiting:
+    """Where a hop begins when all ranks have finished the one before, each lasts as long as its slowest rank."""
+    hops = [max(each) for each in zip(*counts, strict=True)]
+    return Waiting(hops, 1 - sum(totals(counts)) / (len(counts) * sum(hops)))
+
+
+def flops(scores: int, batch: int, heads: int, head_size: int, backward: bool = False) -> int:
+    """Of these scores in all sequences and heads: 2 products of 2·D FLOPs each forward, 5 backward, where the scores are
+    computed again. Source: arXiv 2307.08691, section 3.1.2."""
+    return (10 if backward else 4) * head_size * heads * batch * scores
+
+
+# Documents
+
+
+def document_work(lengths: Sequence[int], n: int, layout: str = "zigzag") -> Work:
+    """As work, exactly, where a token sees the tokens of its own document up to itself. lengths: tokens of each document, which
+    follow each other and make up the sequence. Raises ValueError as work does, and for a document without tokens."""
+    for index, length in enumerate(lengths):
+        tensor.whole(**{f"lengths[{index}]": length})
+    seq = sum(lengths)
+    chunk_length(seq, n, layout)
+    counts, start = [[0] * n for _ in range(n)], 0
+    for length in lengths:
+        _add_document(counts, range(start, start + length), seq, layout)
+        start += length
+    return counts
+
+
+def _add_document(counts: Work, document: range, seq: int, layout: str) -> None:
+    n = len(counts)
+    parts = [(rank, part) for rank in range(n) for chunk in chunks(seq, n, layout, rank) if (part := _within(chunk, document))]
+    for (rank, queries), (source, keys) in product(parts, parts):
+        counts[rank][(rank - source) % n] += visible(queries, keys)
+
+
+def chunks(seq: int, n: int, layout: str, rank: int) -> list[range]:
+    """Positions of a rank's tokens, chunk by chunk. Raises ValueError as work does."""
+    length = chunk_length(seq, n, layout)
+    if layout == "striped":
+        return [range(rank, seq, n)]
+    places = (rank, 2 * n - 1 - rank) if layout == "zigzag" else (rank,)
+    return [range(place * length, (place + 1) * length) for place in places]
+
+
+def _within(chunk: range, document: range) -> range:
+    """The chunk's positions inside the document."""
+    first = chunk.start + max(0, -(-(document.start - chunk.start) // chunk.step)) * chunk.step
+    return range(first, min(chunk.stop, document.stop), chunk.step)
+
+
+def visible(queries: range, keys: range) -> int:
+    """Pairs of a query and a key not after it, of positions that are equally far apart in both."""
+    step, own, other = queries.step, len(queries), len(keys)
+    # The query with index i sees the keys with indices up to i + ahead.
+    ahead = (queries.start - keys.start) // step
+    below = _triangle(own + ahead) - _triangle(ahead)
+    return below - _triangle(own + ahead - other) + _triangle(ahead - other)
+
+
+def _triangle(count: int) -> int:
+    """1 + 2 + … + count, 0 for a negative count."""
+    return count * (count + 1) // 2 if count > 0 else 0

@@ -1,0 +1,144 @@
+"""What one rank sends for one layer's attention, forward and backward: ring, all-gather, Ulysses, ring × Ulysses.
+
+All take the sizes of the whole attention: b sequences of s tokens, a query heads, g key/value heads of D numbers, on N ranks
+that have s/N tokens each. Bytes are those that a rank sends, in the order of theory.tensor's Calls. Key/value gradients travel
+in the precision in which they are summed up, `accumulating` bytes a number: by default 4, or 8 where the inputs have 8.
+"""
+
+from typing import NamedTuple
+
+from manyranks.theory import tensor
+from manyranks.theory.plan import multiples
+from manyranks.theory.tensor import Calls, Passes
+
+
+class Sizes(NamedTuple):
+    """Of the whole attention. n: ranks that share the sequence."""
+
+    batch: int
+    seq: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    n: int
+
+    @property
+    def shard(self) -> int:
+        """Tokens of one rank, all sequences of the batch together."""
+        return self.batch * self.seq // self.n
+
+    @property
+    def queries(self) -> int:
+        """Numbers of one rank's queries, and of its output."""
+        return self.shard * self.heads * self.head_size
+
+    @property
+    def keys(self) -> int:
+        """Numbers of one rank's keys; its values are as many."""
+        return self.shard * self.kv_heads * self.head_size
+
+
+def sizes_of(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int) -> Sizes:
+    """Checked. Raises ValueError for sizes below 1, for key/value heads that do not divide the heads, and for a sequence that
+    the ranks cannot share."""
+    found = Sizes(batch, seq, heads, kv_heads, head_size, n)
+    tensor.whole(**found._asdict())
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads={kv_heads} does not divide heads={heads}: choose a divisor of {heads}")
+    if seq % n:
+        raise ValueError(f"seq={seq} on n={n} ranks: give {multiples(seq, n)}")
+    return found
+
+
+def ring(
+    batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
+) -> Passes:
+    """Keys and values go round in N − 1 messages of 2·b·g·(s/N)·D numbers; in backward again, and their gradients with them.
+
+    itemsize: of inputs and output. Raises ValueError as sizes_of does. Source: arXiv 2310.01889, section 3.
+    """
+    one, grad = sizes_of(batch, seq, heads, kv_heads, head_size, n), gradient_size(itemsize, accumulating)
+    hops = n - 1
+    block = 2 * one.keys
+    return Passes(Calls(send=hops, bytes=hops * block * itemsize), Calls(send=2 * hops, bytes=hops * block * (itemsize + grad)))
+
+
+def all_gather(
+    batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
+) -> Passes:
+    """Keys and values of all tokens are gathered in one collective, again in backward, and their gradients reduce-scattered:
+    the bytes of the ring. Raises ValueError as sizes_of does. Source: Llama 3, arXiv 2407.21783, section 3.3.2."""
+    one, grad = sizes_of(batch, seq, heads, kv_heads, head_size, n), gradient_size(itemsize, accumulating)
+    if n == 1:
+        return Passes()
+    others = (n - 1) * 2 * one.keys
+    gather = Calls(all_gather=1, bytes=others * itemsize)
+    return Passes(gather, gather + Calls(reduce_scatter=1, bytes=others * grad))
+
+
+def ulysses(
+    batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
+) -> Passes:
+    """An all-to-all each of queries, keys, values and output, backward of their gradients: 4·(s/N)·h·(N − 1)/N numbers each way
+    with as many key/value heads as heads.
+
+    With more ranks than key/value heads each rank gets a copy of the one that its query heads read. accumulating: not used, for
+    no gradient is summed on the way. Raises ValueError as sizes_of does, for heads that N does not divide, and for key/value
+    heads of which N is neither divisor nor multiple. Source: arXiv 2309.14509, section 3.
+    """
+    one = sizes_of(batch, seq, heads, kv_heads, head_size, n)
+    if heads % n:
+        raise ValueError(f"n={n} does not divide heads={heads}, as Ulysses needs: choose a divisor of {heads}")
+    if n == 1:
+        return Passes()
+    numbers = 2 * one.queries // n + 2 * one.shard * read_heads(kv_heads, n) * head_size
+    once = Calls(all_to_all=4, bytes=(n - 1) * numbers * itemsize)
+    return Passes(once, once)
+
+
+def read_heads(kv_heads: int, n: int) -> int:
+    """Key/value heads that one rank of Ulysses reads: g/N, or 1 where there are more ranks. Raises ValueError where neither
+    number divides the other: some ranks would then need parts of two heads."""
+    if kv_heads % n and n % kv_heads:
+        raise ValueError(f"n={n} and kv_heads={kv_heads}: one must divide the other, as Ulysses needs")
+    return max(1, kv_heads // n)
+
+
+def ring_ulysses(
+    batch: int,
+    seq: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    ring_ranks: int,
+    ulysses_ranks: int,
+    itemsize: int = 2,
+    accumulating: int | None = None,
+) -> Passes:
+    """Ulysses inside groups of u ranks, whose r = N/u groups make rings with a/u heads and s/r tokens a rank.
+
+    Raises ValueError as ulysses does. Source: arXiv 2405.07719, section 3.
+    """
+    sizes_of(batch, seq, heads, kv_heads, head_size, ring_ranks * ulysses_ranks)
+    inner = ulysses(batch, seq // ring_ranks, heads, kv_heads, head_size, ulysses_ranks, itemsize)
+    read = read_heads(kv_heads, ulysses_ranks)
+    outer = ring(batch, seq, heads // ulysses_ranks, read, head_size, ring_ranks, itemsize, accumulating)
+    return inner + outer
+
+
+def tensor_parallel(
+    batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
+) -> Passes:
+    """For comparison, Megatron's tensor and sequence parallelism on as many ranks: theory.tensor.layer of a layer with h = a·D.
+    kv_heads and accumulating are not used."""
+    sizes_of(batch, seq, heads, kv_heads, head_size, n)
+    return tensor.layer(batch * seq, heads * head_size, n, sequence_parallel=True, itemsize=itemsize)
+
+
+VARIANTS = {"ring": ring, "all-gather": all_gather, "ulysses": ulysses}
+
+
+def gradient_size(itemsize: int, accumulating: int | None) -> int:
+    """Bytes of a number in the precision in which sums are kept: at least 4, unless another is given."""
+    tensor.whole(itemsize=itemsize, **({} if accumulating is None else {"accumulating": accumulating}))
+    return accumulating or max(4, itemsize)

@@ -1,0 +1,163 @@
+"""Context parallelism's published numbers beside the theory's: least blocks, longest contexts, shares of the ideal, Llama 3."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from manyranks.theory import context, published, step
+from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.published import steps
+from manyranks.theory.step import StepTime
+
+BLOCKS = (
+    6  # that a rank holds in bf16: a query, two of keys and values, two that arrive, an output; arXiv 2310.01889, section 3
+)
+
+
+class Block(NamedTuple):
+    """Of one device, in thousands of tokens: the least block whose message hides, and the least shard of six such blocks."""
+
+    device: str
+    block: float
+    printed_block: float
+    shard: float
+    printed_shard: float
+
+
+def blocks() -> list[Block]:
+    """arXiv 2310.01889, Table 2: FLOP/s ÷ bytes/s."""
+    return [_block(row) for row in published.rows("ring_min_block")]
+
+
+def _block(row: dict[str, str]) -> Block:
+    least = context.least_shard(float(row["tflops"]) * 1e12, float(row["interconnect_GBps"]) * 1e9) / 1e3
+    return Block(row["device"], least, float(row["min_block_k"]), BLOCKS * least, float(row["min_seq_k"]))
+
+
+class Longest(NamedTuple):
+    """Thousands of tokens that a model's training takes at most. alone: on one device, computing block by block; chips: of the
+    ring."""
+
+    devices: str
+    model: str
+    chips: int
+    alone: int
+    context: int
+    printed: int
+
+    @property
+    def ratio(self) -> float:
+        return self.context / self.printed
+
+
+def longest() -> list[Longest]:
+    """arXiv 2310.01889, Table 3: a ring of N chips takes N times the context of one, exactly on GPUs; on TPUs half of that for
+    some models."""
+    return [_longest(row) for row in published.rows("ring_max_context")]
+
+
+def _longest(row: dict[str, str]) -> Longest:
+    chips, alone = _chips(row["devices"]), int(row["bpt_k"])
+    return Longest(row["devices"], row["model"], chips, alone, chips * alone, int(row["ring_k"]))
+
+
+def _chips(devices: str) -> int:
+    """TPU v3 and v4 are named after their cores, two a chip; v5e has one. Source: docs.cloud.google.com, TPU system pages."""
+    if not devices.startswith("TPU"):
+        return int(devices.partition("x")[0])
+    kind, _, count = devices.removeprefix("TPU ").partition("-")
+    return int(count) // (2 if kind in ("v3", "v4") else 1)
+
+
+class Share(NamedTuple):
+    """Measured speed ÷ that of the same attention without communication or waiting. bound: what the balance of work allows,
+    1 ÷ (slowest ÷ mean · scores computed ÷ scores needed); None where the documents are not known."""
+
+    gpu: str
+    documents: bool
+    backward: bool
+    variant: str
+    share: float
+    bound: float | None
+
+
+GPUS, TOKENS, TILE = 8, 8192, 128  # of the runs: ranks, tokens of each; rows of flash attention's tiles
+_LAYOUTS = {"ring": "contiguous", "zigzag": "zigzag", "stripe": "striped"}
+
+
+def shares() -> list[Share]:
+    """zhuzilin/ring-flash-attention, README: contiguous ("ring"), zigzag, striped ("stripe"), and all-gathered ("llama3")."""
+    bounds = {variant: _bound(layout) for variant, layout in _LAYOUTS.items()}
+    return [_share(row, bounds) for row in published.rows("ring_flash_attention")]
+
+
+def _share(row: dict[str, str], bounds: dict[str, float]) -> Share:
+    documents, share = row["mode"] == "varlen", float(row["it_s"]) / float(row["ideal_it_s"])
+    bound = None if documents else bounds[row["variant"]]
+    return Share(row["gpu"], documents, row["pass"] == "fwd+bwd", row["variant"], share, bound)
+
+
+def _bound(layout: str) -> float:
+    seq = GPUS * TOKENS
+    counts = context.work(seq, GPUS, layout, tile=TILE)
+    return 1 / (context.balance(counts) * context.surplus(counts, seq))
+
+
+class LongRow(NamedTuple):
+    """Llama 3 405B with 131,072 tokens. predicted, printed: FLOP/s a GPU, causal; other: the row of 8,192 tokens on as many."""
+
+    predicted: float
+    printed: float
+    time: StepTime
+    other_predicted: float
+    other_printed: float
+
+    @property
+    def slower(self) -> float:
+        """Predicted FLOP/s with long sequences ÷ with short ones."""
+        return self.predicted / self.other_predicted
+
+    @property
+    def printed_slower(self) -> float:
+        return self.printed / self.other_printed
+
+
+def llama3(constants: Constants = DEFAULT) -> LongRow:
+    """arXiv 2407.21783, Table 4, the row with 16 context-parallel ranks, from its configuration alone."""
+    _, short, long = steps.llama3()
+    time = step.estimate(long.shape, long.plan, long.cluster, constants)
+    found = ((row.predict(constants) * 1e12, row.measured * 1e12) for row in (long, short))
+    (predicted, printed), other = found
+    return LongRow(predicted, printed, time, *other)
+
+
+class Formula(NamedTuple):
+    """A row of the table on given sizes; ours: what this library counts, in the row's unit."""
+
+    method: str
+    quantity: str
+    value: float
+    ours: float
+    unit: str
+
+
+def formulas(seq: int, heads: int, head_size: int, n: int) -> Iterator[Formula]:
+    """context_parallel_formulas: its rows with N tokens, h = a·D and P = N ranks, one sequence, as many key/value heads as
+    heads. "Per link" counts a rank's own part too: ours are (P − 1)/P of it. Six blocks of the ring are counted in elements."""
+    sizes, h, c = (1, seq, heads, heads, head_size, n), heads * head_size, seq // n
+    table = {
+        (row["method"], row["quantity"].partition(" (")[0]): row["unit"] for row in published.rows("context_parallel_formulas")
+    }
+    ours = {
+        ("DeepSpeed-Ulysses", "forward all-to-all per layer"): (4 * seq * h / n, context.ulysses(*sizes).forward.bytes / 2),
+        ("Megatron-SP", "forward 2 AG + 2 RS per layer, per link"): (
+            4 * seq * h,
+            context.tensor_parallel(*sizes).forward.bytes / 2,
+        ),
+        ("Ring Attention", "attention block FLOPs"): (
+            4 * h * c**2,
+            context.flops(context.work(seq, n, "contiguous", causal=False)[0][0], 1, heads, head_size),
+        ),
+        ("Ring Attention", "K,V block sent per ring hop"): (4 * c * h, context.ring(*sizes).forward.bytes / (n - 1)),
+    }
+    for (method, quantity), (value, own) in ours.items():
+        yield Formula(method, quantity, value, own, table[method, quantity])

@@ -1,0 +1,413 @@
+"""Chapter 07's pictures and explorer show the theory's figures, and every setting is shown or refused in words."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.patches import PathPatch, Rectangle
+
+from manyranks.show import context, context_explorer, context_masks, units
+from manyranks.show.context_explorer import CLUSTERS, SHOWN, Ranks
+from manyranks.show.context_setting import LENGTHS, MASKS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
+from manyranks.show.looks import LOOKS
+from manyranks.theory import Plan, clusters, memory, models
+from manyranks.theory import context as theory
+from tests.unit.bars_drawn import noted_texts, widths
+
+DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "s": 2**17, "n": 8}
+DEFAULT |= {"mask": "causal", "layout": "contiguous", "variant": "ring"}
+FIGURES = {
+    "layouts": lambda: context.layouts(),
+    "layouts of 8": lambda: context.layouts(8),
+    "ring": lambda: context.ring(),
+    "ring of 8": lambda: context.ring(8, 3),
+    "mask": lambda: context.mask(),
+    "mask by ranks": lambda: context.mask(order="ranks", tile=2),
+    "mask of documents": lambda: context.mask("zigzag", seq=32, documents=(12, 15, 5), tile=4),
+    "hops": lambda: context.hops(),
+    "hops of 8": lambda: context.hops("contiguous", "zigzag", n=8),
+    "heads": lambda: context.all_to_all(),
+    "grouped heads": lambda: context.all_to_all(8, 4, 2),
+    "many heads": lambda: context.all_to_all(16, 8, 8),
+    "balance": lambda: context.balance({name: [1e9, 2e9, 3.123e9] for name in theory.LAYOUTS}),
+}
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def now(**change) -> Setting:
+    values = DEFAULT | change
+    return Setting(**{name: value for name, value in values.items() if name != "mask"}, causal=MASKS[values["mask"]])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_texts_do_not_meet_and_a_figure_is_no_wider_than_a_laptop_s(name):
+    figure = FIGURES[name]()
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() <= 9.5
+    found = [text for axes in figure.axes for text in axes.texts if text.get_text()]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in found]
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for _, box in boxes)
+    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for _, box in boxes)
+    met = [(one, other) for (one, a), (other, b) in itertools.combinations(boxes, 2) if a.shrunk(0.99, 0.9).overlaps(b)]
+    assert met == []
+
+
+# Layouts, ring, heads
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_each_token_has_the_number_of_its_rank(n):
+    figure, seq = context.layouts(n), 4 * n
+    cells = [text.get_text() for text in figure.axes[0].texts if text.get_bbox_patch() is not None]
+    for row, layout in enumerate(theory.LAYOUTS):
+        owned = cells[row * seq : (row + 1) * seq]
+        for rank in range(n):
+            places = sorted(place for chunk in theory.chunks(seq, n, layout, rank) for place in chunk)
+            assert [place for place, owner in enumerate(owned) if owner == str(rank)] == places
+        assert ", ".join(map(str, theory.totals(theory.work(seq, n, layout)))) in texts(figure)
+
+
+def test_after_k_hops_a_rank_has_the_keys_of_the_one_k_before_it():
+    said = texts(context.ring(4, range(4)))
+    held = [text for text in said if text.startswith("K,V")]
+    assert held == [f"K,V {(rank - hop) % 4}" for hop in range(4) for rank in range(4)]
+    assert [text for text in said if text.startswith("Q")] == [f"Q {rank}" for rank in range(4)] * 4
+    assert [text for text in said if text in ("goes on", "all seen")] == ["goes on"] * 3 + ["all seen"]
+
+
+@pytest.mark.parametrize(("kv_heads", "below"), [(2, "0011"), (4, "0123"), (1, "0000")])
+def test_ulysses_gives_each_rank_the_key_value_heads_that_its_queries_read(kv_heads, below):
+    figure = context.all_to_all(8, 4, kv_heads)
+    heads = [text.get_text() for text in figure.axes[0].texts if text.get_position()[1] == pytest.approx(0.58)]
+    assert "".join(heads[-4:]) == below
+    assert ("own heads, all tokens, copied" in texts(figure)) is (kv_heads < 4)
+    assert texts(figure).count("all-to-all") == 2
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda: context.layouts(9), "n=9: a picture shows 2 to 8 ranks"),
+        (lambda: context.ring(4, 4), "hop=4 of 4 ranks: "),
+        (lambda: context.ring(4, ()), "hop=() of 4 ranks: "),
+        (lambda: context.all_to_all(8, 3), "heads=8, kv_heads=8, n=3: "),
+        (lambda: context.all_to_all(12, 6, 4), "heads=12, kv_heads=4, n=6: "),
+        (lambda: context.all_to_all(32, 4), "heads=32, kv_heads=32, n=4: a picture has room for 1 to 16 heads"),
+        (lambda: context.mask("zig"), "layout 'zig': did you mean 'zigzag'"),
+        (lambda: context.mask(n=1), "n=1: a picture shows 2 to 8 ranks"),
+        (lambda: context.mask("zigzag", seq=12), "seq=12 in 8 chunks, zigzag on n=4 ranks: give 8 or 16"),
+        (lambda: context.mask(seq=128), "seq=128: a picture has room for 64 tokens"),
+        (lambda: context.mask(documents=(8, 9)), "documents=(8, 9) have 17 tokens, the sequence 16: "),
+        (lambda: context.mask(documents=(0, 16)), "documents=(0, 16) have 16 tokens"),
+        (lambda: context.mask(tile=0), "tile=0: "),
+        (lambda: context.mask(order="rank"), "order='rank': did you mean 'ranks'"),
+        (lambda: context.hops("ring"), "layout 'ring': "),
+        (lambda: context.hops(n=8), "n=8 with 3 layouts: a picture has room for 16 columns, so show 2 at once"),
+        (lambda: context.balance({}), "0 names: "),
+        (lambda: context.balance({"zigzag": [0, 0]}), "'zigzag': no work"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(draw, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        draw()
+
+
+# Masks
+
+
+def areas(figure, cells: float) -> tuple[list[int], int]:
+    """Of what is filled in each rank's colour, and of what is hatched, in cells. cells: of the panel's side."""
+    boxes = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    (panel,) = (box for box in boxes if box.get_facecolor()[3] == 0)
+    one = (panel.get_width() / cells) ** 2
+    sizes = [
+        sum(box.get_width() * box.get_height() for box in boxes if box.get_facecolor() == to_rgba(look)) for look, _ in LOOKS
+    ]
+    hatched = sum(box.get_width() * box.get_height() for box in boxes if box.get_hatch())
+    return [round(size / one) for size in sizes if size], round(hatched / one)
+
+
+@pytest.mark.parametrize("layout", theory.LAYOUTS)
+@pytest.mark.parametrize("tile", [None, 3, 64])
+@pytest.mark.parametrize("order", context_masks.ORDERS)
+def test_a_mask_s_cells_are_the_scores_that_the_theory_counts(layout, tile, order):
+    figure = context.mask(layout, n=3, seq=24, tile=tile, order=order)
+    computed, visible = (theory.totals(theory.work(24, 3, layout, tile=size)) for size in (tile or 1, 1))
+    assert areas(figure, 24) == (visible, sum(computed) - sum(visible))
+    said = texts(figure)[-1].splitlines()
+    assert said[0] == f"scores of each rank: {', '.join(map(str, computed))}"
+    assert said[1] == f"slowest ÷ mean: {theory.balance([[each] for each in computed]):.2f}"
+    assert (len(said) == 3) is (tile is not None)
+
+
+def test_a_mask_of_documents_shows_what_the_theory_counts():
+    figure = context.mask("zigzag", n=3, seq=24, documents=(6, 18))
+    assert areas(figure, 24)[0] == theory.totals(theory.document_work([6, 18], 3, "zigzag")) == [76, 64, 52]
+
+
+def test_without_a_causal_mask_all_is_computed():
+    assert areas(context.mask("zigzag", n=2, seq=8, causal=False), 8) == ([32, 32], 0)
+
+
+@pytest.mark.parametrize("layout", theory.LAYOUTS)
+def test_by_ranks_a_block_of_rows_and_columns_is_a_hop(layout):
+    scores, counts = context_masks.Masked(layout, 4, 16, order="ranks").scores(), theory.work(16, 4, layout)
+    own = np.array(scores.ranks)
+    for rank, hop in itertools.product(range(4), range(4)):
+        assert scores.visible[np.ix_(own == rank, own == (rank - hop) % 4)].sum() == counts[rank][hop]
+
+
+def test_a_hop_shows_its_source_its_share_and_who_is_waited_for():
+    rows = context_masks.blocks("contiguous", 3, True)
+    assert [[block.source for block in row] for row in rows] == [[0, 2, 1], [1, 0, 2], [2, 1, 0]]
+    assert [[block.share for block in row] for row in rows] == [[0.5, 0, 0], [0.5, 1, 0], [0.5, 1, 1]]
+    assert [[block.waited for block in row] for row in rows] == [[False] * 3, [False, True, False], [False, True, True]]
+    said = texts(context.hops("contiguous", n=3))
+    assert said.count("waits") == 3
+    assert said[-1] == "together: 2.5 whole blocks; idle: 40%"
+
+
+@pytest.mark.parametrize("layout", ["striped", "zigzag"])
+def test_with_shares_alike_nobody_is_waited_for(layout):
+    each = [block for row in context_masks.blocks(layout, 4, True) for block in row]
+    assert {(block.share, block.waited) for block in each} == {(0.5, False)}
+    assert texts(context.hops(layout))[-1] == "together: 2 whole blocks; idle: 0%"
+
+
+def test_balance_shows_each_rank_and_says_how_far_the_slowest_is_from_the_mean():
+    figure = context.balance({"a": [1.0, 3.0], "b": [2.0, 2.0]}, unit="B")
+    assert [[bar.get_height() for bar in axes.patches] for axes in figure.axes] == [[1, 3], [2, 2]]
+    assert [axes.texts[0].get_text().splitlines()[0] for axes in figure.axes] == [
+        "slowest ÷ mean: 1.50",
+        "slowest ÷ mean: 1.00",
+    ]
+    assert [axes.lines[0].get_ydata()[0] for axes in figure.axes] == [2, 2]
+
+
+# What the explorer shows of a setting
+
+
+def test_a_ring_s_seconds_and_bytes_are_the_theory_s():
+    one, sizes = now(layout="zigzag", n=16), (1, 2**17, 32, 8, 128, 16)
+    found = [theory.hops(*sizes, clusters["h100-dgx"], tile=TILE, backward=backward) for backward in (False, True)]
+    assert [each.seconds for each in one.times()] == pytest.approx([each.seconds for each in found])
+    assert [each.messages for each in one.times()] == pytest.approx([each.exposed for each in found])
+    assert one.bytes() == theory.ring(*sizes).both.bytes
+
+
+def test_tensor_parallel_ranks_take_heads_and_lie_between():
+    one, sizes = now(model="llama3-405b", n=16, layout="zigzag"), (1, 2**17, 16, 1, 128, 16)
+    assert one.times().forward.seconds == pytest.approx(theory.hops(*sizes, clusters["h100-dgx"], tile=TILE, stride=8).seconds)
+    assert one.bytes() == theory.ring(*sizes).both.bytes
+
+
+@pytest.mark.parametrize("layout", theory.LAYOUTS)
+def test_ranks_wait_as_the_work_is_shared_out(layout):
+    one, counts = now(layout=layout), theory.work(2**17, 8, layout, tile=TILE)
+    assert one.balance() == pytest.approx(theory.balance(counts), rel=1e-3)
+    gathered = one._replace(variant="all-gather").times().forward
+    assert gathered.own[:, 0].max() / gathered.own.mean() == pytest.approx(theory.balance(counts), rel=1e-3)
+    assert one._replace(variant="ulysses").balance() == 1
+
+
+def test_all_variants_compute_the_same():
+    forward = [now(variant=name, layout="zigzag").times().forward.computing for name in VARIANTS]
+    assert max(forward) / min(forward) < 1.05
+
+
+def test_grouped_heads_divide_what_a_ring_sends():
+    one = now()
+    multi_head = theory.ring(1, one.s, 32, 32, 128, one.n).both.bytes
+    assert multi_head == 4 * one.bytes()
+
+
+def test_a_ring_between_nodes_hides_its_messages_only_with_long_shards():
+    short, long = (now(n=16, layout="zigzag", s=s).times().forward for s in (2**15, 2**20))
+    assert short.messages > short.computing
+    assert long.messages == 0
+    inside = now(n=8, layout="zigzag", s=2**15).times().forward
+    assert inside.messages == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "u", "r"),
+    [({"n": 64}, 8, 8), ({"n": 4}, 4, 1), ({"model": "llama3-405b", "n": 16}, 1, 16), ({"model": "small GPT"}, 4, 2)],
+    ids=str,
+)
+def test_ring_and_ulysses_share_the_ranks_by_nodes_and_heads(change, u, r):
+    one = now(variant="ring-ulysses", layout="zigzag", **change)
+    assert (one.together, one.ring) == (u, r)
+    same = one._replace(variant={one.n: "ulysses", 1: "ring"}.get(u, "ring-ulysses"))
+    assert one.bytes() == same.bytes()
+    assert one.times().both("seconds") == pytest.approx(same.times().both("seconds"))
+    assert one.times().forward.own.shape == (one.n, r)
+
+
+def test_the_two_curves_are_those_of_the_second_hop():
+    for change in ({}, {"layout": "zigzag", "n": 16}, {"mask": "full"}, {"variant": "ring-ulysses", "n": 64}):
+        one = now(**change)
+        assert one.hop() == pytest.approx((one.times().forward.hops[1], one.times().forward.message))
+    whole = now(variant="all-gather")
+    assert whole.hop() == (whole.times().forward.own.max(), whole.times().forward.messages)
+
+
+def test_a_message_under_the_last_hop_is_not_waited_for():
+    one = Pass(np.array([[1.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), message=2.5, before=1.0)
+    assert (one.late.tolist(), one.messages, one.slower, one.computing) == ([0, 0.5, 0], 1.5, 1.0, 5.0)
+    assert one.seconds == 7.5
+
+
+def test_what_fits_is_the_theory_s():
+    one, plan = now(), Plan(cp=8, dp=8, zero=3, seq=2**17)
+    assert one.peak() == memory.peak(models["llama3-8b"], plan).total
+    assert one.longest() == theory.longest(models["llama3-8b"], plan, clusters["h100-dgx"]) > 2**17
+
+
+# The explorer
+
+
+def test_it_opens_on_contiguous_shards_and_says_what_helps():
+    assert context.explorer().values == DEFAULT
+    assert context.explorer().status == (
+        "llama3-8b, s = 131,072, N = 8, h100-dgx: a layer's attention takes 213 ms forward + backward: idle 47% of that "
+        "(slowest ÷ mean 1.87), 0% in messages that nothing hides; a rank sends 1.88 GB and needs 62.4 GB of 80 GB for the "
+        "model; s = 170,288 fits. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+    )
+
+
+def drawn(panel) -> dict[str, list[tuple[float, ...]]]:
+    """For each part its boxes, as left, right, bottom, top."""
+    found = {}
+    for path in (artist for artist in panel.moving if isinstance(artist, PathPatch)):
+        corners = [
+            (box[:, 0].min(), box[:, 0].max(), box[:, 1].min(), box[:, 1].max()) for box in path.get_path().to_polygons()
+        ]
+        found[path.get_label()] = sorted(corners, key=lambda box: (round(box[2], 3), box[0]))
+    return found
+
+
+@pytest.mark.parametrize("change", [{}, {"n": 16, "s": 2**15}, {"variant": "all-gather"}, {"n": 64, "s": 2**15}], ids=str)
+def test_each_rank_s_row_is_its_time(change):
+    plot = Ranks()
+    plot.update(**DEFAULT | change)
+    boxes, forward = drawn(plot._timeline), now(**change).times().forward
+    rows = np.linspace(0, now(**change).n - 1, min(now(**change).n, SHOWN)).round().astype(int)
+    for row, rank in enumerate(rows):
+        middle = (row + 0.5) / len(rows)
+        sums = {part: sum(end - start for start, end, *y in each if y[0] < middle < y[1]) for part, each in boxes.items()}
+        own = forward.own[rank].sum()
+        assert sums["computing"] == pytest.approx(own / forward.seconds)
+        assert sums["waits for slower ranks"] == pytest.approx((forward.hops.sum() - own) / forward.seconds)
+        assert sums["waits for messages"] == pytest.approx(forward.messages / forward.seconds)
+
+
+def test_bars_and_numbers_of_the_variants_are_theirs(monkeypatch):
+    words = noted_texts(monkeypatch)
+    plot = Ranks()
+    plot.update(**DEFAULT)
+    each = [now(variant=name) for name in VARIANTS]
+    longest = max(one.times().both("seconds") for one in each)
+    lengths = [sum(row) / context_explorer._LONGEST for row in widths(plot._variants)]
+    assert lengths == pytest.approx([one.times().both("seconds") / longest for one in each])
+    assert words[-1] == [f"{units.duration(one.times().both('seconds'))}, {units.size(one.bytes())}" for one in each]
+    plot.update(**DEFAULT | {"n": 64})
+    assert words[-1][VARIANTS.index("ulysses")] == "not this N"
+
+
+def test_many_ranks_are_some_rows_and_many_hops_a_sum(monkeypatch):
+    words = noted_texts(monkeypatch)
+    plot = Ranks()
+    plot.update(**DEFAULT | {"n": 64})
+    names, hops = words[0], words[1]
+    assert len(names) == SHOWN
+    assert (names[0], names[-1]) == ("rank 0", "rank 63")
+    assert "sums of 64 hops" in hops
+    words.clear()
+    plot.update(**DEFAULT | {"n": 16})
+    assert (len(words[0]), words[1][2:]) == (16, list(range(16)))
+
+
+def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message():
+    plot = Ranks()
+    plot.update(**DEFAULT | {"n": 16, "layout": "zigzag"})
+    computing, message = (line.get_ydata() for line in (plot._lengths._computing, plot._lengths._message))
+    assert list(plot._lengths._computing.get_xdata()) == LENGTHS
+    hidden = [s for s, a, b in zip(LENGTHS, computing, message, strict=True) if a >= b]
+    least = 16 * theory.least_shard(989e12, 50e9, 32, 8, causal=True)  # of peak rates; both are reached in part
+    assert hidden[0] / 2 < least < 2 * hidden[0]
+    assert list(plot._lengths._now.get_xdata()) == [2**17] * 2
+    plot.update(**DEFAULT | {"n": 1})
+    assert np.isnan(plot._lengths._message.get_ydata()).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n": 1, "s": 2**14}, "Limit: one accelerator's arithmetic: nothing is cut, nothing is sent."),
+        ({"n": 1}, "Does not fit: llama3-8b, s = 131,072, N = 1, "),
+        ({"n": 1}, "Limit: memory; N = 8 fits. Of the time: one accelerator's arithmetic"),
+        ({"s": 2**20, "n": 32}, "Limit: memory; N = 64 fits. Of the time: ranks that wait for the slowest; zigzag takes"),
+        ({"model": "gpt3-175b", "s": 2**18, "layout": "zigzag"}, "Limit: memory; no N helps alone: recompute whole layers"),
+        ({"layout": "zigzag"}, "Limit: computing."),
+        ({"n": 64, "layout": "zigzag"}, "Limit: messages between nodes; ring-ulysses takes 14.7 ms."),
+        (
+            {"model": "gpt3-175b", "s": 2**15, "n": 32, "variant": "ulysses"},
+            "Limit: messages between nodes; they take less than 15% from s = 262,144 on.",
+        ),
+        ({"s": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 accelerators together compute 2.29 times as long as one."),
+        ({"mask": "full"}, "(slowest ÷ mean 1.00)"),
+    ],
+)
+def test_the_status_line_names_the_limit_and_a_way_out(change, said):
+    assert said in context.explorer().set(**change).status
+
+
+def test_a_way_out_is_one():
+    shown = context.explorer().set(n=1)
+    assert not shown.set(n=8).status.startswith("Does not fit")
+    shown.set(n=64, layout="zigzag")
+    assert "takes 14.7 ms forward + backward" in shown.set(variant="ring-ulysses").status
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"n": 64},
+            "llama3-8b: n=64 does not divide heads=32, as Ulysses needs: choose a divisor of 32, or take another variant",
+        ),
+        ({"model": "small GPT"}, "small GPT: n=8 does not divide heads=4, as Ulysses needs"),
+    ],
+)
+def test_ulysses_beyond_the_heads_is_refused_with_a_way_out(change, said):
+    status = context.explorer().set(**change | {"variant": "ulysses"}).status
+    assert status.startswith(f"Not possible: {said}")
+    assert status.endswith("ring, all-gather, ring-ulysses")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("model", "gpt5"), ("cluster", "abacus"), ("mask", "some"), ("layout", "zig"), ("variant", "tree")]
+)
+def test_unknown_names_are_refused_in_words(name, value):
+    with pytest.raises(ValueError, match=value):
+        Ranks().update(**DEFAULT | {name: value})
+
+
+def test_every_choice_gives_a_status_line_or_a_reason():
+    plot, options = Ranks(), {"model": list(MODELS), "cluster": CLUSTERS, "s": [2**10, 2**20], "n": [1, 16, 64]}
+    options |= {"mask": list(MASKS), "layout": ["contiguous", "zigzag"], "variant": VARIANTS}
+    settings = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())][::11]
+    singles = {"s": LENGTHS, "n": RANKS, "layout": theory.LAYOUTS}
+    settings += [DEFAULT | {name: value} for name, values in singles.items() for value in values]
+    for setting in settings:
+        if now(**setting).possible:
+            assert "Limit: " in plot.update(**setting)
+        else:
+            with pytest.raises(ValueError, match="as Ulysses needs"):
+                plot.update(**setting)
+    assert {setting["variant"] for setting in settings if not now(**setting).possible} == {"ulysses"}

@@ -1,0 +1,430 @@
+"""theory.context: bytes, scores, balance, overlap and room against counts by hand, closed forms and published tables."""
+
+import re
+from dataclasses import replace
+from itertools import accumulate, pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyranks.theory import Plan, clusters, context, kernels, layer, memory, models, published, step, tensor, traffic
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.collectives import chunk_sizes
+from manyranks.theory.kernels import Constants
+from manyranks.theory.published import context as tables
+from manyranks.theory.tensor import Calls, Passes
+
+H100 = clusters["h100-dgx"]
+LLAMA = models["llama3-8b"]
+SIZES = (2, 48, 12, 2, 8)  # b, s, a, g, D
+layouts = st.sampled_from(context.LAYOUTS)
+
+
+# What a rank sends
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_a_ring_sends_keys_and_values_to_all_others_and_in_backward_their_gradients_too(n):
+    block = 2 * 2 * 2 * 48 // n * 8  # of keys and values, b·g·(s/N)·D each
+    forward, backward = context.ring(*SIZES, n)
+    assert forward == Calls(send=n - 1, bytes=(n - 1) * block * 2)
+    assert backward == Calls(send=2 * (n - 1), bytes=(n - 1) * block * (2 + 4))
+    assert context.ring(*SIZES, n, itemsize=8).backward.bytes == (n - 1) * block * (8 + 8)
+    assert context.ring(*SIZES, n, accumulating=2).backward.bytes == (n - 1) * block * (2 + 2)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 4, 8]), st.sampled_from([1, 2, 3, 4, 6]))
+def test_an_all_gather_sends_the_bytes_of_the_ring_in_three_collectives(b, groups, itemsize, n):
+    sizes = (b, 12, 2 * groups, groups, 5, n)
+    ring, gathered = context.ring(*sizes, itemsize), context.all_gather(*sizes, itemsize)
+    assert [each.bytes for each in gathered] == [each.bytes for each in ring]
+    some = 1 if n > 1 else 0
+    assert gathered.both[:3] == (0, 2 * some, some)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 12])
+def test_ulysses_sends_four_shards_but_its_own_part_and_the_less_the_more_ranks(n):
+    b, s, a, _, d = SIZES
+    forward, backward = context.ulysses(b, s, a, a, d, n)
+    assert forward == backward == Calls(all_to_all=4 if n > 1 else 0, bytes=2 * 4 * b * s // n * a * d * (n - 1) // n)
+
+
+def test_ulysses_sends_grouped_heads_once_to_each_rank_that_reads_them():
+    shard = 2 * 48 * 8  # b·s·D, of all ranks
+    queries = lambda n: 2 * shard // n * 12 * (n - 1) // n  # noqa: E731 of queries and output
+    assert context.ulysses(*SIZES, 2).forward.bytes == 2 * (queries(2) + 2 * shard // 2 * 1)
+    for n in (4, 6, 12):  # more ranks than key/value heads: one head to each other rank
+        assert context.ulysses(*SIZES, n).forward.bytes == 2 * (queries(n) + 2 * shard // n * (n - 1))
+
+
+@pytest.mark.parametrize(("r", "u"), [(1, 4), (4, 1), (2, 2), (3, 2), (2, 6)])
+def test_ring_and_ulysses_together_are_ulysses_inside_and_a_ring_outside(r, u):
+    b, s, a, g, d = SIZES
+    found = context.ring_ulysses(*SIZES, r, u)
+    inner = context.ulysses(b, s // r, a, g, d, u)
+    message = 2 * b * max(1, g // u) * s // r * d
+    outer = Passes(Calls(send=r - 1, bytes=(r - 1) * message * 2), Calls(send=2 * (r - 1), bytes=(r - 1) * message * 6))
+    assert found == inner + outer
+    if 1 in (r, u):
+        assert found == (context.ring if u == 1 else context.ulysses)(*SIZES, r * u)
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 3), st.integers(1, 4))
+def test_tensor_parallelism_sends_n_times_what_ulysses_sends(n, b, units):
+    sizes = (b, 8 * units, 8, 8, 4, n)
+    megatron = context.tensor_parallel(*sizes).forward
+    assert megatron == tensor.layer(b * 8 * units, 32, n, sequence_parallel=True).forward
+    assert megatron.bytes == n * context.ulysses(*sizes).forward.bytes
+
+
+def test_the_published_formulas_are_ours_but_for_a_rank_s_own_part():
+    found = list(tables.formulas(1024, 8, 16, 4))
+    assert [row.ours / row.value for row in found] == [3 / 4, 3 / 4, 1, 1]
+    printed = {row["method"] for row in published.rows("context_parallel_formulas")}
+    assert {row.method for row in found} <= printed
+
+
+# Scores under a mask
+
+
+def by_hand(seq: int, n: int, layout: str, tile: int | None) -> context.Work:
+    """Every pair of tiles, looked at score by score."""
+    tiles = [[cut for chunk in context.chunks(seq, n, layout, r) for cut in tiles_of(chunk, tile)] for r in range(n)]
+    counts = [[0] * n for _ in range(n)]
+    for r, hop in product(range(n), range(n)):
+        for queries, keys in product(tiles[r], tiles[(r - hop) % n]):
+            if min(keys) <= max(queries):
+                counts[r][hop] += len(queries) * len(keys)
+    return counts
+
+
+def tiles_of(chunk: range, tile: int | None) -> list[range]:
+    sizes = chunk_sizes(len(chunk), -(-len(chunk) // (tile or len(chunk))))
+    return [chunk[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+
+
+@pytest.mark.parametrize("tile", [1, 2, 3, 4, None])
+@pytest.mark.parametrize("layout", context.LAYOUTS)
+def test_work_is_that_of_every_pair_of_tiles_of_which_something_is_visible(layout, tile):
+    for n, units in product((1, 2, 3, 4), (1, 2, 3, 5, 7)):
+        seq = 2 * n * units
+        assert context.work(seq, n, layout, tile=tile) == by_hand(seq, n, layout, tile)
+
+
+def test_chunks_hold_every_token_once():
+    for layout, n in product(context.LAYOUTS, (1, 2, 3)):
+        held = [place for r in range(n) for chunk in context.chunks(12, n, layout, r) for place in chunk]
+        assert sorted(held) == list(range(12))
+    assert context.chunks(12, 3, "zigzag", 1) == [range(2, 4), range(8, 10)]
+    assert context.chunks(12, 3, "striped", 1) == [range(1, 12, 3)]
+
+
+@given(layouts, st.integers(1, 6), st.integers(1, 20))
+def test_tiles_of_one_token_compute_what_the_mask_lets_through(layout, n, units):
+    seq = 2 * n * units
+    exact = context.work(seq, n, layout)
+    assert sum(context.totals(exact)) == seq * (seq + 1) // 2
+    assert context.surplus(exact, seq) == 1
+    full = context.work(seq, n, layout, causal=False)
+    assert full == [[(seq // n) ** 2] * n] * n
+    assert context.balance(full) == 1
+
+
+@given(st.integers(1, 16), st.integers(1, 30))
+def test_the_balance_of_each_layout_is_its_closed_form(n, units):
+    seq = 2 * n * units
+    balance = {layout: context.balance(context.work(seq, n, layout)) for layout in context.LAYOUTS}
+    assert balance["contiguous"] == pytest.approx(context.contiguous_balance(n, seq), rel=1e-12)
+    assert balance["striped"] == pytest.approx(context.striped_balance(n, seq), rel=1e-12)
+    assert balance["zigzag"] == 1
+    whole = context.work(seq, n, "contiguous", tile=None)
+    assert context.balance(whole) == pytest.approx(context.contiguous_balance(n, whole=True), rel=1e-12)
+
+
+def test_a_long_sequence_cut_contiguously_takes_almost_twice_as_long():
+    assert context.contiguous_balance(8) == 1.875
+    assert context.balance(context.work(2**17, 8, "contiguous")) == pytest.approx(1.875, abs=1e-5)
+    assert context.contiguous_balance(8, whole=True) == 16 / 9
+
+
+def test_striped_skips_no_whole_block():
+    """With a chunk as one tile everything is computed; zigzag and contiguous skip what is hidden."""
+    surplus = {layout: context.surplus(context.work(2**12, 8, layout, tile=None), 2**12) for layout in context.LAYOUTS}
+    assert surplus == pytest.approx({"contiguous": 9 / 8, "striped": 2, "zigzag": 17 / 16}, rel=1e-3)
+
+
+def test_hops_last_as_long_as_their_slowest_rank():
+    contiguous = context.in_step(context.work(24, 3, "contiguous"))
+    assert contiguous.hops == [36, 64, 64]  # the last rank's: it never idles
+    assert contiguous.slowest == max(context.totals(context.work(24, 3, "contiguous")))
+    assert contiguous.idle == pytest.approx(1 - (24 * 25 / 2) / (3 * 164))
+    assert context.in_step(context.work(24, 3, "zigzag")) == ([36, 32, 32], 0.0)
+
+
+def test_a_score_costs_two_products_forward_and_five_backward():
+    seq, n = 64, 4
+    scores = sum(context.totals(context.work(seq, n, causal=False)))
+    assert context.flops(scores, 3, 5, 16) == 2 * 2 * 3 * 5 * seq * seq * 16
+    assert context.flops(scores, 3, 5, 16, backward=True) == 5 * 2 * 3 * 5 * seq * seq * 16
+
+
+def test_the_whole_group_computes_what_the_layer_s_kernel_does():
+    """Half the matrix and half a diagonal: layer.core counts the former."""
+    seq, n = 4096, 4
+    plan = Plan(cp=n, seq=seq)
+    (core,) = (k for k in layer.forward(LLAMA, plan, False) if k.part == "core")
+    found = context.flops(context.totals(context.work(seq, n))[0], 1, LLAMA.heads, LLAMA.head_size)
+    assert found == pytest.approx(core.flops * (seq + 1) / seq)
+
+
+# Documents
+
+
+@pytest.mark.parametrize("layout", context.LAYOUTS)
+@pytest.mark.parametrize("lengths", [[24], [1, 23], [23, 1], [7, 5, 12], [8, 8, 8], [1] * 24, [3, 2, 9, 4, 6]])
+def test_a_token_sees_its_own_document_up_to_itself(lengths, layout):
+    document = [k for k, length in enumerate(lengths) for _ in range(length)]
+    for n in (1, 2, 3, 4):
+        places = [[p for chunk in context.chunks(24, n, layout, r) for p in chunk] for r in range(n)]
+        expected = [
+            [sum(k <= q and document[k] == document[q] for q in places[r] for k in places[(r - hop) % n]) for hop in range(n)]
+            for r in range(n)
+        ]
+        assert context.document_work(lengths, n, layout) == expected
+
+
+def test_one_document_is_the_causal_mask_and_many_unbalance_zigzag_too():
+    assert context.document_work([2**12], 8) == context.work(2**12, 8)
+    one_long = [2**11] + [2**7] * 2**4
+    assert context.balance(context.document_work(one_long, 8, "zigzag")) > 1.5
+    assert context.balance(context.document_work(one_long, 8, "striped")) < 1.01
+
+
+# What a rank keeps
+
+
+def test_what_is_saved_falls_with_the_ranks():
+    assert context.saved(*SIZES, 1) == (
+        2 * 2 * 48 * 12 * 8,
+        2 * 2 * 48 * 2 * 8,
+        2 * 2 * 48 * 2 * 8,
+        2 * 2 * 48 * 12 * 8,
+        4 * 2 * 48 * 12,
+    )
+    for n in (2, 3, 4):
+        assert [n * part for part in context.saved(*SIZES, n)] == list(context.saved(*SIZES, 1))
+    assert context.saved(*SIZES, 1, itemsize=8).lse == 8 * 2 * 48 * 12
+
+
+def test_what_attention_saves_is_part_of_what_a_layer_keeps():
+    plan = Plan(cp=4, seq=4096, recompute="none")
+    kept = memory.layer_activations(LLAMA, plan)
+    own = context.saved(1, 4096, LLAMA.heads, LLAMA.kv_heads, LLAMA.head_size, 4)
+    without = replace(LLAMA, kv_heads=1)
+    difference = context.saved(1, 4096, LLAMA.heads, 1, LLAMA.head_size, 4)
+    assert kept - memory.layer_activations(without, plan) == own.total - difference.total
+
+
+@pytest.mark.parametrize("cp", [2, 8, 16, 32])
+def test_a_plan_with_ulysses_keeps_the_copies_of_key_value_heads(cp):
+    ring, ulysses = (
+        memory.layer_activations(LLAMA, Plan(cp=cp, seq=4096, recompute="none", context=variant))
+        for variant in ("ring", "ulysses")
+    )
+    sizes = (1, 4096, LLAMA.heads, LLAMA.kv_heads, LLAMA.head_size, cp)
+    assert ulysses - ring == context.saved(*sizes, ulysses=cp).total - context.saved(*sizes).total
+    assert (ulysses > ring) == (cp > LLAMA.kv_heads)
+
+
+# Overlap
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("causal", "layout"), [(False, "zigzag"), (True, "zigzag"), (True, "contiguous"), (True, "striped")])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 2)])
+def test_with_the_least_shard_a_hop_computes_as_long_as_its_message_travels(heads, kv_heads, causal, layout, backward):
+    rate, bandwidth, n, d = 1e12, 1e9, 8, 64
+    shard = context.least_shard(rate, bandwidth, heads, kv_heads, causal, layout, backward)
+    seq = 2 * n * round(shard / 2)
+    scores = context.in_step(context.work(seq, n, layout, causal)).hops[1]
+    send = context.ring(1, seq, heads, kv_heads, d, n)
+    message = (send.backward if backward else send.forward).bytes / (n - 1)
+    assert context.flops(scores, 1, heads, d, backward) / rate == pytest.approx(message / bandwidth, rel=1e-2)
+
+
+def test_the_least_shard_is_r_over_beta_and_what_masks_groups_and_backward_make_of_it():
+    least = context.least_shard(312e12, 12.5e9)
+    assert least == 24960
+    assert context.least_shard(312e12, 12.5e9, 32, 8) == least / 4
+    assert context.least_shard(312e12, 12.5e9, causal=True) == 2 * least
+    assert context.least_shard(312e12, 12.5e9, causal=True, layout="contiguous") == least
+    assert context.least_shard(312e12, 12.5e9, backward=True) == pytest.approx(1.2 * least)  # (2 + 4)/2 bytes, 5/2 products
+    assert context.least_shard(312e12, 12.5e9, backward=True, accumulating=2) == pytest.approx(0.8 * least)
+
+
+def test_hops_are_charged_as_kernels_and_messages_by_a_rank_s_own_share_of_the_slowest_link():
+    sizes = (1, 65536, 32, 8, 128)
+    inside, between = (context.hops(*sizes, n, H100) for n in (8, 16))
+    message = 2 * 65536 // 8 * 8 * 128 * 2
+    assert inside.message == pytest.approx(5e-6 + 3.4e-6 + message / (0.79 * 450e9))
+    assert between.message == pytest.approx(5e-6 + 14e-6 + message / 2 / (0.79 * 50e9))
+    assert inside.exposed == 0
+    assert between.exposed == pytest.approx(sum(between.message - each for each in between.compute[:-1]))
+    assert inside.seconds == sum(inside.compute)
+    assert between.seconds == sum(between.compute[:-1]) + between.exposed + between.compute[-1]
+    assert context.hops(*sizes, 8, H100, stride=8).message == pytest.approx(5e-6 + 14e-6 + message / (0.79 * 50e9))
+    assert context.hops(*sizes, 1, H100).message == 0
+
+
+def test_all_hops_together_are_the_layer_s_attention_but_for_starting_kernels_and_reading_blocks():
+    seq, n, free = 2**17, 8, Constants(overhead=0.0)
+    plan = Plan(cp=n, seq=seq)
+    (core,) = (k for k in layer.forward(LLAMA, plan, False) if k.part == "core")
+    back = layer.gradients(core, plan)
+    sizes = (1, seq, LLAMA.heads, LLAMA.kv_heads, LLAMA.head_size, n, H100)
+    for kernel, backward in ((core, False), (back[0], True)):
+        found = sum(context.hops(*sizes, backward=backward, constants=free).compute)
+        assert found == pytest.approx(kernels.seconds(kernel, H100.accelerator, free), rel=0.03)
+
+
+def test_contiguous_hops_wait_for_the_last_rank():
+    zigzag, contiguous = (context.hops(1, 2**17, 32, 8, 128, 8, H100, layout) for layout in ("zigzag", "contiguous"))
+    assert contiguous.seconds / zigzag.seconds == pytest.approx(1.875, rel=0.02)
+
+
+# Ulysses in plans and step times
+
+
+def test_ulysses_with_more_ranks_than_key_value_heads_is_charged_for_copies():
+    """As context.ulysses counts them."""
+    free = Constants(overhead=0.0)
+    shape = ModelShape("grouped", 2, 512, 512, 32, 100, kv_heads=4)
+    link = H100.with_link("node", latency=0.0)
+    for cp, tp in ((2, 1), (4, 1), (8, 1), (4, 2), (4, 4), (2, 8)):
+        plan = Plan(cp=cp, tp=tp, seq=1024, context="ulysses")
+        if cp * tp <= 8:
+            sent = context.ulysses(1, 1024, 32 // tp, max(1, 4 // tp), 16, cp).forward.bytes
+            found = traffic.context(shape, plan, link, free, (0.0, 0.0))
+            assert found == pytest.approx([sent / (0.79 * 450e9)] * 2)
+        step.estimate(shape, plan, H100)
+
+
+def test_ulysses_refuses_heads_that_would_be_read_in_parts():
+    shape = ModelShape("six", 2, 96, 128, 12, 100, kv_heads=6)
+    plan = Plan(cp=4, seq=64, context="ulysses")
+    with pytest.raises(ValueError, match=r"^cp=4 and the 6 key/value heads of a rank: one must divide the other, as Ulysses"):
+        plan.check(shape)
+    replace(plan, cp=12, seq=96).check(shape)
+    replace(plan, cp=3, seq=96).check(shape)
+
+
+# Published tables
+
+
+def test_the_least_blocks_are_the_printed_ones_but_for_one_row():
+    """Four of five rows are the printed digits; A100 over InfiniBand is 24.96 for 24.5 and 149.76 for 149.5."""
+    for row in tables.blocks():
+        if row.device == "A100 InfiniBand":
+            assert row.block == pytest.approx(row.printed_block, rel=0.02)
+            assert row.shard == pytest.approx(row.printed_shard, rel=0.002)
+        else:
+            assert (round(row.block, 1), round(row.shard, 1)) == (row.printed_block, row.printed_shard)
+    assert len(tables.blocks()) == 5
+
+
+def test_a_ring_of_gpus_takes_as_many_contexts_as_it_has_gpus_and_tpus_at_least_half():
+    ratios = {(row.devices, row.model): row.ratio for row in tables.longest()}
+    assert len(ratios) == 13
+    gpus = [ratio for (devices, _), ratio in ratios.items() if "A100" in devices]
+    assert gpus == [1] * 5
+    assert {ratio for (devices, _), ratio in ratios.items() if "TPU" in devices} == {1, 2}
+
+
+def test_contiguous_rings_were_measured_at_what_their_balance_allows():
+    rows = tables.shares()
+    for row, printed in zip(rows, published.rows("ring_flash_attention"), strict=True):
+        assert 100 * row.share == pytest.approx(float(printed["pct_of_ideal"]), abs=0.1)
+        if row.variant == "ring" and not row.documents:
+            assert row.share == pytest.approx(row.bound, abs=0.02)
+        elif row.bound:
+            assert row.share < row.bound < 1
+    assert {row.variant for row in rows if row.bound} == {"ring", "zigzag", "stripe"}
+    assert sum(row.bound is None for row in rows) == 12
+
+
+def test_llama_3_s_row_of_131_072_tokens_is_within_ten_percent():
+    row = tables.llama3()
+    assert row.time.plan.cp == 16
+    assert row.predicted == pytest.approx(row.printed, rel=0.10)
+    assert row.slower == pytest.approx(row.printed_slower, abs=0.05)
+    assert row.time.context > 0
+
+
+# The longest sequence that fits
+
+
+@pytest.mark.parametrize("variant", ["ring", "all-gather", "ulysses"])
+@pytest.mark.parametrize(("cp", "tp"), [(4, 1), (2, 8), (8, 2)])
+def test_one_unit_more_than_the_longest_does_not_fit(cp, tp, variant):
+    plan = Plan(cp=cp, tp=tp, zero=3, context=variant, recompute="full")
+    found, unit, room = context.longest(LLAMA, plan, H100), 2 * cp * tp, H100.accelerator.memory
+    assert found % unit == 0
+    numbers = found // cp * 2 * max(1, 8 // tp) * 128
+    others = {"ring": 2 * 2 * numbers + (4 if cp > 2 else 2) * 4 * numbers, "all-gather": cp * 6 * numbers, "ulysses": 0}[
+        variant
+    ]
+    peaks = [memory.peak(LLAMA, replace(plan, seq=seq)).total + others for seq in (found, found + unit)]
+    assert peaks[0] <= room < peaks[1] + others * unit // found
+
+
+def test_gathered_keys_and_values_leave_room_for_fewer_tokens_than_a_ring():
+    plan = Plan(cp=16, zero=3, recompute="full")
+    longest = {variant: context.longest(LLAMA, replace(plan, context=variant), H100) for variant in context.VARIANTS}
+    assert longest["all-gather"] < longest["ring"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_a_ring_s_buffers_are_part_of_its_peak(n):
+    found = context.peak(2, 48, 12, 2, 4, n, tile=16, backward=True)
+    block = 2 * 2 * 2 * 48 // n * 2 * 4
+    used = found.in_use + found.arriving + found.gradients
+    assert used == (context.buffers(block, 2 * block, n) if n > 1 else 3 * block)
+
+
+def test_no_sequence_fits_where_the_states_alone_do_not():
+    assert context.longest(models["llama3-405b"], Plan(), H100) == 0
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: context.ring(1, 22, 8, 2, 16, 4), "seq=22 on n=4 ranks: give 20 or 24"),
+        (lambda: context.ring(1, 24, 8, 3, 16, 4), "kv_heads=3 does not divide heads=8: choose a divisor of 8"),
+        (lambda: context.all_gather(0, 24, 8, 2, 16, 4), "batch=0: must be a whole number, 1 or more"),
+        (lambda: context.ring(1, 24, 8, 2, 16, 4, itemsize=0), "itemsize=0: must be"),
+        (lambda: context.ring(1, 24, 8, 2, 16, 4, accumulating=0.5), "accumulating=0.5: must be"),
+        (lambda: context.ulysses(1, 24, 8, 2, 16, 3), "n=3 does not divide heads=8, as Ulysses needs: choose a divisor of 8"),
+        (lambda: context.ulysses(1, 24, 12, 6, 16, 4), "n=4 and kv_heads=6: one must divide the other, as Ulysses needs"),
+        (lambda: context.work(24, 5, "zigzag"), "seq=24 in 10 chunks, zigzag on n=5 ranks: give 20 or 30"),
+        (lambda: context.work(3, 4, "striped"), "seq=3 in 4 chunks, striped on n=4 ranks: give 4"),
+        (lambda: context.work(24, 4, "zig-zag"), "layout='zig-zag': did you mean 'zigzag'? known are contiguous, striped"),
+        (lambda: context.work(24, 4, tile=0), "tile=0: must be"),
+        (lambda: context.document_work([20, 0, 4], 4), "lengths[1]=0: must be"),
+        (lambda: context.document_work([20, 1], 4), "seq=21 in 8 chunks"),
+        (lambda: context.contiguous_balance(0), "n=0: must be"),
+        (lambda: context.least_shard(0.0, 1.0), "rate=0.0, bandwidth=1.0: both must be above 0"),
+        (lambda: context.least_shard(1.0, 1.0, causal=True, layout="zig"), "layout='zig': "),
+        (lambda: context.hops(1, 64, 8, 8, 16, 4, "h100"), "cluster='h100': give a Cluster"),
+        (lambda: context.peak(1, 24, 8, 2, 16, 4, tile=0), "tile=0: must be"),
+        (lambda: context.buffers(1, 1, 4, "gather"), "variant='gather': did you mean 'all-gather'?"),
+        (lambda: context.longest(LLAMA, "plan", H100), "plan='plan': give a Plan"),
+        (lambda: context.longest(LLAMA, Plan(tp=3), H100), "tp=3 does not divide"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(call, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        call()
