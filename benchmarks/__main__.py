@@ -14,6 +14,7 @@ GROUPS = (
     "checkpointing",
     "pipeline",
     "tensor",
+    "context",
 )
 
 

@@ -38,9 +38,17 @@ def differences(ours: dict, right: dict) -> float:
     return gap([(ours[name], right[name]) for name in right])
 
 
-def transposed(attention, *qkv: Tensor) -> Tensor:
-    """With strides as the GPT's heads have."""
-    return attention(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv))
+def with_strides_of(make, attention, *qkv: Tensor) -> Tensor:
+    return attention(*map(make, qkv))
+
+
+def as_heads_of_the_gpt(x_BASD: Tensor) -> Tensor:
+    return x_BASD.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def as_an_image(x_BASD: Tensor) -> Tensor:
+    """As torch.cat makes heads of 2 numbers, for it takes them for the channels of an image."""
+    return x_BASD.contiguous(memory_format=torch.channels_last)
 
 
 def before_another(attention, *qkv: Tensor) -> Tensor:
@@ -58,7 +66,8 @@ WAYS = {
     "checkpoint": lambda attention: partial(checkpoint, attention),
     "PyTorch's checkpoint": lambda attention: partial(pytorch_s, attention, use_reentrant=False),
     "PyTorch's older checkpoint": lambda attention: partial(pytorch_s, attention, use_reentrant=True),
-    "transposed": lambda attention: partial(transposed, attention),
+    "the GPT's strides": lambda attention: partial(with_strides_of, as_heads_of_the_gpt, attention),
+    "an image's strides": lambda attention: partial(with_strides_of, as_an_image, attention),
     "before another": lambda attention: partial(before_another, attention),
     "of two parts": lambda attention: partial(of_two_parts, attention),
 }

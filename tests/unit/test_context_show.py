@@ -12,7 +12,7 @@ from manyranks.show import context, context_explorer, context_masks, units
 from manyranks.show.context_explorer import CLUSTERS, SHOWN, Ranks
 from manyranks.show.context_setting import LENGTHS, MASKS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
 from manyranks.show.looks import LOOKS
-from manyranks.theory import Plan, clusters, memory, models
+from manyranks.theory import Plan, clusters, models
 from manyranks.theory import context as theory
 from tests.unit.bars_drawn import noted_texts, widths
 
@@ -157,6 +157,7 @@ def test_without_a_causal_mask_all_is_computed():
 @pytest.mark.parametrize("layout", theory.LAYOUTS)
 def test_by_ranks_a_block_of_rows_and_columns_is_a_hop(layout):
     scores, counts = context_masks.Masked(layout, 4, 16, order="ranks").scores(), theory.work(16, 4, layout)
+    assert scores.ranks == sorted(scores.ranks)
     own = np.array(scores.ranks)
     for rank, hop in itertools.product(range(4), range(4)):
         assert scores.visible[np.ix_(own == rank, own == (rank - hop) % 4)].sum() == counts[rank][hop]
@@ -262,10 +263,12 @@ def test_a_message_under_the_last_hop_is_not_waited_for():
     assert one.seconds == 7.5
 
 
-def test_what_fits_is_the_theory_s():
-    one, plan = now(), Plan(cp=8, dp=8, zero=3, seq=2**17)
-    assert one.peak() == memory.peak(models["llama3-8b"], plan).total
-    assert one.longest() == theory.longest(models["llama3-8b"], plan, clusters["h100-dgx"]) > 2**17
+@pytest.mark.parametrize("variant", ["ring", "all-gather", "ulysses"])
+def test_the_longest_sequence_fits_and_the_next_does_not(variant):
+    one = now(variant=variant)
+    size, unit = one.on.accelerator.memory, 2 * one.n
+    assert one.longest() == theory.longest(models["llama3-8b"], Plan(cp=8, dp=8, zero=3, context=variant), one.on) > 2**17
+    assert one._replace(s=one.longest()).peak() <= size < one._replace(s=one.longest() + unit).peak()
 
 
 # The explorer

@@ -78,11 +78,15 @@ def test_tensor_parallelism_sends_n_times_what_ulysses_sends(n, b, units):
     assert megatron.bytes == n * context.ulysses(*sizes).forward.bytes
 
 
-def test_the_published_formulas_are_ours_but_for_a_rank_s_own_part():
-    found = list(tables.formulas(1024, 8, 16, 4))
-    assert [row.ours / row.value for row in found] == [3 / 4, 3 / 4, 1, 1]
-    printed = {row["method"] for row in published.rows("context_parallel_formulas")}
-    assert {row.method for row in found} <= printed
+def test_the_published_formulas_are_ours_but_for_a_rank_s_own_part_and_the_log_sum_exp():
+    found = tables.formulas(1024, 8, 16, 4)
+    assert [row.ours / row.value for row in found] == [3 / 4, 3 / 4, 1, 1, 1 + 1 / (6 * 16)]
+    assert [row.value for row in found] == [eval_(row.formula, 1024, 8 * 16, 4) for row in found]
+
+
+def eval_(formula: str, tokens: int, hidden: int, ranks: int) -> float:
+    block = tokens // ranks
+    return eval(formula.replace("^", "**"), {"N": tokens, "h": hidden, "P": ranks, "d": hidden, "c": block, "b": 1})
 
 
 # Scores under a mask
@@ -421,6 +425,7 @@ def test_no_sequence_fits_where_the_states_alone_do_not():
         (lambda: context.hops(1, 64, 8, 8, 16, 4, "h100"), "cluster='h100': give a Cluster"),
         (lambda: context.peak(1, 24, 8, 2, 16, 4, tile=0), "tile=0: must be"),
         (lambda: context.buffers(1, 1, 4, "gather"), "variant='gather': did you mean 'all-gather'?"),
+        (lambda: tables.formulas(1024, 8, 16, 1), "n=1: give 2 ranks or more"),
         (lambda: context.longest(LLAMA, "plan", H100), "plan='plan': give a Plan"),
         (lambda: context.longest(LLAMA, Plan(tp=3), H100), "tp=3 does not divide"),
     ],

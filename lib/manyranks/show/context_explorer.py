@@ -97,7 +97,7 @@ def _sums(one: Pass, starts: np.ndarray, own: np.ndarray) -> Iterable[tuple[str,
     computes, hops = float(own.sum()), float(one.hops.sum())
     yield _COMPUTES, 0.0, computes
     yield _SLOWER, computes, hops
-    yield _MESSAGES, computes, one.seconds
+    yield _MESSAGES, hops, one.seconds
 
 
 class _Lengths:

@@ -8,7 +8,6 @@ from manyranks.show import style
 # A rank's colour and hatch.
 LOOKS = (("#9ecae1", ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
 LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cbc4", "oo"))
-EDGE = {"edgecolor": style.BLACK, "linewidth": 0.8}
 HATCH = {"edgecolor": "#666666", "linewidth": 0.0}
 _PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"}
 

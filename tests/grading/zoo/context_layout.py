@@ -71,7 +71,7 @@ def returns_a_list(seq, rank, n):
     return places(seq, n)[rank].tolist()
 
 
-@wrong(P, "positions returned [3] of float32; hint: int64")
+@wrong(P, "positions returned [5] of float32; hint: int64")
 def returns_floats(seq, rank, n):
     chunk = seq // (2 * n)
     first = torch.linspace((n + rank) * chunk, (n + rank + 1) * chunk - 1, chunk)
@@ -134,7 +134,7 @@ def returns_the_parts(parts):
     return parts
 
 
-@wrong(U, "what unshard returned has the shape [3, 2]; right is [6, 2]")
+@wrong(U, "what unshard returned has the shape [15, 2, 3]; right is [30, 2, 3]")
 def returns_the_late_half(parts):
     return torch.cat([part.chunk(2)[0] for part in parts])
 

@@ -17,7 +17,7 @@ def backward(says, right_values=False, ranks=3):
 
     def keep(engine):
         kind = ring_of(engine)
-        kind.ranks = ranks
+        kind.sizes = getattr(engine, "sizes", (ranks,))
         wrong(TASK, says, right_values)(kind)
         return engine
 
@@ -383,6 +383,14 @@ class WaitsBeforeItComputes(RightHomeward):
 class ComputesHiddenChunks(RightHomeward):
     def counts(self, q_at, k_at):
         return True
+
+
+@backward("right on 2 ranks only; hint: on 2 ranks the next rank is also the previous one")
+class OneHop(RightHomeward):
+    sizes = (2, 3, 4)
+
+    def hops(self):
+        return 2
 
 
 @backward("waits in")

@@ -202,7 +202,7 @@ def cases(n: int) -> list[Scene]:
     """Grouped heads and tensors that are not contiguous; chunks of one token and large scores; on four ranks, memory."""
     first = Shards(n, chunk=3, batch=2, heads=4, kv_heads=2, size=5, transposed=True)
     second = Shards(n, chunk=1, batch=1, heads=3, kv_heads=3, size=4, strong=300.0)
-    third = Shards(n, chunk=8, batch=1, heads=2, kv_heads=2, size=16, weighs=True)
+    third = Shards(n, chunk=4, batch=1, heads=2, kv_heads=2, size=32, weighs=True)
     return [_scene(one) for one in ((first, second, third) if n == 4 else (first, second))]
 
 
@@ -262,4 +262,4 @@ class Forward(ContextTask):
         pairs = zip(trial.answers, trial.case.expected, strict=True)
         if not hint and all(same(seen.tensors[_O], own[_O], _NEAR) for seen, own in pairs):
             return _LSE_ONLY
-        return travel.explained(self, trial, hint, _SOURCE)
+        return travel.explained(self, trial, FORWARD, hint, _SOURCE)

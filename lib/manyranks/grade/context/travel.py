@@ -73,19 +73,19 @@ def calls_in(trial: Trial, rank: int, phase: str) -> list[Call]:
     return found
 
 
-def turned_round(trial: Trial) -> bool:
+def _turned_round(trial: Trial, phase: str) -> bool:
     """Whether all that was sent went to rank r + 1, on more than two ranks."""
     n = trial.case.n
-    sent = [(rank, call.peer) for rank in range(n) for call in trial.calls[rank] if call.op == "send"]
+    sent = [(rank, call.peer) for rank in range(n) for call in calls_in(trial, rank, phase) if call.op == "send"]
     return n > 2 and bool(sent) and all(peer == (rank + 1) % n for rank, peer in sent)
 
 
-def explained(task: "ContextTask", trial: Trial, hint: str, source: str) -> str:
+def explained(task: "ContextTask", trial: Trial, phase: str, hint: str, source: str) -> str:
     """Of wrong values: the ring may turn the other way, and what was sent may explain what else is wrong.
 
     source: the hint that both a wrong source and a ring that turns the other way have.
     """
-    if hint == source and turned_round(trial):
+    if hint == source and _turned_round(trial, phase):
         return DIRECTION
     return WAIT if trial.unwaited else hint or messages(task, trial).hint
 
@@ -162,7 +162,7 @@ def overlap(blocks: int, phase: str, task: "ContextTask", trial: Trial) -> Verdi
             return Verdict(False, f"rank {rank} did not call the function that the check hands in", _UNSEEN)
         if list(began) not in [[(rank + sign * hop) % n for hop in range(n)] for sign in (1, -1)]:
             return Verdict(
-                None, f"not judged: rank {rank} computed with {len(began)} blocks, not one after the other", _ONE_BY_ONE
+                None, f"not judged: rank {rank} computed with {len(began)} of {n} blocks in a ring's order", _ONE_BY_ONE
             )
         for number, count in enumerate([*began.values()][: min(blocks, n - 1)], 1):
             if why := _not_under_way(count, number):

@@ -80,7 +80,8 @@ class ContextParallel(nn.Module):
     def forward(self, tokens_BS: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """What the module gives for the own tokens, which shard() cut out.
 
-        documents_BT: a number for each token of the whole sequence, see ring_attention.
+        documents_BT: a number for each token of the whole sequence, see ring_attention. A
+        checkpoint does not keep them: then, backward first, and the next forward after it.
         Raises ValueError for a sequence that does not suit the layout.
         """
         self._documents_BT = documents_BT
@@ -103,8 +104,13 @@ class ContextParallel(nn.Module):
 
         The ranks' losses add up to the mean, and so do their gradients, in finish(). A mean
         of the ranks' means would weigh tokens by how many others their rank has. In fp32 or
-        better; one all-reduce of 8 bytes.
+        better; one all-reduce of 8 bytes. Raises ValueError for targets that do not fit.
         """
+        if targets_BS.shape != logits_BSV.shape[:-1]:
+            raise ValueError(
+                f"targets of shape {tuple(targets_BS.shape)} for logits of shape "
+                f"{tuple(logits_BSV.shape)}: give the own ones, shard(targets)"
+            )
         precise = torch.promote_types(logits_BSV.dtype, torch.float32)
         logits_NV, targets_N = logits_BSV.flatten(0, 1).to(precise), targets_BS.flatten()
         count = (targets_N != _IGNORED).sum()

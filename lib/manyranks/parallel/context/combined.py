@@ -56,7 +56,7 @@ def groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         )
     if any((mesh.mesh.diff(dim=dim) < 0).any() for dim in (0, 1)):
         raise ValueError(
-            f"a mesh of the ranks {mesh.mesh.tolist()}: they must rise in each row and each "
-            "column, as they do in the groups that are made of them"
+            f"a mesh of the ranks {mesh.mesh.tolist()}: they must rise in each row and "
+            "each column, as they do in the groups that are made of them"
         )
     return mesh.get_group("ring"), mesh.get_group("ulysses")

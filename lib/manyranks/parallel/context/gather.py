@@ -78,7 +78,7 @@ class _Gathered(torch.autograd.Function):
 
 def gathered(k_BGSD: Tensor, v_BGSD: Tensor, group: Group) -> Tensor:
     """All ranks' keys and values, kv_N2BGSD."""
-    own = torch.stack((k_BGSD, v_BGSD))
+    own = torch.stack((k_BGSD, v_BGSD)).contiguous()
     n = dist.get_world_size(group)
     if n == 1:
         return own[None]

@@ -97,7 +97,8 @@ def visits(own: Tensor, everyone: Members) -> Iterator[tuple[int, Tensor]]:
     While the caller works on one, the next is on its way. A block is good until the next
     one is asked for: its memory is used again. own is used up.
     """
-    n, rank, block, spare = len(everyone.ranks), everyone.place, own, None
+    n, rank, spare = len(everyone.ranks), everyone.place, None
+    block = own.contiguous()  # torch.stack follows the strides of some inputs
     for hop in range(n - 1):
         coming = torch.empty_like(block) if spare is None else spare
         works = everyone.post(block, (rank + 1) % n, coming, (rank - 1) % n)

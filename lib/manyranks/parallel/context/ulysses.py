@@ -102,6 +102,7 @@ def _all_to_all(out: Tensor, group: Group) -> Tensor:
     """Part r goes to rank r; part r of the result is from rank r."""
     if len(out) == 1:
         return out
+    out = out.contiguous()  # torch.stack follows the strides of some inputs
     came = torch.empty_like(out)
     dist.all_to_all_single(came, out, group=group)
     return came

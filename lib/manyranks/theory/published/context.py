@@ -1,6 +1,5 @@
 """Context parallelism's published numbers beside the theory's: least blocks, longest contexts, shares of the ideal, Llama 3."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from manyranks.theory import context, published, step
@@ -131,33 +130,37 @@ def llama3(constants: Constants = DEFAULT) -> LongRow:
 
 
 class Formula(NamedTuple):
-    """A row of the table on given sizes; ours: what this library counts, in the row's unit."""
+    """A row of the table on given sizes; ours: what this library counts, in the same unit."""
 
     method: str
     quantity: str
+    formula: str
     value: float
     ours: float
     unit: str
 
 
-def formulas(seq: int, heads: int, head_size: int, n: int) -> Iterator[Formula]:
-    """context_parallel_formulas: its rows with N tokens, h = a·D and P = N ranks, one sequence, as many key/value heads as
-    heads. "Per link" counts a rank's own part too: ours are (P − 1)/P of it. Six blocks of the ring are counted in elements."""
+def formulas(seq: int, heads: int, head_size: int, n: int) -> list[Formula]:
+    """context_parallel_formulas on N = seq tokens, h = a·D and P = n ranks: one sequence, as many key/value heads as heads.
+
+    "Per link" counts a rank's own part too: ours is (P − 1)/P of it. The memory is six blocks of c·h numbers (in 16 bits, twice
+    the bytes that the table says); ours has the log-sum-exp besides, and not the copy in which keys and values are sent.
+    Raises ValueError for fewer than 2 ranks, between which nothing is sent.
+    """
+    if n < 2:
+        raise ValueError(f"n={n}: give 2 ranks or more, for one sends nothing")
     sizes, h, c = (1, seq, heads, heads, head_size, n), heads * head_size, seq // n
-    table = {
-        (row["method"], row["quantity"].partition(" (")[0]): row["unit"] for row in published.rows("context_parallel_formulas")
+    held, scores = context.peak(*sizes, accumulating=2), context.work(seq, n, "contiguous", causal=False)[0][0]
+    pairs = {
+        ("DeepSpeed-Ulysses", "forward all-to-all"): (4 * seq * h / n, context.ulysses(*sizes).forward.bytes / 2),
+        ("Megatron-SP", "forward 2 AG + 2 RS"): (4 * seq * h, context.tensor_parallel(*sizes).forward.bytes / 2),
+        ("Ring Attention", "attention block FLOPs"): (4 * h * c**2, context.flops(scores, 1, heads, head_size)),
+        ("Ring Attention", "K,V block sent"): (4 * c * h, context.ring(*sizes).forward.bytes / (n - 1)),
+        ("Ring Attention", "memory per device"): (6 * c * h, (held.own + held.output + held.arriving) / 2),
     }
-    ours = {
-        ("DeepSpeed-Ulysses", "forward all-to-all per layer"): (4 * seq * h / n, context.ulysses(*sizes).forward.bytes / 2),
-        ("Megatron-SP", "forward 2 AG + 2 RS per layer, per link"): (
-            4 * seq * h,
-            context.tensor_parallel(*sizes).forward.bytes / 2,
-        ),
-        ("Ring Attention", "attention block FLOPs"): (
-            4 * h * c**2,
-            context.flops(context.work(seq, n, "contiguous", causal=False)[0][0], 1, heads, head_size),
-        ),
-        ("Ring Attention", "K,V block sent per ring hop"): (4 * c * h, context.ring(*sizes).forward.bytes / (n - 1)),
-    }
-    for (method, quantity), (value, own) in ours.items():
-        yield Formula(method, quantity, value, own, table[method, quantity])
+    return [
+        Formula(*row, value, ours, "elements" if beginning.startswith("memory") else unit)
+        for *row, unit, _ in (each.values() for each in published.rows("context_parallel_formulas"))
+        for (method, beginning), (value, ours) in pairs.items()
+        if row[0] == method and row[1].startswith(beginning)
+    ]
