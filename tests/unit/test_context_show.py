@@ -278,8 +278,8 @@ def test_it_opens_on_contiguous_shards_and_says_what_helps():
     assert context.explorer().values == DEFAULT
     assert context.explorer().status == (
         "llama3-8b, s = 131,072, N = 8, h100-dgx: a layer's attention takes 213 ms forward + backward: idle 47% of that "
-        "(slowest ÷ mean 1.87), 0% in messages that nothing hides; a rank sends 1.88 GB and needs 62.4 GB of 80 GB for the "
-        "model; s = 170,288 fits. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+        "(slowest ÷ mean 1.87), 0% in messages that nothing hides; a rank sends 1.88 GB and needs 63.1 GB of 80 GB for the "
+        "model; s = 168,368 fits. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
     )
 
 

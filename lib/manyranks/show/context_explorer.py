@@ -171,7 +171,7 @@ class Ranks:
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.4, 4.9), layout="constrained")
+        self.figure = style.Figure(figsize=(9.2, 4.5), layout="constrained")
         grid = self.figure.add_gridspec(2, 2, width_ratios=(1, 1.15), height_ratios=(1.25, 1))
         left, above, below = (self.figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
         self._timeline, self._lengths, self._variants = _Timeline(left), _Lengths(above), _Variants(below)

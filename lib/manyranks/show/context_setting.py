@@ -1,6 +1,7 @@
 """What chapter 07's explorer shows of a setting: a layer's attention on every rank, forward and backward, and its bytes."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -9,7 +10,8 @@ import numpy as np
 
 from manyranks.show.tensor_explorer import SMALL
 from manyranks.theory import ModelShape, Plan, clusters, context, memory, models, traffic
-from manyranks.theory.cluster import Cluster, Route
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.context import room
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import Named
 
@@ -28,16 +30,15 @@ MASKS = Named("mask", {"causal": True, "full": False})
 VARIANTS = ("ring", "all-gather", "ulysses", "ring-ulysses")
 LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
 TILE = 128  # of flash attention's kernels
-_HALF, _SUMS = 2, 4  # bytes of a number that travels, and of a gradient that is summed on the way
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Forward or backward, in seconds. own: of each rank in each hop; message: what travels under a hop; before, after: what
-    travels when nothing is computed."""
+    """Forward or backward, in seconds. own: of each rank in each hop; under: what travels under each hop; before, after:
+    what travels when nothing is computed."""
 
     own: np.ndarray
-    message: float = 0.0
+    under: Sequence[float] | float = 0.0
     before: float = 0.0
     after: float = 0.0
 
@@ -48,10 +49,8 @@ class Pass:
 
     @cached_property
     def late(self) -> np.ndarray:
-        """How much longer than a hop its message takes; under the last none travels."""
-        late = np.maximum(0.0, self.message - self.hops)
-        late[-1] = 0.0
-        return late
+        """How much longer than a hop its message takes."""
+        return np.maximum(0.0, self.under - self.hops)
 
     @cached_property
     def computing(self) -> float:
@@ -166,8 +165,8 @@ class Setting(NamedTuple):
         return 1 + forward.slower / forward.computing
 
     def peak(self) -> int:
-        """Bytes of the fullest rank of the whole model."""
-        return memory.peak(self.shape, self.plan).total
+        """Bytes of the fullest rank of the whole model, with other ranks' keys and values of one layer."""
+        return memory.peak(self.shape, self.plan).total + room.of_others(self.shape, self.plan)
 
     def longest(self) -> int:
         """Tokens of the longest sequence that fits."""
@@ -196,7 +195,7 @@ class Setting(NamedTuple):
     def _message(self) -> float:
         """Seconds forward of a hop's keys and values."""
         ring = self._ring
-        size = 2 * _HALF * (ring.s // ring.n) * ring.kv_heads * ring.head_size
+        size = 2 * traffic.HALF * (ring.s // ring.n) * ring.kv_heads * ring.head_size
         return traffic.hop(self.on.route(ring.n, self.tp * self.together), size, DEFAULT)
 
 
@@ -225,7 +224,9 @@ def _pass(now: Setting, backward: bool) -> Pass:
     ring, u = now._ring, now.together
     seconds = context.hops(*ring, now.on, *now._mask, backward=backward, stride=now.tp * u)
     own = np.repeat(_scores(ring.s, ring.n, now) * seconds.compute, u, axis=0)
-    return Pass(own, seconds.message, *_exchanges(now, backward))
+    *under, home = seconds.messages
+    before, after = _exchanges(now, backward)
+    return Pass(own, under, before, home + after)
 
 
 def _scores(s: int, n: int, now: Setting) -> np.ndarray:
@@ -245,7 +246,7 @@ def _gathers(now: Setting, backward: bool) -> tuple[float, float]:
     """Keys and values of all tokens before, and backward their gradients after."""
     _, kv_heads = now.heads
     numbers, route = 2 * now.s * kv_heads * now.shape.head_size, now.on.route(now.n, now.tp)
-    before, after = (traffic.gather(route, size * numbers, DEFAULT) for size in (_HALF, _SUMS))
+    before, after = (traffic.gather(route, size * numbers, DEFAULT) for size in (traffic.HALF, traffic.SUMS))
     return before, after if backward else 0.0
 
 
@@ -254,14 +255,8 @@ def _exchanges(now: Setting, backward: bool) -> tuple[float, float]:
     u, (heads, kv_heads) = now.together, now.heads
     if u == 1:
         return 0.0, 0.0
-    head = _HALF * now.s // now.n * now.shape.head_size
-    queries, keys = (_all_to_all(now.on.route(u, now.tp), head * each) for each in (heads, max(kv_heads, u)))
+    head = traffic.HALF * now.s // now.n * now.shape.head_size
+    sizes = (head * each for each in (heads, max(kv_heads, u)))
+    queries, keys = (traffic.exchange(now.on.route(u, now.tp), size, DEFAULT) for size in sizes)
     both = queries + 2 * keys, queries
     return both[::-1] if backward else both
-
-
-def _all_to_all(route: Route, size: float) -> float:
-    """size: of what one rank gives away and keeps. Inside a node and to others at the same time, so that the slower counts."""
-    near, far = (traffic.reached(link, DEFAULT).bandwidth for link in (route.near, route.pair))
-    inside, outside = (route.inside - 1) / route.ranks, (route.ranks - route.inside) / route.ranks
-    return DEFAULT.overhead + route.pair.latency + size * max(inside / near, outside / far)

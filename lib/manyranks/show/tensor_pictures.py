@@ -7,15 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from manyranks.show import style
+from manyranks.show.looks import HATCH, LOOKS, box
 from manyranks.theory.names import nearest
 
-# A rank's, or a key/value head's, colour and hatch.
-_LOOKS = (("#9ecae1", ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
-_LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cbc4", "oo"))
 _WHOLE = "#f2f2f2"
 _SIZES = {"b·s": 1.25, "h": 0.7, "f": 1.2}  # inches
 _EDGE = {"edgecolor": style.BLACK, "linewidth": 0.8}
-_HATCH = {"edgecolor": "#666666", "linewidth": 0.0}
 
 
 class Matrix(NamedTuple):
@@ -53,8 +50,8 @@ def cut(kind: str, t: int = 4, sequence_parallel: bool = False, messages: bool =
     """
     if kind not in _KINDS:
         raise ValueError(f"kind={kind!r}: {nearest(kind, _KINDS)}")
-    if t not in range(2, len(_LOOKS) + 1):
-        raise ValueError(f"t={t!r}: a picture shows 2 to {len(_LOOKS)} ranks")
+    if t not in range(2, len(LOOKS) + 1):
+        raise ValueError(f"t={t!r}: a picture shows 2 to {len(LOOKS)} ranks")
     parts = _parts(kind, sequence_parallel)
     wide = max(sum(_width(part) for part in parts) + 0.4, 4.8)
     low, high = -1.4 if messages else -1.12, 1.02
@@ -127,27 +124,16 @@ def _draw_matrix(axes: Axes, matrix: Matrix, x: float, t: int) -> None:
     elif matrix.cut == "terms":
         for rank in reversed(range(t)):
             step = 0.32 * rank / (t - 1)
-            _part(axes, (x + step, below + step / 2), wide, high - 0.16, rank, "" if rank else "+")
+            box(axes, (x + step, below + step / 2), wide, high - 0.16, rank, "" if rank else "+")
     else:
         for rank in range(t):
             if matrix.cut == "columns":
-                _part(axes, (x + rank * wide / t, below), wide / t, high, rank, str(rank))
+                box(axes, (x + rank * wide / t, below), wide / t, high, rank, str(rank))
             else:
-                _part(axes, (x, below + high - (rank + 1) * high / t), wide, high / t, rank, str(rank))
+                box(axes, (x, below + high - (rank + 1) * high / t), wide, high / t, rank, str(rank))
     middle = x + _width(matrix) / 2
     axes.text(middle, -0.68, f"$\\bf{{{matrix.name}}}$  {matrix.rows} × {matrix.columns}", ha="center", va="top", fontsize=9)
     axes.text(middle, -0.88, _SAID[matrix.cut], ha="center", va="top", fontsize=8, style="italic")
-
-
-def _part(axes: Axes, corner: tuple[float, float], wide: float, high: float, look: int, text: str, size: float = 8) -> None:
-    colour, hatch = _LOOKS[look % len(_LOOKS)]
-    axes.add_patch(Rectangle(corner, wide, high, facecolor=colour, hatch=hatch, **_HATCH))
-    axes.add_patch(Rectangle(corner, wide, high, facecolor="none", **_EDGE))
-    box = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"}
-    size = min(size, 36 * min(wide, high))
-    middle = corner[0] + wide / 2, corner[1] + high / 2
-    if text:
-        axes.text(*middle, text, ha="center", va="center", fontsize=size, bbox=box)
 
 
 @style.styled
@@ -196,10 +182,10 @@ def _rank_of_heads(axes: Axes, rank: int, left: float, side: float, queries: ran
         axes.plot(
             [left + (place + 0.5) * side, below], [1.42, 0.62 + side], color="#666666", linestyle="-", linewidth=0.8, zorder=0
         )
-        _part(axes, (left + place * side, 1.42), side, side, query // group, str(query), 7.5)
+        box(axes, (left + place * side, 1.42), side, side, query // group, str(query), 7.5)
     for place, head in enumerate(shared):
         middle = left + wide * (place + 0.5) / len(shared)
-        _part(axes, (middle - side / 2, 0.62), side, side, head, str(head), 7.5)
+        box(axes, (middle - side / 2, 0.62), side, side, head, str(head), 7.5)
     if queries[0] % group:
         first = shared[0] * group // len(queries)
         text, size = (f"same as rank {first}", 8) if wide > 0.66 else (f"same as\nrank {first}", 7)
@@ -267,7 +253,7 @@ def _draw_direction(axes: Axes, variant: str, direction: str, y: float) -> None:
         else:
             region = _INSIDE if what in _BLOCKS[0] + _BLOCKS[1] else _OUTSIDE
             colour, hatch, _ = _REGIONS[variant][region]
-            axes.add_patch(Rectangle((x, y + 0.14), wide, 0.56, facecolor=colour, hatch=hatch, **_HATCH))
+            axes.add_patch(Rectangle((x, y + 0.14), wide, 0.56, facecolor=colour, hatch=hatch, **HATCH))
             axes.add_patch(Rectangle((x, y + 0.14), wide, 0.56, facecolor="none", **_EDGE))
             box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"} if hatch else None
             axes.text(x + wide / 2, y + 0.42, what, ha="center", va="center", fontsize=7.5, bbox=box)

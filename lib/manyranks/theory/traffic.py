@@ -5,6 +5,8 @@ T: tokens of a micro-batch on this rank. Activations travel in 16 bits.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from manyranks.theory import collectives
 from manyranks.theory.architecture import ModelShape
@@ -14,7 +16,7 @@ from manyranks.theory.kernels import Constants
 from manyranks.theory.layer import split_tokens, tokens
 from manyranks.theory.plan import Plan, plan_of
 
-HALF = 2  # bytes
+HALF, SUMS = 2, 4  # bytes: of an activation, and of a gradient that ranks sum up
 
 Seconds = tuple[float, float]  # forward, backward
 
@@ -45,6 +47,49 @@ def fastest(route: Route, size: float, constants: Constants) -> float:
 def hop(route: Route, size: float, constants: Constants) -> float:
     """A message of `size` bytes between members that are far apart, each with its own share of the link."""
     return constants.overhead + reached(route.pair, constants).seconds(size)
+
+
+class Hops(NamedTuple):
+    """Seconds of a ring of keys and values. compute: in each of N hops, one for each block; messages: of what travels under
+    each, and of the last, under which nothing is computed."""
+
+    compute: tuple[float, ...]
+    messages: tuple[float, ...]
+
+    @property
+    def exposed(self) -> float:
+        """What nothing hides: where a message takes longer than the hop under which it travels."""
+        return sum(max(0.0, m - c) for m, c in zip(self.messages, (*self.compute, 0.0), strict=True))
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.compute) + self.exposed
+
+
+def ring(route: Route, compute: Sequence[float], keys: float, gradients: float, constants: Constants) -> Hops:
+    """keys, gradients: bytes of a block's keys and values, and in backward of its gradients, else 0.
+
+    The next block travels under the own one already. What a rank finds of another's gradients, from the second block on,
+    travels under the block after it, and after the last home. So that both make N − 1 messages.
+    """
+    n = route.ranks
+    sizes = [keys * (block < n - 1) + gradients * (block > 1) for block in range(n + 1)]
+    seconds = {size: hop(route, size, constants) if size else 0.0 for size in set(sizes)}
+    return Hops(tuple(compute), tuple(seconds[size] for size in sizes))
+
+
+def exchange(route: Route, size: float, constants: Constants) -> float:
+    """An all-to-all of `size` bytes on each rank, its own part with them: as much for each of the others."""
+    if route.ranks == 1:
+        return 0.0
+    near, far = route.inside - 1, route.ranks - route.inside
+    return _near_and_far(route, near * size / route.ranks, far * size / route.ranks, constants)
+
+
+def _near_and_far(route: Route, near: float, far: float, constants: Constants) -> float:
+    """Bytes inside the node and to others: at the same time, so that the slower ones count."""
+    inside, outside = (reached(link, constants).bandwidth for link in (route.near, route.pair))
+    return constants.overhead + route.pair.latency + max(near / inside, far / outside)
 
 
 def reached(link: Link, constants: Constants) -> Link:
@@ -89,24 +134,27 @@ def embedding(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Consta
 def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, core: Seconds) -> Seconds:
     """One layer's keys and values, backward with their gradients. core: seconds of the attention, each way.
 
-    A ring hides its hops behind the blocks' attention, the first excepted; an all-gather (Llama 3, arXiv 2407.21783, section
-    3.3.2) and Ulysses' all-to-alls (arXiv 2309.14509) come before and after it. Ulysses sends a key/value head to each rank
-    that reads it, a copy each where there are more of them than heads.
+    A ring's messages hide behind the blocks' attention. An all-gather (Llama 3, arXiv 2407.21783, section 3.3.2) and Ulysses'
+    all-to-alls (arXiv 2309.14509) come before and after it. Ulysses sends a key/value head to each rank that reads it, a copy
+    each where there are more of them than heads.
     """
     if plan.cp == 1:
         return 0.0, 0.0
-    route = cluster.route(plan.cp, plan.tp)
+    route, n = cluster.route(plan.cp, plan.tp), plan.cp
     if plan.context == "ulysses":
-        keys = shape.head_size * max(shape.kv_heads, plan.tp * plan.cp)  # copies, where there are more ranks
-        once = gather(route, HALF * tokens(plan) * 2 * (shape.query_size + keys) / plan.tp, constants)
-        return once, once
+        keys = shape.head_size * max(shape.kv_heads, plan.tp * n)  # copies, where there are more ranks
+        queries, keys = (exchange(route, HALF * tokens(plan) * size / plan.tp, constants) for size in (shape.query_size, keys))
+        return (2 * (queries + keys),) * 2
     per_token = 2 * max(shape.kv_heads, plan.tp) * shape.head_size / plan.tp
     if shape.latent:
         per_token = shape.latent.kv_rank + shape.latent.rope_size
-    once = gather(route, HALF * plan.microbatch * plan.seq * per_token, constants)
-    if plan.context == "all-gather" or not plan.overlap:
-        return once, 2 * once
-    return max(once / plan.cp, once - core[0]), max(2 * once / plan.cp, 2 * once - core[1])
+    keys, gradients = (size * tokens(plan) * per_token for size in (HALF, SUMS))
+    if plan.context == "all-gather":
+        once = gather(route, n * keys, constants)
+        return once, once + gather(route, n * gradients, constants)
+    hops = [(seconds / n if plan.overlap else 0.0,) * n for seconds in core]
+    forward, backward = ring(route, hops[0], keys, 0.0, constants), ring(route, hops[1], keys, gradients, constants)
+    return forward.exposed, backward.exposed
 
 
 def expert(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
@@ -123,12 +171,11 @@ def expert(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants
 def all_to_all(shape: ModelShape, route: Route, size: float, constants: Constants) -> float:
     """size: bytes of one copy of a rank's tokens. One copy goes to each other node, and inside it one to each expert.
 
-    Source: arXiv 2412.19437, section 3.2.2; both hops at the same time, so that the slower one counts.
+    Source: arXiv 2412.19437, section 3.2.2, which takes both hops at the same time.
     """
     nodes = route.ranks / route.inside
-    near = shape.top_k * (1 - 1 / route.inside) * size / (route.near.bandwidth * constants.bandwidth)
-    far = other_nodes(shape, nodes) * size / (route.pair.bandwidth * constants.bandwidth) if nodes > 1 else 0.0
-    return constants.overhead + route.pair.latency + max(near, far)
+    far = other_nodes(shape, nodes) * size if nodes > 1 else 0.0
+    return _near_and_far(route, shape.top_k * (1 - 1 / route.inside) * size, far, constants)
 
 
 def other_nodes(shape: ModelShape, nodes: float) -> float:

@@ -333,6 +333,31 @@ class NeverWaits(RightForward):
         return block if room is None else room
 
 
+@wrong(TASK, "a block is received into the tensor that is being sent; hint: what is sent must not change")
+class ReceivesIntoWhatItSends(RightForward):
+    def start(self, block, hop):
+        if hop >= self.n - 1:
+            return None
+        self.works = [dist.isend(block, self.to()), dist.irecv(block, self.source())]
+        return block
+
+
+@wrong(TASK, "a block is received into the tensor that is being sent")
+class ReceivesInPlaceInTheEnd(ReceivesIntoWhatItSends):
+    """Computes first."""
+
+    def compute(self, block, hop):
+        super().compute(block, hop)
+        if hop < self.n - 1:
+            RightForward.arrived(self, super().start(block, hop), block)
+
+    def start(self, block, hop):
+        return block
+
+    def arrived(self, room, block):
+        return block
+
+
 class InTwoMessages(RightForward):
     def packed(self, k, v):
         return k.contiguous(), v.contiguous()
@@ -441,6 +466,18 @@ class MergesOutputs(RightForward):
 class AttendsByItself(RightForward):
     def __call__(self, q, k, v, positions, attend, merge):
         return super().__call__(q, k, v, positions, own_attend, merge)
+
+
+@wrong(TASK, "use what the check hands in for all scores")
+class AttendsWithoutScale(RightForward):
+    def __call__(self, q, k, v, positions, attend, merge):
+        return super().__call__(q * q.shape[-1] ** 0.5, k, v, positions, own_attend, merge)
+
+
+@wrong(TASK, "attend(q, k, v, positions[r], positions[(r + hop) % N])")
+class ScalesTwice(RightForward):
+    def __call__(self, q, k, v, positions, attend, merge):
+        return super().__call__(q / q.shape[-1] ** 0.5, k, v, positions, attend, merge)
 
 
 def own_attend(q, k, v, q_at, k_at):

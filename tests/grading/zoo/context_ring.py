@@ -385,6 +385,16 @@ class ComputesHiddenChunks(RightHomeward):
         return True
 
 
+@backward("A tensor that is cleared and filled again is the same tensor")
+class ReusesOneTensor(RightHomeward):
+    """For what all blocks add, while it is sent."""
+
+    def send(self, part):
+        if not hasattr(self, "row"):
+            self.row = torch.empty_like(part)
+        super().send(self.row.copy_(part))
+
+
 @backward("right on 2 ranks only; hint: on 2 ranks the next rank is also the previous one")
 class OneHop(RightHomeward):
     sizes = (2, 3, 4)
@@ -439,6 +449,25 @@ class ChangesUpstream(RightRing):
         grads = RightRing.backward(ctx, do)
         do.zero_()
         return grads
+
+
+@wrong(TASK, "the check calls Ring.apply(q, k, v, positions, ring, attend_backward)")
+class TakesThree(RightRing):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        return q
+
+
+@wrong(TASK, "backward gets ctx and do_SBAD")
+class WantsTwoGradients(RightRing):
+    @staticmethod
+    def backward(ctx, do, dlse):
+        return RightRing.backward(ctx, do)
+
+
+@wrong(TASK, "Ring is a class of another kind; hint: it is a class derived from torch.autograd.Function")
+class IsAModule(torch.nn.Module):
+    pass
 
 
 @wrong(TASK, "manyranks.parallel.collectives")

@@ -11,6 +11,7 @@ from torch import Tensor
 from manyranks.grade.compare import same, sizes
 from manyranks.grade.context import given, travel
 from manyranks.grade.context.attention import Pair, attend, merge
+from manyranks.grade.context.buffers import Buffers
 from manyranks.grade.context.layout import visible_pairs
 from manyranks.grade.context.shards import Shards, local
 from manyranks.grade.context.task import ContextTask, pair_of, untouched, values
@@ -188,11 +189,13 @@ def _run(shards: Shards, function: Callable, watch) -> Tensors:
         f"positions[{s}]": at for s, at in enumerate(shards.places)
     }
     before = {name: tensor.clone() for name, tensor in arguments.items()}
-    helpers = partial(given.attend, watch, [*shards.places], set() if shards.weighs else None), partial(given.merge, watch)
+    helpers = given.attend(watch, [*shards.places], shards.weighs), given.merge(watch)
     if shards.weighs:
         watch.weigh()
     watch.mark(FORWARD)
-    o, lse = pair_of(function(q, k, v, [*shards.places], *helpers), like, _CALL)
+    with Buffers(watch) as buffers:
+        o, lse = pair_of(function(q, k, v, [*shards.places], *helpers), like, _CALL)
+    buffers.note()
     untouched(watch, arguments, before)
     return {_O: o, _LSE: lse}
 

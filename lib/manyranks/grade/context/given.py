@@ -1,5 +1,6 @@
 """What the check hands to the learner's functions: they compute, and note what they are given."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,36 +13,59 @@ from manyranks.grade.journal import Stopped
 
 ATTENDED, MERGED = "scores ", "merged "  # marks
 _ROWS = "queries, their o, lse and do, and their positions have the same length, and so have keys, values and their positions"
+_SHAPES = "q_SBAD, k_TBGD and v_TBGD, whose batch and whose size of a head are the same"
 _PAIRS = "merge takes a list of pairs (o_SBAD, lse_SBA), of the same queries"
 _SEQUENCE = "attention takes q_TBaD, k_TBgD and v_TBgD of the whole sequence, and g divides a"
 
 
-def attend(watch, places: list[Tensor], weighed: set[int] | None, q, k, v, q_at, k_at) -> Pair:
-    """As it is in the exercise. weighed: the blocks at which the bytes held were counted; None where they are not."""
-    _fit("attend", (q, q_at), (k, v, k_at))
-    source = _note(watch, places, q_at, k_at)
-    if weighed is not None and source not in weighed:
-        weighed.add(source)
-        watch.weigh()
-    return right.attend(q, k, v, q_at, k_at)
+def attend(watch, places: list[Tensor], weighs: bool) -> Callable:
+    """attend as it is in the exercise. weighs: whether the bytes held are counted when a block is begun."""
+    weighed = set()
+
+    def attend(q, k, v, q_at, k_at) -> Pair:
+        _fit("attend", (q, q_at), (k, v, k_at))
+        source = _note(watch, places, q_at, k_at)
+        if weighs and source not in weighed:
+            weighed.add(source)
+            watch.weigh()
+        return right.attend(q, k, v, q_at, k_at)
+
+    return _named(attend)
 
 
-def attend_backward(watch, places: list[Tensor], q, k, v, o, lse, do, q_at, k_at) -> tuple[Tensor, Tensor, Tensor]:
-    """As it is in the exercise."""
-    _fit("attend_backward", (q, o, lse, do, q_at), (k, v, k_at))
-    _note(watch, places, q_at, k_at)
-    return right.attend_backward(q, k, v, o, lse, do, q_at, k_at)
+def attend_backward(watch, places: list[Tensor]) -> Callable:
+    """attend_backward as it is in the exercise."""
+
+    def attend_backward(q, k, v, o, lse, do, q_at, k_at) -> tuple[Tensor, Tensor, Tensor]:
+        _fit("attend_backward", (q, o, lse, do, q_at), (k, v, k_at))
+        _note(watch, places, q_at, k_at)
+        return right.attend_backward(q, k, v, o, lse, do, q_at, k_at)
+
+    return _named(attend_backward)
 
 
-def merge(watch, parts: Any) -> Pair:
-    """As task 1 has it."""
-    pairs = [part for part in parts if isinstance(part, tuple | list) and len(part) == 2]
-    if len(pairs) < len(parts) or not all(isinstance(one, Tensor) for pair in pairs for one in pair):
-        raise Stopped("merge was given something else than pairs of tensors", _PAIRS)
-    if len({(pair[0].shape, pair[1].shape) for pair in pairs}) != 1:
-        raise Stopped(f"merge was given {len(pairs)} parts of different shapes", _PAIRS)
-    watch.mark(f"{MERGED}{len(pairs)}")
-    return right.merge(pairs)
+def merge(watch) -> Callable:
+    """merge as task 1 has it."""
+
+    def merge(parts) -> Pair:
+        if not isinstance(parts, tuple | list) or not parts or not all(map(_is_pair, parts)):
+            raise Stopped("merge was given something else than a list of pairs of tensors", _PAIRS)
+        if len({(o.shape, lse.shape) for o, lse in parts}) != 1:
+            raise Stopped(f"merge was given {len(parts)} parts of different shapes", _PAIRS)
+        watch.mark(f"{MERGED}{len(parts)}")
+        return right.merge([(o, lse) for o, lse in parts])
+
+    return _named(merge)
+
+
+def _named(function: Callable) -> Callable:
+    """With the name that Python's errors tell a learner."""
+    function.__qualname__ = function.__name__
+    return function
+
+
+def _is_pair(part: Any) -> bool:
+    return isinstance(part, tuple | list) and len(part) == 2 and all(isinstance(one, Tensor) for one in part)
 
 
 def attention(q, k, v) -> Tensor:
@@ -69,11 +93,18 @@ def ring(q: Tensor, k: Tensor, v: Tensor, positions: list[Tensor]) -> Pair:
     return total
 
 
-def _fit(name: str, *together: tuple[Tensor, ...]) -> None:
-    for group in together:
+def _fit(name: str, queries: tuple, keys: tuple) -> None:
+    """Raises Stopped where they do not belong together: q, …, q_at and k, v, k_at."""
+    if not all(isinstance(one, Tensor) for one in (*queries, *keys)):
+        raise Stopped(f"{name} was given something else than tensors", _ROWS)
+    for group in (queries, keys):
         lengths = [len(one) for one in group]
         if len(set(lengths)) != 1:
             raise Stopped(f"{name} was given tensors of {', '.join(map(str, lengths))} tokens, which belong together", _ROWS)
+    q, k, v = queries[0], keys[0], keys[1]
+    if {q.ndim, k.ndim} != {4} or k.shape != v.shape or q.shape[1] != k.shape[1] or q.shape[3] != k.shape[3]:
+        shapes = ", ".join(str(list(one.shape)) for one in (q, k, v))
+        raise Stopped(f"{name} was given q, k and v of the shapes {shapes}", _SHAPES)
 
 
 def _note(watch, places: list[Tensor], q_at: Tensor, k_at: Tensor) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from manyranks.grade.compare import sizes
 from manyranks.grade.context import given, travel
 from manyranks.grade.context.attention import attend_backward
+from manyranks.grade.context.buffers import Buffers
 from manyranks.grade.context.forward import computed, must_of, note_of
 from manyranks.grade.context.shards import Shards, local
 from manyranks.grade.context.task import ContextTask, tensor_of, untouched, values
@@ -77,11 +78,11 @@ Cut = Callable[[Tensor], Tensor]
 
 def _parts(shards: Shards, at: Callable[[int, int], int], q_at: Cut = torch.clone, k_at: Cut = torch.clone, **other) -> Grads:
     """at: of rank and source, whose positions the keys have. stale: whether K and V are the rank's own; ones: what do is."""
-    all_ranks, places = shards.ranks(), shards.places
+    all_ranks, places, forward, upstream = shards.ranks(), shards.places, computed(shards), shards.upstream()
     found: Grads = []
     for r, (q, own_k, own_v) in enumerate(all_ranks):
-        o, lse = computed(shards)[r]
-        do = torch.ones_like(o) if other.get("ones") else shards.upstream()[r]
+        o, lse = forward[r]
+        do = torch.ones_like(o) if other.get("ones") else upstream[r]
         found.append([])
         for s, (_, k, v) in enumerate(all_ranks):
             kv = (own_k, own_v) if other.get("stale") else (k, v)
@@ -170,21 +171,23 @@ def _settled(watch, limit: int) -> None:
 def _run(shards: Shards, limit: int, kind: Any, watch) -> Tensors:
     watch.refuse(READY, YOURSELF)
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
-        raise Stopped(f"Ring is a {type(kind).__name__}", _KIND)
+        raise Stopped(f"Ring is a {'class of another kind' if isinstance(kind, type) else type(kind).__name__}", _KIND)
     r, places = torch.distributed.get_rank(), shards.places
     leaves = [one.clone().requires_grad_() for one in shards.ranks()[r]]
     arguments = dict(zip(("q", "k", "v"), leaves, strict=True)) | {f"positions[{s}]": at for s, at in enumerate(places)}
     before = {name: one.detach().clone() for name, one in arguments.items()}
     watch.weigh()
     watch.mark(FORWARD)
-    y = kind.apply(*leaves, [*places], given.ring, partial(given.attend_backward, watch, [*places]))
+    y = kind.apply(*leaves, [*places], given.ring, given.attend_backward(watch, [*places]))
     tensor_of(y, leaves[0], "what forward returned", _FORWARD)
     _settled(watch, limit)
     do = shards.upstream()[r]
     watch.mark(BACKWARD)
     if not y.requires_grad:
         raise Stopped("the result has no graph", "forward returns o as ring gave it, and the class is called by apply")
-    y.backward(do)
+    with Buffers(watch) as buffers:
+        y.backward(do)
+    buffers.note()
     untouched(watch, arguments | {"the gradient of o": do}, before | {"the gradient of o": shards.upstream()[r]})
     return {_O: y.detach().clone()} | {name: gradient(leaf) for name, leaf in zip(_NAMES, leaves, strict=True)}
 
@@ -226,6 +229,14 @@ def _one_tag(trial: Trial) -> bool:
 @dataclass(frozen=True)
 class Homeward(ContextTask):
     unexplained: ClassVar[str] = _UNEXPLAINED
+    advice: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            r"forward\(\) (takes|missing)",
+            "the check calls Ring.apply(q, k, v, positions, ring, attend_backward): forward gets ctx first",
+        ),
+        (r"backward\(\) (takes|missing)", "backward gets ctx and do_SBAD"),
+        *ContextTask.advice,
+    )
     aspects: ClassVar[tuple[Aspect, ...]] = (
         Aspect("the gradients of q, k and v are right", 0.45, values, each_world=True),
         Aspect("sends K and V and then their gradients, N − 1 times each", 0.25, messages),

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyranks.grade.compare import sizes
+from manyranks.grade.context import buffers
 from manyranks.grade.context.given import ATTENDED
 from manyranks.grade.report import listed
 from manyranks.grade.scripts import NOTHING
@@ -85,9 +86,13 @@ def explained(task: "ContextTask", trial: Trial, phase: str, hint: str, source: 
 
     source: the hint that both a wrong source and a ring that turns the other way have.
     """
+    if not any(_began(seen.events, phase) for seen in trial.answers):
+        return hint or messages(task, trial).hint or _UNSEEN
     if hint == source and _turned_round(trial, phase):
         return DIRECTION
-    return WAIT if trial.unwaited else hint or messages(task, trial).hint
+    if trial.unwaited:
+        return WAIT
+    return hint or messages(task, trial).hint or (buffers.HINT if buffers.changed(trial) else "")
 
 
 def messages(task: "ContextTask", trial: Trial) -> Verdict:

@@ -30,7 +30,7 @@ from manyranks.parallel.context.sight import (
     queries_of,
 )
 
-TILE = 512  # tokens: a tile's scores fit into a core's cache
+TILE = 256  # tokens: the scores of a few heads' tiles fit into a core's cache
 
 
 def blockwise_attention(

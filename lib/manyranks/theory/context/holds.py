@@ -80,7 +80,7 @@ def peak(
     n: int,
     itemsize: int = 2,
     accumulating: int | None = None,
-    tile: int = 512,
+    tile: int = 256,
     chunks: int = 2,
     backward: bool = False,
 ) -> Peak:

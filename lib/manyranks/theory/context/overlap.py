@@ -4,13 +4,12 @@ Source: arXiv 2310.01889, section 3: a block of c tokens takes 4·c²·a·D FLOP
 it in 16 bits, so that c ≥ R/β with as many key/value heads as heads. R is the FLOP/s, β the bytes/s of one rank's messages.
 """
 
-from typing import NamedTuple
-
 from manyranks.theory import checks, kernels, traffic
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.context import masks, sends
 from manyranks.theory.kernels import DEFAULT, Constants, Kernel
 from manyranks.theory.layer import FLASH_BACKWARD
+from manyranks.theory.traffic import Hops
 
 
 def least_shard(
@@ -39,22 +38,6 @@ def least_shard(
     return rate / bandwidth * moved / flops
 
 
-class Hops(NamedTuple):
-    """Seconds of a ring. compute: of the slowest rank in each hop; message: of what travels under each hop but the last."""
-
-    compute: tuple[float, ...]
-    message: float
-
-    @property
-    def exposed(self) -> float:
-        """What nothing hides: where a message takes longer than the hop under which it travels."""
-        return sum(max(0.0, self.message - each) for each in self.compute[:-1])
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.compute) + self.exposed
-
-
 def hops(
     batch: int,
     seq: int,
@@ -74,16 +57,16 @@ def hops(
 ) -> Hops:
     """Ring attention, forward or backward, on ranks that are each `stride` after the one before.
 
-    A hop is one kernel of flash attention, a message goes from one rank to the next by that rank's own share of the slowest
+    compute is the slowest rank's in each hop, one kernel of flash attention. A message goes from one rank to the next by that rank's own share of the slowest
     link on the way. Raises ValueError as work and ring do, and for a group that the cluster has no room for.
     """
     checks.is_cluster(cluster)
     one = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n)
     counts = masks.in_step(masks.work(seq, n, layout, causal, tile)).hops
     compute = {scores: _kernel_seconds(one, scores, backward, itemsize, cluster, constants) for scores in set(counts)}
-    size = 2 * one.keys * (itemsize + (sends.gradient_size(itemsize, accumulating) if backward else 0))
-    message = traffic.hop(cluster.route(n, stride), size, constants) if n > 1 else 0.0
-    return Hops(tuple(compute[scores] for scores in counts), message)
+    gradient = sends.gradient_size(itemsize, accumulating) if backward else 0
+    sizes = 2 * one.keys * itemsize, 2 * one.keys * gradient
+    return traffic.ring(cluster.route(n, stride), [compute[scores] for scores in counts], *sizes, constants)
 
 
 def _kernel_seconds(
