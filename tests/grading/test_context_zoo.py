@@ -12,11 +12,15 @@ from manyranks.grade.context.task import ContextTask
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     context_alike,
+    context_alike_rings,
     context_forward,
+    context_forward_way,
     context_layout,
     context_merge,
     context_ring,
+    context_ring_way,
     context_ulysses,
+    context_ulysses_way,
 )
 from tests.grading.zoo_tests import (
     assert_enough,
@@ -30,7 +34,10 @@ from tests.grading.zoo_tests import (
 
 TASKS = {"merge": 3, "positions": 2, "unshard": 2, "ring_forward": 6, "Ring": 6, "ulysses": 5}
 ALONE = ("merge", "positions", "unshard")
-FILES = (context_merge, context_layout, context_forward, context_ring, context_ulysses)
+FILES = (
+    *(context_merge, context_layout, context_forward, context_forward_way),
+    *(context_ring, context_ring_way, context_ulysses, context_ulysses_way),
+)
 ZOO = [answer for file in FILES for answer in file.ZOO]
 FIVE = {  # that the exercise is about -> task, answer, words of its report
     "merge without the maximum": ("merge", "without_the_maximum", "take the largest lse off before exp"),
@@ -146,7 +153,7 @@ def test_no_two_hints_are_for_the_same_results(cases, n):
             assert not (alike and all(names)) or one.hint == other.hint, (one.hint, other.hint)
 
 
-@each_right(context_alike.ANSWERS)
+@each_right(context_alike.ANSWERS + context_alike_rings.ANSWERS)
 def test_other_right_answers_get_full_marks(task, answer, shared_ranks):
     assert_full_marks(check(task, answer))
 

@@ -274,9 +274,14 @@ def test_experts_that_do_not_divide_the_replicas_are_refused():
         Plan(dp=2, cp=2, ep=8)
 
 
-def test_the_first_hop_of_a_ring_of_keys_and_values_is_never_hidden():
+def test_a_ring_hides_all_but_the_last_message_of_gradients():
+    """The first block of keys and values travels under the own block; gradients come home when nothing is left to compute."""
     plan = Plan(cp=4, seq=4096)
-    forward, backward = traffic.context(BIG, plan, H100, DEFAULT, (1.0, 1.0))
-    whole = traffic.context(BIG, replace(plan, context="all-gather"), H100, DEFAULT, (1.0, 1.0))
-    assert (forward, backward) == pytest.approx((whole[0] / 4, whole[1] / 4))
-    assert traffic.context(BIG, plan, H100, DEFAULT, (0.0, 0.0)) == pytest.approx(whole)
+    keys = 2 * 1024 * 2 * BIG.kv_heads * BIG.head_size
+    block, gradients, both = (traffic.hop(H100.route(4), size, DEFAULT) for size in (keys, 2 * keys, 3 * keys))
+    assert traffic.context(BIG, plan, H100, DEFAULT, (1.0, 1.0)) == (0.0, gradients)
+    shown = 3 * block, 2 * block + both + gradients + gradients
+    assert traffic.context(BIG, plan, H100, DEFAULT, (0.0, 0.0)) == pytest.approx(shown)
+    assert traffic.context(BIG, replace(plan, overlap=False), H100, DEFAULT, (1.0, 1.0)) == pytest.approx(shown)
+    some = 4 * (block - 1e-6), 4 * (both - 1e-6)
+    assert traffic.context(BIG, plan, H100, DEFAULT, some) == pytest.approx((3e-6, 1e-6 + gradients))

@@ -140,9 +140,24 @@ def test_keys_and_values_of_the_whole_sequence_reach_every_rank():
     plan = Plan(cp=4, seq=4096, context="all-gather")
     size = 2 * 4096 * 2 * DENSE.kv_heads * DENSE.head_size
     for tp in (1, 2):
-        expected = 5e-6 + collectives.seconds("all_gather", size / tp, 4, Link("", 3.4e-6, 0.79 * 450e9))
-        found = traffic.context(DENSE, replace(plan, tp=tp), H100, DEFAULT, (0.0, 0.0))
-        assert found == pytest.approx((expected, 2 * expected))
+        keys, gradients = (
+            5e-6 + collectives.seconds("all_gather", each / tp, 4, Link("", 3.4e-6, 0.79 * 450e9))
+            for each in (size, 2 * size)  # gradients are summed in 32 bits
+        )
+        found = traffic.context(DENSE, replace(plan, tp=tp), H100, DEFAULT, (1.0, 1.0))
+        assert found == pytest.approx((keys, keys + gradients))
+
+
+def test_ulysses_is_four_all_to_alls_that_send_to_the_node_and_to_others_at_the_same_time():
+    plan = Plan(cp=16, seq=2**16, context="ulysses")
+    size = 2 * 4096 * DENSE.head_size  # of one head; 16 ranks need 16 copies of the 8 heads of keys and values
+    inside, outside = (2 * 48 * size * share / (0.79 * beta) for share, beta in ((7 / 16, 450e9), (8 / 16, 50e9)))
+    assert outside > inside
+    starts = 4 * (5e-6 + 14e-6)
+    assert traffic.context(DENSE, plan, H100, DEFAULT, (1.0, 1.0)) == pytest.approx([starts + outside] * 2)
+    slow = H100.with_link("node", bandwidth=45e9)
+    assert traffic.context(DENSE, plan, slow, DEFAULT, (1.0, 1.0)) == pytest.approx([starts + max(10 * inside, outside)] * 2)
+    assert traffic.exchange(H100.route(1), size, DEFAULT) == 0.0
 
 
 def drawn_nodes(shape: ModelShape, nodes: int, tokens: int = 4000) -> float:

@@ -17,6 +17,7 @@ from manyranks.theory.names import nearest
 ORDERS = ("sequence", "ranks")
 _LONGEST = 64  # tokens of a picture
 _WIDE = 9.4  # inches of a figure
+_LEGIBLE = 0.1  # inches of a rank's rows, for its number
 _FOR_NOTHING = {"facecolor": "white", "hatch": "xxxxxx", "edgecolor": "#777777", "linewidth": 0.0}
 
 
@@ -157,11 +158,15 @@ def _captions(axes: Axes, layout: str, scores: Scores, corner: tuple[float, floa
     (x, y), side = corner, panel / len(scores.ranks)
     axes.text(x, y + panel + 0.4, layout, fontsize=11, fontweight="bold", va="bottom")
     groups = [(rank, len(list(group))) for rank, group in groupby(scores.ranks)]
-    named = min(length for _, length in groups) * side > 0.3
+    least = min(length for _, length in groups) * side
+    if least < _LEGIBLE:
+        first = ", ".join(str(rank) for rank, _ in groups[: max(scores.ranks) + 2]) + ", …"
+        axes.text(x - 0.06, y + panel, first, fontsize=8, rotation=270, ha="right", va="top")
+        axes.text(x, y + panel + 0.05, first, fontsize=8, va="bottom")
     start = 0.0
-    for rank, length in groups:
+    for rank, length in groups if least >= _LEGIBLE else ():
         middle, size = start + length * side / 2, min(8, 55 * length * side)
-        text = f"rank {rank}" if named else rank
+        text = f"rank {rank}" if least > 0.3 else rank
         axes.text(x - 0.06, y + panel - middle, text, fontsize=size, ha="right", va="center")
         axes.text(x + middle, y + panel + 0.05, rank, fontsize=size, ha="center", va="bottom")
         start += length * side

@@ -1,6 +1,7 @@
 """Tensors that are on their way, and are written to meanwhile: what arrives is then a matter of luck."""
 
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -9,8 +10,8 @@ from manyranks.grade.trial import Trial
 
 CHANGED = "what was sent has changed"  # a mark
 HINT = (
-    "what is sent must not change before the wait for it: receive into a tensor of its own, and give each message one of its own. "
-    "A tensor that is cleared and filled again is the same tensor"
+    "what is sent must not change before the wait for it: receive into a tensor of its own, and give each message one of its "
+    "own. A tensor that is cleared and filled again is the same tensor"
 )
 
 
@@ -20,8 +21,9 @@ class Buffers(TorchDispatchMode):
     def __init__(self, watch):
         super().__init__()
         self._watch = watch
-        self._sent: list[int] = []  # addresses
+        self._sent: list[tuple[StorageWeakRef, int]] = []  # with addresses, which others have once these are gone
         self._waits = 0
+        self._changed = False
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d":
@@ -29,18 +31,20 @@ class Buffers(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def _look(self, name: str, args: tuple) -> None:
+        self._changed |= self._watch.changed()
         waits = sum(event.kind == "wait" for event in self._watch.events)
         if waits > self._waits:
             self._sent, self._waits = [], waits
-        places = [one.data_ptr() for one in tree_leaves(args) if isinstance(one, Tensor)]
+        tensors = [one for one in tree_leaves(args) if isinstance(one, Tensor)]
         if name == "send":
-            self._sent += places
-        elif name == "recv_" and set(places) & set(self._sent):
+            self._sent += [(StorageWeakRef(one.untyped_storage()), one.data_ptr()) for one in tensors]
+        under_way = {place for storage, place in self._sent if not storage.expired()}
+        if name == "recv_" and under_way & {one.data_ptr() for one in tensors}:
             slip(self._watch, "a block is received into the tensor that is being sent", HINT)
 
     def note(self) -> None:
         """Of what has been sent, whether anything is another thing now."""
-        if self._watch.changed():
+        if self._changed or self._watch.changed():
             self._watch.mark(CHANGED)
 
 

@@ -116,11 +116,11 @@ def merge(
     o: [.., D]; lse: [..]. Only differences are exponentiated: no score is too large.
     A set with nothing visible has lse = −∞ and any finite output.
     """
-    number = torch.finfo(lse.dtype)  # −∞ − −∞ and 0/0 would be none
+    number = torch.finfo(lse.dtype)  # its least and tiniest: −∞ − −∞ and 0/0 would be NaN
     most = torch.maximum(lse, other_lse).clamp_min(number.min)
     weight, other_weight = (lse - most).exp(), (other_lse - most).exp()
     total = weight + other_weight
-    # By the sum, not by exp(lse − both): lse is rounded, and the shares must add up to 1.
+    # Not exp(lse − the new lse), which is rounded: the shares must add up to 1.
     share, other_share = (x / total.clamp_min(number.tiny) for x in (weight, other_weight))
     return o * share[..., None] + other_o * other_share[..., None], most + total.log()
 
@@ -167,13 +167,11 @@ def _tile(
 ) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of a pair of tiles. Q: queries of all R heads."""
     scores_UQt = _scores(q_UQD, k_UtD, hidden_BST)
-    tiny, least = torch.finfo(scores_UQt.dtype).tiny, torch.finfo(scores_UQt.dtype).min
-    most_UQ1 = scores_UQt.amax(-1, keepdim=True).clamp_min_(
-        least
-    )  # of a row that sees none
+    number = torch.finfo(scores_UQt.dtype)
+    most_UQ1 = scores_UQt.amax(-1, keepdim=True).clamp_min_(number.min)  # was −∞: sees none
     weights_UQt = scores_UQt.sub_(most_UQ1).exp_()
     sum_UQ1 = weights_UQt.sum(-1, keepdim=True)
-    o_UQD = torch.bmm(weights_UQt, v_UtD).div_(sum_UQ1.clamp_min(tiny))
+    o_UQD = torch.bmm(weights_UQt, v_UtD).div_(sum_UQ1.clamp_min(number.tiny))
     return o_UQD, (most_UQ1 + sum_UQ1.log()).squeeze(-1)
 
 

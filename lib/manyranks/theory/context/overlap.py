@@ -57,8 +57,9 @@ def hops(
 ) -> Hops:
     """Ring attention, forward or backward, on ranks that are each `stride` after the one before.
 
-    compute is the slowest rank's in each hop, one kernel of flash attention. A message goes from one rank to the next by that rank's own share of the slowest
-    link on the way. Raises ValueError as work and ring do, and for a group that the cluster has no room for.
+    compute: of the slowest rank in each hop, which is one kernel of flash attention. A message goes from one rank to the next
+    by that rank's own share of the slowest link on the way. Raises ValueError as work and ring do, and for a group that the
+    cluster has no room for.
     """
     checks.is_cluster(cluster)
     one = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n)
