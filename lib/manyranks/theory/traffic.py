@@ -70,7 +70,7 @@ def ring(route: Route, compute: Sequence[float], keys: float, gradients: float, 
     """keys, gradients: bytes of a block's keys and values, and in backward of its gradients, else 0.
 
     The next block travels under the own one already. What a rank finds of another's gradients, from the second block on,
-    travels under the block after it, and after the last home. So that both make N − 1 messages.
+    travels under the block after it, and after the last home. Both make N − 1 messages.
     """
     n = route.ranks
     sizes = [keys * (block < n - 1) + gradients * (block > 1) for block in range(n + 1)]

@@ -199,7 +199,7 @@ class ChangesQ(RightForward):
 @wrong(TASK, "manyranks.parallel.collectives")
 def by_the_library(q, k, v, positions, attend, merge):
     collectives.ring_all_gather(torch.stack((k, v)).flatten())
-    return own_block_only(q, k, v, positions, attend, merge)
+    return RightForward()(q, k, v, positions, attend, merge)
 
 
 @wrong(TASK, "queries, their o, lse and do, and their positions have the same length")
