@@ -51,16 +51,22 @@ def _answer(control: socket.socket, recorder: Recorder, running: threading.Event
 
 
 def _look(recorder: Recorder, running: threading.Event, main: int, details: bool) -> Whereabouts:
-    frame = sys._current_frames().get(main)
+    place, blocked = _where(recorder, main)
     return Whereabouts(
         running=running.is_set(),
-        place=place_of(frame),
-        blocked=recorder.blocked_in(frame),
+        place=place,
+        blocked=blocked,
         issued=recorder.issued,
         cpu=time.process_time(),
         moved=_moved(),
         recent=list(recorder.calls)[-RECENT:] if details else [],
     )
+
+
+def _where(recorder: Recorder, main: int) -> tuple[Place | None, Call | str | None]:
+    """Lets go of the frame before anything else lets the main thread run: a frame keeps its tensors alive after its return."""
+    frame = sys._current_frames().get(main)
+    return place_of(frame), recorder.blocked_in(frame)
 
 
 def _moved() -> tuple[int, int]:

@@ -1,0 +1,35 @@
+"""A rank's second thread looks at the first one and leaves no trace."""
+
+import threading
+import weakref
+
+from manyranks.measure.calls import Recorder
+from manyranks.world import watch
+
+
+class Thing:
+    pass
+
+
+def test_who_looks_at_a_rank_keeps_none_of_its_locals_alive(monkeypatch):
+    looking, seen = threading.Event(), threading.Event()
+
+    def slowly() -> tuple[int, int]:
+        looking.set()
+        seen.wait(10)
+        return 0, 0
+
+    def hold() -> weakref.ref:
+        thing = Thing()
+        looker.start()
+        assert looking.wait(10)
+        return weakref.ref(thing)
+
+    monkeypatch.setattr(watch, "_moved", slowly)
+    of = Recorder(), threading.Event(), threading.get_ident(), False
+    looker = threading.Thread(target=watch._look, args=of)
+    try:
+        assert hold()() is None
+    finally:
+        seen.set()
+        looker.join()
