@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import manyranks as mr
 from manyranks.parallel.context import LAYOUTS, shard
 from manyranks.parallel.context.apply import ATTENTION
-from tests.unit.attention_reference import draw, full, gap
+from tests.unit.attention_reference import draw, full, gap, largest
 
 DEGREES = pytest.mark.parametrize("shared_worlds", [1, 2, 3, 4], indirect=True, scope="module")
 SEQ, TILE = 24, 5  # 12 tokens of two ranks are cut into tiles of 4
@@ -106,4 +106,4 @@ def of_a_mesh_of_every_second() -> list[float]:
 
 @pytest.mark.parametrize("ranks", [in_pairs, of_a_mesh_of_every_second])
 def test_other_groups_than_the_world_know_nothing_of_each_other(four, ranks):
-    assert max(max(found) for found in four.run(ranks)) < 1e-12
+    assert largest(map(largest, four.run(ranks))) < 1e-12

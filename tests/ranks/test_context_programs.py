@@ -183,9 +183,10 @@ def test_a_ring_that_waits_first_would_be_noticed(shared_world):
     assert not any(any(hidden(rank)) for rank in program.ranks)
 
 
-def test_each_block_comes_from_the_rank_before_and_goes_to_the_rank_after(shared_worlds):
+def test_each_message_has_a_whole_block_comes_from_the_rank_before_and_goes_to_the_rank_after(shared_worlds):
     n, m = shared_worlds.size, shared_worlds.measure(step)
     for rank in range(n):
+        assert {c.bytes for c in m.calls[rank] if c.op == "send"} == {2 * 8 * 2 * 6 * 24 // n * 4}
         assert [c.peer for c in m.calls[rank] if c.op == "send"] == [(rank + 1) % n] * (3 * (n - 1))
         assert [c.peer for c in m.calls[rank] if c.op == "recv"] == [(rank - 1) % n] * (3 * (n - 1))
 

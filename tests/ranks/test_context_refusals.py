@@ -102,7 +102,7 @@ REFUSED = {
     "own inputs": (lambda: model()(tokens(3)), r"12 tokens on 4 ranks: the zigzag layout"),
     "model's documents": (lambda: model()(tokens(4), tokens(4)), r"documents of shape \(2, 4\): give .* whole sequence"),
     "model's tile": (lambda: model(tile=0)(tokens(4)), r"tile=0: give a whole number"),
-    "model's heads": (lambda: model(attention="ulysses").attention(*qkv(6, 6), None), r"6 query heads on 4 ranks"),
+    "model's heads": (lambda: model(attention="ulysses").attention(*qkv(6, 6)), r"6 query heads on 4 ranks"),
     "whole targets": (lambda: model().loss(torch.zeros(2, 4, 7), tokens(16)),
                       r"targets of shape \(2, 16\) for logits of shape \(2, 4, 7\): give the own ones, shard\(targets\)"),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from manyranks.show.tensor_explorer import SMALL
 from manyranks.theory import ModelShape, Plan, clusters, context, memory, models, traffic
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.context import room
+from manyranks.theory.context.sends import Sizes
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import Named
 
@@ -117,9 +118,9 @@ class Setting(NamedTuple):
         return self.shape.heads // t, max(1, self.shape.kv_heads // t)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """As theory.context takes them."""
-        return 1, self.s, *self.heads, self.shape.head_size, self.n
+    def sizes(self) -> Sizes:
+        """Of the whole attention."""
+        return Sizes(1, self.s, *self.heads, self.shape.head_size, self.n)
 
     @property
     def together(self) -> int:
@@ -179,14 +180,14 @@ class Setting(NamedTuple):
             whole = self.times().forward
             return float(whole.hops[0]), whole.messages
         # Of two ranks with the same shards the second hop is like all but the first.
-        two = self._ring._replace(s=2 * self.s // self.ring, n=2)
+        two = self._ring._replace(seq=2 * self.s // self.ring, n=2)
         return context.hops(*two, self.on, *self._mask).compute[1], self._message()
 
     @property
-    def _ring(self) -> "_Ring":
+    def _ring(self) -> Sizes:
         """What the ring computes: after Ulysses' exchange some heads of more tokens."""
         (heads, kv_heads), u = self.heads, self.together
-        return _Ring(1, self.s, heads // u, max(1, kv_heads // u), self.shape.head_size, self.ring)
+        return Sizes(1, self.s, heads // u, max(1, kv_heads // u), self.shape.head_size, self.ring)
 
     @property
     def _mask(self) -> tuple:
@@ -195,17 +196,7 @@ class Setting(NamedTuple):
     def _message(self) -> float:
         """Seconds forward of a hop's keys and values."""
         ring = self._ring
-        size = 2 * traffic.HALF * (ring.s // ring.n) * ring.kv_heads * ring.head_size
-        return traffic.hop(self.on.route(ring.n, self.tp * self.together), size, DEFAULT)
-
-
-class _Ring(NamedTuple):
-    batch: int
-    s: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    n: int
+        return traffic.hop(self.on.route(ring.n, self.tp * self.together), 2 * traffic.HALF * ring.keys, DEFAULT)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -223,7 +214,7 @@ def _pass(now: Setting, backward: bool) -> Pass:
         return Pass(_shares(now, backward), 0.0, *_gathers(now, backward))
     ring, u = now._ring, now.together
     seconds = context.hops(*ring, now.on, *now._mask, backward=backward, stride=now.tp * u)
-    own = np.repeat(_scores(ring.s, ring.n, now) * seconds.compute, u, axis=0)
+    own = np.repeat(_scores(ring.seq, ring.n, now) * seconds.compute, u, axis=0)
     *under, home = seconds.messages
     before, after = _exchanges(now, backward)
     return Pass(own, under, before, home + after)

@@ -4,6 +4,7 @@ p ranks, m micro-batches, v stages a rank. F, B, W: seconds that one micro-batch
 take on all stages of one rank; the input gradient is the rest of the backward, I = B − W.
 """
 
+from manyranks.theory import checks
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import SCHEDULES
 
@@ -83,9 +84,7 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
 def _check(schedule: str, p: int, m: int, v: int) -> None:
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r}: {nearest(str(schedule).lower(), SCHEDULES)}")
-    for name, value in (("p", p), ("m", m), ("v", v)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name}={value!r}: must be a whole number, 1 or more")
+    checks.whole(p=p, m=m, v=v)
     if v > 1 and schedule not in ("gpipe", "1f1b", "interleaved"):
         raise ValueError(f"v={v} with schedule={schedule!r}: its stages a rank are fixed; say v=1")
     if schedule == "dualpipe" and p > 1 and p % 2:

@@ -240,7 +240,7 @@ def finish(
 
 def _fits(shape: ModelShape, t: int) -> None:
     checks.is_shape(shape)
-    whole(t=t)
+    checks.whole(t=t)
     if left := uncut(shape, t):
         raise ValueError(left.replace("tp=", "t=", 1))
     if shape.experts or shape.latent:
@@ -248,13 +248,6 @@ def _fits(shape: ModelShape, t: int) -> None:
 
 
 def _check(tokens: int, hidden: int, t: int, sequence_parallel: bool, itemsize: int) -> None:
-    whole(tokens=tokens, hidden=hidden, t=t, itemsize=itemsize)
+    checks.whole(tokens=tokens, hidden=hidden, t=t, itemsize=itemsize)
     if sequence_parallel and tokens % t:
         raise ValueError(f"tokens={tokens} on t={t} ranks with sequence parallelism: give a multiple of {t}")
-
-
-def whole(**sizes: int) -> None:
-    """Raises ValueError, by name, for a size that is not a whole number from 1 up."""
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"{name}={size!r}: must be a whole number, 1 or more")

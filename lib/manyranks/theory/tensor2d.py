@@ -7,6 +7,8 @@ q            ranks along an edge of a q × q mesh
 
 from typing import NamedTuple
 
+from manyranks.theory import checks
+
 
 def summa_received(tokens: int, inputs: int, outputs: int, q: int) -> int:
     """Elements that a rank of a q × q mesh receives in the forward of a linear layer: (q − 1)/q² · (b·s·h_in + h_in·h_out).
@@ -15,8 +17,7 @@ def summa_received(tokens: int, inputs: int, outputs: int, q: int) -> int:
     that has it. Raises ValueError for sizes that q does not divide. Source: van de Geijn and Watts, "SUMMA", 1997; arXiv
     2104.05343, section 3.
     """
-    if type(q) is not int or q < 1:
-        raise ValueError(f"q={q!r}: must be a whole number, 1 or more")
+    checks.whole(q=q)
     for name, size in (("tokens", tokens), ("inputs", inputs), ("outputs", outputs)):
         if size % q:
             raise ValueError(f"{name}={size} on a mesh of {q} × {q}: give a multiple of {q}")

@@ -10,7 +10,7 @@ where it stands, no more; only attention looks at other tokens.
     B batch   S a rank's tokens   T the whole sequence's
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -66,8 +66,8 @@ class ContextParallel(nn.Module):
         self.group, self.rank, self.ranks = group, everyone.place, len(everyone.ranks)
         self.layout, self.sharing = layout, _sharing(attention, mesh, group)
         layouts.multiple(layout, self.ranks, self.sharing)  # raises
-        where = mesh if attention == "ring-ulysses" else group
-        how = {"layout": layout, "causal": causal, "tile": tile}
+        how = {"mesh": mesh} if attention == "ring-ulysses" else {"group": group}
+        how |= {"layout": layout, "causal": causal, "tile": tile}
         self.attention = partial(ATTENTION[attention], **how)
         self.module, self._accumulates = module, False
         self._documents_BT: Tensor | None = None
@@ -75,7 +75,7 @@ class ContextParallel(nn.Module):
             _check_core(name, core)
         for name, _ in found:
             above, _, own = name.rpartition(".")
-            setattr(module.get_submodule(above), own, _Core(self._attend, where))
+            setattr(module.get_submodule(above), own, _Core(self._attend))
 
     def forward(self, tokens_BS: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """What the module gives for the own tokens, which shard() cut out.
@@ -140,12 +140,12 @@ class ContextParallel(nn.Module):
 
 
 class _Core(nn.Module):
-    def __init__(self, attend, where: Group | DeviceMesh):
+    def __init__(self, attend: Callable[..., Tensor]):
         super().__init__()
-        self.attend, self.where = attend, where
+        self.attend = attend
 
     def forward(self, q_BASD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
-        return self.attend(q_BASD, k_BGSD, v_BGSD, self.where)
+        return self.attend(q_BASD, k_BGSD, v_BGSD)
 
 
 def _sharing(attention: str, mesh: DeviceMesh | None, group: Group) -> int:

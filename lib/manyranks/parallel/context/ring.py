@@ -48,8 +48,8 @@ def ring_attention(
     tokens; a pair of tiles of which nothing is visible is skipped. Saved for backward: q,
     k, v, o and lse_BAS of the own tokens. A rank sends (N − 1)·2BGSD numbers, in backward
     as many again and as many sums of gradients, these in 32 bits or more.
-    Raises ValueError, before any message, for shapes that do not fit each other, and for a
-    sequence that does not suit the layout.
+    Raises ValueError, before any message, for shapes that do not fit each other, for a
+    sequence that does not suit the layout, and on a rank that the group has not.
     """
     queries, keys = own_queries(
         q_BASD, k_BGSD, v_BGSD, group, causal, layout, documents_BS, tile

@@ -61,10 +61,8 @@ def queries_of(
 ) -> Queries:
     """What queries at these places see. documents_BS: of the whole sequence."""
     places_S, slices = places_CL.flatten(), _slices(places_CL, tile)
-    first_BS, last_BS = (
-        torch.zeros_like(places_S)[None],
-        torch.full_like(places_S, _FAR)[None],
-    )
+    first_BS = torch.zeros_like(places_S)[None]
+    last_BS = torch.full_like(places_S, _FAR)[None]
     if documents_BS is not None:
         first_BS, last_BS = (x[:, places_S] for x in documents(documents_BS.cpu()))
     if causal:

@@ -6,7 +6,7 @@ token of the whole; the tiles' own part does not depend on the sequence.
 
 from typing import NamedTuple
 
-from manyranks.theory import tensor
+from manyranks.theory import checks
 from manyranks.theory.context import sends
 from manyranks.theory.context.sends import Sizes
 from manyranks.theory.names import nearest
@@ -42,11 +42,15 @@ def saved(
 ) -> Saved:
     """b·(s/N)·D·(2a + 2g) numbers of `itemsize` bytes, and b·(s/N)·a of `accumulating`.
 
-    ulysses: ranks among which heads are dealt, of the N; where they are more than key/value heads, copies of these are kept.
-    Raises ValueError as sizes_of does, and as Ulysses for heads that cannot be dealt.
+    ulysses: ranks among which heads are dealt, a divisor of N; where they are more than key/value heads, copies of these are
+    kept. Raises ValueError as sizes_of does, and as Ulysses for heads that cannot be dealt.
     """
     one, exact = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n), sends.gradient_size(itemsize, accumulating)
-    queries, keys = itemsize * one.queries, itemsize * one.shard * ulysses * sends.read_heads(kv_heads, ulysses) * head_size
+    checks.whole(ulysses=ulysses)
+    if n % ulysses:
+        raise ValueError(f"ulysses={ulysses} does not divide n={n}: choose a divisor of {n}")
+    read = sends.read_heads(heads, kv_heads, ulysses)
+    queries, keys = itemsize * one.queries, itemsize * one.shard * ulysses * read * head_size
     return Saved(queries, keys, keys, queries, exact * one.shard * heads)
 
 
@@ -91,7 +95,7 @@ def peak(
     Raises ValueError as sizes_of does, and for a tile or chunks below 1.
     """
     one, exact = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n), sends.gradient_size(itemsize, accumulating)
-    tensor.whole(tile=tile, chunks=chunks)
+    checks.whole(tile=tile, chunks=chunks)
     moments = _backward if backward else _forward
     return max(moments(one, itemsize, exact, Tile.of(one, itemsize, exact, tile, chunks)), key=sum)
 

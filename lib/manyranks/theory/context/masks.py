@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
-from manyranks.theory import tensor
+from manyranks.theory import checks
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import multiples
 
@@ -26,7 +26,7 @@ def work(seq: int, n: int, layout: str = "zigzag", causal: bool = True, tile: in
     """
     length = chunk_length(seq, n, layout)
     if tile is not None:
-        tensor.whole(tile=tile)
+        checks.whole(tile=tile)
     if not causal:
         return [[(seq // n) ** 2] * n for _ in range(n)]
     scores = Scores.of(length, length if tile is None else tile)
@@ -36,7 +36,7 @@ def work(seq: int, n: int, layout: str = "zigzag", causal: bool = True, tile: in
 
 def chunk_length(seq: int, n: int, layout: str) -> int:
     """Tokens of a chunk. Raises ValueError for an unknown layout, and a sequence of which it makes no equal chunks."""
-    tensor.whole(seq=seq, n=n)
+    checks.whole(seq=seq, n=n)
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}: {nearest(layout, LAYOUTS)}")
     chunks = 2 * n if layout == "zigzag" else n
@@ -93,7 +93,7 @@ def balance(counts: Work) -> float:
 def contiguous_balance(n: int, seq: int | None = None, whole: bool = False) -> float:
     """Closed form of a causal mask cut contiguously: 2 − 1/N of a long sequence, (1 − 1/N)/(s + 1) less of s tokens; with
     diagonal blocks computed whole 2N/(N + 1)."""
-    tensor.whole(n=n, **({} if seq is None else {"seq": seq}))
+    checks.whole(n=n, **({} if seq is None else {"seq": seq}))
     if whole:
         return 2 * n / (n + 1)
     return 2 - 1 / n - (0 if seq is None else (1 - 1 / n) / (seq + 1))
@@ -101,7 +101,7 @@ def contiguous_balance(n: int, seq: int | None = None, whole: bool = False) -> f
 
 def striped_balance(n: int, seq: int) -> float:
     """Closed form of a causal mask, striped, where no more is computed than is visible: 1 + (N − 1)/(s + 1)."""
-    tensor.whole(n=n, seq=seq)
+    checks.whole(n=n, seq=seq)
     return 1 + (n - 1) / (seq + 1)
 
 
@@ -141,7 +141,7 @@ def document_work(lengths: Sequence[int], n: int, layout: str = "zigzag") -> Wor
     """As work, exactly, where a token sees the tokens of its own document up to itself. lengths: tokens of each document, which
     follow each other and make up the sequence. Raises ValueError as work does, and for a document without tokens."""
     for index, length in enumerate(lengths):
-        tensor.whole(**{f"lengths[{index}]": length})
+        checks.whole(**{f"lengths[{index}]": length})
     seq = sum(lengths)
     chunk_length(seq, n, layout)
     counts, start = [[0] * n for _ in range(n)], 0
@@ -159,8 +159,10 @@ def _add_document(counts: Work, document: range, seq: int, layout: str) -> None:
 
 
 def chunks(seq: int, n: int, layout: str, rank: int) -> list[range]:
-    """Positions of a rank's tokens, chunk by chunk. Raises ValueError as work does."""
+    """Positions of a rank's tokens, chunk by chunk. Raises ValueError as work does, and for a rank that is none of the n."""
     length = chunk_length(seq, n, layout)
+    if rank not in range(n):
+        raise ValueError(f"rank={rank!r}: must be one of the {n} ranks, 0 to {n - 1}")
     if layout == "striped":
         return [range(rank, seq, n)]
     places = (rank, 2 * n - 1 - rank) if layout == "zigzag" else (rank,)

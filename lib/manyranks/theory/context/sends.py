@@ -7,7 +7,7 @@ in the precision in which they are summed up, `accumulating` bytes a number: by 
 
 from typing import NamedTuple
 
-from manyranks.theory import tensor
+from manyranks.theory import checks, tensor
 from manyranks.theory.plan import multiples
 from manyranks.theory.tensor import Calls, Passes
 
@@ -42,7 +42,7 @@ def sizes_of(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n:
     """Checked. Raises ValueError for sizes below 1, for key/value heads that do not divide the heads, and for a sequence that
     the ranks cannot share."""
     found = Sizes(batch, seq, heads, kv_heads, head_size, n)
-    tensor.whole(**found._asdict())
+    checks.whole(**found._asdict())
     if heads % kv_heads:
         raise ValueError(f"kv_heads={kv_heads} does not divide heads={heads}: choose a divisor of {heads}")
     if seq % n:
@@ -87,18 +87,22 @@ def ulysses(
     heads of which N is neither divisor nor multiple. Source: arXiv 2309.14509, section 3.
     """
     one = sizes_of(batch, seq, heads, kv_heads, head_size, n)
-    if heads % n:
-        raise ValueError(f"n={n} does not divide heads={heads}, as Ulysses needs: choose a divisor of {heads}")
+    read = read_heads(heads, kv_heads, n)
     if n == 1:
         return Passes()
-    numbers = 2 * one.queries // n + 2 * one.shard * read_heads(kv_heads, n) * head_size
+    numbers = 2 * one.queries // n + 2 * one.shard * read * head_size
     once = Calls(all_to_all=4, bytes=(n - 1) * numbers * itemsize)
     return Passes(once, once)
 
 
-def read_heads(kv_heads: int, n: int) -> int:
-    """Key/value heads that one rank of Ulysses reads: g/N, or 1 where there are more ranks. Raises ValueError where neither
-    number divides the other: some ranks would then need parts of two heads."""
+def read_heads(heads: int, kv_heads: int, n: int) -> int:
+    """Key/value heads that one rank of Ulysses reads: g/N, or 1 where there are more ranks.
+
+    Raises ValueError for heads that N does not divide, and where neither of g and N divides the other: some ranks would then
+    need parts of two heads.
+    """
+    if heads % n:
+        raise ValueError(f"n={n} does not divide heads={heads}, as Ulysses needs: choose a divisor of {heads}")
     if kv_heads % n and n % kv_heads:
         raise ValueError(f"n={n} and kv_heads={kv_heads}: one must divide the other, as Ulysses needs")
     return max(1, kv_heads // n)
@@ -121,16 +125,16 @@ def ring_ulysses(
     """
     sizes_of(batch, seq, heads, kv_heads, head_size, ring_ranks * ulysses_ranks)
     inner = ulysses(batch, seq // ring_ranks, heads, kv_heads, head_size, ulysses_ranks, itemsize)
-    read = read_heads(kv_heads, ulysses_ranks)
+    read = read_heads(heads, kv_heads, ulysses_ranks)
     outer = ring(batch, seq, heads // ulysses_ranks, read, head_size, ring_ranks, itemsize, accumulating)
     return inner + outer
 
 
-def tensor_parallel(
-    batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
-) -> Passes:
+def tensor_parallel(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2) -> Passes:
     """For comparison, Megatron's tensor and sequence parallelism on as many ranks: theory.tensor.layer of a layer with h = a·D.
-    kv_heads and accumulating are not used."""
+
+    kv_heads: not used. Raises ValueError as sizes_of and theory.tensor.layer do.
+    """
     sizes_of(batch, seq, heads, kv_heads, head_size, n)
     return tensor.layer(batch * seq, heads * head_size, n, sequence_parallel=True, itemsize=itemsize)
 
@@ -140,5 +144,5 @@ VARIANTS = {"ring": ring, "all-gather": all_gather, "ulysses": ulysses}
 
 def gradient_size(itemsize: int, accumulating: int | None) -> int:
     """Bytes of a number in the precision in which sums are kept: at least 4, unless another is given."""
-    tensor.whole(itemsize=itemsize, **({} if accumulating is None else {"accumulating": accumulating}))
+    checks.whole(itemsize=itemsize, **({} if accumulating is None else {"accumulating": accumulating}))
     return accumulating or max(4, itemsize)

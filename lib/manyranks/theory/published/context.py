@@ -7,9 +7,8 @@ from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.published import steps
 from manyranks.theory.step import StepTime
 
-BLOCKS = (
-    6  # that a rank holds in bf16: a query, two of keys and values, two that arrive, an output; arXiv 2310.01889, section 3
-)
+# That a rank holds: a query, keys and values, those that arrive, an output. Source: arXiv 2310.01889, section 3.
+BLOCKS = 6
 
 
 class Block(NamedTuple):
