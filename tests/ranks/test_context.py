@@ -59,7 +59,7 @@ def everything(kv_heads: int, layouts: tuple[str, ...], masks: list[tuple]) -> d
         for layout, (causal, documents) in product(layouts, masks):
             attend = partial(at, where, attention, layout=layout)
             cut = partial(shard, layout=layout, rank=dist.get_rank(), n=n, dim=2, sharing=sharing)
-            mask = {"causal": causal, "documents_BS": documents and torch.tensor(documents)}
+            mask = {"causal": causal, "documents_BT": documents and torch.tensor(documents)}
             found[f"{name}, {layout}, {mask}"] = compared(attend, qkv_of(12, kv_heads), cut, **mask)
     return found
 

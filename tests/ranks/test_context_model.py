@@ -54,7 +54,7 @@ class ByDocument(nn.Module):
     rows: Tensor | None = None
 
     def forward(self, *qkv: Tensor) -> Tensor:
-        return blockwise_attention(*qkv, documents_BS=self.rows)
+        return blockwise_attention(*qkv, documents_BT=self.rows)
 
 
 def alone(model: GPT, number: int, documents: bool) -> Tensor:

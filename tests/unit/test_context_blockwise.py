@@ -86,7 +86,7 @@ def test_output_and_gradients_are_those_of_full_attention(causal, documents):
     rows = DOCUMENTS[documents] and torch.tensor(DOCUMENTS[documents])
     for (heads, kv_heads), tile in product(((6, 2), (3, 3), (2, 1)), (1, 3, 13, 512)):
         shapes = [(2, heads, 13, 7), (2, kv_heads, 13, 7), (2, kv_heads, 13, 7)]
-        assert gap(both(shapes, causal=causal, documents_BS=rows, tile=tile)) < 1e-12, (heads, kv_heads, tile)
+        assert gap(both(shapes, causal=causal, documents_BT=rows, tile=tile)) < 1e-12, (heads, kv_heads, tile)
 
 
 def test_scores_of_ten_thousand_are_no_trouble():
@@ -98,10 +98,10 @@ def test_scores_of_ten_thousand_are_no_trouble():
 
 
 def test_its_gradients_are_those_of_finite_differences():
-    documents_BS = torch.tensor([[3, 3, 3, 1, 1]])
+    documents_BT = torch.tensor([[3, 3, 3, 1, 1]])
     qkv = [draw(1, heads, 5, 2, seed=k).requires_grad_() for k, heads in enumerate((2, 1, 1))]
     for causal in (True, False):
-        assert torch.autograd.gradcheck(lambda *x, causal=causal: blockwise_attention(*x, causal, documents_BS, 2), qkv)
+        assert torch.autograd.gradcheck(lambda *x, causal=causal: blockwise_attention(*x, causal, documents_BT, 2), qkv)
 
 
 STRIDES = {
@@ -243,12 +243,12 @@ REFUSED = {
     "devices": ((GOOD, GOOD.to("meta"), GOOD), {}, r"q, k and v are on cpu, meta: give one device"),
     "tile": ((GOOD,) * 3, {"tile": 0}, r"tile=0: give a whole number of tokens, 1 or more"),
     "tile of a kind": ((GOOD,) * 3, {"tile": 2.0}, r"tile=2.0: give a whole number"),
-    "few documents": ((GOOD,) * 3, {"documents_BS": DOCS[:, :5]}, r"\(2, 5\): .* whole sequence, \[2, 6\] or \[1, 6\]"),
-    "many documents": ((GOOD,) * 3, {"documents_BS": DOCS[:, :1].expand(2, 7)}, r"documents of shape \(2, 7\)"),
-    "no rows": ((GOOD,) * 3, {"documents_BS": DOCS[0]}, r"documents of shape \(6,\): give a number for each token"),
-    "rows": ((GOOD,) * 3, {"documents_BS": DOCS.repeat(2, 1)}, r"documents of shape \(4, 6\)"),
-    "a list": ((GOOD,) * 3, {"documents_BS": DOCS.tolist()}, r"documents are list: give a tensor of whole numbers"),
-    "floats": ((GOOD,) * 3, {"documents_BS": DOCS.float()}, r"documents are torch.float32: give a tensor of whole numbers"),
+    "few documents": ((GOOD,) * 3, {"documents_BT": DOCS[:, :5]}, r"\(2, 5\): .* whole sequence, \[2, 6\] or \[1, 6\]"),
+    "many documents": ((GOOD,) * 3, {"documents_BT": DOCS[:, :1].expand(2, 7)}, r"documents of shape \(2, 7\)"),
+    "no rows": ((GOOD,) * 3, {"documents_BT": DOCS[0]}, r"documents of shape \(6,\): give a number for each token"),
+    "rows": ((GOOD,) * 3, {"documents_BT": DOCS.repeat(2, 1)}, r"documents of shape \(4, 6\)"),
+    "a list": ((GOOD,) * 3, {"documents_BT": DOCS.tolist()}, r"documents are list: give a tensor of whole numbers"),
+    "floats": ((GOOD,) * 3, {"documents_BT": DOCS.float()}, r"documents are torch.float32: give a tensor of whole numbers"),
 }
 
 

@@ -1,11 +1,12 @@
-"""For techniques that change a model from outside: finding its parts, summing gradients."""
+"""For techniques that change a model from outside: its parts, messages in autograd."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -18,6 +19,20 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     if not named:
         raise ValueError(f"{pattern!r} fits no module: see the model's named_modules()")
     return named
+
+
+class Conjugate(torch.autograd.Function):
+    """One communication forward, another one for the gradient."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, there: Callable, back: Callable) -> Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple:
+        return ctx.back(grad), None, None
 
 
 def sum_gradients(

@@ -136,7 +136,7 @@ class ContextParallel(nn.Module):
             sum_gradients(self.module.parameters(), self.group)
 
     def _attend(self, *qkv: Tensor) -> Tensor:
-        return self.attention(*qkv, documents_BS=self._documents_BT)
+        return self.attention(*qkv, documents_BT=self._documents_BT)
 
 
 class _Core(nn.Module):

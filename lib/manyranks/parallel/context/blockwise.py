@@ -38,19 +38,19 @@ def blockwise_attention(
     k_BGSD: Tensor,
     v_BGSD: Tensor,
     causal: bool = True,
-    documents_BS: Tensor | None = None,
+    documents_BT: Tensor | None = None,
     tile: int = TILE,
 ) -> Tensor:
     """softmax(QKᵀ/√D + mask)V of one process; its largest tensor of scores is B·A·tile².
 
-    documents_BS: a number for each token; a token sees its own document only. One row may
+    documents_BT: a number for each token; a token sees its own document only. One row may
     stand for all of the batch. Saved for backward: q, k, v, o and lse_BAS.
     Raises ValueError for shapes that do not fit each other, and for a tile below 1.
     """
     check(q_BASD, k_BGSD, v_BGSD, tile)
-    check_documents(documents_BS, q_BASD.shape[0], q_BASD.shape[2])
+    check_documents(documents_BT, q_BASD.shape[0], q_BASD.shape[2])
     where_CL = torch.arange(q_BASD.shape[2], device="cpu")[None]
-    queries = queries_of(where_CL, tile, causal, documents_BS, q_BASD.device)
+    queries = queries_of(where_CL, tile, causal, documents_BT, q_BASD.device)
     keys = keys_of(where_CL, tile, q_BASD.device)
     return Blockwise.apply(q_BASD, k_BGSD, v_BGSD, queries, keys)
 

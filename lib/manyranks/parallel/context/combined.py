@@ -27,7 +27,7 @@ def ring_ulysses_attention(
     mesh: DeviceMesh,
     causal: bool = True,
     layout: str = "zigzag",
-    documents_BS: Tensor | None = None,
+    documents_BT: Tensor | None = None,
     tile: int = TILE,
 ) -> Tensor:
     """As ring_attention, on a mesh with the axes "ring" and "ulysses", of R × U ranks.
@@ -40,10 +40,10 @@ def ring_ulysses_attention(
     check(q_BASD, k_BGSD, v_BGSD, tile)
     check_heads(q_BASD.shape[1], k_BGSD.shape[1], u)
     check_sequence(layout, n * q_BASD.shape[2], n, u)
-    check_documents(documents_BS, q_BASD.shape[0], n * q_BASD.shape[2])
+    check_documents(documents_BT, q_BASD.shape[0], n * q_BASD.shape[2])
     qkv = to_heads(q_BASD, k_BGSD, v_BGSD, ulysses)
     return to_tokens(
-        ring_attention(*qkv, ring, causal, layout, documents_BS, tile), ulysses
+        ring_attention(*qkv, ring, causal, layout, documents_BT, tile), ulysses
     )
 
 

@@ -27,7 +27,7 @@ def all_gather_attention(
     group: Group = None,
     causal: bool = True,
     layout: str = "zigzag",
-    documents_BS: Tensor | None = None,
+    documents_BT: Tensor | None = None,
     tile: int = TILE,
 ) -> Tensor:
     """As ring_attention, with as many bytes, in one all-gather before all else.
@@ -36,7 +36,7 @@ def all_gather_attention(
     in backward their gradients, too. Raises ValueError as ring_attention does.
     """
     queries, keys = own_queries(
-        q_BASD, k_BGSD, v_BGSD, group, causal, layout, documents_BS, tile
+        q_BASD, k_BGSD, v_BGSD, group, causal, layout, documents_BT, tile
     )
     return _Gathered.apply(q_BASD, k_BGSD, v_BGSD, queries, keys, group)
 

@@ -38,12 +38,12 @@ def ring_attention(
     group: Group = None,
     causal: bool = True,
     layout: str = "zigzag",
-    documents_BS: Tensor | None = None,
+    documents_BT: Tensor | None = None,
     tile: int = TILE,
 ) -> Tensor:
     """softmax(QKᵀ/√D + mask)V of a sequence of which each rank has S tokens: the own rows.
 
-    layout: which tokens these are, see layouts. documents_BS: of the whole sequence, the
+    layout: which tokens these are, see layouts. documents_BT: of the whole sequence, the
     same on every rank; a token sees its own document, a run of equal numbers, only. tile:
     tokens; a pair of tiles of which nothing is visible is skipped. Saved for backward: q,
     k, v, o and lse_BAS of the own tokens. A rank sends (N − 1)·2BGSD numbers, in backward
@@ -52,7 +52,7 @@ def ring_attention(
     sequence that does not suit the layout, and on a rank that the group has not.
     """
     queries, keys = own_queries(
-        q_BASD, k_BGSD, v_BGSD, group, causal, layout, documents_BS, tile
+        q_BASD, k_BGSD, v_BGSD, group, causal, layout, documents_BT, tile
     )
     return _Ring.apply(q_BASD, k_BGSD, v_BGSD, queries, keys, group)
 
@@ -150,7 +150,7 @@ def own_queries(
     group: Group,
     causal: bool,
     layout: str,
-    documents_BS: Tensor | None,
+    documents_BT: Tensor | None,
     tile: int,
 ) -> tuple[Queries, list[Keys]]:
     """What this rank's queries see, and where each rank's keys stand.
@@ -160,7 +160,7 @@ def own_queries(
     check(q_BASD, k_BGSD, v_BGSD, tile)
     everyone = members(group)
     n, seq = len(everyone.ranks), q_BASD.shape[2] * len(everyone.ranks)
-    check_documents(documents_BS, q_BASD.shape[0], seq)
+    check_documents(documents_BT, q_BASD.shape[0], seq)
     places = positions(layout, seq, n)
-    queries = queries_of(places[everyone.place], tile, causal, documents_BS, q_BASD.device)
+    queries = queries_of(places[everyone.place], tile, causal, documents_BT, q_BASD.device)
     return queries, [keys_of(places_CL, tile, q_BASD.device) for places_CL in places]

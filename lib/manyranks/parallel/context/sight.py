@@ -56,15 +56,15 @@ def queries_of(
     places_CL: Tensor,
     tile: int,
     causal: bool,
-    documents_BS: Tensor | None,
+    documents_BT: Tensor | None,
     device: torch.device,
 ) -> Queries:
-    """What queries at these places see. documents_BS: of the whole sequence."""
+    """What queries at these places see. documents_BT: of the whole sequence."""
     places_S, slices = places_CL.flatten(), _slices(places_CL, tile)
     first_BS = torch.zeros_like(places_S)[None]
     last_BS = torch.full_like(places_S, _FAR)[None]
-    if documents_BS is not None:
-        first_BS, last_BS = (x[:, places_S] for x in documents(documents_BS.cpu()))
+    if documents_BT is not None:
+        first_BS, last_BS = (x[:, places_S] for x in documents(documents_BT.cpu()))
     if causal:
         last_BS = last_BS.minimum(places_S)
     ranges = _ranges(first_BS, slices), _ranges(last_BS, slices)
@@ -73,29 +73,29 @@ def queries_of(
     )
 
 
-def check_documents(documents_BS: Tensor | None, batch: int, seq: int) -> None:
+def check_documents(documents_BT: Tensor | None, batch: int, seq: int) -> None:
     """Raises ValueError for documents that are not numbers of all the sequence's tokens."""
-    if documents_BS is None:
+    if documents_BT is None:
         return
-    if not isinstance(documents_BS, Tensor) or documents_BS.is_floating_point():
-        kind = getattr(documents_BS, "dtype", type(documents_BS).__name__)
+    if not isinstance(documents_BT, Tensor) or documents_BT.is_floating_point():
+        kind = getattr(documents_BT, "dtype", type(documents_BT).__name__)
         raise ValueError(f"documents are {kind}: give a tensor of whole numbers")
-    if tuple(documents_BS.shape) not in ((batch, seq), (1, seq)):
+    if tuple(documents_BT.shape) not in ((batch, seq), (1, seq)):
         raise ValueError(
-            f"documents of shape {tuple(documents_BS.shape)}: give a number for each token "
+            f"documents of shape {tuple(documents_BT.shape)}: give a number for each token "
             f"of the whole sequence, [{batch}, {seq}] or [1, {seq}]"
         )
 
 
-def documents(documents_BS: Tensor) -> tuple[Tensor, Tensor]:
+def documents(documents_BT: Tensor) -> tuple[Tensor, Tensor]:
     """For each token the places of the first and the last one of its document.
 
     A document is a run of equal numbers.
     """
-    edge_B1 = torch.ones_like(documents_BS[:, :1], dtype=torch.bool)
-    edges = documents_BS[:, 1:] != documents_BS[:, :-1]
+    edge_B1 = torch.ones_like(documents_BT[:, :1], dtype=torch.bool)
+    edges = documents_BT[:, 1:] != documents_BT[:, :-1]
     starts, ends = torch.cat((edge_B1, edges), 1), torch.cat((edges, edge_B1), 1)
-    places_S = torch.arange(documents_BS.shape[1], device="cpu")
+    places_S = torch.arange(documents_BT.shape[1], device="cpu")
     first_BS = places_S.where(starts, 0).cummax(1).values
     last_BS = places_S.where(ends, _FAR).flip(1).cummin(1).values.flip(1)
     return first_BS, last_BS

@@ -9,19 +9,18 @@ What a rank sends falls with N: (N − 1)/N of its shard for each of q, k, v and
 Source: Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from manyranks.parallel.collectives.messages import members
 from manyranks.parallel.context.blockwise import TILE, Blockwise, check
 from manyranks.parallel.context.layouts import positions
 from manyranks.parallel.context.ring import Group
 from manyranks.parallel.context.sight import check_documents, keys_of, queries_of
+from manyranks.parallel.parts import Conjugate
 
 
 def ulysses_attention(
@@ -31,7 +30,7 @@ def ulysses_attention(
     group: Group = None,
     causal: bool = True,
     layout: str = "zigzag",
-    documents_BS: Tensor | None = None,
+    documents_BT: Tensor | None = None,
     tile: int = TILE,
 ) -> Tensor:
     """As ring_attention, by four all-to-alls forward, and four backward.
@@ -44,9 +43,9 @@ def ulysses_attention(
     check(q_BASD, k_BGSD, v_BGSD, tile)
     n = len(members(group).ranks)
     check_heads(q_BASD.shape[1], k_BGSD.shape[1], n)
-    check_documents(documents_BS, q_BASD.shape[0], n * q_BASD.shape[2])
+    check_documents(documents_BT, q_BASD.shape[0], n * q_BASD.shape[2])
     places_CL = torch.cat(positions(layout, n * q_BASD.shape[2], n))
-    queries = queries_of(places_CL, tile, causal, documents_BS, q_BASD.device)
+    queries = queries_of(places_CL, tile, causal, documents_BT, q_BASD.device)
     qkv = to_heads(q_BASD, k_BGSD, v_BGSD, group)
     o_BhTD = Blockwise.apply(*qkv, queries, keys_of(places_CL, tile, q_BASD.device))
     return to_tokens(o_BhTD, group)
@@ -61,28 +60,14 @@ def to_heads(
         copies = torch.arange(n, device=k_BGSD.device) * heads // n
         k_BGSD, v_BGSD = k_BGSD.index_select(1, copies), v_BGSD.index_select(1, copies)
     there, back = partial(_to_heads, group=group), partial(_to_tokens, group=group)
-    q, k, v = (_Exchange.apply(x, there, back) for x in (q_BASD, k_BGSD, v_BGSD))
+    q, k, v = (Conjugate.apply(x, there, back) for x in (q_BASD, k_BGSD, v_BGSD))
     return q, k, v
 
 
 def to_tokens(o_BhTD: Tensor, group: Group) -> Tensor:
     """All heads of this rank's tokens: the way back."""
     there, back = partial(_to_tokens, group=group), partial(_to_heads, group=group)
-    return _Exchange.apply(o_BhTD, there, back)
-
-
-class _Exchange(torch.autograd.Function):
-    """An all-to-all; the gradient goes the other way."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, there: Callable, back: Callable) -> Tensor:
-        ctx.back = back
-        return there(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple:
-        return ctx.back(grad), None, None
+    return Conjugate.apply(o_BhTD, there, back)
 
 
 def _to_heads(x_BHSD: Tensor, group: Group) -> Tensor:

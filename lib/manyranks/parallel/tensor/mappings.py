@@ -23,40 +23,26 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from manyranks.parallel import sharding
+from manyranks.parallel.parts import Conjugate
 
 Group = dist.ProcessGroup | None
 
 
-class _Conjugate(torch.autograd.Function):
-    """One communication forward, another one for the gradient."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, there: Callable, back: Callable) -> Tensor:
-        ctx.back = back
-        return there(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple:
-        return ctx.back(grad), None, None
-
-
 def copy_in(x: Tensor, group: Group = None) -> Tensor:
     """x as it is; its gradient is the sum of what all ranks found."""
-    return _Conjugate.apply(x, _same, partial(all_reduce, group=group))
+    return Conjugate.apply(x, _same, partial(all_reduce, group=group))
 
 
 def reduce_out(x: Tensor, group: Group = None) -> Tensor:
     """The sum of all ranks' x; each rank's term has the sum's gradient."""
-    return _Conjugate.apply(x, partial(all_reduce, group=group), _same)
+    return Conjugate.apply(x, partial(all_reduce, group=group), _same)
 
 
 def gather_in(x_BsH: Tensor, group: Group = None) -> Tensor:
     """The whole sequence from its shards; a shard's gradient is summed over the ranks."""
-    return _Conjugate.apply(x_BsH, *_directions(all_gather, reduce_scatter, group))
+    return Conjugate.apply(x_BsH, *_directions(all_gather, reduce_scatter, group))
 
 
 def reduce_scatter_out(x_BSH: Tensor, group: Group = None) -> Tensor:
@@ -64,7 +50,7 @@ def reduce_scatter_out(x_BSH: Tensor, group: Group = None) -> Tensor:
 
     Raises ValueError where t does not divide S.
     """
-    return _Conjugate.apply(x_BSH, *_directions(reduce_scatter, all_gather, group))
+    return Conjugate.apply(x_BSH, *_directions(reduce_scatter, all_gather, group))
 
 
 def split_in(x_BSH: Tensor, group: Group = None) -> Tensor:
@@ -72,7 +58,7 @@ def split_in(x_BSH: Tensor, group: Group = None) -> Tensor:
 
     Raises ValueError where t does not divide S.
     """
-    return _Conjugate.apply(x_BSH, *_directions(own_part, all_gather, group))
+    return Conjugate.apply(x_BSH, *_directions(own_part, all_gather, group))
 
 
 def all_reduce(x: Tensor, group: Group = None) -> Tensor:
