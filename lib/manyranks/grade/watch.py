@@ -28,7 +28,8 @@ class Event(NamedTuple):
 class Watch(Journal):
     """A journal that also keeps events in memory, in order.
 
-    held: the live bytes each time that `weigh` was called; peak_bytes: the most that tensors took inside `peak`.
+    held: the live bytes each time that `weigh` was called; peak_bytes: the most that tensors took inside `peak`; scattered:
+    whether an all-to-all was given one output that is not contiguous, where gloo writes numbers to wrong places, silently.
     """
 
     def __init__(self, folder: str, rank: int):
@@ -36,6 +37,7 @@ class Watch(Journal):
         self.events: list[Event] = []
         self.held: list[int] = []
         self.peak_bytes = 0
+        self.scattered = False
         self._memory = PeakBytes(counts=False)
         self._place, self._forbidden = "", ("", "", "", "")
         self._ready: tuple[tuple[str, ...], str] = ((), "")
@@ -96,6 +98,11 @@ class Watch(Journal):
         yield
         self.peak_bytes, self._memory.counts = self._memory.peak_bytes, False
 
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace.startswith("_c10d_functional"):  # they reach no operator of c10d
+            self._stop_ready()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
     def _gradient(self, name: str) -> None:
         self.events.append(Event("gradient", name))
 
@@ -117,6 +124,7 @@ class Watch(Journal):
         self._stop_ready()
         super()._note(op, named)
         self.events.append(Event("call", op, self.last.bytes))
+        self.scattered |= op == "all_to_all" and "output" in named and not named["output"].is_contiguous()
         if op == "send":
             self._sent += [(weakref.ref(tensor), tensor._version) for tensor in named["tensors"]]
 

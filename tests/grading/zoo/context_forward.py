@@ -244,6 +244,18 @@ class MeanOfBlocks(OfWholes):
         return torch.stack(outputs).mean(0), sums[0]
 
 
+@wrong(TASK, "each block's output is averaged with all that was before it")
+class HalvesOutputs(RightForward):
+    def keep(self, i, part):
+        self.done[i] = ((self.done[i][0] + part[0]) / 2, part[1]) if i in self.done else part
+
+
+@wrong(TASK, "an empty result has lse = −∞: with 0 it counts as exp(0) = 1")
+class BeginsWithZeros(RightForward):
+    def keep(self, i, part):
+        self.done[i] = self.merge([self.done.get(i, tuple(map(torch.zeros_like, part))), part])
+
+
 @wrong(TASK, "that is the last block's result")
 class KeepsTheLast(OfWholes):
     def keep(self, i, part):

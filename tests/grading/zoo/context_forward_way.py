@@ -1,10 +1,12 @@
 """Wrong answers to ring_forward of 07_context whose way is wrong: messages, their order, memory, and what is handed in."""
 
+from functools import reduce
+
 import torch
 import torch.distributed as dist
 
 from manyranks.parallel import collectives
-from tests.grading.zoo.context_right import RightForward
+from tests.grading.zoo.context_right import RightForward, WaitsHalfway
 from tests.grading.zoo.wrong import Wrong, keeper, me
 
 ZOO: list[Wrong] = []
@@ -19,6 +21,13 @@ class MergesInTheEnd(RightForward):
 
     def result(self):
         halves = [self.merge(self.done[i]) for i in (0, 1)]
+        return tuple(torch.cat(one) for one in zip(*halves, strict=True))
+
+
+@wrong(TASK, "merge each part into the result before the next block is computed", right_values=True)
+class FoldsInTwosInTheEnd(MergesInTheEnd):
+    def result(self):
+        halves = [reduce(lambda one, other: self.merge([one, other]), self.done[i]) for i in (0, 1)]
         return tuple(torch.cat(one) for one in zip(*halves, strict=True))
 
 
@@ -50,6 +59,11 @@ class WaitsBeforeItComputes(RightForward):
 
     def arrived(self, room, block):
         return block if room is None else room
+
+
+@wrong(TASK, "wait only when all pairs of this block are computed", right_values=True)
+class WaitsAfterTheFirstPair(WaitsHalfway, RightForward):
+    pass
 
 
 @wrong(TASK, "wait() after computing, and not before", right_values=True)
@@ -161,6 +175,13 @@ class Gathers(RightForward):
 
     def arrived(self, room, block):
         return room
+
+
+@wrong(TASK, "a barrier is no message of the ring", right_values=True)
+class MeetsAtABarrier(RightForward):
+    def compute(self, block, hop):
+        dist.barrier()
+        super().compute(block, hop)
 
 
 @wrong(TASK, "a ring has one neighbour to send to", right_values=True)

@@ -93,6 +93,18 @@ def returns_a_table(seq, rank, n):
     return torch.stack(places(seq, n)[rank].chunk(2))
 
 
+@wrong(P, "[10] of int32; right is [10] of int64; hint: int64 of the shape")
+def returns_int32(seq, rank, n):
+    return checked(lambda seq, rank, n: places(seq, n)[rank].int())(seq, rank, n)
+
+
+@wrong(P, "10 tokens on 3 ranks raised no ValueError; hint: raise a ValueError", right_values=True)
+def refuses_with_the_wrong_precedence(seq, rank, n):
+    if seq % 2 * n:
+        raise ValueError
+    return places(seq, n)[rank]
+
+
 @wrong(P, "6 tokens on 2 ranks raised no ValueError; hint: N divides it, but there are 2N chunks", right_values=True)
 def refuses_by_n_only(seq, rank, n):
     if seq % n:

@@ -57,6 +57,22 @@ def without_the_maximum_for_lse(parts):
     return merged(parts)[0], stacked(parts)[1].exp().sum(0).log()
 
 
+@wrong(TASK, "the largest lse is that of each query and head, not of all", right_values=True)
+def one_maximum_for_all(parts):
+    o, lse = stacked(parts)
+    most = max(lse.max() for _, lse in parts)
+    weights = (lse - most).exp()
+    total = weights.sum(0)
+    return (weights[..., None] * o).sum(0) / total.clamp(min=1e-300)[..., None], most + total.log()
+
+
+@wrong(TASK, "the largest lse is that of each query and head, not of all", right_values=True)
+def one_maximum_for_all_outputs(parts):
+    o, lse = stacked(parts)
+    weights = (lse - lse.max()).exp()
+    return weighted(weights, o).nan_to_num(0), lse.logsumexp(0)
+
+
 @wrong(TASK, "−∞ − (−∞) is NaN", right_values=True)
 def of_nothing_is_nan(parts):
     o, lse = stacked(parts)
@@ -84,6 +100,29 @@ def by_the_chapters_sigmoid(parts):
 def keeps_what_nobody_saw(parts):
     o, lse = merged(parts)
     return torch.where(lse[..., None] > -math.inf, o, parts[0][0]), lse
+
+
+@wrong(TASK, "where no part has a key, o is 0", right_values=True)
+def returns_a_single_part_as_it_is(parts):
+    return merged(parts) if len(parts) > 1 else (parts[0][0].clone(), parts[0][1].clone())
+
+
+@wrong(TASK, "where no part has a key, lse is −∞", right_values=True)
+def largest_negative_for_minus_infinity(parts):
+    o, lse = stacked(parts)
+    lse = lse.nan_to_num()
+    return weighted(lse.softmax(0), o), lse.logsumexp(0)
+
+
+@wrong(TASK, "where no part has a key, lse is −∞", right_values=True)
+def least_for_minus_infinity(parts):
+    return merged([(o, lse.clamp(min=-1e4)) for o, lse in parts])
+
+
+@wrong(TASK, "where no part has a key, lse is −∞", right_values=True)
+def finite_lse(parts):
+    o, lse = merged(parts)
+    return o, lse.nan_to_num()
 
 
 @wrong(TASK, "where no part has a key, lse is −∞", right_values=True)

@@ -85,6 +85,19 @@ class Turning:
         return bool(k_at.min() <= q_at.max())
 
 
+class WaitsHalfway(Turning):
+    """Waits for the next block after the first pair of chunks of this one: a mistake of both directions."""
+
+    def pairs(self, hop):
+        for number, pair in enumerate(super().pairs(hop)):
+            yield pair
+            if number == 0 and hop < self.n - 1:
+                super().arrived(True, None)
+
+    def arrived(self, room, block):
+        return block if room is None else room
+
+
 class RightForward(Turning):
     """A right answer to ring_forward."""
 

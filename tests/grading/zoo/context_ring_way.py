@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from tests.grading.zoo.context_right import RightHomeward, RightRing, backward_keeper
+from tests.grading.zoo.context_right import RightHomeward, RightRing, WaitsHalfway, backward_keeper
 from tests.grading.zoo.wrong import Wrong, keeper, me
 
 ZOO: list[Wrong] = []
@@ -37,6 +37,29 @@ class WithoutTags(RightHomeward):
         room = torch.empty_like(self.home)
         dist.irecv(room, self.source()).wait()
         return room
+
+
+@backward("the same tag on both sides")
+class TagsTheSendOnly(RightHomeward):
+    def received(self):
+        room = torch.empty_like(self.home)
+        dist.irecv(room, self.source()).wait()
+        return room
+
+
+@wrong(TASK, "K and V went round twice: keep o and lse of forward", right_values=True)
+class RunsRingAgain(RightRing):
+    @staticmethod
+    def forward(ctx, q, k, v, positions, ring, attend_backward):
+        o, _ = ring(q, k, v, positions)
+        ctx.save_for_backward(q, k, v)
+        ctx.positions, ctx.ring, ctx.attend_backward = positions, ring, attend_backward
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        saved = *ctx.saved_tensors, *ctx.ring(*ctx.saved_tensors, ctx.positions)
+        return *RightHomeward()(saved, do, ctx.positions, ctx.attend_backward), None, None, None
 
 
 @backward("a rank's part for its own block stays at home", right_values=True)
@@ -154,6 +177,11 @@ class WaitsBeforeItComputes(RightHomeward):
 
     def arrived(self, room, block):
         return block if room is None else room
+
+
+@backward("wait only when all pairs of this block are computed", right_values=True)
+class WaitsAfterTheFirstPair(WaitsHalfway, RightHomeward):
+    pass
 
 
 @backward("Leave the pair out", right_values=True)

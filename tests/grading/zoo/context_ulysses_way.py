@@ -2,6 +2,8 @@
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as ready
+from torch.distributed import _functional_collectives as functional
 
 from tests.grading.zoo.context_right import RightUlysses, sent
 from tests.grading.zoo.wrong import Wrong, keeper, me
@@ -74,6 +76,42 @@ class GradientsDivided(GradientsNTimes):
         return sent(grad) / (self.n if self.later() else 1)
 
 
+@wrong(TASK, "the gradients are divided by N")
+class GradientsDividedTwice(RightUlysses):
+    def return_back(self, grad):
+        return sent(grad) / self.n
+
+
+@wrong(TASK, "torch.distributed.nn.functional is not allowed; hint: what is ready is no answer")
+class ReadyWithItsGradient(RightUlysses):
+    def swap(self, x):
+        return ready.all_to_all_single(torch.empty(x.shape, dtype=x.dtype), x.contiguous())
+
+
+@wrong(TASK, "torch.distributed._functional_collectives is not allowed; hint: what is ready is no answer")
+class ReadyFunctional(RightUlysses):
+    def swap(self, x):
+        return functional.all_to_all_single_autograd(x.contiguous(), None, None, dist.group.WORLD)
+
+
+@wrong(TASK, "out is not contiguous: torch.empty_like(x) has the strides of x")
+class RoomLikeWhatIsNotContiguous(RightUlysses):
+    def swap(self, x):
+        return Scattered.apply(x)
+
+
+class Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x.contiguous())
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Scattered.apply(grad)
+
+
 @wrong(TASK, "no number is a sum over ranks here")
 class GradientsReduced(RightUlysses):
     def return_back(self, grad):
@@ -104,6 +142,19 @@ class RepeatsAllHeads(RightUlysses):
     def __call__(self, q, k, v, positions, attention):
         k, v = (one.repeat(1, 1, q.shape[2] // one.shape[2], 1) for one in (k, v))
         return super().__call__(q, k, v, positions, attention)
+
+
+@wrong(TASK, "repeat key/value heads only as far as each rank gets one", right_values=True)
+class AllHeadsToAll(RightUlysses):
+    """Every rank gets all key/value heads, and takes its own."""
+
+    def __call__(self, q, k, v, positions, attention):
+        (self.r, self.n), self.p = me(), torch.cat(positions)
+        k, v = (self.of_all(x.expand(self.n, *x.shape))[:, :, self.mine(x.shape[2])] for x in (k, v))
+        return self.of_own(attention(self.of_all(self.heads(q)), k, v))
+
+    def mine(self, heads):
+        return list(range(self.r, heads, self.n)) or [self.r % heads]
 
 
 @wrong(TASK, "no rank needs all heads of all tokens", right_values=True)

@@ -11,15 +11,16 @@ from torch import Tensor
 from manyranks.grade.compare import sizes
 from manyranks.grade.context import given
 from manyranks.grade.context.attention import whole
+from manyranks.grade.context.ready import READY, YOURSELF
 from manyranks.grade.context.shards import Shards
 from manyranks.grade.context.task import ContextTask, tensor_of, untouched, values
 from manyranks.grade.context.travel import BACKWARD, FORWARD, calls_in
 from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import NOTHING, WAIT, Scene, Tensors, Wrong
-from manyranks.grade.tensor.ready import READY, YOURSELF
-from manyranks.grade.tensor.task import gradient, telling
+from manyranks.grade.tensor.task import gradient, slip, telling
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.measure.calls import Call
 
 _Y = "the result"
 _NAMES = ("the gradient of q", "the gradient of k", "the gradient of v")
@@ -65,8 +66,14 @@ _NOT_BACKWARD = "backward sends as many bytes as forward: the gradients of q, k,
 _MESSAGES = "an all-to-all is one call: dist.all_to_all_single, or dist.all_to_all with lists"
 _ONCE = "four all-to-alls in each direction are enough: q, k, v, and the result"
 _LESS = "q, k, v and the result all have to be exchanged"
+_SCATTERED = (
+    "out is not contiguous: torch.empty_like(x) has the strides of x. Make x contiguous first, or use torch.empty(x.shape, "
+    "dtype=x.dtype)"
+)
 _ROUNDED = "what is sent is {dtype}: float64 has to stay float64 on its way"
 _SHAPES = "rank r of N gets A/N query heads and max(G, N)/N key/value heads of all T tokens"
+_FACTORS = {1: _TIMES, 2: _TIMES, -1: _DIVIDED, -2: _DIVIDED}  # power of N -> hint; 2: in both exchanges on the way
+_ENOUGH = 4  # all-to-alls in each direction
 
 
 class Must(NamedTuple):
@@ -183,7 +190,8 @@ def _wrong(shards: Shards, right: list[Tensors]) -> Iterator[Wrong]:
         what = names[0] if len(names) == 1 else "q, k and v" if len(names) == 3 else "k and v"
         nothing = [own | {name: torch.zeros_like(own[name]) for name in names} for own in right]
         yield Wrong(_NONE.format(what=what.removeprefix("the gradient of ")), nothing)
-    for hint, times in ((_TIMES, shards.n), (_TIMES, shards.n**2), (_DIVIDED, 1 / shards.n)):
+    for power, hint in _FACTORS.items():
+        times = float(shards.n) ** power
         yield Wrong(hint, [{name: one if name == _Y else one * times for name, one in own.items()} for own in right])
     yield from _copied(shards, right)
 
@@ -211,6 +219,8 @@ def _run(shards: Shards, function: Callable, watch) -> Tensors:
     if not y.requires_grad:
         raise Stopped("the result has no graph", _NONE.format(what="q, k and v"))
     y.backward(do)
+    if watch.scattered:
+        slip(watch, "an all-to-all wrote to an out that is not contiguous", _SCATTERED)
     untouched(watch, arguments | {"the gradient of o": do}, before | {"the gradient of o": shards.upstream()[r]})
     return {_Y: found} | {name: gradient(leaf) for name, leaf in zip(_NAMES, leaves, strict=True)}
 
@@ -244,7 +254,7 @@ def _traffic(task: "ByHeads", trial: Trial) -> Verdict:
             if total != must.bytes:
                 there, here = sizes(total, must.bytes)
                 found = f"rank {rank} gave {there} to {len(calls)} all-to-alls in {phase}; right is {here}"
-                return Verdict(False, found, _why(trial, phase, total, {call.dtype for call in calls}))
+                return Verdict(False, found, _why(trial, phase, calls))
     if trial.unwaited:
         return Verdict(False, f"rank {trial.unwaited[0][0]} did not wait for its {trial.unwaited[0][1]}", WAIT)
     return Verdict(True)
@@ -256,15 +266,15 @@ def _instead(op: str) -> str:
     return _REDUCED if "reduce" in op else _GATHERED
 
 
-def _why(trial: Trial, phase: str, total: int, dtypes: set[str]) -> str:
-    must = trial.case.must
+def _why(trial: Trial, phase: str, calls: list[Call]) -> str:
+    must, total, dtypes = trial.case.must, sum(call.bytes for call in calls), {call.dtype for call in calls}
     if not total:
         return NOTHING if phase == FORWARD else _NOT_BACKWARD
     if dtypes != {"float64"}:
         return _ROUNDED.format(dtype=min(dtypes - {"float64"}))
-    if total == must.repeated:
-        return _REPEATED
-    return _ONCE if total > must.bytes else _NOT_BACKWARD if phase == BACKWARD else _LESS
+    if total < must.bytes:
+        return _NOT_BACKWARD if phase == BACKWARD else _LESS
+    return _REPEATED if total == must.repeated or len(calls) <= _ENOUGH else _ONCE
 
 
 @dataclass(frozen=True)

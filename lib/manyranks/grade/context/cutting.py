@@ -108,7 +108,8 @@ def _refusals(task: "Positions", trial: Trial) -> Verdict:
     said = [event.what.removeprefix(_REFUSES) for event in trial.answers[0].events if event.what.startswith(_REFUSES)]
     if not said:
         return Verdict(True)
-    return Verdict(False, f"{said[0]} raised no ValueError", _REFUSE if len(said) == len(_BAD) else _REFUSE_HALF)
+    tokens, ranks = (int(word) for word in said[0].split() if word.isdigit())
+    return Verdict(False, f"{said[0]} raised no ValueError", _REFUSE if tokens % ranks else _REFUSE_HALF)
 
 
 @cache
@@ -129,9 +130,9 @@ class Positions(ContextTask):
     )
 
     def better(self, trial: Trial, hint: str) -> str:
-        """A wrong shape comes first."""
+        """A wrong shape comes first, and then a wrong dtype."""
         got, right = trial.answers[0].tensors, trial.case.expected[0]
-        return _FORM if any(got[name].shape != right[name].shape for name in right) else hint
+        return _FORM if any(form(got[name]) != form(right[name]) for name in right) else hint
 
 
 _SHAPES = {1: (2,), 2: (), 3: (2, 3), 4: (1,), 5: ()}  # of what a token has

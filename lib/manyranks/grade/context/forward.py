@@ -8,23 +8,24 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from manyranks.grade.compare import same, sizes
+from manyranks.grade.compare import same
 from manyranks.grade.context import given, travel
 from manyranks.grade.context.attention import Pair, attend, merge
 from manyranks.grade.context.buffers import Buffers
+from manyranks.grade.context.holding import memory
 from manyranks.grade.context.layout import visible_pairs
+from manyranks.grade.context.ready import READY
 from manyranks.grade.context.shards import Shards, local
 from manyranks.grade.context.task import ContextTask, pair_of, untouched, values
 from manyranks.grade.context.travel import FORWARD, Must, messages
 from manyranks.grade.scripts import Scene, Tensors, Wrong
-from manyranks.grade.tensor.ready import READY, YOURSELF
+from manyranks.grade.tensor.ready import YOURSELF
 from manyranks.grade.tensor.task import telling
 from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.verdict import Aspect
 
 _O, _LSE = "o", "lse"
 _NEAR = 1e-9
-_PARTS = 3  # of one call of merge
 _CALL = "ring_forward"
 _OWN = "that is attention to the rank's own keys: those of the other ranks are missing"
 _ONE_LESS = "one block is missing: a rank computes with N blocks, its own and the N − 1 that come"
@@ -54,11 +55,8 @@ _NOT_AFTER = (
 )
 _LSE_ONLY = "o is right and lse is not: return the lse of all blocks, as merge gives it"
 _UNEXPLAINED = "attend(q, k, v, positions[r], positions[(r + hop) % N]), or halves of these, merged over N hops"
-_BLOCKS = (
-    "at most two blocks of K and V, the current and the next, and one result: let go of what has been computed with, and merge "
-    "as blocks come"
-)
-_LONG_LISTS = "merge as blocks come: N parts of a result are as long as the whole sequence"
+_ZERO_LSE = "an empty result has lse = −∞: with 0 it counts as exp(0) = 1"
+_HALVING = "each block's output is averaged with all that was before it: merge weighs them by their lse"
 _HALF_ODD = "cut what you have into two halves: queries, keys, values and positions alike"
 
 Blocks = list[tuple[int, int, int]]
@@ -101,6 +99,18 @@ def _one_side(before: bool) -> Callable[[int, int], Blocks]:
 
 def _outputs(of: Callable[[Tensor], Tensor]) -> Callable[[list[Pair]], Pair]:
     return lambda parts: (of(torch.stack([o for o, _ in parts])), parts[0][1])
+
+
+def _halved(parts: list[Pair]) -> Pair:
+    """The mean of each output and what was before it."""
+    o, lse = parts[0]
+    for other, _ in parts[1:]:
+        o = (o + other) / 2
+    return o, lse
+
+
+def _after_zeros(parts: list[Pair]) -> Pair:
+    return merge([tuple(map(torch.zeros_like, parts[0])), *parts])
 
 
 def _crossed(shards: Shards, r: int) -> Pair:
@@ -149,6 +159,8 @@ _WAYS = [
     (_NOT_AFTER, Way(_one_side(False))),
     *((_SUM, Way(hops(), join=_ADDED, pairs=pairs)) for pairs in (False, True)),
     *((_MEAN, Way(hops(), join=_AVERAGED, pairs=pairs)) for pairs in (False, True)),
+    *((_HALVING, Way(hops(), join=_halved, pairs=pairs)) for pairs in (False, True)),
+    (_ZERO_LSE, Way(hops(), join=_after_zeros)),
     *((_LAST, Way(hops(), join=lambda parts: parts[-1], pairs=pairs)) for pairs in (False, True)),
 ]
 
@@ -214,7 +226,7 @@ def must_of(shards: Shards, backward: int = 0, limit: int = 0) -> Must:
     n, pairs = shards.n, [visible_pairs(rank, shards.n) for rank in range(shards.n)]
     scores = [count * shards.chunk**2 for count in pairs]
     block = 2 * shards.of_heads(shards.kv_heads)
-    return Must(n - 1, backward, block, shards.heads // shards.kv_heads, scores, limit)
+    return Must(n - 1, backward, block, shards.heads // shards.kv_heads, scores, shards.tokens, limit)
 
 
 def note_of(shards: Shards) -> str:
@@ -231,19 +243,6 @@ def _scene(shards: Shards) -> Scene:
     return Scene(shards.n, partial(_run, shards), right, lambda: telling(right, _wrong(shards, right)), must, note_of(shards))
 
 
-def _memory(task: "Forward", trial: Trial) -> Verdict:
-    """No more than two blocks, and results of the rank's own queries only."""
-    limit = trial.case.must.limit
-    for rank, seen in enumerate(trial.answers):
-        parts = max((int(e.what.removeprefix(given.MERGED)) for e in seen.events if e.what.startswith(given.MERGED)), default=0)
-        if parts > _PARTS:
-            return Verdict(False, f"rank {rank} merged {parts} parts in one call; {_PARTS} are enough", _LONG_LISTS)
-        if limit and (most := max(seen.held, default=0) - seen.held[0]) > limit:
-            there, here = sizes(most, 2 * trial.case.must.bytes)
-            return Verdict(False, f"rank {rank} held {there} when it computed; two blocks of K and V have {here}", _BLOCKS)
-    return Verdict(True)
-
-
 @dataclass(frozen=True)
 class Forward(ContextTask):
     unexplained: ClassVar[str] = _UNEXPLAINED
@@ -257,7 +256,7 @@ class Forward(ContextTask):
         Aspect("sends K and V N − 1 times to rank r − 1, and nothing else", 0.3, messages),
         Aspect("computes while the next block is on its way", 0.15, partial(travel.overlap, 99, FORWARD)),
         Aspect("computes no pair of chunks of which nothing is seen", 0.1, partial(travel.work, FORWARD)),
-        Aspect("holds two blocks and one result", 0.1, _memory),
+        Aspect("holds two blocks and one result", 0.1, memory),
     )
 
     def better(self, trial: Trial, hint: str) -> str:

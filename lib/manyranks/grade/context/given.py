@@ -11,7 +11,7 @@ from manyranks.grade.context import attention as right
 from manyranks.grade.context.attention import Pair
 from manyranks.grade.journal import Stopped
 
-ATTENDED, MERGED = "scores ", "merged "  # marks
+ATTENDED, MERGED = "scores ", "merged "  # marks: whose keys, scores and queries; parts and queries
 _ROWS = "queries, their o, lse and do, and their positions have the same length, and so have keys, values and their positions"
 _SHAPES = "q_SBAD, k_TBGD and v_TBGD, whose batch and whose size of a head are the same"
 _PAIRS = "merge takes a list of pairs (o_SBAD, lse_SBA), of the same queries"
@@ -52,7 +52,7 @@ def merge(watch) -> Callable:
             raise Stopped("merge was given something else than a list of pairs of tensors", _PAIRS)
         if len({(o.shape, lse.shape) for o, lse in parts}) != 1:
             raise Stopped(f"merge was given {len(parts)} parts of different shapes", _PAIRS)
-        watch.mark(f"{MERGED}{len(parts)}")
+        watch.mark(f"{MERGED}{len(parts)} {len(parts[0][0])}")
         return right.merge([(o, lse) for o, lse in parts])
 
     return _named(merge)
@@ -108,7 +108,7 @@ def _fit(name: str, queries: tuple, keys: tuple) -> None:
 
 
 def _note(watch, places: list[Tensor], q_at: Tensor, k_at: Tensor) -> int:
-    """Notes whose keys they are, and how many scores; returns whose."""
+    """Notes whose keys they are, how many scores, and of how many queries; returns whose."""
     source = next((s for s, own in enumerate(places) if len(k_at) and (own == k_at[0]).any()), -1)
-    watch.mark(f"{ATTENDED}{source} {len(q_at) * len(k_at)}")
+    watch.mark(f"{ATTENDED}{source} {len(q_at) * len(k_at)} {len(q_at)}")
     return source

@@ -1,8 +1,9 @@
 """The task Ring: in backward, keys and values go round again, and their gradients travel home."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -14,15 +15,19 @@ from manyranks.grade.context import given, travel
 from manyranks.grade.context.attention import attend_backward
 from manyranks.grade.context.buffers import Buffers
 from manyranks.grade.context.forward import computed, must_of, note_of
+from manyranks.grade.context.ready import READY
 from manyranks.grade.context.shards import Shards, local
 from manyranks.grade.context.task import ContextTask, tensor_of, untouched, values
 from manyranks.grade.context.travel import BACKWARD, FORWARD, messages
 from manyranks.grade.journal import Stopped
+from manyranks.grade.report import Line
 from manyranks.grade.scripts import Scene, Tensors, Wrong
-from manyranks.grade.tensor.ready import READY, YOURSELF
+from manyranks.grade.tensor.ready import YOURSELF
 from manyranks.grade.tensor.task import gradient, telling
 from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.trouble import Notes
+from manyranks.grade.verdict import Aspect, Finding, Verdict
+from manyranks.measure.operators import POINT_TO_POINT
 
 _NAMES = ("the gradient of q", "the gradient of k", "the gradient of v")
 _LOOKS, _MOMENT = 6, 0.08  # seconds
@@ -58,6 +63,10 @@ _UPSTREAM = "the gradient that backward is given is not 1: do_SBAD is what atten
 _TAGS = (
     "perhaps gradients have been taken for K and V: messages from one rank arrive in the order in which they were sent, unless "
     "they have tags. Give gradients another one: tag=1, on both sides"
+)
+_ONE_SIDE = (
+    "a message is sent with one tag and waited for with another: the same tag on both sides, dist.isend(x, to, tag=1) and "
+    "dist.irecv(x, source, tag=1)"
 )
 _NONE = "there is no gradient: backward returns dq_SBAD, dk_SBGD and dv_SBGD first, and None for the other arguments"
 _HALVES = "the two chunks have changed places: a gradient's tokens stand in the order of the rank's tokens"
@@ -226,6 +235,18 @@ def _one_tag(trial: Trial) -> bool:
     return trial.case.n > 2 and len(sent) > 1 == len(set(sent))
 
 
+def _tagged_alike(notes: Notes) -> bool:
+    """Whether no message is waited for that was sent with another tag."""
+    met = Counter()
+    for rank, entries in notes.items():
+        for one in entries:
+            if one.op in POINT_TO_POINT:
+                pair = (rank, one.peer) if one.op == "send" else (one.peer, rank)
+                met[*pair, one.tag] += 1 if one.op == "send" else -1
+    sent = {key[:2] for key, more in met.items() if more > 0}
+    return not any(more < 0 and key[:2] in sent for key, more in met.items())
+
+
 @dataclass(frozen=True)
 class Homeward(ContextTask):
     unexplained: ClassVar[str] = _UNEXPLAINED
@@ -244,6 +265,13 @@ class Homeward(ContextTask):
         Aspect("computes no pair of chunks of which nothing is seen", 0.1, partial(travel.work, BACKWARD)),
         Aspect("keeps q, k, v, o and lse for backward", 0.1, _kept),
     )
+
+    def line(self, finding: Finding, function) -> Line:
+        """Where ranks wait for each other, tags may be why."""
+        line, trial = super().line(finding, function), finding.trial
+        if trial is None or not trial.trouble or not trial.trouble.deadlock or _tagged_alike(trial.notes):
+            return line
+        return replace(line, hint=f"{_ONE_SIDE}; {line.hint}")
 
     def better(self, trial: Trial, hint: str) -> str:
         """Where nothing explains them, messages may have been taken for others."""

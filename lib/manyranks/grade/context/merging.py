@@ -24,6 +24,10 @@ _NO_MAX = (
     "exp(1000) is more than float64 has, and exp(−1000) is 0: take the largest lse off before exp, and add it to the "
     "logarithm again"
 )
+_OF_ALL = (
+    "the largest lse is that of each query and head, not of all: next to +1000, exp(−1000 − 1000) is 0. torch.stack the parts' "
+    "lse, and take amax(0)"
+)
 _NAN = (
     "−∞ − (−∞) is NaN: where no part has a key, the largest lse is −∞ itself. Take a finite number off there: the weights are "
     "then 0, the logarithm of their sum is −∞, and o is 0, not 0/0"
@@ -57,23 +61,23 @@ def _ordinary(count: int) -> list[Pair]:
     return [(drawn(10 * count + i, _S, _B, _A, _D), drawn(500 + 10 * count + i, _S, _B, _A)) for i in range(count)]
 
 
-def _large() -> list[Pair]:
-    """Near 1000, or −1000, in a row; one in three is far below the others."""
+def _large(count: int) -> list[Pair]:
+    """All but the last near 1000, or all near −1000, for a query and head."""
     sign_SBA = drawn(70, _S, _B, _A).sign()
-    near = [(o, 1000 * sign_SBA + lse) for o, lse in _ordinary(2)]
-    return [*near, (drawn(71, _S, _B, _A, _D), -1000 * sign_SBA)]
+    signs = [*[sign_SBA] * (count - 1), -torch.ones_like(sign_SBA)]
+    return [(o, 1000 * sign + lse) for sign, (o, lse) in zip(signs, _ordinary(count), strict=True)]
 
 
-def _hidden() -> list[Pair]:
+def _hidden(count: int) -> list[Pair]:
     """Rows of which one part sees nothing, or two, or all."""
-    parts = [(o, lse.clone()) for o, lse in _ordinary(3)]
-    for part, rows in enumerate(((0, 1, 4), (1, 2), (1, 2, 4))):
-        parts[part][1][list(rows), :, 1:] = -math.inf
+    parts = [(o, lse.clone()) for o, lse in _ordinary(count)]
+    for (_, lse), rows in zip(parts, ((0, 1, 4), (1, 2), (1, 2, 4)), strict=False):
+        lse[list(rows), :, 1:] = -math.inf
     return parts
 
 
 def _parts(kind: str, count: int) -> list[Pair]:
-    return {_PLAIN: lambda: _ordinary(count), _LARGE: _large, _HIDDEN: _hidden}[kind]()
+    return {_PLAIN: _ordinary, _LARGE: _large, _HIDDEN: _hidden}[kind](count)
 
 
 def _run(kind: str, count: int, function: Callable, watch) -> Tensors:
@@ -95,6 +99,12 @@ def _weighted(weights: list[Tensor], parts: list[Pair], divided: bool = True) ->
 def _without_maximum(parts: list[Pair]) -> Tensors:
     weights = [lse.exp() for _, lse in parts]
     return {_O: _weighted(weights, parts), _LSE: sum(weights).log()}
+
+
+def _of_all(parts: list[Pair]) -> Tensor:
+    """With one maximum for all queries and heads; 0 where no weight is left."""
+    lse_PSBA = _stacked(parts)
+    return _weighted([*(lse_PSBA - lse_PSBA.max()).exp()], parts).nan_to_num(0)
 
 
 def _bare(parts: list[Pair]) -> list[Tensor]:
@@ -138,6 +148,7 @@ def _finite(parts: list[Pair]) -> Tensor:
 _KNOWN: list[tuple[str, Callable[[list[Pair]], Tensors]]] = [
     (_TWO, lambda parts: dict(zip((_O, _LSE), merge(parts[:2]), strict=True))),
     (_NO_MAX, _without_maximum),
+    (_OF_ALL, lambda parts: {_O: _of_all(parts)}),
     (_NAN, lambda parts: {_O: _weighted(_bare(parts), parts)}),
     (_NAN, lambda parts: {_O: _weighted([w.nan_to_num() for w in _bare(parts)], parts)}),
     (_GARBAGE, lambda parts: {_O: _garbage(parts)}),
@@ -162,11 +173,14 @@ _KNOWN: list[tuple[str, Callable[[list[Pair]], Tensors]]] = [
     (_NAN, lambda parts: {_LSE: _stacked(parts).amax(0) + sum(_bare(parts)).log()}),
     (_INFINITE, lambda parts: {_LSE: _finite(parts)}),
 ]
+_OF_ONE = {_NO_MAX, _NAN, _GARBAGE, _BASE, _LSE_SHIFTED, _INFINITE}  # that a single part shows
 
 
 def _wrong(parts: list[Pair], right: Tensors) -> Iterator[Wrong]:
     """Those of lse show where o is right."""
     for hint, make in _KNOWN:
+        if len(parts) == 1 and hint not in _OF_ONE:
+            continue
         found = make(parts)
         yield Wrong(hint, [{_O: right[_O]} | found if _O not in found else found])
 
@@ -174,7 +188,7 @@ def _wrong(parts: list[Pair], right: Tensors) -> Iterator[Wrong]:
 @cache
 def cases(n: int) -> list[Scene]:
     """One part, two and three; large scores; queries that see nothing."""
-    kinds = [(_PLAIN, 2), (_PLAIN, 3), (_PLAIN, 1), (_LARGE, 3), (_HIDDEN, 3)]
+    kinds = [(_PLAIN, 2), (_PLAIN, 3), (_PLAIN, 1), (_LARGE, 3), (_HIDDEN, 3), (_HIDDEN, 1)]
     return [_scene(kind, count) for kind, count in kinds]
 
 
@@ -204,10 +218,20 @@ class Merging(ContextTask):
     )
 
     def better(self, trial: Trial, hint: str) -> str:
-        """NaN among queries that see nothing has one cause."""
-        got = trial.answers[0].tensors
-        if trial.case.must == _HIDDEN and any(one.isnan().any() for one in got.values()):
-            return _NAN
+        """What is not finite, and should be, has few causes."""
+        got, right = trial.answers[0].tensors, trial.case.expected[0]
+        if trial.case.must == _HIDDEN:
+            return _of_hidden(got, right, hint)
         if trial.case.must == _LARGE and not all(one.isfinite().all() for one in got.values()):
-            return _NO_MAX
+            high = right[_LSE] > 0
+            return _OF_ALL if all(one[high].isfinite().all() for one in got.values()) else _NO_MAX
         return hint
+
+
+def _of_hidden(got: Tensors, right: Tensors, hint: str) -> str:
+    if any(one.isnan().any() for one in got.values()):
+        return _NAN
+    unseen = right[_LSE].isinf()
+    if not hint and got[_LSE][unseen].isfinite().any():
+        return _INFINITE
+    return hint

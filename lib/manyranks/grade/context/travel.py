@@ -24,6 +24,7 @@ _GATHERED = (
     "that is no ring: K and V go from rank to rank by isend and irecv, one block at a time. Who gathers them holds those of "
     "the whole sequence"
 )
+_BARRIER = "a barrier is no message of the ring: a rank that waits for what it receives waits long enough. Leave it out"
 _REDUCED = "a sum over ranks adds gradients of different tokens: those of a block travel with it, and come home to its own rank"
 _TOGETHER = "K and V go in one message, as do dK and dV: torch.stack((k, v)). Each message costs its latency"
 _TOO_FAR = "one hop too many: after N − 1 hops each block has been everywhere, and the N-th brings it home for nothing"
@@ -33,6 +34,7 @@ _OWN_AT_HOME = (
     "block's first stop abroad, which makes N − 1 hops"
 )
 _NO_WAY_HOME = "K and V go round again, N − 1 messages, and their gradients travel home, N − 1 messages"
+_TWICE = "K and V went round twice: keep o and lse of forward"
 _KV_AGAIN = "in backward, K and V have to go round again, N − 1 messages, for they were not kept"
 _REPEATED = "send key/value heads as they are: {times} query heads share one, and repeated it is sent {times} times"
 _ROUNDED = "what is sent is {dtype}: float64 has to stay float64 on its way"
@@ -41,6 +43,7 @@ _LATE = (
     "begin to send and to receive the next block before you compute with this one: isend, irecv, compute, and only then wait"
 )
 _WAITED = "the next block has to be under way while this one is computed: wait() after computing, and not before"
+_HALFWAY = "the next block has to be under way while this one is computed: wait only when all pairs of this block are computed"
 _ONE_BY_ONE = "a rank computes with N blocks, those of the ranks r, r + 1, r + 2, … modulo N, with their positions"
 _UNSEEN = "use what the check hands in for all scores: it notes what is computed"
 _HIDDEN = (
@@ -50,7 +53,8 @@ _HIDDEN = (
 
 
 class Must(NamedTuple):
-    """forward, backward: messages of a rank; bytes: of each; times: query heads of one key/value head; scores: of each rank.
+    """forward, backward: messages of a rank; bytes: of each; times: query heads of one key/value head; scores: of each rank;
+    tokens: of a rank.
 
     limit: bytes that may be held; 0 where they are not counted.
     """
@@ -60,6 +64,7 @@ class Must(NamedTuple):
     bytes: int
     times: int
     scores: list[int]
+    tokens: int
     limit: int = 0
 
 
@@ -112,7 +117,7 @@ def _of_rank(trial: Trial, rank: int, phase: str, calls: list[Call]) -> tuple[st
     must, n = trial.case.must, trial.case.n
     count = getattr(must, phase)
     if others := [call.op for call in calls if call.op not in ("send", "recv")]:
-        return f"called {others[0]}", _REDUCED if "reduce" in others[0] else _GATHERED
+        return f"called {others[0]}", _of_others(others[0])
     sent = [call for call in calls if call.op == "send"]
     peers = Counter(call.peer for call in sent)
     if set(peers) - {(rank - 1) % n}:
@@ -123,6 +128,12 @@ def _of_rank(trial: Trial, rank: int, phase: str, calls: list[Call]) -> tuple[st
         return None
     there, here = sizes(total, right)
     return f"sent {there} in {len(sent)} messages; right is {here} in {count}", _why(sent, must, phase, n)
+
+
+def _of_others(op: str) -> str:
+    if op == "barrier":
+        return _BARRIER
+    return _REDUCED if "reduce" in op else _GATHERED
 
 
 def _peers_hint(peers: set[int], rank: int, n: int) -> str:
@@ -148,18 +159,28 @@ def _why(sent: list[Call], must: Must, phase: str, n: int) -> str:
 
 
 def _by_count(sent: int, count: int, n: int) -> str:
+    if sent == 3 * (n - 1) and n > 2:  # of two ranks, gradients that travel N times are as many
+        return _TWICE
     if sent == count + 1:
         return _OWN_AT_HOME
     return _TOO_FAR if sent > count else _NO_WAY_HOME if sent <= n else _TOO_NEAR
 
 
-def _marked(what: str) -> tuple[int, int]:
-    source, scores = what.removeprefix(ATTENDED).split()
-    return int(source), int(scores)
+class Attended(NamedTuple):
+    """What a mark of attend says."""
+
+    source: int
+    scores: int
+    queries: int
+
+
+def attended(event: Event) -> Attended | None:
+    """None where the event is another one."""
+    return Attended(*map(int, event.what.removeprefix(ATTENDED).split())) if event.what.startswith(ATTENDED) else None
 
 
 def overlap(blocks: int, phase: str, task: "ContextTask", trial: Trial) -> Verdict:
-    """The first blocks, so many, are computed while the next one is under way."""
+    """The first blocks, so many, are computed while the next one is under way, from their first pair of chunks to the last."""
     n = trial.case.n
     for rank, seen in enumerate(trial.answers):
         began = _began(seen.events, phase)
@@ -169,30 +190,37 @@ def overlap(blocks: int, phase: str, task: "ContextTask", trial: Trial) -> Verdi
             return Verdict(
                 None, f"not judged: rank {rank} computed with {len(began)} of {n} blocks in a ring's order", _ONE_BY_ONE
             )
-        for number, count in enumerate([*began.values()][: min(blocks, n - 1)], 1):
-            if why := _not_under_way(count, number):
+        for number, (first, last) in enumerate([*began.values()][: min(blocks, n - 1)], 1):
+            if why := _not_under_way(first, number):
                 return Verdict(False, f"rank {rank} began to compute with its block {number} of {n} {why[0]}", why[1])
+            if _waited(last):
+                found = f"rank {rank} computed a part of its block {number} of {n} when it had waited for the next one"
+                return Verdict(False, found, _HALFWAY)
     return Verdict(True)
 
 
-def _began(events: list[Event], phase: str) -> dict[int, Counter]:
-    """For each block that a rank computed with, in order, what it had done so far."""
+def _began(events: list[Event], phase: str) -> dict[int, tuple[Counter, Counter]]:
+    """For each block that a rank computed with, in order, what it had done before the first pair of chunks, and the last."""
     at, count, began = "", Counter(), {}
     for event in events:
         at = event.what if event.kind == "mark" and event.what in (FORWARD, BACKWARD) else at
         if at == phase:
-            count[event.what if event.kind == "call" else event.kind] += 1
-            if event.what.startswith(ATTENDED):
-                began.setdefault(_marked(event.what)[0], count.copy())
+            count[event.what if event.kind == "call" or event.what == buffers.ARRIVED else event.kind] += 1
+            if mark := attended(event):
+                now = count.copy()
+                began[mark.source] = began.get(mark.source, (now,))[0], now
     return began
 
 
 def _not_under_way(count: Counter, blocks: int) -> tuple[str, str] | None:
     if min(count["send"], count["recv"]) < blocks:
         return "before it had begun to send and to receive the next one", _LATE
-    if count["wait"] > count["send"] + count["recv"] - 2:
-        return "when it had waited for the next one", _WAITED
-    return None
+    return ("when it had waited for the next one", _WAITED) if _waited(count) else None
+
+
+def _waited(count: Counter) -> bool:
+    """Whether less is under way than one block that is sent, and one that comes."""
+    return count[buffers.ARRIVED] > count["send"] + count["recv"] - 2
 
 
 def work(phase: str, task: "ContextTask", trial: Trial) -> Verdict:
@@ -201,7 +229,8 @@ def work(phase: str, task: "ContextTask", trial: Trial) -> Verdict:
         at, got = "", 0
         for event in seen.events:
             at = event.what if event.kind == "mark" and event.what in (FORWARD, BACKWARD) else at
-            got += _marked(event.what)[1] if at == phase and event.what.startswith(ATTENDED) else 0
+            mark = attended(event)
+            got += mark.scores if mark and at == phase else 0
         right = trial.case.must.scores[rank]
         if not got:
             return Verdict(False, f"rank {rank} did not call the function that the check hands in", _UNSEEN)

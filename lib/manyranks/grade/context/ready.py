@@ -1,0 +1,9 @@
+"""What was ready, the library's or PyTorch's, all-to-alls with a way back among it, is refused: calls of it raise Stopped."""
+
+from manyranks.grade.tensor import ready
+
+READY = (*ready.READY, "torch.distributed.nn", "torch.distributed._functional_collectives")
+YOURSELF = (
+    "what is ready is no answer: call dist.all_to_all_single or dist.all_to_all yourself, in a torch.autograd.Function whose "
+    "backward sends the gradients back"
+)
