@@ -16,6 +16,10 @@ class GPTConfig:
     seq: the longest sequence. kv_heads: None means heads. dropout: a probability. tied: the head
     is the token embedding. ffn: None means 4·hidden, and for "llama", whose MLP has three
     matrices, two thirds of that, rounded up to a multiple of 32.
+    experts: routed ones, in all layers but the first dense_layers; a token goes to top_k of them
+    and to every shared one. expert_ffn: of one of either; None: so that top_k of them are as large
+    as one MLP, but at least 32. scores, expert_groups, groups_per_token, capacity, auxiliary,
+    bias_speed: as parallel.expert.Router's. Experts need style "llama".
     style: "llama" has RMSNorm, rotary positions, a gated SiLU MLP and no biases; "gpt2" has
     LayerNorm, learned positions, a GELU MLP and biases.
     Raises ValueError, naming the field, for sizes that are not allowed or do not go together.
@@ -31,6 +35,17 @@ class GPTConfig:
     dropout: float = 0.0
     style: str = "llama"
     tied: bool = True
+    experts: int = 0
+    top_k: int = 2
+    expert_ffn: int | None = None
+    shared_experts: int = 0
+    dense_layers: int = 0
+    expert_groups: int = 1
+    groups_per_token: int = 1
+    scores: str = "softmax"
+    capacity: float | None = None
+    auxiliary: float = 0.0
+    bias_speed: float = 0.0
 
     def __post_init__(self):
         if self.style not in STYLES:
@@ -42,6 +57,11 @@ class GPTConfig:
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout!r}: a probability, 0 or more and below 1")
+        if self.experts and self.style != "llama":
+            raise ValueError(
+                f"experts={self.experts} with style={self.style!r}: experts are gated and have no "
+                'biases; say style="llama"'
+            )
         head_size = self.shape().head_size
         if head_size % 2 and self.style == "llama":
             raise ValueError(
@@ -55,9 +75,19 @@ class GPTConfig:
         ffn = usual if self.ffn is None else self.ffn
         sizes = (self.layers, self.hidden, ffn, self.heads, self.vocab, self.kv_heads)
         options = {"tied": self.tied, "dropout": self.dropout > 0}
+        if self.experts:
+            options |= self._experts(ffn)
         if self.style == "gpt2":
             options |= {"gated": False, "norm": "layernorm", "bias": True, "positions": self.seq}
         return ModelShape(f"small {self.style}", *sizes, **options)
+
+    def _experts(self, ffn: int) -> dict[str, int]:
+        """The router's biases are no parameters: no gradient moves them."""
+        names = ("experts", "top_k", "shared_experts", "dense_layers")
+        names += ("expert_groups", "groups_per_token")
+        usual = max(32, ffn // self.top_k // 32 * 32)
+        expert_ffn = usual if self.expert_ffn is None else self.expert_ffn
+        return {name: getattr(self, name) for name in names} | {"expert_ffn": expert_ffn}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from manyranks.training.config import GPTConfig
 from manyranks.training.initial import initialise
+from manyranks.training.moe import MoE
 
 _ROTARY_BASE = 10_000.0
 
@@ -28,7 +29,8 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        shape = config.shape()
+        self.layers = nn.ModuleList(Layer(config, shape.is_moe(i)) for i in range(config.layers))
         self.head = Head(config)
         if config.tied:
             self.head.projection.weight = self.embedding.tokens.weight
@@ -65,12 +67,12 @@ class Embedding(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); moe: whether the MLP is made of experts."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, moe: bool = False):
         super().__init__()
         self.attention_norm, self.attention = norm(config), Attention(config)
-        self.mlp_norm, self.mlp = norm(config), MLP(config)
+        self.mlp_norm, self.mlp = norm(config), _mixture(config) if moe else MLP(config)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
@@ -133,12 +135,12 @@ class CausalAttention(nn.Module):
 class MLP(nn.Module):
     """GELU, or gated by SiLU. Source of the gate: SwiGLU, arXiv 2002.05202."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, ffn: int | None = None):
         super().__init__()
         shape = config.shape()
-        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=shape.bias) if shape.gated else None
-        self.up = nn.Linear(shape.hidden, shape.ffn, bias=shape.bias)
-        self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.bias)
+        h, f = shape.hidden, ffn or shape.ffn
+        self.gate = nn.Linear(h, f, bias=shape.bias) if shape.gated else None
+        self.up, self.down = nn.Linear(h, f, bias=shape.bias), nn.Linear(f, h, bias=shape.bias)
         self.project = each
 
     def forward(self, x_BSH: Tensor) -> Tensor:
@@ -146,6 +148,12 @@ class MLP(nn.Module):
             return self.down(F.gelu(*self.project(x_BSH, self.up)))
         up_BSF, gate_BSF = self.project(x_BSH, self.up, self.gate)
         return self.down(F.silu(gate_BSF) * up_BSF)
+
+
+def _mixture(config: GPTConfig) -> MoE:
+    shape = config.shape()
+    shared = shape.shared_experts * shape.shared_ffn  # side by side they are one wide MLP
+    return MoE(config, MLP(config, shared) if shared else None)
 
 
 def each(x: Tensor, *linears: nn.Module) -> list[Tensor]:

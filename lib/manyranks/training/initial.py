@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 _DEVIATION = 0.02  # of every matrix, as in GPT-2
+_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
 
 
 def initialise(model: nn.Module, layers: int, seed: int) -> None:
@@ -22,6 +23,6 @@ def initialise(model: nn.Module, layers: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
         drawn.normal_(0, _DEVIATION, generator=generator)
-        residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+        residual = name.endswith(_RESIDUAL)
         with torch.no_grad():
             parameter.copy_(drawn / math.sqrt(2 * layers) if residual else drawn)

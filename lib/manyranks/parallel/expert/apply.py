@@ -1,0 +1,232 @@
+"""Expert parallelism applied from outside, inside data parallelism.
+
+    mesh = init_device_mesh("cpu", (N // e, e), mesh_dim_names=("replicas", "experts"))
+    model = ExpertParallel(GPT(config), mesh=mesh)
+    (loss(model(tokens_BS), targets_BS) + model.auxiliary_loss()).backward()
+    model.finish(); optimizer.step()
+
+Every rank has sequences of its own and, of each layer, E/e experts; e ranks have them all.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from manyranks.parallel import replicas
+from manyranks.parallel.collectives.messages import members
+from manyranks.parallel.expert.balance import move_biases, take_counts
+from manyranks.parallel.expert.dispatch import Group, one_hop
+from manyranks.parallel.expert.experts import Experts
+from manyranks.parallel.expert.routing import Router
+from manyranks.parallel.expert.two_hops import two_hops
+from manyranks.parallel.parts import matching, sum_gradients
+
+AXES = (
+    ("replicas", "experts"),
+    ("experts",),
+    ("replicas", "nodes", "inside"),
+    ("nodes", "inside"),
+)
+
+
+class ExpertParallel(nn.Module):
+    """A model whose experts are dealt to ranks; all else of it is on every rank.
+
+    module: changed in place; its weights become those of the group's rank 0. experts: a
+    pattern of the names of its Experts. group: all ranks that share the batch. mesh: of
+    those ranks, in their order, with the axes "replicas" (if there are any) and "experts",
+    or for two hops "nodes" and "inside" instead; None: all are one expert-parallel group.
+    reduce_dense: False leaves the gradients of all but the experts to another, as to a
+    ZeroOptimizer of dense_parameters(); that of expert_parameters() is for .replicas.
+    .load_LE: after finish(), the copies that each expert of each layer was to get, over all
+    ranks and micro-batches of the step.
+    Raises ValueError for a mesh of other axes or ranks, for models that differ, and where
+    the ranks do not divide the experts.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        experts: str = "layers.*.mlp.experts",
+        group: Group = None,
+        mesh: DeviceMesh | None = None,
+        reduce_dense: bool = True,
+    ):
+        super().__init__()
+        self.group, self.ranks = group, len(members(group).ranks)
+        self.replicas, self._axes = _groups(mesh, group)
+        self.degree = math.prod(dist.get_world_size(axis) for axis in self._axes)
+        self._experts = dict(matching(module, experts))
+        for name, found in self._experts.items():
+            _check(name, found, self.degree)
+        replicas.check_same(module, group)
+        replicas.broadcast([*module.parameters(), *module.buffers()], group)
+        self.module, self.reduce_dense, self._accumulates = module, reduce_dense, False
+        for found in self._experts.values():
+            self._deal(found)
+        self._routers = [m for m in module.modules() if isinstance(m, Router)]
+        for router in self._routers:
+            router.ranks, router.group = self.ranks, group
+        self.load_LE: Tensor | None = None
+
+    def forward(self, *args, **kwargs):
+        """The module's. All ranks of the group call it together."""
+        return self.module(*args, **kwargs)
+
+    def auxiliary_loss(self) -> Tensor:
+        """The sum over the routers of the latest forward; add it to the loss.
+
+        Raises ValueError where its gradient got lost, as in a checkpointed layer.
+        """
+        losses = [router.loss for router in self._routers if router.loss is not None]
+        learns = any(router.weight.requires_grad for router in self._routers)
+        if torch.is_grad_enabled() and learns and any(not x.requires_grad for x in losses):
+            raise ValueError(
+                "a router's loss has no gradient: its layer ran without one, or inside a "
+                "checkpoint; leave the router out of it, or balance by bias_speed"
+            )
+        return torch.stack(losses).sum() if losses else torch.zeros(())
+
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """Those that only this rank and its replicas have."""
+        return [p for experts in self._experts.values() for p in experts.parameters()]
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """Those that all ranks have: attention, routers, shared experts and so on."""
+        own = set(self.expert_parameters())
+        return [p for p in self.module.parameters() if p not in own]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of the micro-batches inside are added up; finish() does nothing."""
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """After backward: each gradient becomes that of the mean of all ranks' losses.
+
+        What all ranks have is averaged over all. An expert has seen the tokens of its e
+        ranks, which a hook has divided by e; its mean is over the replicas. The routers'
+        biases move. Call it once a step, after the last backward.
+        """
+        if self._accumulates:
+            return
+        if self.reduce_dense:
+            _average(self.dense_parameters(), self.group)
+        if self.replicas is not None:
+            _average(self.expert_parameters(), self.replicas)
+        self.load_LE = take_counts(self._routers)
+        dist.all_reduce(self.load_LE, group=self.group)
+        move_biases(self._routers, self.load_LE)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, most: float) -> Tensor:
+        """Scales the gradients: their 2-norm, over all ranks' experts, is at most this.
+
+        After finish(), with all gradients reduced. Returns the norm before.
+        """
+        experts = _squares(self.expert_parameters())
+        for axis in self._axes:
+            dist.all_reduce(experts, group=axis)
+        norm = (_squares(self.dense_parameters()) + experts).sqrt()
+        scale = (most / (norm + 1e-6)).clamp(max=1.0)
+        for p in self.module.parameters():
+            if p.grad is not None:
+                p.grad.mul_(scale.to(p.grad.dtype))
+        return norm
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The module's state_dict, with all experts, on every rank; all ranks call it."""
+        state = dict(self.module.state_dict())
+        for name in self._expert_names():
+            state[name] = self._whole(state[name])
+        return state
+
+    def load_full_state_dict(self, state: dict[str, Tensor]) -> None:
+        """From a state with all experts, of any degree; each rank takes its own."""
+        own = {name: self._part(state[name]) for name in self._expert_names()}
+        self.module.load_state_dict({**state, **own})
+
+    def _expert_names(self) -> list[str]:
+        parts = ("gate", "up", "down")
+        return [f"{name}.{part}" for name in self._experts for part in parts]
+
+    def _deal(self, experts: Experts) -> None:
+        """Keeps this rank's experts, and has rows travel to the others."""
+        total = len(experts.gate)
+        for p in experts.parameters():
+            p.data = self._part(p.data)
+            if p.requires_grad and self.degree > 1:
+                p.register_hook(partial(torch.mul, other=1 / self.degree))
+        hop = one_hop if len(self._axes) == 1 else two_hops
+        experts.hop = partial(_hop, hop, total, self._axes)
+
+    def _part(self, whole_EOI: Tensor) -> Tensor:
+        for axis in self._axes:
+            whole_EOI = whole_EOI.chunk(dist.get_world_size(axis))[dist.get_rank(axis)]
+        return whole_EOI.clone()
+
+    def _whole(self, part_EOI: Tensor) -> Tensor:
+        for axis in reversed(self._axes):
+            n = dist.get_world_size(axis)
+            out = part_EOI.new_empty(n * len(part_EOI), *part_EOI.shape[1:])
+            dist.all_gather_single(out, part_EOI, group=axis)
+            part_EOI = out
+        return part_EOI
+
+
+def _hop(hop, total: int, axes: list[Group], x_TH: Tensor, routing, compute) -> Tensor:
+    return hop(x_TH, routing, compute, total, *axes)
+
+
+def _average(parameters: Iterable[nn.Parameter], group: Group) -> None:
+    parameters = list(parameters)
+    sum_gradients(parameters, group)
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.div_(dist.get_world_size(group))
+
+
+def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
+    norms = [p.grad.norm() for p in parameters if p.grad is not None]
+    return torch.stack(norms).square().sum() if norms else torch.zeros(())
+
+
+def _groups(mesh: DeviceMesh | None, group: Group) -> tuple[Group, list[Group]]:
+    """Ranks with the same experts, None for no others; by axis, those with all."""
+    if mesh is None:
+        return None, [group]
+    names = mesh.mesh_dim_names
+    if names not in AXES:
+        known = " or ".join(str(axes) for axes in AXES)
+        raise ValueError(f"a mesh with the axes {names}: give {known}")
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if mesh.mesh.flatten().tolist() != ranks:
+        raise ValueError(
+            f"a mesh of the ranks {mesh.mesh.tolist()} for a group of {ranks}: give these, "
+            "in this order"
+        )
+    alike = mesh.get_group("replicas") if "replicas" in names else None
+    return alike, [mesh.get_group(name) for name in names if name != "replicas"]
+
+
+def _check(name: str, experts: nn.Module, degree: int) -> None:
+    if not isinstance(experts, Experts):
+        raise ValueError(f"{name} is {type(experts).__name__}: give the name of an Experts")
+    if experts.hop.func is _hop:
+        raise ValueError(f"{name} is dealt to ranks already: build the model anew")
+    if len(experts.gate) % degree:
+        raise ValueError(
+            f"{len(experts.gate)} experts of {name} on {degree} ranks: give a number of "
+            "ranks that divides them"
+        )
