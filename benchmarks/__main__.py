@@ -15,6 +15,7 @@ GROUPS = (
     "pipeline",
     "tensor",
     "context",
+    "expert",
 )
 
 

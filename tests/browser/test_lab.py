@@ -29,6 +29,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_05_explorer": ("05_pipeline", "import show", "pipeline.explorer("),
     "chapter_06_explorer": ("06_tensor", "import show", "tensor.explorer("),
     "chapter_07_explorer": ("07_context", "import show", "context.explorer("),
+    "chapter_08_explorer": ("08_expert", "import show", "expert.explorer("),
 }
 
 
@@ -259,6 +260,35 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
         explorer.move(model, 2)
         explorer.move(variant)
         assert explorer.status().startswith("Not possible: small GPT: n=16 does not divide heads=4, as Ulysses needs")
+
+
+def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapters):
+    with chapters.pictured(name := "chapter_08_explorer"):
+        explorer = explorer_in(chapters, name)
+        model, cluster, stages, experts, tensor, nodes, imbalance, schedule = explorer.controls()
+        pictures, lines = explorer.seen(
+            lambda: explorer.drag(tensor, 300),
+            lambda: explorer.drag(tensor, -300),
+            lambda: explorer.drag(imbalance, 300),
+            lambda: explorer.move(schedule, 2),
+            lambda: explorer.move(nodes, -1),
+            lambda: explorer.move(experts, -1),
+            lambda: explorer.move(stages),
+            lambda: explorer.move(cluster),
+            lambda: explorer.move(model),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to TP 8 and back
+        assert lines[0].startswith("deepseek-v3 on 2,048 GPUs, h800, PP 16 × EP 64, TP 1, DP 128, dualpipe: 19.7 s a step")
+        assert "EP 16 (asked: 64, but there are 16 DP ranks), TP 8, DP 16, dualpipe: 91.1 s a step" in lines[1]
+        assert "Limit: all wait for the fullest rank" in lines[3]
+        assert "1f1b: " in lines[4]
+        assert "PP 32 × EP 32, TP 1" in lines[7]
+        assert "h100-dgx" in lines[8]
+        assert lines[9].startswith("deepseek-v2 on 1,024 GPUs")
+        explorer.move(model, -1)
+        explorer.drag(stages, -300)
+        assert explorer.status().startswith("Not possible: batch=15360 is not a multiple of dp·microbatch = 2048·1")
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

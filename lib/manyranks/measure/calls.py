@@ -35,7 +35,8 @@ class Call:
     a collective: among the group's collectives, of a message: among those to (or from) this peer with this tag; dtype;
     is_async: whether the caller goes on before it is done; started, finished: seconds of time.perf_counter, finished None
     while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message;
-    kept: bytes of an all_to_all that stay on this rank; number: its place among the rank's calls, from 0.
+    parts: bytes of an all_to_all for each of `ranks`; kept: those that stay on this rank; received: those that it brings, with
+    the kept ones; number: its place among the rank's calls, from 0.
     """
 
     op: str
@@ -50,7 +51,9 @@ class Call:
     finished: float | None = None
     where: Place | str | None = None
     tag: int = 0
+    parts: tuple[int, ...] = ()
     kept: int = 0
+    received: int = 0
     number: int = 0
 
     def finish(self) -> None:
@@ -163,7 +166,8 @@ class Recorder:
             key, is_async = group, bool(named.get("async_op", False))
         call = Call(op, size, group, ranks, peer, self.counts[key], dtype, is_async, 0.0, where=here(), tag=tag)
         if op == "all_to_all":
-            call.kept = operators.kept(named, ranks.index(dist.get_rank()))
+            call.parts, call.received = operators.parts(named), operators.received(named)
+            call.kept = call.parts[ranks.index(dist.get_rank())]
         call.number = self.issued
         self.counts[key] += 1
         self.issued += 1

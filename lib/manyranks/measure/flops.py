@@ -1,6 +1,5 @@
-"""FLOPs, by FlopCounterMode with what it leaves out (the CPU's attention, products added in place), and bytes moved."""
+"""FLOPs, as FlopCounterMode has them, with what it leaves out (the CPU's attention, products added in place), and bytes moved."""
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 _aten = torch.ops.aten
 
@@ -25,15 +24,17 @@ def _added_product(sum_shape, first_shape, second_shape, *args, out_shape=None, 
     return 2 * math.prod(first_shape) * second_shape[-1]
 
 
-LEFT_OUT = {
+_LEFT_OUT = {
     _aten.addmm_: _added_product,
     _aten.baddbmm_: _added_product,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
+_FLOPS = {**flop_registry, **{operator: shape_wrapper(count) for operator, count in _LEFT_OUT.items()}}
+LOOKUPS = {f"aten::{name}" for name in ("index", "index_select", "embedding", "gather", "take")}
 
 
-class WorkCounter(contextlib.ExitStack):
+class WorkCounter(TorchDispatchMode):
     """A context manager: `flops` and `bytes` say what the operators inside it have done so far.
 
     flops: of matmuls, convolutions and attention; a multiply-add counts as two, attention in full also under a causal mask.
@@ -44,34 +45,21 @@ class WorkCounter(contextlib.ExitStack):
     a part of an argument (x[i] = y), and what leaves an argument unread (fill_, copy_).
     """
 
-    def __enter__(self) -> "WorkCounter":
-        super().__enter__()
-        self._flops = self.enter_context(FlopCounterMode(display=False, custom_mapping=LEFT_OUT))
-        self._moved = self.enter_context(_MovedBytes())
-        return self
-
-    @property
-    def flops(self) -> int:
-        return self._flops.get_total_flops()
-
-    @property
-    def bytes(self) -> int:
-        return self._moved.total
-
-
-LOOKUPS = {f"aten::{name}" for name in ("index", "index_select", "embedding", "gather", "take")}
-
-
-class _MovedBytes(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.total = 0
+        self.flops = self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if _is_composite(func):  # in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if count := _FLOPS.get(func._overloadpacket):
+            self.flops += count(*args, **kwargs, out_val=out)
         if _moves(func):
             source, rest = (out, args[1:]) if func._schema.name in LOOKUPS else ((), args)
-            self.total += sum(map(touched_bytes, _tensors((source, rest, kwargs, out))))
+            self.bytes += sum(map(touched_bytes, _tensors((source, rest, kwargs, out))))
         return out
 
 
@@ -83,15 +71,15 @@ def as_one_operator(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def fused(*args, **kwargs):
-        counters = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _MovedBytes)]
-        before = [counter.total for counter in counters]
+        counters = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, WorkCounter)]
+        before = [counter.bytes for counter in counters]
         given = _tensors((args, kwargs))
         versions = [x._version for x in given]
         out = function(*args, **kwargs)
         written = [x for x, version in zip(given, versions, strict=True) if x._version != version]
         moved = sum(map(touched_bytes, (*given, *written, *_tensors(out))))
         for counter, total in zip(counters, before, strict=True):
-            counter.total = min(counter.total, total + moved)  # one that had nothing to do has moved nothing
+            counter.bytes = min(counter.bytes, total + moved)  # one that had nothing to do has moved nothing
         return out
 
     return fused
@@ -108,6 +96,12 @@ def touched_bytes(x: torch.Tensor) -> int:
         span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
         elements = min(elements, span)
     return elements * x.element_size()
+
+
+@functools.cache
+def _is_composite(func) -> bool:
+    """Whether it is made of operators that autograd knows, and comes here whole only where that is off."""
+    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 @functools.cache

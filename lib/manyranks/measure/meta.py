@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from manyranks.measure.flops import as_one_operator
 
@@ -25,6 +26,8 @@ def without_numbers() -> Iterator[None]:
     the operators between; m.replay puts it on a cluster's clock. As on GPUs, reduce-scatters are the backend's own, and
     attention is one operator that never writes its scores. What depends on numbers (indexing by a mask, .item()) fails. Known:
     point to point, and all-reduce, all-gather, reduce-scatter and all-to-all of tensors.
+
+    Tensors made before keep their numbers, are sent, and serve as indices and masks of those without: a routing can be real.
     """
     group, library = dist.group.WORLD, torch.library.Library("c10d", "IMPL")
     gloo = group._get_backend(torch.device("cpu"))
@@ -36,8 +39,10 @@ def without_numbers() -> Iterator[None]:
             library.impl(name, lambda out, *_, **__: (out, _over()), "Meta")
         with (
             torch.device("meta"),
+            _Mixed(),
             patch.object(dist, "get_backend", lambda *_: "nccl"),
             patch.object(F, "scaled_dot_product_attention", _attention),
+            patch.object(torch, "is_autocast_enabled", _autocasts),
         ):
             yield
     finally:
@@ -66,6 +71,20 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, enable_
     group = q.shape[1] // k.shape[1] if enable_gqa else 1
     k, v = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (k, v))
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=is_causal)[0]
+
+
+class _Mixed(TorchDispatchMode):
+    """Tensors with numbers that an operator of one without takes, as its indices or mask, count as without."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+            args = tree_map_only(Tensor, lambda x: x if x.is_meta else torch.empty_like(x, device="meta"), args)
+        return func(*args, **(kwargs or {}))
+
+
+def _autocasts(device: str = "cuda", _enabled=torch.is_autocast_enabled) -> bool:
+    """PyTorch's own refuses a device that it has no autocast for."""
+    return torch.amp.is_autocast_available(device) and _enabled(device)
 
 
 def _over() -> torch.ScriptObject:

@@ -29,6 +29,7 @@ NAMES = {
 POINT_TO_POINT = ("send", "recv")
 # The argument that holds what this rank puts in (for a recv: what it takes out).
 _PAYLOAD = ("input_tensors", "input_tensor", "input", "inputs", "input_list", "tensors")
+_OUT = ("output_tensors", "output")
 _PEER = ("dst", "src", "root_rank")
 
 
@@ -48,16 +49,21 @@ def payload(op: str, named: dict) -> tuple[int, str]:
     return sum(t.numel() * t.element_size() for t in tensors), dtype
 
 
-def kept(named: dict, position: int) -> int:
-    """Bytes of an all_to_all's input that the rank at this position in the group sends to itself."""
+def parts(named: dict) -> tuple[int, ...]:
+    """Bytes of an all_to_all's input for each rank of the group, in the group's order."""
     if "input_tensors" in named:
-        own = named["input_tensors"][position]
-        return own.numel() * own.element_size()
+        return tuple(t.numel() * t.element_size() for t in named["input_tensors"])
     tensor, splits = named["input"], named["input_split_sizes"]
     size = tensor.numel() * tensor.element_size()
     if not splits:
-        return size // group_of(named).size()
-    return size * splits[position] // sum(splits) if sum(splits) else 0
+        n = group_of(named).size()
+        return (size // n,) * n
+    return tuple(size * split // max(1, sum(splits)) for split in splits)
+
+
+def received(named: dict) -> int:
+    """Bytes of an all_to_all's output, with what a rank sends to itself."""
+    return sum(t.numel() * t.element_size() for t in _flatten([named[key] for key in _OUT if key in named]))
 
 
 def group_of(named: dict) -> dist.ProcessGroup:

@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "pipeline",
     "tensor",
     "context",
+    "expert",
     Explorer="explorer",
     choice="explorer",
     slider="explorer",

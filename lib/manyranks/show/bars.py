@@ -20,15 +20,16 @@ _NOTHING = Path(np.empty((0, 2)))
 class Bars:
     """Bars in rows with these names, with texts at their ends, a band behind one, a dashed limit.
 
-    parts: name -> colour and hatch, from left to right.
+    parts: name -> colour and hatch, from left to right. labels: how texts are drawn, as Labels takes it: outline=word for texts
+    that are seldom those of another setting.
     """
 
-    def __init__(self, axes: Axes, parts: Mapping[str, tuple[str, str]], title: str, rows: Sequence[str]):
+    def __init__(self, axes: Axes, parts: Mapping[str, tuple[str, str]], title: str, rows: Sequence[str], **labels):
         self._count = len(rows)
         self._boxes = {part: PathPatch(_NOTHING, facecolor=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
-        self._labels = Labels(axes, left=0)
+        self._labels = Labels(axes, left=0, **labels)
         self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], color=style.BLACK, linestyle="--", linewidth=1.4)[0]
         self._band = axes.add_patch(Rectangle((0, 0), 1, 0.9, transform=axes.get_yaxis_transform(), color="#e8e8e8", zorder=0))
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6), xticks=[])

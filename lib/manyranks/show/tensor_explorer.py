@@ -86,16 +86,6 @@ class Setting(NamedTuple):
         return passes.of_layer(self.shape, self.plan(), self.on.with_nodes_of(self.t))
 
 
-class _Rows(Bars):
-    """Bars whose texts are seldom those of another setting: their outlines are put together from letters."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        axes = self._labels.artist.axes
-        self._labels.artist.remove()
-        self._labels = Labels(axes, left=0, outline=word)
-
-
 class _Scale:
     """Ticks below bars, moving artists too: to draw an axis again takes longer than all else in a redraw."""
 
@@ -133,8 +123,8 @@ class Degrees:
         self.figure = style.Figure(figsize=(9.2, 4.3), layout="constrained")
         time, kept = self.figure.subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
         rows = [f"t = {t}" for t in DEGREES]
-        self._time = _Rows(time, _TIMES, "GPU-time of a layer (t × its time)", rows)
-        self._kept = _Rows(kept, _KEPT, "kept by a layer, a rank", rows)
+        self._time = Bars(time, _TIMES, "GPU-time of a layer (t × its time)", rows, outline=word)
+        self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows, outline=word)
         time.set(xlim=(0, _WAITS + 0.15))
         kept.set(xlim=(0, LONGEST + 0.18))
         self._longer = time.plot([], [], ">", color=style.BLACK, markersize=7)[0]

@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "collectives",
     "context",
     "data",
+    "expert",
     "flops",
     "hardware",
     "kept",

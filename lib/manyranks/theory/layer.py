@@ -16,15 +16,17 @@ CHEAP = ("rmsnorm", "product", "latent")
 FLASH_BACKWARD = 2.5  # five products instead of two: the scores are computed again; arXiv 2307.08691, section 3.1.2
 
 
-def forward(shape: ModelShape, plan: Plan, moe: bool) -> list[Kernel]:
-    """Kernels of one layer's forward pass. moe: whether the layer has experts."""
-    return attention(shape, plan) + (experts(shape, plan) if moe else mlp(shape, plan)) + norms(shape, plan)
+def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
+    """Kernels of one layer's forward pass. moe: whether the layer has experts; imbalance: see experts."""
+    feed_forward = experts(shape, plan, imbalance) if moe else mlp(shape, plan)
+    return attention(shape, plan) + feed_forward + norms(shape, plan)
 
 
-def backward(shape: ModelShape, plan: Plan, moe: bool) -> list[Kernel]:
+def backward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
     """Gradients of inputs and of weights, and what has to be computed again first."""
-    again = [kernel for kernel in forward(shape, plan, moe) if recomputed(kernel, plan)]
-    return again + [gradient for kernel in forward(shape, plan, moe) for gradient in gradients(kernel, plan)]
+    kernels = forward(shape, plan, moe, imbalance)
+    again = [kernel for kernel in kernels if recomputed(kernel, plan)]
+    return again + [gradient for kernel in kernels for gradient in gradients(kernel, plan)]
 
 
 def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
@@ -137,20 +139,28 @@ def mlp(shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | Non
     ]
 
 
-def experts(shape: ModelShape, plan: Plan) -> list[Kernel]:
-    """Router, permutation, the rank's experts on the tokens sent to it (a balanced load), shared experts."""
+def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kernel]:
+    """Router, permutation, the rank's experts on the tokens sent to it, shared experts.
+
+    imbalance: copies that come to this rank ÷ those of a balanced load.
+    """
     T, h = tokens(plan), shape.hidden
     routed, local = T * shape.top_k, shape.experts / plan.ep
-    grouped = mlp(shape, plan, shape.expert_ffn, routed)
+    grouped = mlp(shape, plan, shape.expert_ffn, imbalance * routed)
     loaded = [_of_experts(kernel, local) for kernel in grouped]
     shared = shape.shared_experts * shape.shared_ffn
     return [
         unquantised("route", T, shape.experts, h, plan),
-        moved("route", routed * h, 4 * plan.recipe.matmul),  # out of order to be sent, and in order on arrival
+        moved("route", (1 + imbalance) / 2 * routed * h, 4 * plan.recipe.matmul),  # sorted to be sent, and again on arrival
         *loaded,
         moved("route", routed * h, 4),
         *(mlp(shape, plan, shared) if shared else []),
     ]
+
+
+def most_imbalance(experts: int, top_k: int, ranks: int) -> float:
+    """Copies of the fullest rank ÷ the mean where every token sends it as many as it can: min(K, E/e) of its K."""
+    return ranks * min(top_k, experts // ranks) / top_k
 
 
 def _of_experts(kernel: Kernel, local: float) -> Kernel:

@@ -54,7 +54,7 @@ def model_states(shape: ModelShape | float, plan: Plan) -> ModelStates:
     shape: or a number of parameters, split evenly over tp·pp. Source: arXiv 1910.02054, sections 3.1 and 5; with the recipe of
     16 bytes, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N for stages 1, 2 and 3. Raises ValueError where plan and shape do not fit.
     """
-    each = [_offloaded(_states(held, plan), plan.offload) for held in set(rank_parameters(shape, plan))]
+    each = [_offloaded(states_of(held, plan), plan.offload) for held in set(rank_parameters(shape, plan))]
     return max(each, key=lambda states: (states.total, states.host))
 
 
@@ -64,7 +64,7 @@ _total = attrgetter("total")
 def before_offload(shape: ModelShape | float, plan: Plan) -> ModelStates:
     """As model_states, wherever the states are kept."""
     kinds = _kinds(shape, plan.layout) if isinstance(shape, ModelShape) else rank_parameters(shape, plan)[:1]
-    return max((_states(held, plan) for held in kinds), key=_total)
+    return max((states_of(held, plan) for held in kinds), key=_total)
 
 
 def _offloaded(states: ModelStates, offload: str) -> ModelStates:
@@ -211,10 +211,11 @@ def _copied_heads(shape: ModelShape, t: int) -> int:
 
 
 def _on_device(held: Held, plan: Plan) -> int:
-    return _offloaded(_states(held, plan), plan.offload).total
+    return _offloaded(states_of(held, plan), plan.offload).total
 
 
-def _states(held: Held, plan: Plan) -> ModelStates:
+def states_of(held: Held, plan: Plan) -> ModelStates:
+    """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all, an expert's over N/e."""
     zero, shards, recipe = plan.zero, plan.shards, plan.recipe
     whole = math.ceil(held.dense) + math.ceil(held.experts)
     part = math.ceil(held.dense / shards) + math.ceil(held.experts / max(1, shards // plan.ep))

@@ -44,10 +44,18 @@ def total(weighted: list[tuple[float, Both]]) -> Both:
     return Both(Pass(*sums[:4]), Pass(*sums[4:8]), sums[8])
 
 
-def of_layer(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT, moe: bool = False) -> Both:
+def of_layer(
+    shape: ModelShape,
+    plan: Plan,
+    cluster: Cluster,
+    constants: Constants = DEFAULT,
+    moe: bool = False,
+    imbalance: float = 1.0,
+) -> Both:
     """One micro-batch through one layer, on each of its tensor-, context- and expert-parallel ranks.
 
-    moe: whether it is a layer with experts. Raises ValueError where the plan does not fit the shape.
+    moe: whether it is a layer with experts; imbalance: of the expert-parallel ranks, see check_imbalance: the seconds are those
+    of the fullest, for which the others wait. Raises ValueError where the plan does not fit the shape.
     """
     checks.is_shape(shape)
     checks.is_plan(plan)
@@ -55,38 +63,51 @@ def of_layer(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constan
     plan.check(shape)
     if moe and not shape.moe_layers:
         raise ValueError(f"moe=True: {shape.name} has no layer with experts")
-    return _layer(shape, plan.local, cluster, constants, moe)
+    check_imbalance(shape, plan, imbalance)
+    return _layer(shape, plan.local, cluster, constants, moe, imbalance)
+
+
+def check_imbalance(shape: ModelShape, plan: Plan, imbalance: float) -> None:
+    """imbalance: copies that come to the fullest of e expert-parallel ranks ÷ their mean.
+
+    Raises ValueError below 1 and for more than layer.most_imbalance.
+    """
+    most = layer.most_imbalance(shape.experts, shape.top_k, plan.ep) if shape.experts else 1.0
+    if not 1 <= imbalance <= most:
+        raise ValueError(f"imbalance={imbalance!r}: with ep={plan.ep} the fullest rank has 1 to {most:g} times the mean load")
 
 
 @functools.lru_cache(maxsize=65536)
-def of_stage(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, stage: Stage) -> Both:
+def of_stage(
+    shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, stage: Stage, imbalance: float = 1.0
+) -> Both:
     """One micro-batch on a rank that holds these layers. local: Plan.local."""
     parts = [
         (stage.dense, _layer(shape, local, cluster, constants, False)),
-        (stage.moe, _layer(shape, local, cluster, constants, True)) if stage.moe else (0, Both()),
+        (stage.moe, _layer(shape, local, cluster, constants, True, imbalance)) if stage.moe else (0, Both()),
     ]
     if stage.head or stage.mtp:
         parts.append((stage.head + stage.mtp, _head(shape, local, cluster, constants)))
     if stage.mtp:
         last = shape.is_moe(shape.layers - 1)
-        parts.append((stage.mtp, _layer(shape, local, cluster, constants, last)))
+        parts.append((stage.mtp, _layer(shape, local, cluster, constants, last, imbalance if last else 1.0)))
     if stage.embedding:
         parts.append((1, _embedding(shape, local, cluster, constants)))
     return total([part for part in parts if part[0]])
 
 
 @functools.lru_cache(maxsize=8192)
-def _layer(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, moe: bool) -> Both:
+def _layer(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, moe: bool, imbalance: float = 1.0) -> Both:
     plan = plan_of(local)
-    forward, backward = layer.forward(shape, plan, moe), layer.backward(shape, plan, moe)
+    forward, backward = (pass_(shape, plan, moe, imbalance) for pass_ in (layer.forward, layer.backward))
     seconds = functools.partial(_seconds, cluster=cluster, constants=constants)
     weight = seconds([k for k in forward if k.flops and k.part != "core"])
     core = [k for k in forward if k.part == "core"]
     attention = seconds(core), seconds([gradient for kernel in core for gradient in layer.gradients(kernel, plan)])
-    alone, tensor = (traffic.tensor(shape, plan, cluster, constants, moe, hidden_behind=w) for w in (0.0, weight))
+    alone, tensor = (traffic.tensor(shape, plan, cluster, constants, moe, w, imbalance) for w in (0.0, weight))
     free = max(0.0, weight - (alone[1] - tensor[1]))
     context = traffic.context(shape, plan, cluster, constants, attention)
-    expert = traffic.expert(shape, plan, cluster, constants) if moe else (0.0, 0.0)
+    expert = traffic.expert(shape, plan, cluster, constants, imbalance) if moe else (0.0, 0.0)
     if plan.recompute == "full":  # what forward says to others, it says again
         tensor, context, expert = ((f, b + f) for f, b in (tensor, context, expert))
     return Both(

@@ -4,6 +4,8 @@ p ranks, m micro-batches, v stages a rank. F, B, W: seconds that one micro-batch
 take on all stages of one rank; the input gradient is the rest of the backward, I = B − W.
 """
 
+from typing import NamedTuple
+
 from manyranks.theory import checks
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import SCHEDULES
@@ -79,6 +81,41 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
         "dualpipe-v": p + 0.5,
     }
     return min(m, held[schedule])
+
+
+class Actions(NamedTuple):
+    """How often a rank of DualPipe does something in a step: on the earlier of its two stages, and on the later.
+
+    F, B, I, W: without a partner; pairs: a forward of the earlier beside a backward of the later, and the other way round.
+    """
+
+    F: tuple[int, int]
+    B: tuple[int, int]
+    I: tuple[int, int]  # noqa: E741 the field's name of it
+    W: tuple[int, int]
+    pairs: tuple[int, int]
+
+
+def dualpipe_actions(p: int, m: int, rank: int) -> Actions:
+    """Of a rank of p, with m micro-batches from both ends together. Ranks r and p − 1 − r have stages r and p − 1 − r, both.
+
+    Source: the DualPipe repository, dualpipe/dualpipe.py, whose eight steps are counted. Raises ValueError for an odd p or m,
+    fewer than 2p micro-batches, and a rank that is not 0 to p − 1.
+    """
+    checks.whole(p=p, m=m)
+    if p % 2 or m % 2 or m < 2 * p or not 0 <= rank < p:
+        raise ValueError(f"p={p}, m={m}, rank={rank}: give an even p, an even m from {2 * p} on and a rank from 0 to {p - 1}")
+    k = min(rank, p - 1 - rank)  # ranks between this one and its end
+    below, half = p // 2 - 1 - k, (k + 1) // 2
+    middle = int(not below)  # of its first pair, which its neighbour waits for, the halves go one after the other
+    main = m // 2 - p + k + 1
+    return Actions(
+        F=(2 * below + k + 1 + middle, p // 2),
+        B=(half, below + k + 1 - half + middle),
+        I=(below + k + 1 - half, below + half),
+        W=(below + k + 1 - half, below + half),
+        pairs=(main - middle, main + below),
+    )
 
 
 def _check(schedule: str, p: int, m: int, v: int) -> None:

@@ -40,6 +40,7 @@ class StepTime:
     data: float  # gradients and parameters
     optimizer: float
     constants: Constants = DEFAULT
+    imbalance: float = 1.0
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}={value:.4g}" for name, value in self.parts.items())
@@ -105,29 +106,37 @@ class StepTime:
         return f"tp={tp} lies on {where}, which costs {lost:.3g} s a step, {share:.0%} of it; {keep}"
 
     def _with_nodes_of(self, accelerators: int) -> "StepTime":
-        return estimate(self.shape, self.plan, self.cluster.with_nodes_of(accelerators), self.constants, self.plan.gpus)
+        other = self.cluster.with_nodes_of(accelerators)
+        return estimate(self.shape, self.plan, other, self.constants, self.plan.gpus, self.imbalance)
 
 
 def estimate(
-    shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT, gpus: int | None = None
+    shape: ModelShape,
+    plan: Plan,
+    cluster: Cluster,
+    constants: Constants = DEFAULT,
+    gpus: int | None = None,
+    imbalance: float = 1.0,
 ) -> StepTime:
     """The time of one step.
 
     constants: the library's three, or others to see what they do. gpus: checked against the plan, as cluster.gpus is.
-    Raises ValueError where the plan does not fit the shape or the number of accelerators; .warning of what comes back says
-    what it costs that tensor parallelism leaves the node.
+    imbalance: copies that come to the fullest expert-parallel rank ÷ their mean, in every layer with experts; a micro-batch
+    takes as long as on that rank. Raises ValueError where the plan does not fit the shape or the number of accelerators, and
+    for an imbalance that cannot be; .warning of what comes back says what it costs that tensor parallelism leaves the node.
     """
     checks.is_shape(shape)
     checks.is_plan(plan)
     checks.is_cluster(cluster)
     plan.check(shape, cluster.gpus if gpus is None else gpus)
+    passes.check_imbalance(shape, plan, imbalance)
     stride, own = plan.tp * plan.cp * plan.dp, (plan.microbatches, plan.virtual)
-    paces = _paces(shape, plan.layout, plan.local, stride, *own, cluster, constants)
+    paces = _paces(shape, plan.layout, plan.local, stride, *own, cluster, constants, imbalance)
     # Gradients and parameters travel while a rank computes, and while it waits for other messages.
     travels = [data.seconds(shape, plan, cluster, constants, pace.held, *pace.behind) for pace in paces]
     travel, pace = max(zip(travels, paces, strict=True), key=lambda both: both[0] + both[1].seconds)
     optimizer = data.optimizer_seconds(shape, plan, cluster, constants)
-    return StepTime(shape, plan, cluster, *pace.parts, travel, optimizer, constants)
+    return StepTime(shape, plan, cluster, *pace.parts, travel, optimizer, constants, imbalance)
 
 
 class Pace(NamedTuple):
@@ -151,11 +160,12 @@ def _paces(
     virtual: int,
     cluster: Cluster,
     constants: Constants,
+    imbalance: float = 1.0,
 ) -> list[Pace]:
     _, p, _, all_stages, schedule, _ = layout
     once = traffic.stage_message(shape, local, p, stride, cluster, constants) if p > 1 else 0.0
     found = []
-    for own, others, held in _rank_costs(shape, layout, local, cluster, constants):
+    for own, others, held in _rank_costs(shape, layout, local, cluster, constants, imbalance):
         forward, backward, _ = own
         waits = steady_waits(own, once * all_stages / p, plan_of(local).overlap)
         passes_of_m = [m * (f + b) for f, b in zip(forward, backward, strict=True)]
@@ -191,10 +201,12 @@ class Rank(NamedTuple):
 
 
 @functools.lru_cache(maxsize=65536)
-def _rank_costs(shape: ModelShape, layout: tuple, local: tuple, cluster: Cluster, constants: Constants) -> tuple[Rank, ...]:
+def _rank_costs(
+    shape: ModelShape, layout: tuple, local: tuple, cluster: Cluster, constants: Constants, imbalance: float = 1.0
+) -> tuple[Rank, ...]:
     """One for each kind of pipeline rank: those with equal layers take as long."""
     dealt, schedule, held = stages.dealt(shape, layout), layout[4], memory.held_by_rank(shape, layout)
-    cost = {stage: passes.of_stage(shape, local, cluster, constants, stage) for stage in set(dealt)}
+    cost = {stage: passes.of_stage(shape, local, cluster, constants, stage, imbalance) for stage in set(dealt)}
     costs = [cost[stage] for stage in dealt]
     if schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [passes.total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]

@@ -97,17 +97,25 @@ def reached(link: Link, constants: Constants) -> Link:
     return Link(link.name, link.latency, link.bandwidth * constants.bandwidth)
 
 
-def tensor(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, moe: bool, hidden_behind: float) -> Seconds:
+def tensor(
+    shape: ModelShape,
+    plan: Plan,
+    cluster: Cluster,
+    constants: Constants,
+    moe: bool,
+    hidden_behind: float,
+    imbalance: float = 1.0,
+) -> Seconds:
     """One layer's: two all-reduces each way, or as many pairs of all-gather and reduce-scatter.
 
     Backward: the gradient that leaves a column-parallel layer travels while the weight gradient is computed, and with sequence
     parallelism the saved input is gathered again while the input gradient is, unless plan.regather is False; hidden_behind:
-    seconds of the weight gradients.
+    seconds of the weight gradients. imbalance: as in layer.experts.
     Source: arXiv 2205.05198, sections 4.2.1 and 4.2.2.
     """
     route = cluster.route(plan.tp)
     blocks = 1 if shape.parallel_layers else 2
-    blocks += shape.top_k - 1 if moe else 0  # a routed token crosses once for each of its experts
+    blocks += imbalance * shape.top_k - 1 if moe else 0  # a routed token crosses once for each of its experts
     pair = 2 * blocks * gather(route, HALF * tokens(plan) * shape.hidden, constants)
     again = pair / 2 if plan.sequence_parallel and plan.regather else 0.0
     if not (plan.overlap and plan.overlap_tensor):
@@ -157,12 +165,16 @@ def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constant
     return forward.exposed, backward.exposed
 
 
-def expert(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
-    """Tokens to their experts and back. Backward sends gradients the same ways."""
+def expert(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Seconds:
+    """Tokens to their experts and back. Backward sends gradients the same ways.
+
+    imbalance: copies that come to the fullest rank ÷ those of a balanced load. All wait for its messages, there and back; its
+    node is taken to be as full as itself.
+    """
     if plan.ep == 1:
         return 0.0, 0.0
     route = cluster.route(plan.ep, plan.tp)
-    rows = split_tokens(plan) * shape.hidden
+    rows = imbalance * split_tokens(plan) * shape.hidden
     away = min(HALF, plan.recipe.matmul)  # tokens leave in the precision of the products, results come back in 16 bits
     once = sum(all_to_all(shape, route, rows * size, constants) for size in (away, HALF))
     return once, once

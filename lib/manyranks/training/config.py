@@ -1,11 +1,15 @@
 """What a run is told: the sizes of the small GPT, and how it is trained. Brings in no torch."""
 
+import math
 from dataclasses import dataclass
 
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.names import nearest
 
 STYLES = ("llama", "gpt2")
+SCORES = ("softmax", "sigmoid")
+_OF_EXPERTS = ("expert_ffn", "shared_experts", "dense_layers")
+_OF_EXPERTS += ("capacity", "auxiliary", "bias_speed")
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -57,11 +61,7 @@ class GPTConfig:
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout!r}: a probability, 0 or more and below 1")
-        if self.experts and self.style != "llama":
-            raise ValueError(
-                f"experts={self.experts} with style={self.style!r}: experts are gated and have no "
-                'biases; say style="llama"'
-            )
+        self._check_experts()
         head_size = self.shape().head_size
         if head_size % 2 and self.style == "llama":
             raise ValueError(
@@ -80,6 +80,27 @@ class GPTConfig:
         if self.style == "gpt2":
             options |= {"gated": False, "norm": "layernorm", "bias": True, "positions": self.seq}
         return ModelShape(f"small {self.style}", *sizes, **options)
+
+    def _check_experts(self) -> None:
+        """What shape() does not: it knows sizes only, and divides by top_k."""
+        _check_whole(top_k=self.top_k)
+        if self.experts and self.style != "llama":
+            raise ValueError(
+                f"experts={self.experts} with style={self.style!r}: experts are gated and have no "
+                'biases; say style="llama"'
+            )
+        if not self.experts and (given := [name for name in _OF_EXPERTS if getattr(self, name)]):
+            raise ValueError(
+                f"{given[0]}={getattr(self, given[0])!r} without experts: give experts, or leave "
+                "it out"
+            )
+        if self.scores not in SCORES:
+            raise ValueError(f"scores={self.scores!r}: {nearest(self.scores, SCORES)}")
+        if self.capacity is not None and not 0 < self.capacity < math.inf:
+            raise ValueError(f"capacity={self.capacity!r}: a factor above 0, or None to drop none")
+        for name in ("auxiliary", "bias_speed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)!r}: give 0 or more")
 
     def _experts(self, ffn: int) -> dict[str, int]:
         """The router's biases are no parameters: no gradient moves them."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 _DEVIATION = 0.02  # of every matrix, as in GPT-2
+_ROUTER = "router.weight"  # has scores of about 1, as 0.02 gives where the hidden size is 2,500
 _RESIDUAL = ("attention.output.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
 
 
@@ -22,7 +23,8 @@ def initialise(model: nn.Module, layers: int, seed: int) -> None:
             continue
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
-        drawn.normal_(0, _DEVIATION, generator=generator)
+        deviation = parameter.shape[1] ** -0.5 if name.endswith(_ROUTER) else _DEVIATION
+        drawn.normal_(0, deviation, generator=generator)
         residual = name.endswith(_RESIDUAL)
         with torch.no_grad():
             parameter.copy_(drawn / math.sqrt(2 * layers) if residual else drawn)

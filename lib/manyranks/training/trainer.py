@@ -40,7 +40,7 @@ class Trainer:
     wrapper: a class of parallel.data_parallel, used where there is a process group and
     training.zero is 0. group: None for the default one. dtype: of parameters, gradients and
     optimizer. Raises ValueError where the batch is too small for the ranks, the vocabulary for
-    bytes, and as parallelize does.
+    bytes, for experts that are to be balanced, and as parallelize does.
     """
 
     def __init__(
@@ -56,6 +56,12 @@ class Trainer:
         training.check_ranks(self.ranks)
         if gpt.vocab < corpus.VOCAB:
             raise ValueError(f"vocab={gpt.vocab}: the corpus has {corpus.VOCAB} tokens, one a byte")
+        if gpt.auxiliary or gpt.bias_speed:
+            raise ValueError(
+                f"auxiliary={gpt.auxiliary}, bias_speed={gpt.bias_speed}: the trainer adds no "
+                "balancing loss and moves no biases; leave both 0, or train with "
+                "parallel.expert.ExpertParallel"
+            )
         model = GPT(gpt, training.seed).to(self.device, dtype)
         self.model, self.optimizer, self._clip = parallelize(model, training, wrapper, group)
 

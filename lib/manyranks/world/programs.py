@@ -52,8 +52,12 @@ def _meeting(instruction: Instruction) -> Instruction:
 
 
 def whole_bytes(call: Call) -> int:
-    """Bytes of a collective's whole tensor, where this rank puts in a part of it."""
-    return call.bytes * (len(call.ranks) if call.op in ("all_gather", "gather") else 1)
+    """Bytes of a collective's whole tensor, where this rank puts in a part of it.
+
+    Of an all_to_all what the rank sends or what it receives, whichever takes longer.
+    """
+    parts = len(call.ranks) if call.op in ("all_gather", "gather") else 1
+    return max(call.bytes * parts, call.received)
 
 
 def _members(calls: Calls) -> set[int]:

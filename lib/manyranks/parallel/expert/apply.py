@@ -9,7 +9,7 @@ Every rank has sequences of its own and, of each layer, E/e experts; e ranks hav
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -43,7 +43,8 @@ class ExpertParallel(nn.Module):
     those ranks, in their order, with the axes "replicas" (if there are any) and "experts",
     or for two hops "nodes" and "inside" instead; None: all are one expert-parallel group.
     reduce_dense: False leaves the gradients of all but the experts to another, as to a
-    ZeroOptimizer of dense_parameters(); that of expert_parameters() is for .replicas.
+    ZeroOptimizer of dense_parameters(); that of expert_parameters() is for .replicas, the
+    ranks with the same experts, this one alone where there are no others.
     .load_LE: after finish(), the copies that each expert of each layer was to get, over all
     ranks and micro-batches of the step.
     Raises ValueError for a mesh of other axes or ranks, for models that differ, and where
@@ -82,16 +83,18 @@ class ExpertParallel(nn.Module):
     def auxiliary_loss(self) -> Tensor:
         """The sum over the routers of the latest forward; add it to the loss.
 
-        Raises ValueError where its gradient got lost, as in a checkpointed layer.
+        Raises ValueError where its gradient got lost, as in PyTorch's reentrant checkpoint;
+        in one of parallel.checkpointing, backward is an error.
         """
-        losses = [router.loss for router in self._routers if router.loss is not None]
-        learns = any(router.weight.requires_grad for router in self._routers)
-        if torch.is_grad_enabled() and learns and any(not x.requires_grad for x in losses):
+        routers = [router for router in self._routers if router.loss is not None]
+        learning = [router for router in routers if router.weight.requires_grad]
+        lost = any(not router.loss.requires_grad for router in learning)
+        if torch.is_grad_enabled() and lost:
             raise ValueError(
                 "a router's loss has no gradient: its layer ran without one, or inside a "
                 "checkpoint; leave the router out of it, or balance by bias_speed"
             )
-        return torch.stack(losses).sum() if losses else torch.zeros(())
+        return sum((router.loss for router in routers), self._zero())
 
     def expert_parameters(self) -> list[nn.Parameter]:
         """Those that only this rank and its replicas have."""
@@ -123,11 +126,12 @@ class ExpertParallel(nn.Module):
             return
         if self.reduce_dense:
             _average(self.dense_parameters(), self.group)
-        if self.replicas is not None:
+        if dist.get_world_size(self.replicas) > 1:
             _average(self.expert_parameters(), self.replicas)
-        self.load_LE = take_counts(self._routers)
-        dist.all_reduce(self.load_LE, group=self.group)
-        move_biases(self._routers, self.load_LE)
+        if self._routers:
+            self.load_LE = take_counts(self._routers)
+            dist.all_reduce(self.load_LE, group=self.group)
+            move_biases(self._routers, self.load_LE)
 
     @torch.no_grad()
     def clip_grad_norm_(self, most: float) -> Tensor:
@@ -135,10 +139,10 @@ class ExpertParallel(nn.Module):
 
         After finish(), with all gradients reduced. Returns the norm before.
         """
-        experts = _squares(self.expert_parameters())
+        experts = self._zero() + _squares(self.expert_parameters())
         for axis in self._axes:
             dist.all_reduce(experts, group=axis)
-        norm = (_squares(self.dense_parameters()) + experts).sqrt()
+        norm = (experts + _squares(self.dense_parameters())).sqrt()
         scale = (most / (norm + 1e-6)).clamp(max=1.0)
         for p in self.module.parameters():
             if p.grad is not None:
@@ -157,6 +161,9 @@ class ExpertParallel(nn.Module):
         own = {name: self._part(state[name]) for name in self._expert_names()}
         self.module.load_state_dict({**state, **own})
 
+    def _zero(self) -> Tensor:
+        return torch.zeros((), device=next(self.module.parameters()).device)
+
     def _expert_names(self) -> list[str]:
         parts = ("gate", "up", "down")
         return [f"{name}.{part}" for name in self._experts for part in parts]
@@ -166,8 +173,8 @@ class ExpertParallel(nn.Module):
         total = len(experts.gate)
         for p in experts.parameters():
             p.data = self._part(p.data)
-            if p.requires_grad and self.degree > 1:
-                p.register_hook(partial(torch.mul, other=1 / self.degree))
+            if self.degree > 1:
+                _hooked(p, partial(torch.mul, other=1 / self.degree))
         hop = one_hop if len(self._axes) == 1 else two_hops
         experts.hop = partial(_hop, hop, total, self._axes)
 
@@ -185,6 +192,13 @@ class ExpertParallel(nn.Module):
         return part_EOI
 
 
+def _hooked(parameter: nn.Parameter, hook: Callable) -> None:
+    """On a frozen one, too, for it may learn later."""
+    learns = parameter.requires_grad
+    parameter.requires_grad_().register_hook(hook)
+    parameter.requires_grad_(learns)
+
+
 def _hop(hop, total: int, axes: list[Group], x_TH: Tensor, routing, compute) -> Tensor:
     return hop(x_TH, routing, compute, total, *axes)
 
@@ -197,15 +211,14 @@ def _average(parameters: Iterable[nn.Parameter], group: Group) -> None:
             p.grad.div_(dist.get_world_size(group))
 
 
-def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
-    norms = [p.grad.norm() for p in parameters if p.grad is not None]
-    return torch.stack(norms).square().sum() if norms else torch.zeros(())
+def _squares(parameters: Iterable[nn.Parameter]) -> Tensor | int:
+    return sum(p.grad.norm() ** 2 for p in parameters if p.grad is not None)
 
 
 def _groups(mesh: DeviceMesh | None, group: Group) -> tuple[Group, list[Group]]:
-    """Ranks with the same experts, None for no others; by axis, those with all."""
+    """The ranks that have the same experts; by axis, those that have all."""
     if mesh is None:
-        return None, [group]
+        return _alone(), [group]
     names = mesh.mesh_dim_names
     if names not in AXES:
         known = " or ".join(str(axes) for axes in AXES)
@@ -216,14 +229,18 @@ def _groups(mesh: DeviceMesh | None, group: Group) -> tuple[Group, list[Group]]:
             f"a mesh of the ranks {mesh.mesh.tolist()} for a group of {ranks}: give these, "
             "in this order"
         )
-    alike = mesh.get_group("replicas") if "replicas" in names else None
+    alike = mesh.get_group("replicas") if "replicas" in names else _alone()
     return alike, [mesh.get_group(name) for name in names if name != "replicas"]
+
+
+def _alone() -> Group:
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def _check(name: str, experts: nn.Module, degree: int) -> None:
     if not isinstance(experts, Experts):
         raise ValueError(f"{name} is {type(experts).__name__}: give the name of an Experts")
-    if experts.hop.func is _hop:
+    if getattr(experts.hop, "func", None) is _hop:
         raise ValueError(f"{name} is dealt to ranks already: build the model anew")
     if len(experts.gate) % degree:
         raise ValueError(

@@ -20,10 +20,10 @@ def auxiliary_loss(
     ranks is the loss of one process with all tokens.
     Source: Switch Transformers, arXiv 2101.03961, equations 4 to 6.
     """
+    counts_E = counts_E.to(probabilities_TE.dtype)
     choices = counts_E.sum().clamp(min=1)
-    f_E = counts_E / choices
     P_E = probabilities_TE.sum(0) * (ranks * top_k / choices)
-    return len(counts_E) * (f_E.to(P_E.dtype) * P_E).sum()
+    return len(counts_E) * (counts_E / choices * P_E).sum()
 
 
 def new_bias(bias_E: Tensor, counts_E: Tensor, speed: float) -> Tensor:

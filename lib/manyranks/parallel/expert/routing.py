@@ -17,6 +17,7 @@ from manyranks.parallel.expert.balance import auxiliary_loss
 from manyranks.parallel.expert.capacity import capacity, check_factor, drop
 
 SCORES = ("softmax", "sigmoid")
+_TINY = 1e-20
 
 
 class Routing(NamedTuple):
@@ -90,7 +91,8 @@ class Router(nn.Module):
         experts_TK = choose(scores_TE, self.top_k, self.bias_E, *limits)
         gates_TK = scores_TE.gather(1, experts_TK)
         if self.normalise:
-            gates_TK = gates_TK / gates_TK.sum(-1, keepdim=True)
+            # All chosen by their bias may have scores of 0.
+            gates_TK = gates_TK / (gates_TK.sum(-1, keepdim=True) + _TINY)
         self._count(experts_TK, probabilities_TE)
         if self.capacity is not None:
             sizes = len(x_TH), self.top_k, len(self.weight)
@@ -110,13 +112,18 @@ class Router(nn.Module):
 
     def _count(self, experts_TK: Tensor, probabilities_TE: Tensor) -> None:
         counts_E = experts_TK.flatten().bincount(minlength=len(self.weight))
-        if self.training:
+        if self.training and not _in_backward():
             self.counts_E += counts_E
         if self.auxiliary:
             if self.ranks > 1:
                 dist.all_reduce(counts_E, group=self.group)
             loss = auxiliary_loss(probabilities_TE, counts_E, self.top_k, self.ranks)
             self.loss = self.auxiliary * loss
+
+
+def _in_backward() -> bool:
+    """A checkpointed layer computes again what is counted already."""
+    return torch._C._current_graph_task_id() != -1
 
 
 @torch.no_grad()

@@ -1,0 +1,82 @@
+"""How full the experts and their ranks are: counts, imbalance, capacity, and what the fullest rank receives and computes."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from manyranks.theory import checks, layer
+from manyranks.theory.expert.sends import Routing, choices_of
+
+
+def counts(routing: Routing, experts: int) -> tuple[int, ...]:
+    """Copies that each expert gets of all ranks' tokens; dropped ones are not counted. Raises ValueError as sends.one_hop."""
+    found = [0] * experts
+    for expert in choices_of(routing, experts):
+        found[expert] += 1
+    return tuple(found)
+
+
+def of_ranks(counts: Sequence[float], ranks: int) -> tuple[float, ...]:
+    """The sums of each rank's experts, which are dealt in blocks. Raises ValueError where the ranks do not divide them."""
+    checks.whole(ranks=ranks)
+    if len(counts) % ranks:
+        raise ValueError(f"{len(counts)} experts on ranks={ranks}: choose a divisor of {len(counts)}")
+    own = len(counts) // ranks
+    return tuple(sum(counts[rank * own : (rank + 1) * own]) for rank in range(ranks))
+
+
+def imbalance(counts: Sequence[float]) -> float:
+    """The largest ÷ the mean; 1 where all are equal, or none has any. Raises ValueError for no counts at all."""
+    if not counts:
+        raise ValueError("counts is empty: give the copies of each expert, or of each rank")
+    total = sum(counts)
+    return max(counts) * len(counts) / total if total else 1.0
+
+
+def worst(experts: int, top_k: int, ranks: int) -> float:
+    """The largest imbalance between ranks that there can be: e·min(K, E/e)/K.
+
+    Raises ValueError where the ranks do not divide the experts, or a token has more choices than there are experts.
+    """
+    checks.whole(experts=experts, top_k=top_k, ranks=ranks)
+    if experts % ranks or top_k > experts:
+        raise ValueError(
+            f"experts={experts}, top_k={top_k}, ranks={ranks}: ranks divide the experts, and top_k is at most these"
+        )
+    return layer.most_imbalance(experts, top_k, ranks)
+
+
+def capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:
+    """Copies that an expert takes of one rank's tokens: factor times the mean, rounded up.
+
+    Raises ValueError for sizes below 1 and a factor that is not above 0. Source: GShard, arXiv 2006.16668, algorithm 1.
+    """
+    checks.whole(top_k=top_k, experts=experts)
+    if not 0 < factor < math.inf or tokens < 0:
+        raise ValueError(f"tokens={tokens}, factor={factor}: 0 tokens or more, and a factor above 0")
+    return math.ceil(factor * tokens * top_k / experts)
+
+
+def dropped(counts: Sequence[Sequence[int]], capacity: int) -> float:
+    """The share of all copies that do not fit. counts: for each rank, what its tokens ask of each expert; every expert takes
+    `capacity` of each rank's. 0 where nobody asks."""
+    asked = sum(map(sum, counts))
+    over = sum(max(0, count - capacity) for own in counts for count in own)
+    return over / asked if asked else 0.0
+
+
+class Full(NamedTuple):
+    """What a rank has to do for one layer. copies: rows that its experts multiply; flops: of their products, forward; received:
+    bytes of rows, those of its own tokens among them, so that it is the most that can come."""
+
+    copies: float
+    flops: float
+    received: float
+
+
+def fullest(counts: Sequence[float], ranks: int, hidden: int, ffn: int, itemsize: int = 2, gated: bool = True) -> Full:
+    """The rank with the most copies. Forward: three products a copy, 6·H·F, or two where the MLP is not gated; backward takes
+    twice that. Raises ValueError as of_ranks does."""
+    checks.whole(hidden=hidden, ffn=ffn, itemsize=itemsize)
+    most = max(of_ranks(counts, ranks))
+    return Full(most, 2 * (3 if gated else 2) * hidden * ffn * most, itemsize * hidden * most)

@@ -1,0 +1,219 @@
+"""What every all-to-all of an expert layer sends, from the routing itself: one hop and two hops, forward and backward.
+
+routing: for each rank of an expert-parallel group its tokens, each with the numbers of its K experts, −1 for a dropped copy.
+Expert i is on rank i // L, L = E/e. A copy is a token's row of H numbers, for one expert. The ranks of a node follow each
+other: rank r is at place r % (e/nodes) of node r // (e/nodes).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from manyranks.theory import checks
+from manyranks.theory.names import nearest
+
+Routing = Sequence[Sequence[Sequence[int]]]
+Matrix = tuple[tuple[int, ...], ...]  # [source][destination]
+
+INDEX = 8  # bytes of a count and of an expert's number
+
+# The exchanges: of one hop, and of the first of two, in which a copy is for a node.
+ONE_HOP = ("counts", "rows", "results", "results' gradients", "rows' gradients")
+TO_NODES = ("copies to come", "copies", "gates", "choices", "sums")
+NAMES = (*ONE_HOP, *TO_NODES, "sums' gradients", "gates' gradients", "copies' gradients")
+
+
+class Split(NamedTuple):
+    """Bytes by the way they take: to the rank itself (no message), inside its node, to other nodes."""
+
+    own: int
+    inside: int
+    between: int
+
+    @property
+    def sent(self) -> int:
+        return self.inside + self.between
+
+
+class Exchange(NamedTuple):
+    """One all-to-all, of the whole group or of several side by side. bytes: [source][destination], a rank's own part too."""
+
+    what: str
+    bytes: Matrix
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """Bytes that each rank sends to others: the payload."""
+        return tuple(sum(row) - row[rank] for rank, row in enumerate(self.bytes))
+
+    @property
+    def received(self) -> tuple[int, ...]:
+        """Bytes that each rank gets from others."""
+        return tuple(sum(column) - column[rank] for rank, column in enumerate(zip(*self.bytes, strict=True)))
+
+    def split(self, node: int) -> Split:
+        """Of all ranks together. node: ranks of a node."""
+        checks.whole(node=node)
+        ways = [0, 0, 0]
+        for source, row in enumerate(self.bytes):
+            for destination, size in enumerate(row):
+                ways[0 if source == destination else 1 if source // node == destination // node else 2] += size
+        return Split(*ways)
+
+
+class Sends(NamedTuple):
+    """The all-to-alls of one layer on so many ranks, in the order issued."""
+
+    ranks: int
+    forward: tuple[Exchange, ...] = ()
+    backward: tuple[Exchange, ...] = ()
+
+    @property
+    def both(self) -> tuple[Exchange, ...]:
+        return self.forward + self.backward
+
+    @property
+    def payload(self) -> tuple[int, ...]:
+        """Bytes that each rank sends to others, forward and backward."""
+        return tuple(sum(exchange.sent[rank] for exchange in self.both) for rank in range(self.ranks))
+
+    def split(self, node: int, what: str | None = None) -> Split:
+        """Of all ranks, forward and backward together. what: of these exchanges only, one of NAMES, else ValueError."""
+        if what is not None and what not in NAMES:
+            raise ValueError(f"what={what!r}: {nearest(what, NAMES)}")
+        chosen = [exchange.split(node) for exchange in self.both if what in (None, exchange.what)]
+        return Split(*map(sum, zip((0, 0, 0), *chosen, strict=True)))
+
+
+def one_hop(routing: Routing, experts: int, hidden: int, itemsize: int = 2) -> Sends:
+    """Counts, rows to their experts and results back; backward the gradients of the results there and of the rows back.
+
+    itemsize: bytes of a number. One rank sends nothing. Raises ValueError for experts that the ranks do not divide, an expert
+    that is not there, tokens with different numbers of choices, and sizes below 1. Source: parallel.expert.one_hop.
+    """
+    checks.whole(hidden=hidden, itemsize=itemsize)
+    e = _ranks(routing, experts)
+    if e == 1:
+        return Sends(e)
+    return _inner(rows(routing, experts), hidden * itemsize, experts, 1)
+
+
+def two_hops(routing: Routing, experts: int, hidden: int, nodes: int, itemsize: int = 2, gate_size: int | None = None) -> Sends:
+    """As one_hop, with one copy to each node that has experts of the token; K choices and K gates travel with it.
+
+    Inside the node a copy goes to each of the token's experts; their weighted sum comes back as one row. gate_size: bytes of a
+    gate, by default 4, or itemsize where that is more. Raises ValueError as one_hop does, and for nodes that do not divide the
+    ranks. Source: parallel.expert.two_hops; arXiv 2412.19437, section 3.2.2.
+    """
+    checks.whole(hidden=hidden, itemsize=itemsize)
+    first, second = node_rows(routing, experts, nodes), inside_rows(routing, experts, nodes)
+    row, gates = hidden * itemsize, _choices(routing) * (gate_size or max(4, itemsize))
+    there = back = inner = Sends(len(routing))
+    if nodes > 1:
+        there, back = _outer(first, row, gates, _choices(routing) * INDEX, nodes)
+    if nodes < len(routing):
+        inner = _inner(second, row, experts, nodes)
+    forward = there.forward + inner.forward + back.forward
+    return Sends(len(routing), forward, back.backward + inner.backward + there.backward)
+
+
+def rows(routing: Routing, experts: int) -> Matrix:
+    """Copies that each rank sends to each, one for a token and expert. Raises ValueError as one_hop does."""
+    e = _ranks(routing, experts)
+    counts = [[0] * e for _ in range(e)]
+    for source, tokens in enumerate(routing):
+        for choices in tokens:
+            for expert in choices:
+                if expert >= 0:
+                    counts[source][expert * e // experts] += 1
+    return _frozen(counts)
+
+
+def node_rows(routing: Routing, experts: int, nodes: int) -> Matrix:
+    """Copies of the first of two hops: one for each node that has one of the token's experts, to the rank at the sender's place
+    in that node. Raises ValueError as two_hops does."""
+    e, inside = _ranks(routing, experts), _inside(len(routing), nodes)
+    counts = [[0] * e for _ in range(e)]
+    for source, tokens in enumerate(routing):
+        for choices in tokens:
+            for node in {expert * nodes // experts for expert in choices if expert >= 0}:
+                counts[source][node * inside + source % inside] += 1
+    return _frozen(counts)
+
+
+def inside_rows(routing: Routing, experts: int, nodes: int) -> Matrix:
+    """Copies of the second hop: from the rank at the token's place in a node to those with its experts there, one for each.
+
+    Raises ValueError as two_hops does.
+    """
+    e, inside = _ranks(routing, experts), _inside(len(routing), nodes)
+    counts = [[0] * e for _ in range(e)]
+    for source, row in enumerate(rows(routing, experts)):
+        for destination, copies in enumerate(row):
+            counts[destination // inside * inside + source % inside][destination] += copies
+    return _frozen(counts)
+
+
+def _outer(first: Matrix, row: int, gates: int, choices: int, nodes: int) -> tuple[Sends, Sends]:
+    """Between nodes, there and back. Every rank tells the others at its place how many copies come."""
+    e, there = len(first), _times(first, row)
+    told = [[INDEX * (r % (e // nodes) == s % (e // nodes)) for s in range(e)] for r in range(e)]
+    forward = Exchange("copies to come", _frozen(told)), Exchange("copies", there)
+    forward += Exchange("gates", _times(first, gates)), Exchange("choices", _times(first, choices))
+    backward = Exchange("gates' gradients", _turned(_times(first, gates))), Exchange("copies' gradients", _turned(there))
+    return Sends(e, forward, backward), Sends(e, (Exchange("sums", _turned(there)),), (Exchange("sums' gradients", there),))
+
+
+def _inner(second: Matrix, row: int, experts: int, nodes: int) -> Sends:
+    """Inside the nodes: one hop, in groups side by side."""
+    e, inside = len(second), len(second) // nodes
+    there, told = _times(second, row), INDEX * experts // e
+    counts = [[told * (r // inside == s // inside) for s in range(e)] for r in range(e)]
+    each = zip(ONE_HOP, (_frozen(counts), there, _turned(there), there, _turned(there)), strict=True)
+    exchanges = tuple(Exchange(*one) for one in each)
+    return Sends(e, exchanges[:3], exchanges[3:])
+
+
+def _frozen(counts: list[list[int]]) -> Matrix:
+    return tuple(map(tuple, counts))
+
+
+def _times(counts: Matrix, size: int) -> Matrix:
+    """So many bytes for each of these copies."""
+    return tuple(tuple(size * count for count in row) for row in counts)
+
+
+def _turned(counts: Matrix) -> Matrix:
+    """The same on the way back."""
+    return tuple(zip(*counts, strict=True))
+
+
+def _choices(routing: Routing) -> int:
+    """K; 0 where no rank has a token."""
+    return next((len(token) for tokens in routing for token in tokens), 0)
+
+
+def _ranks(routing: Routing, experts: int) -> int:
+    """e, checked."""
+    checks.whole(experts=experts)
+    e = len(routing)
+    if e < 1 or experts % e:
+        raise ValueError(f"routing of {e} ranks for experts={experts}: give a number of ranks that divides {experts}")
+    choices = {choice for tokens in routing for token in tokens for choice in token}
+    if wrong := [choice for choice in choices if not -1 <= choice < experts]:
+        raise ValueError(f"expert {wrong[0]} in the routing: they are 0 to {experts - 1}, and -1 for a dropped copy")
+    if len({len(token) for tokens in routing for token in tokens}) > 1:
+        raise ValueError("tokens of the routing have different numbers of choices: give -1 for a copy that is dropped")
+    return e
+
+
+def _inside(e: int, nodes: int) -> int:
+    checks.whole(nodes=nodes)
+    if e % nodes:
+        raise ValueError(f"nodes={nodes} does not divide the {e} ranks of the routing: choose a divisor of {e}")
+    return e // nodes
+
+
+def choices_of(routing: Routing, experts: int) -> list[int]:
+    """Every copy's expert, without the dropped ones. Raises ValueError as one_hop does."""
+    _ranks(routing, experts)
+    return [expert for tokens in routing for token in tokens for expert in token if expert >= 0]

@@ -1,0 +1,144 @@
+"""DeepSeek-V3's training step by phases beside what was measured, and other ways to lay it out on the same GPUs."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from manyranks.theory import data, memory, passes, pipeline, published, stages, step
+from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.memory import Peak
+from manyranks.theory.passes import Both
+from manyranks.theory.pipeline import Actions
+from manyranks.theory.plan import Plan
+from manyranks.theory.published import steps
+from manyranks.theory.step import StepTime
+
+PHASES = ("1F", "bubble", "1B", "1W", "1F1B", "opt")
+# Why a phase's prediction is not what was measured, as far as one can say.
+REASONS = {
+    "1F": "forwards without a partner: their all-to-alls are charged in full",
+    "bubble": "the closed form knows equal stages and their mean; waiting for uneven ranks and for messages comes on top",
+    "1B": "backwards without a partner: their all-to-alls, charged in full, could hide behind the weights' gradients; and the "
+    "module that predicts one more token need not be where we put it, beside the head",
+    "1W": "products only: in 8 bits their inputs have to be cut into other tiles and written again, which we charge to 1B",
+    "1F1B": "a pair takes as long as both compute, and their all-to-alls nothing, for they hide behind the partner",
+    "opt": "gradients reduced and parameters gathered with nothing to hide them, and Adam; not the sum of a stage's two copies",
+}
+
+
+class Phase(NamedTuple):
+    """Seconds of a step. predicted: of the rank that takes longest; mean: of all ranks; reason: see REASONS."""
+
+    name: str
+    predicted: float
+    mean: float
+    measured: float
+    reason: str
+
+    @property
+    def error(self) -> float:
+        """Predicted ÷ measured − 1."""
+        return self.predicted / self.measured - 1
+
+
+def phases(constants: Constants = DEFAULT) -> list[Phase]:
+    """DeepSeek-V3's step, from its configuration alone, beside "Insights into DeepSeek-V3" (arXiv 2505.09343), Table 4.
+
+    How often a rank does what: pipeline.dualpipe_actions. The table does not say of which rank it is: we take the one that has
+    the most to do, which is the first. It has both ends of the model, with the head and with the module that predicts one more
+    token, so that all others wait for it, and their bubble is longer. It also fits better than the mean, which stands beside.
+
+    The sum is larger than step.estimate, which takes all micro-batches for halves of pairs and hides gradients under the last
+    backward: by what lone passes wait for their all-to-alls, and by the gradients.
+    """
+    (row,) = steps.deepseek()
+    time = step.estimate(row.shape, row.plan, row.cluster, constants)
+    ranks = [_work(time, rank) for rank in range(row.plan.pp // 2)]  # the others have the same stages
+    first = max(ranks, key=sum)
+    whole = sum(first) + time.bubble + time.pipeline
+    means = [sum(each) / len(ranks) for each in zip(*ranks, strict=True)]
+    printed = {line["metric"].removesuffix(" (s)"): float(line["MPFT"]) for line in _table()}
+    found = [_named(seconds, whole) for seconds in (first, means)]
+    return [Phase(name, *(each[name] for each in found), printed[name], REASONS[name]) for name in PHASES]
+
+
+def measured_step() -> float:
+    """Seconds of the whole step in the table; its phases add up to 0.03 s less."""
+    return next(float(line["MPFT"]) for line in _table() if line["metric"] == "time/step (s)")
+
+
+def _table() -> list[dict[str, str]]:
+    return published.rows("deepseek_isca_step_breakdown")
+
+
+class Work(NamedTuple):
+    """Seconds in which one rank does something, by phase."""
+
+    F: float
+    B: float
+    W: float
+    pairs: float
+    opt: float
+
+
+def _named(work: Iterable[float], whole: float) -> dict[str, float]:
+    forward, backward, weight, pairs, opt = work
+    waiting = whole - sum((forward, backward, weight, pairs, opt))
+    return dict(zip(PHASES, (forward, waiting, backward, weight, pairs, opt), strict=True))
+
+
+def _work(time: StepTime, rank: int) -> Work:
+    plan, p = time.plan, time.plan.pp
+    dealt = stages.of_rank(time.shape, plan)
+    held = dealt[rank], dealt[p - 1 - rank]
+    both = [passes.of_stage(time.shape, plan.local, time.cluster, time.constants, stage) for stage in held]
+    often = pipeline.dualpipe_actions(p, plan.microbatches, rank)
+    return Work(*_passes(often, *both), _update(time, rank))
+
+
+def _passes(often: Actions, earlier: Both, later: Both) -> tuple[float, ...]:
+    both = earlier, later
+    forward = sum(n * each.forward.seconds for n, each in zip(often.F, both, strict=True))
+    backward = sum(n * each.backward.seconds for n, each in zip(often.B, both, strict=True))
+    backward += sum(n * (each.backward.seconds - each.weight) for n, each in zip(often.I, both, strict=True))
+    weight = sum(n * each.weight for n, each in zip(often.W, both, strict=True))
+    paired = (Both(earlier.forward, later.backward), Both(later.forward, earlier.backward))
+    pairs = sum(n * step.hide_experts(pair).seconds for n, pair in zip(often.pairs, paired, strict=True))
+    return forward, backward, weight, pairs
+
+
+def _update(time: StepTime, rank: int) -> float:
+    """Gradients and parameters travel with nothing to hide behind, beside the optimizer."""
+    held = memory.rank_parameters(time.shape, time.plan)[rank]
+    return data.seconds(time.shape, time.plan, time.cluster, time.constants, held, 0.0, 0.0) + time.optimizer
+
+
+class Layout(NamedTuple):
+    """One way to train DeepSeek-V3 on its GPUs. peak: bytes of the fullest one; fits: into its memory."""
+
+    plan: Plan
+    peak: Peak
+    time: StepTime
+
+    @property
+    def fits(self) -> bool:
+        return self.peak.total <= self.time.cluster.accelerator.memory
+
+
+def layouts(tensor: Iterable[int] = (1, 2, 4, 8), experts: Iterable[int] = (8, 16, 32, 64, 128)) -> list[Layout]:
+    """DeepSeek-V3's plan with other tensor- and expert-parallel degrees, PP 16 on as many GPUs; an expert-parallel group has
+    128 ÷ tp ranks at most. Tensor parallelism cuts attention and every expert: a routed token's row is gathered and summed once
+    for each of its experts.
+
+    Their own: TP 1, EP 64. Source: arXiv 2412.19437, sections 3.1 and 3.2.
+    """
+    (row,) = steps.deepseek()
+    experts, found = tuple(experts), []
+    for tp in tensor:
+        dp = row.plan.dp // tp
+        for ep in experts:
+            if ep <= dp:
+                plan = replace(row.plan, dp=dp, tp=tp, ep=ep)
+                time = step.estimate(row.shape, plan, row.cluster, gpus=row.plan.gpus)
+                found.append(Layout(plan, memory.peak(row.shape, plan), time))
+    return found
