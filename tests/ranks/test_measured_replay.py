@@ -50,6 +50,16 @@ def test_an_all_reduce_takes_what_the_theory_says(worlds):
     assert [timeline.exposed_communication(r) for r in range(n)] == pytest.approx([timeline.makespan] * n)
 
 
+def test_an_all_to_all_takes_as_long_as_the_rank_that_receives_most(world):
+    def all_to_the_last():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        sent, received = ([ELEMENTS if to == n - 1 else 0 for to in range(n)], [ELEMENTS if rank == n - 1 else 0] * n)
+        dist.all_to_all_single(torch.empty(sum(received)), torch.ones(ELEMENTS), received, sent)
+
+    (call,) = world.measure(all_to_the_last).program.ranks[0][:1]
+    assert call == Collective("all_to_all", 4 * ELEMENTS * world.size, tuple(range(world.size)), 0)
+
+
 @pytest.mark.parametrize("run", [all_reduce, ring_step, train])
 def test_two_measurements_give_one_timeline(world, run):
     first, second = (world.measure(run, flops=True).replay(H100) for _ in range(2))

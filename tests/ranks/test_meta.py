@@ -1,12 +1,15 @@
 """Code that runs without numbers is recorded as if it had them."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from manyranks import theory
 from manyranks.measure import meta
-from manyranks.parallel import context
+from manyranks.parallel import context, expert
 from manyranks.parallel.context import blockwise
 from manyranks.parallel.tensor import parallelize
 from manyranks.timeline import Compute
@@ -108,3 +111,43 @@ def test_fused_attention_without_numbers_has_the_products_and_messages_of_the_sa
 
 def moved(program) -> int:
     return sum(i.work.bytes for rank in program.ranks for i in rank if isinstance(i, Compute))
+
+
+def experts(two_hops: bool, numbers: bool):
+    """The routing has numbers; tokens, gates and weights may have none. Every token goes to rank 0."""
+    n = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (n, 1), mesh_dim_names=("nodes", "inside"))
+    groups = [mesh.get_group(name) for name in mesh.mesh_dim_names] if two_hops else [None]
+    experts_TK = torch.tensor([[0, 2], [3, 1], [1, 0], [0, 3], [1, -1]])
+    with contextlib.nullcontext() if numbers else meta.without_numbers():
+        with meta.uncounted():
+            layer = expert.Experts(2, 8, 6)
+        x_TH, gates_TK = (torch.empty(5, size, requires_grad=True) for size in (8, 2))
+        hop = expert.two_hops if two_hops else expert.one_hop
+        y_TH = hop(x_TH, expert.Routing(experts_TK, gates_TK), layer.compute, 2 * n, *groups)
+        y_TH.backward(torch.empty_like(y_TH))
+
+
+@pytest.mark.parametrize("two_hops", [False, True], ids=["one hop", "two hops"])
+def test_tokens_without_numbers_go_where_a_routing_with_numbers_says(shared_worlds, two_hops):
+    real, shadow = (shared_worlds.measure(experts, two_hops, numbers, flops=True) for numbers in (True, False))
+    assert shadow.payload_bytes == real.payload_bytes
+    assert shadow.flops == real.flops
+    assert shadow.flops[0] > shadow.flops[1] > 0
+    assert instructions(shadow.program) == instructions(real.program)
+
+
+def test_numbers_that_meet_tensors_without_keep_theirs(shared_worlds):
+    def mixed():
+        own = torch.arange(3.0)
+        with meta.without_numbers():
+            rows = torch.empty(3, 2)
+            rows.index_add_(0, own.long(), rows)
+            rows.masked_fill_(own[:, None] > 1, 0.0)
+            dist.all_reduce(own)
+            with pytest.raises(NotImplementedError):
+                own.copy_(rows[:, 0])
+        return own.tolist()
+
+    n = shared_worlds.size
+    assert shared_worlds.run(mixed) == [[0, n, 2 * n]] * n

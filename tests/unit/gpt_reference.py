@@ -6,6 +6,7 @@ import torch
 
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
+from tests.unit.expert_reference import layer
 
 
 def reference(model: GPT, ids: list[int]) -> torch.Tensor:
@@ -32,12 +33,17 @@ def normed(config: GPTConfig, w: dict, name: str, row: torch.Tensor) -> torch.Te
     return row / ((row**2).sum() / len(row) + 1e-5) ** 0.5 * w[f"{name}.weight"] + w.get(f"{name}.bias", 0)
 
 
-def mlp(config: GPTConfig, w: dict, row: torch.Tensor) -> torch.Tensor:
-    up = linear(w, "mlp.up", row)
+def mlp(config: GPTConfig, w: dict, row: torch.Tensor, name: str = "mlp") -> torch.Tensor:
+    if f"{name}.router.weight" in w:
+        experts = [w[f"{name}.experts.{part}"] for part in ("gate", "up", "down")]
+        limits = config.top_k, config.scores, None, config.expert_groups, config.groups_per_token
+        ((y,),), *_ = layer([row[None]], w[f"{name}.router.weight"], experts, *limits)
+        return y + mlp(config, w, row, f"{name}.shared") if config.shared_experts else y
+    up = linear(w, f"{name}.up", row)
     if config.style == "gpt2":
-        return linear(w, "mlp.down", up * (1 + torch.erf(up / 2**0.5)) / 2)
-    gate = linear(w, "mlp.gate", row)
-    return linear(w, "mlp.down", gate / (1 + torch.exp(-gate)) * up)
+        return linear(w, f"{name}.down", up * (1 + torch.erf(up / 2**0.5)) / 2)
+    gate = linear(w, f"{name}.gate", row)
+    return linear(w, f"{name}.down", gate / (1 + torch.exp(-gate)) * up)
 
 
 def attended(config: GPTConfig, w: dict, rows: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -301,6 +301,16 @@ def test_a_batch_of_the_corpus_is_charged_its_own_bytes_and_not_the_corpus():
     assert work.bytes == 16 * 8 + (2 * rows + 4 * 8) + 9 * rows  # places drawn, rows cut, made int64
 
 
+def test_a_composition_has_the_flops_of_its_parts_and_moves_bytes_as_a_whole():
+    x, linear = torch.ones(4, 8), nn.Linear(8, 16, bias=False)
+    with torch.inference_mode(), WorkCounter() as work:
+        linear(x)
+    assert (work.flops, work.bytes) == (2 * 4 * 8 * 16, 4 * (4 * 8 + 8 * 16 + 4 * 16))
+    with WorkCounter() as work:
+        torch.ops.aten.silu_backward(x, x)
+    assert (work.flops, work.bytes) == (0, 4 * 3 * 4 * 8)
+
+
 def test_a_fused_function_moves_its_arguments_its_results_and_what_it_changes_but_all_flops_count():
     def scores_apart(x, y, total):
         scores = x @ y.T

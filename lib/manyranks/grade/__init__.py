@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "collectives",
     "context",
     "data_parallel",
+    "expert",
     "pipeline",
     "tensor",
     "zero",

@@ -1,4 +1,4 @@
-"""FLOPs, as FlopCounterMode has them, with what it leaves out (the CPU's attention, products added in place), and bytes moved."""
+"""FLOPs, as FlopCounterMode has them, with what it leaves out (the CPU's attention, sums in place), and bytes moved."""
 
 import functools
 import math
@@ -50,13 +50,15 @@ class WorkCounter(TorchDispatchMode):
         self.flops = self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if _is_composite(func):  # in inference mode
+        kwargs, before = kwargs or {}, self.bytes
+        if _is_composite(func):  # has the FLOPs of its parts, and moves what it moves as a whole
             with self:
-                return func.decompose(*args, **kwargs)
-        out = func(*args, **kwargs)
-        if count := _FLOPS.get(func._overloadpacket):
-            self.flops += count(*args, **kwargs, out_val=out)
+                out = func.decompose(*args, **kwargs)
+            self.bytes = before
+        else:
+            out = func(*args, **kwargs)
+            if count := _FLOPS.get(func._overloadpacket):
+                self.flops += count(*args, **kwargs, out_val=out)
         if _moves(func):
             source, rest = (out, args[1:]) if func._schema.name in LOOKUPS else ((), args)
             self.bytes += sum(map(touched_bytes, _tensors((source, rest, kwargs, out))))
@@ -100,7 +102,7 @@ def touched_bytes(x: torch.Tensor) -> int:
 
 @functools.cache
 def _is_composite(func) -> bool:
-    """Whether it is made of operators that autograd knows, and comes here whole only where that is off."""
+    """Whether PyTorch has it as a composition of others: silu_backward; in inference mode also linear, matmul and so on."""
     return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 

@@ -10,6 +10,13 @@ from manyranks.show import style, units
 
 _MOST = 4  # runs
 _LOUDEST = 3.0  # times the mean load: black in a heat map
+_ROUNDING = 1e-9  # of a step: parts that were taken from it may add up to so much more
+# What a rank does, from below.
+_PARTS = {
+    "rank 1 computes": {"facecolor": style.BLUE},
+    "its messages are on the way": {"facecolor": "#cfe3f1", "hatch": "....", "edgecolor": style.BLUE},
+    "it waits for rank 0's products": {"facecolor": "#fdd9b5", "hatch": "////", "edgecolor": style.ORANGE},
+}
 
 
 @style.styled
@@ -40,7 +47,7 @@ def balancing(
     if panels:
         bar = fig.colorbar(drawn, ax=panels, aspect=12, pad=0.01)
         bar.set_label("load ÷ mean")
-        bar.set_ticks(range(4), labels=["0", "1", "2", "3, more"])
+        bar.set_ticks(range(4), labels=["0", "1", "2", "3 or more"])
     return fig
 
 
@@ -76,42 +83,49 @@ def _heat(axes: Axes, name: str, found: np.ndarray):
 def waiting(
     imbalance: Sequence[float],
     replayed: Sequence[float],
-    waited: Sequence[float],
+    computes: Sequence[float],
+    messages: Sequence[float],
     predicted: Mapping[float, float],
     ylabel: str = "time of a step",
 ) -> style.Figure:
-    """A step's time over the imbalance of the load: replayed points, theory's line, and how much of it the mean rank waits.
+    """A step's time over the imbalance of the load: replayed points, theory's line, and what rank 1 does in it when rank 0 has
+    the fullest load.
 
-    imbalance, replayed, waited: of each run, max ÷ mean load, seconds of a step, and seconds of it in which the mean rank waits
-    for the one with the most. predicted: imbalance -> seconds.
-    Raises ValueError for lists of other lengths, and where waiting is more than all.
+    imbalance, replayed, computes, messages: of each run, max ÷ mean load, seconds of a step, and seconds of it in which rank 1
+    computes, and in which it does not, as its messages are on the way; in the rest it waits for rank 0. predicted:
+    imbalance -> seconds.
+    Raises ValueError for lists of other lengths, and where the parts are more than all.
     """
-    if not len(imbalance) == len(replayed) == len(waited) > 0:
-        lengths = f"{len(imbalance)}, {len(replayed)} and {len(waited)}"
-        raise ValueError(f"imbalance, replayed and waited have {lengths} numbers: give as many of each, one or more")
-    if any(not 0 <= part <= whole for part, whole in zip(waited, replayed, strict=True)):
-        raise ValueError("waited is a part of replayed: give 0 to the step's seconds")
-    fig, (axes,) = style.figure(width=7.6, height=3.6)
-    x, whole, part = (np.asarray(each, float)[np.argsort(imbalance)] for each in (imbalance, replayed, waited))
-    axes.fill_between(x, whole - part, color="#cfe3f1", linewidth=0, label="the mean rank works")
-    look = {"facecolor": "#fdd9b5", "hatch": "////", "edgecolor": style.ORANGE, "linewidth": 0}
-    axes.fill_between(x, whole - part, whole, label="it waits for the fullest rank", **look)
+    lists = imbalance, replayed, computes, messages
+    if not len(imbalance) == len(replayed) == len(computes) == len(messages) > 0:
+        lengths = ", ".join(str(len(each)) for each in lists)
+        raise ValueError(
+            f"imbalance, replayed, computes and messages have {lengths} numbers: give as many of each, one or more"
+        )
+    x, whole, works, sends = (np.asarray(each, float)[np.argsort(imbalance)] for each in lists)
+    if min(*works, *sends) < 0 or (works + sends > whole * (1 + _ROUNDING)).any():
+        raise ValueError("computes and messages are parts of replayed: give 0 or more, together at most the step's seconds")
+    fig, (axes,) = style.figure(width=7.6, height=3.9)
+    for (label, look), low, high in zip(_PARTS.items(), (0, works, works + sends), (works, works + sends, whole), strict=True):
+        axes.fill_between(x, low, high, label=label, linewidth=0, **look)
+        axes.plot(x, high, color=style.BLACK, linestyle="-", linewidth=0.6)
     if predicted:
         axes.plot(*zip(*sorted(predicted.items()), strict=True), color=style.BLACK, linestyle="-", label="theory")
     axes.plot(x, whole, "o", color=style.ORANGE, markersize=8, linestyle="none", label="replayed")
     top = max([*whole, *predicted.values()])
     room = 0.08 * (x[-1] - x[0]) or 0.1
-    _say_waits(axes, x, whole, part, 1.4 * room)
+    _say_computes(axes, x, whole, works, 1.6 * room)
     axes.set(xlabel="largest load ÷ mean load", ylabel=ylabel, xlim=(x[0] - room, x[-1] + room), ylim=(0, 1.3 * top))
     axes.yaxis.set_major_formatter(lambda seconds, _: units.duration(seconds) if seconds else "0")
-    fig.legend(loc="outside upper left", ncols=4, handlelength=2.2)
+    fig.legend(loc="outside upper left", ncols=3, handlelength=2.2)
     return fig
 
 
-def _say_waits(axes: Axes, x: np.ndarray, whole: np.ndarray, part: np.ndarray, apart: float) -> None:
-    """Numbers above the points that are so far from the last one with numbers."""
+def _say_seconds(axes: Axes, x: np.ndarray, whole: np.ndarray, works: np.ndarray, apart: float) -> None:
+    """Numbers left above the points, and in the lowest area, where these are so far from the last ones with numbers."""
     last = -np.inf
-    for at, seconds, idle in zip(x, whole, part, strict=True):
+    for at, seconds, busy in zip(x, whole, works, strict=True):
         if at - last >= apart:
-            text, last = f"{units.duration(seconds)}\n{idle / seconds:.0%} waits", at
-            axes.annotate(text, (at, seconds), (0, 8), textcoords="offset points", ha="center", fontsize=8.5)
+            text, last = {"textcoords": "offset points", "fontsize": 8.5}, at
+            axes.annotate(units.duration(seconds), (at, seconds), (2, 8), ha="right", **text)
+            axes.annotate(units.duration(busy), (at, busy / 2), (0, 0), ha="center", va="center", bbox=_PAPER, **text)

@@ -13,7 +13,7 @@ _HELD = {"color": "#cfe3f1", "hatch": "////", "edgecolor": style.BLUE, "linewidt
 _USED = {"color": style.BLUE, "edgecolor": style.BLACK, "linewidth": 0.8}
 # Of one name each, in a group of bars.
 _SERIES = ((style.BLUE, ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
-_RING = {"color": style.ORANGE, "fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8, "label": "predicted"}
+_RING = {"color": style.ORANGE, "fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8, "label": "theory"}
 _WAYS = (("white", "////"), (style.BLUE, ""), ("#fdae6b", "...."))
 
 
@@ -105,9 +105,9 @@ def copies(
     ylabel: str = "copies of tokens sent to another node",
     said: Callable[[float], str] = "{:,.0f}".format,
 ) -> style.Figure:
-    """What leaves its node, measured as bars and predicted as rings: a group for each way, a bar for each routing in it.
+    """What leaves its node, measured as bars and theory's as rings: a group for each way, a bar for each routing in it.
 
-    measured, predicted: way ("one hop", "two hops") -> routing ("free", "node-limited") -> copies; bytes with said=units.size.
+    measured, predicted (by theory): way ("one hop", "two hops") -> routing ("free", "node-limited") -> copies; bytes with said=units.size.
     Raises ValueError for more than 3 routings, and ways or routings that are not the same in both.
     """
     routings = list(next(iter(measured.values()))) if measured else []
@@ -125,7 +125,7 @@ def copies(
         axes.bar(x, found, 0.9 * wide, label=f"{routing}, measured", **look)
         rings = axes.plot(x, expected, "o", **_RING)
         for at, one, other in zip(x, found, expected, strict=True):
-            text = f"{said(one)}\npredicted {said(other)}"
+            text = f"{said(one)}\ntheory {said(other)}"
             axes.annotate(text, (at, max(one, other)), (0, 8), textcoords="offset points", ha="center", fontsize=8.5)
     axes.set_xticks(range(len(measured)), list(measured))
     axes.tick_params(axis="x", length=0)

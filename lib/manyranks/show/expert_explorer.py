@@ -58,6 +58,7 @@ class _Panel:
 class _Memory(_Panel):
     def __init__(self, axes: Axes):
         super().__init__(axes, _MEMORY, "Memory of a GPU, over e", [f"EP {ep}" for ep in EXPERT])
+        axes.set_xlabel("»: longer than the axis", fontsize=9)
 
     def update(self, now: Setting) -> None:
         bars, texts, room, (most, why) = [], [], now.on.accelerator.memory, now.most

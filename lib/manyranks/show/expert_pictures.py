@@ -12,7 +12,7 @@ from manyranks.show.looks import HATCH, LOOKS, box, sheet
 
 _WIDE = 9.3  # inches of a figure
 _TOKENS, _EXPERTS = 32, 32  # at most in a picture
-_LEFT, _BELOW, _LOAD = 1.05, 0.72, 2.3  # inches: ranks' and experts' names, captions, bars
+_LEFT, _BELOW, _LOAD, _SAID = 1.05, 0.72, 2.55, 1.25  # inches: ranks' and experts' names, captions, bars with their texts
 _STAYS, _NEAR, _FAR = ("#e0e0e0", ""), ("#cfe3f1", ""), ("#fdc998", "////")
 _PAPER = {"boxstyle": "square,pad=0.06", "facecolor": "white", "edgecolor": "none"}
 _DROPPED = {"facecolor": "white", "edgecolor": style.ORANGE, "linestyle": (0, (2, 1)), "linewidth": 1.3}
@@ -46,7 +46,8 @@ def routing(
     """Which token goes to which expert, in the look of the rank that has the expert; beside it the copies that experts get.
 
     chosen_TK: each token's experts, its first choice first; a cell says which choice it is. ranks: that share the experts in
-    blocks. kept_TK: the same with −1 where a copy was dropped (Routing.experts_TK); these are crosses. capacity: copies that an
+    blocks. kept_TK: the same with −1 where a copy was dropped (Routing.experts_TK); their numbers are crossed
+    out. capacity: copies that an
     expert takes of one source's tokens. sources: ranks whose tokens these are, as many of each, one after another.
     Raises ValueError for more than 32 tokens or experts, 8 ranks, experts that are not there, and copies that nobody chose.
     """
@@ -60,7 +61,7 @@ def routing(
     _draw_grid(axes, choices, wide, high, top, sources)
     _draw_copies(axes, choices, wide, high, top)
     _draw_loads(axes, choices, (_LEFT + T * wide + 0.2, top), high, None if capacity is None else sources * capacity)
-    said = "1: first choice, 2: second, …" + "\n×: dropped" * bool((~choices.kept).any())
+    said = "1: first choice, 2: second, …" + "\ncrossed out: dropped" * bool((~choices.kept).any())
     axes.text(_LEFT, _BELOW - 0.1, said, fontsize=8, va="top", linespacing=1.3)
     return fig
 
@@ -117,25 +118,31 @@ def _draw_copies(axes: Axes, choices: _Choices, wide: float, high: float, top: f
             corner = _LEFT + token * wide, top - (expert + 1) * high
             if held:
                 box(axes, corner, wide, high, choices.owner(expert), str(choice), 8)
-                continue
-            inner = corner[0] + 0.02, corner[1] + 0.02
-            axes.add_patch(Rectangle(inner, wide - 0.04, high - 0.04, **_DROPPED))
-            middle = corner[0] + wide / 2, corner[1] + high / 2
-            axes.text(*middle, "×", color=style.ORANGE, fontsize=9, fontweight="bold", ha="center", va="center")
+            else:
+                _draw_dropped(axes, corner, wide, high, str(choice))
+
+
+def _draw_dropped(axes: Axes, corner: tuple[float, float], wide: float, high: float, choice: str) -> None:
+    (x, y), edge, size = corner, 0.02, min(8, 36 * min(wide, high))
+    axes.add_patch(Rectangle((x + edge, y + edge), wide - 2 * edge, high - 2 * edge, **_DROPPED))
+    axes.text(x + wide / 2, y + high / 2, choice, fontsize=size, ha="center", va="center")
+    across, up = wide / 2, 0.3 * high
+    line = {"color": style.ORANGE, "linestyle": "-", "linewidth": 1.6, "solid_capstyle": "butt", "zorder": 4}
+    axes.plot([x + 0.5 * across, x + 1.5 * across], [y + up, y + high - up], **line)
 
 
 def _draw_loads(axes: Axes, choices: _Choices, corner: tuple[float, float], high: float, capacity: int | None) -> None:
     """A bar for each expert, what was dropped at its end, with the mean and the capacity as lines. corner: upper left."""
     (x, top), kept, lost = corner, choices.loads(choices.kept), choices.loads(~choices.kept)
     mean = choices.chosen.size / choices.experts
-    inch = (_LOAD - 0.75) / max(*(kept + lost), capacity or 0, mean)
+    inch = (_LOAD - _SAID) / max(*(kept + lost), capacity or 0, mean)
     for expert, (held, dropped) in enumerate(zip(kept, lost, strict=True)):
         y, look = top - (expert + 0.86) * high, LOOKS[choices.owner(expert)]
         axes.add_patch(Rectangle((x, y), held * inch, 0.72 * high, facecolor=look[0], hatch=look[1], **HATCH))
         axes.add_patch(Rectangle((x, y), held * inch, 0.72 * high, facecolor="none", edgecolor=style.BLACK, linewidth=0.8))
         if dropped:
             axes.add_patch(Rectangle((x + held * inch, y), dropped * inch, 0.72 * high, **_DROPPED))
-        text = f"{held}" + (f" + {dropped} ×" if dropped else "")
+        text = f"{held}" + (f", {dropped} dropped" if dropped else "")
         place = x + (held + dropped) * inch + 0.07
         axes.text(place, y + 0.36 * high, text, fontsize=min(8, 36 * high), va="center", bbox=_PAPER, zorder=5)
     axes.text(x, top + 0.24, "load: copies of each expert", fontsize=9, va="bottom")

@@ -42,9 +42,8 @@ class ExpertParallel(nn.Module):
     pattern of the names of its Experts. group: all ranks that share the batch. mesh: of
     those ranks, in their order, with the axes "replicas" (if there are any) and "experts",
     or for two hops "nodes" and "inside" instead; None: all are one expert-parallel group.
-    reduce_dense: False leaves the gradients of all but the experts to another, as to a
-    ZeroOptimizer of dense_parameters(); that of expert_parameters() is for .replicas, the
-    ranks with the same experts, this one alone where there are no others.
+    reduces: False leaves gradients to others, as to two ZeroOptimizers: dense_parameters()
+    are for the group, expert_parameters() for .replicas, the ranks with the same experts.
     .load_LE: after finish(), the copies that each expert of each layer was to get, over all
     ranks and micro-batches of the step.
     Raises ValueError for a mesh of other axes or ranks, for models that differ, and where
@@ -57,7 +56,7 @@ class ExpertParallel(nn.Module):
         experts: str = "layers.*.mlp.experts",
         group: Group = None,
         mesh: DeviceMesh | None = None,
-        reduce_dense: bool = True,
+        reduces: bool = True,
     ):
         super().__init__()
         self.group, self.ranks = group, len(members(group).ranks)
@@ -68,7 +67,7 @@ class ExpertParallel(nn.Module):
             _check(name, found, self.degree)
         replicas.check_same(module, group)
         replicas.broadcast([*module.parameters(), *module.buffers()], group)
-        self.module, self.reduce_dense, self._accumulates = module, reduce_dense, False
+        self.module, self.reduces, self._accumulates = module, reduces, False
         for found in self._experts.values():
             self._deal(found)
         self._routers = [m for m in module.modules() if isinstance(m, Router)]
@@ -124,9 +123,8 @@ class ExpertParallel(nn.Module):
         """
         if self._accumulates:
             return
-        if self.reduce_dense:
+        if self.reduces:
             _average(self.dense_parameters(), self.group)
-        if dist.get_world_size(self.replicas) > 1:
             _average(self.expert_parameters(), self.replicas)
         if self._routers:
             self.load_LE = take_counts(self._routers)
@@ -204,11 +202,12 @@ def _hop(hop, total: int, axes: list[Group], x_TH: Tensor, routing, compute) -> 
 
 
 def _average(parameters: Iterable[nn.Parameter], group: Group) -> None:
-    parameters = list(parameters)
-    sum_gradients(parameters, group)
+    parameters, n = list(parameters), dist.get_world_size(group)
+    if n > 1:
+        sum_gradients(parameters, group)
     for p in parameters:
         if p.grad is not None:
-            p.grad.div_(dist.get_world_size(group))
+            p.grad.div_(n)
 
 
 def _squares(parameters: Iterable[nn.Parameter]) -> Tensor | int:

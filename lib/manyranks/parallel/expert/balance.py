@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def auxiliary_loss(
     probabilities_TE: Tensor, counts_E: Tensor, top_k: int, ranks: int = 1
 ) -> Tensor:
-    """E·Σ f·P over the experts: 1 where all are as likely as each other, else more.
+    """E·Σ f·P over the experts: 1 where all are alike, more where many like the same.
 
     f: the share of the choices that an expert got, from counts_E, those of ALL ranks; it
     has no gradient. P: the mean probability that the router gave it, which has. A rank

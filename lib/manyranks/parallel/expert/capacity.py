@@ -2,8 +2,8 @@
 
     T tokens   K choices of a token   E experts
 
-Buffers are as large as the capacity, whatever the router does. Copies beyond it are
-dropped: the token passes that expert by, on the residual connection.
+What comes beyond it is dropped: the token passes that expert by, on the residual
+connection. So an expert's rows have a limit, whatever the router does.
 Source: GShard, arXiv 2006.16668, section 2.2 and algorithm 1.
 """
 

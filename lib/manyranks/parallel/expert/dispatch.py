@@ -1,9 +1,9 @@
 """One hop: each copy of a token goes to the rank of its expert, and its result comes back.
 
     T tokens   K choices of a token   R rows, copies of tokens   H hidden size
-    e ranks   L experts of a rank
+    e ranks   X experts of a rank, E/e
 
-Expert i lives on rank i // L. How many rows go where is not known before the router has
+Expert i lives on rank i // X. How many rows go where is not known before the router has
 chosen, so one small all-to-all of counts goes first; then rows, as many as there are.
 Source: GShard, arXiv 2006.16668, section 3.2; MegaBlocks, arXiv 2211.15841 (no padding).
 """
@@ -56,13 +56,13 @@ def one_hop(
 def planned(experts_TK: Tensor, experts: int, group: Group = None) -> Dispatch:
     """Tells every rank how many rows come for each of its experts; sends no rows."""
     order_R, counts_E = by_expert(experts_TK, experts)
-    leaving_eL = counts_E.view(dist.get_world_size(group), -1)
-    came_eL = all_to_all(leaving_eL, group=group)
-    ranks, own = came_eL.shape
-    expert_R = torch.arange(own, device=came_eL.device).repeat(ranks)
-    expert_R = expert_R.repeat_interleave(came_eL.flatten())  # of each row that comes
-    sent, received = leaving_eL.sum(1).tolist(), came_eL.sum(1).tolist()
-    sorted_R, counts = expert_R.argsort(stable=True), came_eL.sum(0).tolist()
+    leaving_eX = counts_E.view(dist.get_world_size(group), -1)
+    came_eX = all_to_all(leaving_eX, group=group)
+    ranks, own = came_eX.shape
+    expert_R = torch.arange(own, device=came_eX.device).repeat(ranks)
+    expert_R = expert_R.repeat_interleave(came_eX.flatten())  # of each row that comes
+    sent, received = leaving_eX.sum(1).tolist(), came_eX.sum(1).tolist()
+    sorted_R, counts = expert_R.argsort(stable=True), came_eX.sum(0).tolist()
     return Dispatch(order_R, sent, received, sorted_R, counts)
 
 

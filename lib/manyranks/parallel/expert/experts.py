@@ -37,6 +37,7 @@ class Experts(nn.Module):
 
     def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
         """The sum of each token's experts' outputs, times their gates."""
+        (x_TH,) = lowered(x_TH)  # before rows travel
         return self.hop(x_TH, routing, self.compute)
 
     def compute(self, x_RH: Tensor, counts: Sequence[int]) -> Tensor:
@@ -78,11 +79,15 @@ def summed(y_RH: Tensor, routing: Routing, order_R: Tensor) -> Tensor:
 
 def grouped(x_RI: Tensor, weight_EOI: Tensor, counts: Sequence[int]) -> Tensor:
     """y_RO: the first counts[0] rows times the first matrix, and so on; 0 rows are fine."""
-    device = x_RI.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        x_RI, weight_EOI = x_RI.to(dtype), weight_EOI.to(dtype)
-    return _Grouped.apply(x_RI, weight_EOI, list(counts))
+    return _Grouped.apply(*lowered(x_RI, weight_EOI), list(counts))
+
+
+def lowered(*tensors: Tensor) -> list[Tensor]:
+    """In autocast's precision, where it is on."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    return [x.to(torch.get_autocast_dtype(device)) for x in tensors]
 
 
 class _Grouped(torch.autograd.Function):

@@ -60,6 +60,11 @@ class Router(nn.Module):
         if scores not in SCORES:
             raise ValueError(f"scores={scores!r}: choose one of {', '.join(SCORES)}")
         check_choices(experts, top_k, groups, groups_per_token)
+        if top_k == 1 < experts and normalise:
+            raise ValueError(
+                "top_k=1 with normalise=True: the only gate is 1 whatever the router "
+                "does, so that it never learns; say normalise=False"
+            )
         check_factor(capacity)
         for name, value in (("auxiliary", auxiliary), ("bias_speed", bias_speed)):
             if not 0 <= value < math.inf:

@@ -1,7 +1,7 @@
 """What every all-to-all of an expert layer sends, from the routing itself: one hop and two hops, forward and backward.
 
 routing: for each rank of an expert-parallel group its tokens, each with the numbers of its K experts, −1 for a dropped copy.
-Expert i is on rank i // L, L = E/e. A copy is a token's row of H numbers, for one expert. The ranks of a node follow each
+Expert i is on rank i // X, X = E/e. A copy is a token's row of H numbers, for one expert. The ranks of a node follow each
 other: rank r is at place r % (e/nodes) of node r // (e/nodes).
 """
 
