@@ -1,5 +1,6 @@
 """The form of every chapter. What its cells print is compared by nbval, which runs in the same test run."""
 
+import ast
 import re
 
 import nbformat
@@ -61,6 +62,24 @@ def test_it_has_the_parts_of_a_chapter_in_their_order(chapter):
 def test_it_opens_with_what_why_and_how_long(chapter):
     opening = chapter.cells[0].source
     assert all(word in opening for word in ("**You will**", "**Before this:**", "**Time:**"))
+
+
+def never_shown(source: str) -> list[str]:
+    """Calls of show.… at the top of a cell whose result nobody sees: statements of their own before the cell's last one."""
+    python = "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
+    alone = [node.value for node in ast.parse(python).body[:-1] if isinstance(node, ast.Expr)]
+    return [text for text in map(ast.unparse, alone) if text.startswith("show.")]
+
+
+def test_what_it_would_show_is_the_last_thing_of_its_cell(chapter):
+    lost = [text for cell in code(chapter) for text in never_shown(cell.source)]
+    assert lost == [], "Jupyter shows only what a cell's last line returns: split the cell there, or put the call last"
+
+
+def test_a_figure_before_the_last_line_of_a_cell_is_found():
+    assert never_shown("%%time\nshow.table(head, rows)\nshow.expert.hops()") == ["show.table(head, rows)"]
+    seen = "figure = show.table(head, rows)\ndisplay(show.source(f))\nif rows:\n    show.x()\nshow.y().set(a=1)"
+    assert never_shown(seen) == []
 
 
 @pytest.mark.parametrize("kind", ["<Figure", "Explorer("])

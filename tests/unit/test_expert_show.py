@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation
 
 from manyranks.show import expert, expert_explorer, units
 from manyranks.show.bars import LONGEST
@@ -40,10 +41,13 @@ FIGURES = {
     ),
     "balancing": lambda: expert.balancing(RUNS),
     "balancing with loads": lambda: expert.balancing(RUNS, loads=LOADS),
-    "waiting": lambda: expert.waiting([1, 1.1, 2], [2, 2.1, 3], [0, 0.1, 1], {1: 2, 2: 3}),
+    "waiting": lambda: expert.waiting([1, 1.1, 2, 4], [2, 2.1, 3, 9], [1.5, 1.5, 1, 0], [0.5, 0.6, 1, 4], {1: 2, 2: 3}),
     "phases": lambda: expert.phases({"published": STEP, "ours": STEP}),
     "phases of four": lambda: expert.phases({name: STEP | {"1F1B": 13.95, "1B": 2, "1W": 0.48} for name in "abcd"}),
     "copies": lambda: expert.copies(COPIES, EXPECTED),
+    "hops": lambda: expert.hops(),
+    "hops to three nodes": lambda: expert.hops((0, 5, 7, 11, 13, 16, 17), 18, 3, 2),
+    "hops to eight ranks": lambda: expert.hops((3, 4, 12, 13, 15, 20, 23), 24, 2, 4),
 }
 
 
@@ -90,8 +94,13 @@ def test_texts_do_not_meet_and_a_figure_is_no_wider_than_a_laptop_s(name):
         (lambda: expert.balancing({}), "0 runs: "),
         (lambda: expert.balancing({"bias": []}), "'bias' has no steps"),
         (lambda: expert.balancing(RUNS, loads={"other": [[1]]}), "loads of 'other': there are the runs 'no balancing', "),
-        (lambda: expert.waiting([1, 2], [3], [0], {}), "imbalance, replayed and waited have 2, 1 and 1 numbers"),
-        (lambda: expert.waiting([1], [3], [4], {}), "waited is a part of replayed"),
+        (lambda: expert.waiting([1, 2], [3], [0], [1], {}), "imbalance, replayed, computes, messages have 2, 1, 1, 1 numbers"),
+        (lambda: expert.waiting([1], [3], [2], [2], {}), "computes and messages are parts of replayed"),
+        (lambda: expert.waiting([1], [3], [2], [-1], {}), "computes and messages are parts of replayed"),
+        (lambda: expert.hops(experts=15), "experts=15, nodes=2, inside=2: nodes · inside ranks must share the experts evenly"),
+        (lambda: expert.hops((1,), 32), "experts=32, nodes=2, inside=2: a picture shows 2 to 3 nodes, "),
+        (lambda: expert.hops((1, 16)), "chosen=[1, 16]: 1 to 8 different experts of 0 to 15"),
+        (lambda: expert.hops((1, 1)), "chosen=[1, 1]: 1 to 8 different experts"),
         (lambda: expert.phases({"published": STEP, "ours": {"1F": 1}}), "'ours' has the phases ['1F']: give ['1F', 'bubble', "),
         (lambda: expert.phases({}), "0 sources: "),
         (lambda: expert.copies({}, {}), "0 routings: "),
@@ -119,12 +128,27 @@ def boxes(axes, colour) -> list[Rectangle]:
     return [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_facecolor() == to_rgba(colour)]
 
 
+def columns_and_rows(axes) -> tuple[dict[int, float], dict[int, float]]:
+    """Where each token's column and each expert's row has its middle."""
+    columns = {int(text.get_text()): round(text.get_position()[0], 3) for text in axes.texts if text.get_fontsize() == 7.5}
+    names = [text for text in axes.texts if text.get_ha() == "right" and text.get_text() in "0123"]
+    return columns, {int(text.get_text()): round(text.get_position()[1], 3) for text in names}
+
+
+def test_a_dropped_copy_has_its_choice_s_number_crossed_out():
+    axes = expert.routing(CHOSEN, 4, kept_TK=KEPT).axes[0]
+    columns, rows = columns_and_rows(axes)
+    numbers = {tuple(np.round(text.get_position(), 3)): text.get_text() for text in axes.texts if text.get_ha() == "center"}
+    crossed = [tuple(np.round(line.get_xydata().mean(axis=0), 3)) for line in axes.lines]
+    # Token 2's first choice and token 3's second one, both expert 0.
+    assert crossed == [(columns[2], rows[0]), (columns[3], rows[0])]
+    assert [numbers[place] for place in crossed] == ["1", "2"]
+    assert "1: first choice, 2: second, …\ncrossed out: dropped" in texts(axes)
+
+
 def test_a_copy_is_in_its_expert_s_row_and_its_token_s_column_in_the_look_of_the_rank():
     axes = expert.routing(CHOSEN, 4, ranks=2, kept_TK=KEPT, capacity=2).axes[0]
-    places = {int(text.get_text()): text.get_position() for text in axes.texts if text.get_fontsize() == 7.5}
-    rows = {
-        text.get_text(): text.get_position()[1] for text in axes.texts if text.get_ha() == "right" and text.get_text() in "0123"
-    }
+    places, rows = columns_and_rows(axes)
     for rank, (colour, _) in enumerate(LOOKS[:2]):
         middles = {
             (round(box.get_x() + box.get_width() / 2, 3), round(box.get_y() + box.get_height() / 2, 3))
@@ -133,10 +157,9 @@ def test_a_copy_is_in_its_expert_s_row_and_its_token_s_column_in_the_look_of_the
         for token, experts in enumerate(KEPT):
             for one in experts:
                 if one // 2 == rank:
-                    assert (round(places[token][0], 3), round(rows[str(one)], 3)) in middles
+                    assert (places[token], rows[one]) in middles
     said = texts(axes)
-    assert said.count("×") == 2
-    assert [text for text in said if text in ("2", "2 + 2 ×", "1")][-4:] == ["2 + 2 ×", "2", "1", "1"]
+    assert [text for text in said if text in ("2", "2, 2 dropped", "1")][-4:] == ["2, 2 dropped", "2", "1", "1"]
     assert "dashed, the mean: 2\nthick line, the capacity: 2\nlargest ÷ mean: 2.00" in said
 
 
@@ -157,18 +180,33 @@ def test_a_dispatch_says_what_stays_in_the_rank_in_the_node_and_what_leaves_it()
 
 
 def test_runs_are_lines_and_loads_multiples_of_the_mean():
-    lines, heat, _ = expert.balancing(RUNS, loads=LOADS).axes
+    lines, heat, colours = expert.balancing(RUNS, loads=LOADS).axes
     assert [list(line.get_ydata()) for line in lines.lines] == [*RUNS.values(), [1.2, 1.2]]
     assert [text.get_text() for text in lines.get_legend().texts][1] == "auxiliary loss: 1.15 at the end"
     np.testing.assert_allclose(heat.images[0].get_array(), np.transpose(LOADS["bias"]) / 2)
+    assert [text.get_text() for text in colours.get_yticklabels()] == ["0", "1", "2", "3 or more"]
 
 
-def test_waiting_shows_points_in_order_with_what_the_mean_rank_waits():
-    (axes,) = expert.waiting([2, 1], [3, 2], [1, 0], {2: 3, 1: 2}).axes
-    theory, replayed = axes.lines
-    assert [list(line.get_xydata().ravel()) for line in (theory, replayed)] == [[1, 2, 2, 3]] * 2
-    assert texts(axes) == ["2 s\n0% waits", "3 s\n33% waits"]
-    assert axes.collections[1].get_hatch()
+def test_waiting_shows_points_in_order_over_what_another_rank_does():
+    (axes,) = expert.waiting([2, 1], [9, 2], [1, 1.5], [3, 0.25], {2: 8, 1: 2}).axes
+    lines = {line.get_label(): list(line.get_xydata().ravel()) for line in axes.lines}
+    assert (lines["theory"], lines["replayed"]) == ([1, 2, 2, 8], [1, 2, 2, 9])
+    areas = {
+        area.get_label(): [area.get_paths()[0].vertices[:, 1][area.get_paths()[0].vertices[:, 0] == x] for x in (1, 2)]
+        for area in axes.collections
+    }
+    ends = {name: [(min(found), max(found)) for found in each] for name, each in areas.items()}
+    assert ends == {
+        "rank 1 computes": [(0, 1.5), (0, 1)],
+        "its messages are on the way": [(1.5, 1.75), (1, 4)],
+        "it waits for rank 0's products": [(1.75, 2), (4, 9)],
+    }
+    assert len({area.get_hatch() for area in axes.collections}) == 3
+    assert texts(axes) == ["2 s", "1.5 s", "9 s", "1 s"]
+
+
+def test_parts_that_add_up_to_the_step_but_for_rounding_are_drawn():
+    assert expert.waiting([1], [0.3], [0.1], [0.2], {})
 
 
 def test_phases_and_copies_have_their_numbers_on_their_bars():
@@ -178,7 +216,43 @@ def test_phases_and_copies_have_their_numbers_on_their_bars():
     (axes,) = expert.copies(COPIES, EXPECTED).axes
     assert [[bar.get_height() for bar in bars] for bars in axes.containers] == [[1520, 1010], [1490, 505]]
     assert [list(line.get_ydata()) for line in axes.lines] == [[1536, 1003], [1536, 512]]
-    assert texts(axes)[-1] == "505\npredicted 512"
+    assert texts(axes)[-1] == "505\ntheory 512"
+    assert axes.lines[0].get_label() == "theory"
+
+
+def crossings(axes) -> list[list[tuple[int, int]]]:
+    """For each panel, where its thick arrows end; the legend's is not one."""
+    middle = axes.get_xlim()[1] / 2
+    arrows = [text for text in axes.texts if isinstance(text, Annotation) and text.xy[1] > 0.3]
+    thick = [arrow for arrow in arrows if arrow.arrow_patch.get_linewidth() > 2]
+    return [[text.xy for text in thick if (text.xy[0] > middle) == right] for right in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("drawing", "said"),
+    [
+        (((1, 9, 10, 14),), ["one hop: 3 copies cross", "two hops: 1 copy crosses"]),
+        (((0, 3, 4, 7),), ["one hop: 0 copies cross", "two hops: 0 copies cross"]),
+        (((0, 5, 7, 11, 13, 16, 17), 18, 3), ["one hop: 5 copies cross", "two hops: 2 copies cross"]),
+    ],
+)
+def test_a_copy_for_each_choice_or_for_each_node_crosses(drawing, said):
+    axes = expert.hops(*drawing).axes[0]
+    assert [text for text in texts(axes) if "cross" in text] == said
+    assert [len(each) for each in crossings(axes)] == [int(text.split(": ")[1].split()[0]) for text in said]
+
+
+def test_hops_end_at_chosen_experts_and_at_the_rank_with_the_same_place():
+    axes = expert.hops((1, 9, 14)).axes[0]
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts if text.get_va() == "center_baseline"}
+    one, two = crossings(axes)
+    assert [y for _, y in one] == pytest.approx([heights["9"], heights["14"]])
+    (token, _), (copy,) = (
+        [text.get_position() for text in axes.texts if text.get_text() == name] for name in ("token", "copy")
+    )
+    assert two[0][1] == copy[1] == token[1]
+    bold = [text.get_text() for text in axes.texts if text.get_fontweight() == "bold" and text.get_text().isdigit()]
+    assert bold == ["1", "9", "14"] * 2
 
 
 # What the explorer shows of a setting
@@ -242,6 +316,7 @@ def test_bars_and_numbers_are_the_settings(monkeypatch):
     peaks, times = [now(ep=ep).peak() for ep in EXPERT], [now(tp=tp).step().seconds for tp in TENSOR]
     assert [text.removeprefix("» ") for text in words[0]] == [*(units.size(peak.total) for peak in peaks), "80 GB"]
     assert words[1] == ["19.7 s", "24.4 s", "45.7 s, EP 32", "» 91.1 s, EP 16"]
+    assert "»: longer than the axis" in [axes.get_xlabel() for axes in plot.figure.axes]
     ways = [now(limit=limit).way(hops) for hops, limit in expert_explorer._WAYS.values()]
     assert words[2] == [f"{units.size(way.inside + way.between)}, {units.duration(way.seconds)}" for way in ways]
     memory_widths, time_widths, traffic_widths = (

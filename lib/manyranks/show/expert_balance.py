@@ -11,6 +11,7 @@ from manyranks.show import style, units
 _MOST = 4  # runs
 _LOUDEST = 3.0  # times the mean load: black in a heat map
 _ROUNDING = 1e-9  # of a step: parts that were taken from it may add up to so much more
+_PAPER = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 # What a rank does, from below.
 _PARTS = {
     "rank 1 computes": {"facecolor": style.BLUE},
@@ -99,9 +100,7 @@ def waiting(
     lists = imbalance, replayed, computes, messages
     if not len(imbalance) == len(replayed) == len(computes) == len(messages) > 0:
         lengths = ", ".join(str(len(each)) for each in lists)
-        raise ValueError(
-            f"imbalance, replayed, computes and messages have {lengths} numbers: give as many of each, one or more"
-        )
+        raise ValueError(f"imbalance, replayed, computes, messages have {lengths} numbers: give as many of each, one or more")
     x, whole, works, sends = (np.asarray(each, float)[np.argsort(imbalance)] for each in lists)
     if min(*works, *sends) < 0 or (works + sends > whole * (1 + _ROUNDING)).any():
         raise ValueError("computes and messages are parts of replayed: give 0 or more, together at most the step's seconds")
@@ -113,8 +112,8 @@ def waiting(
         axes.plot(*zip(*sorted(predicted.items()), strict=True), color=style.BLACK, linestyle="-", label="theory")
     axes.plot(x, whole, "o", color=style.ORANGE, markersize=8, linestyle="none", label="replayed")
     top = max([*whole, *predicted.values()])
-    room = 0.08 * (x[-1] - x[0]) or 0.1
-    _say_computes(axes, x, whole, works, 1.6 * room)
+    room = 0.1 * (x[-1] - x[0]) or 0.1
+    _say_seconds(axes, x, whole, works, 1.4 * room)
     axes.set(xlabel="largest load ÷ mean load", ylabel=ylabel, xlim=(x[0] - room, x[-1] + room), ylim=(0, 1.3 * top))
     axes.yaxis.set_major_formatter(lambda seconds, _: units.duration(seconds) if seconds else "0")
     fig.legend(loc="outside upper left", ncols=3, handlelength=2.2)

@@ -107,7 +107,8 @@ def copies(
 ) -> style.Figure:
     """What leaves its node, measured as bars and theory's as rings: a group for each way, a bar for each routing in it.
 
-    measured, predicted (by theory): way ("one hop", "two hops") -> routing ("free", "node-limited") -> copies; bytes with said=units.size.
+    measured, predicted (by theory): way ("one hop", "two hops") -> routing ("free", "node-limited") -> copies; bytes with
+    said=units.size.
     Raises ValueError for more than 3 routings, and ways or routings that are not the same in both.
     """
     routings = list(next(iter(measured.values()))) if measured else []

@@ -9,11 +9,11 @@ from matplotlib.patches import Rectangle
 from manyranks.show import style
 from manyranks.show.looks import sheet
 
-_NODES, _RANKS, _CELLS, _CHOICES = 3, 4, 16, 8  # at most: nodes; ranks and experts beyond the first node; choices
-# Inches, of a panel (also from the left one to the right one), a node, between a node and another one below it, and of the ranks.
-_PANEL, _NODE, _BETWEEN, _HIGH = 4.65, 1.75, 0.3, 2.0
-_LEFT, _RIGHT, _TOP, _BELOW = 0.1, 2.7, 2.55, 0.45  # where nodes begin and end in a panel
-_CELL, _NAME, _EDGE = 0.36, 0.3, 0.05  # inches: an expert, a rank's name, between boxes
+_NODES, _RANKS, _CELLS, _CHOICES = 3, 4, 12, 8  # at most: nodes; ranks and experts beyond the first node; choices
+# Inches: from panel to panel, a node, above a node that is below another one, and of all ranks of the first node.
+_PANEL, _NODE, _BETWEEN, _HIGH = 4.8, 1.65, 0.3, 2.1
+_LEFT, _RIGHT, _TOP, _BELOW = 0.1, 2.45, 2.55, 0.45  # where nodes begin and end in a panel
+_CELL, _NAME, _EDGE = 0.36, 0.3, 0.04  # inches: an expert, a rank's name, between boxes
 _TOKEN = (0.5, 0.24)  # inches
 _CROSSES = {"color": style.ORANGE, "linewidth": 3.0, "mutation_scale": 15}
 _INSIDE = {"color": style.BLACK, "linewidth": 1.0, "mutation_scale": 9}
@@ -75,7 +75,9 @@ def hops(chosen: Sequence[int] = (1, 9, 10, 14), experts: int = 16, nodes: int =
     layout, beyond = _Layout(experts, nodes, inside), experts // nodes
     away = [expert for expert in chosen if expert >= beyond]
     crossing = len(away), len({expert // beyond for expert in away})
-    fig, axes = sheet(2 * _PANEL, _TOP + 0.6)
+    fig, axes = sheet(_PANEL + _RIGHT + _NODE + 0.1, _TOP + 0.6)
+    middle = (_PANEL + _LEFT + _RIGHT + _NODE) / 2
+    axes.plot([middle] * 2, [_BELOW, _TOP + 0.5], color="#999999", linestyle=":", linewidth=1.2)
     for place, (name, copies, draw) in enumerate(zip(("one hop", "two hops"), crossing, (_one_hop, _two_hops), strict=True)):
         x, said = place * _PANEL, f"{copies} copies cross" if copies != 1 else "1 copy crosses"
         axes.text(x + _LEFT, _TOP + 0.4, f"{name}: {said}", fontsize=11, fontweight="bold", va="center")
@@ -92,7 +94,7 @@ def _check(chosen: list[int], experts: int, nodes: int, inside: int) -> None:
     ranks, cells = (nodes - 1) * inside, experts // nodes * (nodes - 1)
     if not 2 <= nodes <= _NODES or ranks > _RANKS or cells > _CELLS:
         raise ValueError(
-            f"{numbers}: a picture shows 2 to {_NODES} nodes, and beyond the first one up to {_RANKS} ranks and {_CELLS} experts"
+            f"{numbers}: a picture shows 2 to {_NODES} nodes, beyond the first one up to {_RANKS} ranks, {_CELLS} experts"
         )
     if not 1 <= len(chosen) <= _CHOICES or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(experts)):
         raise ValueError(f"chosen={chosen}: 1 to {_CHOICES} different experts of 0 to {experts - 1}")
@@ -158,4 +160,4 @@ def _draw_legend(axes: Axes) -> None:
     for x, look, said in ((_LEFT, _CROSSES, "to another node"), (2.2, _INSIDE, "inside a node")):
         _draw_arrow(axes, (x, 0.18), (x + 0.45, 0.18), look)
         axes.text(x + 0.53, 0.18, said, fontsize=9, va="center")
-    axes.text(4.2, 0.18, "numbers: experts, the token's bold", fontsize=9, va="center")
+    axes.text(4.2, 0.18, "bold: the experts that the token chose", fontsize=9, va="center")

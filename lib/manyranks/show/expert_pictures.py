@@ -126,9 +126,8 @@ def _draw_dropped(axes: Axes, corner: tuple[float, float], wide: float, high: fl
     (x, y), edge, size = corner, 0.02, min(8, 36 * min(wide, high))
     axes.add_patch(Rectangle((x + edge, y + edge), wide - 2 * edge, high - 2 * edge, **_DROPPED))
     axes.text(x + wide / 2, y + high / 2, choice, fontsize=size, ha="center", va="center")
-    across, up = wide / 2, 0.3 * high
-    line = {"color": style.ORANGE, "linestyle": "-", "linewidth": 1.6, "solid_capstyle": "butt", "zorder": 4}
-    axes.plot([x + 0.5 * across, x + 1.5 * across], [y + up, y + high - up], **line)
+    line = {"color": style.ORANGE, "linestyle": "-", "linewidth": 1.2, "zorder": 4}
+    axes.plot([x + edge, x + wide - edge], [y + high - edge, y + edge], **line)
 
 
 def _draw_loads(axes: Axes, choices: _Choices, corner: tuple[float, float], high: float, capacity: int | None) -> None:
