@@ -96,21 +96,21 @@ def _pytorch(products: Callable[..., Tensor], layer: Layer) -> Tensor:
     gates_TK, experts_TK = F.linear(layer.x_TH, layer.router.weight).softmax(-1).topk(TOP_K)
     gates_TK = gates_TK / gates_TK.sum(-1, keepdim=True)
     order_R = experts_TK.flatten().argsort(stable=True)
-    leaving_EL = experts_TK.flatten().bincount(minlength=EXPERTS).view(n, -1)
-    came_EL = functional.wait_tensor(functional.all_to_all_single(leaving_EL.flatten(), None, None, group)).view(n, -1)
-    sent, received = leaving_EL.sum(1).tolist(), came_EL.sum(1).tolist()
+    leaving_eX = experts_TK.flatten().bincount(minlength=EXPERTS).view(n, -1)
+    came_eX = functional.wait_tensor(functional.all_to_all_single(leaving_eX.flatten(), None, None, group)).view(n, -1)
+    sent, received = leaving_eX.sum(1).tolist(), came_eX.sum(1).tolist()
     x_RH = functional.all_to_all_single_autograd(layer.x_TH[order_R // TOP_K], received, sent, group)
-    expert_R = torch.arange(came_EL.shape[1]).repeat(n).repeat_interleave(came_EL.flatten())
+    expert_R = torch.arange(came_eX.shape[1]).repeat(n).repeat_interleave(came_eX.flatten())
     sorted_R = expert_R.argsort(stable=True)
-    y_RH = _mlp(products, layer.experts, functional.wait_tensor(x_RH)[sorted_R], came_EL.sum(0))
+    y_RH = _mlp(products, layer.experts, functional.wait_tensor(x_RH)[sorted_R], came_eX.sum(0))
     y_RH = functional.all_to_all_single_autograd(y_RH[sorted_R.argsort()], sent, received, group)
     y_RH = functional.wait_tensor(y_RH) * gates_TK.flatten()[order_R, None]
     return torch.zeros_like(layer.x_TH).index_add(0, order_R // TOP_K, y_RH)
 
 
-def _mlp(products: Callable[..., Tensor], experts: expert.Experts, x_RH: Tensor, counts_L: Tensor) -> Tensor:
-    gate_RF, up_RF = (products(x_RH, weight_EFH, counts_L) for weight_EFH in (experts.gate, experts.up))
-    return products(F.silu(gate_RF) * up_RF, experts.down, counts_L)
+def _mlp(products: Callable[..., Tensor], experts: expert.Experts, x_RH: Tensor, counts_X: Tensor) -> Tensor:
+    gate_RF, up_RF = (products(x_RH, weight_EFH, counts_X) for weight_EFH in (experts.gate, experts.up))
+    return products(F.silu(gate_RF) * up_RF, experts.down, counts_X)
 
 
 def _grouped_mm(x_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from manyranks.parallel.context import (
 )
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, CausalAttention
+from tests.ranks import refused
 
 AXES = ("ring", "ulysses")
 
@@ -109,14 +110,7 @@ REFUSED = {
 
 
 def refusals() -> dict[str, str]:
-    found = {}
-    for name, (make, _) in REFUSED.items():
-        try:
-            make()
-            found[name] = "nothing was raised"
-        except ValueError as error:
-            found[name] = str(error)
-    return found
+    return refused.said(REFUSED)
 
 
 @pytest.fixture(scope="module")

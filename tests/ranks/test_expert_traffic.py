@@ -43,8 +43,10 @@ def routed(routing: list[Rows], dtype: torch.dtype, nodes: int | None) -> None:
 def check_calls(m, sends: expert.Sends, ranks: int) -> None:
     for rank in range(ranks):
         calls = [call for call in m.calls[rank] if call.op == "all_to_all"]
-        assert [call.bytes - call.kept for call in calls] == [exchange.sent[rank] for exchange in sends.both]
-        assert [call.kept for call in calls] == [exchange.bytes[rank][rank] for exchange in sends.both]
+        for call, exchange in zip(calls, sends.both, strict=True):
+            assert call.parts == tuple(exchange.bytes[rank][other] for other in call.ranks), exchange.what
+            assert call.bytes == sum(exchange.bytes[rank]), exchange.what
+            assert call.received == sum(row[rank] for row in exchange.bytes), exchange.what
     assert tuple(m.payload_bytes[rank] for rank in range(ranks)) == sends.payload
 
 
@@ -63,10 +65,8 @@ def test_two_hops_send_what_the_routing_says_between_nodes_and_inside(shared_wor
     m = shared_worlds.measure(routed, routing, dtype, 2)
     sends = expert.two_hops(routing, EXPERTS, HIDDEN, 2, dtype.itemsize)
     check_calls(m, sends, 4)
-    calls = [call for rank in range(4) for call in m.calls[rank] if call.op == "all_to_all"]
-    between = sum(call.bytes - call.kept for call in calls if call.ranks in ((0, 2), (1, 3)))
-    assert between == sends.split(2).between
-    assert sum(m.payload_bytes.values()) - between == sends.split(2).inside
+    ways = [(rank, *way) for rank in range(4) for call in m.calls[rank] for way in zip(call.ranks, call.parts, strict=False)]
+    assert sum(size for rank, other, size in ways if rank // 2 != other // 2) == sends.split(2).between
 
 
 def test_a_hop_that_joins_no_ranks_is_no_call(shared_worlds):

@@ -25,6 +25,7 @@ from manyranks.parallel.tensor import (
 from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
+from tests.ranks import refused
 
 SP = {"sequence_parallel": True}
 
@@ -96,14 +97,7 @@ REFUSED = {
 
 
 def refusals() -> dict[str, str]:
-    found = {}
-    for name, (make, _) in REFUSED.items():
-        try:
-            make()
-            found[name] = "nothing was raised"
-        except ValueError as error:
-            found[name] = str(error)
-    return found
+    return refused.said(REFUSED)
 
 
 @pytest.fixture(scope="module")

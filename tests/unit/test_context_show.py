@@ -15,6 +15,7 @@ from manyranks.show.looks import LOOKS
 from manyranks.theory import Plan, clusters, models
 from manyranks.theory import context as theory
 from tests.unit.bars_drawn import noted_texts, widths
+from tests.unit.figures_drawn import assert_readable
 
 DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "s": 2**17, "n": 8}
 DEFAULT |= {"mask": "causal", "layout": "contiguous", "variant": "ring"}
@@ -51,16 +52,7 @@ def now(**change) -> Setting:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_texts_do_not_meet_and_a_figure_is_no_wider_than_a_laptop_s(name):
-    figure = FIGURES[name]()
-    figure.draw_without_rendering()
-    assert figure.get_figwidth() <= 9.5
-    found = [text for axes in figure.axes for text in axes.texts if text.get_text()]
-    boxes = [(text.get_text(), text.get_window_extent()) for text in found]
-    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for _, box in boxes)
-    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for _, box in boxes)
-    pairs = itertools.combinations([(text, box, box.shrunk(0.99, 0.9)) for text, box in boxes], 2)
-    met = [(one, other) for (one, _, inner), (other, box, _) in pairs if inner.overlaps(box)]
-    assert met == []
+    assert_readable(FIGURES[name]())
 
 
 # Layouts, ring, heads

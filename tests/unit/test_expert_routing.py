@@ -1,5 +1,6 @@
 """parallel.expert on one process: the router's choices and gates, what is dropped, what balances, and experts side by side."""
 
+import copy
 import math
 from functools import partial
 
@@ -205,6 +206,15 @@ def test_a_bias_rises_where_an_expert_got_less_than_the_mean():
     assert new_bias(torch.zeros(4), huge_E, 1.0).tolist() == [0, -1, 1, 0], "counts are compared exactly"
 
 
+def test_a_router_may_be_copied_after_a_forward():
+    of = router(auxiliary=0.3)
+    of(draw(T, H))
+    other = copy.deepcopy(of)
+    assert other.loss is None
+    assert of.loss.requires_grad
+    assert torch.equal(other.counts_E, of.counts_E)
+
+
 def test_counts_are_of_training_only_and_are_taken_once():
     routers = [router(), router(bias_speed=0.5)]
     for of in routers:
@@ -223,7 +233,7 @@ def test_counts_are_of_training_only_and_are_taken_once():
 
 @pytest.mark.parametrize("how", [{"auxiliary": 1.0}, {"bias_speed": 0.002}])
 def test_both_ways_bring_a_router_with_favourites_to_balance(how):
-    of, x_TH = router(scores="sigmoid", top_k=1, **how), draw(200, H) + 1
+    of, x_TH = router(scores="sigmoid", top_k=1, normalise=False, **how), draw(200, H) + 1
     with torch.no_grad():
         of.weight.mul_(0.3)
     steps, loads = torch.optim.Adam(of.parameters(), lr=0.02), []
@@ -313,6 +323,13 @@ def test_products_under_autocast_are_in_bfloat16_and_gradients_in_float32():
     assert not torch.equal(y_TH.float(), exact)
 
 
+def test_autocast_leaves_float64_alone():
+    of, routing = experts(), Routing(ROUTINGS["spread"], torch.ones(T, 3, dtype=torch.float64))
+    with torch.autocast("cpu", torch.bfloat16):
+        y_TH = of(draw(T, H), routing)
+    assert torch.equal(y_TH, of(draw(T, H), routing))
+
+
 def test_grouped_equals_pytorch_s():
     counts, width = [2, 0, 3, 1], 4  # rows of 16 bytes
     x_RI, weight_EOI = draw(6, width).float().requires_grad_(), draw(4, width, width, seed=1).float().requires_grad_()
@@ -334,6 +351,7 @@ def test_grouped_equals_pytorch_s():
         ({"scores": "tanh"}, "scores='tanh': choose one of softmax, sigmoid"),
         ({"top_k": 0}, "top_k=0: a token goes to 1 to 12 experts"),
         ({"top_k": 13}, "top_k=13: a token goes to 1 to 12 experts"),
+        ({"top_k": 1}, "top_k=1 with normalise=True: the only gate is 1 .*; say normalise=False"),
         ({"groups": 5}, "groups=5 does not divide 12 experts: give a divisor"),
         ({"groups": 0}, "groups=0 does not divide 12 experts"),
         ({"groups": 4, "groups_per_token": 5}, "groups_per_token=5: 1 to groups=4"),

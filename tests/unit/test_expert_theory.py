@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyranks.parallel import expert as parallel
@@ -69,6 +69,7 @@ def test_bytes_of_two_hops_by_hand():
     assert (sends["rows"][3], sends["results"][2]) == ((0, 0, row, row), (0, 0, 0, row))
 
 
+@settings(max_examples=40)
 @given(routings())
 def test_every_copy_arrives_once_by_one_hop_and_by_two(drawn):
     routing, nodes = drawn
@@ -79,6 +80,7 @@ def test_every_copy_arrives_once_by_one_hop_and_by_two(drawn):
         assert tuple(map(sum, zip(*matrix, strict=True))) == expert.of_ranks(load, len(routing))
 
 
+@settings(max_examples=40)
 @given(routings())
 def test_two_hops_cross_the_network_once_for_each_node_and_as_often_as_one_hop_at_most(drawn):
     routing, nodes = drawn
@@ -94,6 +96,7 @@ def test_two_hops_cross_the_network_once_for_each_node_and_as_often_as_one_hop_a
     assert backward == Counter(exchange.bytes for exchange in one.forward if exchange.what != "counts")
 
 
+@settings(max_examples=40)
 @given(routings())
 def test_what_all_send_is_what_all_receive(drawn):
     routing, nodes = drawn

@@ -35,8 +35,8 @@ class Call:
     a collective: among the group's collectives, of a message: among those to (or from) this peer with this tag; dtype;
     is_async: whether the caller goes on before it is done; started, finished: seconds of time.perf_counter, finished None
     while it is under way; where: (file, line) in the reader's program, made readable in the kernel; tag: of a message;
-    parts: bytes of an all_to_all for each of `ranks`; kept: those that stay on this rank; received: those that it brings, with
-    the kept ones; number: its place among the rank's calls, from 0.
+    parts: bytes of an all_to_all for each of `ranks`, this one too; received: those that it brings, with this rank's own;
+    number: its place among the rank's calls, from 0.
     """
 
     op: str
@@ -52,7 +52,6 @@ class Call:
     where: Place | str | None = None
     tag: int = 0
     parts: tuple[int, ...] = ()
-    kept: int = 0
     received: int = 0
     number: int = 0
 
@@ -167,7 +166,6 @@ class Recorder:
         call = Call(op, size, group, ranks, peer, self.counts[key], dtype, is_async, 0.0, where=here(), tag=tag)
         if op == "all_to_all":
             call.parts, call.received = operators.parts(named), operators.received(named)
-            call.kept = call.parts[ranks.index(dist.get_rank())]
         call.number = self.issued
         self.counts[key] += 1
         self.issued += 1

@@ -1,12 +1,14 @@
 """For techniques that change a model from outside: its parts, messages in autograd."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
 
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -19,6 +21,33 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     if not named:
         raise ValueError(f"{pattern!r} fits no module: see the model's named_modules()")
     return named
+
+
+def check_mesh(mesh: DeviceMesh, group: dist.ProcessGroup | None) -> None:
+    """Raises ValueError where its ranks are not the group's, in their order."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if mesh.mesh.flatten().tolist() != ranks:
+        raise ValueError(
+            f"a mesh of the ranks {mesh.mesh.tolist()} for a group of {ranks}: give these, "
+            "in this order"
+        )
+
+
+class Accumulating(nn.Module):
+    """A model whose finish() reduces gradients, after the last of several micro-batches."""
+
+    def __init__(self):
+        super().__init__()
+        self._accumulates = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of the micro-batches inside are added up; finish() does nothing."""
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
 
 
 class Conjugate(torch.autograd.Function):

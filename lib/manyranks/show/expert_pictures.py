@@ -46,9 +46,8 @@ def routing(
     """Which token goes to which expert, in the look of the rank that has the expert; beside it the copies that experts get.
 
     chosen_TK: each token's experts, its first choice first; a cell says which choice it is. ranks: that share the experts in
-    blocks. kept_TK: the same with −1 where a copy was dropped (Routing.experts_TK); their numbers are crossed
-    out. capacity: copies that an
-    expert takes of one source's tokens. sources: ranks whose tokens these are, as many of each, one after another.
+    blocks. kept_TK: the same with −1 where a copy was dropped (Routing.experts_TK); their numbers are crossed out. capacity:
+    copies that an expert takes of one source's tokens. sources: ranks whose tokens these are, as many of each, in their order.
     Raises ValueError for more than 32 tokens or experts, 8 ranks, experts that are not there, and copies that nobody chose.
     """
     choices = _choices(chosen_TK, experts, ranks, kept_TK)

@@ -8,8 +8,7 @@ from manyranks.theory.names import nearest
 
 STYLES = ("llama", "gpt2")
 SCORES = ("softmax", "sigmoid")
-_OF_EXPERTS = ("expert_ffn", "shared_experts", "dense_layers")
-_OF_EXPERTS += ("capacity", "auxiliary", "bias_speed")
+_EXPERTS = ("expert_ffn", "shared_experts", "dense_layers", "capacity", "auxiliary", "bias_speed")
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -89,7 +88,7 @@ class GPTConfig:
                 f"experts={self.experts} with style={self.style!r}: experts are gated and have no "
                 'biases; say style="llama"'
             )
-        if not self.experts and (given := [name for name in _OF_EXPERTS if getattr(self, name)]):
+        if not self.experts and (given := [name for name in _EXPERTS if getattr(self, name)]):
             raise ValueError(
                 f"{given[0]}={getattr(self, given[0])!r} without experts: give experts, or leave "
                 "it out"
@@ -104,11 +103,16 @@ class GPTConfig:
 
     def _experts(self, ffn: int) -> dict[str, int]:
         """The router's biases are no parameters: no gradient moves them."""
-        names = ("experts", "top_k", "shared_experts", "dense_layers")
-        names += ("expert_groups", "groups_per_token")
         usual = max(32, ffn // self.top_k // 32 * 32)
-        expert_ffn = usual if self.expert_ffn is None else self.expert_ffn
-        return {name: getattr(self, name) for name in names} | {"expert_ffn": expert_ffn}
+        return {
+            "experts": self.experts,
+            "top_k": self.top_k,
+            "expert_ffn": usual if self.expert_ffn is None else self.expert_ffn,
+            "shared_experts": self.shared_experts,
+            "dense_layers": self.dense_layers,
+            "expert_groups": self.expert_groups,
+            "groups_per_token": self.groups_per_token,
+        }
 
 
 @dataclass(frozen=True)

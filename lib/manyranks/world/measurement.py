@@ -124,7 +124,7 @@ def payload(call: Call, rank: int) -> int:
     if call.op in ("send", "recv", "barrier") or not call.bytes:
         return call.bytes if call.op == "send" else 0
     if call.op == "all_to_all":
-        return call.bytes - call.kept
+        return call.bytes - call.parts[call.ranks.index(rank)]
     n, root = len(call.ranks), call.ranks.index(call.peer) if call.peer is not None else 0
     whole = programs.whole_bytes(call)
     itemsize = getattr(torch, call.dtype).itemsize

@@ -10,8 +10,7 @@ where it stands, no more; only attention looks at other tokens.
     B batch   S a rank's tokens   T the whole sequence's
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -27,7 +26,7 @@ from manyranks.parallel.context.combined import groups, ring_ulysses_attention
 from manyranks.parallel.context.gather import all_gather_attention
 from manyranks.parallel.context.ring import Group, ring_attention
 from manyranks.parallel.context.ulysses import ulysses_attention
-from manyranks.parallel.parts import matching, sum_gradients
+from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
 
 ATTENTION = {
     "ring": ring_attention,
@@ -38,7 +37,7 @@ ATTENTION = {
 _IGNORED = -100  # a target that does not count: F.cross_entropy's ignore_index
 
 
-class ContextParallel(nn.Module):
+class ContextParallel(Accumulating):
     """A model whose attention reaches over the ranks of a group; the rest of it is local.
 
     module: the same on every rank, called as module(tokens_BS, positions_S); it is changed
@@ -69,7 +68,7 @@ class ContextParallel(nn.Module):
         how = {"mesh": mesh} if attention == "ring-ulysses" else {"group": group}
         how |= {"layout": layout, "causal": causal, "tile": tile}
         self.attention = partial(ATTENTION[attention], **how)
-        self.module, self._accumulates = module, False
+        self.module = module
         self._documents_BT: Tensor | None = None
         for name, core in found:
             _check_core(name, core)
@@ -117,15 +116,6 @@ class ContextParallel(nn.Module):
         dist.all_reduce(count, group=self.group)
         return F.cross_entropy(logits_NV, targets_N, reduction="sum") / count
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Gradients of the micro-batches inside are added up; finish() does nothing."""
-        before, self._accumulates = self._accumulates, True
-        try:
-            yield
-        finally:
-            self._accumulates = before
-
     @torch.no_grad()
     def finish(self) -> None:
         """Sums all gradients over the ranks: each has seen its own tokens only.
@@ -159,12 +149,7 @@ def _sharing(attention: str, mesh: DeviceMesh | None, group: Group) -> int:
             )
         return 1
     _, ulysses = groups(mesh)
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    if mesh.mesh.flatten().tolist() != ranks:
-        raise ValueError(
-            f"a mesh of the ranks {mesh.mesh.tolist()} for a group of {ranks}: give these, "
-            "in this order"
-        )
+    check_mesh(mesh, group)
     return dist.get_world_size(ulysses)
 
 

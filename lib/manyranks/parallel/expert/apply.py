@@ -9,8 +9,7 @@ Every rank has sequences of its own and, of each layer, E/e experts; e ranks hav
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -18,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel import replicas
+from manyranks.parallel import replicas, sharding
 from manyranks.parallel.collectives.messages import members
 from manyranks.parallel.expert.balance import move_biases, take_counts
 from manyranks.parallel.expert.dispatch import Group, one_hop
 from manyranks.parallel.expert.experts import Experts
 from manyranks.parallel.expert.routing import Router
 from manyranks.parallel.expert.two_hops import two_hops
-from manyranks.parallel.parts import matching, sum_gradients
+from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
 
 AXES = (
     ("replicas", "experts"),
@@ -35,7 +34,7 @@ AXES = (
 )
 
 
-class ExpertParallel(nn.Module):
+class ExpertParallel(Accumulating):
     """A model whose experts are dealt to ranks; all else of it is on every rank.
 
     module: changed in place; its weights become those of the group's rank 0. experts: a
@@ -46,8 +45,8 @@ class ExpertParallel(nn.Module):
     are for the group, expert_parameters() for .replicas, the ranks with the same experts.
     .load_LE: after finish(), the copies that each expert of each layer was to get, over all
     ranks and micro-batches of the step.
-    Raises ValueError for a mesh of other axes or ranks, for models that differ, and where
-    the ranks do not divide the experts.
+    Raises ValueError for a mesh of other axes or ranks, for models that differ, for routers
+    of different sizes, and where the ranks do not divide the experts.
     """
 
     def __init__(
@@ -63,14 +62,12 @@ class ExpertParallel(nn.Module):
         self.replicas, self._axes = _groups(mesh, group)
         self.degree = math.prod(dist.get_world_size(axis) for axis in self._axes)
         self._experts = dict(matching(module, experts))
-        for name, found in self._experts.items():
-            _check(name, found, self.degree)
+        self._routers = [m for m in module.modules() if isinstance(m, Router)]
+        _check(self._experts, self._routers, self.degree)
         replicas.check_same(module, group)
         replicas.broadcast([*module.parameters(), *module.buffers()], group)
-        self.module, self.reduces, self._accumulates = module, reduces, False
-        for found in self._experts.values():
-            self._deal(found)
-        self._routers = [m for m in module.modules() if isinstance(m, Router)]
+        self.module, self.reduces = module, reduces
+        self._deal()
         for router in self._routers:
             router.ranks, router.group = self.ranks, group
         self.load_LE: Tensor | None = None
@@ -97,29 +94,21 @@ class ExpertParallel(nn.Module):
 
     def expert_parameters(self) -> list[nn.Parameter]:
         """Those that only this rank and its replicas have."""
-        return [p for experts in self._experts.values() for p in experts.parameters()]
+        return list(nn.ModuleList(self._experts.values()).parameters())
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """Those that all ranks have: attention, routers, shared experts and so on."""
         own = set(self.expert_parameters())
         return [p for p in self.module.parameters() if p not in own]
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Gradients of the micro-batches inside are added up; finish() does nothing."""
-        before, self._accumulates = self._accumulates, True
-        try:
-            yield
-        finally:
-            self._accumulates = before
-
     @torch.no_grad()
     def finish(self) -> None:
         """After backward: each gradient becomes that of the mean of all ranks' losses.
 
         What all ranks have is averaged over all. An expert has seen the tokens of its e
-        ranks, which a hook has divided by e; its mean is over the replicas. The routers'
-        biases move. Call it once a step, after the last backward.
+        ranks, which a hook has divided by e; its mean is over the replicas. reduces=False
+        leaves both means to ZeroOptimizers. The routers' biases move in any case. Call it
+        once a step, after the last backward.
         """
         if self._accumulates:
             return
@@ -131,21 +120,15 @@ class ExpertParallel(nn.Module):
             dist.all_reduce(self.load_LE, group=self.group)
             move_biases(self._routers, self.load_LE)
 
-    @torch.no_grad()
     def clip_grad_norm_(self, most: float) -> Tensor:
-        """Scales the gradients: their 2-norm, over all ranks' experts, is at most this.
+        """Scales all gradients: their norm, over all ranks' experts, is at most that.
 
-        After finish(), with all gradients reduced. Returns the norm before.
+        After finish(), with all gradients reduced. Returns the norm before. Raises
+        ValueError for most below 0.
         """
-        experts = self._zero() + _squares(self.expert_parameters())
-        for axis in self._axes:
-            dist.all_reduce(experts, group=axis)
-        norm = (experts + _squares(self.dense_parameters())).sqrt()
-        scale = (most / (norm + 1e-6)).clamp(max=1.0)
-        for p in self.module.parameters():
-            if p.grad is not None:
-                p.grad.mul_(scale.to(p.grad.dtype))
-        return norm
+        dense, own = self.dense_parameters(), self.expert_parameters()
+        holders = [self.ranks] * len(dense) + [self.ranks // self.degree] * len(own)
+        return sharding.clip_grad_norm([*dense, *own], most, self.group, holders)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The module's state_dict, with all experts, on every rank; all ranks call it."""
@@ -163,18 +146,20 @@ class ExpertParallel(nn.Module):
         return torch.zeros((), device=next(self.module.parameters()).device)
 
     def _expert_names(self) -> list[str]:
-        parts = ("gate", "up", "down")
-        return [f"{name}.{part}" for name in self._experts for part in parts]
+        """All names: layers may share their experts."""
+        own = set(self.expert_parameters())
+        named = self.module.named_parameters(remove_duplicate=False)
+        return [name for name, p in named if p in own]
 
-    def _deal(self, experts: Experts) -> None:
+    def _deal(self) -> None:
         """Keeps this rank's experts, and has rows travel to the others."""
-        total = len(experts.gate)
-        for p in experts.parameters():
+        hop = one_hop if len(self._axes) == 1 else two_hops
+        for experts in self._experts.values():
+            experts.hop = partial(_hop, hop, len(experts.gate), self._axes)
+        for p in self.expert_parameters():
             p.data = self._part(p.data)
             if self.degree > 1:
                 _hooked(p, partial(torch.mul, other=1 / self.degree))
-        hop = one_hop if len(self._axes) == 1 else two_hops
-        experts.hop = partial(_hop, hop, total, self._axes)
 
     def _part(self, whole_EOI: Tensor) -> Tensor:
         for axis in self._axes:
@@ -210,10 +195,6 @@ def _average(parameters: Iterable[nn.Parameter], group: Group) -> None:
             p.grad.div_(n)
 
 
-def _squares(parameters: Iterable[nn.Parameter]) -> Tensor | int:
-    return sum(p.grad.norm() ** 2 for p in parameters if p.grad is not None)
-
-
 def _groups(mesh: DeviceMesh | None, group: Group) -> tuple[Group, list[Group]]:
     """The ranks that have the same experts; by axis, those that have all."""
     if mesh is None:
@@ -222,12 +203,7 @@ def _groups(mesh: DeviceMesh | None, group: Group) -> tuple[Group, list[Group]]:
     if names not in AXES:
         known = " or ".join(str(axes) for axes in AXES)
         raise ValueError(f"a mesh with the axes {names}: give {known}")
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    if mesh.mesh.flatten().tolist() != ranks:
-        raise ValueError(
-            f"a mesh of the ranks {mesh.mesh.tolist()} for a group of {ranks}: give these, "
-            "in this order"
-        )
+    check_mesh(mesh, group)
     alike = mesh.get_group("replicas") if "replicas" in names else _alone()
     return alike, [mesh.get_group(name) for name in names if name != "replicas"]
 
@@ -236,7 +212,15 @@ def _alone() -> Group:
     return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
-def _check(name: str, experts: nn.Module, degree: int) -> None:
+def _check(named: dict[str, nn.Module], routers: Sequence[Router], degree: int) -> None:
+    for name, experts in named.items():
+        _check_experts(name, experts, degree)
+    sizes = {len(router.weight) for router in routers}
+    if len(sizes) > 1:
+        raise ValueError(f"routers of {sorted(sizes)} experts: give all layers as many")
+
+
+def _check_experts(name: str, experts: nn.Module, degree: int) -> None:
     if not isinstance(experts, Experts):
         raise ValueError(f"{name} is {type(experts).__name__}: give the name of an Experts")
     if getattr(experts.hop, "func", None) is _hop:

@@ -61,9 +61,11 @@ def planned(experts_TK: Tensor, experts: int, group: Group = None) -> Dispatch:
     ranks, own = came_eX.shape
     expert_R = torch.arange(own, device=came_eX.device).repeat(ranks)
     expert_R = expert_R.repeat_interleave(came_eX.flatten())  # of each row that comes
-    sent, received = leaving_eX.sum(1).tolist(), came_eX.sum(1).tolist()
-    sorted_R, counts = expert_R.argsort(stable=True), came_eX.sum(0).tolist()
-    return Dispatch(order_R, sent, received, sorted_R, counts)
+    # In one go: each time that numbers leave a GPU, all its work is waited for.
+    leaving, came = torch.stack([leaving_eX, came_eX]).tolist()
+    sent, received = list(map(sum, leaving)), list(map(sum, came))
+    counts = list(map(sum, zip(*came, strict=True)))
+    return Dispatch(order_R, sent, received, expert_R.argsort(stable=True), counts)
 
 
 def exchange(x_RH: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:

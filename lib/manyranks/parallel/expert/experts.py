@@ -83,11 +83,12 @@ def grouped(x_RI: Tensor, weight_EOI: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def lowered(*tensors: Tensor) -> list[Tensor]:
-    """In autocast's precision, where it is on."""
+    """In autocast's precision, where it is on; it leaves float64 as it is."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)
-    return [x.to(torch.get_autocast_dtype(device)) for x in tensors]
+    low = torch.get_autocast_dtype(device)
+    return [x if x.dtype == torch.float64 else x.to(low) for x in tensors]
 
 
 class _Grouped(torch.autograd.Function):

@@ -39,7 +39,8 @@ class Router(nn.Module):
     the balancing loss, which is then .loss after each forward. bias_speed: of the
     balancing biases, which balance.move_biases() moves.
     .counts_E: choices made in training since they were last taken, before capacity.
-    Raises ValueError for sizes that do not go together.
+    Raises ValueError for sizes that do not go together, and for one choice whose gate is
+    normalised: it would be 1 for ever.
     """
 
     def __init__(
@@ -73,21 +74,17 @@ class Router(nn.Module):
         nn.init.normal_(self.weight, std=1 / math.sqrt(hidden))
         self.register_buffer("bias_E", torch.zeros(experts))
         self.register_buffer("counts_E", torch.zeros(experts, dtype=torch.int64), False)
-        self.top_k, self.scores, self.normalise, self.scale = (
-            top_k,
-            scores,
-            normalise,
-            scale,
-        )
-        self.groups, self.groups_per_token, self.capacity = (
-            groups,
-            groups_per_token,
-            capacity,
-        )
-        self.auxiliary, self.bias_speed = auxiliary, bias_speed
+        self.top_k, self.scores = top_k, scores
+        self.normalise, self.scale = normalise, scale
+        self.groups, self.groups_per_token = groups, groups_per_token
+        self.capacity, self.auxiliary, self.bias_speed = capacity, auxiliary, bias_speed
         self.loss: Tensor | None = None
         # Whose tokens the auxiliary loss counts: so many ranks of this group.
         self.ranks, self.group = 1, None
+
+    def __getstate__(self) -> dict:
+        """Without the loss: PyTorch copies no tensor that a graph hangs on."""
+        return self.__dict__ | {"loss": None}
 
     def forward(self, x_TH: Tensor) -> Routing:
         """The routing of these tokens; scores and gates in fp32 or better."""

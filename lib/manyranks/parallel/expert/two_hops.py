@@ -32,7 +32,8 @@ def two_hops(
     own = experts // dist.get_world_size(nodes)  # experts of a node
     node_C, token_C = visits(routing.experts_TK // own, dist.get_world_size(nodes))
     leaving_D = node_C.bincount(minlength=dist.get_world_size(nodes))
-    sent, received = leaving_D.tolist(), all_to_all(leaving_D, group=nodes).tolist()
+    coming_D = all_to_all(leaving_D, group=nodes)
+    sent, received = torch.stack([leaving_D, coming_D]).tolist()
     there = _of_node(routing, node_C, token_C, own)
     came_CH = exchange(x_TH.index_select(0, token_C), sent, received, nodes)
     gates_CK = exchange(there.gates_TK, sent, received, nodes)

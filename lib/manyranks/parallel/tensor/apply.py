@@ -8,8 +8,7 @@ What the table does not name is whole on every rank: the norms, and biases after
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel import sharding
-from manyranks.parallel.parts import matching, sum_gradients
+from manyranks.parallel.parts import Accumulating, matching, sum_gradients
 from manyranks.parallel.tensor import state
 from manyranks.parallel.tensor.cuts import Cut, by_heads, equal, padded
 from manyranks.parallel.tensor.dropout import draw_own_masks
@@ -70,7 +69,7 @@ def parallelize(
     return TensorParallel(model, how, cut.cuts, cut.vocabulary)
 
 
-class TensorParallel(nn.Module):
+class TensorParallel(Accumulating):
     """A model whose parts are cut over the ranks of a group, as parallelize returns it.
 
     .module; .group; .cuts, by the parameters' names. All ranks of the group give it the
@@ -83,7 +82,6 @@ class TensorParallel(nn.Module):
         super().__init__()
         self.module, self.how, self.group = module, how, how.group
         self.cuts, self.vocabulary = cuts, vocabulary
-        self._accumulates = False
         self._copies = _copies(cuts, how.group)
 
     def __deepcopy__(self, memo: dict) -> "TensorParallel":
@@ -109,15 +107,6 @@ class TensorParallel(nn.Module):
         return vocab_parallel_cross_entropy(
             logits_BSW, targets_BS, self.group, self.vocabulary, **options
         )
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Gradients of the micro-batches inside are added up; finish() does nothing."""
-        before, self._accumulates = self._accumulates, True
-        try:
-            yield
-        finally:
-            self._accumulates = before
 
     @torch.no_grad()
     def finish(self) -> None:
