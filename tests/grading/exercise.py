@@ -1,5 +1,6 @@
 """The code of an exercise, as learners get it and as it is solved."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import nbformat
@@ -9,10 +10,13 @@ from tests.conftest import ROOT
 
 
 class Exercise:
-    """exercises/<name>/<name>.ipynb and solutions/<name>/<name>.ipynb."""
+    """exercises/<name>/<name>.ipynb and solutions/<name>/<name>.ipynb.
 
-    def __init__(self, name: str):
-        self._path = Path(name) / f"{name}.ipynb"
+    classes: the tasks that ask for a class. An answer to another may be a class too: one that is called like a function.
+    """
+
+    def __init__(self, name: str, classes: Collection[str] = ()):
+        self._path, self._classes = Path(name) / f"{name}.ipynb", classes
 
     def definitions(self, folder: str, only: set[str] | None = None) -> dict:
         """What its cells define, without the checks. only: the tasks whose cells are the folder's, the others are unwritten."""
@@ -25,7 +29,9 @@ class Exercise:
 
     def check(self, task: str, answer) -> grade.Report:
         """What the notebook's check of this task says of an answer."""
-        return getattr(getattr(grade, self._path.stem[len("00_") :]), task.lower())(answer)
+        called = isinstance(answer, type) and task not in self._classes
+        checks = getattr(grade, self._path.stem[len("00_") :])
+        return getattr(checks, task.lower())(answer() if called else answer)
 
     def source(self, folder: str, grade_id: str) -> str:
         """That of one cell."""

@@ -3,18 +3,17 @@
 import pytest
 import torch.distributed as dist
 
+from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
-from tests.grading.zoo_tests import assert_enough, assert_full_marks, assert_no_marks, assert_own_hint, each_wrong
+from tests.grading.zoo_tests import assert_full_marks, assert_no_marks, assert_own_hint, each_wrong
 
 ZOO = broadcast.ZOO + all_gather.ZOO + reduce_scatter.ZOO + all_reduce.ZOO + all_to_all.ZOO
 TASKS = {"tree_broadcast": 3, "ring_all_gather": 4, "ring_reduce_scatter": 5, "ring_all_reduce": 4, "pairwise_all_to_all": 4}
 EXERCISE = Exercise("01_collectives")
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_solution_gets_full_marks(task):
-    assert_full_marks(EXERCISE.check(task, EXERCISE.definitions("solutions")[task]), TASKS[task])
+test_the_solution_gets_full_marks = zoo_tests.solution(EXERCISE, TASKS)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +48,4 @@ def test_a_wrong_answer_gets_its_own_hint(answer, shared_ranks):
     assert_own_hint(EXERCISE.check(answer.task, answer.function), answer)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_each_task_has_its_wrong_answers(task):
-    assert_enough(ZOO, task)
+test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, TASKS)

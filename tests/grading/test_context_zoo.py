@@ -1,14 +1,10 @@
 """Exercise 07: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
 
-import functools
-from itertools import combinations
-
 import pytest
 
-from manyranks.grade import Report, trial
-from manyranks.grade.compare import same
 from manyranks.grade.context import by_heads, cutting, forward, homeward, merging
 from manyranks.grade.context.task import ContextTask
+from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     context_alike,
@@ -22,18 +18,8 @@ from tests.grading.zoo import (
     context_ulysses,
     context_ulysses_way,
 )
-from tests.grading.zoo_tests import (
-    assert_enough,
-    assert_full_marks,
-    assert_no_marks,
-    assert_own_hint,
-    each_right,
-    each_wrong,
-    named,
-)
 
 TASKS = {"merge": 3, "positions": 2, "unshard": 2, "ring_forward": 6, "Ring": 6, "ulysses": 5}
-ALONE = ("merge", "positions", "unshard")
 FILES = (
     *(context_merge, context_layout, context_forward, context_forward_way),
     *(context_ring, context_ring_way, context_ulysses, context_ulysses_way),
@@ -63,70 +49,17 @@ SLIPS = [
     ("Ring", "OwnPartTravels"),
     ("ulysses", "RepeatsAllHeads"),
 ]
-EXERCISE = Exercise("07_context")
+EXERCISE = Exercise("07_context", classes=("Ring",))
 
 
-def check(task: str, answer) -> Report:
-    """An answer to a function may also be a class that is called like one."""
-    called = isinstance(answer, type) and task != "Ring"
-    return EXERCISE.check(task, answer() if called else answer)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_solution_gets_full_marks(task):
-    assert_full_marks(check(task, EXERCISE.definitions("solutions")[task]), TASKS[task])
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_untouched_release_gets_none(task, shared_ranks):
-    assert_no_marks(check(task, EXERCISE.definitions("exercises")[task]))
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_no_task_depends_on_another(task, shared_ranks):
-    assert_full_marks(check(task, EXERCISE.definitions("solutions", {task})[task]), TASKS[task])
-
-
-@pytest.fixture
-def report_of(shared_ranks, monkeypatch):
-    """What a check says of a wrong answer, on three ranks, or on four: the solution has shown that all sizes are run."""
-
-    def report(answer) -> Report:
-        if answer.task not in ALONE:
-            ranks = getattr(answer.function, "ranks", 3)
-            monkeypatch.setattr(ContextTask, "sizes", getattr(answer.function, "sizes", (ranks,)))
-        monkeypatch.setattr(trial, "_RUN_SECONDS", getattr(answer.function, "seconds", trial._RUN_SECONDS))
-        return checked_once(answer)
-
-    return report
-
-
-@functools.cache
-def checked_once(answer) -> Report:
-    return check(answer.task, answer.function)
-
-
-@each_wrong(ZOO)
-def test_a_wrong_answer_gets_its_own_hint(answer, report_of):
-    assert_own_hint(report_of(answer), answer)
-
-
-@pytest.mark.parametrize("mistake", FIVE)
-def test_the_five_mistakes_that_the_exercise_is_about(mistake, report_of):
-    task, name, words = FIVE[mistake]
-    assert words in repr(report_of(named(ZOO, task, name)))
-
-
-@pytest.mark.parametrize("missed", MISSED)
-def test_who_misses_the_idea_of_a_task_gets_less_than_half(missed, report_of):
-    report = report_of(named(ZOO, *missed))
-    assert report.points < report.out_of / 2, report
-
-
-@pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_leaves_more_than_half_of_the_points(slip, report_of):
-    report = report_of(named(ZOO, *slip))
-    assert report.out_of / 2 <= report.points < report.out_of, report
+test_the_solution_gets_full_marks = zoo_tests.solution(EXERCISE, TASKS)
+test_the_untouched_release_gets_none = zoo_tests.untouched(EXERCISE, TASKS)
+test_no_task_depends_on_another = zoo_tests.alone(EXERCISE, TASKS)
+report_of = zoo_tests.reports(EXERCISE, ContextTask)
+test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
+test_the_five_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FIVE)
+test_who_misses_the_idea_of_a_task_gets_less_than_half = zoo_tests.less_than_half(ZOO, MISSED)
+test_a_slip_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, SLIPS)
 
 
 @pytest.mark.parametrize(
@@ -141,23 +74,8 @@ def test_a_slip_leaves_more_than_half_of_the_points(slip, report_of):
     ],
 )
 def test_no_two_hints_are_for_the_same_results(cases, n):
-    """Of all known mistakes, the first one that explains what came out is told."""
-    for case in cases(n)[-1:]:
-        for one, other in combinations(list(case.mistakes()), 2):
-            names = [own.keys() & theirs.keys() for own, theirs in zip(one.results, other.results, strict=True)]
-            alike = all(
-                same(own[name], theirs[name], 1e-9)
-                for shared, own, theirs in zip(names, one.results, other.results, strict=True)
-                for name in shared
-            )
-            assert not (alike and all(names)) or one.hint == other.hint, (one.hint, other.hint)
+    zoo_tests.assert_told_apart(cases(n)[-1].mistakes())
 
 
-@each_right(context_alike.ANSWERS + context_alike_rings.ANSWERS)
-def test_other_right_answers_get_full_marks(task, answer, shared_ranks):
-    assert_full_marks(check(task, answer))
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_each_task_has_its_wrong_answers(task):
-    assert_enough(ZOO, task, 15)
+test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, context_alike.ANSWERS + context_alike_rings.ANSWERS)
+test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, TASKS, 15)

@@ -3,9 +3,10 @@
 import pytest
 
 from manyranks.grade.data_parallel.task import GradientTask
+from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import average, cut, forgotten, in_buckets, no_sync, overlapped, replicate, wrapped
-from tests.grading.zoo_tests import assert_enough, assert_full_marks, assert_no_marks, assert_own_hint, each_wrong
+from tests.grading.zoo_tests import assert_full_marks, assert_no_marks
 
 ZOO = replicate.ZOO + average.ZOO + cut.ZOO + in_buckets.ZOO + overlapped.ZOO + wrapped.ZOO + no_sync.ZOO + forgotten.ZOO
 ANSWERS = {  # task -> what the notebook calls its answer
@@ -16,7 +17,7 @@ ANSWERS = {  # task -> what the notebook calls its answer
     "Overlapped": "Overlapped",
     "no_sync": "Overlapped",
 }
-EXERCISE = Exercise("02_data_parallel")
+EXERCISE = Exercise("02_data_parallel", classes=("Overlapped", "no_sync"))
 
 
 @pytest.mark.parametrize("task", ANSWERS)
@@ -46,12 +47,6 @@ def test_a_class_without_no_sync_gets_the_points_of_the_task_before():
     assert "✗ not written yet" in repr(EXERCISE.check("no_sync", Overlapped))
 
 
-@each_wrong(ZOO)
-def test_a_wrong_answer_gets_its_own_hint(answer, shared_ranks, monkeypatch):
-    monkeypatch.setattr(GradientTask, "sizes", (3,))  # the solution has shown that all sizes are run
-    assert_own_hint(EXERCISE.check(answer.task, answer.function), answer)
-
-
-@pytest.mark.parametrize("task", ANSWERS)
-def test_each_task_has_its_wrong_answers(task):
-    assert_enough(ZOO, task)
+report_of = zoo_tests.reports(EXERCISE, GradientTask)
+test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
+test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, ANSWERS)

@@ -1,6 +1,5 @@
 """Exercise 08: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
 
-import functools
 from itertools import combinations
 
 import pytest
@@ -9,11 +8,13 @@ from manyranks.grade import Report
 from manyranks.grade.compare import same
 from manyranks.grade.expert import averaging, balancing, combining, dispatching, dropping, exchanging, routing
 from manyranks.grade.expert.task import ExpertTask
+from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     expert_alike,
     expert_average,
     expert_balance,
+    expert_balance_way,
     expert_combine,
     expert_dispatch,
     expert_dispatch_way,
@@ -22,20 +23,12 @@ from tests.grading.zoo import (
     expert_exchange_way,
     expert_route,
 )
-from tests.grading.zoo_tests import (
-    assert_enough,
-    assert_full_marks,
-    assert_no_marks,
-    assert_own_hint,
-    each_right,
-    each_wrong,
-    named,
-)
+from tests.grading.zoo_tests import named
 
 TASKS = {"route": 3, "drop": 3, "Exchange": 3, "dispatch": 5, "combine": 4, "balance": 3, "average": 3}
 FILES = (
     *(expert_route, expert_drop, expert_exchange, expert_exchange_way, expert_dispatch),
-    *(expert_dispatch_way, expert_combine, expert_balance, expert_average),
+    *(expert_dispatch_way, expert_combine, expert_balance, expert_balance_way, expert_average),
 )
 ZOO = [answer for file in FILES for answer in file.ZOO]
 FOUR = {  # that the exercise is about -> task, answer, words of its report
@@ -63,28 +56,12 @@ SLIPS = [
     ("average", "OneCallEach"),
 ]
 GRADERS = (routing, dropping, exchanging, dispatching, combining, balancing, averaging)
-EXERCISE = Exercise("08_expert")
+EXERCISE = Exercise("08_expert", classes=("Exchange",))
 
 
-def check(task: str, answer) -> Report:
-    """An answer to a function may also be a class that is called like one."""
-    called = isinstance(answer, type) and task != "Exchange"
-    return EXERCISE.check(task, answer() if called else answer)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_solution_gets_full_marks(task):
-    assert_full_marks(check(task, EXERCISE.definitions("solutions")[task]), TASKS[task])
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_untouched_release_gets_none(task, shared_ranks):
-    assert_no_marks(check(task, EXERCISE.definitions("exercises")[task]))
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_no_task_depends_on_another(task, shared_ranks):
-    assert_full_marks(check(task, EXERCISE.definitions("solutions", {task})[task]), TASKS[task])
+test_the_solution_gets_full_marks = zoo_tests.solution(EXERCISE, TASKS)
+test_the_untouched_release_gets_none = zoo_tests.untouched(EXERCISE, TASKS)
+test_no_task_depends_on_another = zoo_tests.alone(EXERCISE, TASKS)
 
 
 NOTHING = {  # task -> what returns its input, or as little as has the right shape
@@ -99,7 +76,7 @@ NOTHING = {  # task -> what returns its input, or as little as has the right sha
 
 @pytest.mark.parametrize("task", NOTHING)
 def test_who_does_nothing_gets_nothing(task, shared_ranks):
-    report = check(task, NOTHING[task])
+    report = EXERCISE.check(task, NOTHING[task])
     assert (report.points, report.passed) == (0, False), report
 
 
@@ -114,7 +91,7 @@ def report_of(shared_ranks, monkeypatch):
         monkeypatch.setattr(ExpertTask, "sizes", (getattr(answer.function, "ranks", 3),))
         for task in GRADERS:
             monkeypatch.setattr(task, "cases", shortened(task.cases, getattr(answer.function, "cases", slice(1))))
-        return checked_once(answer)
+        return zoo_tests.checked_once(EXERCISE, answer)
 
     def shortened(cases, part):
         return lambda n: cases(n)[part]
@@ -122,32 +99,10 @@ def report_of(shared_ranks, monkeypatch):
     return report
 
 
-@functools.cache
-def checked_once(answer) -> Report:
-    return check(answer.task, answer.function)
-
-
-@each_wrong(ZOO)
-def test_a_wrong_answer_gets_its_own_hint(answer, report_of):
-    assert_own_hint(report_of(answer), answer)
-
-
-@pytest.mark.parametrize("mistake", FOUR)
-def test_the_four_mistakes_that_the_exercise_is_about(mistake, report_of):
-    task, name, words = FOUR[mistake]
-    assert words in repr(report_of(named(ZOO, task, name)))
-
-
-@pytest.mark.parametrize("missed", MISSED)
-def test_who_misses_the_idea_of_a_task_gets_less_than_half(missed, report_of):
-    report = report_of(named(ZOO, *missed))
-    assert report.points < report.out_of / 2, report
-
-
-@pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_leaves_more_than_half_of_the_points(slip, report_of):
-    report = report_of(named(ZOO, *slip))
-    assert report.out_of / 2 <= report.points < report.out_of, report
+test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
+test_the_four_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FOUR)
+test_who_misses_the_idea_of_a_task_gets_less_than_half = zoo_tests.less_than_half(ZOO, MISSED)
+test_a_slip_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, SLIPS)
 
 
 def test_a_rank_that_takes_no_part_is_named_with_the_call_that_the_others_wait_in(report_of):
@@ -169,11 +124,5 @@ def test_no_two_hints_are_for_the_same_results(task, n):
         assert not alike or one.hint == other.hint, (one.hint, other.hint)
 
 
-@each_right(expert_alike.ANSWERS)
-def test_other_right_answers_get_full_marks(task, answer, shared_ranks):
-    assert_full_marks(check(task, answer))
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_each_task_has_its_wrong_answers(task):
-    assert_enough(ZOO, task, 15)
+test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, expert_alike.ANSWERS)
+test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, TASKS, 15)

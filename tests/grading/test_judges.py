@@ -16,8 +16,8 @@ from manyranks.grade.watch import Event, Watch
 MUST = Travel((("b", "a"), ("c",), ("d",)), (16, 8, 8), late="too late")
 
 
-def call(op: str, size: int, root: int | None = None) -> Entry:
-    return Entry(op, root, size // 8, size, "float64", 0, [("cell.py", 7, "answer")])
+def call(op: str, size: int, root: int | None = None, sizes: bool = False) -> Entry:
+    return Entry(op, root, size // 8, size, "float64", 0, [("cell.py", 7, "answer")], sizes)
 
 
 def events(text: str) -> list[Event]:
@@ -130,6 +130,13 @@ def test_the_first_collective_that_differs_is_named_with_its_line(first, second,
 def test_ranks_that_make_the_same_calls_are_even_however_far_they_are():
     assert uneven({0: [call("all_reduce", 8)] * 3, 1: [call("all_reduce", 8)], 2: []}) is None
     assert uneven({0: [call("send", 8, 1)], 1: [call("recv", 16, 0)]}) is None
+
+
+def test_an_all_to_all_with_sizes_of_its_own_may_differ_in_bytes_but_one_without_may_not():
+    uneven_ones = [call("all_to_all", size, sizes=True) for size in (8, 16)]
+    assert uneven({rank: [one, call("barrier", 0)] for rank, one in enumerate(uneven_ones)}) is None
+    assert uneven({rank: [one, call("barrier", rank)] for rank, one in enumerate(uneven_ones)}) is not None
+    assert uneven({0: [call("all_to_all", 8)], 1: [call("all_to_all", 16)]}) is not None
 
 
 def test_numbers_are_shown_with_as_many_digits_as_tell_them_apart():

@@ -1,15 +1,13 @@
 """Exercise 05: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
 
-import functools
-
 import pytest
 import torch
 
-from manyranks.grade import Report, trial
 from manyranks.grade.pipeline import halves
 from manyranks.grade.pipeline.training import Training
 from manyranks.world import World
 from manyranks.world.errors import RankHung
+from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     pipeline_alike,
@@ -21,15 +19,7 @@ from tests.grading.zoo import (
     pipeline_step,
     pipeline_tables,
 )
-from tests.grading.zoo_tests import (
-    assert_enough,
-    assert_full_marks,
-    assert_no_marks,
-    assert_own_hint,
-    each_right,
-    each_wrong,
-    named,
-)
+from tests.grading.zoo_tests import assert_full_marks, named
 
 FILES = (
     pipeline_tables,
@@ -69,62 +59,16 @@ MISSED = [
     ("under_a_cap", "one_f_one_b"),
     ("train_step", "BlocksInSend"),
 ]
-EXERCISE = Exercise("05_pipeline")
+EXERCISE = Exercise("05_pipeline", classes=("Split",))
 
 
-def check(task: str, answer) -> Report:
-    """An answer may also be a class that is called like a function."""
-    called = isinstance(answer, type) and task != "Split"
-    return EXERCISE.check(task, answer() if called else answer)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_solution_gets_full_marks(task):
-    assert_full_marks(check(task, EXERCISE.definitions("solutions")[task]), TASKS[task])
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_untouched_release_gets_none(task, shared_ranks):
-    assert_no_marks(check(task, EXERCISE.definitions("exercises")[task]))
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_no_task_depends_on_another(task, shared_ranks):
-    assert_full_marks(check(task, EXERCISE.definitions("solutions", {task})[task]), TASKS[task])
-
-
-@pytest.fixture
-def report_of(shared_ranks, monkeypatch):
-    """What a check says of a wrong answer; steps on three ranks: the solution has shown that all sizes are run."""
-    monkeypatch.setattr(Training, "sizes", (3,))
-
-    def report(answer) -> Report:
-        monkeypatch.setattr(trial, "_RUN_SECONDS", getattr(answer.function, "seconds", trial._RUN_SECONDS))
-        return checked_once(answer)
-
-    return report
-
-
-@functools.cache
-def checked_once(answer) -> Report:
-    return check(answer.task, answer.function)
-
-
-@each_wrong(ZOO)
-def test_a_wrong_answer_gets_its_own_hint(answer, report_of):
-    assert_own_hint(report_of(answer), answer)
-
-
-@pytest.mark.parametrize("missed", MISSED)
-def test_who_misses_the_idea_of_a_task_gets_a_third_at_most(missed, report_of):
-    report = report_of(named(ZOO, *missed))
-    assert report.points <= report.out_of / 3, report
-
-
-@pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_leaves_more_than_half_of_the_points(slip, report_of):
-    report = report_of(named(ZOO, *slip))
-    assert report.out_of / 2 <= report.points < report.out_of, report
+test_the_solution_gets_full_marks = zoo_tests.solution(EXERCISE, TASKS)
+test_the_untouched_release_gets_none = zoo_tests.untouched(EXERCISE, TASKS)
+test_no_task_depends_on_another = zoo_tests.alone(EXERCISE, TASKS)
+report_of = zoo_tests.reports(EXERCISE, Training)
+test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
+test_who_misses_the_idea_of_a_task_gets_a_third_at_most = zoo_tests.a_third_at_most(ZOO, MISSED)
+test_a_slip_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, SLIPS)
 
 
 @pytest.mark.parametrize("name", BELOW_P)
@@ -141,7 +85,7 @@ def test_a_deadlock_with_one_table_leaves_the_other_tables_share(name, report_of
 
 
 def test_a_deadlock_leaves_that_share_on_worlds_of_all_sizes(shared_ranks):
-    assert check("train_step", named(ZOO, "BlocksInSend").function).points == pytest.approx(7 / 3, abs=0.01)
+    assert EXERCISE.check("train_step", named(ZOO, "BlocksInSend").function).points == pytest.approx(7 / 3, abs=0.01)
 
 
 def test_a_table_that_all_ranks_return_too_late_is_judged_all_the_same(shared_ranks, monkeypatch):
@@ -156,28 +100,17 @@ def test_a_table_that_all_ranks_return_too_late_is_judged_all_the_same(shared_ra
         return result
 
     monkeypatch.setattr(World, "measure", measured)
-    assert_full_marks(check("interleaved", EXERCISE.definitions("solutions")["interleaved"]))
+    assert_full_marks(EXERCISE.check("interleaved", EXERCISE.definitions("solutions")["interleaved"]))
     assert late
 
 
 def test_the_checks_leave_random_numbers_as_they_were(shared_ranks):
     before = torch.get_rng_state()
     halves.cases.cache_clear()
-    check("Split", named(ZOO, "ForgetsTheSlope").function)
+    EXERCISE.check("Split", named(ZOO, "ForgetsTheSlope").function)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("mistake", FIVE)
-def test_the_five_mistakes_that_the_exercise_is_about(mistake, report_of):
-    name, words = FIVE[mistake]
-    assert words in repr(report_of(named(ZOO, name)))
-
-
-@each_right(pipeline_alike.ANSWERS)
-def test_other_right_answers_get_full_marks(task, answer, shared_ranks):
-    assert_full_marks(check(task, answer))
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_each_task_has_its_wrong_answers(task):
-    assert_enough(ZOO, task)
+test_the_five_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FIVE)
+test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, pipeline_alike.ANSWERS)
+test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, TASKS)

@@ -1,15 +1,11 @@
 """Exercise 06: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
 
-import functools
-from itertools import combinations
-
 import pytest
 import torch
 
-from manyranks.grade import Report, trial
-from manyranks.grade.compare import same
 from manyranks.grade.tensor import feed_forward, heads, sequence, vocabulary
 from manyranks.grade.tensor.task import TensorTask
+from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     tensor_alike,
@@ -19,15 +15,6 @@ from tests.grading.zoo import (
     tensor_loss,
     tensor_mlp,
     tensor_pairs,
-)
-from tests.grading.zoo_tests import (
-    assert_enough,
-    assert_full_marks,
-    assert_no_marks,
-    assert_own_hint,
-    each_right,
-    each_wrong,
-    named,
 )
 
 TASKS = {"copy_in": 2, "reduce_out": 2, "MLP": 5, "Attention": 5, "cross_entropy": 4, "Block": 6}
@@ -62,69 +49,17 @@ SLIPS = [
     ("Block", "SeedsThatMeet"),
     ("Block", "KeepsTheGathered"),
 ]
-CLASSES = ("MLP", "Attention", "Block")
-EXERCISE = Exercise("06_tensor")
+EXERCISE = Exercise("06_tensor", classes=("MLP", "Attention", "Block"))
 
 
-def check(task: str, answer) -> Report:
-    """An answer to a function may also be a class that is called like one."""
-    called = isinstance(answer, type) and task not in CLASSES
-    return EXERCISE.check(task, answer() if called else answer)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_solution_gets_full_marks(task):
-    assert_full_marks(check(task, EXERCISE.definitions("solutions")[task]), TASKS[task])
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_untouched_release_gets_none(task, shared_ranks):
-    assert_no_marks(check(task, EXERCISE.definitions("exercises")[task]))
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_no_task_depends_on_another(task, shared_ranks):
-    assert_full_marks(check(task, EXERCISE.definitions("solutions", {task})[task]), TASKS[task])
-
-
-@pytest.fixture
-def report_of(shared_ranks, monkeypatch):
-    """What a check says of a wrong answer, on three ranks, or on four: the solution has shown that all sizes are run."""
-
-    def report(answer) -> Report:
-        monkeypatch.setattr(TensorTask, "sizes", (getattr(answer.function, "ranks", 3),))
-        monkeypatch.setattr(trial, "_RUN_SECONDS", getattr(answer.function, "seconds", trial._RUN_SECONDS))
-        return checked_once(answer)
-
-    return report
-
-
-@functools.cache
-def checked_once(answer) -> Report:
-    return check(answer.task, answer.function)
-
-
-@each_wrong(ZOO)
-def test_a_wrong_answer_gets_its_own_hint(answer, report_of):
-    assert_own_hint(report_of(answer), answer)
-
-
-@pytest.mark.parametrize("mistake", SIX)
-def test_the_six_mistakes_that_the_exercise_is_about(mistake, report_of):
-    task, name, words = SIX[mistake]
-    assert words in repr(report_of(named(ZOO, task, name)))
-
-
-@pytest.mark.parametrize("missed", MISSED)
-def test_who_misses_the_idea_of_a_task_gets_less_than_half(missed, report_of):
-    report = report_of(named(ZOO, *missed))
-    assert report.points < report.out_of / 2, report
-
-
-@pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_leaves_more_than_half_of_the_points(slip, report_of):
-    report = report_of(named(ZOO, *slip))
-    assert report.out_of / 2 <= report.points < report.out_of, report
+test_the_solution_gets_full_marks = zoo_tests.solution(EXERCISE, TASKS)
+test_the_untouched_release_gets_none = zoo_tests.untouched(EXERCISE, TASKS)
+test_no_task_depends_on_another = zoo_tests.alone(EXERCISE, TASKS)
+report_of = zoo_tests.reports(EXERCISE, TensorTask)
+test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
+test_the_six_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, SIX)
+test_who_misses_the_idea_of_a_task_gets_less_than_half = zoo_tests.less_than_half(ZOO, MISSED)
+test_a_slip_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, SLIPS)
 
 
 def test_the_checks_leave_random_numbers_as_they_were(shared_ranks):
@@ -137,24 +72,8 @@ def test_the_checks_leave_random_numbers_as_they_were(shared_ranks):
 
 @pytest.mark.parametrize("cases", [feed_forward.cases, heads.cases, vocabulary.cases, sequence.cases])
 def test_no_two_hints_are_for_the_same_results(cases):
-    """Of all known mistakes, the first one that explains what came out is told."""
-    for case in cases(4)[:1]:
-        known = list(case.mistakes())
-        for one, other in combinations(known, 2):
-            names = [own.keys() & theirs.keys() for own, theirs in zip(one.results, other.results, strict=True)]
-            alike = all(
-                same(own[name], theirs[name], 1e-9)
-                for shared, own, theirs in zip(names, one.results, other.results, strict=True)
-                for name in shared
-            )
-            assert not (alike and all(names)) or one.hint == other.hint, (one.hint, other.hint)
+    zoo_tests.assert_told_apart(cases(4)[0].mistakes())
 
 
-@each_right(tensor_alike.ANSWERS + tensor_alike_block.ANSWERS)
-def test_other_right_answers_get_full_marks(task, answer, shared_ranks):
-    assert_full_marks(check(task, answer))
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_each_task_has_its_wrong_answers(task):
-    assert_enough(ZOO, task, 15)
+test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, tensor_alike.ANSWERS + tensor_alike_block.ANSWERS)
+test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, TASKS, 15)

@@ -1,13 +1,12 @@
 """Exercise 03: the solution gets full marks, nothing gets none, and every plausible wrong answer gets its own hint."""
 
-import functools
 import inspect
 
 import pytest
 
-from manyranks.grade import Report
 from manyranks.grade.zero import driver
 from manyranks.grade.zero.task import ZeroTask
+from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     zero_alike,
@@ -22,15 +21,7 @@ from tests.grading.zoo import (
     zero_unit,
     zero_unit_calls,
 )
-from tests.grading.zoo_tests import (
-    assert_enough,
-    assert_full_marks,
-    assert_no_marks,
-    assert_own_hint,
-    each_right,
-    each_wrong,
-    named,
-)
+from tests.grading.zoo_tests import assert_full_marks, assert_no_marks, each_right
 
 FILES = (
     zero_pieces,
@@ -60,12 +51,10 @@ MISSED = [
     ("Prefetch", "WhatWasGiven"),
     ("Prefetch", "OneAtATime"),
 ]
-EXERCISE = Exercise("03_zero")
+EXERCISE = Exercise("03_zero", classes=("Stage1", "Stage2", "Unit", "Prefetch"))
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_solution_gets_full_marks(task):
-    assert_full_marks(EXERCISE.check(task, EXERCISE.definitions("solutions")[task]), TASKS[task])
+test_the_solution_gets_full_marks = zoo_tests.solution(EXERCISE, TASKS)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -93,33 +82,10 @@ def test_the_notebook_shows_the_driver_that_checks_use():
         assert EXERCISE.source("exercises", kind.__name__) == inspect.getsource(kind).strip()
 
 
-@pytest.fixture
-def report_of(shared_ranks, monkeypatch):
-    """What a check says of a wrong answer, on three ranks: the solution has shown that all sizes are run."""
-    monkeypatch.setattr(ZeroTask, "sizes", (3,))
-    return checked_once
-
-
-@functools.cache
-def checked_once(answer) -> Report:
-    return EXERCISE.check(answer.task, answer.function)
-
-
-@each_wrong(ZOO)
-def test_a_wrong_answer_gets_its_own_hint(answer, report_of):
-    assert_own_hint(report_of(answer), answer)
-
-
-@pytest.mark.parametrize("missed", MISSED)
-def test_who_misses_the_idea_of_a_task_gets_a_third_at_most(missed, report_of):
-    report = report_of(named(ZOO, *missed))
-    assert report.points <= report.out_of / 3, report
-
-
-@pytest.mark.parametrize("mistake", FIVE)
-def test_the_five_mistakes_that_the_exercise_is_about(mistake, report_of):
-    name, words = FIVE[mistake]
-    assert words in repr(report_of(named(ZOO, name)))
+report_of = zoo_tests.reports(EXERCISE, ZeroTask)
+test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
+test_who_misses_the_idea_of_a_task_gets_a_third_at_most = zoo_tests.a_third_at_most(ZOO, MISSED)
+test_the_five_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FIVE)
 
 
 @each_right(zero_alike.ANSWERS)
@@ -141,6 +107,4 @@ def test_a_unit_that_never_waits_is_never_right(monkeypatch):
     assert "wait" in repr(report)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_each_task_has_its_wrong_answers(task):
-    assert_enough(ZOO, task)
+test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, TASKS)

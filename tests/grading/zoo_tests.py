@@ -1,12 +1,20 @@
-"""What every exercise's zoo asks of a report: full marks for what is right, none for nothing, an own hint for each slip."""
+"""What every exercise's zoo asks of a report: full marks for what is right, none for nothing, an own hint for each slip.
 
+The functions from `solution` on make the tests that exercises share: each returns one, and a file gives it its name.
+"""
+
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import combinations
 
 import pytest
 
-from manyranks.grade import Report
+from manyranks.grade import Report, trial
+from manyranks.grade.check import Task
+from manyranks.grade.compare import same
 from tests.conftest import ROOT
+from tests.grading.exercise import Exercise
 from tests.grading.zoo.wrong import Wrong
 
 _GRADERS = "|".join(sorted(file.stem for file in (ROOT / "lib" / "manyranks" / "grade").rglob("[a-z]*.py")))
@@ -50,6 +58,144 @@ def assert_own_hint(report: Report, answer: Wrong) -> None:
     assert not _NOT_THE_LEARNERS.search(text), report
 
 
-def assert_enough(zoo: Sequence[Wrong], task: str, least: int = 6) -> None:
-    """The task has at least so many wrong answers."""
-    assert sum(answer.task == task for answer in zoo) >= least
+def assert_told_apart(known: Iterable) -> None:
+    """Of all known mistakes, the first one that explains what came out is told: no two with other hints have one result."""
+    for one, other in combinations(list(known), 2):
+        names = [own.keys() & theirs.keys() for own, theirs in zip(one.results, other.results, strict=True)]
+        alike = all(
+            same(own[name], theirs[name], 1e-9)
+            for shared, own, theirs in zip(names, one.results, other.results, strict=True)
+            for name in shared
+        )
+        assert not (alike and all(names)) or one.hint == other.hint, (one.hint, other.hint)
+
+
+def solution(exercise: Exercise, points: dict[str, float]) -> Callable:
+    """That of each task gets full marks. points: task -> what it is worth."""
+
+    @pytest.mark.parametrize("task", points)
+    def test(task):
+        assert_full_marks(exercise.check(task, exercise.definitions("solutions")[task]), points[task])
+
+    return test
+
+
+def untouched(exercise: Exercise, tasks: Collection[str]) -> Callable:
+    """What learners get has no points and is not written yet."""
+
+    @pytest.mark.parametrize("task", tasks)
+    def test(task, shared_ranks):
+        assert_no_marks(exercise.check(task, exercise.definitions("exercises")[task]))
+
+    return test
+
+
+def alone(exercise: Exercise, points: dict[str, float]) -> Callable:
+    """The solution of each task gets full marks where no other task is written. points: task -> what it is worth."""
+
+    @pytest.mark.parametrize("task", points)
+    def test(task, shared_ranks):
+        assert_full_marks(exercise.check(task, exercise.definitions("solutions", {task})[task]), points[task])
+
+    return test
+
+
+def reports(exercise: Exercise, kind: type[Task]):
+    """The fixture `report_of`. kind: the tasks whose `sizes` an answer may set."""
+
+    @pytest.fixture
+    def report_of(shared_ranks, monkeypatch):
+        """What a check says of a wrong answer, on three ranks, or as the answer says: the solution has shown that all sizes
+        are run."""
+
+        def report(answer: Wrong) -> Report:
+            ranks = getattr(answer.function, "ranks", 3)
+            monkeypatch.setattr(kind, "sizes", getattr(answer.function, "sizes", (ranks,)))
+            return checked_once(exercise, answer)
+
+        return report
+
+    return report_of
+
+
+@functools.cache
+def checked_once(exercise: Exercise, answer: Wrong) -> Report:
+    """It may run for `seconds`, where it has them: tests of all checks have shown how long a run may take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_RUN_SECONDS", getattr(answer.function, "seconds", trial._RUN_SECONDS))
+        return exercise.check(answer.task, answer.function)
+
+
+def own_hints(zoo: Sequence[Wrong]) -> Callable:
+    """Each wrong answer gets the hint that is meant for it."""
+
+    @each_wrong(zoo)
+    def test(answer, report_of):
+        assert_own_hint(report_of(answer), answer)
+
+    return test
+
+
+def mistakes(zoo: Sequence[Wrong], known: dict[str, tuple[str, ...]]) -> Callable:
+    """Those that the exercise is about are told. known: mistake -> words for `named`, then words of the report."""
+
+    @pytest.mark.parametrize("mistake", known)
+    def test(mistake, report_of):
+        *words, says = known[mistake]
+        report = report_of(named(zoo, *words))
+        assert says in repr(report), report
+
+    return test
+
+
+def a_third_at_most(zoo: Sequence[Wrong], ideas_missed: Sequence[tuple[str, str]]) -> Callable:
+    """Of the points, for who misses the idea of a task. ideas_missed: words for `named`."""
+
+    @pytest.mark.parametrize("missed", ideas_missed)
+    def test(missed, report_of):
+        report = report_of(named(zoo, *missed))
+        assert report.points <= report.out_of / 3, report
+
+    return test
+
+
+def less_than_half(zoo: Sequence[Wrong], ideas_missed: Sequence[tuple[str, str]]) -> Callable:
+    """Of the points, for who misses the idea of a task. ideas_missed: words for `named`."""
+
+    @pytest.mark.parametrize("missed", ideas_missed)
+    def test(missed, report_of):
+        report = report_of(named(zoo, *missed))
+        assert report.points < report.out_of / 2, report
+
+    return test
+
+
+def half_or_more(zoo: Sequence[Wrong], slips: Sequence[tuple[str, str]]) -> Callable:
+    """Of the points, but not all, for who has the idea. slips: words for `named`."""
+
+    @pytest.mark.parametrize("slip", slips)
+    def test(slip, report_of):
+        report = report_of(named(zoo, *slip))
+        assert report.out_of / 2 <= report.points < report.out_of, report
+
+    return test
+
+
+def full_marks(exercise: Exercise, answers: Sequence[tuple[str, Callable]]) -> Callable:
+    """For other right answers than the solution."""
+
+    @each_right(answers)
+    def test(task, answer, shared_ranks):
+        assert_full_marks(exercise.check(task, answer))
+
+    return test
+
+
+def enough(zoo: Sequence[Wrong], tasks: Collection[str], least: int = 6) -> Callable:
+    """Each task has at least so many wrong answers."""
+
+    @pytest.mark.parametrize("task", tasks)
+    def test(task):
+        assert sum(answer.task == task for answer in zoo) >= least
+
+    return test

@@ -19,7 +19,7 @@ _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatev
 class Task:
     """One task. points: for all of it; cases: number of ranks -> what to run there, in order.
 
-    aspects: what it is judged by, the values first; sizes: of the worlds.
+    aspects: what it is judged by, the values first; sizes: of the worlds; only_two: the hint where 2 ranks alone are right.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Task:
 
     aspects: ClassVar[tuple[Aspect, ...]]
     sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)
+    only_two: ClassVar[str] = "on 2 ranks the next rank is also the previous one, and one step is enough; draw it for 3"
     part: ClassVar[bool] = False  # whether cases that ended well count where a later one did not
 
     def refusal(self, tried: list[Trial]) -> Finding | None:
@@ -102,8 +103,7 @@ def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
     """A finding where all is right on 2 ranks and nothing but 2 ranks."""
     right = {n: _all_hold(task.aspects[0], one) for n in task.sizes if (one := [d for d in done if d.trial.case.n == n])}
     if len(right) > 1 and right.pop(2) and not any(right.values()):
-        hint = "on 2 ranks the next rank is also the previous one, and one step is enough; draw it for 3"
-        return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", hint))]
+        return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", task.only_two))]
     return []
 
 

@@ -26,7 +26,7 @@ _SCALING = {"div", "mul", "floor_divide"}
 
 class Entry(NamedTuple):
     """One call. op: "send", "all_reduce", …; peer: of a message, None where it may be anyone; frames: the learner's, innermost
-    first.
+    first; sizes: whether an all-to-all was given its sizes, which may differ from rank to rank.
     """
 
     op: str
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     dtype: str
     tag: int
     frames: list[Frame]
+    sizes: bool = False
 
 
 class Stopped(Exception):
@@ -75,7 +76,8 @@ class Journal(TorchDispatchMode):
         size, dtype = operators.payload(op, named)
         peer = operators.peer_of(named, tuple(dist.get_process_group_ranks(operators.group_of(named))))
         elements = size // getattr(torch, dtype).itemsize if dtype else 0
-        self.last = Entry(op, peer, elements, size, dtype, named.get("tag", 0), frames())
+        sizes = bool(named.get("input_split_sizes") or named.get("output_split_sizes"))
+        self.last = Entry(op, peer, elements, size, dtype, named.get("tag", 0), frames(), sizes)
         os.write(self._file, json.dumps(self.last).encode() + b"\n")
         self._count += 1
         if peer == self._rank and op in operators.POINT_TO_POINT:

@@ -103,7 +103,7 @@ def uneven(notes: Notes) -> tuple[str, str] | None:
 
 
 def _kind(call: Entry) -> tuple:
-    return call.op, call.bytes, call.peer
+    return call.op, None if call.sizes else call.bytes, call.peer
 
 
 def _unlike(number: int, one: int, first: Entry, other: int, second: Entry) -> str:

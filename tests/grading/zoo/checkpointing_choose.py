@@ -197,6 +197,9 @@ def tries_all(layers, budget):
     return least_of(layers, lambda mine: peak(layers, mine) <= budget, lambda mine: flops(layers, mine))
 
 
+tries_all.seconds = 3
+
+
 @wrong(TASK, "not written yet")
 def choose(layers, budget):
     raise NotImplementedError  # your code here

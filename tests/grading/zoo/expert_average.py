@@ -150,6 +150,13 @@ class DividedBeforeAndAfter(RightAverage):
         return super().flat(parameters) / self.n
 
 
+@wrong(TASK, "ReduceOp.AVG divides, too")
+class MeansDividedAgain(RightAverage):
+    def summed(self, flat, group):
+        dist.all_reduce(flat, dist.ReduceOp.AVG, group)
+        return flat
+
+
 @wrong(TASK, "the gradients are as they were")
 class NotPutBack(RightAverage):
     def put(self, parameters, flat):
@@ -161,6 +168,13 @@ class NotPutBack(RightAverage):
 class CutInAnotherOrder(RightAverage):
     def put(self, parameters, flat):
         super().put(parameters[::-1], flat)
+
+
+@wrong(TASK, "the gradients are mixed up")
+class CutsFromTheBeginning(RightAverage):
+    def put(self, parameters, flat):
+        for parameter in parameters:
+            parameter.grad = flat[: parameter.numel()].view_as(parameter)
 
 
 @wrong(TASK, SKIPPED)

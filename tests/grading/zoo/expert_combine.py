@@ -267,3 +267,15 @@ class SkipsWithoutTokens(RightCombine):
         if not self.tokens:
             return rows.new_zeros(0, rows.shape[1])
         return super().travel(rows, sent, received)
+
+
+@wrong(TASK, "out_TH has no graph; hint: a rank without tokens has experts, too", right_values=True)
+class SkipsWhereNothingHappens(RightCombine):
+    """A rank without tokens, and whose experts nobody chose."""
+
+    cases = slice(3)
+
+    def __call__(self, y, gates, way, exchange):
+        if not len(y) + gates.numel():
+            return torch.zeros(0, y.shape[1], dtype=y.dtype)
+        return super().__call__(y, gates, way, exchange)

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from tests.grading.zoo.expert_right import RightDispatch
+from tests.grading.zoo.expert_right import RightDispatch, Way
 from tests.grading.zoo.wrong import Wrong, keeper
 
 ZOO: list[Wrong] = []
@@ -46,6 +46,12 @@ class WrongToken(RightDispatch):
 class NotSorted(RightDispatch):
     def arrival(self, coming):
         return torch.arange(int(coming.sum()))
+
+
+@wrong(TASK, "rows_RH is put in the inverse order")
+class RowsByTheInverse(RightDispatch):
+    def packed(self, arrived, arrival, going, coming, order, sent, received):
+        return arrived[arrival.argsort()], self.counts(going, coming), Way(order, sent, received, arrival)
 
 
 @wrong(TASK, UNSTABLE)
@@ -186,6 +192,13 @@ class WayOfTensors(RightDispatch):
     def packed(self, *args):
         rows, counts, way = super().packed(*args)
         return rows, counts, way._replace(order_S=way.order_S.tolist())
+
+
+@wrong(TASK, "way.sent is no list of whole numbers; hint: " + NO_WAY)
+class WayWithoutLists(RightDispatch):
+    def packed(self, *args):
+        rows, counts, way = super().packed(*args)
+        return rows, counts, way._replace(sent=torch.tensor(way.sent), received=torch.tensor(way.received))
 
 
 @wrong(TASK, "dispatch returned a tensor")

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from tests.grading.zoo.expert_right import RightDispatch
+from tests.grading.zoo.expert_right import RightDispatch, Way
 from tests.grading.zoo.wrong import Wrong, keeper, me
 
 ZOO: list[Wrong] = []
@@ -222,6 +222,27 @@ class SkipsWithoutTokens(RightDispatch):
 
     def coming(self, going):
         return super().coming(going) if self.tokens else going
+
+
+@wrong(TASK, "which rank 2 did not call: all ranks have to call it", right_values=True)
+class SkipsWhereNothingHappens(RightDispatch):
+    """A rank without tokens, and whose experts nobody chose."""
+
+    cases = slice(3)
+
+    def travel(self, rows, sent, received):
+        return super().travel(rows, sent, received) if sum(sent) + sum(received) else rows
+
+
+@wrong(TASK, "a rank has experts also where it has no tokens", right_values=True)
+class LeavesWithoutTokens(RightDispatch):
+    cases = slice(3)
+
+    def __call__(self, x, experts_KT, experts, exchange):
+        if len(x):
+            return super().__call__(x, experts_KT, experts, exchange)
+        none, n = torch.zeros(0, dtype=torch.int64), me()[1]
+        return x, torch.zeros(experts // n, dtype=torch.int64), Way(none, [0] * n, [0] * n, none)
 
 
 @wrong(TASK, "x_TH changed; hint: leave what you are given")

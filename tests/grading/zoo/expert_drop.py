@@ -124,7 +124,7 @@ class NotMarked(RightDrop):
         return experts_KT.clone()
 
 
-@wrong(TASK, "go through experts_KT.flatten() in order")
+@wrong(TASK, "a dropped copy is marked by −1")
 class MarkedByE(RightDrop):
     def marked(self, experts_KT, kept):
         return experts_KT.where(kept, self.experts)

@@ -88,6 +88,15 @@ class PadsToAConstant(RightExchange):
         return torch.cat([part[:count] for part, count in zip(out, received, strict=True)])
 
 
+@wrong(TASK, "sent and received are given: no counts travel here", right_values=True)
+class AsksForCounts(RightExchange):
+    @staticmethod
+    def there(rows, sent, received):
+        coming = torch.empty(len(sent), dtype=torch.int64)
+        dist.all_to_all_single(coming, torch.tensor(sent))
+        return sent_rows(rows, sent, coming.tolist())
+
+
 @wrong(TASK, "no rank needs what all others have", right_values=True)
 class GathersEverything(RightExchange):
     @staticmethod
@@ -133,6 +142,23 @@ class ReturnsFloat32(RightExchange):
     @staticmethod
     def there(rows, sent, received):
         return sent_rows(rows.float(), sent, received)
+
+
+@wrong(TASK, "out has the dtype of what comes, float64")
+class RoomOfFloat32(RightExchange):
+    @staticmethod
+    def there(rows, sent, received):
+        out = torch.empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent)
+        return out
+
+
+@wrong(TASK, "hint: save_for_backward takes tensors only")
+class SavesLists(RightExchange):
+    @staticmethod
+    def forward(ctx, rows, sent, received):
+        ctx.save_for_backward(sent, received)
+        return sent_rows(rows, sent, received)
 
 
 @wrong(TASK, "the same bytes in 2 calls where 1 is enough", right_values=True)

@@ -92,6 +92,12 @@ class HidesWithZero(RightRoute):
         return 0.0
 
 
+@wrong(TASK, "mask the other ranks' experts with −∞")
+class HidesWithMinusTen(HidesWithZero):
+    def hidden(self):
+        return -10.0
+
+
 @wrong(TASK, "the scores are a softmax over all experts")
 class SoftmaxScores(RightRoute):
     def scores(self, logits):
@@ -177,13 +183,13 @@ class EqualGates(RightRoute):
         return gates * 0 + 1 / gates.shape[1]
 
 
-@wrong(TASK, "the gates have no graph; hint: " + LOST)
+@wrong(TASK, LOST, right_values=True)
 class DetachedGates(RightRoute):
     def normalised(self, gates):
         return super().normalised(gates).detach()
 
 
-@wrong(TASK, "the gates have no graph; hint: " + LOST)
+@wrong(TASK, LOST, right_values=True)
 def route_without_gradients(logits, bias, top_k, n, limit):
     with torch.no_grad():
         return RightRoute()(logits, bias, top_k, n, limit)
@@ -199,6 +205,18 @@ class ConstantSum(RightRoute):
 class TokensFirst(RightRoute):
     def shaped(self, experts, gates):
         return experts, gates
+
+
+@wrong(TASK, "[T, K] becomes [K, T] by .T, not by reshape or view")
+class Reshaped(RightRoute):
+    def shaped(self, experts, gates):
+        return experts.reshape(self.top_k, -1), gates.reshape(self.top_k, -1)
+
+
+@wrong(TASK, "route returned nothing; hint: it returns (experts_KT, gates_KT)")
+class ReturnsNothing(RightRoute):
+    def shaped(self, experts, gates):
+        return None
 
 
 @wrong(TASK, "route returned a tensor")

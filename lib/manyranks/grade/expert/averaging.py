@@ -32,7 +32,7 @@ _OVER_ALL = (
 _OWN_EXPERTS = "expert gradients are not summed over the replicas: each has seen other tokens"
 _EXPERTS_SUM = "expert gradients are sums: the mean of N losses takes a division by N"
 _EXPERTS_TWICE = "expert gradients are divided by N and by another number: the sum over e ranks' losses is divided by N, once"
-_ALL_TWICE = "all gradients are divided twice: once by N is enough"
+_ALL_TWICE = "all gradients are divided twice: once by N is enough, and ReduceOp.AVG divides, too"
 _SUMS = "all gradients are sums: the mean of N losses takes a division by N"
 _DENSE_SUM = "dense gradients are sums: the mean of N losses takes a division by N"
 _DENSE_REPLICAS = "dense gradients are averaged over the replicas only: all N ranks have these parameters alike"
@@ -139,12 +139,16 @@ def _of_dense(ranks: Ranks) -> list[tuple[str, Callable[[int], list[Tensor]]]]:
 def _wrong(ranks: Ranks, right: list[Tensors]) -> Iterator[Wrong]:
     """By all gradients; then by those of experts where the dense ones are right, and the other way round."""
     n = ranks.n
+    groups = [ranks.replicas(rank) for rank in range(n)]
     yield Wrong(_SUMS, [{name: one * n for name, one in own.items()} for own in right])
     yield Wrong(_ALL_TWICE, [{name: one / n for name, one in own.items()} for own in right])
+    again = [_named(_summed(ranks.dense, [*range(n)], n * n), _summed(ranks.experts, same, n * len(same))) for same in groups]
+    yield Wrong(_ALL_TWICE, again)
     yield Wrong(_UNTOUCHED, [_named(ranks.dense(rank), ranks.experts(rank)) for rank in range(n)])
-    turned = [_named(_recut(dense), _recut(experts)) for dense, experts in (_right(ranks, rank) for rank in range(n))]
-    yield Wrong(_MIXED, turned)
     every = [_right(ranks, rank) for rank in range(n)]
+    turned = [_named(_recut(dense), _recut(experts)) for dense, experts in every]
+    yield Wrong(_MIXED, turned)
+    yield Wrong(_MIXED, [_named(_begun_again(dense), _begun_again(experts)) for dense, experts in every])
     for hint, experts in _of_experts(ranks):
         yield Wrong(hint, [_named(every[rank][0], experts(rank)) for rank in range(n)])
     for hint, dense in _of_dense(ranks):
@@ -160,6 +164,12 @@ def _recut(gradients: list[Tensor]) -> list[Tensor]:
         found[i] = flat[at : at + gradients[i].numel()].view_as(gradients[i])
         at += gradients[i].numel()
     return [found[i] for i in range(len(gradients))]
+
+
+def _begun_again(gradients: list[Tensor]) -> list[Tensor]:
+    """Each cut from the beginning of the flat row."""
+    flat = torch.cat([one.flatten() for one in gradients])
+    return [flat[: one.numel()].view_as(one) for one in gradients]
 
 
 def _parameters(gradients: list[Tensor], seed: int) -> list[nn.Parameter]:

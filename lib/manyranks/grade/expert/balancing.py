@@ -15,7 +15,6 @@ from manyranks.grade.expert.copies import Copies
 from manyranks.grade.expert.ready import own
 from manyranks.grade.expert.task import ExpertTask, fitting, of, several
 from manyranks.grade.expert.traffic import Must, Sent, messages
-from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Scene, Tensors, Wrong
 from manyranks.grade.tensor.layout import drawn
 from manyranks.grade.tensor.task import gradient, telling
@@ -35,6 +34,7 @@ _ALL_OF_IT = (
     "that is the whole loss on each rank: return this rank's tokens' part of it, N times, which needs no second message"
 )
 _NO_E = "the factor E is missing: with equal loads the loss is 1"
+_NOT_TOKENS = "the counts' sum is that of all T·K choices: divided by K it is the number of tokens, by which P is divided"
 _PER_TOKEN = "f is the share of all choices, which adds up to 1: divide by all T·K choices, not by the tokens"
 _F_TWICE = "that is Σ f·f: P is the mean of the probabilities, which have gradients"
 _P_TWICE = "that is Σ P·P: f is the share of the choices"
@@ -46,7 +46,9 @@ _WRONG_WAY = "the bias moves the wrong way: an expert with too many copies gets 
 _NOT_RELATIVE = "the difference is not divided by the mean count: speed · (1 − count / mean count)"
 _OWN_BIAS = "the new bias differs from rank to rank: it is made of this rank's counts. All ranks must have the same"
 _ONLY_STEP = "that is the step alone: add it to the bias"
+_OLD_BIAS = "that is the bias as it was: return the one for the next step"
 _LESS_MEAN = "each rank's step is added up: the step is made of the sum of the counts"
+_QUOTIENT = "a quotient of two int64 tensors is float32, so make the counts float64 first"
 _SHARE = "1 − f is not it: count / mean count is E times the share f"
 _MINLENGTH = "all ranks have E counts, 0 for an expert that nobody chose there: bincount(minlength=E)"
 _GATHERED = "no rank needs to know what each of the others has: the sum of the counts is enough, dist.all_reduce"
@@ -140,6 +142,7 @@ def _of_losses(load: Load) -> list[tuple[str, Rates]]:
         (_OWN_MEAN, Rates(mean=_n_own_means)),
         (_NO_N, Rates(mean=lambda load, rank, p: p.sum(0) / load.tokens)),
         (_ALL_OF_IT, Rates(mean=lambda load, rank, p: _whole_mean(load))),
+        (_NOT_TOKENS, Rates(mean=lambda load, rank, p: p.sum(0) * load.copies.n / (load.tokens * top_k))),
         (_NO_E, Rates(loss=lambda f, p: (f * p).sum())),
         (_PER_TOKEN, Rates(loss=lambda f, p: top_k * len(f) * (f * p).sum())),
         (_FIRST, Rates(counts=lambda load, rank: sum(firsts))),
@@ -161,6 +164,7 @@ def _of_biases(load: Load) -> list[tuple[str, Callable[[int], Tensor]]]:
         (_LESS_MEAN, lambda rank: bias + sum(own_steps)),
         (_LESS_MEAN, lambda rank: bias + sum(own_steps) / n),
         (_ONLY_STEP, lambda rank: step),
+        (_OLD_BIAS, lambda rank: bias),
         (_SHARE, lambda rank: bias + _SPEED * (1 - _share(counts))),
         (_SHARE, lambda rank: bias + _SPEED * (1 / len(counts) - _share(counts))),
     ]
@@ -185,9 +189,8 @@ def _run(load: Load, function: Callable, watch) -> Tensors:
         loss = fitting(found[0], bias.sum(), "the loss", _SHAPE)
         moved = fitting(found[1], bias, "the new bias", _SHAPE)
         watch.mark(BACKWARD)
-        if not found[0].requires_grad:
-            raise Stopped("the loss has no graph", _NO_GRADIENT)
-        found[0].backward()
+        if found[0].requires_grad:
+            found[0].backward()
     given = {"probabilities_TE": probabilities, "experts_KT": experts, "bias_E": bias}
     before = dict(zip(given, (load.probabilities()[rank], load.copies.choices[rank], load.bias()), strict=True))
     untouched(watch, given, before)
@@ -236,7 +239,7 @@ class Balancing(ExpertTask):
 
     def better(self, trial: Trial, hint: str) -> str:
         """What was sent may explain what no known mistake does."""
-        return hint or messages(self, trial).hint
+        return f"{hint}; {_QUOTIENT}" if hint.startswith("nearly right") else hint or messages(self, trial).hint
 
 
 def _numbers(call: Sent) -> tuple[str, int]:

@@ -24,7 +24,7 @@ from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect
 
 _OUT, _Y, _GATES = "out_TH", "the gradient of y", "the gradient of the gates"
-_SHAPE = "it returns out_TH: one row for each of this rank's tokens"
+_SHAPE = "it returns out_TH, float64: one row for each of this rank's tokens"
 _NOT_BACK = (
     "tokens return in the wrong order: y_RH is sorted by expert, and what is sent back has to stand as it arrived. Row i "
     "arrived at place sorted_R[i]: y[sorted_R.argsort()]"
@@ -50,7 +50,13 @@ _NO_Y = "y has no gradient: no detach, no no_grad; results travel by exchange, w
 _NO_GATES = "the gates have no gradient: their router learns nothing. No detach, no no_grad, no .data"
 _NEITHER = "neither y nor the gates have a gradient: out_TH has to be computed from them, without detach and no_grad"
 _RAW_Y = "the gradient of y lacks the gates: y's gradient is the gate times that of out"
-_SWAPPED = "that is dispatch's direction: what was received goes back, so exchange(rows, way.received, way.sent)"
+_SWAPPED = (
+    "that is dispatch's direction: what was received goes back, so exchange(rows, way.received, way.sent). Gates stay at home"
+)
+_NO_TOKENS = (
+    "a rank without tokens has experts, too: it sends their results back, so all ranks have to call exchange, and what it "
+    "returns is made of what comes, 0 rows"
+)
 _TRAVEL = "the gates are at home, where the tokens are: they need not travel"
 _ONCE = "one exchange is enough: all results go back together"
 _UNEXPLAINED = "y in the order of arrival; exchange(rows, received, sent); times gates[order_S]; added to token order_S % T"
@@ -167,7 +173,7 @@ def _run(copies: Copies, results: list[Tensors], function: Callable, watch) -> T
         found = fitting(out, right[_OUT], "what combine returned", _SHAPE)
         watch.mark(BACKWARD)
         if not out.requires_grad:
-            raise Stopped("out_TH has no graph", _NEITHER)
+            raise Stopped("out_TH has no graph", _NEITHER if len(out) else _NO_TOKENS)
         out.backward(_upstream(copies)[rank])
     before = {"y_RH": _y(copies)[rank], "gates_KT": copies.gates[rank]}
     lists = {"way.order_S": whole(plan.order), "way.sorted_R": whole(plan.sorted)}
@@ -187,7 +193,7 @@ def cases(n: int) -> list[Scene]:
     return [
         _scene(Copies(n, (5, 3, 6, 4)[:n], 3, 3, 2)),
         _scene(Copies(n, (7, 4, 0, 5)[:n], 2, 2, 3, DROPPED)),
-        _scene(Copies(n, (3, 0, 2, 4)[:n], 4, 2, 1, ONE)),
+        _scene(Copies(n, (3, 0, 0, 4)[:n], 4, 2, 1, ONE)),
     ]
 
 

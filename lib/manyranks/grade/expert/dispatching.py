@@ -15,7 +15,7 @@ from manyranks.grade.expert import given
 from manyranks.grade.expert.copies import DROPPED, ONE, RIGHT, Copies, Plan, Way, home, in_blocks, whole
 from manyranks.grade.expert.ready import own
 from manyranks.grade.expert.task import ExpertTask, fitting, of, several
-from manyranks.grade.expert.traffic import Must, Sent, messages
+from manyranks.grade.expert.traffic import Must, Sent, called, messages
 from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Scene, Tensors, Wrong
 from manyranks.grade.tensor.layout import drawn
@@ -28,11 +28,13 @@ _SENT, _RECEIVED = "way.sent", "way.received"
 _SHAPE = "it returns (rows_RH, counts_L, Way(order_S, sent, received, sorted_R))"
 _NO_WAY = "way is a Way: order_S and sorted_R are tensors, int64; sent and received are lists of N numbers"
 _TAKEN = "rows_RH has one row for each copy that came, and dropped copies do not travel"
+_NO_ROWS = "a rank has experts also where it has no tokens: it calls the all-to-all of counts and exchange like all others"
 _BLOCKS = "those are blocks of neighbours: here experts are dealt, and expert i lives on rank i % N"
 _NUMBER_THERE = "expert i is number i // N on its rank: that is what its rows are sorted by there"
 _BY_TOKEN = "a copy's number is k·T + t: the place in experts_KT.flatten(), where all first choices come first, not t·K + k"
 _WRONG_TOKEN = "those are the rows of other tokens: copy number i is of token i % T, not i // K"
 _UNSORTED = "rows_RH stands in the order of the ranks it came from: sort it by expert, with argsort(stable=True)"
+_TURNED = "rows_RH is put in the inverse order: row i is what arrived at place sorted_R[i], arrived[sorted_R]"
 _UNSTABLE = "rows of one expert stand in another order: by the rank they come from, then as they were sent"
 _DROPPED_SENT = "dropped copies do not travel: −1 is no expert, yet −1 % N is a rank"
 _SWAPPED = "that is the other list: sent is how many rows go to each rank, received how many come from each"
@@ -110,6 +112,8 @@ def _wrong(copies: Copies, right: list[Tensors]) -> Iterator[Wrong]:
     plans = copies.plans()
     for hint, way in _WAYS:
         yield Wrong(hint, [{_ROWS: own[_ROWS]} for own in results(copies, way)])
+    back = [own[_SORTED].argsort() for own in right]
+    yield Wrong(_TURNED, [{_ROWS: own[_ROWS][one][one]} for own, one in zip(right, back, strict=True)])
     for hint, name, make in (
         (_OWN_COUNTS, _COUNTS, lambda own, plan: whole(plan.going)),
         (_BY_RANK, _COUNTS, lambda own, plan: whole(plan.counts).flip(0)),
@@ -178,7 +182,9 @@ def _way(value: Any, right: Plan) -> Tensors:
         (_SORTED, right.sorted, False),
     ):
         one = getattr(value, name.removeprefix("way."))
-        if is_list and isinstance(one, list | tuple) and all(type(number) is int for number in one):
+        if is_list:
+            if not isinstance(one, list | tuple) or not all(type(number) is int for number in one):
+                raise Stopped(f"{name} is no list of whole numbers", _NO_WAY)
             one = whole(list(one))
         found[name] = fitting(one, whole(numbers), name, _NO_WAY)
     return found
@@ -192,7 +198,7 @@ def _run(copies: Copies, results: list[Tensors], function: Callable, watch) -> T
     with own(watch):
         watch.mark(FORWARD)
         found = several(function(x, experts, copies.experts, exchange), 3, "dispatch", _SHAPE)
-        rows = fitting(found[0], right[_ROWS], "rows_RH", _TAKEN)
+        rows = fitting(found[0], right[_ROWS], "rows_RH", _TAKEN if len(x) else _NO_ROWS)
         counts = fitting(found[1], right[_COUNTS], "counts_L", _BY_RANK)
         way = _way(found[2], plan)
         watch.mark(BACKWARD)
@@ -205,11 +211,11 @@ def _run(copies: Copies, results: list[Tensors], function: Callable, watch) -> T
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """Tokens everywhere; dropped copies, and a rank without tokens; all tokens for one expert."""
+    """Tokens everywhere; dropped copies, and a rank without tokens; all for one expert, and a rank with nothing at all."""
     return [
         _scene(Copies(n, (5, 3, 6, 4)[:n], 3, 3, 2)),
         _scene(Copies(n, (7, 4, 0, 5)[:n], 2, 2, 3, DROPPED)),
-        _scene(Copies(n, (3, 0, 2, 4)[:n], 4, 2, 1, ONE)),
+        _scene(Copies(n, (3, 0, 0, 4)[:n], 4, 2, 1, ONE)),
     ]
 
 
@@ -225,15 +231,20 @@ def _scene(copies: Copies) -> Scene:
 
 def _counts_first(task: "Dispatching", trial: Trial) -> Verdict:
     """One message of counts, and it is the first."""
-    for rank, calls in trial.calls.items():
+    for rank in trial.calls:
+        calls = called(trial, rank, FORWARD)
         numbers = [i for i, call in enumerate(calls) if call.dtype.startswith(("int", "uint"))]
         if len(numbers) != 1:
-            return Verdict(
-                False, f"rank {rank} sent {len(numbers)} messages of counts", _MORE_COUNTS if numbers else _NOTHING_SAID
-            )
+            hint = _MORE_COUNTS if numbers else _INT64 if _floats(calls) else _NOTHING_SAID
+            return Verdict(False, f"rank {rank} sent {len(numbers)} messages of int64 counts", hint)
         if numbers != [0]:
             return Verdict(False, f"rank {rank} sent its counts in call {numbers[0] + 1}", _COUNTS_FIRST)
     return Verdict(True)
+
+
+def _floats(calls: list[Sent]) -> bool:
+    """Whether there are two all-to-alls and both are of float64, so one may be of counts."""
+    return [(call.op, call.dtype) for call in calls] == 2 * [("all_to_all", "float64")]
 
 
 @dataclass(frozen=True)
@@ -252,7 +263,7 @@ class Dispatching(ExpertTask):
         if [call for call in got if call.op == "all_gather" and call.dtype == "float64"]:
             return _ROWS_GATHERED
         numbers = [call for call in got if "int" in call.dtype]
-        if phase == FORWARD and len(got) == len(right) and [c.dtype for c in got] == ["float64", "float64"]:
+        if phase == FORWARD and len(got) == len(right) and _floats(got):
             return _INT64
         if phase == FORWARD and numbers and all(call.op == "all_to_all" for call in got):
             if any(call.dtype != "int64" for call in numbers):

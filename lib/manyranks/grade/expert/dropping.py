@@ -21,7 +21,7 @@ from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 
 _EXPERTS, _GATES, _GRADIENT = "experts_KT", "gates_KT", "the gradient of the gates"
-_SHAPE = "it returns (experts_KT, gates_KT), in the shapes of what it gets"
+_SHAPE = "it returns (experts_KT, gates_KT), in the shapes of what it gets, and of the same dtypes"
 _BY_TOKEN = (
     "the wrong copies are dropped: places are taken token by token there. All first choices come before any second choice: "
     "that is the order of experts_KT.flatten()"
@@ -145,6 +145,7 @@ def _wrong(crowd: Crowd, right: list[Tensors]) -> Iterator[Wrong]:
         yield _by(hint, _results(crowd, lambda rank, places=places: _kept(choices[rank], places(rank))), _EXPERTS)
     yield _by(_TOKENS, _results(crowd, lambda r: (right[r][_EXPERTS] >= 0).all(0).expand_as(choices[r])), _EXPERTS)
     yield Wrong(_MISSED, [{_EXPERTS: chosen} for chosen in choices])
+    yield Wrong(_MISSED, [{_EXPERTS: own[_EXPERTS].where(own[_EXPERTS] >= 0, crowd.copies.experts)} for own in right])
     yield from _wrong_gates(crowd, right)
 
 

@@ -36,8 +36,9 @@ _STAYED = (
 _TIMES = "the gradients are N times too large: each row went to one rank, and its gradient comes back from that one, once"
 _DIVIDED = "the gradients are divided by N: they are no means"
 _ONES = "backward gets the gradient of what forward returned, and sends that: it is not 1"
-_SCATTERED = "what is sent, and what it is written to, have to be contiguous: grad.contiguous(), and a new out"
+_SCATTERED = "what is sent, and what it is written to, have to be contiguous: rows.contiguous(), grad.contiguous(), a new out"
 _BACK = "backward is forward with sent and received swapped: received[s] rows go to rank s, and sent[s] come back from it"
+_KNOWN = "sent and received are given: no counts travel here, only the rows"
 _UNEXPLAINED = "forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped"
 
 
@@ -166,6 +167,12 @@ class Exchanging(ExpertTask):
         Aspect("the rows and their gradients are right", 0.6, values, each_world=True),
         Aspect("sends one all-to-all in each direction, without a row too many", 0.4, messages),
     )
+
+    def why(self, trial: Trial, rank: int, phase: str, got: list[Sent], right: list[Sent]) -> str:
+        """Who sends whole numbers sends counts."""
+        if any(call.op == "all_to_all" and "int" in call.dtype for call in got):
+            return _KNOWN
+        return super().why(trial, rank, phase, got, right)
 
     def better(self, trial: Trial, hint: str) -> str:
         """What was sent may explain what no known mistake does."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from manyranks.grade.context.task import untouched
 from manyranks.grade.expert.ready import own
 from manyranks.grade.expert.task import ExpertTask, fitting, of, several
-from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Scene, Tensors, Wrong
 from manyranks.grade.tensor.layout import drawn
 from manyranks.grade.tensor.task import gradient, telling
@@ -32,9 +31,10 @@ _NOT_RANKS = "the bias is missing where the ranks are chosen: their best expert 
 _NOT_EXPERTS = "the bias is missing where the experts are chosen: score + bias decides here, too"
 _LOGIT = "the bias is added to the logit: it is added to the score, the sigmoid of the logit"
 _ZERO = (
-    "score + bias can be negative, and then a hidden expert with 0 is larger: mask the other ranks' experts with −∞ "
-    "(masked_fill)"
+    "score + bias can be negative, as much as you like, and then a hidden expert with 0 or −1 is larger: mask the other ranks' "
+    "experts with −∞ (masked_fill)"
 )
+_RESHAPED = "the choices of different tokens are mixed: [T, K] becomes [K, T] by .T, not by reshape or view"
 _ASCENDING = "the choices stand in another order: the largest score + bias comes first"
 _BY_SCORE = "the choices are sorted by their score: the largest score + bias comes first"
 _BIASED = "the bias is in the gates: it only chooses. Gates are made of scores alone"
@@ -165,6 +165,7 @@ def _wrong(router: Router, right: Tensors) -> Iterator[Wrong]:
     logits, _, _ = router.inputs()
     for hint, rule in _RULES:
         yield Wrong(hint, [{_EXPERTS: result(router, rule)[_EXPERTS]}])
+    yield Wrong(_RESHAPED, [{_EXPERTS: right[_EXPERTS].T.reshape(router.top_k, -1)}])
     yield Wrong(_ASCENDING, [{_EXPERTS: right[_EXPERTS].flip(0)}])
     yield Wrong(_ASCENDING, [{_EXPERTS: right[_EXPERTS].sort(0).values}])
     chosen = right[_EXPERTS]
@@ -193,10 +194,7 @@ def _run(router: Router, right: Tensors, function: Callable, watch) -> Tensors:
         found = several(function(logits, bias, router.top_k, router.n, router.limit), 2, "route", _SHAPE)
     experts = fitting(found[0], right[_EXPERTS], "experts_KT", _SHAPE)
     gates = fitting(found[1], right[_GATES], "gates_KT", _SHAPE)
-    if not found[1].requires_grad:
-        if torch.equal(experts, right[_EXPERTS]) and torch.allclose(gates, right[_GATES], rtol=1e-9):
-            raise Stopped("the gates have no graph", _NO_GRADIENT)
-    else:
+    if found[1].requires_grad:
         found[1].backward(upstream)
     untouched(watch, leaves, before)
     return {_EXPERTS: experts, _GATES: gates, _LOGITS: gradient(logits), _BIAS: gradient(bias)}
@@ -205,7 +203,7 @@ def _run(router: Router, right: Tensors, function: Callable, watch) -> Tensors:
 @cache
 def cases(n: int) -> list[Scene]:
     """Several experts a rank; negative scores; one rank only."""
-    routers = [Router(7, 12, 3, 4, 2), Router(5, 8, 2, 4, 2, shift=-1.2), Router(6, 9, 3, 3, 1)]
+    routers = [Router(7, 12, 3, 4, 2), Router(5, 8, 2, 4, 2, shift=-1000.0), Router(6, 9, 3, 3, 1)]
     return [_scene(router) for router in routers]
 
 

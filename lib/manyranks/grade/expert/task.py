@@ -24,16 +24,24 @@ SPLITS = (
 )
 _LISTS = "dist.all_to_all takes parts of one size only, here: dist.all_to_all_single takes sizes"
 _ALL_TAKE_PART = "all ranks have to call it, also one that has no rows to send, or none to receive"
-_IN_AN_EXCHANGE = r"bytes to its all_to_all #|in all_to_all #.*has returned|has returned.*in all_to_all #"
+_IN_AN_EXCHANGE = r"(bytes to its|in) all_to_all #"
+_NOT_SAVED = "save_for_backward takes tensors only: keep lists as attributes of ctx, ctx.sent = sent"
+_ROOM = "out has the dtype of what comes, float64: rows.new_empty(…) makes it"
 _ALONE = own_values("", 0).judge
 
 
 def several(value: Any, count: int, call: str, shape: str) -> tuple:
     """The learner's. Raises Stopped where it is no tuple or list of so many."""
     if not isinstance(value, tuple | list) or len(value) != count:
-        kind = f"a tensor, {form(value)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise Stopped(f"{call} returned {kind}", f"it returns {shape}")
+        raise Stopped(f"{call} returned {_kind(value)}", shape)
     return tuple(value)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor, {form(value)}"
+    many = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return "nothing" if value is None else f"a {type(value).__name__}{many}"
 
 
 def fitting(value: Any, like: Tensor, what: str, hint: str) -> Tensor:
@@ -71,10 +79,13 @@ def of(*names: str, alone: bool = False) -> Callable[["ExpertTask", Trial], Verd
 class ExpertTask(ContextTask):
     """instead: operation -> what to say of its calls, where that is not what all tasks say."""
 
+    only_two: ClassVar[str] = "the line above says in which case it went wrong: go through this case on paper"
     instead: ClassVar[dict[str, str]] = {}
     advice: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"[Ss]plit sizes|inLengthPerRank|outLength|in->size == out->size|Number of (tensor )?splits", SPLITS),
         (r"::alltoall: invalid tensor size", _LISTS),
+        (r"save_for_backward can only save variables", _NOT_SAVED),
+        (r"Invalid usage of tensors with different dtypes", _ROOM),
         (r"out of bounds|out of range", "an index is larger than what it looks into: are −1 and N among the experts?"),
         *ContextTask.advice,
     )

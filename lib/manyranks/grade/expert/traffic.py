@@ -18,7 +18,9 @@ _GATHERED = (
     "no rank needs what all others have: an all-to-all brings it the rows of its own experts, and sends each of them to one "
     "rank"
 )
-_REDUCED = "nothing is summed over ranks here: each row goes to one rank, and comes back from that one"
+_REDUCED = (
+    "nothing is summed over ranks here, and no rank needs the largest size: each row goes to one rank, and comes back from it"
+)
 _TOGETHER = "the same bytes in {more} calls where {count} {are} enough: each call costs its latency"
 _PADDED = "more rows than there are: sizes of all-to-alls may differ from rank to rank, so nothing is filled up"
 _TOO_MUCH = "more than is needed is sent"
@@ -35,7 +37,7 @@ class Sent(NamedTuple):
     ranks: int
 
     def __str__(self) -> str:
-        return f"{self.op} of {self.bytes:,} bytes of {self.dtype}"
+        return f"{self.op} of {self.bytes:,} bytes of {self.dtype}" if self.dtype else self.op
 
 
 class Must(NamedTuple):
