@@ -12,7 +12,7 @@ from torch import Tensor
 from manyranks.grade.context.task import untouched
 from manyranks.grade.context.travel import BACKWARD, FORWARD
 from manyranks.grade.expert import given
-from manyranks.grade.expert.copies import DROPPED, ONE, Copies, whole
+from manyranks.grade.expert.copies import Copies, travelling, whole
 from manyranks.grade.expert.ready import own
 from manyranks.grade.expert.task import ExpertTask, fitting, of
 from manyranks.grade.expert.traffic import Must, Sent, messages
@@ -189,12 +189,8 @@ def _tensors(way: Way) -> Tensors:
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """As those of dispatch."""
-    return [
-        _scene(Copies(n, (5, 3, 6, 4)[:n], 3, 3, 2)),
-        _scene(Copies(n, (7, 4, 0, 5)[:n], 2, 2, 3, DROPPED)),
-        _scene(Copies(n, (3, 0, 0, 4)[:n], 4, 2, 1, ONE)),
-    ]
+    """Those of dispatch."""
+    return [_scene(copies) for copies in travelling(n)]
 
 
 def _scene(copies: Copies) -> Scene:

@@ -138,3 +138,12 @@ class Copies:
 def whole(numbers: list[int]) -> Tensor:
     """int64."""
     return torch.tensor(numbers, dtype=torch.int64)
+
+
+def travelling(n: int) -> list[Copies]:
+    """Tokens everywhere; dropped copies, and a rank without tokens; all for one expert, and a rank with nothing at all."""
+    return [
+        Copies(n, (5, 3, 6, 4)[:n], 3, 3, 2),
+        Copies(n, (7, 4, 0, 5)[:n], 2, 2, 3, DROPPED),
+        Copies(n, (3, 0, 0, 4)[:n], 4, 2, 1, ONE),
+    ]

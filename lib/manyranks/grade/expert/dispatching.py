@@ -12,7 +12,7 @@ from torch import Tensor
 from manyranks.grade.context.task import untouched
 from manyranks.grade.context.travel import BACKWARD, FORWARD
 from manyranks.grade.expert import given
-from manyranks.grade.expert.copies import DROPPED, ONE, RIGHT, Copies, Plan, Way, home, in_blocks, whole
+from manyranks.grade.expert.copies import RIGHT, Copies, Plan, Way, home, in_blocks, travelling, whole
 from manyranks.grade.expert.ready import own
 from manyranks.grade.expert.task import ExpertTask, fitting, of, several
 from manyranks.grade.expert.traffic import Must, Sent, called, messages
@@ -211,12 +211,8 @@ def _run(copies: Copies, results: list[Tensors], function: Callable, watch) -> T
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """Tokens everywhere; dropped copies, and a rank without tokens; all for one expert, and a rank with nothing at all."""
-    return [
-        _scene(Copies(n, (5, 3, 6, 4)[:n], 3, 3, 2)),
-        _scene(Copies(n, (7, 4, 0, 5)[:n], 2, 2, 3, DROPPED)),
-        _scene(Copies(n, (3, 0, 0, 4)[:n], 4, 2, 1, ONE)),
-    ]
+    """All that may travel, one after another."""
+    return [_scene(copies) for copies in travelling(n)]
 
 
 def _scene(copies: Copies) -> Scene:
