@@ -55,6 +55,8 @@ def rows() -> Iterator[Row]:
         yield Row(f"redraw of chapter 07's explorer, the worst move of every control, {when}", (seconds,), at_most=0.040)
     for when, seconds in _worst(show.expert.explorer()):
         yield Row(f"redraw of chapter 08's explorer, the worst move of every control, {when}", (seconds,), at_most=0.040)
+    for when, seconds in _worst(show.mfu.explorer()):
+        yield Row(f"redraw of chapter 09's explorer, the worst move of every control, {when}", (seconds,), at_most=0.040)
     for what, setting in (("", {}), (", 8 ranks, 32 micro-batches", {"p": 8, "m": 32})):
         for when, seconds in _worst(show.pipeline.explorer().set(**setting)):
             yield Row(f"redraw of chapter 05's explorer{what}, the worst move, {when}", (seconds,), at_most=0.040)

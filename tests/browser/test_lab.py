@@ -30,6 +30,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_06_explorer": ("06_tensor", "import show", "tensor.explorer("),
     "chapter_07_explorer": ("07_context", "import show", "context.explorer("),
     "chapter_08_explorer": ("08_expert", "import show", "expert.explorer("),
+    "chapter_09_explorer": ("09_mfu", "import show", "mfu.explorer("),
 }
 
 
@@ -289,6 +290,36 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         explorer.move(model, -1)
         explorer.drag(stages, -300)
         assert explorer.status().startswith("Not possible: batch=15360 is not a multiple of dp·microbatch = 2048·1")
+
+
+def test_the_explorer_of_chapter_09_follows_and_says_what_is_not_possible(chapters):
+    with chapters.pictured(name := "chapter_09_explorer"):
+        explorer = explorer_in(chapters, name)
+        model, cluster, precision, sequences, length, recompute, flash, tensor, data, convention = explorer.controls()
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(convention),
+            lambda: explorer.move(convention, -1),
+            lambda: explorer.move(flash),
+            lambda: explorer.move(recompute, 2),
+            lambda: explorer.move(tensor),
+            lambda: explorer.drag(data, -60),
+            lambda: explorer.move(sequences),
+            lambda: explorer.drag(length, -60),
+            lambda: explorer.move(cluster),
+            lambda: explorer.move(model),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to another convention and back
+        assert lines[0].startswith("llama3-8b, h100-dgx, TP 1 × DP 64, 1 × 8,192 tokens a DP rank: MFU 62.6% (full)")
+        assert "Limit: computing" in lines[0]
+        assert "(causal)" in lines[1]
+        assert "flash attention on gives 10,700 tokens/s" in lines[3]
+        assert "TP 2 × DP 64" in lines[5]
+        assert "h200-dgx" in lines[9]
+        assert lines[10].startswith("megatron-22b, ") or lines[10].startswith("Does not fit: megatron-22b, ")
+        explorer.move(cluster, -4)
+        explorer.move(precision)
+        assert explorer.status().startswith("Not possible: one core multiplies no faster in 8 bits: take bf16")
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

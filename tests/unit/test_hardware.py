@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks import theory
+from manyranks.theory import hardware
 from manyranks.theory.hardware import Link, fat_tree_bisection, fit_link, torus_bisection
 
 LINK = Link("test", 10e-6, 1e9)
@@ -74,3 +75,76 @@ def test_training_takes_six_flops_a_parameter_and_token():
     assert theory.flops.training(175e9, 300e9) == pytest.approx(3.15e23)
     with pytest.raises(ValueError, match="tokens=-1"):
         theory.flops.training(1, -1)
+
+
+# Devices and their peaks -------------------------------------------------------------------------------------------------
+
+DEVICES = {
+    "NVIDIA H100 80GB HBM3": "H100 SXM",
+    "NVIDIA H100 PCIe": "H100 PCIe",
+    "NVIDIA H200": "H200 SXM",
+    "NVIDIA A100-SXM4-80GB": "A100-80GB SXM",
+    "NVIDIA A100-SXM4-40GB": "A100-40GB SXM",
+    "A100-SXM4-40GB": "A100-40GB SXM",
+    "NVIDIA A100-PCIE-40GB": "A100-40GB PCIe",
+    "NVIDIA A100 80GB PCIe": "A100-80GB PCIe",
+    "Tesla V100-SXM2-32GB": "V100 SXM2",
+    "NVIDIA H800": "H800 SXM",
+    "NVIDIA H20": "H20",
+    "NVIDIA B200": "B200 (HGX)",
+    "NVIDIA GB200": "GB200 (per GPU)",
+    "AMD Instinct MI300X": "MI300X",
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_an_accelerator_is_found_by_the_name_that_its_driver_gives_it(name):
+    assert hardware.of_device(name) is theory.accelerators[DEVICES[name]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100 NVL",
+        "NVIDIA H200 NVL",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA H800 PCIe",
+        "cpu",
+        "",
+    ],
+)
+def test_an_unknown_device_is_not_guessed(name):
+    assert hardware.of_device(name) is None
+
+
+def test_peaks_are_those_of_the_data_sheets_without_sparsity():
+    def tflops(name):
+        return [(flops := hardware.peak(theory.accelerators[name], dtype)) and flops / 1e12 for dtype in hardware.DTYPES]
+
+    assert tflops("A100-80GB SXM") == [312, 312, None, 156, 19.5, 19.5]
+    assert tflops("H100 SXM") == [989, 989, 1978, 494.5, 67, 67]
+    assert tflops("V100 SXM2") == [None, 125, None, None, 15.7, 7.8]
+    assert tflops("TPU v5e") == [197, None, None, None, None, None]
+    assert tflops("B300")[3:] == [None, None, None]
+
+
+def test_a_chip_has_half_of_its_bfloat16_peak_in_tf32():
+    for row in theory.published.rows("peaks"):
+        if row["dtype"] == "tf32":
+            half = theory.accelerators[row["device"]].flops / 2e12
+            assert float(row["tflops"]) == pytest.approx(half, rel=0.03), row  # HGX B200: 2.2 PFLOP/s are printed for 2.25
+        assert row["dtype"] in hardware.DTYPES
+        assert row["source"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: hardware.of_device(0), "name=0: give the text"),
+        (lambda: hardware.peak(theory.accelerators["H20"], "bf16"), "dtype='bf16': did you mean 'float16'|'bfloat16'"),
+    ],
+)
+def test_devices_and_dtypes_that_cannot_be_are_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

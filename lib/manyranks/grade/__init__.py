@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "context",
     "data_parallel",
     "expert",
+    "mfu",
     "pipeline",
     "tensor",
     "zero",

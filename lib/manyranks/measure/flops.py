@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -20,18 +21,39 @@ def _attention_backward(grad_shape, query_shape, key_shape, value_shape, *args, 
     return sdpa_backward_flop_count(grad_shape, query_shape, key_shape, value_shape)
 
 
+def _product(first_shape, second_shape, *args, out_shape=None, **kwargs) -> int:
+    """The second may be a vector; of a batch, or of groups of rows or columns, each has a matrix of its own."""
+    vector, columns_in_groups = len(second_shape) == 1, len(first_shape) > len(second_shape) > 1
+    rows = first_shape[-2:] if columns_in_groups else first_shape
+    return 2 * math.prod(rows) * (1 if vector else second_shape[-1])
+
+
 def _added_product(sum_shape, first_shape, second_shape, *args, out_shape=None, **kwargs) -> int:
-    return 2 * math.prod(first_shape) * second_shape[-1]
+    return _product(first_shape, second_shape)
 
 
 _LEFT_OUT = {
+    _aten.mv: _product,
+    _aten.dot: _product,
+    _aten._grouped_mm: _product,
+    _aten.addmv: _added_product,
+    _aten.addbmm: _added_product,
     _aten.addmm_: _added_product,
     _aten.baddbmm_: _added_product,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
-_FLOPS = {**flop_registry, **{operator: shape_wrapper(count) for operator, count in _LEFT_OUT.items()}}
+FORMULAS = {**flop_registry, **{operator: shape_wrapper(count) for operator, count in _LEFT_OUT.items()}}
 LOOKUPS = {f"aten::{name}" for name in ("index", "index_select", "embedding", "gather", "take")}
+
+
+class Operator(NamedTuple):
+    """One operator that ran. shapes: of the tensors among its arguments; flops, bytes: as WorkCounter counts them."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    flops: int
+    bytes: int
 
 
 class WorkCounter(TorchDispatchMode):
@@ -45,24 +67,40 @@ class WorkCounter(TorchDispatchMode):
     a part of an argument (x[i] = y), and what leaves an argument unread (fill_, copy_).
     """
 
-    def __init__(self):
+    def __init__(self, operators: list[Operator] | None = None):
         super().__init__()
         self.flops = self.bytes = 0
+        self._operators = operators  # where each is noted
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs, before = kwargs or {}, self.bytes
-        if _is_composite(func):  # has the FLOPs of its parts, and moves what it moves as a whole
+        kwargs, before = kwargs or {}, (self.flops, self.bytes, len(self._operators or ()))
+        if is_composite(func):  # has the FLOPs of its parts, and moves what it moves as a whole
             with self:
                 out = func.decompose(*args, **kwargs)
-            self.bytes = before
+            self.bytes = before[1]
         else:
             out = func(*args, **kwargs)
-            if count := _FLOPS.get(func._overloadpacket):
+            if count := FORMULAS.get(func._overloadpacket):
                 self.flops += count(*args, **kwargs, out_val=out)
-        if _moves(func):
+        if moves(func):
             source, rest = (out, args[1:]) if func._schema.name in LOOKUPS else ((), args)
             self.bytes += sum(map(touched_bytes, _tensors((source, rest, kwargs, out))))
+        if self._operators is not None:
+            shapes = tuple(tuple(x.shape) for x in _tensors((args, kwargs)))
+            done = Operator(func._schema.name, shapes, self.flops - before[0], self.bytes - before[1])
+            self._operators[before[2] :] = [done] if done.flops or done.bytes else []  # in place of a composition's parts
         return out
+
+
+def operators(function: Callable, *args, **kwargs) -> list[Operator]:
+    """Calls the function; what each operator did that computed or moved something, in the order in which they ran.
+
+    One that PyTorch composes of others stands for its parts.
+    """
+    found: list[Operator] = []
+    with WorkCounter(found):
+        function(*args, **kwargs)
+    return found
 
 
 def as_one_operator(function: Callable) -> Callable:
@@ -101,13 +139,13 @@ def touched_bytes(x: torch.Tensor) -> int:
 
 
 @functools.cache
-def _is_composite(func) -> bool:
+def is_composite(func) -> bool:
     """Whether PyTorch has it as a composition of others: silu_backward; in inference mode also linear, matmul and so on."""
     return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 @functools.cache
-def _moves(func) -> bool:
+def moves(func) -> bool:
     """Whether the operator touches its tensors' memory: not views, not allocations, not communication."""
     view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
     name = func._schema.name.removeprefix("aten::")

@@ -45,6 +45,10 @@ class Bars:
     def moving(self) -> list[Artist]:
         return [self._band, *self._boxes.values(), self._limit, self._labels.artist]
 
+    def hide(self, part: str) -> None:
+        """Leaves the room of this part empty: a waterfall's bars begin after what came before."""
+        self._boxes.pop(part).remove()
+
     def update(
         self,
         bars: Sequence[Mapping[str, float]],

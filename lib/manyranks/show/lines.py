@@ -34,9 +34,9 @@ def curves(
         marker = style.MARKERS[number % len(style.MARKERS)]
         axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=5, markevery=max(1, len(points) // 8))
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale="log", yscale="log" if ylog else "linear")
-    axes.set_xticks(at := _powers(axes.get_xlim()) if xticks is None else xticks, [xunit(x) for x in at])
+    axes.set_xticks(at := powers(axes.get_xlim()) if xticks is None else xticks, [xunit(x) for x in at])
     if ylog:
-        axes.set_yticks(at := _powers(axes.get_ylim()), [yunit(y) for y in at])
+        axes.set_yticks(at := powers(axes.get_ylim()), [yunit(y) for y in at])
     else:
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda y, _: yunit(y))
@@ -45,10 +45,10 @@ def curves(
     return fig
 
 
-def _powers(limits: tuple[float, float]) -> list[float]:
-    """Powers of ten inside the limits; of many every second or third one, and if there is one at most, 1, 2, 5, 10, 20, …"""
+def powers(limits: tuple[float, float], least: int = 2) -> list[float]:
+    """Powers of ten inside the limits; of many every second or third one, and if there are fewer than `least`, 1, 2, 5, 10, …"""
     low, high = ceil(log10(limits[0])), floor(log10(limits[1]))
-    if low < high:
+    if high - low + 1 >= least:
         return [10.0**k for k in range(low, high + 1, max(1, ceil((high - low + 1) / _MOST)))]
     ticks = (digit * 10.0**k for k in range(low - 1, high + 1) for digit in (1, 2, 5))
     return [tick for tick in ticks if limits[0] <= tick <= limits[1]]

@@ -1,6 +1,7 @@
-"""Bytes, seconds and rates as people read them. Everything below show/ keeps plain numbers."""
+"""Bytes, seconds, FLOPs and rates as people read them. Everything below show/ keeps plain numbers."""
 
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_FLOPS = tuple((10.0**power, f"{letter}FLOP") for power, letter in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")))
 _TIMES = ((365.25 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -14,6 +15,16 @@ def rate(per_second: float) -> str:
     return f"{size(per_second)}/s"
 
 
+def flops(count: float) -> str:
+    """7.2e10 -> "72 GFLOP"."""
+    return _scaled(count, _FLOPS, "FLOP")
+
+
+def flop_rate(per_second: float) -> str:
+    """9.89e14 -> "989 TFLOP/s"."""
+    return f"{flops(per_second)}/s"
+
+
 def duration(seconds: float) -> str:
     """0.0032 -> "3.2 ms"."""
     return _scaled(seconds, _TIMES, "ns", 1e-9)
@@ -22,11 +33,11 @@ def duration(seconds: float) -> str:
 def _scaled(value: float, units: tuple, smallest: str, base: float = 1.0) -> str:
     for unit, name in units:
         if abs(value) >= unit * 0.9995:
-            return f"{_short(value / unit)} {name}"
-    return f"{_short(value / base)} {smallest}"
+            return f"{short(value / unit)} {name}"
+    return f"{short(value / base)} {smallest}"
 
 
-def _short(value: float) -> str:
-    """Three significant digits, without zeros that say nothing."""
+def short(value: float) -> str:
+    """1234.5 -> "1,234", 0.12345 -> "0.123": three significant digits, without zeros that say nothing."""
     text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return text.rstrip("0").rstrip(".") if "." in text else text

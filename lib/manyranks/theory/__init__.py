@@ -25,6 +25,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "pipeline",
     "planner",
     "published",
+    "roofline",
     "sharding",
     "stages",
     "step",

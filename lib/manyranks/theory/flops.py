@@ -33,6 +33,7 @@ CONVENTIONS = Named(
         # Its hardware FLOPs print s/3h; counting the core's forward once more gives 2s/9h.
         "korthikanti": Convention(1, core_again=3, source="72BLsh²(1 + s/6h + V/12hL), s/3h; arXiv 2205.05198, appendix A"),
         "megatron-sc21": Convention(1, source="96BLsh²(1 + s/6h + V/16Lh), full recomputation; arXiv 2104.04473, eq. 3"),
+        "torchtitan": Convention(1, everything=True, source="6(N − embedding) + 12Lhs; torchtitan models/utils.py (01c01c88)"),
         "nemo": Convention(0.5, everything=True, source="6(N − embedding) + 6Lhs; NeMo performance_summary.md"),
     },
 )
@@ -135,13 +136,20 @@ def per_token(shape: ModelShape, seq: int, convention: str = "full") -> float:
     return 6 * (shape.active_parameters - only_read) + 3 * parts.core
 
 
-def hardware_per_token(shape: ModelShape, seq: int, recompute: str = "none", convention: str = "full") -> float:
-    """As per_token, with what recomputation ("none", "selective", "full") runs a second time."""
+def hardware_per_token(
+    shape: ModelShape, seq: int, recompute: str = "none", convention: str = "full", flash: bool = False
+) -> float:
+    """As per_token, with what recomputation ("none", "selective", "full") runs a second time.
+
+    flash: whether attention is one fused kernel. It keeps no scores and computes them again in its own backward, whatever else
+    is recomputed: five products instead of four, which is half a forward of the core more. PyTorch's FlopCounterMode counts
+    so, too. Source: arXiv 2307.08691, section 3.1.2.
+    """
     parts = forward(shape, seq, CONVENTIONS[convention].attention)
     extra = {"none": 0.0, "selective": CONVENTIONS[convention].core_again * parts.core, "full": parts.layers}
     if recompute not in extra:
         raise ValueError(f"recompute={recompute!r}: {nearest(recompute, extra)}")
-    return per_token(shape, seq, convention) + extra[recompute]
+    return per_token(shape, seq, convention) + extra[recompute] + (parts.core / 2 if flash else 0.0)
 
 
 def mfu(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: float, convention: str = "full") -> float:
@@ -163,10 +171,11 @@ def hfu(
     peak: float,
     recompute: str = "none",
     convention: str = "full",
+    flash: bool = False,
 ) -> float:
     """Hardware FLOPs utilisation: as mfu, counting what is computed twice. Source: arXiv 2204.02311, section 4.1."""
     share = mfu(shape, seq, tokens_per_second, gpus, peak, convention)
-    return share * hardware_per_token(shape, seq, recompute, convention) / per_token(shape, seq, convention)
+    return share * hardware_per_token(shape, seq, recompute, convention, flash) / per_token(shape, seq, convention)
 
 
 def training(parameters: float, tokens: float) -> float:

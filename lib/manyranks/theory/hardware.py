@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manyranks.theory import published
-from manyranks.theory.names import Named
+from manyranks.theory.names import Named, nearest
 
 GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 
@@ -99,7 +99,13 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 # The row of max_achievable_matmul.csv that was measured on the same chip.
-_MEASURED_ON = {"A100-40GB SXM": "A100 SXM", "A100-80GB SXM": "A100 SXM", "H200 SXM": "GH200", "H800 SXM": "H100 SXM"} | {
+_MEASURED_ON = {
+    "A100-40GB SXM": "A100 SXM",
+    "A100-80GB SXM": "A100 SXM",
+    "A100-40GB PCIe": "A100 SXM",
+    "A100-80GB PCIe": "A100 SXM",
+    "H200 SXM": "GH200",
+    "H800 SXM": "H100 SXM",
     "H20": "H100 SXM",
     "H100 PCIe": "H100 SXM",
     "B200 (HGX)": "B200",
@@ -138,6 +144,60 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         reached,
         next((flops / ratio for chip, ratio in _PER_SPECIAL.items() if name.startswith(chip)), 0.0),
     )
+
+
+# What torch.cuda.get_device_name says, without "NVIDIA " or "Tesla " before it. A part of a chip (MIG) has another name.
+_DEVICES = {
+    "V100-SXM2-32GB": "V100 SXM2",
+    "A100-SXM4-40GB": "A100-40GB SXM",
+    "A100-SXM4-80GB": "A100-80GB SXM",
+    "A100-PCIE-40GB": "A100-40GB PCIe",
+    "A100 80GB PCIe": "A100-80GB PCIe",
+    "H100 80GB HBM3": "H100 SXM",
+    "H100 PCIe": "H100 PCIe",
+    "H200": "H200 SXM",
+    "H800": "H800 SXM",
+    "H20": "H20",
+    "B200": "B200 (HGX)",
+    "GB200": "GB200 (per GPU)",
+    "AMD Instinct MI300X": "MI300X",
+}
+DTYPES = ("bfloat16", "float16", "float8", "tf32", "float32", "float64")
+
+
+def of_device(name: str) -> Accelerator | None:
+    """The accelerator that torch.cuda.get_device_name() calls so; None for one whose figures are not in the table.
+
+    Names are compared whole: an "NVIDIA H100 NVL", or a slice of an H100, is another device than the "NVIDIA H100 PCIe".
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"name={name!r}: give the text that torch.cuda.get_device_name() returns")
+    chip = _DEVICES.get(name.strip().removeprefix("NVIDIA ").removeprefix("Tesla "))
+    return _accelerators()[chip] if chip else None
+
+
+def peak(accelerator: Accelerator, dtype: str) -> float | None:
+    """Dense FLOP/s of matrix products in one of DTYPES, as the data sheet has it; None where no figure is confirmed.
+
+    "float32" is true single precision, which torch uses for float32 matrices on CUDA unless TF32 is allowed; "float64" is that
+    of the matrix cores. Source of each figure: published/peaks.csv, and the accelerator's own. Raises ValueError for other
+    names.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
+    chip, flops = accelerator.name, accelerator.flops
+    if dtype == "bfloat16":
+        return None if chip.startswith("V100") else flops
+    if dtype == "float16":  # at the rate of bfloat16, but a TPU has only that
+        return None if chip.startswith("TPU") else flops
+    if dtype == "float8":
+        return accelerator.flops_fp8 if accelerator.flops_fp8 > flops else None
+    return _peaks().get((chip, dtype))
+
+
+@functools.cache
+def _peaks() -> dict[tuple[str, str], float]:
+    return {(row["device"], row["dtype"]): float(row["tflops"]) * TFLOPS for row in published.rows("peaks")}
 
 
 # α: a hop of a ring in NCCL's own cost model (src/graph/tuning.cc, hwLat, protocol Simple, the one for large messages).

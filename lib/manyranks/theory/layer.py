@@ -184,3 +184,8 @@ def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
         unquantised("head", T, columns, shape.hidden, plan),
         moved("head", T * columns, 14),
     ]
+
+
+def embedding(shape: ModelShape, plan: Plan) -> Kernel:
+    """A row for each token, read and written; backward moves twice as much."""
+    return moved("embedding", tokens(plan) * shape.hidden, 4)

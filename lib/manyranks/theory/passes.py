@@ -131,8 +131,7 @@ def _head(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constant
 
 def _embedding(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants) -> Both:
     plan = plan_of(local)
-    rows = [kernels.moved("embedding", layer.tokens(plan) * shape.hidden, 4)]
-    once = _seconds(rows, cluster, constants)
+    once = _seconds([layer.embedding(shape, plan)], cluster, constants)
     tensor = traffic.embedding(shape, plan, cluster, constants)
     return Both(Pass(once, tensor[0]), Pass(2 * once, tensor[1]))
 

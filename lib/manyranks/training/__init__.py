@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "progress",
     "tensor_styles",
     "trainer",
+    "utilisation",
     GPT="gpt",
     GPTConfig="config",
     Trainer="trainer",

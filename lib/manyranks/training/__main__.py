@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(str(error))
     from manyranks.training.progress import terminal
 
-    result = run(gpt, training, folder, every, chosen.resume, terminal())
+    result = run(gpt, training, folder, every, chosen.resume, terminal(), chosen.mfu)
     if os.environ.get("RANK", "0") == "0":
         print(_summary(result, training))
 
@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--every", type=int, metavar="N", help="save each N steps, too")
     parser.add_argument(
         "--resume", action="store_true", help="go on from the newest checkpoint in FOLDER"
+    )
+    parser.add_argument(
+        "--mfu", action="store_true", help="say how much of the ranks' FLOP/s the run has used"
     )
     return parser
 
@@ -185,6 +188,12 @@ def _summary(result, training: TrainingConfig) -> str:
     lines.append(
         f"  held-out text {result.held_out:.3f}, after {steps} steps in {result.seconds:.1f} s"
     )
+    if used := result.utilisation:
+        lines.append(
+            f"  {used.tokens_per_second:,.0f} tokens/s: MFU {used.mfu():.1%}, HFU {used.hfu():.1%} "
+            f"of {used.peak.flops / 1e9:,.0f} GFLOP/s in {used.peak.dtype} ({used.peak.device}, "
+            f"{used.peak.source})"
+        )
     return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ from manyranks.training import checkpoint, corpus, progress
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.gpt import GPT, loss
 from manyranks.training.parallelize import Wrapper, parallelize
+from manyranks.training.utilisation import Utilisation, peak_of_ranks
 
 _LOWEST = 0.1  # of the learning rate, at the end
 
@@ -32,6 +33,7 @@ class Result(NamedTuple):
     seconds: float  # that the steps took, with their checkpoints
     parameters: int
     ranks: int
+    utilisation: Utilisation | None = None  # where it was asked for
 
 
 class Trainer:
@@ -163,11 +165,13 @@ def train(
     every: int | None = None,
     resume: bool = False,
     terminal: str | None = None,
+    utilisation: bool = False,
 ) -> Result:
     """A whole run, as each rank calls it: world.run(train, GPTConfig(), TrainingConfig()).
 
     folder: of its checkpoints, one after so many steps and one at the end; with resume, the
     newest is where it starts. terminal: the name of the one that rank 0 shows progress on.
+    utilisation: also measure what the ranks can do, and say how much of it the run has used.
     Raises ValueError for resume without a folder.
     """
     if resume and folder is None:
@@ -183,7 +187,17 @@ def train(
                 trainer.save(folder)
     seconds = time.perf_counter() - started
     parameters = sum(parameter.numel() for parameter in trainer.model.module.parameters())
-    return Result(losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks)
+    used = _used(trainer, len(losses) / seconds) if utilisation and losses else None
+    return Result(losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks, used)
+
+
+def _used(trainer: Trainer, steps_per_second: float) -> Utilisation:
+    gpt, training = trainer.gpt, trainer.training
+    tokens = training.batch * gpt.seq * steps_per_second
+    whole = peak_of_ranks(
+        trainer.device, torch.bfloat16 if training.bf16 else torch.float32, trainer.group
+    )
+    return Utilisation(gpt.shape(), gpt.seq, tokens, whole, training.recompute, not gpt.dropout)
 
 
 def learning_rate(step: int, training: TrainingConfig) -> float:

@@ -1,6 +1,7 @@
 """Waits for the ranks' replies and notices at once when something is wrong."""
 
 import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from manyranks.world import messages, watch
@@ -149,3 +150,31 @@ def _stuck(before: watch.Whereabouts | None, after: watch.Whereabouts | None, se
     if before is None or after is None or after.blocked is None or not after.running:
         return False
     return before.progress() == after.progress() and after.cpu - before.cpu < _IDLE * seconds
+
+
+def agree(outcome: Outcome) -> bool:
+    """Whether the group is as fresh: every collective issued by all of its ranks, every message received."""
+    replies = {rank: reply for rank, (reply, _) in outcome.replies.items()}
+    if any(reply.broken for reply in replies.values()):
+        return False
+    collectives: dict[str, set[int]] = defaultdict(set)
+    unreceived: Counter = Counter()
+    for rank, reply in replies.items():
+        for group in reply.members:
+            collectives[group].add(reply.counts[group])
+        for key, count in reply.counts.items():
+            if isinstance(key, tuple):
+                group, op, peer, _ = key
+                unreceived[group, peer if op == "send" else rank] += count if op == "send" else -count
+    same = all(len(counts) == 1 for counts in _whole(collectives, replies))
+    return same and not any(unreceived.values())
+
+
+def _whole(collectives: dict[str, set[int]], replies: dict) -> list[set[int]]:
+    """The counts of each group, with 0 for members that did not meet it in this run."""
+    members = {group: ranks for reply in replies.values() for group, ranks in reply.members.items()}
+    for group, ranks in members.items():
+        for rank in ranks:
+            if rank in replies and group not in replies[rank].members:
+                collectives[group].add(0)
+    return list(collectives.values())

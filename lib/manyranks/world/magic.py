@@ -5,11 +5,12 @@ import re
 from manyranks.world import cells, limits
 from manyranks.world.errors import WorldError
 from manyranks.world.local import the_forkserver
+from manyranks.world.recording import wanted
 from manyranks.world.world import newest
 
-_USAGE = "use %%ranks, %%ranks 0,2 or %%ranks --measure NAME (with --flops or --memory, to count these, too)"
+_USAGE = "use %%ranks, %%ranks 0,2 or %%ranks --measure NAME (with --flops or --memory, to count these, too, or --profile)"
 _LINE = re.compile(
-    r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*(--measure\s+(?P<name>[A-Za-z_]\w*)(?P<counts>(\s+--(flops|memory))*))?\s*"
+    r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*(--measure\s+(?P<name>[A-Za-z_]\w*)(?P<counts>(\s+--(flops|memory|profile))*))?\s*"
 )
 
 
@@ -32,5 +33,5 @@ def _ranks(shell, line: str, cell: str) -> None:
     if options["name"] is None:
         newest().run_cell(source, name, chosen)
     else:
-        counts = frozenset(options["counts"].replace("--", "").split())
+        counts = wanted(**dict.fromkeys(options["counts"].replace("--", "").split(), True))
         shell.user_ns[options["name"]] = newest().measure_cell(source, name, chosen, counts)

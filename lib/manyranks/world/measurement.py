@@ -3,11 +3,15 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
+from manyranks.measure.budget import Budget, budget
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
+from manyranks.measure.intervals import outside
+from manyranks.measure.profile import Profile
 from manyranks.theory import collectives
 from manyranks.theory.charges import ClusterCosts
 from manyranks.theory.cluster import Cluster
@@ -15,6 +19,7 @@ from manyranks.timeline import Program, Span, Timeline, replay
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
 from manyranks.world import cells, programs
 from manyranks.world.recording import Recording
+from manyranks.world.waits import waits_of
 
 # The algorithm whose bytes are an operation's nominal ones; those of broadcast and reduce are gloo's.
 _NOMINAL = {"broadcast": "tree", "scatter": "naive", "gather": "naive"}
@@ -27,7 +32,8 @@ class Measurement:
     results: as run() returns; calls: the communication calls of each rank, in the order issued; payload_bytes: payload of each
     rank's own sends, and for a backend's collective the operation's nominal bytes; sent_bytes: what left the process on its
     sockets, or None where the system does not count it; flops, peak_bytes: None unless asked for; divergence: the first
-    place where the ranks' calls do not match, or None; ranks: those that ran; no_bytes: why sent_bytes is None.
+    place where the ranks' calls do not match, or None; profiles: of each rank, None unless asked for; ranks: those that ran;
+    no_bytes: why sent_bytes is None.
     """
 
     ranks: tuple[int, ...]
@@ -38,6 +44,7 @@ class Measurement:
     flops: dict[int, int] | None
     peak_bytes: dict[int, int] | None
     divergence: str | None
+    profiles: dict[int, Profile] | None
     no_bytes: str | None
     _recordings: dict[int, Recording]
 
@@ -51,12 +58,22 @@ class Measurement:
         spans: list[Span] = []
         for rank, recording in self._recordings.items():
             waits = [(event.started, event.finished) for event in recording.journal if event.waits]
-            for start, end in _outside(waits, recording.started, recording.finished):
+            for start, end in outside(waits, recording.started, recording.finished):
                 spans.append(Span(rank, COMPUTE, "compute", start - zero, end - zero))
             for call in self.calls[rank]:
                 end = recording.finished if call.finished is None else call.finished
                 spans.append(Span(rank, COMMUNICATION, describe(call), call.started - zero, end - zero))
         return Timeline(tuple(spans))
+
+    @cached_property
+    def budgets(self) -> dict[int, Budget]:
+        """Where each rank's time went: matmul, other operators, communication, waiting, Python; in seconds.
+
+        Raises ValueError where the run was not measured with profile=True.
+        """
+        if self.profiles is None:
+            raise ValueError("this run has no budgets: measure it with profile=True")
+        return {rank: budget(self.profiles[rank], waits) for rank, waits in waits_of(self.calls, self._recordings).items()}
 
     @cached_property
     def program(self) -> Program:
@@ -114,6 +131,7 @@ def measurement(results: list, recordings: dict[int, Recording]) -> Measurement:
         flops=_of("flops", recordings),
         peak_bytes=_of("peak_bytes", recordings),
         divergence=first_divergence(calls),
+        profiles=_of("profile", recordings),
         no_bytes=no_bytes,
         _recordings=recordings,
     )
@@ -133,20 +151,10 @@ def payload(call: Call, rank: int) -> int:
     return sent[call.ranks.index(rank)]
 
 
-def _of(name: str, recordings: dict[int, Recording]) -> dict[int, int] | None:
+def _of(name: str, recordings: dict[int, Recording]) -> dict[int, Any] | None:
     values = {rank: getattr(recording, name) for rank, recording in recordings.items()}
     return None if None in values.values() else values
 
 
 def _readable(call: Call) -> Call:
     return dataclasses.replace(call, where=cells.label(call.where))
-
-
-def _outside(waits: list[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:
-    """The parts of start … end that no wait covers."""
-    parts, at = [], start
-    for began, ended in sorted(waits):
-        if began > at:
-            parts.append((at, began))
-        at = max(at, ended)
-    return [*parts, (at, end)] if end > at else parts

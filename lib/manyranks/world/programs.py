@@ -70,11 +70,12 @@ def _sizes(calls: Calls) -> dict[tuple, int]:
     for rank, issued in calls.items():
         for call in issued:
             if call.op != "recv":
-                sizes[_key(call, rank)] = max(sizes.get(_key(call, rank), 0), whole_bytes(call))
+                sizes[key_of(call, rank)] = max(sizes.get(key_of(call, rank), 0), whole_bytes(call))
     return sizes
 
 
-def _key(call: Call, rank: int) -> tuple:
+def key_of(call: Call, rank: int) -> tuple:
+    """The same for every rank of a collective, and for both ends of a message."""
     if call.op in ("send", "recv"):
         source, to = (rank, call.peer) if call.op == "send" else (call.peer, rank)
         return source, to, call.group, call.tag, call.sequence
@@ -106,7 +107,7 @@ def _instructions(issued: list[Call], recording: Recording, rank: int, sizes: di
 def _issue(call: Call, rank: int, sizes: dict[tuple, int]) -> Instruction:
     if call.op in ("send", "recv") and call.peer is None:
         raise ValueError(f"{call.op} #{call.sequence} of rank {rank} may come from any rank: name its source to replay it")
-    size = sizes.get(_key(call, rank), call.bytes)
+    size = sizes.get(key_of(call, rank), call.bytes)
     if call.op == "send":
         return Send(call.peer, size, (call.group, call.tag), call.number)
     if call.op == "recv":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from manyranks.measure import flops, memory, wire
 from manyranks.measure.calls import Call, Event, Recorder
+from manyranks.measure.profile import Profile, profiled
 
 
 @dataclass
@@ -21,10 +22,18 @@ class Recording:
     no_bytes: str | None = None  # why sent_bytes is None
     flops: int | None = None
     peak_bytes: int | None = None
+    profile: Profile | None = None
+
+
+def wanted(flops: bool = False, memory: bool = False, profile: bool = False) -> frozenset[str]:
+    """The names of what is asked for. Raises ValueError for a profile together with what would show in it."""
+    if profile and (flops or memory):
+        raise ValueError("profile=True with flops or memory: counting takes time, which would show; measure twice")
+    return frozenset(name for name, on in (("flops", flops), ("memory", memory), ("profile", profile)) if on)
 
 
 def record(recorder: Recorder, wanted: frozenset | None, function, args: tuple, kwargs: dict):
-    """Calls the function; returns its result and, where something is wanted, the Recording. wanted: of "flops", "memory"."""
+    """Calls the function; returns its result and, where something is wanted, the Recording. wanted: as wanted() returns it."""
     if wanted is None:
         return function(*args, **kwargs), None
     with contextlib.ExitStack() as modes:
@@ -33,8 +42,12 @@ def record(recorder: Recorder, wanted: frozenset | None, function, args: tuple, 
         recorder.start(everything=True, work=counter and (lambda: (counter.flops, counter.bytes)))
         before = wire.counters()
         recording = Recording(started=time.perf_counter())
-        result = function(*args, **kwargs)
-        recording.finished = time.perf_counter()
+        if "profile" in wanted:
+            result, profile = profiled(function, *args, **kwargs)
+            recording.profile, recording.started, recording.finished = profile, profile.started, profile.finished
+        else:
+            result = function(*args, **kwargs)
+            recording.finished = time.perf_counter()
     recorder.settle()
     recording.calls, recording.journal = list(recorder.calls), recorder.journal
     recording.no_bytes = wire.unavailable()

@@ -8,13 +8,13 @@ import threading
 import time
 import warnings
 import weakref
-from collections import Counter, defaultdict
 
 from manyranks.measure.divergence import first_divergence
 from manyranks.world import collect, diagnose, limits, messages, tasks
 from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
 from manyranks.world.measurement import Measurement, measurement
 from manyranks.world.output import Output
+from manyranks.world.recording import wanted
 from manyranks.world.team import Team
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
@@ -50,10 +50,12 @@ class World:
         """
         return self._results(self._run(range(self.size), fn, args, kwargs))
 
-    def measure(self, fn, /, *args, flops: bool = False, memory: bool = False, **kwargs) -> Measurement:
-        """As run, and counts: calls, bytes, times; with flops=True and memory=True also these (both slow the run down)."""
-        counts = frozenset(name for name, on in (("flops", flops), ("memory", memory)) if on)
-        return self._measure(range(self.size), fn, args, kwargs, counts)
+    def measure(self, fn, /, *args, flops: bool = False, memory: bool = False, profile: bool = False, **kwargs) -> Measurement:
+        """As run, and counts: calls, bytes, times; with flops=True and memory=True also these (both slow the run down).
+
+        profile=True: where each rank's time went. Raises ValueError for it together with one of the others.
+        """
+        return self._measure(range(self.size), fn, args, kwargs, wanted(flops=flops, memory=memory, profile=profile))
 
     def get(self, name: str) -> list:
         """The value of a variable of the %%ranks cells on each rank."""
@@ -70,7 +72,7 @@ class World:
         self._note_variables()
 
     def measure_cell(self, source: str, name: str, ranks=None, counts: frozenset[str] = frozenset()) -> Measurement:
-        """As run_cell, measured; counts: "flops", "memory" or both, to count these, too."""
+        """As run_cell, measured; counts: as measure's options."""
         result = self._measure(self._checked_ranks(ranks), tasks.run_cell, (source, name), {}, counts)
         self._note_variables()
         return result
@@ -267,32 +269,4 @@ def _read(rank: int, frames: list):
 
 def _usable(outcome: collect.Outcome, team: Team) -> bool:
     """Whether the next run can use the same ranks."""
-    return not outcome.missing and not outcome.deaths and not team.torn and _agree(outcome)
-
-
-def _agree(outcome: collect.Outcome) -> bool:
-    """Whether the group is as fresh: every collective issued by all of its ranks, every message received."""
-    replies = {rank: reply for rank, (reply, _) in outcome.replies.items()}
-    if any(reply.broken for reply in replies.values()):
-        return False
-    collectives: dict[str, set[int]] = defaultdict(set)
-    unreceived: Counter = Counter()
-    for rank, reply in replies.items():
-        for group in reply.members:
-            collectives[group].add(reply.counts[group])
-        for key, count in reply.counts.items():
-            if isinstance(key, tuple):
-                group, op, peer, _ = key
-                unreceived[group, peer if op == "send" else rank] += count if op == "send" else -count
-    same = all(len(counts) == 1 for counts in _whole(collectives, replies))
-    return same and not any(unreceived.values())
-
-
-def _whole(collectives: dict[str, set[int]], replies: dict) -> list[set[int]]:
-    """The counts of each group, with 0 for members that did not meet it in this run."""
-    members = {group: ranks for reply in replies.values() for group, ranks in reply.members.items()}
-    for group, ranks in members.items():
-        for rank in ranks:
-            if rank in replies and group not in replies[rank].members:
-                collectives[group].add(0)
-    return list(collectives.values())
+    return not outcome.missing and not outcome.deaths and not team.torn and collect.agree(outcome)

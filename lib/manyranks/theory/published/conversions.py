@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from manyranks.theory import flops, memory, published
-from manyranks.theory.cluster import clusters
 from manyranks.theory.plan import Plan
-from manyranks.theory.published import context
+from manyranks.theory.published import context, mfu, steps
 from manyranks.theory.shapes import models
 
 STAGES = {"Pos": 1, "Pos+g": 2, "Pos+g+p": 3}
-A100, H100 = (clusters[name].accelerator.flops for name in ("a100-dgx", "h100-dgx"))
 
 
 class Check(NamedTuple):
@@ -59,30 +57,23 @@ def bytes_per_parameter() -> Iterator[Check]:
             yield Check("Megatron-LM bytes a parameter", f"{row['param_dtype']}, ZeRO-{zero}", each, printed, 1e-6)
 
 
-def korthikanti() -> Iterator[Check]:
-    """arXiv 2205.05198, Table 5: MFU and HFU from its own iteration times."""
-    times = {row["model"]: row for row in published.rows("korthikanti_iteration_times")}
-    for row in published.rows("korthikanti_configs"):
-        size = row["model"].split()[0]
-        seconds, gpus, batch = float(times[size]["present_work_s"]), int(row["gpus"]), int(row["global_batch"])
-        speed = batch * int(row["seq"]) / seconds
-        run = (models[f"megatron-{size.lower()}"], int(row["seq"]), speed, gpus, A100)
-        mfu, hfu = 100 * flops.mfu(*run, "korthikanti"), 100 * flops.hfu(*run, "selective", "korthikanti")
-        yield Check("Korthikanti Table 5", f"{size}, MFU %", mfu, float(times[size]["MFU_pct"]), 0.005)
-        yield Check("Korthikanti Table 5", f"{size}, HFU %", hfu, float(times[size]["HFU_pct"]), 0.005)
+# Largest difference of a printed utilisation, as a share of it. Whole percents: half a one, and 41 is printed for 40.4.
+_NEAR = {steps.KORTHIKANTI: 0.005, mfu.PALM: 0.002, mfu.DEEPSEEK: 0.005}
+_POINTS = {steps.SC21: 0.5, steps.LLAMA3: 0.6}
 
 
-def palm() -> Iterator[Check]:
-    """arXiv 2204.02311, Table 3: PaLM's own row, from tokens a second."""
-    row = next(row for row in published.rows("palm_mfu") if row["model"] == "PaLM")
-    run = (models["palm-540b"], 2048, float(row["tok_per_s"]), int(row["chips"]), clusters["tpu-v4"].accelerator.flops)
-    yield Check("PaLM Table 3", "MFU %", 100 * flops.mfu(*run, "palm"), float(row["MFU_pct"]), 0.002)
-    without = 100 * flops.mfu(*run, "parameters")
-    yield Check("PaLM Table 3", "MFU % without attention", without, float(row["MFU_without_attention_pct"]), 0.002)
+def utilisations() -> Iterator[Check]:
+    """The MFU and HFU of published.mfu that papers print, but for those that nothing explains."""
+    for row in mfu.rows():
+        for name, share, printed in (("MFU", row.mfu, row.printed), ("HFU", row.hfu, row.printed_hfu)):
+            if printed and (row.run, name) not in mfu.UNEXPLAINED:
+                tolerance = _NEAR.get(row.paper) or _POINTS[row.paper] / (100 * printed)
+                what = f"{row.run}, {row.convention}" if row.convention else row.run
+                yield Check(row.paper, f"{what}: {name} %", 100 * share, 100 * printed, tolerance)
 
 
 def llama3() -> Iterator[Check]:
-    """arXiv 2407.21783, Tables 3 and 4: parameters, GPUs of each layout, tokens of a batch, MFU in whole numbers."""
+    """arXiv 2407.21783, Tables 3 and 4: parameters, GPUs of each layout, tokens of a batch."""
     exact = {"8B": 8_030_261_248, "70B": 70_553_706_496, "405B": 405_853_388_800}
     for size, parameters in exact.items():
         yield Check("Llama 3 Table 3", f"{size}, parameters", models[f"llama3-{size.lower()}"].parameters, parameters, 0.0)
@@ -92,19 +83,15 @@ def llama3() -> Iterator[Check]:
         plan = Plan(**degrees, seq=int(row["seq"]), batch=degrees["dp"] * int(row["batch_per_dp"]), virtual=8)
         yield Check("Llama 3 Table 4", f"{name}: GPUs", plan.gpus, gpus, 0.0)
         yield Check("Llama 3 Table 4", f"{name}: tokens", plan.tokens, 2**24, 0.0)
-        printed = float(row["MFU_pct"])
-        mfu = 100 * float(row["tflops_per_gpu"]) * 1e12 / H100
-        yield Check("Llama 3 Table 4", f"{name}: MFU %", mfu, printed, 0.6 / printed)
 
 
 def deepseek() -> Iterator[Check]:
-    """ "Insights into DeepSeek-V3", Table 4: FLOP/s and MFU, with the whole score matrix and with its causal half."""
+    """ "Insights into DeepSeek-V3", Table 4: FLOP/s with the whole score matrix and with its causal half; parameters."""
     table = {row["metric"]: float(row["MPFT"]) for row in published.rows("deepseek_isca_step_breakdown")}
-    shape, tokens = models["deepseek-v3"], 15360 * 4096 / table["time/step (s)"]
-    for kind, convention in (("non-causal", "full"), ("causal", "causal")):
-        each = flops.per_token(shape, 4096, convention) * tokens / 2048
-        yield Check("DeepSeek-V3 (ISCA'25)", f"TFLOP/s, {kind}", each / 1e12, table[f"TFLOPS {kind}"], 0.005)
-        yield Check("DeepSeek-V3 (ISCA'25)", f"MFU %, {kind}", 100 * each / H100, table[f"MFU {kind} %"], 0.005)
+    shape = models["deepseek-v3"]
+    for row in mfu.deepseek():
+        each = flops.per_token(shape, 4096, row.convention) * row.tokens_per_second / row.chips
+        yield Check(mfu.DEEPSEEK, f"TFLOP/s, {row.run}", each / 1e12, table[f"TFLOPS {row.run}"], 0.005)
     yield Check("DeepSeek-V3 Table 1", "parameters, B", shape.parameters / 1e9, 671, 0.005)
     yield Check("DeepSeek-V3 Table 1", "active parameters, B", shape.active_parameters / 1e9, 37.55, 0.0005)
     without = (shape.active_parameters - shape.embedding_parameters) / 1e9
@@ -124,8 +111,7 @@ def ring_attention() -> Iterator[Check]:
 TABLES: tuple[Callable[[], Iterator[Check]], ...] = (
     zero_table1,
     bytes_per_parameter,
-    korthikanti,
-    palm,
+    utilisations,
     llama3,
     deepseek,
     ring_attention,

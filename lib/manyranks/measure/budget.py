@@ -1,0 +1,57 @@
+"""Where the time of a step went, on one rank: five parts that together are the step."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from manyranks.measure.intervals import outside, total, within
+from manyranks.measure.kinds import COMMUNICATION, MATMUL, OTHER
+from manyranks.measure.profile import Profile
+
+
+class Wait(NamedTuple):
+    """The main thread waits for communication. arrived: when the last rank had come to that call; seconds of one clock."""
+
+    started: float
+    finished: float
+    arrived: float
+
+
+class Budget(NamedTuple):
+    """Seconds of one rank. matmul, other: its operators; communication: it waits for bytes that are on their way; waiting:
+    it waits for a rank that has not yet come to the call; python: neither, so interpreter, dispatcher and autograd's engine.
+
+    On an accelerator matmul and other are its kernels, python is when it has nothing to do, and waiting is part of
+    communication: the kernel of a collective runs while it waits.
+    """
+
+    matmul: float
+    other: float
+    communication: float
+    waiting: float
+    python: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self)
+
+    @property
+    def shares(self) -> "Budget":
+        """Each part as a share of the whole."""
+        return Budget(*(part / self.seconds for part in self))
+
+
+def budget(profile: Profile, waits: Iterable[Wait] = ()) -> Budget:
+    """The parts of a profiled run. waits: of the same thread, on the same clock; what an operator does meanwhile is its."""
+    here = profile.started, profile.finished
+    busy, seconds = [], dict.fromkeys((MATMUL, OTHER, COMMUNICATION), 0.0)
+    for span in profile.spans:
+        busy.append((span.started, span.finished))
+        seconds[span.kind] += span.finished - span.started
+    waits = list(waits)
+    waited = [(wait.started, wait.finished) for wait in waits]
+    absent = [(wait.started, min(wait.finished, wait.arrived)) for wait in waits]
+    # Each part has intervals of its own, and is not what the others leave: such a difference may come out below 0.
+    waiting = total(within(absent, outside(busy, *here)))
+    communication = total(within(waited, outside([*busy, *absent], *here)))
+    python = total(outside([*busy, *waited], *here))
+    return Budget(seconds[MATMUL], seconds[OTHER], seconds[COMMUNICATION] + communication, waiting, python)

@@ -1,0 +1,59 @@
+"""What this machine can do: FLOP/s of matrix products by size and dtype, and bytes/s of its memory."""
+
+import torch
+
+from manyranks.measure import timing
+
+SIZES = (512, 1024, 2048)
+LARGE = (2048, 4096, 8192)  # an accelerator's best product is larger than a core's
+_ENOUGH = 4e8  # FLOPs that are timed at once, at least: some 4 ms of one core
+
+
+def matmul_rate(
+    size: int | tuple[int, int, int],
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    repeats: int = 5,
+) -> float:
+    """FLOP/s of one product of m × k with k × n, the median of some repetitions. size: one number, or (m, k, n).
+
+    Raises ValueError for other sizes.
+    """
+    sides = size if isinstance(size, tuple | list) else (size,) * 3
+    if len(sides) != 3 or not all(isinstance(side, int) and side >= 1 for side in sides):
+        raise ValueError(f"size={size!r}: give one whole number, or three, (m, k, n), each 1 or more")
+    m, k, n = sides
+    first, second = (torch.ones(shape, device=device).to(dtype) for shape in ((m, k), (k, n)))
+    out, flops = torch.empty(m, n, dtype=dtype, device=device), 2 * m * k * n
+    # Small products are timed many at once, or the clock and the interpreter are what is timed.
+    times = max(1, round(_ENOUGH / flops)) if min(m, k, n) < SIZES[0] else 1
+
+    def products() -> None:
+        for _ in range(times):
+            torch.mm(first, second, out=out)
+
+    return times * flops / timing.seconds(products, repeats=repeats, device=device).median
+
+
+def peak(
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    sizes: tuple[int, ...] | None = None,
+) -> float:
+    """FLOP/s of the best square product of a few large sizes: what this device achieves, not what a data sheet says."""
+    chosen = (SIZES if torch.device(device).type == "cpu" else LARGE) if sizes is None else sizes
+    if not chosen:
+        raise ValueError("sizes=(): give one size or more, or leave it out")
+    return max(matmul_rate(size, dtype, device) for size in chosen)
+
+
+def memory_bandwidth(bytes: int = 2**27, device: torch.device | str = "cpu", repeats: int = 5) -> float:
+    """Bytes/s of y = 2·x, read and written, for an x of that many bytes: far more than the caches hold.
+
+    Raises ValueError for fewer than 4 bytes, one number.
+    """
+    if bytes < 4:
+        raise ValueError(f"bytes={bytes}: give at least 4, the size of one number; more than the caches hold to time memory")
+    x = torch.ones(bytes // 4, device=device)
+    y = torch.empty_like(x)
+    return 2 * x.nbytes / timing.seconds(torch.mul, x, 2, out=y, repeats=repeats, device=device).median

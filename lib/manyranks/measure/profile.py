@@ -1,0 +1,104 @@
+"""What a process did, operator by operator: torch.profiler's events as intervals that do not overlap."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as torch_profile
+
+from manyranks.measure.kinds import Span, innermost, kind_of, one_after_another
+
+_WHOLE = "manyranks: all of it"
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_TAKEN = "a process has one torch.profiler at a time"
+
+
+class Profile(NamedTuple):
+    """One run. spans: of the main thread's operators, or of an accelerator's kernels where there were any; none overlap.
+
+    An operator that calls others has what these leave. What only calls others (linear), or moves nothing (views,
+    allocations), is not work: its time lies between the spans. operators: how many the main thread ran, counting all.
+    """
+
+    started: float
+    finished: float
+    spans: tuple[Span, ...]
+    operators: int
+    on_device: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return self.finished - self.started
+
+    def by_name(self) -> dict[str, tuple[int, float]]:
+        """How often each operator was called (of an accelerator's: how many kernels ran) and for how many seconds it worked,
+        the longest first."""
+        found: dict[str, tuple[int, float]] = {}
+        for span in self.spans:
+            count, seconds = found.get(span.name, (0, 0.0))
+            found[span.name] = count + (not span.goes_on), seconds + span.finished - span.started
+        return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+def profiled(function: Callable, *args, **kwargs):
+    """Calls the function once under torch.profiler; returns its result and the Profile.
+
+    Raises RuntimeError where a torch.profiler is on already, or the function starts one.
+    """
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError(f"a torch.profiler is on: {_TAKEN}; measure outside of its `with` block")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with _silent(), torch_profile(activities=activities) as profiler:
+        with record_function(_WHOLE):
+            result = function(*args, **kwargs)
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+        finished = time.perf_counter()
+    results = profiler.profiler.kineto_results
+    return result, _read(results.events() if results else [], finished)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """The profiler prints two lines a run unless this variable forbids it when a process first has a profiler."""
+    given = _LOG_LEVEL in os.environ
+    os.environ.setdefault(_LOG_LEVEL, "99")
+    try:
+        yield
+    finally:
+        if not given:
+            os.environ.pop(_LOG_LEVEL, None)
+
+
+def _read(events: list, finished: float) -> Profile:
+    """finished: the moment, by time.perf_counter, at which the event of the whole run ended; its beginning takes longer."""
+    whole = next((event for event in events if event.name() == _WHOLE and event.activity_type() == "user_annotation"), None)
+    if whole is None:
+        raise RuntimeError(f"the function runs a torch.profiler of its own: {_TAKEN}; take that one, or this one, out")
+    began, ended = whole.start_ns(), whole.end_ns()
+    mine = [event for event in events if event.start_thread_id() == whole.start_thread_id() and _is_call(event)]
+    called = [(event.start_ns(), event.end_ns(), event.name()) for event in mine]
+    names = {event.correlation_id(): event.name() for event in events if _is_call(event)}
+    kernels = [(e.start_ns(), e.end_ns(), _launched_by(e, names)) for e in events if e.activity_type() in _KERNELS]
+    spans = []
+    for name, start, end, goes_on in one_after_another(kernels) if kernels else innermost(called):
+        start, end = max(start, began), min(end, ended)  # what was under way before, and clocks that differ
+        if end > start:
+            spans.append(Span(name, kind_of(name), finished - (ended - start) / 1e9, finished - (ended - end) / 1e9, goes_on))
+    operators = sum(name.startswith("aten::") for _, _, name in called)
+    return Profile(finished - (ended - began) / 1e9, finished, tuple(spans), operators, bool(kernels))
+
+
+def _is_call(event) -> bool:
+    """Not what another thread does for it meanwhile, nor CUDA's own functions, whose numbers are not the operators'."""
+    return event.activity_type() == "cpu_op" and not event.is_async()
+
+
+def _launched_by(event, names: dict[int, str]) -> str:
+    """The operator that launched a kernel; of communication, and where that is not known, the kernel's own name."""
+    return event.name() if "nccl" in event.name() else names.get(event.linked_correlation_id(), event.name())

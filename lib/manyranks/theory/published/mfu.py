@@ -1,0 +1,169 @@
+"""Published utilisations, each from its paper's own numbers under its paper's own convention, beside what is printed.
+
+Shares of the peak, not percent. What a paper counts decides what it prints: theory.flops.CONVENTIONS.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from manyranks.theory import flops, published
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.hardware import accelerators
+from manyranks.theory.plan import RECOMPUTE
+from manyranks.theory.published import steps
+from manyranks.theory.shapes import models
+
+PALM, DEEPSEEK = "PaLM Table 3", "DeepSeek-V3 (ISCA'25)"
+# Printed, and not what follows from the rest of the table.
+UNEXPLAINED = {
+    ("GPT-3", "MFU"): "24.6 of a V100's 125 TFLOP/s are 19.7 %; the table has 21.3",
+    (
+        "PaLM",
+        "HFU",
+    ): "57.8 % are 5/4 of the MFU, as if three quarters of a forward pass ran again; with all layers it were 61.5",
+}
+
+# What code bases count, as conventions of flops.CONVENTIONS, and where that is seen.
+COUNTED_AS = {
+    "nanoGPT": ("palm", "karpathy/nanoGPT model.py estimate_mfu, which leaves learned positions out of N"),
+    "llm-foundry": ("palm", "3(2P + 4Lds) = 6P + 12Lhs; scripts/train/benchmarking/README.md. Its HFU is 4/3 of that"),
+    "Megatron-LM": ("causal", "num_floating_point_operations, megatron/training/training.py (001b00c2); no router"),
+    "torchtitan": ("torchtitan", "torchtitan/models/utils.py (01c01c88)"),
+    "Megatron-LM examples/llama": ("torchtitan", "inferred from the table of its README.md by recomputation"),
+    "MaxText": ("torchtitan", "inferred from the table of docs/reference/models/tiering.md by recomputation"),
+    "NeMo 24.07": ("nemo", "inferred from performance_summary.md (e2de75c15e) by recomputation"),
+    "NeMo 24.12": ("torchtitan", "inferred from performance_summary.html of release 24.12 by recomputation"),
+}
+
+
+class Row(NamedTuple):
+    """One printed run. tokens_per_second: of the whole job, None where the paper does not say enough; convention: None where it
+    does not say what it counts. mfu, hfu: what follows; printed, printed_hfu: what the paper has, None where it has none.
+    """
+
+    paper: str
+    run: str
+    chips: int | None
+    chip: str
+    tokens_per_second: float | None
+    convention: str | None
+    mfu: float | None
+    printed: float | None
+    hfu: float | None = None
+    printed_hfu: float | None = None
+    source: str = ""
+
+
+def rows() -> list[Row]:
+    return [*palm(), *korthikanti(), *sc21(), *llama3(), *deepseek()]
+
+
+def under_every_convention(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: float) -> dict[str, float]:
+    """The MFU of one run under each of flops.CONVENTIONS. Arguments and errors as flops.mfu's."""
+    return {name: flops.mfu(shape, seq, tokens_per_second, gpus, peak, name) for name in flops.CONVENTIONS}
+
+
+def palm() -> Iterator[Row]:
+    """arXiv 2204.02311, Table 3, with and without attention.
+
+    Gopher: 6N + 12LHQT with L = 80, H = 128 and Q = 128 (arXiv 2112.11446, Table 1); its relative positions have weights that
+    ModelShape does not know.
+    """
+    table = {row["model"]: row for row in published.rows("palm_mfu")}
+    yield from _palm(table["PaLM"], "palm-540b", "TPU v4")
+    yield from _palm(table["MT-NLG"], "megatron-530b", "A100-80GB SXM")
+    yield _gopher(table["Gopher"])
+    row, each = table["GPT-3"], float(table["GPT-3"]["tflops_per_chip"]) * 1e12
+    mfu, printed = each / accelerators["V100 SXM2"].flops, _share(row["MFU_pct"])
+    yield Row(PALM, "GPT-3", None, row["chip_type"], None, "parameters", mfu, printed, source=row["source"])
+
+
+def _palm(row: dict[str, str], model: str, chip: str) -> Iterator[Row]:
+    speed, chips = float(row["tok_per_s"]), int(row["chips"])
+    run = models[model], 2048, speed, chips, accelerators[chip].flops
+    about = PALM, row["model"], chips, row["chip_type"], speed
+    hfu = _share(row["HFU_pct"])
+    yield Row(*about, "palm", flops.mfu(*run, "palm"), _share(row["MFU_pct"]), None, hfu, row["source"])
+    without = _share(row["MFU_without_attention_pct"])
+    yield Row(*about, "parameters", flops.mfu(*run, "parameters"), without, source=row["source"])
+
+
+def _gopher(row: dict[str, str]) -> Row:
+    each = 6 * float(row["params_B"]) * 1e9 + 12 * 80 * 128 * 128 * 2048
+    speed, chips = float(row["steps_per_s"]) * int(row["tokens_per_step"]), int(row["chips"])
+    mfu = each * speed / (chips * accelerators["TPU v3"].flops)
+    return Row(PALM, "Gopher", chips, row["chip_type"], speed, "palm", mfu, _share(row["MFU_pct"]), source=row["source"])
+
+
+def palm_hfu() -> dict[str, float]:
+    """PaLM's hardware utilisation by what would be recomputed: none of these is printed, see UNEXPLAINED."""
+    run = next(palm())
+    given = models["palm-540b"], 2048, run.tokens_per_second, run.chips, accelerators["TPU v4"].flops
+    return {kind: flops.hfu(*given, kind, "palm") for kind in RECOMPUTE}
+
+
+def korthikanti() -> Iterator[Row]:
+    """arXiv 2205.05198, Tables 3 and 5: MFU and HFU from its own times of a step, with selective recomputation."""
+    table = {_short(row["model"]): row for row in published.rows("korthikanti_iteration_times")}
+    for run in steps.korthikanti():
+        if run.plan.recompute == "selective":
+            name = run.name.replace(", present", "")
+            speed, row = run.plan.tokens / run.measured, table[name]
+            given = run.shape, run.plan.seq, speed, run.plan.gpus, _peak(run)
+            mfu, hfu = flops.mfu(*given, "korthikanti"), flops.hfu(*given, "selective", "korthikanti")
+            both = mfu, _share(row["MFU_pct"]), hfu, _share(row["HFU_pct"])
+            yield Row(steps.KORTHIKANTI, name, run.plan.gpus, "A100", speed, "korthikanti", *both, row["source"])
+
+
+def _short(model: str) -> str:
+    """ "530B with DP8 (2240 GPUs)" as steps names it: "530B, DP 8"."""
+    return model.split(" (")[0].replace(" with DP", ", DP ")
+
+
+def sc21() -> Iterator[Row]:
+    """arXiv 2104.04473, Table 1: printed are FLOP/s with full recomputation, so a hardware utilisation; tokens/s
+    follow from its equation 3, and from these the MFU that it does not print.
+    """
+    for run, row in zip(steps.sc21(), published.rows("megatron_sc21_table1"), strict=True):
+        seq, chips, each = run.plan.seq, run.plan.gpus, run.measured * 1e12
+        speed = each * chips / flops.hardware_per_token(run.shape, seq, run.recompute, run.counting)
+        mfu = flops.mfu(run.shape, seq, speed, chips, _peak(run), run.counting)
+        hfu = each / _peak(run), _share(row["pct_peak_312"])
+        yield Row(run.table, run.name, chips, "A100", speed, run.counting, mfu, None, *hfu, row["source"])
+
+
+def llama3() -> Iterator[Row]:
+    """arXiv 2407.21783, Table 4: FLOP/s, in whole TFLOP/s, and MFU. The paper has no tokens/s and does not say what it
+    counts of attention; what tokens/s would be under a convention: implied_speed.
+    """
+    for run, row in zip(steps.llama3(), published.rows("llama3_table4"), strict=True):
+        mfu, printed = run.measured * 1e12 / _peak(run), _share(row["MFU_pct"])
+        yield Row(run.table, run.name, run.plan.gpus, "H100", None, None, mfu, printed, source=row["source"])
+
+
+def implied_speed(shape: ModelShape, seq: int, mfu: float, gpus: int, peak: float) -> dict[str, float]:
+    """Tokens/s of the whole job that a utilisation stands for, under each of flops.CONVENTIONS: what they disagree on where
+    only the utilisation is published.
+    """
+    return {name: mfu * gpus * peak / flops.per_token(shape, seq, name) for name in flops.CONVENTIONS}
+
+
+def deepseek() -> Iterator[Row]:
+    """ "Insights into DeepSeek-V3" (arXiv 2505.09343), Table 4: with the whole score matrix, and with its causal half.
+
+    Products run in 8 bits, the peak is that of 16.
+    """
+    table = {row["metric"]: row for row in published.rows("deepseek_isca_step_breakdown")}
+    (run,) = steps.deepseek()
+    speed, chips = run.plan.tokens / run.measured, run.plan.gpus
+    for kind, convention in (("non-causal", "full"), ("causal", "causal")):
+        mfu, row = flops.mfu(run.shape, run.plan.seq, speed, chips, _peak(run), convention), table[f"MFU {kind} %"]
+        yield Row(DEEPSEEK, kind, chips, "H800", speed, convention, mfu, _share(row["MPFT"]), source=row["source"])
+
+
+def _peak(run: steps.Row) -> float:
+    return run.cluster.accelerator.flops
+
+
+def _share(percent: str) -> float | None:
+    return round(float(percent) / 100, 6) if percent else None

@@ -1,0 +1,422 @@
+"""Chapter 09's figures and explorer show the numbers that they are given or theory has, and what cannot be shown is refused."""
+
+import itertools
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+
+from manyranks import show
+from manyranks.show import mfu, mfu_charts, mfu_waterfall, style, units
+from manyranks.show.bars import LONGEST
+from manyranks.show.mfu import Point
+from manyranks.show.mfu_explorer import _BUDGET, Utilisation
+from manyranks.show.mfu_setting import (
+    CLUSTERS,
+    CONVENTIONS,
+    DATA,
+    FLASH,
+    LENGTHS,
+    MODELS,
+    PRECISIONS,
+    RECOMPUTE,
+    SEQUENCES,
+    TENSOR,
+    Setting,
+)
+from manyranks.show.mfu_status import limit, speed
+from manyranks.theory import clusters, flops, memory, models, roofline, step
+from manyranks.theory.roofline import Roof
+from tests.unit.bars_drawn import noted_texts, widths
+from tests.unit.figures_drawn import assert_readable
+
+DEFAULT_VALUES = {"model": "llama3-8b", "cluster": "h100-dgx", "precision": "bf16", "b": 1, "s": 8192}
+DEFAULT_VALUES |= {"recompute": "none", "flash": "on", "tp": 1, "dp": 64, "convention": "full"}
+OPTIONS = {"model": list(MODELS), "cluster": CLUSTERS, "precision": PRECISIONS, "b": SEQUENCES, "s": LENGTHS}
+OPTIONS |= {"recompute": RECOMPUTE, "flash": list(FLASH), "tp": TENSOR, "dp": DATA, "convention": CONVENTIONS}
+H100, V100, MACHINE = Roof(989e12, 3.35e12), Roof(125e12, 0.9e12), Roof(103e9, 10e9)
+RUNS = [("PaLM, 540 B", "6,144 TPU v4", 0.462), ("this run", "", 0.05)]
+PARTS = {"model FLOPs": 0.41, "slower products": 0.31, "messages": 0.11, "bubble": 0.09, "else": 0.08}
+RATES = {"float32": {64: 20e9, 1024: 103e9, 256: 90e9}, "bfloat16": {64: 10e9, 256: 200e9, 1024: 343e9}}
+OPERATORS = [Point("q, k, v", 890, None, "products"), Point("scores", 310, None, "products"), Point("up", 1400, None, "MLP")]
+OPERATORS += [Point("RMSNorm", 1.0, None, "moves memory"), Point("residual", 0.25, None, "moves memory")]
+MEASURED = [Point("mm", 85, 60e9, "forward"), Point("gelu", 0.9, 2e9, "forward"), Point("gelu backward", 0.8, 1.9e9, "backward")]
+MANY = [Point(f"operator {k}", 0.2 * 1.5**k, 1e10 * 1.7**k if k % 2 else None, "abc"[k % 3]) for k in range(20)]
+
+
+class Budget(NamedTuple):
+    """As measure.budget.Budget."""
+
+    matmul: float
+    other: float
+    communication: float
+    waiting: float
+    python: float
+
+
+BUDGETS = {0: Budget(0.102, 0.066, 0.010, 0.018, 0.08), 1: Budget(0.092, 0.076, 0.0, 0.028, 0.08)}
+SAMPLES = {"not synchronised": [0.4, 3e-5, 2e-5, 4e-5], "synchronised": [0.5, 3e-3, 3.2e-3, 9e-3]}
+SHARES = {name: 0.4 + k / 50 for k, name in enumerate(CONVENTIONS)}
+FIGURES = {
+    "published": lambda: mfu.published(RUNS),
+    "one run": lambda: mfu.published(RUNS[1:]),
+    "bought": lambda: mfu.bought(PARTS),
+    "bought, few": lambda: mfu.bought({"model FLOPs": 0.41, "all else": 0.59}, 256),
+    "rates": lambda: mfu.rates(RATES, "this machine", {"peak": 400e9}),
+    "one rate": lambda: mfu.rates({"float32": {64: 1e9}}),
+    "a roof": lambda: mfu.roofline({"H100, bfloat16": H100}, OPERATORS, "Llama 3 8B"),
+    "a roof and what was measured": lambda: mfu.roofline({"this machine": MACHINE}, MEASURED),
+    "roofs": lambda: mfu.roofline({"V100": V100, "H100": H100}),
+    "a full roof": lambda: mfu.roofline({"H100": H100}, MANY),
+    "one rank": lambda: mfu.waterfall({0: BUDGETS[0]}, step=0.28),
+    "two ranks": lambda: mfu.waterfall(BUDGETS, step={0: 0.277, 1: 0.278}, title="A step"),
+    "four ranks": lambda: mfu.waterfall({rank: BUDGETS[rank % 2] for rank in range(4)}, step=0.28),
+    "eight ranks": lambda: mfu.waterfall({rank: BUDGETS[rank % 2] for rank in range(8)}, step=0.28),
+    "a budget of theory": lambda: mfu.waterfall({"llama3-8b": now(tp=8, dp=8).budget()}),
+    "other parts": lambda: mfu.waterfall({"H100": {"at the peak": 0.4, "memory": 0.1, "messages": 0.06}}),
+    "timings": lambda: mfu.timings(SAMPLES),
+    "one series": lambda: mfu.timings({"matmul": [0.004, 0.003]}),
+    "conventions": lambda: mfu.conventions(SHARES),
+    "other conventions": lambda: mfu.conventions({"mine": 0.1, "another": 0.08}, {"mine": "products only"}),
+}
+
+
+def texts(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def now(**change) -> Setting:
+    return Setting(**DEFAULT_VALUES | change)
+
+
+@pytest.fixture(scope="module")
+def explorer():
+    return mfu.explorer()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
+    figure = FIGURES[name]()
+    assert_readable(figure)
+    box = figure.get_tightbbox()  # inches; with what is written at the axes
+    assert min(box.x0, box.y0) > -0.02
+    assert box.x1 < figure.get_figwidth() + 0.02
+    assert box.y1 < figure.get_figheight() + 0.02
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda: mfu.published([]), "0 runs: "),
+        (lambda: mfu.published([("PaLM", "TPU v4", 46.2)]), "'PaLM' has the share 46.2: give a number from 0 to 1, not in percent"),
+        (lambda: mfu.bought({"model FLOPs": 0.4}), "the parts are 0.4000 of the whole together: give shares of 1"),
+        (lambda: mfu.bought(PARTS, gpus=64), "gpus=64, each=8: a picture has 32 to 4,096 cells"),
+        (lambda: mfu.rates({}), "0 lines: "),
+        (lambda: mfu.rates({"float32": {}}), "'float32' has the rates {}: "),
+        (lambda: mfu.rates({"float32": {64: 0}}), "'float32' has the rates {64: 0}: give one or more sizes, all numbers above 0"),
+        (lambda: mfu.timings({}), "0 panels: "),
+        (lambda: mfu.timings({"matmul": [1.0, 0.0]}), "'matmul' has the times [1.0, 0.0]: "),
+        (lambda: mfu.conventions({"full": -0.1}), "'full' has the share -0.1: "),
+        (lambda: mfu.roofline({}), "0 roofs: "),
+        (lambda: mfu.roofline({"H100": H100}, MANY * 2), "40 points: "),
+        (lambda: mfu.roofline({"H100": H100}, [Point("x", 1, None, c) for c in "abcdefg"]), "7 groups of points: "),
+        (lambda: mfu.roofline({"H100": H100}, [Point("add", 0)]), "'add' at 0 FLOP/byte and None FLOP/s: both axes are logarithmic"),
+        (lambda: mfu.roofline({"H100": H100}, [Point("add", 1, 0)]), "'add' at 1 FLOP/byte and 0 FLOP/s: "),
+        (lambda: mfu.waterfall({}), "0 budgets: "),
+        (lambda: mfu.waterfall({0: {}}), "0 parts: "),
+        (lambda: mfu.waterfall({0: {"a": 1}, 1: {"b": 1}}), "'rank 1' has the parts ['b']: give ['a'], as the first one"),
+        (lambda: mfu.waterfall({0: {"a": 1, "b": -1}}), "'rank 0' has {'a': 1, 'b': -1}: give seconds, 0 or more"),
+        (lambda: mfu.waterfall({0: {"a": 0}}), "'rank 0' has {'a': 0}: give seconds, 0 or more, not all of them 0"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(draw, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        draw()
+
+
+def test_flops_and_their_rates_are_written_as_people_read_them():
+    assert [show.flops(n) for n in (5, 7.2e10, 3.8e25)] == ["5 FLOP", "72 GFLOP", "38,000,000 EFLOP"]
+    assert show.flop_rate(989e12) == "989 TFLOP/s"
+
+
+# Charts
+
+
+def test_published_bars_are_shares_of_what_was_bought():
+    (axes,) = mfu.published(RUNS).axes
+    used, rest = ([bar.get_width() for bar in bars] for bars in axes.containers)
+    assert used == [46.2, 5.0]
+    assert [one + other for one, other in zip(used, rest, strict=True)] == [100, 100]
+    assert texts(axes) == ["46.2%", "5.0%"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["PaLM, 540 B, 6,144 TPU v4", "this run"]
+
+
+def test_a_part_of_what_was_bought_has_its_share_of_the_cells():
+    (axes,) = mfu.bought({"model FLOPs": 0.41, "all else": 0.59}, 16384, each=8).axes
+    cells = {colour: 0.0 for colour, _ in mfu_charts._PARTS[:2]}
+    side = mfu_charts._GRID / 64
+    for patch in axes.patches:
+        for colour in cells:
+            if patch.get_facecolor() == to_rgba(colour) and patch.get_x() < mfu_charts._GRID:
+                cells[colour] += patch.get_width() * patch.get_height() / side**2
+    assert list(cells.values()) == pytest.approx([round(0.41 * 2048), 2048 - round(0.41 * 2048)])
+    assert texts(axes)[1:] == ["model FLOPs\n41%, 6,717 GPUs", "all else\n59%, 9,667 GPUs"]
+
+
+def test_rates_are_lines_in_the_order_of_sizes_with_the_best_in_the_legend():
+    figure = mfu.rates(RATES, peaks={"data sheet": 400e9})
+    (axes,) = figure.axes
+    assert list(axes.lines[0].get_xdata()) == [64, 256, 1024]
+    assert list(axes.lines[0].get_ydata()) == [20e9, 90e9, 103e9]
+    legend = [text.get_text() for text in figure.legends[0].texts]
+    assert legend == ["float32: at best 103 GFLOP/s", "bfloat16: at best 343 GFLOP/s"]
+    assert list(axes.lines[2].get_ydata()) == [400e9, 400e9]
+    assert texts(axes) == ["data sheet: 400 GFLOP/s"]
+
+
+def test_timings_ring_the_first_call_and_show_median_and_mean():
+    left, right = mfu.timings(SAMPLES).axes
+    for axes, seconds in zip((left, right), SAMPLES.values(), strict=True):
+        dots, ring, mean, median = axes.lines
+        assert list(dots.get_ydata()) == seconds
+        assert list(ring.get_ydata()) == seconds[:1]
+        assert mean.get_ydata()[0] == pytest.approx(np.mean(seconds))
+        assert median.get_ydata()[0] == pytest.approx(np.median(seconds))
+    assert left.get_ylim() == right.get_ylim()
+    said = [text.get_text() for text in right.get_legend().texts]
+    assert said == ["first call: 500 ms", "mean: 129 ms", "median: 6.1 ms"]
+
+
+def test_each_convention_is_shown_with_what_it_counts():
+    (axes,) = mfu.conventions({"full": 0.4373, "causal": 0.3894, "palm": 0.44, "mine": 0.2}, {"mine": "products only"}).axes
+    assert list(axes.lines[0].get_xdata()) == pytest.approx([43.73, 38.94, 44, 20])
+    assert texts(axes) == ["43.7%", "38.9%", "44.0%", "20.0%"]
+    assert [label.get_text().partition("\n")[2] for label in axes.get_yticklabels()] == [
+        "every product, all scores",
+        "every product, causal half of the scores",
+        "6 × all parameters, all scores",
+        "products only",
+    ]
+
+
+# Roofline
+
+
+def points(axes) -> list[tuple[float, float, bool]]:
+    """Intensity and FLOP/s of each marker, and whether it is filled."""
+    found = [line for line in axes.lines if line.get_marker() in style.MARKERS]
+    return [(*line.get_xdata(), *line.get_ydata(), line.get_markerfacecolor() != "white") for line in found]
+
+
+def test_a_point_is_on_the_first_roof_and_a_measured_one_where_it_was_measured():
+    roofs = {"V100": V100, "H100": H100}
+    on = points(mfu.roofline(roofs, OPERATORS).axes[0])
+    assert on == [(point.intensity, V100.flops_per_second(point.intensity), False) for point in OPERATORS]
+    assert points(mfu.roofline({"machine": MACHINE}, MEASURED).axes[0]) == [(*point[1:3], True) for point in MEASURED]
+
+
+def test_a_roof_bends_at_its_ridge_between_both_regions():
+    axes = mfu.roofline({"H100": H100}).axes[0]
+    roof = axes.lines[0]
+    assert roof.get_xdata()[1] == H100.ridge
+    assert list(roof.get_ydata()[1:]) == [989e12, 989e12]
+    assert roof.get_ydata()[0] == roof.get_xdata()[0] * 3.35e12
+    assert roof.get_label() == "H100: 989 TFLOP/s, 3.35 TB/s, ridge at 295 FLOP/byte"
+    assert texts(axes) == ["memory-bound", "compute-bound"]
+
+
+def test_every_point_is_numbered_once_and_listed_with_its_numbers():
+    axes, listed = mfu.roofline({"H100": H100}, MANY).axes
+    numbers = []
+    for text in texts(axes)[2:]:
+        for part in text.split(", "):
+            first, _, last = part.partition("–")
+            numbers += range(int(first), int(last or first) + 1)
+    assert sorted(numbers) == list(range(1, 21))
+    said = texts(listed)
+    assert [text for text in said if text.startswith("operator")] == [
+        point.name for group in "abc" for point in MANY if point.group == group
+    ]
+    assert "0.3; 17 GFLOP/s" in said
+
+
+# Waterfall
+
+
+def test_a_waterfall_s_parts_follow_each_other_from_0_to_their_sum():
+    one, other = mfu.waterfall(BUDGETS, step=0.28).axes
+    for axes, budget in ((one, BUDGETS[0]), (other, BUDGETS[1])):
+        *bars, together = [bars.patches[0] for bars in axes.containers]
+        ends = np.cumsum(budget)
+        assert [bar.get_x() for bar in bars] == pytest.approx([0, *ends[:-1]])
+        assert [bar.get_width() for bar in bars] == pytest.approx(list(budget))
+        assert together.get_width() == pytest.approx(ends[-1])
+        assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in bars}) == 5
+        assert len({bar.get_hatch() for bar in bars}) == 5
+    assert texts(one) == ["102 ms, 36.4%", "66 ms, 23.6%", "10 ms, 3.6%", "18 ms, 6.4%", "80 ms, 28.6%", "276 ms, 98.6%"]
+    assert texts(other)[2] == "none"
+    assert [label.get_text() for label in one.get_yticklabels()] == [
+        "matmul",
+        "other operators",
+        "communication",
+        "waiting",
+        "Python",
+        "together",
+    ]
+
+
+def test_of_many_ranks_each_is_a_bar():
+    (axes,) = mfu.waterfall({rank: BUDGETS[rank % 2] for rank in range(8)}).axes
+    for part, bars in zip(Budget._fields, axes.containers, strict=True):
+        assert [bar.get_width() for bar in bars] == pytest.approx([getattr(BUDGETS[rank % 2], part) for rank in range(8)])
+    assert axes.get_yticklabels()[7].get_text() == "rank 7"
+
+
+def test_of_a_long_budget_what_takes_no_time_is_left_out():
+    budget = now(tp=8, dp=8).budget()
+    (axes,) = mfu.waterfall({"llama3-8b": budget}).axes
+    shown = [mfu_waterfall.looks([part])[part][0] for part, seconds in budget.items() if seconds]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*shown, "together"]
+    assert len(shown) < len(budget)
+
+
+# What the explorer shows of a setting
+
+
+def test_a_setting_is_what_theory_says_of_its_plan():
+    one = now(tp=8, dp=8, recompute="full")
+    shape, cluster = models["llama3-8b"], clusters["h100-dgx"]
+    assert one.step().seconds == step.estimate(shape, one.plan, cluster).seconds
+    assert one.budget() == roofline.time_budget(shape, one.plan, cluster)
+    assert one.parts() == roofline.parts(shape, one.plan, cluster)
+    assert one.peak() == memory.peak(shape, one.plan)
+    run = shape, 8192, one.step().tokens_per_second, 64, 989e12
+    assert one.mfu == flops.mfu(*run)
+    assert one.hfu == flops.hfu(*run, "full", flash=True)
+    assert one._replace(convention="causal").mfu == flops.mfu(*run, "causal")
+
+
+def test_utilisation_is_of_the_peak_in_the_precision_chosen():
+    bf16, fp8 = now(), now(precision="fp8")
+    assert fp8.roof.peak == 2 * bf16.roof.peak
+    assert speed(fp8) > speed(bf16)
+    assert fp8.mfu / bf16.mfu == pytest.approx(speed(fp8) / speed(bf16) / 2)
+
+
+def test_flash_attention_has_no_scores_to_recompute_selectively():
+    one = now(recompute="selective")
+    assert one.hfu / one.mfu == pytest.approx(now().hfu / now().mfu)
+    stored = now(recompute="selective", flash="off")
+    assert stored.hfu / stored.mfu > now(flash="off").hfu / now(flash="off").mfu == 1
+
+
+@pytest.mark.parametrize("change", [{}, {"tp": 8}, {"model": "deepseek-v3", "dp": 512, "s": 4096}, {"cluster": "tpu-v4"}], ids=str)
+def test_the_budget_s_rows_are_all_that_a_step_spends_time_on(change):
+    one = now(**change)
+    budget = one.budget()
+    assert sum(budget[part] for part in _BUDGET) == pytest.approx(one.step().seconds)
+
+
+# The explorer
+
+
+def test_it_opens_on_llama_3_8b_on_64_h100s():
+    opened = mfu.explorer()
+    assert opened.values == DEFAULT_VALUES
+    assert opened.status == (
+        "llama3-8b, h100-dgx, TP 1 × DP 64, 1 × 8,192 tokens a DP rank: MFU 62.6% (full), HFU 64.9% of 989 TFLOP/s; 766 ms a "
+        "step, 10,700 tokens/s a GPU; 44.4 GB of 80 GB. Limit: computing: products take 91% of the time, the MLP at 65% of the "
+        "peak."
+    )
+
+
+def test_bars_points_and_numbers_are_the_settings(monkeypatch):
+    words = noted_texts(monkeypatch)
+    plot, one = Utilisation(), now(tp=8, dp=8)
+    plot.update(**one._asdict())
+    time, budget = one.step().seconds, one.budget()
+    rows = [f"{units.duration(budget[part])}, {budget[part] / time:.1%}" if budget[part] else "none" for part in _BUDGET]
+    assert words[1] == [f"{one.mfu:.1%}", f"{one.hfu:.1%}", *rows, "the step"]
+    expected = [[LONGEST * share] for share in (one.mfu, one.hfu, *(budget[part] / time for part in _BUDGET)) if share]
+    assert [row for row in widths(plot._time._bars) if row] == [pytest.approx(row, rel=1e-3) for row in expected]
+    found = {part.name: part for part in one.parts()}
+    for name, line in plot._roofline._points.items():
+        if name in found:
+            at = found[name].intensity, 100 * found[name].flops_per_second / 989e12
+            assert (*line.get_xdata(), *line.get_ydata()) == pytest.approx(at)
+        else:
+            assert len(line.get_xdata()) == 0
+    assert plot._roofline._ridge.get_xdata()[0] == one.roof.ridge
+    assert plot._time._bars._band.get_y() + 0.45 == 2 + _BUDGET.index("tensor")
+
+
+def test_a_rate_below_the_axes_is_drawn_at_their_edge():
+    plot = Utilisation()
+    plot.update(**DEFAULT_VALUES | {"model": "small GPT", "s": 128, "dp": 1, "cluster": "gb200-nvl72", "precision": "fp8"})
+    assert plot._roofline._points["attention core"].get_ydata()[0] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"s": 128}, "Limit: gradients and parameters, 76% of the time; a micro-batch of 64 gives 12,500 tokens/s."),
+        ({"s": 128, "dp": 1}, "Limit: memory; DP 2 fits. Of the time: "),
+        ({"flash": "off"}, "flash attention on gives 10,700 tokens/s."),
+        ({"tp": 8}, "Limit: tensor-parallel messages, "),
+        ({"model": "small GPT", "s": 128, "dp": 1}, "Limit: overhead: starting kernels, 97% of the time; a micro-batch of 128 gives "),
+        ({"model": "gpt2", "s": 128, "b": 2, "dp": 1}, "Limit: overhead"),
+        ({"b": 4}, "Does not fit: llama3-8b, "),
+        ({"b": 4}, "Limit: memory; recompute full fits. Of the time: computing: "),
+        ({"model": "deepseek-v3", "dp": 256, "s": 4096}, "EP 64, 1 × 4,096 tokens a DP rank"),
+    ],
+)
+def test_the_status_line_names_the_limit_and_a_way_out(explorer, change, said):
+    assert said in explorer.set(**DEFAULT_VALUES | change).status
+
+
+def test_products_of_few_rows_wait_for_memory():
+    one = now(model="llama3.2-1b", s=128, dp=1)
+    assert limit(one) == "matmul"
+    longest = max((part for part in one.parts() if part.flops), key=lambda part: part.seconds)
+    assert longest.bound == "memory"
+    said = mfu.explorer().set(**one._asdict()).status
+    assert f"does {longest.intensity:.3g} FLOPs a byte, the ridge is at 295; a micro-batch of " in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cluster": "a100-dgx", "precision": "fp8"}, "A100-80GB SXM multiplies no faster in 8 bits: take bf16"),
+        ({"cluster": "v100-dgx", "precision": "fp32"}, "V100 SXM2 has no TF32, in which fp32 is multiplied here: take bf16"),
+        ({"model": "gpt2", "s": 2048}, "gpt2 has learned positions for 1,024 tokens, not for 2,048: lower s"),
+        ({"model": "gpt2", "s": 128, "tp": 8}, "tp=8 does not divide the 12 heads of gpt2"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(explorer, change, said):
+    assert explorer.set(**DEFAULT_VALUES | change).status.startswith(f"Not possible: {said}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model", "gpt5"), ("cluster", "abacus"), ("precision", "fp4"), ("recompute", "some"), ("flash", "yes"), ("convention", "my")],
+)
+def test_unknown_names_are_refused_in_words(name, value):
+    with pytest.raises(ValueError, match=f"'{value}'.*known are "):
+        Utilisation().update(**DEFAULT_VALUES | {name: value})
+
+
+def test_every_choice_gives_a_status_line_or_a_reason():
+    plot = Utilisation()
+    settings = [dict(zip(OPTIONS, values, strict=True)) for values in itertools.product(*OPTIONS.values())][::400009]
+    settings += [DEFAULT_VALUES | {name: value} for name, values in OPTIONS.items() for value in values]
+    said, reasons = [], []
+    for setting in settings:
+        try:
+            said.append(plot.update(**setting))
+        except ValueError as error:
+            reasons.append(str(error))
+    assert all("Limit: " in each for each in said)
+    assert all(re.search(r"learned positions|does not divide|8 bits|TF32|\bends at\b", each) for each in reasons), reasons
+    assert len(said) > len(reasons) > 0

@@ -1,0 +1,211 @@
+"""theory.roofline: roofs, intensities, a step's kernels and its time. published.mfu: the tables of papers."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyranks import theory
+from manyranks.theory import flops, kernels, published, roofline, step
+from manyranks.theory.kernels import Constants
+from manyranks.theory.plan import Plan
+from manyranks.theory.published import mfu, steps
+from manyranks.theory.roofline import Roof
+
+ROOF = Roof(peak=100.0, bandwidth=4.0)
+SIZES = st.integers(1, 40)
+
+
+# Roofs -------------------------------------------------------------------------------------------------------------------
+
+
+def test_both_roofs_meet_at_the_ridge():
+    assert ROOF.ridge == 25
+    assert [ROOF.flops_per_second(i) for i in (0, 5, 25, 1e9)] == [0, 20, 100, 100]
+    assert [ROOF.bound(i) for i in (0, 24.9, 25, math.inf)] == ["memory", "memory", "compute", "compute"]
+
+
+@given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
+def test_the_least_time_is_that_of_the_rate_under_the_roof(work, bytes):
+    least = ROOF.seconds(work, bytes)
+    assert least == max(work / 100, bytes / 4)
+    assert work == pytest.approx(least * ROOF.flops_per_second(work / bytes))
+
+
+def test_a_chip_s_roof_is_that_of_its_data_sheet():
+    h100 = theory.accelerators["H100 SXM"]
+    assert roofline.roof(h100) == Roof(989e12, 3.35e12)
+    assert roofline.roof(h100, "float32").ridge == pytest.approx(20)
+    assert roofline.roof(theory.clusters["laptop"].accelerator) == Roof(50e9, 10e9)
+
+
+# Intensity ---------------------------------------------------------------------------------------------------------------
+
+
+def moved_elements(m, k, n, tile):
+    """Of a product made tile by tile, counted: each tile of the result reads its rows and columns, and is written."""
+    blocks = [[range(i, min(i + tile, size)) for i in range(0, size, tile)] for size in (m, n)]
+    return sum(k * len(rows) + k * len(columns) + len(rows) * len(columns) for rows in blocks[0] for columns in blocks[1])
+
+
+@given(SIZES, SIZES, SIZES, st.integers(1, 50), st.sampled_from([1, 2, 4]))
+def test_the_intensity_of_a_tiled_product_is_that_of_its_loop(m, k, n, tile, itemsize):
+    expected = 2 * m * k * n / (itemsize * moved_elements(m, k, n, tile))
+    assert roofline.tiled_intensity(m, k, n, tile, itemsize) == pytest.approx(expected)
+    assert roofline.tiled_intensity(m, k, n, max(m, n), itemsize) == roofline.product_intensity(m, k, n, itemsize)
+
+
+def test_a_tile_as_wide_as_tau_has_about_tau_flops_for_each_byte_of_an_item():
+    assert roofline.tiled_intensity(4096, 4096, 4096, 64) == pytest.approx(64 / 2, rel=0.01)
+    assert roofline.tiled_intensity(4096, 4096, 4096, 1) == pytest.approx(1 / 2, rel=0.01)
+    assert roofline.product_intensity(4096, 4096, 4096) == pytest.approx(4096 / 3)
+
+
+def test_what_only_moves_memory_has_no_intensity():
+    assert roofline.intensity(kernels.moved("gelu", 10, 4)) == 0
+    assert roofline.intensity(kernels.matmul("mlp", 2, 3, 4)) == 2 * 24 / (2 * (8 + 12 + 6))
+
+
+# A step ------------------------------------------------------------------------------------------------------------------
+
+RUNS = [(row.shape, row.plan, row.cluster) for row in steps.rows()]
+LLAMA = theory.models["llama3-8b"], Plan(dp=64, seq=8192, batch=128, zero=3), theory.clusters["h100-dgx"]
+NOTHING = Constants(overhead=0.0)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=[f"{row.table}: {row.name}" for row in steps.rows()])
+def test_parts_add_up_to_the_step_s_computing_and_the_budget_to_its_time(run):
+    time, found, budget = step.estimate(*run), roofline.parts(*run), roofline.time_budget(*run)
+    assert sum(part.seconds for part in found) == pytest.approx(time.compute, rel=1e-9)
+    assert sum(budget.values()) == pytest.approx(time.seconds, rel=1e-9)
+    assert budget["matmul"] + budget["other"] + budget["overhead"] == pytest.approx(time.compute, rel=1e-9)
+    assert {name: seconds for name, seconds in time.parts.items() if name in budget} == dict(list(budget.items())[3:])
+
+
+def test_an_uneven_load_and_other_constants_are_taken_over():
+    shape = theory.models["mixtral-8x7b"]
+    given = shape, Plan(dp=8, ep=8, seq=4096, batch=8), theory.clusters["h100-dgx"]
+    for options in ({"imbalance": 2.0}, {"constants": NOTHING}):
+        time = step.estimate(*given, **options)
+        assert sum(roofline.time_budget(*given, **options).values()) == pytest.approx(time.seconds, rel=1e-9)
+    assert roofline.time_budget(*given, NOTHING)["overhead"] == 0
+
+
+def test_one_rank_s_products_are_its_share_of_the_hardware_flops():
+    shape, plan, cluster = LLAMA
+    found = roofline.parts(shape, plan, cluster)
+    causal = flops.hardware_per_token(shape, plan.seq, "none", "causal", flash=True)
+    assert sum(part.flops for part in found) == pytest.approx(causal * plan.tokens / plan.gpus)
+
+
+def test_products_of_a_large_model_are_bound_by_computing_and_the_rest_by_memory():
+    found = {part.name: part for part in roofline.parts(*LLAMA)}
+    products = {"attention projections", "attention core", "MLP", "head"}
+    assert {name for name, part in found.items() if part.bound == "compute"} == products
+    assert found.keys() - products == {"activation", "norms", "residual", "rotary", "loss", "embedding"}
+    assert all(part.intensity == 0 for name, part in found.items() if name not in products)
+    assert all(part.overhead < part.seconds and part.flops_per_second < 989e12 for part in found.values())
+
+
+def test_parts_come_the_longest_first_and_fused_attention_writes_no_softmax():
+    shape, plan, cluster = LLAMA
+    for flash in (True, False):
+        other = Plan(**{name: getattr(plan, name) for name in ("dp", "seq", "batch", "zero")}, flash=flash)
+        found = roofline.parts(shape, other, cluster)
+        assert [part.seconds for part in found] == sorted((part.seconds for part in found), reverse=True)
+        assert ("softmax" in [part.name for part in found]) is not flash
+
+
+# Published utilisations --------------------------------------------------------------------------------------------------
+
+
+def test_every_run_of_every_table_has_a_row():
+    count = Counter(row.paper for row in mfu.rows())
+    lines = {"Korthikanti Table 5": "korthikanti_iteration_times", "SC21 Table 1": "megatron_sc21_table1"}
+    lines["Llama 3 Table 4"] = "llama3_table4"
+    assert count == {paper: len(published.rows(name)) for paper, name in lines.items()} | {mfu.PALM: 6, mfu.DEEPSEEK: 2}
+    assert all(row.source and (row.printed or row.printed_hfu) for row in mfu.rows())
+
+
+@pytest.mark.parametrize("row", mfu.rows(), ids=lambda row: f"{row.paper}: {row.run}, {row.convention}")
+def test_a_printed_utilisation_is_ours_to_a_point_but_for_one(row):
+    if (row.run, "MFU") in mfu.UNEXPLAINED:
+        assert (round(row.mfu, 3), row.printed) == (0.197, 0.213)
+    elif row.printed:
+        assert row.mfu == pytest.approx(row.printed, abs=0.006)
+    if row.printed_hfu and row.hfu:
+        assert row.hfu == pytest.approx(row.printed_hfu, abs=0.006)
+
+
+def test_palm_s_hardware_utilisation_is_no_recomputation_of_ours_but_five_quarters_of_its_mfu():
+    row = next(mfu.palm())
+    assert {kind: round(share, 3) for kind, share in mfu.palm_hfu().items()} == {
+        "none": 0.462,
+        "selective": 0.464,
+        "full": 0.615,
+    }
+    assert row.printed_hfu == 0.578 == round(row.mfu * 5 / 4, 3)
+
+
+def test_llama_3_has_no_convention_and_conventions_disagree_on_its_speed():
+    rows = list(mfu.llama3())
+    assert all((row.convention, row.tokens_per_second) == (None, None) for row in rows)
+    speeds = mfu.implied_speed(theory.models["llama3-405b"], 131072, rows[2].mfu, rows[2].chips, 989e12)
+    assert speeds["parameters"] > 1.3 * speeds["causal"] > 1.3 * 1.3 * speeds["full"]
+    assert flops.mfu(theory.models["llama3-405b"], 131072, speeds["nemo"], 16384, 989e12, "nemo") == pytest.approx(rows[2].mfu)
+
+
+def test_one_run_under_every_convention():
+    run = theory.models["palm-540b"], 2048, 238300, 6144, 275e12
+    found = mfu.under_every_convention(*run)
+    assert found.keys() == flops.CONVENTIONS.keys()
+    assert found["palm"] == next(mfu.palm()).mfu
+    assert found["full"] > found["causal"] > found["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("model", "seq", "speed", "tflops"),
+    [
+        ("llama2-7b", 4096, 16934, 780),
+        ("llama2-70b", 4096, 1728, 768),
+        ("llama3-8b", 8192, 12273, 711),
+        ("llama3-70b", 8192, 1524, 734),
+    ],
+)
+def test_nemo_s_release_24_12_counts_as_torchtitan_does(model, seq, speed, tflops):
+    convention, _ = mfu.COUNTED_AS["NeMo 24.12"]
+    assert flops.per_token(theory.models[model], seq, convention) * speed / 1e12 == pytest.approx(tflops, abs=0.6)
+
+
+def test_a_code_base_counts_as_one_of_the_conventions():
+    assert {convention for convention, _ in mfu.COUNTED_AS.values()} <= flops.CONVENTIONS.keys()
+
+
+# Bad input ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Roof(0, 1), "peak=0, bandwidth=1"),
+        (lambda: Roof(1, math.nan), "bandwidth=nan"),
+        (lambda: ROOF.bound(-1), "intensity=-1"),
+        (lambda: ROOF.flops_per_second(math.nan), "intensity=nan"),
+        (lambda: ROOF.seconds(-1, 0), "flops=-1"),
+        (
+            lambda: roofline.roof(theory.accelerators["V100 SXM2"]),
+            "V100 SXM2 has no confirmed peak for it, but for float16, float32",
+        ),
+        (lambda: roofline.roof(theory.accelerators["H100 SXM"], "fp8"), "dtype='fp8': .*known are bfloat16"),
+        (lambda: roofline.product_intensity(0, 1, 1), "m=0"),
+        (lambda: roofline.tiled_intensity(1, 1, 1, 0), "tile=0"),
+        (lambda: roofline.parts("llama", LLAMA[1], LLAMA[2]), "shape='llama'"),
+        (lambda: roofline.time_budget(LLAMA[0], Plan(tp=3, seq=9, sequence_parallel=False), LLAMA[2]), "tp=3 does not divide"),
+        (lambda: mfu.under_every_convention(LLAMA[0], 8, 1.0, 0, 1e15), "gpus=0"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
