@@ -16,6 +16,7 @@ GROUPS = (
     "tensor",
     "context",
     "expert",
+    "mfu",
 )
 
 

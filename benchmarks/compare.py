@@ -11,16 +11,18 @@ UNITS = {  # from what value on, its size, its name
     "s": ((0.3, 1.0, "s"), (3e-5, 1e-3, "ms"), (0.0, 1e-6, "µs")),
     "bytes": ((1e9, 1e9, "GB"), (0.0, 1e6, "MB")),
     "bytes/s": ((1e9, 1e9, "GB/s"), (0.0, 1e6, "MB/s")),
+    "FLOP/s": ((0.0, 1e9, "GFLOP/s"),),
     "share": ((0.0, 0.01, "%"),),
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. at_most: for our median; ratio_at_most: for the median ratio.
+    """One line of the table. at_most: for our median; ratio_at_most: for the median ratio; ratio_within: how far that may be
+    from 1.
 
     theirs: as many values as ours, theirs[i] measured next to ours[i]; empty where there is no peer.
-    unit: "s", "bytes", "bytes/s" or "share". skipped: why there are no values.
+    unit: "s", "bytes", "bytes/s", "FLOP/s" or "share". skipped: why there are no values.
     """
 
     what: str
@@ -29,6 +31,7 @@ class Row:
     unit: str = "s"
     at_most: float | None = None
     ratio_at_most: float | None = None
+    ratio_within: float | None = None
     skipped: str = ""
 
     @property
@@ -38,7 +41,8 @@ class Row:
     @property
     def missed(self) -> bool:
         over = self.at_most is not None and median(self.ours) > self.at_most
-        return over or (self.ratio_at_most is not None and median(self.ratios) > self.ratio_at_most)
+        away = self.ratio_within is not None and abs(median(self.ratios) - 1) > self.ratio_within
+        return over or away or (self.ratio_at_most is not None and median(self.ratios) > self.ratio_at_most)
 
     def columns(self) -> tuple[str, ...]:
         if self.skipped:
@@ -48,10 +52,11 @@ class Row:
 
     def _target(self) -> str:
         limits = ((self.at_most, self.unit), (self.ratio_at_most, "ratio"))
-        return ", ".join("≤ " + _scaled(limit, limit, unit) for limit, unit in limits if limit is not None)
+        texts = ["≤ " + _scaled(limit, limit, unit) for limit, unit in limits if limit is not None]
+        return ", ".join([*texts, *([f"1 ± {self.ratio_within:.3g}"] if self.ratio_within is not None else [])])
 
     def _verdict(self) -> str:
-        if self.at_most is None and self.ratio_at_most is None:
+        if not self._target():
             return ""
         return "MISSED" if self.missed else "ok"
 

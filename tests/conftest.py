@@ -108,6 +108,13 @@ def shared_worlds(request):
 
 
 @pytest.fixture(scope="module")
+def four():
+    """A world of 4 ranks for all tests of a file: the smallest with a mesh of two axes."""
+    with mr.World(4, backend="gloo", timeout=30) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
 def sizes():
     """Worlds of 2, 3 and 4 ranks by their size, all at once: for what one writes and another reads."""
     worlds = {n: mr.World(n, backend="gloo", timeout=30) for n in (2, 3, 4)}

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-import manyranks as mr
 from manyranks.parallel.context import LAYOUTS, shard
 from manyranks.parallel.context.apply import ATTENTION
 from tests.unit.attention_reference import draw, full, gap, largest
@@ -17,12 +16,6 @@ from tests.unit.attention_reference import draw, full, gap, largest
 DEGREES = pytest.mark.parametrize("shared_worlds", [1, 2, 3, 4], indirect=True, scope="module")
 SEQ, TILE = 24, 5  # 12 tokens of two ranks are cut into tiles of 4
 DOCUMENTS = [[0] * 7 + [1] * 17, [3] + [1] * 11 + [3] * 12]
-
-
-@pytest.fixture(scope="module")
-def four():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        yield world
 
 
 def variants(n: int) -> dict[str, tuple]:

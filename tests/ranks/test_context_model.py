@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import manyranks as mr
 from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.context import ContextParallel, blockwise_attention
 from manyranks.parallel.data_parallel import OverlappedDataParallel
@@ -149,12 +148,6 @@ def with_checkpoints() -> dict[str, float]:
 def test_layers_may_be_checkpointed(shared_world):
     for found in shared_world.run(with_checkpoints):
         assert largest(found.values()) < 1e-12
-
-
-@pytest.fixture(scope="module")
-def four():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        yield world
 
 
 def with_data_parallelism() -> float:

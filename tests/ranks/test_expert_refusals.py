@@ -74,12 +74,6 @@ def refusals() -> dict[str, str]:
     return refused.said(REFUSED)
 
 
-@pytest.fixture(scope="module")
-def four():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        yield world
-
-
 def test_what_does_not_fit_is_refused_on_all_ranks_with_what_to_do(four):
     for found in four.run(refusals):
         assert {name: found[name] for name, (_, message) in REFUSED.items() if not re.search(message, found[name])} == {}

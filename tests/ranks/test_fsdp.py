@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-import manyranks as mr
 from manyranks.parallel import checkpointing
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.zero import Zero3
@@ -236,12 +235,6 @@ def test_the_payload_is_three_times_the_parameters_less_the_last_unit(shared_wor
 
 
 # Replicas of shards.
-
-
-@pytest.fixture(scope="module")
-def four():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        yield world
 
 
 def test_replicas_of_shards_reduce_inside_and_all_reduce_between(four):

@@ -63,6 +63,20 @@ def test_a_measured_cell_counts_what_is_asked_for(shell, world, line, flops, mem
     assert (shell.user_ns["m"].peak_bytes is not None) == memory
 
 
+def test_a_cell_can_be_profiled(shell, world):
+    ranks(shell, "dist.all_reduce(torch.ones(10, 10) @ torch.ones(10, 10))", "--measure m --profile")
+    m = shell.user_ns["m"]
+    assert [m.profiles[rank].by_name()["aten::mm"][0] for rank in m.ranks] == [1, 1, 1]
+    assert all(parts.matmul > 0 for parts in m.budgets.values())
+
+
+def test_a_profile_with_counting_is_refused_before_the_cell_runs(shell, world):
+    ranks(shell, "x = 1")
+    with pytest.raises(ValueError, match="profile=True with flops or memory"):
+        ranks(shell, "x = 2", "--measure m --profile --flops")
+    assert world.get("x") == [1, 1, 1]
+
+
 def test_some_ranks_can_be_measured(shell, world):
     ranks(shell, "x = 1", "0,1 --measure m")
     assert shell.user_ns["m"].ranks == (0, 1)

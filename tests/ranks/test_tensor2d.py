@@ -14,12 +14,6 @@ TOKENS, INTO, OUT = 12, 6, 18
 DOUBLE = torch.float64
 
 
-@pytest.fixture(scope="module")
-def four():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        yield world
-
-
 def mesh() -> DeviceMesh:
     q = round(dist.get_world_size() ** 0.5)
     return init_device_mesh("cpu", (q, q))

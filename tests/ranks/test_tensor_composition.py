@@ -19,7 +19,6 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-import manyranks as mr
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.tensor import (
     ColumnParallelLinear,
@@ -38,12 +37,6 @@ from tests.ranks.test_tensor import SIZES, lively, off, random
 
 CONFIG = GPTConfig(layers=1, hidden=16, heads=4, kv_heads=1, ffn=24, vocab=13, seq=8)
 SP = {"sequence_parallel": True}
-
-
-@pytest.fixture(scope="module")
-def four():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        yield world
 
 
 def tokens_of(replica: int, batch: int = 0) -> torch.Tensor:

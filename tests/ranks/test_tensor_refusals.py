@@ -2,12 +2,10 @@
 
 import re
 
-import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-import manyranks as mr
 from manyranks.parallel.tensor import (
     Column,
     ColumnParallelLinear,
@@ -98,12 +96,6 @@ REFUSED = {
 
 def refusals() -> dict[str, str]:
     return refused.said(REFUSED)
-
-
-@pytest.fixture(scope="module")
-def four():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        yield world
 
 
 def test_what_does_not_fit_is_refused_on_all_ranks_with_what_to_do(four):

@@ -272,10 +272,17 @@ def test_under_torchrun_the_same_run_gives_the_same_losses(capsys):
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "OMP_NUM_THREADS": "1"}
     start = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*start, "-m", "manyranks.training", *SMALL], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*start, "-m", "manyranks.training", *SMALL, "--mfu"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert without_seconds(done.stdout) == without_seconds(capsys.readouterr().out)
+    *lines, used = done.stdout.splitlines()
+    assert without_seconds("\n".join(lines)) == without_seconds(capsys.readouterr().out)
+    assert "GFLOP/s in float32 (2 × CPU with 1 thread, measured: the best of a few large products)" in used
 
 
 def without_seconds(text: str) -> str:

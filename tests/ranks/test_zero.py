@@ -285,9 +285,3 @@ def test_so_it_does_where_shards_have_replicas(four, shape, compute):
         expected = theirs(rows, frozen, 4, 3, (4, 4, 0) if compute is None else (0, 4, 4), shape[0])
         assert after_backward == expected
         assert between == [expected[0], 0, *expected[2:]]
-
-
-@pytest.fixture(scope="module")
-def four():
-    with mr.World(4, backend="gloo", timeout=30) as world:
-        yield world

@@ -330,3 +330,32 @@ def test_a_fused_function_that_does_nothing_moves_nothing():
     with WorkCounter() as work, meta.fused(idle, "run"):
         idle.run(x)
     assert work.bytes == 0
+
+
+# Products beside mm ------------------------------------------------------------------------------------------------------
+
+MATRIX, VECTOR = torch.ones(6, 4), torch.ones(4)
+BATCH, OTHER_BATCH = torch.ones(3, 6, 4), torch.ones(3, 4, 5)
+PRODUCTS = {
+    "matrix and vector": (lambda: MATRIX @ VECTOR, 2 * 6 * 4),
+    "two vectors": (lambda: VECTOR.dot(VECTOR), 2 * 4),
+    "addmv": (lambda: torch.addmv(torch.zeros(6), MATRIX, VECTOR), 2 * 6 * 4),
+    "a sum of products": (lambda: torch.addbmm(torch.zeros(6, 5), BATCH, OTHER_BATCH), 2 * 3 * 6 * 4 * 5),
+    "baddbmm in place": (lambda: torch.zeros(3, 6, 5).baddbmm_(BATCH, OTHER_BATCH), 2 * 3 * 6 * 4 * 5),
+}
+
+
+@pytest.mark.parametrize("what", PRODUCTS)
+def test_a_product_of_any_kind_has_its_flops(what):
+    run, expected = PRODUCTS[what]
+    with WorkCounter() as work:
+        run()
+    assert work.flops == expected
+
+
+def test_a_grouped_product_has_the_flops_of_its_rows_forward_and_backward():
+    rows, ends = torch.ones(6, 16, dtype=torch.bfloat16, requires_grad=True), torch.tensor([2, 5, 6], dtype=torch.int32)
+    experts = torch.ones(3, 16, 8, dtype=torch.bfloat16, requires_grad=True)
+    with WorkCounter() as work:
+        F.grouped_mm(rows, experts, offs=ends).square().sum().backward()
+    assert work.flops == 3 * 2 * 6 * 16 * 8

@@ -1,64 +1,37 @@
-"""Chapter 09's figures and explorer show the numbers that they are given or theory has, and what cannot be shown is refused."""
+"""Chapter 09's figures show the numbers that they are given, and what cannot be shown is refused."""
 
-import itertools
 import re
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 
 from manyranks import show
-from manyranks.show import mfu, mfu_charts, mfu_waterfall, style, units
-from manyranks.show.bars import LONGEST
+from manyranks.measure.budget import Budget
+from manyranks.show import mfu, mfu_charts, mfu_waterfall, style
 from manyranks.show.mfu import Point
-from manyranks.show.mfu_explorer import _BUDGET, Utilisation
-from manyranks.show.mfu_setting import (
-    CLUSTERS,
-    CONVENTIONS,
-    DATA,
-    FLASH,
-    LENGTHS,
-    MODELS,
-    PRECISIONS,
-    RECOMPUTE,
-    SEQUENCES,
-    TENSOR,
-    Setting,
-)
-from manyranks.show.mfu_status import limit, speed
-from manyranks.theory import clusters, flops, memory, models, roofline, step
+from manyranks.theory import Plan, clusters, flops, models, roofline
 from manyranks.theory.roofline import Roof
-from tests.unit.bars_drawn import noted_texts, widths
 from tests.unit.figures_drawn import assert_readable
 
-DEFAULT_VALUES = {"model": "llama3-8b", "cluster": "h100-dgx", "precision": "bf16", "b": 1, "s": 8192}
-DEFAULT_VALUES |= {"recompute": "none", "flash": "on", "tp": 1, "dp": 64, "convention": "full"}
-OPTIONS = {"model": list(MODELS), "cluster": CLUSTERS, "precision": PRECISIONS, "b": SEQUENCES, "s": LENGTHS}
-OPTIONS |= {"recompute": RECOMPUTE, "flash": list(FLASH), "tp": TENSOR, "dp": DATA, "convention": CONVENTIONS}
 H100, V100, MACHINE = Roof(989e12, 3.35e12), Roof(125e12, 0.9e12), Roof(103e9, 10e9)
 RUNS = [("PaLM, 540 B", "6,144 TPU v4", 0.462), ("this run", "", 0.05)]
 PARTS = {"model FLOPs": 0.41, "slower products": 0.31, "messages": 0.11, "bubble": 0.09, "else": 0.08}
 RATES = {"float32": {64: 20e9, 1024: 103e9, 256: 90e9}, "bfloat16": {64: 10e9, 256: 200e9, 1024: 343e9}}
 OPERATORS = [Point("q, k, v", 890, None, "products"), Point("scores", 310, None, "products"), Point("up", 1400, None, "MLP")]
 OPERATORS += [Point("RMSNorm", 1.0, None, "moves memory"), Point("residual", 0.25, None, "moves memory")]
-MEASURED = [Point("mm", 85, 60e9, "forward"), Point("gelu", 0.9, 2e9, "forward"), Point("gelu backward", 0.8, 1.9e9, "backward")]
+MEASURED = [
+    Point("mm", 85, 60e9, "forward"),
+    Point("gelu", 0.9, 2e9, "forward"),
+    Point("gelu backward", 0.8, 1.9e9, "backward"),
+]
 MANY = [Point(f"operator {k}", 0.2 * 1.5**k, 1e10 * 1.7**k if k % 2 else None, "abc"[k % 3]) for k in range(20)]
-
-
-class Budget(NamedTuple):
-    """As measure.budget.Budget."""
-
-    matmul: float
-    other: float
-    communication: float
-    waiting: float
-    python: float
 
 
 BUDGETS = {0: Budget(0.102, 0.066, 0.010, 0.018, 0.08), 1: Budget(0.092, 0.076, 0.0, 0.028, 0.08)}
 SAMPLES = {"not synchronised": [0.4, 3e-5, 2e-5, 4e-5], "synchronised": [0.5, 3e-3, 3.2e-3, 9e-3]}
-SHARES = {name: 0.4 + k / 50 for k, name in enumerate(CONVENTIONS)}
+THEORY = roofline.time_budget(models["llama3-8b"], Plan(dp=8, tp=8, zero=3, seq=8192), clusters["h100-dgx"])
+SHARES = {name: 0.4 + k / 50 for k, name in enumerate(flops.CONVENTIONS)}
 FIGURES = {
     "published": lambda: mfu.published(RUNS),
     "one run": lambda: mfu.published(RUNS[1:]),
@@ -74,7 +47,7 @@ FIGURES = {
     "two ranks": lambda: mfu.waterfall(BUDGETS, step={0: 0.277, 1: 0.278}, title="A step"),
     "four ranks": lambda: mfu.waterfall({rank: BUDGETS[rank % 2] for rank in range(4)}, step=0.28),
     "eight ranks": lambda: mfu.waterfall({rank: BUDGETS[rank % 2] for rank in range(8)}, step=0.28),
-    "a budget of theory": lambda: mfu.waterfall({"llama3-8b": now(tp=8, dp=8).budget()}),
+    "a budget of theory": lambda: mfu.waterfall({"llama3-8b": THEORY}),
     "other parts": lambda: mfu.waterfall({"H100": {"at the peak": 0.4, "memory": 0.1, "messages": 0.06}}),
     "timings": lambda: mfu.timings(SAMPLES),
     "one series": lambda: mfu.timings({"matmul": [0.004, 0.003]}),
@@ -85,15 +58,6 @@ FIGURES = {
 
 def texts(axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
-
-
-def now(**change) -> Setting:
-    return Setting(**DEFAULT_VALUES | change)
-
-
-@pytest.fixture(scope="module")
-def explorer():
-    return mfu.explorer()
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -110,19 +74,28 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
     ("draw", "said"),
     [
         (lambda: mfu.published([]), "0 runs: "),
-        (lambda: mfu.published([("PaLM", "TPU v4", 46.2)]), "'PaLM' has the share 46.2: give a number from 0 to 1, not in percent"),
+        (
+            lambda: mfu.published([("PaLM", "TPU v4", 46.2)]),
+            "'PaLM' has the share 46.2: give a number from 0 to 1, not in percent",
+        ),
         (lambda: mfu.bought({"model FLOPs": 0.4}), "the parts are 0.4000 of the whole together: give shares of 1"),
         (lambda: mfu.bought(PARTS, gpus=64), "gpus=64, each=8: a picture has 32 to 4,096 cells"),
         (lambda: mfu.rates({}), "0 lines: "),
         (lambda: mfu.rates({"float32": {}}), "'float32' has the rates {}: "),
-        (lambda: mfu.rates({"float32": {64: 0}}), "'float32' has the rates {64: 0}: give one or more sizes, all numbers above 0"),
+        (
+            lambda: mfu.rates({"float32": {64: 0}}),
+            "'float32' has the rates {64: 0}: give one or more sizes, all numbers above 0",
+        ),
         (lambda: mfu.timings({}), "0 panels: "),
         (lambda: mfu.timings({"matmul": [1.0, 0.0]}), "'matmul' has the times [1.0, 0.0]: "),
         (lambda: mfu.conventions({"full": -0.1}), "'full' has the share -0.1: "),
         (lambda: mfu.roofline({}), "0 roofs: "),
         (lambda: mfu.roofline({"H100": H100}, MANY * 2), "40 points: "),
         (lambda: mfu.roofline({"H100": H100}, [Point("x", 1, None, c) for c in "abcdefg"]), "7 groups of points: "),
-        (lambda: mfu.roofline({"H100": H100}, [Point("add", 0)]), "'add' at 0 FLOP/byte and None FLOP/s: both axes are logarithmic"),
+        (
+            lambda: mfu.roofline({"H100": H100}, [Point("add", -1)]),
+            "'add' at -1 FLOP/byte and None FLOP/s: an intensity is 0 or more",
+        ),
         (lambda: mfu.roofline({"H100": H100}, [Point("add", 1, 0)]), "'add' at 1 FLOP/byte and 0 FLOP/s: "),
         (lambda: mfu.waterfall({}), "0 budgets: "),
         (lambda: mfu.waterfall({0: {}}), "0 parts: "),
@@ -147,8 +120,8 @@ def test_flops_and_their_rates_are_written_as_people_read_them():
 def test_published_bars_are_shares_of_what_was_bought():
     (axes,) = mfu.published(RUNS).axes
     used, rest = ([bar.get_width() for bar in bars] for bars in axes.containers)
-    assert used == [46.2, 5.0]
-    assert [one + other for one, other in zip(used, rest, strict=True)] == [100, 100]
+    assert used == pytest.approx([46.2, 5.0])
+    assert [one + other for one, other in zip(used, rest, strict=True)] == pytest.approx([100, 100])
     assert texts(axes) == ["46.2%", "5.0%"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["PaLM, 540 B, 6,144 TPU v4", "this run"]
 
@@ -221,8 +194,8 @@ def test_a_roof_bends_at_its_ridge_between_both_regions():
     axes = mfu.roofline({"H100": H100}).axes[0]
     roof = axes.lines[0]
     assert roof.get_xdata()[1] == H100.ridge
-    assert list(roof.get_ydata()[1:]) == [989e12, 989e12]
-    assert roof.get_ydata()[0] == roof.get_xdata()[0] * 3.35e12
+    assert list(roof.get_ydata()[1:]) == pytest.approx([989e12, 989e12])
+    assert roof.get_ydata()[0] == pytest.approx(roof.get_xdata()[0] * 3.35e12)
     assert roof.get_label() == "H100: 989 TFLOP/s, 3.35 TB/s, ridge at 295 FLOP/byte"
     assert texts(axes) == ["memory-bound", "compute-bound"]
 
@@ -240,6 +213,13 @@ def test_every_point_is_numbered_once_and_listed_with_its_numbers():
         point.name for group in "abc" for point in MANY if point.group == group
     ]
     assert "0.3; 17 GFLOP/s" in said
+
+
+def test_what_only_moves_memory_is_listed_and_has_no_point():
+    axes, listed = mfu.roofline({"H100": H100}, [Point("add", 0, 0.0), Point("mm", 400)]).axes
+    assert points(axes) == [(400, 989e12, False)]
+    assert texts(axes)[2:] == ["2"]
+    assert texts(listed)[:6] == ["–", "add", "0; moves memory", "2", "mm", "400; 989 TFLOP/s"]
 
 
 # Waterfall
@@ -275,148 +255,7 @@ def test_of_many_ranks_each_is_a_bar():
 
 
 def test_of_a_long_budget_what_takes_no_time_is_left_out():
-    budget = now(tp=8, dp=8).budget()
-    (axes,) = mfu.waterfall({"llama3-8b": budget}).axes
-    shown = [mfu_waterfall.looks([part])[part][0] for part, seconds in budget.items() if seconds]
+    (axes,) = mfu.waterfall({"llama3-8b": THEORY}).axes
+    shown = [mfu_waterfall.looks([part])[part][0] for part, seconds in THEORY.items() if seconds]
     assert [label.get_text() for label in axes.get_yticklabels()] == [*shown, "together"]
-    assert len(shown) < len(budget)
-
-
-# What the explorer shows of a setting
-
-
-def test_a_setting_is_what_theory_says_of_its_plan():
-    one = now(tp=8, dp=8, recompute="full")
-    shape, cluster = models["llama3-8b"], clusters["h100-dgx"]
-    assert one.step().seconds == step.estimate(shape, one.plan, cluster).seconds
-    assert one.budget() == roofline.time_budget(shape, one.plan, cluster)
-    assert one.parts() == roofline.parts(shape, one.plan, cluster)
-    assert one.peak() == memory.peak(shape, one.plan)
-    run = shape, 8192, one.step().tokens_per_second, 64, 989e12
-    assert one.mfu == flops.mfu(*run)
-    assert one.hfu == flops.hfu(*run, "full", flash=True)
-    assert one._replace(convention="causal").mfu == flops.mfu(*run, "causal")
-
-
-def test_utilisation_is_of_the_peak_in_the_precision_chosen():
-    bf16, fp8 = now(), now(precision="fp8")
-    assert fp8.roof.peak == 2 * bf16.roof.peak
-    assert speed(fp8) > speed(bf16)
-    assert fp8.mfu / bf16.mfu == pytest.approx(speed(fp8) / speed(bf16) / 2)
-
-
-def test_flash_attention_has_no_scores_to_recompute_selectively():
-    one = now(recompute="selective")
-    assert one.hfu / one.mfu == pytest.approx(now().hfu / now().mfu)
-    stored = now(recompute="selective", flash="off")
-    assert stored.hfu / stored.mfu > now(flash="off").hfu / now(flash="off").mfu == 1
-
-
-@pytest.mark.parametrize("change", [{}, {"tp": 8}, {"model": "deepseek-v3", "dp": 512, "s": 4096}, {"cluster": "tpu-v4"}], ids=str)
-def test_the_budget_s_rows_are_all_that_a_step_spends_time_on(change):
-    one = now(**change)
-    budget = one.budget()
-    assert sum(budget[part] for part in _BUDGET) == pytest.approx(one.step().seconds)
-
-
-# The explorer
-
-
-def test_it_opens_on_llama_3_8b_on_64_h100s():
-    opened = mfu.explorer()
-    assert opened.values == DEFAULT_VALUES
-    assert opened.status == (
-        "llama3-8b, h100-dgx, TP 1 × DP 64, 1 × 8,192 tokens a DP rank: MFU 62.6% (full), HFU 64.9% of 989 TFLOP/s; 766 ms a "
-        "step, 10,700 tokens/s a GPU; 44.4 GB of 80 GB. Limit: computing: products take 91% of the time, the MLP at 65% of the "
-        "peak."
-    )
-
-
-def test_bars_points_and_numbers_are_the_settings(monkeypatch):
-    words = noted_texts(monkeypatch)
-    plot, one = Utilisation(), now(tp=8, dp=8)
-    plot.update(**one._asdict())
-    time, budget = one.step().seconds, one.budget()
-    rows = [f"{units.duration(budget[part])}, {budget[part] / time:.1%}" if budget[part] else "none" for part in _BUDGET]
-    assert words[1] == [f"{one.mfu:.1%}", f"{one.hfu:.1%}", *rows, "the step"]
-    expected = [[LONGEST * share] for share in (one.mfu, one.hfu, *(budget[part] / time for part in _BUDGET)) if share]
-    assert [row for row in widths(plot._time._bars) if row] == [pytest.approx(row, rel=1e-3) for row in expected]
-    found = {part.name: part for part in one.parts()}
-    for name, line in plot._roofline._points.items():
-        if name in found:
-            at = found[name].intensity, 100 * found[name].flops_per_second / 989e12
-            assert (*line.get_xdata(), *line.get_ydata()) == pytest.approx(at)
-        else:
-            assert len(line.get_xdata()) == 0
-    assert plot._roofline._ridge.get_xdata()[0] == one.roof.ridge
-    assert plot._time._bars._band.get_y() + 0.45 == 2 + _BUDGET.index("tensor")
-
-
-def test_a_rate_below_the_axes_is_drawn_at_their_edge():
-    plot = Utilisation()
-    plot.update(**DEFAULT_VALUES | {"model": "small GPT", "s": 128, "dp": 1, "cluster": "gb200-nvl72", "precision": "fp8"})
-    assert plot._roofline._points["attention core"].get_ydata()[0] == 0.05
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"s": 128}, "Limit: gradients and parameters, 76% of the time; a micro-batch of 64 gives 12,500 tokens/s."),
-        ({"s": 128, "dp": 1}, "Limit: memory; DP 2 fits. Of the time: "),
-        ({"flash": "off"}, "flash attention on gives 10,700 tokens/s."),
-        ({"tp": 8}, "Limit: tensor-parallel messages, "),
-        ({"model": "small GPT", "s": 128, "dp": 1}, "Limit: overhead: starting kernels, 97% of the time; a micro-batch of 128 gives "),
-        ({"model": "gpt2", "s": 128, "b": 2, "dp": 1}, "Limit: overhead"),
-        ({"b": 4}, "Does not fit: llama3-8b, "),
-        ({"b": 4}, "Limit: memory; recompute full fits. Of the time: computing: "),
-        ({"model": "deepseek-v3", "dp": 256, "s": 4096}, "EP 64, 1 × 4,096 tokens a DP rank"),
-    ],
-)
-def test_the_status_line_names_the_limit_and_a_way_out(explorer, change, said):
-    assert said in explorer.set(**DEFAULT_VALUES | change).status
-
-
-def test_products_of_few_rows_wait_for_memory():
-    one = now(model="llama3.2-1b", s=128, dp=1)
-    assert limit(one) == "matmul"
-    longest = max((part for part in one.parts() if part.flops), key=lambda part: part.seconds)
-    assert longest.bound == "memory"
-    said = mfu.explorer().set(**one._asdict()).status
-    assert f"does {longest.intensity:.3g} FLOPs a byte, the ridge is at 295; a micro-batch of " in said
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"cluster": "a100-dgx", "precision": "fp8"}, "A100-80GB SXM multiplies no faster in 8 bits: take bf16"),
-        ({"cluster": "v100-dgx", "precision": "fp32"}, "V100 SXM2 has no TF32, in which fp32 is multiplied here: take bf16"),
-        ({"model": "gpt2", "s": 2048}, "gpt2 has learned positions for 1,024 tokens, not for 2,048: lower s"),
-        ({"model": "gpt2", "s": 128, "tp": 8}, "tp=8 does not divide the 12 heads of gpt2"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_words(explorer, change, said):
-    assert explorer.set(**DEFAULT_VALUES | change).status.startswith(f"Not possible: {said}")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("model", "gpt5"), ("cluster", "abacus"), ("precision", "fp4"), ("recompute", "some"), ("flash", "yes"), ("convention", "my")],
-)
-def test_unknown_names_are_refused_in_words(name, value):
-    with pytest.raises(ValueError, match=f"'{value}'.*known are "):
-        Utilisation().update(**DEFAULT_VALUES | {name: value})
-
-
-def test_every_choice_gives_a_status_line_or_a_reason():
-    plot = Utilisation()
-    settings = [dict(zip(OPTIONS, values, strict=True)) for values in itertools.product(*OPTIONS.values())][::400009]
-    settings += [DEFAULT_VALUES | {name: value} for name, values in OPTIONS.items() for value in values]
-    said, reasons = [], []
-    for setting in settings:
-        try:
-            said.append(plot.update(**setting))
-        except ValueError as error:
-            reasons.append(str(error))
-    assert all("Limit: " in each for each in said)
-    assert all(re.search(r"learned positions|does not divide|8 bits|TF32|\bends at\b", each) for each in reasons), reasons
-    assert len(said) > len(reasons) > 0
+    assert len(shown) < len(THEORY)

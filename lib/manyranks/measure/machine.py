@@ -6,7 +6,7 @@ from manyranks.measure import timing
 
 SIZES = (512, 1024, 2048)
 LARGE = (2048, 4096, 8192)  # an accelerator's best product is larger than a core's
-_ENOUGH = 4e8  # FLOPs that are timed at once, at least: some 4 ms of one core
+_ENOUGH, _MOST = 4e8, 1000  # small products are timed so many at once: that many FLOPs, or that many calls; a few ms
 
 
 def matmul_rate(
@@ -25,8 +25,8 @@ def matmul_rate(
     m, k, n = sides
     first, second = (torch.ones(shape, device=device).to(dtype) for shape in ((m, k), (k, n)))
     out, flops = torch.empty(m, n, dtype=dtype, device=device), 2 * m * k * n
-    # Small products are timed many at once, or the clock and the interpreter are what is timed.
-    times = max(1, round(_ENOUGH / flops)) if min(m, k, n) < SIZES[0] else 1
+    # Else the clock would be a part of what is timed.
+    times = min(_MOST, max(1, round(_ENOUGH / flops))) if min(m, k, n) < SIZES[0] else 1
 
     def products() -> None:
         for _ in range(times):

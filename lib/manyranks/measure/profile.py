@@ -55,12 +55,13 @@ def profiled(function: Callable, *args, **kwargs):
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with _silent(), torch_profile(activities=activities) as profiler:
         with record_function(_WHOLE):
+            begun = time.perf_counter()
             result = function(*args, **kwargs)
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
-        finished = time.perf_counter()
+        ended = time.perf_counter()
     results = profiler.profiler.kineto_results
-    return result, _read(results.events() if results else [], finished)
+    return result, _read(results.events() if results else [], begun, ended)
 
 
 @contextlib.contextmanager
@@ -75,23 +76,26 @@ def _silent() -> Iterator[None]:
             os.environ.pop(_LOG_LEVEL, None)
 
 
-def _read(events: list, finished: float) -> Profile:
-    """finished: the moment, by time.perf_counter, at which the event of the whole run ended; its beginning takes longer."""
+def _read(events: list, begun: float, ended: float) -> Profile:
+    """begun, ended: moments, by time.perf_counter, right after the event of the whole run began and right after it ended."""
     whole = next((event for event in events if event.name() == _WHOLE and event.activity_type() == "user_annotation"), None)
     if whole is None:
         raise RuntimeError(f"the function runs a torch.profiler of its own: {_TAKEN}; take that one, or this one, out")
-    began, ended = whole.start_ns(), whole.end_ns()
+    first, last = whole.start_ns(), whole.end_ns()
+    # Each moment is a little late, the first by 0.1 ms, the last by 0.01 ms, and either by more where another process came
+    # between: the one that is less late says what the profiler's clock shows by perf_counter.
+    finished = min(begun + (last - first) / 1e9, ended)
     mine = [event for event in events if event.start_thread_id() == whole.start_thread_id() and _is_call(event)]
     called = [(event.start_ns(), event.end_ns(), event.name()) for event in mine]
     names = {event.correlation_id(): event.name() for event in events if _is_call(event)}
     kernels = [(e.start_ns(), e.end_ns(), _launched_by(e, names)) for e in events if e.activity_type() in _KERNELS]
     spans = []
     for name, start, end, goes_on in one_after_another(kernels) if kernels else innermost(called):
-        start, end = max(start, began), min(end, ended)  # what was under way before, and clocks that differ
+        start, end = max(start, first), min(end, last)  # what was under way before, and clocks that differ
         if end > start:
-            spans.append(Span(name, kind_of(name), finished - (ended - start) / 1e9, finished - (ended - end) / 1e9, goes_on))
+            spans.append(Span(name, kind_of(name), finished - (last - start) / 1e9, finished - (last - end) / 1e9, goes_on))
     operators = sum(name.startswith("aten::") for _, _, name in called)
-    return Profile(finished - (ended - began) / 1e9, finished, tuple(spans), operators, bool(kernels))
+    return Profile(finished - (last - first) / 1e9, finished, tuple(spans), operators, bool(kernels))
 
 
 def _is_call(event) -> bool:

@@ -46,7 +46,7 @@ def curves(
 
 
 def powers(limits: tuple[float, float], least: int = 2) -> list[float]:
-    """Powers of ten inside the limits; of many every second or third one, and if there are fewer than `least`, 1, 2, 5, 10, …"""
+    """Powers of ten inside the limits; of many every second or third one, and if there are fewer than `least`, 1, 2, 5, …"""
     low, high = ceil(log10(limits[0])), floor(log10(limits[1]))
     if high - low + 1 >= least:
         return [10.0**k for k in range(low, high + 1, max(1, ceil((high - low + 1) / _MOST)))]

@@ -18,7 +18,14 @@ _RUNS, _LINES, _SERIES = 16, 6, 4  # at most
 _USED = {"color": style.BLUE, "edgecolor": style.BLACK, "linewidth": 0.8}
 _REST = {"color": "white", "hatch": "////", "edgecolor": "#b0b0b0", "linewidth": 0.8}
 # A part's colour and hatch: of what was bought.
-_PARTS = ((style.BLUE, ""), ("#fdae6b", "////"), ("#e7a6c8", "\\\\\\\\"), ("#ffe08a", "xxxx"), ("#a1d99b", "...."), ("#cccccc", "---"))
+_PARTS = (
+    (style.BLUE, ""),
+    ("#fdae6b", "////"),
+    ("#e7a6c8", "\\\\\\\\"),
+    ("#ffe08a", "xxxx"),
+    ("#a1d99b", "...."),
+    ("#cccccc", "---"),
+)
 _CELLS, _GRID = (32, 4096), 5.8  # cells of a picture, and inches of a row of them
 
 

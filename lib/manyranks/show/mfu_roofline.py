@@ -1,6 +1,6 @@
 """Chapter 09's roofline: what a chip's arithmetic and its memory let an operator reach, over its arithmetic intensity."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from math import log10
 from typing import NamedTuple, Protocol
@@ -56,20 +56,22 @@ def roofline(roofs: Mapping[str, Ceiling], points: Sequence[Point] = (), title: 
     """FLOP/s over arithmetic intensity: a roof for each name, and numbered points, listed at the right.
 
     roofs: name ("H100, bfloat16") -> theory.roofline.Roof. A point without FLOP/s is hollow, on the first roof; one with them
-    is filled, and hangs by a dotted line from where that roof would let it be.
-    Raises ValueError for no or more than 4 roofs, more than 20 points or 6 groups, and numbers that are not above 0.
+    is filled, and hangs by a dotted line from where that roof would let it be. One of intensity 0 has no place on logarithmic
+    axes: it is only listed.
+    Raises ValueError for no or more than 4 roofs, more than 20 points or 6 groups, an intensity below 0, a rate not above 0.
     """
     _check(roofs, points)
     roof, groups = next(iter(roofs.values())), list(dict.fromkeys(point.group for point in points))
-    scale = _scale(roofs.values(), points, roof)
+    drawn = {k: point for k, point in enumerate(points) if point.intensity}
+    scale = _scale(roofs.values(), drawn.values(), roof)
     wide, high = _LEFT + _WIDE + (_LIST if points else 0.3), _BELOW + _HIGH + 0.15 + 0.19 * len(roofs) + 0.25 * bool(title)
     fig = style.Figure(figsize=(wide, high), layout="none")
     axes = fig.add_axes((_LEFT / wide, _BELOW / high, _WIDE / wide, _HIGH / high))
     axes.set(xscale="log", yscale="log", xlim=scale[:2], ylim=scale[2:])
     _draw_roofs(axes, roofs, scale)
-    for point in points:
+    for point in drawn.values():
         _draw(axes, point, roof, groups.index(point.group))
-    _number(axes, points, roof, scale)
+    _number(axes, drawn, roof, scale)
     axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate of an operator")
     axes.set_xticks(at := powers(scale[:2]), [f"{x:,g}" for x in at])
     axes.set_yticks(at := powers(scale[2:]), [units.flop_rate(y) for y in at])
@@ -88,15 +90,17 @@ def _check(roofs: Mapping[str, Ceiling], points: Sequence[Point]) -> None:
     if (groups := len({point.group for point in points})) > _GROUPS:
         raise ValueError(f"{groups} groups of points: a picture shows at most {_GROUPS}")
     for name, intensity, rate, _ in points:
-        if not intensity > 0 or (rate is not None and not rate > 0):
-            raise ValueError(f"{name!r} at {intensity!r} FLOP/byte and {rate!r} FLOP/s: both axes are logarithmic; leave it out")
+        if not intensity >= 0 or (intensity and rate is not None and not rate > 0):
+            raise ValueError(
+                f"{name!r} at {intensity!r} FLOP/byte and {rate!r} FLOP/s: an intensity is 0 or more, a rate above 0"
+            )
 
 
 def _reached(point: Point, roof: Ceiling) -> float:
     return point.flops_per_second or roof.flops_per_second(point.intensity)
 
 
-def _scale(roofs: Sequence[Ceiling], points: Sequence[Point], first: Ceiling) -> _Scale:
+def _scale(roofs: Collection[Ceiling], points: Collection[Point], first: Ceiling) -> _Scale:
     """At least a decade on both sides of every ridge, all points, and room above for texts."""
     ridges, peaks = [roof.ridge for roof in roofs], [roof.peak for roof in roofs]
     left = min([min(ridges) / 20, *(point.intensity / 2.5 for point in points)])
@@ -110,7 +114,9 @@ def _draw_roofs(axes: Axes, roofs: Mapping[str, Ceiling], scale: _Scale) -> None
     left, right, low, high = scale
     for (name, roof), line in zip(roofs.items(), _LINES, strict=False):
         x = (left, roof.ridge, right)
-        said = f"{name}: {units.flop_rate(roof.peak)}, {units.rate(roof.bandwidth)}, ridge at {units.short(roof.ridge)} FLOP/byte"
+        said = (
+            f"{name}: {units.flop_rate(roof.peak)}, {units.rate(roof.bandwidth)}, ridge at {units.short(roof.ridge)} FLOP/byte"
+        )
         rates = [roof.flops_per_second(each) for each in x]
         axes.plot(x, rates, color=style.BLACK, linestyle=line, linewidth=1.8, label=said)
         axes.plot([roof.ridge] * 2, [low, roof.peak], color="#666666", linestyle=":", linewidth=1.0)
@@ -132,11 +138,12 @@ def _draw(axes: Axes, point: Point, roof: Ceiling, group: int) -> None:
     axes.plot([point.intensity], [y], style.MARKERS[group], markersize=7.5, linestyle="none", zorder=3, **look)
 
 
-def _number(axes: Axes, points: Sequence[Point], roof: Ceiling, scale: _Scale) -> None:
+def _number(axes: Axes, points: Mapping[int, Point], roof: Ceiling, scale: _Scale) -> None:
     """A number above each point; points whose numbers would meet share one label."""
-    places = [scale.inches(point.intensity, _reached(point, roof)) for point in points]
-    flat = [point.flops_per_second is None and point.intensity >= roof.ridge for point in points]
-    clusters = [_Numbers((k,), (place,), under) for k, (place, under) in enumerate(zip(places, flat, strict=True))]
+    clusters = []
+    for k, point in points.items():
+        flat = point.flops_per_second is None and point.intensity >= roof.ridge
+        clusters.append(_Numbers((k,), (scale.inches(point.intensity, _reached(point, roof)),), flat))
     while pair := next(((a, b) for a, b in combinations(clusters, 2) if a.meets(b) or b.meets(a)), None):
         clusters = [each for each in clusters if each not in pair] + [pair[0].joined(pair[1])]
     for cluster in clusters:
@@ -198,17 +205,18 @@ def _listed(fig: style.Figure, points: Sequence[Point], groups: Sequence[str], r
     named = [group for group in groups if group]
     x, y = _LEFT + _WIDE + 0.25, _BELOW + _HIGH - 0.1
     step = min(0.24, _HIGH / (len(points) + 1.25 * len(named)))
-    for number, group in enumerate(groups):
+    for look, group in enumerate(groups):
         if group:
-            look = {"markerfacecolor": "white", "markeredgecolor": _COLOURS[number], "markeredgewidth": 1.6}
-            axes.plot([x + 0.06], [y], style.MARKERS[number], markersize=7, linestyle="none", **look)
+            edge = {"markerfacecolor": "white", "markeredgecolor": _COLOURS[look], "markeredgewidth": 1.6}
+            axes.plot([x + 0.06], [y], style.MARKERS[look], markersize=7, linestyle="none", **edge)
             axes.text(x + 0.22, y, group, fontsize=8.5, fontweight="bold", va="center")
             y -= step
         for k, point in enumerate(points):
             if point.group == group:
-                axes.text(x + 0.2, y, k + 1, fontsize=8, fontweight="bold", ha="right", va="center")
+                number = k + 1 if point.intensity else "–"
+                axes.text(x + 0.2, y, number, fontsize=8, fontweight="bold", ha="right", va="center")
                 axes.text(x + 0.28, y, point.name, fontsize=8, va="center")
-                rate = units.flop_rate(_reached(point, roof))
+                rate = units.flop_rate(_reached(point, roof)) if point.intensity else "moves memory"
                 axes.text(wide - 0.05, y, f"{units.short(point.intensity)}; {rate}", fontsize=8, ha="right", va="center")
                 y -= step
         y -= 0.25 * step

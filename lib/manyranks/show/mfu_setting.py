@@ -1,4 +1,4 @@
-"""What chapter 09's explorer shows of a setting: the roof of its chip and the model's parts under it, a step's time, its use."""
+"""What chapter 09's explorer shows of a setting: the roof of its chip, the model's parts under it, a step's time, its use."""
 
 import functools
 from typing import NamedTuple

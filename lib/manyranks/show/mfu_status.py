@@ -27,6 +27,8 @@ def status(now: Setting) -> str:
     degrees = f"TP {now.tp} × DP {now.dp:,}" + f", EP {now.ep}" * (now.ep > 1)
     said = f"{now.model}, {now.cluster}, {degrees}, {now.b} × {now.s:,} tokens a DP rank: "
     said += f"MFU {now.mfu:.1%} ({now.convention}), HFU {now.hfu:.1%} of {units.flop_rate(now.roof.peak)}; "
+    if now.hfu > 1:
+        said += f"above 100%: {now.convention} counts scores that the causal mask hides, and flash attention skips these; "
     said += f"{units.duration(time.seconds)} a step, {_tokens(now)}/s a GPU; "
     said += f"{units.size(peak)} of {units.size(room)}"
     if peak > room:
@@ -40,7 +42,7 @@ def speed(now: Setting) -> float:
 
 
 def _tokens(now: Setting) -> str:
-    return f"{float(f'{speed(now):.3g}'):,.5g} tokens" if speed(now) < 1e5 else f"{speed(now) / 1e6:.3g} million tokens"
+    return f"{float(f'{speed(now):.3g}'):,.6g} tokens" if speed(now) < 1e6 else f"{speed(now) / 1e6:.3g} million tokens"
 
 
 def limit(now: Setting) -> str:

@@ -9,7 +9,8 @@ from manyranks.show import style, units
 from manyranks.show.labels import width
 
 _SIZE = 8.5  # points, of a text
-_PANELS, _ROWS, _PARTS, _FEW = 4, 16, 10, 5  # at most: ranks with a waterfall each, ranks, parts, parts of 0 that are shown
+_PANELS, _ROWS, _PARTS = 4, 16, 10  # at most: ranks with a waterfall each, ranks, parts
+_FEW = 5  # of so many parts those that take no time are shown, too
 # A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
 _KNOWN = {
     "matmul": ("matmul", style.BLUE, ""),
@@ -39,7 +40,8 @@ def waterfall(
     """The parts of a step's time, one after another from 0 to their sum, with their seconds and shares.
 
     budgets: rank -> measure.budget.Budget, or name -> {part: seconds}. Up to 4 have a waterfall each, side by side; of up to 16
-    each is one bar. Of more than 5 parts those that take no time are left out. step: the measured seconds of the step, of all or of each, for a dashed line; the shares are of it then.
+    each is one bar. Of more than 5 parts those without time are left out. step: the measured seconds of the step, of all or
+    of each, for a dashed line; the shares are of it then.
     Raises ValueError for none, more than 16, other parts than the first one's, more than 10 of them, and negative seconds.
     """
     named = {_name(key): _parts(found) for key, found in budgets.items()}
@@ -146,7 +148,16 @@ def _bars(named: Mapping[str, Mapping[str, float]], steps: Mapping[str, float | 
         axes.barh(rows, seconds, 0.66, starts, label=f"{label}, {share:.1%} of all", **look)
         starts = [start + each for start, each in zip(starts, seconds, strict=True)]
     for row, (end, name) in enumerate(zip(starts, named, strict=True)):
-        axes.annotate(units.duration(end), (end, row), (5, 0), textcoords="offset points", fontsize=8.5, va="center", bbox=_PAPER, zorder=3)
+        axes.annotate(
+            units.duration(end),
+            (end, row),
+            (5, 0),
+            textcoords="offset points",
+            fontsize=8.5,
+            va="center",
+            bbox=_PAPER,
+            zorder=3,
+        )
         if steps[name]:
             axes.plot([steps[name]] * 2, [row - 0.45, row + 0.45], color=style.BLACK, linestyle="--", linewidth=1.4)
     axes.set_yticks(rows, list(named))

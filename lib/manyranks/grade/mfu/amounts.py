@@ -1,7 +1,7 @@
 """Amounts that a learner's function returns: numbers by name. Read on the rank, compared here with what was counted."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyranks.grade.journal import Stopped
-from manyranks.grade.scripts import Tensors, Wrong
+from manyranks.grade.scripts import WAIT, Tensors, Wrong
 from manyranks.grade.trial import Trial
 from manyranks.grade.verdict import Aspect, Verdict
 
@@ -96,6 +96,8 @@ def aspect(what: str, share: float, names: tuple[str, ...], unit: Unit = FLOPS) 
 
 def why(task: "MfuTask", trial: Trial, name: str) -> str:
     """Of the known mistakes in this amount, the one that explains all ranks' results; those of other amounts tell nothing."""
+    if trial.unwaited:  # it is chance, then
+        return WAIT
     results = [seen.tensors for seen in trial.answers]
     mistakes = [wrong for wrong in trial.case.mistakes() if name in wrong.results[0]]
     if hint := next((wrong.hint for wrong in mistakes if _explains(wrong.results, results)), ""):

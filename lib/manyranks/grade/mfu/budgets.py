@@ -37,17 +37,17 @@ from manyranks.grade.verdict import Aspect, Verdict
 CALL = "time_budget(spans, arrived, step, zero)"
 _NESTED = "nested operators are counted twice: a moment belongs to the innermost span that covers it, and to no other"
 _OUTERMOST = "a moment belongs to the innermost span that covers it, not to the outermost one"
-_CALLS = 'spans of the kind "calls" are counted as operators: they only call others. What no operator inside them covers is Python\'s'
+_CALLS = "'calls' spans are counted as operators: they only call others. What no operator inside them covers is Python's"
 _IN_CALLS = 'what is inside a "calls" span is forgotten: its operators and waits count as any other'
 _BEHIND = "communication is counted from when all had come, also while this rank computed: only what it waits for is exposed"
 _ALL_OVERLAPPED = "communication is counted from when this rank came to the call: only what it waits for is exposed"
 _NO_WAITING = (
-    "waiting is counted as communication: until the last rank has come to the call nothing is on its way. That takes the others' "
-    "moments, and of each call the largest, op=dist.ReduceOp.MAX"
+    "waiting is counted as communication: until the last rank has come to the call nothing is on its way. That takes the "
+    "others' moments, and of each call the largest, op=dist.ReduceOp.MAX"
 )
 _ALL_WAITING = (
-    "communication is counted as waiting: when the last rank has come, the bytes are on their way. An all-reduce adds the moments "
-    "unless op=dist.ReduceOp.MAX"
+    "communication is counted as waiting: when the last rank has come, the bytes are on their way. An all-reduce adds the "
+    "moments unless op=dist.ReduceOp.MAX"
 )
 _OWN_ARRIVAL = (
     "waiting is counted from when this rank came to the call: an asynchronous call returns at once, and what the rank did "
@@ -104,7 +104,10 @@ class Rule(NamedTuple):
     exposed: Callable[[Span, float, float], float] | None = None
 
 
-def result(case: Case, rank: int, rule: Rule = Rule()) -> Amounts:
+RIGHT = Rule()
+
+
+def result(case: Case, rank: int, rule: Rule = RIGHT) -> Amounts:
     """This rank's."""
     trace = case.traces[rank]
     last = [rule.choose(moments) for moments in zip(*(_sent(one, rule) for one in case.traces), strict=True)]
@@ -116,7 +119,7 @@ def result(case: Case, rank: int, rule: Rule = Rule()) -> Amounts:
             found[span.kind] += seconds
         elif span.kind == CALLS and rule.calls != PYTHON:
             found[rule.calls] += seconds
-        elif span.kind == WAIT and seconds:
+        elif span.kind == WAIT and (seconds or span.started == span.finished):
             waiting = min(last[span.call], span.finished) - rule.begins(span, trace.arrived[span.call])
             waiting = max(0.0, waiting) if rule.floor else waiting
             found[WAITING] += waiting

@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A training run. shapes: name -> shape of each parameter, once; tied: whether the head's matrix is the embedding of tokens.
+    """A training run. shapes: name -> shape of each parameter, once; tied: whether the head's matrix is the embedding's.
 
     sequences, accumulate: of one replica, a micro-batch, and micro-batches a step; chips: of one replica; seconds: a step.
     """

@@ -48,8 +48,8 @@ _BYTES = "those are bytes: divide by the bandwidth"
 _ALL_LOST = "that is all time of the runs: the fused kernels still take some"
 _LOST_UNEXPLAINED = "max(FLOPs ÷ peak, bytes ÷ bandwidth) − FLOPs ÷ peak, with bytes of all that is read and written"
 _SAVED_UNEXPLAINED = (
-    "of each run of neighbours without FLOPs: all its bytes, less those of one kernel that reads what comes from outside once and "
-    "writes what is read behind it or needed; ÷ bandwidth"
+    "of each run of neighbours without FLOPs: all its bytes, less those of one kernel that reads what comes from outside once "
+    "and writes what is read behind it or needed; ÷ bandwidth"
 )
 
 
@@ -83,7 +83,10 @@ class Rule(NamedTuple):
     written: str = "needed"
 
 
-def fused_bytes(recorded: Recorded, start: int, end: int, rule: Rule = Rule()) -> int:
+RIGHT = Rule()
+
+
+def fused_bytes(recorded: Recorded, start: int, end: int, rule: Rule = RIGHT) -> int:
     """Of the operators from start to end, as one kernel."""
     run, behind = recorded.operators[start:end], recorded.operators[end:]
     made = {name: size for one in run for name, size in one.writes.items()}
@@ -110,7 +113,7 @@ def _lost(case: Case, of: Callable[[float, float], float], reads: bool = True, w
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _saved(case: Case, rule: Rule = Rule()) -> float:
+def _saved(case: Case, rule: Rule = RIGHT) -> float:
     runs = list(_runs(case.recorded.operators))
     before = sum(_moved(one) for start, end in runs for one in case.recorded.operators[start:end])
     return (before - sum(fused_bytes(case.recorded, *run, rule) for run in runs)) / case.bandwidth

@@ -27,8 +27,8 @@ _NO_SYNC = (
     "measurement's end"
 )
 _EACH_LAUNCH = (
-    "synchronise() comes after each launch: then the device waits for the host, and the host for the device, as they do nowhere "
-    "in training. Once for each measurement, after its last launch"
+    "synchronise() comes after each launch: then the device waits for the host, and the host for the device, as they do "
+    "nowhere in training. Once for each measurement, after its last launch"
 )
 _NO_WARMUP = "the first launches are timed, too: `warmup` of them come first, and are slower"
 _MEAN = "that is the mean: one hiccup spoils it. The median of the measurements"
@@ -57,8 +57,8 @@ _NO_CLOCK = "a measurement is read off the clock: clock() before its first launc
 _SLICES = "between two readings of the clock there are `inner` launches: one measurement"
 _MORE = "one number for each measurement, its seconds: in each of them another rank may be the slowest"
 _UNEXPLAINED = (
-    "warm up, synchronise; `repeats` times: clock, `inner` launches, synchronise, clock; the difference ÷ inner; the largest of "
-    "all ranks, measurement by measurement; the median of these"
+    "warm up, synchronise; `repeats` times: clock, `inner` launches, synchronise, clock; the difference ÷ inner; the largest "
+    "of all ranks, measurement by measurement; the median of these"
 )
 
 
@@ -80,15 +80,15 @@ class Case(NamedTuple):
         return self.repeats
 
     def device(self, rank: int) -> Device:
-        """A new one. Its first launches are slow, and it has a hiccup in a measurement or two of its own."""
-        hiccups = {(3 * rank + 1) % self.repeats: 9 + rank, (3 * rank + 2) % self.repeats: 2 + rank}
+        """A new one. Its first launches are slow, and it has a hiccup in a measurement of its own."""
+        hiccup = (3 * rank + 1) % self.repeats
 
         def kernel(i: int) -> float:
             if i < self.warmup:
                 return (40 + rank) * _UNIT
             measurement, place = divmod(i - self.warmup, self.inner)
-            slow = hiccups.get(measurement, 0) * (place == self.inner // 2)
-            return (6 + rank % 3 + (5 * measurement + 2 * rank) % 7 / 8 + 20 * slow) * _UNIT
+            slow = (180 + 20 * rank) * (measurement == hiccup and place == self.inner // 2)
+            return (6 + (23 * measurement + 37 * rank + 11 * measurement * rank) % 61 / 16 + slow) * _UNIT
 
         return Device(Plan(2 * _UNIT, _UNIT, 700 * _UNIT, 3.0 + rank, kernel))
 
@@ -108,7 +108,10 @@ class Rule(NamedTuple):
     chained: bool = False
 
 
-def measured(case: Case, rank: int, rule: Rule = Rule()) -> Times:
+RIGHT = Rule()
+
+
+def measured(case: Case, rank: int, rule: Rule = RIGHT) -> Times:
     """Seconds of each measurement on this rank."""
     device, found = case.device(rank), []
     for _ in range(case.warmup * rule.warm):
@@ -189,11 +192,11 @@ def _run(case: Case, function: Callable, watch) -> Tensors:
 @cache
 def cases(n: int) -> list[Scene]:
     """An odd number of measurements, and an even one."""
-    return [_scene(Case(n, 3, 5, 4)), _scene(Case(n, 2, 6, 3))]
+    return [_scene(Case(n, 3, 9, 5)), _scene(Case(n, 2, 10, 3))]
 
 
 def _scene(case: Case) -> Scene:
-    right = [amounts.exact(own) for own in _all(case, _alike(case, Rule()))]
+    right = [amounts.exact(own) for own in _all(case, _alike(case, RIGHT))]
     return Scene(case.n, partial(_run, case), right, lambda: amounts.mistakes(right, _wrong(case)), case, case.note)
 
 

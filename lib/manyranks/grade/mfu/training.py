@@ -21,8 +21,8 @@ RECOMPUTE = ("none", "selective", "full")
 CALL = "step_flops(layers, head, recompute, flash)"
 _BATCH, _SEQ = 2, 9
 _ONCE = (
-    "backward is counted once: for each product of forward it has two, one for the gradient of what came in and one for that of "
-    "the weights. Forward and backward together are three times forward"
+    "backward is counted once: for each product of forward it has two, one for the gradient of what came in and one for that "
+    "of the weights. Forward and backward together are three times forward"
 )
 _NO_BACKWARD = "backward is missing: where everything learns it has twice the FLOPs of forward"
 _USEFUL = "recomputation is counted as useful: model FLOPs are what the step needs, once. What runs again is hardware FLOPs"
@@ -34,8 +34,8 @@ _FROZEN_LEARN = (
     "product in backward at most"
 )
 _NEVER = (
-    "layers that do not learn are counted without any backward: where one before them learns, the gradient has to come through, "
-    "one product for each of forward's"
+    "layers that do not learn are counted without any backward: where one before them learns, the gradient has to come "
+    "through, one product for each of forward's"
 )
 _ALWAYS = "backward ends at the first layer that learns: those before it have none, and nothing is recomputed there"
 _BEHIND = "it is what learns before a layer that matters: backward comes from the head, and ends at the first layer that learns"
@@ -58,12 +58,13 @@ _FLASH_WHOLE = "backward of flash attention computes QKᵀ again, not the produc
 _FLASH_ALWAYS = "without flash attention the scores are kept as matrices: nothing runs again"
 _FLASH_FROZEN = "backward of flash attention computes QKᵀ again wherever it runs, in layers that do not learn, too"
 _INSTEAD = (
-    "with flash attention, too, selective recomputation runs the whole core again, and its backward then computes QKᵀ once more: "
-    "one and a half forwards of the scores"
+    "with flash attention, too, selective recomputation runs the whole core again, and its backward then computes QKᵀ once "
+    "more: one and a half forwards of the scores"
 )
 _UNEXPLAINED = (
     "products: forward 1, backward 2 where the layer learns, 1 where only a layer before it does, 0 before the first that "
-    "learns. scores: 1, and 2 where backward comes. head: 3. hardware adds what recompute and flash run again where backward comes"
+    "learns. scores: 1, and 2 where backward comes. head: 3. hardware adds what recompute and flash run again where backward "
+    "comes"
 )
 
 
@@ -82,7 +83,9 @@ class Case(NamedTuple):
     @property
     def note(self) -> str:
         learns = (
-            "all layers learn" if all(self.learns) else "layers learn: " + ", ".join("yes" if l else "no" for l in self.learns)
+            "all layers learn"
+            if all(self.learns)
+            else "layers learn: " + ", ".join("yes" if its else "no" for its in self.learns)
         )
         return f"with recompute={self.recompute!r}, flash={self.flash}, {learns}"
 
@@ -206,7 +209,7 @@ _PAIR = "it returns a pair of numbers, (model, hardware)"
 @cache
 def cases(n: int) -> list[Scene]:
     """Everything learns; some layers do not, in all three places."""
-    some = (False, True, False, False, True, False)
+    some = (False, False, True, False, False, True, False)
     return [
         _scene(Case((True, True, True), "full", False)),
         _scene(Case(some, "none", True)),

@@ -121,7 +121,10 @@ class Rule(NamedTuple):
     peak: Callable[[Case], float] = lambda case: case.peak
 
 
-def result(case: Case, rule: Rule = Rule()) -> Amounts:
+RIGHT = Rule()
+
+
+def result(case: Case, rule: Rule = RIGHT) -> Amounts:
     """The share."""
     run = counted(case).run
     return {_MFU: rule.token(case) * rule.tokens(run) / (run.seconds * rule.chips(run) * rule.peak(case))}

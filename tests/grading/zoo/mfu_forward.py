@@ -1,0 +1,321 @@
+"""Wrong answers to forward_flops of 09_mfu."""
+
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from manyranks.theory import flops
+from tests.grading.zoo.mfu_right import RightForward
+from tests.grading.zoo.wrong import Wrong, keeper
+
+ZOO: list[Wrong] = []
+wrong = keeper(ZOO)
+TASK = "forward_flops"
+EXPERTS = slice(1, 2)  # the case with experts
+ALL = slice(3)
+READY = "what is ready is no answer"
+FORM = 'it returns a dict: {"attention": …'
+
+
+@wrong(TASK, "the embedding is counted as a matrix product", right_values=True)
+class EmbeddingIsAProduct(RightForward):
+    def rows(self):
+        return self.batch * (self.predicted + self.seq)
+
+
+@wrong(TASK, "the embedding is counted as a matrix product", right_values=True)
+class EmbeddingAsLargeAsTheHead(RightForward):
+    cases = EXPERTS
+
+    def rows(self):
+        return 2 * self.batch * self.predicted
+
+
+@wrong(TASK, "keys and values are counted as if all heads had their own")
+class AllHeadsHaveKeys(RightForward):
+    def kv(self):
+        return self.m.hidden
+
+
+@wrong(TASK, "keys and values are counted as wide as one head")
+class OneHeadOfKeys(RightForward):
+    def kv(self):
+        return self.m.hidden // self.m.heads
+
+
+@wrong(TASK, "keys and values are counted as wide as one head, or with kv_heads numbers")
+class KeysWithoutTheirSize(RightForward):
+    def kv(self):
+        return self.m.kv_heads
+
+
+@wrong(TASK, "the output projection is missing")
+class NoOutput(RightForward):
+    def attention(self):
+        return 2 * self.tokens * self.m.layers * self.m.hidden * (self.m.hidden + 2 * self.kv())
+
+
+@wrong(TASK, "the output's product is as wide as the query's")
+class OutputOfGroups(RightForward):
+    def attention(self):
+        return 2 * self.tokens * self.m.layers * self.m.hidden * (self.m.hidden + 3 * self.kv())
+
+
+@wrong(TASK, "the attention scores are missing", right_values=True)
+class NoScores(RightForward):
+    def scores(self):
+        return 0
+
+
+@wrong(TASK, "that is half of it: either one of the two products is missing", right_values=True)
+class CausalScores(RightForward):
+    def scores(self):
+        return super().scores() // 2
+
+
+@wrong(TASK, "that is half of it: either one of the two products is missing", right_values=True)
+class ScoresOfTheTriangle(RightForward):
+    def scores(self):
+        return 2 * self.batch * self.seq * (self.seq + 1) * self.m.hidden * self.m.layers
+
+
+@wrong(TASK, "scores are counted for the key/value heads only", right_values=True)
+class ScoresOfGroups(RightForward):
+    def scores(self):
+        return super().scores() * self.m.kv_heads // self.m.heads
+
+
+@wrong(TASK, "each head's product is hidden / heads deep", right_values=True)
+class HeadsAsWideAsAll(RightForward):
+    def scores(self):
+        return super().scores() * self.m.heads
+
+
+@wrong(TASK, "each token looks at seq tokens", right_values=True)
+class ScoresOfOneRow(RightForward):
+    def scores(self):
+        return super().scores() // self.seq
+
+
+@wrong(TASK, "tokens look at those of their own sequence only", right_values=True)
+class ScoresAcrossTheBatch(RightForward):
+    def scores(self):
+        return super().scores() * self.batch
+
+
+@wrong(TASK, "the gate is missing", right_values=True)
+class NoGate(RightForward):
+    def matrices(self):
+        return 2
+
+
+@wrong(TASK, "a gate is counted where there is none", right_values=True)
+class AlwaysAGate(RightForward):
+    cases = slice(2, 3)
+
+    def matrices(self):
+        return 3
+
+
+@wrong(TASK, "all experts are counted: a token's row goes to top_k of them", right_values=True)
+class AllExperts(RightForward):
+    cases = EXPERTS
+
+    def chosen(self):
+        return self.m.experts + self.m.shared_experts
+
+
+@wrong(TASK, "all experts are counted: a token's row goes to top_k of them", right_values=True)
+class AllRoutedExperts(RightForward):
+    cases = EXPERTS
+
+    def chosen(self):
+        return self.m.experts
+
+
+@wrong(TASK, "one expert is counted", right_values=True)
+class OneExpert(RightForward):
+    cases = EXPERTS
+
+    def chosen(self):
+        return 1 + self.m.shared_experts
+
+
+@wrong(TASK, "the shared experts are missing", right_values=True)
+class NoSharedExperts(RightForward):
+    cases = EXPERTS
+
+    def chosen(self):
+        return self.m.top_k
+
+
+@wrong(TASK, "each token goes to the shared experts besides its top_k", right_values=True)
+class SharedOnceAChoice(RightForward):
+    cases = EXPERTS
+
+    def chosen(self):
+        return self.m.top_k * (1 + self.m.shared_experts)
+
+
+@wrong(TASK, "an expert's products are expert_ffn wide", right_values=True)
+class ExpertsOfFfn(RightForward):
+    cases = EXPERTS
+
+    def width(self):
+        return (self.m.dense_layers + self.moe * self.chosen()) * self.m.ffn
+
+
+@wrong(TASK, "all layers are counted with an MLP", right_values=True)
+class AllDense(RightForward):
+    cases = EXPERTS
+
+    def width(self):
+        return self.m.layers * self.m.ffn
+
+
+@wrong(TASK, "all layers are counted with experts", right_values=True)
+class NoneDense(RightForward):
+    cases = EXPERTS
+
+    def width(self):
+        return self.m.layers * self.chosen() * self.m.expert_ffn
+
+
+@wrong(TASK, "the MLPs of the first dense_layers are missing", right_values=True)
+class ExpertsOnly(RightForward):
+    cases = EXPERTS
+
+    def width(self):
+        return self.moe * self.chosen() * self.m.expert_ffn
+
+
+@wrong(TASK, "the router is counted twice", right_values=True)
+class RouterInTheMlp(RightForward):
+    cases = EXPERTS
+
+    def mlp(self):
+        return super().mlp() + self.router()
+
+
+@wrong(TASK, "the router is a product, too", right_values=True)
+class NoRouter(RightForward):
+    cases = EXPERTS
+
+    def router(self):
+        return 0
+
+
+@wrong(TASK, "the router gives each of the experts a logit", right_values=True)
+class RouterOfTheChosen(RightForward):
+    cases = EXPERTS
+
+    def router(self):
+        return 2 * self.tokens * self.m.hidden * self.m.top_k * self.moe
+
+
+@wrong(TASK, "a router is counted in each layer", right_values=True)
+class RouterInEachLayer(RightForward):
+    cases = EXPERTS
+
+    def router(self):
+        return 2 * self.tokens * self.m.hidden * self.m.experts * self.m.layers
+
+
+@wrong(TASK, "logits are counted for all tokens", right_values=True)
+class AllLogits(RightForward):
+    cases = EXPERTS
+
+    def rows(self):
+        return self.tokens
+
+
+@wrong(TASK, "the head is missing", right_values=True)
+class NoHead(RightForward):
+    def head(self):
+        return 0
+
+
+@wrong(TASK, "the head's rows are those of all sequences", right_values=True)
+class HeadOfOneSequence(RightForward):
+    def rows(self):
+        return self.predicted
+
+
+@wrong(TASK, "the head comes once, after all layers", right_values=True)
+class HeadInEachLayer(RightForward):
+    def rows(self):
+        return self.batch * self.predicted * self.m.layers
+
+
+@wrong(TASK, "a multiply-add is counted as one: it is two FLOPs")
+class MultiplyAddsAreOne(RightForward):
+    def form(self, found):
+        return {name: flops // 2 for name, flops in found.items()}
+
+
+@wrong(TASK, "backward is counted, too")
+class WithBackward(RightForward):
+    def form(self, found):
+        return {name: 3 * flops for name, flops in found.items()}
+
+
+@wrong(TASK, "that is one token's: there are batch · seq of them")
+class OfOneToken(RightForward):
+    def form(self, found):
+        return {name: flops / self.tokens for name, flops in found.items()}
+
+
+@wrong(TASK, "that is one layer's")
+class OfOneLayer(RightForward):
+    def form(self, found):
+        return {name: flops / (1 if name == "head" else self.m.layers) for name, flops in found.items()}
+
+
+@wrong(TASK, "each row times hidden × hidden, twice hidden × (kv_heads · hidden / heads)")
+class SomethingElse(RightForward):
+    def attention(self):
+        return super().attention() + 17
+
+
+@wrong(TASK, FORM)
+class ATuple(RightForward):
+    def form(self, found):
+        return tuple(found.values())
+
+
+@wrong(TASK, "has no 'router'")
+class WithoutAName(RightForward):
+    def form(self, found):
+        return {name: flops for name, flops in found.items() if name != "router"}
+
+
+@wrong(TASK, "head is a str")
+class Words(RightForward):
+    def form(self, found):
+        return found | {"head": f"{found['head']:,}"}
+
+
+@wrong(TASK, "the table above has the names of what you are given")
+class AnotherName(RightForward):
+    def chosen(self):
+        return self.m.topk
+
+
+@wrong(TASK, READY)
+class FromTheory(RightForward):
+    def head(self):
+        flops.training(1, 1)
+        return super().head()
+
+
+@wrong(TASK, READY)
+class FromTheCounter(RightForward):
+    def head(self):
+        with FlopCounterMode(display=False):
+            nn.Linear(self.m.hidden, self.m.vocab)
+        return super().head()
+
+
+@wrong(TASK, f"the check calls {TASK}(m, batch, seq, predicted)")
+class TooFewArguments:
+    def __call__(self, m, batch, seq):
+        return {}

@@ -1,0 +1,68 @@
+"""training.utilisation on real ranks: their peaks together, and MFU of a run against the FLOPs that they counted."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from manyranks.measure import machine
+from manyranks.training.config import GPTConfig, TrainingConfig
+from manyranks.training.trainer import Trainer, train
+from manyranks.training.utilisation import Peak, Utilisation, peak_of_ranks
+
+GPT = GPTConfig(layers=2, hidden=32, heads=4, kv_heads=2, seq=16)
+TRAINING = TrainingConfig(steps=2, batch=7)  # 7: uneven shares
+
+
+def peaks_of_1_10_and_100(dtype):
+    """Of all ranks, and of the first and the last, where rank r makes 10ʳ FLOP/s."""
+    own, machine.peak = machine.peak, lambda dtype, device: 10.0 ** dist.get_rank()
+    group = dist.new_group([0, 2])
+    try:
+        return peak_of_ranks(dtype=dtype), peak_of_ranks(dtype=dtype, group=group) if dist.get_rank() != 1 else None
+    finally:
+        machine.peak = own
+
+
+def test_the_peak_of_ranks_is_the_sum_of_theirs(shared_world):
+    for everyone, two in shared_world.run(peaks_of_1_10_and_100, torch.bfloat16):
+        source = "measured: the best of a few large products"
+        assert everyone == Peak(111.0, "3 × CPU with 1 thread", "bfloat16", source)
+        assert two in (None, Peak(101.0, "2 × CPU with 1 thread", "bfloat16", source))
+
+
+@pytest.mark.parametrize(
+    "training",
+    [TRAINING, replace(TRAINING, zero=3, recompute="full"), replace(TRAINING, zero=1, recompute="selective", bf16=True)],
+    ids=lambda training: f"zero {training.zero}, {training.recompute}",
+)
+def test_utilisation_from_tokens_a_second_is_that_from_the_flops_that_the_ranks_counted(shared_world, training):
+    m = shared_world.measure(lambda: Trainer(GPT, training).run(), flops=True)
+    counted = sum(m.flops.values())
+    tokens = training.steps * training.batch * GPT.seq
+    used = Utilisation(GPT.shape(), GPT.seq, tokens / 2.5, Peak(1e9, "made up", "float32", "made up"), training.recompute)
+    assert used.hfu() == pytest.approx(counted / 2.5 / 1e9, rel=0.005)
+    assert 0 < used.mfu() < used.hfu()
+
+
+def trained_with_a_quick_look_at_the_peak(**options):
+    sizes, machine.SIZES = machine.SIZES, (64,)
+    try:
+        return train(GPT, replace(TRAINING, bf16=True, recompute="full"), **options)
+    finally:
+        machine.SIZES = sizes
+
+
+def test_a_run_says_what_it_used_where_that_is_asked(shared_world):
+    results = shared_world.run(trained_with_a_quick_look_at_the_peak, utilisation=True)
+    plain = shared_world.run(trained_with_a_quick_look_at_the_peak)
+    for result, without in zip(results, plain, strict=True):
+        used = result.utilisation
+        assert used.tokens_per_second == pytest.approx(2 * 7 * GPT.seq / result.seconds)
+        assert (used.shape, used.seq, used.recompute, used.flash) == (GPT.shape(), GPT.seq, "full", True)
+        assert (used.peak.device, used.peak.dtype) == ("3 × CPU with 1 thread", "bfloat16")
+        assert used.peak == results[0].utilisation.peak
+        assert 0 < used.mfu() < used.hfu()
+        assert without.utilisation is None
+        assert (without.losses, without.held_out) == (result.losses, result.held_out)

@@ -1,0 +1,109 @@
+"""measure.timing and measure.machine: what is called, in which order, and what is refused. No speed is asserted."""
+
+import math
+
+import pytest
+import torch
+
+from manyranks.measure import machine, timing
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What was done, in order; each look at the clock is a second after the one before."""
+    done = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: done.append(f"synchronised {device}"))
+
+    def clock():
+        done.append("clock")
+        return float(done.count("clock"))
+
+    monkeypatch.setattr(timing.time, "perf_counter", clock)
+    return done
+
+
+def test_an_accelerator_is_synchronised_before_each_look_at_the_clock(log):
+    found = timing.seconds(lambda *args, **kwargs: log.append((args, kwargs)), 3, warmup=1, repeats=2, device="cuda:1", power=4)
+    once = ["synchronised cuda:1", "clock", ((3,), {"power": 4}), "synchronised cuda:1", "clock"]
+    assert log == 3 * once
+    assert found == timing.Times(all=(1.0, 1.0), warmup=(1.0,))
+
+
+def test_a_cpu_needs_no_synchronising(log):
+    timing.seconds(log.append, "called", warmup=0, repeats=2)
+    assert log == 2 * ["clock", "called", "clock"]
+
+
+def test_each_repetition_counts_and_no_warm_up():
+    times = timing.Times((3.0, 1.0, 2.0, 7.0), (100.0,))
+    assert (times.median, times.least, times.most) == (2.5, 1.0, 7.0)
+
+
+@pytest.mark.parametrize(("repeats", "warmup"), [(0, 2), (-1, 2), (1, -1)])
+def test_so_many_calls_cannot_be(repeats, warmup):
+    with pytest.raises(ValueError, match=f"repeats={repeats}, warmup={warmup}: give one repetition or more"):
+        timing.seconds(pytest.fail, repeats=repeats, warmup=warmup)
+
+
+# The machine
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Each timing takes half a second; holds what it was for: shapes, calls of torch.mm, device."""
+    found = []
+
+    def seconds(function, *args, repeats, device, **kwargs):
+        calls = []
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "mm", lambda a, b, out: calls.append((a.shape, b.shape, out.shape, out.dtype)))
+            function(*args, **kwargs)
+        found.append((calls, str(device)))
+        return timing.Times((0.5,) * repeats)
+
+    monkeypatch.setattr(machine.timing, "seconds", seconds)
+    return found
+
+
+def test_a_product_of_m_k_n_is_2mkn_flops(taken):
+    assert machine.matmul_rate((512, 768, 1024), torch.bfloat16) == 2 * 512 * 768 * 1024 / 0.5
+    assert taken == [([((512, 768), (768, 1024), (512, 1024), torch.bfloat16)], "cpu")]
+
+
+@pytest.mark.parametrize(("size", "least"), [((100, 200, 100), 90), ((1, 2, 3), 1000)])
+def test_small_products_are_timed_many_at_once_and_tiny_ones_not_for_hours(taken, size, least):
+    rate = machine.matmul_rate(size)
+    calls = len(taken[0][0])
+    assert least <= calls <= 1000
+    assert rate == calls * 2 * math.prod(size) / 0.5
+
+
+def test_the_peak_is_that_of_the_best_size(monkeypatch):
+    monkeypatch.setattr(machine, "matmul_rate", lambda size, dtype, device: {512: 5.0, 1024: 7.0, 2048: 6.0}.get(size, size))
+    assert machine.peak() == 7.0
+    assert machine.peak(sizes=(2048, 512)) == 6.0
+    assert machine.peak(device="cuda") == max(machine.LARGE)
+
+
+@pytest.mark.parametrize("bytes", [4, 1000, 1003])
+def test_bandwidth_counts_what_is_read_and_what_is_written(taken, bytes):
+    assert machine.memory_bandwidth(bytes) == 2 * (bytes // 4 * 4) / 0.5
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, (3, 4), (3, 4, 0), (3, 4, 5, 6), "512"])
+def test_sizes_that_cannot_be_are_refused(size):
+    with pytest.raises(ValueError, match=r"size=.*: give one whole number, or three, \(m, k, n\), each 1 or more"):
+        machine.matmul_rate(size)
+
+
+def test_so_are_no_sizes_and_less_than_one_number():
+    with pytest.raises(ValueError, match=r"sizes=\(\): give one size or more"):
+        machine.peak(sizes=())
+    with pytest.raises(ValueError, match="bytes=3: give at least 4"):
+        machine.memory_bandwidth(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_real_thing_gives_numbers(dtype):
+    assert 0 < machine.matmul_rate(64, dtype, repeats=1) < math.inf
+    assert 0 < machine.memory_bandwidth(4096, repeats=1) < math.inf
