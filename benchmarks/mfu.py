@@ -156,7 +156,7 @@ def _counters() -> Row:
 
     ours, theirs = partial(under, WorkCounter), partial(under, partial(FlopCounterMode, display=False))
     pairs(ours, theirs, rounds=2)
-    what = "step of the small GPT under a counter: processor: WorkCounter; FlopCounterMode"
+    what = "step of the small GPT under a counter, processor: WorkCounter; FlopCounterMode"
     return Row(what, **pairs(ours, theirs, ROUNDS), ratio_at_most=1.1)
 
 

@@ -276,3 +276,23 @@ def test_a_rank_that_fails_under_a_profile_says_why_and_the_next_profile_works(s
         m = shared_world.measure(step_of_all_parts, profile=True)
         assert all(parts.seconds > 0 for parts in m.budgets.values())
     assert capfd.readouterr() == ("", ""), "the profiler would print a line at its start and one at its end"
+
+
+def on_gpus():
+    x = torch.ones(1024, 1024, device="cuda")
+    for _ in range(3):
+        y = x @ x
+        dist.all_reduce(y)
+    return y[0, 0].item()
+
+
+@pytest.mark.gpu(2)
+def test_on_gpus_nccl_s_kernels_are_communication():
+    with mr.World(2) as world:
+        world.run(on_gpus)
+        m = world.measure(on_gpus, profile=True)
+    assert m.results == [2048.0, 2048.0]
+    for rank, parts in m.budgets.items():
+        assert m.profiles[rank].on_device
+        assert min(parts.matmul, parts.communication) > 0
+        assert parts.seconds == pytest.approx(m.profiles[rank].seconds, rel=1e-6)

@@ -13,7 +13,8 @@ from manyranks.measure.profile import Profile
 
 END = 20
 MOMENTS = st.integers(0, END)
-INTERVALS = st.lists(st.tuples(MOMENTS, MOMENTS), max_size=6)  # some end before they begin, or at once: they cover nothing
+LENGTHS = st.integers(-1, 8)  # some end before they begin, or at once: they cover nothing
+INTERVALS = st.lists(st.tuples(MOMENTS, LENGTHS).map(lambda drawn: (drawn[0], drawn[0] + drawn[1])), max_size=6)
 
 
 def covered(intervals) -> set[int]:

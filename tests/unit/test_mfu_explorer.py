@@ -2,6 +2,7 @@
 
 import random
 import re
+from itertools import accumulate
 
 import pytest
 
@@ -101,6 +102,10 @@ def test_bars_points_and_numbers_are_the_settings(monkeypatch):
     assert words[1] == [f"{one.mfu:.1%}", f"{one.hfu:.1%}", *rows, "the step"]
     expected = [[LONGEST * share] for share in (one.mfu, one.hfu, *(budget[part] / time for part in _BUDGET)) if share]
     assert [row for row in widths(plot._time._bars) if row] == [pytest.approx(row, rel=1e-3) for row in expected]
+    paths = [plot._time._bars._boxes[part].get_path() for part in _BUDGET]
+    begun = [polygon[:, 0].min() for path in paths for polygon in path.to_polygons()]
+    spent = [budget[part] / time for part in _BUDGET if budget[part]]
+    assert begun == pytest.approx([LONGEST * share for share in accumulate([0.0, *spent[:-1]])], rel=1e-3)
     found = {part.name: part for part in one.parts()}
     for name, line in plot._roofline._points.items():
         if name in found:

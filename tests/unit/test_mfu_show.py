@@ -25,7 +25,7 @@ MEASURED = [
     Point("gelu", 0.9, 2e9, "forward"),
     Point("gelu backward", 0.8, 1.9e9, "backward"),
 ]
-MANY = [Point(f"operator {k}", 0.2 * 1.5**k, 1e10 * 1.7**k if k % 2 else None, "abc"[k % 3]) for k in range(20)]
+MANY = [Point(f"operator {k}", 0.2 * 1.3**k, 1e10 * 1.4**k if k % 2 else None, "abc"[k % 3]) for k in range(20)]
 
 
 BUDGETS = {0: Budget(0.102, 0.066, 0.010, 0.018, 0.08), 1: Budget(0.092, 0.076, 0.0, 0.028, 0.08)}
@@ -212,7 +212,13 @@ def test_every_point_is_numbered_once_and_listed_with_its_numbers():
     assert [text for text in said if text.startswith("operator")] == [
         point.name for group in "abc" for point in MANY if point.group == group
     ]
-    assert "0.3; 17 GFLOP/s" in said
+    assert "0.26; 14 GFLOP/s" in said
+
+
+def test_points_whose_numbers_would_meet_share_a_label():
+    apart, near = [Point("a", 1), Point("b", 50)], [Point("a", 30), Point("b", 31), Point("c", 32), Point("d", 1)]
+    assert texts(mfu.roofline({"H100": H100}, apart).axes[0])[2:] == ["1", "2"]
+    assert sorted(texts(mfu.roofline({"H100": H100}, near).axes[0])[2:]) == ["1–3", "4"]
 
 
 def test_what_only_moves_memory_is_listed_and_has_no_point():
@@ -245,6 +251,13 @@ def test_a_waterfall_s_parts_follow_each_other_from_0_to_their_sum():
         "Python",
         "together",
     ]
+
+
+def test_what_is_said_of_a_short_part_at_the_end_stays_in_its_panel():
+    figure = mfu.waterfall({rank: {"matmul": 0.9, "other": 0.002, "python": 0.003} for rank in range(3)})
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert all(text.get_window_extent().x1 < axes.bbox.x1 + 3 for text in axes.texts)
 
 
 def test_of_many_ranks_each_is_a_bar():

@@ -18,8 +18,8 @@ PRODUCTS = [
 ]  # fmt: skip
 OTHERS = [
     "aten::copy_", "aten::_to_copy", "aten::clone", "aten::fill_", "aten::zero_", "aten::mul", "aten::add_", "aten::cat",
-    "aten::silu", "aten::silu_backward", "aten::native_layer_norm", "aten::native_dropout", "aten::_softmax", "aten::var",
-    "aten::max", "aten::index_select", "aten::embedding_dense_backward", "aten::_foreach_norm", "aten::_foreach_add_",
+    "aten::silu", "aten::silu_backward", "aten::mish_backward", "aten::native_layer_norm", "aten::native_dropout",
+    "aten::_softmax", "aten::var", "aten::max", "aten::index_select", "aten::embedding_dense_backward", "aten::_foreach_norm", "aten::_foreach_add_",
     "aten::_fused_adamw_", "aten::_local_scalar_dense", "## Call CompiledFxGraph fxyz ##",
 ]  # fmt: skip
 NO_WORK = [
@@ -158,9 +158,9 @@ ON_A_GPU = [
     Event("gpu_user_annotation", profile._WHOLE, 1000, 2000),
     Event("cpu_op", "aten::linear", 1010, 1100, 2),
     Event("cpu_op", "aten::mm", 1020, 1090, 3),
-    Event("cuda_runtime", "cudaLaunchKernel", 1030, 1040, 4, linked=3),  # its number is CUDA's: another than the operator's
     Event("kernel", "sm90_xmma_gemm_bf16", 1200, 1500, 4, linked=3),
     Event("cpu_op", "aten::add_", 1110, 1120, 4, thread=2),  # autograd's own thread
+    Event("cuda_runtime", "cudaLaunchKernel", 1030, 1040, 4, linked=3),  # its number is CUDA's: another than the operator's
     Event("kernel", "vectorized_elementwise_kernel", 1500, 1600, 5, linked=4),
     Event("cpu_op", "c10d::allreduce_", 1130, 1140, 6),
     Event("kernel", "ncclDevKernel_AllReduce_Sum_bf16", 1400, 1800, 7, linked=6),

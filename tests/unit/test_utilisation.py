@@ -77,6 +77,14 @@ def test_float32_on_a_gpu_is_tf32_where_that_is_allowed(gpu, tf32):
     assert peak("cpu").dtype == "float32"
 
 
+@pytest.mark.gpu(1)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_this_machine_s_gpu_is_found_by_its_name_or_measured(dtype):
+    found, chip = peak("cuda", dtype), theory.hardware.of_device(torch.cuda.get_device_name())
+    assert found.flops > 1e12
+    assert found.source == (f"data sheet of {chip.name}" if chip else "measured: the best of a few large products")
+
+
 def test_without_ranks_the_peak_of_all_is_that_of_this_process(gpu):
     assert utilisation.peak_of_ranks() == peak()
 

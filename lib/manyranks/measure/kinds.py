@@ -70,7 +70,7 @@ def innermost(called: list[Called]) -> list[Stretch]:
         nonlocal at
         owner = stack[-1][1] if stack else None
         if owner and moment > at:
-            goes_on = found and found[-1][0] is owner and found[-1][2] == at
+            goes_on = found and found[-1][0] is owner
             found.append((owner, found.pop()[1] if goes_on else at, moment))
         at = max(at, moment)
 

@@ -89,13 +89,17 @@ def _read(events: list, begun: float, ended: float) -> Profile:
     called = [(event.start_ns(), event.end_ns(), event.name()) for event in mine]
     names = {event.correlation_id(): event.name() for event in events if _is_call(event)}
     kernels = [(e.start_ns(), e.end_ns(), _launched_by(e, names)) for e in events if e.activity_type() in _KERNELS]
+
+    def at(nanoseconds: int) -> float:
+        return finished - (last - nanoseconds) / 1e9
+
     spans = []
     for name, start, end, goes_on in one_after_another(kernels) if kernels else innermost(called):
         start, end = max(start, first), min(end, last)  # what was under way before, and clocks that differ
         if end > start:
-            spans.append(Span(name, kind_of(name), finished - (last - start) / 1e9, finished - (last - end) / 1e9, goes_on))
+            spans.append(Span(name, kind_of(name), at(start), at(end), goes_on))
     operators = sum(name.startswith("aten::") for _, _, name in called)
-    return Profile(finished - (last - first) / 1e9, finished, tuple(spans), operators, bool(kernels))
+    return Profile(at(first), finished, tuple(spans), operators, bool(kernels))
 
 
 def _is_call(event) -> bool:

@@ -26,7 +26,7 @@ _OPERATORS = {
 _USES = {"MFU": (style.BLUE, ""), "HFU": ("#56B4E9", "")}
 _BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
 _BEFORE = "before"  # the part of a bar that is not drawn: where its row's time begins
-_LETTERS = "abcdefghijklmnopqrstuvwxyzFLOPMGTHADRBEkN»0123456789 .,µ%:/"
+_LETTERS = "abcdefghijklmnopqrstuvwxyzFLOPMGTHADRBEN»0123456789 .,µ%:/"
 
 
 class _Roofline:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from manyranks.theory import checks, pipeline, stages
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.kept import itemsize, of_layer, tokens
-from manyranks.theory.plan import Plan, plan_of
+from manyranks.theory.plan import Plan, Recipe, plan_of
 from manyranks.theory.stages import Stage
 
 
@@ -180,9 +180,14 @@ def _dualpipe_ranks(shape: ModelShape, local: tuple, dealt: tuple[Stage, ...], h
 
 
 def _again(shape: ModelShape, local: tuple, stage: Stage) -> int:
-    whole = tuple("none" if value in ("selective", "full") else value for value in local)
     kinds = [moe for moe, layers in ((False, stage.dense), (True, stage.moe)) if layers]
-    return max((of_layer(shape, whole, moe) - of_layer(shape, local, moe) for moe in kinds), default=0)
+    return max((_again_of_layer(shape, local, moe) for moe in kinds), default=0)
+
+
+@functools.lru_cache(maxsize=16384)
+def _again_of_layer(shape: ModelShape, local: tuple, moe: bool) -> int:
+    whole = tuple("none" if value in ("selective", "full") else value for value in local)
+    return of_layer(shape, whole, moe) - of_layer(shape, local, moe)
 
 
 def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
@@ -216,9 +221,13 @@ def _on_device(held: Held, plan: Plan) -> int:
 
 def states_of(held: Held, plan: Plan) -> ModelStates:
     """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all, an expert's over N/e."""
-    zero, shards, recipe = plan.zero, plan.shards, plan.recipe
+    return _states(held, plan.zero, plan.shards, plan.ep, plan.recipe)
+
+
+@functools.lru_cache(maxsize=16384)
+def _states(held: Held, zero: int, shards: int, ep: int, recipe: Recipe) -> ModelStates:
     whole = math.ceil(held.dense) + math.ceil(held.experts)
-    part = math.ceil(held.dense / shards) + math.ceil(held.experts / max(1, shards // plan.ep))
+    part = math.ceil(held.dense / shards) + math.ceil(held.experts / max(1, shards // ep))
     return ModelStates(
         recipe.parameters * (part if zero == 3 else whole),
         recipe.gradients * (part if zero >= 2 else whole),

@@ -129,6 +129,7 @@ def _head(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constant
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def _embedding(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants) -> Both:
     plan = plan_of(local)
     once = _seconds([layer.embedding(shape, plan)], cluster, constants)

@@ -214,7 +214,7 @@ def _rank_costs(
     found = []
     for own, parameters in dict.fromkeys(zip(costs, held, strict=True)):
         # While the pipeline fills and drains, passes have no partner to hide behind.
-        others = Mean.of([(count - (cost is own), cost) for cost, count in counted.items()])
+        others = Mean.of([(count - (cost == own), cost) for cost, count in counted.items()])
         found.append(Rank(hide_experts(own) if paired else own, others, parameters))
     return tuple(found)
 

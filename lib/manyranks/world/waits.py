@@ -9,7 +9,8 @@ from manyranks.world.recording import Recording
 
 
 def waits_of(calls: dict[int, list[Call]], recordings: dict[int, Recording]) -> dict[int, list[Wait]]:
-    """Each rank's waits, in order. One for which it is not known what was waited for is for all collectives under way."""
+    """Each rank's waits, in order. One for which it is not known what was waited for is for all collectives under way; of a
+    receive from any rank it is not known who had not come, so that nobody counts as late."""
     came: dict[tuple, float] = {}
     for rank, issued in calls.items():
         for call in issued:

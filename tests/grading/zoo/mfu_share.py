@@ -268,5 +268,3 @@ class FromTheory(RightMfu):
 class UnknownRow(RightMfu):
     def dtype(self):
         return "bfloat16"
-
-

@@ -45,9 +45,7 @@ class SelectiveIsUseful(RightStep):
     cases = SELECTIVE
 
     def form(self, model, hardware):
-        useful = model + sum(
-            self.recomputed(layer) * comes for layer, comes in zip(self.layers, self.comes(), strict=True)
-        )
+        useful = model + sum(self.recomputed(layer) * comes for layer, comes in zip(self.layers, self.comes(), strict=True))
         return useful, hardware
 
 

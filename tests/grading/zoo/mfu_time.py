@@ -81,9 +81,9 @@ class NoWarmup(RightTime):
         self.synchronise()
 
 
-@wrong(TASK, "the clock is read while the device is still busy with what came before", right_values=True)
+@wrong(TASK, "the clock is read while the device is still busy with what came before")
 class BusyAtTheBegin(RightTime):
-    """The median does not show it: it is in the first measurement only."""
+    """What is under way is in the first measurement."""
 
     def warm(self):
         for _ in range(self.warmup):

@@ -28,6 +28,8 @@ class Unit(NamedTuple):
     prefixes: tuple[tuple[float, str], ...]
 
     def __call__(self, amount: float) -> str:
+        if not amount:
+            return f"0 {self.name}"
         scale, prefix = next((each for each in self.prefixes if abs(amount) >= 0.9995 * each[0]), self.prefixes[-1])
         return f"{amount / scale:.4g} {prefix}{self.name}" if math.isfinite(amount) else str(amount)
 

@@ -88,7 +88,7 @@ class Case(NamedTuple):
                 return (40 + rank) * _UNIT
             measurement, place = divmod(i - self.warmup, self.inner)
             slow = (180 + 20 * rank) * (measurement == hiccup and place == self.inner // 2)
-            return (6 + (23 * measurement + 37 * rank + 11 * measurement * rank) % 61 / 16 + slow) * _UNIT
+            return (6 + (5 * measurement + 7 * rank + 7 * measurement * rank) % 61 / 16 + slow) * _UNIT
 
         return Device(Plan(2 * _UNIT, _UNIT, 700 * _UNIT, 3.0 + rank, kernel))
 
