@@ -8,10 +8,21 @@ from manyranks.grade.mfu.amounts import alike
 from manyranks.grade.mfu.task import MfuTask
 from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
-from tests.grading.zoo import mfu_alike, mfu_budget, mfu_forward, mfu_lost, mfu_share, mfu_step, mfu_time
+from tests.grading.zoo import (
+    mfu_alike,
+    mfu_budget,
+    mfu_forward,
+    mfu_forward_whole,
+    mfu_lost,
+    mfu_share,
+    mfu_step,
+    mfu_time,
+    mfu_time_way,
+)
 
 TASKS = {"forward_flops": 4, "step_flops": 4, "mfu": 4, "time_it": 4, "time_budget": 5, "lost_time": 3}
-ZOO = [answer for file in (mfu_forward, mfu_step, mfu_share, mfu_time, mfu_budget, mfu_lost) for answer in file.ZOO]
+FILES = (mfu_forward, mfu_forward_whole, mfu_step, mfu_share, mfu_time, mfu_time_way, mfu_budget, mfu_lost)
+ZOO = [answer for file in FILES for answer in file.ZOO]
 FIVE = {  # that the exercise is about -> task, answer, words of its report
     "backward counted once": ("step_flops", "BackwardOnce", "backward is counted once"),
     "recomputation counted as useful": ("step_flops", "RecomputationIsUseful", "recomputation is counted as useful"),

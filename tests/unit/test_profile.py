@@ -17,10 +17,11 @@ PRODUCTS = [
     "aten::_efficient_attention_backward",
 ]  # fmt: skip
 OTHERS = [
-    "aten::copy_", "aten::_to_copy", "aten::clone", "aten::fill_", "aten::zero_", "aten::mul", "aten::add_", "aten::cat",
-    "aten::silu", "aten::silu_backward", "aten::mish_backward", "aten::native_layer_norm", "aten::native_dropout",
-    "aten::_softmax", "aten::var", "aten::max", "aten::index_select", "aten::embedding_dense_backward", "aten::_foreach_norm", "aten::_foreach_add_",
-    "aten::_fused_adamw_", "aten::_local_scalar_dense", "## Call CompiledFxGraph fxyz ##",
+    "aten::copy_", "aten::_to_copy", "aten::clone", "aten::fill_", "aten::zero_", "aten::mul", "aten::add_",
+    "aten::cat", "aten::silu", "aten::silu_backward", "aten::mish_backward", "aten::native_layer_norm",
+    "aten::native_dropout", "aten::_softmax", "aten::var", "aten::max", "aten::index_select",
+    "aten::embedding_dense_backward", "aten::_foreach_norm", "aten::_foreach_add_", "aten::_fused_adamw_",
+    "aten::_local_scalar_dense", "## Call CompiledFxGraph fxyz ##",
 ]  # fmt: skip
 NO_WORK = [
     "aten::linear", "aten::matmul", "aten::reshape", "aten::flatten", "aten::contiguous", "aten::to", "aten::dropout",

@@ -60,8 +60,7 @@ def profiled(function: Callable, *args, **kwargs):
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
         ended = time.perf_counter()
-    results = profiler.profiler.kineto_results
-    return result, _read(results.events() if results else [], begun, ended)
+    return result, _read(profiler.profiler.kineto_results.events(), begun, ended)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ class _Time:
         axes.get_legend().remove()
         axes.set_title("Where the time of a step goes", pad=8)
         axes.tick_params(axis="y", labelsize=9)
-        axes.set_xlabel("share of the step; MFU, HFU: their FLOPs, at the peak", fontsize=9, loc="right")
+        axes.set_xlabel("share of the step; MFU and HFU at the peak", fontsize=9, loc="right")
 
     @property
     def moving(self) -> list[Artist]:

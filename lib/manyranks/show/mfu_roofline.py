@@ -122,7 +122,8 @@ def _draw_roofs(axes: Axes, roofs: Mapping[str, Ceiling], scale: _Scale) -> None
         axes.plot([roof.ridge] * 2, [low, roof.peak], color="#666666", linestyle=":", linewidth=1.0)
     axes.grid(visible=False)
     ridges = [roof.ridge for roof in roofs.values()]
-    axes.axvspan(left, min(ridges), color="#f0f0f0", zorder=0, linewidth=0)
+    if len(roofs) == 1:
+        axes.axvspan(left, ridges[0], color="#f0f0f0", zorder=0, linewidth=0)
     for x, text, side in ((min(ridges), "memory-bound", "right"), (max(ridges), "compute-bound", "left")):
         at = (-6, -4) if side == "right" else (6, -4)
         look = {"textcoords": "offset points", "fontsize": 9, "fontstyle": "italic", "ha": side, "va": "top"}

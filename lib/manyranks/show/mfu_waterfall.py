@@ -60,7 +60,7 @@ def waterfall(
         _falls(axes, parts, steps[name], longest, inch)
         axes.set_title(name if count > 1 or not title else title)
         axes.locator_params(axis="x", nbins=4 if count < 3 else 2)
-    fig.supxlabel(f"time of a step{' (dashed: measured)' * any(steps.values())}", fontsize=10)
+    fig.supxlabel(f"time{' (dashed: measured)' * any(steps.values())}", fontsize=10)
     if title and count > 1:
         fig.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
     return fig
@@ -143,9 +143,8 @@ def _bars(named: Mapping[str, Mapping[str, float]], steps: Mapping[str, float | 
     starts = [0.0] * len(named)
     for part, (label, colour, hatch) in found.items():
         seconds = [parts[part] for parts in named.values()]
-        share = sum(seconds) / sum(sum(parts.values()) for parts in named.values())
         look = {"color": colour, "hatch": hatch, "edgecolor": style.BLACK, "linewidth": 0.5}
-        axes.barh(rows, seconds, 0.66, starts, label=f"{label}, {share:.1%} of all", **look)
+        axes.barh(rows, seconds, 0.66, starts, label=label, **look)
         starts = [start + each for start, each in zip(starts, seconds, strict=True)]
     for row, (end, name) in enumerate(zip(starts, named, strict=True)):
         axes.annotate(
@@ -162,7 +161,7 @@ def _bars(named: Mapping[str, Mapping[str, float]], steps: Mapping[str, float | 
             axes.plot([steps[name]] * 2, [row - 0.45, row + 0.45], color=style.BLACK, linestyle="--", linewidth=1.4)
     axes.set_yticks(rows, list(named))
     measured = " (dashed: measured)" * any(steps.values())
-    axes.set(xlabel=f"time of a step{measured}", xlim=(0, 1.12 * max(starts)), ylim=(len(named) - 0.5, -0.5), title=title)
+    axes.set(xlabel=f"time{measured}", xlim=(0, 1.12 * max(starts)), ylim=(len(named) - 0.5, -0.5), title=title)
     _time_axis(axes)
     axes.locator_params(axis="x", nbins=6)
     fig.legend(loc="outside upper left", ncols=3, handlelength=1.8)

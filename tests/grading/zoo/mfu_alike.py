@@ -7,16 +7,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tests.grading.zoo.mfu_right import (
-    PARTS,
-    BySpans,
-    RightBudget,
-    RightForward,
-    RightLost,
-    RightMfu,
-    RightStep,
-    RightTime,
-)
+from tests.grading.zoo.mfu_right import RightForward, RightLost, RightMfu, RightStep
+from tests.grading.zoo.mfu_right_ranks import PARTS, BySpans, RightBudget, RightTime
 
 
 def by_products(m, batch, seq, predicted):

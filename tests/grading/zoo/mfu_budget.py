@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks.measure import intervals
-from tests.grading.zoo.mfu_right import PARTS, BySpans, RightBudget
+from tests.grading.zoo.mfu_right_ranks import PARTS, BySpans, RightBudget
 from tests.grading.zoo.wrong import Wrong, keeper, me
 
 ZOO: list[Wrong] = []

@@ -1,5 +1,7 @@
 """Wrong answers to mfu of 09_mfu."""
 
+import math
+
 import torch
 
 from manyranks.theory.flops import training
@@ -264,7 +266,21 @@ class FromTheory(RightMfu):
         return training(super().parameters(), 1)
 
 
-@wrong(TASK, "KeyError")
+@wrong(TASK, "the sheet's rows are called as run.products_dtype")
 class UnknownRow(RightMfu):
     def dtype(self):
         return "bfloat16"
+
+
+@wrong(TASK, "its matrix stands in run.shapes once")
+class HeadByItsName(RightMfu):
+    cases = CAUSAL
+
+    def products(self):
+        return math.prod(self.run.shapes["head.projection.weight"]) + super().products()
+
+
+@wrong(TASK, "have learned positions")
+class AlwaysPositions(RightMfu):
+    def products(self):
+        return super().products() - math.prod(self.run.shapes["embedding.positions.weight"])

@@ -40,7 +40,7 @@ class RecomputationIsUseful(RightStep):
         return hardware, hardware
 
 
-@wrong(TASK, "recomputation is counted as useful")
+@wrong(TASK, "recomputation is counted as useful", right_values=True)
 class SelectiveIsUseful(RightStep):
     cases = SELECTIVE
 
@@ -49,7 +49,7 @@ class SelectiveIsUseful(RightStep):
         return useful, hardware
 
 
-@wrong(TASK, "what backward of flash attention computes again is no model FLOPs")
+@wrong(TASK, "what backward of flash attention computes again is no model FLOPs", right_values=True)
 class FlashIsUseful(RightStep):
     cases = SOME
 

@@ -16,7 +16,7 @@ from manyranks.grade.verdict import Aspect, Verdict
 if TYPE_CHECKING:
     from manyranks.grade.mfu.task import MfuTask
 
-Amounts = dict[str, float]
+Amounts = dict[str, float | Tensor]
 _TOLERANCE, _NEAR = 1e-9, 1e-6  # of float64, and of float32
 _ROUNDED = "nearly right, as if rounded: keep to Python's numbers, which are float64; torch.tensor of them is float32"
 
@@ -72,7 +72,7 @@ def kind_of(value: Any) -> str:
 
 def exact(amounts: Amounts) -> Tensors:
     """As the ranks send them."""
-    return {name: torch.tensor(float(amount), dtype=torch.float64) for name, amount in amounts.items()}
+    return {name: torch.as_tensor(amount, dtype=torch.float64) for name, amount in amounts.items()}
 
 
 def alike(got: Tensor, right: Tensor, tolerance: float = _TOLERANCE) -> bool:
@@ -117,7 +117,7 @@ def _explains(wrong: list[Tensors], results: list[Tensors]) -> bool:
 def mistakes(right: list[Tensors], wrong: Iterable[tuple[str, list[Amounts]]]) -> Iterator[Wrong]:
     """For each hint and its amounts by rank, those that are not right: in some cases a mistake does not show."""
     for hint, amounts in wrong:
-        results = [exact(own) if own and not isinstance(next(iter(own.values())), Tensor) else own for own in amounts]
+        results = [exact(own) for own in amounts]
         names = {
             name for own, theirs in zip(right, results, strict=True) for name in theirs if not alike(theirs[name], own[name])
         }

@@ -62,6 +62,7 @@ _NOT_BACK = "the largest moments are counted from zero: add this rank's zero bef
 _NO_PYTHON = "Python is forgotten: what no operator and no wait covers, between the step's begin and its end"
 _PYTHON_WAITS = "the waits are in Python's part, too: it is what is left of the step when all others are subtracted"
 _FROM_SPANS = "the step begins and ends as `step` says: what is before the first span and behind the last is Python's, too"
+_LEFT = "what is wrong in the other parts is missing here, or too much: mend them first"
 _NOT_ALL = "one number for each call is enough: the moment at which this rank came to it"
 _UNEXPLAINED = (
     "each moment of the step belongs to the innermost span that covers it; of a wait, what is before the last rank's moment is "
@@ -255,18 +256,19 @@ def _adds_up(task: "TimeBudget", trial: Trial) -> Verdict:
     """The parts are the step."""
     for rank, seen in enumerate(trial.answers):
         begun, ended = trial.case.must.traces[rank].step
-        total = sum(seen.tensors[name].item() for name in PARTS)
-        if abs(total - (ended - begun)) > UNIT / 1000 or min(seen.tensors[name].item() for name in PARTS) < 0:
-            found = f"rank {rank}: the parts add up to {SECONDS(total)}, the step took {SECONDS(ended - begun)}"
-            return Verdict(
-                False, found, "each moment of the step belongs to one part: none twice, none to nobody, none below 0"
-            )
+        parts = {name: seen.tensors[name].item() for name in PARTS}
+        below = [f"rank {rank}: {name} is {SECONDS(part)}" for name, part in parts.items() if part < -UNIT / 1000]
+        if below:
+            return Verdict(False, below[0], "no part is below 0: what is too much in one of the others is missing here")
+        if not abs(sum(parts.values()) - (ended - begun)) < UNIT / 1000:
+            found = f"rank {rank}: the parts add up to {SECONDS(sum(parts.values()))}, the step took {SECONDS(ended - begun)}"
+            return Verdict(False, found, "each moment of the step belongs to one part: none twice, none to nobody")
     return Verdict(True)
 
 
 @dataclass(frozen=True)
 class TimeBudget(MfuTask):
-    measured: ClassVar[str] = "spent were"
+    measured: ClassVar[str] = "right is"
     unexplained: ClassVar[str] = _UNEXPLAINED
     aspects: ClassVar[tuple[Aspect, ...]] = (
         aspect("the operators' time is right", 0.3, _OPERATORS, SECONDS),
@@ -275,3 +277,9 @@ class TimeBudget(MfuTask):
         Aspect("the parts add up to the step", 0.1, _adds_up, each_world=True),
         one_message("sends the moments of its calls, once", 0.2, _NOT_ALL),
     )
+
+    def otherwise(self, trial: Trial, name: str) -> str:
+        """Python's part is wrong where another one is."""
+        pairs = [(seen.tensors, right) for seen, right in zip(trial.answers, trial.case.expected, strict=True)]
+        others = all(amounts.alike(got[other], right[other]) for got, right in pairs for other in PARTS[:-1])
+        return "" if others or name != PYTHON else _LEFT

@@ -213,6 +213,7 @@ def _scene(case: Case) -> Scene:
 @dataclass(frozen=True)
 class LostTime(MfuTask):
     sizes: ClassVar[tuple[int, ...]] = (1,)
+    measured: ClassVar[str] = "by the bytes that were counted it is"
     aspects: ClassVar[tuple[Aspect, ...]] = (
         aspect("what each operator loses to memory", 0.5, (_LOST,), SECONDS),
         aspect("what fusing gives back", 0.5, (_SAVED,), SECONDS),

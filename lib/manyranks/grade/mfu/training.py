@@ -6,6 +6,7 @@ from functools import cache, partial
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
+from manyranks.grade.journal import Stopped
 from manyranks.grade.mfu import amounts, counting
 from manyranks.grade.mfu.amounts import Amounts, aspect, times
 from manyranks.grade.mfu.given import Layer
@@ -13,7 +14,7 @@ from manyranks.grade.mfu.ready import own
 from manyranks.grade.mfu.task import MfuTask
 from manyranks.grade.scripts import Scene, Tensors
 from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect
+from manyranks.grade.verdict import Aspect, Verdict
 from manyranks.training.config import GPTConfig
 
 MODEL, HARDWARE = AMOUNTS = ("model", "hardware")
@@ -61,6 +62,7 @@ _INSTEAD = (
     "with flash attention, too, selective recomputation runs the whole core again, and its backward then computes QKᵀ once "
     "more: one and a half forwards of the scores"
 )
+_PAIR = "it returns a pair of numbers, (model, hardware)"
 _UNEXPLAINED = (
     "products: forward 1, backward 2 where the layer learns, 1 where only a layer before it does, 0 before the first that "
     "learns. scores: 1, and 2 where backward comes. head: 3. hardware adds what recompute and flash run again where backward "
@@ -199,11 +201,8 @@ def _run(case: Case, given: tuple[list[Layer], int], function: Callable, watch) 
     with own():
         found = function(list(layers), head, case.recompute, case.flash)
     if not isinstance(found, tuple | list) or len(found) != 2:
-        raise amounts.Stopped(f"{CALL} returned {amounts.kind_of(found)}", _PAIR)
+        raise Stopped(f"{CALL} returned {amounts.kind_of(found)}", _PAIR)
     return {name: amounts.number(value, f"{name} FLOPs", _PAIR) for name, value in zip(AMOUNTS, found, strict=True)}
-
-
-_PAIR = "it returns a pair of numbers, (model, hardware)"
 
 
 @cache
@@ -228,14 +227,26 @@ def _scene(case: Case) -> Scene:
     return Scene(1, partial(_run, case, given), right, lambda: amounts.mistakes(right, wrong()), (case, given), case.note)
 
 
+def _of_model(what: str, share: float, all_learn: bool) -> Aspect:
+    """Of the cases in which all layers learn, or of the others."""
+    found = aspect(what, share, (MODEL,))
+
+    def judge(task: "StepFlops", trial: Trial) -> Verdict:
+        case, _ = trial.case.must
+        return found.judge(task, trial) if all(case.learns) == all_learn else Verdict(True)
+
+    return found._replace(judge=judge)
+
+
 @dataclass(frozen=True)
 class StepFlops(MfuTask):
     sizes: ClassVar[tuple[int, ...]] = (1,)
     measured: ClassVar[str] = "the counter has"
     unexplained: ClassVar[str] = _UNEXPLAINED
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        aspect("model FLOPs: what the step needs", 0.5, (MODEL,)),
-        aspect("hardware FLOPs: what runs", 0.5, (HARDWARE,)),
+        _of_model("model FLOPs where all layers learn", 0.25, True),
+        _of_model("model FLOPs where some do not", 0.35, False),
+        aspect("hardware FLOPs", 0.4, (HARDWARE,)),
     )
 
     def otherwise(self, trial: Trial, name: str) -> str:

@@ -25,6 +25,7 @@ _EMBEDDING = (
 )
 _POSITIONS = "the embedding of positions is counted as a matrix product: its rows are looked up, too"
 _NO_HEAD = "the head is missing: where it is tied, its matrix has the embedding's name, and is multiplied by all the same"
+_NO_NAME = "where the head is tied, its matrix stands in run.shapes once, as embedding.tokens.weight"
 _VECTORS = "biases and norms' weights are counted as products: those are vectors. Products are of matrices"
 _WHOLE_MASK = "causal attention is counted full: this convention counts the half of the scores that the mask leaves"
 _HALF_MASK = "half of the scores is counted: this convention counts the whole score matrix"
@@ -191,7 +192,7 @@ def _matrices(case: Case) -> list[tuple[str, float]]:
 
 
 def _wrong(case: Case) -> Iterator[tuple[str, list[Amounts]]]:
-    """By FLOPs, then by peak, chips and tokens; two of the commonest together."""
+    """By FLOPs of a token, then by peak, chips and tokens, then by what is made of them."""
     run, row = counted(case).run, _SHEET[case.dtype]
     for hint, token in _matrices(case):
         yield hint, [result(case, Rule(token=lambda case, token=token: token))]
@@ -264,6 +265,12 @@ class Mfu(MfuTask):
     sizes: ClassVar[tuple[int, ...]] = (1,)
     measured: ClassVar[str] = "by the counter it is"
     unexplained: ClassVar[str] = _UNEXPLAINED
+    advice: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"KeyError: 'head\.projection\.weight'", _NO_NAME),
+        (r"KeyError: 'embedding\.positions\.weight'", "only models in GPT-2's style have learned positions"),
+        (r"KeyError", "the sheet's rows are called as run.products_dtype and run.weights_dtype are, the conventions as above"),
+        *MfuTask.advice,
+    )
     aspects: ClassVar[tuple[Aspect, ...]] = tuple(
         _under(convention, share) for convention, share in ((FULL, 0.3), (CAUSAL, 0.25), (PARAMETERS, 0.2), (PALM, 0.25))
     )
