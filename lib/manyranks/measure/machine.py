@@ -6,7 +6,7 @@ from manyranks.measure import timing
 
 SIZES = (512, 1024, 2048)
 LARGE = (2048, 4096, 8192)  # an accelerator's best product is larger than a core's
-_ENOUGH, _MOST = 4e8, 1000  # small products are timed so many at once: that many FLOPs, or that many calls; a few ms
+_ENOUGH, _MOST = 0.01, 1000  # a product is timed so often at once: for so many seconds, or that many calls
 
 
 def matmul_rate(
@@ -17,22 +17,24 @@ def matmul_rate(
 ) -> float:
     """FLOP/s of one product of m × k with k × n, the median of some repetitions. size: one number, or (m, k, n).
 
+    The factors are random: with zeros or ones a GPU draws less power, and may be faster than with real numbers.
     Raises ValueError for other sizes.
     """
     sides = size if isinstance(size, tuple | list) else (size,) * 3
     if len(sides) != 3 or not all(isinstance(side, int) and side >= 1 for side in sides):
         raise ValueError(f"size={size!r}: give one whole number, or three, (m, k, n), each 1 or more")
     m, k, n = sides
-    first, second = (torch.ones(shape, device=device).to(dtype) for shape in ((m, k), (k, n)))
-    out, flops = torch.empty(m, n, dtype=dtype, device=device), 2 * m * k * n
-    # Else the clock would be a part of what is timed.
-    times = min(_MOST, max(1, round(_ENOUGH / flops))) if min(m, k, n) < SIZES[0] else 1
+    random = torch.Generator(device).manual_seed(0)  # of its own: the caller's goes on as before
+    first, second = (torch.randn(shape, generator=random, device=device).to(dtype) for shape in ((m, k), (k, n)))
+    out = torch.empty(m, n, dtype=dtype, device=device)
 
-    def products() -> None:
+    def products(times: int) -> None:
         for _ in range(times):
             torch.mm(first, second, out=out)
 
-    return times * flops / timing.seconds(products, repeats=repeats, device=device).median
+    once = timing.seconds(products, 1, repeats=1, device=device).median
+    times = max(1, min(_MOST, round(_ENOUGH / once)))  # else the clock would be a part of what is timed
+    return times * 2 * m * k * n / timing.seconds(products, times, repeats=repeats, warmup=0, device=device).median
 
 
 def peak(
