@@ -4,7 +4,7 @@ import torch
 
 from manyranks.measure import timing
 
-SIZES = (512, 1024, 2048)
+SIZES = (512, 1024)
 LARGE = (2048, 4096, 8192)  # an accelerator's best product is larger than a core's
 _ENOUGH, _MOST = 0.01, 1000  # a product is timed so often at once: for so many seconds, or that many calls
 
