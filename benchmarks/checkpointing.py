@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch.utils import checkpoint as theirs
 
-from benchmarks.compare import Row, pairs, processor_seconds
+from benchmarks.compare import Row, one_thread, pairs, processor_seconds
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.memory import PeakBytes
 from manyranks.parallel.checkpointing import checkpoint, checkpoint_modules, selective_checkpoint
@@ -31,12 +31,8 @@ Step = Callable[[], None]
 
 def rows() -> Iterator[Row]:
     yield from _planner()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         yield from _steps()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _planner() -> Iterator[Row]:

@@ -1,9 +1,12 @@
 """A comparison is a row: our values, the peer's from the same minutes, and the ratio of each pair."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
+
+import torch
 
 HEADER = ("what: ours; theirs", "ours", "theirs", "ours ÷ theirs", "target", "")
 
@@ -59,6 +62,17 @@ class Row:
         if not self._target():
             return ""
         return "MISSED" if self.missed else "ok"
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def timed(fn: Callable[[], object]) -> float:

@@ -1,6 +1,5 @@
 """Measuring a step: whether the parts of its time add up, what measuring costs, and each figure against another way to it."""
 
-import contextlib
 import functools
 import os
 import shutil
@@ -17,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import manyranks as mr
 from benchmarks import training
-from benchmarks.compare import Row, pairs, processor_seconds, timed
+from benchmarks.compare import Row, one_thread, pairs, processor_seconds, timed
 from manyranks.measure import machine
 from manyranks.measure.flops import WorkCounter
 from manyranks.training.config import GPTConfig, TrainingConfig
@@ -43,7 +42,7 @@ def rows() -> Iterator[Row]:
         what = f"all-reduce of {4 * MESSAGE / 1e6:.0f} MB, {RANKS} ranks: async_op=True, not waited for; waited for"
         yield Row(what, **training.slowest(world.run(_launches)), ratio_at_most=1 / 10)
         yield from (_utilisation(world, name, *run) for name, run in RUNS.items())
-    with _one_thread():
+    with one_thread():
         yield _counters()
         yield from _peaks()
         yield from _fused()
@@ -134,16 +133,6 @@ def _one_step(gpt: GPTConfig, run: TrainingConfig) -> None:
 
 
 # One process, one thread
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _counters() -> Row:

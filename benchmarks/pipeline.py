@@ -14,7 +14,7 @@ from torch.distributed.pipelining import schedules as theirs
 
 import manyranks as mr
 from benchmarks import training
-from benchmarks.compare import Row, pairs, processor_seconds
+from benchmarks.compare import Row, one_thread, pairs, processor_seconds
 from benchmarks.training import Step
 from manyranks.parallel.pipeline import paced, schedules
 from manyranks.parallel.pipeline.actions import Schedule
@@ -70,17 +70,13 @@ def _tables() -> Iterator[Row]:
 
 
 def _halves() -> Iterator[Row]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for style, hidden, sequences, length in HALVES:
             config = GPTConfig(2, hidden, hidden // 64, seq=length, style=style)
             x_BSH = torch.randn(sequences, length, hidden)
             _check_halves(config, x_BSH)
             what = f"I and W of 2 {style} layers, hidden {hidden}, {sequences} × {length} tokens; a plain backward"
             yield Row(what, **_both(config, x_BSH), ratio_at_most=1.12)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _stage(config: GPTConfig) -> nn.Module:

@@ -109,3 +109,4 @@ def test_no_part_is_below_zero_for_times_that_round(cuts, moments):
 
 def test_shares_are_of_the_whole():
     assert Budget(1, 2, 3, 4, 10).shares == Budget(0.05, 0.1, 0.15, 0.2, 0.5)
+    assert Budget(0, 0, 0, 0, 0).shares == Budget(0, 0, 0, 0, 0)

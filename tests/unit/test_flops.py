@@ -339,8 +339,11 @@ BATCH, OTHER_BATCH = torch.ones(3, 6, 4), torch.ones(3, 4, 5)
 PRODUCTS = {
     "matrix and vector": (lambda: MATRIX @ VECTOR, 2 * 6 * 4),
     "two vectors": (lambda: VECTOR.dot(VECTOR), 2 * 4),
+    "vdot": (lambda: VECTOR.vdot(VECTOR), 2 * 4),
     "addmv": (lambda: torch.addmv(torch.zeros(6), MATRIX, VECTOR), 2 * 6 * 4),
+    "addmv in place": (lambda: torch.zeros(6).addmv_(MATRIX, VECTOR), 2 * 6 * 4),
     "a sum of products": (lambda: torch.addbmm(torch.zeros(6, 5), BATCH, OTHER_BATCH), 2 * 3 * 6 * 4 * 5),
+    "and in place": (lambda: torch.zeros(6, 5).addbmm_(BATCH, OTHER_BATCH), 2 * 3 * 6 * 4 * 5),
     "baddbmm in place": (lambda: torch.zeros(3, 6, 5).baddbmm_(BATCH, OTHER_BATCH), 2 * 3 * 6 * 4 * 5),
 }
 

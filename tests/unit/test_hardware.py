@@ -142,6 +142,7 @@ def test_a_chip_has_half_of_its_bfloat16_peak_in_tf32():
     ("call", "said"),
     [
         (lambda: hardware.of_device(0), "name=0: give the text"),
+        (lambda: hardware.peak("H20", "bfloat16"), "accelerator='H20': give an Accelerator, as theory.accelerators"),
         (lambda: hardware.peak(theory.accelerators["H20"], "bf16"), "dtype='bf16': did you mean 'float16'|'bfloat16'"),
     ],
 )

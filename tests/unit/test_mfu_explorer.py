@@ -200,7 +200,10 @@ def test_the_mlp_of_the_tasks_crosses_the_ridge():
     ("change", "said"),
     [
         ({"cluster": "a100-dgx", "precision": "fp8"}, "A100-80GB SXM multiplies no faster in 8 bits: take bf16"),
-        ({"cluster": "v100-dgx", "precision": "fp32"}, "V100 SXM2 has no TF32, in which fp32 is multiplied here: take bf16"),
+        (
+            {"cluster": "v100-dgx", "precision": "fp32"},
+            "V100 SXM2 has no confirmed peak in TF32, in which fp32 is multiplied here: take bf16",
+        ),
         ({"model": "gpt2", "s": 2048}, "gpt2 has learned positions for 1,024 tokens, not for 2,048: lower s"),
         ({"model": "gpt2", "s": 128, "tp": 8}, "tp=8 does not divide the 12 heads of gpt2"),
     ],

@@ -1,6 +1,7 @@
 """Chapter 09's figures show the numbers that they are given, and what cannot be shown is refused."""
 
 import re
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ FIGURES = {
     "eight ranks": lambda: mfu.waterfall({rank: BUDGETS[rank % 2] for rank in range(8)}, step=0.28),
     "a budget of theory": lambda: mfu.waterfall({"llama3-8b": THEORY}),
     "other parts": lambda: mfu.waterfall({"H100": {"at the peak": 0.4, "memory": 0.1, "messages": 0.06}}),
+    "ten other parts": lambda: mfu.waterfall({"a step": {f"part {k}": 1 + k for k in range(10)}}),
     "timings": lambda: mfu.timings(SAMPLES),
     "one series": lambda: mfu.timings({"matmul": [0.004, 0.003]}),
     "conventions": lambda: mfu.conventions(SHARES),
@@ -86,8 +88,11 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
             lambda: mfu.rates({"float32": {64: 0}}),
             "'float32' has the rates {64: 0}: give one or more sizes, all numbers above 0",
         ),
+        (lambda: mfu.rates({"float32": {64: 1e9, 128: nan}}), "'float32' has the rates {64: 1000000000.0, 128: nan}: "),
+        (lambda: mfu.rates(RATES, peaks={"data sheet": 0}), "the peaks are {'data sheet': 0}: give FLOP/s, above 0"),
         (lambda: mfu.timings({}), "0 panels: "),
         (lambda: mfu.timings({"matmul": [1.0, 0.0]}), "'matmul' has the times [1.0, 0.0]: "),
+        (lambda: mfu.timings({"matmul": [1.0, nan]}), "'matmul' has the times [1.0, nan]: "),
         (lambda: mfu.conventions({"full": -0.1}), "'full' has the share -0.1: "),
         (lambda: mfu.roofline({}), "0 roofs: "),
         (lambda: mfu.roofline({"H100": H100}, MANY * 2), "40 points: "),
@@ -97,11 +102,14 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
             "'add' at -1 FLOP/byte and None FLOP/s: an intensity is 0 or more",
         ),
         (lambda: mfu.roofline({"H100": H100}, [Point("add", 1, 0)]), "'add' at 1 FLOP/byte and 0 FLOP/s: "),
+        (lambda: mfu.roofline({"H100": H100}, [Point("mm", inf)]), "'mm' at inf FLOP/byte and None FLOP/s: "),
         (lambda: mfu.waterfall({}), "0 budgets: "),
         (lambda: mfu.waterfall({0: {}}), "0 parts: "),
         (lambda: mfu.waterfall({0: {"a": 1}, 1: {"b": 1}}), "'rank 1' has the parts ['b']: give ['a'], as the first one"),
         (lambda: mfu.waterfall({0: {"a": 1, "b": -1}}), "'rank 0' has {'a': 1, 'b': -1}: give seconds, 0 or more"),
         (lambda: mfu.waterfall({0: {"a": 0}}), "'rank 0' has {'a': 0}: give seconds, 0 or more, not all of them 0"),
+        (lambda: mfu.waterfall({0: {"a": inf}}), "'rank 0' has {'a': inf}: give seconds, 0 or more"),
+        (lambda: mfu.waterfall({0: {"a": 1}}, step=-1), "'rank 0' has the step -1: give its seconds, above 0, or leave it out"),
     ],
 )
 def test_a_picture_that_cannot_be_drawn_is_refused(draw, said):

@@ -203,7 +203,9 @@ def test_a_code_base_counts_as_one_of_the_conventions():
         (lambda: roofline.tiled_intensity(1, 1, 1, 0), "tile=0"),
         (lambda: roofline.parts("llama", LLAMA[1], LLAMA[2]), "shape='llama'"),
         (lambda: roofline.time_budget(LLAMA[0], Plan(tp=3, seq=9, sequence_parallel=False), LLAMA[2]), "tp=3 does not divide"),
+        (lambda: roofline.roof("H100 SXM"), "accelerator='H100 SXM': give an Accelerator"),
         (lambda: mfu.under_every_convention(LLAMA[0], 8, 1.0, 0, 1e15), "gpus=0"),
+        (lambda: mfu.under_every_convention(LLAMA[0], 8, 1.0, 1, math.nan), "peak=nan"),
     ],
 )
 def test_what_cannot_be_is_refused(call, said):

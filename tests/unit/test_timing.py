@@ -103,11 +103,18 @@ def test_sizes_that_cannot_be_are_refused(size):
         machine.matmul_rate(size)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.complex64, torch.int8])
+def test_so_are_dtypes_that_have_no_such_product(dtype):
+    with pytest.raises(ValueError, match=f"dtype={dtype!r}: give a floating-point one of torch, as torch.bfloat16"):
+        machine.peak(dtype)
+
+
 def test_so_are_no_sizes_and_less_than_one_number():
     with pytest.raises(ValueError, match=r"sizes=\(\): give one size or more"):
         machine.peak(sizes=())
-    with pytest.raises(ValueError, match="bytes=3: give at least 4"):
-        machine.memory_bandwidth(3)
+    for bytes in (3, 1e6):
+        with pytest.raises(ValueError, match=f"bytes={bytes!r}: give a whole number from 4 up"):
+            machine.memory_bandwidth(bytes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -35,13 +35,14 @@ def gpu(monkeypatch):
         ("NVIDIA A100-SXM4-80GB", torch.float32, 19.5),
         ("NVIDIA H100 80GB HBM3", torch.float32, 67),
         ("Tesla V100-SXM2-32GB", torch.float16, 125),
+        ("NVIDIA H200", torch.float8_e4m3fn, 1979),
     ],
 )
 def test_a_known_device_has_its_data_sheet_s_peak(gpu, name, dtype, tera):
     gpu(name)
     found = peak("cuda", dtype)
     assert found.flops == pytest.approx(tera * 1e12, rel=2e-3)
-    assert (found.device, found.dtype) == (name, str(dtype).removeprefix("torch."))
+    assert (found.device, found.dtype) == (name, str(dtype).removeprefix("torch.").removesuffix("_e4m3fn"))
     assert found.source.startswith("data sheet of")
 
 
@@ -136,6 +137,10 @@ def test_the_same_run_under_other_conventions():
         assert used.hfu(convention) == pytest.approx(flops.hfu(*given, "full", convention))
     with pytest.raises(ValueError, match="did you mean 'causal'"):
         used.mfu("casual")
+    with pytest.raises(ValueError, match="did you mean 'full'"):
+        replace(used, recompute="ful").hfu()
+    with pytest.raises(ValueError, match="peak=0"):
+        replace(used, peak=replace(used.peak, flops=0)).mfu()
 
 
 # One operator after the other

@@ -36,8 +36,9 @@ class Budget(NamedTuple):
 
     @property
     def shares(self) -> "Budget":
-        """Each part as a share of the whole."""
-        return Budget(*(part / self.seconds for part in self))
+        """Each part as a share of the whole; 0 each where that is no time."""
+        whole = self.seconds or 1.0
+        return Budget(*(part / whole for part in self))
 
 
 def budget(profile: Profile, waits: Iterable[Wait] = ()) -> Budget:

@@ -18,11 +18,13 @@ def matmul_rate(
     """FLOP/s of one product of m × k with k × n, the median of some repetitions. size: one number, or (m, k, n).
 
     The factors are random: with zeros or ones a GPU draws less power, and may be faster than with real numbers.
-    Raises ValueError for other sizes.
+    Raises ValueError for other sizes, and for dtypes that are not floating-point: a complex product has other FLOPs.
     """
     sides = size if isinstance(size, tuple | list) else (size,) * 3
     if len(sides) != 3 or not all(isinstance(side, int) and side >= 1 for side in sides):
         raise ValueError(f"size={size!r}: give one whole number, or three, (m, k, n), each 1 or more")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype={dtype!r}: give a floating-point one of torch, as torch.bfloat16")
     m, k, n = sides
     random = torch.Generator(device).manual_seed(0)  # of its own: the caller's goes on as before
     first, second = (torch.randn(shape, generator=random, device=device).to(dtype) for shape in ((m, k), (k, n)))
@@ -42,7 +44,10 @@ def peak(
     device: torch.device | str = "cpu",
     sizes: tuple[int, ...] | None = None,
 ) -> float:
-    """FLOP/s of the best square product of a few large sizes: what this device achieves, not what a data sheet says."""
+    """FLOP/s of the best square product of a few large sizes: what this device achieves, not what a data sheet says.
+
+    Raises ValueError for no sizes, and as matmul_rate does.
+    """
     chosen = (SIZES if torch.device(device).type == "cpu" else LARGE) if sizes is None else sizes
     if not chosen:
         raise ValueError("sizes=(): give one size or more, or leave it out")
@@ -52,10 +57,11 @@ def peak(
 def memory_bandwidth(bytes: int = 2**27, device: torch.device | str = "cpu", repeats: int = 5) -> float:
     """Bytes/s of y = 2·x, read and written, for an x of that many bytes: far more than the caches hold.
 
-    Raises ValueError for fewer than 4 bytes, one number.
+    Raises ValueError for fewer than 4 bytes, one number, and for what is no whole number.
     """
-    if bytes < 4:
-        raise ValueError(f"bytes={bytes}: give at least 4, the size of one number; more than the caches hold to time memory")
+    if not isinstance(bytes, int) or bytes < 4:
+        allowed = "a whole number from 4 up, the size of one number; more than the caches hold to time memory"
+        raise ValueError(f"bytes={bytes!r}: give {allowed}")
     x = torch.ones(bytes // 4, device=device)
     y = torch.empty_like(x)
     return 2 * x.nbytes / timing.seconds(torch.mul, x, 2, out=y, repeats=repeats, device=device).median

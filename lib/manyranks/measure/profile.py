@@ -52,6 +52,8 @@ def profiled(function: Callable, *args, **kwargs):
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError(f"a torch.profiler is on: {_TAKEN}; measure outside of its `with` block")
+    with record_function(_WHOLE):
+        pass  # the first one of a process takes milliseconds, which would count as the function's
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with _silent(), torch_profile(activities=activities) as profiler:
         with record_function(_WHOLE):

@@ -1,7 +1,7 @@
 """Chapter 09's charts: MFU of published runs and under every convention, measured rates, and measured times in their order."""
 
-from collections.abc import Mapping, Sequence
-from math import sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, sqrt
 from statistics import fmean, median
 from types import MappingProxyType
 
@@ -106,12 +106,9 @@ def rates(
     """FLOP/s of matrix products over their size, a line for each name; peaks, horizontal, with their name on them.
 
     found: name ("bfloat16") -> size -> FLOP/s; peaks: name -> FLOP/s. Both axes are logarithmic.
-    Raises ValueError for none, more than 6 lines, a line without points, and rates or sizes that are not above 0.
+    Raises ValueError for none, more than 6 lines, a line without points, and rates, sizes or peaks that are not above 0.
     """
-    _count("lines", found, _LINES)
-    for name, points in found.items():
-        if not points or min(*points, *points.values()) <= 0:
-            raise ValueError(f"{name!r} has the rates {dict(points)}: give one or more sizes, all numbers above 0")
+    _check_rates(found, peaks)
     fig, (axes,) = style.figure(width=7.6, height=3.8)
     for marker, (name, points) in zip(style.MARKERS, found.items(), strict=False):
         best = max(points.values())
@@ -126,6 +123,15 @@ def rates(
     axes.minorticks_off()
     fig.legend(loc="outside upper left", ncols=2, handlelength=3)
     return fig
+
+
+def _check_rates(found: Mapping[str, Mapping[float, float]], peaks: Mapping[str, float]) -> None:
+    _count("lines", found, _LINES)
+    for name, points in found.items():
+        if not points or not _above_0([*points, *points.values()]):
+            raise ValueError(f"{name!r} has the rates {dict(points)}: give one or more sizes, all numbers above 0")
+    if not _above_0(peaks.values()):
+        raise ValueError(f"the peaks are {dict(peaks)}: give FLOP/s, above 0")
 
 
 def _peaks(axes: Axes, peaks: Mapping[str, float], rates: Sequence[float]) -> None:
@@ -145,7 +151,7 @@ def timings(samples: Mapping[str, Sequence[float]], ylabel: str = "time of a cal
     """
     _count("panels", samples, _SERIES)
     for name, seconds in samples.items():
-        if not len(seconds) or min(seconds) <= 0:
+        if not len(seconds) or not _above_0(seconds):
             raise ValueError(f"{name!r} has the times {list(seconds)}: give one or more seconds, all above 0")
     wide = min(9.2, 1.4 + 3.6 * len(samples))
     fig = style.Figure(figsize=(wide, 3.7), layout="constrained")
@@ -215,6 +221,10 @@ def _rows_only(axes: Axes) -> None:
 def _count(what: str, given: Sequence | Mapping, most: int) -> None:
     if not 1 <= len(given) <= most:
         raise ValueError(f"{len(given)} {what}: a picture shows 1 to {most}")
+
+
+def _above_0(numbers: Iterable[float]) -> bool:
+    return all(0 < number < inf for number in numbers)
 
 
 def _shares(named: Mapping[str, float], most: float = 1.0) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
-from math import log10
+from math import inf, log10
 from typing import NamedTuple, Protocol
 
 from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def _check(roofs: Mapping[str, Ceiling], points: Sequence[Point]) -> None:
     if (groups := len({point.group for point in points})) > _GROUPS:
         raise ValueError(f"{groups} groups of points: a picture shows at most {_GROUPS}")
     for name, intensity, rate, _ in points:
-        if not intensity >= 0 or (intensity and rate is not None and not rate > 0):
+        if not 0 <= intensity < inf or (intensity and rate is not None and not 0 < rate < inf):
             raise ValueError(
                 f"{name!r} at {intensity!r} FLOP/byte and {rate!r} FLOP/s: an intensity is 0 or more, a rate above 0"
             )
@@ -217,8 +217,12 @@ def _listed(fig: style.Figure, points: Sequence[Point], groups: Sequence[str], r
                 number = k + 1 if point.intensity else "–"
                 axes.text(x + 0.2, y, number, fontsize=8, fontweight="bold", ha="right", va="center")
                 axes.text(x + 0.28, y, point.name, fontsize=8, va="center")
-                rate = units.flop_rate(_reached(point, roof)) if point.intensity else "moves memory"
-                axes.text(wide - 0.05, y, f"{units.short(point.intensity)}; {rate}", fontsize=8, ha="right", va="center")
+                axes.text(wide - 0.05, y, _said(point, roof), fontsize=8, ha="right", va="center")
                 y -= step
         y -= 0.25 * step
     axes.text(wide - 0.05, _BELOW + _HIGH + 0.12, "FLOP/byte; FLOP/s", fontsize=8, fontstyle="italic", ha="right", va="center")
+
+
+def _said(point: Point, roof: Ceiling) -> str:
+    rate = units.flop_rate(_reached(point, roof)) if point.intensity else "moves memory"
+    return f"{units.short(point.intensity)}; {rate}"

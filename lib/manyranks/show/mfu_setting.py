@@ -109,7 +109,7 @@ class Setting(NamedTuple):
         if self.precision == "fp8" and chip.flops_fp8 <= chip.flops:
             raise ValueError(f"{chip.name} multiplies no faster in 8 bits: take bf16")
         if self.precision == "fp32" and chip.name in hardware.accelerators and not hardware.peak(chip, "tf32"):
-            raise ValueError(f"{chip.name} has no TF32, in which fp32 is multiplied here: take bf16")
+            raise ValueError(f"{chip.name} has no confirmed peak in TF32, in which fp32 is multiplied here: take bf16")
 
     @property
     def mfu(self) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from math import inf
 
 from matplotlib.axes import Axes
 
@@ -28,7 +29,18 @@ _KNOWN = {
     "data": ("gradients, parameters", style.YELLOW, "----"),
     "optimizer": ("optimizer", style.GREEN, ""),
 }
-_OTHERS = ((style.GREEN, ""), ("#e7a6c8", "xxxx"), ("#cfe3f1", "----"), ("#a1d99b", "oo"), ("white", "////"), ("#ffe08a", "++"))
+_OTHERS = (
+    (style.GREEN, ""),
+    ("#e7a6c8", "xxxx"),
+    ("#cfe3f1", "----"),
+    ("#a1d99b", "oo"),
+    ("white", "////"),
+    ("#ffe08a", "++"),
+    ("#9ecae1", "\\\\\\\\"),
+    ("#fdd9b5", "...."),
+    ("#cccccc", "||||"),
+    ("#f0f0f0", "++"),
+)
 _PAPER = {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"}
 _TOTAL = {"color": "white", "edgecolor": style.BLACK, "linewidth": 1.0}
 
@@ -42,12 +54,13 @@ def waterfall(
     budgets: rank -> measure.budget.Budget, or name -> {part: seconds}. Up to 4 have a waterfall each, side by side; of up to 16
     each is one bar. Of more than 5 parts those without time are left out. step: the measured seconds of the step, of all or
     of each, for a dashed line; the shares are of it then.
-    Raises ValueError for none, more than 16, other parts than the first one's, more than 10 of them, and negative seconds.
+    Raises ValueError for none, more than 16, other parts than the first one's, more than 10 of them, negative seconds, and a
+    step that is not above 0.
     """
     named = {_name(key): _parts(found) for key, found in budgets.items()}
-    _check(named)
+    steps = {_name(key): step.get(key) if isinstance(step, Mapping) else step for key in budgets}
+    _check(named, steps)
     named = _spent(named)
-    steps = {name: step.get(key) if isinstance(step, Mapping) else step for name, key in zip(named, budgets, strict=True)}
     if len(named) > _PANELS:
         return _bars(named, steps, title)
     first, count = next(iter(named.values())), len(named)
@@ -74,7 +87,7 @@ def _parts(found: Mapping[str, float] | tuple) -> dict[str, float]:
     return dict(found) if isinstance(found, Mapping) else found._asdict()
 
 
-def _check(named: Mapping[str, Mapping[str, float]]) -> None:
+def _check(named: Mapping[str, Mapping[str, float]], steps: Mapping[str, float | None]) -> None:
     if not 1 <= len(named) <= _ROWS:
         raise ValueError(f"{len(named)} budgets: a picture shows 1 to {_ROWS}")
     first = list(next(iter(named.values())))
@@ -83,8 +96,10 @@ def _check(named: Mapping[str, Mapping[str, float]]) -> None:
     for name, parts in named.items():
         if list(parts) != first:
             raise ValueError(f"{name!r} has the parts {list(parts)}: give {first}, as the first one")
-        if any(not seconds >= 0 for seconds in parts.values()) or not sum(parts.values()):
+        if any(not 0 <= seconds < inf for seconds in parts.values()) or not sum(parts.values()):
             raise ValueError(f"{name!r} has {dict(parts)}: give seconds, 0 or more, not all of them 0")
+        if steps[name] is not None and not 0 < steps[name] < inf:
+            raise ValueError(f"{name!r} has the step {steps[name]!r}: give its seconds, above 0, or leave it out")
 
 
 def _spent(named: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -147,16 +162,8 @@ def _bars(named: Mapping[str, Mapping[str, float]], steps: Mapping[str, float | 
         axes.barh(rows, seconds, 0.66, starts, label=label, **look)
         starts = [start + each for start, each in zip(starts, seconds, strict=True)]
     for row, (end, name) in enumerate(zip(starts, named, strict=True)):
-        axes.annotate(
-            units.duration(end),
-            (end, row),
-            (5, 0),
-            textcoords="offset points",
-            fontsize=8.5,
-            va="center",
-            bbox=_PAPER,
-            zorder=3,
-        )
+        look = {"textcoords": "offset points", "fontsize": _SIZE, "va": "center", "bbox": _PAPER, "zorder": 3}
+        axes.annotate(units.duration(end), (end, row), (5, 0), **look)
         if steps[name]:
             axes.plot([steps[name]] * 2, [row - 0.45, row + 0.45], color=style.BLACK, linestyle="--", linewidth=1.4)
     axes.set_yticks(rows, list(named))

@@ -158,7 +158,7 @@ def mfu(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: 
     tokens_per_second: of the whole job; peak: FLOP/s of one accelerator. Source: arXiv 2204.02311, section 4.1.
     """
     _not_negative(tokens_per_second=tokens_per_second)
-    if gpus < 1 or peak <= 0:
+    if not (gpus >= 1 and peak > 0):
         raise ValueError(f"gpus={gpus}, peak={peak}: both must be above 0")
     return per_token(shape, seq, convention) * tokens_per_second / (gpus * peak)
 

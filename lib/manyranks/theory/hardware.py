@@ -181,8 +181,10 @@ def peak(accelerator: Accelerator, dtype: str) -> float | None:
 
     "float32" is true single precision, which torch uses for float32 matrices on CUDA unless TF32 is allowed; "float64" is that
     of the matrix cores. Source of each figure: published/peaks.csv, and the accelerator's own. Raises ValueError for other
-    names.
+    names, and for what is no Accelerator.
     """
+    if not isinstance(accelerator, Accelerator):
+        raise ValueError(f"accelerator={accelerator!r}: give an Accelerator, as theory.accelerators['H100 SXM']")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
     chip, flops = accelerator.name, accelerator.flops

@@ -37,16 +37,17 @@ class Utilisation:
 
     def mfu(self, convention: str = "full") -> float:
         """The FLOPs that the model needs ÷ those that the ranks can do, under a convention of
-        theory.flops.CONVENTIONS. Raises ValueError for an unknown one."""
-        return self._share(flops.per_token(self.shape, self.seq, convention))
+        theory.flops.CONVENTIONS. Raises ValueError for an unknown one, and as flops.mfu does."""
+        return flops.mfu(*self._run, convention)
 
     def hfu(self, convention: str = "full") -> float:
         """As mfu, with what is computed a second time."""
-        rest = (self.recompute, convention, self.flash)
-        return self._share(flops.hardware_per_token(self.shape, self.seq, *rest))
+        return flops.hfu(*self._run, self.recompute, convention, self.flash)
 
-    def _share(self, per_token: float) -> float:
-        return per_token * self.tokens_per_second / self.peak.flops
+    @property
+    def _run(self) -> tuple[ModelShape, int, float, int, float]:
+        # As of one device that has the peak of all ranks.
+        return self.shape, self.seq, self.tokens_per_second, 1, self.peak.flops
 
 
 def peak(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Peak:
@@ -93,4 +94,4 @@ def _kind(device: torch.device | str, dtype: torch.dtype) -> str:
     # Not allow_tf32, which raises where TF32 was allowed by this newer setting.
     if on_gpu and dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "tf32"
-    return str(dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.").partition("_")[0]  # a float8 is one of several
