@@ -11,17 +11,22 @@ from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
     mfu_alike,
     mfu_budget,
+    mfu_budget_way,
     mfu_forward,
     mfu_forward_whole,
     mfu_lost,
     mfu_share,
+    mfu_share_whole,
     mfu_step,
     mfu_time,
     mfu_time_way,
 )
 
 TASKS = {"forward_flops": 4, "step_flops": 4, "mfu": 4, "time_it": 4, "time_budget": 5, "lost_time": 3}
-FILES = (mfu_forward, mfu_forward_whole, mfu_step, mfu_share, mfu_time, mfu_time_way, mfu_budget, mfu_lost)
+FILES = (
+    *(mfu_forward, mfu_forward_whole, mfu_step, mfu_share, mfu_share_whole),
+    *(mfu_time, mfu_time_way, mfu_budget, mfu_budget_way, mfu_lost),
+)
 ZOO = [answer for file in FILES for answer in file.ZOO]
 FIVE = {  # that the exercise is about -> task, answer, words of its report
     "backward counted once": ("step_flops", "BackwardOnce", "backward is counted once"),

@@ -42,7 +42,9 @@ class Budget(NamedTuple):
 
 
 def budget(profile: Profile, waits: Iterable[Wait] = ()) -> Budget:
-    """The parts of a profiled run. waits: of the same thread, on the same clock; what an operator does meanwhile is its."""
+    """The parts of a profiled run. waits: of the same thread, on the same clock; what an
+    operator does meanwhile is its.
+    """
     here = profile.started, profile.finished
     busy, seconds = [], dict.fromkeys((MATMUL, OTHER, COMMUNICATION), 0.0)
     for span in profile.spans:
@@ -51,8 +53,9 @@ def budget(profile: Profile, waits: Iterable[Wait] = ()) -> Budget:
     waits = list(waits)
     waited = [(wait.started, wait.finished) for wait in waits]
     absent = [(wait.started, min(wait.finished, wait.arrived)) for wait in waits]
-    # Each part has intervals of its own, and is not what the others leave: such a difference may come out below 0.
+    # Each part has intervals of its own: what the others leave might come out below 0.
     waiting = total(within(absent, outside(busy, *here)))
     communication = total(within(waited, outside([*busy, *absent], *here)))
     python = total(outside([*busy, *waited], *here))
-    return Budget(seconds[MATMUL], seconds[OTHER], seconds[COMMUNICATION] + communication, waiting, python)
+    communication += seconds[COMMUNICATION]
+    return Budget(seconds[MATMUL], seconds[OTHER], communication, waiting, python)

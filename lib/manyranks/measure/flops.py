@@ -60,14 +60,18 @@ class Operator(NamedTuple):
 
 
 class WorkCounter(TorchDispatchMode):
-    """A context manager: `flops` and `bytes` say what the operators inside it have done so far.
+    """A context manager: `flops` and `bytes` say what the operators inside it have done so
+    far.
 
-    flops: of matmuls, convolutions and attention; a multiply-add counts as two, attention in full also under a causal mask.
-    bytes: that operators read and write, as if nothing were fused or cached: each tensor among an operator's arguments is
-    read once, each result written once (in place: both). Of a view that shows some elements several times (expand, unfold) no
-    more than lies under it. An operator that looks up elements (x[i], embedding, gather, …) reads its indices, and of its
-    source as much as it returns. Views, allocations and communication move nothing. Counted too high: what only writes into
-    a part of an argument (x[i] = y), and what leaves an argument unread (fill_, copy_).
+    flops: of matmuls, convolutions and attention; a multiply-add counts as two, attention
+    in full also under a causal mask.
+    bytes: that operators read and write, as if nothing were fused or cached: each tensor
+    among an operator's arguments is read once, each result written once (in place: both).
+    Of a view that shows some elements several times (expand, unfold) no more than lies
+    under it. An operator that looks up elements (x[i], embedding, gather, …) reads its
+    indices, and of its source as much as it returns. Views, allocations and communication
+    move nothing. Counted too high: what only writes into a part of an argument (x[i] = y),
+    and what leaves an argument unread (fill_, copy_).
     """
 
     def __init__(self, operators: list[Operator] | None = None):
@@ -77,7 +81,7 @@ class WorkCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, before = kwargs or {}, (self.flops, self.bytes, len(self._operators or ()))
-        if is_composite(func):  # has the FLOPs of its parts, and moves what it moves as a whole
+        if is_composite(func):  # has the FLOPs of its parts, and moves bytes as a whole
             with self:
                 out = func.decompose(*args, **kwargs)
             self.bytes = before[1]
@@ -90,8 +94,9 @@ class WorkCounter(TorchDispatchMode):
             self.bytes += sum(map(touched_bytes, _tensors((source, rest, kwargs, out))))
         if self._operators is not None:
             shapes = tuple(tuple(x.shape) for x in _tensors((args, kwargs)))
-            done = Operator(func._schema.name, shapes, self.flops - before[0], self.bytes - before[1])
-            self._operators[before[2] :] = [done] if done.flops or done.bytes else []  # in place of a composition's parts
+            counts = self.flops - before[0], self.bytes - before[1]
+            done = [Operator(func._schema.name, shapes, *counts)] if any(counts) else []
+            self._operators[before[2] :] = done  # in place of a composition's parts
         return out
 
 

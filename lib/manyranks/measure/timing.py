@@ -28,16 +28,24 @@ class Times(NamedTuple):
 
 
 def seconds(
-    function: Callable, *args, repeats: int = 10, warmup: int = 2, device: torch.device | str = "cpu", **kwargs
+    function: Callable,
+    *args,
+    repeats: int = 10,
+    warmup: int = 2,
+    device: torch.device | str = "cpu",
+    **kwargs,
 ) -> Times:
-    """Calls the function warmup + repeats times, and times each call to the end of what it asked the device to do.
+    """Calls the function warmup + repeats times, and times each call to the end of what it
+    asked the device to do.
 
-    The first calls pay for what later ones find done: allocated memory, chosen algorithms, compiled code, caches. What the
-    function leaves under way elsewhere, such as a collective with async_op=True, it must wait for itself.
+    The first calls pay for what later ones find done: allocated memory, chosen algorithms,
+    compiled code, caches. What the function leaves under way elsewhere, such as a
+    collective with async_op=True, it must wait for itself.
     Raises ValueError for fewer than one repetition, or a negative number of warm-up calls.
     """
     if repeats < 1 or warmup < 0:
-        raise ValueError(f"repeats={repeats}, warmup={warmup}: give one repetition or more, and 0 warm-up calls or more")
+        given = f"repeats={repeats}, warmup={warmup}"
+        raise ValueError(f"{given}: give one repetition or more, and 0 warm-up calls or more")
     found = []
     for _ in range(warmup + repeats):
         synchronise(device)
@@ -49,6 +57,8 @@ def seconds(
 
 
 def synchronise(device: torch.device | str = "cpu") -> None:
-    """Waits until the device has done all that it was asked for; a CPU's operators are done when they return."""
+    """Waits until the device has done all that it was asked for; a CPU's operators are done
+    when they return.
+    """
     if torch.device(device).type != "cpu":
         torch.accelerator.synchronize(device)

@@ -42,14 +42,17 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Roof:
-    """peak: FLOP/s; bandwidth: bytes/s of the memory. Raises ValueError where one is not above 0."""
+    """peak: FLOP/s; bandwidth: bytes/s of the memory. Raises ValueError where one is not
+    above 0.
+    """
 
     peak: float
     bandwidth: float
 
     def __post_init__(self):
         if not (self.peak > 0 and self.bandwidth > 0):
-            raise ValueError(f"peak={self.peak!r}, bandwidth={self.bandwidth!r}: FLOP/s and bytes/s, both above 0")
+            given = f"peak={self.peak!r}, bandwidth={self.bandwidth!r}"
+            raise ValueError(f"{given}: FLOP/s and bytes/s, both above 0")
 
     @property
     def ridge(self) -> float:

@@ -24,8 +24,9 @@ class Peak:
 class Utilisation:
     """A run of a model: tokens_per_second and peak are those of all ranks together.
 
-    seq: tokens of a sequence; recompute: "none", "selective" or "full"; flash: whether attention
-    computes its scores again in backward, as scaled_dot_product_attention does without dropout.
+    seq: tokens of a sequence; recompute: "none", "selective" or "full"; flash: whether
+    attention computes its scores again in backward, as scaled_dot_product_attention does
+    without dropout.
     """
 
     shape: ModelShape
@@ -36,8 +37,10 @@ class Utilisation:
     flash: bool = True
 
     def mfu(self, convention: str = "full") -> float:
-        """The FLOPs that the model needs ÷ those that the ranks can do, under a convention of
-        theory.flops.CONVENTIONS. Raises ValueError for an unknown one, and as flops.mfu does."""
+        """The FLOPs that the model needs ÷ those that the ranks can do, under a convention
+        of theory.flops.CONVENTIONS. Raises ValueError for an unknown one, and as flops.mfu
+        does.
+        """
         return flops.mfu(*self._run, convention)
 
     def hfu(self, convention: str = "full") -> float:

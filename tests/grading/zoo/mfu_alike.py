@@ -61,6 +61,11 @@ def step_by_products(layers, head, recompute, flash):
     return forward + activations + weights, forward + activations + weights + again
 
 
+class StepAsAnArray(RightStep):
+    def form(self, model, hardware):
+        return np.array([model, hardware])
+
+
 class MfuByShapes(RightMfu):
     """The head by its name, the scores from 2 · 2 · 3."""
 
@@ -195,6 +200,11 @@ class LostInFractions(RightLost):
         return [torch.tensor(lost, dtype=torch.float64), np.float64(saved)]
 
 
+class LostAsAnArray(RightLost):
+    def form(self, lost, saved):
+        return np.array(lost), saved
+
+
 def lost_by_tensors(operators, needed, peak, bandwidth):
     """What is saved tensor by tensor: a reading that is left out, a writing that is left out."""
     lost = [max(0, (sum(o.reads.values()) + sum(o.writes.values())) / bandwidth - o.flops / peak) for o in operators]
@@ -223,6 +233,7 @@ ANSWERS = [
     ("forward_flops", AsTensors),
     ("step_flops", StepFromTheHead),
     ("step_flops", step_by_products),
+    ("step_flops", StepAsAnArray),
     ("mfu", MfuByShapes),
     ("mfu", MfuByChip),
     ("time_it", TimedFromEndToEnd),
@@ -234,5 +245,6 @@ ANSWERS = [
     ("time_budget", BudgetFromZero),
     ("time_budget", BudgetOfTensors),
     ("lost_time", LostInFractions),
+    ("lost_time", LostAsAnArray),
     ("lost_time", lost_by_tensors),
 ]

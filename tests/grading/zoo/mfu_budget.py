@@ -1,10 +1,9 @@
-"""Wrong answers to time_budget of 09_mfu."""
+"""Wrong answers to time_budget of 09_mfu: to whom a moment belongs."""
 
 import torch
 import torch.distributed as dist
 
-from manyranks.measure import intervals
-from tests.grading.zoo.mfu_right_ranks import PARTS, BySpans, RightBudget
+from tests.grading.zoo.mfu_right_ranks import BySpans, RightBudget
 from tests.grading.zoo.wrong import Wrong, keeper, me
 
 ZOO: list[Wrong] = []
@@ -188,79 +187,64 @@ class CallsAreNobodys(RightBudget):
         return parts
 
 
-@wrong(TASK, "torch.tensor of Python's floats is float32", right_values=True)
-class SingleNumbers(RightBudget):
-    def sent(self):
-        return torch.tensor([moment - self.zero for moment in self.arrived])
+@wrong(TASK, "a span's own time is what the spans directly in it leave")
+class AllInsideTakenAway(BySpans):
+    def inside(self, span):
+        return [one for one in self.spans if self.holds(span, one)]
 
 
-@wrong(TASK, "no rank needs each of the others' numbers", right_values=True)
-class GathersMoments(RightBudget):
+@wrong(TASK, "'calls' spans are counted as operators")
+class CallsInOperatorsAreTheirs(BySpans):
+    def inside(self, span):
+        whole = self.spans
+        self.spans = [one for one in whole if one.kind != "calls"]
+        found, self.spans = super().inside(span), whole
+        return found
+
+
+@wrong(TASK, "a wait inside an operator is a wait")
+class WaitsInOperatorsTwice(BySpans):
+    cases = HIDDEN
+
+    def inside(self, span):
+        return [one for one in super().inside(span) if one.kind != "wait"]
+
+
+@wrong(TASK, "`call` says which collective a wait is for", right_values=True)
+class WaitsInTheCallsOrder(RightBudget):
+    cases = HIDDEN
+
+    def part(self, span, end):
+        if span.kind == "wait":
+            waits = [one for one in self.spans if one.kind == "wait"]
+            return "waiting" if end <= self.last[waits.index(span)] else "communication"
+        return super().part(span, end)
+
+
+@wrong(TASK, "the last rank is the one that comes last", right_values=True)
+class LastByItsNumber(RightBudget):
     def exchanged(self, row):
-        parts = [torch.empty_like(row) for _ in range(me()[1])]
-        dist.all_gather(parts, row)
-        return torch.stack(parts).amax(0)
-
-
-@wrong(TASK, "no rank needs each of the others' numbers", right_values=True)
-class GathersTraces(RightBudget):
-    def exchanged(self, row):
-        found = [None] * me()[1]
-        dist.all_gather_object(found, (self.spans, row))
-        return torch.stack([theirs for _, theirs in found]).amax(0)
-
-
-@wrong(TASK, "one call for each number", right_values=True)
-class OneCallEach(RightBudget):
-    def exchanged(self, row):
-        for i in range(len(row)):
-            one = row[i : i + 1].clone()
-            dist.all_reduce(one, op=dist.ReduceOp.MAX)
-            row[i] = one
+        dist.broadcast(row, me()[1] - 1)
         return row
 
 
-@wrong(TASK, "one number for each call is enough", right_values=True)
-class SendsItsWaitsToo(RightBudget):
-    def exchanged(self, row):
-        both = torch.cat([row, row])
-        dist.all_reduce(both, op=dist.ReduceOp.MAX)
-        return both[: len(row)]
+@wrong(TASK, "moments are counted from the step's begin", right_values=True)
+class FromTheStep(RightBudget):
+    def sent(self):
+        return super().sent() + self.zero - self.step[0]
+
+    def moments(self):
+        return (self.exchanged(self.sent()) + self.step[0]).tolist()
 
 
-@wrong(TASK, "a barrier is not needed", right_values=True)
-class WithABarrier(RightBudget):
-    def exchanged(self, row):
-        dist.barrier()
-        return super().exchanged(row)
+@wrong(TASK, "where the last rank comes in the middle of a wait", right_values=True)
+class WholeWaits(BySpans):
+    def of_wait(self, wait, last):
+        length = wait.finished - wait.started
+        return (length, 0.0) if last > wait.started else (0.0, length)
 
 
-@wrong(TASK, "each moment of the step belongs to the innermost span")
-class SomethingElse(RightBudget):
+@wrong(TASK, "communication and waiting are swapped", right_values=True)
+class Crossed(RightBudget):
     def form(self, parts):
-        return {name: seconds * 1.01 for name, seconds in parts.items()}
-
-
-@wrong(TASK, 'it returns a dict: {"matmul": …')
-class ARow(RightBudget):
-    def form(self, parts):
-        return [parts[name] for name in PARTS]
-
-
-@wrong(TASK, "has no 'python'")
-class FourParts(RightBudget):
-    def form(self, parts):
-        return {name: seconds for name, seconds in parts.items() if name != "python"}
-
-
-@wrong(TASK, "has 'idle', too")
-class SixParts(RightBudget):
-    def form(self, parts):
-        return parts | {"idle": 0.0}
-
-
-@wrong(TASK, "what is ready is no answer")
-class FromTheLibrary(RightBudget):
-    def parts(self):
-        intervals.total([self.step])
-        return super().parts()
+        return parts | {"waiting": parts["communication"], "communication": parts["waiting"]}

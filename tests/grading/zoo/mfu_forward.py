@@ -211,3 +211,20 @@ class RouterInEachLayer(RightForward):
 
     def router(self):
         return 2 * self.tokens * self.m.hidden * self.m.experts * self.m.layers
+
+
+@wrong(TASK, "experts are counted without their gate", right_values=True)
+class ExpertsWithoutGate(RightForward):
+    cases = EXPERTS
+
+    def mlp(self):
+        experts = self.moe * self.chosen() * self.m.expert_ffn
+        return super().mlp() - 2 * self.tokens * self.m.hidden * experts
+
+
+@wrong(TASK, "the shared experts are as large as the others", right_values=True)
+class SharedExpertsOfFfn(RightForward):
+    cases = EXPERTS
+
+    def width(self):
+        return super().width() + self.moe * self.m.shared_experts * (self.m.ffn - self.m.expert_ffn)

@@ -77,7 +77,7 @@ class LastFirst(RightLost):
         return lost[::-1], saved
 
 
-@wrong(TASK, "for 12 operators")
+@wrong(TASK, "for 13 operators")
 class OnlyWhatIsLost(RightLost):
     def form(self, lost, saved):
         return [one for one in lost if one], saved
@@ -171,3 +171,34 @@ class OnlyTheSum(RightLost):
 class OnlySaved(RightLost):
     def form(self, lost, saved):
         return saved
+
+
+@wrong(TASK, "products lose time, too")
+class ProductsLoseNothing(RightLost):
+    def lost(self, one):
+        return 0.0 if one.flops else super().lost(one)
+
+
+@wrong(TASK, "what any operator behind the run reads is written", right_values=True)
+class WritesForTheNext(RightLost):
+    cases = SOFTMAX
+
+    def written(self, run, behind, made):
+        return super().written(run, behind[:1], made)
+
+
+@wrong(TASK, "the run at the end is missing", right_values=True)
+class NotTheLastRun(RightLost):
+    def runs(self):
+        return super().runs()[:-1]
+
+
+@wrong(TASK, "a product ends a run", right_values=True)
+class OneKernelForAllRuns(RightLost):
+    cases = SOFTMAX
+
+    def saved(self):
+        operators, products = [[one for one in self.operators if bool(one.flops) == kind] for kind in (False, True)]
+        made = {name: size for one in operators for name, size in one.writes.items()}
+        moved = self.read(operators, made) + self.written(operators, products, made)
+        return (sum(map(self.moved, operators)) - moved) / self.bandwidth

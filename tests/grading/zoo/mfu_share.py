@@ -1,10 +1,5 @@
-"""Wrong answers to mfu of 09_mfu."""
+"""Wrong answers to mfu of 09_mfu: FLOPs of a token, tokens, chips and peak."""
 
-import math
-
-import torch
-
-from manyranks.theory.flops import training
 from tests.grading.zoo.mfu_right import LOOKED_UP, RightMfu
 from tests.grading.zoo.wrong import Wrong, keeper
 
@@ -58,7 +53,7 @@ class AllParameters(RightMfu):
         return self.parameters()
 
 
-@wrong(TASK, 'the products are counted: "parameters" and "palm" say 6Φ', right_values=True)
+@wrong(TASK, 'not all parameters are counted: "parameters" and "palm" say 6Φ', right_values=True)
 class ProductsOnly(RightMfu):
     cases = PARAMETERS
 
@@ -66,7 +61,7 @@ class ProductsOnly(RightMfu):
         return self.products()
 
 
-@wrong(TASK, 'the products are counted: "parameters" and "palm" say 6Φ', right_values=True)
+@wrong(TASK, 'not all parameters are counted: "parameters" and "palm" say 6Φ', right_values=True)
 class WithoutTheEmbedding(RightMfu):
     cases = PALM
 
@@ -218,69 +213,19 @@ class SequencesASecond(RightMfu):
         return super().tokens() / self.run.seq
 
 
-@wrong(TASK, "that is in per cent")
-class PerCent(RightMfu):
-    def form(self, share):
-        return 100 * share
+@wrong(TASK, VECTORS, right_values=True)
+class BiasesAreProducts(RightMfu):
+    """All but what is called a norm."""
 
-
-@wrong(TASK, "that is the inverse")
-class UpsideDown(RightMfu):
-    def form(self, share):
-        return 1 / share
-
-
-@wrong(TASK, "that is FLOPs of a step")
-class WithoutSeconds(RightMfu):
-    def form(self, share):
-        return share * self.run.seconds
-
-
-@wrong(TASK, "nearly right, as if rounded")
-class Rounded(RightMfu):
-    def form(self, share):
-        return torch.tensor(share)
-
-
-@wrong(TASK, "FLOPs of a token by the convention · tokens of a step")
-class SomethingElse(RightMfu):
-    def form(self, share):
-        return share * 1.37
-
-
-@wrong(TASK, "it returns one number, the share")
-class APair(RightMfu):
-    def form(self, share):
-        return share, "of the peak"
-
-
-@wrong(TASK, "it returns one number, the share")
-class Nothing(RightMfu):
-    def form(self, share):
-        print(share)
-
-
-@wrong(TASK, "what is ready is no answer")
-class FromTheory(RightMfu):
-    def token(self):
-        return training(super().parameters(), 1)
-
-
-@wrong(TASK, "the sheet's rows are called as run.products_dtype")
-class UnknownRow(RightMfu):
-    def dtype(self):
-        return "bfloat16"
-
-
-@wrong(TASK, "its matrix stands in run.shapes once")
-class HeadByItsName(RightMfu):
     cases = CAUSAL
 
-    def products(self):
-        return math.prod(self.run.shapes["head.projection.weight"]) + super().products()
+    def matrices(self):
+        return [name for name in self.run.shapes if "norm" not in name and name not in LOOKED_UP]
 
 
-@wrong(TASK, "have learned positions")
-class AlwaysPositions(RightMfu):
-    def products(self):
-        return super().products() - math.prod(self.run.shapes["embedding.positions.weight"])
+@wrong(TASK, "the peak is halved where the row says nothing of sparsity", right_values=True)
+class SparseByName(RightMfu):
+    cases = CAUSAL
+
+    def peak(self):
+        return self.sheet[self.dtype()].flops / (2 if self.dtype() in ("bf16", "fp8") else 1)

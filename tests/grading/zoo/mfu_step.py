@@ -250,3 +250,19 @@ class OneNumber(RightStep):
 class NamedNumbers(RightStep):
     def form(self, model, hardware):
         return {"model": model, "hardware": hardware}
+
+
+@wrong(TASK, "whatever recompute is", right_values=True)
+class FlashNotWithFull(RightStep):
+    cases = FULL
+
+    def of_flash(self, layer):
+        return 0 if self.recompute == "full" else super().of_flash(layer)
+
+
+@wrong(TASK, "what runs again is what `recompute` says", right_values=True)
+class SelectiveIsAlwaysFlash(RightStep):
+    cases = slice(4, 5)  # selective recomputation without flash attention
+
+    def of_flash(self, layer):
+        return layer.scores / 2 if self.flash or self.recompute == "selective" else 0

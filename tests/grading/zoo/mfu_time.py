@@ -176,3 +176,31 @@ class FromTheFirstReading(RightTime):
 class Total(RightTime):
     def middle(self, times):
         return sum(times)
+
+
+@wrong(TASK, "that is the upper one of the middle two")
+class UpperMedian(RightTime):
+    cases = EVEN
+
+    def middle(self, times):
+        return sorted(times)[len(times) // 2]
+
+
+@wrong(TASK, "sort them first")
+class NotSorted(RightTime):
+    def middle(self, times):
+        return times[len(times) // 2]
+
+
+@wrong(TASK, "those are one rank's measurements")
+class OfTheFirstRank(RightTime):
+    def exchanged(self, row):
+        dist.broadcast(row, 0)
+        return row
+
+
+@wrong(TASK, "that adds the ranks' measurements")
+class SumOfRanks(RightTime):
+    def exchanged(self, row):
+        dist.all_reduce(row)
+        return row

@@ -5,6 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from manyranks.grade.mfu import timing as grader
 from manyranks.measure import timing
 from tests.grading.zoo.mfu_right_ranks import RightTime
 from tests.grading.zoo.wrong import Wrong, keeper, me
@@ -135,3 +136,16 @@ class AllTimes(RightTime):
 class FromTheLibrary(RightTime):
     def measurement(self):
         return timing.seconds(self.work, repeats=1, warmup=0).median
+
+
+@wrong(TASK, "in a measurement it comes once")
+class SynchronisesAtTheBegin(RightTime):
+    def work(self):
+        self.synchronise()
+        super().work()
+
+
+@wrong(TASK, "what is ready is no answer")
+class FromTheCheck(RightTime):
+    def middle(self, times):
+        return grader.cases(me()[1])[0].expected[0]["the time"].item()

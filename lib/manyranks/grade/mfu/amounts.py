@@ -60,6 +60,11 @@ def number(value: Any, what: str, form: str) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
 
 
+def listed(value: Any) -> Any:
+    """Tensors and arrays of several numbers as lists; all else as it is."""
+    return value.tolist() if getattr(value, "ndim", 0) == 1 else value
+
+
 def kind_of(value: Any) -> str:
     """ "nothing", "a tuple of 3"."""
     if value is None:

@@ -36,6 +36,9 @@ _NO_GATE = "the gate is missing: a gated MLP, or expert, has three products, gat
 _GATE = "a gate is counted where there is none: without one there are two products, up and down"
 _ALL_EXPERTS = "all experts are counted: a token's row goes to top_k of them, whatever their number is"
 _ONE_EXPERT = "one expert is counted: a token's row goes to top_k of them"
+_EXPERTS_NO_GATE = "experts are counted without their gate: if gated, they have three products as an MLP has"
+_SHARED_FFN = "the shared experts are as large as the others: expert_ffn wide, not ffn"
+_ONE_SHARED = "one shared expert is counted: a token goes to each of the shared_experts"
 _NO_SHARED = "the shared experts are missing: each token goes to all of them, too"
 _SHARED_CHOSEN = "each token goes to the shared experts besides its top_k, not among them, and once"
 _FFN = "an expert's products are expert_ffn wide, not ffn"
@@ -142,6 +145,8 @@ _RULES: list[tuple[str, str, Rule]] = [
     (MLP, _ONE_EXPERT, Rule(chosen=lambda m: 1)),
     (MLP, _ONE_EXPERT, Rule(chosen=lambda m: min(m.experts, 1) + m.shared_experts)),
     (MLP, _NO_SHARED, Rule(chosen=lambda m: m.top_k)),
+    (MLP, _ONE_SHARED, Rule(chosen=lambda m: m.top_k + min(m.shared_experts, 1))),
+    (MLP, _SHARED_CHOSEN, Rule(chosen=lambda m: m.top_k - m.shared_experts)),
     (MLP, _SHARED_CHOSEN, Rule(chosen=lambda m: m.top_k * (1 + m.shared_experts))),
     (MLP, _FFN, Rule(expert_ffn=lambda m: m.ffn)),
     (MLP, _ALL_DENSE, Rule(dense=lambda m: m.layers, moe=lambda m: 0)),
@@ -172,6 +177,9 @@ def _wrong(case: Case) -> Iterator[tuple[str, list[Amounts]]]:
     product = 2 * tokens * m.layers * m.hidden
     yield _NO_OUTPUT, [{ATTENTION: right[ATTENTION] - product * m.hidden}]
     yield _KV_OUTPUT, [{ATTENTION: right[ATTENTION] - product * (m.hidden - m.kv_heads * m.hidden / m.heads)}]
+    one = 2 * tokens * (m.layers - m.dense_layers) * m.hidden
+    yield _EXPERTS_NO_GATE, [{MLP: right[MLP] - one * m.gated * (m.top_k + m.shared_experts) * m.expert_ffn}]
+    yield _SHARED_FFN, [{MLP: right[MLP] + one * (2 + m.gated) * m.shared_experts * (m.ffn - m.expert_ffn)}]
     yield _WITH_ROUTER, [{MLP: right[MLP] + right[ROUTER]}]
 
 
@@ -185,8 +193,8 @@ def _run(case: Case, function: Callable, watch) -> Tensors:
 def cases(n: int) -> list[Scene]:
     """Grouped heads; experts behind a dense layer; no gate."""
     models = [
-        Case(Model(5, 24, 6, 2, 40, True, 50, 5), 4, 7, 7),
-        Case(Model(3, 32, 8, 2, 44, True, 30, 1, 11, 4, 12, 2), 5, 7, 4),
+        Case(Model(5, 36, 9, 3, 40, True, 50, 5), 4, 7, 7),
+        Case(Model(3, 32, 8, 2, 44, True, 30, 1, 11, 5, 12, 3), 5, 7, 2),
         Case(Model(3, 30, 5, 5, 36, False, 41, 3), 4, 10, 1),
     ]
     return [_scene(case) for case in models]

@@ -84,7 +84,7 @@ def gated() -> Recorded:
         Part(lambda a, w: (a @ w,), ("a", "down"), ("d",)),
         Part(_added, ("d", "residual"), ("sum", "out")),
         Part(lambda x, w: (x @ w,), ("out", "thin"), ("logits",)),
-        Part(lambda y: (y * 0.5,), ("logits",), ("half",)),
+        Part(lambda y: ((y * 0.5).tanh(),), ("logits",), ("half",)),
     ]
     return recorded(parts, {"x": x, "residual": residual, **weights}, ("sum", "half"))
 
@@ -95,18 +95,19 @@ def _added(d: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention() -> Recorded:
-    """Scores of long rows and their softmax by hand; the rows' sums are needed at the end, too."""
+    """Scores of long rows and their softmax by hand. Two runs read the rows' sums and a scale; the columns' sums are needed."""
     q, k, v, bias = _drawn(64, 8), _drawn(8, 256), _drawn(256, 8), _drawn(64, 256)
+    scale = _drawn(1, 1)
     parts = [
         Part(lambda q, k: (q @ k,), ("q", "k"), ("scores",)),
-        Part(_weighted, ("scores", "bias"), ("sums", "weights")),
+        Part(_weighted, ("scores", "scale", "bias"), ("sums", "columns", "weights")),
         Part(lambda w, v: (w @ v,), ("weights", "v"), ("o",)),
-        Part(lambda o, q: (o * 2.0 + q,), ("o", "q"), ("y",)),
+        Part(lambda o, q, scale, sums: ((o * 2.0 + q) * scale + sums,), ("o", "q", "scale", "sums"), ("y",)),
     ]
-    return recorded(parts, {"q": q, "k": k, "v": v, "bias": bias}, ("y", "sums"))
+    return recorded(parts, {"q": q, "k": k, "v": v, "bias": bias, "scale": scale}, ("y", "columns"))
 
 
-def _weighted(scores: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    powers = (scores * 0.35 + bias).exp()
+def _weighted(scores: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    powers = (scores * scale + bias).exp()
     sums = powers.sum(-1, keepdim=True)
-    return sums, powers / sums
+    return sums, powers.sum(0, keepdim=True), powers / sums

@@ -32,6 +32,11 @@ _BELOW = "nothing is lost where the FLOPs take longer than the bytes: 0, not les
 _SWAPPED = "peak and bandwidth are swapped: FLOPs ÷ peak, bytes ÷ bandwidth"
 _ELEMENTWISE = "operators without FLOPs lose time, too: all of it, for they only move bytes"
 _ORDER = "the numbers stand in another order: one for each operator, in the operators' order"
+_NO_LAST = "the run at the end is missing: there is no product behind it"
+_LONELY = "products lose time, too, where their bytes take longer than their FLOPs"
+_OVER = "a product ends a run: what runs on both sides of it make and read goes through memory"
+_PRODUCT = "products are fused, too: they stay what they are"
+_NEXT = "what any operator behind the run reads is written: not only the last result, or what the next operator reads"
 _ALL = "everything is fused into one kernel: products stay what they are, and what is between two of them is one kernel"
 _NEEDED = (
     "a fused kernel writes what is needed afterwards, too: by operators behind it, or in the end (`needed`). Not only its last "
@@ -74,7 +79,7 @@ def _runs(operators: list[Operator]) -> Iterator[tuple[int, int]]:
 
 class Rule(NamedTuple):
     """What a fused kernel moves; the defaults are right. made: what it reads of its own; once: whether a tensor is read once;
-    reads: whether it reads at all; written: "needed", "last", "all", "end" or "later".
+    reads: whether it reads at all; written: "needed", "last", "all", "end", "later", "next", "products" or "last, end".
     """
 
     made: bool = False
@@ -98,6 +103,9 @@ def fused_bytes(recorded: Recorded, start: int, end: int, rule: Rule = RIGHT) ->
         "all": {*made},
         "end": {*recorded.needed},
         "later": later,
+        "next": {name for one in behind[:1] for name in one.reads} | {*recorded.needed},
+        "products": {name for one in behind if one.flops for name in one.reads} | {*recorded.needed},
+        "last, end": {*run[-1].writes, *recorded.needed},
     }[rule.written]
     total = sum(size for _, size in (dict(reads).items() if rule.once else reads)) * rule.reads
     return total + sum(size for name, size in made.items() if name in kept)
@@ -123,6 +131,9 @@ _RULES: list[tuple[str, Rule]] = [
     (_NEEDED, Rule(written="last")),
     (_NOT_LATER, Rule(written="end")),
     (_NOT_END, Rule(written="later")),
+    (_NEXT, Rule(written="next")),
+    (_NEXT, Rule(written="products")),
+    (_NEXT, Rule(written="last, end")),
     (_ALL_WRITTEN, Rule(written="all")),
     (_READ_AGAIN, Rule(made=True)),
     (_TWICE, Rule(once=False)),
@@ -143,6 +154,7 @@ def _wrong(case: Case) -> Iterator[tuple[str, list[Tensors]]]:
         (_BELOW, _lost(case, lambda compute, memory: memory - compute)),
         (_SWAPPED, _lost(case._replace(peak=case.bandwidth, bandwidth=case.peak), _beyond)),
         (_ELEMENTWISE, _lost(case, lambda compute, memory: _beyond(compute, memory) if compute else 0.0)),
+        (_LONELY, _lost(case, lambda compute, memory: 0.0 if compute else memory)),
         (_ORDER, right[_LOST].flip(0)),
         (_ORDER, right[_LOST].sort().values),
         (_ORDER, right[_LOST].sort(descending=True).values),
@@ -153,6 +165,9 @@ def _wrong(case: Case) -> Iterator[tuple[str, list[Tensors]]]:
     for hint, rule in _RULES:
         yield hint, _seconds(_saved(case, rule))
     yield _FUSED_TIME, _seconds(whole - _saved(case))
+    yield _SWAPPED, _seconds(_saved(case) * case.bandwidth / case.peak)
+    for hint, changed in _other_runs(case, runs):
+        yield hint, _seconds(changed / case.bandwidth)
     yield _BYTES, _seconds(_saved(case) * case.bandwidth)
     yield _ALL_LOST, _seconds(whole)
     everything = sum(map(_moved, recorded.operators)) - fused_bytes(recorded, 0, len(recorded.operators))
@@ -162,6 +177,21 @@ def _wrong(case: Case) -> Iterator[tuple[str, list[Tensors]]]:
     fused = fused_bytes(recorded, 0, len(recorded.operators)) / case.bandwidth
     if fused > compute:
         yield _ALL, _seconds(before - fused)
+
+
+def _other_runs(case: Case, runs: list[tuple[int, int]]) -> Iterator[tuple[str, float]]:
+    """Bytes that are saved where something else is fused."""
+    recorded, operators = case.recorded, case.recorded.operators
+
+    def saved(start: int, end: int) -> int:
+        return sum(map(_moved, operators[start:end])) - fused_bytes(recorded, start, end)
+
+    yield _NO_LAST, sum(saved(*run) for run in runs[:-1])
+    yield _PRODUCT, sum(saved(max(0, start - 1), end) for start, end in runs)
+    yield _PRODUCT, sum(saved(start, min(end + 1, len(operators))) for start, end in runs)
+    without = [one for one in operators if not one.flops]
+    apart = recorded._replace(operators=[*without, *(one for one in operators if one.flops)])
+    yield _OVER, sum(map(_moved, without)) - fused_bytes(apart, 0, len(without))
 
 
 def _beyond(compute: float, memory: float) -> float:
@@ -183,14 +213,17 @@ def _right(case: Case) -> Tensors:
 def _run(case: Case, function: Callable, watch) -> Tensors:
     operators = [Operator(*one[:2], dict(one.reads), dict(one.writes)) for one in case.recorded.operators]
     with own():
-        found = function(operators, list(case.recorded.needed), case.peak, case.bandwidth)
+        found = amounts.listed(function(operators, list(case.recorded.needed), case.peak, case.bandwidth))
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise Stopped(f"{CALL} returned {amounts.kind_of(found)}", _PAIR)
-    return {_LOST: _row(found[0], len(operators)), _SAVED: amounts.number(found[1], _SAVED, _PAIR)}
+    return {
+        _LOST: _row(amounts.listed(found[0]), len(case.recorded.operators)),
+        _SAVED: amounts.number(found[1], _SAVED, _PAIR),
+    }
 
 
 def _row(value: Any, count: int) -> Tensor:
-    if not isinstance(value, tuple | list | Tensor) or len(value) != count:
+    if not isinstance(value, tuple | list) or len(value) != count:
         raise Stopped(f"lost is {amounts.kind_of(value)}, for {count} operators", _PAIR)
     return torch.stack([amounts.number(one, "what is lost", _PAIR) for one in value])
 

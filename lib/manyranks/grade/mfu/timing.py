@@ -22,6 +22,7 @@ from manyranks.grade.verdict import Aspect, Verdict
 CALL = "time_it(launch, synchronise, clock, warmup, repeats, inner)"
 _TIME, _LOG = "the time", "the log"
 _UNIT = 2.0**-10  # seconds; sums of such times are exact
+_PLACES = (0, 3, 1, 2)  # of the ranks: neither the first nor the last one of four is the fastest or the slowest
 _NO_SYNC = (
     "that is how long the launches take, not the work: launch() returns at once. synchronise() before the clock is read at a "
     "measurement's end"
@@ -35,6 +36,11 @@ _MEAN = "that is the mean: one hiccup spoils it. The median of the measurements"
 _LEAST = "that is the shortest measurement: the median is asked for"
 _MOST = "that is the longest measurement: the median is asked for"
 _LOW_MEDIAN = "torch.median of an even number of values is the lower of the middle two: statistics.median, or their mean"
+_HIGH_MEDIAN = "that is the upper one of the middle two: of an even number of values the median is their mean"
+_ONE_RANK = "those are one rank's measurements: in each of them another rank may be the slowest"
+_ORDERED = "that is the measurement in the middle as they came: sort them first, as statistics.median does"
+_SUM = "that adds the ranks' measurements: an all-reduce adds unless op=dist.ReduceOp.MAX"
+_TWO_SYNCS = "synchronise() is called once too often: in a measurement it comes once, between the last launch and the clock"
 _OWN = "that is this rank's own time: the job is as fast as its slowest rank, in each measurement"
 _OF_MEDIANS = (
     "that is the largest of the ranks' medians: measurement i takes as long as on its slowest rank. First the largest of each "
@@ -81,14 +87,14 @@ class Case(NamedTuple):
 
     def device(self, rank: int) -> Device:
         """A new one. Its first launches are slow, and it has a hiccup in a measurement of its own."""
-        hiccup = (3 * rank + 1) % self.repeats
+        hiccup, place = (3 * rank + 1) % self.repeats, _PLACES[rank]
 
         def kernel(i: int) -> float:
             if i < self.warmup:
                 return (40 + rank) * _UNIT
-            measurement, place = divmod(i - self.warmup, self.inner)
-            slow = (180 + 20 * rank) * (measurement == hiccup and place == self.inner // 2)
-            return (6 + (5 * measurement + 7 * rank + 7 * measurement * rank) % 61 / 16 + slow) * _UNIT
+            measurement, turn = divmod(i - self.warmup, self.inner)
+            slow = (180 + 20 * rank) * (measurement == hiccup and turn == self.inner // 2)
+            return (6 + (22 * measurement + 50 * place + 40 * measurement * place) % 61 / 16 + slow) * _UNIT
 
         return Device(Plan(2 * _UNIT, _UNIT, 700 * _UNIT, 3.0 + rank, kernel))
 
@@ -170,7 +176,12 @@ def _wrong(case: Case) -> Iterator[tuple[str, list[Amounts]]]:
         yield hint, [{_TIME: of(own)} for own in times]
     if case.repeats % 2 == 0:
         yield _LOW_MEDIAN, _all(case, statistics.median_low(slowest))
+        yield _HIGH_MEDIAN, _all(case, statistics.median_high(slowest))
+    yield _ORDERED, _all(case, slowest[case.repeats // 2])
+    yield _SUM, _all(case, statistics.median(_slowest(times, sum)))
     yield _OF_MEDIANS, _all(case, max(medians))
+    for rank in {0, case.n - 1}:
+        yield _ONE_RANK, _all(case, medians[rank])
     yield _MEAN_OF_RANKS, _all(case, statistics.mean(medians))
     yield _MEAN_OF_RANKS, _all(case, statistics.median(_slowest(times, statistics.mean)))
     yield _FASTEST, _all(case, statistics.median(_slowest(times, min)))
@@ -227,6 +238,8 @@ def _of_log(case: Case, log: list[int]) -> tuple[str, str] | None:
         return f"read the clock after {[part.count(LAUNCH) for part in timed]} launches", _SLICES
     if any(SYNCHRONISE in part[_first(part) : _last(part)] for part in timed):
         return "synchronised between a measurement's launches", _INSIDE
+    if any(part.count(SYNCHRONISE) > 1 for part in timed):
+        return "synchronised more than once in a measurement", _TWO_SYNCS
     return None
 
 

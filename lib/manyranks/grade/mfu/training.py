@@ -22,8 +22,8 @@ RECOMPUTE = ("none", "selective", "full")
 CALL = "step_flops(layers, head, recompute, flash)"
 _BATCH, _SEQ = 2, 9
 _ONCE = (
-    "backward is counted once: for each product of forward it has two, one for the gradient of what came in and one for that "
-    "of the weights. Forward and backward together are three times forward"
+    "backward is counted once, or forward is missing: for each product of forward backward has two, one for the gradient of "
+    "what came in and one for that of the weights. Together they are three times forward"
 )
 _NO_BACKWARD = "backward is missing: where everything learns it has twice the FLOPs of forward"
 _USEFUL = "recomputation is counted as useful: model FLOPs are what the step needs, once. What runs again is hardware FLOPs"
@@ -56,7 +56,7 @@ _NO_FLASH = (
     "flash attention keeps no scores: its backward computes QKᵀ again, half a forward of the scores, whatever recompute is"
 )
 _FLASH_WHOLE = "backward of flash attention computes QKᵀ again, not the product with V: half a forward of the scores"
-_FLASH_ALWAYS = "without flash attention the scores are kept as matrices: nothing runs again"
+_FLASH_ALWAYS = "without flash attention the scores are kept as matrices: what runs again is what `recompute` says"
 _FLASH_FROZEN = "backward of flash attention computes QKᵀ again wherever it runs, in layers that do not learn, too"
 _INSTEAD = (
     "with flash attention, too, selective recomputation runs the whole core again, and its backward then computes QKᵀ once "
@@ -145,9 +145,11 @@ _MODELS: list[tuple[str, Rule]] = [
     (_NEVER, Rule(backward=lambda learns, comes: 2 * learns)),
     (_ALWAYS, Rule(comes=lambda learns: [True] * len(learns))),
     (_ALWAYS, Rule(comes=lambda learns: [True] * len(learns), scores=lambda learns, comes: 1 + learns)),
+    (_ALWAYS, Rule(backward=lambda learns, comes: 1 + learns)),
     (_BEHIND, Rule(comes=lambda learns: list(accumulate(learns[::-1], max))[::-1])),
     (_SCORES_FROZEN, Rule(scores=lambda learns, comes: comes + learns)),
     (_SCORES_FROZEN, Rule(scores=lambda learns, comes: comes)),
+    (_SCORES_FROZEN, Rule(scores=lambda learns, comes: 2 * learns)),
     (_NO_HEAD, Rule(head=0)),
     (_HEAD_ONCE, Rule(head=2)),
     (_HEAD_ONCE, Rule(head=1)),
@@ -167,9 +169,11 @@ _AGAIN: list[tuple[str, Rule]] = [
     (_NO_AGAIN, Rule(again=lambda recompute, p, s: 0)),
     (_HEAD_AGAIN, Rule(head_again=1)),
     (_NO_FLASH, Rule(core=lambda case: case.flash * (case.recompute != "none") / 2)),
-    (_INSTEAD, Rule(core=lambda case: case.flash * (case.recompute == "none") / 2)),
+    (_NO_FLASH, Rule(core=lambda case: case.flash * (case.recompute != "full") / 2)),
+    (_INSTEAD, Rule(core=lambda case: case.flash * (case.recompute != "selective") / 2)),
     (_FLASH_WHOLE, Rule(core=lambda case: float(case.flash))),
     (_FLASH_ALWAYS, Rule(core=lambda case: 0.5)),
+    (_FLASH_ALWAYS, Rule(core=lambda case: (case.flash or case.recompute == "selective") / 2)),
 ]
 
 
@@ -199,7 +203,7 @@ def _recomputed(case: Case, given: tuple[list[Layer], int]) -> float:
 def _run(case: Case, given: tuple[list[Layer], int], function: Callable, watch) -> Tensors:
     layers, head = given
     with own():
-        found = function(list(layers), head, case.recompute, case.flash)
+        found = amounts.listed(function(list(layers), head, case.recompute, case.flash))
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise Stopped(f"{CALL} returned {amounts.kind_of(found)}", _PAIR)
     return {name: amounts.number(value, f"{name} FLOPs", _PAIR) for name, value in zip(AMOUNTS, found, strict=True)}
@@ -207,13 +211,14 @@ def _run(case: Case, given: tuple[list[Layer], int], function: Callable, watch) 
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """Everything learns; some layers do not, in all three places."""
+    """Everything learns; some layers do not, in all three places; with each way to recompute flash attention, and without."""
     some = (False, False, True, False, False, True, False)
     return [
         _scene(Case((True, True, True), "full", False)),
         _scene(Case(some, "none", True)),
         _scene(Case(some, "selective", True, kv_heads=6)),
-        _scene(Case(some, "full", False, kv_heads=3)),
+        _scene(Case(some, "full", True, kv_heads=3)),
+        _scene(Case(some, "selective", False, kv_heads=6)),
     ]
 
 
@@ -250,10 +255,12 @@ class StepFlops(MfuTask):
     )
 
     def otherwise(self, trial: Trial, name: str) -> str:
-        """The difference may be a part of the model."""
+        """The difference may be a part of the model, some times."""
         _, (layers, head) = trial.case.must
         difference = (trial.answers[0].tensors[name] - trial.case.expected[0][name]).item()
-        parts = {"one layer's products": layers[0].products, "one layer's scores": layers[0].scores, "the head": head}
+        one = layers[0]
+        parts = {"one layer's products": one.products, "one layer's scores": one.scores, "the head": head}
+        parts |= {"a whole layer": one.products + one.scores}
         for part, flops in parts.items():
             if abs(difference) == flops:
                 return f"the difference is one forward pass of {part}; {_UNEXPLAINED}"

@@ -25,6 +25,7 @@ _EMBEDDING = (
 )
 _POSITIONS = "the embedding of positions is counted as a matrix product: its rows are looked up, too"
 _NO_HEAD = "the head is missing: where it is tied, its matrix has the embedding's name, and is multiplied by all the same"
+_NO_OWN_HEAD = "the head is missing: its matrix, head.projection.weight, is multiplied by"
 _NO_NAME = "where the head is tied, its matrix stands in run.shapes once, as embedding.tokens.weight"
 _VECTORS = "biases and norms' weights are counted as products: those are vectors. Products are of matrices"
 _WHOLE_MASK = "causal attention is counted full: this convention counts the half of the scores that the mask leaves"
@@ -34,7 +35,9 @@ _WITH_SCORES = 'the attention scores are counted: "parameters" is 6Φ and nothin
 _ALL_PARAMETERS = (
     "all parameters are counted: these conventions count matrix products, and only where weights are multiplied by"
 )
-_PRODUCTS_ONLY = 'the products are counted: "parameters" and "palm" say 6Φ, and Φ is all parameters, each once'
+_PRODUCTS_ONLY = (
+    'not all parameters are counted: "parameters" and "palm" say 6Φ, and Φ is all of them, each once, whatever they do'
+)
 _HEAD_TWICE = "the tied matrix is counted twice: Φ is all parameters, and each counts once"
 _ONCE = "backward is counted once: 2 FLOPs a parameter and token in forward, 4 in backward"
 _NO_BACKWARD = "backward is missing: 2 FLOPs a parameter and token in forward, 4 in backward"
@@ -56,6 +59,7 @@ _NOT_TOKENS = "those are sequences a second, not tokens: each has seq"
 _PER_CENT = "that is in per cent: a utilisation is a share, 0.4 and not 40"
 _UPSIDE_DOWN = "that is the inverse: what was reached ÷ what the chips could do"
 _SECONDS = "that is FLOPs of a step: divide by its seconds"
+_SHORT = "that is rounded: return the share with all of its digits"
 _UNEXPLAINED = (
     "FLOPs of a token by the convention · tokens of a step ÷ seconds ÷ (all chips · the dense peak of products_dtype)"
 )
@@ -68,8 +72,11 @@ _SHEET = {
 }
 
 
+_DENSE = _SHEET | {"bf16": Row(216e9, False)}  # of another vendor, for the same chip
+
+
 class Case(NamedTuple):
-    """A run on a chip with this data sheet, under a convention. share: its MFU under "full"."""
+    """A run on a chip, under a convention. share: its MFU under "full"; dense: whether bf16's row is that of dense matrices."""
 
     config: GPTConfig
     sequences: int
@@ -79,6 +86,12 @@ class Case(NamedTuple):
     dtype: str
     convention: str
     share: float
+    dense: bool = False
+
+    @property
+    def sheet(self) -> dict[str, Row]:
+        """The chip's."""
+        return _DENSE if self.dense else _SHEET
 
     @property
     def note(self) -> str:
@@ -88,7 +101,7 @@ class Case(NamedTuple):
     @property
     def peak(self) -> float:
         """Of one chip, for dense matrices."""
-        row = _SHEET[self.dtype]
+        row = self.sheet[self.dtype]
         return row.flops / (2 if row.sparse else 1)
 
 
@@ -153,22 +166,29 @@ def _token(case: Case, products: float | None = None, scores: float | None = Non
     }[case.convention]
 
 
+def _some_vectors(run: Run) -> list[int]:
+    """Sizes of all vectors; of the norms', of all others; of biases, of all others."""
+    vectors = _size(run, lambda _, shape: len(shape) == 1)
+    norms = _size(run, lambda name, shape: len(shape) == 1 and "norm" in name)
+    biases = _size(run, lambda name, shape: len(shape) == 1 and name.endswith("bias"))
+    return [some for some in (vectors, norms, vectors - norms, biases, vectors - biases) if some]
+
+
 def _matrices(case: Case) -> list[tuple[str, float]]:
     """What may be counted wrong: hint and FLOPs a token."""
     run, products, scores = counted(case)
     tokens = _size(run, lambda name, _: name == "embedding.tokens.weight")
     places = _size(run, lambda name, _: name == "embedding.positions.weight")
-    vectors = _size(run, lambda _, shape: len(shape) == 1)
     looked_up = places + (0 if run.tied else tokens)
-    byname = products / 6
+    byname, no_head = products / 6, _NO_HEAD if run.tied else _NO_OWN_HEAD
     found = [
         (_EMBEDDING, {"products": 6 * (byname + tokens)}),
         (_EMBEDDING, {"products": 6 * (byname + tokens + places)}),
         (_EMBEDDING if looked_up > places else _POSITIONS, {"products": 6 * (byname + looked_up)}),
         (_POSITIONS, {"products": 6 * (byname + places)}),
-        (_NO_HEAD, {"products": 6 * (byname - tokens)}),
-        (_NO_HEAD, {"products": 6 * (byname - tokens + places)}),
-        (_VECTORS, {"products": 6 * (byname + vectors)}),
+        (no_head, {"products": 6 * (byname - tokens)}),
+        (no_head, {"products": 6 * (byname - tokens + places)}),
+        *((_VECTORS, {"products": 6 * (byname + some)}) for some in _some_vectors(run)),
         (_ALL_PARAMETERS, {"products": 6 * _size(run)}),
         (_NO_HEAD if run.tied else _VECTORS, {"products": 6 * (_size(run) - tokens)}),
         (_VECTORS, {"products": 6 * (_size(run) - looked_up)}),
@@ -176,12 +196,13 @@ def _matrices(case: Case) -> list[tuple[str, float]]:
         (_PRODUCTS_ONLY, {"parameters": _size(run) - looked_up}),
         (_PRODUCTS_ONLY, {"parameters": _size(run) - tokens - places}),
         (_PRODUCTS_ONLY, {"parameters": _size(run) - tokens}),
+        *((_PRODUCTS_ONLY, {"parameters": _size(run) - some}) for some in _some_vectors(run)),
+        (_PRODUCTS_ONLY, {"parameters": _size(run, lambda name, _: name.startswith("layers."))}),
         (_HEAD_TWICE, {"parameters": _size(run) + tokens * run.tied}),
-        (
-            _WHOLE_MASK if case.convention == CAUSAL else _HALF_MASK,
-            {"scores": scores * (1 if case.convention == CAUSAL else 0.5)},
-        ),
+        (_WHOLE_MASK, {"scores": scores}) if case.convention == CAUSAL else (_HALF_MASK, {"scores": scores / 2}),
         (_NO_SCORES, {"scores": 0}),
+        (_ONCE, {"products": products * 2 / 3, "parameters": _size(run) * 2 / 3}),
+        (_NO_BACKWARD, {"products": products / 3, "parameters": _size(run) / 3}),
         (_NO_SEQ, {"scores": scores / run.seq}),
         (_SQUARE, {"scores": scores * run.seq}),
     ]
@@ -193,13 +214,13 @@ def _matrices(case: Case) -> list[tuple[str, float]]:
 
 def _wrong(case: Case) -> Iterator[tuple[str, list[Amounts]]]:
     """By FLOPs of a token, then by peak, chips and tokens, then by what is made of them."""
-    run, row = counted(case).run, _SHEET[case.dtype]
+    run, row = counted(case).run, case.sheet[case.dtype]
     for hint, token in _matrices(case):
         yield hint, [result(case, Rule(token=lambda case, token=token: token))]
     if row.sparse:
         yield _SPARSE, [result(case, Rule(peak=lambda case: row.flops))]
         yield _SPARSE, [result(case, Rule(peak=lambda case: 2 * row.flops))]
-    for dtype, other in _SHEET.items():
+    for dtype, other in case.sheet.items():
         hint = _WEIGHTS_PEAK if dtype == run.weights_dtype else _OTHER_PEAK
         for peak in {other.flops, other.flops / (2 if other.sparse else 1)} if dtype != case.dtype else ():
             yield hint, [result(case, Rule(peak=lambda case, peak=peak: peak))]
@@ -211,6 +232,8 @@ def _wrong(case: Case) -> Iterator[tuple[str, list[Amounts]]]:
     yield _PER_CENT, [{_MFU: 100 * share}]
     yield _UPSIDE_DOWN, [{_MFU: 1 / share}]
     yield _SECONDS, [{_MFU: share * run.seconds}]
+    for digits in (2, 3, 4):
+        yield _SHORT, [{_MFU: round(share, digits)}]
 
 
 _RULES: list[tuple[str, Rule]] = [
@@ -227,7 +250,7 @@ _RULES: list[tuple[str, Rule]] = [
 
 def _run(case: Case, run: Run, function: Callable, watch) -> Tensors:
     with own():
-        found = function(run._replace(shapes=dict(run.shapes)), dict(_SHEET), case.convention)
+        found = function(run._replace(shapes=dict(run.shapes)), dict(case.sheet), case.convention)
     return {_MFU: amounts.number(found, f"what {CALL} returned", "it returns one number, the share")}
 
 
@@ -235,10 +258,10 @@ def _run(case: Case, run: Run, function: Callable, watch) -> Tensors:
 def cases(n: int) -> list[Scene]:
     """Each convention; tied and not; with learned positions; another dtype."""
     llama = GPTConfig(3, 24, 6, 40, 50, 11, 2, tied=False)
-    gpt2 = GPTConfig(2, 20, 4, 36, 44, 10, style="gpt2", tied=True)
+    gpt2 = GPTConfig(2, 20, 4, 36, 44, 13, style="gpt2", tied=True)
     return [
         _scene(Case(llama, 5, 7, 13, 8, "bf16", FULL, 0.41)),
-        _scene(Case(gpt2, 7, 5, 13, 6, "bf16", CAUSAL, 0.37)),
+        _scene(Case(gpt2, 7, 5, 17, 6, "bf16", CAUSAL, 0.37, dense=True)),
         _scene(Case(gpt2, 5, 9, 11, 8, "fp8", PARAMETERS, 0.29)),
         _scene(Case(llama, 9, 5, 7, 8, "fp32", PALM, 0.52)),
     ]
