@@ -96,7 +96,7 @@ _PIXELS = """async image => {
     for (let seen = null; seen !== image.src;) {  // a picture that is being replaced is not the one that was asked for
         seen = image.src;
         await new Promise(go => setTimeout(go, 20));
-        await image.decode();
+        await image.decode().catch(() => { seen = null; });  // replaced meanwhile
     }
     const canvas = document.createElement('canvas');
     [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
