@@ -4,7 +4,7 @@ import torch
 
 from manyranks.measure import timing
 
-SIZES = (512, 1024)
+SIZES = (512, 1024, 2048)
 LARGE = (2048, 4096, 8192)  # an accelerator's best product is larger than a core's
 _ENOUGH, _MOST = 0.01, 1000  # a product is timed so often at once: for so many seconds, or that many calls
 
@@ -34,7 +34,7 @@ def matmul_rate(
         for _ in range(times):
             torch.mm(first, second, out=out)
 
-    once = timing.seconds(products, 1, repeats=1, device=device).median
+    once = timing.seconds(products, 1, repeats=1, warmup=1, device=device).median
     times = max(1, min(_MOST, round(_ENOUGH / once)))  # else the clock would be a part of what is timed
     return times * 2 * m * k * n / timing.seconds(products, times, repeats=repeats, warmup=0, device=device).median
 
