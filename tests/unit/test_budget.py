@@ -1,4 +1,4 @@
-"""measure.intervals and measure.budget against every instant of made-up runs, on whole seconds: sums come out exact."""
+"""timeline.intervals and measure.budget against every instant of made-up runs, on whole seconds: sums come out exact."""
 
 from itertools import pairwise
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks.measure.budget import Budget, Wait, budget
-from manyranks.measure.intervals import joined, outside, total, within
 from manyranks.measure.kinds import COMMUNICATION, MATMUL, OTHER, Span
 from manyranks.measure.profile import Profile
+from manyranks.timeline.intervals import joined, outside, total, within
 
 END = 20
 MOMENTS = st.integers(0, END)

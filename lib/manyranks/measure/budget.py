@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from manyranks.measure.intervals import outside, total, within
 from manyranks.measure.kinds import COMMUNICATION, MATMUL, OTHER
 from manyranks.measure.profile import Profile
+from manyranks.timeline.intervals import outside, total, within
 
 
 class Wait(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from manyranks.measure.flops import FORMULAS, is_composite, moves
-from manyranks.measure.intervals import joined, outside
+from manyranks.timeline.intervals import joined, outside
 
 MATMUL, OTHER, COMMUNICATION = "matmul", "other", "communication"
 Called = tuple[int, int, str]  # started, finished, name

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from manyranks.timeline.intervals import joined, total
+
 COMPUTE, COMMUNICATION = "compute", "communication"
 
 
@@ -51,11 +53,11 @@ class Timeline:
 
     def busy(self, rank: int, kind: str = COMPUTE) -> float:
         """Seconds in which at least one span of this kind is open on the rank."""
-        return sum(end - start for start, end in _union(self.of(rank, kind)))
+        return _covered(self.of(rank, kind))
 
     def exposed_communication(self, rank: int) -> float:
         """Seconds of communication on the rank that no compute hides."""
-        return sum(end - start for start, end in _union(self.of(rank))) - self.busy(rank, COMPUTE)
+        return _covered(self.of(rank)) - self.busy(rank, COMPUTE)
 
     def bubble(self, rank: int) -> float:
         """Share of the makespan in which the rank does not compute, between 0 and 1."""
@@ -107,15 +109,9 @@ class Timeline:
         return {rank: sorted(spans, key=lambda s: (s.started, s.finished)) for rank, spans in found.items()}
 
 
-def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """The intervals covered by spans that are sorted by start, overlaps merged."""
-    merged: list[tuple[float, float]] = []
-    for span in spans:
-        if merged and span.started <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], span.finished))
-        else:
-            merged.append((span.started, span.finished))
-    return merged
+def _covered(spans: Iterable[Span]) -> float:
+    """Seconds in which at least one of them is open."""
+    return total(joined((span.started, span.finished) for span in spans))
 
 
 def _lanes(spans: list[Span]) -> list[list[Span]]:

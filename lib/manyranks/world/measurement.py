@@ -10,12 +10,12 @@ import torch
 from manyranks.measure.budget import Budget, budget
 from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
-from manyranks.measure.intervals import outside
 from manyranks.measure.profile import Profile
 from manyranks.theory import collectives
 from manyranks.theory.charges import ClusterCosts
 from manyranks.theory.cluster import Cluster
 from manyranks.timeline import Program, Span, Timeline, replay
+from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
 from manyranks.world import cells, programs
 from manyranks.world.recording import Recording

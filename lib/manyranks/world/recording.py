@@ -32,17 +32,17 @@ def wanted(flops: bool = False, memory: bool = False, profile: bool = False) -> 
     return frozenset(name for name, on in (("flops", flops), ("memory", memory), ("profile", profile)) if on)
 
 
-def record(recorder: Recorder, wanted: frozenset | None, function, args: tuple, kwargs: dict):
-    """Calls the function; returns its result and, where something is wanted, the Recording. wanted: as wanted() returns it."""
-    if wanted is None:
+def record(recorder: Recorder, counts: frozenset | None, function, args: tuple, kwargs: dict):
+    """Calls the function; returns its result and, where something is to be counted, the Recording. counts: as of wanted()."""
+    if counts is None:
         return function(*args, **kwargs), None
     with contextlib.ExitStack() as modes:
-        peak = modes.enter_context(memory.PeakBytes()) if "memory" in wanted else None
-        counter = modes.enter_context(flops.WorkCounter()) if "flops" in wanted else None
+        peak = modes.enter_context(memory.PeakBytes()) if "memory" in counts else None
+        counter = modes.enter_context(flops.WorkCounter()) if "flops" in counts else None
         recorder.start(everything=True, work=counter and (lambda: (counter.flops, counter.bytes)))
         before = wire.counters()
         recording = Recording(started=time.perf_counter())
-        if "profile" in wanted:
+        if "profile" in counts:
             result, profile = profiled(function, *args, **kwargs)
             recording.profile, recording.started, recording.finished = profile, profile.started, profile.finished
         else:

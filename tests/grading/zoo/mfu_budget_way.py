@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from manyranks.measure import intervals
+from manyranks.timeline import intervals
 from tests.grading.zoo.mfu_right_ranks import PARTS, RightBudget
 from tests.grading.zoo.wrong import Wrong, keeper, me
 

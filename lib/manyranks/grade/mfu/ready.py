@@ -4,7 +4,7 @@ from functools import partial
 
 from manyranks.grade.refused import refused
 
-_MEASURE = ("budget", "flops", "intervals", "kinds", "machine", "profile", "timing")  # other modules note what goes on
+_MEASURE = ("budget", "flops", "kinds", "machine", "profile", "timing")  # other modules note what goes on
 _HERE = (
     "budgets",
     "counting",
@@ -19,7 +19,8 @@ _HERE = (
 )  # what is right
 _READY = (
     *(f"manyranks.grade.mfu.{name}" for name in _HERE),
-    *("manyranks.theory", "manyranks.training", *(f"manyranks.measure.{name}" for name in _MEASURE)),
+    *("manyranks.theory", "manyranks.training", "manyranks.timeline.intervals"),
+    *(f"manyranks.measure.{name}" for name in _MEASURE),
     *("torch.utils.flop_counter", "torch.utils.benchmark", "torch.profiler"),
 )
 _OTHERS = ("manyranks.", "torch.", "contextlib", "functools")  # call these modules for themselves

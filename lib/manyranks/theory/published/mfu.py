@@ -9,7 +9,6 @@ from typing import NamedTuple
 from manyranks.theory import flops, published
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.hardware import accelerators
-from manyranks.theory.plan import RECOMPUTE
 from manyranks.theory.published import steps
 from manyranks.theory.shapes import models
 
@@ -93,13 +92,6 @@ def _gopher(row: dict[str, str]) -> Row:
     speed, chips = float(row["steps_per_s"]) * int(row["tokens_per_step"]), int(row["chips"])
     mfu = each * speed / (chips * accelerators["TPU v3"].flops)
     return Row(PALM, "Gopher", chips, row["chip_type"], speed, "palm", mfu, _share(row["MFU_pct"]), source=row["source"])
-
-
-def palm_hfu() -> dict[str, float]:
-    """PaLM's hardware utilisation by what would be recomputed: none of these is printed, see UNEXPLAINED."""
-    run = next(palm())
-    given = models["palm-540b"], 2048, run.tokens_per_second, run.chips, accelerators["TPU v4"].flops
-    return {kind: flops.hfu(*given, kind, "palm") for kind in RECOMPUTE}
 
 
 def korthikanti() -> Iterator[Row]:
