@@ -121,8 +121,10 @@ def reports(exercise: Exercise, kind: type[Task]):
 @functools.cache
 def checked_once(exercise: Exercise, answer: Wrong) -> Report:
     """It may run for `seconds`, where it has them: tests of all checks have shown how long a run may take."""
+    seconds = getattr(answer.function, "seconds", trial._RUN_SECONDS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "_RUN_SECONDS", getattr(answer.function, "seconds", trial._RUN_SECONDS))
+        patch.setattr(trial, "_RUN_SECONDS", seconds)
+        patch.setattr(trial, "_ALL_SECONDS", max(seconds, trial._ALL_SECONDS))
         return exercise.check(answer.task, answer.function)
 
 

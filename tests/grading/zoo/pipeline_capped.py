@@ -103,6 +103,9 @@ def never_ends_below_p(p, m, cap, times):
     return capped(p, m, cap)
 
 
+never_ends_below_p.seconds = 60  # two of processor time, on a busy machine
+
+
 @wrong(TASK, "rank 0 has only one micro-batch under way", right_values=True)
 def goes_one_by_one(p, m, cap, times):
     return [[(kind, i) for i in range(m) for kind in "FB"] for _ in range(p)]
