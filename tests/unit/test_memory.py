@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from manyranks import theory
-from manyranks.theory import memory, published
+from manyranks.theory import memory, published, tensor
 from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.plan import RECIPES, Plan
 
@@ -91,6 +91,7 @@ def test_the_shards_of_all_ranks_sum_to_the_model(shape, t, schedule, tied):
     plan = Plan(dp=ep, pp=p, tp=t, ep=ep, schedule=schedule, virtual=2 if schedule == "interleaved" else 1)
     held = sum(t * (rank.dense + ep * rank.experts) for rank in memory.rank_parameters(shape, plan))
     whole = shape.layers * shape.norm_parameters + shape.moe_layers * shape.router_parameters + shape.final_norm_parameters
+    whole += shape.hidden * (shape.positions + shape.bias * 2 * shape.layers)  # biases after a sum, of attention and MLP
     if shape.latent:  # compressed on each tensor-parallel rank, for all its heads
         whole += shape.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
     second = shape.vocab * shape.hidden if tied and schedule != "zb-v" else 0  # a V has both ends on one rank
@@ -102,6 +103,18 @@ def test_each_tensor_parallel_rank_has_a_key_and_value_head():
     held = memory.rank_parameters(one, Plan(tp=8))[0].dense
     attention = 32 * (4 + 2 * 4) + 4 * 32  # one query head of eight, one key and one value head of 4, back from one head
     assert held == 4 * (attention + 3 * 32 * 80 / 8) + 2 * 96 * 32 / 8
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_biases_after_a_sum_positions_and_norms_are_whole_on_each_tensor_parallel_rank(t):
+    """Part by part, as parallel.tensor cuts the small GPT: column-parallel biases are cut, row-parallel ones are not."""
+    columns = 32 * (3 * 32 + 128) + 3 * 32 + 128  # queries, keys, values and up, with their biases
+    rows = 32 * 32 + 128 * 32
+    layer = (columns + rows) // t + 2 * 32 + 2 * 2 * 32  # two biases after a sum, two norms of a scale and a shift
+    first, last = memory.rank_parameters(GPT, Plan(pp=2, tp=t))
+    assert first.dense == 2 * layer + 96 * 32 // t + 64 * 32  # learned positions
+    assert last.dense == 2 * layer + 96 * 32 // t + 2 * 32
+    assert first.dense == 2 * tensor.parameters(GPT, t).total + 96 * 32 // t + 64 * 32
 
 
 @pytest.mark.parametrize("shape", ["llama3-8b", None, -1.0, float("nan")])

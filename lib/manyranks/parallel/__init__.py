@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "data_parallel",
     "expert",
     "fsdp",
+    "mesh",
     "offload",
     "pipeline",
     "precision",

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from manyranks.parallel import replicas
 from manyranks.parallel.sharding import clip_grad_norm
-from manyranks.parallel.units import Kind, Unit, kinds
+from manyranks.parallel.units import Kind, Sharers, Unit, kinds
 from manyranks.parallel.zero import Zero3
 
 
@@ -47,6 +47,8 @@ class FullyShardedDataParallel(Zero3):
     weight decay, have shards of their own, so that an optimizer can treat them their way:
     (unit.shard_S, kind(unit.parameters[0])) for unit in model.units. More shards are more
     messages, of the same bytes.
+    shared_by: says of each parameter which ranks share it, where these are not all the
+    group's, as of an expert; it is one group for parameters of one kind.
     The first step notes the order of the modules, from then on they are prefetched.
     Buffers keep their dtype. All ranks run the same modules in the same order.
     Raises ValueError for a mesh that is not of two dimensions, for a group and a mesh, and
@@ -64,19 +66,21 @@ class FullyShardedDataParallel(Zero3):
         prefetch: int = 1,
         keep_last: bool = True,
         kind: Kind | None = None,
+        shared_by: Sharers = None,
     ):
         nn.Module.__init__(self)
         shards, self._replicas = _levels(group, mesh)
         self._whole = _checked(module, units)
         self._dtype, self._reduce_dtype = compute_dtype, reduce_dtype
         self._prefetch, self._keep_last, self._kind = prefetch, keep_last, kind
+        self._shared_by = shared_by
         self._forward, self._backward = _Order(), _Order()
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._computing: set[nn.Module] = set()  # their backward
         self._synchronises = True
         if self._replicas is not None:
             replicas.broadcast([*module.parameters(), *module.buffers()], self._replicas)
-        self._shard(module, shards)
+        self._shard(module, shards, shared_by)
         needed = [unit for units in self._needs.values() for unit in units]
         self._shared = {unit for unit in needed if needed.count(unit) > 1}
 
@@ -93,7 +97,9 @@ class FullyShardedDataParallel(Zero3):
 
     def _unit(self, name: str, named: dict[str, nn.Parameter]) -> Unit:
         types = self._dtype, self._reduce_dtype
-        return Unit(name, named, self.group, *types, replicas=self._replicas)
+        one = next(iter(named.values()))
+        group = self._shared_by(one) if self._shared_by else self.group
+        return Unit(name, named, group, *types, replicas=self._replicas)
 
     def forward(self, *args, **kwargs):
         """The module's, of inputs in compute_dtype."""

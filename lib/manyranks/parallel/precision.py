@@ -82,6 +82,11 @@ class MasterOptimizer:
         copies = [{**g, "params": [master[p] for p in g["params"]]} for g in groups]
         self.optimizer = optimizer_class(copies, **kwargs)
 
+    @property
+    def param_groups(self) -> list[dict]:
+        """The torch optimizer's, of masters."""
+        return self.optimizer.param_groups
+
     def gradients(self) -> list[Tensor]:
         """Those that step() is going to use, times the scale."""
         return [p.grad for p in self.parameters if p.grad is not None]

@@ -108,6 +108,17 @@ class ShardedRow:
         """This rank's part of a row."""
         return row_E.view(self._n, -1)[self._rank]
 
+    def owned(self) -> list[tuple[nn.Parameter, int, slice]]:
+        """What shard_S has of each parameter: from which element on, and where in it."""
+        size, found, at = self.shard_S.numel(), [], 0
+        begin = self._rank * size
+        for parameter in self.parameters:
+            first, stop = max(at, begin), min(at + parameter.numel(), begin + size)
+            if first < stop:
+                found.append((parameter, first - at, slice(first - begin, stop - begin)))
+            at += parameter.numel()
+        return found
+
     @torch.no_grad()
     def take_gradients(self, dtype: torch.dtype | None = None) -> Tensor:
         """The gradients, divided by N, in a new row; zeros where there is none.

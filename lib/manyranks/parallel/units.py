@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from manyranks.parallel.sharding import Named, ShardedRow
 
 Kind = Callable[[nn.Parameter], Hashable]
+Group = dist.ProcessGroup | None
+Sharers = Callable[[nn.Parameter], Group] | None  # the ranks that have a parameter
 
 
 class Unit(ShardedRow):

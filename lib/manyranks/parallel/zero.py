@@ -30,7 +30,7 @@ from manyranks.parallel import buckets, replicas
 from manyranks.parallel.collectives.messages import wait
 from manyranks.parallel.precision import Clip, Held, groups_of, states_of
 from manyranks.parallel.sharding import ShardedRow, clip_grad_norm
-from manyranks.parallel.units import Unit, by_name, kinds, own_parameters
+from manyranks.parallel.units import Group, Sharers, Unit, by_name, kinds, own_parameters
 
 
 class ZeroOptimizer:
@@ -180,14 +180,15 @@ class Zero3(nn.Module):
     give them to an optimizer. All ranks run the same modules in the same order.
     """
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
+    def __init__(self, module: nn.Module, group: Group = None):
         super().__init__()
         self._shard(module, group)
 
-    def _shard(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    def _shard(self, module: nn.Module, group: Group, shared_by: Sharers = None) -> None:
         self.module, self.group = module, group
         replicas.check_same(module, group)
-        replicas.broadcast(module.parameters(), group)
+        for parameter in module.parameters():
+            replicas.broadcast([parameter], shared_by(parameter) if shared_by else group)
         replicas.broadcast(module.buffers(), group)
         self.units: list[Unit] = []
         self._needs: dict[nn.Module, list[Unit]] = {}

@@ -78,8 +78,9 @@ def _offloaded(states: ModelStates, offload: str) -> ModelStates:
 def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     """For each pipeline rank, the parameters that one of its tensor-parallel ranks holds before ZeRO.
 
-    A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, and what
-    latent attention compresses with. With fewer key/value heads than tensor-parallel ranks, each of these has one of them.
+    A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, biases of
+    row-parallel layers, learned positions, and what latent attention compresses with. With fewer key/value heads than
+    tensor-parallel ranks, each of these has one of them.
     """
     checks.is_plan(plan)
     if isinstance(shape, ModelShape):
@@ -191,22 +192,29 @@ def _again_of_layer(shape: ModelShape, local: tuple, moe: bool) -> int:
 
 
 def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
-    split = stage.layers * (shape.attention_parameters + _copied_heads(shape, t))
-    split += stage.dense * shape.mlp_parameters + stage.moe * shape.shared_parameters
-    whole = stage.layers * shape.norm_parameters + stage.moe * shape.router_parameters
-    if shape.latent:
-        down = stage.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
-        split, whole = split - down, whole + down
+    dense = stage.layers * (shape.attention_parameters + shape.norm_parameters + _copied_heads(shape, t))
+    dense += stage.dense * shape.mlp_parameters + stage.moe * (shape.shared_parameters + shape.router_parameters)
+    dense += stage.embedding * shape.embedding_parameters
     moe = stage.moe
-    split += stage.embedding * shape.embedding_parameters
     if stage.head:
-        whole += shape.final_norm_parameters
         copied = shape.tied and not stage.embedding
-        split += shape.vocab * shape.hidden if copied else shape.head_parameters
+        dense += shape.final_norm_parameters + (shape.vocab * shape.hidden if copied else shape.head_parameters)
     if stage.mtp:
         moe += stage.mtp * shape.is_moe(shape.layers - 1)
-        split += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
-    return Held(split / t + whole, moe * shape.experts // ep * shape.expert_parameters / t)
+        dense += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
+    whole, bias = _whole(shape, stage), shape.hidden * shape.bias
+    experts = moe * shape.experts // ep
+    return Held((dense - whole) / t + whole, experts * ((shape.expert_parameters - bias) / t + bias) if experts else 0.0)
+
+
+def _whole(shape: ModelShape, stage: Stage) -> int:
+    """What of a stage every tensor-parallel rank has: see rank_parameters. What multi-token prediction adds counts as cut."""
+    sums = stage.layers + stage.dense + stage.moe * shape.shared_experts  # row-parallel layers, whose bias joins the sum
+    whole = stage.layers * shape.norm_parameters + stage.moe * shape.router_parameters + sums * shape.hidden * shape.bias
+    if shape.latent:
+        whole += stage.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
+    whole += stage.embedding * (shape.embedding_parameters - shape.vocab * shape.hidden)  # positions, and a norm
+    return whole + stage.head * shape.final_norm_parameters
 
 
 def _copied_heads(shape: ModelShape, t: int) -> int:

@@ -1,10 +1,11 @@
 """What a run is told: the sizes of the small GPT, and how it is trained. Brings in no torch."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.names import nearest
+from manyranks.theory.plan import Plan
 
 STYLES = ("llama", "gpt2")
 SCORES = ("softmax", "sigmoid")
@@ -126,6 +127,8 @@ class TrainingConfig:
     part into. clip: the longest gradient, by its 2-norm over all parameters. bf16: products in
     bfloat16, with zero=3 all that computes but the loss; weights and optimizer in float32.
     seed: of the first weights and of dropout.
+    plan: how a step is split over ranks of all axes, None: they share the batch, as above. Where
+    there is one, batch, accumulate, zero and recompute are the plan's, and bf16 is its precision.
     Raises ValueError, naming the field, for values that are not allowed.
     """
 
@@ -141,8 +144,11 @@ class TrainingConfig:
     seed: int = 0
     zero: int = 0
     recompute: str = "none"
+    plan: Plan | None = None
 
     def __post_init__(self):
+        if self.plan is not None:
+            self._take(self.plan)
         _check_whole(steps=self.steps, batch=self.batch, accumulate=self.accumulate)
         _check_whole(least=0, warmup=self.warmup, seed=self.seed, zero=self.zero)
         if self.zero > 3:
@@ -154,6 +160,19 @@ class TrainingConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be above 0")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay={self.weight_decay!r}: must be 0 or more")
+
+    def _take(self, plan: Plan) -> None:
+        """Its fields are the plan's. They may be given, too, but not be others."""
+        taken = {"batch": plan.batch, "accumulate": plan.microbatches}
+        taken |= {"zero": plan.zero, "recompute": plan.recompute, "bf16": False}
+        usual = {field.name: field.default for field in fields(self)}
+        for name, value in taken.items():
+            if (given := getattr(self, name)) not in (usual[name], value):
+                raise ValueError(
+                    f"{name}={given!r} with a plan, which says {value!r}: leave {name} out, or "
+                    "give another plan"
+                )
+            object.__setattr__(self, name, value)
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ValueError where a rank would be left without a sequence for a micro-batch."""

@@ -169,7 +169,8 @@ class Head(nn.Module):
         self.norm = norm(config)
         self.projection = nn.Linear(config.hidden, config.vocab, bias=False)
 
-    def forward(self, x_BSH: Tensor) -> Tensor:
+    def forward(self, x_BSH: Tensor, positions_S: Tensor | None = None) -> Tensor:
+        """positions_S: not used; all parts of the model are called alike."""
         return self.projection(self.norm(x_BSH))
 
 

@@ -1,112 +1,77 @@
-"""How the small GPT is spread over the ranks, by stage of ZeRO, what it computes again in backward,
-and who steps its parameters."""
+"""Every axis applied to the small GPT, which knows of none of them."""
 
-import contextlib
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import NamedTuple
-
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
+from manyranks.parallel import tensor
 from manyranks.parallel.checkpointing import checkpoint_modules
+from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
-from manyranks.parallel.fsdp import FullyShardedDataParallel
-from manyranks.parallel.zero import ZeroOptimizer
+from manyranks.parallel.expert import ExpertParallel
+from manyranks.parallel.mesh import Here, Mesh
+from manyranks.parallel.pipeline import schedules
+from manyranks.parallel.pipeline.actions import Schedule
+from manyranks.parallel.pipeline.split import Stage, dealt
+from manyranks.theory import stages
+from manyranks.theory.plan import Plan
 from manyranks.training.config import TrainingConfig
-from manyranks.training.gpt import CausalAttention, Layer
+from manyranks.training.gpt import GPT, CausalAttention, Layer
+from manyranks.training.spread import Parts, Spread, Wrapper
+from manyranks.training.tensor_styles import styles
 
-Wrapper = Callable[..., nn.Module]
 _AGAIN = {"none": (), "selective": CausalAttention, "full": Layer}  # by TrainingConfig.recompute
 
 
-class Spread(NamedTuple):
-    """A model in its wrapper, what steps it, and what clips the gradients of all ranks.
-
-    The model has .module, no_sync() and finish(), as parallel.data_parallel's.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | ZeroOptimizer
-    clip: Callable[[float], Tensor]
-
-
 def parallelize(
-    model: nn.Module,
+    model: GPT,
     training: TrainingConfig,
     wrapper: Wrapper = OverlappedDataParallel,
     group: dist.ProcessGroup | None = None,
+    here: Here | None = None,
 ) -> Spread:
-    """The model on the group's ranks, with AdamW.
+    """The model on this rank, with AdamW; it is changed in place.
 
-    wrapper: what averages gradients where nothing is sharded. Raises ValueError for sharding
-    without ranks, and for a wrapper with sharding.
+    here: this rank's place in the mesh of training.plan; None without a plan, when the group's
+    ranks share each batch. wrapper: what averages gradients where nothing is sharded.
+    Raises ValueError for sharding without ranks, and for a wrapper with sharding.
     """
-    _check(training.zero, wrapper)
-    # First, so that a module's hooks, which gather it, run around its checkpoint.
+    own, plan = Parts(model, here), training.plan or Plan()
+    if plan.tp > 1:
+        how = {"sequence_parallel": plan.sequence_parallel, "regather": plan.regather}
+        own.tensor = tensor.parallelize(model, here.device_mesh, styles(model.config), **how)
+    if plan.cp > 1:
+        core, ring = "layers.*.attention.core", here.group("cp")
+        own.context = ContextParallel(model, core, ring, plan.context)
+    if plan.ep > 1:
+        mesh = here.plane("ep_replicas", "ep", ep_replicas="replicas", ep="experts")
+        everyone, reduces = here.group("data"), plan.zero == 0
+        own.experts = ExpertParallel(model, group=everyone, mesh=mesh, reduces=reduces)
+    # Before ZeRO-3, so that a module's hooks, which gather it, run around its checkpoint.
     checkpoint_modules(model, lambda module: isinstance(module, _AGAIN[training.recompute]))
-    settings = {"lr": training.learning_rate, "betas": training.betas, "fused": True}
-    if training.zero == 3:
-        sharded = _fully_sharded(model, training, group)
-        pairs = [(unit.shard_S, unit.parameters[0]) for unit in sharded.units]
-        optimizer = torch.optim.AdamW(decay_groups(pairs, training), **settings)
-        return Spread(sharded, optimizer, sharded.clip_grad_norm_)
-    groups = decay_groups([(p, p) for p in model.parameters()], training)
-    if training.zero:
-        zero = ZeroOptimizer(groups, torch.optim.AdamW, training.zero, group, **settings)
-        return Spread(Alone(model), zero, zero.clip_grad_norm_)
-    whole = wrapper(model, group) if dist.is_initialized() else Alone(model)
-    # Every rank has the whole mean gradient, so its norm needs no message.
-    clip = partial(nn.utils.clip_grad_norm_, list(model.parameters()))
-    return Spread(whole, torch.optim.AdamW(groups, **settings), clip)
+    own.note_names()
+    if plan.pp > 1:
+        own.take_stages(_stages(model, plan, own.context), schedule(plan))
+    return Spread(own, training, wrapper, here.group("data") if here else group)
 
 
-def _check(zero: int, wrapper: Wrapper) -> None:
-    if zero and not dist.is_initialized():
-        raise ValueError(
-            f"zero={zero}: states are shared among ranks, and this process has none beside it; "
-            "train on a world's ranks, or with zero=0"
-        )
-    if zero and wrapper is not OverlappedDataParallel:
-        raise ValueError(f"wrapper with zero={zero}, which takes its place: leave one of both out")
-
-
-def _fully_sharded(
-    model: nn.Module, training: TrainingConfig, group: dist.ProcessGroup | None
-) -> FullyShardedDataParallel:
-    """Not under autocast, which would keep each weight in bfloat16 until its backward."""
-    types = (torch.bfloat16, next(model.parameters()).dtype) if training.bf16 else (None, None)
-    return FullyShardedDataParallel(
-        model, group, compute_dtype=types[0], reduce_dtype=types[1], kind=decays
-    )
-
-
-def decays(parameter: nn.Parameter) -> bool:
-    """Matrices do; norms and biases have no size to lose."""
-    return parameter.ndim >= 2
-
-
-def decay_groups(pairs: Iterable[tuple[Tensor, nn.Parameter]], training: TrainingConfig) -> list:
-    """An optimizer's groups, with weight decay on matrices only.
-
-    pairs: what the optimizer steps, each with a parameter that it is, or is a shard of.
-    """
-    of_kind: dict[bool, list[Tensor]] = {True: [], False: []}
-    for stepped, parameter in pairs:
-        of_kind[decays(parameter)].append(stepped)
-    return [
-        {"params": of_kind[True], "weight_decay": training.weight_decay},
-        {"params": of_kind[False], "weight_decay": 0.0},
+def _stages(model: GPT, plan: Plan, context: ContextParallel | None) -> list[Stage]:
+    """All of the model's, of as many layers as the theory's."""
+    sizes = [
+        stage.layers + stage.embedding + stage.head
+        for stage in stages.deal(model.config.shape(), plan.stages, plan.embedding_slots)
     ]
+    return dealt(model, sizes, [context.positions(plan.seq)] if context else [])
 
 
-class Alone(nn.Module):
-    """The interface of parallel.data_parallel's wrappers for a model that needs none of them."""
+def mesh_of(plan: Plan) -> Mesh:
+    """Its axes."""
+    return Mesh(plan.dp, plan.pp, plan.cp, plan.tp, plan.ep, plan.dp_shard)
 
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module, self.forward, self.no_sync = module, module.forward, contextlib.nullcontext
 
-    def finish(self) -> None:
-        pass
+def schedule(plan: Plan) -> Schedule:
+    """The one that a plan names, for its ranks and micro-batches."""
+    p, m = plan.pp, plan.microbatches
+    if plan.virtual > 1 or plan.schedule == "interleaved":
+        return schedules.interleaved(p, m, plan.virtual)
+    if plan.schedule == "1f1b":
+        return schedules.one_f_one_b(p, m)
+    return getattr(schedules, plan.schedule.replace("-", "_"))(p, m)

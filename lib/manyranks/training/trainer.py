@@ -15,13 +15,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.parallel.data_parallel import OverlappedDataParallel
+from manyranks.parallel.mesh import Here
 from manyranks.training import checkpoint, corpus, progress
 from manyranks.training.config import GPTConfig, TrainingConfig
-from manyranks.training.gpt import GPT, loss
-from manyranks.training.parallelize import Wrapper, parallelize
+from manyranks.training.gpt import GPT
+from manyranks.training.parallelize import mesh_of, parallelize
+from manyranks.training.runnable import check_plan
+from manyranks.training.spread import Wrapper
 from manyranks.training.utilisation import Utilisation, peak_of_ranks
 
 _LOWEST = 0.1  # of the learning rate, at the end
+Group = dist.ProcessGroup | None
 
 
 class Result(NamedTuple):
@@ -39,10 +43,12 @@ class Result(NamedTuple):
 class Trainer:
     """One rank's part of a run: `.model`, wrapped, `.optimizer` and `.step`, the number done.
 
+    With a training.plan also `.here`, this rank's place in the plan's mesh.
     wrapper: a class of parallel.data_parallel, used where there is a process group and
     training.zero is 0. group: None for the default one. dtype: of parameters, gradients and
-    optimizer. Raises ValueError where the batch is too small for the ranks, the vocabulary for
-    bytes, for experts that are to be balanced, and as parallelize does.
+    optimizer; None: what the plan's precision says, else float32. Raises ValueError where the
+    batch is too small for the ranks, the vocabulary for bytes, for experts that are to be
+    balanced, for a group with a plan, and as check_plan and parallelize do.
     """
 
     def __init__(
@@ -51,11 +57,18 @@ class Trainer:
         training: TrainingConfig,
         wrapper: Wrapper = OverlappedDataParallel,
         group: dist.ProcessGroup | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ):
         self.gpt, self.training, self.group, self.step = gpt, training, group, 0
         self.rank, self.ranks, self.device = _place(group)
-        training.check_ranks(self.ranks)
+        self.here = _here(gpt, training, self.ranks, group, self.device)
+        self._data = (self.rank, self.ranks)  # who takes which sequences of a batch
+        self._sharers, self._draws = self.ranks, str(self.rank)
+        if self.here:
+            at, mesh = self.here.coordinates, self.here.mesh
+            self._data, self._sharers = (at["dp"], mesh.dp), mesh.dp * mesh.cp
+            self._draws = f"{at['dp']} of stage {at['pp']}"
+        training.check_ranks(self._data[1])
         if gpt.vocab < corpus.VOCAB:
             raise ValueError(f"vocab={gpt.vocab}: the corpus has {corpus.VOCAB} tokens, one a byte")
         if gpt.auxiliary or gpt.bias_speed:
@@ -64,8 +77,11 @@ class Trainer:
                 "balancing loss and moves no biases; leave both 0, or train with "
                 "parallel.expert.ExpertParallel"
             )
+        dtype = dtype or _dtype(training)
+        self._precise = torch.promote_types(dtype, torch.float32)  # of losses
         model = GPT(gpt, training.seed).to(self.device, dtype)
-        self.model, self.optimizer, self._clip = parallelize(model, training, wrapper, group)
+        self.spread = parallelize(model, training, wrapper, group, self.here)
+        self.model, self.optimizer = self.spread.model, self.spread.optimizer
 
     def run(self, steps: int | None = None, report: progress.Report | None = None) -> list[float]:
         """Makes that many steps, or all that are left; returns the loss of each global batch.
@@ -75,23 +91,27 @@ class Trainer:
         left = self.training.steps - self.step
         shares = []
         for _ in range(left if steps is None else steps):
-            tokens_BT = corpus.batch(
-                self.step, self.training.batch, self.gpt.seq, self.rank, self.ranks
-            )
+            tokens_BT = corpus.batch(self.step, self.training.batch, self.gpt.seq, *self._data)
             shares.append(self._train(tokens_BT.to(self.device)))
             self.step += 1
             if report:
-                report(self.step, shares[-1].item() * self.training.batch / len(tokens_BT))
+                seen = (
+                    len(tokens_BT) / self.training.batch / (self.here.mesh.cp if self.here else 1)
+                )
+                report(self.step, shares[-1].item() / seen)
         return self._summed(shares)  # at the end: a step has no messages but the gradients'
 
     def evaluate(self, sequences: int = 256) -> float:
         """The mean loss on that many sequences, spread over the held-out text."""
-        tokens_BT = corpus.held_out(sequences, self.gpt.seq, self.rank, self.ranks)
+        tokens_BT = corpus.held_out(sequences, self.gpt.seq, *self._data).to(self.device)
         # As many parts on each rank, for to gather a sharded model takes all of them.
-        parts = tokens_BT.tensor_split(-(-sequences // (self.ranks * self.training.batch)))
+        parts = tokens_BT.tensor_split(-(-sequences // (self._data[1] * self.training.batch)))
         self.model.eval()
         with torch.no_grad():
-            shares = [self._share(part_BT.to(self.device), sequences) for part_BT in parts]
+            if self.spread.pipeline:
+                shares = [self._evaluated(tokens_BT, sequences)]
+            else:
+                shares = [self._share(part_BT, sequences) for part_BT in parts]
         self.model.train()
         return self._summed([torch.stack(shares).sum()])[0]
 
@@ -111,6 +131,15 @@ class Trainer:
             self.step = checkpoint.load(place, self.model, self.optimizer, self._sizes, self.group)
 
     @property
+    def speaks(self) -> bool:
+        """Whether this is the one rank that shows progress: the first of those with a loss."""
+        if self.here is None:
+            return self.rank == 0
+        stages, mesh = self.spread.pipeline, self.here.mesh
+        last = stages.schedule.placement[-1] if stages else 0
+        return self.rank == mesh.rank(pp=last)
+
+    @property
     def _sizes(self) -> str:
         """What a checkpoint's reader must agree on."""
         return f"{self.gpt}, zero={('0', '1 or 2', '1 or 2', '3')[self.training.zero]}"
@@ -118,7 +147,20 @@ class Trainer:
     def _train(self, tokens_BT: Tensor) -> Tensor:
         """One step on this rank's part of the batch; returns its share of the batch's loss."""
         if self.gpt.dropout:  # another mask each step and rank, and the same after a resume
-            torch.manual_seed(zlib.crc32(f"{self.training.seed} {self.step} {self.rank}".encode()))
+            drawn = f"{self.training.seed} {self.step} {self._draws}"
+            torch.manual_seed(zlib.crc32(drawn.encode()))
+        through = self._stages if self.spread.pipeline else self._microbatches
+        share = through(tokens_BT)
+        self.spread.complete()
+        self.spread.clip(self.training.clip)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = learning_rate(self.step, self.training)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return share
+
+    def _microbatches(self, tokens_BT: Tensor) -> Tensor:
+        """Forward and backward of one after another."""
         parts = tokens_BT.tensor_split(self.training.accumulate)
         shares = []
         for i, part_BT in enumerate(parts):
@@ -129,24 +171,42 @@ class Trainer:
                 # The ranks' parts may differ in size, so gradients are averaged as follows: a
                 # rank's loss is its sum over tokens ÷ the tokens of the GLOBAL batch · ranks,
                 # whose mean over the ranks is the mean over the global batch.
-                (shares[-1] * self.ranks).backward()
+                (shares[-1] * self._sharers).backward()
                 self.model.finish()
-        self._update()
         return torch.stack(shares).sum().detach()
+
+    def _stages(self, tokens_BT: Tensor) -> Tensor:
+        """Forward and backward of all of them, as the schedule says."""
+        with self.model.no_sync():
+            losses = self.spread.pipeline.step(*self._cut(tokens_BT))
+        self.model.finish()
+        return self._share_of_mean(losses, len(tokens_BT), self.training.batch)
 
     def _share(self, tokens_BT: Tensor, sequences: int) -> Tensor:
         """What these sequences add to the mean loss over all tokens of so many sequences."""
+        inputs_BS, targets_BS = self._cut(tokens_BT)
         autocast = self.training.bf16 and self.training.zero < 3
         with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-            total = loss(self.model(tokens_BT[:, :-1]), tokens_BT[:, 1:], reduction="sum")
+            total = self.spread.loss(self.model(inputs_BS), targets_BS)
         return total / (sequences * self.gpt.seq)
 
-    def _update(self) -> None:
-        self._clip(self.training.clip)
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = learning_rate(self.step, self.training)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+    def _share_of_mean(self, losses: Tensor | None, own: int, sequences: int) -> Tensor:
+        """As _share, from the micro-batches' parts of the own mean; 0 where others have these."""
+        if losses is None:
+            return torch.zeros((), dtype=self._precise, device=self.device)
+        return losses.sum() * own / (sequences * self.here.mesh.cp)
+
+    def _cut(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets: of all tokens, or of this rank's part of each sequence."""
+        both = tokens_BT[:, :-1], tokens_BT[:, 1:]
+        context = self.spread.parts.context
+        return tuple(context.shard(whole) for whole in both) if context else both
+
+    def _evaluated(self, tokens_BT: Tensor, sequences: int) -> Tensor:
+        """Forward only, through all stages."""
+        parts = max(1, sequences // (self._data[1] * self.training.plan.microbatch))
+        losses = self.spread.pipeline.evaluate(parts, *self._cut(tokens_BT))
+        return self._share_of_mean(losses, len(tokens_BT), sequences)
 
     def _summed(self, shares: list[Tensor]) -> list[float]:
         """Each one's sum over the ranks, exact, so that it depends on nothing else."""
@@ -155,6 +215,9 @@ class Trainer:
         if dist.is_initialized():
             rows = [torch.empty_like(row) for _ in range(self.ranks)]
             dist.all_gather(rows, row, group=self.group)
+        if self.here:  # tensor-parallel ranks have the same loss
+            own = self.here.mesh.coordinates
+            rows = [row for rank, row in enumerate(rows) if not own(rank)["tp"]]
         return [math.fsum(column) for column in torch.stack(rows, -1).tolist()]
 
 
@@ -180,13 +243,13 @@ def train(
     if resume:
         trainer.resume(folder)
     first, losses, started = trainer.step, [], time.perf_counter()
-    with progress.bar(terminal if trainer.rank == 0 else None, training.steps) as report:
+    with progress.bar(terminal if trainer.speaks else None, training.steps) as report:
         while (left := training.steps - trainer.step) > 0:
             losses += trainer.run(min(left, every or left), report)
             if folder:
                 trainer.save(folder)
     seconds = time.perf_counter() - started
-    parameters = sum(parameter.numel() for parameter in trainer.model.module.parameters())
+    parameters = trainer.spread.parts.size
     used = _used(trainer, len(losses) / seconds) if utilisation and losses else None
     return Result(losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks, used)
 
@@ -216,3 +279,22 @@ def _place(group: dist.ProcessGroup | None) -> tuple[int, int, torch.device]:
     cuda = "nccl" in str(dist.get_backend_config(group))
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     return dist.get_rank(group), dist.get_world_size(group), device
+
+
+def _here(
+    gpt: GPTConfig, training: TrainingConfig, ranks: int, group: Group, device: torch.device
+) -> Here | None:
+    """This rank's place in the plan's mesh, if there is a plan."""
+    if training.plan is None:
+        return None
+    if group is not None:
+        raise ValueError("a group with a plan, which is for all ranks: leave one of both out")
+    check_plan(gpt, training.plan, ranks)
+    if not dist.is_initialized():
+        raise ValueError("a plan takes a process group: train on a world's ranks")
+    return mesh_of(training.plan).build(device.type)
+
+
+def _dtype(training: TrainingConfig) -> torch.dtype:
+    half = training.plan is not None and training.plan.precision == "bf16"
+    return torch.bfloat16 if half else torch.float32

@@ -84,10 +84,16 @@ class ContextParallel(Accumulating):
         Raises ValueError for a sequence that does not suit the layout.
         """
         self._documents_BT = documents_BT
-        places = layouts.positions(
-            self.layout, tokens_BS.shape[1] * self.ranks, self.ranks, self.sharing
-        )
-        return self.module(tokens_BS, places[self.rank].flatten().to(tokens_BS.device))
+        positions_S = self.positions(tokens_BS.shape[1] * self.ranks)
+        return self.module(tokens_BS, positions_S.to(tokens_BS.device))
+
+    def positions(self, seq: int) -> Tensor:
+        """Where the own tokens of a sequence of so many stand, on the CPU.
+
+        Raises ValueError for a sequence that does not suit the layout.
+        """
+        places = layouts.positions(self.layout, seq, self.ranks, self.sharing)
+        return places[self.rank].flatten()
 
     def shard(self, whole_BT: Tensor) -> Tensor:
         """The own part of what all tokens have: inputs; targets, after they were shifted.

@@ -61,16 +61,25 @@ class ExpertParallel(Accumulating):
         self.group, self.ranks = group, len(members(group).ranks)
         self.replicas, self._axes = _groups(mesh, group)
         self.degree = math.prod(dist.get_world_size(axis) for axis in self._axes)
-        self._experts = dict(matching(module, experts))
-        self._routers = [m for m in module.modules() if isinstance(m, Router)]
+        self.module, self.reduces = module, reduces
+        self._names = {name for name, _ in matching(module, experts)}
         _check(self._experts, self._routers, self.degree)
         replicas.check_same(module, group)
         replicas.broadcast([*module.parameters(), *module.buffers()], group)
-        self.module, self.reduces = module, reduces
         self._deal()
         for router in self._routers:
             router.ranks, router.group = self.ranks, group
         self.load_LE: Tensor | None = None
+
+    @property
+    def _experts(self) -> dict[str, nn.Module]:
+        """Those that are in the module: a pipeline leaves a rank its own stages only."""
+        named = self.module.named_modules()
+        return {name: part for name, part in named if name in self._names}
+
+    @property
+    def _routers(self) -> list[Router]:
+        return [part for part in self.module.modules() if isinstance(part, Router)]
 
     def forward(self, *args, **kwargs):
         """The module's. All ranks of the group call it together."""
@@ -141,6 +150,14 @@ class ExpertParallel(Accumulating):
         """From a state with all experts, of any degree; each rank takes its own."""
         own = {name: self._part(state[name]) for name in self._expert_names()}
         self.module.load_state_dict({**state, **own})
+
+    @property
+    def place(self) -> int:
+        """Which of `degree` equal parts of all experts this rank has, counted from 0."""
+        place = 0
+        for axis in self._axes:
+            place = place * dist.get_world_size(axis) + dist.get_rank(axis)
+        return place
 
     def _zero(self) -> Tensor:
         return torch.zeros((), device=next(self.module.parameters()).device)

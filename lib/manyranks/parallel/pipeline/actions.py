@@ -68,3 +68,13 @@ class Schedule:
     def actions(self, rank: int) -> tuple[Action, ...]:
         """The rank's, with pairs taken apart, the forward first."""
         return tuple(action for item in self.ranks[rank] for action in singles(item))
+
+
+def forwards(placement: tuple[int, ...], m: int) -> Schedule:
+    """m micro-batches, one after another through all stages, and no way back."""
+    order = [Action(FORWARD, s, k) for k in range(m) for s in range(len(placement))]
+    ranks = [
+        tuple(action for action in order if placement[action.stage] == rank)
+        for rank in range(max(placement) + 1)
+    ]
+    return Schedule("forwards", m, placement, tuple(ranks))

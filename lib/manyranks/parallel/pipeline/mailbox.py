@@ -59,7 +59,7 @@ class Routes:
 
     def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None):
         self.group, self.rank = group, dist.get_rank(group)
-        self._schedule = schedule
+        self.schedule = schedule
         self.made: dict[Action, int] = {}
         self.used: dict[Action, int] = {}
         self.specs: dict[Action, Spec] = {}
@@ -79,7 +79,7 @@ class Routes:
                 self.awaited.append(used)
 
     def used_by(self, action: Action) -> Action | None:
-        first, last = action.stage == 0, action.stage == self._schedule.stages - 1
+        first, last = action.stage == 0, action.stage == self.schedule.stages - 1
         if action.kind == WEIGHT or (first if action.kind == FORWARD else last):
             return None
         kind = FORWARD if action.kind == FORWARD else BACKWARD
@@ -88,19 +88,19 @@ class Routes:
     def made_by(self, action: Action) -> Action | None:
         kind = FORWARD if action.kind == FORWARD else BACKWARD
         stage = action.stage + (1 if kind == FORWARD else -1)
-        inside = 0 <= stage < self._schedule.stages and action.kind != WEIGHT
+        inside = 0 <= stage < self.schedule.stages and action.kind != WEIGHT
         return Action(kind, stage, action.microbatch) if inside else None
 
     def source(self, message: Action) -> int:
         """The rank that sends it."""
         step = -1 if message.kind == FORWARD else 1
-        return self._schedule.placement[message.stage + step]
+        return self.schedule.placement[message.stage + step]
 
     def target(self, message: Action) -> int:
-        return self._schedule.placement[message.stage]
+        return self.schedule.placement[message.stage]
 
     def tag(self, message: Action) -> int:
-        number = message.stage * self._schedule.microbatches + message.microbatch
+        number = message.stage * self.schedule.microbatches + message.microbatch
         return 4 * number + 2 * (message.kind == FORWARD)
 
 

@@ -28,6 +28,7 @@ from manyranks.parallel.pipeline.actions import (
     Action,
     Pair,
     Schedule,
+    forwards,
     singles,
 )
 from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
@@ -100,8 +101,19 @@ class Pipeline:
             if isinstance(stage, (DataParallel, Zero3)):
                 stage.finish()
         self._tied.finish()
-        losses = [loss for _, loss in sorted(step.losses.items())]
-        return torch.stack(losses) if losses else None
+        return step.shares()
+
+    @torch.no_grad()
+    def evaluate(
+        self, microbatches: int, inputs: Tensor | None = None, targets: Tensor | None = None
+    ) -> Tensor | None:
+        """One batch, forward only, in so many micro-batches; otherwise as step()."""
+        schedule = forwards(self.schedule.placement, microbatches)
+        step = _Step(self, inputs, targets, Routes(schedule, self.routes.group))
+        for action in schedule.ranks[self.routes.rank]:
+            step.do(action)
+        step.mail.close()
+        return step.shares()
 
 
 class _Flight(NamedTuple):
@@ -115,16 +127,23 @@ class _Flight(NamedTuple):
 class _Step:
     """One rank's part of one step: what is in flight. Nothing of it outlives the step."""
 
-    def __init__(self, pipeline: Pipeline, inputs: Tensor | None, targets: Tensor | None):
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        inputs: Tensor | None,
+        targets: Tensor | None,
+        routes: Routes | None = None,
+    ):
         self._pipeline, self._stages = pipeline, pipeline.stages
-        self._final, m = pipeline.schedule.stages - 1, pipeline.schedule.microbatches
+        self._routes = routes or pipeline.routes
+        self._final, m = pipeline.schedule.stages - 1, self._routes.schedule.microbatches
         first, last = 0 in self._stages, self._final in self._stages
         self._inputs = _microbatches("inputs", inputs, m) if first else []
         self._targets = _microbatches("targets", targets, m) if last else []
         self._flying: dict[tuple[int, int], _Flight] = {}
         self._halves: dict[tuple[int, int], SplitBackward] = {}  # whose W is to come
         self.losses: dict[int, Tensor] = {}
-        self.mail = Mailbox(pipeline.routes, _device(self._stages))
+        self.mail = Mailbox(self._routes, _device(self._stages))
 
     def do(self, item: Action | Pair) -> None:
         """Takes what the item uses, computes, and sends. In a Pair, forward comes first."""
@@ -137,13 +156,18 @@ class _Step:
 
     def _take(self, action: Action) -> Tensor | None:
         """A forward's input, or the gradient of the stage's output."""
-        if (message := self._pipeline.routes.used_by(action)) is not None:
+        if (message := self._routes.used_by(action)) is not None:
             return self.mail.take(message)
         return self._inputs[action.microbatch] if action.kind == FORWARD else None
 
     def _give(self, action: Action, made: Tensor | None) -> None:
-        if (message := self._pipeline.routes.made_by(action)) is not None:
+        if (message := self._routes.made_by(action)) is not None:
             self.mail.give(message, made)
+
+    def shares(self) -> Tensor | None:
+        """Of the loss, each micro-batch's; None where the last stage is not here."""
+        losses = [loss for _, loss in sorted(self.losses.items())]
+        return torch.stack(losses) if losses else None
 
     def _compute(self, action: Action, used: Tensor | None) -> Tensor | None:
         kind, s, k = action
@@ -164,7 +188,8 @@ class _Step:
 
     def _forward(self, s: int, k: int, x: Tensor) -> Tensor | None:
         stage = self._stages[s]
-        x = x.detach().requires_grad_(s > 0 and x.is_floating_point())
+        learns = s > 0 and x.is_floating_point() and torch.is_grad_enabled()
+        x = x.detach().requires_grad_(learns)
         split = SplitBackward(_inner(stage)) if (s, k) in self._pipeline.splits else None
         with split or nullcontext():
             y = stage(x.view_as(x))  # no leaf: on those, I keeps FSDP's hooks silent

@@ -10,7 +10,7 @@ up with fewer layers beside them, or none.
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -29,16 +29,22 @@ class Stage(nn.Module):
     """Some neighbouring parts of a model, one after another.
 
     shared: which of its parameters are in other stages, too. Pipeline adds up their
-    gradients.
+    gradients. given: what each part is called with beside its input, as the tokens' places.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], shared: Sequence[Shared] = ()):
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        shared: Sequence[Shared] = (),
+        given: Sequence[Tensor] = (),
+    ):
         super().__init__()
         self.parts, self.shared = nn.ModuleList(parts), tuple(shared)
+        self.given = tuple(given)
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts:
-            x = part(x)
+            x = part(x, *self.given)
         return x
 
 
@@ -56,9 +62,25 @@ def split(
     costs = [cost(part) for part in parts] if costs is None else list(costs)
     if len(costs) != len(parts):
         raise ValueError(f"{len(costs)} costs for {len(parts)} parts: give one for each")
-    ends = [0, *accumulate(balanced(costs, stages))]
-    cut = [parts[ends[s] : ends[s + 1]] for s in range(stages)]
-    return [Stage(cut[s], _shared(cut, s)) for s in range(stages)]
+    return dealt(model, balanced(costs, stages))
+
+
+def dealt(
+    model: nn.Module, sizes: Sequence[int], given: Sequence[Tensor] = ()
+) -> list[Stage]:
+    """As split, into stages of so many parts each; given: as Stage's.
+
+    Raises ValueError for sizes that are not those of all parts.
+    """
+    parts = [model.embedding, *model.layers, model.head]
+    if sum(sizes) != len(parts) or min(sizes) < 1:
+        raise ValueError(
+            f"stages of {list(sizes)} parts: the model has {len(parts)} (the embedding, "
+            f"{len(parts) - 2} layers and the head); give each stage one or more of them"
+        )
+    ends = [0, *accumulate(sizes)]
+    cut = [parts[first:end] for first, end in pairwise(ends)]
+    return [Stage(own, _shared(cut, s), given) for s, own in enumerate(cut)]
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[int]:

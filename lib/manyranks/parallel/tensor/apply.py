@@ -118,15 +118,12 @@ class TensorParallel(Accumulating):
         """
         if self._accumulates or size(self.group) == 1:
             return
-        named = dict(self.module.named_parameters())
-        if self.how.sequence_parallel:
-            sum_gradients(
-                [p for name, p in named.items() if name not in self.cuts], self.group
-            )
-        for places, group in self._copies.items():
-            sum_gradients(
-                [named[name] for name in named if self._places(name) == places], group
-            )
+        apart: dict[Group, list[nn.Parameter]] = {}
+        for name, parameter in self.module.named_parameters():
+            for group in self.summed_over(name):
+                apart.setdefault(group, []).append(parameter)
+        for group, parameters in apart.items():
+            sum_gradients(parameters, group)
 
     def clip_grad_norm_(self, most: float) -> Tensor:
         """Scales all gradients so that the whole model's norm is at most that.
@@ -134,7 +131,7 @@ class TensorParallel(Accumulating):
         Call it after finish(). Returns the norm before. Raises ValueError for most below 0.
         """
         named = dict(self.module.named_parameters())
-        holders = [self._holders(name) for name in named]
+        holders = [self.holders(name) for name in named]
         return sharding.clip_grad_norm(named.values(), most, self.group, holders)
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -145,13 +142,16 @@ class TensorParallel(Accumulating):
         """Takes this rank's parts of a whole model's, cut into however many, or not."""
         state.load_full_state_dict(self.module, whole, self.cuts)
 
-    def _holders(self, name: str) -> int:
-        """How many ranks hold the same elements of a parameter."""
-        return len(self._places(name) or range(size(self.group)))
+    def summed_over(self, name: str) -> list[Group]:
+        """The ranks whose gradients of a parameter are parts of one: a group, or none."""
+        if name not in self.cuts:
+            return [self.group] if self.how.sequence_parallel else []
+        copies = self.cuts[name].copies
+        return [self._copies[copies]] if len(copies) > 1 else []
 
-    def _places(self, name: str) -> tuple[int, ...] | None:
-        """The ranks that hold the same part of a parameter; None where it is not cut."""
-        return self.cuts[name].copies if name in self.cuts else None
+    def holders(self, name: str) -> int:
+        """How many ranks hold the same elements of a parameter."""
+        return len(self.cuts[name].copies) if name in self.cuts else size(self.group)
 
 
 class _Cutter:

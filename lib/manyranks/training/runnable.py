@@ -1,0 +1,70 @@
+"""Which plans the trainer can run with the small GPT. Brings in no torch."""
+
+from manyranks.theory.plan import Plan, multiples
+from manyranks.training.config import GPTConfig
+
+PRECISIONS = ("fp32", "bf16")
+
+
+def check_plan(gpt: GPTConfig, plan: Plan, ranks: int | None = None) -> None:
+    """Raises ValueError, with what to do about it, for a plan that cannot be run.
+
+    ranks: how many there are, None for as many as the plan takes.
+    """
+    plan.check(gpt.shape(), ranks)
+    for wrong in (_sizes(gpt, plan), _pipeline(gpt, plan), _sharding(plan), _not_there(plan)):
+        if wrong:
+            raise ValueError(wrong)
+
+
+def _sizes(gpt: GPTConfig, plan: Plan) -> str:
+    if plan.seq != gpt.seq:
+        return f"seq={plan.seq} of the plan, and seq={gpt.seq} of the GPT: give both the same"
+    if plan.cp > 1 and plan.seq % (2 * plan.cp):
+        near = multiples(plan.seq, 2 * plan.cp)
+        return f"seq={plan.seq} with cp={plan.cp}, whose zigzag has 2·cp chunks: give {near}"
+    if plan.cp > 1 and gpt.dropout:
+        return f"dropout={gpt.dropout} with cp={plan.cp}: blockwise attention has none; say 0"
+    return ""
+
+
+def _pipeline(gpt: GPTConfig, plan: Plan) -> str:
+    if plan.pp == 1:
+        return ""
+    if plan.schedule == "dualpipe":
+        return "schedule='dualpipe' has each stage twice, and is not run here: say 'dualpipe-v'"
+    if plan.zero == 2:
+        return (
+            f"zero=2 with pp={plan.pp}: gradients would be reduced for each micro-batch, and take "
+            "as many messages as stage 3's; say zero=1"
+        )
+    if plan.zero == 3 and gpt.tied:
+        return (
+            f"zero=3 with pp={plan.pp}: the first and the last stage share the embedding, and have "
+            "other shards of it; say tied=False, or zero=1"
+        )
+    return ""
+
+
+def _sharding(plan: Plan) -> str:
+    if plan.dp_shard not in (None, plan.dp) and plan.zero == 0:
+        return f"dp_shard={plan.dp_shard} with zero=0, which shards nothing: say zero=1, 2 or 3"
+    if plan.dp_shard not in (None, plan.dp) and plan.ep > 1:
+        return (
+            f"dp_shard={plan.dp_shard} with ep={plan.ep}: experts are sharded over all ranks that "
+            "have them; leave one of both out"
+        )
+    return ""
+
+
+def _not_there(plan: Plan) -> str:
+    """What theory has and the trainer has not."""
+    if plan.precision not in PRECISIONS:
+        return f"precision={plan.precision!r}: the trainer has {' and '.join(PRECISIONS)}"
+    if plan.offload != "none":
+        return f"offload={plan.offload!r}: the trainer keeps all states on the rank; say 'none'"
+    if not plan.flash:
+        return "flash=False: the small GPT's attention never writes its scores; say flash=True"
+    if plan.zero == 3 and not plan.reshard_after_forward:
+        return "reshard_after_forward=False: the trainer's ZeRO-3 frees each unit; say True"
+    return ""

@@ -1,0 +1,268 @@
+"""A model that is spread over ranks: what of it is on this one, who averages its gradients, who
+keeps which of the optimizer's states, and what it takes to finish a step."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from manyranks.parallel import sharding
+from manyranks.parallel.context import ContextParallel
+from manyranks.parallel.data_parallel import OverlappedDataParallel
+from manyranks.parallel.expert import ExpertParallel
+from manyranks.parallel.fsdp import FullyShardedDataParallel
+from manyranks.parallel.mesh import Here
+from manyranks.parallel.parts import sum_gradients
+from manyranks.parallel.pipeline.actions import Schedule
+from manyranks.parallel.pipeline.runtime import Pipeline
+from manyranks.parallel.pipeline.split import Stage
+from manyranks.parallel.precision import MasterOptimizer
+from manyranks.parallel.tensor import TensorParallel
+from manyranks.parallel.zero import ZeroOptimizer
+from manyranks.training import gpt
+from manyranks.training.config import TrainingConfig
+
+Wrapper = Callable[..., nn.Module]
+Group = dist.ProcessGroup | None
+Pairs = list[tuple[Tensor, "Kind"]]
+
+
+class Kind(NamedTuple):
+    """What parameters have in common whose states lie in one row.
+
+    decays: matrices do; norms and biases have no size to lose. expert: only this rank's
+    ep_replicas have it. summed_over: ranks whose gradients of it are parts of one, beside data
+    parallelism's. copies: how many ranks of one data-parallel coordinate have the same elements.
+    """
+
+    decays: bool
+    expert: bool = False
+    summed_over: Group = None
+    copies: int = 1
+
+
+class Parts:
+    """What this rank has of a model, and which axes were applied to it.
+
+    names: of the parameters, in the whole model; size: how many numbers these have.
+    """
+
+    def __init__(self, model: gpt.GPT, here: Here | None):
+        self.model, self.here = model, here
+        self.size = sum(parameter.numel() for parameter in model.parameters())
+        self.names: dict[nn.Parameter, str] = {}
+        self.tensor: TensorParallel | None = None
+        self.context: ContextParallel | None = None
+        self.experts: ExpertParallel | None = None
+        self.stages: dict[int, nn.Module] = {}
+        self.schedule: Schedule | None = None
+
+    def note_names(self) -> None:
+        """Once the model's parameters are those that it keeps."""
+        self.names = {parameter: name for name, parameter in self.model.named_parameters()}
+
+    def take_stages(self, stages: list[Stage], schedule: Schedule) -> None:
+        """Keeps those of this rank. Of the others nothing is left in the model."""
+        rank, self.schedule = self.here.coordinates["pp"], schedule
+        self.stages = {s: stages[s] for s, owner in enumerate(schedule.placement) if owner == rank}
+        kept = {part for stage in self.stages.values() for part in stage.parts}
+        for name, part in self.model.named_children():
+            if part is not self.model.layers and part not in kept:
+                setattr(self.model, name, nn.Identity())
+        for i, layer in enumerate(self.model.layers):
+            if layer not in kept:
+                self.model.layers[i] = nn.Identity()
+
+    def kinds(self) -> dict[nn.Parameter, Kind]:
+        """Of each parameter on this rank."""
+        own = set(self.experts.expert_parameters()) if self.experts else set()
+        tied = {one.parameter: one.stages for s in self.stages.values() for one in s.shared}
+        return {p: self._kind(p, p in own, tied.get(p, ())) for p in self.model.parameters()}
+
+    def _kind(self, parameter: nn.Parameter, expert: bool, stages: tuple[int, ...]) -> Kind:
+        copies, over = len({self.schedule.placement[s] for s in stages}) or 1, []
+        if self.tensor:
+            name = self.names[parameter]
+            copies, over = copies * self.tensor.holders(name), self.tensor.summed_over(name)
+        return Kind(parameter.ndim >= 2, expert, over[0] if over else None, copies)
+
+
+class Spread:
+    """Parts of a model with AdamW, ready for steps.
+
+    .model: in its wrapper, with .module, no_sync() and finish(), as parallel.data_parallel's;
+    .pipeline: where it has stages, else None; .optimizer, .parts, .kinds; .rows: of ZeRO.
+    group: the ranks that have the same parameters. Raises ValueError for sharding without ranks,
+    and for a wrapper with sharding.
+    """
+
+    def __init__(self, parts: Parts, training: TrainingConfig, wrapper: Wrapper, group: Group):
+        _check(training.zero, wrapper)
+        self.parts, self.training, self.kinds = parts, training, parts.kinds()
+        self._group, self._shards, self._replicas = group, group, None
+        if parts.here and training.plan.dp_shard:
+            self._shards, self._replicas = map(parts.here.group, ("shards", "replicas"))
+        whole = parts.context or parts.model  # as it is called where there are no stages
+        self.rows: list[sharding.ShardedRow] = []
+        self._zeros: list[ZeroOptimizer] = []
+        if training.zero == 3:
+            self.model = self._fully_sharded(whole)
+        elif training.zero:
+            self.model = Alone(whole)
+        elif parts.experts:
+            self.model = parts.experts
+        else:
+            alone = not dist.is_initialized() or (parts.here and dist.get_world_size(group) == 1)
+            self.model = Alone(whole) if alone else wrapper(whole, group)
+        self.optimizer = self._optimizer()
+        self.pipeline = self._pipeline() if parts.stages else None
+
+    def loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        """Of the own tokens, their sum; the logits may be a part of the vocabulary's."""
+        total = self.parts.tensor.loss if self.parts.tensor else gpt.loss
+        return total(logits_BSV, targets_BS, reduction="sum")
+
+    def complete(self) -> None:
+        """After the last finish() of a step: gradients become those of the global mean, where
+        data parallelism alone does not make them so."""
+        if self.parts.here is None:
+            return
+        stepped = self.stepped()
+        if self._replicas and self.training.zero < 3:
+            _average([tensor for tensor, kind in stepped if not kind.expert], self._replicas)
+        for group in dict.fromkeys(kind.summed_over for _, kind in stepped):
+            if group is not None:
+                sum_gradients([t for t, kind in stepped if kind.summed_over is group], group)
+
+    def clip(self, most: float) -> Tensor:
+        """Scales all gradients so that the whole model's norm is at most that; after complete()."""
+        stepped, here, zero = self.stepped(), self.parts.here, self.training.zero
+        if not zero and not (here and here.mesh.pp * here.mesh.tp * here.mesh.ep > 1):
+            # Every rank has the whole mean gradient, so its norm needs no message.
+            return nn.utils.clip_grad_norm_([tensor for tensor, _ in stepped], most)
+        holders = [kind.copies * self._copies(kind) for _, kind in stepped]
+        everyone = None if here else self._group
+        return sharding.clip_grad_norm([t for t, _ in stepped], most, everyone, holders)
+
+    def stepped(self) -> Pairs:
+        """What the optimizer steps, with its gradients: parameters, or shards of rows."""
+        for zero in self._zeros:
+            zero.gradients()
+        if not self.rows:
+            return list(self.kinds.items())
+        return [(row.shard_S, self.kinds[row.parameters[0]]) for row in self.rows]
+
+    def _copies(self, kind: Kind) -> int:
+        """Data-parallel ranks that have the same elements of what is stepped."""
+        if not self.training.zero:
+            return dist.get_world_size(self._shared_by(kind))
+        return dist.get_world_size(self._replicas) if self._replicas else 1
+
+    def _shared_by(self, kind: Kind) -> Group:
+        return self.parts.here.group("ep_replicas") if kind.expert else self._shards
+
+    def _fully_sharded(self, whole: nn.Module) -> nn.Module:
+        if not self.parts.stages:
+            model = self._unit_by_unit(whole)
+            self.rows = model.units
+            return model
+        stages = {s: self._unit_by_unit(stage) for s, stage in self.parts.stages.items()}
+        self.parts.stages = stages
+        self.rows = [unit for stage in stages.values() for unit in stage.units]
+        return Alone(whole)
+
+    def _unit_by_unit(self, module: nn.Module) -> FullyShardedDataParallel:
+        """Not under autocast, which would keep each weight in bfloat16 until its backward."""
+        half = torch.bfloat16 if self.training.bf16 else None
+        full = next(module.parameters()).dtype if half else None
+        where = {"group": self._shards}
+        if self._replicas:
+            where = {"mesh": self.parts.here.plane("replicas", "shards")}
+        if self.parts.experts:
+            where["shared_by"] = lambda parameter: self._shared_by(self.kinds[parameter])
+        return FullyShardedDataParallel(
+            module, compute_dtype=half, reduce_dtype=full, kind=self.kinds.get, **where
+        )
+
+    def _optimizer(self):
+        training, adam = self.training, torch.optim.AdamW
+        settings = {"lr": training.learning_rate, "betas": training.betas, "fused": True}
+        if training.zero not in (1, 2):
+            groups = decay_groups(self.stepped(), training)
+            half = next(iter(self.kinds)).dtype in (torch.bfloat16, torch.float16)
+            masters = half and not training.zero
+            return (MasterOptimizer if masters else adam)(groups, *[adam] * masters, **settings)
+        for expert in sorted({kind.expert for kind in self.kinds.values()}):
+            own = [(p, kind) for p, kind in self.kinds.items() if kind.expert == expert]
+            groups, group = decay_groups(own, training), self._shared_by(own[0][1])
+            self._zeros.append(ZeroOptimizer(groups, adam, training.zero, group, **settings))
+        self.rows = [row for zero in self._zeros for row in zero.rows]
+        return self._zeros[0] if len(self._zeros) == 1 else Together(self._zeros)
+
+    def _pipeline(self) -> Pipeline:
+        parts = self.parts
+        return Pipeline(parts.stages, parts.schedule, parts.here.group("pp"), self._mean_loss)
+
+    def _mean_loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        return self.loss(logits_BSV, targets_BS) / targets_BS.numel()
+
+
+def decay_groups(pairs: Iterable[tuple[Tensor, Kind]], training: TrainingConfig) -> list[dict]:
+    """An optimizer's groups, one of each kind, with weight decay on matrices only."""
+    of_kind: dict[Kind, list[Tensor]] = {}
+    for tensor, kind in sorted(pairs, key=lambda pair: not pair[1].decays):
+        of_kind.setdefault(kind, []).append(tensor)
+    return [
+        {"params": tensors, "weight_decay": training.weight_decay if kind.decays else 0.0}
+        for kind, tensors in of_kind.items()
+    ]
+
+
+class Together:
+    """Several optimizers as one."""
+
+    def __init__(self, optimizers: list[ZeroOptimizer]):
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+
+class Alone(nn.Module):
+    """The interface of parallel.data_parallel's wrappers for a model that needs none of them."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module, self.forward, self.no_sync = module, module.forward, contextlib.nullcontext
+
+    def finish(self) -> None:
+        pass
+
+
+def _average(tensors: list[Tensor], group: Group) -> None:
+    sum_gradients(tensors, group)
+    for tensor in tensors:
+        if tensor.grad is not None:
+            tensor.grad /= dist.get_world_size(group)
+
+
+def _check(zero: int, wrapper: Wrapper) -> None:
+    if zero and not dist.is_initialized():
+        raise ValueError(
+            f"zero={zero}: states are shared among ranks, and this process has none beside it; "
+            "train on a world's ranks, or with zero=0"
+        )
+    if zero and wrapper is not OverlappedDataParallel:
+        raise ValueError(f"wrapper with zero={zero}, which takes its place: leave one of both out")
