@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "data_parallel",
     "expert",
     "mfu",
+    "nd",
     "pipeline",
     "tensor",
     "zero",

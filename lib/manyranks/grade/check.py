@@ -102,7 +102,7 @@ def _runs(task: Task, tried: list[Trial]) -> Finding:
 def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
     """A finding where all is right on 2 ranks and nothing but 2 ranks."""
     right = {n: _all_hold(task.aspects[0], one) for n in task.sizes if (one := [d for d in done if d.trial.case.n == n])}
-    if len(right) > 1 and right.pop(2) and not any(right.values()):
+    if len(right) > 1 and right.pop(2, False) and not any(right.values()):
         return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", task.only_two))]
     return []
 

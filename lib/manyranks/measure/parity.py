@@ -8,14 +8,19 @@
 Two right programs that add in another order differ in the last places. A wrong one differs in the first ones, and all that
 comes after it does, too. So what counts is the first tensor that departs, in the order in which the reference made them.
 Compare in float64: there a rounding is 2e-16 of a number, and a bug is seldom below 1e-6.
+
+Where ranks have parts of tensors, say which: each rank is compared with its part of the one process's, copies and all.
+
+    print(compare_ranks(reference, traces, [Part(rows=…, tokens=…, cut=(0, 2)), …]))
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +55,8 @@ class Departure:
     """A tensor that differs from the reference's.
 
     ulps: the largest difference, in units in the last place (see compare); index: where; reference, other: what is there.
-    verdict: "reassociation", as other orders of the same sums explain it, or "bug".
+    verdict: "reassociation", as other orders of the same sums explain it, or "bug". rank: whose tensor it is, where it was
+    asked of ranks; index is then a place in this rank's part.
     """
 
     name: str
@@ -60,10 +66,46 @@ class Departure:
     reference: float = math.nan
     other: float = math.nan
     note: str = ""
+    rank: int | None = None
 
     def __repr__(self) -> str:
         where = self.note or f"at {list(self.index)}, {self.other:.17g} instead of {self.reference:.17g}"
-        return f"{self.name}: {self.ulps:.3g} ulps {where}: {self.verdict}"
+        rank = "" if self.rank is None else f" on rank {self.rank}"
+        return f"{self.name}{rank}: {self.ulps:.3g} ulps {where}: {self.verdict}"
+
+
+class Part(NamedTuple):
+    """What a rank of a composed run has of one process's tensors.
+
+    rows: of the batch; tokens: places in the sequence; None for all. cut: (place, t), of what is cut into t parts in one dim
+    the how manieth: features, heads, or tokens between layers. averaged: over so many ranks are the parameters' gradients
+    averaged; what comes back to a rank's own activations is so many times as large as in one process.
+    """
+
+    rows: Sequence[int] | None = None
+    tokens: Sequence[int] | None = None
+    cut: tuple[int, int] = (0, 1)
+    averaged: int = 1
+
+    def of(self, reference: Trace, own: Trace) -> Trace:
+        """What the rank should have, by the names of its own trace, which says by its shapes what is cut.
+
+        A tensor of a module has its rows in dim 0 and its tokens in the last but one. Left out is what the reference has not,
+        and what has another shape than such a part: what experts give, gradients in ZeRO's shards, filled-up vocabularies.
+        """
+        parts = {name: self._of(name, reference, own[name].shape) for name in own if name in reference.calls}
+        return Trace({name: [parts[name]] for name in reference if parts.get(name) is not None})
+
+    def _of(self, name: str, reference: Trace, shape: torch.Size) -> Tensor | None:
+        tensor = reference[name]
+        if name.removesuffix(GRADIENT) in reference.calls:  # a module's: parameters have no rows
+            tensor = _picked(_picked(tensor, 0, self.rows if tensor.dim() > 2 else None), -2, self.tokens)
+            tensor = tensor * self.averaged if name.endswith(GRADIENT) else tensor
+        place, t = self.cut
+        for dim, size in enumerate(shape[: tensor.dim()]):
+            if t > 1 and tensor.shape[dim] == size * t:
+                tensor = tensor.chunk(t, dim)[place]
+        return tensor if tensor.shape == shape else None
 
 
 @contextmanager
@@ -127,6 +169,24 @@ def compare(reference: Trace, other: Trace, limit: float | None = None) -> Depar
     return first
 
 
+def compare_ranks(
+    reference: Trace, traces: Sequence[Trace], parts: Sequence[Part], limit: float | None = None
+) -> Departure | None:
+    """As compare, for ranks that have parts: the first tensor, in the reference's order, that departs on any of them.
+
+    Ranks that should have the same are each compared with the reference, so that it also finds copies that differ.
+    Raises ValueError where a rank has nothing to compare, and unless there is one part for each trace.
+    """
+    if len(traces) != len(parts):
+        raise ValueError(f"{len(traces)} traces and {len(parts)} parts: give one of each for every rank")
+    found = []
+    for rank, (own, part) in enumerate(zip(traces, parts, strict=True)):
+        if departure := compare(part.of(reference, own), own, limit):
+            found.append(replace(departure, rank=rank))
+    order = {name: place for place, name in enumerate(reference)}
+    return min(found, key=lambda each: (each.verdict != BUG, order[each.name], each.rank), default=None)
+
+
 def ulps(reference: Tensor, other: Tensor, least: float = 0.0) -> Tensor:
     """How many units in the last place each element is off, as compare counts them; infinite where one is not finite.
 
@@ -153,6 +213,11 @@ def _aligned(name: str, reference: Trace, other: Trace) -> tuple[Tensor, Tensor]
     if name.endswith(GRADIENT):
         return sum(reference.calls[name]), sum(other.calls[name])
     return reference.calls[name][0], other.calls[name][0]
+
+
+def _picked(tensor: Tensor, dim: int, places: Sequence[int] | None) -> Tensor:
+    """These places of the dim; all of them for None, and where there is no such dim."""
+    return tensor if places is None or tensor.dim() < 2 else tensor.index_select(dim, torch.as_tensor(places))
 
 
 def _departure(name: str, reference: Tensor, other: Tensor, least: float, limit: float | None) -> Departure | None:

@@ -8,6 +8,7 @@ from manyranks import lazy
 
 __getattr__, __dir__, __all__ = lazy.names(
     __name__,
+    "boxes",
     "checkpoint_plan",
     "checkpointing",
     "collectives",

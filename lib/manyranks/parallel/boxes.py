@@ -1,6 +1,6 @@
 """Checkpoints of whole tensors, whoever has which part of them: cut, dealt or in shards.
 
-    parts = boxes("layers.0.mlp.up.weight", shard_S, first=96, shape=(8, 16), cut=cut)
+    parts = of_range("layers.0.mlp.up.weight", shard_S, first=96, shape=(8, 16), cut=cut)
     save(folder, parts, step=100)             # on every rank, with what it has
     facts(folder)                             # {"step": 100}
     load(folder, parts)                       # by other ranks, with what they need
@@ -57,7 +57,7 @@ class Box(NamedTuple):
         return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
 
 
-def boxes(
+def of_range(
     name: str, values_E: Tensor, first: int, shape: Iterable[int], cut: Cut | None = None
 ) -> list[Box]:
     """Elements of this rank's part of a whole tensor, as boxes of the whole one.
@@ -114,7 +114,7 @@ def save(
     """Writes what the group's ranks have, each its part; of facts, those of one rank.
 
     All of them call it. Boxes of one tensor are the same on two ranks, or lie apart.
-    Raises ValueError where they overlap, or leave a part of a tensor out.
+    PyTorch raises CheckpointException where they overlap, or leave some of a tensor out.
     """
     # What was there is no checkpoint from now on, should this one not come to its end. No
     # rank writes before this one has told all of them what.
@@ -128,7 +128,12 @@ def save(
 
 
 def facts(folder: Path, group: dist.ProcessGroup | None = None) -> dict[str, object]:
-    """What save() was told beside the tensors. All ranks of the group call it."""
+    """What save() was told beside the tensors. All ranks of the group call it.
+
+    Raises ValueError for a folder that save() has not written.
+    """
+    if _FACTS not in _metadata(folder):
+        raise ValueError(f"{folder} has a checkpoint of another kind: give another folder")
     found = {_FACTS: {}}
     planner = dcp.DefaultLoadPlanner(**_AS_IT_IS)
     with _alone_allowed():
@@ -177,7 +182,7 @@ class _Reader(dcp.DefaultLoadPlanner):
 
     def check(self, folder: Path) -> None:
         """That it has all of them; for PyTorch would wrap an error up."""
-        there = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        there = _metadata(folder)
         for name, (box, *_) in self._parts.items():
             shape = tuple(there[name].size) if name in there else "none"
             if shape != box.shape:
@@ -195,6 +200,10 @@ class _Reader(dcp.DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         return self._parts[index.fqn][index.index].tensor
+
+
+def _metadata(folder: Path) -> dict:
+    return dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "context",
     "expert",
     "mfu",
+    "nd",
     Explorer="explorer",
     choice="explorer",
     slider="explorer",

@@ -62,7 +62,8 @@ class Bars:
         row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`.
         """
         for part, boxes in self._boxes.items():
-            boxes.set_path(_boxes(part, bars, longest))
+            boxes.set_path(path := _boxes(part, bars, longest))
+            boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
         texts = [f"» {text}" if bar and sum(bar.values()) > longest else text for bar, text in zip_longest(bars, texts)]
         places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
         words = [word for text in texts for word in text.split("|")]

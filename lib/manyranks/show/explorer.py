@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged slider does not queue up pictures
+_MANY = 12  # controls: more of them stand side by side where there is room
 _MARGIN = 0.12  # inches, for labels that grow when a control is moved
 # JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this
 # attribute. Keys with Ctrl, Cmd or Shift, such as those that save or run, stay theirs. The rest is for screen readers: a
@@ -182,7 +183,10 @@ class Explorer:
 
     def _ipython_display_(self) -> None:
         keys = widgets.HTML(_KEYS, layout=widgets.Layout(display="none"))
-        box = widgets.VBox([*self._controls.values(), self._line, self._image, keys])
+        controls = list(self._controls.values())
+        if len(controls) > _MANY:
+            controls = [widgets.Box(controls, layout=widgets.Layout(flex_flow="row wrap"))]
+        box = widgets.VBox([*controls, self._line, self._image, keys])
         # A page without a kernel, such as GitHub's, shows the picture; the notebook shows the controls.
         bundle = {"text/plain": repr(self), "image/png": base64.b64encode(self._image.value).decode()} | _view(box)
         display(bundle, raw=True)

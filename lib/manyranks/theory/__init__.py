@@ -20,6 +20,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "kernels",
     "layer",
     "memory",
+    "nd",
     "optimal_checkpoints",
     "passes",
     "pipeline",

@@ -1,97 +1,153 @@
-"""Checkpoints of a run: a folder a step, written and read by any number of ranks."""
+"""Checkpoints of a run: a folder a step, written under one plan and read under any other.
 
-import contextlib
-import warnings
-from collections.abc import Iterator
+In it are the masters of all parameters and Adam's two moments of each, under their names in the
+untouched GPT, whole: nothing says which ranks wrote them, and one process may as well read them.
+"""
+
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader
 
-from manyranks.parallel.sharded_state import sharded_state
-from manyranks.parallel.zero import Zero3, ZeroOptimizer
+from manyranks.parallel import boxes
+from manyranks.parallel.boxes import Box
+from manyranks.parallel.pipeline.split import Stage
+from manyranks.parallel.precision import MasterOptimizer
+from manyranks.parallel.sharded_state import make_states
+from manyranks.parallel.tensor.cuts import Cut, equal
+from manyranks.parallel.zero import ZeroOptimizer
+from manyranks.training.spread import Parts, Spread, Together
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save(
     folder: Path,
-    model: nn.Module,
-    optimizer: Optimizer | ZeroOptimizer,
+    spread: Spread,
     step: int,
     sizes: str,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
-    """Writes folder/step-…, in which every rank of the group has a part; returns it.
+    """Writes folder/step-…, in which the ranks of the group have parts; returns it.
 
-    model: in its wrapper, with its optimizer: what training.parallelize gives.
-    sizes: what a run that reads it must agree on. All ranks call it.
+    spread: what training.parallelize gives. sizes: what a run that reads it must agree on.
+    All ranks call it. Each part is written once, by one of the ranks that have it.
     """
-    state = {**_state(model, optimizer), "step": step, "sizes": sizes}
-    place = folder / f"step-{step:08}"
-    with _alone_allowed():
-        dcp.save(state, checkpoint_id=place, process_group=group)
+    place, others = folder / f"step-{step:08}", _of_earlier_stages(spread.parts)
+    own = [box for box in boxes_of(spread) if box.name.partition(".")[2] not in others]
+    boxes.save(place, own, group, step=step, sizes=sizes)
     return place
 
 
-def load(
-    place: Path,
-    model: nn.Module,
-    optimizer: Optimizer | ZeroOptimizer,
-    sizes: str,
-    group: dist.ProcessGroup | None = None,
-) -> int:
+def load(place: Path, spread: Spread, sizes: str, group: dist.ProcessGroup | None = None) -> int:
     """Reads one into the model and the optimizer, bit for bit; returns its step.
 
-    Raises ValueError where it is that of a run of other sizes.
+    Each rank reads what it has of them. Raises ValueError where it is that of a run of other
+    sizes.
     """
-    with _alone_allowed():
-        found = {"step": 0, "sizes": ""}
-        dcp.load(found, checkpoint_id=place, process_group=group)
-        if found["sizes"] != sizes:
-            raise ValueError(
-                f"{place} was written by a run with\n{found['sizes']}\nand this one has\n{sizes}\n"
-                "Give it the same sizes, or another folder"
-            )
-        state = _state(model, optimizer)
-        dcp.load(state, checkpoint_id=place, process_group=group)
-    _take(model, optimizer, state)
-    return found["step"]
+    facts = boxes.facts(place, group)
+    if facts["sizes"] != sizes:
+        raise ValueError(
+            f"{place} was written by a run with\n{facts['sizes']}\nand this one has\n{sizes}\n"
+            "Give it the same sizes, or another folder"
+        )
+    boxes.load(place, boxes_of(spread), group)
+    _follow(spread, facts["step"])
+    return facts["step"]
 
 
 def newest(folder: Path) -> Path | None:
     """The last complete one in the folder, None where there is none."""
-    # The metadata are written when every rank has written its part.
-    return max((path.parent for path in folder.glob("step-*/.metadata")), default=None)
+    return next(filter(_complete, sorted(folder.glob("step-*"), reverse=True)), None)
 
 
-def _state(model: nn.Module, optimizer: Optimizer | ZeroOptimizer) -> dict:
-    """By the names of parameters, or of the rows that are sharded: any number of ranks reads it."""
-    if isinstance(optimizer, ZeroOptimizer):
-        return sharded_state(optimizer)
-    if isinstance(model, Zero3):
-        return sharded_state(model, optimizer)
-    parameters, moments = get_state_dict(model.module, optimizer)
-    return {"model": parameters, "optimizer": moments}
+def _complete(place: Path) -> bool:
+    """The metadata are written when every rank has written its part; later, files may suffer."""
+    try:
+        stored = FileSystemReader(place).read_metadata().storage_data.values()
+    except Exception:  # there are none, or no metadata in it: a pickle raises anything then
+        return False
+    ends: dict[str, int] = {}
+    for part in stored:
+        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    files = {name: place / name for name in ends}
+    return all(file.is_file() and file.stat().st_size >= ends[name] for name, file in files.items())
 
 
-def _take(model: nn.Module, optimizer: Optimizer | ZeroOptimizer, state: dict) -> None:
-    """What was read into the state; a sharded one's tensors are the shards themselves."""
-    if isinstance(optimizer, ZeroOptimizer):
-        optimizer.spread()
-    elif not isinstance(model, Zero3):
-        set_state_dict(
-            model.module,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+def boxes_of(spread: Spread) -> Iterator[Box]:
+    """What this rank has: its masters and their moments, in their own memory, and buffers."""
+    parts, states = spread.parts, _states(spread)
+    for parameter, first, master, own in _held(spread):
+        name, cut = parts.names[parameter], _cut(parts, parameter)
+        of_kind = {"parameter": master} | {kind: states[master][kind] for kind in _MOMENTS}
+        for kind, values in of_kind.items():
+            values_E = values.detach().view(-1)[own]
+            yield from boxes.of_range(f"{kind}.{name}", values_E, first, parameter.shape, cut)
+    persistent = parts.model.state_dict()
+    for name, buffer in parts.model.named_buffers():
+        if name in persistent:
+            yield from boxes.of_range(f"buffer.{name}", buffer.view(-1), 0, buffer.shape)
 
 
-@contextlib.contextmanager
-def _alone_allowed() -> Iterator[None]:
-    """Without PyTorch's warning that there is no group: one process may well have none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable")
-        yield
+def _held(spread: Spread) -> Iterable[tuple[nn.Parameter, int, Tensor, slice]]:
+    """A parameter, from which element on, and the tensor that has its master, and where in it."""
+    if spread.rows:
+        for row in spread.rows:
+            for parameter, first, own in row.owned():
+                yield parameter, first, row.shard_S, own
+        return
+    masters = dict(_with_masters(spread))
+    for parameter in spread.kinds:
+        yield parameter, 0, masters.get(parameter, parameter), slice(None)
+
+
+def _with_masters(spread: Spread) -> Iterable[tuple[nn.Parameter, Tensor]]:
+    """Parameters that an optimizer keeps masters of beside, and these."""
+    if not isinstance(spread.optimizer, MasterOptimizer):
+        return ()
+    return zip(spread.optimizer.parameters, spread.optimizer.masters, strict=True)
+
+
+def _states(spread: Spread) -> dict[Tensor, dict]:
+    """Adam's, by what it steps; those before the first step, where there was none."""
+    states: dict[Tensor, dict] = {}
+    for optimizer in _optimizers(spread):
+        adam = getattr(optimizer, "optimizer", optimizer)
+        make_states(adam)
+        states |= adam.state
+    return states
+
+
+def _optimizers(spread: Spread) -> list:
+    own = spread.optimizer
+    return own.optimizers if isinstance(own, Together) else [own]
+
+
+def _cut(parts: Parts, parameter: nn.Parameter) -> Cut | None:
+    """Where this rank's part of it lies in the whole one; None: it has all of it."""
+    if parts.experts and parameter in set(parts.experts.expert_parameters()):
+        degree = parts.experts.degree
+        return equal(len(parameter) * degree, degree, parts.experts.place)
+    return parts.tensor.cuts.get(parts.names[parameter]) if parts.tensor else None
+
+
+def _of_earlier_stages(parts: Parts) -> set[str]:
+    """Tied parameters that a rank before this one writes; its shards may end elsewhere."""
+    modules = [part for stage in parts.stages.values() for part in stage.modules()]
+    shared = [one for part in modules if isinstance(part, Stage) for one in part.shared]
+    return {parts.names[p] for p, stages in shared if min(stages) not in parts.stages}
+
+
+@torch.no_grad()
+def _follow(spread: Spread, step: int) -> None:
+    """What else the ranks keep follows the masters: the model's parameters, Adam's counters."""
+    for state in _states(spread).values():
+        state["step"].fill_(step)
+    for parameter, master in _with_masters(spread):
+        parameter.copy_(master)
+    for optimizer in _optimizers(spread):
+        if isinstance(optimizer, ZeroOptimizer):
+            optimizer.spread()

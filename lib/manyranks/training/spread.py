@@ -110,10 +110,8 @@ class Spread:
         self._zeros: list[ZeroOptimizer] = []
         if training.zero == 3:
             self.model = self._fully_sharded(whole)
-        elif training.zero:
-            self.model = Alone(whole)
-        elif parts.experts:
-            self.model = parts.experts
+        elif training.zero or parts.experts:
+            self.model = Alone(whole, parts.experts)
         else:
             alone = not dist.is_initialized() or (parts.here and dist.get_world_size(group) == 1)
             self.model = Alone(whole) if alone else wrapper(whole, group)
@@ -179,6 +177,9 @@ class Spread:
         half = torch.bfloat16 if self.training.bf16 else None
         full = next(module.parameters()).dtype if half else None
         where = {"group": self._shards}
+        if module is self.parts.context:  # its one child is the GPT
+            gpt = self.parts.model
+            where["units"] = [gpt.embedding, *gpt.layers, gpt.head]
         if self._replicas:
             where = {"mesh": self.parts.here.plane("replicas", "shards")}
         if self.parts.experts:
@@ -241,14 +242,20 @@ class Together:
 
 
 class Alone(nn.Module):
-    """The interface of parallel.data_parallel's wrappers for a model that needs none of them."""
+    """The interface of parallel.data_parallel's wrappers for a model that needs none of them.
 
-    def __init__(self, module: nn.Module):
+    experts: what averages its gradients, if not the optimizer.
+    """
+
+    def __init__(self, module: nn.Module, experts: ExpertParallel | None = None):
         super().__init__()
-        self.module, self.forward, self.no_sync = module, module.forward, contextlib.nullcontext
+        self.module, self.forward = module, module.forward
+        self.no_sync = experts.no_sync if experts else contextlib.nullcontext
+        self._finish = experts.finish if experts else None
 
     def finish(self) -> None:
-        pass
+        if self._finish:
+            self._finish()
 
 
 def _average(tensors: list[Tensor], group: Group) -> None:

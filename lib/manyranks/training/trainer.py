@@ -117,18 +117,15 @@ class Trainer:
 
     def save(self, folder: Path | str) -> Path:
         """Writes a checkpoint into the folder, which all ranks call; returns its own folder."""
-        return checkpoint.save(
-            Path(folder), self.model, self.optimizer, self.step, self._sizes, self.group
-        )
+        return checkpoint.save(Path(folder), self.spread, self.step, str(self.gpt), self.group)
 
     def resume(self, folder: Path | str) -> None:
-        """Goes on from the folder's newest checkpoint, written by any number of ranks.
+        """Goes on from the folder's newest checkpoint, written by any ranks under any plan.
 
-        Starts anew where there is none. Raises ValueError where it is of another GPT, or cut
-        another way: stages 1 and 2 are alike, 0 and 3 are not.
+        Starts anew where there is none. Raises ValueError where it is of another GPT.
         """
         if place := checkpoint.newest(Path(folder)):
-            self.step = checkpoint.load(place, self.model, self.optimizer, self._sizes, self.group)
+            self.step = checkpoint.load(place, self.spread, str(self.gpt), self.group)
 
     @property
     def speaks(self) -> bool:
@@ -138,11 +135,6 @@ class Trainer:
         stages, mesh = self.spread.pipeline, self.here.mesh
         last = stages.schedule.placement[-1] if stages else 0
         return self.rank == mesh.rank(pp=last)
-
-    @property
-    def _sizes(self) -> str:
-        """What a checkpoint's reader must agree on."""
-        return f"{self.gpt}, zero={('0', '1 or 2', '1 or 2', '3')[self.training.zero]}"
 
     def _train(self, tokens_BT: Tensor) -> Tensor:
         """One step on this rank's part of the batch; returns its share of the batch's loss."""

@@ -1,0 +1,20 @@
+"""All axes at once: what a rank of a composed run holds and sends, and plans scaled down to a few ranks.
+
+holds: a rank's parameters, tensor by tensor; sends: bytes and calls by axis; states: bytes of parameters, gradients and
+optimizer; twin: a plan for thousands of accelerators on as many ranks as a laptop has.
+
+What a plan should be: tokens and formulas: tokens per GPU from which on an axis hides its communication; rules: the lectures'
+rules of thumb beside the planner; verdict: can a plan be at all; splits, cuts and operators: which split of which operator, and
+where to cut into stages.
+"""
+
+from manyranks import lazy
+from manyranks.theory.nd.sends import calls, payload
+from manyranks.theory.nd.states import of_rank
+from manyranks.theory.nd.twin import Twin, twin
+from manyranks.theory.nd.verdict import check
+
+# Modules that are loaded when they are first used, for they need the tables of models and clusters.
+_MODULES = ["cuts", "formulas", "operators", "rules", "splits", "tokens"]
+__getattr__, __dir__, _ = lazy.names(__name__, *_MODULES)
+__all__ = ["Twin", "calls", "check", "of_rank", "payload", "twin", *_MODULES]

@@ -1,0 +1,218 @@
+"""What one rank of a composed run has of the small GPT: parameter by parameter, and the rows that are sharded and sent.
+
+The GPT is cut as training does it: stages as theory.stages deals them; a layer's matrices over tensor-parallel ranks; routers,
+experts and shared experts whole on each of these, which give them their own part of the sequence; experts over expert-parallel
+ranks. A row is what parallel puts end to end: a bucket, or a unit of ZeRO-3, of parameters of one kind.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import NamedTuple
+
+from manyranks.theory import checks, sharding
+from manyranks.theory.architecture import NORMS, ModelShape
+from manyranks.theory.names import nearest
+from manyranks.theory.plan import Plan
+from manyranks.theory.stages import Stage, deal, stages_of
+
+At = Mapping[str, int] | None
+COORDINATES = ("pp", "dp", "cp", "tp")
+DDP_BYTES, ZERO_BYTES = 25_000_000, 10_000_000  # of a bucket: defaults of parallel.data_parallel and parallel.zero
+_NOT_THERE = ("latent", "mtp_depth", "qk_norm", "qkv_bias", "embedding_norm", "shared_gate", "parallel_layers")
+
+
+class Kind(NamedTuple):
+    """What parameters of one row have in common. decays: matrices do; expert: only some of the data-parallel ranks have it.
+    over: tensor-parallel ranks whose gradients of it are parts of one, 1 where each has its own; copies: ranks of one
+    data-parallel coordinate that have the same elements."""
+
+    decays: bool
+    expert: bool = False
+    over: int = 1
+    copies: int = 1
+
+
+class Parameter(NamedTuple):
+    elements: int
+    kind: Kind
+
+
+class Part(NamedTuple):
+    """The embedding, a layer or the head, on one tensor-parallel rank."""
+
+    stage: int
+    parameters: tuple[Parameter, ...]
+
+
+class Row(NamedTuple):
+    """elements: without padding; ranks: that have it; shards: over which it is spread, 1 where nothing is. Of ZeRO-3 also the
+    stage, whether its unit is the last one of that, and whether it is the only one."""
+
+    elements: int
+    kind: Kind
+    ranks: int
+    shards: int
+    stage: int = 0
+    last: bool = False
+    alone: bool = False
+
+    @property
+    def shard(self) -> int:
+        """Elements of a shard, padding included; all of the row where it is not sharded."""
+        return sharding.shard(self.elements, self.shards)
+
+
+def coordinates(plan: Plan, at: At) -> dict[str, int]:
+    """As Mesh.coordinates gives them, 0 where one is missing. Raises ValueError for an unknown axis, and beyond a degree."""
+    for axis, place in (at or {}).items():
+        if axis not in COORDINATES:
+            raise ValueError(f"at has {axis!r}: {nearest(axis, COORDINATES)}")
+        if type(place) is not int or not 0 <= place < getattr(plan, axis):
+            raise ValueError(f"{axis}={place!r}: the plan has {axis} = 0 to {getattr(plan, axis) - 1}")
+    return {axis: (at or {}).get(axis, 0) for axis in COORDINATES}
+
+
+def check(shape: ModelShape, plan: Plan) -> None:
+    """Raises ValueError where the plan does not fit the shape, and for a shape that the small GPT cannot have."""
+    checks.is_shape(shape)
+    checks.is_plan(plan)
+    plan.check(shape)
+    missing = [name for name in _NOT_THERE if getattr(shape, name)]
+    missing += ["norms_per_layer"] if shape.norms_per_layer != 2 else []
+    if missing:
+        given = f"{missing[0]}={getattr(shape, missing[0])}"
+        raise ValueError(f"{shape.name} has {given}, which the small GPT has not: give the shape of its nd.twin")
+
+
+def own_stages(shape: ModelShape, plan: Plan, pp: int) -> dict[int, Stage]:
+    """A pipeline rank's stages, by number."""
+    dealt = deal(shape, plan.stages, plan.embedding_slots)
+    return {stage: dealt[stage] for stage in stages_of(pp, plan.pp, plan.stages, plan.schedule)}
+
+
+def parts(shape: ModelShape, plan: Plan, at: At = None) -> list[Part]:
+    """All that a rank holds, in the order of forward. Raises ValueError as check and coordinates do."""
+    check(shape, plan)
+    cut, found = _Cut(shape, plan), []
+    own = own_stages(shape, plan, coordinates(plan, at)["pp"])
+    for number, stage in own.items():
+        layers = [False] * stage.dense + [True] * stage.moe
+        found += [Part(number, cut.embedding(plan.stages - 1 in own))] if stage.embedding else []
+        found += [Part(number, cut.layer(moe)) for moe in layers]
+        found += [Part(number, cut.head(0 in own))] if stage.head else []
+    return found
+
+
+class _Cut:
+    """The GPT's parts, as one of t tensor-parallel ranks has them."""
+
+    def __init__(self, shape: ModelShape, plan: Plan):
+        self.shape, self.plan, self.t = shape, plan, plan.tp
+        summed = plan.tp if plan.sequence_parallel else 1
+        owners = max(1, plan.tp // shape.kv_heads)
+        self.cut, self.copied, self.whole = (1, 1), (owners, owners), (summed, plan.tp)  # over, copies
+
+    def embedding(self, has_head: bool) -> tuple[Parameter, ...]:
+        positions = self.shape.positions * self.shape.hidden
+        return (*self._vocabulary(has_head), *([self._one(positions, self.whole)] if positions else []))
+
+    def head(self, has_embedding: bool) -> tuple[Parameter, ...]:
+        own = not (self.shape.tied and has_embedding)
+        return (*self._norm(), *(self._vocabulary(has_embedding) if own else ()))
+
+    def layer(self, moe: bool) -> tuple[Parameter, ...]:
+        return (*self._norm(), *self._attention(), *self._norm(), *(self._mixture() if moe else self._mlp()))
+
+    def _vocabulary(self, both: bool) -> list[Parameter]:
+        """both: whether this rank has the other end, too."""
+        rows = sharding.shard(self.shape.vocab, self.t)
+        copies = 2 if self.shape.tied and not both else 1
+        return [Parameter(rows * self.shape.hidden, Kind(True, copies=copies))]
+
+    def _norm(self) -> list[Parameter]:
+        return [self._one(self.shape.hidden, self.whole, decays=False)] * NORMS[self.shape.norm]
+
+    def _attention(self) -> list[Parameter]:
+        shape, t = self.shape, self.t
+        keys = max(1, shape.kv_heads // t) * shape.head_size
+        heads = [(shape.query_size // t, self.cut), (keys, self.copied), (keys, self.copied)]
+        columns = [one for size, held in heads for one in self._column(size, held)]
+        return columns + self._row(shape.query_size // t)
+
+    def _mlp(self) -> list[Parameter]:
+        each = self.shape.ffn // self.t
+        return (1 + self.shape.gated) * self._column(each, self.cut) + self._row(each)
+
+    def _mixture(self) -> list[Parameter]:
+        shape, ep = self.shape, self.plan.ep
+        matrix = shape.experts // ep * shape.expert_ffn * shape.hidden
+        shared = shape.shared_experts * shape.shared_ffn * shape.hidden
+        whole = [shape.router_parameters - shape.router_bias * shape.experts, *[shared] * 3 * (shared > 0)]
+        found = [self._one(size, self.whole) for size in whole]
+        return [found[0], *[self._one(matrix, self.whole, expert=ep > 1)] * 3, *found[1:]]
+
+    def _column(self, size: int, held: tuple[int, int]) -> list[Parameter]:
+        bias = [self._one(size, held, decays=False)] * self.shape.bias
+        return [self._one(size * self.shape.hidden, held), *bias]
+
+    def _row(self, size: int) -> list[Parameter]:
+        bias = [self._one(self.shape.hidden, self.whole, decays=False)] * self.shape.bias
+        return [self._one(size * self.shape.hidden, self.cut), *bias]
+
+    def _one(self, elements: int, held: tuple[int, int], decays: bool = True, expert: bool = False) -> Parameter:
+        return Parameter(elements, Kind(decays, expert, *held))
+
+
+def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> list[Row]:
+    """The rows of a rank: buckets of gradients (ZeRO-0), sharded rows (1 and 2), units (3). itemsize: bytes of a parameter.
+
+    Raises ValueError as parts does.
+    """
+    held = parts(shape, plan, at)
+    every = [parameter for part in held for parameter in part.parameters]
+    if plan.zero == 3:
+        return _units(held, plan)
+    if plan.zero:
+        packed = [(kind, _packed(sizes, ZERO_BYTES // itemsize)) for kind, sizes in _by_kind(every).items()]
+        return [_row(elements, kind, plan) for kind, each in packed for elements in each]
+    if plan.ep > 1:  # parallel.expert sums all of a kind at once
+        return [
+            _row(sum(p.elements for p in every if p.kind.expert == expert), Kind(True, expert), plan)
+            for expert in (False, True)
+        ]
+    return [_row(elements, Kind(True), plan) for elements in _packed([p.elements for p in every], DDP_BYTES // itemsize)]
+
+
+def _units(held: list[Part], plan: Plan) -> list[Row]:
+    """A part of the model is a unit, of a row for each kind."""
+    found = []
+    for stage, group in groupby(held, key=lambda part: part.stage):
+        units = list(group)
+        for part in units:
+            where = {"stage": stage, "last": part is units[-1], "alone": len(units) == 1}
+            found += [_row(sum(sizes), kind, plan)._replace(**where) for kind, sizes in _by_kind(part.parameters).items()]
+    return found
+
+
+def _row(elements: int, kind: Kind, plan: Plan) -> Row:
+    ranks = plan.dp * plan.cp // (plan.ep if kind.expert else 1)
+    sharded = ranks if kind.expert else plan.shards
+    return Row(elements, kind, ranks, sharded if plan.zero else 1)
+
+
+def _by_kind(parameters: Iterable[Parameter]) -> dict[Kind, list[int]]:
+    found: dict[Kind, list[int]] = {}
+    for parameter in parameters:
+        found.setdefault(parameter.kind, []).append(parameter.elements)
+    return found
+
+
+def _packed(sizes: list[int], most: int) -> list[int]:
+    """Rows of at most so many elements, or of one parameter, from the last parameter on."""
+    found: list[int] = []
+    for size in reversed(sizes):
+        if found and found[-1] + size <= most:
+            found[-1] += size
+        else:
+            found.append(size)
+    return found

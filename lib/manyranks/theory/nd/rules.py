@@ -1,0 +1,188 @@
+"""The lectures' rules of thumb as a function, beside what the planner finds for the same model on the same cluster.
+
+A rule fixes the degrees. What it leaves open (the micro-batch, recomputation, stages a rank) is chosen as well for the rule as
+for the planner, so that two plans differ by their regimes and not by care.
+Sources: lecture A, "Train LLM from scratch 7: parallelism", page 56 (what fits where, in which order), 57 and 58 (Llama 3,
+DeepSeek-V3); lecture B, CS231n's on large-scale training, sections 3 and 6 (HSDP from 256 GPUs on, in groups of about 100;
+context parallelism from 16K tokens on).
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from manyranks.theory import memory, planner
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.cluster import Cluster, clusters
+from manyranks.theory.plan import Plan
+from manyranks.theory.planner import Found
+from manyranks.theory.shapes import models
+
+MANY = 256  # GPUs beyond which FSDP becomes HSDP; lecture B, section 6
+GROUP = 128  # ranks that share one copy then; lecture B, section 3: about 100
+LONG = 16384  # tokens of a sequence beyond which context parallelism comes in; lecture B, section 6
+MANY_EXPERTS = 64  # ranks that share the experts at most; lecture A, page 58
+POWERS = (1, 2, 4, 8, 16, 32, 64)
+# What a rule leaves open. The lectures know 1F1B and interleaving, and DualPipe for models with experts (lecture A, page 58).
+DETAILS = {"microbatch": (1, 2, 4), "recompute": ("none", "selective", "full"), "virtual": (1, 2, 4, 8)}
+
+
+def rule_of_thumb(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, **choices: object) -> Plan:
+    """The plan that the rules choose: the first of their candidates that fits, its details as fast as can be.
+
+    choices: fields of Plan that hold whatever the rules say, as precision. Raises ValueError where no candidate fits.
+    """
+    return _rule(shape, cluster, gpus, seq, batch, choices)[0].plan
+
+
+def _rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, choices: dict) -> list[Found]:
+    for degrees in candidates(shape, cluster, gpus, seq):
+        tried = DETAILS | {"schedule": _schedules(shape)} | degrees | choices
+        if found := planner.search(shape, cluster, gpus=gpus, seq=seq, batch=batch, **tried):
+            return found
+    raise ValueError(f"{shape.name} on {gpus} {cluster.accelerator.name}: no rule's plan fits; take more GPUs, or offload")
+
+
+def candidates(shape: ModelShape, cluster: Cluster, gpus: int, seq: int) -> Iterator[dict[str, object]]:
+    """Degrees in the rules' order, as choices for planner.search."""
+    node = min(gpus, cluster.node)
+    cp = next(c for c in POWERS if seq // c <= LONG or c == POWERS[-1])
+    ep = max(e for e in POWERS if e <= min(gpus, MANY_EXPERTS) and (shape.experts or 1) % e == 0)
+    data = {"cp": cp, "ep": ep, "tp": 1, "pp": 1}
+    if fits(shape, cluster, 1, seq // cp):  # page 56: a model that one GPU can train is copied
+        yield data | {"zero": 1}
+    if fits(shape, cluster, node, seq // cp):  # page 56: one that a node can train is sharded
+        yield data | {"zero": 3, "dp_shard": _shards(gpus // cp) if gpus > MANY else None}
+    # Page 56: tensor parallelism takes the node, the pipeline as many of these as it must, data parallelism the rest. Page 58:
+    # with experts, expert parallelism instead of tensor parallelism.
+    tp = 1 if shape.experts else node
+    for recompute in (DETAILS["recompute"][:2], "full"):
+        yield from (data | {"tp": tp, "pp": pp, "zero": 1, "recompute": recompute} for pp in POWERS)
+
+
+def fits(shape: ModelShape, cluster: Cluster, gpus: int, seq: int) -> bool:
+    """Whether so many GPUs hold the model with all its states sharded over them, on one sequence, fully recomputed."""
+    plan = Plan(dp=gpus, seq=seq, zero=3, recompute="full")
+    return memory.peak(shape, plan).total <= cluster.accelerator.memory
+
+
+def _shards(dp: int) -> int:
+    """The largest divisor up to GROUP."""
+    return max(size for size in range(1, GROUP + 1) if dp % size == 0)
+
+
+def _schedules(shape: ModelShape) -> tuple[str, ...]:
+    return ("1f1b", planner.HIDES_EXPERTS) if shape.experts else ("1f1b",)
+
+
+def regime(plan: Plan, cluster: Cluster) -> str:
+    """The axes that a plan uses, from the inside out, as "TP in the node + PP + DP"; "DP" has ZeRO-0, 1 or 2."""
+    node = cluster.node
+    named = [f"TP {_where(plan.tp, node)}"] * (plan.tp > 1) + ["CP"] * (plan.cp > 1)
+    named += [f"EP {_where(plan.tp * plan.ep, node)}"] * (plan.ep > 1) + ["PP"] * (plan.pp > 1)
+    if plan.dp * plan.cp > 1 and plan.zero == 3:
+        named.append("HSDP" if plan.shards < plan.dp * plan.cp else "FSDP")
+    elif plan.dp > 1:
+        named.append("DP")
+    return " + ".join(named) or "one GPU"
+
+
+def _where(ranks: int, node: int) -> str:
+    return "in the node" if node % ranks == 0 else "across nodes"
+
+
+class Comparison(NamedTuple):
+    """The rule's plan and the planner's. regimes: the fastest plan of each, the fastest regime first."""
+
+    name: str
+    tokens: float  # per GPU
+    rule: Found
+    best: Found
+    rule_regime: str
+    regimes: dict[str, Found]
+
+    @property
+    def best_regime(self) -> str:
+        return next(iter(self.regimes))
+
+    @property
+    def same(self) -> bool:
+        """Whether the planner's best plan lies in the rule's regime."""
+        return self.rule_regime == self.best_regime
+
+    @property
+    def loss(self) -> float:
+        """Time of the rule's plan ÷ that of the best, − 1."""
+        return self.rule.seconds / self.best.seconds - 1
+
+    @property
+    def regime_loss(self) -> float:
+        """As loss, for the best plan of the rule's regime: what the regime costs, and not the rule's degrees."""
+        return min(self.rule.seconds, self.regimes.get(self.rule_regime, self.rule).seconds) / self.best.seconds - 1
+
+    @property
+    def lost(self) -> dict[str, float]:
+        """Seconds by part that the rule's plan takes longer than the best, the largest first."""
+        parts = {name: seconds - self.best.time.parts[name] for name, seconds in self.rule.time.parts.items()}
+        return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def compare(name: str, shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, **choices: object) -> Comparison:
+    """The rule and the planner on the same work. The planner tries degrees that are powers of two, ZeRO-1 and ZeRO-3, and
+    context parallelism only for what the lectures call long sequences; choices: fields of Plan, for both of them.
+
+    Raises ValueError where the rule has no plan that fits.
+    """
+    rule = _rule(shape, cluster, gpus, seq, batch, choices)[0]
+    found = planner.search(shape, cluster, gpus=gpus, seq=seq, batch=batch, **_free(shape, cluster, seq) | choices)
+    best = found[0]
+    regimes: dict[str, Found] = {}
+    for one in found:
+        regimes.setdefault(regime(one.plan, cluster), one)
+    rule = best if rule.plan == best.plan else Found(rule.plan, rule.time, rule.peak, best.time)
+    return Comparison(name, batch * seq / gpus, rule, best, regime(rule.plan, cluster), regimes)
+
+
+def _free(shape: ModelShape, cluster: Cluster, seq: int) -> dict[str, object]:
+    powers = tuple(t for t in POWERS if t <= 2 * cluster.node)
+    degrees = {"tp": powers, "cp": POWERS[:5] if seq > LONG else 1, "pp": POWERS[:5], "ep": 1}
+    if shape.experts:
+        degrees |= {"tp": (1, cluster.node), "ep": POWERS}
+    return DETAILS | {"schedule": _schedules(shape), "zero": (1, 3)} | degrees
+
+
+class Case(NamedTuple):
+    """One row of the chapter's table. shape: a model's name, or a shape."""
+
+    name: str
+    shape: str | ModelShape
+    cluster: str
+    gpus: int
+    seq: int
+    batch: int
+    choices: dict[str, object] | None = None
+
+    def compare(self) -> Comparison:
+        shape = models[self.shape] if isinstance(self.shape, str) else self.shape
+        return compare(self.name, shape, clusters[self.cluster], self.gpus, self.seq, self.batch, **(self.choices or {}))
+
+
+SMALL_MOE = ModelShape("gpt2-moe", 12, 768, 3072, 12, 50257, experts=8, top_k=2, expert_ffn=3072, source="ours, for a laptop")
+_SLOTS = {"embedding_slots": True}  # 126 layers and two more places: Llama 3, arXiv 2407.21783, section 3.3.2
+CASES = (
+    Case("GPT-2 on a laptop", "gpt2", "laptop", 4, 1024, 16),
+    Case("GPT-2 with experts on a laptop", SMALL_MOE, "laptop", 4, 1024, 16),
+    Case("3B on 8", "llama3.2-3b", "h100-dgx", 8, 8192, 64),
+    Case("8B on 8", "llama3-8b", "h100-dgx", 8, 8192, 64),
+    Case("DeepSeek-V2-Lite on 8", "deepseek-v2-lite", "h100-dgx", 8, 4096, 64),
+    Case("8B on 128", "llama3-8b", "h100-dgx", 128, 4096, 1024),
+    Case("70B on 128, 4M tokens", "llama3-70b", "h100-dgx", 128, 4096, 1024),
+    Case("Mixtral on 128", "mixtral-8x7b", "h100-dgx", 128, 4096, 1024),
+    Case("8B on 1,024", "llama3-8b", "h100-dgx", 1024, 4096, 1024),
+    Case("70B on 1,024, 4M tokens", "llama3-70b", "h100-dgx", 1024, 4096, 1024),
+    Case("70B on 1,024, 1M tokens", "llama3-70b", "h100-dgx", 1024, 4096, 256),
+    Case("Mixtral on 1,024", "mixtral-8x7b", "h100-dgx", 1024, 4096, 1024),
+    Case("DeepSeek-V3 on 2,048", "deepseek-v3", "h800", 2048, 4096, 15360, {"precision": "fp8"}),
+    Case("405B on 16,384", "llama3-405b", "h100-dgx", 16384, 8192, 2048, _SLOTS),
+    Case("405B on 16,384, sequences of 131,072", "llama3-405b", "h100-dgx", 16384, 131072, 128, _SLOTS),
+    Case("DeepSeek-V3 on 16,384", "deepseek-v3", "h100-dgx", 16384, 4096, 16384),
+)

@@ -1,0 +1,31 @@
+"""Bytes of model states that one rank of a composed run holds, padding and all: what parallel's held() finds there."""
+
+from manyranks.theory import sharding
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.nd import holds
+from manyranks.theory.nd.holds import At
+from manyranks.theory.plan import Plan
+from manyranks.theory.sharding import Holding
+
+
+def of_rank(shape: ModelShape, plan: Plan, at: At = None, itemsize: int | None = None, counter: int = 4) -> Holding:
+    """Parameters, gradients, masters and AdamW's two moments of the rank at these coordinates, after backward.
+
+    at: as Mesh.coordinates gives them, all 0 by default. itemsize: of a parameter, by default what plan.precision says; where
+    it is less than 4, masters, moments and ZeRO-3's gradients have 4. counter: bytes of AdamW's count of steps, one for each
+    tensor that it steps. But for padding and counters it is what theory.memory counts, with experts whole on each
+    tensor-parallel rank. Raises ValueError as holds.parts does.
+    """
+    size = plan.recipe.parameters if itemsize is None else itemsize
+    wide = max(4, size)
+    each = {"parameter": size, "gradient": size, "master": wide * (size < wide), "states": (wide, wide), "counter": counter}
+    if plan.zero == 3 and size < wide:  # units are made of the masters
+        each |= {"parameter": 0, "gradient": wide}
+    if plan.zero == 0:
+        tensors = [p.elements for part in holds.parts(shape, plan, at) for p in part.parameters]
+        return sharding.held(tensors, 1, 0, **each)
+    by_shards: dict[int, list[int]] = {}
+    for row in holds.rows(shape, plan, at, size):
+        by_shards.setdefault(row.shards, []).append(row.elements)
+    found = [sharding.held(rows, shards, plan.zero, **each) for shards, rows in by_shards.items()]
+    return Holding(*map(sum, zip(*found, strict=True)))
