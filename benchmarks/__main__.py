@@ -17,6 +17,7 @@ GROUPS = (
     "context",
     "expert",
     "mfu",
+    "nd",
 )
 
 

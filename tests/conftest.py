@@ -115,6 +115,25 @@ def four():
 
 
 @pytest.fixture(scope="module")
+def world_of():
+    """From a number of ranks to a world of so many, for tests of a file in a row: another number ends it."""
+    worlds: list[mr.World] = []
+
+    def world_of(ranks: int) -> mr.World:
+        if not worlds or worlds[0].size != ranks:
+            close()
+            worlds.append(mr.World(ranks, backend="gloo", timeout=100))
+        return worlds[0]
+
+    def close() -> None:
+        while worlds:
+            worlds.pop().close()
+
+    yield world_of
+    close()
+
+
+@pytest.fixture(scope="module")
 def sizes():
     """Worlds of 2, 3 and 4 ranks by their size, all at once: for what one writes and another reads."""
     worlds = {n: mr.World(n, backend="gloo", timeout=30) for n in (2, 3, 4)}

@@ -31,6 +31,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_07_explorer": ("07_context", "import show", "context.explorer("),
     "chapter_08_explorer": ("08_expert", "import show", "expert.explorer("),
     "chapter_09_explorer": ("09_mfu", "import show", "mfu.explorer("),
+    "chapter_10_explorer": ("10_nd_parallel", "import show", "nd.explorer("),
 }
 
 
@@ -323,6 +324,41 @@ def test_the_explorer_of_chapter_09_follows_and_says_what_is_not_possible(chapte
         explorer.move(cluster, -4)
         explorer.move(precision)
         assert explorer.status().startswith("Not possible: one core multiplies no faster in 8 bits: take bf16")
+
+
+def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_possible(chapters):
+    with chapters.pictured(name := "chapter_10_explorer"):
+        explorer = explorer_in(chapters, name)
+        model, cluster, gpus, batch, seq, tensor, context, stages, experts, *others = explorer.controls()
+        shards, microbatch, _, virtual, zero, recompute, best = others
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(tensor, -1),
+            lambda: explorer.move(tensor),
+            lambda: explorer.move(best),
+            lambda: explorer.move(zero),
+            lambda: explorer.move(microbatch),
+            lambda: explorer.move(best),
+            lambda: explorer.move(stages),
+            lambda: explorer.move(recompute),
+            lambda: explorer.move(virtual),
+            lambda: explorer.move(shards),
+            lambda: explorer.move(gpus, -1),
+            lambda: explorer.move(seq, -1),
+            lambda: explorer.move(batch),
+            lambda: explorer.move(context),
+            lambda: explorer.move(cluster),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to fewer tensor ranks and back
+        assert lines[0].startswith("llama3-70b on 1,024 GPUs, h100-dgx, 8,192 tokens a GPU; TP 8, PP 4, DP 32; 1F1B, ZeRO-1")
+        assert "TP 4, PP 4, DP 64" in lines[1]
+        assert "The planner's best takes 6.32 s; here tensor +1.4 s" in lines[3]
+        assert lines[6].endswith("As fast as the planner's best.")
+        assert best.evaluate("list => list.value") == "not searched"  # since the number of GPUs was moved
+        assert "512 GPUs, h800" in lines[15]
+        explorer.move(model, 2)
+        explorer.move(experts)
+        assert explorer.status().startswith("Not possible: ep=2: llama3-405b has no experts; say ep=1")
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

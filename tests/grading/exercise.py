@@ -13,10 +13,12 @@ class Exercise:
     """exercises/<name>/<name>.ipynb and solutions/<name>/<name>.ipynb.
 
     classes: the tasks that ask for a class. An answer to another may be a class too: one that is called like a function.
+    module: of the checks, where it is not called like the exercise.
     """
 
-    def __init__(self, name: str, classes: Collection[str] = ()):
+    def __init__(self, name: str, classes: Collection[str] = (), module: str = ""):
         self._path, self._classes = Path(name) / f"{name}.ipynb", classes
+        self._module = module or name[len("00_") :]
 
     def definitions(self, folder: str, only: set[str] | None = None) -> dict:
         """What its cells define, without the checks. only: the tasks whose cells are the folder's, the others are unwritten."""
@@ -30,7 +32,7 @@ class Exercise:
     def check(self, task: str, answer) -> grade.Report:
         """What the notebook's check of this task says of an answer."""
         called = isinstance(answer, type) and task not in self._classes
-        checks = getattr(grade, self._path.stem[len("00_") :])
+        checks = getattr(grade, self._module)
         return getattr(checks, task.lower())(answer() if called else answer)
 
     def source(self, folder: str, grade_id: str) -> str:

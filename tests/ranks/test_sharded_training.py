@@ -191,22 +191,13 @@ def resumed(zero: int, folder: str) -> tuple[list[float], dict[str, Tensor]]:
     return trainer.run(), weights(trainer)
 
 
-@pytest.mark.parametrize(("zero", "then"), [(1, 1), (1, 2), (2, 1), (3, 3)])
-def test_another_number_of_ranks_goes_on_from_a_sharded_checkpoint(sizes, tmp_path, zero, then):
-    """And the other one of stages 1 and 2."""
+@pytest.mark.parametrize(("zero", "then"), [(1, 2), (2, 3), (3, 3), (3, 0), (0, 1)])
+def test_another_number_of_ranks_goes_on_from_a_checkpoint_of_any_stage(sizes, tmp_path, zero, then):
     losses, final = alone(GPT, TRAINING)
     sizes[3].run(saved, zero, 5, str(tmp_path))
     for n in (2, 4):
         for found in sizes[n].run(resumed, then, str(tmp_path)):
             assert_close(found, (losses[5:], final))
-
-
-@pytest.mark.parametrize(("zero", "then"), [(0, 3), (3, 0), (2, 3)])
-def test_a_checkpoint_that_was_cut_another_way_is_refused(sizes, tmp_path, zero, then):
-    sizes[2].run(saved, zero, 0, str(tmp_path))
-    words = ("0", "1 or 2", "1 or 2", "3")
-    with pytest.raises(mr.RankFailed, match=rf"(?s)was written by a run with.*zero={words[zero]}\n.*zero={words[then]}\n"):
-        sizes[2].run(resumed, then, str(tmp_path))
 
 
 # Ranks are killed

@@ -267,12 +267,26 @@ def test_the_command_starts_ranks_saves_and_resumes(tmp_path, capsys):
     assert "after 2 steps" in again
 
 
-def test_under_torchrun_the_same_run_gives_the_same_losses(capsys):
-    main([*SMALL, "--dp", "2"])
+def test_the_command_goes_on_under_other_axes(tmp_path, capsys):
+    axes = [*SMALL, "--layers", "2", "--batch", "4", "--checkpoint", str(tmp_path)]
+    main([*axes, "--steps", "2", "--tp", "2", "--pp", "2"])
+    assert "on 4 ranks (dp 1 · pp 2 · cp 1 · tp 2); 4 sequences a step" in capsys.readouterr().out
+    main([*axes, "--steps", "4", "--cp", "2", "--zero", "3", "--resume"])
+    second = capsys.readouterr().out
+    assert "on 2 ranks (dp 1 · pp 1 · cp 2 · tp 1)" in second
+    assert "after 2 steps" in second
+    main([*SMALL, "--layers", "2", "--batch", "4", "--dp", "1"])
+    alone = [line for line in capsys.readouterr().out.splitlines() if "step      3" in line or "step      4" in line]
+    assert [line for line in second.splitlines() if line.startswith("  step")] == alone
+
+
+@pytest.mark.parametrize("axes", [[], ["--tp", "2"]], ids=["data parallelism", "tensor parallelism"])
+def test_under_torchrun_the_same_run_gives_the_same_losses(capsys, axes):
+    main([*SMALL, *(axes or ["--dp", "2"])])
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "OMP_NUM_THREADS": "1"}
     start = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*start, "-m", "manyranks.training", *SMALL, "--mfu"],
+        [*start, "-m", "manyranks.training", *SMALL, *axes, "--mfu"],
         env=environment,
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyranks.measure.parity import BUG, GRADIENT, REASSOCIATION, Trace, compare, gathered, record, ulps
+from manyranks.measure.parity import BUG, GRADIENT, REASSOCIATION, Part, Trace, compare, compare_ranks, gathered, record, ulps
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
 
@@ -133,3 +133,99 @@ def test_after_the_block_nothing_is_noted_any_more(model):
         pass
     model(tokens()[0])
     assert list(trace) == []
+
+
+# Ranks that have parts.
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+WHOLE = Trace(
+    {
+        "core": [drawn(4, 2, 8, 3)],  # rows, heads, tokens, features of a head
+        "layer": [drawn(4, 8, 6)],  # rows, tokens, features
+        "place": [drawn(8, 6)],  # tokens, features
+        "router": [drawn(32, 5)],
+        "layer" + GRADIENT: [drawn(4, 8, 6, seed=1)],
+        "up.weight" + GRADIENT: [drawn(6, 12, seed=2)],
+        "norm.weight" + GRADIENT: [drawn(8, seed=3)],
+    }
+)
+ROWS_OF_RANK, TOKENS_OF_RANK = [2, 3], [0, 1, 6, 7]
+PART = Part(ROWS_OF_RANK, TOKENS_OF_RANK, cut=(1, 2), averaged=4)
+
+
+def parts_of_rank(between: str = "whole") -> dict[str, torch.Tensor]:
+    """By hand, of the second of two tensor-parallel ranks; between: what it has of a layer's output."""
+    core, layer, place, _, gradient, up, norm = (WHOLE[name] for name in WHOLE)
+    of_layer = {"whole": slice(None), "tokens": [6, 7], "features": slice(None)}[between]
+    tokens = of_layer if between == "tokens" else TOKENS_OF_RANK
+    features = slice(3, 6) if between == "features" else slice(None)
+    return {
+        "core": core[ROWS_OF_RANK][:, 1:, TOKENS_OF_RANK],
+        "layer": layer[ROWS_OF_RANK][:, tokens][..., features],
+        "place": place[tokens],
+        "layer" + GRADIENT: 4 * gradient[ROWS_OF_RANK][:, tokens][..., features],
+        "up.weight" + GRADIENT: up[:, 6:],
+        "norm.weight" + GRADIENT: norm,
+    }
+
+
+def as_trace(tensors: dict[str, torch.Tensor]) -> Trace:
+    return Trace({name: [tensor] for name, tensor in tensors.items()})
+
+
+@pytest.mark.parametrize("between", ["whole", "tokens", "features"])
+def test_a_rank_s_part_is_found_by_its_shape(between):
+    own = parts_of_rank(between)
+    found = PART.of(WHOLE, as_trace(own))
+    assert list(found) == [name for name in WHOLE if name in own]
+    for name, tensor in own.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_part_may_come_in_micro_batches():
+    own = as_trace(parts_of_rank())
+    own.calls["layer"] = [row[None] for row in own["layer"]]
+    assert torch.equal(PART.of(WHOLE, own)["layer"], own["layer"])
+
+
+def test_what_is_no_such_part_is_left_out():
+    own = parts_of_rank() | {"router": drawn(7, 5), "up.weight" + GRADIENT: drawn(36), "of its own": drawn(2)}
+    assert set(parts_of_rank()) - set(PART.of(WHOLE, as_trace(own))) == {"up.weight" + GRADIENT}
+    assert not set(PART.of(WHOLE, as_trace(own))) & {"router", "of its own"}
+
+
+def test_without_parts_all_is_compared_as_it_is(model):
+    whole = traced(model)
+    assert list(Part().of(whole, whole)) == list(whole)
+    assert compare_ranks(whole, [whole, traced(model)], [Part(), Part()]) is None
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_copy_that_differs_is_found_on_its_rank(model, rank):
+    traces = [traced(model) for _ in range(3)]
+    traces[rank].calls["layers.1.mlp_norm.weight" + GRADIENT][0][3] += 1e-6
+    departure = compare_ranks(traced(model), traces, [Part()] * 3)
+    assert (departure.name, departure.rank) == ("layers.1.mlp_norm.weight" + GRADIENT, rank)
+    assert (departure.index, departure.verdict) == ((3,), BUG)
+    assert f"{departure.name} on rank {rank}: " in repr(departure)
+
+
+def test_of_several_ranks_the_first_tensor_counts_and_a_bug_more_than_a_rounding(model):
+    whole = traced(model)
+    traces = [traced(model) for _ in range(3)]
+    traces[0].calls["layers.2.mlp"][0][0, 0, 0] += 1e-6
+    traces[1].calls["layers.1.mlp"][0][0, 0, 0] += 1e-6
+    traces[2].calls["layers.0.mlp"][0] *= 1 + 2**-52
+    departure = compare_ranks(whole, traces, [Part()] * 3)
+    assert (departure.name, departure.rank, departure.verdict) == ("layers.1.mlp", 1, BUG)
+    departure = compare_ranks(whole, traces[2:], [Part()])
+    assert (departure.name, departure.rank, departure.verdict) == ("layers.0.mlp", 0, REASSOCIATION)
+
+
+def test_as_many_parts_as_traces_are_asked_for(model):
+    with pytest.raises(ValueError, match="2 traces and 1 parts: give one of each for every rank"):
+        compare_ranks(traced(model), [traced(model)] * 2, [Part()])

@@ -248,7 +248,7 @@ def test_it_opens_on_table_4_and_says_what_limits():
     assert tensor.explorer().values == DEFAULT
     assert tensor.explorer().status == (
         "megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms with recomputation, and waits for messages 12% of that; it keeps "
-        "214 MB; all layers need 55.3 GB of 80 GB on each rank. Limit: computing."
+        "214 MB; all layers need 55.5 GB of 80 GB on each rank. Limit: computing."
     )
     row = layers.rows()[-1]  # selective recomputation with sequence parallelism
     assert f"{1e3 * row.predict().both:.1f}" == "20.5"

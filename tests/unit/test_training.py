@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from manyranks import theory
 from manyranks.training import progress
 from manyranks.training.__main__ import main
+from manyranks.training.arguments import checked, parser
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.parallelize import parallelize
 from manyranks.training.trainer import learning_rate, train
@@ -147,6 +149,15 @@ def test_there_is_no_bar_where_nobody_would_see_it(monkeypatch):
         (["--resume"], "say with --checkpoint FOLDER"),
         (["--checkpoint", "/dev/null/x"], "Not a directory"),
         (["--dp", "100000", "--batch", "100000"], "ranks fit"),
+        (["--cp", "0"], "cp=0: must be a whole number, 1 or more"),
+        (["--tp", "3"], "tp=3 does not divide the 4 heads of small llama: choose a divisor"),
+        (["--pp", "8"], "4 layers of small llama on 8 stages: lower pp=8"),
+        (["--dp", "3", "--tp", "2"], "batch=16 is not a multiple of dp·microbatch = 3·1 = 3: give 15 or 18"),
+        (["--dp", "2", "--ep", "2"], "ep=2: small llama has no experts; say ep=1"),
+        (["--pp", "2", "--zero", "3"], "zero=3 with pp=2: the first and the last stage share the embedding"),
+        (["--tp", "2", "--accumulate", "3"], "accumulate=3 with a plan, which says 16: leave accumulate out"),
+        (["--pp", "2", "--schedule", "1f2b"], "invalid choice: '1f2b'"),
+        (["--tp", "2", "--pp", "2", "--dp", "1000", "--batch", "1000"], "ranks fit"),
     ],
 )
 def test_wrong_arguments_end_the_command_before_any_process_starts(wrong, said, monkeypatch, capsys):
@@ -165,6 +176,58 @@ def test_dp_must_be_what_torchrun_started(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["--dp", "3"])
     assert "--dp 3: torchrun started 2 ranks; leave --dp out" in capsys.readouterr().err
+
+
+AXES = ["--tp", "2", "--pp", "2", "--cp", "2"]
+OTHERS = ["--virtual", "2", "--microbatch", "2", "--zero", "1", "--no-sequence-parallel", "--context", "ulysses", "--bf16"]
+
+
+def test_degrees_and_their_companions_are_a_plan():
+    gpt, training, ranks = checked(parser().parse_args([*AXES, *OTHERS, "--dp", "2"]))
+    wanted = theory.Plan(
+        dp=2,
+        pp=2,
+        cp=2,
+        tp=2,
+        seq=gpt.seq,
+        batch=16,
+        microbatch=2,
+        virtual=2,
+        sequence_parallel=False,
+        zero=1,
+        recompute="none",
+        precision="bf16",
+        context="ulysses",
+    )
+    assert (training.plan, ranks) == (wanted, 16)
+    assert (training.batch, training.accumulate, training.zero, training.bf16) == (16, 4, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("there", "dp", "left"), [(None, [], 1), (None, ["--dp", "3"], 3), (8, [], 1), (16, [], 2), (16, ["--dp", "2"], 2)]
+)
+def test_dp_is_what_torchruns_ranks_leave_for_it(there, dp, left, monkeypatch):
+    if there:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", str(there))
+    _, training, ranks = checked(parser().parse_args([*AXES, *dp, "--batch", "12"]))
+    assert (training.plan.dp, ranks) == (left, 8 * left)
+
+
+@pytest.mark.parametrize(
+    ("dp", "said"),
+    [
+        ([], "tp·pp·cp = 2·2·2 = 8, and torchrun started 12 ranks: choose degrees whose product is a divisor of 12"),
+        (["--dp", "2"], "dp·tp·pp·cp = 2·2·2·2 = 16, and torchrun started 12 ranks: choose degrees whose product is 12, or"),
+    ],
+)
+def test_degrees_must_make_up_torchruns_ranks(dp, said, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "12")
+    with pytest.raises(SystemExit) as ended:
+        main([*AXES, *dp])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_vocabulary_without_a_place_for_each_byte_is_refused():

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import replicas
 from manyranks.parallel.sharding import clip_grad_norm
@@ -77,6 +78,7 @@ class FullyShardedDataParallel(Zero3):
         self._forward, self._backward = _Order(), _Order()
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._computing: set[nn.Module] = set()  # their backward
+        self._hooks: list[RemovableHandle] = []  # in the graphs since the last finish()
         self._synchronises = True
         if self._replicas is not None:
             replicas.broadcast([*module.parameters(), *module.buffers()], self._replicas)
@@ -126,7 +128,7 @@ class FullyShardedDataParallel(Zero3):
         differ = [value for value in tree_leaves(inputs) if _differs(value)]
         if differ:
             over = partial(self._after_backward, module)
-            torch.autograd.graph.register_multi_grad_hook(differ, over)
+            self._hooks.append(torch.autograd.graph.register_multi_grad_hook(differ, over))
 
     def _after_forward(self, module: nn.Module, inputs: tuple, outputs) -> None:
         if _in_backward():
@@ -187,6 +189,9 @@ class FullyShardedDataParallel(Zero3):
         """To be called after backward: reduces what some gradient is missing of."""
         self._done.clear()
         self._computing.clear()
+        for hook in self._hooks:  # each holds its own node of the graph, which holds it
+            hook.remove()
+        self._hooks.clear()
         super().finish()
 
     def clip_grad_norm_(self, most: float) -> Tensor:

@@ -260,7 +260,6 @@ class Zero3(nn.Module):
             self._complete(unit)
 
     def _complete(self, unit: Unit) -> None:
-        """All gradients of the unit have come."""
         unit.reduce()
 
     def finish(self) -> None:

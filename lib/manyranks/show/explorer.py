@@ -41,6 +41,7 @@ _KEYS = """<style onload="
     });
 ">b {}</style>"""
 _LAYOUT = widgets.Layout(width="460px")
+_HALF = widgets.Layout(width="48%", min_width="380px")
 _LABELS = {"description_width": "150px"}
 
 
@@ -185,6 +186,8 @@ class Explorer:
         keys = widgets.HTML(_KEYS, layout=widgets.Layout(display="none"))
         controls = list(self._controls.values())
         if len(controls) > _MANY:
+            for control in controls:
+                control.layout = _HALF
             controls = [widgets.Box(controls, layout=widgets.Layout(flex_flow="row wrap"))]
         box = widgets.VBox([*controls, self._line, self._image, keys])
         # A page without a kernel, such as GitHub's, shows the picture; the notebook shows the controls.

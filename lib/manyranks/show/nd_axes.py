@@ -1,5 +1,6 @@
 """Where an axis of a mesh lies: how many ranks a group has, how far apart, on how many nodes; bars of all axes."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from math import ceil, log2
 from typing import NamedTuple, Protocol
@@ -59,7 +60,7 @@ class Reach(NamedTuple):
 def reach(mesh: Mesh, axis: str, rank: int = 0) -> Reach:
     """Of this rank's group. The stride of ranks that are not evenly apart is the smallest."""
     group = mesh.group(axis, rank)
-    gaps = [b - a for a, b in zip(group, group[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(group)]
     return Reach(axis, len(group), min(gaps, default=1))
 
 
@@ -97,7 +98,9 @@ def ladder(names: Sequence[str], reaches: Sequence[Reach], ranks: int, node: int
         for (left, right), (colour, hatch) in zip(((start, middle), (middle, stop)), (INSIDE, BETWEEN), strict=True):
             axes.barh(row, right - left, 0.56, left, color=colour, hatch=hatch, edgecolor=style.BLACK, linewidth=0.7)
         said = f"{ranks // each.size:,} groups of {each.size:,}; {each.said(node)}"
-        axes.annotate(said, (1, row), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(
+            said, (1, row), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9
+        )
     axes.set_yticks(range(len(reaches)), list(names))
     axes.axvline(inner, color=style.BLACK, linestyle="--", linewidth=1.4)
     axes.text(inner, len(reaches) - 0.42, f" a node: {node}", fontsize=9, va="center")

@@ -147,7 +147,11 @@ class Board:
     def __init__(self):
         self.figure = style.Figure(figsize=(9.2, 6.0), layout="constrained")
         grid = self.figure.add_gridspec(2, 2, width_ratios=(1.1, 1), height_ratios=(1, 1.3))
-        places = grid[0, 0], grid[0, 1], grid[1, :].subgridspec(1, 2, width_ratios=(0.4, 1))[1]  # plans' names are before the bars
+        places = (
+            grid[0, 0],
+            grid[0, 1],
+            grid[1, :].subgridspec(1, 2, width_ratios=(0.4, 1))[1],
+        )  # plans' names are before the bars
         left, right, below = (self.figure.add_subplot(place) for place in places)
         self._mesh, self._memory, self._time = _Mesh(left), _Memory(right), _Time(below)
         word(_LETTERS, 9, 0)  # a letter's outline takes milliseconds, the first time
@@ -163,12 +167,26 @@ class Board:
         found = now.task.best() if best != HIDDEN else ()
         if best != HIDDEN and not found:
             room = units.size(now.task.on.accelerator.memory)
-            raise ValueError(f"the planner finds no plan that fits in {room} a GPU: take more GPUs, or another model or cluster")
-        said = status(now, found)
+            raise ValueError(
+                f"the planner finds no plan that fits in {room} a GPU: take more GPUs, or another model or cluster"
+            )
+        said = _said(now, found)
         self._mesh.update(now)
         self._memory.update(now)
         self._time.update(now, found)
         return said
+
+
+def _said(now: Setting, found: Sequence[Found]) -> str:
+    """As status; where the setting cannot be, with the planner's best."""
+    try:
+        return status(now, found)
+    except ValueError as error:
+        if not found:
+            raise
+        plan, seconds = found[0].plan, units.duration(found[0].seconds)
+        best = f"{degrees(plan)}; {kept(plan)}: {seconds}"
+        raise ValueError(f"{error}. The planner's best: {best}; “{TAKEN[0]}” has it") from error
 
 
 class PlanBoard(Explorer):
@@ -218,10 +236,10 @@ def explorer() -> PlanBoard:
         "cp": value_slider("context ranks c", 1, CONTEXT),
         "pp": value_slider("pipeline ranks p", 4, PIPELINE),
         "ep": value_slider("expert ranks e", 1, EXPERT),
-        "dp_shard": value_slider("data ranks a shard", ALL, SHARDS, lambda k: f"{k:,}" if k else "all"),
+        "dp_shard": value_slider("HSDP dp_shard", ALL, SHARDS, lambda k: f"{k:,}" if k else "all"),
         "microbatch": value_slider("micro-batch b", 1, MICROBATCHES),
         "schedule": choice("schedule", "1f1b", SCHEDULES),
-        "virtual": value_slider("stages a rank v", 1, VIRTUAL),
+        "virtual": value_slider("virtual stages v", 1, VIRTUAL),
         "zero": value_slider("ZeRO stage", 1, ZERO),
         "recompute": choice("recompute", "selective", RECOMPUTE),
     }

@@ -10,6 +10,7 @@ from manyranks.theory.published.layouts import Neighbour
 
 _PANELS, _ROWS = 3, 16  # at most: layouts, neighbours of one
 _LONGEST = 1.0  # times the published step's time, beyond its own: longer bars are cut off
+_SAME = 0.005  # of the time
 _FITS, _TOO_LARGE = ("#9ecae1", ""), ("#fdae6b", "////")
 _EDGE = {"edgecolor": style.BLACK, "linewidth": 0.7}
 _PAPER = {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"}
@@ -49,9 +50,13 @@ def _times(axes: Axes, rows: Sequence[Neighbour], name: str) -> None:
             continue
         colour, hatch = _look(row)
         axes.barh(y, 100 * min(row.slower, most), 0.66, color=colour, hatch=hatch, **_EDGE)
-        seconds = units.duration(row.time.seconds)
-        more = f"{row.slower:+.0%}, " * (y > 0) + "» " * (row.slower > most)
-        _say(axes, f"{more}{seconds}", 100 * min(max(row.slower, 0.0), most), y)
+        change = f"{row.slower:+.0%}, ".replace("-", "−") if abs(row.slower) >= _SAME else "as long, " * (y > 0)
+        _say(
+            axes,
+            f"{'» ' * (row.slower > most)}{change}{units.duration(row.time.seconds)}",
+            100 * min(max(row.slower, 0.0), most),
+            y,
+        )
     axes.axvline(0, color=style.BLACK, linewidth=1.2)
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=9)
     axes.set(xlim=(100 * (least - 0.03 * wide), 100 * (most + 0.45 * wide)), ylim=(len(rows) - 0.5, -0.5))
@@ -68,9 +73,11 @@ def _memory(axes: Axes, rows: Sequence[Neighbour]) -> None:
         axes.barh(y, min(row.peak.total, 2 * room), 0.66, color=colour, hatch=hatch, **_EDGE)
         again = {"none": "", "full": ", recompute all"}.get(row.plan.recompute, f", {row.plan.recompute}")
         changed = again if row.plan.recompute != rows[0].plan.recompute else ""
-        _say(axes, units.size(row.peak.total) + changed, min(row.peak.total, 2 * room), y)
+        _say(axes, units.size(row.peak.total) + changed, max(room, min(row.peak.total, 2 * room)), y)
     axes.axvline(room, color=style.BLACK, linestyle="--", linewidth=1.2)
-    axes.set(xlim=(0, 3.3 * room), ylim=(len(rows) - 0.5, -0.5), yticks=[], xlabel=f"memory of a GPU (dashed: {units.size(room)})")
+    axes.set(
+        xlim=(0, 3.3 * room), ylim=(len(rows) - 0.5, -0.5), yticks=[], xlabel=f"memory of a GPU (dashed: {units.size(room)})"
+    )
     axes.xaxis.set_major_formatter(lambda size, _: units.size(size) if size else "0")
     axes.locator_params(axis="x", nbins=4)
     _rows_only(axes)

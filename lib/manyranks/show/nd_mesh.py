@@ -201,7 +201,15 @@ def groups(mesh: Mesh, rank: int = 0, node: int = 8) -> style.Figure:
         _cells(axes, near, row, *INSIDE, mesh.ranks)
         _cells(axes, [r for r in group if r not in near], row, *BETWEEN, mesh.ranks)
         _cells(axes, [rank], row, style.BLACK, "", mesh.ranks)
-        axes.annotate(_listed(group, node), (1, row), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(
+            _listed(group, node),
+            (1, row),
+            (8, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
     edges = [first - 0.5 for first in range(node, mesh.ranks, node)]
     if len(edges) <= 64:
         axes.vlines(edges, -0.55, len(axes_of) - 0.45, color="#555555", linewidth=1.2)
@@ -224,5 +232,9 @@ def _cells(axes: Axes, ranks: Sequence[int], row: int, colour: str, hatch: str, 
 def _listed(group: Sequence[int], node: int) -> str:
     """12, 13 in node 1; 8 ranks, every 16th, on 8 nodes."""
     nodes = nodes_of(group, node)
-    named = ", ".join(map(str, group)) if len(group) <= 4 and group[-1] < 1000 else f"{len(group):,} ranks, {group[0]:,} to {group[-1]:,}"
+    named = (
+        ", ".join(map(str, group))
+        if len(group) <= 4 and group[-1] < 1000
+        else f"{len(group):,} ranks, {group[0]:,} to {group[-1]:,}"
+    )
     return f"{named}; " + (f"in node {nodes[0]:,}" if len(nodes) == 1 else f"on {len(nodes):,} nodes")

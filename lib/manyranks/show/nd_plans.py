@@ -44,7 +44,10 @@ def kept(plan: Plan) -> str:
 
 @style.styled
 def plans(
-    found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the fastest first", most: int = 6, room: float | None = None
+    found: Sequence[Found] | Mapping[str, Found],
+    title: str = "Plans, the fastest first",
+    most: int = 6,
+    room: float | None = None,
 ) -> style.Figure:
     """The parts of each plan's step, and beside them its time, MFU and memory; no more than the first `most`.
 

@@ -12,7 +12,8 @@ from manyranks.theory.planner import Found
 
 MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3-175b", "llama3-405b")
 MODELS += ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3")
-EIGHT_BITS = ("deepseek-v3",)  # trained so: arXiv 2412.19437, section 3.3
+# Trained so: arXiv 2412.19437, section 3.3; 2407.21783, section 3.3.2 (126 layers and two more places on a pipeline's stages).
+EIGHT_BITS, EMBEDDING_SLOTS = ("deepseek-v3",), ("llama3-405b",)
 CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h800", "b200-dgx", "gb200-nvl72", "tpu-v5p", "tpu-v6e")
 GPUS, BATCHES, LENGTHS = ([2**k for k in powers] for powers in (range(15), range(3, 15), range(7, 18)))
 TENSOR, CONTEXT, PIPELINE, EXPERT = ([2**k for k in range(count)] for count in (6, 8, 7, 9))
@@ -22,7 +23,7 @@ MICROBATCHES, VIRTUAL = (1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 8)
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe")
 ZERO, RECOMPUTE = (0, 1, 2, 3), ("none", "selective", "full")
 BEST = 4  # plans of the planner's that are shown
-# What the planner tries here: values of the controls alone, and fewer of them where there are experts, so that it takes seconds.
+# What the planner tries here: values of the controls alone, and fewer where there are experts, so that it takes seconds.
 _TRIED = {"tp": TENSOR[:5], "pp": PIPELINE, "microbatch": (1, 2, 4), "virtual": (1, 2, 4, 8)}
 _WITH_EXPERTS = {"tp": TENSOR[:4], "pp": PIPELINE[:5], "ep": EXPERT[1:], "microbatch": (1, 2), "virtual": (1,)}
 _WITH_EXPERTS |= {"schedule": ("1f1b", "dualpipe"), "recompute": ("none", "selective")}
@@ -46,10 +47,11 @@ class Task(NamedTuple):
         return clusters[self.cluster]
 
     @property
-    def precision(self) -> str:
-        """As the model was trained; bf16 where the chip multiplies no faster in 8 bits."""
+    def given(self) -> dict[str, object]:
+        """Fields of Plan that are as the model was trained; bf16 where the chip multiplies no faster in 8 bits."""
         chip = self.on.accelerator
-        return "fp8" if self.model in EIGHT_BITS and chip.flops_fp8 > chip.flops else "bf16"
+        precision = "fp8" if self.model in EIGHT_BITS and chip.flops_fp8 > chip.flops else "bf16"
+        return {"precision": precision, "embedding_slots": self.model in EMBEDDING_SLOTS}
 
     def check(self) -> None:
         """Raises ValueError for a name that there is not, more GPUs than the cluster can have, and too long a sequence."""
@@ -95,7 +97,7 @@ class Setting(NamedTuple):
         """Raises ValueError, in Plan's words, for values that do not go together."""
         task, dp = self.task, self.dp
         if task.batch < dp * self.microbatch:
-            each = f"{dp} DP ranks × {self.microbatch}" if self.microbatch > 1 else f"{dp} DP ranks"
+            each = f"{dp:,} DP ranks × {self.microbatch}" if self.microbatch > 1 else f"{dp:,} DP ranks"
             lower = "a smaller micro-batch, " * (self.microbatch > 1) + "a larger batch, fewer GPUs, or more TP, CP or PP"
             raise ValueError(f"a batch of {task.batch:,} sequences for {each}: some would get none; take {lower}")
         return _plan(self)
@@ -107,10 +109,12 @@ class Setting(NamedTuple):
         m, p = self.plan.microbatches, self.pp
         more = f"raise the batch, or lower PP or DP (with more TP or CP){' or the micro-batch' * (self.microbatch > 1)}"
         if p > 1 and m < (least := pipeline.fewest(self.schedule, p)):
-            raise ValueError(f"{m} micro-batches for {self.schedule} on PP {p}, which needs {least} or more: {more}, or take 1f1b")
+            raise ValueError(
+                f"{m} micro-batches for {self.schedule} on PP {p}, which needs {least} or more: {more}, or take 1f1b"
+            )
         if p > 1 and self.virtual > 1 and m % p:
             raise ValueError(
-                f"{m} micro-batches on PP {p} with v = {self.virtual} stages a rank, which takes multiples of {p}: {more}, or v = 1"
+                f"{m} micro-batches on PP {p} with v = {self.virtual}, which takes multiples of {p}: {more}, or v = 1"
             )
 
     @property
@@ -131,7 +135,9 @@ class Setting(NamedTuple):
         """Bytes of the fullest GPU by what they are for; their sum is the peak."""
         shape, plan, peak = self.task.shape, self.plan, self.peak()
         each = (memory.states_of(held, plan) for held in set(memory.rank_parameters(shape, plan)))
-        states = next(one for one in each if one.total == peak.states)  # the rank with the most of these may have fewer activations
+        states = next(
+            one for one in each if one.total == peak.states
+        )  # the rank with the most of these may have fewer activations
         named = {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer}
         return named | {"activations": peak.activations, "buffers": peak.buffers}
 
@@ -162,7 +168,7 @@ def setting_of(task: Task, plan: Plan) -> Setting:
 @functools.lru_cache(maxsize=16384)
 def _plan(now: Setting) -> Plan:
     degrees = {name: getattr(now, name) for name in ("dp", "pp", "cp", "tp", "ep", "microbatch", "schedule", "virtual")}
-    more = {"zero": now.zero, "recompute": now.recompute, "dp_shard": now.dp_shard or None, "precision": now.task.precision}
+    more = {"zero": now.zero, "recompute": now.recompute, "dp_shard": now.dp_shard or None} | now.task.given
     return Plan(**degrees, **more, seq=now.task.seq, batch=now.task.batch)
 
 
@@ -179,9 +185,7 @@ def _peak(shape: ModelShape, plan: Plan) -> memory.Peak:
 @functools.lru_cache(maxsize=64)
 def _best(task: Task) -> tuple[Found, ...]:
     tried = _TRIED | (_WITH_EXPERTS if task.shape.experts else {})
-    plans = planner.search(
-        task.shape, task.on, gpus=task.gpus, seq=task.seq, batch=task.batch, precision=task.precision, **tried
-    )
+    plans = planner.search(task.shape, task.on, gpus=task.gpus, seq=task.seq, batch=task.batch, **task.given, **tried)
     kept: dict[tuple, Found] = {}
     for found in plans:
         kept.setdefault((found.plan.tp, found.plan.pp, found.plan.ep), found)

@@ -1,4 +1,4 @@
-"""Chapter 10's picture of operator splits: for each operator of a layer, how each axis of the mesh cuts it, and what it costs."""
+"""Chapter 10's picture of operator splits: for each operator of a layer, how each axis of the mesh cuts it, and the cost."""
 
 import textwrap
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from matplotlib.patches import Rectangle
 
 from manyranks.show import style, units
 from manyranks.show.looks import HATCH, sheet
-from manyranks.theory.nd.operators import Choice
 from manyranks.theory.nd.cuts import Solution
+from manyranks.theory.nd.operators import Choice
 
 _MOST = 4  # solutions side by side
 _BLOCK = 7  # operators of a layer

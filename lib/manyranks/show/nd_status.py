@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from manyranks.show import units
 from manyranks.show.nd_plans import PARTS, degrees, kept
 from manyranks.show.nd_setting import (
+    ALL,
     CONTEXT,
     EXPERT,
     MICROBATCHES,
@@ -22,8 +23,8 @@ from manyranks.theory.planner import Found
 _MUCH = 0.05  # of the time: what takes more of it limits
 _BETTER = 0.98  # of the time: what takes no more of it helps
 _EQUAL = 1.005  # of the best plan's time
-_SAID = {"tp": "TP", "cp": "CP", "pp": "PP", "ep": "EP", "dp_shard": "shards", "microbatch": "micro-batch", "virtual": "v ="}
-_SAID |= {"zero": "ZeRO", "recompute": "recompute", "schedule": ""}
+_SAID = {"tp": "TP ", "cp": "CP ", "pp": "PP ", "ep": "EP ", "dp_shard": "dp_shard ", "microbatch": "micro-batch "}
+_SAID |= {"virtual": "v = ", "zero": "ZeRO-", "recompute": "recompute ", "schedule": ""}
 _VALUES = {"tp": TENSOR, "cp": CONTEXT, "pp": PIPELINE, "ep": EXPERT, "dp_shard": SHARDS, "microbatch": MICROBATCHES}
 _VALUES |= {"virtual": VIRTUAL, "zero": ZERO, "recompute": RECOMPUTE, "schedule": SCHEDULES}
 # The controls that may help where a part of the time limits.
@@ -37,7 +38,7 @@ _REMEDIES = {
     "data": ("zero", "microbatch", "dp_shard", "tp", "pp"),
     "optimizer": ("zero", "pp"),
 }
-_ROOM = ("zero", "recompute", "pp", "tp", "cp", "ep", "microbatch")
+_ROOM = ("dp_shard", "zero", "recompute", "pp", "tp", "cp", "ep", "microbatch")
 
 
 def status(now: Setting, best: Sequence[Found] = ()) -> str:
@@ -101,7 +102,7 @@ def _change(now: Setting, other: Setting) -> str:
     """What is another: TP 4, recompute full, ZB-V."""
     name = next(name for name in _VALUES if getattr(now, name) != getattr(other, name))
     value = getattr(other, name)
-    return f"{_SAID[name]} {value or 'all'}".strip() if name == "dp_shard" else f"{_SAID[name]} {value}".strip()
+    return f"{_SAID[name]}{'all' if name == 'dp_shard' and value == ALL else value}"
 
 
 def _compared(now: Setting, best: Sequence[Found]) -> str:
@@ -109,6 +110,8 @@ def _compared(now: Setting, best: Sequence[Found]) -> str:
     if not best:
         return ""
     first = best[0]
+    if now.step().seconds * _EQUAL < first.seconds:
+        return f" Faster than the planner's best, {units.duration(first.seconds)}: it tries fewer values here."
     if now.step().seconds <= _EQUAL * first.seconds:
         return " As fast as the planner's best."
     own = Found(now.plan, now.step(), now.peak(), first.time)

@@ -54,6 +54,8 @@ def twin(
     return table(["rank", *["at"] * bool(at), *shown], rows)
 
 
-def _rank(rank: int, places: Sequence[str], theory: Mapping[str, int], measured: Mapping[str, int], shown: Sequence[str]) -> list:
+def _rank(
+    rank: int, places: Sequence[str], theory: Mapping[str, int], measured: Mapping[str, int], shown: Sequence[str]
+) -> list:
     cells = [measured[name] if measured[name] == theory[name] else f"{measured[name]:,} ≠ {theory[name]:,}" for name in shown]
     return [rank, *places[rank : rank + 1], *cells]

@@ -27,7 +27,7 @@ def tokens(
 ) -> style.Figure:
     """A line for each name, where it is above 1 all that is sent takes longer than all that it can hide under.
 
-    curves: name ("TP 8") -> what theory.nd.tokens.curve returns; at most 8. checks: name -> what theory.nd.tokens.check returns:
+    curves: name ("TP 8") -> what theory.nd.tokens.curve returns; at most 8. checks: name -> what theory.nd.tokens.check has:
     a marker where step.estimate's line crosses 1, a short bar where the closed form's does.
     Raises ValueError for no or too many curves, for one without points, and for a check of none of them.
     """
@@ -69,7 +69,9 @@ def _mark_crossings(axes: Axes, check: Check, marker: str, colour: str) -> None:
     if 0 < check.real < inf:
         axes.plot([check.real], [1], marker, color=colour, markersize=8, markeredgecolor=style.BLACK, zorder=4)
     if 0 < check.formula < inf:
-        axes.plot([check.formula] * 2, [0.72, 1.39], color=colour, linewidth=2.6, linestyle="-", solid_capstyle="butt", zorder=3)
+        axes.plot(
+            [check.formula] * 2, [0.72, 1.39], color=colour, linewidth=2.6, linestyle="-", solid_capstyle="butt", zorder=3
+        )
 
 
 def _name(axes: Axes, curves: Mapping[str, Sequence[Balance]], checks: Mapping[str, Check]) -> None:
@@ -112,6 +114,8 @@ def _from(crossing: float, least: float) -> str:
 
 
 def _explain(axes: Axes) -> None:
-    dot = axes.plot([], [], "o", color="#888888", markeredgecolor=style.BLACK, markersize=7, label="crosses 1 by step.estimate")[0]
+    dot = axes.plot(
+        [], [], "o", color="#888888", markeredgecolor=style.BLACK, markersize=7, label="crosses 1 by step.estimate"
+    )[0]
     bar = axes.plot([], [], "|", color="#888888", markersize=11, markeredgewidth=2.6, label="crosses 1 by the closed form")[0]
     axes.legend(handles=[dot, bar], loc="lower left", fontsize=8.5)

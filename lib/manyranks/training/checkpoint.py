@@ -82,7 +82,8 @@ def boxes_of(spread: Spread) -> Iterator[Box]:
     parts, states = spread.parts, _states(spread)
     for parameter, first, master, own in _held(spread):
         name, cut = parts.names[parameter], _cut(parts, parameter)
-        of_kind = {"parameter": master} | {kind: states[master][kind] for kind in _MOMENTS}
+        moments = states.get(master, {})  # a frozen one has none
+        of_kind = {"parameter": master} | {kind: moments[kind] for kind in _MOMENTS if moments}
         for kind, values in of_kind.items():
             values_E = values.detach().view(-1)[own]
             yield from boxes.of_range(f"{kind}.{name}", values_E, first, parameter.shape, cut)
@@ -94,13 +95,12 @@ def boxes_of(spread: Spread) -> Iterator[Box]:
 
 def _held(spread: Spread) -> Iterable[tuple[nn.Parameter, int, Tensor, slice]]:
     """A parameter, from which element on, and the tensor that has its master, and where in it."""
-    if spread.rows:
-        for row in spread.rows:
-            for parameter, first, own in row.owned():
-                yield parameter, first, row.shard_S, own
-        return
+    for row in spread.rows:
+        for parameter, first, own in row.owned():
+            yield parameter, first, row.shard_S, own
+    in_rows = {parameter for row in spread.rows for parameter in row.parameters}
     masters = dict(_with_masters(spread))
-    for parameter in spread.kinds:
+    for parameter in (p for p in spread.kinds if p not in in_rows):
         yield parameter, 0, masters.get(parameter, parameter), slice(None)
 
 

@@ -21,10 +21,10 @@ def _sizes(gpt: GPTConfig, plan: Plan) -> str:
     if plan.seq != gpt.seq:
         return f"seq={plan.seq} of the plan, and seq={gpt.seq} of the GPT: give both the same"
     if plan.cp > 1 and plan.seq % (2 * plan.cp):
-        near = multiples(plan.seq, 2 * plan.cp)
-        return f"seq={plan.seq} with cp={plan.cp}, whose zigzag has 2·cp chunks: give {near}"
+        near, chunks = multiples(plan.seq, 2 * plan.cp), f"2·cp = {2 * plan.cp} chunks"
+        return f"seq={plan.seq} with cp={plan.cp}, whose zigzag has {chunks}: give {near}"
     if plan.cp > 1 and gpt.dropout:
-        return f"dropout={gpt.dropout} with cp={plan.cp}: blockwise attention has none; say 0"
+        return f"dropout={gpt.dropout} with cp={plan.cp}, whose attention has none: say dropout=0"
     return ""
 
 
@@ -60,11 +60,11 @@ def _sharding(plan: Plan) -> str:
 def _not_there(plan: Plan) -> str:
     """What theory has and the trainer has not."""
     if plan.precision not in PRECISIONS:
-        return f"precision={plan.precision!r}: the trainer has {' and '.join(PRECISIONS)}"
+        return f"precision={plan.precision!r}: the trainer has {' and '.join(PRECISIONS)}; say one"
     if plan.offload != "none":
-        return f"offload={plan.offload!r}: the trainer keeps all states on the rank; say 'none'"
+        return f"offload={plan.offload!r}: the trainer keeps all states there; say offload='none'"
     if not plan.flash:
         return "flash=False: the small GPT's attention never writes its scores; say flash=True"
     if plan.zero == 3 and not plan.reshard_after_forward:
-        return "reshard_after_forward=False: the trainer's ZeRO-3 frees each unit; say True"
+        return "reshard_after_forward=False: the trainer's ZeRO-3 frees each unit; leave it out"
     return ""

@@ -19,7 +19,7 @@ from manyranks.parallel.parts import sum_gradients
 from manyranks.parallel.pipeline.actions import Schedule
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.split import Stage
-from manyranks.parallel.precision import MasterOptimizer
+from manyranks.parallel.precision import Held, MasterOptimizer, states_of
 from manyranks.parallel.tensor import TensorParallel
 from manyranks.parallel.zero import ZeroOptimizer
 from manyranks.training import gpt
@@ -75,6 +75,7 @@ class Parts:
         for i, layer in enumerate(self.model.layers):
             if layer not in kept:
                 self.model.layers[i] = nn.Identity()
+        self.names = {parameter: self.names[parameter] for parameter in self.model.parameters()}
 
     def kinds(self) -> dict[nn.Parameter, Kind]:
         """Of each parameter on this rank."""
@@ -111,7 +112,7 @@ class Spread:
         if training.zero == 3:
             self.model = self._fully_sharded(whole)
         elif training.zero or parts.experts:
-            self.model = Alone(whole, parts.experts)
+            self.model = Alone(whole, None if training.zero else parts.experts)
         else:
             alone = not dist.is_initialized() or (parts.here and dist.get_world_size(group) == 1)
             self.model = Alone(whole) if alone else wrapper(whole, group)
@@ -128,6 +129,8 @@ class Spread:
         data parallelism alone does not make them so."""
         if self.parts.here is None:
             return
+        if self.pipeline:
+            self.pipeline.tie()
         stepped = self.stepped()
         if self._replicas and self.training.zero < 3:
             _average([tensor for tensor, kind in stepped if not kind.expert], self._replicas)
@@ -153,6 +156,23 @@ class Spread:
             return list(self.kinds.items())
         return [(row.shard_S, self.kinds[row.parameters[0]]) for row in self.rows]
 
+    def held(self) -> Held:
+        """What this rank holds now, as ZeroOptimizer.held(), padding included."""
+        if self._zeros:
+            each = [zero.held() for zero in self._zeros]
+            return Held(*(sum(tensors, ()) for tensors in zip(*each, strict=True)))
+        if self.rows:
+            kept = [row.row_E for row in self.rows if row.gathered]
+            kept += [row.shard_S for row in self.rows if not row.has_masters]
+            masters = [row.shard_S for row in self.rows if row.has_masters]
+            learning = [p for row in self.rows for p in (row.shard_S, *row.parameters)]
+        else:
+            kept = learning = list(self.kinds)
+            masters = [p for p in getattr(self.optimizer, "masters", ()) if p not in self.kinds]
+        grads = tuple(p.grad for p in learning if p.grad is not None)
+        states = states_of(getattr(self.optimizer, "optimizer", self.optimizer))
+        return Held(tuple(kept), grads, tuple(masters), **states)
+
     def _copies(self, kind: Kind) -> int:
         """Data-parallel ranks that have the same elements of what is stepped."""
         if not self.training.zero:
@@ -177,11 +197,11 @@ class Spread:
         half = torch.bfloat16 if self.training.bf16 else None
         full = next(module.parameters()).dtype if half else None
         where = {"group": self._shards}
-        if module is self.parts.context:  # its one child is the GPT
-            gpt = self.parts.model
-            where["units"] = [gpt.embedding, *gpt.layers, gpt.head]
         if self._replicas:
             where = {"mesh": self.parts.here.plane("replicas", "shards")}
+        if module is self.parts.context:  # its one child is the GPT
+            model = self.parts.model
+            where["units"] = [model.embedding, *model.layers, model.head]
         if self.parts.experts:
             where["shared_by"] = lambda parameter: self._shared_by(self.kinds[parameter])
         return FullyShardedDataParallel(
@@ -204,8 +224,9 @@ class Spread:
         return self._zeros[0] if len(self._zeros) == 1 else Together(self._zeros)
 
     def _pipeline(self) -> Pipeline:
-        parts = self.parts
-        return Pipeline(parts.stages, parts.schedule, parts.here.group("pp"), self._mean_loss)
+        """Ties come after data parallelism, so that copies stay the same to the last bit."""
+        parts, group = self.parts, self.parts.here.group("pp")
+        return Pipeline(parts.stages, parts.schedule, group, self._mean_loss, ties=False)
 
     def _mean_loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         return self.loss(logits_BSV, targets_BS) / targets_BS.numel()

@@ -59,6 +59,14 @@ class Trainer:
         group: dist.ProcessGroup | None = None,
         dtype: torch.dtype | None = None,
     ):
+        if gpt.vocab < corpus.VOCAB:
+            raise ValueError(f"vocab={gpt.vocab}: the corpus has {corpus.VOCAB} tokens, one a byte")
+        if gpt.auxiliary or gpt.bias_speed:
+            raise ValueError(
+                f"auxiliary={gpt.auxiliary}, bias_speed={gpt.bias_speed}: the trainer adds no "
+                "balancing loss and moves no biases; leave both 0, or train with "
+                "parallel.expert.ExpertParallel"
+            )
         self.gpt, self.training, self.group, self.step = gpt, training, group, 0
         self.rank, self.ranks, self.device = _place(group)
         self.here = _here(gpt, training, self.ranks, group, self.device)
@@ -69,14 +77,6 @@ class Trainer:
             self._data, self._sharers = (at["dp"], mesh.dp), mesh.dp * mesh.cp
             self._draws = f"{at['dp']} of stage {at['pp']}"
         training.check_ranks(self._data[1])
-        if gpt.vocab < corpus.VOCAB:
-            raise ValueError(f"vocab={gpt.vocab}: the corpus has {corpus.VOCAB} tokens, one a byte")
-        if gpt.auxiliary or gpt.bias_speed:
-            raise ValueError(
-                f"auxiliary={gpt.auxiliary}, bias_speed={gpt.bias_speed}: the trainer adds no "
-                "balancing loss and moves no biases; leave both 0, or train with "
-                "parallel.expert.ExpertParallel"
-            )
         dtype = dtype or _dtype(training)
         self._precise = torch.promote_types(dtype, torch.float32)  # of losses
         model = GPT(gpt, training.seed).to(self.device, dtype)
@@ -95,10 +95,8 @@ class Trainer:
             shares.append(self._train(tokens_BT.to(self.device)))
             self.step += 1
             if report:
-                seen = (
-                    len(tokens_BT) / self.training.batch / (self.here.mesh.cp if self.here else 1)
-                )
-                report(self.step, shares[-1].item() / seen)
+                cp = self.here.mesh.cp if self.here else 1
+                report(self.step, shares[-1].item() * self.training.batch * cp / len(tokens_BT))
         return self._summed(shares)  # at the end: a step has no messages but the gradients'
 
     def evaluate(self, sequences: int = 256) -> float:
@@ -281,9 +279,9 @@ def _here(
         return None
     if group is not None:
         raise ValueError("a group with a plan, which is for all ranks: leave one of both out")
-    check_plan(gpt, training.plan, ranks)
     if not dist.is_initialized():
         raise ValueError("a plan takes a process group: train on a world's ranks")
+    check_plan(gpt, training.plan, ranks)
     return mesh_of(training.plan).build(device.type)
 
 

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,8 @@ class Slip(NamedTuple):
     answer: Callable[..., Parts]
 
 
-class Exam(NamedTuple):
+@dataclass(frozen=True)
+class Exam:
     """Questions of one case. ask: calls the learner's function with such arguments, and reads its parts; right: those.
 
     equal: whether a part is as good as what is right, of arguments, the part's name, and both.
@@ -43,19 +45,20 @@ class Exam(NamedTuple):
 
     def known(self) -> Iterator[tuple[str, dict[str, list]]]:
         """Each mistake's hint, and its parts as `rights` has them, where one of them is not right."""
-        right = self.rights()
         for slip in self.slips:
             found = _by_part([slip.answer(*question) for question in self.questions])
-            wrong = {part: its for part, its in found.items() if not self.accepts(part, its, right[part])}
+            wrong = {part: its for part, its in found.items() if not self.accepts(part, its)}
             if wrong:
                 yield slip.hint, wrong
 
+    @cached_property
     def rights(self) -> dict[str, list]:
         """Part -> of each question."""
         return _by_part([self.right(*question) for question in self.questions])
 
-    def accepts(self, part: str, got: list, right: list) -> bool:
+    def accepts(self, part: str, got: list) -> bool:
         """Whether all questions are answered right, in this part."""
+        right = self.rights[part]
         triples = zip(self.questions, got, right, strict=True)
         return len(got) == len(right) and all(self.equal(question, part, one, other) for question, one, other in triples)
 
@@ -70,7 +73,7 @@ def _by_part(answers: list[Parts]) -> dict[str, list]:
 
 
 def plain(value: Any) -> Any:
-    """As it comes back: lists for tuples."""
+    """As it comes back: lists for tuples and ranges."""
     return json.loads(json.dumps(value))
 
 
@@ -84,6 +87,8 @@ def heard(tensor: Tensor) -> Any:
 
 def whole(value: Any, what: str, form: str) -> int:
     """The learner's number. Raises Stopped for what is none; form: what is asked for."""
+    if type(value) is int:
+        return value
     if isinstance(value, Tensor) and value.numel() == 1 and value.dtype is not torch.bool and not value.is_complex():
         value = value.item()
     if isinstance(value, float):
@@ -137,15 +142,16 @@ def kind_of(value: Any) -> str:
 
 def scene(exam: Exam, note: str) -> Scene:
     """The case in which a rank alone answers the exam."""
-    right = {part: said(its) for part, its in exam.rights().items()}
+    right = {part: said(its) for part, its in exam.rights.items()}
     return Scene(1, partial(_asked, exam.questions, exam.ask), [right], must=exam, note=note)
 
 
 def _asked(questions: list[tuple], ask: Callable, function: Callable, watch) -> Tensors:
-    found = []
-    for question in questions:
+    def refusing(*question):
         with own():
-            found.append(ask(function, question))
+            return function(*question)
+
+    found = [ask(refusing, question) for question in questions]
     return {part: said(its) for part, its in _by_part(found).items()}
 
 
@@ -154,8 +160,8 @@ def aspect(what: str, share: float, part: str) -> Aspect:
 
     def judge(task: "NdTask", trial: Trial) -> Verdict:
         exam = trial.case.must
-        got, right = heard(trial.answers[0].tensors[part]), exam.rights()[part]
-        if exam.accepts(part, got, right):
+        got, right = heard(trial.answers[0].tensors[part]), exam.rights[part]
+        if exam.accepts(part, got):
             return Verdict(True)
         at = next(i for i, question in enumerate(exam.questions) if not exam.equal(question, part, got[i], right[i]))
         found = task.found(exam.questions[at], part, got[at], right[at])

@@ -29,16 +29,16 @@ _GATHERED = "no rank needs each of the others' gradients, only their sum: dist.a
 _MESSAGES = "an all-reduce is one call, dist.all_reduce, not a loop of messages"
 _BARRIER = "a barrier is not needed: an all-reduce waits for its ranks"
 _TWO = (
-    "two all-reduces: what is partial, over tp; and everything, over dp × cp, in one flat row each. An axis that sizes does not "
-    "have has one rank"
+    "two all-reduces: what is partial, over tp; and everything, over dp × cp, in one flat row each. An axis that is missing has "
+    "one rank"
 )
 _TOO_MANY_BYTES = "over tp goes only what is partial: the rest is complete there"
 _GROUPS = "of the groups, those of tp, and those of dp × cp, each once: dist.new_group makes them, and no other call"
 _NO_GROUPS = (
     "no group was made by dist.new_group(ranks): call it like that, for every group of tp, and for every group of dp × cp"
 )
-
 _MEMBER = "this rank is not in the group that it uses: new_group gives such ranks no group. Keep the one that the rank is in"
+_NOT_IN_IT = "does not belong to the given group"  # torch warns, and does nothing
 _UNEXPLAINED = "partial: the sum over tp; then all: the sum over the ranks of dp × cp, divided by their number"
 
 
@@ -84,6 +84,8 @@ def _scene(setup: Setup) -> Scene:
 def _values(task: "Averaging", trial: Trial) -> Verdict:
     """The gradients; where no mistake explains them, what was sent may."""
     verdict = next(slips(trial), None) or judge_values(task, trial)
+    if not verdict.ok and _NOT_IN_IT in trial.printed:
+        return verdict._replace(hint=_MEMBER)
     if verdict.ok or verdict.hint:
         return verdict
     return verdict._replace(hint=_calls(task, trial).hint or task.unexplained)

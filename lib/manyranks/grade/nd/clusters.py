@@ -170,6 +170,8 @@ KINDS: dict[str, list[Sick]] = {
         Sick(mesh(pp=2, dp=2, tp=2), 2, Work(tokens=4, width=64)),
         Sick(mesh(tp=4, dp=2), 4, Work(tokens=48)),
         Sick(mesh(dp=2, tp=2, pp=2), 2, Work(tokens=24, head=224)),
+        Sick(mesh(dp=2, pp=2, tp=2), 4, Work(tokens=24)),
+        Sick(mesh(tp=2, dp=2, pp=2), 2, Work(tokens=24)),
     ],
     "B": [
         Sick(mesh(dp=2, cp=2, tp=2), 4, forgotten=Forgotten("cp")),

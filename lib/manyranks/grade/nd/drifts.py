@@ -92,9 +92,7 @@ _SLIPS = (
     Slip(_ONE_AXIS, _axes("dp")),
     Slip(_ONE_AXIS, _axes("cp")),
     Slip(_EVERYONE, _axes("dp", "cp", "tp", "pp")),
-    Slip(_WITH_TP, _axes("dp", "cp", "tp")),
-    Slip(_WITH_TP, _axes("dp", "cp", "pp")),
-    Slip(_WITH_TP, _axes("tp")),
+    Slip(_WITH_TP, _axes("tp", "pp")),
     Slip(_ONLY_SICK, _sick_ones),
     Slip(_OWN, lambda run: {_GROUPS: layouts.groups(run.sizes, ("dp", "cp"))[:1]}),
 )

@@ -77,7 +77,6 @@ _RULES = (
     (_CUT_SUMMED, Rule(summed=(CUT, WHOLE, PARTIAL))),
     (_CUT_SUMMED, Rule(summed=(CUT, PARTIAL))),
     (_CUT_SUMMED, Rule(summed=(CUT,))),
-    (_CUT_SUMMED, Rule(summed=(), meant=(CUT, WHOLE, PARTIAL))),
     (_WHOLE_SUMMED, Rule(summed=(WHOLE, PARTIAL))),
     (_WHOLE_SUMMED, Rule(summed=(WHOLE,))),
     (_ONLY_PARTIAL, Rule(kinds=(PARTIAL,))),

@@ -1,7 +1,7 @@
 """Where ranks stand, by a table of all ranks: what the learner computes by division, looked up."""
 
 from functools import cache
-from itertools import permutations, product
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -73,8 +73,3 @@ def crossing(traffic: dict[str, float], sizes: Sizes, node: int) -> float:
 def fewest(traffic: dict[str, float], sizes: Sizes, node: int) -> float:
     """Such bytes of the best order."""
     return min(crossing(traffic, in_order(sizes, order), node) for order in permutations(sizes))
-
-
-def places(sizes: Sizes) -> list[dict[str, int]]:
-    """Coordinates of all ranks, in the order of ranks."""
-    return [dict(zip(sizes, at, strict=True)) for at in product(*map(range, sizes.values()))]

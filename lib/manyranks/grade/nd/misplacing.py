@@ -85,7 +85,6 @@ _SLIPS = (
     Slip(_OF_CALLS, lambda run: {_AXIS: _most(run, lambda run, call: float(_leaves(run, call)))}),
     Slip(_BY_LARGEST, _largest),
     Slip(_RULE, lambda run: {_AXIS: "tp", _ORDER: sorted(run.sizes, key=("pp", "dp", "tp").index)}),
-    Slip(_RULE, lambda run: {_AXIS: list(run.sizes)[-1]}),
     Slip(_INSIDE, lambda run: {_AXIS: _most(run, _between, choose=min)}),
     Slip(_STAYS, lambda run: {_ORDER: list(run.sizes)}),
     Slip(_TURNED, lambda run: {_ORDER: _right(run)[_ORDER][::-1]}),

@@ -16,7 +16,7 @@ from manyranks.grade.scripts import Scene
 from manyranks.grade.verdict import Aspect
 
 CALL = "place(traffic, sizes, node)"
-_SIMPLE, _HARD = "where most bytes belong inside", "where they do not"
+_SIMPLE, _HARD = "where axes fit into a node", "where they compete for one"
 _CHAPTER = ("pp", "dp", "cp", "tp")
 _TURNED = (
     "the order is turned round: the outermost axis comes first, and neighbours, which share a node, differ in the last one"
@@ -84,14 +84,14 @@ _SLIPS = tuple(
     Slip(hint, _parts(find))
     for hint, find in (
         (_AS_IT_WAS, lambda traffic, sizes, node: list(sizes)),
-        (_THE_CHAPTER_S, lambda traffic, sizes, node: sorted(sizes, key=_CHAPTER.index)),
         (_GREEDY, _by(lambda axis, traffic, sizes: traffic[axis])),
+        (_THE_CHAPTER_S, lambda traffic, sizes, node: sorted(sizes, key=_CHAPTER.index)),
+        (_ALL_OR_NOTHING, _Rule(_leaves_or_not)),
         (_LEAST, _by(lambda axis, traffic, sizes: -traffic[axis])),
         (_TURNED, lambda *question: RIGHT(*question)[::-1]),
         (_LARGEST, _by(lambda axis, traffic, sizes: sizes[axis])),
         (_SMALLEST, _by(lambda axis, traffic, sizes: -sizes[axis])),
         (_WORST, _Rule(layouts.leaving, max)),
-        (_ALL_OR_NOTHING, _Rule(_leaves_or_not)),
         (_NO_RING, _Rule(_open)),
     )
 )
@@ -119,7 +119,7 @@ _FITTING = [
     ({"dp": 5 * _GB, "tp": 3 * _GB}, {"dp": 4, "tp": 4}, 4, _SIMPLE),
 ]
 _LARGE = [
-    ({"dp": 8 * _GB, "cp": 10 * _GB, "pp": _GB // 2}, {"cp": 16, "dp": 8, "pp": 2}, 8, _SIMPLE),
+    ({"dp": 8 * _GB, "cp": 10 * _GB, "pp": _GB // 2}, {"cp": 16, "dp": 8, "pp": 2}, 8, _HARD),
     ({"dp": 9 * _GB, "cp": 10 * _GB, "pp": _GB // 2}, {"cp": 16, "dp": 8, "pp": 2}, 8, _HARD),
     ({"dp": 4 * _GB, "tp": 6 * _GB, "cp": 5 * _GB}, {"dp": 2, "tp": 8, "cp": 4}, 4, _HARD),
     ({"dp": 3 * _GB, "tp": 4 * _GB, "cp": 3 * _GB}, {"dp": 2, "tp": 4, "cp": 2}, 4, _HARD),
@@ -129,7 +129,7 @@ _LARGE = [
 @cache
 def cases(n: int) -> list[Scene]:
     """Where axes fit into a node; where one is larger, or two together have more bytes than the largest."""
-    exams = ((_FITTING, "where axes fit into a node"), (_LARGE, "where they compete for a node"))
+    exams = ((_FITTING, _SIMPLE), (_LARGE, _HARD))
     return answers.scenes((Exam(questions, _asked, _parts(RIGHT), _SLIPS, equal), note) for questions, note in exams)
 
 
@@ -138,8 +138,8 @@ class Place(NdTask):
     unexplained: ClassVar[str] = _UNEXPLAINED
     endless: ClassVar[str] = "there are 24 orders of 4 axes, and at most 256 ranks: that is soon counted"
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        aspect("the axis with most bytes is innermost where that is best", 0.5, _SIMPLE),
-        aspect("and another one where that sends fewer bytes from node to node", 0.5, _HARD),
+        aspect("sends fewest bytes from node to node where axes fit into one", 0.5, _SIMPLE),
+        aspect("and where they compete for one", 0.5, _HARD),
     )
 
     def found(self, question: tuple, part: str, got: Any, right: Any) -> str:

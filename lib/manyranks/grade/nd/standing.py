@@ -25,7 +25,6 @@ _INNERMOST = (
 _NO_MODULO = "a coordinate goes from 0 to its degree − 1: take the remainder by the degree, too"
 _NO_STRIDE = "rank % degree is the coordinate of the innermost axis only: divide by the stride first, what lies inside the axis"
 _OWN_STRIDE = "an axis's stride is the product of the degrees further inside: its own degree is not among them"
-_OUTER_STRIDE = "an axis's stride is the product of the degrees further inside, not further outside"
 _SUMMED = "an axis's stride is the product of the degrees further inside, not their sum"
 _TURNED = "the coordinates stand at the wrong axes, in the opposite order"
 _FIXED = "the order of the axes is that of sizes, which is another one each time: not pp, dp, cp, tp as in the chapter"
@@ -67,11 +66,6 @@ def _remainders(rank: int, sizes: Sizes) -> dict[str, int]:
     return found
 
 
-def _outer(sizes: Sizes) -> dict[str, int]:
-    degrees = list(sizes.values())
-    return {axis: math.prod(degrees[:i]) for i, axis in enumerate(sizes)}
-
-
 _COORDINATES_WRONG = tuple(
     Slip(hint, _at(find))
     for hint, find in (
@@ -82,7 +76,6 @@ _COORDINATES_WRONG = tuple(
         (_NO_STRIDE, lambda rank, sizes: {axis: rank % size for axis, size in sizes.items()}),
         (_OWN_STRIDE, lambda rank, sizes: {a: rank // (s * sizes[a]) % sizes[a] for a, s in _strides(sizes).items()}),
         (_SUMMED, lambda rank, sizes: {a: rank // max(1, s) % sizes[a] for a, s in _strides(sizes, sum).items()}),
-        (_OUTER_STRIDE, lambda rank, sizes: {a: rank // s % sizes[a] for a, s in reversed(_outer(sizes).items())}),
         (
             _TURNED,
             lambda rank, sizes: dict(zip(sizes, reversed(layouts.coordinates(rank, sizes).values()), strict=True)),
@@ -120,7 +113,6 @@ _RANKS_WRONG = tuple(
         (_NO_STRIDES, _weighed(lambda sizes: sizes)),
         (_SUMMED, _weighed(partial(_strides, combine=sum))),
         (_SUMMED, _weighed(lambda sizes: {axis: max(1, stride) for axis, stride in _strides(sizes, sum).items()})),
-        (_OUTER_STRIDE, _weighed(_outer)),
         (_FROM_ONE, lambda at, sizes: layouts.rank_of(at, sizes) + 1),
         (_FROM_ONE, lambda at, sizes: layouts.rank_of({axis: one - 1 for axis, one in at.items()}, sizes)),
     )
@@ -144,7 +136,7 @@ def _asked_rank(function: Callable, question: tuple) -> Parts:
 
 _MESHES: list[tuple[Sizes, str]] = [
     ({"pp": 2, "dp": 3, "tp": 4}, "24 ranks"),
-    ({"tp": 4, "cp": 3, "pp": 1, "dp": 2}, "another order, and an axis of one rank"),
+    ({"cp": 3, "dp": 2, "tp": 4, "pp": 1}, "another order, and an axis of one rank"),
     ({"dp": 5}, "one axis"),
     ({"dp": 64, "pp": 16, "cp": 2, "tp": 8}, "16,384 ranks"),
 ]

@@ -27,7 +27,6 @@ _MOST_COMPUTE = (
 _NOT_BY_COMPUTE = (
     "where all ranks of a stage compute equally long, none of them computes slowly: look at the calls between nodes"
 )
-_LAST = "the rank that ends last need not be the slow one: all ranks of a group end their last call together"
 _PARTNER = (
     "that is a partner of the slow rank: both are in a slow call. Only the slow one is slow in all its calls between nodes, "
     "along each axis"
@@ -94,20 +93,15 @@ def _right(run: Run) -> Parts:
     return {_RANK: sick.rank, _CAUSE: sick.cause}
 
 
-def _finished(run: Run) -> list[float]:
-    return [mine[-1].finished for mine in run.spans]
-
-
 _SLIPS = (
     Slip(_VICTIM, lambda run: {_RANK: _at(max, _seconds(run, "call"))}),
     Slip(_MOST_COMPUTE, lambda run: {_RANK: _at(max, _seconds(run, "compute"))}),
     Slip(_NOT_BY_COMPUTE, lambda run: {_RANK: _at(min, _seconds(run, "compute"))}),
     Slip(_LEAST_WAIT, lambda run: {_RANK: _at(min, _seconds(run, "call"))}),
-    Slip(_LAST, lambda run: {_RANK: _at(max, _finished(run))}),
     Slip(_PARTNER, lambda run: {_RANK: _partner(run)}),
     Slip(_PARTNER, lambda run: {_RANK: min(_in_slow_calls(run), default=_right(run)[_RANK])}),
     Slip(_VICTIM, lambda run: {_RANK: _tp_partner(run)}),
-    Slip(_FIRST, lambda run: {_RANK: KINDS["C"][0].slow.rank, _CAUSE: KINDS["C"][0].slow.cause}),
+    Slip(_FIRST, lambda run: {_RANK: KINDS["C"][0].slow.rank}),
     Slip(_NEVER, lambda run: {_RANK: 0}),
     Slip(_SWAPPED, lambda run: {_CAUSE: {COMPUTES: SENDS, SENDS: COMPUTES}[_right(run)[_CAUSE]]}),
     Slip(_ALWAYS_COMPUTES, lambda run: {_CAUSE: COMPUTES}),

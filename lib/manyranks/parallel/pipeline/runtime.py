@@ -49,6 +49,7 @@ class Pipeline:
     schedule: any; it is verified. group: the ranks of the schedule, None for all.
     loss: from the last stage's output and the targets to a scalar, a mean over them.
     pace: called with each Action or Pair, gives a context manager that it computes in.
+    ties: False leaves that sum to tie(), for gradients that are averaged after step().
     A stage may be in a wrapper of parallel.data_parallel or in FullyShardedDataParallel,
     over other ranks: its gradients leave in the stage's last B or W, and step() calls
     finish().
@@ -65,6 +66,7 @@ class Pipeline:
         group: dist.ProcessGroup | None = None,
         loss: Loss | None = None,
         pace: Pace | None = None,
+        ties: bool = True,
     ):
         verify(schedule)
         _check_ranks(schedule, dist.get_world_size(group))
@@ -75,7 +77,7 @@ class Pipeline:
         self.pace = pace or (lambda item: nullcontext())
         self.routes = Routes(schedule, group)
         self._items = schedule.ranks[self.routes.rank]
-        self._tied = Tied(self.stages, schedule, group)
+        self._tied, self._ties = Tied(self.stages, schedule, group), ties
         actions = schedule.actions(self.routes.rank)
         self.splits = {(a.stage, a.microbatch) for a in actions if a.kind == INPUT}
         # In a stage's last B or W its gradients are complete, and may leave.
@@ -100,8 +102,17 @@ class Pipeline:
         for stage in self.stages.values():
             if isinstance(stage, (DataParallel, Zero3)):
                 stage.finish()
-        self._tied.finish()
+        if self._ties:
+            self.tie()
         return step.shares()
+
+    def tie(self) -> None:
+        """Gradients of parameters that several stages share become the sum of the ranks'.
+
+        Once a step, which does it unless ties=False. Of means over the same ranks, the sums
+        are the same to the last bit, however each rank has made its means.
+        """
+        self._tied.finish()
 
     @torch.no_grad()
     def evaluate(

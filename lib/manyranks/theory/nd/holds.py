@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 class Row(NamedTuple):
     """elements: without padding; ranks: that have it; shards: over which it is spread, 1 where nothing is. Of ZeRO-3 also the
-    stage, whether its unit is the last one of that, and whether it is the only one."""
+    stage, whether its unit is the last one of that, whether it is the only one, and whether the head needs the row, too."""
 
     elements: int
     kind: Kind
@@ -55,6 +55,7 @@ class Row(NamedTuple):
     stage: int = 0
     last: bool = False
     alone: bool = False
+    tied: bool = False
 
     @property
     def shard(self) -> int:
@@ -171,7 +172,7 @@ def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> lis
     held = parts(shape, plan, at)
     every = [parameter for part in held for parameter in part.parameters]
     if plan.zero == 3:
-        return _units(held, plan)
+        return _units(held, plan, shape.tied)
     if plan.zero:
         packed = [(kind, _packed(sizes, ZERO_BYTES // itemsize)) for kind, sizes in _by_kind(every).items()]
         return [_row(elements, kind, plan) for kind, each in packed for elements in each]
@@ -183,14 +184,16 @@ def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> lis
     return [_row(elements, Kind(True), plan) for elements in _packed([p.elements for p in every], DDP_BYTES // itemsize)]
 
 
-def _units(held: list[Part], plan: Plan) -> list[Row]:
+def _units(held: list[Part], plan: Plan, tied: bool) -> list[Row]:
     """A part of the model is a unit, of a row for each kind."""
-    found = []
+    found, vocabulary = [], held[0].parameters[0].kind if tied and plan.pp == 1 else None
     for stage, group in groupby(held, key=lambda part: part.stage):
         units = list(group)
         for part in units:
             where = {"stage": stage, "last": part is units[-1], "alone": len(units) == 1}
-            found += [_row(sum(sizes), kind, plan)._replace(**where) for kind, sizes in _by_kind(part.parameters).items()]
+            for kind, sizes in _by_kind(part.parameters).items():
+                where["tied"] = part is held[0] and kind == vocabulary
+                found.append(_row(sum(sizes), kind, plan)._replace(**where))
     return found
 
 

@@ -88,12 +88,12 @@ def cost(operator: Operator, choice: Choice, work: Work) -> Cost:
     """Of one way to split one operator, forward and backward, without what lies between operators."""
     tokens, columns, rows = (_ranks(choice, name, work.mesh) for name in ("tokens", "columns", "rows"))
     weights = math.prod(operator.weights) / (columns * rows)
-    once = 2 * traffic.fastest(_tokens_route(choice, work), traffic.HALF * weights, DEFAULT)
+    reduced = traffic.fastest(_tokens_route(choice, work), traffic.HALF * weights, DEFAULT) if weights else 0.0
     recipe = Plan().recipe
     states = weights * (recipe.parameters + recipe.gradients + recipe.optimizer / tokens)
     split = tokens * (columns if operator.kind == "core" else rows)
     kept = traffic.HALF * work.tokens * operator.reads / split
-    return Cost(_compute(operator, tokens, columns, rows, work), once, states, kept)
+    return Cost(_compute(operator, tokens, columns, rows, work), 2 * reduced, states, kept)
 
 
 def possible(operator: Operator, work: Work) -> list[Choice]:

@@ -167,8 +167,9 @@ def _reduces(run: _Run) -> int:
 
 def _gathers(run: _Run, row: Row) -> int:
     """How often a unit comes in a step. A forward leaves a stage's last unit, so that a backward which follows finds it; the
-    next forward frees it first, unless it begins with it. An I leaves all units until the next W."""
-    gathered, left_by = 0, ""
+    next forward frees it first, unless it begins with it. An I leaves all units until the next W. A forward gathers a tied
+    embedding a second time, for the head."""
+    gathered, left_by = row.tied * run.orders[row.stage].count("F"), ""
     for kind in run.orders[row.stage]:
         if kind == left_by == "F" and not row.alone:
             left_by = ""

@@ -1,0 +1,216 @@
+"""Checkpoints across plans: what any ranks write under one plan, any others read under another, bit for bit."""
+
+import functools
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+import manyranks as mr
+from manyranks.parallel import boxes
+from manyranks.parallel.boxes import Box
+from manyranks.theory import Plan
+from manyranks.training import checkpoint
+from manyranks.training.config import GPTConfig, TrainingConfig
+from manyranks.training.gpt import GPT
+from manyranks.training.trainer import Trainer
+
+SMALL = GPTConfig(layers=2, hidden=16, heads=4, kv_heads=2, seq=16, vocab=257)  # 257: uneven on any ranks
+MOE = replace(SMALL, experts=4, expert_ffn=8, shared_experts=1, dense_layers=1)
+STEPS, LEFT = 6, 3
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture
+def ranks(world_of):
+    """A function that runs another one on so many ranks, one being this process."""
+    return lambda n, function, *args: [function(*args)] if n == 1 else world_of(n).run(function, *args)
+
+
+def plan(**fields) -> Plan:
+    usual = {"seq": SMALL.seq, "batch": 8, "zero": 0, "precision": "fp32", "recompute": "none"}
+    return Plan(**usual | fields)
+
+
+def trainer(gpt: GPTConfig, plan: Plan | None, seed: int = 0, dtype: torch.dtype | None = torch.float64) -> Trainer:
+    return Trainer(gpt, TrainingConfig(steps=STEPS, batch=8, warmup=3, clip=0.5, seed=seed, plan=plan), dtype=dtype)
+
+
+@functools.cache
+def alone(gpt: GPTConfig) -> tuple[float, ...]:
+    """The losses of one process that never stops."""
+    return tuple(trainer(gpt, None).run())
+
+
+def begun(gpt: GPTConfig, plan: Plan | None, folder: str, dtype: torch.dtype | None = torch.float64) -> None:
+    run = trainer(gpt, plan, dtype=dtype)
+    run.run(LEFT)
+    run.save(folder)
+
+
+def gone_on(
+    gpt: GPTConfig, plan: Plan | None, folder: str, again: str, dtype: torch.dtype | None = torch.float64
+) -> list[float]:
+    """Saves at once what it has read, then trains; of the first weights nothing may be left."""
+    run = trainer(gpt, plan, seed=9, dtype=dtype)
+    run.resume(folder)
+    run.save(again)
+    return run.run()
+
+
+def written(folder: Path) -> Tensors:
+    """All tensors of a folder's newest checkpoint, whole."""
+    place = checkpoint.newest(folder)
+    there = FileSystemReader(place).read_metadata().state_dict_metadata
+    found = {
+        name: torch.full(kept.size, torch.nan, dtype=kept.properties.dtype)
+        for name, kept in there.items()
+        if isinstance(kept, TensorStorageMetadata)
+    }
+    boxes.load(place, [Box(name, tuple(x.shape), (0,) * x.dim(), x) for name, x in found.items()])
+    return found
+
+
+class Case(NamedTuple):
+    first: Plan | None
+    then: Plan | None
+    gpt: GPTConfig = SMALL
+
+
+CASES = {
+    "tp2 pp2 → dp4, ZeRO 1": Case(plan(tp=2, pp=2, microbatch=2), plan(dp=4, zero=1)),
+    "dp2 cp2, ZeRO 3 → tp4": Case(plan(dp=2, cp=2, zero=3), plan(tp=4)),
+    "HSDP → pp2, a V, ZeRO 1": Case(
+        plan(dp=4, dp_shard=2, zero=3),
+        plan(dp=2, pp=2, schedule="zb-v", zero=1),
+        replace(SMALL, layers=4, style="gpt2", kv_heads=None),
+    ),
+    "experts: ep2 pp2 → dp2 cp2 ep4, ZeRO 1": Case(plan(dp=2, ep=2, pp=2), plan(dp=2, cp=2, ep=4, zero=1), MOE),
+    "experts, ZeRO 3 → one process": Case(plan(dp=4, ep=2, zero=3), None, MOE),
+    "one process → dp2 tp2 pp2, ZeRO 1": Case(None, plan(dp=2, tp=2, pp=2, zero=1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_one_plan_leaves_another_goes_on_with_bit_for_bit(ranks, tmp_path, name):
+    first, then, gpt = CASES[name]
+    old, new = tmp_path / "old", tmp_path / "new"
+    ranks(first.gpus if first else 1, begun, gpt, first, str(old))
+    losses = ranks(then.gpus if then else 1, gone_on, gpt, then, str(old), str(new))
+    left, read = written(old), written(new)
+    assert left.keys() == read.keys()
+    assert all(torch.equal(left[name], read[name]) for name in left)
+    untouched = dict(GPT(gpt).named_parameters())
+    for kind in ("parameter", "exp_avg", "exp_avg_sq"):
+        assert {x: left[f"{kind}.{x}"].shape for x in untouched} == {x: p.shape for x, p in untouched.items()}
+    assert len([name for name in left if not name.startswith("buffer.")]) == 3 * len(untouched)
+    assert left["exp_avg_sq.head.norm.weight"].min() > 0
+    for found in losses:
+        assert found == pytest.approx(list(alone(gpt)[LEFT:]), abs=1e-12)
+
+
+def test_the_file_has_what_one_process_has(ranks, tmp_path):
+    """By their names, and in the right place: a swap of two heads or experts would come back unseen by its own reader."""
+    run = trainer(MOE, None)
+    run.run(LEFT)
+    ranks(4, begun, MOE, plan(dp=2, ep=2, tp=2, zero=1), str(tmp_path))
+    left = written(tmp_path)
+    for name, parameter in run.model.module.named_parameters():
+        state = run.optimizer.state[parameter]
+        for kind, values in {"parameter": parameter, "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}.items():
+            torch.testing.assert_close(left[f"{kind}.{name}"], values.detach(), rtol=0, atol=1e-11)
+
+
+def test_in_16_bits_the_masters_are_kept(ranks, tmp_path):
+    old, new, half = tmp_path / "old", tmp_path / "new", {"precision": "bf16"}
+    ranks(4, begun, SMALL, plan(dp=2, tp=2, **half), str(old), None)
+    first = ranks(4, gone_on, SMALL, plan(dp=2, pp=2, zero=1, **half), str(old), str(new), None)
+    left, read = written(old), written(new)
+    assert {x.dtype for x in left.values()} == {torch.float32}
+    assert all(torch.equal(left[name], read[name]) for name in left)
+    weight = left["parameter.layers.0.mlp.up.weight"]
+    assert not torch.equal(weight, weight.bfloat16().float())
+    assert first[0] == pytest.approx(list(alone(SMALL)[LEFT:]), rel=0.02)
+
+
+def held(plan: Plan) -> tuple[int, int, bool]:
+    """Elements that this rank writes from, those that it trains with, and whether they are in the same memory."""
+    run = trainer(SMALL, plan)
+    own = list(checkpoint.boxes_of(run.spread))
+    rows = [row.shard_S for row in run.spread.rows]
+    stepped = [*rows, *(x for state in run.optimizer.state.values() for x in state.values() if x.dim())]
+    memory = {x.untyped_storage().data_ptr() for x in stepped}
+    return sum(box.tensor.numel() for box in own), sum(x.numel() for x in stepped), memory >= addresses(own)
+
+
+def addresses(parts: list[Box]) -> set[int]:
+    return {box.tensor.untyped_storage().data_ptr() for box in parts}
+
+
+def test_no_rank_has_more_of_the_model_than_it_trains_with(ranks):
+    found, p = ranks(4, held, plan(dp=4, zero=3)), SMALL.shape().parameters
+    assert sum(written for written, _, _ in found) == 3 * p
+    for written, trains, same in found:
+        assert 3 * p / 4 - 100 < written <= trains < 3 * p / 4 + 100
+        assert same
+
+
+def test_each_rank_writes_a_part(ranks, tmp_path):
+    """Also of what all ranks have: PyTorch's checkpoint deals it to them."""
+    ranks(4, begun, SMALL, plan(dp=4), str(tmp_path))
+    sizes = [path.stat().st_size for path in sorted(checkpoint.newest(tmp_path).glob("*.distcp"))]
+    assert len(sizes) == 4
+    assert max(sizes) < 0.6 * sum(sizes)
+
+
+# Folders that are no checkpoints, or another model's
+
+
+def damaged(place: Path, how: str) -> None:
+    file = max(place.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    if how == "short":
+        os.truncate(file, file.stat().st_size - 1)
+    elif how == "missing":
+        file.unlink()
+    else:
+        (place / ".metadata").write_bytes(b"" if how == "empty" else b"no pickle")
+
+
+@pytest.mark.parametrize("how", ["short", "missing", "empty", "garbage"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
+    run = trainer(SMALL, None)
+    run.save(tmp_path)
+    run.run(1)
+    damaged(run.save(tmp_path), how)
+    again = trainer(SMALL, None)
+    again.resume(tmp_path)
+    assert again.step == 0
+    assert checkpoint.newest(tmp_path) == tmp_path / "step-00000000"
+
+
+def test_a_step_that_is_written_again_is_no_checkpoint_until_it_is_whole(tmp_path, monkeypatch):
+    run = trainer(SMALL, None)
+    place = run.save(tmp_path)
+
+    def dies(*args, **kwargs):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(boxes.dcp, "save", dies)
+    with pytest.raises(OSError, match="no space"):
+        run.save(tmp_path)
+    assert place.is_dir()
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_another_gpt_is_refused_on_every_rank(ranks, tmp_path):
+    begun(SMALL, None, str(tmp_path))
+    with pytest.raises(
+        mr.RankFailed, match=r"(?s)all 4 ranks.*was written by a run with.*layers=2.*and this one has.*layers=4"
+    ):
+        ranks(4, gone_on, replace(SMALL, layers=4), plan(tp=2, pp=2), str(tmp_path), str(tmp_path))

@@ -1,0 +1,366 @@
+"""Chapter 10's figures and tables show what they are given, and what cannot be shown is refused."""
+
+import re
+from itertools import pairwise
+from math import inf
+
+import pytest
+
+from manyranks.parallel.mesh import Mesh
+from manyranks.show import nd, nd_axes, nd_mesh, nd_splits
+from manyranks.theory import Plan, clusters, memory, models, step
+from manyranks.theory.nd.cuts import Solution
+from manyranks.theory.nd.rules import Comparison
+from manyranks.theory.nd.splits import Stage
+from manyranks.theory.nd.tokens import Balance, Check
+from manyranks.theory.planner import Found
+from manyranks.theory.published.layouts import Neighbour
+from tests.unit.figures_drawn import assert_readable
+
+ALL, H100 = Mesh(dp=2, pp=2, cp=2, tp=2), clusters["h100-dgx"]
+LARGE = Mesh(dp=128, tp=8, pp=16, dp_shard=32)
+TOKENS = [2**k for k in range(6, 17)]
+
+
+def found(shape: str, **plan) -> Found:
+    one = Plan(**plan)
+    time = step.estimate(models[shape], one, H100, gpus=one.gpus)
+    return Found(one, time, memory.peak(models[shape], one), time)
+
+
+PLANS = [
+    found("llama3-405b", dp=256, tp=4, cp=2, pp=8, virtual=8, zero=2, seq=8192, batch=2048),
+    found("llama3-405b", dp=128, tp=8, pp=16, seq=8192, batch=2048, schedule="gpipe", recompute="full"),
+    found("llama3-405b", dp=512, dp_shard=64, tp=8, pp=4, zero=3, seq=8192, batch=2048),
+]
+CHECKS = {
+    "TP 8": Check("tp", 8, 0, 0, 854, 80, 1),
+    "TP 16": Check("tp", 16, 1, 1, 49109, inf, 1),
+    "PP 8": Check("pp", 8, 8, 0, 8, 0, 1),
+}
+CURVES = {name: [Balance("tp", 8, T, 1.0, k * 500 / T + 0.1 * k) for T in TOKENS] for k, name in enumerate(CHECKS, 1)}
+SEVEN = ("norm", "qkv", "core", "out", "norm", "up", "down")
+
+
+def stage(layers: int, mesh: tuple[int, ...], *rule: str) -> Stage:
+    chosen = tuple((name, (split,) * len(mesh)) for name, split in zip(SEVEN, rule, strict=True))
+    return Stage(layers, mesh, 0.01, 0.002, 3e9, chosen * layers)
+
+
+MEGATRON = ("tokens", "columns", "columns", "rows", "tokens", "columns", "rows")
+WAYS = [
+    Solution(0.09, 1, (stage(4, (4, 2), *["tokens"] * 7),)),
+    Solution(0.1, 2, (stage(2, (4,), *MEGATRON), stage(2, (4,), *MEGATRON))),
+    Solution(0.2, 4, (stage(1, (4,), *MEGATRON), stage(3, (2, 2), *["whole"] * 7))),
+]
+
+
+def neighbour(name: str, plan: Found, fits: bool = True) -> Neighbour:
+    return Neighbour(name, plan.plan, fits, plan.peak, plan.time, plan.seconds / PLANS[0].seconds - 1)
+
+
+NEIGHBOURS = [
+    neighbour("as published", PLANS[0]),
+    neighbour("TP 8", PLANS[1], fits=False)._replace(slower=0.3),
+    Neighbour("no TP", impossible="batch=2048 is not a multiple of dp·microbatch = 8192·1 = 8192: give 8192"),
+    neighbour("ZeRO-3", PLANS[2])._replace(slower=1.5),
+    neighbour("ZeRO-1", PLANS[0])._replace(slower=-0.2),
+]
+FIGURES = {
+    "tp of 16": lambda: nd.mesh(ALL),
+    "cp of 16": lambda: nd.mesh(ALL, axis="cp"),
+    "dp of 16": lambda: nd.mesh(ALL, axis="dp"),
+    "pp of 16": lambda: nd.mesh(ALL, axis="pp"),
+    "data of 16": lambda: nd.mesh(ALL, axis="data"),
+    "one rank's group": lambda: nd.mesh(ALL, axis="pp", rank=13),
+    "an axis of 16": lambda: nd.mesh(Mesh(dp=16), axis="dp"),
+    "four nodes": lambda: nd.mesh(Mesh(dp=4, tp=4, pp=2), axis="dp"),
+    "pipeline innermost": lambda: nd.mesh(Mesh(dp=4, tp=2, pp=2, order=("tp", "dp", "cp", "pp")), axis="tp"),
+    "a rest of a node": lambda: nd.mesh(Mesh(dp=3, tp=4), axis="dp"),
+    "one rank": lambda: nd.mesh(Mesh()),
+    "64 ranks": lambda: nd.mesh(Mesh(dp=4, tp=4, pp=4), axis="dp"),
+    "128 ranks in nodes of 16": lambda: nd.mesh(Mesh(dp=8, tp=16), node=16),
+    "16,384 ranks": lambda: nd.mesh(LARGE, axis="dp"),
+    "nodes of 72": lambda: nd.mesh(Mesh(dp=9, tp=8), node=72),
+    "groups": lambda: nd.groups(ALL, 13),
+    "groups of 64": lambda: nd.groups(Mesh(dp=8, tp=4, pp=2, ep=4, dp_shard=4), 13),
+    "groups of 16,384": lambda: nd.groups(LARGE, 5000),
+    "tokens": lambda: nd.tokens(CURVES, CHECKS),
+    "tokens, eight curves": lambda: nd.tokens(
+        {f"TP {k}": CURVES["TP 8"] for k in range(8)}, {f"TP {k}": CHECKS["TP 8"] for k in range(8)}
+    ),
+    "plans": lambda: nd.plans(PLANS),
+    "named plans": lambda: nd.plans({"rule": PLANS[1], "planner": PLANS[0]}, title="405B on 16,384", room=30e9),
+    "layouts": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS, "others": NEIGHBOURS * 3}),
+    "one layout": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS[:1]}),
+    "splits": lambda: nd.splits(WAYS, "Four layers"),
+    "one way to split": lambda: nd.splits(WAYS[0]),
+}
+
+
+def texts(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
+    figure = FIGURES[name]()
+    assert_readable(figure)
+    box = figure.get_tightbbox()  # inches; with what is written at the axes
+    assert min(box.x0, box.y0) > -0.02
+    assert box.x1 < figure.get_figwidth() + 0.02
+    assert box.y1 < figure.get_figheight() + 0.02
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda: nd.mesh(ALL, axis="xp"), "axis='xp': choose one of "),
+        (lambda: nd.mesh(ALL, rank=16), "rank=16: this mesh has 16"),
+        (lambda: nd.mesh(ALL, node=0), "node=0: a node has a whole number of accelerators, 1 or more"),
+        (lambda: nd.groups(ALL, node=0.5), "node=0.5: "),
+        (lambda: nd.groups(Mesh()), "a mesh of one rank has no groups: "),
+        (lambda: nd.tokens({}), "0 curves: a picture shows 1 to 8"),
+        (lambda: nd.tokens({"TP 8": []}), "'TP 8' has no points: "),
+        (lambda: nd.tokens({"TP 8": CURVES["TP 8"]}, CHECKS), "a check of 'TP 16': the curves are TP 8"),
+        (lambda: nd.plans([]), "no plans: give those of theory.planner.search"),
+        (lambda: nd.plans(PLANS, most=0), "most=0: a picture shows 1 to 12 plans"),
+        (lambda: nd.layouts({}), "0 layouts: a picture shows 1 to 3"),
+        (lambda: nd.layouts({"x": NEIGHBOURS[2:]}), "'x' has 3 rows: give 1 to 16, the first one a layout that can be"),
+        (lambda: nd.splits([]), "no solutions: "),
+        (lambda: nd.regimes([]), "no rows: "),
+        (lambda: nd.twin([], []), "0 ranks in theory, 0 measured: give as many of each, 1 or more"),
+        (lambda: nd.twin([{"tp": 1}], [{"tp": 1}], [{}, {}]), "1 ranks in theory, 1 measured, 2 places: "),
+        (lambda: nd.twin([{"tp": 1}], [{"pp": 1}]), "rank 0: theory has ['tp'], measured ['pp']: "),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(draw, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        draw()
+
+
+# Meshes
+
+
+@pytest.mark.parametrize(
+    ("axis", "title"),
+    [
+        ("tp", "TP, tensor: 8 groups of 2, inside a node"),
+        ("pp", "PP, pipeline: 8 groups of 2, each on 2 nodes"),
+        ("data", "DP × CP, same parameters: 4 groups of 4, inside a node"),
+    ],
+)
+def test_a_mesh_s_title_counts_groups_and_says_where_they_lie(axis, title):
+    assert texts(nd.mesh(ALL, axis=axis).axes[0])[0] == title
+
+
+def test_every_rank_has_its_coordinates_and_its_group_s_look():
+    axes = nd.mesh(ALL, axis="cp").axes[0]
+    said = [text for text in texts(axes) if text.startswith("rank ")]
+    assert said[13] == "rank 13\npp1 dp1\ncp0 tp1"
+    assert len(said) == 16
+    looks = [(box.get_facecolor(), box.get_hatch()) for box in axes.patches if box.get_linewidth() == 0]
+    for group in ALL.groups("cp"):
+        assert len({looks[rank] for rank in group}) == 1
+    assert len(set(looks)) == 8
+
+
+@pytest.mark.parametrize(("axis", "near", "far"), [("tp", 8, 0), ("dp", 8, 0), ("data", 4, 0), ("pp", 0, 8)])
+def test_links_inside_nodes_are_solid_and_those_between_them_dashed(axis, near, far):
+    axes = nd.mesh(ALL, axis=axis).axes[0]
+    styles = [line.get_linestyle() for line in axes.lines]
+    assert (styles.count("-"), styles.count("--")) == (near + 1, far + 1)  # and the legend's
+
+
+def test_a_rank_alone_shows_its_group_only():
+    axes = nd.mesh(ALL, axis="dp", rank=13).axes[0]
+    boxes = [box for box in axes.patches if box.get_linewidth() == 0]
+    grey = boxes[0].get_facecolor()
+    assert [rank for rank, box in enumerate(boxes) if box.get_facecolor() != grey] == list(ALL.group("dp", 13))
+    assert [text for text in texts(axes) if len(text) == 1] == ["F"]
+
+
+def test_lines_of_groups_that_would_meet_have_lanes_of_their_own():
+    mesh = Mesh(dp=4, tp=4, pp=2)
+    shown = {rank: k for k, group in enumerate(mesh.groups("dp")) for rank in group}
+    pieces = nd_mesh._pieces(mesh.groups("dp"), 8, shown)
+    assert len(pieces) == 16
+    for one in pieces:
+        for other in pieces:
+            meet = one.ranks[0] <= other.ranks[-1] and other.ranks[0] <= one.ranks[-1]
+            assert one == other or one.node != other.node or not meet or one.lane != other.lane
+
+
+def test_letters_go_on_after_z():
+    assert [nd_mesh.letter(k) for k in (0, 25, 26, 51, 52)] == ["A", "Z", "AA", "AZ", "BA"]
+
+
+def test_of_a_large_mesh_each_axis_is_a_bar_from_its_stride_to_its_span():
+    axes = nd.mesh(LARGE).axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["TP, tensor", "DP, data", "PP, pipeline", "shards of ZeRO", "replicas of shards"]
+    for row, (start, end) in enumerate([(0, 3), (3, 10), (10, 14), (3, 8), (8, 10)]):
+        own = [bar for bar in axes.patches if round(bar.get_y() + bar.get_height() / 2) == row and bar.get_width()]
+        assert min(bar.get_x() for bar in own) == pytest.approx(start)
+        assert max(bar.get_x() + bar.get_width() for bar in own) == pytest.approx(end)
+    said = texts(axes)
+    assert said[:2] == ["2,048 groups of 8; neighbours, inside a node", "128 groups of 128; every 8th rank, on 128 nodes"]
+
+
+def test_a_reach_says_how_far_apart_ranks_are_and_on_how_many_nodes():
+    reach = nd_axes.reach(Mesh(dp=4, tp=2, pp=4), "dp")
+    assert reach == ("dp", 4, 2)
+    assert (reach.span, reach.nodes(8), reach.nodes(4), reach.nodes(2)) == (8, 1, 2, 4)
+    assert [nd_axes.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 22, 1024)] == [
+        "1st",
+        "2nd",
+        "3rd",
+        "4th",
+        "11th",
+        "12th",
+        "22nd",
+        "1,024th",
+    ]
+
+
+def test_groups_of_a_rank_are_its_rows_with_itself_black():
+    axes = nd.groups(ALL, 13).axes[0]
+    assert texts(axes) == [
+        "12, 13; in node 1",
+        "13, 15; in node 1",
+        "9, 13; in node 1",
+        "5, 13; on 2 nodes",
+        "9, 11, 13, 15; in node 1",
+    ]
+    for row, axis in enumerate(("tp", "cp", "dp", "pp", "data")):
+        own = {round(b.get_x() + b.get_width() / 2) for b in axes.patches if round(b.get_y() + b.get_height() / 2) == row}
+        assert own == set(ALL.group(axis, 13))
+    assert list(nd_axes.used(Mesh(dp=4, ep=4))) == ["dp"]
+    assert nd_axes.used(Mesh(dp=4, ep=4)) == {"dp": "DP, data, EP"}
+
+
+# Tokens per GPU
+
+
+def test_a_curve_is_its_ratios_and_crossings_are_marked_where_they_are():
+    axes = nd.tokens(CURVES, CHECKS).axes[0]
+    lines = {tuple(line.get_xdata()): line for line in axes.lines}
+    first = next(line for line in axes.lines if len(line.get_xdata()) == len(TOKENS))
+    assert list(first.get_ydata()) == pytest.approx([each.ratio for each in CURVES["TP 8"]])
+    assert (80,) in lines
+    assert (854, 854) in lines
+    assert (49109, 49109) in lines  # of the closed form; step.estimate has none
+    assert [text for text in texts(axes) if text.startswith(("TP", "PP"))] == [
+        "TP 8: 80 tokens\n(closed form: 854 tokens)",
+        "TP 16: always above 1\n(closed form: 49,109 tokens)",
+        "PP 8: below 64 tokens",
+    ]
+
+
+def test_lines_of_curves_differ_without_colour():
+    axes = nd.tokens({f"TP {k}": CURVES["TP 8"] for k in range(5)}).axes[0]
+    drawn = [line for line in axes.lines if len(line.get_xdata()) == len(TOKENS)]
+    assert len({(line.get_linestyle(), line.get_color()) for line in drawn}) == 5
+
+
+# Plans
+
+
+def test_a_plan_s_bar_is_its_time_by_parts():
+    axes = nd.plans(PLANS).axes[0]
+    for row, each in enumerate(PLANS):
+        own = [bar for bar in axes.patches if round(bar.get_y() + bar.get_height() / 2) == row and bar.get_width()]
+        own.sort(key=lambda bar: bar.get_x())
+        assert [bar.get_width() for bar in own] == pytest.approx([s for s in each.time.parts.values() if s])
+        assert all(a.get_x() + a.get_width() == pytest.approx(b.get_x()) for a, b in pairwise(own))
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [
+        "TP 4, CP 2, PP 8, DP 256\n1F1B v 8, ZeRO-2, b 1, recompute selective",
+        "TP 8, PP 16, DP 128\nGPipe, ZeRO-1, b 1, recompute all",
+        "TP 8, PP 4, DP 8 × 64\n1F1B, ZeRO-3, b 1, recompute selective",
+    ]
+
+
+def test_a_plan_beyond_the_memory_says_so():
+    said = texts(nd.plans({"rule": PLANS[1], "planner": PLANS[0]}, room=60e9).axes[0])
+    assert "73.3 GB of 60 GB!" in said
+    assert sum("!" in text for text in said) == (PLANS[1].peak.total > 60e9) + 1
+
+
+def test_no_more_plans_are_drawn_than_asked_for():
+    assert len(nd.plans(PLANS * 3).axes[0].get_yticklabels()) == 6
+    assert len(nd.plans(PLANS * 3, most=2).axes[0].get_yticklabels()) == 2
+
+
+def test_neighbours_bars_are_what_they_take_more_and_their_memory():
+    left, right = nd.layouts({"Llama 3 405B": NEIGHBOURS}).axes
+    assert [bar.get_width() for bar in left.patches][:4] == pytest.approx([0, 30, 100, -20])
+    assert [bar.get_width() for bar in right.patches] == [PLANS[k].peak.total for k in (0, 1, 2, 0)]
+    assert [bar.get_hatch() for bar in right.patches] == ["", "////", "", ""]
+    said = texts(left)
+    assert said[0] == "5.31 s"
+    assert said[1].startswith("+30%, ")
+    assert said[2] == "not possible: batch=2048 is not a multiple of …"
+    assert said[3].startswith("» +150%, ")
+    assert said[4] == "−20%, 5.31 s"
+    assert texts(right)[1].endswith(" GB, recompute all")
+
+
+# Splits
+
+
+def test_layers_that_are_split_alike_are_one_matrix():
+    assert [(run.layers, run.stages, run.mesh) for way in WAYS for run in nd_splits.runs(way)] == [
+        ((1, 2, 3, 4), (1,), (4, 2)),
+        ((1, 2, 3, 4), (1, 2), (4,)),
+        ((1,), (1,), (4,)),
+        ((2, 3, 4), (2,), (2, 2)),
+    ]
+
+
+def test_each_cell_has_the_letter_of_its_split():
+    said = texts(nd.splits(WAYS[2]).axes[0])
+    letters = "".join(text for text in said if text in ("T", "C", "R", "W"))
+    assert letters == "TCCRTCR" + "W" * 14
+    assert "layer 1, stage 1" in said
+    assert "layers 2–4, stage 2" in said
+    assert "10 ms + 2 ms, 3 GB" in said
+
+
+# Tables
+
+
+def test_regimes_stand_side_by_side_with_what_the_rule_loses():
+    rule, best = PLANS[1], PLANS[0]
+    row = Comparison("405B", 1024.0, rule, best, "TP in the node + PP + DP", {"TP + CP + PP + DP": best})
+    table = nd.regimes([row, row._replace(rule=best, rule_regime="TP + CP + PP + DP")])
+    assert table.rows[0] == [
+        "405B",
+        "1,024",
+        "TP in the node + PP + DP",
+        f"{rule.seconds:.3g} s",
+        "TP + CP + PP + DP",
+        f"{best.seconds:.3g} s",
+        f"{rule.seconds / best.seconds - 1:.0%}",
+        f"{rule.seconds / best.seconds - 1:.0%}",
+    ]
+    assert table.rows[1][4:] == ["the same", f"{best.seconds:.3g} s", "–", "–"]
+
+
+def test_a_twin_s_table_shows_where_measurement_and_theory_differ():
+    theory = [{"tp": 100, "cp": 0, "pp": 4096} for _ in range(2)]
+    table = nd.twin(theory, [theory[0], {"tp": 100, "cp": 0, "pp": 4100}], [{"tp": 0}, {"tp": 1}])
+    assert table.header == ["rank", "at", "tp", "pp"]
+    assert table.rows == [
+        ["0", "tp0", "100", "4,096"],
+        ["1", "tp1", "100", "4,100 ≠ 4,096"],
+        ["all, theory", "", "200", "8,192"],
+        ["all, measured", "", "200", "8,196"],
+        ["difference", "", "0", "4"],
+    ]
+    assert nd.twin(theory, theory).rows[-1] == ["difference", "0", "0"]
+
+
+def test_deviations_of_opposite_sign_do_not_cancel():
+    theory = [{"tp": 100}, {"tp": 100}]
+    assert nd.twin(theory, [{"tp": 90}, {"tp": 110}]).rows[-1] == ["difference", "20"]

@@ -1,0 +1,135 @@
+"""Tokens per GPU from which on an axis can hide what it sends: the closed forms, step.estimate, and published rules."""
+
+from itertools import pairwise
+
+import pytest
+
+from manyranks.theory import context
+from manyranks.theory.cluster import clusters
+from manyranks.theory.nd import formulas, tokens
+from manyranks.theory.nd.cuts import FOUR
+from manyranks.theory.shapes import models
+
+H100 = clusters["h100-dgx"]
+RATE, NODE, NETWORK = 989e12, 450e9, 8 * 50e9  # an H100's data sheet; a ring that leaves the node has eight network cards
+IDEAL = tokens.ideal(H100)
+CASES = [
+    ("dp", "llama3-8b", 8),
+    ("dp", "mixtral-8x7b", 64),
+    ("fsdp", "llama3-8b", 64),
+    ("fsdp", "llama3-70b", 128),
+    ("tp", "llama3-8b", 8),
+    ("tp", "llama3-8b", 16),  # more ranks than key/value heads
+    ("cp", "llama3-8b", 8),
+    ("cp", "llama3-70b", 16),
+    ("ep", "mixtral-8x7b", 8),
+    ("ep", "deepseek-v2", 32),
+    ("pp", "llama3-8b", 8),
+    ("bubble", "llama3-70b", 8),
+]
+
+
+def sheet(axis: str, model: str, degree: int) -> formulas.Formula:
+    return formulas.formula(axis, models[model], IDEAL, degree, tokens.PERFECT)
+
+
+# Both ways ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("axis", "model", "degree"), CASES)
+def test_on_a_machine_that_reaches_its_data_sheet_the_formula_and_the_step_agree(axis, model, degree):
+    both = tokens.check(axis, models[model], H100, degree)
+    assert both.agreement == pytest.approx(1, abs=1e-9)
+    assert both.sheet == sheet(axis, model, degree).crossing
+    unit = tokens.least_tokens(axis, degree)
+    assert both.sheet <= both.ideal <= both.sheet + unit or (both.ideal == 0 and both.sheet <= unit)
+
+
+@pytest.mark.parametrize(("axis", "model", "degree"), [case for case in CASES if case[0] in ("dp", "fsdp", "cp")])
+def test_the_real_crossing_is_where_the_steps_communication_and_computing_meet(axis, model, degree):
+    found = int(tokens.crossing(axis, models[model], H100, degree))
+    before, after = tokens.curve(axis, models[model], H100, degree, [found - 1, found])
+    assert after.ratio <= 1 < before.ratio
+
+
+@pytest.mark.parametrize(("axis", "model", "degree"), [case for case in CASES if case[0] != "ep"])
+def test_more_tokens_never_make_an_axis_more_communication_bound(axis, model, degree):
+    ratios = [one.ratio for one in tokens.curve(axis, models[model], H100, degree, [2**k for k in range(4, 17)])]
+    assert len(ratios) >= 9
+    assert all(later <= 1.001 * earlier for earlier, later in pairwise(ratios))
+
+
+def test_few_tokens_leave_experts_bound_by_their_memory():
+    few, many = tokens.curve("ep", models["mixtral-8x7b"], H100, 8, [64, 8192])
+    assert few.compute / 64 > 3 * many.compute / 8192  # all weights are read for them
+
+
+def test_what_the_real_machine_adds_moves_the_crossing_both_ways():
+    both = tokens.check("cp", models["llama3-8b"], H100, 8)
+    assert both.formula > both.sheet  # latency, and less bandwidth
+    assert both.real < both.formula  # kernels that read and write take longer than their FLOPs
+
+
+# The formulas, by hand ---------------------------------------------------------------------------------------------------
+
+
+def test_sharded_data_parallelism_needs_as_many_tokens_as_flops_go_on_a_byte():
+    # jax-ml/scaling-book, gpus.md: 2,475 on H100 across nodes; attention's scores make it less.
+    assert sheet("fsdp", "llama3-405b", 64).crossing == pytest.approx(RATE / NETWORK, rel=0.03)
+
+
+def test_zero_1_sends_two_thirds_of_what_zero_3_sends():
+    short = [sheet(axis, "llama3-70b", 8)._replace(bend=0.0).crossing for axis in ("dp", "fsdp")]
+    assert short[0] == pytest.approx(2 / 3 * short[1])
+    assert short[1] == pytest.approx(7 / 8 * RATE / NODE, rel=0.02)
+
+
+def test_experts_raise_the_crossing_by_all_parameters_over_those_in_use():
+    mixtral, dense = sheet("fsdp", "mixtral-8x7b", 64), sheet("fsdp", "mistral-7b", 64)
+    shape, other = models["mixtral-8x7b"], models["mistral-7b"]
+    more = shape.parameters / shape.active_parameters * other.active_parameters / other.parameters
+    assert mixtral.fixed / mixtral.slope == pytest.approx(more * dense.fixed / dense.slope, rel=0.03)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b"])
+def test_tensor_parallelism_is_bound_from_a_degree_on_whatever_the_tokens(model):
+    most = formulas.largest_tensor(models[model], RATE, NODE)
+    below, above = (sheet("tp", model, degree) for degree in (2, 8))
+    assert below.fixed == above.fixed == 0
+    for one, degree in ((below, 2), (above, 8)):
+        assert one.each / one.slope == pytest.approx((degree - 1) / (most - 1))
+
+
+def test_a_rings_least_tokens_are_those_of_one_hop_for_all_hops():
+    shape = models["llama3-8b"]
+    by_hand = 16 / 7 * shape.kv_heads / shape.heads * RATE / NODE * 7 / 8
+    assert sheet("cp", "llama3-8b", 8).crossing == pytest.approx(by_hand)
+    one_way = [context.least_shard(RATE, NODE, shape.heads, shape.kv_heads, True, backward=back) for back in (False, True)]
+    assert one_way[0] < by_hand / (7 / 8) < one_way[1]
+
+
+def test_a_pipelines_bubble_is_as_long_as_its_work_with_one_micro_batch_fewer_than_ranks():
+    assert formulas.formula("bubble", FOUR, IDEAL, 4, tokens.PERFECT).crossing == pytest.approx(3 / 4 * 2048, rel=0.02)
+
+
+# Refusals ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("axis", "degree", "count", "message"),
+    [
+        ("zero", 8, 64, "axis='zero': .*fsdp"),
+        ("dp", 1, 64, "degree=1.*2 or more"),
+        ("tp", 8, 12, "tokens=12.*multiples of 8"),
+        ("pp", 8, 100, "multiples of 256"),
+        ("dp", 8, 0, "tokens=0"),
+    ],
+)
+def test_bad_input_is_refused(axis, degree, count, message):
+    with pytest.raises(ValueError, match=message):
+        tokens.plan(axis, degree, count)
+
+
+def test_rates_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="bandwidth=0"):
+        formulas.largest_tensor(models["llama3-8b"], RATE, 0)
