@@ -76,7 +76,8 @@ def shared_ranks(many, monkeypatch):
     """Checks run on worlds that are there already."""
 
     def world(n, **_):
-        many.setdefault(n, World(n, backend="gloo"))
+        if n not in many:
+            many[n] = World(n, backend="gloo")
         return nullcontext(many[n])
 
     monkeypatch.setattr(trial, "World", world)

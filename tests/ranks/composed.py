@@ -15,7 +15,7 @@ from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer
 
 GPT = GPTConfig(layers=4, hidden=32, heads=4, kv_heads=2, seq=32)
-SETTINGS = TrainingConfig(steps=10, batch=8, warmup=2)  # clip: 1, which is less than the first gradients' norm
+SETTINGS = TrainingConfig(steps=10, batch=4, warmup=2)  # clip: 1, which is less than the first gradients' norm
 
 
 class Run(NamedTuple):
@@ -28,26 +28,26 @@ class Run(NamedTuple):
 
 
 def plan(gpt: GPTConfig = GPT, **fields) -> Plan:
-    return Plan(**{"seq": gpt.seq, "batch": 8, "zero": 1, "precision": "fp32", "recompute": "none"} | fields)
+    return Plan(**{"seq": gpt.seq, "batch": 4, "zero": 1, "precision": "fp32", "recompute": "none"} | fields)
 
 
-def trained(gpt: GPTConfig, training: TrainingConfig, steps: int = 3, dtype: torch.dtype | None = torch.float64) -> Run:
+def trained(gpt: GPTConfig, training: TrainingConfig, steps: int = 2, dtype: torch.dtype | None = torch.float64) -> Run:
     """On a rank."""
     trainer = Trainer(gpt, training, dtype=dtype)
     clip, norms = trainer.spread.clip, []
     trainer.spread.clip = lambda most: norms.append(clip(most).item())
     losses = trainer.run(steps)
     boxes = [box._replace(tensor=box.tensor.clone()) for box in boxes_of(trainer.spread)]
-    return Run(losses, norms, trainer.evaluate(8), boxes)
+    return Run(losses, norms, trainer.evaluate(4), boxes)
 
 
 @functools.cache
-def alone(gpt: GPTConfig, batch: int = 8, steps: int = 3) -> Run:
+def alone(gpt: GPTConfig, batch: int = 4, steps: int = 2) -> Run:
     """In this process, once."""
     return trained(gpt, replace(SETTINGS, batch=batch), steps)
 
 
-def assert_equal_to_one_process(ranks: list[Run], gpt: GPTConfig, batch: int = 8) -> None:
+def assert_equal_to_one_process(ranks: list[Run], gpt: GPTConfig, batch: int = 4) -> None:
     """Losses, norms, parameters and moments, on every rank. A gradient that is too large by a factor is one in exp_avg."""
     wanted = alone(gpt, batch, len(ranks[0].losses))
     for run in ranks:

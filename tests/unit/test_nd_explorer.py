@@ -116,7 +116,7 @@ def test_bars_and_texts_are_the_settings(monkeypatch):
     memory_of = one.memory()
     assert held[:5] == [units.size(size) for size in memory_of.values()]
     assert times == [f"{units.duration(one.step().seconds)}, {one.step().mfu:.1%}", units.size(one.peak().total)]
-    assert names[:2] == ["this plan: TP 8, CP 2, PP 4, DP 16", "1F1B, ZeRO-1, b 1, recompute selective"]
+    assert names == ["this plan: TP 8, CP 2, PP 4, DP 16", "1F1B, ZeRO-1, b 1, recompute selective"]
     assert widths(plot._mesh._bars) == [[pytest.approx(LONGEST * k / 10)] for k in (3, 1, 4, 2, 5)]
     (row,) = widths(plot._time._bars)
     parts = [one.step().parts[part] for part in PARTS if one.step().parts[part]]
@@ -266,11 +266,16 @@ def test_where_nothing_fits_the_planner_says_so():
 def test_plans_of_the_planner_are_drawn_below_this_one(monkeypatch):
     words, plot = noted_texts(monkeypatch), Board()
     plot.update(**DEFAULT_VALUES | SMALL | {"best": SHOWN})
-    *_, times, names = words
+    *_, times, _ = words
     best = now(**SMALL).task.best()
     assert times[2:4] == [f"{units.duration(best[0].seconds)}, {best[0].time.mfu:.1%}", units.size(best[0].peak.total)]
-    assert names[1].startswith("1: DP 16")
+    beside = [text.get_text() for lines in plot._time._others for text in lines]
+    assert beside[:2] == ["1: DP 16", "ZeRO-3, b 4, recompute nothing"]
+    assert all(beside)
     assert len(widths(plot._time._bars)) == 5
+    plot.update(**DEFAULT_VALUES | SMALL)
+    beside = [text.get_text() for lines in plot._time._others for text in lines]
+    assert [text for text in beside if text] == ["for the planner's plans, choose “show them”"]
 
 
 # The chapter's tasks

@@ -52,6 +52,8 @@ _SHOWN = 3  # times the shortest step
 _ROOMS = 4  # times a GPU's memory: as far as bars go
 _EDGE = 1 + 1e-9  # a sum of parts is not longer than itself
 _SIZE = 8.5
+_LEFT, _LINES = -0.012, (-0.17, 0.19)  # where a plan's name ends, and its two lines in a row
+_HINT = f"for the planner's plans, choose “{SHOWN}”"
 _TITLE = "Time of a step: this plan's, and those of the planner's"
 
 
@@ -112,8 +114,11 @@ class _Time:
         axes.spines[:].set_visible(False)
         for x, text in ((0.55, "time, MFU"), (0.78, "memory")):
             axes.text(x, -0.75, text, fontsize=_SIZE, fontweight="bold", va="center")
-        self._plans = Labels(axes, size=_SIZE, left=1.0, outline=word)
-        self.moving = [*self._bars.moving, self._plans.artist]
+        self._own = Labels(axes, size=_SIZE, left=1.0, outline=word)
+        # The planner's plans change when it has searched, and not with every move.
+        look = {"ha": "right", "va": "center", "fontsize": _SIZE, "in_layout": False}
+        self._others = [[axes.text(_LEFT, row + y, "", **look) for y in _LINES] for row in range(1, 1 + BEST)]
+        self.moving = [*self._bars.moving, self._own.artist]
 
     def update(self, now: Setting, best: Sequence[Found]) -> None:
         shown = [(now.plan, now.step(), now.peak()), *((each.plan, each.time, each.peak) for each in best)]
@@ -121,14 +126,12 @@ class _Time:
         texts = [f"{units.duration(time.seconds)}, {time.mfu:.1%}|{units.size(peak.total)}" for _, time, peak in shown]
         totals = [time.seconds for _, time, _ in shown]
         self._bars.update(bars, texts, 0, min(max(totals), _SHOWN * min(totals)) * _EDGE)
-        words = [f"{k or 'this plan'}: {degrees(plan)}" for k, (plan, *_) in enumerate(shown)]
-        places = [(-0.012, k - 0.17) for k in range(len(shown))]
-        words += [kept(plan) for plan, *_ in shown]
-        places += [(-0.012, k + 0.19) for k in range(len(shown))]
-        if not best:
-            words.append(f"for the planner's plans, choose “{SHOWN}”")
-            places.append((-0.012, 1))
-        self._plans.update(places, words)
+        self._own.update([(_LEFT, y) for y in _LINES], [f"this plan: {degrees(now.plan)}", kept(now.plan)])
+        said = [(f"{k}: {degrees(each.plan)}", kept(each.plan)) for k, each in enumerate(best, 1)]
+        said += [(_HINT, "")] * (not best) + [("", "")] * BEST
+        for texts, words in zip(self._others, said, strict=False):
+            for text, line in zip(texts, words, strict=True):
+                text.set_text(line)
 
 
 def _legend(axes: Axes, columns: int, pad: float, x: float = -0.02, y: float = 1.0) -> None:

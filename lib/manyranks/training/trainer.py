@@ -100,7 +100,15 @@ class Trainer:
         return self._summed(shares)  # at the end: a step has no messages but the gradients'
 
     def evaluate(self, sequences: int = 256) -> float:
-        """The mean loss on that many sequences, spread over the held-out text."""
+        """The mean loss on that many sequences, spread over the held-out text.
+
+        Raises ValueError with a plan whose data-parallel ranks are more than these.
+        """
+        if self.here and sequences < self._data[1]:
+            raise ValueError(
+                f"sequences={sequences} for dp={self._data[1]} ranks, each of which takes one or "
+                f"more: give {self._data[1]} or more"
+            )
         tokens_BT = corpus.held_out(sequences, self.gpt.seq, *self._data).to(self.device)
         # As many parts on each rank, for to gather a sharded model takes all of them.
         parts = tokens_BT.tensor_split(-(-sequences // (self._data[1] * self.training.batch)))

@@ -29,8 +29,7 @@ _GATHERED = "no rank needs each of the others' gradients, only their sum: dist.a
 _MESSAGES = "an all-reduce is one call, dist.all_reduce, not a loop of messages"
 _BARRIER = "a barrier is not needed: an all-reduce waits for its ranks"
 _TWO = (
-    "two all-reduces: what is partial, over tp; and everything, over dp × cp, in one flat row each. An axis that is missing has "
-    "one rank"
+    "two all-reduces: what is partial, over tp; and everything, over dp × cp, in one flat row each. A missing axis has one rank"
 )
 _TOO_MANY_BYTES = "over tp goes only what is partial: the rest is complete there"
 _GROUPS = "of the groups, those of tp, and those of dp × cp, each once: dist.new_group makes them, and no other call"
