@@ -123,7 +123,8 @@ def _another_n(explorer: show.Explorer) -> Callable[[], float]:
 def _worst(explorer: show.Explorer, but: tuple[str, ...] = ()) -> Iterator[tuple[str, float]]:
     """The longest of all moves from where it stands to another value of one control, and back.
 
-    but: controls that start longer work, and say so. A full garbage collection, which falls into one of a hundred redraws and takes as long as it, is not counted.
+    but: controls that start longer work, and say so.
+    A full garbage collection, which falls into one of a hundred redraws and takes as long as it, is not counted.
     """
     opened = explorer.values
     moved = {name: control for name, control in explorer._controls.items() if name not in but}

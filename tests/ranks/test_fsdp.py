@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -653,3 +655,18 @@ def test_a_shorter_evaluation_leaves_nothing_behind(shared_world):
         return gathered, any(p.grad is not None for p in model.parameters())
 
     assert shared_world.run(left) == [(False, False)] * 3
+
+
+def test_what_a_step_began_with_is_gone_after_it(shared_world):
+    def alive() -> list[bool]:
+        model, inputs = FullyShardedDataParallel(layers()), []
+        for _ in range(3):
+            x = torch.ones(2, WIDTH, requires_grad=True)  # a pipeline's stage has one that wants a gradient
+            model(x.view_as(x)).sum().backward()
+            model.finish()
+            inputs.append(weakref.ref(x))
+        del x
+        gc.collect()
+        return [ref() is not None for ref in inputs]
+
+    assert shared_world.run(alive) == [[False] * 3] * 3

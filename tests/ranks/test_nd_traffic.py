@@ -25,6 +25,7 @@ MOE = replace(GPT, experts=4, expert_ffn=32, shared_experts=1, dense_layers=1, t
 CASES: dict[str, tuple[GPTConfig, dict]] = {
     "dp × tp": (GPT, {"dp": 2, "tp": 2, "zero": 0}),
     "dp × tp, ZeRO 3, odd sizes": (ODD, {"dp": 2, "tp": 2, "zero": 3}),
+    "dp × cp, HSDP, ZeRO 3": (GPT, {"dp": 2, "dp_shard": 1, "cp": 2, "zero": 3}),
     "tp, in 16 bits, copies of keys": (ODD, {"tp": 4, "precision": "bf16", "recompute": "full"}),
     "cp × tp, Ulysses": (GPT, {"cp": 2, "tp": 2, "context": "ulysses", "zero": 2}),
     "pp × cp, a V": (GPT, {"pp": 2, "cp": 2, "schedule": "zb-v"}),
