@@ -54,7 +54,7 @@ def llama3() -> Iterator[Layout]:
             row.plan,
             row.cluster,
             f"TP 8, CP {row.plan.cp}, PP 16 of stages of one layer, DP {row.plan.dp}, optimizer sharded, keys all-gathered",
-            "8 stages a rank, ZeRO-1, tensor parallelism not overlapped, selective recomputation",
+            "8 stages a rank, ZeRO-1, tensor parallelism not overlapped, selective recomputation (the report: none at 8K)",
             "arXiv 2407.21783, Table 4 and section 3.3.2",
         )
 
