@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.grade.nd import gradients, making
+from manyranks.grade.nd import making, setups
 from manyranks.grade.nd.answers import heard, said
 from manyranks.grade.nd.given import Weight
-from manyranks.grade.nd.gradients import MIXED, WEIGHTS, Setup, named
 from manyranks.grade.nd.ready import own
+from manyranks.grade.nd.setups import MIXED, WEIGHTS, Setup, named
 from manyranks.grade.nd.task import NdTask
 from manyranks.grade.report import listed
 from manyranks.grade.scripts import NOTHING, WAIT, Scene, Tensors, judge_values
@@ -76,7 +76,7 @@ def cases(n: int) -> list[Scene]:
 
 def _scene(setup: Setup) -> Scene:
     right = setup.results()
-    wrong = partial(gradients.wrong, setup, right)
+    wrong = partial(setups.wrong, setup, right)
     return Scene(setup.n, partial(_run, setup), right, lambda: telling(right, wrong()), setup, f"{setup}")
 
 
