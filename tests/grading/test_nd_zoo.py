@@ -6,8 +6,9 @@ import pytest
 
 from manyranks import theory
 from manyranks.grade import Report, trial
-from manyranks.grade.nd import averaging, drifts, grouping, misplacing, placing, planning, standing, straggling
+from manyranks.grade.nd import averaging, drifts, grouping, misplacing, placing, planning, ready, standing, straggling
 from manyranks.world.world import World
+from tests.conftest import ROOT
 from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (
@@ -134,6 +135,12 @@ test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
 test_the_seven_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, SEVEN)
 test_who_misses_the_idea_of_a_task_gets_less_than_half = zoo_tests.less_than_half(ZOO, MISSED)
 test_a_slip_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, SLIPS)
+
+
+def test_what_is_refused_is_there():
+    there = {file.stem for file in (ROOT / "lib" / "manyranks" / "grade" / "nd").glob("[a-z]*.py")}
+    mine = {"answers", "given", "making", "ready", "task"}  # of no use to who looks for an answer
+    assert {name for name in there if name.startswith(ready._HERE)} == there - mine
 
 
 def test_the_plan_that_is_held_is_the_planner_s_best():

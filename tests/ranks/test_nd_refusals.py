@@ -55,7 +55,7 @@ def test_a_wrapper_is_refused_where_states_are_sharded(four):
 
 def test_too_few_sequences_to_evaluate_are_refused_on_every_rank(four):
     refused = {"": (lambda: made(dp=2, pp=2).evaluate(1), "")}
-    assert all("sequences=1 for dp=2 ranks" in errors[""] for errors in four.run(said, refused))
+    assert all("sequences=1 for 2 data-parallel ranks" in errors[""] for errors in four.run(said, refused))
 
 
 def test_a_plan_takes_ranks():

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks.measure import machine
+from manyranks.theory import Plan
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer, train
 from manyranks.training.utilisation import Peak, Utilisation, peak_of_ranks
@@ -66,3 +67,15 @@ def test_a_run_says_what_it_used_where_that_is_asked(shared_world):
         assert 0 < used.mfu() < used.hfu()
         assert without.utilisation is None
         assert (without.losses, without.held_out) == (result.losses, result.held_out)
+
+
+def test_a_plan_in_16_bits_is_measured_against_the_rate_of_16_bits(shared_world):
+    def peak():
+        sizes, machine.SIZES = machine.SIZES, (64,)
+        try:
+            plan = Plan(dp=3, seq=GPT.seq, batch=3, zero=0, recompute="none", precision="bf16")
+            return train(GPT, TrainingConfig(steps=1, plan=plan), utilisation=True).utilisation.peak.dtype
+        finally:
+            machine.SIZES = sizes
+
+    assert set(shared_world.run(peak)) == {"bfloat16"}

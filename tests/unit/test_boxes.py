@@ -73,3 +73,10 @@ def test_a_tensor_that_the_folder_has_not_is_refused(tmp_path, box):
     said = rf"{box.name} has the shape \({len(box.tensor)},\) here, and (none|\(2,\)) in .*: give a checkpoint of a model of"
     with pytest.raises(ValueError, match=said):
         load(tmp_path, [box])
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "nothing"):
+        for call in (lambda: facts(folder), lambda: load(folder, [])):
+            with pytest.raises(ValueError, match="has no checkpoint: give a folder that save"):
+                call()

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from manyranks.theory import clusters, kernels, traffic
+from manyranks.theory import Plan, clusters, kernels, traffic
 from manyranks.theory.nd import cuts, operators, splits
 from manyranks.theory.nd.cuts import FOUR
 from manyranks.theory.nd.operators import Work
@@ -168,3 +168,22 @@ def test_splitting_operator_by_operator_is_never_slower_than_one_degree_for_all(
 def test_bad_input_is_refused(shape, ranks, batch, message):
     with pytest.raises(ValueError, match=message):
         cuts.solve(shape, H100, ranks, batch, 4096)
+
+
+def test_every_cut_of_a_deep_model_is_made_without_trying_all_others():
+    assert len(list(cuts.cuts(32, 2))) == 1 + 31  # one stage, or two of one rank each
+    assert {sum(layers for layers, _ in cut) for cut in cuts.cuts(6, 4)} == {6}
+    assert len(set(cuts.cuts(6, 4))) == len(list(cuts.cuts(6, 4)))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: cuts.solve(FOUR, H100, 8, 8, 2048, microbatches=(0,)), "microbatches=0"),
+        (lambda: cuts.agreement([]), "0 plans: there is no pair"),
+        (lambda: cuts.uniform(FOUR, H100, Plan(pp=3, seq=2048)), "pp=3 does not divide 4 layers"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()

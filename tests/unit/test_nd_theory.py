@@ -340,3 +340,17 @@ def test_a_twin_of_a_twin_has_the_same_degrees():
 
 def test_every_axis_is_named():
     assert tuple(nd.calls(LLAMA, Plan(**USUAL))) == sends.AXES
+
+
+def test_a_twin_does_not_keep_what_it_changes_and_does_not_shrink_what_grows():
+    twin = nd.twin(models["mixtral-8x7b"], Plan(tp=2, dp=2, sequence_parallel=False, seq=4096))
+    assert "sequence_parallel" in twin.changed
+    assert "sequence_parallel" not in twin.kept
+    grown = nd.twin(models["mixtral-8x7b"], Plan(dp=8, ep=8, batch=8, seq=4096))
+    assert grown.changed["experts"].startswith("8 → 32")
+    assert "experts" not in grown.shrunk
+
+
+def test_an_itemsize_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="itemsize=0"):
+        sends.calls(models["llama3-8b"], Plan(dp=2), itemsize=0)

@@ -133,3 +133,13 @@ def test_bad_input_is_refused(axis, degree, count, message):
 def test_rates_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="bandwidth=0"):
         formulas.largest_tensor(models["llama3-8b"], RATE, 0)
+
+
+def test_an_axis_that_is_none_is_refused_before_tokens_are():
+    for call in (lambda: tokens.least_tokens("nope", 2), lambda: tokens.curve("tp", models["llama3-8b"], H100, 0, [1024])):
+        with pytest.raises(ValueError, match=r"axis='nope'|degree=0"):
+            call()
+
+
+def test_a_degree_that_does_not_divide_the_usual_tokens_is_checked_with_others():
+    assert tokens.check("tp", models["gpt3-175b"], H100, 6).agreement == pytest.approx(1, rel=0.05)

@@ -48,3 +48,8 @@ def test_tensor_parallelism_across_nodes_is_refused_unless_it_is_meant():
     plan = Plan(dp=64, tp=16, seq=8192, batch=1024)
     assert "2 nodes of 8" in refused("llama3-70b", plan)
     nd.check(models["llama3-70b"], plan, H100, across_nodes=True)
+
+
+def test_the_hosts_memory_counts():
+    plan = Plan(dp=8, zero=1, offload="all", seq=2048, batch=8, recompute="full")
+    assert "GB on the host, whose share for an accelerator is 256 GB: offload less" in refused("llama3-405b", plan, H100.of(8))

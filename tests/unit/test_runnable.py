@@ -23,6 +23,8 @@ REFUSED: dict[str, tuple[GPTConfig, dict, str, dict]] = {
         "schedule='dualpipe'.*say 'dualpipe-v'",
         {"schedule": "dualpipe-v"},
     ),
+    "stages of one rank": (GPT, {"virtual": 2}, "2 stages with pp=1: one rank has one; say virtual=1", {"virtual": 1}),
+    "a V of one rank": (GPT, {"schedule": "zb-v"}, "2 stages with pp=1.*schedule='1f1b'", {"schedule": "1f1b"}),
     "zero 2 and pp": (GPT, {"pp": 2, "zero": 2}, "zero=2 with pp=2.*; say zero=1", {"zero": 1}),
     "zero 3, pp, tied": (GPT, {"pp": 2, "zero": 3}, "zero=3 with pp=2.*say tied=False, or zero=1", {"tied": False}),
     "zero 3, pp, tied: or less": (GPT, {"pp": 2, "zero": 3}, "or zero=1", {"zero": 1}),

@@ -235,6 +235,32 @@ def test_a_vocabulary_without_a_place_for_each_byte_is_refused():
         train(GPTConfig(vocab=50), TrainingConfig())
 
 
+@pytest.mark.parametrize("every", [0, -1])
+def test_a_run_that_would_never_end_is_refused(every):
+    with pytest.raises(ValueError, match=f"every={every}: give a number of steps, 1 or more"):
+        train(GPTConfig(), TrainingConfig(), every=every)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"betas": (2, 3)}, r"betas=\(2, 3\): give two numbers"),
+        ({"learning_rate": float("inf")}, "learning_rate=inf"),
+        ({"bf16": True, "plan": theory.Plan(tp=2, precision="bf16")}, "bf16=True with a plan: say precision='bf16'"),
+    ],
+)
+def test_what_cannot_train_is_refused(how, says):
+    with pytest.raises(ValueError, match=says):
+        TrainingConfig(**how)
+
+
+@pytest.mark.parametrize(
+    "options", [["--microbatch", "2"], ["--zero", "3", "--dp-shard", "2"], ["--ep", "4", "--experts", "8"]]
+)
+def test_what_is_no_degree_beside_dp_leaves_its_four_ranks(options):
+    assert checked(parser().parse_args(options))[2] == 4
+
+
 def test_resume_needs_a_folder():
     with pytest.raises(ValueError, match="resume=True: say with folder"):
         train(GPTConfig(), TrainingConfig(), resume=True)

@@ -146,7 +146,8 @@ def load(
 ) -> None:
     """Fills the boxes of all ranks of the group, which call it.
 
-    Raises ValueError for a tensor that the folder has not, or of another shape.
+    Raises ValueError for a folder without a checkpoint, and for a tensor that it has not,
+    or of another shape.
     """
     planner = _Reader(parts)
     planner.check(folder)
@@ -203,6 +204,10 @@ class _Reader(dcp.DefaultLoadPlanner):
 
 
 def _metadata(folder: Path) -> dict:
+    if not (folder / ".metadata").is_file():
+        raise ValueError(
+            f"{folder} has no checkpoint: give a folder that save() has filled"
+        )
     return dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
 
 

@@ -236,7 +236,7 @@ class Here:
         )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=32)  # a place kept here keeps the sockets of its groups
 def _here(mesh: Mesh, device: str, default: dist.ProcessGroup) -> Here:
     return Here(mesh, dist.get_rank(default), device)
 

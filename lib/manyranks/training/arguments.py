@@ -97,7 +97,7 @@ def _plan(chosen: argparse.Namespace) -> Plan | None:
 def _dp(given: int | None, others: list[int]) -> int:
     """The data-parallel degree beside the others; under torchrun it follows from these."""
     if not under_torchrun():
-        return 1 if given is None else given
+        return given if given is not None else 1 if math.prod(others) > 1 else _RANKS
     there, each = int(os.environ["WORLD_SIZE"]), math.prod(others)
     if given is None and there % each == 0:
         return there // each

@@ -128,7 +128,8 @@ class TrainingConfig:
     bfloat16, with zero=3 all that computes but the loss; weights and optimizer in float32.
     seed: of the first weights and of dropout.
     plan: how a step is split over ranks of all axes, None: they share the batch, as above. Where
-    there is one, batch, accumulate, zero and recompute are the plan's, and bf16 is its precision.
+    there is one, batch, accumulate, zero and recompute are the plan's; bf16 is left out, for its
+    precision says it. With cp > 1 "selective" computes nothing more again: attention is blockwise.
     Raises ValueError, naming the field, for values that are not allowed.
     """
 
@@ -158,6 +159,10 @@ class TrainingConfig:
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be above 0")
+        if self.learning_rate == math.inf:
+            raise ValueError("learning_rate=inf: give a number, such as 3e-3")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas!r}: give two numbers, each 0 or more and below 1")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay={self.weight_decay!r}: must be 0 or more")
 
@@ -167,6 +172,8 @@ class TrainingConfig:
         taken |= {"zero": plan.zero, "recompute": plan.recompute, "bf16": False}
         usual = {field.name: field.default for field in fields(self)}
         for name, value in taken.items():
+            if name == "bf16" and self.bf16:
+                raise ValueError("bf16=True with a plan: say precision='bf16' in the plan")
             if (given := getattr(self, name)) not in (usual[name], value):
                 raise ValueError(
                     f"{name}={given!r} with a plan, which says {value!r}: leave {name} out, or "

@@ -29,6 +29,8 @@ def _sizes(gpt: GPTConfig, plan: Plan) -> str:
 
 
 def _pipeline(gpt: GPTConfig, plan: Plan) -> str:
+    if plan.pp == 1 and plan.stages > 1:
+        return f"{plan.stages} stages with pp=1: one rank has one; say virtual=1, schedule='1f1b'"
     if plan.pp == 1:
         return ""
     if plan.schedule == "dualpipe":

@@ -101,7 +101,7 @@ class Spread:
     """
 
     def __init__(self, parts: Parts, training: TrainingConfig, wrapper: Wrapper, group: Group):
-        _check(training.zero, wrapper)
+        _check(training.zero, parts.experts is not None, wrapper)
         self.parts, self.training, self.kinds = parts, training, parts.kinds()
         self._group, self._shards, self._replicas = group, group, None
         if parts.here and training.plan.dp_shard:
@@ -286,7 +286,7 @@ def _average(tensors: list[Tensor], group: Group) -> None:
             tensor.grad /= dist.get_world_size(group)
 
 
-def _check(zero: int, wrapper: Wrapper) -> None:
+def _check(zero: int, experts: bool, wrapper: Wrapper) -> None:
     if zero and not dist.is_initialized():
         raise ValueError(
             f"zero={zero}: states are shared among ranks, and this process has none beside it; "
@@ -294,3 +294,5 @@ def _check(zero: int, wrapper: Wrapper) -> None:
         )
     if zero and wrapper is not OverlappedDataParallel:
         raise ValueError(f"wrapper with zero={zero}, which takes its place: leave one of both out")
+    if experts and wrapper is not OverlappedDataParallel:
+        raise ValueError("wrapper with ep > 1, which averages for itself: leave the wrapper out")

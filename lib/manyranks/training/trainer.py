@@ -102,13 +102,12 @@ class Trainer:
     def evaluate(self, sequences: int = 256) -> float:
         """The mean loss on that many sequences, spread over the held-out text.
 
-        Raises ValueError with a plan whose data-parallel ranks are more than these.
+        Raises ValueError for fewer than 1, and with a plan for fewer than data-parallel ranks.
         """
-        if self.here and sequences < self._data[1]:
-            raise ValueError(
-                f"sequences={sequences} for dp={self._data[1]} ranks, each of which takes one or "
-                f"more: give {self._data[1]} or more"
-            )
+        least = self._data[1] if self.here else 1
+        if type(sequences) is not int or sequences < least:
+            what = f"sequences={sequences!r} for {least} data-parallel ranks"
+            raise ValueError(f"{what}, each of which takes one or more: give {least} or more")
         tokens_BT = corpus.held_out(sequences, self.gpt.seq, *self._data).to(self.device)
         # As many parts on each rank, for to gather a sharded model takes all of them.
         parts = tokens_BT.tensor_split(-(-sequences // (self._data[1] * self.training.batch)))
@@ -233,8 +232,10 @@ def train(
     folder: of its checkpoints, one after so many steps and one at the end; with resume, the
     newest is where it starts. terminal: the name of the one that rank 0 shows progress on.
     utilisation: also measure what the ranks can do, and say how much of it the run has used.
-    Raises ValueError for resume without a folder.
+    Raises ValueError for resume without a folder, and for an `every` below 1.
     """
+    if every is not None and not every >= 1:
+        raise ValueError(f"every={every!r}: give a number of steps, 1 or more, or None")
     if resume and folder is None:
         raise ValueError("resume=True: say with folder where the checkpoints are")
     trainer = Trainer(gpt, training)
@@ -255,9 +256,8 @@ def train(
 def _used(trainer: Trainer, steps_per_second: float) -> Utilisation:
     gpt, training = trainer.gpt, trainer.training
     tokens = training.batch * gpt.seq * steps_per_second
-    whole = peak_of_ranks(
-        trainer.device, torch.bfloat16 if training.bf16 else torch.float32, trainer.group
-    )
+    dtype = torch.bfloat16 if training.bf16 else _dtype(training)
+    whole = peak_of_ranks(trainer.device, dtype, trainer.group)
     return Utilisation(gpt.shape(), gpt.seq, tokens, whole, training.recompute, not gpt.dropout)
 
 

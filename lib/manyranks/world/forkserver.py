@@ -17,6 +17,11 @@ import sys
 EXIT = struct.Struct("<i")
 CHANNELS = ("command", "control", "stdout", "stderr", "faults", "status")  # file descriptors that come with a request
 _SECONDS_BETWEEN_LOOKS = 0.5
+_ONCE = (
+    "numpy.random",  # numpy would import it in each rank
+    "torch._dynamo",  # and so would DDP, fully_shard and every dispatch mode: a second a rank
+    "torch.distributed.checkpoint",  # and the trainer: a tenth of a second a rank
+)
 
 
 def serve(fd: int, folder: str) -> None:
@@ -48,10 +53,10 @@ def serve(fd: int, folder: str) -> None:
 def _prepare():
     """Does once what every rank would do: imports, and the recorder before each operator of c10d."""
     import gc
+    from importlib import import_module
 
-    import numpy.random  # noqa: F401  numpy would import it in each rank
-    import torch._dynamo  # noqa: F401  and so would DDP, fully_shard and every dispatch mode: a second a rank
-
+    for name in _ONCE:
+        import_module(name)
     import manyranks.world.rank  # noqa: F401  brings in torch, torch.distributed and cloudpickle
     from manyranks.measure.calls import Recorder
 

@@ -83,6 +83,15 @@ class ByEnumeration(RightAverage):
         return dist.new_subgroups_by_enumeration(self.groups(axes))[0]
 
 
+class ByGenerator(RightAverage):
+    """Ranks need not come as a list."""
+
+    def make(self, axes):
+        rows = self.groups(axes)
+        groups = [dist.new_group(rank for rank in row) for row in rows]
+        return next(group for row, group in zip(rows, groups, strict=True) if dist.get_rank() in row)
+
+
 class Waits(RightAverage):
     def reduce(self, flat, group):
         dist.all_reduce(flat, group=group, async_op=True).wait()
@@ -153,6 +162,7 @@ ANSWERS = [
     ("average", DataFirst),
     ("average", DividesFirst),
     ("average", ByEnumeration),
+    ("average", ByGenerator),
     ("average", Waits),
     ("place", PlaceAsAList),
     ("place", PlaceByRanks),

@@ -126,3 +126,10 @@ class EachWithEach:
         found = {tuple(b for b in ranks if all(a // s % d == b // s % d for s, d in others)) for a in ranks}
         assert all(one != other for one, other in pairwise(sorted(found)))
         return list(found)
+
+
+@wrong(TASK, "what is ready is no answer")
+def the_graders(sizes, axes):
+    from manyranks.grade.nd.setups import Setup
+
+    return Setup(tuple(sizes.items())).groups(axes)

@@ -75,3 +75,16 @@ def no_degree():
 @wrong(TASK, "help(theory.Plan) names its fields")
 def no_field():
     return theory.Plan(gpus=1024, **JOB)
+
+
+@wrong(TASK, LITERAL)
+def asked_the_grader():
+    from manyranks.grade.nd import planning
+
+    return planning.best()
+
+
+@wrong(TASK, LITERAL)
+def asked_the_rules():
+    cluster = theory.clusters["h100-dgx"]
+    return theory.nd.rules.rule_of_thumb(theory.models["llama3-70b"], cluster, 1024, 8192, 128)

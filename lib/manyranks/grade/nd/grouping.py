@@ -128,7 +128,8 @@ class Groups(NdTask):
 
     def found(self, question: tuple, part: str, got: Any, right: Any) -> str:
         sizes, axes = question
-        there = next((i for i, (one, other) in enumerate(zip(got, right, strict=False)) if one != other), 0)
+        differ = (i for i, (one, other) in enumerate(zip(got, right, strict=False)) if one != other)
+        there = next(differ, min(len(got), len(right)))
         first, here = ([shown(its[there : there + 1], 60)] if its[there:] else ["none"] for its in (got, right))
         what = f"groups({sizes}, {axes}) has {len(got):,} groups, group {there} is {first[0]}"
         return f"{what}; right are {len(right):,}, with {here[0]}"

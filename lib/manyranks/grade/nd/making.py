@@ -33,6 +33,7 @@ class Making:
     def __call__(self, ranks=None, *args, use_local_synchronization=False, **kwargs):
         if use_local_synchronization:
             raise Stopped("new_group was called with use_local_synchronization", _PLAIN)
+        ranks = None if ranks is None else list(ranks)
         mine = sorted(range(dist.get_world_size()) if ranks is None else map(int, ranks))
         first = self.store.compare_set(f"{self.run}/{len(self.made)}", "", f"{mine}").decode()
         if first != f"{mine}":

@@ -33,7 +33,8 @@ _SEARCHED = (
     "theory.Plan(dp=…, pp=…, …)"
 )
 _OTHERS = ("manyranks.", "torch.", "contextlib", "functools")
-_READY = tuple(f"manyranks.theory.{name}" for name in ("planner", "step", "memory"))
+_READY = tuple(f"manyranks.theory.{name}" for name in ("planner", "step", "memory", "nd"))
+_READY += ("manyranks.grade.nd.planning", "manyranks.show")
 _FORM = "it returns a plan: return theory.Plan(dp=…, pp=…, cp=…, tp=…, seq=8192, batch=128, …)"
 _STATES = (
     "of {peak}, {states} are parameters, gradients and the optimizer's states: more shards (zero=2, zero=3), more tp or pp"

@@ -6,13 +6,14 @@ from manyranks.grade.refused import refused
 
 _HERE = (
     "averaging",
-    "clusters",
+    "cluster",  # and clusters
     "drifts",
-    "gradients",
+    "grouping",
     "layouts",
     "misplacing",
     "placing",
     "planning",
+    "setups",
     "standing",
     "straggling",
 )

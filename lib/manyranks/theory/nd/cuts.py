@@ -57,8 +57,11 @@ def solve(
     embedding and the head are left out. Raises ValueError for another model, and for ranks that are no power of two.
     """
     _check(shape, cluster, ranks, batch, seq)
-    limit, found = cluster.accelerator.memory if memory is None else memory, []
-    for m, cut in itertools.product(microbatches, cuts(shape.layers, ranks)):
+    numbers, found = tuple(microbatches), []
+    for m in numbers:
+        checks.whole(microbatches=m)
+    limit = cluster.accelerator.memory if memory is None else memory
+    for m, cut in itertools.product(numbers, cuts(shape.layers, ranks)):
         if batch % m == 0 and (one := _solution(shape, cluster, cut, batch // m, seq, m, limit)):
             found.append(one)
     return sorted(found, key=lambda one: one.seconds)
@@ -68,7 +71,8 @@ def cuts(layers: int, ranks: int) -> Iterator[tuple[tuple[int, int], ...]]:
     """Every way to cut layers into stages, each with a power of two of the ranks: ((layers, ranks), …)."""
     powers = [2**k for k in range(ranks.bit_length())]
     for stages in range(1, min(layers, ranks) + 1):
-        parts = [one for one in itertools.product(range(1, layers + 1), repeat=stages) if sum(one) == layers]
+        ends = itertools.combinations(range(1, layers), stages - 1)
+        parts = [tuple(b - a for a, b in itertools.pairwise((0, *cut, layers))) for cut in ends]
         shares = [one for one in itertools.product(powers, repeat=stages) if sum(one) == ranks]
         yield from (tuple(zip(part, share, strict=True)) for part in parts for share in shares)
 
@@ -79,7 +83,12 @@ def meshes(ranks: int) -> list[tuple[int, ...]]:
 
 
 def uniform(shape: ModelShape, cluster: Cluster, plan: Plan) -> Solution:
-    """What the splits of a plan cost: data parallelism outside, Megatron's inside, equal stages."""
+    """What the splits of a plan cost: data parallelism outside, Megatron's inside, equal stages.
+
+    Of the plan only dp, tp, pp, batch and micro-batch count. Raises ValueError where pp does not divide the layers.
+    """
+    if shape.layers % plan.pp:
+        raise ValueError(f"pp={plan.pp} does not divide {shape.layers} layers: choose a divisor of them")
     work = Work(shape, cluster, (plan.dp, plan.tp), plan.microbatch * plan.dp, plan.seq)
     layers, m, flying = shape.layers // plan.pp, plan.microbatches, min(plan.microbatches, plan.pp)
     stage = of_pattern(("data", "Megatron"), work, layers, m, flying)
@@ -103,7 +112,9 @@ def beside_planner(shape: ModelShape, cluster: Cluster, ranks: int, batch: int, 
 
 
 def agreement(rows: list[Beside]) -> float:
-    """Share of all pairs of plans that both costs put in the same order."""
+    """Share of all pairs of plans that both costs put in the same order. Raises ValueError for fewer than two plans."""
+    if len(rows) < 2:
+        raise ValueError(f"{len(rows)} plans: there is no pair to compare; give two rows of beside_planner or more")
     pairs = list(itertools.combinations(rows, 2))
     return sum((a.splits - b.splits) * (a.step - b.step) >= 0 for a, b in pairs) / len(pairs)
 

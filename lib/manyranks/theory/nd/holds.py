@@ -167,8 +167,9 @@ class _Cut:
 def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> list[Row]:
     """The rows of a rank: buckets of gradients (ZeRO-0), sharded rows (1 and 2), units (3). itemsize: bytes of a parameter.
 
-    Raises ValueError as parts does.
+    Raises ValueError as parts does, and for an itemsize below 1.
     """
+    checks.whole(itemsize=itemsize)
     held = parts(shape, plan, at)
     every = [parameter for part in held for parameter in part.parameters]
     if plan.zero == 3:

@@ -10,7 +10,7 @@ context parallelism from 16K tokens on).
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from manyranks.theory import memory, planner
+from manyranks.theory import checks, memory, planner
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.plan import Plan
@@ -35,6 +35,9 @@ def rule_of_thumb(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batc
 
 
 def _rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, choices: dict) -> list[Found]:
+    checks.is_shape(shape)
+    checks.is_cluster(cluster)
+    checks.whole(gpus=gpus, seq=seq, batch=batch)
     for degrees in candidates(shape, cluster, gpus, seq):
         tried = DETAILS | {"schedule": _schedules(shape)} | degrees | choices
         if found := planner.search(shape, cluster, gpus=gpus, seq=seq, batch=batch, **tried):

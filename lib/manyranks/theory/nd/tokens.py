@@ -60,7 +60,11 @@ def plan(axis: str, degree: int, tokens: int) -> Plan:
 
 
 def least_tokens(axis: str, degree: int) -> int:
-    """Tokens per GPU come in multiples of this: sequence parallelism cuts sequences, a pipeline has whole micro-batches."""
+    """Tokens per GPU come in multiples of this: sequence parallelism cuts sequences, a pipeline has whole micro-batches.
+
+    Raises ValueError for another axis, and for a degree below 2.
+    """
+    formulas.check(axis, degree)
     if axis in ("pp", "bubble"):
         return MICROBATCH // math.gcd(degree, MICROBATCH)
     return degree if axis == "tp" else 1
@@ -112,7 +116,7 @@ def crossing(axis: str, shape: ModelShape, cluster: Cluster, degree: int, consta
 class Check(NamedTuple):
     """Crossings of one axis, in tokens per GPU. sheet, ideal: by the formula and by step.estimate, on a machine that reaches
     its data sheet and has no latency. formula, real: the same two on the real one, where step.estimate also charges what
-    kernels move. agreement: on the ideal machine, step.estimate's ratio ÷ the formula's, with COMPARED tokens."""
+    kernels move. agreement: on the ideal machine, step.estimate's ratio ÷ the formula's, with about COMPARED tokens."""
 
     axis: str
     degree: int
@@ -126,8 +130,9 @@ class Check(NamedTuple):
 def check(axis: str, shape: ModelShape, cluster: Cluster, degree: int) -> Check:
     """Both ways to the crossing, on the data sheet's machine and on the real one."""
     perfect = ideal(cluster)
-    closed = formula(axis, shape, perfect, degree, PERFECT)
-    stepped = balance(axis, shape, perfect, degree, COMPARED, PERFECT)
+    closed, unit = formula(axis, shape, perfect, degree, PERFECT), least_tokens(axis, degree)
+    compared = COMPARED // unit * unit or unit
+    stepped = balance(axis, shape, perfect, degree, compared, PERFECT)
     return Check(
         axis,
         degree,
@@ -135,7 +140,7 @@ def check(axis: str, shape: ModelShape, cluster: Cluster, degree: int) -> Check:
         crossing(axis, shape, perfect, degree, PERFECT),
         formula(axis, shape, cluster, degree).crossing,
         crossing(axis, shape, cluster, degree),
-        stepped.ratio / closed.ratio(COMPARED),
+        stepped.ratio / closed.ratio(compared),
     )
 
 

@@ -199,7 +199,7 @@ def _kept(shape: ModelShape, plan: Plan, small: Plan) -> dict[str, str]:
         kept["stages"] += ", embedding and head count as layers" if plan.embedding_slots else ""
     if plan.cp > 1:
         kept["context"] = plan.context
-    if plan.tp > 1:
+    if plan.tp > 1 and plan.sequence_parallel == small.sequence_parallel:
         kept["sequence_parallel"] = str(plan.sequence_parallel)
     if shape.experts:
         kept["experts"] = "dense layers first, then experts" if shape.dense_layers else "in all layers"
@@ -213,8 +213,10 @@ def _differences(shape: ModelShape, plan: Plan, scaled: ModelShape, small: Plan)
     pairs = {"ranks": (plan.gpus, small.gpus)}
     pairs |= {name: (getattr(plan, name), getattr(small, name)) for name in _DEGREES}
     pairs |= {name: (getattr(shape, name), getattr(scaled, name)) for name in (*_SIZES, *_EXPERTS)}
-    shrunk = {name: f"{a:,} → {b:,}" for name, (a, b) in pairs.items() if a != b and None not in (a, b)}
-    return shrunk, {name: words for name, words in _changed(shape, plan, scaled, small).items() if words}
+    pairs = {name: pair for name, pair in pairs.items() if None not in pair}
+    shrunk = {name: f"{a:,} → {b:,}" for name, (a, b) in pairs.items() if a > b}
+    grown = {name: f"{a:,} → {b:,}: a twin needs no less" for name, (a, b) in pairs.items() if a < b}
+    return shrunk, grown | {name: words for name, words in _changed(shape, plan, scaled, small).items() if words}
 
 
 def _changed(shape: ModelShape, plan: Plan, scaled: ModelShape, small: Plan) -> dict[str, str]:
