@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.notebooks.execute import clean
 
-CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 PARTS = [
     "The problem",
     "Build it",

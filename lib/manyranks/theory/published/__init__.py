@@ -3,6 +3,13 @@
 import csv
 from importlib.resources import files
 
+from manyranks import lazy
+
+__getattr__, __dir__, __all__ = lazy.names(
+    __name__, "context", "conversions", "expert", "fit", "layers", "layouts", "mfu", "steps"
+)
+__all__ += ["rows"]
+
 
 def rows(name: str) -> list[dict[str, str]]:
     """The rows of a table, numbers as they are printed in the source. Raises ValueError for an unknown name."""

@@ -1,0 +1,43 @@
+"""The glossary: in order, each word once, links that lead to the chapter that has the word."""
+
+import re
+
+import nbformat
+import pytest
+
+from tests.conftest import ROOT
+from tests.notebooks.test_notebooks import CHAPTERS
+
+FILE = ROOT / "notebooks" / "glossary.ipynb"
+WORD = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \| \[(\d\d)\]\((.+?)\) \|$", re.M)
+
+
+def prose(path) -> str:
+    return "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+
+
+WORDS = WORD.findall(prose(FILE))
+
+
+def test_words_stand_in_alphabetical_order_each_once():
+    words = [word.lower() for word, *_ in WORDS]
+    assert len(words) > 80
+    assert words == sorted(set(words))
+
+
+@pytest.mark.parametrize("word", WORDS, ids=[word for word, *_ in WORDS])
+def test_a_word_is_used_in_the_chapter_that_it_names(word):
+    name, meaning, number, link = word
+    chapter = ROOT / "notebooks" / link
+    assert chapter.is_file()
+    assert link.startswith(number)
+    if referred := re.fullmatch(r"see (.+)", meaning):
+        assert referred[1] in [other for other, *_ in WORDS]
+    else:
+        assert re.search(rf"\b{name.replace('-', '.?')}", chapter.read_text(encoding="utf-8"), re.I)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=[path.stem for path in CHAPTERS])
+def test_every_chapter_is_on_the_map_and_leads_to_the_glossary(chapter):
+    assert f"]({chapter.name}) | " in prose(FILE)
+    assert "](glossary.ipynb)" in prose(chapter)
