@@ -1,4 +1,7 @@
-"""nbgrader steps by which a test cell that did not end with a number of points is worth none.
+"""nbgrader steps: checks are judged apart from what learners wrote, and a cell without a number of points is worth none.
+
+A cell that asks a grader of this library is judged by grade.apart, whatever the learner's own kernel would have said of it.
+Only where a teacher has added test cells of another form does the notebook run in a kernel, as nbgrader has it.
 
 nbgrader itself gives full marks to a test cell without output, or with one that is no number ≥ 0 (its issue 427, and
 `determine_grade` in nbgrader/utils.py), and drops a submission whose kernel dies. nbgrader_config.py puts these steps in place.
@@ -13,6 +16,8 @@ from nbgrader import utils
 from nbgrader.converters import Autograde
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor, SaveAutoGrades
 from nbgrader.preprocessors.execute import UnresponsiveKernelError
+
+from manyranks.grade import apart, submission
 
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
@@ -34,6 +39,31 @@ class ExecuteWhatRuns(Execute):
         self._late = self._late + 1 if late else 0
         if self._late >= _PATIENCE:
             raise UnresponsiveKernelError("the kernel does not answer")
+
+
+class JudgeApart(ExecuteWhatRuns):
+    """Checks by grade.apart; a kernel for the other test cells, if there are any."""
+
+    def preprocess(self, nb: NotebookNode, resources, km=None):
+        graded = [
+            cell for cell in nb.cells if cell.cell_type == "code" and utils.is_grade(cell) and not utils.is_solution(cell)
+        ]
+        if not all(submission.is_check(cell) for cell in graded):
+            nb, resources = super().preprocess(nb, resources, km)
+        for judged in apart.judge(nb):
+            nb.cells[judged.check.index].outputs = outputs(judged)
+        return nb, resources
+
+
+def outputs(judged: apart.Judged) -> list[NotebookNode]:
+    """What the cell shows: the report, and the points, as a share of those that the cell is worth."""
+    report = judged.report
+    shown = {"text/html": report._repr_html_(), "text/plain": repr(report)}
+    points = round(report.points / report.out_of * judged.check.points, 2)
+    return [
+        new_output("display_data", data=shown),
+        new_output("execute_result", data={"text/plain": f"{points:g}"}, execution_count=1),
+    ]
 
 
 class NoResultNoPoints(NbGraderPreprocessor):
@@ -59,7 +89,7 @@ def has_points(cell: NotebookNode) -> bool:
 
 
 def steps() -> list[type]:
-    """nbgrader's own steps of autograding, with these two in their places."""
+    """nbgrader's own steps of autograding, with these in their places."""
     theirs = Autograde.autograde_preprocessors.default()
-    mine = {Execute: [ExecuteWhatRuns], SaveAutoGrades: [NoResultNoPoints, SaveAutoGrades]}
+    mine = {Execute: [JudgeApart], SaveAutoGrades: [NoResultNoPoints, SaveAutoGrades]}
     return [step for their in theirs for step in mine.get(their, [their])]

@@ -15,6 +15,7 @@ from manyranks.grade import journal
 from manyranks.grade.trouble import RETURNED, Notes, Trouble, text, trouble
 from manyranks.measure.calls import Call
 from manyranks.timeline.program import Collective, Recv, Send, Wait
+from manyranks.world.confine import Confined
 from manyranks.world.errors import RankHung, WorldError
 from manyranks.world.measurement import Measurement
 from manyranks.world.world import World
@@ -24,6 +25,13 @@ _LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those be
 _SHOWN_LINES, _LONG = 12, 600
 _NAMES = {Send: "send", Recv: "recv"}
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
+
+
+confined: Confined | None = None  # grade.apart sets it
+
+
+def _fences() -> dict[str, Confined]:
+    return {"confined": confined} if confined else {}
 
 
 class Case(Protocol):
@@ -64,7 +72,7 @@ def trials(function: Callable, cases: Callable[[int], list[Case]], sizes: tuple[
     done: list[Trial] = []
     deadline = time.monotonic() + _ALL_SECONDS
     for n in sizes:
-        with World(n, backend="gloo", timeout=_RUN_SECONDS) as world:
+        with World(n, backend="gloo", timeout=_RUN_SECONDS, **_fences()) as world:
             for case in cases(n):
                 world.timeout = round(min(_RUN_SECONDS, max(_LEAST_SECONDS, deadline - time.monotonic())), 1)
                 done.append(_trial(world, function, case))
@@ -78,7 +86,7 @@ def trials(function: Callable, cases: Callable[[int], list[Case]], sizes: tuple[
 def _trial(world: World, function: Callable, case: Case) -> Trial:
     printed = io.StringIO()
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=confined.scratch if confined else None) as folder,
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
         warnings.catch_warnings(),

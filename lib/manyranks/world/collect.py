@@ -3,8 +3,9 @@
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from pickle import UnpicklingError
 
-from manyranks.world import messages, watch
+from manyranks.world import watch
 from manyranks.world.local import RankProcess
 from manyranks.world.output import Output
 from manyranks.world.team import Team
@@ -101,7 +102,12 @@ class _Gathering:
         except (EOFError, OSError):
             self._selector.unregister(process.command)
             return self._died(process)
-        reply = messages.unpack([reply])
+        try:
+            reply = process.unpack([reply])
+        except UnpicklingError:  # of a confined rank: what it has sent is no reply
+            process.kill()
+            self._selector.unregister(process.command)
+            return self._died(process)
         self._outcome.replies[process.rank] = reply, frames
         self._note(reply.failure is not None)
 

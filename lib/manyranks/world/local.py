@@ -33,6 +33,7 @@ class RankProcess:
 
     def __init__(self, rank: int, command: socket.socket, control: socket.socket, pipes: dict[str, int]):
         self.rank, self.command, self.control = rank, command, control
+        self.unpack, self.largest = messages.unpack, None  # how its messages are read, and up to what size
         self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
         self.pid: int | None = None  # the rank's first message says it
         for output in (self.stdout, self.stderr, self.faults):
@@ -89,7 +90,7 @@ class RankProcess:
     def answer(self) -> list[messages.Frame]:
         """Reads the reply that is there. Raises EOFError or ConnectionError if the process is gone, TimeoutError."""
         self.torn = True
-        frames = messages.receive(self.command)
+        frames = messages.receive(self.command, largest=self.largest)
         self.torn = False
         return frames
 
@@ -103,9 +104,9 @@ class RankProcess:
         """The answer to the last question (watch.Whereabouts), or None if none comes in this time."""
         with contextlib.suppress(OSError, EOFError):
             while readable(self.control.fileno(), seconds):
-                *frames, answered = messages.receive(self.control, messages.EXACTLY)
+                *frames, answered = messages.receive(self.control, messages.EXACTLY, self.largest)
                 if answered.tobytes() == str(self._questions).encode():  # and not a late one to an earlier question
-                    return messages.unpack(frames)
+                    return self.unpack(frames)
         return None
 
     def fault_lines(self, seconds: float = 0.0) -> str:

@@ -24,6 +24,8 @@ _AT_ONCE = 1 << 16  # a message up to this size is one system call on each side
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value):
+        if travels := getattr(type(value), "__travels__", None):
+            return travels(value)  # it stands for something that only the other side has
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.UntypedStorage) and value.device.type != "meta":
             return _storage, (pickle.PickleBuffer(_bytes_of(value)),)
@@ -78,21 +80,29 @@ def send(sock: socket.socket, frames: list[Frame]) -> None:
         sock.sendall(frame)
 
 
-def receive(sock: socket.socket, ahead: int = _AT_ONCE) -> list[Frame]:
+def receive(sock: socket.socket, ahead: int = _AT_ONCE, largest: int | None = None) -> list[Frame]:
     """The frames of the next message. Raises EOFError when the other side is gone.
 
     ahead: how much to read at once. More than a message may take what follows it, so this is for connections on which the
-    other side waits for an answer before it sends more; EXACTLY is for the others.
+    other side waits for an answer before it sends more; EXACTLY is for the others. largest: bytes of a message; a larger
+    one raises EOFError, too.
     """
     start = sock.recv(ahead)
     (count,) = _COUNT.unpack_from(start := _at_least(sock, start, _COUNT.size))
     header = _COUNT.size + 8 * count
+    _check_size(header, largest)
     start = _at_least(sock, start, header)
     lengths, frames = struct.unpack_from(f"<{count}Q", start, _COUNT.size), []
+    _check_size(sum(lengths), largest)
     for length in lengths:
         frames.append(_frame(sock, start[header : header + length], length))
         header += length
     return frames
+
+
+def _check_size(size: int, largest: int | None) -> None:
+    if largest is not None and size > largest:
+        raise EOFError(f"a message of {size:,} bytes, where at most {largest:,} are read")
 
 
 def _at_least(sock: socket.socket, start: bytes, length: int) -> bytes:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import machinery
 from manyranks.world import messages, watch
+from manyranks.world.confine import Confined, confine
 from manyranks.world.recording import Recording, record
 
 _CAUSES, _DEEP, _LONG = 3, 20, 20_000  # how much of an exception is shown
@@ -41,6 +42,7 @@ class Setup:
     store: str  # file of the rendezvous
     sys_path: list[str]
     folder: str
+    confined: Confined | None = None
 
 
 @dataclass
@@ -75,6 +77,9 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     faulthandler.register(signal.SIGUSR1, faults, all_threads=False)
     _die_with_the_forkserver()
     setup = Setup(**messages.unpack(messages.receive(kernel)))
+    if setup.confined:
+        sys.path[:] = setup.sys_path  # what may be read
+        confine(setup.confined, (os.path.dirname(setup.store),))
     running = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
     watch.start(socket.socket(fileno=control), recorder, running)

@@ -7,7 +7,8 @@ import sys
 import tempfile
 import time
 
-from manyranks.world import messages, watch
+from manyranks.world import messages, plain, watch
+from manyranks.world.confine import Confined
 from manyranks.world.errors import WorldError
 from manyranks.world.local import RankProcess, readable, the_forkserver
 
@@ -19,7 +20,7 @@ _STARTING = 120.0  # seconds until the group must be ready
 class Team:
     """One process a rank, joined in one group."""
 
-    def __init__(self, size: int, backend: str):
+    def __init__(self, size: int, backend: str, confined: Confined | None = None):
         """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be."""
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
@@ -30,8 +31,10 @@ class Team:
             server.wait_until_ready()
             store = tempfile.mktemp(prefix="rendezvous-", dir=server.folder)
             for rank in range(size):
-                self.processes.append(server.fork(rank))
-                messages.send(self.processes[-1].command, messages.pack(_setup(rank, size, backend, store)))
+                self.processes.append(process := server.fork(rank))
+                if confined:
+                    process.unpack, process.largest = plain.unpack, plain.LARGEST
+                messages.send(process.command, messages.pack(_setup(rank, size, backend, store, confined)))
             self._wait_until_ready()
         except BaseException:
             self.close()
@@ -94,9 +97,11 @@ class Team:
         self.selector.close()
 
 
-def _setup(rank: int, size: int, backend: str, store: str) -> dict:
+def _setup(rank: int, size: int, backend: str, store: str, confined: Confined | None) -> dict:
     """What rank.Setup holds; a dict, for the kernel need not import what ranks do."""
-    return {"rank": rank, "size": size, "backend": backend, "store": store, "sys_path": sys.path, "folder": os.getcwd()}
+    folder = confined.scratch if confined else os.getcwd()
+    here = {"sys_path": sys.path, "folder": folder, "confined": confined}
+    return {"rank": rank, "size": size, "backend": backend, "store": store} | here
 
 
 def _last_words(process: RankProcess) -> str:

@@ -8,9 +8,11 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 
 from manyranks.measure.divergence import first_divergence
-from manyranks.world import collect, diagnose, limits, messages, tasks
+from manyranks.world import collect, diagnose, limits, messages, plain, tasks
+from manyranks.world.confine import Confined
 from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
 from manyranks.world.measurement import Measurement, measurement
 from manyranks.world.output import Output
@@ -26,10 +28,18 @@ class World:
     """`size` processes in one torch.distributed group; gloo on the CPU, NCCL where every rank can have a GPU.
 
     backend: "auto", "gloo" or "nccl"; timeout: seconds one run may take (None: no limit; a deadlock is found in 3 s without
-    it); engine: "local". A context manager. Raises ValueError for what cannot be, before any process starts.
+    it); engine: "local"; confined: what ranks may do that run code of strangers. A context manager. Raises ValueError for what
+    cannot be, before any process starts.
     """
 
-    def __init__(self, size: int, backend: str = "auto", timeout: float | None = 300.0, engine: str = "local"):
+    def __init__(
+        self,
+        size: int,
+        backend: str = "auto",
+        timeout: float | None = 300.0,
+        engine: str = "local",
+        confined: Confined | None = None,
+    ):
         limits.check_place()
         self.size = limits.checked_size(size)
         self.timeout = limits.checked_timeout(timeout)
@@ -38,7 +48,8 @@ class World:
         limits.check_room(size)
         self._lock = threading.RLock()
         self._closed = False
-        self._team: Team | None = Team(self.size, self.backend)
+        self._confined, self._unpack = confined, plain.unpack if confined else messages.unpack
+        self._team: Team | None = Team(self.size, self.backend, confined)
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
         weakref.finalize(self, _close_team, self._holder)
         _open.append(weakref.ref(self))
@@ -148,7 +159,7 @@ class World:
             self._drop_team()
             raise RankDied(f"rank {rank} {diagnose.cause(code)}. That was after the last run{lost}", rank, code)
         if self._team is None:
-            self._team = Team(self.size, self.backend)
+            self._team = Team(self.size, self.backend, self._confined)
             self._holder[:] = [self._team]
         return self._team
 
@@ -183,7 +194,7 @@ class World:
         try:
             if outcome.missing:
                 collect.explain(team, outcome)
-            error = _error(outcome, team, self.timeout)
+            error = _error(outcome, team, self.timeout, self._unpack)
         finally:
             if not usable:
                 self._drop_team()
@@ -197,7 +208,7 @@ class World:
             _warn(f"a message was sent that nobody received, or the group was destroyed; the next run has fresh ranks.{lost}")
 
     def _results(self, outcome: collect.Outcome) -> list:
-        return [_read(rank, outcome.replies[rank][1]) for rank in outcome.ranks]
+        return [_read(rank, outcome.replies[rank][1], self._unpack) for rank in outcome.ranks]
 
     def _checked_ranks(self, ranks) -> tuple[int, ...]:
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
@@ -238,7 +249,7 @@ def _packed(task: tuple) -> list:
         ) from None
 
 
-def _error(outcome: collect.Outcome, team: Team, timeout: float | None) -> WorldError | None:
+def _error(outcome: collect.Outcome, team: Team, timeout: float | None, unpack: Callable) -> WorldError | None:
     if outcome.deaths:
         rank = next(iter(outcome.deaths))  # the first that was noticed: others may have died of it
         report = diagnose.death_report(rank, outcome, team.processes[rank].fault_lines())
@@ -247,22 +258,22 @@ def _error(outcome: collect.Outcome, team: Team, timeout: float | None) -> World
         rank = outcome.failed[0]
         failure = outcome.replies[rank][0].failure
         report, trace = diagnose.failure_report(rank, outcome), diagnose.traceback_text(failure)
-        return RankFailed(report, rank, _exception(failure.pickled), trace)
+        return RankFailed(report, rank, _exception(failure.pickled, unpack), trace)
     if outcome.deadlock or outcome.late:
         return RankHung(diagnose.hang_report(outcome, timeout), diagnose.states_of(outcome))
     return None
 
 
-def _exception(pickled: bytes | None) -> BaseException | None:
+def _exception(pickled: bytes | None, unpack: Callable) -> BaseException | None:
     try:
-        return pickle.loads(pickled) if pickled else None
+        return unpack([pickled]) if pickled else None
     except Exception:  # its class asks for other arguments than it keeps
         return None
 
 
-def _read(rank: int, frames: list):
+def _read(rank: int, frames: list, unpack: Callable):
     try:
-        return messages.unpack(frames)
+        return unpack(frames)
     except Exception as error:
         raise WorldError(f"rank {rank}'s result cannot be read in the notebook: {type(error).__name__}: {error}") from error
 

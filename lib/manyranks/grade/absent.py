@@ -1,0 +1,89 @@
+"""A learner's function or class that is not here: its source travels to the ranks and becomes one there.
+
+The process that judges never runs it. What it knows of it, a confined rank has told: its kind and the names of its methods.
+"""
+
+import sys
+from dataclasses import dataclass
+from inspect import isclass
+from typing import Any, NamedTuple
+
+from manyranks.world import cells
+
+_ran: set[tuple] = set()  # on a rank: the cells that have run among its variables
+
+
+@dataclass(frozen=True)
+class Source:
+    """The cells of a notebook up to a check, with the numbers that they have in it."""
+
+    cells: tuple[tuple[int, str], ...]
+
+
+class Known(NamedTuple):
+    """kind: "class", "function", "missing", or the name of another type; methods: the names of a class; error: of its cells."""
+
+    kind: str
+    methods: tuple[str, ...] = ()
+    error: str = ""
+
+
+class _Kind(type):
+    """Of a class that stands for the learner's: as messages pack it, it becomes theirs."""
+
+    def __travels__(self):
+        return load, (self.__source__, self.__name__)
+
+
+class _Function:
+    def __init__(self, source: Source, name: str):
+        self.__source__, self.__name__ = source, name
+
+    def __travels__(self):
+        return load, (self.__source__, self.__name__)
+
+    def __call__(self, *args, **kwargs):
+        raise RuntimeError(f"{self.__name__} runs on ranks only: this process judges it")
+
+
+def stand_in(source: Source, name: str, known: Known) -> Any:
+    """What a check takes in the place of the learner's object."""
+    if known.kind == "class":
+        return _Kind(name, (), {"__source__": source, **dict.fromkeys(known.methods)})
+    return _Function(source, name)
+
+
+def load(source: Source, name: str) -> Any:
+    """On a rank: the learner's object. The cells run once, as in a notebook: one that raises does not stop the next.
+
+    Raises NameError where no cell defines it.
+    """
+    variables = vars(sys.modules["__main__"])
+    errors = [] if source.cells in _ran else _run(source, variables)
+    _ran.add(source.cells)
+    if name not in variables:
+        raise NameError(f"name {name!r} is not defined" + (f": {errors[0]}" if errors else ""))
+    return variables[name]
+
+
+def known(source: Source, name: str) -> Known:
+    """On a rank: what the judge is told of the learner's object."""
+    try:
+        found = load(source, name)
+    except NameError as error:
+        return Known("missing", error=f"{error}"[:300])
+    methods = tuple(str(key) for key in vars(found))[:100] if isclass(found) else ()
+    kind = "class" if isclass(found) else "function" if callable(found) else type(found).__name__
+    return Known(str(kind)[:60], methods)
+
+
+def _run(source: Source, variables: dict) -> list[str]:
+    errors = []
+    for number, text in source.cells:
+        name = f"<cell {number}>"
+        cells.remember(name, text)
+        try:
+            exec(compile(text, name, "exec"), variables)
+        except Exception as error:
+            errors.append(f"cell {number} raised {type(error).__name__}: {error}")
+    return errors

@@ -1,0 +1,84 @@
+"""The score of record: checks in a process that never runs what learners wrote. Their code runs on confined ranks only."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from nbformat import NotebookNode
+
+from manyranks import grade
+from manyranks.grade import trial
+from manyranks.grade.absent import Known, known, stand_in
+from manyranks.grade.report import Line, Report
+from manyranks.grade.submission import Check, checks
+from manyranks.world.confine import Confined
+from manyranks.world.errors import WorldError
+from manyranks.world.world import World
+
+_SECONDS = 8.0  # that the cells themselves may take
+
+
+class Judged(NamedTuple):
+    """One check: its report, and the seconds that it took."""
+
+    check: Check
+    report: Report
+    seconds: float
+
+
+def judge(notebook: NotebookNode) -> list[Judged]:
+    """All checks of a notebook, in their order. Nothing that a cell does comes back but plain data."""
+    with _scratch():
+        return [_judged(check) for check in checks(notebook)]
+
+
+@contextmanager
+def _scratch() -> Iterator[None]:
+    """Inside, the worlds of checks are confined to a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="manyranks-judge-") as folder:
+        before, trial.confined = trial.confined, Confined(folder)
+        try:
+            yield
+        finally:
+            trial.confined = before
+
+
+def _judged(check: Check) -> Judged:
+    started = time.monotonic()
+    return Judged(check, _report(check), time.monotonic() - started)
+
+
+def _report(check: Check) -> Report:
+    """Whatever goes wrong is a line of it, and no points."""
+    try:
+        return _checked(check)
+    except Exception as error:  # what came back from the ranks was not what a check notes
+        line = Line(
+            False, "can be judged", f"{type(error).__name__}: {error}"[:300], "leave the check and the library as they are"
+        )
+        return Report(check.name, 0.0, check.points, (line,))
+
+
+def _checked(check: Check) -> Report:
+    task = grade
+    for part in check.call:
+        task = getattr(task, part)
+    told = _asked(check)
+    if told.kind == "missing":
+        line = Line(False, f"{check.name} is there", told.error, "restart the kernel, run all cells, and look at this one")
+        return Report(check.name, 0.0, check.points, (line,))
+    if told.kind not in ("class", "function"):
+        return task(told.kind)
+    return task(stand_in(check.source, check.name, told))
+
+
+def _asked(check: Check) -> Known:
+    """What a rank says of the learner's object, once the cells have run."""
+    try:
+        with World(1, backend="gloo", timeout=_SECONDS, confined=trial.confined) as world:
+            told = world.run(known, check.source, check.name)[0]
+    except WorldError as error:
+        return Known("missing", error=f"{error}".splitlines()[0][:300])
+    return told if isinstance(told, Known) else Known("missing", error="the cells returned what is no answer")
