@@ -18,6 +18,7 @@ GROUPS = (
     "expert",
     "mfu",
     "nd",
+    "classroom",
 )
 
 

@@ -198,6 +198,13 @@ class Counting:
         return self.function(*args)
 
 
+@pytest.mark.parametrize("exercise", sorted(path.name for path in (ROOT / "solutions").glob("[0-9]*")))
+def test_every_solution_has_all_points(exercise):
+    found = apart.judge(nbformat.read(ROOT / "solutions" / exercise / f"{exercise}.ipynb", 4))
+    assert {one.check.grade_id: one.report.points for one in found} == {one.check.grade_id: one.check.points for one in found}
+    assert len(found) >= 5
+
+
 def test_a_check_sees_the_cells_before_it_only():
     late = nbformat.from_dict(submission(WRONG))
     late.cells.append(nbformat.v4.new_code_cell(RIGHT))

@@ -20,7 +20,7 @@ REQUIREMENTS = [Requirement(text) for text in (*PROJECT["dependencies"], *(r for
 TORCH = Requirement("torch==2.13.0")
 
 FILES = (
-    *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"),
+    *("README.md", "LICENSE", "CHANGELOG.md", "CLASSROOM.md", "CONTRIBUTING.md", "Makefile"),
     *("pyproject.toml", "environment.yml", "nbgrader_config.py", ".ci/run"),
 )
 FOLDERS = (
@@ -126,3 +126,12 @@ def test_no_tracked_file_names_the_host_of_a_package_registry(tracked, pattern):
 def exact_version(requirement: Requirement) -> Version | None:
     (*others, only) = requirement.specifier
     return Version(only.version) if not others and only.operator == "==" and "*" not in only.version else None
+
+
+def test_the_workflow_runs_what_the_readme_says_on_each_python_and_system():
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
+    pythons = job["strategy"]["matrix"]["python"]
+    assert [version in SpecifierSet(PROJECT["requires-python"]) for version in pythons] == [True] * 3
+    assert f"Python {pythons[0]}, {pythons[1]} or {pythons[2]}" in (ROOT / "README.md").read_text()
+    assert {name.partition("-")[0] for name in job["strategy"]["matrix"]["os"]} == {"ubuntu", "macos"}
+    assert job["steps"][-1]["run"].startswith("make test ")
