@@ -15,10 +15,11 @@ from tests.grading.zoo import (
     nd_alike,
     nd_average,
     nd_average_way,
+    nd_drifting,
     nd_groups,
+    nd_misplaced,
     nd_place,
     nd_plan,
-    nd_sick,
     nd_standing,
     nd_straggler,
 )
@@ -27,7 +28,7 @@ TASKS = {
     **{"coordinates": 2, "rank_of": 2, "groups": 3, "average": 5, "place": 3, "plan": 4},
     **{"misplaced": 3, "drifting": 3, "straggler": 3},
 }
-FILES = (nd_standing, nd_groups, nd_average, nd_average_way, nd_place, nd_plan, nd_sick, nd_straggler)
+FILES = (nd_standing, nd_groups, nd_average, nd_average_way, nd_place, nd_plan, nd_misplaced, nd_drifting, nd_straggler)
 ZOO = [answer for file in FILES for answer in file.ZOO]
 SEVEN = {  # that the exercise is about -> task, answer, words of its report
     "the first axis taken as the innermost": ("coordinates", "columns_first", "changes fastest"),
@@ -107,6 +108,18 @@ def test_who_does_nothing_gets_less_than_half(task, shared_ranks):
     report = EXERCISE.check(task, NOTHING[task])
     assert not report.passed, report
     assert report.points < report.out_of / 2, report
+
+
+KNOWN = {  # task -> the answer to the cluster that learners see, and an error in others
+    "misplaced": lambda run: ("tp", ("pp", "dp", "tp")),
+    "drifting": lambda run: {("dp", "cp", "tp"): ("cp", [(0, 2, 4, 6), (1, 3, 5, 7)])}[tuple(run.sizes)],
+    "straggler": lambda run: {("pp", "dp", "tp"): (5, "computes")}[tuple(run.sizes)],
+}
+
+
+@pytest.mark.parametrize("task", KNOWN)
+def test_who_knows_only_the_cluster_that_is_shown_gets_nothing(task, shared_ranks):
+    assert EXERCISE.check(task, KNOWN[task]).points == 0
 
 
 @pytest.fixture

@@ -126,6 +126,15 @@ class MisplacedByCalls(RightMisplaced):
         return list(answer) if isinstance(answer[0], str) and answer[0] in self.sizes else answer
 
 
+class ChangesTheRun(RightMisplaced):
+    """What it was given is a copy."""
+
+    def form(self, answer):
+        self.run.calls.clear()
+        self.run.sizes.clear()
+        return answer
+
+
 class DriftingByWeights(RightDrifting):
     """Copies of one weight that differ."""
 
@@ -169,6 +178,7 @@ ANSWERS = [
     ("plan", by_hand),
     ("plan", without_a_pipeline),
     ("misplaced", MisplacedByCalls),
+    ("misplaced", ChangesTheRun),
     ("drifting", DriftingByWeights),
     ("straggler", StragglerByVotes),
 ]

@@ -47,6 +47,53 @@ class ByAll(RightAverage):
         return dist.get_world_size()
 
 
+@wrong(TASK, "divided by dp × cp × pp")
+class ByStages(RightAverage):
+    """Right where there are no stages."""
+
+    ranks, cases = CP, slice(1, 2)
+
+    def divisor(self):
+        return dist.get_world_size() // self.sizes["tp"]
+
+
+@wrong(TASK, "what is whole was not averaged over dp × cp")
+class WholeLeftOut(RightAverage):
+    def over_data(self):
+        every, self.grads = self.grads, lambda: every("cut", "partial")
+        super().over_data()
+
+
+@wrong(TASK, "over dp × cp goes everything")
+class WholeNotSent(RightAverage):
+    """But divided."""
+
+    def over_data(self):
+        self.add_up(self.grads("cut", "partial"), self.data)
+        for grad in self.grads():
+            grad /= self.divisor()
+
+
+@wrong(TASK, "the two groups are swapped")
+class Swapped(RightAverage):
+    def axes_of_tp(self):
+        return ("dp", "cp")
+
+    def axes_of_data(self):
+        return ("tp",)
+
+    def divisor(self):
+        return dist.get_world_size(self.tp)
+
+
+@wrong(TASK, "those of axes as in the chapter")
+class InTheChaptersOrder(RightAverage):
+    ranks, cases = CP, slice(1, 2)
+
+    def groups(self, axes):
+        return groups_of({axis: self.sizes[axis] for axis in ("pp", "dp", "cp", "tp") if axis in self.sizes}, axes)
+
+
 @wrong(TASK, "divided by tp")
 class ByTp(RightAverage):
     def divisor(self):
@@ -60,7 +107,7 @@ def over_all(sizes, weights):
         weight.parameter.grad /= dist.get_world_size()
 
 
-@wrong(TASK, OVER_ALL)
+@wrong(TASK, "averaged over stages, too")
 class OverStages(RightAverage):
     ranks, cases = CP, slice(1, 2)
 

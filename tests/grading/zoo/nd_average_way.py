@@ -106,6 +106,32 @@ class WithABarrier(RightAverage):
         super().over_data()
 
 
+@wrong(TASK, "dp and cp make one group together", right_values=True)
+class OneAfterTheOther(RightAverage):
+    """Over dp, then over cp."""
+
+    ranks = 8
+
+    def over_data(self):
+        axes = [axis for axis in ("dp", "cp") if axis in self.sizes]
+        for group in [self.make((axis,)) for axis in axes]:
+            self.add_up(self.grads(), group)
+        for grad in self.grads():
+            grad /= self.divisor()
+
+    def axes_of_data(self):
+        return ("dp", "cp")
+
+
+@wrong(TASK, "the calls are in order, but these are not the groups: on 6 ranks, dp 3, tp 2, those of dp × cp are [0, 2, 4]")
+class Blocks(RightAverage):
+    """Neighbours, whatever the axis."""
+
+    def groups(self, axes):
+        size = len(super().groups(axes)[0])
+        return [list(range(first, first + size)) for first in range(0, dist.get_world_size(), size)]
+
+
 @wrong(TASK, "over tp goes only what is partial", right_values=True)
 class EverythingOverTp(RightAverage):
     """With zeros for what is not partial on all but one of the tp ranks."""

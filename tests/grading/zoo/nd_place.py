@@ -70,6 +70,12 @@ class OnlyTheInnermost(RightPlace):
         return order[-1:]
 
 
+@wrong(TASK, "an axis of degree 1 stands in the order, too")
+class WithoutSingleRanks(RightPlace):
+    def form(self, order):
+        return [axis for axis in order if self.sizes[axis] > 1]
+
+
 @wrong(TASK, ONCE)
 class AName(RightPlace):
     def form(self, order):

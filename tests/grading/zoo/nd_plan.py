@@ -24,6 +24,10 @@ def keep(says, name, right_values=True, **fields):
 
 keep("that is the baseline itself", "baseline", dp=16, pp=8, tp=8)
 keep("that is the baseline itself", "baseline_with_less_states", dp=16, pp=8, tp=8, zero=2)
+keep("that is slower than the baseline", "slower_than_it", dp=32, pp=4, tp=8, microbatch=2)
+keep("not judged: the plan cannot be", "beyond_all_layers", False, dp=8, pp=128)
+keep("not judged: it is another job", "half_the_batch", False, dp=16, pp=8, tp=8, batch=64)
+keep("bubble 0.", "says_its_parts", dp=16, pp=8, tp=8, virtual=2)
 keep("choose degrees whose product is 1024", "too_few", False, dp=16, pp=4, tp=8)
 keep("choose degrees whose product is 1024", "too_many", False, dp=32, pp=8, tp=8)
 keep("batch=128 is not a multiple", "too_many_replicas", False, dp=1024)

@@ -106,22 +106,26 @@ class RightPlace:
 class RightMisplaced(RightPlace):
     def __call__(self, run):
         self.run, self.sizes, self.node = run, run.sizes, run.node
-        self.traffic, self.between = self.bytes(lambda call: True), self.bytes(self.leaves)
+        self.traffic, self.between = self.bytes(lambda rank, call: True), self.bytes(self.leaves)
         return self.form((self.axis(), self.order()))
 
-    def calls(self):
-        return [call for calls in self.run.calls for call in calls]
+    def counted(self):
+        return range(len(self.run.calls))
 
-    def leaves(self, call):
-        return len({rank // self.run.node for rank in call.ranks}) > 1
+    def calls(self):
+        return [(rank, call) for rank in self.counted() for call in self.run.calls[rank]]
+
+    def leaves(self, rank, call):
+        following = call.ranks[(call.ranks.index(rank) + 1) % len(call.ranks)]
+        return rank // self.run.node != following // self.run.node
 
     def amount(self, call):
         return call.sent
 
     def bytes(self, counts):
         found = dict.fromkeys(self.run.sizes, 0)
-        for call in self.calls():
-            found[call.axis] += self.amount(call) if counts(call) else 0
+        for rank, call in self.calls():
+            found[call.axis] += self.amount(call) if counts(rank, call) else 0
         return found
 
     def axis(self):

@@ -46,6 +46,11 @@ def as_in_the_chapter(rank, sizes):
     return right(rank, chapter(sizes))
 
 
+@wrong(AT, "the order of the axes is that of sizes: not by name")
+def by_name(rank, sizes):
+    return right(rank, {axis: sizes[axis] for axis in sorted(sizes)})
+
+
 @wrong(AT, "take the remainder by the degree, too")
 def no_modulo(rank, sizes):
     return {axis: rank // stride for axis, stride in strides(sizes).items()}
@@ -154,6 +159,30 @@ def as_they_come(coordinates, sizes):
 def in_the_order_of_coordinates(coordinates, sizes):
     own = {axis: sizes[axis] for axis in coordinates}
     return back(coordinates, own | sizes)
+
+
+@wrong(RANK, "look each one up")
+def row_by_row_as_they_come(coordinates, sizes):
+    rank = 0
+    for axis, at in coordinates.items():
+        rank = rank * sizes[axis] + at
+    return rank
+
+
+@wrong(RANK, "look each one up")
+def side_by_side(coordinates, sizes):
+    rank = 0
+    for at, size in zip(coordinates.values(), sizes.values(), strict=False):
+        rank = rank * size + at
+    return rank
+
+
+@wrong(RANK, "its degree still multiplies")
+def skips_what_is_left_out(coordinates, sizes):
+    rank = 0
+    for axis, size in sizes.items():
+        rank = rank * size + coordinates[axis] if axis in coordinates else rank
+    return rank
 
 
 @wrong(RANK, "an axis that coordinates leaves out counts as 0")

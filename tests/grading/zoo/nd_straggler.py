@@ -6,7 +6,6 @@ from tests.grading.zoo.wrong import Wrong, keeper
 ZOO: list[Wrong] = []
 wrong = keeper(ZOO)
 TASK = "straggler"
-OTHERS, SEEN = slice(1, 2), slice(1)  # the clusters that learners have not seen, and the one that they have
 VICTIM, PARTNER = "is the one that suffers", "that is a partner of the slow rank"
 
 
@@ -21,14 +20,13 @@ class LongestWait(RightStraggler):
 class TpPartner(RightStraggler):
     def answer(self):
         rank, cause = super().answer()
-        return next(one for one in next(g for g in groups_of(self.run.sizes, ("tp",)) if rank in g) if one != rank), cause
+        own = next(group for group in groups_of(self.run.sizes, ("tp",)) if rank in group)
+        return next((one for one in own if one != rank), rank), cause
 
 
 @wrong(TASK, "compare it with ranks of the same stage")
 class MostCompute(RightStraggler):
     """Whatever its stage has to do; the cause by stages."""
-
-    cases = OTHERS
 
     def answer(self):
         compute = self.spent("compute")
@@ -44,8 +42,6 @@ class LeastCompute(RightStraggler):
 
 @wrong(TASK, "a rank that waits little may still be as fast")
 class LeastTimeInCalls(RightStraggler):
-    cases = OTHERS
-
     def answer(self):
         calls = self.spent("call")
         return calls.index(min(calls)), super().answer()[1]
@@ -62,8 +58,6 @@ class EndsLast(RightStraggler):
 class AnySlowCall(RightStraggler):
     """A rank in a slow call, whatever its other calls are like."""
 
-    cases = OTHERS
-
     def of_rank(self, ratios):
         return max(ratios)
 
@@ -71,8 +65,6 @@ class AnySlowCall(RightStraggler):
 @wrong(TASK, "its ranks' shortest span")
 class WithWaiting(RightStraggler):
     """As if a call took as long as its longest span."""
-
-    cases = OTHERS
 
     def of_call(self, spans):
         return max(spans)
@@ -86,8 +78,6 @@ class HardCoded(RightStraggler):
 
 @wrong(TASK, "that is not rank 0")
 class Rank0(RightStraggler):
-    cases = OTHERS
-
     def answer(self):
         return 0, super().answer()[1]
 
@@ -107,8 +97,6 @@ class AlwaysComputes(RightStraggler):
 
 @wrong(TASK, "compute spans of one rank are longer", right_values=True)
 class AlwaysSends(RightStraggler):
-    cases = OTHERS
-
     def answer(self):
         return super().answer()[0], "sends"
 
@@ -141,3 +129,48 @@ class OneTooFar(RightStraggler):
     def answer(self):
         rank, cause = super().answer()
         return (rank + 4) % 8 if cause == "sends" else rank, cause
+
+
+@wrong(TASK, "do not add up their times")
+class AddedUp(RightStraggler):
+    """The longest time in calls, as if all ranks had as many."""
+
+    def sender(self):
+        return max(self.ranks, key=lambda rank: sum(self.own[call.number] for call in self.run.calls[rank]))
+
+
+@wrong(TASK, "compare its compute spans with ranks of its own stage")
+class BesideItsNeighbour(RightStraggler):
+    def peers(self, rank):
+        return [rank, rank ^ 1]
+
+    def answer(self):
+        compute = self.spent("compute")
+        ratios = [mine / compute[rank ^ 1] for rank, mine in enumerate(compute)]
+        return (ratios.index(max(ratios)), "computes") if max(ratios) > 1.2 else (self.sender(), "sends")
+
+
+@wrong(TASK, "calls inside a node do not use the slow link")
+class InsideToo(RightStraggler):
+    def far(self, rank):
+        return [call for call in self.run.calls[rank] if call.sent]
+
+
+@wrong(TASK, "a span has waiting in it")
+class OwnSpans(RightStraggler):
+    def sender(self):
+        return max(self.ranks, key=self.in_far_calls)
+
+    def in_far_calls(self, rank):
+        far = {c.number for c in self.run.calls[rank] if len({one // self.run.node for one in c.ranks}) > 1}
+        return sum(span.finished - span.started for span in self.run.spans[rank] if span.call in far)
+
+
+@wrong(TASK, "a call's number is not its place in the list")
+class ByPlace(RightStraggler):
+    """No points, though the cluster shown may be right."""
+
+    def answer(self):
+        for calls, spans in zip(self.run.calls, self.run.spans, strict=True):
+            [calls[span.call] for span in spans if span.call is not None]
+        return super().answer()

@@ -125,6 +125,9 @@ def an_order(value: Any, sizes: dict[str, int], call: str) -> list[str]:
     form = "an order has each axis of sizes once, the outermost first"
     if isinstance(value, str) or not isinstance(value, tuple | list | dict):
         raise Stopped(f"the order of {call} is {kind_of(value)}", form)
+    missing = [degree for axis, degree in sizes.items() if axis not in value]
+    if missing and max(missing) == 1:
+        form = f"an axis of degree 1 stands in the order, too: {form}"
     if sorted(map(str, value)) != sorted(sizes):
         raise Stopped(f"the order of {call} is {', '.join(map(str, value)) or 'empty':.80}", form)
     return list(value)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.grade.nd import making, setups
+from manyranks.grade.nd import layouts, making, setups
 from manyranks.grade.nd.answers import heard, said
 from manyranks.grade.nd.given import Weight
 from manyranks.grade.nd.ready import own
@@ -32,10 +32,18 @@ _TWO = (
     "two all-reduces: what is partial, over tp; and everything, over dp × cp, in one flat row each. A missing axis has one rank"
 )
 _TOO_MANY_BYTES = "over tp goes only what is partial: the rest is complete there"
-_GROUPS = "of the groups, those of tp, and those of dp × cp, each once: dist.new_group makes them, and no other call"
+_GROUPS = "of the groups, those of tp, and those of dp × cp, each once, and no others"
+_OTHERS = (
+    "the calls are in order, but these are not the groups: on {n} ranks, {mesh}, those of dp × cp are {rows}, and those of "
+    "tp {tp}"
+)
+_TOGETHER = "dp and cp make one group together: one all-reduce in place of two"
+_SWAPPED = "the two groups are swapped: what is partial goes over tp, everything over dp × cp"
+_TOO_FEW_BYTES = "over dp × cp goes everything, what is cut, whole and partial: all of it is averaged"
 _NO_GROUPS = (
     "no group was made by dist.new_group(ranks): call it like that, for every group of tp, and for every group of dp × cp"
 )
+_FLOAT64 = "rows have half the bytes: float64 stays float64"
 _MEMBER = "this rank is not in the group that it uses: new_group gives such ranks no group. Keep the one that the rank is in"
 _NOT_IN_IT = "does not belong to the given group"  # torch warns, and does nothing
 _UNEXPLAINED = "partial: the sum over tp; then all: the sum over the ranks of dp × cp, divided by their number"
@@ -104,8 +112,22 @@ def _groups(task: "Averaging", trial: Trial) -> Verdict:
         missing = [ranks for ranks in right if ranks not in first]
         more = [ranks for ranks in first if ranks not in right]
         what = f"no group of ranks {missing[0]}" if missing else f"a group of ranks {(more or first)[0]}, too"
-        return Verdict(False, f"{len(first)} groups were made, {what}", making.ALL_RANKS if missing else _GROUPS)
+        return Verdict(False, f"{len(first)} groups were made, {what}", _why_groups(trial.case.must, first, missing))
     return Verdict(True)
+
+
+def _why_groups(setup: Setup, made: list, missing: list) -> str:
+    """All ranks made them in one order."""
+    if _apart(setup, made):
+        return _TOGETHER
+    rows, tp = (listed([f"{row}" for row in layouts.groups(setup.sizes, axes)]) for axes in (setup.data, ("tp",)))
+    return _OTHERS.format(n=setup.n, mesh=setup, rows=rows, tp=tp) if missing else _GROUPS
+
+
+def _apart(setup: Setup, made: list) -> bool:
+    """Whether there are groups of dp and of cp."""
+    both = [layouts.groups(setup.sizes, (axis,)) for axis in setup.data]
+    return len(both) == 2 and all(row in made for rows in both for row in rows)
 
 
 def _calls(task: "Averaging", trial: Trial) -> Verdict:
@@ -118,7 +140,8 @@ def _calls(task: "Averaging", trial: Trial) -> Verdict:
             more = f" and {len(calls) - 3} more" if len(calls) > 3 else ""
             here = listed([f"{size:,} bytes among {ranks}" for size, ranks in right])
             found = f"rank {rank} called {there or 'nothing'}{more}; right are all-reduces of {here}"
-            return Verdict(False, found, _why_calls({call.op for call in calls}, got, right))
+            apart = _apart(trial.case.must, heard(trial.answers[0].tensors[_MADE]))
+            return Verdict(False, found, _TOGETHER if apart else _why_calls({call.op for call in calls}, got, right))
     if trial.unwaited:
         rank, op = trial.unwaited[0]
         return Verdict(False, f"rank {rank} did not wait for its {op}", WAIT)
@@ -140,7 +163,18 @@ def _why_calls(ops: set[str], got: list, right: list) -> str:
             total[tuple(ranks)] += size
     if sent == needed:
         return _ONE_EACH
-    return _TOO_MANY_BYTES if sent.keys() == needed.keys() and len(got) == 2 else _TWO
+    if sent.keys() != needed.keys() or len(got) != 2:
+        return _TWO
+    return _of_bytes([sent[ranks] for ranks in needed], [*needed.values()])
+
+
+def _of_bytes(sent: list[int], needed: list[int]) -> str:
+    """Of two all-reduces over the right groups."""
+    if [2 * size for size in sent] == needed:
+        return _FLOAT64
+    if sent == needed[::-1]:
+        return _SWAPPED
+    return _TOO_MANY_BYTES if sum(sent) > sum(needed) else _TOO_FEW_BYTES
 
 
 @dataclass(frozen=True)

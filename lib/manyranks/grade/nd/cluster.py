@@ -19,13 +19,17 @@ PP, CP, TP, DATA = "pp", "cp", "tp", "data"
 
 
 class Work(NamedTuple):
-    """A rank's part: tokens, hidden size, width of a layer over all tp ranks, layers of a stage, and of the last one's head."""
+    """A rank's part: tokens, hidden size, width of a layer over all tp ranks, layers of a stage, and of the last one's head.
+
+    more: layers that each stage has beside those.
+    """
 
     tokens: int = 8
     hidden: int = 16
     width: int = 32
     layers: int = 2
     head: int = 0
+    more: tuple[int, ...] = ()
 
 
 class Forgotten(NamedTuple):
@@ -60,7 +64,7 @@ class Done(NamedTuple):
 
 
 def step(sizes: Sizes, work: Work, forgotten: Forgotten | None) -> Done:
-    """What each rank runs."""
+    """What each rank runs; those that the mesh has no place for only make groups."""
     wanted = {axis: layouts.groups(sizes, (axis,)) for axis in layouts.present(sizes, TP, CP)}
     wanted[DATA] = averaging(sizes, forgotten)
     groups = {}
@@ -68,6 +72,8 @@ def step(sizes: Sizes, work: Work, forgotten: Forgotten | None) -> Done:
         for ranks in every:
             group = dist.new_group(ranks)
             groups |= {axis: group} if dist.get_rank() in ranks else {}
+    if dist.get_rank() >= layouts.count(sizes):
+        return Done({}, [], {})
     rank = Rank(sizes, work, groups)
     rank.train()
     return Done({group.group_name: axis for axis, group in groups.items()}, rank.flops, rank.weights)
@@ -80,6 +86,7 @@ class Rank:
         self.sizes, self.work, self.groups = sizes, work, groups
         self.at = layouts.coordinates(dist.get_rank(), sizes)
         self.stage, self.stages = self.at.get(PP, 0), sizes.get(PP, 1)
+        self.layers = work.layers + (work.more[self.stage] if work.more else 0)
         self.weights = dict(self._parameters())
         self.grads: dict[str, Tensor] = {}
         self.kept: list[tuple[Tensor, ...]] = []
@@ -88,7 +95,7 @@ class Rank:
     def _parameters(self):
         hidden, t, own = self.work.hidden, self.sizes.get(TP, 1), self.at.get(TP, 0)
         head = [("head", (hidden, self.work.head // t))] if self.work.head and self.stage == self.stages - 1 else []
-        for layer in range(self.work.layers):
+        for layer in range(self.layers):
             seed = 100 * self.stage + 10 * layer
             yield f"layer{layer}.G", 1 + 0.1 * drawn(seed, hidden)
             yield f"layer{layer}.A", 0.2 * drawn(seed + 1, t, hidden, self.work.width // t)[own]
@@ -99,11 +106,11 @@ class Rank:
     def train(self) -> None:
         """One micro-batch, forward and backward; then gradients are averaged, and the weights change."""
         x = self._received(-1) if self.stage else self._tokens()
-        for layer in range(self.work.layers):
+        for layer in range(self.layers):
             x = self._forward(layer, x)
         self._send(x, 1)
         grad = self._received(1) if self.stage < self.stages - 1 else self._loss(x)
-        for layer in reversed(range(self.work.layers)):
+        for layer in reversed(range(self.layers)):
             grad = self._backward(layer, grad)
         self._send(grad, -1)
         self._update()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from manyranks.grade.nd import cluster
+from manyranks.grade.nd import cluster, layouts
 from manyranks.grade.nd.cluster import DATA, Forgotten, Work
 from manyranks.grade.nd.given import Call, Run, Span
 from manyranks.theory.charges import ClusterCosts
@@ -36,7 +36,7 @@ class Slow(NamedTuple):
 
 
 class Sick(NamedTuple):
-    """A cluster of 8 ranks. sizes: the outermost axis first; node: GPUs in one; forgotten, slow: what ails it."""
+    """A cluster of up to 8 ranks. sizes: the outermost axis first; node: GPUs in one; forgotten, slow: what ails it."""
 
     sizes: tuple[tuple[str, int], ...]
     node: int
@@ -79,15 +79,13 @@ def recorded(sicks: tuple[Sick, ...]) -> tuple[Run, ...]:
 
 
 def _run(sick: Sick, measured: Measurement) -> Run:
-    numbers, done = _numbers(measured), measured.results
-    calls = [
-        [_call(call, rank, done[rank].names, numbers, dict(sick.sizes)) for call in issued]
-        for rank, issued in measured.calls.items()
-    ]
+    numbers, done, sizes = _numbers(measured), measured.results, dict(sick.sizes)
+    ranks = range(layouts.count(sizes))
+    calls = [[_call(call, rank, done[rank].names, numbers, sizes) for call in measured.calls[rank]] for rank in ranks]
     program = _with_compute(measured.program, [one.flops for one in done])
     timeline = replay(program, _Costs(_small(sick.node), slow=sick.slow))
     spans = [list(_spans(program, timeline, rank, mine)) for rank, mine in enumerate(calls)]
-    return Run(dict(sick.sizes), sick.node, calls, spans, [one.weights for one in done])
+    return Run(sizes, sick.node, calls, spans, [done[rank].weights for rank in ranks])
 
 
 def _small(node: int) -> Cluster:
@@ -171,18 +169,24 @@ KINDS: dict[str, list[Sick]] = {
         Sick(mesh(tp=4, dp=2), 4, Work(tokens=48)),
         Sick(mesh(dp=2, tp=2, pp=2), 2, Work(tokens=24, head=224)),
         Sick(mesh(dp=2, pp=2, tp=2), 4, Work(tokens=24)),
-        Sick(mesh(tp=2, dp=2, pp=2), 2, Work(tokens=24)),
+        Sick(mesh(tp=2, dp=2, pp=2), 2, Work(tokens=24, head=120)),
+        Sick(mesh(tp=2, dp=4), 2, Work(tokens=24)),
+        Sick(mesh(dp=2, pp=3), 3, Work(tokens=64, width=16, layers=1, more=(0, 5, 0))),
     ],
     "B": [
         Sick(mesh(dp=2, cp=2, tp=2), 4, forgotten=Forgotten("cp")),
         Sick(mesh(cp=2, tp=2, dp=2), 4, forgotten=Forgotten("dp")),
         Sick(mesh(pp=2, dp=2, cp=2), 4, forgotten=Forgotten("cp", stage=1)),
         Sick(mesh(tp=2, cp=2, dp=2), 2, Work(head=32), Forgotten("cp")),
+        Sick(mesh(pp=2, dp=2, cp=2), 4, forgotten=Forgotten("cp", stage=0)),
+        Sick(mesh(cp=2, pp=2, dp=2), 4, forgotten=Forgotten("dp", stage=0)),
+        Sick(mesh(cp=2, pp=2, dp=2), 4, forgotten=Forgotten("dp", stage=1)),
     ],
     "C": [
         Sick(mesh(pp=2, dp=2, tp=2), 2, slow=Slow(5, COMPUTES, 1.5)),
         Sick(mesh(dp=2, pp=2, tp=2), 2, slow=Slow(3, SENDS, 4.0)),
-        Sick(mesh(pp=2, dp=2, tp=2), 2, Work(head=64), slow=Slow(2, COMPUTES, 1.4)),
+        Sick(mesh(dp=2, tp=2, pp=2), 4, Work(head=64), slow=Slow(2, COMPUTES, 1.4)),
         Sick(mesh(pp=2, tp=2, dp=2), 2, slow=Slow(6, SENDS, 3.0)),
+        Sick(mesh(pp=3, dp=2), 2, slow=Slow(0, SENDS, 3.0)),
     ],
 }

@@ -1,6 +1,7 @@
 """The task drifting: which axis was forgotten when gradients were averaged, and the groups that mend it."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -19,12 +20,21 @@ _PAIR = "it returns a pair: the name of an axis, and a list of groups, each a tu
 _BY_ONE = (
     'that is what rank 0\'s group says: it may be in order where another one is not. Look at the ranks of all calls for "data"'
 )
+_BY_LAST = (
+    "that is what the last rank's group says: it may be in order where rank 0's is not. Look at the ranks of all calls for "
+    '"data"'
+)
 _CUT = (
     "weights differ from tp rank to tp rank because they are cut, from stage to stage because these have other layers: that "
     "is no drift. Compare ranks that have the same tp and pp"
 )
 _THE_OTHER = "that axis is in the groups, and its ranks have the same weights: the other one of dp and cp is missing"
-_ALWAYS = "that is what the first cluster had: read it off the calls, or the weights"
+_ALWAYS = (
+    "that is what the first cluster had: read it off the calls, or the weights. Where dp and cp are equally large, how many "
+    "ranks a call has does not tell; their coordinates do"
+)
+_FIXED = "the order of the axes is that of run.sizes, not pp, dp, cp, tp as in the chapter"
+_EACH_ONCE = "each group once: every rank is in one of them"
 _STILL = "those are the groups that the run had: what ails it stays"
 _ONLY_MISSING = "those groups have the missing axis alone: gradients are averaged over dp and cp together"
 _ONE_AXIS = "gradients are averaged over dp and cp together, in one group of dp × cp ranks, not over one of them"
@@ -68,6 +78,21 @@ def _differing(run: Run) -> str | None:
     return None
 
 
+def _said_by(rank: int, otherwise: str | None) -> Callable[[Run], Parts]:
+    """By one rank's group alone, and a guess where nothing is missing there."""
+
+    def found(run: Run) -> Parts:
+        ranks = next(call.ranks for call in run.calls[rank] if call.axis == "data")
+        return {_AXIS: _missing(run, [ranks]) or otherwise}
+
+    return found
+
+
+def _in_chapter_s_order(run: Run) -> Parts:
+    sizes = {axis: run.sizes[axis] for axis in sorted(run.sizes, key=("pp", "dp", "cp", "tp").index)}
+    return {_GROUPS: layouts.groups(sizes, ("dp", "cp"))}
+
+
 def _other(run: Run) -> str:
     return {"cp": "dp", "dp": "cp"}[_missing(run, _called(run))]
 
@@ -82,7 +107,8 @@ def _sick_ones(run: Run) -> Parts:
 
 
 _SLIPS = (
-    Slip(_BY_ONE, lambda run: {_AXIS: _missing(run, [next(c.ranks for c in run.calls[0] if c.axis == "data")])}),
+    *(Slip(_BY_ONE, _said_by(0, guess)) for guess in (None, "dp", "cp")),
+    *(Slip(_BY_LAST, _said_by(-1, guess)) for guess in (None, "dp", "cp")),
     Slip(_ALWAYS, lambda run: {_AXIS: "cp"}),
     Slip(_CUT, lambda run: {_AXIS: _differing(run)}),
     Slip(_CUT, lambda run: {_AXIS: "tp" if "tp" in run.sizes else "pp"}),
@@ -94,13 +120,15 @@ _SLIPS = (
     Slip(_EVERYONE, _axes("dp", "cp", "tp", "pp")),
     Slip(_WITH_TP, _axes("tp", "pp")),
     Slip(_ONLY_SICK, _sick_ones),
+    Slip(_FIXED, _in_chapter_s_order),
+    Slip(_EACH_ONCE, lambda run: {_GROUPS: sorted(2 * layouts.groups(run.sizes, ("dp", "cp")))}),
     Slip(_OWN, lambda run: {_GROUPS: layouts.groups(run.sizes, ("dp", "cp"))[:1]}),
 )
 
 
 def _asked(function: Callable, question: tuple) -> Parts:
     run = question[0]
-    axis, groups = answers.pair(function(run), CALL, _PAIR)
+    axis, groups = answers.pair(function(deepcopy(run)), CALL, _PAIR)
     if not isinstance(groups, tuple | list | set | frozenset):
         raise Stopped(f"the groups of {CALL} are {answers.kind_of(groups)}", _PAIR)
     found = sorted(sorted(answers.row(group, "a group", _PAIR)) for group in groups)
@@ -109,10 +137,9 @@ def _asked(function: Callable, question: tuple) -> Parts:
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """The cluster that learners have seen, and others."""
-    seen, *others = clusters.kind("B")
-    exams = [([(seen,)], "the cluster that you have"), ([(run,) for run in others], "other clusters")]
-    return answers.scenes((Exam(questions, _asked, _right, _SLIPS, answers.same), note) for questions, note in exams)
+    """The cluster that learners have seen, and others: who knows only the first one has no points."""
+    questions = [(run,) for run in clusters.kind("B")]
+    return [answers.scene(Exam(questions, _asked, _right, _SLIPS, answers.same), "the cluster that you have, and others")]
 
 
 @dataclass(frozen=True)

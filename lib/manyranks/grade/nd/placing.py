@@ -117,6 +117,7 @@ _FITTING = [
     ({"tp": 9 * _GB, "dp": 2 * _GB, "pp": _GB // 8}, {"tp": 8, "pp": 2, "dp": 4}, 8, _SIMPLE),
     ({"pp": _GB // 4, "cp": 6 * _GB, "tp": 2 * _GB, "dp": _GB}, {"dp": 4, "tp": 2, "cp": 4, "pp": 2}, 8, _SIMPLE),
     ({"dp": 5 * _GB, "tp": 3 * _GB}, {"dp": 4, "tp": 4}, 4, _SIMPLE),
+    ({"tp": 7 * _GB, "cp": 0, "dp": 2 * _GB}, {"tp": 8, "cp": 1, "dp": 4}, 8, _SIMPLE),
 ]
 _LARGE = [
     ({"dp": 8 * _GB, "cp": 10 * _GB, "pp": _GB // 2}, {"cp": 16, "dp": 8, "pp": 2}, 8, _HARD),

@@ -41,6 +41,7 @@ _STATES = (
 )
 _ACTIVATIONS = "of {peak}, {held} are activations: recompute more, or cut a micro-batch's tokens: more tp or cp"
 _SAME = "that is the baseline itself, or just as slow: look at where its time goes, theory.step.estimate(…).parts"
+_SLOWER = "that is slower than the baseline: look at where its time goes, theory.step.estimate(…).parts"
 _NODE = "tp={tp} is larger than a node of 8: its all-reduces leave NVLink. Keep tp inside the node"
 _RECOMPUTED = 'recompute="full" runs each layer\'s forward again, a third of the compute: it is needed only where memory is'
 _BUBBLE = (
@@ -89,6 +90,10 @@ def cases(n: int) -> list[Scene]:
     return [Scene(1, _asked, [{_PLAN: answers.said(dataclasses.asdict(BEST))}], note=f"{MODEL} on {GPUS:,} GPUs")]
 
 
+def _another_job(plan: Plan) -> bool:
+    return any(getattr(plan, name) != value for name, value in _GIVEN.items())
+
+
 def _impossible(plan: Plan) -> Verdict | None:
     """Where the plan is another job's, or none at all."""
     shape, cluster = _setting()
@@ -123,18 +128,32 @@ def _fits(task: "Planning", trial: Trial) -> Verdict:
 def _in_seconds(most: float, task: "Planning", trial: Trial) -> Verdict:
     """Whether a step takes so long at most."""
     if not (fits := _fits(task, trial)).ok:
-        return Verdict(None, "not judged: the plan does not fit", fits.hint)
+        return Verdict(None, f"not judged: {_instead(_plan_of(trial))}", fits.hint)
     time = time_of(_plan_of(trial))
     if time.seconds <= most:
         return Verdict(True)
-    found = f"a step takes {time.seconds:.3f} s; {most:.3f} s are asked for ({time!r:.110})"
+    found = f"a step takes {time.seconds:.3f} s; {most:.3f} s are asked for"
     return Verdict(False, found, _why(time))
+
+
+def _instead(plan: Plan) -> str:
+    """Why its time is not judged."""
+    if _another_job(plan):
+        return "it is another job"
+    return "the plan cannot be" if _impossible(plan) else "the plan does not fit"
+
+
+def _parts(time: StepTime) -> str:
+    """Those that take time, the longest first."""
+    parts = sorted(time.parts.items(), key=lambda one: -one[1])
+    return "of the step, " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in parts if seconds >= 0.0005)
 
 
 def _why(time: StepTime) -> str:
     """What to change first: what is known to be needless, then what takes longest beside computing."""
-    same = time.seconds >= 0.99 * time_of(BASELINE).seconds
-    return "; ".join([*([_SAME] if same else []), _cause(time), _OTHER])
+    times = time.seconds / time_of(BASELINE).seconds
+    slow = [_SLOWER] if times > 1.05 else [_SAME] if times >= 0.99 else []
+    return "; ".join([*slow, _parts(time), _cause(time), _OTHER])
 
 
 def _cause(time: StepTime) -> str:

@@ -1,6 +1,6 @@
 """Gradients of a mesh's ranks: what each has, what one process makes of them, right and wrong in known ways."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -19,11 +19,13 @@ _UNTOUCHED = "the gradients are as they were: put what you computed into each pa
 _SUMS = "these are sums over the data ranks: their mean takes a division by dp × cp"
 _TWICE = "divided twice: once by dp × cp is enough, and ReduceOp.AVG divides, too"
 _BY_ALL = "divided by the number of all ranks: the mean is over dp × cp, and tp and pp ranks are no part of it"
+_BY_STAGES = "divided by dp × cp × pp: stages are no part of the mean. The divisor is dp × cp, dist.get_world_size(group)"
 _BY_TP = "divided by tp: the mean is over the ranks of dp × cp"
 _OVER_ALL = (
     "averaged over all ranks: other tp ranks have other parts, other stages other layers. Only ranks that differ in dp and "
     "cp alone have the same weights"
 )
+_OVER_STAGES = "averaged over stages, too: pp ranks have other layers. The mean is over dp × cp"
 _OVER_TP = "averaged over the tp ranks, which have other parts of what is cut: the mean is over dp × cp"
 _NO_CP = "averaged over dp only: cp ranks have the same weights, and have seen other tokens. The mean is over dp × cp"
 _NO_DP = "averaged over cp only: the mean is over dp × cp"
@@ -33,6 +35,11 @@ _WHOLE_SUMMED = "what is whole was summed over tp, and is tp times too large: it
 _CUT_SUMMED = "what is cut was summed over tp: each tp rank has the gradient of its own part"
 _ONLY_PARTIAL = "only what is partial was averaged over dp × cp: all gradients are"
 _NOT_PARTIAL = "what is partial was summed over tp, but not averaged over dp × cp"
+_NOT_WHOLE = (
+    "what is whole was not averaged over dp × cp: all gradients are, and that of whole is complete on each tp rank only"
+)
+_NOT_CUT = "what is cut was not averaged over dp × cp: all gradients are"
+_FIXED_ORDER = "the groups are those of axes as in the chapter: the order is that of sizes, not pp, dp, cp, tp"
 _OTHER_ORDER = (
     "the groups are those of another order of axes: sizes has the outermost axis first, so the last axis's ranks are neighbours"
 )
@@ -41,7 +48,8 @@ MIXED = "the gradients are mixed up: cut the flat row again in the order and the
 
 class Rule(NamedTuple):
     """What is done with gradients; the defaults are right. summed: kinds that are summed over tp, meant: that are averaged
-    over it; data: axes of the mean; by: axes whose degrees it is divided by, None for those of data; again: as often.
+    over it; data: axes of the mean; by: axes whose degrees it is divided by, None for those of data; again: as often; order:
+    of the axes.
     """
 
     summed: tuple[str, ...] = (PARTIAL,)
@@ -50,20 +58,29 @@ class Rule(NamedTuple):
     by: tuple[str, ...] | None = None
     again: int = 1
     kinds: tuple[str, ...] = (CUT, WHOLE, PARTIAL)
-    turned: bool = False
+    order: Callable[[Sizes], Sizes] = dict
+
+
+def _turned(sizes: Sizes) -> Sizes:
+    return dict(reversed(sizes.items()))
+
+
+def _as_in_the_chapter(sizes: Sizes) -> Sizes:
+    return {axis: sizes[axis] for axis in layouts.present(sizes, "pp", "dp", "cp", "tp")}
 
 
 RIGHT = Rule()
 _RULES = (
     (_UNTOUCHED, Rule(summed=(), data=())),
     (_SUMS, Rule(by=())),
-    (_TWICE, Rule(again=2)),
+    (_BY_STAGES, Rule(by=("dp", "cp", "pp"))),
     (_BY_ALL, Rule(by=("dp", "cp", "tp", "pp"))),
     (_BY_ALL, Rule(by=("dp", "cp", "tp"))),
+    (_TWICE, Rule(again=2)),
     (_BY_TP, Rule(by=("tp",))),
     (_OVER_ALL, Rule(summed=(), data=("dp", "cp", "tp", "pp"))),
     (_OVER_ALL, Rule(data=("dp", "cp", "tp", "pp"))),
-    (_OVER_ALL, Rule(data=("dp", "cp", "pp"))),
+    (_OVER_STAGES, Rule(data=("dp", "cp", "pp"))),
     (_OVER_ALL, Rule(summed=(), data=("dp", "cp", "tp"))),
     (_OVER_ALL, Rule(data=("dp", "cp", "tp"))),
     (_OVER_TP, Rule(summed=(), data=("tp",))),
@@ -81,7 +98,10 @@ _RULES = (
     (_WHOLE_SUMMED, Rule(summed=(WHOLE,))),
     (_ONLY_PARTIAL, Rule(kinds=(PARTIAL,))),
     (_NOT_PARTIAL, Rule(kinds=(CUT, WHOLE))),
-    (_OTHER_ORDER, Rule(turned=True)),
+    (_NOT_WHOLE, Rule(kinds=(CUT, PARTIAL))),
+    (_NOT_CUT, Rule(kinds=(WHOLE, PARTIAL))),
+    (_FIXED_ORDER, Rule(order=_as_in_the_chapter)),
+    (_OTHER_ORDER, Rule(order=_turned)),
 )
 
 
@@ -111,7 +131,7 @@ class Setup:
 
     def results(self, rule: Rule = RIGHT) -> list[Tensors]:
         """Gradients by rank, and no groups."""
-        sizes = dict(reversed(self.axes)) if rule.turned else self.sizes
+        sizes = rule.order(self.sizes)
         by = rule.data if rule.by is None else rule.by
         degree = layouts.count({axis: sizes[axis] for axis in layouts.present(sizes, *by)}) ** rule.again
         before = [self.own(rank) for rank in range(self.n)]

@@ -1,7 +1,7 @@
 """The tasks coordinates and rank_of: from a rank to its place in a mesh, and back."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ _OWN_STRIDE = "an axis's stride is the product of the degrees further inside: it
 _SUMMED = "an axis's stride is the product of the degrees further inside, not their sum"
 _TURNED = "the coordinates stand at the wrong axes, in the opposite order"
 _FIXED = "the order of the axes is that of sizes, which is another one each time: not pp, dp, cp, tp as in the chapter"
+_BY_NAME = "the order of the axes is that of sizes: not by name"
 _FROM_ONE = "coordinates are counted from 0"
 _ZERO = "0 everywhere is where rank 0 stands, and nobody else"
 _REST = "what is left of the rank goes on to the next axis: the quotient, not the remainder, where you begin inside"
@@ -35,6 +36,7 @@ _BY_DIVISION = (
     "begin inside: coordinate and rest of the last axis are divmod(rank, degree), the rest goes on to the axis before it"
 )
 _GIVEN_ORDER = "coordinates has its axes in any order: go through those of sizes, and look each one up"
+_STILL_COUNTS = "an axis that is left out counts as 0, but its degree still multiplies: go through all of sizes"
 _LAST = "an axis that is left out counts as 0, not as its last coordinate"
 _NO_STRIDES = "each coordinate counts as many ranks as lie inside its axis: times the stride"
 _BY_SUM = "rank = ((a·B + b)·C + c)·D + d for the coordinates a, b, c, d, and degrees of which B is b's"
@@ -72,6 +74,7 @@ _COORDINATES_WRONG = tuple(
         (_ZERO, lambda rank, sizes: dict.fromkeys(sizes, 0)),
         (_INNERMOST, lambda rank, sizes: layouts.coordinates(rank, _turned(sizes))),
         (_FIXED, lambda rank, sizes: layouts.coordinates(rank, _fixed(sizes))),
+        (_BY_NAME, lambda rank, sizes: layouts.coordinates(rank, dict(sorted(sizes.items())))),
         (_NO_MODULO, lambda rank, sizes: {axis: rank // stride for axis, stride in _strides(sizes).items()}),
         (_NO_STRIDE, lambda rank, sizes: {axis: rank % size for axis, size in sizes.items()}),
         (_OWN_STRIDE, lambda rank, sizes: {a: rank // (s * sizes[a]) % sizes[a] for a, s in _strides(sizes).items()}),
@@ -95,6 +98,14 @@ def _as_given(at: dict, sizes: Sizes) -> int:
     return sum(one * stride for one, stride in zip(at.values(), _strides(sizes).values(), strict=False))
 
 
+def _row_by_row(pairs: Iterable[tuple[int, int]]) -> int:
+    """By coordinates and degrees, the outermost first."""
+    rank = 0
+    for one, size in pairs:
+        rank = rank * size + one
+    return rank
+
+
 def _in_its_order(at: dict, sizes: Sizes) -> int:
     return layouts.rank_of(at, {axis: sizes[axis] for axis in (*at, *(axis for axis in sizes if axis not in at))})
 
@@ -107,6 +118,9 @@ _RANKS_WRONG = tuple(
         (_FIXED, lambda at, sizes: layouts.rank_of(at, _fixed(sizes))),
         (_GIVEN_ORDER, _as_given),
         (_GIVEN_ORDER, _in_its_order),
+        (_GIVEN_ORDER, lambda at, sizes: _row_by_row((one, sizes[axis]) for axis, one in at.items())),
+        (_GIVEN_ORDER, lambda at, sizes: _row_by_row(zip(at.values(), sizes.values(), strict=False))),
+        (_STILL_COUNTS, lambda at, sizes: _row_by_row((at[axis], size) for axis, size in sizes.items() if axis in at)),
         (_LAST, lambda at, sizes: layouts.rank_of({axis: at.get(axis, size - 1) for axis, size in sizes.items()}, sizes)),
         (_NO_STRIDES, lambda at, sizes: sum(at.values())),
         (_OWN_STRIDE, _weighed(lambda sizes: {axis: stride * sizes[axis] for axis, stride in _strides(sizes).items()})),

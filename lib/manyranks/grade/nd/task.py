@@ -39,7 +39,7 @@ class NdTask(ScriptTask):
         """Of a run that was not over, what takes so long."""
         line, trial = super().line(finding, function), finding.trial
         slow = trial and trial.trouble and trial.trouble.hung and not trial.trouble.deadlock
-        return replace(line, hint="; ".join(filter(None, (self.endless, line.hint)))) if slow else line
+        return replace(line, hint=f"{self.endless}; or a loop does not end") if slow and self.endless else line
 
 
 def shown(value: Any, longest: int = 120) -> str:
