@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test lint notebooks exercises bench clean
+.PHONY: lab venv test lint notebooks exercises bench site clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 	$(BIN)/jupyter lab $(ROOT) notebooks/00_start_here.ipynb
@@ -28,6 +28,9 @@ exercises: $(VENV)/.installed-test ## generates exercises/ from solutions/
 
 bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would use instead
 	$(BIN)/python -m benchmarks
+
+site: $(VENV)/.installed-site ## chapters, exercises and the library's reference as static pages, in site/
+	$(BIN)/python docs/build.py
 
 clean:
 	rm -rf $(VENV)

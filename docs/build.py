@@ -1,0 +1,117 @@
+"""Builds the site: chapters as they were executed, exercises, pages, and the library's reference from its docstrings.
+
+python docs/build.py [FOLDER] writes static pages that need no server (folder: site). The places of the pages are those of
+their sources, so that links keep their form: notebooks/03_zero.ipynb becomes notebooks/03_zero.html.
+"""
+
+import html
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+from nbconvert.filters import markdown2html
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "CLASSROOM.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PACKAGES = ("timeline", "theory", "measure", "world", "parallel", "training", "show", "grade")
+_LINK = re.compile(r'(href=")(?!https?:|mailto:|data:|#)([^"#]*)((?:#[^"]*)?")')
+_SCRIPT = re.compile(r"<script.*?</script>", re.S)
+
+
+def build(folder: Path) -> None:
+    """The whole site. What the folder has of an earlier one is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    notebooks = [*sorted((ROOT / "notebooks").glob("*.ipynb")), *sorted((ROOT / "exercises").glob("*/*.ipynb"))]
+    for source in notebooks:
+        _write(folder, source, _notebook(source))
+    for name in PAGES:
+        _write(folder, ROOT / name, _page(name))
+    shutil.copytree(ROOT / "notebooks" / "images", folder / "notebooks" / "images")
+    shutil.copy(ROOT / "LICENSE", folder / "LICENSE")
+    (folder / "index.html").write_text(_index(notebooks), encoding="utf-8")
+    reference(folder / "api")
+
+
+def reference(folder: Path) -> None:
+    """The public names of the library, each with its docstring."""
+    import pdoc
+
+    pdoc.render.configure(docformat="markdown", show_source=True)
+    pdoc.pdoc("manyranks", *(f"manyranks.{package}" for package in PACKAGES), output_directory=folder)
+
+
+def broken(folder: Path) -> list[str]:
+    """The links between the site's own pages that lead nowhere: "page: link"."""
+    pages = {page: _SCRIPT.sub("", page.read_text(encoding="utf-8")) for page in folder.rglob("*.html")}
+    return [f"{page.relative_to(folder)}: {link}" for page, text in pages.items() for link in _wrong(page, text, pages)]
+
+
+def _wrong(page: Path, text: str, pages: dict[Path, str]) -> Iterable[str]:
+    for link in dict.fromkeys(re.findall(r'(?:href|src)="([^"]+)"', text)):
+        target, _, anchor = html.unescape(link).partition("#")
+        if re.match(r"[a-z]+:|//", target) or anchor.startswith("_"):  # names that are not public have no place
+            continue
+        there = (page.parent / target).resolve() if target else page
+        known = pages.get(there, "")
+        if not there.exists() or (anchor and there.suffix == ".html" and f'id="{anchor}"' not in known):
+            yield link
+
+
+def _notebook(source: Path) -> str:
+    exporter = HTMLExporter(embed_images=False, exclude_input_prompt=True, exclude_output_prompt=True)
+    exporter.require_js_url = ""  # no widget works without a kernel
+    text, _ = exporter.from_notebook_node(nbformat.read(source, 4))
+    return _local(text)
+
+
+def _page(name: str) -> str:
+    title = name.removesuffix(".md").capitalize()
+    return _framed(title, _local(markdown2html((ROOT / name).read_text(encoding="utf-8"))))
+
+
+def _local(text: str) -> str:
+    """Links to sources lead to their pages."""
+    return _LINK.sub(lambda link: link[1] + re.sub(r"\.(ipynb|md)$", ".html", link[2]) + link[3], text)
+
+
+def _index(notebooks: list[Path]) -> str:
+    items = "".join(f'<li><a href="{_place(path)}">{html.escape(_title(path))}</a></li>' for path in notebooks)
+    links = "".join(
+        f'<li><a href="{Path(name).with_suffix(".html")}">{name.removesuffix(".md").capitalize()}</a></li>' for name in PAGES
+    )
+    api = '<li><a href="api/manyranks.html">Reference of the library</a></li>'
+    return _framed("Many Ranks", f"<h1>Many Ranks</h1><ul>{items}</ul><ul>{links}{api}</ul>")
+
+
+def _title(path: Path) -> str:
+    first = next(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+    return first.splitlines()[0].removeprefix("# ")
+
+
+def _place(source: Path) -> str:
+    return source.relative_to(ROOT).with_suffix(".html").as_posix()
+
+
+def _write(folder: Path, source: Path, text: str) -> None:
+    page = folder / _place(source)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
+
+
+def _framed(title: str, body: str) -> str:
+    style = "body{max-width:52em;margin:2em auto;padding:0 1em;font:16px/1.5 sans-serif}img{max-width:100%}"
+    style += "table{border-collapse:collapse}td,th{border-top:1px solid #ccc;padding:3px 8px;text-align:left}"
+    head = f'<head><meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style></head>'
+    return f"<!DOCTYPE html><html lang='en'>{head}<body>{body}</body></html>"
+
+
+if __name__ == "__main__":
+    there = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site")
+    build(there)
+    if wrong := broken(there):
+        sys.exit("links that lead nowhere:\n" + "\n".join(wrong))
+    print(f"{there}/index.html")
