@@ -8,7 +8,7 @@ import nbformat
 import psutil
 import pytest
 
-from manyranks.grade import apart, check
+from manyranks.grade import apart, check, trial
 from manyranks.grade.submission import checks, is_check
 from manyranks.world import confine
 from tests.conftest import ROOT
@@ -82,12 +82,13 @@ FATAL = {
 
 @pytest.mark.parametrize("kind", FATAL)
 @pytest.mark.parametrize("where", ["cell", "answer"])
-def test_what_never_ends_or_ends_the_process_has_no_points_and_takes_no_longer_than_a_check(kind, where):
+def test_what_never_ends_or_ends_the_process_has_no_points_and_takes_no_longer_than_a_check(kind, where, monkeypatch):
+    monkeypatch.setattr(trial, "slowness", lambda: 1.0)  # else a busy machine gives it more time
     code = FATAL[kind]
     started = time.monotonic()
     inside = "def shard(tensor):\n" + "".join(f"    {line}\n" for line in code.splitlines())
     assert judged(code if where == "cell" else inside).report.points == 0
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 120  # 20 on a machine that does nothing else
 
 
 @pytest.mark.skipif("files" not in confine.fences().split(", "), reason="Landlock is Linux's")

@@ -5,9 +5,11 @@ import threading
 import time
 
 import pytest
+import torch
 
 from manyranks import grade
 from manyranks.grade import trial
+from tests.grading.exercise import Exercise
 from tests.grading.zoo import hostile
 
 DEADLINE = 40  # seconds, whatever the learner wrote; half of it on an idle machine
@@ -54,6 +56,12 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def quiet(monkeypatch):
+    """As if the machine had nothing else to do."""
+    monkeypatch.setattr(trial, "slowness", lambda: 1.0)
+
+
 def assert_ends_in_time(function, says: str, capfd) -> grade.Report:
     started = time.monotonic()
     report = grade.collectives.ring_all_reduce(function)
@@ -73,17 +81,40 @@ def test_it_ends_in_time_with_a_report(function, says, capfd):
 
 
 @pytest.mark.parametrize(("function", "says"), HANGS, ids=[f.__name__ for f, _ in HANGS])
-def test_so_does_what_hangs(function, says, capfd, monkeypatch):
+def test_so_does_what_hangs(function, says, capfd, monkeypatch, quiet):
     monkeypatch.setattr(trial, "_RUN_SECONDS", 1.0)  # the real ones are those of the test below
     report = assert_ends_in_time(function, "not over after 1 s", capfd)
     assert says in repr(report), report
 
 
-def test_many_runs_that_are_almost_late_end_in_time_too():
+def test_many_runs_that_are_almost_late_end_in_time_too(quiet):
     started = time.monotonic()
     report = grade.collectives.ring_all_reduce(hostile.sleeps_almost_too_long)
     assert time.monotonic() - started < DEADLINE
     assert "not over after" in repr(report)
+
+
+@pytest.mark.parametrize(("slow", "passes"), [(1.4, False), (4.0, True)])
+def test_a_right_answer_that_is_late_passes_where_the_machine_is_busy(slow, passes, monkeypatch):
+    monkeypatch.setattr(trial, "slowness", lambda: slow)
+    monkeypatch.setattr(trial, "_RUN_SECONDS", 1.0)
+    right = Exercise("01_collectives").definitions("solutions")["ring_all_reduce"]
+
+    def late_on_four(x):
+        if torch.distributed.get_world_size() == 4:
+            time.sleep(1.5)
+        return right(x)
+
+    assert grade.collectives.ring_all_reduce(late_on_four).passed == passes
+
+
+def test_what_waits_for_ever_has_no_second_try(monkeypatch):
+    monkeypatch.setattr(trial, "slowness", lambda: pytest.fail("a deadlock is one on any machine"))
+    assert "waits in recv" in repr(grade.collectives.ring_all_reduce(hostile.receives_for_ever))
+
+
+def test_slowness_is_about_one_or_more():
+    assert 0.9 < trial.slowness() < 100
 
 
 def test_prints_are_those_of_the_run_that_the_first_wrong_line_is_about():

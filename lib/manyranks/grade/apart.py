@@ -17,7 +17,7 @@ from manyranks.world.confine import Confined
 from manyranks.world.errors import WorldError
 from manyranks.world.world import World
 
-_SECONDS = 8.0  # that the cells themselves may take
+_SECONDS = 12.0  # that the cells themselves may take
 
 
 class Judged(NamedTuple):

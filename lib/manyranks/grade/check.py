@@ -46,7 +46,8 @@ class Task:
 def check(task: Task, function) -> Report:
     """Runs the function on the task's worlds and judges what happened under each aspect.
 
-    Always returns, within 20 s; what the function raises, prints or returns becomes a line of the report.
+    Always returns, within 20 s on a machine that does nothing else; what the function raises, prints or returns becomes a line
+    of the report.
     """
     if not callable(function):
         return _refused(task, Finding(Line(False, f"{task.name} is not a function", hint="run the cell above that defines it")))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from manyranks.grade import journal
-from manyranks.grade.trouble import RETURNED, Notes, Trouble, text, trouble
+from manyranks.grade.trouble import RETURNED, Notes, Trouble, late, text, trouble
 from manyranks.measure.calls import Call
 from manyranks.timeline.program import Collective, Recv, Send, Wait
 from manyranks.world.confine import Confined
@@ -20,7 +20,12 @@ from manyranks.world.errors import RankHung, WorldError
 from manyranks.world.measurement import Measurement
 from manyranks.world.world import World
 
-_RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s
+_RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s on a quiet machine
+_BUSY, _MOST_PATIENCE, _PROBE = (
+    1.5,
+    6.0,
+    0.1,
+)  # slowness from which a late run gets more time, and how much; seconds to find out
 _LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
 _SHOWN_LINES, _LONG = 12, 600
 _NAMES = {Send: "send", Recv: "recv"}
@@ -109,17 +114,27 @@ def _outcome(world: World, function: Callable, case: Case, folder: str) -> dict:
 
 
 def _measured(world: World, function: Callable, case: Case, folder: str) -> Measurement:
-    """Once more where all ranks have returned, but too late: the machine is busy."""
+    """Once more where it was late because the machine has other things to do, with as much more time."""
     work, *arguments = case.job
     try:
         return world.measure(work, function, *arguments, folder)
     except RankHung as error:
-        if set(error.states.values()) != {RETURNED}:
+        returned = set(error.states.values()) == {RETURNED}
+        slow = slowness() if late(error) else 1.0
+        if slow < _BUSY and not returned:
             raise
     for file in Path(folder).iterdir():
         file.unlink()
-    world.timeout = _RUN_SECONDS
+    world.timeout = round(_RUN_SECONDS * min(max(slow, 1.0), _MOST_PATIENCE), 1)
     return world.measure(work, function, *arguments, folder)
+
+
+def slowness() -> float:
+    """The seconds that a second of computing takes: 1 on a machine that does nothing else."""
+    started, used = time.monotonic(), time.thread_time()
+    while time.thread_time() - used < _PROBE:
+        pass
+    return (time.monotonic() - started) / _PROBE
 
 
 def _unwaited(measured: Measurement) -> tuple[tuple[int, str], ...]:

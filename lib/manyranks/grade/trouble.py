@@ -55,6 +55,11 @@ def trouble(error: WorldError, notes: Notes) -> Trouble:
     return Trouble(_first_line(error), "")
 
 
+def late(error: RankHung) -> bool:
+    """Whether the time was over, and the ranks did not just wait for each other."""
+    return f"{error}".startswith(_LATE)
+
+
 def clash(notes: Notes, also_smaller: bool = False) -> tuple[str, str] | None:
     """The earliest message that is larger than the room its receiver made for it, and a hint.
 
