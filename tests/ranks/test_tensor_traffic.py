@@ -104,7 +104,7 @@ def test_the_whole_gpt_s_calls_and_payload_are_the_theory_s(shared_worlds, way):
 
 @pytest.mark.parametrize("how", [{}, SP], ids=["plain", "sequence"])
 @pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
-def test_finish_makes_one_all_reduce_for_all_norms_and_one_for_copied_heads(shared_worlds, config, how):
+def test_finish_makes_one_all_reduce_for_what_one_group_holds(shared_worlds, config, how):
     t = shared_worlds.size
     before, nothing, after = (
         shared_worlds.measure(gpt_step, config, how, *calls)
@@ -115,7 +115,8 @@ def test_finish_makes_one_all_reduce_for_all_norms_and_one_for_copied_heads(shar
     for r in range(t):
         assert len(nothing.calls[r]) == len(before.calls[r])
         calls = after.calls[r][len(before.calls[r]) :]
-        elements = [n for n in (partial.sequence, partial.copies) if n]
+        # The one key/value head has copies on all ranks: one group, and one message, for both.
+        elements = [n] if (n := partial.sequence + partial.copies) else []
         assert [(call.op, call.bytes, len(call.ranks)) for call in calls] == [
             *(("all_reduce", 4 * n, t) for n in elements),
             ("all_reduce", 8, t),  # the norm, in 64 bits
