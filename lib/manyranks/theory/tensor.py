@@ -231,9 +231,11 @@ def partial_gradients(shape: ModelShape, t: int, sequence_parallel: bool = False
 def finish(
     shape: ModelShape, t: int, sequence_parallel: bool = False, itemsize: int = 2, copies_rank: int = 0, rank: int = 0
 ) -> Calls:
-    """What sums the partial gradients, once a step: an all-reduce of each kind. itemsize: of a gradient's element; copies_rank:
+    """What sums the partial gradients, once a step: an all-reduce a group. itemsize: of a gradient's element; copies_rank:
     this rank's place among those with the same key/value head. Raises ValueError as parameters does."""
     sequence, copies = partial_gradients(shape, t, sequence_parallel)
+    if shape.kv_heads == 1:  # all ranks have a copy: one group, and one message
+        sequence, copies = sequence + copies, 0
     first = _call("all_reduce", sequence, itemsize, t, rank) if sequence else Calls()
     return first + (_call("all_reduce", copies, itemsize, t // shape.kv_heads, copies_rank) if copies else Calls())
 
