@@ -24,6 +24,8 @@ _SCRIPT = re.compile(r"<script.*?</script>", re.S)
 
 def build(folder: Path) -> None:
     """The whole site. What the folder has of an earlier one is removed."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / "api" / "manyranks.html").exists():
+        sys.exit(f"{folder} has something else than an earlier site: give another folder")
     shutil.rmtree(folder, ignore_errors=True)
     notebooks = [*sorted((ROOT / "notebooks").glob("*.ipynb")), *sorted((ROOT / "exercises").glob("*/*.ipynb"))]
     for source in notebooks:

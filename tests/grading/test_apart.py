@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from manyranks.grade import apart, check, trial
+from manyranks.grade.absent import Known, Source, stand_in
 from manyranks.grade.submission import checks, is_check
 from manyranks.world import confine
 from tests.conftest import ROOT
@@ -93,7 +94,8 @@ def test_what_never_ends_or_ends_the_process_has_no_points_and_takes_no_longer_t
 
 @pytest.mark.skipif("files" not in confine.fences().split(", "), reason="Landlock is Linux's")
 @pytest.mark.parametrize("name", ["solution.ipynb", "other.ipynb", "gradebook.db"])
-def test_what_is_not_theirs_can_be_neither_read_nor_written(outside, name):
+def test_what_is_not_theirs_can_be_neither_read_nor_written(outside, name, monkeypatch):
+    monkeypatch.syspath_prepend(outside)  # as `python -m` does with the folder that it is called in
     answer = f"""
 def shard(tensor):
     try:
@@ -218,3 +220,10 @@ def test_an_answer_that_is_not_there_says_which_cell_raised():
     report = judged("shard = 1 / 0\n").report
     assert report.points == 0
     assert "cell 2 raised ZeroDivisionError" in f"{report}"
+
+
+def test_a_class_with_names_that_python_takes_for_itself_can_be_judged():
+    names = ("__slots__", "__init__", "__source__", "__new__", "step")
+    stood_in = stand_in(Source(()), "Stage1", Known("class", names))
+    assert {"__init__", "step"} <= vars(stood_in).keys()
+    assert stood_in.__source__ == Source(())

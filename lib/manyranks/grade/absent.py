@@ -49,7 +49,8 @@ class _Function:
 def stand_in(source: Source, name: str, known: Known) -> Any:
     """What a check takes in the place of the learner's object."""
     if known.kind == "class":
-        return _Kind(name, (), {"__source__": source, **dict.fromkeys(known.methods)})
+        named = (name for name in known.methods if name == "__init__" or not name.startswith("__"))
+        return _Kind(name, (), {**dict.fromkeys(named), "__source__": source})
     return _Function(source, name)
 
 

@@ -27,6 +27,11 @@ class Judged(NamedTuple):
     report: Report
     seconds: float
 
+    @property
+    def points(self) -> float:
+        """Of those that the cell is worth, the share that the report gives."""
+        return round(self.report.points / self.report.out_of * self.check.points, 2) if self.report.out_of else 0.0
+
 
 def judge(notebook: NotebookNode) -> list[Judged]:
     """All checks of a notebook, in their order. Nothing that a cell does comes back but plain data."""

@@ -59,10 +59,9 @@ def outputs(judged: apart.Judged) -> list[NotebookNode]:
     """What the cell shows: the report, and the points, as a share of those that the cell is worth."""
     report = judged.report
     shown = {"text/html": report._repr_html_(), "text/plain": repr(report)}
-    points = round(report.points / report.out_of * judged.check.points, 2)
     return [
         new_output("display_data", data=shown),
-        new_output("execute_result", data={"text/plain": f"{points:g}"}, execution_count=1),
+        new_output("execute_result", data={"text/plain": f"{judged.points:g}"}, execution_count=1),
     ]
 
 

@@ -68,9 +68,9 @@ def _rows(path: Path, name: Path, releases: dict[tuple[str, ...], NotebookNode])
         return
     ids = {cell.metadata.get("nbgrader", {}).get("grade_id") for cell in submission.cells}
     _, release = max(releases.items(), key=lambda item: len(ids & set(item[0])))
-    for check, report, seconds in apart.judge(asked(submission, release)):
-        points = report.points / report.out_of * check.points
-        yield Row(student, exercise, report.task, round(points, 2), check.points, seconds, _failed(report))
+    for one in apart.judge(asked(submission, release)):
+        task, failed = one.report.task, _failed(one.report)
+        yield Row(student, exercise, task, one.points, one.check.points, one.seconds, failed)
 
 
 def _failed(report: Report) -> str:

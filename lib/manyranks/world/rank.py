@@ -78,7 +78,6 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     _die_with_the_forkserver()
     setup = Setup(**messages.unpack(messages.receive(kernel)))
     if setup.confined:
-        sys.path[:] = setup.sys_path  # what may be read
         confine(setup.confined, (os.path.dirname(setup.store),))
     running = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
