@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test lint notebooks exercises bench site clean
+.PHONY: lab venv test lint notebooks exercises gallery bench site clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 	$(BIN)/jupyter lab $(ROOT) notebooks/00_start_here.ipynb
@@ -14,8 +14,10 @@ lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 
 # Each file's tests stay together and in order, for a notebook's cells share a kernel; files begin in the order they are found.
+# Those of tests/cluster have the machine to themselves: Ray gives up where its own processes take longer than 15 s to start.
 test: lint ## lint, then all tests, with every notebook executed and compared
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/cluster
+	$(BIN)/python -m pytest tests/cluster
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -25,6 +27,9 @@ notebooks: $(VENV)/.installed-test ## executes the chapters in place and removes
 
 exercises: $(VENV)/.installed-test ## generates exercises/ from solutions/
 	$(BIN)/python -m tests.grading.release
+
+gallery: $(VENV)/.installed-test ## pictures of the explorers, for the README; needs Chromium
+	$(BIN)/python -m tests.browser.gallery
 
 bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would use instead
 	$(BIN)/python -m benchmarks

@@ -38,6 +38,27 @@ from tests.conftest import ROOT
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARTIFACTS = ROOT / "artifacts"
 SECONDS = 90  # for JupyterLab or a kernel to start, on a busy machine
+EXPLORERS = {  # name -> its chapter, and words that pick the cells that it needs
+    "chapter_00_explorer": ("00_start_here", "import show", "show.Explorer("),
+    "chapter_01_stepper": (
+        "01_collectives",
+        "import show",
+        "mr.World(4)",
+        "def exchange(",
+        "def ring_reduce_scatter(",
+        "stepper(rs.",
+    ),
+    "chapter_01_explorer": ("01_collectives", "import show", "collectives.explorer("),
+    "chapter_02_explorer": ("02_data_parallel", "import show", "data_parallel.explorer("),
+    "chapter_03_explorer": ("03_zero", "import show", "zero.explorer("),
+    "chapter_04_explorer": ("04_checkpointing", "import show", "checkpointing.explorer("),
+    "chapter_05_explorer": ("05_pipeline", "import show", "pipeline.explorer("),
+    "chapter_06_explorer": ("06_tensor", "import show", "tensor.explorer("),
+    "chapter_07_explorer": ("07_context", "import show", "context.explorer("),
+    "chapter_08_explorer": ("08_expert", "import show", "expert.explorer("),
+    "chapter_09_explorer": ("09_mfu", "import show", "mfu.explorer("),
+    "chapter_10_explorer": ("10_nd_parallel", "import show", "nd.explorer("),
+}
 
 _BROWSER = ["--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # it can reach nothing else
 _SERVER = [
@@ -248,6 +269,11 @@ def cells_of(chapter: str, *words: str) -> list[nbformat.NotebookNode]:
     picked = {word: [k for k, source in enumerate(sources) if word in source] for word in words}
     assert all(len(places) == 1 for places in picked.values()), f"not in one cell of {chapter}: {picked}"
     return [new_code_cell(sources[k]) for k in sorted({k for (k,) in picked.values()})]
+
+
+def explorers() -> list[nbformat.NotebookNode]:
+    """The cells of all explorers, in the order of EXPLORERS."""
+    return [cell for words in EXPLORERS.values() for cell in cells_of(*words)]
 
 
 @contextlib.contextmanager

@@ -9,36 +9,15 @@ import pytest
 from nbformat.v4 import new_code_cell
 from playwright.sync_api import expect
 
-from tests.browser.lab import cells_of
+from tests.browser.lab import EXPLORERS, explorers
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
-EXPLORERS = {  # name -> its chapter, and words that pick the cells that it needs
-    "chapter_00_explorer": ("00_start_here", "import show", "show.Explorer("),
-    "chapter_01_stepper": (
-        "01_collectives",
-        "import show",
-        "mr.World(4)",
-        "def exchange(",
-        "def ring_reduce_scatter(",
-        "stepper(rs.",
-    ),
-    "chapter_01_explorer": ("01_collectives", "import show", "collectives.explorer("),
-    "chapter_02_explorer": ("02_data_parallel", "import show", "data_parallel.explorer("),
-    "chapter_03_explorer": ("03_zero", "import show", "zero.explorer("),
-    "chapter_04_explorer": ("04_checkpointing", "import show", "checkpointing.explorer("),
-    "chapter_05_explorer": ("05_pipeline", "import show", "pipeline.explorer("),
-    "chapter_06_explorer": ("06_tensor", "import show", "tensor.explorer("),
-    "chapter_07_explorer": ("07_context", "import show", "context.explorer("),
-    "chapter_08_explorer": ("08_expert", "import show", "expert.explorer("),
-    "chapter_09_explorer": ("09_mfu", "import show", "mfu.explorer("),
-    "chapter_10_explorer": ("10_nd_parallel", "import show", "nd.explorer("),
-}
 
 
 @pytest.fixture(scope="module")
 def chapters(lab):
     """All explorers in one notebook: to open one takes longer than what is tested in it."""
-    with lab.open("chapters", [cell for words in EXPLORERS.values() for cell in cells_of(*words)]) as notebook:
+    with lab.open("chapters", explorers()) as notebook:
         notebook.run_all()
         assert notebook.errors() == []
         yield notebook

@@ -7,6 +7,7 @@ import nbformat
 from nbclient import NotebookClient
 
 _KEPT = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}}
+_OF_CELLS = ("tags", "jp-MarkdownHeadingCollapsed")
 _LANGUAGE = {"language_info": {"name": "python"}}
 
 
@@ -20,7 +21,7 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Removes times, widget state, colours of tracebacks and the split of a stream into pieces."""
     notebook.metadata = _KEPT | _LANGUAGE
     for cell in notebook.cells:
-        cell.metadata = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        cell.metadata = {name: cell.metadata[name] for name in _OF_CELLS if cell.metadata.get(name)}
         if cell.cell_type == "code":
             cell.outputs = _joined(cell.outputs)
     return notebook

@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from tests.conftest import ROOT
+from tests.notebooks import reading
 from tests.notebooks.execute import clean
 
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -62,6 +63,25 @@ def test_it_has_the_parts_of_a_chapter_in_their_order(chapter):
 def test_it_opens_with_what_why_and_how_long(chapter):
     opening = chapter.cells[0].source
     assert all(word in opening for word in ("**You will**", "**Before this:**", "**Time:**"))
+
+
+def test_its_open_sections_are_read_in_25_to_45_minutes_and_it_says_so(chapter):
+    core, whole = reading.minutes(chapter)
+    assert 25 <= core <= 45
+    (line,) = re.findall(r"\*\*Time:\*\* .*", chapter.cells[0].source)
+    said = f"{core} minutes to read and run"
+    if any(not section.open for section in reading.sections(chapter)):
+        said += f"; {whole} with the sections marked *(further)*, which are folded. Run all cells first, then read; "
+        said += "a click on *cells hidden* opens a section"
+    assert line.startswith(f"**Time:** {said}. ")
+
+
+def test_what_is_folded_says_that_it_goes_further_and_nothing_else_does(chapter):
+    for cell in chapter.cells:
+        first = cell.source.partition("\n")[0]
+        assert cell.metadata.get(reading.FOLDED, False) == (cell.cell_type == "markdown" and first.endswith(reading.MARK))
+        if cell.cell_type == "markdown":  # JupyterLab folds from a cell that begins with a heading to the next
+            assert not re.search(r"^#{1,4} ", re.sub(r"```.*?```", "", cell.source.partition("\n")[2], flags=re.S), re.M)
 
 
 def never_shown(source: str) -> list[str]:

@@ -20,12 +20,12 @@ REQUIREMENTS = [Requirement(text) for text in (*PROJECT["dependencies"], *(r for
 TORCH = Requirement("torch==2.13.0")
 
 FILES = (
-    *("README.md", "LICENSE", "CHANGELOG.md", "CLASSROOM.md", "CONTRIBUTING.md", "Makefile"),
+    *("README.md", "LICENSE", "CHANGELOG.md", "CLASSROOM.md", "CLUSTERS.md", "CONTRIBUTING.md", "Makefile"),
     *("pyproject.toml", "environment.yml", "nbgrader_config.py", ".ci/run"),
 )
 FOLDERS = (
     *("notebooks", "solutions", "exercises", "lib/manyranks", "benchmarks"),
-    *("tests/unit", "tests/ranks", "tests/notebooks", "tests/grading", "tests/browser"),
+    *("tests/unit", "tests/ranks", "tests/notebooks", "tests/grading", "tests/browser", "tests/cluster", "docs"),
 )
 # In pieces, so that this file is not found by its own test. A path begins after something that is no part of a name.
 PATHS = [rf"(?<![\w.-])/{folder}" for folder in ("work" + "/", "root" + "/", "tmp/" + "ipykernel")]
@@ -135,3 +135,21 @@ def test_the_workflow_runs_what_the_readme_says_on_each_python_and_system():
     assert f"Python {pythons[0]}, {pythons[1]} or {pythons[2]}" in (ROOT / "README.md").read_text()
     assert {name.partition("-")[0] for name in job["strategy"]["matrix"]["os"]} == {"ubuntu", "macos"}
     assert job["steps"][-1]["run"].startswith("make test ")
+
+
+PAGES = sorted(ROOT.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_a_page_links_to_nothing_that_is_not_there(page):
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text)
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (ROOT / link).exists()] == []
+
+
+def test_the_gallery_has_every_explorer():
+    from tests.browser.lab import EXPLORERS
+
+    shown = re.findall(r'src="docs/gallery/(\w+).png"', (ROOT / "README.md").read_text())
+    assert sorted(shown) == sorted(EXPLORERS)

@@ -15,6 +15,8 @@ _RECEIVED, _SENT, _RESENT, _WAITING = 128, 200, 208, 144
 
 Counters = dict[str, tuple[int, int]]  # socket -> (bytes sent, bytes received)
 
+_store: int | None = None  # where ranks are on several machines: the port at which the group's members find each other
+
 
 def unavailable() -> str | None:
     """Why bytes cannot be counted here, or None where they can."""
@@ -23,8 +25,14 @@ def unavailable() -> str | None:
     return f"this system ({sys.platform}) does not count a socket's bytes; Linux does, through TCP_INFO"
 
 
+def beyond_the_loopback(store: int) -> None:
+    """Counts sockets to all machines from now on, but for those from and to this port."""
+    global _store
+    _store = store
+
+
 def counters() -> Counters:
-    """Bytes sent and received so far by each TCP socket that this process has open to the loopback."""
+    """Bytes sent and received so far by each TCP socket that this process has open to other ranks."""
     counted: Counters = {}
     for fd in os.listdir("/proc/self/fd") if TCP_INFO is not None else ():
         try:
@@ -48,11 +56,17 @@ def _read(fd: int) -> tuple[int, int] | None:
     with socket.socket(fileno=os.dup(fd)) as sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
             return None
-        if not sock.getpeername()[0].startswith(("127.", "::1", "::ffff:127.")):
+        if not _to_a_rank(sock.getsockname(), sock.getpeername()):
             return None
         info = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
     sent = _number(info, _SENT) - _number(info, _RESENT) + struct.unpack_from("=I", info, _WAITING)[0]
     return sent, _number(info, _RECEIVED)
+
+
+def _to_a_rank(mine: tuple, other: tuple) -> bool:
+    if _store is None:
+        return other[0].startswith(("127.", "::1", "::ffff:127."))
+    return _store not in (mine[1], other[1])
 
 
 def _number(info: bytes, offset: int) -> int:

@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> None:
         gpt, training, ranks = checked(chosen)
         folder = _folder(chosen.checkpoint, chosen.resume)
         every = _every(chosen.every, folder)
-        run = _on_torchruns_ranks if under_torchrun() else _on_own_ranks(ranks)
+        run = _on_torchruns_ranks if under_torchrun() else _on_own_ranks(ranks, chosen.ray)
     except (ValueError, OSError) as error:
         command.error(str(error))
     from manyranks.training.progress import terminal
@@ -42,14 +42,17 @@ def _every(steps: int | None, folder: str | None) -> int | None:
     return steps
 
 
-def _on_own_ranks(ranks: int):
-    """A function that trains on that many. Raises ValueError where they cannot be."""
+def _on_own_ranks(ranks: int, cluster: str | None):
+    """A function that trains on that many, on this machine or on the Ray cluster at this address.
+
+    Raises ValueError where they cannot be.
+    """
     from manyranks.training import corpus
     from manyranks.training.trainer import train
     from manyranks.world import World, WorldError
 
     corpus.text()
-    world = World(ranks, timeout=None)
+    world = World(ranks, timeout=None, engine=_engine(cluster))
 
     def run(*arguments):
         with world:
@@ -59,6 +62,20 @@ def _on_own_ranks(ranks: int):
                 sys.exit(str(error))
 
     return run
+
+
+def _engine(cluster: str | None) -> str:
+    if cluster is None:
+        return "local"
+    try:
+        import ray
+    except ImportError:
+        return "ray"  # the world says what is missing
+    try:
+        ray.init(address=cluster, logging_level="ERROR", log_to_driver=False)
+    except (ConnectionError, ValueError) as error:
+        raise ValueError(f"--ray {cluster}: no cluster answers there: {error}") from error
+    return "ray"
 
 
 def _on_torchruns_ranks(*arguments):

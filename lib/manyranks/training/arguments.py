@@ -37,6 +37,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--mfu", action="store_true", help="say how much of the ranks' FLOP/s the run has used"
     )
+    made.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="ranks on the nodes of the Ray cluster there; auto: the one of this machine",
+    )
     return made
 
 

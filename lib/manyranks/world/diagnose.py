@@ -10,6 +10,7 @@ from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.measure.place import machinery
 from manyranks.world import cells
 from manyranks.world.collect import Outcome
+from manyranks.world.errors import NODE_LOST
 from manyranks.world.rank import Failure
 from manyranks.world.watch import Whereabouts
 
@@ -85,6 +86,8 @@ def _crash_place(faults: str) -> tuple[str, int] | None:
 def cause(code: int, where: str = "") -> str:
     """How a process with this exit code ended, and where if that is known."""
     died = f"died at {where}" if where else "died"
+    if code == NODE_LOST:
+        return f"{died} with its node: the machine, Ray on it, or the network to it is gone"
     if code >= 0:
         return f"{died}: its process exited with code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -1,5 +1,7 @@
 """What can go wrong with a world, as exceptions whose text is the report that the reader sees."""
 
+NODE_LOST = -256  # the exit code of a rank whose machine is gone: no signal has this number
+
 
 class WorldError(RuntimeError):
     """A world could not do what it was asked; the text says why and what to do."""
@@ -18,7 +20,10 @@ class RankFailed(WorldError):
 
 
 class RankDied(WorldError):
-    """A rank's process ended. rank: which; exit_code: its exit code, negative for a signal, as subprocess has it."""
+    """A rank's process ended. rank: which; exit_code: its exit code, negative for a signal, as subprocess has it.
+
+    Where the rank's machine is gone, NODE_LOST.
+    """
 
     def __init__(self, message: str, rank: int, exit_code: int):
         super().__init__(message)

@@ -6,7 +6,7 @@ import sys
 import psutil
 
 BACKENDS = ("auto", "gloo", "nccl")
-ENGINES = ("local",)
+ENGINES = ("local", "ray")
 RANK_BYTES = 48 * 2**20  # private memory of an idle rank with its connections, measured at 32 ranks, rounded up
 _KERNEL_FILES_A_RANK = 6
 _SPARE_FILES = 200
@@ -50,6 +50,16 @@ def resolved_backend(backend: str, size: int) -> str:
             f"Use backend='gloo', which runs on the CPU" + (f", or World({gpus})" if gpus else "")
         )
     return "nccl" if gpus >= size else "gloo"
+
+
+def resolved_engine(engine: str, backend: str, confined) -> str:
+    """The engine. Raises ValueError for an unknown one, and for what only ranks on this machine can be."""
+    checked_choice("engine", engine, ENGINES)
+    if engine == "ray" and checked_choice("backend", backend, BACKENDS) == "nccl":
+        raise ValueError("engine='ray' with backend='nccl': ranks on a Ray cluster talk over gloo; leave backend out")
+    if engine == "ray" and confined:
+        raise ValueError("engine='ray' with confined=...: only ranks on this machine can be confined; leave engine out")
+    return engine
 
 
 def check_room(size: int) -> None:

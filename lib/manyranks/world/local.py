@@ -21,6 +21,11 @@ _REST = 0.05  # seconds in which faulthandler writes all its lines after the fir
 _START = "import sys; sys.path[:] = {path!r}; from manyranks.world.forkserver import serve; serve({fd}, {folder!r})"
 
 
+def loopback() -> str:
+    """The name of the interface that leads to this machine only."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
 def readable(fd: int, seconds: float = 0.0) -> bool:
     """Whether something can be read within this time. (select.select would refuse numbers from 1024 up.)"""
     poll = select.poll()
@@ -30,6 +35,8 @@ def readable(fd: int, seconds: float = 0.0) -> bool:
 
 class RankProcess:
     """One rank's process as the kernel sees it: sockets to talk to it, pipes with what it prints, its exit code."""
+
+    gone = -signal.SIGKILL  # the exit code where none was written: the forkserver itself was killed, and the ranks with it
 
     def __init__(self, rank: int, command: socket.socket, control: socket.socket, pipes: dict[str, int]):
         self.rank, self.command, self.control = rank, command, control
@@ -47,8 +54,7 @@ class RankProcess:
         """The exit code, negative for a signal; None while the process lives. Waits for it at most `seconds`."""
         if self.exit_code is None and readable(self.status, seconds):
             written = os.read(self.status, forkserver.EXIT.size)
-            # Nothing written: the forkserver itself was killed, and the ranks with it.
-            self.exit_code = forkserver.EXIT.unpack(written)[0] if written else -signal.SIGKILL
+            self.exit_code = forkserver.EXIT.unpack(written)[0] if written else self.gone
         return self.exit_code
 
     def send_signal(self, number: int) -> None:
@@ -62,7 +68,11 @@ class RankProcess:
         if self.pid and self.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
-        for connection in (self.command, self.control):  # a rank that is still starting ends when these close
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Shuts the connections: a rank that is still starting ends then."""
+        for connection in (self.command, self.control):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -119,9 +129,9 @@ class RankProcess:
 
 
 class Forkserver:
-    """The process that forks ranks; started once, in the background."""
+    """The process that forks ranks; started once, in the background. interface: what their gloo uses, or the loopback."""
 
-    def __init__(self):
+    def __init__(self, interface: str | None = None):
         self._lock = threading.Lock()
         self._ready = False
         self._owner = os.getpid()
@@ -133,7 +143,7 @@ class Forkserver:
                 [sys.executable, "-c", _START.format(path=_import_path(), fd=theirs.fileno(), folder=self.folder)],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=os.environ | _environment(),
+                env=os.environ | _environment(interface),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
@@ -172,6 +182,16 @@ class Forkserver:
                     os.close(fd)
         return process
 
+    def meeting_place(self) -> str:
+        """Where the ranks of a world find each other: a file that is not there yet."""
+        return tempfile.mktemp(prefix="rendezvous-", dir=self.folder)
+
+    def clock(self) -> None:
+        """What ranks must set their clock by: nothing, they have the kernel's."""
+
+    def release(self) -> None:
+        """A world has ended. The next one needs this process again."""
+
     def _is_ready(self) -> bool:
         self._socket.settimeout(_IMPORTING)
         with contextlib.suppress(OSError):
@@ -203,12 +223,11 @@ def _import_path() -> list[str]:
     return [*(path for path in sys.path if path not in ("", os.getcwd())), library]
 
 
-def _environment() -> dict[str, str]:
-    """One compute thread a rank, and nothing that listens on other addresses than the loopback's."""
+def _environment(interface: str | None) -> dict[str, str]:
+    """One compute thread a rank, and nothing that listens on other addresses than this interface's."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    macos = sys.platform == "darwin"
     return threads | {
-        "GLOO_SOCKET_IFNAME": "lo0" if macos else "lo",
+        "GLOO_SOCKET_IFNAME": interface or loopback(),
         "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS; elsewhere unused
     }
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import machinery
 from manyranks.world import messages, watch
@@ -43,6 +44,7 @@ class Setup:
     sys_path: list[str]
     folder: str
     confined: Confined | None = None
+    clock: float | None = None  # what the kernel's clock shows, where the rank may be on a machine with another one
 
 
 @dataclass
@@ -79,6 +81,8 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     setup = Setup(**messages.unpack(messages.receive(kernel)))
     if setup.confined:
         confine(setup.confined, (os.path.dirname(setup.store),))
+    if setup.clock is not None:
+        _set_clock(setup.clock)
     running = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
     watch.start(socket.socket(fileno=control), recorder, running)
@@ -109,8 +113,23 @@ def _join(setup: Setup) -> None:
         backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", setup.rank)  # tensors on the CPU can travel too
         torch.cuda.set_device(device)
     dist.distributed_c10d._pickler = cloudpickle.Pickler  # objects of the notebook's classes travel in collectives too
-    store = dist.FileStore(setup.store, setup.size)
+    store = _store(setup)
     dist.init_process_group(backend, store=store, rank=setup.rank, world_size=setup.size, timeout=_FOREVER, device_id=device)
+
+
+def _store(setup: Setup) -> dist.Store:
+    if not setup.store.startswith("tcp://"):
+        return dist.FileStore(setup.store, setup.size)
+    host, _, port = setup.store.removeprefix("tcp://").rpartition(":")
+    wire.beyond_the_loopback(store=int(port))
+    return dist.TCPStore(host, int(port), setup.size, is_master=setup.rank == 0, wait_for_workers=False)
+
+
+def _set_clock(now: float) -> None:
+    """Lets perf_counter show the kernel's time, late by as long as the message took: times of several machines in one plot."""
+    own = time.perf_counter
+    behind = now - own()
+    time.perf_counter = lambda: own() + behind
 
 
 def _perform(task: list, recorder: Recorder, running: threading.Event) -> tuple[Reply, list]:

@@ -4,7 +4,6 @@ import os
 import selectors
 import signal
 import sys
-import tempfile
 import time
 
 from manyranks.world import messages, plain, watch
@@ -20,21 +19,23 @@ _STARTING = 120.0  # seconds until the group must be ready
 class Team:
     """One process a rank, joined in one group."""
 
-    def __init__(self, size: int, backend: str, confined: Confined | None = None):
+    def __init__(self, size: int, backend: str, engine: str = "local", confined: Confined | None = None):
         """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be."""
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
         self.selector = selectors.DefaultSelector()  # of all that ranks may say; data: (process, which of its channels)
+        self._server = None
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
         try:
-            server = the_forkserver()
+            server = self._server = _server(engine, size)
             server.wait_until_ready()
-            store = tempfile.mktemp(prefix="rendezvous-", dir=server.folder)
+            store = server.meeting_place()
+            setup = _setup(size, backend, store, confined)
             for rank in range(size):
                 self.processes.append(process := server.fork(rank))
                 if confined:
                     process.unpack, process.largest = plain.unpack, plain.LARGEST
-                messages.send(process.command, messages.pack(_setup(rank, size, backend, store, confined)))
+                messages.send(process.command, messages.pack(setup | {"rank": rank, "clock": server.clock()}))
             self._wait_until_ready()
         except BaseException:
             self.close()
@@ -95,13 +96,23 @@ class Team:
             self.processes[-1].close()
             self.processes.pop()
         self.selector.close()
+        if self._server is not None:
+            self._server.release()
 
 
-def _setup(rank: int, size: int, backend: str, store: str, confined: Confined | None) -> dict:
-    """What rank.Setup holds; a dict, for the kernel need not import what ranks do."""
+def _server(engine: str, size: int):
+    if engine == "local":
+        return the_forkserver()
+    from manyranks.world.ray_engine import RayServer
+
+    return RayServer(size)
+
+
+def _setup(size: int, backend: str, store: str, confined: Confined | None) -> dict:
+    """What rank.Setup holds, but for what each rank has of its own; a dict, for the kernel need not import what ranks do."""
     folder = confined.scratch if confined else os.getcwd()
     here = {"sys_path": sys.path, "folder": folder, "confined": confined}
-    return {"rank": rank, "size": size, "backend": backend, "store": store} | here
+    return {"size": size, "backend": backend, "store": store} | here
 
 
 def _last_words(process: RankProcess) -> str:

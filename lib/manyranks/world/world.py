@@ -28,8 +28,9 @@ class World:
     """`size` processes in one torch.distributed group; gloo on the CPU, NCCL where every rank can have a GPU.
 
     backend: "auto", "gloo" or "nccl"; timeout: seconds one run may take (None: no limit; a deadlock is found in 3 s without
-    it); engine: "local"; confined: what ranks may do that run code of strangers. A context manager. Raises ValueError for what
-    cannot be, before any process starts.
+    it); engine: "local", or "ray": ranks on the nodes of the Ray cluster that ray.init() has connected to, one a CPU;
+    confined: what ranks may do that run code of strangers. A context manager. Raises ValueError for what cannot be, before any
+    process starts.
     """
 
     def __init__(
@@ -43,13 +44,14 @@ class World:
         limits.check_place()
         self.size = limits.checked_size(size)
         self.timeout = limits.checked_timeout(timeout)
-        limits.checked_choice("engine", engine, limits.ENGINES)
-        self.backend = limits.resolved_backend(backend, size)
-        limits.check_room(size)
+        self._engine = limits.resolved_engine(engine, backend, confined)
+        self.backend = "gloo" if engine == "ray" else limits.resolved_backend(backend, size)
+        if engine == "local":
+            limits.check_room(size)
         self._lock = threading.RLock()
         self._closed = False
         self._confined, self._unpack = confined, plain.unpack if confined else messages.unpack
-        self._team: Team | None = Team(self.size, self.backend, confined)
+        self._team: Team | None = self._new_team()
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
         weakref.finalize(self, _close_team, self._holder)
         _open.append(weakref.ref(self))
@@ -159,9 +161,12 @@ class World:
             self._drop_team()
             raise RankDied(f"rank {rank} {diagnose.cause(code)}. That was after the last run{lost}", rank, code)
         if self._team is None:
-            self._team = Team(self.size, self.backend, self._confined)
+            self._team = self._new_team()
             self._holder[:] = [self._team]
         return self._team
+
+    def _new_team(self) -> Team:
+        return Team(self.size, self.backend, self._engine, self._confined)
 
     def _note_variables(self) -> None:
         if self._team is not None:  # None: the run ended well but left ranks that cannot be used again

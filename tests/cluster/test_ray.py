@@ -1,0 +1,207 @@
+"""Ranks on a Ray cluster: a real one, with two nodes on this machine. What they do is what local ranks do."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import manyranks as mr
+from manyranks.theory import Plan
+from manyranks.training import GPTConfig, Trainer, TrainingConfig
+from manyranks.training.__main__ import main
+from manyranks.world import ray_engine
+from manyranks.world.errors import NODE_LOST
+from tests.conftest import wait_until
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'manyranks[ray]'")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+HERE = {"node_ip_address": "127.0.0.1", "num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20}
+
+
+class Nodes:
+    """A cluster of a head with 2 CPUs and a second node with 2."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(initialize_head=True, head_node_args=HERE | {"include_dashboard": False})
+        self.second = self.cluster.add_node(**HERE)
+        self.cluster.wait_for_nodes()
+        ray.init(address=self.cluster.address, _node_ip_address="127.0.0.1", log_to_driver=False, logging_level="ERROR")
+
+    def lose_the_second(self) -> None:
+        self.cluster.remove_node(self.second, allow_graceful=False)
+
+    def close(self) -> None:
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    nodes = Nodes()
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture(scope="module")
+def world(nodes):
+    with mr.World(4, engine="ray", timeout=60) as world:
+        yield world
+
+
+def total():
+    x = torch.arange(1000.0) * dist.get_rank()
+    dist.all_reduce(x)
+    return x
+
+
+def where():
+    return os.getppid(), dist.get_rank(), dist.get_world_size(), os.environ["GLOO_SOCKET_IFNAME"]
+
+
+def test_ranks_are_dealt_to_the_nodes_and_are_one_group(world):
+    answers = world.run(where)
+    assert [answer[1:] for answer in answers] == [(rank, 4, "lo") for rank in range(4)]
+    parents = [answer[0] for answer in answers]
+    assert parents[0] == parents[1] != parents[2] == parents[3]  # a forkserver on each node
+    for x in world.run(total):
+        assert torch.equal(x, torch.arange(1000.0) * 6)
+
+
+def test_a_run_is_measured_as_on_local_ranks(world):
+    there = world.measure(total, flops=True, memory=True)
+    with mr.World(4) as local:
+        here = local.measure(total, flops=True, memory=True)
+    for name in ("payload_bytes", "flops", "peak_bytes", "divergence"):
+        assert getattr(there, name) == getattr(here, name), name
+    assert [[(c.op, c.bytes, c.ranks) for c in there.calls[r]] for r in range(4)] == [
+        [(c.op, c.bytes, c.ranks) for c in here.calls[r]] for r in range(4)
+    ]
+    assert there.sent_bytes == here.sent_bytes  # and nothing of the store that Ray's ranks meet at
+
+
+def test_large_results_and_what_ranks_print_come_whole(world, capfd):
+    def speak():
+        print(f"rank {dist.get_rank()} is here")
+        return torch.full((3_000_000,), dist.get_rank(), dtype=torch.int32)
+
+    for rank, x in enumerate(world.run(speak)):
+        assert x.shape == (3_000_000,)
+        assert (x == rank).all()
+    assert all(f"rank {rank} is here" in capfd.readouterr().out or rank for rank in range(1))
+
+
+def test_the_clocks_of_all_ranks_show_the_kernels_time(world):
+    before = time.perf_counter()
+    shown = world.run(lambda: time.perf_counter())
+    assert all(before - 1 < moment < time.perf_counter() for moment in shown)
+
+
+def fails():
+    if dist.get_rank() == 3:
+        raise KeyError("no such layer")
+    dist.all_reduce(torch.ones(4))
+
+
+def dies():
+    if dist.get_rank() == 2:
+        os._exit(3)
+    dist.all_reduce(torch.ones(4))
+
+
+def waits_in_a_ring():
+    dist.recv(torch.ones(1), src=(dist.get_rank() + 1) % 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "said"),
+    [
+        (fails, mr.RankFailed, "rank 3 raised KeyError: 'no such layer'"),
+        (dies, mr.RankDied, "rank 2 died at"),
+        (waits_in_a_ring, mr.RankHung, "the ranks wait for each other and nothing moves: a deadlock"),
+    ],
+    ids=["raises", "dies", "deadlock"],
+)
+def test_failures_read_as_on_local_ranks_and_the_next_run_works(world, function, kind, said):
+    with pytest.raises(kind) as caught:
+        world.run(function)
+    assert said in str(caught.value)
+    if kind is mr.RankDied:
+        assert caught.value.exit_code == 3
+    assert [int(x[1]) for x in world.run(total)] == [6] * 4
+
+
+def test_the_trainer_trains_as_on_local_ranks(world):
+    def trained():
+        plan = Plan(dp=2, tp=2, seq=32, batch=4, microbatch=2, zero=0, recompute="none", precision="fp32")
+        return Trainer(GPTConfig(layers=2, hidden=32, seq=32), TrainingConfig(steps=2, batch=4, plan=plan)).run()
+
+    there = world.run(trained)
+    with mr.World(4) as local:
+        here = local.run(trained)
+    assert there == here
+
+
+def test_the_command_trains_on_the_cluster(nodes, monkeypatch, capsys):
+    monkeypatch.setattr(ray, "init", lambda **_: None)  # it is connected already
+    small = ["--layers", "1", "--hidden", "32", "--seq", "32", "--batch", "2", "--steps", "2", "--dp", "2"]
+    main([*small, "--ray", "auto"])
+    there = capsys.readouterr().out
+    main(small)
+    assert there.rpartition(" in ")[0] == capsys.readouterr().out.rpartition(" in ")[0]
+
+
+def test_more_ranks_than_cpus_are_refused_before_any_starts(nodes):
+    with pytest.raises(ValueError, match="needs 5 CPUs, one a rank; the cluster has 4"):
+        mr.World(5, engine="ray")
+
+
+def test_without_a_cluster_the_world_says_how_to_get_one(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match=r"connect to a cluster first, ray.init"):
+        mr.World(2, engine="ray")
+
+
+def test_a_stranger_at_the_door_is_turned_away(monkeypatch, nodes):
+    """Who connects to the kernel without the world's secret gets no channel."""
+    accepted = []
+    accept = ray_engine.RayServer._accepted
+
+    def with_a_stranger(server, rank):
+        if not accepted:
+            accepted.append(socket.create_connection(server._listener.getsockname()))
+            accepted[0].sendall(bytes(24))
+        return accept(server, rank)
+
+    monkeypatch.setattr(ray_engine.RayServer, "_accepted", with_a_stranger)
+    world_of_one = mr.World(1, engine="ray")
+    assert world_of_one.run(dist.get_world_size) == [1]
+    world_of_one.close()
+    accepted[0].close()
+
+
+def test_a_lost_node_is_a_dead_rank_and_a_world_of_what_is_left_works():
+    nodes = Nodes()
+    try:
+        with mr.World(4, engine="ray", timeout=60) as world:
+            ranks = world.run(os.getpid)
+
+            threading.Timer(1.0, nodes.lose_the_second).start()
+            with pytest.raises(mr.RankDied, match="with its node") as caught:
+                world.run(time.sleep, 50)
+            assert caught.value.exit_code == NODE_LOST
+            assert caught.value.rank in (2, 3)
+            assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks[2:]), 20)
+            with pytest.raises(ValueError, match="the cluster has 2"):
+                world.run(total)
+        with mr.World(2, engine="ray") as rest:
+            assert [int(x[1]) for x in rest.run(total)] == [1, 1]
+    finally:
+        nodes.close()
