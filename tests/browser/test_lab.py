@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell
 from playwright.sync_api import expect
 
-from tests.browser.lab import EXPLORERS, explorers
+from tests.browser.lab import EXPLORERS, cells_of, explorers
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -46,6 +46,7 @@ class RankProcess:
         for output in (self.stdout, self.stderr, self.faults):
             os.set_blocking(output, False)
         self.exit_code: int | None = None
+        self._orphaned = False  # whether nobody says how it ended; without PR_SET_PDEATHSIG (macOS) it may live on
         self._pipes = list(pipes.values())
         self.torn = False  # whether a message was cut short: nothing that follows on the connection can be read
         self._questions = 0
@@ -55,6 +56,7 @@ class RankProcess:
         if self.exit_code is None and readable(self.status, seconds):
             written = os.read(self.status, forkserver.EXIT.size)
             self.exit_code = forkserver.EXIT.unpack(written)[0] if written else self.gone
+            self._orphaned = not written
         return self.exit_code
 
     def send_signal(self, number: int) -> None:
@@ -65,7 +67,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """Kills the process and what it started."""
-        if self.pid and self.poll() is None:
+        if self.pid and (self.poll() is None or self._orphaned):
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
         self.hang_up()
@@ -190,13 +192,14 @@ class Forkserver:
         """What ranks must set their clock by: nothing, they have the kernel's."""
 
     def release(self) -> None:
-        """A world has ended. The next one needs this process again."""
+        """A world has ended. Others need this process still."""
 
     def _is_ready(self) -> bool:
         self._socket.settimeout(_IMPORTING)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if self._socket.recv(1) == b"R":
                 return True
+            self._process.wait(timeout=_IMPORTING)  # it has hung up, so it ends
         if self.alive():
             raise WorldError(f"the process that starts ranks was not ready after {_IMPORTING:.0f} s; try again")
         self._errors.seek(0)

@@ -11,6 +11,7 @@ from manyranks.world import ray_nodes
 from manyranks.world.errors import NODE_LOST, WorldError
 from manyranks.world.local import RankProcess
 
+_ANSWERING = 10.0  # seconds for an actor that has nothing to do
 _CONNECTING = 60.0  # seconds until a rank's channels must be there
 
 
@@ -46,8 +47,8 @@ class RayServer:
     def __init__(self, size: int):
         """Raises ValueError without Ray, without a cluster, and where it has too few CPUs."""
         self._ray = ray = _connected()
-        self._nodes = list(_dealt(ray, size))
         mine = ray.get_runtime_context().get_node_id()
+        self._nodes = list(_dealt(ray, size, mine))
         self._listener = socket.create_server((_addresses(ray)[mine], 0), backlog=size * len(ray_nodes.CHANNELS))
         self._listener.settimeout(_CONNECTING)
         self._secret = secrets.token_bytes(16)
@@ -56,8 +57,6 @@ class RayServer:
     def wait_until_ready(self) -> None:
         """Returns when every node has imported torch. Raises WorldError if one does not."""
         try:
-            first = self._actors[self._nodes[0]["NodeID"]]
-            self._port = self._ray.get(first.free_port.remote(), timeout=_CONNECTING)
             self._ray.get([actor.__ray_ready__.remote() for actor in self._actors.values()], timeout=_CONNECTING)
         except Exception as error:
             raise WorldError(
@@ -66,7 +65,9 @@ class RayServer:
 
     def meeting_place(self) -> str:
         """Where the ranks find each other: on the first one's node."""
-        return f"tcp://{self._nodes[0]['NodeManagerAddress']}:{self._port}"
+        first = self._nodes[0]
+        port = self._ray.get(self._actors[first["NodeID"]].free_port.remote(), timeout=_CONNECTING)
+        return f"tcp://{first['NodeManagerAddress']}:{port}"
 
     def fork(self, rank: int) -> RemoteRank:
         """A new process with nothing set up yet. Raises WorldError if there can be none."""
@@ -82,6 +83,14 @@ class RayServer:
     def clock(self) -> float:
         """What the kernel's clock shows."""
         return time.perf_counter()
+
+    def alive(self) -> bool:
+        """Whether all nodes can still fork ranks."""
+        try:
+            self._ray.get([actor.__ray_ready__.remote() for actor in self._actors.values()], timeout=_ANSWERING)
+        except Exception:  # a node or its actor is gone, or Ray itself
+            return False
+        return True
 
     def release(self) -> None:
         """Ends the actors, and their ranks with them."""
@@ -133,11 +142,18 @@ def _addresses(ray) -> dict[str, str]:
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
-def _dealt(ray, size: int) -> Iterator[dict]:
-    """The node of each rank: one after the other is filled, a CPU a rank. Raises ValueError where there are too few."""
+def _dealt(ray, size: int, mine: str) -> Iterator[dict]:
+    """The node of each rank: one after the other is filled, the kernel's own first, a CPU a rank.
+
+    Raises ValueError where there are too few.
+    """
     alive = [node for node in ray.nodes() if node["Alive"]]
     room = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
     if (there := sum(room.values())) < size:
         raise ValueError(f"World({size}, engine='ray') needs {size} CPUs, one a rank; the cluster has {there}")
-    places = [node for node in sorted(alive, key=lambda node: node["NodeID"]) for _ in range(room[node["NodeID"]])]
+    places = [
+        node
+        for node in sorted(alive, key=lambda node: (node["NodeID"] != mine, node["NodeID"]))
+        for _ in range(room[node["NodeID"]])
+    ]
     yield from places[:size]

@@ -38,7 +38,10 @@ class Node:
             return probe.getsockname()[1]
 
     def fork(self, rank: int) -> None:
-        """Starts a rank and connects its channels."""
+        """Starts a rank and connects its channels. One of this number that was there before has ended by now."""
+        self._pids.pop(rank, None)
+        if before := self._ranks.pop(rank, None):
+            before.close()
         process = self._ranks[rank] = self._server.fork(rank)
         for number, name in enumerate(CHANNELS):
             there = patient(socket.create_connection(self._kernel))

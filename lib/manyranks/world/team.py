@@ -19,15 +19,16 @@ _STARTING = 120.0  # seconds until the group must be ready
 class Team:
     """One process a rank, joined in one group."""
 
-    def __init__(self, size: int, backend: str, engine: str = "local", confined: Confined | None = None):
-        """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be."""
+    def __init__(self, size: int, backend: str, server, confined: Confined | None = None):
+        """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be.
+
+        server: what forks ranks: a local.Forkserver, or a ray_engine.RayServer.
+        """
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
         self.selector = selectors.DefaultSelector()  # of all that ranks may say; data: (process, which of its channels)
-        self._server = None
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
         try:
-            server = self._server = _server(engine, size)
             server.wait_until_ready()
             store = server.meeting_place()
             setup = _setup(size, backend, store, confined)
@@ -96,11 +97,10 @@ class Team:
             self.processes[-1].close()
             self.processes.pop()
         self.selector.close()
-        if self._server is not None:
-            self._server.release()
 
 
-def _server(engine: str, size: int):
+def server_of(engine: str, size: int):
+    """What forks the ranks of a world of this size."""
     if engine == "local":
         return the_forkserver()
     from manyranks.world.ray_engine import RayServer

@@ -17,7 +17,7 @@ from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
 from manyranks.world.measurement import Measurement, measurement
 from manyranks.world.output import Output
 from manyranks.world.recording import wanted
-from manyranks.world.team import Team
+from manyranks.world.team import Team, server_of
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
 _LOST = "\n\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks."
@@ -51,9 +51,10 @@ class World:
         self._lock = threading.RLock()
         self._closed = False
         self._confined, self._unpack = confined, plain.unpack if confined else messages.unpack
+        self._servers: list = []  # what forks ranks: one, once there was need of it
         self._team: Team | None = self._new_team()
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
-        weakref.finalize(self, _close_team, self._holder)
+        weakref.finalize(self, _end, self._holder, self._servers)
         _open.append(weakref.ref(self))
 
     def run(self, fn, /, *args, **kwargs) -> list:
@@ -97,6 +98,7 @@ class World:
             team.kill()
         with self._lock:
             self._drop_team()
+            _end(self._holder, self._servers)
         _open[:] = [ref for ref in _open if ref() not in (None, self)]
 
     def __enter__(self) -> "World":
@@ -166,7 +168,10 @@ class World:
         return self._team
 
     def _new_team(self) -> Team:
-        return Team(self.size, self.backend, self._engine, self._confined)
+        if not self._servers or not self._servers[-1].alive():
+            _end([], self._servers)
+            self._servers[:] = [server_of(self._engine, self.size)]
+        return Team(self.size, self.backend, self._servers[-1], self._confined)
 
     def _note_variables(self) -> None:
         if self._team is not None:  # None: the run ended well but left ranks that cannot be used again
@@ -241,6 +246,12 @@ def _warn(message: str) -> None:
 def _close_team(holder: list[Team]) -> None:
     while holder:
         holder.pop().close()
+
+
+def _end(holder: list[Team], servers: list) -> None:
+    _close_team(holder)
+    while servers:
+        servers.pop().release()
 
 
 def _packed(task: tuple) -> list:
