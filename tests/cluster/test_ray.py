@@ -179,6 +179,7 @@ def test_a_lost_node_is_a_dead_rank_and_a_world_of_what_is_left_works(free):
         assert caught.value.exit_code == NODE_LOST
         assert caught.value.rank in lost
         assert wait_until(lambda: all(gone(pid) for pid in ranks), 20)
+        assert wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, 60)  # Ray needs a while to notice
         with pytest.raises(ValueError, match="the cluster has 2"):
             world.run(total)
     with mr.World(2, engine="ray") as rest:
