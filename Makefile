@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test lint notebooks exercises gallery bench site clean
+.PHONY: lab venv test test-all lint notebooks exercises gallery bench site clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 	$(BIN)/jupyter lab $(ROOT) notebooks/00_start_here.ipynb
@@ -16,8 +16,11 @@ venv: $(VENV)/.installed-test ## the virtual environment, with what the tests ne
 # Each file's tests stay together and in order, for a notebook's cells share a kernel; files begin in the order they are found.
 # Those of tests/cluster have the machine to themselves: Ray gives up where its own processes take longer than 15 s to start.
 test: lint ## lint, then all tests, with every notebook executed and compared
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/cluster
+	$(BIN)/python -m pytest $(WHOLE) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/cluster
 	$(BIN)/python -m pytest tests/cluster
+
+test-all: WHOLE = -m ''
+test-all: test ## the same with all numbers of ranks, all pairs of axes and every solution judged apart
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -79,6 +80,12 @@ def one_thread():
         torch.set_num_threads(1)
 
 
+def matrix(values: Iterable, kept: Iterable) -> list:
+    """Parameters of a test: `make test` runs it with those in `kept`, `make test-all` with all."""
+    kept = list(kept)
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.whole) for value in values]
+
+
 @pytest.fixture
 def world():
     """A world of 3 ranks: odd, so that nothing works by halves."""
@@ -86,7 +93,7 @@ def world():
         yield world
 
 
-@pytest.fixture(params=[2, 3, 4])
+@pytest.fixture(params=matrix([2, 3, 4], [3]))
 def worlds(request):
     """Worlds of 2, 3 and 4 ranks, one after the other."""
     with mr.World(request.param, backend="gloo", timeout=30) as world:
@@ -100,7 +107,7 @@ def shared_world():
         yield world
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=matrix([2, 3, 4], [3]))
 def shared_worlds(request):
     """Worlds of 2, 3 and 4 ranks, each for all tests of a file."""
     with mr.World(request.param, backend="gloo", timeout=30) as world:

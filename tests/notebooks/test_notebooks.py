@@ -50,6 +50,10 @@ def test_no_cell_is_longer_than_a_screen(chapter):
     assert max(len(cell.source.splitlines()) for cell in code(chapter)) <= 25
 
 
+def test_it_is_not_large(chapter):
+    assert len(nbformat.writes(chapter).encode()) < 2e6
+
+
 def test_volatile_metadata_is_removed(chapter):
     assert clean(nbformat.from_dict(dict(chapter))) == chapter
 

@@ -11,9 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from manyranks.parallel.context import LAYOUTS, shard
 from manyranks.parallel.context.apply import ATTENTION
+from tests.conftest import matrix
 from tests.unit.attention_reference import draw, full, gap, largest
 
-DEGREES = pytest.mark.parametrize("shared_worlds", [1, 2, 3, 4], indirect=True, scope="module")
+DEGREES = pytest.mark.parametrize("shared_worlds", matrix([1, 2, 3, 4], [3]), indirect=True, scope="module")
 SEQ, TILE = 24, 5  # 12 tokens of two ranks are cut into tiles of 4
 DOCUMENTS = [[0] * 7 + [1] * 17, [3] + [1] * 11 + [3] * 12]
 

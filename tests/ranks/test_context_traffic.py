@@ -12,6 +12,7 @@ from manyranks.measure.memory import saved_bytes
 from manyranks.parallel import context as parallel
 from manyranks.theory import context
 from manyranks.theory.tensor import Calls
+from tests.conftest import matrix
 
 ATTENTION = {
     "ring": parallel.ring_attention,
@@ -136,7 +137,7 @@ def saved(variant: str, kv_heads: int) -> int:
     return saved_bytes(ATTENTION[variant], *inputs(kv_heads, SEQ, torch.bfloat16))
 
 
-@pytest.mark.parametrize("shared_worlds", [1, 2, 4], indirect=True, scope="module")
+@pytest.mark.parametrize("shared_worlds", matrix([1, 2, 4], [4]), indirect=True, scope="module")
 @shapes
 @variants
 def test_what_is_kept_for_backward_is_the_theory_s(shared_worlds, variant, kv_heads):
@@ -152,7 +153,7 @@ def test_what_is_kept_for_backward_is_the_theory_s(shared_worlds, variant, kv_he
 LONG, TILE = 192, 16
 
 
-@pytest.mark.parametrize("shared_worlds", [1, 2, 4], indirect=True, scope="module")
+@pytest.mark.parametrize("shared_worlds", matrix([1, 2, 4], [4]), indirect=True, scope="module")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kv_heads", [4, 1])
 @pytest.mark.parametrize(("layout", "tile"), [("zigzag", 512), ("contiguous", TILE), ("striped", 512)])
@@ -176,7 +177,7 @@ def test_without_scratch_the_peak_falls_with_the_ranks_but_for_positions(backwar
     assert part.positions == 8 * 2**17 * (1 + 2 / 16)
 
 
-@pytest.mark.parametrize("shared_worlds", [2, 4], indirect=True, scope="module")
+@pytest.mark.parametrize("shared_worlds", matrix([2, 4], [4]), indirect=True, scope="module")
 def test_gathered_keys_and_values_take_the_place_of_a_ring_s_blocks(shared_worlds):
     n, how = shared_worlds.size, {"seq": LONG, "heads": 4}
     m = shared_worlds.measure(attend, "all-gather", 4, True, **how, memory=True)

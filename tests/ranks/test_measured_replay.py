@@ -8,6 +8,7 @@ import manyranks as mr
 from manyranks import parallel, theory
 from manyranks.theory.kernels import DEFAULT
 from manyranks.timeline import Collective, Compute, Recv, Send, Wait
+from tests.conftest import matrix
 
 H100 = theory.clusters["h100-dgx"]
 ELEMENTS = 3_000_000
@@ -163,7 +164,7 @@ def star(x):
             dist.recv(x, 0)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", matrix([2, 3, 4], [3]))
 def test_the_messages_of_a_run_come_round_by_round(n):
     with mr.World(n, backend="gloo", timeout=30) as world:
         inwards = [((r, 0, 40),) for r in range(1, n)]

@@ -10,6 +10,7 @@ from manyranks.training import trainer as trainer_module
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.gpt import GPT as Model
 from manyranks.training.trainer import Trainer
+from tests.conftest import matrix
 from tests.ranks.composed import GPT, SETTINGS, Run, alone, assert_equal_to_one_process, plan, trained, whole
 
 THREES = replace(GPT, hidden=48, heads=6, kv_heads=3, ffn=96, seq=48)
@@ -70,6 +71,12 @@ CASES: dict[str, tuple[GPTConfig, dict]] = {
     "ep × pp, zb-h1, ZeRO 3": (UNTIED_MOE, {"dp": 2, "ep": 2, "pp": 2, "zero": 3, "schedule": "zb-h1"}),
 }
 
+KEPT = (
+    *("dp × pp × cp", "dp × pp × tp", "dp × cp × tp, ZeRO 3", "pp × cp × tp", "ep × pp × dp", "HSDP with tp, ZeRO 2"),
+    *("interleaved", "zb-v", "dualpipe-v", "tp 3", "cp 3", "pp 3", "dp × tp, ZeRO 2", "dp × pp", "pp × tp", "cp × tp"),
+    *("keys that have copies", "HSDP, ZeRO 3", "ep, ZeRO 3", "ep × tp", "ep × pp, zb-h1, ZeRO 3"),
+)
+
 
 def under(gpt: GPTConfig, fields: dict) -> TrainingConfig:
     chosen = plan(gpt, **fields)
@@ -82,7 +89,7 @@ def test_two_by_two_by_two_by_two_equals_one_process(world_of, steps, gpt, field
     assert_equal_to_one_process(world_of(16).run(trained, gpt, training, steps), gpt)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", matrix(CASES, KEPT))
 def test_a_plan_equals_one_process(world_of, name):
     gpt, fields = CASES[name]
     training = under(gpt, fields)

@@ -7,6 +7,7 @@ import torch
 
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer
+from tests.conftest import matrix
 from tests.ranks.test_sharded_training import weights
 
 GPT = GPTConfig(layers=4, hidden=16, heads=4, kv_heads=2, seq=32, dropout=0.2)
@@ -18,7 +19,7 @@ def trained(training: TrainingConfig) -> tuple[list[float], dict[str, torch.Tens
     return trainer.run(), weights(trainer), trainer.evaluate(8)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero", matrix([0, 1, 2, 3], [3]))
 def test_what_is_learnt_and_sent_is_the_same_and_less_is_held(shared_world, zero):
     runs = {how: replace(TRAINING, zero=zero, recompute=how) for how in ("none", "selective", "full")}
     plain, *others = (shared_world.measure(trained, run, memory=True) for run in runs.values())

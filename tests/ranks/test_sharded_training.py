@@ -20,7 +20,7 @@ from manyranks.training.__main__ import main
 from manyranks.training.checkpoint import newest
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer, train
-from tests.conftest import gone, pids, wait_until
+from tests.conftest import gone, matrix, pids, wait_until
 from tests.ranks.test_trainer import assert_close
 
 GPT = GPTConfig(layers=2, hidden=16, heads=4, kv_heads=2, seq=16)
@@ -52,7 +52,7 @@ alone = functools.cache(trained)  # in this process, once
 # Equal to one process that shards nothing
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", matrix([2, 3, 4], [3]))
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_losses_and_weights_are_those_of_one_process_on_the_whole_batch(sizes, n, zero):
     wanted = alone(GPT, TRAINING)

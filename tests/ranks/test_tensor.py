@@ -16,10 +16,11 @@ from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, MLP, Attention, loss
 from manyranks.training.tensor_styles import styles_of
+from tests.conftest import matrix
 
 SP = {"sequence_parallel": True}
 WAYS = {"plain": {}, "sequence": SP, "kept": SP | {"regather": False}, "overlap": SP | {"overlap": True}}
-DEGREES = pytest.mark.parametrize("shared_worlds", [1, 2, 3, 4], indirect=True, scope="module")
+DEGREES = pytest.mark.parametrize("shared_worlds", matrix([1, 2, 3, 4], [3]), indirect=True, scope="module")
 SIZES = {"layers": 2, "hidden": 24, "heads": 12, "ffn": 36, "seq": 12}
 GROUPED = {1: 3, 2: 6, 3: 3, 4: 4}  # key/value heads by degree
 FEW = {1: 2, 2: 1, 3: 1, 4: 2}  # so few that several ranks have each

@@ -15,6 +15,7 @@ from manyranks.theory.plan import Plan
 from manyranks.training import tensor_styles
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, Layer
+from tests.conftest import matrix
 
 BATCH, SEQ = 2, 12
 CONFIG = GPTConfig(layers=2, hidden=24, heads=12, ffn=36, vocab=24, seq=SEQ, style="gpt2", tied=False)
@@ -159,7 +160,7 @@ def kept_bytes(b: int, s: int, h: int, a: int, dropout: float) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("shared_worlds", [1, 2, 4], indirect=True, scope="module")
+@pytest.mark.parametrize("shared_worlds", matrix([1, 2, 4], [4]), indirect=True, scope="module")
 def test_a_layer_keeps_what_the_paper_says_and_the_norms_statistics(shared_worlds):
     t = shared_worlds.size
     for b, s, h, a in SIZES:
@@ -177,7 +178,7 @@ def test_a_layer_keeps_what_the_paper_says_and_the_norms_statistics(shared_world
         assert shared_worlds.run(kept_bytes, b, s, h, a, 0.1) == [list(expected.values())] * t
 
 
-@pytest.mark.parametrize("shared_worlds", [2, 4], indirect=True, scope="module")
+@pytest.mark.parametrize("shared_worlds", matrix([2, 4], [4]), indirect=True, scope="module")
 def test_flash_attention_and_no_dropout_are_counted_by_the_theory_too(shared_worlds):
     t, (b, s, h, a) = shared_worlds.size, SIZES[2]
     shape, expected = GPTConfig(layers=1, hidden=h, heads=a, seq=s, style="gpt2").shape(), []

@@ -16,6 +16,7 @@ from manyranks.training import corpus
 from manyranks.training.__main__ import main
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer, train
+from tests.conftest import matrix
 
 GPT = GPTConfig(layers=2, hidden=16, heads=4, kv_heads=2, seq=16)
 STEPS = 20
@@ -280,7 +281,7 @@ def test_the_command_goes_on_under_other_axes(tmp_path, capsys):
     assert [line for line in second.splitlines() if line.startswith("  step")] == alone
 
 
-@pytest.mark.parametrize("axes", [[], ["--tp", "2"]], ids=["data parallelism", "tensor parallelism"])
+@pytest.mark.parametrize("axes", matrix([(), ("--tp", "2")], [("--tp", "2")]), ids=["data parallelism", "tensor parallelism"])
 def test_under_torchrun_the_same_run_gives_the_same_losses(capsys, axes):
     main([*SMALL, *(axes or ["--dp", "2"])])
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "OMP_NUM_THREADS": "1"}

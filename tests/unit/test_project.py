@@ -153,3 +153,8 @@ def test_the_gallery_has_every_explorer():
 
     shown = re.findall(r'src="docs/gallery/(\w+).png"', (ROOT / "README.md").read_text())
     assert sorted(shown) == sorted(EXPLORERS)
+
+
+def test_a_checkout_is_not_large(tracked):
+    """A clone is this and what git has of the past: 29 MB in all when this was written, of which 15 are here."""
+    assert sum(map(len, tracked.values())) < 20e6
