@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all lint notebooks exercises gallery bench site clean
+.PHONY: lab venv test test-all lint notebooks exercises gallery bench site wheel clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 	$(BIN)/jupyter lab $(ROOT) notebooks/00_start_here.ipynb
@@ -39,6 +39,9 @@ bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would 
 
 site: $(VENV)/.installed-site ## chapters, exercises and the library's reference as static pages, in site/
 	$(BIN)/python docs/build.py
+
+wheel: $(VENV)/.installed-test ## dist/manyranks-….whl, the library without the course
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV)
