@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 
 import nbformat
@@ -16,7 +17,7 @@ from nbconvert import HTMLExporter
 from nbconvert.filters import markdown2html
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "CLASSROOM.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("README.md", "CLASSROOM.md", "CLUSTERS.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PACKAGES = ("timeline", "theory", "measure", "world", "parallel", "training", "show", "grade")
 _LINK = re.compile(r'(href=")(?!https?:|mailto:|data:|#)([^"#]*)((?:#[^"]*)?")')
 _SCRIPT = re.compile(r"<script.*?</script>", re.S)
@@ -33,7 +34,9 @@ def build(folder: Path) -> None:
     for name in PAGES:
         _write(folder, ROOT / name, _page(name))
     shutil.copytree(ROOT / "notebooks" / "images", folder / "notebooks" / "images")
-    shutil.copy(ROOT / "LICENSE", folder / "LICENSE")
+    shutil.copytree(ROOT / "docs" / "gallery", folder / "docs" / "gallery")
+    for name in ("LICENSE", "docs/train.sbatch"):
+        shutil.copy(ROOT / name, folder / name)
     (folder / "index.html").write_text(_index(notebooks), encoding="utf-8")
     reference(folder / "api")
 
@@ -43,7 +46,10 @@ def reference(folder: Path) -> None:
     import pdoc
 
     pdoc.render.configure(docformat="markdown", show_source=True)
-    pdoc.pdoc("manyranks", *(f"manyranks.{package}" for package in PACKAGES), output_directory=folder)
+    packages = ["manyranks", *(f"manyranks.{package}" for package in PACKAGES)]
+    for package in map(import_module, packages):  # names that load when they are used: pdoc looks at those that are there
+        vars(package).update({name: getattr(package, name) for name in package.__all__})
+    pdoc.pdoc(*packages, output_directory=folder)
 
 
 def broken(folder: Path) -> list[str]:
@@ -101,7 +107,9 @@ def _place(source: Path) -> str:
 def _write(folder: Path, source: Path, text: str) -> None:
     page = folder / _place(source)
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(text, encoding="utf-8")
+    up = "../" * (len(page.relative_to(folder).parts) - 1)
+    back = f'<nav style="padding:4px 12px"><a href="{up}index.html">Many Ranks</a></nav>'
+    page.write_text(re.sub(r"(<body[^>]*>)", lambda body: body[1] + back, text, count=1), encoding="utf-8")
 
 
 def _framed(title: str, body: str) -> str:

@@ -95,6 +95,18 @@ def never_shown(source: str) -> list[str]:
     return [text for text in map(ast.unparse, alone) if text.startswith("show.")]
 
 
+def test_no_two_chapters_define_the_same_helper():
+    found: dict[str, set[str]] = {}
+    for path in CHAPTERS:
+        sources = [cell.source for cell in code(nbformat.read(path, 4))]
+        for source in sources:
+            python = "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
+            for node in ast.walk(ast.parse(python)):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and len(ast.unparse(node).splitlines()) > 3:
+                    found.setdefault(ast.dump(ast.Module(node.body, [])), set()).add(f"{path.stem}: {node.name}")
+    assert [names for names in found.values() if len(names) > 1] == []
+
+
 def test_what_it_would_show_is_the_last_thing_of_its_cell(chapter):
     lost = [text for cell in code(chapter) for text in never_shown(cell.source)]
     assert lost == [], "Jupyter shows only what a cell's last line returns: split the cell there, or put the call last"

@@ -310,3 +310,12 @@ def test_a_whole_run_gives_every_rank_the_same_result(shared_world):
     assert results[0].parameters == GPT.shape().parameters
     assert results[0].ranks == 3
     assert results[0].held_out < results[0].losses[0] - 0.5
+
+
+def test_pairs_are_this_ranks_part_of_the_batch_as_inputs_and_what_follows(shared_world):
+    parts = shared_world.run(corpus.pairs, 5, 8, 16)
+    for rank, (inputs_BS, targets_BS) in enumerate(parts):
+        tokens_BT = corpus.batch(5, 8, 16, rank, 3)
+        assert torch.equal(inputs_BS, tokens_BT[:, :-1])
+        assert torch.equal(targets_BS, tokens_BT[:, 1:])
+    assert [len(inputs_BS) for inputs_BS, _ in parts] == [3, 3, 2]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 VOCAB = 256
@@ -60,6 +61,12 @@ def batch(step: int, size: int, seq: int, rank: int = 0, ranks: int = 1) -> Tens
     train = text().train
     starts_B = torch.randint(len(train) - seq, (size,), generator=generator)
     return _cut(train, starts_B[share(size, rank, ranks)], seq)
+
+
+def pairs(step: int, size: int, seq: int) -> tuple[Tensor, Tensor]:
+    """What batch gives to this rank of the default group, as inputs and the bytes that follow."""
+    tokens_BT = batch(step, size, seq, dist.get_rank(), dist.get_world_size())
+    return tokens_BT[:, :-1], tokens_BT[:, 1:]
 
 
 def held_out(size: int, seq: int, rank: int = 0, ranks: int = 1) -> Tensor:
