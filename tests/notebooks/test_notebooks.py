@@ -82,10 +82,11 @@ def test_its_open_sections_are_read_in_25_to_45_minutes_and_it_says_so(chapter):
 
 def test_what_is_folded_says_that_it_goes_further_and_nothing_else_does(chapter):
     for cell in chapter.cells:
-        first = cell.source.partition("\n")[0]
+        first, _, rest = cell.source.partition("\n")
+        assert not (cell.metadata.get(reading.FOLDED) and rest), "what stands in the heading's own cell is not folded"
         assert cell.metadata.get(reading.FOLDED, False) == (cell.cell_type == "markdown" and first.endswith(reading.MARK))
         if cell.cell_type == "markdown":  # JupyterLab folds from a cell that begins with a heading to the next
-            assert not re.search(r"^#{1,4} ", re.sub(r"```.*?```", "", cell.source.partition("\n")[2], flags=re.S), re.M)
+            assert not re.search(r"^#{1,4} ", re.sub(r"```.*?```", "", rest, flags=re.S), re.M)
 
 
 def never_shown(source: str) -> list[str]:
