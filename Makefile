@@ -9,7 +9,7 @@ ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 .PHONY: lab venv test test-all lint notebooks exercises gallery bench site wheel clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
-	$(BIN)/jupyter lab $(ROOT) notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=$(CURDIR) notebooks/00_start_here.ipynb
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 

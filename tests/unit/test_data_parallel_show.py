@@ -42,6 +42,8 @@ def test_the_controls_say_what_they_set():
     ("change", "said"),
     [
         ({"model": "llama3-8b"}, "Does not fit: 169 GB of 80 GB a GPU. Every GPU holds the whole model"),
+        ({"cluster": "v100-dgx"}, "Does not fit: 48.1 GB of 32 GB a GPU. The model's states alone, 24.9 GB, do: take fewer"),
+        ({"n": 1024}, "; 1,020 times the tokens/s of one GPU"),
         ({"n": 512}, "the batch is 4 times the critical one: more GPUs hardly save time"),
         ({"reduce": "after backward", "sequences": 1}, "of a step waits for gradients"),
         ({"sequences": 1}, "Limit: 10% of a step waits for gradients"),

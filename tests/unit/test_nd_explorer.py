@@ -132,6 +132,7 @@ def test_bars_and_texts_are_the_settings(monkeypatch):
     [
         ({"tp": 16}, "Limit: tensor-parallel messages, 35% of the time on InfiniBand; TP 4 takes 8.36 s."),
         ({"tp": 1}, "Limit: memory; TP 4 fits."),
+        ({"pp": 64}, "Limit: uneven stages: with 80 layers on 64 the fullest has 60% more than the mean."),
         ({"tp": 2}, "Limit: memory; ZeRO-3 fits."),
         ({"tp": 4}, "Limit: bubble, 15% of the time; v = 8 takes 7.26 s."),
         ({"tp": 2, "pp": 1, "zero": 3, "microbatch": 2}, "Limit: memory; recompute full fits."),

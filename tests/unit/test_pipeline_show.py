@@ -422,3 +422,8 @@ def test_every_setting_has_a_line_and_its_titles_have_room():
 def test_an_unknown_schedule_is_refused_in_words():
     with pytest.raises(ValueError, match="schedule 'zb-h1': known are naive, GPipe"):
         Two().update(**DEFAULT | {"first": "zb-h1"})
+
+
+def test_messages_that_make_a_good_part_of_the_bubble_are_named_beside_the_ramp():
+    line = line_of("1F1B", message=0.5)
+    assert line.endswith("Limit: warm-up and drain 9, messages 8; more micro-batches dilute the first only.")

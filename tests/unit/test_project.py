@@ -158,3 +158,9 @@ def test_the_gallery_has_every_explorer():
 def test_a_checkout_is_not_large(tracked):
     """A clone is this and what git has of the past: 29 MB in all when this was written, of which 15 are here."""
     assert sum(map(len, tracked.values())) < 20e6
+
+
+def test_the_lab_serves_the_whole_course(tracked):
+    """Chapters link to exercises, and JupyterLab shows nothing outside its server's folder."""
+    assert "jupyter lab $(ROOT) --ServerApp.root_dir=$(CURDIR) " in tracked["Makefile"]
+    assert 'jupyter lab --ServerApp.root_dir="$PWD" ' in tracked["README.md"]

@@ -55,7 +55,7 @@ class MessageTime:
         left.legend([self._curve, *self._parts], ["T(n)", "α alone", "n/β alone"], loc="upper left")
         right.set(xlabel="message size n", ylabel="achieved share of β (%)", ylim=(-4, 104), title="n / T(n)")
         self._points[1].set_label("this message")
-        right.legend(loc="lower right")
+        right.legend(loc="upper left")
         for axes in (left, right):
             axes.set_xticks(_TICKS, [units.size(n) for n in _TICKS])
             axes.minorticks_off()

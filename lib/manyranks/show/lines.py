@@ -19,21 +19,25 @@ def curves(
     title: str = "",
     xticks: Sequence[float] | None = None,
     ylog: bool = True,
+    xlog: bool = True,
 ) -> style.Figure:
     """A curve for each name, over x, on logarithmic axes.
 
     xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten unless given; ylog: False
-    for a linear y axis that begins at 0. On a logarithmic one, values that are not above 0 are left out. Raises ValueError for
-    a curve of another length than x.
+    for a linear y axis that begins at 0; xlog: False for a linear x axis, which needs xticks. On a logarithmic one, values that
+    are not above 0 are left out. Raises ValueError for a curve of another length than x, and for a linear x axis without ticks.
     """
+    if not xlog and xticks is None:
+        raise ValueError("xlog=False needs xticks: the places on the x axis that get a number")
     fig, (axes,) = style.figure(height=3.5)
     for number, (name, y) in enumerate(named.items()):
         if len(y) != len(x):
             raise ValueError(f"{name!r} has {len(y)} values for {len(x)} places: give one for each")
-        points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and (b > 0 or not ylog)]
+        points = [(a, b) for a, b in zip(x, y, strict=True) if (a > 0 or not xlog) and (b > 0 or not ylog)]
         marker = style.MARKERS[number % len(style.MARKERS)]
         axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=5, markevery=max(1, len(points) // 8))
-    axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale="log", yscale="log" if ylog else "linear")
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.set(xscale="log" if xlog else "linear", yscale="log" if ylog else "linear")
     axes.set_xticks(at := powers(axes.get_xlim()) if xticks is None else xticks, [xunit(x) for x in at])
     if ylog:
         axes.set_yticks(at := powers(axes.get_ylim()), [yunit(y) for y in at])

@@ -103,7 +103,7 @@ def ladder(names: Sequence[str], reaches: Sequence[Reach], ranks: int, node: int
         )
     axes.set_yticks(range(len(reaches)), list(names))
     axes.axvline(inner, color=style.BLACK, linestyle="--", linewidth=1.4)
-    axes.text(inner, len(reaches) - 0.42, f" a node: {node}", fontsize=9, va="center")
+    axes.text(inner, len(reaches) - 0.42, f" a node: {node:,}", fontsize=9, va="center")
     step = max(1, round(end / 7))
     axes.set_xticks(at := range(0, ceil(end) + 1, step), [f"{2**k:,}" for k in at])
     axes.set(xlim=(0, end), ylim=(len(reaches) - 0.2, -0.6), xlabel="ranks from the first one of a group", title=title)

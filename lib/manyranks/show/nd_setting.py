@@ -89,7 +89,8 @@ class Setting(NamedTuple):
         dp, left = divmod(self.task.gpus, others := self.tp * self.cp * self.pp)
         if left or not dp:
             product = f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,}"
-            raise ValueError(f"{product} on {self.task.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
+            there, needed = (f"{n:,} GPU{'s' * (n > 1)}" for n in (self.task.gpus, others))
+            raise ValueError(f"{product} on {there}: lower one of the three, or take {needed} or more")
         return dp
 
     @property

@@ -62,9 +62,18 @@ def limit(now: Setting) -> str:
 
 def _limit(now: Setting) -> str:
     part, time = limit(now), now.step()
+    if (more := _fullest_stage(now)) > max(_MUCH, time.parts.get(part, 0.0) / time.seconds):
+        layers, stages = now.task.shape.layers, now.pp * now.virtual
+        return f"uneven stages: with {layers} layers on {stages} the fullest has {more:.0%} more than the mean"
     if part == "compute":
         return f"computing, {time.compute / time.seconds:.0%} of the time{_remedy(now, part)}"
     return f"{PARTS[part][0]}, {time.parts[part] / time.seconds:.0%} of the time{_where(now, part)}{_remedy(now, part)}"
+
+
+def _fullest_stage(now: Setting) -> float:
+    """By how much of the mean the fullest stage has more layers."""
+    layers, stages = now.task.shape.layers + 2 * now.plan.embedding_slots, now.pp * now.virtual
+    return -(-layers // stages) * stages / layers - 1
 
 
 def _where(now: Setting, part: str) -> str:

@@ -47,6 +47,7 @@ _FORMS = {
     "dualpipe-v": "(p − 1)(F + 2I − W)/2",
 }
 _TIMES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0]
+_NEARLY = 0.9  # of the bubble: where messages make less of it, they are not named
 _MESSAGES = [0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0]
 _LOOKS = ((style.BLUE, ""), (style.ORANGE, "////"), (style.GREEN, "...."), (style.PINK, "\\\\\\\\"), (style.YELLOW, "xx"))
 
@@ -257,4 +258,7 @@ def _limit(name: str, shown: Run, now: Setting) -> str:
         return f"unequal times; bubble {_number(bubble)} with F = I = W{besides}"
     if best.m != now.m and now.v > 1:
         return f"p does not divide m; bubble {_number(bubble)} with m = {whole}{besides}"
+    if now.message and without < _NEARLY * shown.bubble:
+        parts = f"warm-up and drain {_number(without)}, messages {_number(shown.bubble - without)}"
+        return f"{parts}; more micro-batches dilute the first only"
     return "warm-up and drain; more micro-batches dilute them"
