@@ -5,10 +5,10 @@ import torch.distributed as dist
 
 from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
-from tests.grading.zoo import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
+from tests.grading.zoo import all_gather, all_reduce, all_to_all, broadcast, collectives_ready, reduce_scatter
 from tests.grading.zoo_tests import assert_full_marks, assert_no_marks, assert_own_hint, each_wrong
 
-ZOO = broadcast.ZOO + all_gather.ZOO + reduce_scatter.ZOO + all_reduce.ZOO + all_to_all.ZOO
+ZOO = broadcast.ZOO + all_gather.ZOO + reduce_scatter.ZOO + all_reduce.ZOO + all_to_all.ZOO + collectives_ready.ZOO
 TASKS = {"tree_broadcast": 3, "ring_all_gather": 4, "ring_reduce_scatter": 5, "ring_all_reduce": 4, "pairwise_all_to_all": 4}
 EXERCISE = Exercise("01_collectives")
 

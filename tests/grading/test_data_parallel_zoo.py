@@ -5,10 +5,11 @@ import pytest
 from manyranks.grade.data_parallel.task import GradientTask
 from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
-from tests.grading.zoo import average, cut, forgotten, in_buckets, no_sync, overlapped, replicate, wrapped
+from tests.grading.zoo import average, cut, data_parallel_ready, forgotten, in_buckets, no_sync, overlapped, replicate, wrapped
 from tests.grading.zoo_tests import assert_full_marks, assert_no_marks
 
-ZOO = replicate.ZOO + average.ZOO + cut.ZOO + in_buckets.ZOO + overlapped.ZOO + wrapped.ZOO + no_sync.ZOO + forgotten.ZOO
+FILES = (replicate, average, cut, in_buckets, overlapped, wrapped, no_sync, forgotten, data_parallel_ready)
+ZOO = [answer for file in FILES for answer in file.ZOO]
 ANSWERS = {  # task -> what the notebook calls its answer
     "replicate": "replicate",
     "average": "average",

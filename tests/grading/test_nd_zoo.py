@@ -39,6 +39,17 @@ SEVEN = {  # that the exercise is about -> task, answer, words of its report
     "rank 0 speaks for all": ("misplaced", "Rank0sCalls", "Add up the calls of all ranks"),
     "the victim is taken for the culprit": ("straggler", "LongestWait", "the one that suffers"),
 }
+CLUSTERS = {  # task, and the cluster in which an answer to it goes wrong -> task, answer, words of its report
+    f"{task}, {cluster}": (task, answer, f": {cluster}, with ")
+    for task, cluster, answer in (
+        ("misplaced", "the cluster that you have", "StaysAsItIs"),
+        ("misplaced", "another cluster", "AlwaysTp"),
+        ("drifting", "the cluster that you have", "AsTheyWere"),
+        ("drifting", "another cluster", "AlwaysCp"),
+        ("straggler", "the cluster that you have", "LongestWait"),
+        ("straggler", "another cluster", "AlwaysComputes"),
+    )
+}
 MISSED = [
     ("coordinates", "columns_first"),
     ("rank_of", "as_they_come"),
@@ -146,6 +157,7 @@ def report_of(many, shared_ranks, monkeypatch):
 
 test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
 test_the_seven_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, SEVEN)
+test_a_report_says_in_which_cluster_an_answer_goes_wrong = zoo_tests.mistakes(ZOO, CLUSTERS)
 test_who_misses_the_idea_of_a_task_gets_less_than_half = zoo_tests.less_than_half(ZOO, MISSED)
 test_a_slip_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, SLIPS)
 

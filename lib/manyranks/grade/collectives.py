@@ -19,6 +19,7 @@ _TREE = "in the round of distance d, each place that is a multiple of 2d sends t
 _RING = "in this ring, rank r sends to rank r − 1 only, modulo N"
 _UPWARDS = "this ring runs upwards: rank 0 sent to rank 1; here rank r sends to r − 1"
 _PAIRS = "each chunk goes straight to the rank it is meant for, in one message"
+_ROOM = "every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one"
 _OFF = "each chunk is one place off: check which chunk rank r sends first and which it holds at the end"
 _NO_GATHER = "only the rank's own chunk is summed: the all-gather is missing"
 
@@ -46,7 +47,8 @@ def ring_all_reduce(function) -> Report:
 def pairwise_all_to_all(function) -> Report:
     """Checks pairwise_all_to_all(x_E) -> on rank r, chunk r of every rank's x_E, that of rank 0 first."""
     return check(
-        MessageTask("pairwise_all_to_all", 4, _exchange_cases, "a pairwise exchange", _PAIRS, in_order=False), function
+        MessageTask("pairwise_all_to_all", 4, _exchange_cases, "a pairwise exchange", _PAIRS, in_order=False, room=_ROOM),
+        function,
     )
 
 

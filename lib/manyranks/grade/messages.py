@@ -1,7 +1,7 @@
 """Tasks that are solved with messages between two ranks: what must travel, and the mistakes known by their traces."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,10 +10,13 @@ import torch
 from manyranks.grade import probe
 from manyranks.grade.check import Task
 from manyranks.grade.compare import difference, form, same, sizes
+from manyranks.grade.journal import Entry
 from manyranks.grade.report import Line, listed
 from manyranks.grade.trial import Trial
-from manyranks.grade.trouble import clash
+from manyranks.grade.trouble import SAME_CHUNK, clash, place
 from manyranks.grade.verdict import Aspect, Finding, Verdict
+from manyranks.measure.calls import Call
+from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.theory.collectives import Round
 
 _WAIT = "isend and irecv return at once: keep what they return and call .wait() on it"
@@ -83,15 +86,21 @@ class Case:
 
 
 def _foreign_call(done: list[Trial]) -> Finding | None:
-    """Where the function calls an operation that the backend has ready."""
+    """Where the function calls an operation that the backend has ready; a call that raised is in the notes alone."""
     for trial in done:
-        for rank, calls in trial.calls.items():
-            for call in calls:
-                if call.op not in ("send", "recv"):
-                    what, found = "is built from send and receive only", f"{trial.case}, rank {rank} called {call.op}"
-                    hint = "write it with dist.send, recv, isend, irecv or batch_isend_irecv"
-                    return Finding(Line(False, what, found, hint), trial)
+        for rank, call in _calls(trial):
+            if call.op not in POINT_TO_POINT:
+                what, found = "is built from send and receive only", f"{trial.case}, rank {rank} called {call.op}"
+                where = f" ({place(call.frames)})" if isinstance(call, Entry) else ""
+                hint = f"write it with dist.send, recv, isend, irecv or batch_isend_irecv{where}"
+                return Finding(Line(False, what, found, hint), trial)
     return None
+
+
+def _calls(trial: Trial) -> Iterator[tuple[int, Entry | Call]]:
+    """Rank and call: as the ranks noted them, then as the world counted them, which sees those of any thread."""
+    for noted in (trial.notes, trial.calls):
+        yield from ((rank, call) for rank, calls in noted.items() for call in calls)
 
 
 def _values(task: "MessageTask", trial: Trial) -> Verdict:
@@ -246,14 +255,16 @@ def _peers(ranks: list[int]) -> str:
 class MessageTask(Task):
     """algorithm: its name in a report, "this ring"; reminder: the hint for messages that no known mistake explains.
 
-    argument: the name of the function's tensor; in_order: whether a rank's messages must come in the order of theory; remark:
-    a line on a right answer, for no points.
+    argument: the name of the function's tensor; in_order: whether a rank's messages must come in the order of theory; room:
+    how large it is to be for what comes, where ranks do not mean the same chunk; remark: a line on a right answer, for no
+    points.
     """
 
     algorithm: str
     reminder: str
     argument: str = "x_E"
     in_order: bool = True
+    room: str = SAME_CHUNK
     remark: Callable[[Trial], Line] | None = None
 
     aspects: ClassVar[tuple[Aspect, ...]] = (
@@ -267,7 +278,8 @@ class MessageTask(Task):
         return _foreign_call(tried)
 
     def line(self, finding: Finding, function) -> Line:
-        return _recut(finding, function)
+        line = _recut(finding, function)
+        return replace(line, hint=line.hint.replace(SAME_CHUNK, self.room))
 
     def remarks(self, trial: Trial) -> list[Line]:
         return [self.remark(trial)] if self.remark else []

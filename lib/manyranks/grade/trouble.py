@@ -23,8 +23,10 @@ _LIBRARY = (
     "_tensor.py",
     "contextlib.py",
     "__init__.py",
+    "typing_extensions.py",
     "<string>",  # what a dataclass makes
 )  # the innermost line where torch raises
+SAME_CHUNK = "do both mean the same chunk in this step?"
 RETURNED = "had returned"  # a rank's state
 _ALIKE = "all ranks must make the same calls in the same order"
 _FRAME = re.compile(r"^  (\S.*), in (\S+)$(?:\n    (.*))?", re.MULTILINE)  # source, where it is known
@@ -82,7 +84,7 @@ def _clash(who: tuple[int, int, int], sent: Entry, room: Entry) -> tuple[str, st
         f"rank {source} sent {sent.elements:,} elements{there} ({sent.bytes:,} bytes), "
         f"rank {to} made room for {room.elements:,}{here} ({room.bytes:,} bytes)"
     )
-    question = "do both mean the same chunk in this step?" if alike else "give the room the dtype of what comes"
+    question = SAME_CHUNK if alike else "give the room the dtype of what comes"
     return problem, f"{question} ({_places({source: sent, to: room})})"
 
 

@@ -11,11 +11,15 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """ok, and where it is not: what was found and a hint. ok: None where it could not be judged, which gives no points."""
+    """ok, and where it is not: what was found and a hint. ok: None where it could not be judged, which gives no points.
+
+    where: in which part of the case, in place of the case's name.
+    """
 
     ok: bool | None
     found: str = ""
     hint: str = ""
+    where: str = ""
 
 
 class Aspect(NamedTuple):
@@ -65,7 +69,7 @@ def _finding(aspect: Aspect, ended: list[Judged], all_ended: bool) -> Finding:
     """Of the trials that are wrong, the one with most ranks tells most mistakes apart; one that was judged goes first."""
     for trial, verdicts in sorted(reversed(ended) if aspect.last else ended, key=_tells(aspect)):
         if not verdicts[aspect].ok:
-            found = f"{trial.case}, {verdicts[aspect].found}"
+            found = f"{verdicts[aspect].where or trial.case}, {verdicts[aspect].found}"
             return Finding(Line(verdicts[aspect].ok, aspect.what, found, verdicts[aspect].hint), trial)
     sizes = sorted({str(one.trial.case.n) for one in ended})
     where = "" if sizes == ["1"] else f"on {listed(sizes)} ranks, "

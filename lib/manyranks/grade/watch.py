@@ -101,6 +101,7 @@ class Watch(Journal):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace.startswith("_c10d_functional"):  # they reach no operator of c10d
             self._stop_ready()
+            raise Stopped("functional collectives do not count here", "call dist's own: dist.all_reduce and the like")
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _gradient(self, name: str) -> None:

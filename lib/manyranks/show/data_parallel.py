@@ -271,8 +271,7 @@ def _held(now: Setting) -> dict[str, float]:
 def _status(now: Setting, here: step.StepTime, held: float, device: float, at: float) -> str:
     fits = f"{units.size(held)} of {units.size(device)}"
     if held > device:
-        states = held - _held(now)["activations"]
-        if states <= device:
+        if (states := held - _held(now)["activations"]) <= device:
             return f"Does not fit: {fits} a GPU. The model's states alone, {units.size(states)}, do: take fewer sequences."
         return f"Does not fit: {fits} a GPU. Every GPU holds the whole model, so more GPUs do not help: chapter 03."
     tokens = _count(here.plan.tokens)
@@ -282,9 +281,9 @@ def _status(now: Setting, here: step.StepTime, held: float, device: float, at: f
     efficiency = now.efficiency(now.n, now.overlap)
     more = now.examples(now.n) / now.examples(1)
     return (
-        f"{took}; {_three(efficiency * now.n)} times the tokens/s of one GPU (efficiency {100 * efficiency:.3g}%). Larger "
-        f"batches learn less a token: with a critical one of {_count(now.critical)}, the same loss takes {_three(more)} times "
-        f"the tokens, so it is reached {_three(1 / at)} times as fast. Limit: {_limit(now, here)}."
+        f"{took}; {units.three(efficiency * now.n)} times the tokens/s of one GPU (efficiency {100 * efficiency:.3g}%). Larger "
+        f"batches learn less a token: with a critical one of {_count(now.critical)}, the same loss takes {units.three(more)} "
+        f"times the tokens, so it is reached {units.three(1 / at)} times as fast. Limit: {_limit(now, here)}."
     )
 
 
@@ -294,11 +293,6 @@ def _limit(now: Setting, here: step.StepTime) -> str:
     if here.data > 0.05 * here.seconds:
         return f"{here.data / here.seconds:.0%} of a step waits for gradients"
     return "compute-bound"
-
-
-def _three(value: float) -> str:
-    """With three digits that count, and never with an exponent."""
-    return f"{float(f'{value:.3g}'):,.15g}"
 
 
 def _count(tokens: float) -> str:

@@ -43,3 +43,8 @@ def short(value: float) -> str:
     """1234.5 -> "1,234", 0.12345 -> "0.123": three significant digits, without zeros that say nothing."""
     text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def three(value: float) -> str:
+    """A number with three digits that count, and never with an exponent: 1,020."""
+    return f"{float(f'{value:.3g}'):,.15g}"

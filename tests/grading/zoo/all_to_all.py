@@ -118,3 +118,13 @@ def swap_chunks_of_torch_chunk(x):
     for k in range(1, n):
         exchange(chunks[(rank + k) % n], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
     return torch.cat(out)
+
+
+@wrong("pairwise_all_to_all", "hint: every chunk that a rank receives is as long as its own chunk, chunk r: make the room like")
+def swap_with_room_like_the_senders_chunk(x):
+    (rank, n), chunks = me(), x.tensor_split(me()[1])
+    out = [torch.empty_like(chunks[source]) for source in range(n)]
+    out[rank] = chunks[rank].clone()
+    for k in range(1, n):
+        exchange(chunks[(rank + k) % n], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
+    return torch.cat(out)

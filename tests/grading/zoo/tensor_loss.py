@@ -281,3 +281,10 @@ class NeverEnds(RightLoss):
             with contextlib.suppress(Exception):
                 pass
         return super().picked()
+
+
+@wrong(TASK, "manyranks.parallel.tensor.vocab_parallel_cross_entropy is not allowed; hint: write it yourself")
+def the_librarys_loss(logits, targets, z, group=None):
+    from manyranks.parallel.tensor.vocabulary import vocab_parallel_cross_entropy
+
+    return vocab_parallel_cross_entropy(logits, targets, group)

@@ -273,6 +273,14 @@ def the_librarys(tensors, group=None):
     return tensors
 
 
+@wrong(G, "functional collectives do not count here; hint: call dist's own: dist.all_reduce")
+class ByFunctionalCollectives(RightG):
+    def reduce(self, row):
+        from torch.distributed import _functional_collectives as functional
+
+        row.copy_(functional.all_reduce(row, "sum", self.group or dist.group.WORLD))
+
+
 @wrong(F, "the check calls copy_in(tensors, group)")
 def takes_no_group(tensors):
     return tensors

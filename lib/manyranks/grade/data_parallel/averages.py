@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from manyranks.grade import toy
 from manyranks.grade.data_parallel import traffic
+from manyranks.grade.data_parallel.ready import own
 from manyranks.grade.data_parallel.task import GradientTask
 from manyranks.grade.data_parallel.traffic import Travel
 from manyranks.grade.journal import Stopped
@@ -27,7 +28,8 @@ _BEFORE = "weigh before the all-reduce: each rank's gradient has the weight of i
 
 def _replicating(function, watch: Watch) -> Tensors:
     model = Toy(dist.get_rank())
-    function(model)
+    with own():
+        function(model)
     return _state(model)
 
 
@@ -67,7 +69,8 @@ def _averaging(function, watch: Watch) -> Tensors:
     model = Toy(0)
     loss_of(model, rank, 1, _rows(rank)).backward()
     before = toy.weights(model)
-    function(model, _rows(rank))
+    with own():
+        function(model, _rows(rank))
     moved = [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]
     if moved:
         raise Stopped(f"the weights have changed: {moved[0]}", "the gradients are to be averaged, p.grad, and not the weights")

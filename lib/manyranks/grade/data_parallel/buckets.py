@@ -11,6 +11,7 @@ from torch import nn
 from manyranks.grade import toy
 from manyranks.grade.data_parallel import traffic
 from manyranks.grade.data_parallel.averages import DETOUR, LEFT, OWN, SUM, TWICE, left_none, times, without_detour, without_none
+from manyranks.grade.data_parallel.ready import own
 from manyranks.grade.data_parallel.task import GradientTask
 from manyranks.grade.data_parallel.traffic import Travel
 from manyranks.grade.scripts import Script, Tensors, Wrong, values
@@ -48,7 +49,7 @@ def _in_buckets(function, watch: Watch) -> Tensors:
     model = Toy(0)
     loss_of(model, rank, 1).backward()
     mine = buckets(list(model.parameters()), FIRST, CAP)
-    with watch.peak():
+    with watch.peak(), own():
         function(mine)
     return toy.gradients(model)
 

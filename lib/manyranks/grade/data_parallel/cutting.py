@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from manyranks.grade.data_parallel.buckets import CAP, FIRST, buckets
+from manyranks.grade.data_parallel.ready import own
 from manyranks.grade.data_parallel.task import GradientTask
 from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Script, Tensors
@@ -38,7 +39,11 @@ def cut_cases(n: int) -> list[Script]:
 
 
 def _cutting(function, watch: Watch) -> Tensors:
-    return _codes(function)
+    def refusing(*given) -> list[list[nn.Parameter]]:
+        with own():
+            return function(*given)
+
+    return _codes(refusing)
 
 
 def _codes(function: Cutting) -> Tensors:

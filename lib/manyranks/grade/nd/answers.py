@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +34,8 @@ class Slip(NamedTuple):
 class Exam:
     """Questions of one case. ask: calls the learner's function with such arguments, and reads its parts; right: those.
 
-    equal: whether a part is as good as what is right, of arguments, the part's name, and both.
+    equal: whether a part is as good as what is right, of arguments, the part's name, and both; first, others: what a report
+    calls the first question, and another one, where it tells them apart.
     """
 
     questions: list[tuple]
@@ -42,6 +43,8 @@ class Exam:
     right: Callable[..., Parts]
     slips: tuple[Slip, ...]
     equal: Callable[[tuple, str, Any, Any], bool]
+    first: str = ""
+    others: str = ""
 
     def known(self) -> Iterator[tuple[str, dict[str, list]]]:
         """Each mistake's hint, and its parts as `rights` has them, where one of them is not right."""
@@ -168,7 +171,8 @@ def aspect(what: str, share: float, part: str) -> Aspect:
             return Verdict(True)
         at = next(i for i, question in enumerate(exam.questions) if not exam.equal(question, part, got[i], right[i]))
         found = task.found(exam.questions[at], part, got[at], right[at])
-        return Verdict(False, found, _why(exam, part, got) or task.otherwise(part, exam, got) or task.unexplained)
+        hint = _why(exam, part, got) or task.otherwise(part, exam, got) or task.unexplained
+        return Verdict(False, found, hint, exam.others if at else exam.first)
 
     return Aspect(what, share, judge, each_world=True)
 
@@ -176,6 +180,12 @@ def aspect(what: str, share: float, part: str) -> Aspect:
 def _why(exam: Exam, part: str, got: list) -> str:
     """The hint of the mistake that explains all answers."""
     return next((hint for hint, wrong in exam.known() if wrong.get(part) == got), "")
+
+
+def of_clusters(exam: Exam) -> Scene:
+    """The case of sick clusters, of which learners have the first: who knows only this one has no points."""
+    exam = replace(exam, first="the cluster that you have", others="another cluster")
+    return scene(exam, "the cluster that you have, and others")
 
 
 def scenes(exams: Iterable[tuple[Exam, str]]) -> list[Scene]:

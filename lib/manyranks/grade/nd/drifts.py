@@ -137,9 +137,9 @@ def _asked(function: Callable, question: tuple) -> Parts:
 
 @cache
 def cases(n: int) -> list[Scene]:
-    """The cluster that learners have seen, and others: who knows only the first one has no points."""
+    """The cluster that learners have seen, and others."""
     questions = [(run,) for run in clusters.kind("B")]
-    return [answers.scene(Exam(questions, _asked, _right, _SLIPS, answers.same), "the cluster that you have, and others")]
+    return [answers.of_clusters(Exam(questions, _asked, _right, _SLIPS, answers.same))]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from manyranks.grade.tensor import traffic
 from manyranks.grade.tensor.layout import Layout, drawn
 from manyranks.grade.tensor.losses import IGNORED, Slope, Way, gradients, loss
 from manyranks.grade.tensor.memory import Made
-from manyranks.grade.tensor.ready import READY, YOURSELF
+from manyranks.grade.tensor.ready import READY, YOURSELF, own
 from manyranks.grade.tensor.task import Must, TensorTask, gradient, telling, untouched, values
 from manyranks.grade.tensor.traffic import Phases, Sent, reduced
 from manyranks.grade.trial import Trial
@@ -110,7 +110,8 @@ def _run(batch: Batch, function: Callable, watch) -> Tensors:
     logits, targets = batch.shards(number)[rank], batch.targets(number)
     with Made() as made:
         watch.mark("forward")
-        result = function(logits, targets, _Z, group)
+        with own():
+            result = function(logits, targets, _Z, group)
         if not isinstance(result, Tensor) or result.numel() != 1:
             raise Stopped(f"it returned {result!r:.60}", _RETURNS)
         if not result.requires_grad:
