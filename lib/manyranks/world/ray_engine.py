@@ -104,8 +104,10 @@ class RayServer:
         deadline = time.monotonic() + _CONNECTING
         while time.monotonic() < deadline:
             connection, _ = self._listener.accept()
-            connection.settimeout(_CONNECTING)
-            said = connection.recv(ray_nodes.HELLO.size, socket.MSG_WAITALL)
+            connection.settimeout(_ANSWERING)
+            said = b""
+            with contextlib.suppress(OSError):  # who says nothing is a stranger, too
+                said = connection.recv(ray_nodes.HELLO.size, socket.MSG_WAITALL)
             if len(said) == ray_nodes.HELLO.size:
                 secret, who, number = ray_nodes.HELLO.unpack(said)
                 if secrets.compare_digest(secret, self._secret) and who == rank:
