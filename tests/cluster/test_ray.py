@@ -45,9 +45,19 @@ class Nodes:
         self.cluster.shutdown()
 
 
+def started(tries: int = 3) -> Nodes:
+    """Ray gives up where its own processes take longer than 15 s to start, as they may on a slow machine."""
+    for _ in range(tries - 1):
+        try:
+            return Nodes()
+        except Exception:
+            ray.shutdown()
+    return Nodes()
+
+
 @pytest.fixture(scope="module")
 def nodes():
-    nodes = Nodes()
+    nodes = started()
     yield nodes
     nodes.close()
 

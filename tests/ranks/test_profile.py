@@ -19,6 +19,7 @@ from manyranks.measure.flops import operators
 from manyranks.measure.profile import profiled
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer
+from manyranks.world.waits import waits_of
 
 LATE = 1.0  # seconds: longer than all else that a test's function does, also on a busy machine
 
@@ -230,9 +231,12 @@ def test_who_comes_early_waits_and_who_comes_last_does_not(shared_world, functio
 
 
 def test_of_a_group_s_collective_only_its_ranks_count(shared_world):
-    parts = shared_world.measure(in_a_group_whose_first_rank_is_late, profile=True).budgets
-    assert parts[1].waiting > LATE / 2
-    assert max(parts[0].waiting, parts[2].waiting) < LATE / 2
+    m = shared_world.measure(in_a_group_whose_first_rank_is_late, profile=True)
+    assert m.budgets[1].waiting > LATE / 2
+    came = m.calls[2][-1].started  # of the group's other rank, for which rank 1 waits
+    arrivals = {rank: [wait.arrived for wait in waits] for rank, waits in waits_of(m.calls, m._recordings).items()}
+    assert [rank for rank in arrivals if came in arrivals[rank]] == [1, 2]
+    assert max(arrivals[0]) < came, "rank 0 waits for the barrier only"
 
 
 def come_early_wait_late():
