@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from manyranks.training.__main__ import main
+from manyranks.world.local import loopback
 from tests.conftest import ROOT
 
 JOB = ROOT / "docs" / "train.sbatch"
@@ -30,7 +31,7 @@ def slurm(tmp_path, monkeypatch):
         port = free.getsockname()[1]
     own = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"}
     own |= {"RANKS_PER_NODE": "1", "PORT": str(port), "PATH": f"{tmp_path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    return os.environ | own | {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    return os.environ | own | {"GLOO_SOCKET_IFNAME": loopback()}
 
 
 def job(environment: dict, *flags: str) -> str:
