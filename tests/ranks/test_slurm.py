@@ -41,6 +41,7 @@ def job(environment: dict, *flags: str) -> str:
     return re.sub(r" in [0-9.]+ s", "", done.stdout)
 
 
+@pytest.mark.whole  # it failed once in five runs, for a reason that is not known yet
 def test_a_slurm_job_goes_on_with_what_another_run_has_left_and_learns_the_same(slurm, tmp_path, capsys):
     folder = ["--checkpoint", str(tmp_path / "run")]
     main([*SMALL, *folder, "--steps", "2"])
