@@ -81,9 +81,10 @@ def one_thread():
 
 
 def matrix(values: Iterable, kept: Iterable) -> list:
-    """Parameters of a test: `make test` runs it with those in `kept`, `make test-all` with all."""
+    """Parameters of a test: `make test` has those in `kept`, `make test-all` has all. A tuple is several arguments."""
     kept = list(kept)
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.whole) for value in values]
+    given = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    return [pytest.param(*one, marks=() if value in kept else pytest.mark.whole) for value, one in given]
 
 
 @pytest.fixture

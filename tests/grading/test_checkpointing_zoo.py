@@ -96,7 +96,7 @@ test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
 test_who_misses_the_idea_of_a_task_gets_a_third_at_most = zoo_tests.a_third_at_most(ZOO, MISSED)
 test_a_slip_in_a_late_scene_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, PARTS)
 test_the_five_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FIVE)
-test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, RIGHT)
+test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, RIGHT, sharing.Shared)
 
 
 @pytest.mark.parametrize("note", chains.chains())

@@ -4,7 +4,6 @@ from itertools import combinations
 
 import pytest
 
-from manyranks.grade import Report
 from manyranks.grade.compare import same
 from manyranks.grade.expert import averaging, balancing, combining, dispatching, dropping, exchanging, routing
 from manyranks.grade.expert.task import ExpertTask
@@ -80,25 +79,7 @@ def test_who_does_nothing_gets_nothing(task, shared_ranks):
     assert (report.points, report.passed) == (0, False), report
 
 
-@pytest.fixture
-def report_of(shared_ranks, monkeypatch):
-    """What a check says of a wrong answer in the first case on three ranks, or as the answer says: in which cases it shows.
-
-    The solution has shown that all sizes and cases are run.
-    """
-
-    def report(answer) -> Report:
-        monkeypatch.setattr(ExpertTask, "sizes", (getattr(answer.function, "ranks", 3),))
-        for task in GRADERS:
-            monkeypatch.setattr(task, "cases", shortened(task.cases, getattr(answer.function, "cases", slice(1))))
-        return zoo_tests.checked_once(EXERCISE, answer)
-
-    def shortened(cases, part):
-        return lambda n: cases(n)[part]
-
-    return report
-
-
+report_of = zoo_tests.reports(EXERCISE, ExpertTask, TASKS)
 test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
 test_the_four_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FOUR)
 test_who_misses_the_idea_of_a_task_gets_less_than_half = zoo_tests.less_than_half(ZOO, MISSED)
@@ -124,5 +105,5 @@ def test_no_two_hints_are_for_the_same_results(task, n):
         assert not alike or one.hint == other.hint, (one.hint, other.hint)
 
 
-test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, expert_alike.ANSWERS)
+test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, expert_alike.ANSWERS, ExpertTask)
 test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, TASKS, 15)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from manyranks.grade import Report
 from manyranks.grade.mfu import budgets, forward, roofline, timing, training, utilisation
 from manyranks.grade.mfu.amounts import alike
 from manyranks.grade.mfu.task import MfuTask
@@ -83,24 +82,7 @@ def test_who_computes_nothing_gets_nothing(task, shared_ranks):
     assert (report.points, report.passed) == (0, False), report
 
 
-@pytest.fixture
-def report_of(shared_ranks, monkeypatch):
-    """What a check says of a wrong answer in the first case, on three ranks where it takes several, or as the answer says: in
-    which cases it shows. The solution has shown that all sizes and cases are run.
-    """
-
-    def report(answer) -> Report:
-        monkeypatch.setattr(MfuTask, "sizes", (3,))
-        for module in GRADERS:
-            monkeypatch.setattr(module, "cases", shortened(module.cases, getattr(answer.function, "cases", slice(1))))
-        return zoo_tests.checked_once(EXERCISE, answer)
-
-    def shortened(cases, part):
-        return lambda n: cases(n)[part]
-
-    return report
-
-
+report_of = zoo_tests.reports(EXERCISE, MfuTask, TASKS)
 test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
 test_the_five_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FIVE)
 test_who_misses_the_idea_of_a_task_gets_less_than_half = zoo_tests.less_than_half(ZOO, MISSED)

@@ -65,7 +65,7 @@ EXERCISE = Exercise("05_pipeline", classes=("Split",))
 test_the_solution_gets_full_marks = zoo_tests.solution(EXERCISE, TASKS)
 test_the_untouched_release_gets_none = zoo_tests.untouched(EXERCISE, TASKS)
 test_no_task_depends_on_another = zoo_tests.alone(EXERCISE, TASKS)
-report_of = zoo_tests.reports(EXERCISE, Training)
+report_of = zoo_tests.reports(EXERCISE, Training, ["train_step"])
 test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
 test_who_misses_the_idea_of_a_task_gets_a_third_at_most = zoo_tests.a_third_at_most(ZOO, MISSED)
 test_a_slip_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, SLIPS)
@@ -112,5 +112,5 @@ def test_the_checks_leave_random_numbers_as_they_were(shared_ranks):
 
 
 test_the_five_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FIVE)
-test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, pipeline_alike.ANSWERS)
+test_other_right_answers_get_full_marks = zoo_tests.full_marks(EXERCISE, pipeline_alike.ANSWERS, Training)
 test_each_task_has_its_wrong_answers = zoo_tests.enough(ZOO, TASKS)

@@ -6,14 +6,15 @@ The functions from `solution` on make the tests that exercises share: each retur
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from manyranks.grade import Report, trial
+from manyranks.grade import Report, check, trial
 from manyranks.grade.check import Task
 from manyranks.grade.compare import same
-from tests.conftest import ROOT
+from tests.conftest import ROOT, matrix
 from tests.grading.exercise import Exercise
 from tests.grading.zoo.wrong import Wrong
 
@@ -100,22 +101,31 @@ def alone(exercise: Exercise, points: dict[str, float]) -> Callable:
     return test
 
 
-def reports(exercise: Exercise, kind: type[Task]):
-    """The fixture `report_of`. kind: the tasks whose `sizes` an answer may set."""
+def reports(exercise: Exercise, kind: type[Task], first: Collection[str] = ()):
+    """The fixture `report_of`. kind: the tasks whose `sizes` an answer may set; first: those whose first case is enough."""
+    checked = check._checked
 
     @pytest.fixture
     def report_of(shared_ranks, monkeypatch):
-        """What a check says of a wrong answer, on three ranks, or as the answer says: the solution has shown that all sizes
-        are run."""
+        """What a check says of a wrong answer on three ranks, or as the answer says: in which cases it shows, and on how many
+        ranks. The solution has shown that all cases and sizes are run.
+        """
 
         def report(answer: Wrong) -> Report:
-            ranks = getattr(answer.function, "ranks", 3)
+            usual = slice(1) if answer.task in first else slice(None)
+            ranks, some = getattr(answer.function, "ranks", 3), getattr(answer.function, "cases", usual)
             monkeypatch.setattr(kind, "sizes", getattr(answer.function, "sizes", (ranks,)))
+            monkeypatch.setattr(check, "_checked", lambda task, function: checked(shortened(task, some), function))
             return checked_once(exercise, answer)
 
         return report
 
     return report_of
+
+
+def shortened(task: Task, some: slice) -> Task:
+    """With these of its cases."""
+    return replace(task, cases=lambda n: task.cases(n)[some])
 
 
 @functools.cache
@@ -185,11 +195,14 @@ def half_or_more(zoo: Sequence[Wrong], slips: Sequence[tuple[str, str]]) -> Call
     return test
 
 
-def full_marks(exercise: Exercise, answers: Sequence[tuple[str, Callable]]) -> Callable:
-    """For other right answers than the solution."""
+def full_marks(exercise: Exercise, answers: Sequence[tuple[str, Callable]], *kinds: type[Task]) -> Callable:
+    """For other right answers than the solution, on 3 ranks or on all sizes. kinds: the tasks whose `sizes` say so."""
 
+    @pytest.mark.parametrize("sizes", matrix(["3 ranks", "all sizes"], ["3 ranks"]) if kinds else ["all sizes"])
     @each_right(answers)
-    def test(task, answer, shared_ranks):
+    def test(task, answer, sizes, shared_ranks, monkeypatch):
+        for kind in kinds if sizes == "3 ranks" else ():
+            monkeypatch.setattr(kind, "sizes", (3,))
         assert_full_marks(exercise.check(task, answer))
 
     return test

@@ -27,6 +27,7 @@ from manyranks.parallel.zero import ZeroOptimizer
 from manyranks.theory import checkpointing
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, CausalAttention, Layer, loss
+from tests.conftest import matrix
 
 CONFIG = GPTConfig(layers=2, hidden=16, heads=4, seq=8, vocab=32, dropout=0.2, style="gpt2")
 
@@ -132,7 +133,7 @@ def differing(wrap):
     return wrong
 
 
-@pytest.mark.parametrize("shared_worlds", [1, 4], indirect=True, scope="module")
+@pytest.mark.parametrize("shared_worlds", matrix([1, 4], [4]), indirect=True, scope="module")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_every_rank_s_gradients_are_the_same_bit_for_bit(shared_worlds, wrapper):
     assert shared_worlds.run(differing, WRAPPERS[wrapper]) == [[]] * shared_worlds.size

@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 from manyranks.parallel.expert import ExpertParallel, Experts, Router, Routing, one_hop
 from manyranks.parallel.expert.experts import by_expert
+from tests.conftest import matrix
 from tests.unit.attention_reference import draw, gap, largest
 from tests.unit.expert_reference import layer, mixture
 
-DEGREES = pytest.mark.parametrize("shared_worlds", [1, 3, 4], indirect=True, scope="module")
+DEGREES = pytest.mark.parametrize("shared_worlds", matrix([1, 3, 4], [3, 4]), indirect=True, scope="module")
 H, E, FFN = 5, 12, 3
 TOKENS = [7, 4, 6, 5]  # of each rank
 HOP, HOPS = ("experts",), ("nodes", "inside")

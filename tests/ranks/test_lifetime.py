@@ -9,7 +9,7 @@ from jupyter_client.manager import start_new_kernel
 
 import manyranks as mr
 from manyranks.world.local import the_forkserver
-from tests.conftest import gone, pids, start_script, wait_until
+from tests.conftest import gone, matrix, pids, start_script, wait_until
 
 SCRIPT = """
 import os, sys, time
@@ -61,7 +61,7 @@ def test_killing_the_kernel_ends_every_rank_and_the_forkserver():
         assert wait_until(lambda: all(gone(pid) for pid in family), 20)
 
 
-@pytest.mark.parametrize("then", ["sys.exit(1)", "raise ValueError"], ids=["exit", "exception"])
+@pytest.mark.parametrize("then", matrix(["sys.exit(1)", "raise ValueError"], ["raise ValueError"]), ids=["exit", "exception"])
 def test_a_script_that_ends_leaves_nothing(then):
     process, family = started(then)
     with process:

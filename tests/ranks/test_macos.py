@@ -19,15 +19,22 @@ DARWIN = f"import sys, psutil, cloudpickle, manyranks.measure.calls, {', '.join(
 DARWIN += "; from manyranks.measure import wire; wire.TCP_INFO = None"
 
 
+@pytest.fixture(scope="module")
+def servers():
+    """The forkserver that the tests share, until one of them ends it."""
+    servers = []
+    yield servers
+    servers[-1].close()
+
+
 @pytest.fixture
-def macos(monkeypatch):
+def macos(servers, monkeypatch):
     """A world whose forkserver and ranks believe that they are on macOS."""
     monkeypatch.setattr(local, "_START", local._START.replace("import sys;", f"{DARWIN};", 1))
-    monkeypatch.setattr(local, "_servers", [])
+    monkeypatch.setattr(local, "_servers", servers)
     with mr.World(3, backend="gloo", timeout=30) as world:
         assert world.run(lambda: sys.platform) == ["darwin"] * 3
         yield world
-    local._servers[-1].close()
 
 
 def add():

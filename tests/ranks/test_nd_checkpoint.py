@@ -20,6 +20,7 @@ from manyranks.training import checkpoint
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.gpt import GPT
 from manyranks.training.trainer import Trainer
+from tests.conftest import matrix
 
 SMALL = GPTConfig(layers=2, hidden=16, heads=4, kv_heads=2, seq=16, vocab=257)  # 257: uneven on any ranks
 MOE = replace(SMALL, experts=4, expert_ffn=8, shared_experts=1, dense_layers=1)
@@ -95,9 +96,10 @@ CASES = {
     "experts, ZeRO 3 → one process": Case(plan(dp=4, ep=2, zero=3), None, MOE),
     "one process → dp2 tp2 pp2, ZeRO 1": Case(None, plan(dp=2, tp=2, pp=2, zero=1)),
 }
+KEPT = ("tp2 pp2 → dp4, ZeRO 1", "dp2 cp2, ZeRO 3 → tp4", "experts, ZeRO 3 → one process")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", matrix(CASES, KEPT))
 def test_what_one_plan_leaves_another_goes_on_with_bit_for_bit(ranks, tmp_path, name):
     first, then, gpt = CASES[name]
     old, new = tmp_path / "old", tmp_path / "new"

@@ -37,10 +37,7 @@ CASES: dict[str, tuple[GPTConfig, dict]] = {
     "HSDP × pp, ZeRO 3": (SIX, {"dp": 4, "dp_shard": 2, "pp": 2, "zero": 3, "schedule": "zb-h1"}),
     "dp × pp × cp × tp": (GPT, {"dp": 2, "pp": 2, "cp": 2, "tp": 2}),
 }
-KEPT = (
-    *("dp × tp, ZeRO 3, odd sizes", "tp, in 16 bits, copies of keys", "cp × tp, Ulysses", "pp × cp, a V"),
-    *("ep × pp × dp", "dp × pp × cp × tp"),
-)
+KEPT = (*("dp × tp, ZeRO 3, odd sizes", "tp, in 16 bits, copies of keys", "cp × tp, Ulysses", "ep × pp × dp"),)
 
 
 class Seen(NamedTuple):

@@ -1,6 +1,7 @@
 """parallel.offload: the same steps bit for bit, with the states in files and not in memory."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.offload import OffloadedOptimizer
 from manyranks.parallel.sharded_state import sharded_state
 from manyranks.parallel.zero import ZeroOptimizer
+from tests.conftest import matrix
 
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 1e-2, "amsgrad": True}),
@@ -39,8 +41,9 @@ def equal(one, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("masters", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "masters"), matrix(product(OPTIMIZERS, [False, True]), zip(OPTIMIZERS, [True, False], strict=True))
+)
 def test_fully_sharded_training_is_the_same_bit_for_bit(shared_worlds, tmp_path, name, masters):
     def both():
         make, options = OPTIMIZERS[name]

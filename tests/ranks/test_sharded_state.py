@@ -1,5 +1,7 @@
 """parallel.sharded_state: a checkpoint of 4 ranks goes on on 2 and on 3 as if nothing had happened."""
 
+from itertools import cycle, product
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,9 +12,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.sharded_state import make_states, sharded_state
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
+from tests.conftest import matrix
 from tests.ranks.test_data_parallel import difference, loss_of, tokens
 from tests.ranks.test_zero import toy
 
+KINDS = ["stage 1", "stage 2", "Zero3", "FSDP", "HSDP"]
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
@@ -76,8 +80,7 @@ def interrupted(kind: str, optimizer: str, steps: range, folder: str, ends: bool
     return max(difference(plain, alone), (plain.passes - alone.passes).abs().max().item())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", ["stage 1", "stage 2", "Zero3", "FSDP", "HSDP"])
+@pytest.mark.parametrize(("kind", "optimizer"), matrix(product(KINDS, OPTIMIZERS), zip(KINDS, cycle(OPTIMIZERS))))
 def test_what_4_ranks_save_others_go_on_with_as_if_nothing_had_happened(sizes, tmp_path, kind, optimizer):
     sizes[4].run(interrupted, kind, optimizer, range(4), str(tmp_path), ends=False)
     for n in (2, 3) if kind != "HSDP" else (2, 4):

@@ -233,7 +233,10 @@ def train(kind: str, how: dict, expected: dict, norms: list[float]) -> float:
 
 @pytest.mark.parametrize(
     ("shared_worlds", "way", "kind"),
-    [(2, "sequence", "gpt2"), (3, "plain", "a head for several ranks"), (4, "sequence", "a head for several ranks")],
+    matrix(
+        [(2, "sequence", "gpt2"), (3, "plain", "a head for several ranks"), (4, "sequence", "a head for several ranks")],
+        [(2, "sequence", "gpt2"), (3, "plain", "a head for several ranks")],
+    ),
     indirect=["shared_worlds"],
     scope="module",
 )

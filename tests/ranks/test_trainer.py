@@ -281,13 +281,13 @@ def test_the_command_goes_on_under_other_axes(tmp_path, capsys):
     assert [line for line in second.splitlines() if line.startswith("  step")] == alone
 
 
-@pytest.mark.parametrize("axes", matrix([(), ("--tp", "2")], [("--tp", "2")]), ids=["data parallelism", "tensor parallelism"])
+@pytest.mark.parametrize("axes", matrix(["", "--tp 2"], ["--tp 2"]), ids=["data parallelism", "tensor parallelism"])
 def test_under_torchrun_the_same_run_gives_the_same_losses(capsys, axes):
-    main([*SMALL, *(axes or ["--dp", "2"])])
+    main([*SMALL, *(axes or "--dp 2").split()])
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "OMP_NUM_THREADS": "1"}
     start = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*start, "-m", "manyranks.training", *SMALL, *axes, "--mfu"],
+        [*start, "-m", "manyranks.training", *SMALL, *axes.split(), "--mfu"],
         env=environment,
         capture_output=True,
         text=True,

@@ -31,7 +31,7 @@ class FoldsInTwosInTheEnd(MergesInTheEnd):
         return tuple(torch.cat(one) for one in zip(*halves, strict=True))
 
 
-@wrong(TASK, "at most two blocks of K and V, the current and the next", right_values=True)
+@wrong(TASK, "at most two blocks of K and V, the current and the next", right_values=True, cases=slice(None))
 class KeepsAllBlocks(RightForward):
     ranks = 4
 
@@ -163,7 +163,7 @@ class SendsSinglePrecision(RightForward):
         return block.double()
 
 
-@wrong(TASK, "that is no ring", right_values=True)
+@wrong(TASK, "that is no ring", right_values=True, cases=slice(None))
 class Gathers(RightForward):
     ranks = 4
 

@@ -94,7 +94,7 @@ class ViewsWhatIsSent(RightUlysses):
         return x.contiguous().view(self.n, x.shape[0], x.shape[1], -1, x.shape[3])
 
 
-@wrong(TASK, "rank r gets the head r % G: repeat, not repeat_interleave")
+@wrong(TASK, "rank r gets the head r % G: repeat, not repeat_interleave", cases=slice(None))
 class RepeatsInterleaved(RightUlysses):
     ranks = 4
 
@@ -102,7 +102,7 @@ class RepeatsInterleaved(RightUlysses):
         return x.repeat_interleave(max(1, self.n // x.shape[2]), 2)
 
 
-@wrong(TASK, "all ranks use the first key/value head")
+@wrong(TASK, "all ranks use the first key/value head", cases=slice(None))
 class FirstHeadOnly(RightUlysses):
     ranks = 4
 
@@ -110,7 +110,7 @@ class FirstHeadOnly(RightUlysses):
         return x if x.shape[2] >= self.n else x[:, :, :1].repeat(1, 1, self.n, 1)
 
 
-@wrong(TASK, "A/N query heads and max(G, N)/N key/value heads", right_values=True)
+@wrong(TASK, "A/N query heads and max(G, N)/N key/value heads", right_values=True, cases=slice(None))
 class DoesNotCopy(RightUlysses):
     def copied(self, x):
         return x

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.parallel.data_parallel import FlatDataParallel, NaiveDataParallel
+from manyranks.parallel.data_parallel import FlatDataParallel, NaiveDataParallel, OverlappedDataParallel
 from tests.grading.zoo.gradients import fill, learning, row_of, total_of
 from tests.grading.zoo.wrong import Wrong, keeper, me
 
@@ -86,3 +86,16 @@ def in_buckets_by_the_backend(buckets):
         dist.all_reduce_coalesced([parameter.grad for parameter in bucket])
         for parameter in bucket:
             parameter.grad /= me()[1]
+
+
+@wrong("Overlapped", f"{CHAPTER}.OverlappedDataParallel {YOURSELF}")
+class HidesTheChapters(nn.Module):
+    def __init__(self, module, first_bytes, cap_bytes):
+        super().__init__()
+        self.hidden = [OverlappedDataParallel(module, bucket_bytes=cap_bytes)]
+
+    def forward(self, *args):
+        return self.hidden[0](*args)
+
+    def finish(self):
+        self.hidden[0].finish()

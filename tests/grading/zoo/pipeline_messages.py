@@ -11,7 +11,7 @@ wrong = keeper(ZOO)
 TASK = "train_step"
 
 
-@wrong(TASK, "micro-batch i has shapes[i] at every boundary", right_values=True)
+@wrong(TASK, "micro-batch i has shapes[i] at every boundary", right_values=True, cases=slice(None))
 class OneShape(RightStep):
     def buffer(self, i):
         return torch.empty(self.shapes[0], dtype=torch.float64)
@@ -23,7 +23,7 @@ class ReceivesFloat32(RightStep):
         return torch.empty(self.shapes[i])
 
 
-@wrong(TASK, "y.detach(), for y itself leads to its graph", right_values=True)
+@wrong(TASK, "y.detach(), for y itself leads to its graph", right_values=True, cases=slice(None))
 class KeepsWhatItSends(SendsWithTheGraph):
     def send(self, tensor, to):
         super().send(tensor, to)
@@ -56,7 +56,7 @@ class BroadcastsTheLoss(RightStep):
         return loss
 
 
-@wrong(TASK, "one message for each micro-batch, as soon as it is computed")
+@wrong(TASK, "one message for each micro-batch, as soon as it is computed", cases=slice(None))
 class SendsTheWholeBatch(RightStep):
     """Works for micro-batches of one size, all of whose forwards come first."""
 

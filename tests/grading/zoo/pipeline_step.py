@@ -31,13 +31,13 @@ def returns_what_it_was_given(stage, actions, shapes, inputs, targets, loss_fn):
     return inputs or targets
 
 
-@wrong(TASK, "a send ends only when the other side receives", right_values=True)
+@wrong(TASK, "a send ends only when the other side receives", right_values=True, cases=slice(None))
 class BlocksInSend(RightStep):
     def send(self, tensor, to):
         dist.send(tensor, to)
 
 
-@wrong(TASK, "a send ends only when the other side receives", right_values=True)
+@wrong(TASK, "a send ends only when the other side receives", right_values=True, cases=slice(None))
 class WaitsForEachIsend(RightStep):
     def send(self, tensor, to):
         dist.isend(tensor, to).wait()
@@ -82,7 +82,7 @@ class GradientsFromAbove(RightStep):
         y.backward(self.receive(i, self.rank - 1) if self.rank > 0 else torch.ones_like(y))
 
 
-@wrong(TASK, "rank 0 holds 7 micro-batches; with this table it holds 3", right_values=True)
+@wrong(TASK, "rank 0 holds 7 micro-batches; with this table it holds 3", right_values=True, cases=slice(None))
 class KeepsGraphs(RightStep):
     """1F1B's table with GPipe's memory."""
 
@@ -91,7 +91,7 @@ class KeepsGraphs(RightStep):
         self.old = [*getattr(self, "old", []), y]
 
 
-@wrong(TASK, "holds the inputs of 7 micro-batches; with this table it holds 2", right_values=True)
+@wrong(TASK, "holds the inputs of 7 micro-batches; with this table it holds 2", right_values=True, cases=slice(None))
 class KeepsOutputs(RightStep):
     """Their graphs are free after backward, but lead to the inputs."""
 
@@ -99,14 +99,14 @@ class KeepsOutputs(RightStep):
         return self.flying[i]
 
 
-@wrong(TASK, "make a buffer when its message comes", right_values=True)
+@wrong(TASK, "make a buffer when its message comes", right_values=True, cases=slice(None))
 class KeepsInputs(RightStep):
     def keep(self, i, x, y):
         super().keep(i, x, y)
         self.old = [*getattr(self, "old", []), x]
 
 
-@wrong(TASK, "rank 0 holds 7 micro-batches; with this table it holds 3", right_values=True)
+@wrong(TASK, "rank 0 holds 7 micro-batches; with this table it holds 3", right_values=True, cases=slice(None))
 class AllForwardsFirst(RightStep):
     def order(self, actions):
         return sorted(actions, key=lambda action: action[0] == "B")
@@ -132,7 +132,7 @@ class TakesTheOldestOnSome(RightStep):
         return self.flying.pop(i if self.rank == self.last else min(self.flying))
 
 
-@wrong(TASK, "take the output of that one, neither the oldest nor the newest")
+@wrong(TASK, "take the output of that one, neither the oldest nor the newest", cases=slice(None))
 class TakesTheNewest(RightStep):
     """Right for GPipe's table."""
 

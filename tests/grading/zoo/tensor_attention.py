@@ -57,7 +57,7 @@ class DealsColumnsOfOutput(RightAttention):
         self.output = linear(whole.output.weight[:, self.r :: self.t])
 
 
-@wrong(TASK, "this rank has no key/value head: r % kv_heads", right_values=True)
+@wrong(TASK, "this rank has no key/value head: r % kv_heads", right_values=True, cases=slice(None))
 class HasNoKeys(RightAttention):
     """Right with enough key/value heads."""
 
@@ -69,7 +69,7 @@ class HasNoKeys(RightAttention):
         return list(range(self.r, whole.kv_heads, self.t))
 
 
-@wrong(TASK, "memory's gradient is summed twice, by sharers and by the group")
+@wrong(TASK, "memory's gradient is summed twice, by sharers and by the group", cases=slice(None))
 class SharesProducts(RightAttention):
     def forward(self, x, memory):
         x, memory = self.both(x, memory)
@@ -98,7 +98,7 @@ class NeighbouringKeysAndValues(RightAttention):
         return list(range(first, first + count))
 
 
-@wrong(TASK, "each finds only what its own query heads add to the gradient")
+@wrong(TASK, "each finds only what its own query heads add to the gradient", cases=slice(None))
 class DoesNotSumSharedHeads(RightAttention):
     def weights(self):
         return self.key.weight, self.value.weight
@@ -110,7 +110,7 @@ class SumsOverAll(RightAttention):
         return self.given_f([self.key.weight, self.value.weight], self.group)
 
 
-@wrong(TASK, "the gradient of a shared head is the sum")
+@wrong(TASK, "the gradient of a shared head is the sum", cases=slice(None))
 class AveragesSharedHeads(RightAttention):
     def weights(self):
         t = dist.get_world_size(self.sharers)
@@ -118,19 +118,19 @@ class AveragesSharedHeads(RightAttention):
         return self.given_f(halves, self.sharers)
 
 
-@wrong(TASK, "g on shared weights adds the weights themselves")
+@wrong(TASK, "g on shared weights adds the weights themselves", cases=slice(None))
 class AddsSharedWeights(RightAttention):
     def weights(self):
         return self.given_g([self.key.weight, self.value.weight], self.sharers)
 
 
-@wrong(TASK, "the gradient of key.weight")
+@wrong(TASK, "the gradient of key.weight", cases=slice(None))
 class SumsTheValuesOnly(RightAttention):
     def weights(self):
         return self.key.weight, self.given_f([self.value.weight], self.sharers)[0]
 
 
-@wrong(TASK, "put them into one flat row", right_values=True)
+@wrong(TASK, "put them into one flat row", right_values=True, cases=slice(None))
 class SharesOneByOne(RightAttention):
     def weights(self):
         return [self.given_f([weight], self.sharers)[0] for weight in (self.key.weight, self.value.weight)]
@@ -229,7 +229,7 @@ class GathersHeads(RightAttention):
         return y + 0 * whole[0]
 
 
-@wrong(TASK, "its group has 2")
+@wrong(TASK, "its group has 2", cases=slice(None))
 class ForgetsTheGroup(RightAttention):
     ranks = 4
 
@@ -239,7 +239,7 @@ class ForgetsTheGroup(RightAttention):
         )
 
 
-@wrong(TASK, "dist.get_rank(group), dist.get_world_size(group)")
+@wrong(TASK, "dist.get_rank(group), dist.get_world_size(group)", cases=slice(None))
 class RankOfTheWorld(RightAttention):
     ranks = 4
 

@@ -193,32 +193,32 @@ class NormsAllPositions(RightBlock):
         return x + self.drop(self.sum(self.product(units), bias), seed)
 
 
-@wrong(TASK, "dropped the same elements; hint: each rank has other positions", right_values=True)
+@wrong(TASK, "dropped the same elements; hint: each rank has other positions", right_values=True, cases=slice(None))
 class OneMaskForAll(RightBlock):
     def seed(self, seed):
         return seed
 
 
-@wrong(TASK, "dropped the same elements; hint: each rank has other positions", right_values=True)
+@wrong(TASK, "dropped the same elements; hint: each rank has other positions", right_values=True, cases=slice(None))
 class GlobalSeed(RightBlock):
     def drop(self, y, seed):
         torch.manual_seed(seed)
         return F.dropout(y, self.p)
 
 
-@wrong(TASK, "seed * t + rank is another number for each pair", right_values=True)
+@wrong(TASK, "seed * t + rank is another number for each pair", right_values=True, cases=slice(None))
 class SeedsThatMeet(RightBlock):
     def seed(self, seed):
         return seed + self.r
 
 
-@wrong(TASK, "each step has a seed of its own, which has to count", right_values=True)
+@wrong(TASK, "each step has a seed of its own, which has to count", right_values=True, cases=slice(None))
 class SeedByRank(RightBlock):
     def seed(self, seed):
         return self.r
 
 
-@wrong(TASK, "dropped other elements when seed 7 came again", right_values=True)
+@wrong(TASK, "dropped other elements when seed 7 came again", right_values=True, cases=slice(None))
 class GlobalRandomNumbers(RightBlock):
     def drop(self, y, seed):
         if not hasattr(self, "started"):
@@ -227,26 +227,26 @@ class GlobalRandomNumbers(RightBlock):
         return F.dropout(y, self.p)
 
 
-@wrong(TASK, "nothing was dropped")
+@wrong(TASK, "nothing was dropped", cases=slice(None))
 class NoDropout(RightBlock):
     def drop(self, y, seed):
         return y
 
 
-@wrong(TASK, "an element of the sum is either dropped or divided by 1 − p")
+@wrong(TASK, "an element of the sum is either dropped or divided by 1 − p", cases=slice(None))
 class ForgetsToDivide(RightBlock):
     def drop(self, y, seed):
         return super().drop(y, seed) * (1 - self.p)
 
 
-@wrong(TASK, "an element is dropped with probability p", right_values=True)
+@wrong(TASK, "an element is dropped with probability p", right_values=True, cases=slice(None))
 class KeepsWithP(RightBlock):
     def drop(self, y, seed):
         kept = torch.rand(y.shape, generator=torch.Generator().manual_seed(self.seed(seed))) < max(self.p, 1 - 3 * (self.p > 0))
         return y * (kept if self.p else 1) / (1 - self.p)
 
 
-@wrong(TASK, "Dropout comes last, before x is added")
+@wrong(TASK, "Dropout comes last, before x is added", cases=slice(None))
 class DropsParts(RightBlock):
     """Before the reduce-scatter, each rank others."""
 
@@ -263,7 +263,7 @@ class ReturnsAllPositions(RightBlock):
         return all_gather(super().forward(x, seed).detach(), self.group)
 
 
-@wrong(TASK, "its group has 2")
+@wrong(TASK, "its group has 2", cases=slice(None))
 class ForgetsTheGroup(RightBlock):
     ranks = 4
 

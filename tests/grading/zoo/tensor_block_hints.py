@@ -12,37 +12,37 @@ wrong = keeper(ZOO)
 TASK = "Block"
 
 
-@wrong(TASK, "draws the mask of rank 0 with seed", right_values=True)
+@wrong(TASK, "draws the mask of rank 0 with seed", right_values=True, cases=slice(None))
 class RankTimesT(RightBlock):
     def seed(self, seed):
         return self.r * self.t + seed
 
 
-@wrong(TASK, "rank 1 with seed 4 draws the mask of rank 0 with seed 8", right_values=True)
+@wrong(TASK, "rank 1 with seed 4 draws the mask of rank 0 with seed 8", right_values=True, cases=slice(None))
 class SeedTimesRank(RightBlock):
     def seed(self, seed):
         return seed * (self.r + 1)
 
 
-@wrong(TASK, "draws the mask of rank 0 with seed", right_values=True)
+@wrong(TASK, "draws the mask of rank 0 with seed", right_values=True, cases=slice(None))
 class SeedXorRank(RightBlock):
     def seed(self, seed):
         return seed ^ self.r
 
 
-@wrong(TASK, "rank 1 with seed 7 draws the mask of rank 0 with seed 1007", right_values=True)
+@wrong(TASK, "rank 1 with seed 7 draws the mask of rank 0 with seed 1007", right_values=True, cases=slice(None))
 class RankTimesThousand(RightBlock):
     def seed(self, seed):
         return self.r * 1000 + seed
 
 
-@wrong(TASK, "rank 1 with seed 7 draws the mask of rank 0 with seed 107", right_values=True)
+@wrong(TASK, "rank 1 with seed 7 draws the mask of rank 0 with seed 107", right_values=True, cases=slice(None))
 class RankTimesHundred(RightBlock):
     def seed(self, seed):
         return seed + 100 * self.r
 
 
-@wrong(TASK, "a tensor that is not contiguous; hint: collectives want contiguous tensors", right_values=True)
+@wrong(TASK, "a tensor that is not contiguous; hint: collectives want contiguous tensors", right_values=True, cases=slice(None))
 class GathersWhatIsNotContiguous(RightBlock):
     def scatters_grad(self, grad):
         whole = grad.new_empty(len(grad) * self.t, *grad.shape[1:])
@@ -50,7 +50,7 @@ class GathersWhatIsNotContiguous(RightBlock):
         return whole
 
 
-@wrong(TASK, "which elements rank 0 dropped cannot be told from its result")
+@wrong(TASK, "which elements rank 0 dropped cannot be told from its result", cases=slice(None))
 class MaskBeforeTheBias(RightBlock):
     def sum(self, part, bias):
         self.late = bias
@@ -114,7 +114,7 @@ class DividesAWeightsGradient(RightBlock):
         self.up.weight.register_hook(lambda grad: grad / self.t)
 
 
-@wrong(TASK, "the ranks are those of `group`")
+@wrong(TASK, "the ranks are those of `group`", cases=slice(None))
 class CutsForAllRanks(RightBlock):
     ranks = 4
 
@@ -135,7 +135,7 @@ class _OfAll(torch.autograd.Function):
         return GatherUp.backward(ctx, grad)
 
 
-@wrong(TASK, "the ranks are those of `group`", right_values=True)
+@wrong(TASK, "the ranks are those of `group`", right_values=True, cases=slice(None))
 class GathersFromAllRanks(RightBlock):
     ranks = 4
 

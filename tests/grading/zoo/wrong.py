@@ -17,10 +17,12 @@ class Wrong(NamedTuple):
 
 
 def keeper(zoo: list[Wrong]):
-    """A decorator that keeps the function below it in this zoo."""
+    """A decorator that keeps the function below it in this zoo. cases: those in which it shows, where one is not enough."""
 
-    def wrong(task: str, says: str, right_values: bool = False):
+    def wrong(task: str, says: str, right_values: bool = False, cases: slice | None = None):
         def keep(function):
+            if cases:
+                function.cases = cases
             zoo.append(Wrong(task, function, says, right_values))
             return function
 

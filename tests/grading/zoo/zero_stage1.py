@@ -189,7 +189,7 @@ class TakesLrOnly(Right1):
         return optimizer_class(self.shards, lr=kwargs["lr"])
 
 
-@wrong(TASK, "that is another optimizer: make one of optimizer_class")
+@wrong(TASK, "that is another optimizer: make one of optimizer_class", cases=slice(None))
 class AlwaysAdamW(Right1):
     """Right with AdamW, wrong with SGD."""
 

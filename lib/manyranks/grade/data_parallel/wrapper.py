@@ -14,6 +14,7 @@ from manyranks.grade import toy
 from manyranks.grade.data_parallel import buckets, cutting, order, traffic
 from manyranks.grade.data_parallel.averages import DETOUR, LEFT, OWN, SUM, TWICE, left_none, times
 from manyranks.grade.data_parallel.buckets import CAP, FIRST
+from manyranks.grade.data_parallel.ready import own
 from manyranks.grade.data_parallel.task import GradientTask
 from manyranks.grade.data_parallel.traffic import Travel
 from manyranks.grade.journal import Stopped
@@ -94,7 +95,8 @@ def _made(wrapper, watch: Watch) -> tuple:
     module = Toy(dist.get_rank())
     watch.follow(module)
     refuse_ready(wrapper if isinstance(wrapper, type) else type(wrapper), _READY, _YOURSELF)
-    model = wrapper(module, FIRST, CAP)
+    with own():
+        model = wrapper(module, FIRST, CAP)
     _check_made(model)
     watch.forbid("finish", "backward", "finish() ran inside backward", _LOOP)
     return model, module, torch.optim.SGD(module.parameters(), lr=RATE)
