@@ -36,6 +36,7 @@ CASES = [
     (hostile.RemovesALayer, "has no detour.bias any more"),
     (hostile.SaysThatWeightsAreRight, "nothing was sent"),
     (hostile.SaysThatItHasSent, "did not return what the check notes"),
+    (hostile.AsksTheCheck, "manyranks.grade.data_parallel.wrapper.overlap_cases is not allowed"),
     (hostile.SendsAWord, "rank 0 did not return what the check notes"),
     (hostile.SendsPartsOfAnotherKind, "rank 0 did not return what the check notes"),
     (hostile.SkipsTheJournal, "what the check noted is not what was sent"),

@@ -91,7 +91,7 @@ def test_restarting_the_kernel_ends_every_rank():
     try:
         printed = []
         client.execute_interactive(
-            SCRIPT.format(then=""), timeout=60, output_hook=lambda m: printed.append(m["content"].get("text", ""))
+            SCRIPT.format(then=""), timeout=300, output_hook=lambda m: printed.append(m["content"].get("text", ""))
         )
         family = [int(pid) for pid in "".join(printed).split()]
         assert len(family) == 4

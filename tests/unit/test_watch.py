@@ -3,6 +3,8 @@
 import threading
 import weakref
 
+import pytest
+
 from manyranks.measure.calls import Recorder
 from manyranks.world import watch
 
@@ -33,3 +35,22 @@ def test_who_looks_at_a_rank_keeps_none_of_its_locals_alive(monkeypatch):
     finally:
         seen.set()
         looker.join()
+
+
+def test_a_look_that_fails_is_repeated_and_the_last_one_says_why(monkeypatch):
+    looks, look, of = [], watch._look, (Recorder(), threading.Event(), threading.get_ident(), False)
+
+    def fails_first(*args):
+        looks.append(args)
+        if len(looks) < fails:
+            raise RuntimeError("changed meanwhile")
+        return look(*args)
+
+    monkeypatch.setattr(watch, "_look", fails_first)
+    fails = 3
+    assert not watch._seen(*of).running
+    assert len(looks) == 3
+    looks.clear()
+    fails = 4
+    with pytest.raises(RuntimeError, match="changed meanwhile"):
+        watch._seen(*of)

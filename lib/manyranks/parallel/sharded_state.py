@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from manyranks.parallel.sharding import ShardedRow
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
@@ -51,8 +50,10 @@ def sharded_state(
     return state
 
 
-def _whole(shard_S: Tensor, row: ShardedRow) -> DTensor:
+def _whole(shard_S: Tensor, row: ShardedRow) -> Tensor:
     """The row that this shard is a part of, as a DTensor; shares the shard's memory."""
+    from torch.distributed.tensor import DTensor, Shard  # a second, for those who save only
+
     group = dist.group.WORLD if row.group is None else row.group
     mesh = DeviceMesh.from_group(group, shard_S.device.type)
     size, first = shard_S.numel(), mesh.get_local_rank() * shard_S.numel()

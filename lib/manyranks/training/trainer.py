@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.mesh import Here
-from manyranks.training import checkpoint, corpus, progress
+from manyranks.training import corpus, progress
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.gpt import GPT
 from manyranks.training.parallelize import mesh_of, parallelize
@@ -109,19 +109,18 @@ class Trainer:
             what = f"sequences={sequences!r} for {least} data-parallel ranks"
             raise ValueError(f"{what}, each of which takes one or more: give {least} or more")
         tokens_BT = corpus.held_out(sequences, self.gpt.seq, *self._data).to(self.device)
-        # As many parts on each rank, for to gather a sharded model takes all of them.
-        parts = tokens_BT.tensor_split(-(-sequences // (self._data[1] * self.training.batch)))
+        parts = -(-sequences // (self._data[1] * self.training.batch))  # alike on all ranks
+        share, parts = (self._evaluated, 1) if self.spread.pipeline else (self._share, parts)
         self.model.eval()
         with torch.no_grad():
-            if self.spread.pipeline:
-                shares = [self._evaluated(tokens_BT, sequences)]
-            else:
-                shares = [self._share(part_BT, sequences) for part_BT in parts]
+            shares = [share(part_BT, sequences) for part_BT in tokens_BT.tensor_split(parts)]
         self.model.train()
         return self._summed([torch.stack(shares).sum()])[0]
 
     def save(self, folder: Path | str) -> Path:
         """Writes a checkpoint into the folder, which all ranks call; returns its own folder."""
+        from manyranks.training import checkpoint  # takes a second: for runs that are kept
+
         return checkpoint.save(Path(folder), self.spread, self.step, str(self.gpt), self.group)
 
     def resume(self, folder: Path | str) -> None:
@@ -129,6 +128,8 @@ class Trainer:
 
         Starts anew where there is none. Raises ValueError where it is of another GPT.
         """
+        from manyranks.training import checkpoint
+
         if place := checkpoint.newest(Path(folder)):
             self.step = checkpoint.load(place, self.spread, str(self.gpt), self.group)
 

@@ -14,6 +14,7 @@ from manyranks.measure.place import Place, place_of
 from manyranks.world import messages
 
 BRIEFLY, DETAILS = b"?", b"!"  # what the kernel asks
+_LOOKS = 3  # at most, at one moment
 
 
 @dataclass
@@ -45,9 +46,17 @@ def _answer(control: socket.socket, recorder: Recorder, running: threading.Event
             question, number = messages.receive(control, messages.EXACTLY)
         except (EOFError, OSError):
             os._exit(0)  # the kernel is gone; the main thread may be stuck in C++ for ever
-        looked = messages.pack(_look(recorder, running, main, question.tobytes() == DETAILS))
+        looked = messages.pack(_seen(recorder, running, main, question.tobytes() == DETAILS))
         with contextlib.suppress(OSError):
             messages.send(control, [*looked, number])
+
+
+def _seen(recorder: Recorder, running: threading.Event, main: int, details: bool) -> Whereabouts:
+    """The main thread goes on while it is looked at: what does not fit together is looked at again."""
+    for _ in range(_LOOKS - 1):
+        with contextlib.suppress(Exception):
+            return _look(recorder, running, main, details)
+    return _look(recorder, running, main, details)
 
 
 def _look(recorder: Recorder, running: threading.Event, main: int, details: bool) -> Whereabouts:

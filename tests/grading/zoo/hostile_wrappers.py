@@ -135,10 +135,18 @@ class SaysThatWeightsAreRight(Right):
     """It changes the check in its rank, and sends nothing."""
 
     def __init__(self, module, first_bytes, cap_bytes):
+        torch.nn.Module.__init__(self)
+        self.module, self.cheated = module, False
+
+    def forward(self, *inputs):
+        if not self.cheated:
+            self.cheat()
+            self.cheated = True
+        return self.module(*inputs)
+
+    def cheat(self):
         from manyranks.grade.data_parallel import toy, wrapper
 
-        torch.nn.Module.__init__(self)
-        self.module = module
         right = wrapper.overlap_cases(dist.get_world_size())[0].expected[0]
         toy.weights = lambda model: right
         torch.equal = lambda *_: True
@@ -150,18 +158,26 @@ class SaysThatWeightsAreRight(Right):
 class SaysThatItHasSent(SaysThatWeightsAreRight):
     """It forges what the check notes, too."""
 
-    def __init__(self, module, first_bytes, cap_bytes):
+    def cheat(self):
         from manyranks.grade.data_parallel import buckets, toy
         from manyranks.grade.scripts import Seen
         from manyranks.grade.watch import Event
 
-        super().__init__(module, first_bytes, cap_bytes)
+        super().cheat()
         sent = [Event("call", "broadcast", toy.Toy.bytes())]
         sent += [Event("call", "all_reduce", size) for size in buckets.sizes() * 4]
         Seen.__new__.__defaults__ = ()
         from manyranks.grade import scripts
 
         scripts.Seen = lambda tensors, events, held, peak: Seen(tensors, sent, held, peak)
+
+
+class AsksTheCheck(SaysThatWeightsAreRight):
+    """At once, when it is made."""
+
+    def __init__(self, module, first_bytes, cap_bytes):
+        super().__init__(module, first_bytes, cap_bytes)
+        self.cheat()
 
 
 class SkipsTheJournal(Right):
@@ -177,16 +193,16 @@ class SkipsTheJournal(Right):
 class SendsAWord(SaysThatWeightsAreRight):
     """In place of what the check notes."""
 
-    def __init__(self, module, first_bytes, cap_bytes):
+    def cheat(self):
         from manyranks.grade import scripts
 
-        super().__init__(module, first_bytes, cap_bytes)
+        super().cheat()
         scripts.Seen = lambda *_: "all right"
 
 
 class SendsPartsOfAnotherKind(SaysThatWeightsAreRight):
-    def __init__(self, module, first_bytes, cap_bytes):
+    def cheat(self):
         from manyranks.grade import scripts
 
-        super().__init__(module, first_bytes, cap_bytes)
+        super().cheat()
         scripts._plain = lambda tensor: 7

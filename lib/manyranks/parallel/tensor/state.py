@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from manyranks.parallel.sharded_state import make_states
 from manyranks.parallel.tensor.cuts import Cut
@@ -135,6 +134,8 @@ class _Places:
 
     def of(self, shard: Tensor, parameter: Tensor, cut: Cut | None) -> Tensor:
         """A DTensor, without filling, in the shard's memory; what is not cut is itself."""
+        from torch.distributed.tensor import DTensor, Replicate, Shard  # a second
+
         shard = shard.detach()
         if not _is_cut(shard, parameter, cut) or len(cut.spans) == 1:
             return shard
