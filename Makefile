@@ -1,7 +1,7 @@
 # Everything a reader or a contributor runs. Each target installs what is missing first; a second run is quick.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 VENV   ?= .venv
-WORKERS ?= 4
+WORKERS ?= 3
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
