@@ -2,6 +2,7 @@
 
 import torch
 
+from manyranks.parallel import context
 from tests.grading.zoo.context_right import places
 from tests.grading.zoo.wrong import Wrong, keeper
 
@@ -179,3 +180,22 @@ def cuts_by_world_size(parts):
 @wrong(U, "draw it for N = 3")
 def zeros(parts):
     return torch.zeros_like(torch.cat(parts))
+
+
+READY = "manyranks.parallel.context.positions is not allowed; hint: write it yourself"
+
+
+def by_the_chapter(seq, rank, n):
+    return torch.cat(context.positions("zigzag", seq, n)[n - 1 - rank].flatten().chunk(2)[::-1])
+
+
+@wrong(P, READY)
+def positions_by_the_chapter(seq, rank, n):
+    return by_the_chapter(seq, rank, n)
+
+
+@wrong(U, READY)
+def unshard_by_the_chapter(parts):
+    n, joined = len(parts), torch.cat(parts)
+    order = torch.cat([by_the_chapter(len(joined), rank, n) for rank in range(n)])
+    return torch.empty_like(joined).index_copy(0, order, joined)

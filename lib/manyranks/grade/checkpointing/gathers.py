@@ -15,7 +15,10 @@ GROUP = "gather within the group: dist.get_rank(group), dist.get_world_size(grou
 REST = "elements // t leaves the last elements out: a share has ⌈elements / t⌉, the last one padded with zeros"
 _FORWARD = "forward only takes the rank's own share: the gather belongs into backward, when x is needed"
 _WHOLE = "each rank puts in its share, and gets all of them: yours is the whole x, or as large"
-_ONCE = "one gather for each checkpoint, when backward comes to it"
+_ONCE = (
+    "one gather for each checkpoint, when backward comes to it. Each look at ctx.saved_tensors calls unpack again: look once, "
+    "x, state = ctx.saved_tensors"
+)
 _NOTHING = "nothing was gathered: if each rank keeps only its share, none has x in backward"
 ONLY_X = "only x goes in shares: what else is saved, as a random state, comes through pack, too, and must pass as it is"
 _HALF = "half the bytes: x keeps its dtype on its way"

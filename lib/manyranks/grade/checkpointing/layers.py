@@ -14,7 +14,7 @@ from manyranks.grade.watch import Blind, Event, Watch
 ROWS, HIDDEN = 192, 24
 EXACT = {"dtype": torch.float64}
 _READY = ("torch.utils.checkpoint", "manyranks.parallel")
-_YOURSELF = "write it yourself, with a torch.autograd.Function"
+_YOURSELF = "call the `checkpoint` that you are given; where none is, write it yourself, with a torch.autograd.Function"
 _MANY = 60  # calls of one layer
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from manyranks.grade.compare import form
 from manyranks.grade.context.layout import dealt, places
+from manyranks.grade.context.ready import own
 from manyranks.grade.context.task import ContextTask, tensor_of, untouched, values
 from manyranks.grade.journal import Stopped
 from manyranks.grade.scripts import Scene, Tensors, Wrong
@@ -79,7 +80,9 @@ def _positions(function: Callable, watch) -> Tensors:
     found = {}
     for n, c in _CHUNKS.items():
         for rank in range(n):
-            found[_name(n, rank)] = _integers(function(2 * n * c, rank, n))
+            with own():
+                mine = function(2 * n * c, rank, n)
+            found[_name(n, rank)] = _integers(mine)
     for n, seq in _BAD:
         if not _refuses(function, n, seq):
             watch.mark(f"{_REFUSES}{seq} tokens on {n} rank{'s' * (n > 1)}")
@@ -153,7 +156,8 @@ def _unshard(function: Callable, watch) -> Tensors:
     for n in _CHUNKS:
         whole, parts = _whole(n), dealt(_whole(n), n)
         before = {f"part {i}": part.clone() for i, part in enumerate(parts)}
-        got = function([*parts])
+        with own():
+            got = function([*parts])
         found[_joined_name(n)] = tensor_of(got, whole, "what unshard returned", "it returns the whole sequence, [N·S, …]")
         untouched(watch, {f"part {i}": part for i, part in enumerate(parts)}, before)
     return found

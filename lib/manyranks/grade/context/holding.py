@@ -15,7 +15,7 @@ _PARTS = 3  # of one call of merge
 _RESULTS = 2  # of all the queries, when a new block is begun
 _BLOCKS = (
     "at most two blocks of K and V, the current and the next, and one result: let go of what has been computed with, and merge "
-    "as blocks come"
+    "as blocks come; a copy that is made only to be sent is a third block"
 )
 _LONG_LISTS = "merge as blocks come: N parts of a result are as long as the whole sequence"
 _UNMERGED = "merge each part into the result before the next block is computed: N parts are as long as the whole sequence"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from manyranks.grade.context.attention import LEAST, Pair, merge
+from manyranks.grade.context.ready import own
 from manyranks.grade.context.task import ContextTask, pair_of, untouched, values
 from manyranks.grade.scripts import Scene, Tensors, Wrong
 from manyranks.grade.tensor.layout import drawn
@@ -82,7 +83,9 @@ def _parts(kind: str, count: int) -> list[Pair]:
 
 def _run(kind: str, count: int, function: Callable, watch) -> Tensors:
     parts, before = _parts(kind, count), _parts(kind, count)
-    o, lse = pair_of(function([*parts]), parts[0], "merge")
+    with own():
+        merged = function([*parts])
+    o, lse = pair_of(merged, parts[0], "merge")
     untouched(watch, _named(parts), _named(before))
     return {_O: o, _LSE: lse}
 
