@@ -24,7 +24,7 @@ _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that h
 _BUSY, _MOST_PATIENCE, _PROBE = (
     1.5,
     6.0,
-    0.1,
+    0.3,
 )  # slowness from which a late run gets more time, and how much; seconds to find out
 _LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
 _SHOWN_LINES, _LONG = 12, 600
