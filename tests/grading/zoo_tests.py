@@ -108,15 +108,16 @@ def reports(exercise: Exercise, kind: type[Task], first: Collection[str] = ()):
     @pytest.fixture
     def report_of(shared_ranks, monkeypatch):
         """What a check says of a wrong answer on three ranks, or as the answer says: in which cases it shows, and on how many
-        ranks. The solution has shown that all cases and sizes are run.
+        ranks. The solution has shown that all cases and sizes are run. whole: all cases, as learners have it.
         """
 
-        def report(answer: Wrong) -> Report:
+        def report(answer: Wrong, whole: bool = False) -> Report:
             usual = slice(1) if answer.task in first else slice(None)
             ranks, some = getattr(answer.function, "ranks", 3), getattr(answer.function, "cases", usual)
+            run = slice(None) if whole else some
             monkeypatch.setattr(kind, "sizes", getattr(answer.function, "sizes", (ranks,)))
-            monkeypatch.setattr(check, "_checked", lambda task, function: checked(shortened(task, some), function))
-            return checked_once(exercise, answer)
+            monkeypatch.setattr(check, "_checked", lambda task, function: checked(shortened(task, run), function))
+            return checked_once(exercise, answer, whole)
 
         return report
 
@@ -129,8 +130,8 @@ def shortened(task: Task, some: slice) -> Task:
 
 
 @functools.cache
-def checked_once(exercise: Exercise, answer: Wrong) -> Report:
-    """It may run for `seconds`, where it has them: tests of all checks have shown how long a run may take."""
+def checked_once(exercise: Exercise, answer: Wrong, whole: bool) -> Report:
+    """whole: with all cases. It may run for `seconds`, where it has them: tests of all checks have shown how long a run may take."""
     seconds = getattr(answer.function, "seconds", trial._RUN_SECONDS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "_RUN_SECONDS", seconds)
@@ -143,9 +144,10 @@ def checked_once(exercise: Exercise, answer: Wrong) -> Report:
 def own_hints(zoo: Sequence[Wrong]) -> Callable:
     """Each wrong answer gets the hint that is meant for it."""
 
+    @pytest.mark.parametrize("cases", matrix(["where it shows", "all cases"], ["where it shows"]))
     @each_wrong(zoo)
-    def test(answer, report_of):
-        assert_own_hint(report_of(answer), answer)
+    def test(answer, cases, report_of):
+        assert_own_hint(report_of(answer, cases == "all cases"), answer)
 
     return test
 

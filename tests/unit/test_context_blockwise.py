@@ -178,7 +178,7 @@ def test_sums_are_made_in_32_bits_or_more(dtype):
     else:
         assert ((o - expected).abs() <= 0.505 * eps * expected.abs()).all()
     for got, right in zip(grads, expected_grads, strict=True):
-        assert (got - right).abs().max() < 4 * eps * right.abs().max()
+        assert (got - right).abs().max() < (16 if dtype == torch.float32 else 4) * eps * right.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -19,7 +19,8 @@ _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatev
 class Task:
     """One task. points: for all of it; cases: number of ranks -> what to run there, in order.
 
-    aspects: what it is judged by, the values first; sizes: of the worlds; only_two: the hint where 2 ranks alone are right.
+    aspects: what it is judged by, the values first, whole or in parts; sizes: of the worlds; only_two: the hint where 2 ranks
+    alone are right.
     """
 
     name: str
@@ -102,7 +103,7 @@ def _runs(task: Task, tried: list[Trial]) -> Finding:
 
 def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
     """A finding where all is right on 2 ranks and nothing but 2 ranks."""
-    right = {n: _all_hold(task.aspects[0], one) for n in task.sizes if (one := [d for d in done if d.trial.case.n == n])}
+    right = {n: _values_hold(task, one) for n in task.sizes if (one := [d for d in done if d.trial.case.n == n])}
     if len(right) > 1 and right.pop(2, False) and not any(right.values()):
         return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", task.only_two))]
     return []
@@ -124,15 +125,25 @@ def _share(task: Task, done: list[Judged]) -> float:
 
 def _share_of(task: Task, done: list[Judged]) -> float:
     worlds = [[one for one in done if one.trial.case.n == n] for n in task.sizes]
-    values = [_all_hold(task.aspects[0], world) for world in worlds]
+    values = [_values_hold(task, world) for world in worlds]
     share = 0.0
     for aspect in task.aspects:
-        if aspect.each_world:
-            right = [value and _all_hold(aspect, world) for value, world in zip(values, worlds, strict=True)]
+        if aspect.each_world or aspect.for_itself:
+            counts = [value or aspect.for_itself for value in values]
+            right = [count and _all_hold(aspect, world) for count, world in zip(counts, worlds, strict=True)]
             share += aspect.share * sum(right) / len(worlds)
         elif all(worlds):
             share += aspect.share * _all_hold(aspect, done)
-    return share if all(values) else min(share, _WITHOUT_VALUES)
+    return share if all(values) or _parts(task) else min(share, _WITHOUT_VALUES)
+
+
+def _parts(task: Task) -> list[Aspect]:
+    """Of the values, where they are judged one by one."""
+    return [aspect for aspect in task.aspects if aspect.for_itself]
+
+
+def _values_hold(task: Task, done: list[Judged]) -> bool:
+    return all(_all_hold(aspect, done) for aspect in _parts(task) or task.aspects[:1])
 
 
 def _all_hold(aspect: Aspect, done: list[Judged]) -> bool:

@@ -25,14 +25,16 @@ class Verdict(NamedTuple):
 class Aspect(NamedTuple):
     """One thing that a task's trials are judged by. what: the report's line; share: of the points.
 
-    each_world: whether it counts world by world, where the values are right; else it must hold on all of them. last: whether
-    the last case of a world shows it best, not the first.
+    each_world: whether it counts world by world, where the values are right; else it must hold on all of them. for_itself:
+    whether it is a part of the values, and counts whatever the others are. last: whether the last case of a world shows it
+    best, not the first.
     """
 
     what: str
     share: float
     judge: Callable[["Task", Trial], Verdict]
     each_world: bool = False
+    for_itself: bool = False
     last: bool = False
 
 

@@ -56,6 +56,12 @@ class RoundedLoss(RightBalance):
         return super().loss(share, mean).float()
 
 
+@wrong(TASK, "counts are whole numbers: .double() before a mean")
+class MeanOfWholeNumbers(RightBalance):
+    def reduced(self, counts):
+        return super().reduced(counts).long()
+
+
 @wrong(TASK, "it returns (loss, bias_E)")
 class LossOnly(RightBalance):
     def __call__(self, *args):

@@ -97,6 +97,14 @@ class GatesAsTheyStand(RightCombine):
         return gates.flatten()[: len(self.way.order_S)]
 
 
+@wrong(TASK, "a rank may have no tokens: no −1 in view or reshape, say each size", cases=slice(None))
+class ShapeLeftOpen(RightCombine):
+    def added(self, home, gate):
+        chosen = home.new_zeros(self.top_k * self.tokens, home.shape[1])
+        chosen = chosen.index_copy(0, self.way.order_S, self.weighted(home, gate))
+        return chosen.view(self.top_k, self.tokens, -1).sum(0)
+
+
 @wrong(TASK, GATE_ORDER)
 class GatesThatAreNotZero(RightCombine):
     def gate(self, gates):

@@ -26,6 +26,7 @@ _LISTS = "dist.all_to_all takes parts of one size only, here: dist.all_to_all_si
 _ALL_TAKE_PART = "all ranks have to call it, also one that has no rows to send, or none to receive"
 _IN_AN_EXCHANGE = r"(bytes to its|in) all_to_all #"
 _NOT_SAVED = "save_for_backward takes tensors only: keep lists as attributes of ctx, ctx.sent = sent"
+_NO_ROWS = "a rank may have no tokens: no −1 in view or reshape, say each size"
 _ROOM = "out has the dtype of what comes, float64: rows.new_empty(…) makes it"
 _ALONE = own_values("", 0).judge
 
@@ -86,6 +87,8 @@ class ExpertTask(ContextTask):
         (r"::alltoall: invalid tensor size", _LISTS),
         (r"save_for_backward can only save variables", _NOT_SAVED),
         (r"Invalid usage of tensors with different dtypes", _ROOM),
+        (r"because the unspecified dimension size -1", _NO_ROWS),
+        (r"could not infer output dtype", "counts are whole numbers: .double() before a mean"),
         (r"out of bounds|out of range", "an index is larger than what it looks into: are −1 and N among the experts?"),
         *ContextTask.advice,
     )

@@ -87,7 +87,7 @@ def alike(got: Tensor, right: Tensor, tolerance: float = _TOLERANCE) -> bool:
 
 
 def aspect(what: str, share: float, names: tuple[str, ...], unit: Unit = FLOPS) -> Aspect:
-    """Of the amounts with these names."""
+    """Of the amounts with these names, for itself."""
 
     def judge(task: "MfuTask", trial: Trial) -> Verdict:
         for rank, seen in enumerate(trial.answers):
@@ -98,7 +98,7 @@ def aspect(what: str, share: float, names: tuple[str, ...], unit: Unit = FLOPS) 
                     return Verdict(False, where + task.found(trial, name, got, right, unit), why(task, trial, name))
         return Verdict(True)
 
-    return Aspect(what, share, judge, each_world=True)
+    return Aspect(what, share, judge, for_itself=True)
 
 
 def why(task: "MfuTask", trial: Trial, name: str) -> str:

@@ -104,9 +104,9 @@ class TimeBudget(MfuTask):
     measured: ClassVar[str] = "right is"
     unexplained: ClassVar[str] = _UNEXPLAINED
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        aspect("the operators' time is right", 0.3, OPERATORS, SECONDS),
-        aspect("communication and waiting are right", 0.3, NETWORK, SECONDS),
-        aspect("Python has what is left", 0.1, (PYTHON,), SECONDS),
+        aspect("the operators' time is right", 0.4, OPERATORS, SECONDS),
+        aspect("communication and waiting are right", 0.25, NETWORK, SECONDS),
+        aspect("Python has what is left", 0.05, (PYTHON,), SECONDS),
         Aspect("the parts add up to the step", 0.1, _adds_up, each_world=True),
         one_message("sends the moments of its calls, once", 0.2, _NOT_ALL),
     )
