@@ -58,6 +58,7 @@ GRADERS = {  # module -> its task
     budgets: budgets.TimeBudget,
     roofline: roofline.LostTime,
 }
+IN_PARTS = TASKS.keys() - {"time_it"}
 EXERCISE = Exercise("09_mfu")
 
 
@@ -83,10 +84,20 @@ def test_who_computes_nothing_gets_nothing(task, shared_ranks):
 
 
 report_of = zoo_tests.reports(EXERCISE, MfuTask, TASKS)
-test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
+test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO, IN_PARTS)
 test_the_five_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FIVE)
 test_who_misses_the_idea_of_a_task_gets_less_than_half = zoo_tests.less_than_half(ZOO, MISSED)
 test_a_slip_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, SLIPS)
+
+
+@zoo_tests.each_wrong([answer for answer in ZOO if answer.task in IN_PARTS])
+def test_what_is_right_in_part_has_the_points_of_these_parts(answer, report_of):
+    aspects = dict(zip(TASKS, GRADERS.values(), strict=True))[answer.task].aspects
+    report = report_of(answer)
+    right = {line.what for line in report.lines if line.ok} if report.lines[0].ok else set()  # it has run
+    least = sum(aspect.share for aspect in aspects if aspect.for_itself and aspect.what in right)
+    most = sum(aspect.share for aspect in aspects if aspect.what in right)
+    assert least - 0.01 <= report.points / report.out_of <= most + 0.01, report
 
 
 @pytest.mark.parametrize("module", GRADERS)

@@ -49,12 +49,15 @@ def assert_no_marks(report: Report, says: str = "not written yet") -> None:
     assert says in repr(report), report
 
 
-def assert_own_hint(report: Report, answer: Wrong) -> None:
-    """It says what the zoo says of the answer, shows no line that is not the learner's, and has points for what is right."""
+def assert_own_hint(report: Report, answer: Wrong, in_parts: bool = False) -> None:
+    """It says what the zoo says of the answer, shows no line that is not the learner's, and has points for what is right.
+
+    in_parts: the values are judged in parts, of which some may be right.
+    """
     text = repr(report).replace("\n    hint:", "; hint:")
     assert answer.says in text, report
     assert not report.passed, report
-    assert report.points < report.out_of * (1 if answer.right_values else 0.5), report
+    assert report.points < report.out_of * (1 if answer.right_values or in_parts else 0.5), report
     assert not answer.right_values or report.lines[1].ok, report
     assert not _NOT_THE_LEARNERS.search(text), report
 
@@ -131,7 +134,7 @@ def shortened(task: Task, some: slice) -> Task:
 
 @functools.cache
 def checked_once(exercise: Exercise, answer: Wrong, whole: bool) -> Report:
-    """whole: with all cases. It may run for `seconds`, where it has them: tests of all checks have shown how long a run may take."""
+    """whole: with all cases. It may run for its `seconds`: tests of all checks have shown how long a run may take."""
     seconds = getattr(answer.function, "seconds", trial._RUN_SECONDS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "_RUN_SECONDS", seconds)
@@ -141,13 +144,13 @@ def checked_once(exercise: Exercise, answer: Wrong, whole: bool) -> Report:
         return exercise.check(answer.task, answer.function)
 
 
-def own_hints(zoo: Sequence[Wrong]) -> Callable:
-    """Each wrong answer gets the hint that is meant for it."""
+def own_hints(zoo: Sequence[Wrong], in_parts: Collection[str] = ()) -> Callable:
+    """Each wrong answer gets the hint that is meant for it. in_parts: tasks whose values are judged in parts."""
 
     @pytest.mark.parametrize("cases", matrix(["where it shows", "all cases"], ["where it shows"]))
     @each_wrong(zoo)
     def test(answer, cases, report_of):
-        assert_own_hint(report_of(answer, cases == "all cases"), answer)
+        assert_own_hint(report_of(answer, cases == "all cases"), answer, answer.task in in_parts)
 
     return test
 

@@ -10,7 +10,7 @@ from manyranks.training.trainer import Trainer
 from tests.conftest import matrix
 from tests.ranks.test_sharded_training import weights
 
-GPT = GPTConfig(layers=4, hidden=16, heads=4, kv_heads=2, seq=32, dropout=0.2)
+GPT = GPTConfig(layers=2, hidden=16, heads=4, kv_heads=2, seq=32, dropout=0.2)
 TRAINING = TrainingConfig(steps=3, batch=14, accumulate=2, warmup=2)
 
 

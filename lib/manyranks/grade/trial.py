@@ -21,11 +21,8 @@ from manyranks.world.measurement import Measurement
 from manyranks.world.world import World
 
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s on a quiet machine
-_BUSY, _MOST_PATIENCE, _PROBE = (
-    1.5,
-    6.0,
-    0.3,
-)  # slowness from which a late run gets more time, and how much; seconds to find out
+_BUSY, _MOST_PATIENCE = 1.5, 6.0  # slowness from which a late run gets more time, and how much
+_PROBE = 0.3  # seconds to find out
 _LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
 _SHOWN_LINES, _LONG = 12, 600
 _NAMES = {Send: "send", Recv: "recv"}

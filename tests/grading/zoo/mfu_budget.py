@@ -48,14 +48,14 @@ class OutermostCalls(RightBudget):
         return next((span for span in covering if span.kind == "calls"), covering[-1])
 
 
-@wrong(TASK, NO_WAITING, right_values=True)
+@wrong(TASK, NO_WAITING)
 class NoWaiting(RightBudget):
     def moments(self):
         super().moments()
         return [-1e9] * len(self.arrived)
 
 
-@wrong(TASK, NO_WAITING, right_values=True)
+@wrong(TASK, NO_WAITING)
 class OwnMoments(RightBudget):
     """Nothing is sent."""
 
@@ -63,20 +63,20 @@ class OwnMoments(RightBudget):
         return self.arrived
 
 
-@wrong(TASK, NO_WAITING, right_values=True)
+@wrong(TASK, NO_WAITING)
 class EarliestRank(RightBudget):
     def exchanged(self, row):
         dist.all_reduce(row, op=dist.ReduceOp.MIN)
         return row
 
 
-@wrong(TASK, "communication is counted as waiting", right_values=True)
+@wrong(TASK, "communication is counted as waiting")
 class AllWaiting(RightBudget):
     def part(self, span, end):
         return "waiting" if span.kind == "wait" else super().part(span, end)
 
 
-@wrong(TASK, "An all-reduce adds the moments unless op=dist.ReduceOp.MAX", right_values=True)
+@wrong(TASK, "An all-reduce adds the moments unless op=dist.ReduceOp.MAX")
 class SumOfMoments(RightBudget):
     """On clocks that have run for long."""
 
@@ -86,19 +86,19 @@ class SumOfMoments(RightBudget):
         return row
 
 
-@wrong(TASK, "the moments are on clocks that began at different times", right_values=True)
+@wrong(TASK, "the moments are on clocks that began at different times")
 class ClocksAgree(RightBudget):
     def moments(self):
         return self.exchanged(torch.tensor(self.arrived, dtype=torch.float64)).tolist()
 
 
-@wrong(TASK, "add this rank's zero before you compare them with its spans", right_values=True)
+@wrong(TASK, "add this rank's zero before you compare them with its spans")
 class NotBackOnItsClock(RightBudget):
     def moments(self):
         return self.exchanged(self.sent()).tolist()
 
 
-@wrong(TASK, OWN, right_values=True)
+@wrong(TASK, OWN)
 class WaitingFromOwnMoment(BySpans):
     cases = HIDDEN
 
@@ -107,7 +107,7 @@ class WaitingFromOwnMoment(BySpans):
         return waiting, wait.finished - wait.started - waiting
 
 
-@wrong(TASK, OWN, right_values=True)
+@wrong(TASK, OWN)
 class LastLessOwn(BySpans):
     """What is left is communication."""
 
@@ -118,7 +118,7 @@ class LastLessOwn(BySpans):
         return waiting, wait.finished - max(wait.started, last)
 
 
-@wrong(TASK, "there is no waiting: 0, not less", right_values=True)
+@wrong(TASK, "there is no waiting: 0, not less")
 class WaitingBelowZero(BySpans):
     cases = HIDDEN
 
@@ -127,7 +127,7 @@ class WaitingBelowZero(BySpans):
         return waiting, wait.finished - wait.started - waiting
 
 
-@wrong(TASK, "communication is counted from when all had come, also while this rank computed", right_values=True)
+@wrong(TASK, "communication is counted from when all had come, also while this rank computed")
 class OverlappedCommunication(BySpans):
     cases = HIDDEN
 
@@ -135,7 +135,7 @@ class OverlappedCommunication(BySpans):
         return max(0.0, min(last, wait.finished) - wait.started), wait.finished - last
 
 
-@wrong(TASK, "communication is counted from when this rank came to the call", right_values=True)
+@wrong(TASK, "communication is counted from when this rank came to the call")
 class CommunicationFromItsStart(BySpans):
     cases = HIDDEN
 
@@ -143,7 +143,7 @@ class CommunicationFromItsStart(BySpans):
         return super().of_wait(wait, last)[0], wait.finished - self.arrived[wait.call]
 
 
-@wrong(TASK, "communication is counted from when this rank came to the call", right_values=True)
+@wrong(TASK, "communication is counted from when this rank came to the call")
 class WholeCallsAreCommunication(BySpans):
     """Without anybody else's moments."""
 
@@ -153,31 +153,31 @@ class WholeCallsAreCommunication(BySpans):
         return 0.0, wait.finished - self.arrived[wait.call]
 
 
-@wrong(TASK, "Python is forgotten", right_values=True)
+@wrong(TASK, "Python is forgotten")
 class NoPython(BySpans):
     def left(self, parts):
         return 0.0
 
 
-@wrong(TASK, PYTHON_WAITS, right_values=True)
+@wrong(TASK, PYTHON_WAITS)
 class PythonHasTheWaits(BySpans):
     def left(self, parts):
         return self.step[1] - self.step[0] - parts["matmul"] - parts["other"]
 
 
-@wrong(TASK, PYTHON_WAITS, right_values=True)
+@wrong(TASK, PYTHON_WAITS)
 class PythonHasTheWaiting(BySpans):
     def left(self, parts):
         return super().left(parts) + parts["waiting"]
 
 
-@wrong(TASK, "the step begins and ends as `step` says", right_values=True)
+@wrong(TASK, "the step begins and ends as `step` says")
 class FromSpanToSpan(RightBudget):
     def within(self, moment):
         return self.spans[0].started <= moment <= max(span.finished for span in self.spans)
 
 
-@wrong(TASK, "'calls' spans are counted as operators", right_values=True)
+@wrong(TASK, "'calls' spans are counted as operators")
 class CallsAreNobodys(RightBudget):
     def parts(self):
         parts = super().parts()
@@ -210,7 +210,7 @@ class WaitsInOperatorsTwice(BySpans):
         return [one for one in super().inside(span) if one.kind != "wait"]
 
 
-@wrong(TASK, "`call` says which collective a wait is for", right_values=True)
+@wrong(TASK, "`call` says which collective a wait is for")
 class WaitsInTheCallsOrder(RightBudget):
     cases = HIDDEN
 
@@ -221,14 +221,14 @@ class WaitsInTheCallsOrder(RightBudget):
         return super().part(span, end)
 
 
-@wrong(TASK, "the last rank is the one that comes last", right_values=True)
+@wrong(TASK, "the last rank is the one that comes last")
 class LastByItsNumber(RightBudget):
     def exchanged(self, row):
         dist.broadcast(row, me()[1] - 1)
         return row
 
 
-@wrong(TASK, "moments are counted from the step's begin", right_values=True)
+@wrong(TASK, "moments are counted from the step's begin")
 class FromTheStep(RightBudget):
     def sent(self):
         return super().sent() + self.zero - self.step[0]
@@ -237,14 +237,14 @@ class FromTheStep(RightBudget):
         return (self.exchanged(self.sent()) + self.step[0]).tolist()
 
 
-@wrong(TASK, "where the last rank comes in the middle of a wait", right_values=True)
+@wrong(TASK, "where the last rank comes in the middle of a wait")
 class WholeWaits(BySpans):
     def of_wait(self, wait, last):
         length = wait.finished - wait.started
         return (length, 0.0) if last > wait.started else (0.0, length)
 
 
-@wrong(TASK, "communication and waiting are swapped", right_values=True)
+@wrong(TASK, "communication and waiting are swapped")
 class Crossed(RightBudget):
     def form(self, parts):
         return parts | {"waiting": parts["communication"], "communication": parts["waiting"]}

@@ -12,13 +12,13 @@ wrong = keeper(ZOO)
 TASK = "time_budget"
 
 
-@wrong(TASK, "torch.tensor of Python's floats is float32", right_values=True)
+@wrong(TASK, "torch.tensor of Python's floats is float32")
 class SingleNumbers(RightBudget):
     def sent(self):
         return torch.tensor([moment - self.zero for moment in self.arrived])
 
 
-@wrong(TASK, "no rank needs each of the others' numbers", right_values=True)
+@wrong(TASK, "no rank needs each of the others' numbers")
 class GathersMoments(RightBudget):
     def exchanged(self, row):
         parts = [torch.empty_like(row) for _ in range(me()[1])]
@@ -26,7 +26,7 @@ class GathersMoments(RightBudget):
         return torch.stack(parts).amax(0)
 
 
-@wrong(TASK, "no rank needs each of the others' numbers", right_values=True)
+@wrong(TASK, "no rank needs each of the others' numbers")
 class GathersTraces(RightBudget):
     def exchanged(self, row):
         found = [None] * me()[1]
@@ -34,7 +34,7 @@ class GathersTraces(RightBudget):
         return torch.stack([theirs for _, theirs in found]).amax(0)
 
 
-@wrong(TASK, "one call for each number", right_values=True)
+@wrong(TASK, "one call for each number")
 class OneCallEach(RightBudget):
     def exchanged(self, row):
         for i in range(len(row)):
@@ -44,7 +44,7 @@ class OneCallEach(RightBudget):
         return row
 
 
-@wrong(TASK, "one number for each call is enough", right_values=True)
+@wrong(TASK, "one number for each call is enough")
 class SendsItsWaitsToo(RightBudget):
     def exchanged(self, row):
         both = torch.cat([row, row])
@@ -52,7 +52,7 @@ class SendsItsWaitsToo(RightBudget):
         return both[: len(row)]
 
 
-@wrong(TASK, "a barrier is not needed", right_values=True)
+@wrong(TASK, "a barrier is not needed")
 class WithABarrier(RightBudget):
     def exchanged(self, row):
         dist.barrier()

@@ -9,13 +9,13 @@ TASK = "forward_flops"
 EXPERTS = slice(1, 2)  # the case with experts
 
 
-@wrong(TASK, "the embedding is counted as a matrix product", right_values=True)
+@wrong(TASK, "the embedding is counted as a matrix product")
 class EmbeddingIsAProduct(RightForward):
     def rows(self):
         return self.batch * (self.predicted + self.seq)
 
 
-@wrong(TASK, "the embedding is counted as a matrix product", right_values=True)
+@wrong(TASK, "the embedding is counted as a matrix product")
 class EmbeddingAsLargeAsTheHead(RightForward):
     cases = EXPERTS
 
@@ -53,55 +53,55 @@ class OutputOfGroups(RightForward):
         return 2 * self.tokens * self.m.layers * self.m.hidden * (self.m.hidden + 3 * self.kv())
 
 
-@wrong(TASK, "the attention scores are missing", right_values=True)
+@wrong(TASK, "the attention scores are missing")
 class NoScores(RightForward):
     def scores(self):
         return 0
 
 
-@wrong(TASK, "that is half of it: either one of the two products is missing", right_values=True)
+@wrong(TASK, "that is half of it: either one of the two products is missing")
 class CausalScores(RightForward):
     def scores(self):
         return super().scores() // 2
 
 
-@wrong(TASK, "that is half of it: either one of the two products is missing", right_values=True)
+@wrong(TASK, "that is half of it: either one of the two products is missing")
 class ScoresOfTheTriangle(RightForward):
     def scores(self):
         return 2 * self.batch * self.seq * (self.seq + 1) * self.m.hidden * self.m.layers
 
 
-@wrong(TASK, "scores are counted for the key/value heads only", right_values=True)
+@wrong(TASK, "scores are counted for the key/value heads only")
 class ScoresOfGroups(RightForward):
     def scores(self):
         return super().scores() * self.m.kv_heads // self.m.heads
 
 
-@wrong(TASK, "each head's product is hidden / heads deep", right_values=True)
+@wrong(TASK, "each head's product is hidden / heads deep")
 class HeadsAsWideAsAll(RightForward):
     def scores(self):
         return super().scores() * self.m.heads
 
 
-@wrong(TASK, "each token looks at seq tokens", right_values=True)
+@wrong(TASK, "each token looks at seq tokens")
 class ScoresOfOneRow(RightForward):
     def scores(self):
         return super().scores() // self.seq
 
 
-@wrong(TASK, "tokens look at those of their own sequence only", right_values=True)
+@wrong(TASK, "tokens look at those of their own sequence only")
 class ScoresAcrossTheBatch(RightForward):
     def scores(self):
         return super().scores() * self.batch
 
 
-@wrong(TASK, "the gate is missing", right_values=True)
+@wrong(TASK, "the gate is missing")
 class NoGate(RightForward):
     def matrices(self):
         return 2
 
 
-@wrong(TASK, "a gate is counted where there is none", right_values=True)
+@wrong(TASK, "a gate is counted where there is none")
 class AlwaysAGate(RightForward):
     cases = slice(2, 3)
 
@@ -109,7 +109,7 @@ class AlwaysAGate(RightForward):
         return 3
 
 
-@wrong(TASK, "all experts are counted: a token's row goes to top_k of them", right_values=True)
+@wrong(TASK, "all experts are counted: a token's row goes to top_k of them")
 class AllExperts(RightForward):
     cases = EXPERTS
 
@@ -117,7 +117,7 @@ class AllExperts(RightForward):
         return self.m.experts + self.m.shared_experts
 
 
-@wrong(TASK, "all experts are counted: a token's row goes to top_k of them", right_values=True)
+@wrong(TASK, "all experts are counted: a token's row goes to top_k of them")
 class AllRoutedExperts(RightForward):
     cases = EXPERTS
 
@@ -125,7 +125,7 @@ class AllRoutedExperts(RightForward):
         return self.m.experts
 
 
-@wrong(TASK, "one expert is counted", right_values=True)
+@wrong(TASK, "one expert is counted")
 class OneExpert(RightForward):
     cases = EXPERTS
 
@@ -133,7 +133,7 @@ class OneExpert(RightForward):
         return 1 + self.m.shared_experts
 
 
-@wrong(TASK, "the shared experts are missing", right_values=True)
+@wrong(TASK, "the shared experts are missing")
 class NoSharedExperts(RightForward):
     cases = EXPERTS
 
@@ -141,7 +141,7 @@ class NoSharedExperts(RightForward):
         return self.m.top_k
 
 
-@wrong(TASK, "each token goes to the shared experts besides its top_k", right_values=True)
+@wrong(TASK, "each token goes to the shared experts besides its top_k")
 class SharedOnceAChoice(RightForward):
     cases = EXPERTS
 
@@ -149,7 +149,7 @@ class SharedOnceAChoice(RightForward):
         return self.m.top_k * (1 + self.m.shared_experts)
 
 
-@wrong(TASK, "an expert's products are expert_ffn wide", right_values=True)
+@wrong(TASK, "an expert's products are expert_ffn wide")
 class ExpertsOfFfn(RightForward):
     cases = EXPERTS
 
@@ -157,7 +157,7 @@ class ExpertsOfFfn(RightForward):
         return (self.m.dense_layers + self.moe * self.chosen()) * self.m.ffn
 
 
-@wrong(TASK, "all layers are counted with an MLP", right_values=True)
+@wrong(TASK, "all layers are counted with an MLP")
 class AllDense(RightForward):
     cases = EXPERTS
 
@@ -165,7 +165,7 @@ class AllDense(RightForward):
         return self.m.layers * self.m.ffn
 
 
-@wrong(TASK, "all layers are counted with experts", right_values=True)
+@wrong(TASK, "all layers are counted with experts")
 class NoneDense(RightForward):
     cases = EXPERTS
 
@@ -173,7 +173,7 @@ class NoneDense(RightForward):
         return self.m.layers * self.chosen() * self.m.expert_ffn
 
 
-@wrong(TASK, "the MLPs of the first dense_layers are missing", right_values=True)
+@wrong(TASK, "the MLPs of the first dense_layers are missing")
 class ExpertsOnly(RightForward):
     cases = EXPERTS
 
@@ -181,7 +181,7 @@ class ExpertsOnly(RightForward):
         return self.moe * self.chosen() * self.m.expert_ffn
 
 
-@wrong(TASK, "the router is counted twice", right_values=True)
+@wrong(TASK, "the router is counted twice")
 class RouterInTheMlp(RightForward):
     cases = EXPERTS
 
@@ -189,7 +189,7 @@ class RouterInTheMlp(RightForward):
         return super().mlp() + self.router()
 
 
-@wrong(TASK, "the router is a product, too", right_values=True)
+@wrong(TASK, "the router is a product, too")
 class NoRouter(RightForward):
     cases = EXPERTS
 
@@ -197,7 +197,7 @@ class NoRouter(RightForward):
         return 0
 
 
-@wrong(TASK, "the router gives each of the experts a logit", right_values=True)
+@wrong(TASK, "the router gives each of the experts a logit")
 class RouterOfTheChosen(RightForward):
     cases = EXPERTS
 
@@ -205,7 +205,7 @@ class RouterOfTheChosen(RightForward):
         return 2 * self.tokens * self.m.hidden * self.m.top_k * self.moe
 
 
-@wrong(TASK, "a router is counted in each layer", right_values=True)
+@wrong(TASK, "a router is counted in each layer")
 class RouterInEachLayer(RightForward):
     cases = EXPERTS
 
@@ -213,7 +213,7 @@ class RouterInEachLayer(RightForward):
         return 2 * self.tokens * self.m.hidden * self.m.experts * self.m.layers
 
 
-@wrong(TASK, "experts are counted without their gate", right_values=True)
+@wrong(TASK, "experts are counted without their gate")
 class ExpertsWithoutGate(RightForward):
     cases = EXPERTS
 
@@ -222,7 +222,7 @@ class ExpertsWithoutGate(RightForward):
         return super().mlp() - 2 * self.tokens * self.m.hidden * experts
 
 
-@wrong(TASK, "the shared experts are as large as the others", right_values=True)
+@wrong(TASK, "the shared experts are as large as the others")
 class SharedExpertsOfFfn(RightForward):
     cases = EXPERTS
 

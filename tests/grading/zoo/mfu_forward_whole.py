@@ -15,7 +15,7 @@ READY = "what is ready is no answer"
 FORM = 'it returns a dict: {"attention": …'
 
 
-@wrong(TASK, "logits are counted for all tokens", right_values=True)
+@wrong(TASK, "logits are counted for all tokens")
 class AllLogits(RightForward):
     cases = EXPERTS
 
@@ -23,19 +23,19 @@ class AllLogits(RightForward):
         return self.tokens
 
 
-@wrong(TASK, "the head is missing", right_values=True)
+@wrong(TASK, "the head is missing")
 class NoHead(RightForward):
     def head(self):
         return 0
 
 
-@wrong(TASK, "the head's rows are those of all sequences", right_values=True)
+@wrong(TASK, "the head's rows are those of all sequences")
 class HeadOfOneSequence(RightForward):
     def rows(self):
         return self.predicted
 
 
-@wrong(TASK, "the head comes once, after all layers", right_values=True)
+@wrong(TASK, "the head comes once, after all layers")
 class HeadInEachLayer(RightForward):
     def rows(self):
         return self.batch * self.predicted * self.m.layers

@@ -89,73 +89,73 @@ class HalfOfIt(RightLost):
         return super().lost(one) / 2
 
 
-@wrong(TASK, NEEDED, right_values=True)
+@wrong(TASK, NEEDED)
 class WritesItsLast(RightLost):
     def written(self, run, behind, made):
         return sum(run[-1].writes.values())
 
 
-@wrong(TASK, "what operators behind the run read is written, too", right_values=True)
+@wrong(TASK, "what operators behind the run read is written, too")
 class WritesTheNeeded(RightLost):
     def written(self, run, behind, made):
         return super().written(run, [], made)
 
 
-@wrong(TASK, "what is in `needed` is written, too", right_values=True)
+@wrong(TASK, "what is in `needed` is written, too")
 class WritesForOthers(RightLost):
     def written(self, run, behind, made):
         return sum(size for name, size in made.items() if any(name in one.reads for one in behind))
 
 
-@wrong(TASK, "what only the run itself reads is not written", right_values=True)
+@wrong(TASK, "what only the run itself reads is not written")
 class WritesAll(RightLost):
     def written(self, run, behind, made):
         return sum(made.values())
 
 
-@wrong(TASK, "what the run made itself is not read from memory", right_values=True)
+@wrong(TASK, "what the run made itself is not read from memory")
 class ReadsItsOwn(RightLost):
     def read(self, run, made):
         return sum({name: size for one in run for name, size in one.reads.items()}.values())
 
 
-@wrong(TASK, "a tensor that several operators of the run read is read once", right_values=True)
+@wrong(TASK, "a tensor that several operators of the run read is read once")
 class ReadsTwice(RightLost):
     def read(self, run, made):
         return sum(size for one in run for name, size in one.reads.items() if name not in made)
 
 
-@wrong(TASK, "a fused kernel still reads what comes from outside", right_values=True)
+@wrong(TASK, "a fused kernel still reads what comes from outside")
 class ReadsNothing(RightLost):
     def read(self, run, made):
         return 0
 
 
-@wrong(TASK, "that is how long the fused kernels take", right_values=True)
+@wrong(TASK, "that is how long the fused kernels take")
 class TimeOfTheFused(RightLost):
     def saved(self):
         return sum(self.after(*run) for run in self.runs()) / self.bandwidth
 
 
-@wrong(TASK, "those are bytes: divide by the bandwidth", right_values=True)
+@wrong(TASK, "those are bytes: divide by the bandwidth")
 class SavedBytes(RightLost):
     def saved(self):
         return super().saved() * self.bandwidth
 
 
-@wrong(TASK, "that is all time of the runs", right_values=True)
+@wrong(TASK, "that is all time of the runs")
 class AllOfTheRuns(RightLost):
     def after(self, start, end):
         return 0
 
 
-@wrong(TASK, ALL, right_values=True)
+@wrong(TASK, ALL)
 class OneKernel(RightLost):
     def ends(self, one):
         return False
 
 
-@wrong(TASK, "of each run of neighbours without FLOPs", right_values=True)
+@wrong(TASK, "of each run of neighbours without FLOPs")
 class OnlyTheFirstRun(RightLost):
     def runs(self):
         return super().runs()[:1]
@@ -179,7 +179,7 @@ class ProductsLoseNothing(RightLost):
         return 0.0 if one.flops else super().lost(one)
 
 
-@wrong(TASK, "what any operator behind the run reads is written", right_values=True)
+@wrong(TASK, "what any operator behind the run reads is written")
 class WritesForTheNext(RightLost):
     cases = SOFTMAX
 
@@ -187,13 +187,13 @@ class WritesForTheNext(RightLost):
         return super().written(run, behind[:1], made)
 
 
-@wrong(TASK, "the run at the end is missing", right_values=True)
+@wrong(TASK, "the run at the end is missing")
 class NotTheLastRun(RightLost):
     def runs(self):
         return super().runs()[:-1]
 
 
-@wrong(TASK, "a product ends a run", right_values=True)
+@wrong(TASK, "a product ends a run")
 class OneKernelForAllRuns(RightLost):
     cases = SOFTMAX
 

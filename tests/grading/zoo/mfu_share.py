@@ -17,7 +17,7 @@ class EmbeddingIsAProduct(RightMfu):
         return [name for name, shape in self.run.shapes.items() if len(shape) == 2]
 
 
-@wrong(TASK, EMBEDDING, right_values=True)
+@wrong(TASK, EMBEDDING)
 class TiedEmbeddingCountsTwice(RightMfu):
     cases = CAUSAL
 
@@ -25,7 +25,7 @@ class TiedEmbeddingCountsTwice(RightMfu):
         return [*super().matrices(), LOOKED_UP[0]]
 
 
-@wrong(TASK, "the embedding of positions is counted as a matrix product", right_values=True)
+@wrong(TASK, "the embedding of positions is counted as a matrix product")
 class PositionsAreAProduct(RightMfu):
     cases = CAUSAL
 
@@ -33,7 +33,7 @@ class PositionsAreAProduct(RightMfu):
         return [*super().matrices(), LOOKED_UP[1]]
 
 
-@wrong(TASK, NO_HEAD, right_values=True)
+@wrong(TASK, NO_HEAD)
 class NoTiedHead(RightMfu):
     cases = CAUSAL
 
@@ -53,7 +53,7 @@ class AllParameters(RightMfu):
         return self.parameters()
 
 
-@wrong(TASK, 'not all parameters are counted: "parameters" and "palm" say 6Φ', right_values=True)
+@wrong(TASK, 'not all parameters are counted: "parameters" and "palm" say 6Φ')
 class ProductsOnly(RightMfu):
     cases = PARAMETERS
 
@@ -61,7 +61,7 @@ class ProductsOnly(RightMfu):
         return self.products()
 
 
-@wrong(TASK, 'not all parameters are counted: "parameters" and "palm" say 6Φ', right_values=True)
+@wrong(TASK, 'not all parameters are counted: "parameters" and "palm" say 6Φ')
 class WithoutTheEmbedding(RightMfu):
     cases = PALM
 
@@ -69,7 +69,7 @@ class WithoutTheEmbedding(RightMfu):
         return super().parameters() - self.size(LOOKED_UP[0])
 
 
-@wrong(TASK, "the tied matrix is counted twice", right_values=True)
+@wrong(TASK, "the tied matrix is counted twice")
 class TiedTwice(RightMfu):
     cases = PARAMETERS
 
@@ -77,7 +77,7 @@ class TiedTwice(RightMfu):
         return super().parameters() + (self.size(LOOKED_UP[0]) if self.run.tied else 0)
 
 
-@wrong(TASK, "causal attention is counted full", right_values=True)
+@wrong(TASK, "causal attention is counted full")
 class CausalInFull(RightMfu):
     cases = CAUSAL
 
@@ -97,7 +97,7 @@ class NoScores(RightMfu):
         return 0
 
 
-@wrong(TASK, '"parameters" is 6Φ and nothing else', right_values=True)
+@wrong(TASK, '"parameters" is 6Φ and nothing else')
 class ScoresInParameters(RightMfu):
     cases = PARAMETERS
 
@@ -132,7 +132,7 @@ class ScoresOfASequence(RightMfu):
         return super().whole() * self.run.seq
 
 
-@wrong(TASK, "the peak is that of the dtype in which the weights are kept")
+@wrong(TASK, "the peak is that of the dtype in which the weights are kept", cases=slice(None))
 class PeakOfTheWeights(RightMfu):
     def dtype(self):
         return self.run.weights_dtype
@@ -163,7 +163,7 @@ class SparseTheWrongWay(RightMfu):
         return row.flops * 2 if row.sparse else row.flops
 
 
-@wrong(TASK, "the peak is halved where the row says nothing of sparsity", right_values=True)
+@wrong(TASK, "the peak is halved where the row says nothing of sparsity")
 class AlwaysHalved(RightMfu):
     cases = PALM
 
@@ -213,7 +213,7 @@ class SequencesASecond(RightMfu):
         return super().tokens() / self.run.seq
 
 
-@wrong(TASK, VECTORS, right_values=True)
+@wrong(TASK, VECTORS)
 class BiasesAreProducts(RightMfu):
     """All but what is called a norm."""
 
@@ -223,7 +223,7 @@ class BiasesAreProducts(RightMfu):
         return [name for name in self.run.shapes if "norm" not in name and name not in LOOKED_UP]
 
 
-@wrong(TASK, "the peak is halved where the row says nothing of sparsity", right_values=True)
+@wrong(TASK, "the peak is halved where the row says nothing of sparsity")
 class SparseByName(RightMfu):
     cases = CAUSAL
 

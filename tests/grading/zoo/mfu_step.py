@@ -40,7 +40,7 @@ class RecomputationIsUseful(RightStep):
         return hardware, hardware
 
 
-@wrong(TASK, "recomputation is counted as useful", right_values=True)
+@wrong(TASK, "recomputation is counted as useful")
 class SelectiveIsUseful(RightStep):
     cases = SELECTIVE
 
@@ -49,7 +49,7 @@ class SelectiveIsUseful(RightStep):
         return useful, hardware
 
 
-@wrong(TASK, "what backward of flash attention computes again is no model FLOPs", right_values=True)
+@wrong(TASK, "what backward of flash attention computes again is no model FLOPs")
 class FlashIsUseful(RightStep):
     cases = SOME
 
@@ -63,7 +63,7 @@ class Swapped(RightStep):
         return hardware, model
 
 
-@wrong(TASK, "what is recomputed is missing in the hardware FLOPs", right_values=True)
+@wrong(TASK, "what is recomputed is missing in the hardware FLOPs")
 class NothingAgain(RightStep):
     def again(self):
         return 0
@@ -138,7 +138,7 @@ class HeadDoesNotLearn(RightStep):
         return 2 * self.head
 
 
-@wrong(TASK, "nothing is recomputed where backward does not come", right_values=True)
+@wrong(TASK, "nothing is recomputed where backward does not come")
 class AgainEverywhere(RightStep):
     cases = FULL
 
@@ -146,7 +146,7 @@ class AgainEverywhere(RightStep):
         return True
 
 
-@wrong(TASK, "layers that do not learn are recomputed, too", right_values=True)
+@wrong(TASK, "layers that do not learn are recomputed, too")
 class AgainWhereItLearns(RightStep):
     cases = FULL
 
@@ -154,7 +154,7 @@ class AgainWhereItLearns(RightStep):
         return learns
 
 
-@wrong(TASK, "backward of flash attention computes QKᵀ again wherever it runs", right_values=True)
+@wrong(TASK, "backward of flash attention computes QKᵀ again wherever it runs")
 class FlashWhereItLearns(RightStep):
     cases = SOME
 
@@ -162,7 +162,7 @@ class FlashWhereItLearns(RightStep):
         return learns
 
 
-@wrong(TASK, '"selective" recomputes the scores, once forward', right_values=True)
+@wrong(TASK, '"selective" recomputes the scores, once forward')
 class SelectiveIsFull(RightStep):
     cases = SELECTIVE
 
@@ -170,7 +170,7 @@ class SelectiveIsFull(RightStep):
         return layer.products + layer.scores if self.recompute != "none" else 0
 
 
-@wrong(TASK, '"selective" recomputes the scores, once forward', right_values=True)
+@wrong(TASK, '"selective" recomputes the scores, once forward')
 class SelectiveWithBackward(RightStep):
     cases = SELECTIVE
 
@@ -178,7 +178,7 @@ class SelectiveWithBackward(RightStep):
         return 3 * layer.scores if self.recompute == "selective" else super().recomputed(layer)
 
 
-@wrong(TASK, '"selective" recomputes the scores only', right_values=True)
+@wrong(TASK, '"selective" recomputes the scores only')
 class SelectiveOfProducts(RightStep):
     cases = SELECTIVE
 
@@ -186,25 +186,25 @@ class SelectiveOfProducts(RightStep):
         return layer.products if self.recompute == "selective" else super().recomputed(layer)
 
 
-@wrong(TASK, '"full" recomputes whole layers', right_values=True)
+@wrong(TASK, '"full" recomputes whole layers')
 class FullWithoutScores(RightStep):
     def recomputed(self, layer):
         return layer.products if self.recompute == "full" else super().recomputed(layer)
 
 
-@wrong(TASK, '"full" recomputes whole layers', right_values=True)
+@wrong(TASK, '"full" recomputes whole layers')
 class FullWithBackward(RightStep):
     def recomputed(self, layer):
         return super().recomputed(layer) * (3 if self.recompute == "full" else 1)
 
 
-@wrong(TASK, "the head is not recomputed", right_values=True)
+@wrong(TASK, "the head is not recomputed")
 class HeadAgain(RightStep):
     def again(self):
         return super().again() + (self.head if self.recompute == "full" else 0)
 
 
-@wrong(TASK, "flash attention keeps no scores: its backward computes QKᵀ again", right_values=True)
+@wrong(TASK, "flash attention keeps no scores: its backward computes QKᵀ again")
 class FlashForgotten(RightStep):
     cases = SOME
 
@@ -212,7 +212,7 @@ class FlashForgotten(RightStep):
         return 0
 
 
-@wrong(TASK, "one and a half forwards of the scores", right_values=True)
+@wrong(TASK, "one and a half forwards of the scores")
 class FlashOrSelective(RightStep):
     cases = SELECTIVE
 
@@ -220,7 +220,7 @@ class FlashOrSelective(RightStep):
         return layer.scores / 2 if self.flash and self.recompute == "none" else 0
 
 
-@wrong(TASK, "computes QKᵀ again, not the product with V", right_values=True)
+@wrong(TASK, "computes QKᵀ again, not the product with V")
 class FlashRunsBothAgain(RightStep):
     cases = SOME
 
@@ -228,7 +228,7 @@ class FlashRunsBothAgain(RightStep):
         return layer.scores if self.flash else 0
 
 
-@wrong(TASK, "without flash attention the scores are kept as matrices", right_values=True)
+@wrong(TASK, "without flash attention the scores are kept as matrices")
 class AlwaysFlash(RightStep):
     def of_flash(self, layer):
         return layer.scores / 2
@@ -252,7 +252,7 @@ class NamedNumbers(RightStep):
         return {"model": model, "hardware": hardware}
 
 
-@wrong(TASK, "whatever recompute is", right_values=True)
+@wrong(TASK, "whatever recompute is")
 class FlashNotWithFull(RightStep):
     cases = FULL
 
@@ -260,7 +260,7 @@ class FlashNotWithFull(RightStep):
         return 0 if self.recompute == "full" else super().of_flash(layer)
 
 
-@wrong(TASK, "what runs again is what `recompute` says", right_values=True)
+@wrong(TASK, "what runs again is what `recompute` says")
 class SelectiveIsAlwaysFlash(RightStep):
     cases = slice(4, 5)  # selective recomputation without flash attention
 

@@ -248,8 +248,8 @@ class LostTime(MfuTask):
     sizes: ClassVar[tuple[int, ...]] = (1,)
     measured: ClassVar[str] = "by the bytes that were counted it is"
     aspects: ClassVar[tuple[Aspect, ...]] = (
-        aspect("what each operator loses to memory", 0.5, (_LOST,), SECONDS),
-        aspect("what fusing gives back", 0.5, (_SAVED,), SECONDS),
+        aspect("what each operator loses to memory", 0.55, (_LOST,), SECONDS),
+        aspect("what fusing gives back", 0.45, (_SAVED,), SECONDS),
     )
 
     def found(self, trial: Trial, name: str, got: Tensor, right: Tensor, unit: Unit) -> str:
