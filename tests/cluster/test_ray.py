@@ -20,6 +20,7 @@ from tests.conftest import gone, wait_until
 
 # Ray reads these when it is imported: everything on the loopback, as on macOS, and nothing told to anybody.
 os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+os.environ |= {"RAY_health_check_period_ms": "1000"}  # a node is lost after five looks in vain: one a second, not one in three
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'manyranks[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 

@@ -91,7 +91,7 @@ def test_the_notebook_shows_what_checks_use():
         assert EXERCISE.source("exercises", kind.__name__) == inspect.getsource(kind).strip()
 
 
-report_of = zoo_tests.reports(EXERCISE, sharing.Shared)
+report_of = zoo_tests.reports(EXERCISE, sharing.Shared, TASKS)
 test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
 test_who_misses_the_idea_of_a_task_gets_a_third_at_most = zoo_tests.a_third_at_most(ZOO, MISSED)
 test_a_slip_in_a_late_scene_leaves_more_than_half_of_the_points = zoo_tests.half_or_more(ZOO, PARTS)

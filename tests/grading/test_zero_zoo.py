@@ -82,7 +82,7 @@ def test_the_notebook_shows_the_driver_that_checks_use():
         assert EXERCISE.source("exercises", kind.__name__) == inspect.getsource(kind).strip()
 
 
-report_of = zoo_tests.reports(EXERCISE, ZeroTask, ["Stage1"])
+report_of = zoo_tests.reports(EXERCISE, ZeroTask, TASKS)
 test_a_wrong_answer_gets_its_own_hint = zoo_tests.own_hints(ZOO)
 test_who_misses_the_idea_of_a_task_gets_a_third_at_most = zoo_tests.a_third_at_most(ZOO, MISSED)
 test_the_five_mistakes_that_the_exercise_is_about = zoo_tests.mistakes(ZOO, FIVE)

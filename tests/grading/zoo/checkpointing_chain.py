@@ -51,7 +51,7 @@ def has_the_shorter_ones_first(checkpoint, layers, x):
     return in_segments(checkpoint, layers, x, lengths_of(len(layers))[::-1])
 
 
-@wrong(TASK, "7 layers are 3 segments, round(√7), of 3, 2, 2 layers", right_values=True)
+@wrong(TASK, "7 layers are 3 segments, round(√7), of 3, 2, 2 layers", right_values=True, cases=slice(None))
 def rounds_down(checkpoint, layers, x):
     n, count = len(layers), math.isqrt(len(layers))
     return in_segments(checkpoint, layers, x, [n // count + (k < n % count) for k in range(count)])
@@ -119,12 +119,12 @@ def nests(checkpoint, layers, x):
     return in_segments(checkpoint, [*inner[: sum(ends[:-1])], *layers[sum(ends[:-1]) :]], x, ends)
 
 
-@wrong(TASK, "with N = 1 there is no checkpoint", right_values=True)
+@wrong(TASK, "with N = 1 there is no checkpoint", right_values=True, cases=slice(None))
 def checkpoints_a_single_layer(checkpoint, layers, x):
     return in_segments(checkpoint, layers, x, lengths_of(len(layers)), last=len(layers) == 1)
 
 
-@wrong(TASK, "with N = 1 there is no checkpoint", right_values=True)
+@wrong(TASK, "with N = 1 there is no checkpoint", right_values=True, cases=slice(None))
 def takes_more_than_one_layer_for_granted(checkpoint, layers, x):
     lengths = lengths_of(len(layers))
     _ = lengths[1]

@@ -114,14 +114,14 @@ class RecomputesInForward(Right):
         return self.gradient(ctx, ctx.y, grad, ctx.leaf)
 
 
-@wrong(TASK, "under torch.no_grad() just call the function")
+@wrong(TASK, "under torch.no_grad() just call the function", cases=slice(None))
 class IgnoresNoGrad(Right):
     def __call__(self, function, x):
         with torch.enable_grad():
             return super().__call__(function, x)
 
 
-@wrong(TASK, "nobody will go backward here", right_values=True)
+@wrong(TASK, "nobody will go backward here", right_values=True, cases=slice(None))
 class KeepsUnderNoGrad(Right):
     def __call__(self, function, x):
         if not torch.is_grad_enabled():
@@ -129,7 +129,7 @@ class KeepsUnderNoGrad(Right):
         return super().__call__(function, x)
 
 
-@wrong(TASK, "forward runs each function once", right_values=True)
+@wrong(TASK, "forward runs each function once", right_values=True, cases=slice(None))
 class RunsTwiceUnderNoGrad(Right):
     def __call__(self, function, x):
         if not torch.is_grad_enabled():

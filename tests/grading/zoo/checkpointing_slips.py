@@ -34,7 +34,7 @@ def makes_one_segment_of_all_but_the_last(checkpoint, layers, x):
     return in_turn(layers[n - last :], x)
 
 
-@wrong(SQRT, "with N = 1 there is no checkpoint", right_values=True)
+@wrong(SQRT, "with N = 1 there is no checkpoint", right_values=True, cases=slice(None))
 def divides_by_the_checkpoints(checkpoint, layers, x):
     lengths = lengths_of(len(layers))
     _ = sum(lengths[:-1]) // len(lengths[:-1])
@@ -64,7 +64,7 @@ def returns_those_that_are_kept(layers, budget):
     return set(range(len(layers))) - set(chosen(layers, budget))
 
 
-@wrong(CHOOSE, "choose returned {}; the least that fits is", right_values=True)
+@wrong(CHOOSE, "choose returned {}; the least that fits is", right_values=True, cases=slice(None))
 def returns_an_empty_set_where_nothing_fits(layers, budget):
     try:
         return set(chosen(layers, budget))
