@@ -41,6 +41,7 @@ def pytest_configure(config):
     processes may take the cores, and a test may have no use for many of them.
 
     A notebook's kernel that does not answer is started once more: another process may have taken the ports chosen for it.
+    The garbage collector rests until all tests are collected.
     """
     from hypothesis import HealthCheck, settings  # not above: a rank that imports this file has no need of it
 

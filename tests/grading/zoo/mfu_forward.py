@@ -170,7 +170,7 @@ class NoneDense(RightForward):
     cases = EXPERTS
 
     def width(self):
-        return self.m.layers * self.chosen() * self.m.expert_ffn
+        return self.m.layers * self.chosen() * self.m.expert_ffn if self.m.experts else super().width()
 
 
 @wrong(TASK, "the MLPs of the first dense_layers are missing")

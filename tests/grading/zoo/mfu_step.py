@@ -146,7 +146,7 @@ class AgainEverywhere(RightStep):
         return True
 
 
-@wrong(TASK, "layers that do not learn are recomputed, too")
+@wrong(TASK, "layers that do not learn")  # of what is recomputed, or of the scores: both are true
 class AgainWhereItLearns(RightStep):
     cases = FULL
 
