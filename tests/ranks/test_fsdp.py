@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import math
 import weakref
 
 import pytest
@@ -125,16 +126,15 @@ def test_as_many_units_are_whole_as_are_gathered_ahead_and_one(shared_worlds, pr
 def events(build, shape=(2, WIDTH), backward_from=None, **options) -> list[str]:
     """What happens in the second step: gathers by c10d, modules that begin and end, gradients that arrive."""
     model, log = FullyShardedDataParallel(build(), **options), []
-    numbers = {unit.shard_S: k for k, unit in enumerate(model.units)}
-    for unit in model.units:
-        unit.start = lambda unit=unit, start=unit.start: (
-            log.append(f"gather {numbers[unit.shard_S]}") if not unit.gathered else None,
+    for k, unit in enumerate(model.units):
+        unit.start = lambda unit=unit, k=k, start=unit.start: (
+            log.append(f"gather {k}") if not unit.gathered else None,
             start(),
         )
     for k, module in enumerate(model.module):
         module.register_forward_pre_hook(lambda m, x, k=k: log.append(f"forward {k}"))
         module.register_forward_hook(lambda m, x, y, k=k: log.append(f"forward {k} over"))
-        module.weight.register_post_accumulate_grad_hook(lambda p, k=k: log.append(f"backward {k} over"))
+        module.weight.whole.register_post_accumulate_grad_hook(lambda p, k=k: log.append(f"backward {k} over"))
     for _ in range(2):
         log.clear()
         model(torch.ones(shape)).sum().backward()
@@ -219,8 +219,9 @@ def test_a_rank_sends_the_parameters_twice_and_the_gradients_once_each_in_its_pr
     for calls in second_step(shared_worlds, compute_dtype=compute, reduce_dtype=reduce, keep_last=keep_last):
         # A gather's bytes are of the shard, which a ring passes on N − 1 times.
         assert sent(calls, "all_gather") == [(names[0], UNIT // n * gathered.itemsize)] * (2 * DEPTH - keep_last)
-        assert sent(calls, "send") == [(names[1], UNIT // n * reduced.itemsize)] * (DEPTH * (n - 1))
-        assert {call.op for call in calls} == {"all_gather", "send", "recv"}
+        assert sent(calls, "all_to_all") == [(names[1], UNIT * reduced.itemsize)] * DEPTH
+        assert {call.op for call in calls} == {"all_gather", "all_to_all"}
+        assert all(call.is_async for call in calls)
 
 
 @pytest.mark.parametrize("types", [(None, None), ("bfloat16", "float32")])
@@ -243,10 +244,10 @@ def test_replicas_of_shards_reduce_inside_and_all_reduce_between(four):
     for rank, calls in enumerate(second_step(four, mesh_of=(2, 2))):
         inside, between = (rank // 2 * 2, rank // 2 * 2 + 1), (rank % 2, rank % 2 + 2)
         ranks = {call.op: call.ranks for call in calls}
-        assert ranks == {"all_gather": inside, "send": inside, "recv": inside, "all_reduce": between}
+        assert ranks == {"all_gather": inside, "all_to_all": inside, "all_reduce": between}
         shard = UNIT // 2 * 4
         assert sent(calls, "all_gather") == [("float32", shard)] * (2 * DEPTH - 1)
-        assert sent(calls, "send") == [("float32", shard)] * DEPTH  # (K − 1)/K of a unit, for K = 2 shards
+        assert sent(calls, "all_to_all") == [("float32", 2 * shard)] * DEPTH  # half of a unit stays here
         # An all-reduce of n bytes makes each of M replicas send 2(M − 1)/M·n, so here n.
         assert sent(calls, "all_reduce") == [("float32", shard)] * DEPTH
     one, two = (four.measure(step_of, steps, mesh_of=(2, 2)) for steps in (1, 2))
@@ -256,8 +257,9 @@ def test_replicas_of_shards_reduce_inside_and_all_reduce_between(four):
         phi = DEPTH * UNIT * 4
         assert (inside, theory.all_reduce) == ((3 * phi - UNIT * 4) // 2, phi // 2)
         calls = two.calls[rank][len(one.calls[rank]) :]
-        # Of the all-gather each of two ranks passes its shard on once.
-        assert sum(call.bytes for call in calls if call.op in ("all_gather", "send")) == inside
+        # Of the all-gather each of two ranks passes its shard on once; of the all-to-all half leaves.
+        each = {"all_gather": 1, "all_to_all": 2, "all_reduce": math.inf}
+        assert sum(call.bytes / each[call.op] for call in calls) == inside
         assert two.payload_bytes[rank] - one.payload_bytes[rank] == inside + theory.all_reduce
 
 
@@ -413,7 +415,7 @@ def test_units_may_be_given_by_hand(shared_world):
             return FullyShardedDataParallel(module, units=[module.blocks[0].into, module.blocks[2]])
 
         model = wrap(Checkpointed("inside"))
-        sizes = {unit.name: unit.elements for unit in model.units}
+        sizes = {unit.part.path: unit.row.elements for unit in model.units}
         one = WIDTH * (WIDTH + 1)
         assert sizes == {
             "blocks.0.into": one,
@@ -427,35 +429,33 @@ def test_units_may_be_given_by_hand(shared_world):
     assert max(shared_world.run(both, alone(name, 3))) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["frozen", "tied", "listed", "checkpoint around"])
-def test_kinds_of_parameters_have_shards_of_their_own_which_an_optimizer_treats_their_way(shared_world, name):
-    """Vectors do not decay, and learn faster."""
+@pytest.mark.parametrize("name", ["tied", "checkpoint around"])
+def test_an_optimizer_made_before_or_after_treats_each_parameter_its_way(shared_world, name):
+    """Vectors don't decay, and learn faster. Before it's wrapped, a model's parameters are those that train afterwards."""
 
-    def is_matrix(parameter):
-        return parameter.ndim == 2
+    def groups(model):
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for name, p in named if name.endswith("weight")]
+        vectors = [p for name, p in named if not name.endswith("weight")]
+        return [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0, "lr": 3e-2}]
 
-    def groups(pairs):
-        of = {kind: [p for p, k in pairs if k == kind] for kind in (True, False)}
-        return [{"params": of[True], "weight_decay": 0.5}, {"params": of[False], "weight_decay": 0.0, "lr": 3e-2}]
-
-    def both():
+    def both(before: bool):
         rank, n = dist.get_rank(), dist.get_world_size()
-        model, alone = FullyShardedDataParallel(seeded(MODELS[name])(), kind=is_matrix), seeded(MODELS[name])()
-        assert all(len({is_matrix(p) for p in unit.parameters}) == 1 for unit in model.units)
-        pairs = [(unit.shard_S, is_matrix(unit.parameters[0])) for unit in model.units]
-        ours = torch.optim.AdamW(groups(pairs), lr=1e-2)
-        theirs = torch.optim.AdamW(groups([(p, is_matrix(p)) for p in alone.parameters()]), lr=1e-2)
+        model, alone = seeded(MODELS[name])(), seeded(MODELS[name])()
+        optimizers = [torch.optim.AdamW(groups(model), lr=1e-2)] if before else []
+        model = FullyShardedDataParallel(model)
+        optimizers += [] if before else [torch.optim.AdamW(groups(model), lr=1e-2)]
+        optimizers.append(torch.optim.AdamW(groups(alone), lr=1e-2))
         for step in range(4):
-            ours.zero_grad()
-            theirs.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             model(data(rank, step)).square().mean().backward()
-            model.finish()
             sum(alone(data(r, step)).square().mean() / n for r in range(n)).backward()
-            ours.step()
-            theirs.step()
+            for optimizer in optimizers:
+                optimizer.step()
         return gap(model, alone)
 
-    assert max(shared_world.run(both)) < 1e-10
+    assert max(shared_world.run(both, True) + shared_world.run(both, False)) < 1e-10
 
 
 def test_what_cannot_be_sharded_is_said(shared_world):
@@ -470,25 +470,22 @@ def test_what_cannot_be_sharded_is_said(shared_world):
             with pytest.raises(ValueError) as error:
                 FullyShardedDataParallel(model, **options)
             found.append(str(error.value))
-        with pytest.raises(NotImplementedError) as error:
-            FullyShardedDataParallel(model).state_dict()
-        return [*found, str(error.value)]
+        return found
 
-    absent, inside, flat, two, state = shared_world.run(messages)[0]
+    absent, inside, flat, two = shared_world.run(messages)[0]
     assert "not in the module: Linear(in_features=2" in absent
     assert "unit blocks.0.out lies in the unit blocks.0" in inside
     assert "two dimensions" in flat
     assert "no group" in two
-    assert "full_state_dict" in state
 
 
-def test_between_uses_a_parameter_has_its_shape_and_reads_as_nothing(shared_world):
+def test_between_uses_an_attribute_is_the_shard_that_trains(shared_world):
     def seen():
         model = FullyShardedDataParallel(layers())
         weight = model.module[0].weight
-        return tuple(weight.shape), bool(weight.isnan().all()), weight.untyped_storage().nbytes()
+        return weight is next(model.parameters()), tuple(weight.shape), model.units[0].row_E.untyped_storage().nbytes()
 
-    assert shared_world.run(seen) == [((WIDTH, WIDTH), True, 4)] * 3
+    assert shared_world.run(seen) == [(True, (UNIT // 3,), 0)] * 2 + [(True, (UNIT // 3 - WIDTH,), 0)]
 
 
 # Between training steps.
@@ -549,7 +546,7 @@ def test_a_path_that_changes_from_step_to_step_is_followed(shared_world):
         choices = itertools.cycle([(0, 1, 2), (2, 0), (1, 2, 0), (2, 0)])
 
         def loss(model, x):
-            module = model.module if isinstance(model, Zero3) else model
+            module = model.module if isinstance(model, FullyShardedDataParallel) else model
             module.path = path
             return model(x).square().mean()
 

@@ -30,8 +30,9 @@ class Toy(nn.Module):
         self.seen: list[torch.dtype] = []
 
     def forward(self, x):
-        self.seen = [x.dtype, self.into.weight.dtype, self.shift.dtype]
-        h = torch.tanh(self.into(x)) + self.shift.to(x.dtype)
+        into = self.into(x)
+        self.seen = [x.dtype, into.dtype, self.shift.dtype]
+        h = torch.tanh(into) + self.shift.to(x.dtype)
         self.count += 1 / 512  # in 16 bits it would stay at 1
         return self.out(self.norm(self.frozen(h)))
 
@@ -89,7 +90,7 @@ class Alone:
             row[: unit.elements] = torch.cat([grads[name].flatten() for name in unit.names])
         shards = rows.view(self.n, self.n, -1)  # rank, shard
         sums = [sum(shards[(c + 1 + k) % self.n, c] for k in range(self.n)) for c in range(self.n)]
-        return dict(zip(unit.names, unit.parts(torch.cat(sums)), strict=True))
+        return dict(zip(unit.names, unit.row.parts(torch.cat(sums)), strict=True))
 
 
 def gap(model, alone: nn.Module) -> float:
@@ -97,15 +98,13 @@ def gap(model, alone: nn.Module) -> float:
     return max((ours[name] - p).abs().max().item() for name, p in theirs.items())
 
 
-def train(
-    dtype: str, most: float | None = None, scale: float | None = None, shape=None, ring: bool = False
-) -> tuple[float, int]:
+def train(dtype: str, most: float | None = None, scale: float | None = None, shape=None) -> tuple[float, int]:
     """The largest difference of a master to one process's, and the steps that both skipped."""
     rank, n = dist.get_rank(), dist.get_world_size()
     mesh = None if shape is None else init_device_mesh("cpu", shape)
     model = FullyShardedDataParallel(Toy(rank), mesh=mesh, compute_dtype=TYPES[dtype], reduce_dtype=F32)
     optimizer = MasterOptimizer(model.parameters(), torch.optim.AdamW, **ADAM)
-    alone, skipped = Alone(TYPES[dtype], n, scale or 1.0, model.units if ring else ()), 0
+    alone, skipped = Alone(TYPES[dtype], n, scale or 1.0), 0
     scaler = LossScaler(scale=scale) if scale else None
     clip = None if most is None else lambda shards: model.clip_grad_norm_(most)
     for step in range(STEPS):
@@ -141,15 +140,10 @@ def test_so_they_are_with_a_loss_scale_that_must_shrink_first(two):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("most", [None, 0.05])
-def test_on_more_ranks_they_differ_by_the_order_of_the_sums(shared_worlds, dtype, most):
+def test_so_they_are_on_more_ranks_but_for_rounding_where_a_norm_is_clipped(shared_worlds, dtype, most):
     scale = 2.0**19 if dtype == "fp16" else None
-    assert max(gap for gap, _ in shared_worlds.run(train, dtype, most, scale)) < 1e-4
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_and_in_the_order_of_the_ring_by_nothing(shared_worlds, dtype):
-    scale = 2.0**19 if dtype == "fp16" else None
-    assert {gap for gap, _ in shared_worlds.run(train, dtype, scale=scale, ring=True)} == {0}
+    gaps = {gap for gap, _ in shared_worlds.run(train, dtype, most, scale)}
+    assert gaps == {0} if most is None else max(gaps) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -193,4 +187,4 @@ def test_a_model_of_16_bits_gets_shards_in_32(shared_world):
         model.finish()
         return [(p.dtype, p.grad.dtype) for p in model.parameters()]
 
-    assert shared_world.run(dtypes) == [[(F32, F32)]] * 3
+    assert shared_world.run(dtypes) == [[(F32, F32)] * 2] * 3

@@ -145,8 +145,8 @@ def held(plan: Plan) -> tuple[int, int, bool]:
     """Elements that this rank writes from, those that it trains with, and whether they are in the same memory."""
     run = trainer(SMALL, plan)
     own = list(checkpoint.boxes_of(run.spread))
-    rows = [row.shard_S for row in run.spread.rows]
-    stepped = [*rows, *(x for state in run.optimizer.state.values() for x in state.values() if x.dim())]
+    shards = [shard for unit in run.spread.units for shard in unit.shards]
+    stepped = [*shards, *(x for state in run.optimizer.state.values() for x in state.values() if x.dim())]
     memory = {x.untyped_storage().data_ptr() for x in stepped}
     return sum(box.tensor.numel() for box in own), sum(x.numel() for x in stepped), memory >= addresses(own)
 

@@ -101,7 +101,8 @@ def sent(calls: list[Call], rank: int, mesh: Mesh) -> dict[tuple[int, ...], Coun
     first = next(number for number, call in enumerate(calls) if call.op == "barrier") + 1
     found: dict[tuple[int, ...], Counter] = defaultdict(Counter)
     for call in calls[first:-1]:
-        if call.op not in ("recv", "all_to_all" if mesh.ep > 1 else "") and len(call.ranks) > 1:
+        to_experts = mesh.ep > 1 and call.op == "all_to_all" and not call.is_async
+        if call.op != "recv" and not to_experts and len(call.ranks) > 1:
             copies = set(call.ranks) < set(mesh.group("tp", rank))  # of a key's head: a part of the axis
             group = mesh.group("tp", rank) if copies else call.ranks
             found[group] += Counter({call.op: 1, "bytes": payload(call, rank)})
@@ -114,7 +115,8 @@ def expected(gpt: GPTConfig, plan: Plan, rank: int) -> dict[tuple[int, ...], Cou
     for axis, calls in nd.calls(gpt.shape(), plan, at, orders=orders(plan, at["pp"])).items():
         group = tuple(range(mesh.ranks)) if axis == "world" else mesh.group(axis, rank)
         counted = Counter(calls._asdict())
-        counted["send"] += counted.pop("reduce_scatter") * (len(group) - 1)  # gloo's is our ring's
+        scatters, sharded = counted.pop("reduce_scatter"), plan.zero == 3 and axis in ("data", "shards", "ep_replicas")
+        counted["all_to_all" if sharded else "send"] += scatters * (1 if sharded else len(group) - 1)  # gloo's is ours
         found[group] += counted  # without zeros
     return {group: counted for group, counted in found.items() if counted}
 

@@ -239,8 +239,10 @@ def test_stages_may_be_fully_sharded(sizes, name):
             for unit in stage.units:
                 assert not unit.gathered
                 row_E = unit.row_E.new_empty(unit.row_E.numel())
-                dist.all_gather_single(row_E, unit.shard_S.grad, group=replicas)
-                gaps += [(a - named[n].grad).abs().max() for n, a in zip(unit.names, unit.parts(row_E), strict=True)]
+                grads = [shard.grad for shard in unit.shards]
+                dist.all_gather_single(row_E, unit.row.join(grads, row_E.new_zeros(unit.row.size)), group=replicas)
+                wholes = zip(unit.row.names, unit.row.parts(row_E), strict=True)
+                gaps += [(whole - named[name].grad).abs().max() for name, whole in wholes]
         return max(gaps).item()
 
     assert max(sizes[4].run(run)) < 1e-10

@@ -51,8 +51,7 @@ class Trained:
             self.model.finish()
 
     def shards(self) -> list[torch.Tensor]:
-        rows = self.model.units if self.sharded else self.optimizer.rows
-        return [row.shard_S for row in rows]
+        return list(self.model.parameters()) if self.sharded else [row.shard_S for row in self.optimizer.rows]
 
     def gap(self, alone: nn.Module) -> float:
         """The largest difference of any parameter or buffer to the other model's."""
@@ -252,18 +251,21 @@ def held(stage: int, dtype: torch.dtype, compute: torch.dtype | None = None, sha
         seen = [storage_bytes(part) for part in see()]
         optimizer.step()
     optimizer.zero_grad()
-    learning = [row.elements for row in rows if row.parameters[0].requires_grad]
-    frozen = [row.elements for row in rows if not row.parameters[0].requires_grad] or [7 * 11, 11]
+    if stage == 3:
+        learning, frozen = ([unit.row.elements for unit in rows if unit.learns == learns] for learns in (True, False))
+    else:
+        learning, frozen = [row.elements for row in rows], [7 * 11, 11]
     return seen, [storage_bytes(part) for part in see()], learning, frozen
 
 
-def theirs(rows, frozen, n, stage, bytes, replicas=1) -> list[int]:
+def theirs(rows, frozen, n, stage, bytes, replicas=1, rank=0) -> list[int]:
     """theory.sharding's bytes: what learns, and what is frozen, of which there are neither gradients nor states."""
     parameter, gradient, master = bytes
-    of_rows = theory.sharding.held(rows, n, stage, parameter, gradient, master, (4, 4), 4, replicas)
+    shards = {"replicas": replicas, "rank": rank, "tensors": 2 * len(rows)} if stage == 3 else {}
+    of_rows = theory.sharding.held(rows, n, stage, parameter, gradient, master, (4, 4), 4, **shards)
     whole = parameter or master
     fixed = (
-        theory.sharding.held(frozen, n, stage, whole, 0, 0, (), 0, replicas).parameters if stage == 3 else sum(frozen) * whole
+        theory.sharding.held(frozen, n, stage, whole, 0, 0, (), 0, **shards).parameters if stage == 3 else sum(frozen) * whole
     )
     at_masters = stage == 3 and not parameter
     total = list(of_rows[:5])
@@ -276,9 +278,9 @@ def theirs(rows, frozen, n, stage, bytes, replicas=1) -> list[int]:
 def test_a_rank_holds_the_theory_s_bytes(shared_worlds, stage, dtype):
     n, kind = shared_worlds.size, getattr(torch, dtype)
     wide = kind == torch.float32
-    for after_backward, between, rows, frozen in shared_worlds.run(held, stage, kind):
+    for rank, (after_backward, between, rows, frozen) in enumerate(shared_worlds.run(held, stage, kind)):
         size = (4, 4, 0) if wide else (0, 4, 4) if stage == 3 else (2, 2, 4)
-        expected = theirs(rows, frozen, n, stage, size)
+        expected = theirs(rows, frozen, n, stage, size, rank=rank)
         assert after_backward == expected
         assert between == [expected[0], 0, *expected[2:]]
 
@@ -286,7 +288,8 @@ def test_a_rank_holds_the_theory_s_bytes(shared_worlds, stage, dtype):
 @pytest.mark.parametrize("shape", [(2, 2), (1, 4), (4, 1)])
 @pytest.mark.parametrize("compute", [None, torch.bfloat16])
 def test_so_it_does_where_shards_have_replicas(four, shape, compute):
-    for after_backward, between, rows, frozen in four.run(held, 3, torch.float32, compute, shape):
-        expected = theirs(rows, frozen, 4, 3, (4, 4, 0) if compute is None else (0, 4, 4), shape[0])
+    for rank, (after_backward, between, rows, frozen) in enumerate(four.run(held, 3, torch.float32, compute, shape)):
+        size = (4, 4, 0) if compute is None else (0, 4, 4)
+        expected = theirs(rows, frozen, 4, 3, size, shape[0], rank % shape[1])
         assert after_backward == expected
         assert between == [expected[0], 0, *expected[2:]]

@@ -46,7 +46,7 @@ def gap(zero: ZeroOptimizer, alone: nn.Module) -> float:
     for row in zero.rows:
         whole_E = torch.zeros(row.row_E.numel())
         whole_E[: row.elements] = torch.cat([named[name].detach().flatten() for name in row.names])
-        gaps += [(row.shard_S - row.own(whole_E)).abs().max(), (row.row_E - whole_E.to(F16)).abs().max()]
+        gaps += [(row.shard_S - row.row.own(whole_E)).abs().max(), (row.row_E - whole_E.to(F16)).abs().max()]
     return max(gaps).item()
 
 

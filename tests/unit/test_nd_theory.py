@@ -74,13 +74,13 @@ def test_states_are_what_memory_counts_where_shards_need_no_padding(zero, precis
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_padding_is_less_than_an_element_a_row_and_shard_and_each_row_has_a_counter(zero):
+def test_padding_is_less_than_an_element_a_row_and_shard_and_what_is_stepped_has_a_counter(zero):
     plan = Plan(dp=5, zero=zero, **USUAL)
-    rows, found = holds.rows(LLAMA, plan), nd.of_rank(LLAMA, plan)
+    rows, found = holds.rows(LLAMA, plan), nd.of_rank(LLAMA, plan, {"dp": 4})
     more = found.total - found.counters - memory.model_states(LLAMA, plan).total
-    assert 0 < more < 16 * 5 * len(rows)
-    assert found.counters == 4 * len(rows)
-    assert len(rows) == (2 if zero < 3 else 1 + 2 * 6 + 2)
+    assert abs(more) < 16 * 5 * len(rows)
+    assert found.counters == 4 * (len(rows) if zero < 3 else sum(len(row.parameters) for row in rows))
+    assert len(rows) == (2 if zero < 3 else 1 + 6 + 1)
     assert found.padding > 0
 
 
@@ -224,8 +224,8 @@ def test_a_stage_of_one_unit_is_not_freed_between_forwards():
         dp=2, pp=2, batch=6, virtual=3, zero=3, **USUAL
     )  # stages 0, 2 and 4: the embedding and a layer, a layer, a layer
     found = nd.calls(LLAMA, plan, orders=dict.fromkeys((0, 2, 4), "FFFBBB"))["data"]
-    assert found.all_gather == 6 + 2 * (6 - 1) + 2 * 2 * 3  # a layer has two rows: matrices and norms
-    assert found.reduce_scatter == 1 + 3 * 2
+    assert found.all_gather == 6 + (6 - 1) + 2 * 3
+    assert found.reduce_scatter == 1 + 3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "pipeline",
     "precision",
     "recompute_policy",
-    "sharded_state",
+    "sharded",
     "tensor",
     "tensor2d",
     "zero",

@@ -37,7 +37,10 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from manyranks.parallel.precision import make_states
+from manyranks.parallel.sharded import Sharded, names_of
 from manyranks.parallel.tensor.cuts import Cut
+from manyranks.parallel.zero import ZeroOptimizer
 
 Rectangle = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
 _FACTS = "facts"
@@ -55,6 +58,61 @@ class Box(NamedTuple):
     @property
     def chunk(self) -> ChunkStorageMetadata:
         return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
+
+
+def of_model(
+    model: Sharded | ZeroOptimizer, optimizer: torch.optim.Optimizer | None = None
+) -> list[Box]:
+    """Returns what a checkpoint needs of this rank; load() fills the same tensors.
+
+    After loading a ZeroOptimizer, call its spread() for the model's parameters. Learning
+    rates and other options aren't in it.
+
+    model: a Zero3 or FullyShardedDataParallel; or a ZeroOptimizer, which doesn't know the
+        model's buffers: save them beside
+    optimizer: of the former's parameters(); one that hasn't stepped gets its first states
+    """
+    found = []
+    if isinstance(model, ZeroOptimizer):
+        optimizer, buffers = model.optimizer, ()
+        name_of = {
+            p: n for r in model.rows for p, n in zip(r.parameters, r.names, strict=True)
+        }
+        owned = [
+            (name_of[p], p.shape, first, row.shard_S, span)
+            for row in model.rows
+            for p, first, span in row.owned()
+        ]
+        found = [b for k, p in enumerate(model.frozen) for b in _whole(f"frozen.{k}", p)]
+    else:
+        names, buffers = names_of(model), model.named_buffers()
+        owned = [
+            (names[shard], whole.shape, first, shard, slice(None))
+            for unit in model.units
+            for shard, whole, first in zip(
+                unit.shards, unit.whole, unit.row.firsts, strict=True
+            )
+        ]
+    if optimizer is not None:
+        make_states(optimizer)
+    for name, buffer in buffers:
+        found += _whole(f"buffer.{name}", buffer)
+    for name, shape, first, shard, span in owned:
+        states = optimizer.state.get(shard, {}) if optimizer is not None else {}
+        for kind, value in {"parameter": shard, **states}.items():
+            if not isinstance(value, Tensor):
+                continue
+            if value.dim():
+                part = value.detach()[span]
+                found += of_range(f"{kind}.{name}", part, first, shape)
+            else:
+                found += _whole(f"{kind}.{name}", value)
+    return found
+
+
+def _whole(name: str, tensor: Tensor) -> list[Box]:
+    """What every rank has of the same."""
+    return of_range(name, tensor.detach().view(-1), 0, tensor.shape or (1,))
 
 
 def of_range(

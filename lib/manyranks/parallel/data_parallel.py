@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from manyranks.parallel import replicas
+from manyranks.parallel import replicas, sharding
 from manyranks.parallel.buckets import Bucket, cut
 from manyranks.parallel.collectives.messages import members
 
@@ -59,6 +59,7 @@ class DataParallel(nn.Module):
     ):
         super().__init__()
         self.module, self.group, self.broadcast_buffers = module, group, broadcast_buffers
+        sharding.refuse_shards(module.named_parameters(), type(self).__name__)
         self._share = 1 / len(members(group).ranks)
         replicas.check_bytes(bucket_bytes)
         replicas.check_same(module, group, f"buckets of {bucket_bytes} bytes")

@@ -1,12 +1,13 @@
-"""FSDP: stage 3 of ZeRO by units of several layers, with communication beside computing.
+"""FSDP: stage 3 of ZeRO in units of several layers, with messages beside computing.
 
-    forward    gather unit 1 | compute 1, gather 2 | free 1, compute 2, gather 3 | …
-    backward   compute L, gather L − 1 | reduce and free L, compute L − 1, gather L − 2 | …
+    forward    gather 1 | compute 1, gather 2 | free 1, compute 2, gather 3 | …
+    backward   compute L, gather L−1 | free L, reduce L, compute L−1, gather L−2 | …
 
-Of a model of L units, two are whole at a time: the one that computes and the next one. The
-last one stays after forward, for backward begins with it. So a rank sends, for Φ parameters
-on N ranks, (N − 1)/N times Φ for forward, Φ less the last unit for backward, and Φ for the
-gradients, each in the precision in which it travels.
+Two of L units are whole at a time: the one that computes and the next one. The last one
+stays after forward, because backward starts with it. In backward three things happen at
+once: a unit computes, the next one is on its way here, and the gradients of the previous
+one are on their way to their owners. So a rank sends, for Φ parameters on N ranks,
+(N − 1)/N times Φ for forward, Φ less the last unit for backward, and Φ for the gradients.
 
     model = FullyShardedDataParallel(model, compute_dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -16,243 +17,277 @@ Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Pa
 arXiv 2304.11277, sections 3 and 4.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.hooks import RemovableHandle
 
-from manyranks.parallel import replicas
-from manyranks.parallel.sharding import clip_grad_norm
-from manyranks.parallel.units import Kind, Sharers, Unit, kinds
-from manyranks.parallel.zero import Zero3
+from manyranks.parallel import partition, sharding
+from manyranks.parallel.partition import in_backward, learning
+from manyranks.parallel.sharded import Sharded
+from manyranks.parallel.sharding import Group
 
 
-class FullyShardedDataParallel(Zero3):
-    """Gathers a unit before it is used and the next one beside it; frees, reduces, shards.
+class Unit:
+    """Parameters that are gathered, freed and reduced together.
 
-    module, group: as in Zero3. mesh: replicas × shards, instead of a group: the ranks of a
-    row share the parameters, and gradients are averaged over the rows, too (HSDP).
-    units: modules that are gathered as a whole; None for the module's children, and those
-    of its lists. What is in none of them is gathered module by module.
-    compute_dtype: of parameters that compute, and of inputs; reduce_dtype: that gradients
-    travel in, None for compute_dtype. Shards and optimizer keep the parameters' own dtype.
-    prefetch: how many units are gathered ahead; keep_last: whether the last one of forward
-    stays for backward.
-    kind: parts a unit further, by what it says of each parameter. Those of one kind, as of
-    weight decay, have shards of their own, so that an optimizer can treat them their way:
-    (unit.shard_S, kind(unit.parameters[0])) for unit in model.units. More shards are more
-    messages, of the same bytes.
-    shared_by: says of each parameter which ranks share it, where these are not all the
-    group's, as of an expert; it is one group for parameters of one kind.
-    The first step notes the order of the modules, from then on they are prefetched.
-    Buffers keep their dtype. All ranks run the same modules in the same order.
-    Raises ValueError for a mesh that is not of two dimensions, for a group and a mesh, and
-    for units that are not in the module or lie in each other.
+    The model's Parameters become `shards`, which an optimizer trains. While the unit is
+    here, modules compute with `whole`, Parameters that are views of one row. The row's
+    memory comes and goes. What autograd has saved for backward lies in it, and is right
+    again as soon as the row is gathered again.
+    """
+
+    def __init__(
+        self,
+        part: partition.Part,
+        group: Group = None,
+        dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        replicas: Group = None,
+    ):
+        self.part, self.group, self.replicas = part, group, replicas
+        self.row, self.shards = sharding.Row(part.named, group), list(part.named.values())
+        row_E = self.row.of(self.shards)
+        self.row_E = row_E.to(dtype or row_E.dtype)
+        self.bytes, self.reduce_dtype = self.row_E.nbytes, reduce_dtype or self.row_E.dtype
+        own = self.row.split(self.row.own(row_E))
+        self.whole = partition.split(self.shards, self.row.parts(self.row_E), own)
+        self.learns = self.shards[0].requires_grad
+        self.missing = set(self.whole)  # those whose gradients haven't come
+        self.used = False  # in a forward pass whose gradients weren't reduced yet
+        self.gathered = True
+        self._gather: dist.Work | None = None  # the row is on its way here
+        self._reduction: Callable[[], Tensor] | None = None  # gradients are on their way
+        self.free()
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Starts to gather the row, unless it's here or on its way."""
+        if not self.gathered:
+            self.row_E.untyped_storage().resize_(self.bytes)
+            mine_S = self.row.join(self.shards, self.row.own(self.row_E))
+            self._gather = dist.all_gather_single(
+                self.row_E, mine_S, group=self.group, async_op=True
+            )
+            self.gathered = True
+
+    def wait(self) -> None:
+        """Returns when the modules have their whole parameters."""
+        self.start()
+        if self._gather is not None:
+            self._gather.wait()
+            self._gather = None
+            self.part.show(self.whole)
+
+    def free(self) -> None:
+        """Gives the row's memory back. The modules' attributes are the shards again."""
+        if self._gather is not None:
+            self._gather.wait()  # nobody may write to memory that is given back
+            self._gather = None
+        if self.gathered:
+            self.part.show(self.shards)
+            self.row_E.untyped_storage().resize_(0)
+            self.gathered = False
+
+    def reduce(self) -> None:
+        """Starts to send the gradients, as means, to the owners of their shards."""
+        self.hand_over()
+        grad_E = self.row.take_gradients(self.whole, self.reduce_dtype)
+        self._reduction = sharding.start_reduce_scatter(grad_E, self.group)
+        self.missing, self.used = set(self.whole), False
+
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """Waits for what reduce() has started, and adds it to the shards' gradients."""
+        if self._reduction is None:
+            return
+        mean_S, self._reduction = self._reduction(), None
+        if self.replicas is not None:
+            mean_S /= dist.get_world_size(self.replicas)
+            dist.all_reduce(mean_S, group=self.replicas)
+        grads = self.row.split(mean_S.to(self.shards[0].dtype))
+        for shard, grad in zip(self.shards, grads, strict=True):
+            shard.grad = grad if shard.grad is None else shard.grad.add_(grad)
+            for hook in [*(shard._post_accumulate_grad_hooks or {}).values()]:
+                hook(shard)  # such as an optimizer's step, during backward
+
+
+class FullyShardedDataParallel(Sharded):
+    """Shards a module's parameters over ranks, and gathers them unit by unit to compute.
+
+    From then on parameters(), named_parameters() and state_dict() give this rank's shards,
+    here and in every module around it: one flat tensor per parameter, maybe empty, under
+    the parameter's own name. Wrappers may lie in each other; the outermost one leads.
+
+    module: reached as .module; its parameters become those of the group's rank 0
+    group: the ranks that share, None for all
+    mesh: replicas × shards, instead of a group: the ranks of a row share the parameters,
+        and gradients are averaged over the rows, too (HSDP)
+    units: modules gathered as a whole; None for the module's children, and those of its
+        lists. Everything else is gathered module by module
+    compute_dtype: dtype of parameters that compute, and of inputs; None for their own
+    reduce_dtype: dtype that gradients travel in; None for compute_dtype
+    prefetch: units gathered ahead; with 0, no message runs beside computing
+    keep_last: whether the last unit of forward stays for backward
+    shared_by: gives the ranks that share a parameter, where these aren't the group's
+
+    Shards keep the parameters' dtype, 32 bits at least; buffers keep theirs. All ranks run
+    the same modules in the same order; the first step notes it for prefetching.
+    Raises ValueError for a mesh that isn't of two dimensions, a group beside a mesh, units
+    that aren't in the module or lie in each other, and ties to modules outside.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        group: dist.ProcessGroup | None = None,
+        group: Group = None,
         mesh: DeviceMesh | None = None,
         units: Iterable[nn.Module] | None = None,
         compute_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
         prefetch: int = 1,
         keep_last: bool = True,
-        kind: Kind | None = None,
-        shared_by: Sharers = None,
+        shared_by: Callable[[nn.Parameter], Group] | None = None,
     ):
-        nn.Module.__init__(self)
-        shards, self._replicas = _levels(group, mesh)
-        self._whole = _checked(module, units)
-        self._dtype, self._reduce_dtype = compute_dtype, reduce_dtype
-        self._prefetch, self._keep_last, self._kind = prefetch, keep_last, kind
-        self._shared_by = shared_by
-        self._forward, self._backward = _Order(), _Order()
+        super().__init__()
+        self.group, replicas = partition.levels(group, mesh)
+        group_of = shared_by or (lambda parameter: self.group)
+        inner = [m for m in module.modules() if isinstance(m, Sharded)]
+        cut = partition.cut(module, units, group_of, inner)
+        partition.equalize(module, cut.parts, self.group, replicas, group_of)
+        self.module, self._dtype = module, compute_dtype
+        self._prefetch, self._keep_last = prefetch, keep_last
+        how = compute_dtype, reduce_dtype, replicas
+        own = [Unit(part, group_of(part.first), *how) for part in cut.parts]
+        self._needs = {used: [own[k] for k in of] for used, of in cut.needs.items()}
+        for wrapper in inner:
+            self._needs |= wrapper._follow(self)
+        self.units = list(dict.fromkeys(u for of in self._needs.values() for u in of))
+        self._leads, self._hooks, self._reduces = lambda: self, [], True
+        self._forward, self._backward = partition.Order(), partition.Order()
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
-        self._computing: set[nn.Module] = set()  # their backward
-        self._hooks: list[RemovableHandle] = []  # in the graphs since the last finish()
-        self._synchronises = True
-        if self._replicas is not None:
-            replicas.broadcast([*module.parameters(), *module.buffers()], self._replicas)
-        self._shard(module, shards, shared_by)
-        needed = [unit for units in self._needs.values() for unit in units]
-        self._shared = {unit for unit in needed if needed.count(unit) > 1}
+        self._leaving: Unit | None = None  # its gradients are on their way
+        self._runs = self._arrived = False  # a backward; a gradient in it
+        self._frees = partition.Ends(self._needs)
+        for used in self._needs:
+            before, after = self._before_forward, self._after_forward
+            self._hooks.append(used.register_forward_pre_hook(before, with_kwargs=True))
+            self._hooks.append(used.register_forward_hook(after))
+        for unit in self.units:
+            for whole in unit.whole if unit.learns else ():
+                hook = partial(self._gradient, unit)
+                self._hooks.append(whole.register_post_accumulate_grad_hook(hook))
 
-    def _parts(self) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-        inside = {part for unit in self._whole for part in unit.modules()}
-        for path, module, own in super()._parts():
-            if module in self._whole:
-                yield path, module, dict(module.named_parameters(path))
-            elif module not in inside:
-                yield path, module, own
-
-    def _kinds(self, named: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
-        return kinds(named, self._kind)
-
-    def _unit(self, name: str, named: dict[str, nn.Parameter]) -> Unit:
-        types = self._dtype, self._reduce_dtype
-        one = next(iter(named.values()))
-        group = self._shared_by(one) if self._shared_by else self.group
-        return Unit(name, named, group, *types, replicas=self._replicas)
+    def _follow(self, lead: "FullyShardedDataParallel") -> dict[nn.Module, list[Unit]]:
+        """Leaves it to a wrapper around this one to say when units come and go."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._leads = [], lambda: lead
+        return self._needs
 
     def forward(self, *args, **kwargs):
-        """The module's, of inputs in compute_dtype."""
+        """The module's, of inputs in compute_dtype. Raises ValueError for a changed one."""
+        if self._dtype:
+            args, kwargs = partition.cast((args, kwargs), self._dtype)
+        if self._leads() is not self or in_backward():
+            return self.module(*args, **kwargs)
+        partition.check([unit.part for unit in self.units])
         self._forward.begin()
         self._backward.begin()
-        args, kwargs = tree_map(self._cast, (args, kwargs))
-        outputs = self.module(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            self._done += self.units  # also what was gathered ahead and not used
+        if self._reduces:  # else no optimizer has stepped since what is still here came
             self._free_done()
+        self._runs = False  # the last backward may have raised
+        outputs = self.module(*args, **kwargs)
+        for output in learning(outputs):
+            output.register_hook(lambda grad: self._expect_end())
+        if not torch.is_grad_enabled():
+            self._free_done(self.units)  # also what was gathered ahead and not used
         return outputs
 
-    def _cast(self, value):
-        floats = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(self._dtype) if floats and self._dtype else value
+    def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        again = in_backward()  # a checkpoint computes it again
+        if not again:
+            self._free_done(but=self._needs[module])
+            self._frees.watch(module, (args, kwargs))
+        for unit in self._needs[module]:
+            unit.wait()
+            unit.used |= torch.is_grad_enabled()
+        self._start_next(self._backward if again else self._forward, module)
 
-    def _before_forward(self, module: nn.Module, inputs: tuple) -> None:
-        if _in_backward():  # it is computed again, from a checkpoint
-            super()._before_forward(module, inputs)
-            return self._start(self._backward.next(module, self._prefetch))
-        self._free_done(but=self._needs[module])
-        super()._before_forward(module, inputs)
-        self._start(self._forward.next(module, self._prefetch))
-        differ = [value for value in tree_leaves(inputs) if _differs(value)]
-        if differ:
-            over = partial(self._after_backward, module)
-            self._hooks.append(torch.autograd.graph.register_multi_grad_hook(differ, over))
-
-    def _after_forward(self, module: nn.Module, inputs: tuple, outputs) -> None:
-        if _in_backward():
-            return
-        self._done += self._needs[module]
-        if not self._keep_last:
-            self._free_done()
-        self._follow(module, outputs)
+    def _after_forward(self, module: nn.Module, args: tuple, outputs) -> None:
+        if not in_backward():
+            self._done += self._needs[module]
+            if not self._keep_last:
+                self._free_done()
+            for output in learning(outputs):
+                output.register_hook(partial(self._before_backward, module))
 
     def _before_backward(self, module: nn.Module, grad: Tensor) -> None:
-        self._computing.add(module)
+        self._expect_end()
+        self._frees.begin(module)
         self._free_done(but=self._needs[module])
-        super()._before_backward(module, grad)
-        self._start(self._backward.next(module, self._prefetch))
-
-    def _after_backward(self, module: nn.Module, grads: tuple) -> None:
-        """Frees what no gradient's arrival does: frozen units and those of several modules.
-
-        Called when the gradients of all the module's inputs are there.
-        """
-        self._computing.discard(module)
-        needed = {unit for other in self._computing for unit in self._needs[other]}
         for unit in self._needs[module]:
-            if unit not in needed and (not unit.learns or unit in self._shared):
-                unit.free()
+            unit.wait()
+        self._start_next(self._backward, module)
 
-    def _complete(self, unit: Unit) -> None:
-        if self._synchronises:
-            unit.reduce()
-        else:
-            unit.missing = set(unit.parameters)
+    def _gradient(self, unit: Unit, whole: nn.Parameter) -> None:
+        """A parameter's gradient is ready. When all of a unit's are, they leave."""
+        self._expect_end()
+        self._arrived = True
+        unit.missing.discard(whole)
+        if not unit.missing:
+            unit.free()
+            self._reduce(unit)
 
-    def _start(self, modules: Iterable[nn.Module]) -> None:
-        for module in modules:
-            for unit in self._needs[module]:
+    def _reduce(self, unit: Unit) -> None:
+        if not self._reduces:
+            unit.missing = set(unit.whole)  # they wait, whole, for another backward
+            return
+        self._hand_over()  # the unit before had this one's whole backward to leave
+        unit.reduce()
+        self._leaving = unit
+        if not self._prefetch:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._leaving is not None:
+            self._leaving.hand_over()
+            self._leaving = None
+
+    def _start_next(self, order: partition.Order, module: nn.Module) -> None:
+        for other in order.next(module, self._prefetch):
+            for unit in self._needs[other]:
                 unit.start()
 
-    def _free_done(self, but: Iterable[Unit] = ()) -> None:
-        for unit in self._done:
+    def _free_done(self, also: Iterable[Unit] = (), but: Iterable[Unit] = ()) -> None:
+        for unit in (*self._done, *also):
             if unit not in but:
                 unit.free()
         self._done.clear()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Inside, gradients add up on each rank, whole, and finish() does nothing.
+    def _expect_end(self) -> None:
+        """A backward runs: has autograd call _end when it's over."""
+        if not self._runs:
+            self._runs = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
-        The next backward outside reduces the sums. It saves messages and costs memory:
-        without it, each backward adds to the shards' gradients.
-        """
-        before, self._synchronises = self._synchronises, False
-        try:
-            yield
-        finally:
-            self._synchronises = before
+    def _end(self) -> None:
+        """Frees everything, and reduces units of which some gradient never came."""
+        if self._arrived or not self._runs:  # else only inputs' gradients were asked for
+            for unit in self.units:
+                unit.free()
+                if unit.learns and unit.used:
+                    self._reduce(unit)
+            self._hand_over()
+            self._done.clear()
+        self._runs = self._arrived = False
 
     def finish(self) -> None:
-        """To be called after backward: reduces what some gradient is missing of."""
-        self._done.clear()
-        self._computing.clear()
-        for hook in self._hooks:  # each holds its own node of the graph, which holds it
-            hook.remove()
-        self._hooks.clear()
-        super().finish()
-
-    def clip_grad_norm_(self, most: float) -> Tensor:
-        """As torch.nn.utils', over all shards; after finish(). Returns the norm before."""
-        return clip_grad_norm(self.parameters(), most, self.group)
-
-
-class _Order:
-    """The order in which modules compute: noted as they come, expected the next time."""
-
-    def __init__(self):
-        self._modules: list[nn.Module] = []
-        self._at = -1
-
-    def begin(self) -> None:
-        self._at = -1
-
-    def next(self, module: nn.Module, count: int) -> list[nn.Module]:
-        """This one computes; so many are expected next."""
-        self._at += 1
-        if self._modules[self._at : self._at + 1] != [module]:
-            self._modules[self._at :] = [module]  # another order than before
-        return self._modules[self._at + 1 : self._at + 1 + count]
-
-
-def _differs(value) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def _levels(group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> tuple:
-    """The group that shards, and the one that replicates, if any."""
-    if mesh is None:
-        return group, None
-    if group is not None or mesh.ndim != 2:
-        raise ValueError(
-            f"mesh={mesh}: give a mesh of two dimensions, replicas × shards, and no group"
-        )
-    return mesh.get_group(1), mesh.get_group(0)
-
-
-def _checked(module: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Module]:
-    """The units; None: the children of the module, and those of its lists."""
-    if units is None:
-        lists, parts = (nn.ModuleList, nn.ModuleDict), (nn.ParameterList, nn.ParameterDict)
-        children = [
-            (c.children() if isinstance(c, lists) else (c,)) for c in module.children()
-        ]
-        return [u for group in children for u in group if not isinstance(u, parts)]
-    units, names = list(units), {part: name for name, part in module.named_modules()}
-    for unit in units:
-        if unit not in names:
-            raise ValueError(f"a unit is not in the module: {str(unit).splitlines()[0]}")
-        if inside := [
-            part for part in unit.modules() if part is not unit and part in units
-        ]:
-            raise ValueError(
-                f"the unit {names[inside[0]]} lies in the unit {names[unit]}: "
-                "give one of both"
-            )
-    return units
+        """Ends backward, on all ranks, also where this rank's never reached the module."""
+        lead = self._leads()
+        lead._runs = False
+        lead._end()
+        lead._frees.clear()

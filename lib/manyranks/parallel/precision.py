@@ -266,3 +266,27 @@ def _master(parameter: Tensor) -> Tensor:
         allowed = ", ".join(str(dtype) for dtype in (*_HALF, *_WIDE))
         raise ValueError(f"a parameter of {parameter.dtype}: allowed are {allowed}")
     return parameter.detach().float().requires_grad_()
+
+
+def make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Has an optimizer that hasn't stepped make its states, as before its first step.
+
+    By a step with a rate, a decay and gradients of zero. Parameters and gradients stay.
+    """
+    if optimizer.state:
+        return
+    groups = optimizer.param_groups
+    options = [{k: g[k] for k in ("lr", "weight_decay") if k in g} for g in groups]
+    learning = [p for g in groups for p in g["params"] if p.requires_grad]
+    grads = [p.grad for p in learning]
+    for group, own in zip(groups, options, strict=True):
+        group |= {k: v * 0 for k, v in own.items()}
+    for p in learning:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for group, own in zip(groups, options, strict=True):
+        group |= own
+    for p, grad in zip(learning, grads, strict=True):
+        p.grad = grad
+        if "step" in optimizer.state[p]:
+            optimizer.state[p]["step"].zero_()

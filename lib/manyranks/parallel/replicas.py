@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from manyranks.parallel.collectives.messages import in_place
+from manyranks.parallel.sharding import is_shard
 
 
 def check_same(
@@ -95,7 +96,8 @@ def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None)
 
 
 def _descriptions(module: nn.Module) -> list[str]:
-    parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
+    parameters = [(name, p) for name, p in module.named_parameters() if not is_shard(p)]
+    buffers = list(module.named_buffers())
     if lazy := [name for name, tensor in [*parameters, *buffers] if is_lazy(tensor)]:
         raise ValueError(
             f"{lazy[0]} has no shape yet: run one forward pass before wrapping"

@@ -1,15 +1,15 @@
-"""Sharding: parameters end to end in one row, of which each rank keeps a part.
+"""Rows: parameters end to end, cut into one equal shard per rank.
 
-    N     ranks that share the work
-    E     elements of a row: those of its parameters, and padding to a multiple of N
+    N     ranks that share the row
+    E     elements of the row: its parameters, and padding up to a multiple of N
     S     elements of a shard, E / N
 
-A rank keeps shard_S, on which the optimizer works. The whole row comes by an all-gather and
-its gradient leaves by a reduce-scatter; in each of them a rank sends (N − 1)/N of the row.
+The whole row comes by an all-gather, and its gradient leaves by a reduce-scatter. Either
+way a rank sends (N − 1)/N of the row.
 """
 
-from collections.abc import Iterable
-from itertools import repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise, repeat
 
 import torch
 import torch.distributed as dist
@@ -18,15 +18,86 @@ from torch import Tensor, nn
 from manyranks.parallel.collectives.messages import members, wait
 from manyranks.parallel.collectives.ring import add_up
 
+Group = dist.ProcessGroup | None
 Named = dict[str, nn.Parameter]
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def reduce_scatter(row_E: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """This rank's shard of the sum over the ranks. row_E is used up: sums are made in it.
+class Row:
+    """Says where parameters lie in a row, and which part of each belongs to this rank.
+
+    named: parameters of one dtype by name, in the order of the row
+    group: the ranks that share the row, None for all
+    """
+
+    def __init__(self, named: Named, group: Group = None):
+        everyone = members(group)
+        self.names, self.n, self.rank = tuple(named), len(everyone.ranks), everyone.place
+        self.shapes = [p.shape for p in named.values()]
+        ends = list(accumulate((shape.numel() for shape in self.shapes), initial=0))
+        self.elements = ends[-1]  # without padding
+        self.size = -(-self.elements // self.n)  # S
+        begin = self.rank * self.size
+        inside = [min(max(end - begin, 0), self.size) for end in ends]
+        # Of each parameter: its place in this rank's shard, and the element it starts at.
+        self.spans = [slice(*pair) for pair in pairwise(inside)]
+        self.firsts = [max(begin - end, 0) for end in ends[:-1]]
+
+    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Makes a row of these tensors, padded with zeros."""
+        row_E = tensors[0].detach().new_zeros(self.n * self.size)
+        for part, tensor in zip(self.parts(row_E), tensors, strict=True):
+            part.copy_(tensor.detach())
+        return row_E
+
+    def join(self, shards: Sequence[Tensor], shard_S: Tensor) -> Tensor:
+        """Copies this rank's shards of the parameters into its shard of the row."""
+        for span, shard in zip(self.spans, shards, strict=True):
+            shard_S[span] = shard.detach()
+        return shard_S
+
+    def parts(self, row_E: Tensor) -> list[Tensor]:
+        """Cuts a row into its parameters, in their shapes, without copying."""
+        parts = row_E[: self.elements].split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def own(self, row_E: Tensor) -> Tensor:
+        """Returns this rank's shard of a row, without copying."""
+        return row_E.view(self.n, -1)[self.rank]
+
+    def split(self, shard_S: Tensor) -> list[Tensor]:
+        """Cuts this rank's shard of a row into its shards of the parameters."""
+        return [shard_S[span] for span in self.spans]
+
+    @torch.no_grad()
+    def take_gradients(self, parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Moves gradients, divided by N, into a new row; a missing one counts as zeros.
+
+        Each is dropped as soon as it's copied, so that only one exists twice. Raises
+        ValueError for a sparse gradient.
+        """
+        row_E = parameters[0].new_empty(self.n * self.size, dtype=dtype)
+        row_E[self.elements :] = 0
+        each = zip(self.parts(row_E), parameters, self.names, strict=True)
+        for part, parameter, name in each:
+            if parameter.grad is None:
+                part.zero_()
+            elif parameter.grad.layout != torch.strided:
+                raise ValueError(
+                    f"{name} has a sparse gradient, and only dense ones are averaged: "
+                    "in an embedding, say sparse=False"
+                )
+            else:
+                torch.mul(parameter.grad.to(dtype), 1 / self.n, out=part)
+                parameter.grad = None
+        return row_E
+
+
+def reduce_scatter(row_E: Tensor, group: Group = None) -> Tensor:
+    """Returns this rank's shard of the sum over the ranks. The sums are made in row_E.
 
     gloo's own reduce-scatter is an all-reduce inside and sends twice the bytes: the first
-    half of our ring all-reduce takes its place. NCCL's own is used as it is.
+    half of our ring all-reduce replaces it. NCCL's own is used as it is.
     """
     everyone = members(group)
     chunks = row_E.chunk(len(everyone.ranks))
@@ -37,17 +108,68 @@ def reduce_scatter(row_E: Tensor, group: dist.ProcessGroup | None = None) -> Ten
     return chunks[everyone.place].clone()
 
 
+def start_reduce_scatter(row_E: Tensor, group: Group = None) -> Callable[[], Tensor]:
+    """Starts a reduce-scatter; call what it returns to wait for this rank's shard.
+
+    A ring needs every rank at every hop, so it can't run beside other work. On gloo each
+    rank sends shard k of its row straight to rank k, which adds up what arrives in the
+    order of the ranks: an all-to-all, with the same (N − 1)/N of the row per rank.
+    row_E: must stay as it is until then
+    """
+    n = dist.get_world_size(group)
+    if dist.get_backend(group) != "gloo":
+        shard_S = row_E.new_empty(row_E.numel() // n)
+        work = dist.reduce_scatter_single(shard_S, row_E, group=group, async_op=True)
+        return lambda: (work.wait(), shard_S)[1]
+    arriving_E = torch.empty_like(row_E)
+    work = dist.all_to_all_single(arriving_E, row_E, group=group, async_op=True)
+
+    def shard() -> Tensor:
+        work.wait()
+        first_S, *others = arriving_E.chunk(n) if row_E.numel() else [arriving_E]
+        sum_S = first_S.clone()
+        for other_S in others:
+            sum_S += other_S
+        return sum_S
+
+    return shard
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype an optimizer works in: 32 bits for parameters in 16."""
+    return torch.float32 if dtype in _HALF else dtype
+
+
+def is_shard(parameter: Tensor) -> bool:
+    """Tells whether a wrapper has turned this parameter into its own rank's shard."""
+    return hasattr(parameter, "whole")
+
+
+def refuse_shards(named: Iterable[tuple[str, Tensor]], what: str) -> None:
+    """Raises ValueError where a parameter is a shard already, which differs by rank.
+
+    named: parameters with their names
+    what: the class that can't take it
+    """
+    for name, parameter in named:
+        if is_shard(parameter):
+            raise ValueError(
+                f"{name} is this rank's shard of a fully sharded module: {what} would mix "
+                "up the ranks' shards; give it the parameters outside that module only"
+            )
+
+
 @torch.no_grad()
 def clip_grad_norm(
     shards: Iterable[Tensor],
     most: float,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     holders: Iterable[int] = repeat(1),
 ) -> Tensor:
-    """Scales the shards' gradients so that the norm of all ranks' together is at most that.
+    """Scales the shards' gradients so that the norm over all ranks is at most `most`.
 
-    holders: how many ranks have each shard. Returns the norm before. Raises ValueError for
-    most below 0.
+    holders: how many ranks have each shard
+    Returns the norm before. Raises ValueError for most below 0.
     """
     if not most >= 0:
         raise ValueError(f"most={most}: give the largest norm that a gradient may have")
@@ -63,112 +185,3 @@ def clip_grad_norm(
     for grad, _ in grads:
         grad.mul_((most / (norm + 1e-6)).clamp(max=1).to(grad.dtype))
     return norm
-
-
-class ShardedRow:
-    """Parameters of one dtype, end to end in row_E, of which they become views.
-
-    names, parameters: in the order of the row; shard_S: what this rank keeps of it, a
-    Parameter for an optimizer, in 32 bits where the parameters have 16; grad_S: its part of
-    the mean of all ranks' gradients.
-    """
-
-    def __init__(self, named: Named, group: dist.ProcessGroup | None = None):
-        self.names, self.parameters, self.group = tuple(named), tuple(named.values()), group
-        everyone = members(group)
-        self._n, self._rank = len(everyone.ranks), everyone.place
-        self.elements = sum(p.numel() for p in self.parameters)
-        first = self.parameters[0]
-        self.row_E = first.detach().new_zeros(self.elements + -self.elements % self._n)
-        for part, parameter in zip(self.parts(self.row_E), self.parameters, strict=True):
-            part.copy_(parameter.detach())
-            parameter.data = part
-        own_S = self.own(self.row_E)
-        own_S = own_S.float() if own_S.dtype in _HALF else own_S
-        self.shard_S = nn.Parameter(own_S, requires_grad=first.requires_grad)
-        self.grad_S: Tensor | None = None
-        self.missing = set(self.parameters)  # those whose gradients have not come
-
-    @property
-    def named(self) -> list[tuple[nn.Parameter, str]]:
-        """Each parameter with its name."""
-        return list(zip(self.parameters, self.names, strict=True))
-
-    @property
-    def has_masters(self) -> bool:
-        """Whether shard_S is another copy than the row, in more bits."""
-        return self.shard_S.dtype != self.row_E.dtype
-
-    def parts(self, row_E: Tensor) -> list[Tensor]:
-        """The parameters' parts of a row, in their shapes."""
-        parts = row_E[: self.elements].split([p.numel() for p in self.parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
-
-    def own(self, row_E: Tensor) -> Tensor:
-        """This rank's part of a row."""
-        return row_E.view(self._n, -1)[self._rank]
-
-    def owned(self) -> list[tuple[nn.Parameter, int, slice]]:
-        """What shard_S has of each parameter: from which element on, and where in it."""
-        size, found, at = self.shard_S.numel(), [], 0
-        begin = self._rank * size
-        for parameter in self.parameters:
-            first, stop = max(at, begin), min(at + parameter.numel(), begin + size)
-            if first < stop:
-                found.append((parameter, first - at, slice(first - begin, stop - begin)))
-            at += parameter.numel()
-        return found
-
-    @torch.no_grad()
-    def take_gradients(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The gradients, divided by N, in a new row; zeros where there is none.
-
-        Each is dropped once it is in the row, so that they are not there twice. Raises
-        ValueError for a sparse one.
-        """
-        row_E = self.row_E.new_empty(self.row_E.numel(), dtype=dtype)
-        row_E[self.elements :] = 0
-        for part, (parameter, name) in zip(self.parts(row_E), self.named, strict=True):
-            if parameter.grad is None:
-                part.zero_()
-            elif parameter.grad.layout != torch.strided:
-                raise ValueError(
-                    f"{name} has a sparse gradient, and only dense ones are averaged: "
-                    "in an embedding, say sparse=False"
-                )
-            else:
-                torch.mul(parameter.grad.to(row_E.dtype), 1 / self._n, out=part)
-                parameter.grad = None
-        return row_E
-
-    def mean(self, dtype: torch.dtype | None = None) -> Tensor:
-        """This rank's shard of the mean gradient of all; dtype: that it travels in."""
-        return reduce_scatter(self.take_gradients(dtype), self.group)
-
-    @torch.no_grad()
-    def reduce(self) -> None:
-        """Adds the mean of all ranks' gradients to grad_S; the whole ones are dropped."""
-        mean_S = self.mean()
-        self.grad_S = mean_S if self.grad_S is None else self.grad_S.add_(mean_S)
-        self.missing = set(self.parameters)
-
-    def hand_over(self) -> None:
-        """The optimizer's shard gets its gradient, in its own dtype."""
-        if self.grad_S is not None:
-            self.shard_S.grad = self.grad_S.to(self.shard_S.dtype)
-
-    def drop_gradients(self) -> None:
-        """Forgets all gradients, whole ones and shards."""
-        self.grad_S = self.shard_S.grad = None
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def spread(self) -> dist.Work:
-        """All shards start to come into the row: what the optimizer made is the model's."""
-        own_S = self.own(self.row_E)
-        if self.has_masters:
-            own_S.copy_(self.shard_S)
-        # So that a backward that needs what they were before can tell.
-        torch.autograd.graph.increment_version(self.parameters)
-        return dist.all_gather_single(self.row_E, own_S, group=self.group, async_op=True)

@@ -18,19 +18,93 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 Models", arXiv 1910.02054, sections 5 and 7.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from manyranks.parallel import buckets, replicas
 from manyranks.parallel.collectives.messages import wait
+from manyranks.parallel.fsdp import FullyShardedDataParallel
+from manyranks.parallel.partition import by_name
 from manyranks.parallel.precision import Clip, Held, groups_of, states_of
-from manyranks.parallel.sharding import ShardedRow, clip_grad_norm
-from manyranks.parallel.units import Group, Sharers, Unit, by_name, kinds, own_parameters
+from manyranks.parallel.sharding import (
+    Group,
+    Named,
+    Row,
+    clip_grad_norm,
+    reduce_scatter,
+    refuse_shards,
+    wide,
+)
+
+
+class ShardedRow:
+    """Parameters that are views of one row, of which this rank's optimizer has a shard.
+
+    named: parameters of one dtype by name; they become views of row_E
+    group: the ranks that share, None for all
+
+    shard_S is a Parameter for an optimizer, in 32 bits where the parameters have 16; grad_S
+    is its part of the mean of all ranks' gradients.
+    """
+
+    def __init__(self, named: Named, group: Group = None):
+        self.row, self.group = Row(named, group), group
+        self.names, self.parameters = tuple(named), tuple(named.values())
+        self.elements, self.row_E = self.row.elements, self.row.of(self.parameters)
+        for part, parameter in zip(
+            self.row.parts(self.row_E), self.parameters, strict=True
+        ):
+            parameter.data = part
+        self._own_S = self.row.own(self.row_E)
+        # In full precision it's a view of the row, else a master of its own.
+        own_S = self._own_S.to(wide(self.row_E.dtype))
+        self.shard_S = nn.Parameter(own_S, requires_grad=self.parameters[0].requires_grad)
+        self.grad_S: Tensor | None = None
+        self.missing = set(self.parameters)  # those whose gradients haven't come
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether shard_S is another copy than the row, in more bits."""
+        return self.shard_S.dtype != self.row_E.dtype
+
+    def owned(self) -> list[tuple[nn.Parameter, int, slice]]:
+        """Returns what shard_S has of each parameter: its first element, its place."""
+        each = zip(self.parameters, self.row.firsts, self.row.spans, strict=True)
+        return [(p, first, span) for p, first, span in each if span.start < span.stop]
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Adds the mean of all ranks' gradients to grad_S; the whole ones are dropped."""
+        grad_E = self.row.take_gradients(self.parameters, self.row_E.dtype)
+        mean_S = reduce_scatter(grad_E, self.group)
+        self.grad_S = mean_S if self.grad_S is None else self.grad_S.add_(mean_S)
+        self.missing = set(self.parameters)
+
+    def hand_over(self) -> None:
+        """Gives the optimizer's shard its gradient, in its own dtype."""
+        if self.grad_S is not None:
+            self.shard_S.grad = self.grad_S.to(self.shard_S.dtype)
+
+    def drop_gradients(self) -> None:
+        """Forgets all gradients, whole ones and shards."""
+        self.grad_S = self.shard_S.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def spread(self) -> dist.Work:
+        """Starts to bring all shards into the row: the optimizer's step is the model's."""
+        if self.has_masters:
+            self._own_S.copy_(self.shard_S)
+        # So that a backward that needs what they were before can tell.
+        torch.autograd.graph.increment_version(self.parameters)
+        return dist.all_gather_single(
+            self.row_E, self._own_S, group=self.group, async_op=True
+        )
 
 
 class ZeroOptimizer:
@@ -78,6 +152,7 @@ class ZeroOptimizer:
     def _sharded(self, param_group: dict) -> dict:
         """The group, with shards in place of its parameters."""
         named = by_name(param_group["params"])
+        refuse_shards(named.items(), "ZeroOptimizer")
         taken = {p for row in self.rows for p in row.parameters}
         if twice := [name for name, p in named.items() if p in taken]:
             raise ValueError(f"{twice[0]} is in two groups: each parameter belongs to one")
@@ -170,130 +245,17 @@ class ZeroOptimizer:
         )
 
 
-class Zero3(nn.Module):
-    """Stage 3, one module at a time: gathered before it is used, freed afterwards.
+class Zero3(FullyShardedDataParallel):
+    """Shards a module's parameters, and gathers them one module at a time.
 
-    module: the model, reached as .module; group: the ranks that share, None for all.
-    A unit is what one module has of its own, and a tied parameter belongs to the first that
-    has it. Forward gathers a module's units and frees them; so does backward, and when all
-    gradients of a unit are there, they are reduced to the shards. parameters() are these:
-    give them to an optimizer. All ranks run the same modules in the same order.
+    Stage 3 as the lecture has it: each module's own parameters come before its forward and
+    its backward and go afterwards, and no message runs beside computing. A tied parameter
+    belongs to the first module that has it.
+
+    module: reached as .module; its parameters become those of the group's rank 0
+    group: the ranks that share, None for all
+    Raises ValueError as FullyShardedDataParallel does.
     """
 
     def __init__(self, module: nn.Module, group: Group = None):
-        super().__init__()
-        self._shard(module, group)
-
-    def _shard(self, module: nn.Module, group: Group, shared_by: Sharers = None) -> None:
-        self.module, self.group = module, group
-        replicas.check_same(module, group)
-        for parameter in module.parameters():
-            replicas.broadcast([parameter], shared_by(parameter) if shared_by else group)
-        replicas.broadcast(module.buffers(), group)
-        self.units: list[Unit] = []
-        self._needs: dict[nn.Module, list[Unit]] = {}
-        self._cut()
-        for used in self._needs:
-            used.register_forward_pre_hook(self._before_forward)
-            used.register_forward_hook(self._after_forward)
-        for unit in self.units:
-            for parameter in unit.parameters if unit.learns else ():
-                parameter.register_post_accumulate_grad_hook(partial(self._arrived, unit))
-
-    def _cut(self) -> None:
-        """Units for what each module has of its own, by dtype, learning or frozen."""
-        unit_of: dict[nn.Parameter, Unit] = {}
-        for path, module, own in self._parts():
-            free = {name: p for name, p in own.items() if p not in unit_of}
-            for named in self._kinds(free):
-                unit = self._unit(path, named)
-                self.units.append(unit)
-                unit_of |= dict.fromkeys(unit.parameters, unit)
-            if own:
-                self._needs[module] = list(dict.fromkeys(unit_of[p] for p in own.values()))
-
-    def _parts(self) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-        """Modules that are gathered, with the parameters that they need."""
-        for path, module in self.module.named_modules():
-            yield path, module, own_parameters(path, module)
-
-    def _kinds(self, named: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
-        return kinds(named)
-
-    def _unit(self, name: str, named: dict[str, nn.Parameter]) -> Unit:
-        return Unit(name, named, self.group)
-
-    def named_parameters(self, *args, **kwargs) -> Iterator[tuple[str, nn.Parameter]]:
-        """The shards, named after their units."""
-        for k, unit in enumerate(self.units):
-            yield f"{k}.{unit.name}", unit.shard_S
-
-    def forward(self, *args, **kwargs):
-        """The module's."""
-        return self.module(*args, **kwargs)
-
-    def _before_forward(self, module: nn.Module, inputs: tuple) -> None:
-        for unit in self._needs[module]:
-            unit.gather()
-            unit.used |= torch.is_grad_enabled()
-
-    def _after_forward(self, module: nn.Module, inputs: tuple, outputs) -> None:
-        for unit in self._needs[module]:
-            unit.free()
-        self._follow(module, outputs)
-
-    def _follow(self, module: nn.Module, outputs) -> None:
-        """Has the module's backward announced by the gradients of its outputs."""
-        for output in tree_leaves(outputs):
-            if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(partial(self._before_backward, module))
-
-    def _before_backward(self, module: nn.Module, grad: Tensor) -> None:
-        for unit in self._needs[module]:
-            unit.gather()
-
-    def _arrived(self, unit: Unit, parameter: Tensor) -> None:
-        """A gradient has just been made."""
-        unit.missing.discard(parameter)
-        if not unit.missing:
-            unit.free()
-            self._complete(unit)
-
-    def _complete(self, unit: Unit) -> None:
-        unit.reduce()
-
-    def finish(self) -> None:
-        """To be called after backward: reduces what some gradient is missing of."""
-        for unit in self.units:
-            unit.free()
-            if unit.learns and unit.used:
-                self._complete(unit)
-
-    def held(self, optimizer: torch.optim.Optimizer) -> Held:
-        """What this rank holds now, padding included, with an optimizer of parameters().
-
-        Shards are masters where what computes is in fewer bits. Whole rows are only those
-        that are gathered now: none, after finish().
-        """
-        held = [t for unit in self.units for t in (unit.shard_S, *unit.parameters)]
-        rows = [unit.row_E for unit in self.units if unit.gathered]
-        return Held(
-            parameters=(*(u.shard_S for u in self.units if not u.has_masters), *rows),
-            gradients=tuple(t.grad for t in held if t.grad is not None),
-            masters=tuple(u.shard_S for u in self.units if u.has_masters),
-            **states_of(optimizer),
-        )
-
-    def state_dict(self, *args, **kwargs):
-        """Raises NotImplementedError."""
-        raise NotImplementedError(
-            "a rank has shards: take full_state_dict(), on all ranks, or sharded_state()"
-        )
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """The module's state_dict, whole, on every rank."""
-        whole = {name: t for unit in self.units for name, t in unit.tensors().items()}
-        named = self.module.named_parameters(remove_duplicate=False)
-        first = {p: name for unit in self.units for p, name in unit.named}
-        state = dict(self.module.state_dict())
-        return state | {name: whole[first[p]] for name, p in named}
+        super().__init__(module, group, units=(), prefetch=0, keep_last=False)

@@ -9,6 +9,7 @@ Stage 0 shards nothing: K = 1, and all ranks are replicas.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from manyranks.theory import checks
@@ -27,6 +28,13 @@ def shard(elements: int, n: int) -> int:
     _whole("elements", elements, least=0)
     _whole("n", n, least=1)
     return -(-elements // n)
+
+
+def owned(sizes: Sequence[int], n: int, rank: int = 0) -> list[int]:
+    """Elements of each tensor in a row that one of n ranks keeps, without padding. Raises ValueError as shard does."""
+    size, ends = shard(sum(sizes), n), [0, *accumulate(sizes)]
+    inside = [min(max(end - rank * size, 0), size) for end in ends]
+    return [stop - first for first, stop in pairwise(inside)]
 
 
 def shards(n: int, stage: int, replicas: int = 1) -> int:
@@ -71,8 +79,13 @@ def held(
     states: Sequence[int] = (4, 4),
     counter: int = 0,
     replicas: int = 1,
+    rank: int = 0,
+    tensors: int | None = None,
 ) -> Holding:
-    """What a rank holds after backward, before its optimizer steps: the same on every rank.
+    """What a rank holds after backward, before its optimizer steps.
+
+    In stages 1 and 2 every rank holds the same, padding included. In stage 3 only gradients are padded: rank: which of the
+    shards this rank has, 0 for the largest; tensors: how many the optimizer steps there, None for one per row.
 
     rows: elements of each; parameter, gradient, master: bytes of one element, 0 where there is none (no masters of parameters
     in 32 bits; no other parameters beside the masters where units are made of these); states: of each of the optimizer's;
@@ -85,14 +98,19 @@ def held(
         _whole(name, size, least=0)
     k, optimizer = shards(n, stage, replicas), master + sum(states)
     whole, row, part = sum(rows), sum(padded(e, k) for e in rows), sum(shard(e, k) for e in rows)
+    if stage == 3:
+        own = sum(owned([e], k, rank)[0] for e in rows)
+        count = len(rows) if tensors is None else tensors
+        held = parameter * own, gradient * part, master * own, sum(states) * own, counter * count
+        return Holding(*held, padding=gradient * (part - own))
     empty = sum(min(padded(e, k) - e, shard(e, k)) for e in rows)
     return Holding(
-        parameters=parameter * (part if stage == 3 else row),
-        gradients=gradient * (part if stage >= 2 else whole),
+        parameters=parameter * row,
+        gradients=gradient * (part if stage == 2 else whole),
         masters=master * part,
         states=sum(states) * part,
         counters=counter * len(rows),
-        padding=parameter * (empty if stage == 3 else row - whole) + gradient * empty * (stage >= 2) + optimizer * empty,
+        padding=parameter * (row - whole) + gradient * empty * (stage == 2) + optimizer * empty,
     )
 
 

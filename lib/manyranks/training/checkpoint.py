@@ -15,8 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from manyranks.parallel import boxes
 from manyranks.parallel.boxes import Box
 from manyranks.parallel.pipeline.split import Stage
-from manyranks.parallel.precision import MasterOptimizer
-from manyranks.parallel.sharded_state import make_states
+from manyranks.parallel.precision import MasterOptimizer, make_states
 from manyranks.parallel.tensor.cuts import Cut, equal
 from manyranks.parallel.zero import ZeroOptimizer
 from manyranks.training.spread import Parts, Spread, Together
@@ -81,12 +80,13 @@ def boxes_of(spread: Spread) -> Iterator[Box]:
     """What this rank has: its masters and their moments, in their own memory, and buffers."""
     parts, states = spread.parts, _states(spread)
     for parameter, first, master, own in _held(spread):
-        name, cut = parts.names[parameter], _cut(parts, parameter)
+        name, whole = parts.names[parameter], getattr(parameter, "whole", parameter)
+        cut = _cut(parts, parameter, len(whole) if whole.ndim else 1)
         moments = states.get(master, {})  # a frozen one has none
         of_kind = {"parameter": master} | {kind: moments[kind] for kind in _MOMENTS if moments}
         for kind, values in of_kind.items():
             values_E = values.detach().view(-1)[own]
-            yield from boxes.of_range(f"{kind}.{name}", values_E, first, parameter.shape, cut)
+            yield from boxes.of_range(f"{kind}.{name}", values_E, first, whole.shape, cut)
     persistent = parts.model.state_dict()
     for name, buffer in parts.model.named_buffers():
         if name in persistent:
@@ -98,7 +98,11 @@ def _held(spread: Spread) -> Iterable[tuple[nn.Parameter, int, Tensor, slice]]:
     for row in spread.rows:
         for parameter, first, own in row.owned():
             yield parameter, first, row.shard_S, own
-    in_rows = {parameter for row in spread.rows for parameter in row.parameters}
+    for unit in spread.units:
+        for shard, first in zip(unit.shards, unit.row.firsts, strict=True):
+            yield shard, first, shard, slice(None)
+    in_rows = {p for row in spread.rows for p in row.parameters}
+    in_rows |= {p for unit in spread.units for p in unit.shards}
     masters = dict(_with_masters(spread))
     for parameter in (p for p in spread.kinds if p not in in_rows):
         yield parameter, 0, masters.get(parameter, parameter), slice(None)
@@ -126,11 +130,11 @@ def _optimizers(spread: Spread) -> list:
     return own.optimizers if isinstance(own, Together) else [own]
 
 
-def _cut(parts: Parts, parameter: nn.Parameter) -> Cut | None:
-    """Where this rank's part of it lies in the whole one; None: it has all of it."""
+def _cut(parts: Parts, parameter: nn.Parameter, length: int) -> Cut | None:
+    """Where this rank's part of it, of this length, lies in the whole one; None: it has all."""
     if parts.experts and parameter in set(parts.experts.expert_parameters()):
         degree = parts.experts.degree
-        return equal(len(parameter) * degree, degree, parts.experts.place)
+        return equal(length * degree, degree, parts.experts.place)
     return parts.tensor.cuts.get(parts.names[parameter]) if parts.tensor else None
 
 

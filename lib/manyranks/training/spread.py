@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import sharding
+from manyranks.parallel import sharded, sharding
 from manyranks.parallel.context import ContextParallel
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.expert import ExpertParallel
-from manyranks.parallel.fsdp import FullyShardedDataParallel
+from manyranks.parallel.fsdp import FullyShardedDataParallel, Unit
 from manyranks.parallel.mesh import Here
 from manyranks.parallel.parts import sum_gradients
 from manyranks.parallel.pipeline.actions import Schedule
@@ -21,7 +21,7 @@ from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import Held, MasterOptimizer, states_of
 from manyranks.parallel.tensor import TensorParallel
-from manyranks.parallel.zero import ZeroOptimizer
+from manyranks.parallel.zero import ShardedRow, ZeroOptimizer
 from manyranks.training import gpt
 from manyranks.training.config import TrainingConfig
 
@@ -95,7 +95,8 @@ class Spread:
     """Parts of a model with AdamW, ready for steps.
 
     .model: in its wrapper, with .module, no_sync() and finish(), as parallel.data_parallel's;
-    .pipeline: where it has stages, else None; .optimizer, .parts, .kinds; .rows: of ZeRO.
+    .pipeline: where it has stages, else None; .optimizer, .parts, .kinds; .rows: of ZeRO-1 and 2;
+    .units: of ZeRO-3.
     group: the ranks that have the same parameters. Raises ValueError for sharding without ranks,
     and for a wrapper with sharding.
     """
@@ -107,7 +108,8 @@ class Spread:
         if parts.here and training.plan.dp_shard:
             self._shards, self._replicas = map(parts.here.group, ("shards", "replicas"))
         whole = parts.context or parts.model  # as it is called where there are no stages
-        self.rows: list[sharding.ShardedRow] = []
+        self.rows: list[ShardedRow] = []
+        self.units: list[Unit] = []
         self._zeros: list[ZeroOptimizer] = []
         if training.zero == 3:
             self.model = self._fully_sharded(whole)
@@ -161,17 +163,12 @@ class Spread:
         if self._zeros:
             each = [zero.held() for zero in self._zeros]
             return Held(*(sum(tensors, ()) for tensors in zip(*each, strict=True)))
-        if self.rows:
-            kept = [row.row_E for row in self.rows if row.gathered]
-            kept += [row.shard_S for row in self.rows if not row.has_masters]
-            masters = [row.shard_S for row in self.rows if row.has_masters]
-            learning = [p for row in self.rows for p in (row.shard_S, *row.parameters)]
-        else:
-            kept = learning = list(self.kinds)
-            masters = [p for p in getattr(self.optimizer, "masters", ()) if p not in self.kinds]
-        grads = tuple(p.grad for p in learning if p.grad is not None)
+        if self.units:
+            return sharded.held(self.units, self.optimizer)
+        masters = tuple(p for p in getattr(self.optimizer, "masters", ()) if p not in self.kinds)
+        grads = tuple(p.grad for p in self.kinds if p.grad is not None)
         states = states_of(getattr(self.optimizer, "optimizer", self.optimizer))
-        return Held(tuple(kept), grads, tuple(masters), **states)
+        return Held(tuple(self.kinds), grads, masters, **states)
 
     def _copies(self, kind: Kind) -> int:
         """Data-parallel ranks that have the same elements of what is stepped."""
@@ -185,11 +182,11 @@ class Spread:
     def _fully_sharded(self, whole: nn.Module) -> nn.Module:
         if not self.parts.stages:
             model = self._unit_by_unit(whole)
-            self.rows = model.units
+            self.units = model.units
             return model
         stages = {s: self._unit_by_unit(stage) for s, stage in self.parts.stages.items()}
         self.parts.stages = stages
-        self.rows = [unit for stage in stages.values() for unit in stage.units]
+        self.units = [unit for stage in stages.values() for unit in stage.units]
         return Alone(whole)
 
     def _unit_by_unit(self, module: nn.Module) -> FullyShardedDataParallel:
@@ -204,9 +201,7 @@ class Spread:
             where["units"] = [model.embedding, *model.layers, model.head]
         if self.parts.experts:
             where["shared_by"] = lambda parameter: self._shared_by(self.kinds[parameter])
-        return FullyShardedDataParallel(
-            module, compute_dtype=half, reduce_dtype=full, kind=self.kinds.get, **where
-        )
+        return FullyShardedDataParallel(module, compute_dtype=half, reduce_dtype=full, **where)
 
     def _optimizer(self):
         training, adam = self.training, torch.optim.AdamW

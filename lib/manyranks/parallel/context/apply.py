@@ -27,6 +27,7 @@ from manyranks.parallel.context.gather import all_gather_attention
 from manyranks.parallel.context.ring import Group, ring_attention
 from manyranks.parallel.context.ulysses import ulysses_attention
 from manyranks.parallel.parts import Accumulating, check_mesh, matching, sum_gradients
+from manyranks.parallel.sharding import refuse_shards
 
 ATTENTION = {
     "ring": ring_attention,
@@ -61,6 +62,7 @@ class ContextParallel(Accumulating):
         tile: int = TILE,
     ):
         super().__init__()
+        refuse_shards(module.named_parameters(), "ContextParallel")
         everyone, found = members(group), matching(module, cores)
         self.group, self.rank, self.ranks = group, everyone.place, len(everyone.ranks)
         self.layout, self.sharing = layout, _sharing(attention, mesh, group)

@@ -58,6 +58,7 @@ class ExpertParallel(Accumulating):
         reduces: bool = True,
     ):
         super().__init__()
+        sharding.refuse_shards(module.named_parameters(), "ExpertParallel")
         self.group, self.ranks = group, len(members(group).ranks)
         self.replicas, self._axes = _groups(mesh, group)
         self.degree = math.prod(dist.get_world_size(axis) for axis in self._axes)

@@ -35,7 +35,6 @@ from manyranks.parallel.pipeline.mailbox import Mailbox, Routes
 from manyranks.parallel.pipeline.split_backward import SplitBackward
 from manyranks.parallel.pipeline.tied import Tied
 from manyranks.parallel.pipeline.verify import verify
-from manyranks.parallel.zero import Zero3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Pace = Callable[[Action | Pair], AbstractContextManager]
@@ -100,7 +99,7 @@ class Pipeline:
             step.do(item)
         step.mail.close()
         for stage in self.stages.values():
-            if isinstance(stage, (DataParallel, Zero3)):
+            if isinstance(stage, (DataParallel, FullyShardedDataParallel)):
                 stage.finish()
         if self._ties:
             self.tie()
@@ -267,7 +266,7 @@ def _checked(y: object, s: int) -> Tensor:
 
 def _inner(stage: nn.Module) -> nn.Module:
     """The stage itself, without what shards it or averages its gradients."""
-    while isinstance(stage, (DataParallel, Zero3)):
+    while isinstance(stage, (DataParallel, FullyShardedDataParallel)):
         stage = stage.module
     return stage
 

@@ -34,7 +34,8 @@ class SplitBackward:
     """A context manager for one forward pass of a module, whose backward has two halves."""
 
     def __init__(self, module: nn.Module):
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        computing = [getattr(p, "whole", p) for p in module.parameters()]  # not shards
+        self._parameters = [p for p in computing if p.requires_grad]
         self._linears = [part for part in module.modules() if _splits(part)]
         self._aside: Aside = []
 

@@ -17,7 +17,7 @@ from manyranks.parallel.collectives.messages import members, wait
 from manyranks.parallel.data_parallel import DataParallel
 from manyranks.parallel.pipeline.actions import Schedule
 from manyranks.parallel.pipeline.split import Shared, Stage
-from manyranks.parallel.zero import Zero3
+from manyranks.parallel.sharded import Sharded
 
 
 class Tied:
@@ -74,7 +74,7 @@ class Tied:
 def _check_wrapped(shared: Shared, stages: Mapping[int, nn.Module]) -> None:
     """Each wrapper averages what it has, when its own stage's gradients are complete."""
     here = [s for s in shared.stages if s in stages]
-    if any(isinstance(stages[s], Zero3) for s in here):
+    if any(isinstance(stages[s], Sharded) for s in here):
         raise ValueError(
             f"stages {shared.stages} share a parameter that is sharded in stage {here[0]}: "
             "the gradients' parts would not fit each other; untie it, or use data "

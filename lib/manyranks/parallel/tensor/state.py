@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel.sharded_state import make_states
+from manyranks.parallel.precision import make_states
 from manyranks.parallel.tensor.cuts import Cut
 from manyranks.parallel.tensor.mappings import Group, size
 

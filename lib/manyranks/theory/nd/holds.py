@@ -45,8 +45,8 @@ class Part(NamedTuple):
 
 
 class Row(NamedTuple):
-    """elements: without padding; ranks: that have it; shards: over which it is spread, 1 where nothing is. Of ZeRO-3 also the
-    stage, whether its unit is the last one of that, whether it is the only one, and whether the head needs the row, too."""
+    """elements: without padding; ranks: that have it; shards: over which it is spread, 1 where nothing is. For ZeRO-3 also its
+    parameters, the stage, whether its unit is the stage's last or only one, and whether the head needs the row, too."""
 
     elements: int
     kind: Kind
@@ -56,6 +56,7 @@ class Row(NamedTuple):
     last: bool = False
     alone: bool = False
     tied: bool = False
+    parameters: tuple[Parameter, ...] = ()
 
     @property
     def shard(self) -> int:
@@ -186,16 +187,30 @@ def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> lis
 
 
 def _units(held: list[Part], plan: Plan, tied: bool) -> list[Row]:
-    """A part of the model is a unit, of a row for each kind."""
-    found, vocabulary = [], held[0].parameters[0].kind if tied and plan.pp == 1 else None
+    """A part of the model is a unit, and its experts are one, which fewer ranks share."""
+    found = []
     for stage, group in groupby(held, key=lambda part: part.stage):
         units = list(group)
         for part in units:
-            where = {"stage": stage, "last": part is units[-1], "alone": len(units) == 1}
-            for kind, sizes in _by_kind(part.parameters).items():
-                where["tied"] = part is held[0] and kind == vocabulary
-                found.append(_row(sum(sizes), kind, plan)._replace(**where))
+            for expert in sorted({p.kind.expert for p in part.parameters}):
+                own = tuple(p for p in part.parameters if p.kind.expert == expert)
+                row = _row(sum(p.elements for p in own), Kind(True, expert), plan)
+                shared = tied and plan.pp == 1 and part is held[0]
+                where = {"stage": stage, "last": part is units[-1], "alone": len(units) == 1}
+                found.append(row._replace(**where, tied=shared, parameters=own))
     return found
+
+
+def place(row: Row, plan: Plan, at: At) -> int:
+    """Which of the row's shards the rank at these coordinates keeps."""
+    where = coordinates(plan, at)
+    data = where["dp"] * plan.cp + where["cp"]
+    return data // plan.ep if row.kind.expert else data % row.shards
+
+
+def owned(row: Row, plan: Plan, at: At) -> list[int]:
+    """Elements of each of the row's parameters that the rank at these coordinates keeps."""
+    return sharding.owned([p.elements for p in row.parameters], row.shards, place(row, plan, at))
 
 
 def _row(elements: int, kind: Kind, plan: Plan) -> Row:

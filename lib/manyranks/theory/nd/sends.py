@@ -60,11 +60,13 @@ def calls(
 ) -> dict[str, Calls]:
     """Calls of the rank at these coordinates, and the bytes that it sends in them, by axis of AXES.
 
-    at: as Mesh.coordinates gives them, all 0 by default. itemsize: of parameters, activations and gradients, by default what
-    plan.precision says. orders: of each of the rank's stages, the kinds of its actions as the schedule has them, "FFBFBB": with
-    ZeRO-3 and a pipeline they decide what is still there when it is needed again. Calls in groups of one rank are left out. On
-    gloo each reduce-scatter of N ranks is measured as N − 1 sends. Raises ValueError as holds.parts does, and without orders
-    where they are needed.
+    at: as Mesh.coordinates gives them, all 0 by default
+    itemsize: bytes of a parameter, activation or gradient, by default what plan.precision says
+    orders: for each of the rank's stages, the kinds of its actions as the schedule has them, "FFBFBB"; with ZeRO-3 and a
+        pipeline they decide what is still there when it's needed again
+
+    Calls in groups of one rank are left out. On gloo a reduce-scatter is measured as N − 1 sends, and as an all-to-all with
+    ZeRO-3. Raises ValueError as holds.parts does, and without orders where they are needed.
     """
     size = plan.recipe.parameters if itemsize is None else itemsize
     holds.check(shape, plan)
@@ -101,7 +103,10 @@ def _with_again(run: _Run, layers: Passes) -> Calls:
 def _finish(run: _Run, rows: list[Row]) -> Calls:
     """Gradients that are parts of one on several tensor-parallel ranks: an all-reduce a group, of shards if there are."""
     plan, total = run.plan, Calls()
-    if plan.zero:
+    if plan.zero == 3:
+        shards = [zip(holds.owned(row, plan, run.at), row.parameters, strict=True) for row in rows]
+        held = [(own, p.kind.over) for each in shards for own, p in each]
+    elif plan.zero:
         held = [(row.shard, row.kind.over) for row in rows]
     else:
         each = [p for part in holds.parts(run.shape, plan, run.at) for p in part.parameters]

@@ -24,8 +24,8 @@ def of_rank(shape: ModelShape, plan: Plan, at: At = None, itemsize: int | None =
     if plan.zero == 0:
         tensors = [p.elements for part in holds.parts(shape, plan, at) for p in part.parameters]
         return sharding.held(tensors, 1, 0, **each)
-    by_shards: dict[int, list[int]] = {}
+    found = []
     for row in holds.rows(shape, plan, at, size):
-        by_shards.setdefault(row.shards, []).append(row.elements)
-    found = [sharding.held(rows, shards, plan.zero, **each) for shards, rows in by_shards.items()]
+        own = {"rank": holds.place(row, plan, at), "tensors": len(row.parameters)} if plan.zero == 3 else {}
+        found.append(sharding.held([row.elements], row.shards, plan.zero, **each, **own))
     return Holding(*map(sum, zip(*found, strict=True)))

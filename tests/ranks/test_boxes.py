@@ -1,16 +1,17 @@
-"""parallel.sharded_state: a checkpoint of 4 ranks goes on on 2 and on 3 as if nothing had happened."""
+"""parallel.boxes: a checkpoint of 4 ranks goes on on 2 and on 3 as if nothing had happened."""
 
 from itertools import cycle, product
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from manyranks.parallel import boxes
 from manyranks.parallel.fsdp import FullyShardedDataParallel
-from manyranks.parallel.sharded_state import make_states, sharded_state
+from manyranks.parallel.precision import make_states
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
 from tests.conftest import matrix
 from tests.ranks.test_data_parallel import difference, loss_of, tokens
@@ -25,7 +26,7 @@ ROWS = 12  # of every batch: 2, 3 and 4 ranks take as many each
 
 
 def built(kind: str, optimizer: str, seed: int):
-    """The model to run, the one to compare, who reduces after backward, who steps, and the arguments of sharded_state."""
+    """The model to run, the one to compare, who reduces after backward, who steps, and the arguments of boxes.of_model."""
     make, options = OPTIMIZERS[optimizer]
     module = counting(toy(seed))
     if kind.startswith("stage"):
@@ -62,12 +63,12 @@ def interrupted(kind: str, optimizer: str, steps: range, folder: str, ends: bool
     rank, n = dist.get_rank(), dist.get_world_size()
     model, stepper, of_state = built(kind, optimizer, seed=0 if steps.start == 0 else 77)
     if steps.start:
-        dcp.load(sharded_state(*of_state), checkpoint_id=folder)
+        boxes.load(Path(folder), boxes.of_model(*of_state))
         if isinstance(stepper, ZeroOptimizer):
             stepper.spread()
     train(model, stepper, steps, rank, n)
     if not ends:
-        dcp.save(sharded_state(*of_state), checkpoint_id=folder)
+        boxes.save(Path(folder), boxes.of_model(*of_state))
         return 0.0
     alone, (make, options) = counting(toy(0)), OPTIMIZERS[optimizer]
     train(alone, make(alone.parameters(), **options), range(steps.stop))
@@ -97,7 +98,7 @@ def test_shards_of_replicas_are_read_without_replicas(sizes, tmp_path):
 def test_a_checkpoint_before_the_first_step_changes_nothing(sizes, tmp_path, optimizer):
     def both():
         model, stepper, of_state = built("FSDP", optimizer, 0)
-        dcp.save(sharded_state(*of_state), checkpoint_id=str(tmp_path))
+        boxes.save(tmp_path, boxes.of_model(*of_state))
         other, plain, _ = built("FSDP", optimizer, 0)
         train(model, stepper, range(3))
         train(other, plain, range(3))

@@ -1,0 +1,323 @@
+"""How a model is cut into the units of stage 3, and the order in which it uses them."""
+
+import gc
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves, tree_map
+
+from manyranks.parallel import replicas
+from manyranks.parallel.sharding import Group, Named, is_shard, wide
+
+Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
+_LISTS, _LEAVES = (nn.ModuleList, nn.ModuleDict), (nn.ParameterList, nn.ParameterDict)
+
+
+class Part(NamedTuple):
+    """A unit's path in the model, its parameters by name, and where modules have them."""
+
+    path: str
+    named: Named
+    places: list[list[Place]]
+
+    @property
+    def first(self) -> nn.Parameter:
+        """One of them; they share dtype, device and ranks."""
+        return next(iter(self.named.values()))
+
+    def show(self, tensors: Sequence[Tensor]) -> None:
+        """Makes the modules' attributes these: the whole parameters, or the shards.
+
+        A module looks for an attribute in vars() before it looks among its parameters,
+        where the shards stay all the time.
+        """
+        for places, tensor in zip(self.places, tensors, strict=True):
+            for module, name in places:
+                vars(module).pop(name, None)
+                if not is_shard(tensor):
+                    vars(module)[name] = tensor
+                if name in (names := getattr(module, "_flat_weights_names", ())):
+                    module._flat_weights[names.index(name)] = tensor  # a recurrent one's
+
+
+class Cut(NamedTuple):
+    """A model in units. needs: the numbers of the units that a module computes with."""
+
+    parts: list[Part]
+    needs: dict[nn.Module, list[int]]
+
+
+def cut(
+    module: nn.Module,
+    units: Iterable[nn.Module] | None,
+    key: Callable[[nn.Parameter], Hashable],
+    inner: list[nn.Module],
+) -> Cut:
+    """Cuts a module into units: those gathered as a whole, all else module by module.
+
+    A unit's parameters share a dtype, a device and `key`, and learn or are frozen
+    together. A tied parameter belongs to the first unit that has it.
+    units: None for the module's children, and those of its lists
+    inner: wrappers in the module, which have units already
+    Raises ValueError for a unit that isn't in the module or lies in another one, and for a
+    parameter that a module outside this one, or in an inner wrapper, shares.
+    """
+    whole = _chosen(module, units, inner)
+    inside = {part for unit in whole for part in unit.modules()}
+    parts, needs, unit_of = [], {}, {}
+    for path, part in _outside(module, inner):
+        own = {} if part in inside else _own(path, part)
+        if part in whole:
+            for at, one in _outside(part, inner, path):
+                own |= _own(at, one)
+        first = {p: name for name, p in reversed(own.items()) if p not in unit_of}
+        for named in _alike({n: p for n, p in own.items() if first.get(p) == n}, key):
+            unit_of |= dict.fromkeys(named.values(), len(parts))
+            parts.append(Part(path, named, []))
+        if own:
+            needs[part] = list(dict.fromkeys(unit_of[p] for p in own.values()))
+    places: dict[nn.Parameter, list[Place]] = {p: [] for p in unit_of}
+    for _, part in _outside(module, inner):
+        for attribute, p in part._parameters.items():
+            if p is not None:
+                places[p].append((part, attribute))
+    _check_ties(places)
+    for part in parts:
+        part.places.extend(places[p] for p in part.named.values())
+    return Cut(parts, needs)
+
+
+def split(
+    parameters: list[nn.Parameter], views: list[Tensor], own: list[Tensor]
+) -> list[nn.Parameter]:
+    """Makes each parameter this rank's shard; returns whole ones, which compute.
+
+    views: of the row, in the parameters' shapes; own: what the shards are copies of
+    Hooks on a parameter's gradient move to the whole one. The shard keeps those that are
+    called after a gradient has been accumulated, such as an optimizer's.
+    """
+    found = []
+    for parameter, view, mine in zip(parameters, views, own, strict=True):
+        whole = nn.Parameter(view.new_empty(0), parameter.requires_grad)
+        whole.data = view  # a version counter of its own: gathering is no change
+        for hook in [*(parameter._backward_hooks or {}).values()]:
+            whole.requires_grad_().register_hook(hook)
+        whole.requires_grad_(parameter.requires_grad)  # a frozen one may have hooks, too
+        parameter._backward_hooks = None
+        parameter.grad, parameter.data = None, mine.to(wide(mine.dtype), copy=True)
+        parameter.whole = whole
+        found.append(whole)
+    return found
+
+
+def check(parts: list[Part]) -> None:
+    """Raises ValueError for a parameter that isn't what it was when it was sharded."""
+    for part in parts:
+        for (name, shard), places in zip(part.named.items(), part.places, strict=True):
+            here = all(m._parameters.get(own) is shard for m, own in places)
+            if not here or shard.requires_grad != shard.whole.requires_grad:
+                change = "was frozen or thawed" if here else "was replaced or removed"
+                raise ValueError(
+                    f"{name} {change} after it was sharded: change the module first, then "
+                    "wrap it"
+                )
+
+
+def equalize(
+    module: nn.Module,
+    parts: list[Part],
+    group: Group,
+    replica_group: Group,
+    group_of: Callable[[nn.Parameter], Group],
+) -> None:
+    """Gives all ranks the parameters and buffers of the group's rank 0.
+
+    Raises ValueError where the ranks' models differ.
+    """
+    replicas.check_same(module, group)
+    named = {p: part for part in parts for p in part.named.values()}
+    if replica_group is not None:
+        replicas.broadcast([*named, *module.buffers()], replica_group)
+    for parameter in named:
+        replicas.broadcast([parameter], group_of(parameter))
+    replicas.broadcast(module.buffers(), group)
+
+
+def levels(group: Group, mesh: DeviceMesh | None) -> tuple[Group, Group]:
+    """Returns the group that shards, and the one that replicates, if any.
+
+    Raises ValueError for a mesh that isn't of two dimensions, and one beside a group.
+    """
+    if mesh is None:
+        return group, None
+    if group is not None or mesh.ndim != 2:
+        raise ValueError(
+            f"mesh={mesh}: give a mesh of two dimensions, replicas × shards, and no group"
+        )
+    return mesh.get_group(1), mesh.get_group(0)
+
+
+class Order:
+    """The order in which modules compute: noted as they come, expected the next time."""
+
+    def __init__(self):
+        self._modules: list[nn.Module] = []
+        self._at = -1
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._at = -1
+
+    def next(self, module: nn.Module, count: int) -> list[nn.Module]:
+        """Notes that this one computes, and returns the `count` expected next."""
+        self._at += 1
+        if self._modules[self._at : self._at + 1] != [module]:
+            self._modules[self._at :] = [module]  # another order than before
+        return self._modules[self._at + 1 : self._at + 1 + count]
+
+
+class Ends:
+    """Frees units at the end of a module's backward that no parameter's gradient frees.
+
+    Those are frozen units, and units that several modules need.
+    """
+
+    def __init__(self, needs: dict[nn.Module, list]):
+        needed = [unit for units in needs.values() for unit in units]
+        self._needs = needs
+        self._shared = {unit for unit in needed if needed.count(unit) > 1}
+        self._computing: set[nn.Module] = set()
+        self._hooks: dict[object, object] = {}
+
+    def watch(self, module: nn.Module, inputs: object) -> None:
+        """Waits for the gradients of all of a module's inputs."""
+        if tensors := learning(inputs):
+            ended = partial(self._ended, module, key := object())
+            hook = torch.autograd.graph.register_multi_grad_hook(tensors, ended)
+            self._hooks[key] = hook
+
+    def begin(self, module: nn.Module) -> None:
+        """The module's backward begins."""
+        self._computing.add(module)
+
+    def _ended(self, module: nn.Module, key: object, grads: tuple) -> None:
+        self._hooks.pop(key).remove()
+        self._computing.discard(module)
+        needed = {unit for other in self._computing for unit in self._needs[other]}
+        for unit in self._needs[module]:
+            if unit not in needed and (not unit.learns or unit in self._shared):
+                unit.free()
+
+    def clear(self) -> None:
+        """Forgets forward passes without a backward; a hook holds the graph it is in."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self._computing.clear()
+
+
+def learning(values: object) -> list[Tensor]:
+    """Returns the tensors in nested values, or in an object's attributes, that learn."""
+    leaves = tree_leaves((values, getattr(values, "__dict__", None)))
+    return [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+
+
+def cast(values: object, dtype: torch.dtype) -> object:
+    """Returns nested values with floating-point tensors in another dtype."""
+
+    def one(value: object) -> object:
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floats else value
+
+    return tree_map(one, values)
+
+
+def in_backward() -> bool:
+    """Tells whether autograd is running a backward, as when a checkpoint recomputes."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def by_name(params: Iterable) -> Named:
+    """Names an optimizer's params, by number where they have no names; ties count once."""
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    pairs = [p if isinstance(p, tuple) else (str(k), p) for k, p in enumerate(listed)]
+    first = {p: name for name, p in reversed(pairs)}
+    return {name: p for name, p in pairs if first[p] == name}
+
+
+def _outside(
+    module: nn.Module, inner: list[nn.Module], path: str = "", seen: set | None = None
+) -> Iterator[tuple[str, nn.Module]]:
+    """Walks through all modules that aren't in an inner wrapper, with their paths."""
+    seen = set(inner) if seen is None else seen
+    if module not in seen:
+        seen.add(module)
+        yield path, module
+        for name, child in module.named_children():
+            yield from _outside(child, inner, f"{path}.{name}" if path else name, seen)
+
+
+def _chosen(
+    module: nn.Module, units: Iterable[nn.Module] | None, inner: list[nn.Module]
+) -> list[nn.Module]:
+    """Returns the modules that are gathered as a whole."""
+    if units is None:
+        children = [
+            c.children() if isinstance(c, _LISTS) else (c,) for c in module.children()
+        ]
+        each = [u for group in children for u in group if not isinstance(u, _LEAVES)]
+        return [unit for unit in each if unit not in inner]
+    units, names = list(units), {part: name for name, part in module.named_modules()}
+    for unit in units:
+        if unit not in names:
+            raise ValueError(f"a unit is not in the module: {str(unit).splitlines()[0]}")
+        if inside := [p for p in unit.modules() if p is not unit and p in units]:
+            raise ValueError(
+                f"the unit {names[inside[0]]} lies in the unit {names[unit]}: "
+                "give one of both"
+            )
+    return units
+
+
+def _own(path: str, module: nn.Module) -> Named:
+    """Returns its own parameters, and those of its lists, which have no forward."""
+    own = dict(module.named_parameters(path, recurse=False))
+    for name, child in module.named_children():
+        if isinstance(child, _LEAVES):
+            own |= dict(child.named_parameters(f"{path}.{name}" if path else name))
+    for name, p in own.items():
+        if is_shard(p):
+            raise ValueError(
+                f"{name} is tied to a parameter that another wrapper has sharded: put one "
+                "wrapper around both modules"
+            )
+    return own
+
+
+def _check_ties(places: dict[nn.Parameter, list[Place]]) -> None:
+    """Raises ValueError where a module that isn't in the wrapper shares a parameter."""
+    inside = {id(part._parameters) for each in places.values() for part, _ in each}
+    for held in gc.get_referrers(*places):
+        if not isinstance(held, dict) or id(held) in inside:
+            continue
+        for owner in gc.get_referrers(held):
+            fields = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
+            if fields.get("_parameters") is held:
+                tied = [p for p in places if any(p is value for value in held.values())]
+                part, name = places[tied[0]][0]
+                raise ValueError(
+                    f"{name} of {type(part).__name__} is tied to a module outside the "
+                    "wrapper, which would compute with a shard: put one wrapper around both"
+                )
+
+
+def _alike(named: Named, key: Callable[[nn.Parameter], Hashable]) -> list[Named]:
+    """Parts parameters by dtype, device, whether they learn, and what key() says."""
+    parts: dict[tuple, Named] = {}
+    for name, p in named.items():
+        parts.setdefault((p.dtype, p.device, p.requires_grad, key(p)), {})[name] = p
+    return list(parts.values())
