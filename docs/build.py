@@ -106,7 +106,7 @@ def _index(notebooks: list[Path]) -> str:
 
 
 def _item(path: Path, notebooks: list[Path]) -> str:
-    """A notebook's entry, and below it that of its lab."""
+    """Lists a notebook, and its lab below it."""
     lab = path.parent / "lab" / path.name
     below = f"<ul>{_item(lab, notebooks)}</ul>" if lab in notebooks else ""
     return f'<li><a href="{_place(path)}">{html.escape(_title(path))}</a>{below}</li>'

@@ -1,4 +1,4 @@
-"""Which names a row of code cells uses before, or without, defining them."""
+"""Finds names that code cells use before, or without, defining them."""
 
 import ast
 import builtins
@@ -13,7 +13,7 @@ _ON_RANKS = {"rank", "world_size", "torch", "dist"}  # what every %%ranks cell f
 
 
 def undefined(sources: Iterable[str], known: Iterable[str] = ()) -> list[str]:
-    """Returns the names that the cells load without a definition, in the order in which they're met.
+    """Returns the names that the cells load without a definition, first one first.
 
     At the top of a cell a name must be defined before its use; inside a function, anywhere in these cells.
     known: names that are defined before the first cell
@@ -55,7 +55,7 @@ def _tree(source: str) -> ast.Module:
 
 
 class _Names(ast.NodeVisitor):
-    """Follows a program in the order in which it runs.
+    """Follows a program as it runs.
 
     defined: names that have a value by now
     missing: names that were loaded without one
@@ -135,7 +135,7 @@ class _Names(ast.NodeVisitor):
             self.visit(node)
 
     def _apart(self, *nodes):
-        """Visits nodes that have a scope of their own: what they define is gone afterwards."""
+        """Visits nodes with a separate scope: the names they define are gone afterwards."""
         outside, self.defined = self.defined, set(self.defined)
         self._visit(*nodes)
         self.defined = outside

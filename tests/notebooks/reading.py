@@ -1,7 +1,7 @@
 """How long a notebook takes to read. `python -m tests.notebooks.reading` lists all chapters with their sections.
 
-A lesson's minutes are those of `lesson_minutes`. A chapter of the first edition has an estimate for its open sections and
-one for all of it: 150 words of prose, 9 lines of code or one picture a minute.
+A lesson has one estimate, computed by `lesson_sections`. A chapter of the first edition has two, one for its open sections
+and one for everything: 150 words of prose, 9 lines of code or one picture per minute.
 """
 
 import re
@@ -66,7 +66,7 @@ def sections(chapter) -> list[Section]:
 
 
 def minutes(chapter) -> tuple[int, int]:
-    """Of the open sections, to 5 minutes, and of the whole chapter, to 10."""
+    """Returns the minutes of the open sections, rounded to 5, and of a whole chapter of the first edition, rounded to 10."""
     found = sections(chapter)
     return _rounded(sum(s.minutes for s in found if s.open), 5), _rounded(sum(s.minutes for s in found), 10)
 

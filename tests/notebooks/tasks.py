@@ -1,4 +1,4 @@
-"""What a reader of a lesson does: "write it" (three code cells in a row) and "guess" (two)."""
+"""Finds the cells where a lesson's reader writes code (three in a row) or guesses (two)."""
 
 import ast
 import re

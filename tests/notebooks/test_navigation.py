@@ -22,7 +22,7 @@ def test_a_notebook_s_lines_are_up_to_date(path):
 
 @pytest.fixture
 def course(tmp_path):
-    """Three chapters, two of which have a lab."""
+    """Three chapters, two with a lab."""
     (tmp_path / "lab").mkdir()
     for name, title in (("00_a", "00 A: first"), ("01_b", "01 B"), ("02_c", "02 C")):
         nbformat.write(new_notebook(cells=[new_markdown_cell(f"# {title}\n\nMore.")]), tmp_path / f"{name}.ipynb")

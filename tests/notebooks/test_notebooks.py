@@ -1,6 +1,6 @@
-"""What all notebooks have in common, and the form of a chapter of the first edition; test_lessons.py has the second's.
+"""Rules for all notebooks, and for chapters of the first edition; test_lessons.py has the second edition's.
 
-What cells print is compared by nbval, which runs in the same test run.
+nbval compares what the cells print, in the same test run.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""What a reader reads when a "write it" cell of a lesson is checked, on real ranks and without any."""
+"""show.attempt tells readers what their code did, on real ranks and without any."""
 
 import math
 
