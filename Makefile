@@ -25,8 +25,8 @@ test-all: test ## the same with all numbers of ranks, all pairs of axes and ever
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-notebooks: $(VENV)/.installed-test ## executes the chapters in place and removes volatile metadata
-	$(BIN)/python -m tests.notebooks.execute notebooks/*.ipynb
+notebooks: $(VENV)/.installed-test ## executes lessons and labs in place and removes volatile metadata
+	$(BIN)/python -m tests.notebooks.execute notebooks/*.ipynb $(wildcard notebooks/lab/*.ipynb)
 
 exercises: $(VENV)/.installed-test ## generates exercises/ from solutions/
 	$(BIN)/python -m tests.grading.release

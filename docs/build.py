@@ -1,4 +1,4 @@
-"""Builds the site: chapters as they were executed, exercises, pages, and the library's reference from its docstrings.
+"""Builds the site: lessons and labs as they were executed, exercises, pages, and the library's reference from its docstrings.
 
 python docs/build.py [FOLDER] writes static pages that need no server (folder: site). The places of the pages are those of
 their sources, so that links keep their form: notebooks/03_zero.ipynb becomes notebooks/03_zero.html.
@@ -21,6 +21,14 @@ PAGES = ("README.md", "CLASSROOM.md", "CLUSTERS.md", "CONTRIBUTING.md", "CHANGEL
 PACKAGES = ("timeline", "theory", "measure", "world", "parallel", "training", "show", "grade")
 _LINK = re.compile(r'(href=")(?!https?:|mailto:|data:|#)([^"#]*)((?:#[^"]*)?")')
 _SCRIPT = re.compile(r"<script.*?</script>", re.S)
+# What a notebook hides opens on a click; nbconvert alone would show all of it.
+_TEMPLATE = """{% extends 'lab/index.html.j2' %}
+{% block input_group %}{% if cell.metadata.get('jupyter', {}).get('source_hidden') %}
+<details><summary>Show the {{ 'answer' if 'answer' in cell.metadata.get('tags', []) else 'code' }}</summary>
+{{ super() }}</details>{% else %}{{ super() }}{% endif %}{% endblock %}
+{% block output_group %}{% if cell.metadata.get('jupyter', {}).get('outputs_hidden') %}
+<details><summary>Show the output</summary>{{ super() }}</details>{% else %}{{ super() }}{% endif %}{% endblock %}
+"""
 
 
 def build(folder: Path) -> None:
@@ -28,7 +36,8 @@ def build(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / "api" / "manyranks.html").exists():
         sys.exit(f"{folder} has something else than an earlier site: give another folder")
     shutil.rmtree(folder, ignore_errors=True)
-    notebooks = [*sorted((ROOT / "notebooks").glob("*.ipynb")), *sorted((ROOT / "exercises").glob("*/*.ipynb"))]
+    patterns = ("notebooks/*.ipynb", "notebooks/lab/*.ipynb", "exercises/*/*.ipynb")
+    notebooks = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     for source in notebooks:
         _write(folder, source, _notebook(source))
     for name in PAGES:
@@ -70,7 +79,8 @@ def _wrong(page: Path, text: str, pages: dict[Path, str]) -> Iterable[str]:
 
 
 def _notebook(source: Path) -> str:
-    exporter = HTMLExporter(embed_images=False, exclude_input_prompt=True, exclude_output_prompt=True)
+    prompts = {"exclude_input_prompt": True, "exclude_output_prompt": True}
+    exporter = HTMLExporter(raw_template=_TEMPLATE, embed_images=False, **prompts)
     exporter.require_js_url = ""  # no widget works without a kernel
     text, _ = exporter.from_notebook_node(nbformat.read(source, 4))
     return _local(text)
@@ -87,7 +97,7 @@ def _local(text: str) -> str:
 
 
 def _index(notebooks: list[Path]) -> str:
-    items = "".join(f'<li><a href="{_place(path)}">{html.escape(_title(path))}</a></li>' for path in notebooks)
+    items = "".join(_item(path, notebooks) for path in notebooks if path.parent.name != "lab")
     links = "".join(
         f'<li><a href="{Path(name).with_suffix(".html")}">{name.removesuffix(".md").capitalize()}</a></li>' for name in PAGES
     )
@@ -95,9 +105,16 @@ def _index(notebooks: list[Path]) -> str:
     return _framed("Many Ranks", f"<h1>Many Ranks</h1><ul>{items}</ul><ul>{links}{api}</ul>")
 
 
+def _item(path: Path, notebooks: list[Path]) -> str:
+    """Lists a notebook, and its lab below it."""
+    lab = path.parent / "lab" / path.name
+    below = f"<ul>{_item(lab, notebooks)}</ul>" if lab in notebooks else ""
+    return f'<li><a href="{_place(path)}">{html.escape(_title(path))}</a>{below}</li>'
+
+
 def _title(path: Path) -> str:
-    first = next(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
-    return first.splitlines()[0].removeprefix("# ")
+    sources = (cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+    return next(source for source in sources if source.startswith("# ")).splitlines()[0].removeprefix("# ")
 
 
 def _place(source: Path) -> str:

@@ -7,7 +7,8 @@ import nbformat
 from nbclient import NotebookClient
 
 _KEPT = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}}
-_OF_CELLS = ("tags", "jp-MarkdownHeadingCollapsed")
+_OF_CELLS = ("tags", "jp-MarkdownHeadingCollapsed", "jupyter")
+_HIDDEN = ("source_hidden", "outputs_hidden")
 _LANGUAGE = {"language_info": {"name": "python"}}
 
 
@@ -21,6 +22,8 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Removes times, widget state, colours of tracebacks and the split of a stream into pieces."""
     notebook.metadata = _KEPT | _LANGUAGE
     for cell in notebook.cells:
+        if hidden := cell.metadata.pop("jupyter", None):
+            cell.metadata["jupyter"] = {name: True for name in _HIDDEN if hidden.get(name)}
         cell.metadata = {name: cell.metadata[name] for name in _OF_CELLS if cell.metadata.get(name)}
         if cell.cell_type == "code":
             cell.outputs = _joined(cell.outputs)

@@ -5,10 +5,8 @@ import re
 import nbformat
 import pytest
 
-from tests.conftest import ROOT
-from tests.notebooks.test_notebooks import CHAPTERS
+from tests.notebooks.pages import CHAPTERS, GLOSSARY, LESSONS, NOTEBOOKS, label
 
-FILE = ROOT / "notebooks" / "glossary.ipynb"
 WORD = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \| \[(\d\d)\]\((.+?)\) \|$", re.M)
 
 
@@ -16,7 +14,7 @@ def prose(path) -> str:
     return "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
 
 
-WORDS = WORD.findall(prose(FILE))
+WORDS = WORD.findall(prose(GLOSSARY))
 
 
 def test_words_stand_in_alphabetical_order_each_once():
@@ -28,16 +26,16 @@ def test_words_stand_in_alphabetical_order_each_once():
 @pytest.mark.parametrize("word", WORDS, ids=[word for word, *_ in WORDS])
 def test_a_word_is_used_in_the_chapter_that_it_names(word):
     name, meaning, number, link = word
-    chapter = ROOT / "notebooks" / link
+    chapter = NOTEBOOKS / link
     assert chapter.is_file()
-    assert link.startswith(number)
+    assert chapter.name.startswith(number)
     if referred := re.fullmatch(r"see (.+)", meaning):
         assert referred[1] in [other for other, *_ in WORDS]
     else:
         assert re.search(rf"\b{name.replace('-', '.?')}", chapter.read_text(encoding="utf-8"), re.I)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=[path.stem for path in CHAPTERS])
-def test_every_chapter_is_on_the_map_and_leads_to_the_glossary(chapter):
-    assert f"]({chapter.name}) | " in prose(FILE)
-    assert "](glossary.ipynb)" in prose(chapter)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=label)
+def test_every_chapter_and_its_lab_are_on_the_map(chapter):
+    assert f"]({chapter.name}) | " in prose(GLOSSARY)
+    assert (f"](lab/{chapter.name})" in prose(GLOSSARY)) == (chapter in LESSONS)

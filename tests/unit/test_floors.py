@@ -21,14 +21,14 @@ MAY_IMPORT = {
     "world": ("lazy", "timeline", "theory", "measure"),
     "parallel": ("lazy", "timeline"),
     "training": ("lazy", "parallel", "measure", "theory", "world"),
-    "show": ("lazy", "timeline", "theory", "measure", "parallel.pipeline"),
+    "show": ("lazy", "timeline", "theory", "measure", "parallel.pipeline", "world.cells", "world.errors"),
     "grade": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training"),
 }
 # What a package may take from outside the standard library, where that is limited.
 OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}
 NUMPY = ("manyranks.theory.optimal_checkpoints",)  # the one module of the theory that computes with arrays
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
-LONGEST_FILE, LONGEST_MEDIAN = 300, 15
+LONGEST_FILE, LONGEST_MEDIAN = 500, 15
 
 
 def test_a_package_may_import_only_from_the_floors_below_it():
@@ -156,7 +156,7 @@ def test_an_unknown_name_is_an_attribute_error(package):
 
 def test_every_file_is_short():
     lines = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
-    assert {module: count for module, count in lines.items() if count >= LONGEST_FILE} == {}
+    assert {module: count for module, count in lines.items() if count > LONGEST_FILE} == {}
 
 
 def test_the_median_function_is_short():

@@ -31,4 +31,5 @@ __getattr__, __dir__, __all__ = lazy.names(
     timeline="gantt",
     Gantt="gantt",
     curves="lines",
+    attempt="lesson",
 )

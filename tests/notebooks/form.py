@@ -1,0 +1,103 @@
+"""The form of a lesson and of a lab. Each rule returns what is wrong, in words that say where."""
+
+import re
+import sys
+from collections.abc import Callable
+
+from tests.notebooks import names, pages, reading
+from tests.notebooks.tasks import guesses, tasks
+
+_PACKAGES = {"torch", "manyranks", "numpy", "matplotlib"} | sys.stdlib_module_names
+_WORDS, _LINES, _PICTURES, _SECTIONS, _TASKS, _MINUTES = 2_000, 180, (6, 10), 7, 3, 70
+
+
+def it_is_short(lesson) -> list[str]:
+    """At most 2,000 words, 180 lines of code and 7 sections; 6 to 10 pictures."""
+    words = sum(pages.words(cell.source) for cell in pages.markdown(lesson))
+    lines = sum(map(pages.lines, pages.code(lesson)))
+    drawn = sum(map(pages.pictures, pages.code(lesson)))
+    few, many = _PICTURES
+    rules = {
+        f"{words} words of prose, more than {_WORDS}": words <= _WORDS,
+        f"{lines} visible lines of code, more than {_LINES}": lines <= _LINES,
+        f"{len(_headings(lesson))} sections, more than {_SECTIONS}": len(_headings(lesson)) <= _SECTIONS,
+        f"{drawn} pictures, not {few} to {many}": few <= drawn <= many,
+    }
+    return [problem for problem, holds in rules.items() if not holds]
+
+
+def nothing_is_folded(notebook) -> list[str]:
+    """No collapsed heading and no <details>."""
+    folded = [cell for cell in pages.markdown(notebook) if cell.metadata.get(reading.FOLDED) or "<details" in cell.source]
+    return [f"folded: {cell.source.splitlines()[0]}" for cell in folded]
+
+
+def the_reader_writes(lesson) -> list[str]:
+    """At least three well-formed tasks, and guesses whose answer is out of sight."""
+    found, wrong = tasks(lesson)
+    few = [f"{len(found)} tasks, fewer than {_TASKS}"] if len(found) < _TASKS else []
+    return few + wrong + guesses(lesson)[1]
+
+
+def it_stands_alone(lesson) -> list[str]:
+    """Every name is defined on the page, and imports are PyTorch, Python and manyranks, numpy and matplotlib."""
+    sources = [cell.source for cell in pages.code(lesson)]
+    foreign = set().union(*map(names.imports, sources)) - _PACKAGES
+    return [f"imports {name}" for name in sorted(foreign)] + [f"{name} isn't defined" for name in names.undefined(sources)]
+
+
+def it_says_its_minutes(lesson) -> list[str]:
+    """The stated time is within 10 % of the computed one, and at most 70 minutes."""
+    said = re.findall(r"\*\*Time:\*\* about (\d+) minutes", pages.opening(lesson))
+    if len(said) != 1:
+        return ['the opening must say "**Time:** about NN minutes"']
+    computed = reading.lesson_minutes(lesson)
+    rules = {
+        f"it says {said[0]} minutes, and the estimate is {computed:.0f}": abs(int(said[0]) - computed) <= computed / 10,
+        f"{said[0]} minutes are more than {_MINUTES}": int(said[0]) <= _MINUTES,
+    }
+    return [problem for problem, holds in rules.items() if not holds]
+
+
+def it_ends_on_real_gpus(lesson) -> list[str]:
+    """A section "On real GPUs" is the last or the one before."""
+    last = _headings(lesson)[-2:]
+    return [] if any("On real GPUs" in heading for heading in last) else [f'no "On real GPUs" among the last sections: {last}']
+
+
+def its_first_cell_imports(lab) -> list[str]:
+    """All imports stand in the first code cell."""
+    first, *others = [cell.source for cell in pages.code(lab)]
+    late = [source.splitlines()[0] for source in others if names.imports_at_the_top(source)]
+    return [f"an import below the first code cell: {line}" for line in late] + ["no imports"] * (not names.imports(first))
+
+
+def its_sections_stand_alone(lab) -> list[str]:
+    """Every name that a section's cells use is defined in that section or in the first code cell."""
+    first = pages.code(lab)[0]
+    sections: list[tuple[str, list[str]]] = [("the opening", [])]
+    for cell in lab.cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+            sections.append((cell.source.partition("\n")[0], []))
+        elif cell.cell_type == "code" and cell is not first:
+            sections[-1][1].append(cell.source)
+    known = names.defined(first.source)
+    return [f"{heading}: {name} isn't defined" for heading, sources in sections for name in names.undefined(sources, known)] + [
+        f"{name} isn't defined" for name in names.undefined([first.source])
+    ]
+
+
+def _headings(notebook) -> list[str]:
+    text = "\n".join(cell.source for cell in pages.markdown(notebook))
+    return re.findall(r"^## .+", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+
+
+LESSON: tuple[Callable, ...] = (
+    it_is_short,
+    nothing_is_folded,
+    the_reader_writes,
+    it_stands_alone,
+    it_says_its_minutes,
+    it_ends_on_real_gpus,
+)
+LAB: tuple[Callable, ...] = (nothing_is_folded, its_first_cell_imports, its_sections_stand_alone)

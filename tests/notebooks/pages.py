@@ -1,0 +1,76 @@
+"""The notebooks of the course, and the parts that their tests and tools look at.
+
+A chapter is converted to the second edition when its lab exists: then the chapter's notebook is a lesson.
+"""
+
+import re
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+NOTEBOOKS = ROOT / "notebooks"
+GLOSSARY = NOTEBOOKS / "glossary.ipynb"
+CHAPTERS = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
+LABS = sorted(NOTEBOOKS.glob("lab/[0-9]*.ipynb"))
+LESSONS = [path for path in CHAPTERS if NOTEBOOKS / "lab" / path.name in LABS]
+FIRST_EDITION = [path for path in CHAPTERS if path not in LESSONS]
+
+_NAVIGATION = re.compile(r"(← .+ · )?(\[Contents\]\((\.\./)?glossary\.ipynb\)|\*\*Contents\*\*)( · .+)?")
+
+
+def label(path: Path) -> str:
+    """Returns a name for test reports: "03_zero", or "lab/03_zero"."""
+    return f"lab/{path.stem}" if path.parent.name == "lab" else path.stem
+
+
+def code(notebook) -> list:
+    """Returns the code cells."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def markdown(notebook) -> list:
+    """Returns the markdown cells without the navigation lines."""
+    return [cell for cell in notebook.cells if cell.cell_type == "markdown" and not is_navigation(cell)]
+
+
+def opening(notebook) -> str:
+    """Returns the source of the first markdown cell below the navigation line."""
+    return markdown(notebook)[0].source
+
+
+def is_navigation(cell) -> bool:
+    """Whether the cell is nothing but the line that `tests.notebooks.navigation` writes."""
+    return cell.cell_type == "markdown" and _NAVIGATION.fullmatch(cell.source) is not None
+
+
+def python(source: str) -> str:
+    """Returns a code cell's source without its magics."""
+    return "\n".join("" if line.startswith(("%", "!")) else line for line in source.splitlines())
+
+
+def words(source: str) -> int:
+    """Counts the words of prose in markdown: without code fences, link targets, HTML tags and lone signs."""
+    text = re.sub(r"```.*?```", "", source, flags=re.S)
+    text = re.sub(r"\]\([^)]*\)|</?[a-z][^>]*>", "", text)
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def lines(cell) -> int:
+    """Counts a code cell's visible lines: those that aren't blank, or none if its source is hidden."""
+    hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
+    return 0 if hidden else sum(bool(line.strip()) for line in cell.source.splitlines())
+
+
+def is_explorer(cell) -> bool:
+    """Whether the cell shows an explorer."""
+    return any(_is_explorer(output) for output in cell.get("outputs", []))
+
+
+def pictures(cell) -> int:
+    """Counts the drawings among the cell's outputs; an explorer is none."""
+    drawn = [output for output in cell.get("outputs", []) if not _is_explorer(output)]
+    return sum(bool({"image/png", "image/svg+xml"} & output.get("data", {}).keys()) for output in drawn)
+
+
+def _is_explorer(output) -> bool:
+    return output.get("data", {}).get("text/plain", "").startswith("Explorer(")

@@ -1,0 +1,69 @@
+"""Every lesson, run by readers who write the right code and by readers who make the common mistake.
+
+nbval runs the third kind: readers who write nothing.
+"""
+
+import copy
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.notebooks import fakes, pages
+from tests.notebooks.execute import execute
+from tests.notebooks.mistakes import MISTAKES
+from tests.notebooks.tasks import Task, answer_of, tasks
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("path", pages.LESSONS, ids=pages.label)
+def test_right_code_is_right(path):
+    check_right(nbformat.read(path, 4), path.parent)
+
+
+@pytest.mark.parametrize("path", pages.LESSONS, ids=pages.label)
+def test_the_common_mistake_is_told_and_the_answer_steps_in(path):
+    check_mistaken(nbformat.read(path, 4), MISTAKES[path.stem], path.parent)
+
+
+def test_mistakes_are_of_lessons_that_are_there():
+    assert MISTAKES.keys() == {path.stem for path in pages.LESSONS}
+
+
+def test_the_fake_lesson_s_checks_do_their_work(tmp_path):
+    check_right(fakes.lesson(), tmp_path)
+    check_mistaken(fakes.lesson(), fakes.MISTAKES, tmp_path)
+
+
+def test_a_check_that_takes_a_wrong_answer_is_found(tmp_path):
+    lesson = fakes.lesson()
+    right = {task.name: (answer_of(lesson.cells[task.answer]), "") for task in tasks(lesson)[0]}
+    with pytest.raises(AssertionError, match="Right"):
+        check_mistaken(lesson, right, tmp_path)
+
+
+def check_right(lesson: nbformat.NotebookNode, folder: Path) -> None:
+    """Writes each answer into its stub; every check must print "Right.", and nothing else."""
+    found, _ = tasks(lesson)
+    sources = {task.name: answer_of(lesson.cells[task.answer]) for task in found}
+    assert said_by_checks(lesson, found, sources, folder) == {task.name: "Right.\n" for task in found}
+
+
+def check_mistaken(lesson: nbformat.NotebookNode, mistakes: dict[str, tuple[str, str]], folder: Path) -> None:
+    """Writes the common mistake into each stub; its check must say the words, and all cells must run."""
+    found, _ = tasks(lesson)
+    assert mistakes.keys() == {task.name for task in found}
+    said = said_by_checks(lesson, found, {name: source for name, (source, _) in mistakes.items()}, folder)
+    assert {name: text for name, text in said.items() if mistakes[name][1] not in text or text.startswith("Right.")} == {}
+
+
+def said_by_checks(lesson, found: list[Task], sources: dict[str, str], folder: Path) -> dict[str, str]:
+    """Runs the lesson without its explorers, with these sources in its stubs; returns what each check printed."""
+    written = copy.deepcopy(lesson)
+    for task in found:
+        written.cells[task.stub].source = sources[task.name]
+    for cell in filter(pages.is_explorer, written.cells):
+        cell.source = ""
+    cells = execute(written, folder).cells
+    return {task.name: "".join(output.get("text", "") for output in cells[task.check].outputs) for task in found}
