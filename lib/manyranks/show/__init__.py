@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     "expert",
     "mfu",
     "nd",
+    "drawings",
     Explorer="explorer",
     choice="explorer",
     slider="explorer",

@@ -1,0 +1,300 @@
+"""The four drawings of every lesson: every mark is what the data says, no text is on another, and both themes can be read."""
+
+import base64
+import io
+from functools import cache
+
+import numpy as np
+import PIL.Image
+import pytest
+from IPython.core.formatters import DisplayFormatter
+from matplotlib.patches import FancyArrowPatch
+
+from manyranks import show
+from manyranks.show.drawings.paper import EDGE, INK, LEAST, contrast, on
+
+from .figures_drawn import assert_readable
+
+drawings = show.drawings
+PAGES = ("#ffffff", "#111111")  # JupyterLab's light and dark theme
+SIZES = {"parameters": 2, "gradients": 2, "optimizer": 12}
+
+
+def zero(stage, n=4):
+    """Sharded from the last kind to the first: the optimizer in stage 1, gradients too in 2, parameters too in 3."""
+    whole = len(SIZES) - stage
+    return [[(k, k, (r, n) if i >= whole else None, size) for i, (k, size) in enumerate(SIZES.items())] for r in range(n)]
+
+
+@cache
+def stages(n=4):
+    titles = ("no ZeRO", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+    panels = {title: zero(stage, n) for stage, title in enumerate(titles)}
+    return drawings.who_holds(panels, below=("16", "4 + 12/N", "2 + 14/N", "16/N"), unit="bytes per\nparameter")
+
+
+@cache
+def ring_of(n, ring=False):
+    return drawings.who_sends([(i, (i + 1) % n, 1.05e6) for i in range(n)], n, "gradients", ring=ring)
+
+
+@cache
+def everyone(n):
+    return drawings.who_sends([(i, j, "1 MB") for i in range(n) for j in range(n) if i != j], n)
+
+
+@cache
+def all_reduce(n=4, trace=None):
+    before = [[f"{c}{k}" for k in range(n)] for c in "abcdefgh"[:n]]
+    sums = [[f"Σ{k}" if k == r else None for k in range(n)] for r in range(n)]
+    steps = [("reduce-scatter", 3e6, "+"), ("all-gather", "3 × 1 MB", "")]
+    return drawings.pieces(
+        {"before": before, "sums": sums, "after": [[f"Σ{k}" for k in range(n)]] * n}, steps, "gradients", trace
+    )
+
+
+WITHOUT = {
+    "compute": [(1, 2, "1", "compute"), (3, 4, "2", "compute"), (4, 6, "2", "compute"), (8, 10, "1", "compute")],
+    "communication": [
+        (0, 1, "gather 1", "gathered"),
+        (2, 3, "gather 2", "gathered"),
+        (6, 7, "reduce 2", "gradients"),
+        (7, 8, "gather 1", "gathered"),
+        (10, 11, "reduce 1", "gradients"),
+    ],
+}
+WITH = {
+    "compute": [(1, 2, "1", "compute"), (2, 3, "2", "compute"), (3, 5, "2", "compute"), (5, 7, "1", "compute")],
+    "communication": [
+        (0, 1, "gather 1", "gathered"),
+        (1, 2, "gather 2", "gathered"),
+        (3, 4, "gather 1", "gathered"),
+        (5, 6, "reduce 2", "gradients"),
+        (7, 8, "reduce 1", "gradients"),
+    ],
+}
+
+
+@cache
+def fsdp():
+    phases = {"without": [(0, 4, "forward"), (4, 11, "backward")], "with": [(0, 3, "forward"), (3, 8, "backward")]}
+    needs = [(("communication", 0), ("compute", 0)), (("communication", 1), ("compute", 1))]
+    return drawings.when({"without": WITHOUT, "with": WITH}, phases, needs, unit="{} ms".format)
+
+
+HELD = {"optimizer": [12e9] * 5, "gradients": [0, 0, 1e9, 2e9, 2e9], "activations": [1e9, 2e9, 2e9, 1e9, 0]}
+PHASES = [(0, 2, "forward"), (2, 4, "backward"), (4, 5, "step")]
+
+
+@cache
+def memory():
+    kept = HELD | {"gathered": [4e9, 8e9, 8e9, 4e9, 0]}
+    return drawings.memory_over_time({"kept": kept, "freed": HELD | {"gathered": [4e9] * 4 + [0]}}, PHASES)
+
+
+DRAWN = {
+    "ZeRO": stages,
+    "ZeRO on 8 ranks": lambda: stages(8),
+    "layers": lambda: drawings.who_holds([[(f"layer {4 * r + i}", "parameters") for i in range(4)] for r in range(4)]),
+    "other shards": lambda: drawings.who_holds([[("a long name", "gathered", (r, 8)), (f"b{r}", "compute")] for r in range(8)]),
+    **{f"row of {n}": lambda n=n: ring_of(n) for n in (2, 4, 8)},
+    **{f"ring of {n}": lambda n=n: ring_of(n, ring=True) for n in (2, 3, 8)},
+    "4 to each other": lambda: everyone(4),
+    **{f"all-reduce of {n}": lambda n=n: all_reduce(n) for n in (2, 4, 8)},
+    "one piece": lambda: all_reduce(4, trace=(1,)),
+    "FSDP": fsdp,
+    "memory": memory,
+    "one series": lambda: drawings.memory_over_time(HELD, edges=[0, 1, 3, 4, 9, 10]),
+    "thin areas": lambda: drawings.memory_over_time({f"{n}": HELD | {"gathered": [1e7] * 5} for n in range(3)}, PHASES),
+}
+
+
+@pytest.fixture(scope="module", params=DRAWN)
+def drawn(request):
+    return DRAWN[request.param]()
+
+
+def marks(figure):
+    """For each named patch, left, top, width and height in inches; an arrow has its points."""
+    named = [patch for patch in figure.paper.patches if patch.get_gid()]
+    return {p.get_gid(): np.array(p._path_original.vertices if isinstance(p, FancyArrowPatch) else box(p)) for p in named}
+
+
+def box(patch):
+    inside = patch.get_path().transformed(patch.get_patch_transform()).get_extents()
+    return inside.x0, inside.y0, inside.width, inside.height
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.paper.texts]
+
+
+def test_no_text_is_on_another_or_leaves_the_drawing_or_is_too_small(drawn):
+    assert_readable(drawn)
+    assert drawn.get_figwidth() <= 7.2
+    assert all(text.get_fontsize() >= LEAST for text in drawn.paper.texts)
+
+
+def test_no_block_or_arrow_leaves_the_drawing(drawn):
+    wide, high = drawn.get_size_inches() + 1e-9
+    for patch in drawn.paper.patches:
+        inside = patch.get_window_extent().padded(-1)
+        assert min(inside.x0, inside.y0, 100 * wide - inside.x1, 100 * high - inside.y1) >= 0
+
+
+def test_a_text_in_a_block_stays_inside(drawn):
+    drawn.draw_without_rendering()
+    blocks = [patch.get_window_extent() for patch in drawn.paper.patches if patch.get_facecolor()[3] == 1]
+    for text in drawn.paper.texts:
+        inside = text.get_window_extent()
+        middle = (inside.x0 + inside.x1) / 2, (inside.y0 + inside.y1) / 2
+        for block in blocks:
+            if text.get_color() != INK and block.contains(*middle) and block.width < 300:
+                assert min(inside.x0 - block.x0, block.x1 - inside.x1) >= 0, text.get_text()
+
+
+def test_colors_can_be_told_from_both_pages_and_read():
+    for page in PAGES:
+        assert contrast(INK, page) >= 4
+        assert all(contrast(color, page) >= 3 for color in drawings.KINDS.values())
+    assert all(contrast(on(color), color) >= 4 for color in [INK, *drawings.KINDS.values()])
+    assert len(set(drawings.KINDS.values())) == len(drawings.KINDS)
+    assert contrast("white", "black") == pytest.approx(21)
+
+
+def test_every_text_has_a_color_that_both_pages_or_its_block_allow(drawn):
+    assert {text.get_color() for text in drawn.paper.texts} <= {INK, "white", EDGE}
+    faint = [patch.get_window_extent() for patch in drawn.paper.patches if patch.get_alpha()]
+    for text in (text for text in drawn.paper.texts if text.get_color() == INK):
+        assert not any(text.get_window_extent().shrunk(0.9, 0.9).overlaps(patch) for patch in faint), text.get_text()
+
+
+def test_a_notebook_shows_twice_the_pixels_on_a_transparent_page():
+    figure = fsdp()
+    data, about = DisplayFormatter().format(figure)
+    picture = PIL.Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
+    assert data["text/plain"].startswith("<Figure")
+    assert picture.size == (2 * about["image/png"]["width"], 2 * about["image/png"]["height"])
+    assert picture.getpixel((0, 0))[3] == 0
+
+
+@pytest.mark.parametrize("draw", [all_reduce, memory])
+def test_the_same_data_is_the_same_bytes(draw):
+    one, other = (draw.__wrapped__()._repr_png_() for _ in range(2))
+    assert one == other
+    assert b"matplotlib" not in one
+
+
+def test_a_shard_is_its_slice_of_the_whole():
+    found = marks(stages())
+    unit = found["no ZeRO 0 parameters"][3] / 2
+    for stage, title in enumerate(("no ZeRO", "ZeRO-1", "ZeRO-2", "ZeRO-3")):
+        for rank, blocks in enumerate(zero(stage)):
+            for kind, _, shard, size in blocks:
+                _, top, _, high = found[f"{title} {rank} {kind}"]
+                part, of = shard or (0, 1)
+                assert high == pytest.approx(size / of * unit)
+                assert top == pytest.approx(found[f"no ZeRO 0 {kind}"][1] + part * high)
+
+
+def test_blocks_with_their_own_names_have_them_inside_and_others_have_them_once_beside():
+    assert [f"layer {i}" for i in range(16)] == [t for t in texts(DRAWN["layers"]()) if t.startswith("layer")]
+    assert [texts(stages()).count(kind) for kind in SIZES] == [1, 1, 1]
+    assert [text for text in ("16", "4 + 12/N", "bytes per\nparameter") if text not in texts(stages())] == []
+    crowded = drawings.who_holds([[("a name as long as this", "gathered"), (f"{r}", "compute")] for r in range(8)])
+    assert texts(crowded)[-1] == "gathered"  # explained at the bottom
+
+
+def test_arrows_go_from_their_sender_to_their_receiver():
+    figure = drawings.who_sends([(0, 1, 1.5e6), (3, 0, "all of it")], 4)
+    found = marks(figure)
+    assert found["0 to 1"][0][0] < found["0 to 1"][-1][0]
+    assert found["0 to 1"][0][1] == found["0 to 1"][-1][1]
+    assert found["3 to 0"][0][0] > 6 > 1.2 > found["3 to 0"][-1][0]
+    assert texts(figure)[:2] == ["1.5 MB", "all of it"]
+    assert len([name for name in marks(everyone(4)) if " to " in name]) == 12
+
+
+def test_each_piece_goes_along_its_row_to_the_rank_that_gets_it():
+    found = marks(all_reduce())
+    for k in range(4):
+        start, end = found[f"reduce-scatter {k}"][0], found[f"reduce-scatter {k}"][-1]
+        left, top, wide, high = found[f"sums {k} {k}"]
+        assert start[1] == end[1] == pytest.approx(top + high / 2)
+        assert start[0] >= found[f"before 3 {k}"][0] + wide
+        assert left - 0.1 < end[0] < left
+        assert left + wide < found[f"all-gather {k}"][0][0] < left + wide + 0.1
+    assert "sums 0 1" not in found
+    assert texts(all_reduce()).count("+") == 4
+    assert texts(all_reduce(trace=(1,))).count("+") == 1
+    assert "3 MB" in texts(all_reduce())
+
+
+def test_spans_are_where_their_times_are_and_panels_share_the_axis():
+    found = marks(fsdp())
+    zero_at, unit = found["without communication gather 1"][0], 0.0
+    for title, lanes in (("without", WITHOUT), ("with", WITH)):
+        for lane, spans in lanes.items():
+            start, end, label, _ = spans[-1]
+            left, _, wide, _ = found[f"{title} {lane} {label}"]
+            unit = unit or wide / (end - start)
+            assert wide == pytest.approx(unit * (end - start))
+            if label != "1":
+                assert left + wide == pytest.approx(found["with communication gather 2"][0] + unit * (end - 1))
+    assert zero_at > found["with communication gather 2"][0]  # the last of two with this name
+    assert {"forward", "backward", "11 ms", "8 ms", "time"} <= set(texts(fsdp()))
+
+
+def test_a_span_waits_for_what_its_arrow_says():
+    points = marks(fsdp())["communication 1 to compute 1"]
+    assert points[0][1] > points[-1][1]  # upwards
+
+
+def test_labels_without_room_keep_their_first_letter_which_is_explained():
+    lane = {"network": [(i, i + 1, f"{'gather' if i % 2 else 'reduce'} {i}", "gradients") for i in range(24)]}
+    found = texts(drawings.when(lane))
+    assert [f"{'g' if i % 2 else 'r'}{i}" for i in range(24)] == found[1:25]
+    assert found[-4:] == ["r", "reduce", "g", "gather"]
+
+
+def test_areas_are_as_high_as_the_bytes_and_stand_on_each_other():
+    figure = memory()
+    for title in ("kept", "freed"):
+        areas = {p.get_gid().split()[1]: p.get_xy() for p in figure.paper.patches if p.get_gid().startswith(title)}
+        scale = (areas["optimizer"][:, 1].max() - areas["optimizer"][:, 1].min()) / 12e9
+        tops = {kind: corners[:10:2, 1] for kind, corners in areas.items()}
+        floor = areas["optimizer"][:, 1].max()
+        total = np.zeros(5)
+        for kind in tops:
+            total += (HELD | {"gathered": [4e9, 8e9, 8e9, 4e9, 0] if title == "kept" else [4e9] * 4 + [0]})[kind]
+            np.testing.assert_allclose(floor - tops[kind], total * scale)
+    assert {"peak 23 GB", "peak 19 GB", "optimizer", "gathered", "20 GB", "forward"} <= set(texts(figure))
+    assert texts(DRAWN["thin areas"]())[-1] == "gathered"  # explained at the bottom
+
+
+HOLDS, SENDS, PIECES, WHEN, MEMORY = (
+    getattr(drawings, name) for name in ("who_holds", "who_sends", "pieces", "when", "memory_over_time")
+)
+WRONG = [
+    (lambda: HOLDS([[("w", "weights")]]), "'w' is of kind 'weights': use one of parameters, gathered"),
+    (lambda: HOLDS([[("w", "parameters", (4, 4))]]), "'w' is shard 4 of 4: count 4 shards from 0 to 3"),
+    (lambda: HOLDS([[("w", "parameters", None, 0)]]), "'w' has size 0: give one above 0"),
+    (lambda: HOLDS(zero(0), below=["a", "b"]), "2 texts below 1 panels"),
+    (lambda: HOLDS([]), "nothing to draw"),
+    (lambda: SENDS([(0, 4, 1)], 4), "from rank 0 to rank 4: give two different ranks from 0 to 3"),
+    (lambda: SENDS([(0, 1, -5)], 2), "a message of -5 bytes: give 0 or more"),
+    (lambda: SENDS([], 9), "9 ranks: draw 2 to 8"),
+    (lambda: PIECES({"a": [["x"]]}, [("gather", 1, "")], "parameters"), "1 steps between 1 panels: give 0"),
+    (lambda: PIECES({"a": [["x"], []]}, [], "parameters"), "give each rank the same number, None for what it lacks"),
+    (lambda: WHEN({"compute": [(3, 2, "f", "compute")]}), "'f' in lane 'compute' starts at 3 and ends at 2"),
+    (lambda: WHEN({"compute": [(0, 2, "f", "forward")]}), "'f' is of kind 'forward': use one of"),
+    (lambda: MEMORY({"gradients": [1, -3]}), "'gradients' holds -3 bytes in event 1: give 0 or more"),
+    (lambda: MEMORY({"gradients": [1, 3], "optimizer": [1]}), "2 for 'gradients', 1 for 'optimizer'; give one value per"),
+    (lambda: MEMORY({"weights": [1]}), "of kind 'weights'"),
+]
+
+
+@pytest.mark.parametrize(("draw", "message"), WRONG, ids=range(len(WRONG)))
+def test_an_error_says_what_was_given_and_what_to_give(draw, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        draw()
