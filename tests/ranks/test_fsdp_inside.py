@@ -235,28 +235,7 @@ def test_gradients_leave_while_the_unit_before_computes(shared_world):
         setattr(unit, name, wrapper)
 
     for log in shared_world.run(events):
-        expected = [
-            "B4",
-            "G3",
-            "R4",
-            "B3",
-            "G2",
-            "H4",
-            "R3",
-            "B2",
-            "G1",
-            "H3",
-            "R2",
-            "B1",
-            "G0",
-            "H2",
-            "R1",
-            "B0",
-            "H1",
-            "R0",
-            "H0",
-        ]
-        assert log == expected
+        assert " ".join(log) == "B4 R4 G2 B3 H4 R3 G1 B2 H3 R2 G0 B1 H2 R1 B0 H1 R0 H0"
 
 
 # What can't be.
