@@ -1,6 +1,96 @@
-"""The common mistake in each task of each lesson, and what the check must say about it.
+"""The common mistake in each task of each lesson: what a reader might write, and words that the check then prints.
 
-A lesson's name -> the name that the stub defines -> the source of a wrong version, and words of the check's output.
+MISTAKES[lesson][name] = (source of the stub's cell, words); `name` is the first function or class that the stub defines.
 """
 
-MISTAKES: dict[str, dict[str, tuple[str, str]]] = {}
+_ROW = '''
+class Row:
+    def __init__(self, part):
+        self.parameters = list(part.parameters())
+        self.row = flat(self.parameters).detach()
+        make_views(self.row, self.parameters)
+        self.shard = self.row.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+    def gather(self):
+        self.row.copy_(ring_all_gather(self.shard))
+
+    def reduce(self):
+        grads = flat([p.grad for p in self.parameters])
+        self.shard.grad = ring_reduce_scatter(grads)  # the sum
+        for p in self.parameters:
+            p.grad = None
+'''
+
+_STAGE_2 = '''
+class Stage2(Stage1):
+    def after_backward(self, k):
+        self.rows[k].reduce()
+
+    def step(self):
+        super().step()  # reduces again
+'''
+
+_UNIT = '''
+class Unit(Row):
+    def __init__(self, part):
+        super().__init__(part)
+        self.free()
+
+    def wait(self):
+        if not self.here:
+            self.start()
+        self.work.wait()
+
+    def gather(self):
+        pass
+
+    def free(self):
+        for p in self.parameters:
+            p.data = torch.empty(0)  # the row keeps its memory
+        self.here = False
+
+    def start(self):
+        self.work = dist.all_gather_single(self.row, self.shard, async_op=True)
+        self.here = True
+'''
+
+_STAGE_3 = '''
+class Stage3(Stage2):
+    def __init__(self, gpt):
+        super().__init__(gpt, kind=Unit)
+
+    def before_forward(self, k):
+        self.rows[k].wait()
+
+    def after_forward(self, k):
+        self.rows[k].free()
+
+    def before_backward(self, k):
+        self.rows[k].wait()
+
+    def after_backward(self, k):
+        self.rows[k].free()  # and the gradients stay
+'''
+
+_FSDP = '''
+class FSDP(Stage3):
+    def before_forward(self, k):
+        self.rows[k].wait()
+
+    def after_forward(self, k):
+        if k + 1 < len(self.rows):
+            self.rows[k].free()
+
+    def before_backward(self, k):
+        self.rows[k].wait()
+'''
+
+MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
+    "03_zero": {
+        "Row": (_ROW, "off from one process's weights"),
+        "Stage2": (_STAGE_2, "NoneType"),
+        "Unit": (_UNIT, "a free unit still has memory"),
+        "Stage3": (_STAGE_3, "off from one process's weights"),
+        "FSDP": (_FSDP, "there should be two layers here at once"),
+    },
+}

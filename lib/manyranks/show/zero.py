@@ -1,13 +1,13 @@
 """Chapter 03: memory over a step; an explorer: what each stage of ZeRO holds and sends, and the largest model that fits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import log10
 from typing import NamedTuple
 
 from matplotlib.artist import Artist
 
-from manyranks.show import style, units
+from manyranks.show import drawings, style, units
 from manyranks.show.bars import LONGEST, Bars
 from manyranks.show.explorer import Explorer, choice, log_slider
 from manyranks.theory import Plan, clusters, memory, models, sharding, step
@@ -246,3 +246,121 @@ def _time_limit(now: Setting) -> str:
     if sequences <= 1:
         return f"computing; the network is busy for {sequences:.0%} of the time that one sequence a GPU takes"
     return f"the network, busy for as long as computing {sequences:.2g} sequences a GPU: give each that many a step, or more"
+
+
+def who_holds_what(n: int = 4) -> style.Figure:
+    """Draws what each of n ranks holds of a model's states in stages 0 to 3, with Adam in mixed precision.
+
+    n: ranks, 2 or more
+    """
+    sizes = {"parameters": 2, "gradients": 2, "optimizer": 12}  # bytes per parameter
+    panels = {}
+    for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
+        cut = list(sizes)[len(sizes) - stage :]
+        ranks = [[(kind, kind, (r, n) if kind in cut else None, size) for kind, size in sizes.items()] for r in range(n)]
+        panels[name] = ranks
+    return drawings.who_holds(panels, below=("16", "4 + 12/N", "2 + 14/N", "16/N"), unit="bytes per\nparameter")
+
+
+def stage_1(n: int = 4) -> style.Figure:
+    """Draws where each piece of the gradients goes in stage 1, and where the new weights come from.
+
+    n: ranks, 2 to 8
+    """
+    gradients = [[f"{rank}{k}" for k in range(n)] for rank in "abcdefgh"[:n]]
+    means = [[f"Σ{k}" if k == rank else None for k in range(n)] for rank in range(n)]
+    weights = [[f"w{k}" for k in range(n)] for _ in range(n)]
+    steps = [("reduce-scatter", "", "+"), ("all-gather", "after Adam", "")]
+    return drawings.pieces({"gradients": gradients, "sums": means, "weights": weights}, steps, "gradients")
+
+
+def unit_by_unit(layers: int = 4, here: int = 2, n: int = 4) -> style.Figure:
+    """Draws what n ranks hold of a GPT's parts in stage 3: between steps, and while one layer computes.
+
+    layers: of the GPT; here: the number of the layer that computes
+    """
+    names = ["embedding", *(f"layer {k}" for k in range(layers)), "head"]
+    panels = {}
+    for title, whole in (("between steps", None), (f"layer {here} computes", f"layer {here}")):
+        panels[title] = [
+            [(name, "gathered", None) if name == whole else (name, "parameters", (r, n)) for name in names] for r in range(n)
+        ]
+    return drawings.who_holds(panels)
+
+
+def over_a_step(run: Callable, train: Callable, stage: type, held: Callable) -> dict[str, list[int]]:
+    """Returns what rank 0 holds in the second step, after each part's forward and after each part's backward.
+
+    run: a world's; train: called with a stage and steps; stage: a class with after_forward(k) and after_backward(k); held: called with its
+    object, gives bytes by kind
+    """
+    return run(_watched, train, stage, held)[0]
+
+
+def _watched(train: Callable, stage: type, held: Callable) -> dict[str, list[int]]:
+    seen: list[dict[str, int]] = []
+
+    class Watched(stage):
+        def after_forward(self, k: int) -> None:
+            seen.append(held(self))
+            super().after_forward(k)
+
+        def after_backward(self, k: int) -> None:
+            seen.append(held(self))
+            super().after_backward(k)
+
+    train(Watched, steps=2)
+    second = seen[len(seen) // 2 :]
+    return {kind: [sample[kind] for sample in second] for kind in second[0]}
+
+
+def steps_over_time(run: Callable, train: Callable, held: Callable, stages: Mapping[str, type]) -> style.Figure:
+    """Draws over_a_step() of several stages, by name, side by side."""
+    samples = {name: over_a_step(run, train, stage, held) for name, stage in stages.items()}
+    events = len(next(iter(next(iter(samples.values())).values())))
+    return drawings.memory_over_time(samples, [(0, events / 2, "forward"), (events / 2, events, "backward")])
+
+
+def step_over_time(units: int = 4, gather: float = 1.0, compute: float = 1.4) -> style.Figure:
+    """Draws one step of stage 3, without and with prefetching, on one axis of time.
+
+    units: of the model, 2 or more; gather: time of a gather, and of a reduce-scatter; compute: of a unit's forward, half of
+    its backward's
+    """
+    lanes, phases = {}, {}
+    for title, ahead in (("one at a time: stage 3", False), ("fetch ahead: FSDP", True)):
+        lanes[title], forward_ends, end = _lanes(units, gather, compute, ahead)
+        phases[title] = [(0, forward_ends, "forward"), (forward_ends, end, "backward")]
+    return drawings.when(lanes, phases)
+
+
+def _lanes(units: int, gather: float, compute: float, ahead: bool) -> tuple[dict[str, list], float, float]:
+    """Two lanes; every span starts as soon as its lane is free and what it needs is there."""
+    computing, network, free = [], [], {"compute": 0.0, "network": 0.0}
+
+    def run(lane: str, seconds: float, label: str, kind: str, after: float) -> float:
+        start = max(free[lane], after)
+        free[lane] = start + seconds
+        (computing if lane == "compute" else network).append((start, start + seconds, label, kind))
+        return start + seconds
+
+    order = [*range(1, units + 1)]
+    done, here = 0.0, {}
+    for k in order:
+        if k not in here:
+            here[k] = run("network", gather, f"gather {k}", "gathered", done)
+        start = max(here[k], free["compute"])
+        if ahead and k < units:
+            here[k + 1] = run("network", gather, f"gather {k + 1}", "gathered", start)
+        done = run("compute", compute, f"{k}", "compute", here[k])
+    forward_ends, here = done, {units: done} if ahead else {}
+    for k in reversed(order):
+        if k not in here:
+            here[k] = run("network", gather, f"gather {k}", "gathered", done)
+        start = max(here[k], free["compute"])
+        if ahead and k > 1:
+            here[k - 1] = run("network", gather, f"gather {k - 1}", "gathered", start)
+        computed = run("compute", 2 * compute, f"{k}", "compute", here[k])
+        reduced = run("network", gather, f"reduce {k}", "gradients", computed)
+        done = computed if ahead else reduced
+    return {"compute": computing, "network": network}, forward_ends, max(free.values())

@@ -126,6 +126,39 @@ def memory_over_time(
     return fig
 
 
+@style.styled
+def curves(named: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, height: float = 2.6, width: float = WIDTH) -> Figure:
+    """Draws a curve per name over 0, 1, 2 …, such as losses over steps, on linear axes.
+
+    named: name -> values
+    xlabel, ylabel: with units
+    height, width: of the axes and of the drawing, in inches
+    Raises ValueError without a value.
+    """
+    if not all(named.values()) or not named:
+        raise ValueError("there is a curve without values: give each at least one")
+    most = max(len(values) for values in named.values()) - 1 or 1
+    low, high = min(map(min, named.values())), max(map(max, named.values()))
+    left, top = 0.75, 0.35 + 0.25 * len(named)
+    fig, scale = Figure(width, top + height + 0.55), height / ((high - low) or 1)
+    fig.write(0, 0.15, ylabel, ha="left")
+    for tick in (t for t in MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= t <= high):
+        y = top + (high - tick) * scale
+        fig.write(left - 0.1, y, f"{tick:g}", (left - 0.1, 1), ha="right")
+        fig.line((left, y), (width, y), linewidth=0.6, alpha=0.5, zorder=0)
+    for tick in (t for t in MaxNLocator(6, integer=True).tick_values(0, most) if 0 <= t <= most):
+        fig.write(left + tick / most * (width - left - 0.15), top + height + 0.18, f"{tick:g}")
+    fig.write(width / 2, top + height + 0.42, xlabel)
+    looks = zip((KINDS["parameters"], KINDS["gradients"], KINDS["optimizer"]), ("-", (0, (4, 2)), (0, (1, 1.5))), strict=True)
+    for number, ((name, values), (color, dashes)) in enumerate(zip(named.items(), looks, strict=False)):
+        points = [(left + k / most * (width - left - 0.15), top + (high - v) * scale) for k, v in enumerate(values)]
+        fig.paper.plot(*zip(*points, strict=True), color=color, linestyle=dashes, linewidth=1.8, gid=name)
+        y = 0.4 + 0.25 * number
+        fig.paper.plot((width - 2.75, width - 2.35), (y, y), color=color, linestyle=dashes, linewidth=1.8)
+        fig.write(width - 2.25, y, name, ha="left")
+    return fig
+
+
 def _areas(fig: Figure, at: Sequence[float], floor: float, scale: float, kinds: Mapping, title: str) -> Iterator[str]:
     """Draws one panel's areas from the bottom up; yields the kinds whose area has room for its name."""
     low = [floor] * (len(at) - 1)
