@@ -65,26 +65,36 @@ def it_ends_on_real_gpus(lesson) -> list[str]:
     return [] if any("On real GPUs" in heading for heading in last) else [f'no "On real GPUs" among the last sections: {last}']
 
 
-def its_first_cell_imports(lab) -> list[str]:
-    """All imports stand in the first code cell."""
-    first, *others = [cell.source for cell in pages.code(lab)]
-    late = [source.splitlines()[0] for source in others if names.imports_at_the_top(source)]
-    return [f"an import below the first code cell: {line}" for line in late] + ["no imports"] * (not names.imports(first))
+def its_setup_imports(lab) -> list[str]:
+    """All imports stand in the setup."""
+    setup, sections = _setup(lab)
+    late = [source.splitlines()[0] for _, sources in sections for source in sources if _late(source)]
+    missing = ["no imports"] * (not any(map(names.imports, setup)))
+    return [f"an import below the setup: {line}" for line in late] + missing
 
 
 def its_sections_stand_alone(lab) -> list[str]:
-    """Every name that a section's cells use is defined in that section or in the first code cell."""
-    first = pages.code(lab)[0]
-    sections: list[tuple[str, list[str]]] = [("the opening", [])]
+    """Every name that a section's cells use is defined in that section or in the setup."""
+    setup, sections = _setup(lab)
+    known = set().union(*map(names.defined, setup))
+    found = [f"{heading}: {name} isn't defined" for heading, each in sections for name in names.undefined(each, known)]
+    return found + [f"{name} isn't defined" for name in names.undefined(setup)]
+
+
+def _late(source: str) -> bool:
+    return names.imports_at_the_top(source) and not source.startswith("%%ranks")  # the ranks' own
+
+
+def _setup(lab) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Returns the code of the setup, and of each section below it: the first code cell, and the rest of its section."""
+    setup: list[str] = []
+    sections: list[tuple[str, list[str]]] = []
     for cell in lab.cells:
-        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+        if cell.cell_type == "markdown" and cell.source.startswith("## ") and setup:
             sections.append((cell.source.partition("\n")[0], []))
-        elif cell.cell_type == "code" and cell is not first:
-            sections[-1][1].append(cell.source)
-    known = names.defined(first.source)
-    return [f"{heading}: {name} isn't defined" for heading, sources in sections for name in names.undefined(sources, known)] + [
-        f"{name} isn't defined" for name in names.undefined([first.source])
-    ]
+        elif cell.cell_type == "code":
+            (sections[-1][1] if sections else setup).append(cell.source)
+    return setup, sections
 
 
 def _headings(notebook) -> list[str]:
@@ -100,4 +110,4 @@ LESSON: tuple[Callable, ...] = (
     it_says_its_minutes,
     it_ends_on_real_gpus,
 )
-LAB: tuple[Callable, ...] = (nothing_is_folded, its_first_cell_imports, its_sections_stand_alone)
+LAB: tuple[Callable, ...] = (nothing_is_folded, its_setup_imports, its_sections_stand_alone)

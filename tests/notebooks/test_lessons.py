@@ -85,8 +85,8 @@ BROKEN_LESSONS = [
 ]
 BROKEN_LABS = [
     (form.nothing_is_folded, add(FOLDED), "folded: ## Folded"),
-    (form.its_first_cell_imports, add(new_code_cell("import sys")), "import sys"),
-    (form.its_first_cell_imports, replace("import math", ""), "no imports"),
+    (form.its_setup_imports, add(new_code_cell("import sys")), "import sys"),
+    (form.its_setup_imports, replace("import math", ""), "no imports"),
     (form.its_sections_stand_alone, add(new_markdown_cell("## Three"), new_code_cell("root(3)")), "## Three: root"),
     (form.its_sections_stand_alone, replace("n = 4", ""), "## Two: n"),
 ]

@@ -114,7 +114,7 @@ def start_reduce_scatter(row_E: Tensor, group: Group = None) -> Callable[[], Ten
     A ring needs every rank at every hop, so it can't run beside other work. On gloo each
     rank sends shard k of its row straight to rank k, which adds up what arrives in the
     order of the ranks: an all-to-all, with the same (N − 1)/N of the row per rank.
-    row_E: must stay as it is until then
+    row_E: used up; gloo's thread would keep its memory for a while after the end
     """
     n = dist.get_world_size(group)
     if dist.get_backend(group) != "gloo":
@@ -126,10 +126,12 @@ def start_reduce_scatter(row_E: Tensor, group: Group = None) -> Callable[[], Ten
 
     def shard() -> Tensor:
         work.wait()
-        first_S, *others = arriving_E.chunk(n) if row_E.numel() else [arriving_E]
+        first_S, *others = arriving_E.view(n, -1)
         sum_S = first_S.clone()
         for other_S in others:
             sum_S += other_S
+        for used in (row_E, arriving_E):
+            used.untyped_storage().resize_(0)
         return sum_S
 
     return shard
