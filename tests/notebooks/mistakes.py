@@ -3,7 +3,7 @@
 MISTAKES[lesson][name] = (source of the stub's cell, words); `name` is the first function or class that the stub defines.
 """
 
-_ROW = '''
+_ROW = """
 class Row:
     def __init__(self, part):
         self.parameters = list(part.parameters())
@@ -19,18 +19,18 @@ class Row:
         self.shard.grad = ring_reduce_scatter(grads)  # the sum
         for p in self.parameters:
             p.grad = None
-'''
+"""
 
-_STAGE_2 = '''
+_STAGE_2 = """
 class Stage2(Stage1):
     def after_backward(self, k):
         self.rows[k].reduce()
 
     def step(self):
         super().step()  # reduces again
-'''
+"""
 
-_UNIT = '''
+_UNIT = """
 class Unit(Row):
     def __init__(self, part):
         super().__init__(part)
@@ -52,9 +52,9 @@ class Unit(Row):
     def start(self):
         self.work = dist.all_gather_single(self.row, self.shard, async_op=True)
         self.here = True
-'''
+"""
 
-_STAGE_3 = '''
+_STAGE_3 = """
 class Stage3(Stage2):
     def __init__(self, gpt):
         super().__init__(gpt, kind=Unit)
@@ -70,9 +70,9 @@ class Stage3(Stage2):
 
     def after_backward(self, k):
         self.rows[k].free()  # and the gradients stay
-'''
+"""
 
-_FSDP = '''
+_FSDP = """
 class FSDP(Stage3):
     def before_forward(self, k):
         self.rows[k].wait()
@@ -83,7 +83,7 @@ class FSDP(Stage3):
 
     def before_backward(self, k):
         self.rows[k].wait()
-'''
+"""
 
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "03_zero": {

@@ -188,6 +188,45 @@ def test_units_in_checkpoints_are_gathered_ahead_in_backward_too(shared_world):
         assert (log.count("gather 0"), most) == (2, 2)
 
 
+@pytest.mark.parametrize("widths", [[12] * 6, [7, 30, 5, 11, 3]])
+def test_whole_gradients_take_what_the_theory_says(shared_worlds, widths):
+    """By the garbage collector, which knows all tensors, just before and just after each unit's gradients leave."""
+
+    def peak() -> int:
+        gc.collect()
+        others = set(alive())
+        torch.manual_seed(0)
+        model, seen = FullyShardedDataParallel(nn.Sequential(*itertools.starmap(nn.Linear, itertools.pairwise(widths)))), []
+
+        def note() -> None:
+            known = [*model.parameters(), *(unit.row_E for unit in model.units), *(p.grad for p in model.parameters())]
+            whole = alive([w.grad for unit in model.units for w in unit.whole])
+            left = (alive() | whole).keys() - others - alive(known).keys()
+            seen.append(sum((alive() | whole)[at] for at in left))
+
+        for unit in model.units:
+            unit.reduce = lambda run=unit.reduce: (note(), run(), note())
+            unit.hand_over = lambda run=unit.hand_over: (note(), run())
+        for _ in range(2):
+            seen.clear()
+            model(torch.ones(1, widths[0])).sum().backward()
+            for p in model.parameters():
+                p.grad = None
+        return max(seen)
+
+    def alive(tensors=None) -> dict[int, int]:
+        """Bytes of storages by address: of these tensors, or of all that there are."""
+        every = gc.get_objects() if tensors is None else tensors
+        found = [t.untyped_storage() for t in every if isinstance(t, torch.Tensor) and t.dim()]
+        return {storage.data_ptr(): storage.nbytes() for storage in found if storage.nbytes()}
+
+    units = [a * b + b for a, b in itertools.pairwise(widths)]
+    activations = 4 * 4 * max(widths)  # what little of them is alive between two units
+    for found in shared_worlds.run(peak):
+        expected = sharding.gradients_peak(units, shared_worlds.size, 4)
+        assert expected <= found <= expected + activations
+
+
 # What travels.
 
 

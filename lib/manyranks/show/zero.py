@@ -291,8 +291,10 @@ def unit_by_unit(layers: int = 4, here: int = 2, n: int = 4) -> style.Figure:
 def over_a_step(run: Callable, train: Callable, stage: type, held: Callable) -> dict[str, list[int]]:
     """Returns what rank 0 holds in the second step, after each part's forward and after each part's backward.
 
-    run: a world's; train: called with a stage and steps; stage: a class with after_forward(k) and after_backward(k); held: called with its
-    object, gives bytes by kind
+    run: a world's
+    train: called with a stage and a number of steps
+    stage: a class with after_forward(k) and after_backward(k)
+    held: called with an object of that class, gives bytes by kind
     """
     return run(_watched, train, stage, held)[0]
 

@@ -137,6 +137,24 @@ def gathered_peak(units: Sequence[int], n: int, itemsize: int, prefetch: int = 1
     return max((sum(sizes[first : first + prefetch + 1]) for first in range(len(sizes))), default=0)
 
 
+def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
+    """The most bytes of whole gradients at one time in a step of FSDP, whose reduce-scatters are waited for one unit later.
+
+    When a unit's last gradient is ready, the gradients of the unit before it in backward are still on their way: a row that
+    leaves, and one that arrives. Then they are shards, and this unit's go into a row of their own.
+
+    units: elements of each, in the order of forward
+    n: ranks that share them
+    itemsize: bytes of an element
+    Raises ValueError for negative numbers and n below 1.
+    """
+    _whole("itemsize", itemsize, least=0)
+    rows = [padded(unit, n) for unit in units]
+    waiting = [unit + 2 * row for unit, row in zip(units, rows[1:], strict=False)]
+    leaving = [max(unit + row, 2 * row) for unit, row in zip(units, rows, strict=True)]
+    return itemsize * max([*waiting, *leaving], default=0)
+
+
 class Sent(NamedTuple):
     """Payload that a rank sends in a step, in bytes. gather_forward: for forward, or in stages 1 and 2 after the step."""
 
