@@ -276,6 +276,7 @@ class FullyShardedDataParallel(Sharded):
 
     def _end(self) -> None:
         """Frees everything, and reduces units of which some gradient never came."""
+        self._backward.begin()
         if self._arrived or not self._runs:  # else only inputs' gradients were asked for
             for unit in self.units:
                 unit.free()
