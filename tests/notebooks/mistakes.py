@@ -87,10 +87,10 @@ class FSDP(Stage3):
 
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "03_zero": {
-        "Row": (_ROW, "off from one process's weights"),
+        "Row": (_ROW, "the weights are off by"),
         "Stage2": (_STAGE_2, "NoneType"),
         "Unit": (_UNIT, "a free unit still has memory"),
-        "Stage3": (_STAGE_3, "off from one process's weights"),
+        "Stage3": (_STAGE_3, "the weights are off by"),
         "FSDP": (_FSDP, "there should be two layers here at once"),
     },
 }

@@ -52,9 +52,19 @@ def guesses(notebook) -> tuple[int, list[str]]:
         hidden = cell is not None and cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
         if asked and not hidden:
             wrong.append(f"{before.source}: the next code cell's output isn't hidden")
+        elif asked and _first_line(cell) not in ("", "You guessed None"):
+            wrong.append(
+                f"{before.source}: JupyterLab shows the first line of a hidden output; print 'You guessed' and the guess"
+            )
         elif hidden and not asked:
             wrong.append(f"{cell.source.splitlines()[0]}: the output is hidden, but there is no guess above it")
     return sum(map(is_guess, cells)), wrong
+
+
+def _first_line(cell) -> str:
+    """Returns the first line of a cell's first output, which JupyterLab shows of a hidden one; "" for a picture."""
+    text = cell.outputs[0].get("text", "") if cell.get("outputs") else ""
+    return text.partition("\n")[0]
 
 
 def is_guess(cell) -> bool:

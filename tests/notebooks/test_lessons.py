@@ -2,7 +2,7 @@
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from tests.notebooks import fakes, form, names, pages, reading
 from tests.notebooks.execute import clean
@@ -57,6 +57,12 @@ def unmark(part):
     return change
 
 
+def leak(notebook):
+    """The hidden answer's first line says it."""
+    (cell,) = [cell for cell in notebook.cells if cell.source == 'print("four")']
+    cell.outputs = [new_output("stream", text="four\nYou guessed None\n")]
+
+
 FOLDED = new_markdown_cell("## Folded", metadata={reading.FOLDED: True})
 BROKEN_LESSONS = [
     (form.it_is_short, add(new_markdown_cell("word " * 2000)), "words of prose"),
@@ -74,6 +80,7 @@ BROKEN_LESSONS = [
     (form.the_reader_writes, unmark("if not right_total:"), "source must be hidden"),
     (form.the_reader_writes, unmark('print("four")'), "output isn't hidden"),
     (form.the_reader_writes, remove("guess = None"), "no guess above it"),
+    (form.the_reader_writes, leak, "shows the first line of a hidden output"),
     (form.the_reader_writes, replace("dist.all_reduce(x)\n", "dist.all_reduce(x)\n        x = +x\n"), "the answer has 3"),
     (form.it_stands_alone, add(new_code_cell("import pandas")), "imports pandas"),
     (form.it_stands_alone, add(new_code_cell("later()"), new_code_cell("def later(): ...")), "later isn't defined"),
