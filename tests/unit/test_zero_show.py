@@ -215,3 +215,30 @@ def test_a_bar_is_drawn_for_every_stage():
     plot = Stages()
     plot.update(**DEFAULT)
     assert len(widths(plot._largest)) == len(widths(plot._sent)) == len(STAGES)
+
+
+@pytest.mark.parametrize("units", [2, 3, 6])
+def test_the_drawing_of_a_step_hides_messages_only_when_it_fetches_ahead(units):
+    gather, compute = 1.0, 1.5
+    alone, forward_alone, end_alone = zero._lanes(units, gather, compute, ahead=False)
+    beside, forward_beside, end_beside = zero._lanes(units, gather, compute, ahead=True)
+    assert forward_alone == units * (gather + compute)
+    assert end_alone == units * (gather + compute) + units * (2 * gather + 2 * compute)
+    assert forward_beside == gather + units * compute
+    assert end_beside == gather + 3 * units * compute + gather
+    for lanes, gathers in ((alone, 2 * units), (beside, 2 * units - 1)):
+        labels = [label for *_, label, _ in lanes["network"]]
+        assert (sum("gather" in label for label in labels), sum("reduce" in label for label in labels)) == (gathers, units)
+        for lane in lanes.values():
+            assert all(end <= start for (_, end, *_), (start, *_) in itertools.pairwise(sorted(lane)))
+
+
+def test_what_each_stage_holds_is_drawn_as_the_theory_has_it():
+    figure = zero.who_holds_what(4)
+    heights = {patch.get_gid(): patch.get_height() for patch in figure.paper.patches if patch.get_gid()}
+    for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
+        held = memory.model_states(1e9, Plan(dp=4, batch=4, zero=stage))
+        for rank in range(4):
+            drawn = [heights[f"{name} {rank} {kind}"] for kind in ("parameters", "gradients", "optimizer")]
+            expected = [held.parameters, held.gradients, held.optimizer]
+            assert drawn == pytest.approx([size / expected[0] * drawn[0] for size in expected])

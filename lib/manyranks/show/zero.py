@@ -20,7 +20,7 @@ RECIPES = {
 }
 SEQ = 1024  # tokens of a sequence
 _MODELS = ("gpt2-xl", "megatron-7.5b", "llama3-70b", "gpt3-175b", "llama3-405b", "megatron-1t")
-_CLUSTERS = ("v100-dgx", "a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx")
+_CLUSTERS = ("v100-dgx", "a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72")
 _HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
 _SENT = {
     "gathers, forward": (style.BLUE, ""),
