@@ -288,19 +288,19 @@ def unit_by_unit(layers: int = 4, here: int = 2, n: int = 4) -> style.Figure:
     return drawings.who_holds(panels)
 
 
-def over_a_step(run: Callable, train: Callable, stage: type, held: Callable) -> dict[str, list[int]]:
-    """Returns what rank 0 holds in the second step, after each part's forward and after each part's backward.
+def over_a_step(run: Callable, train: Callable, stage: type, held: Callable) -> list:
+    """Returns what `held` says on rank 0 in the second step, after each part's forward and after each part's backward.
 
     run: a world's
     train: called with a stage and a number of steps
     stage: a class with after_forward(k) and after_backward(k)
-    held: called with an object of that class, gives bytes by kind
+    held: called with an object of that class
     """
     return run(_watched, train, stage, held)[0]
 
 
-def _watched(train: Callable, stage: type, held: Callable) -> dict[str, list[int]]:
-    seen: list[dict[str, int]] = []
+def _watched(train: Callable, stage: type, held: Callable) -> list:
+    seen = []
 
     class Watched(stage):
         def after_forward(self, k: int) -> None:
@@ -312,14 +312,25 @@ def _watched(train: Callable, stage: type, held: Callable) -> dict[str, list[int
             super().after_backward(k)
 
     train(Watched, steps=2)
-    second = seen[len(seen) // 2 :]
-    return {kind: [sample[kind] for sample in second] for kind in second[0]}
+    return seen[len(seen) // 2 :]
+
+
+def whole_units(run: Callable, train: Callable, stage: type) -> str:
+    """Returns the units that have memory at the moments of over_a_step, such as "0 1 2 2 1 0" for three, one at a time."""
+    return " ".join("".join(map(str, units)) or "-" for units in over_a_step(run, train, stage, _whole))
+
+
+def _whole(stage) -> list[int]:
+    return [k for k, unit in enumerate(stage.rows) if unit.row.untyped_storage().nbytes()]
 
 
 def steps_over_time(run: Callable, train: Callable, held: Callable, stages: Mapping[str, type]) -> style.Figure:
     """Draws over_a_step() of several stages, by name, side by side."""
-    samples = {name: over_a_step(run, train, stage, held) for name, stage in stages.items()}
-    events = len(next(iter(next(iter(samples.values())).values())))
+    samples = {}
+    for name, stage in stages.items():
+        moments = over_a_step(run, train, stage, held)
+        samples[name] = {kind: [moment[kind] for moment in moments] for kind in moments[0]}
+        events = len(moments)
     return drawings.memory_over_time(samples, [(0, events / 2, "forward"), (events / 2, events, "backward")])
 
 
@@ -346,21 +357,21 @@ def _lanes(units: int, gather: float, compute: float, ahead: bool) -> tuple[dict
         (computing if lane == "compute" else network).append((start, start + seconds, label, kind))
         return start + seconds
 
-    order = [*range(1, units + 1)]
+    order = [*range(units)]
     done, here = 0.0, {}
     for k in order:
         if k not in here:
             here[k] = run("network", gather, f"gather {k}", "gathered", done)
         start = max(here[k], free["compute"])
-        if ahead and k < units:
+        if ahead and k + 1 < units:
             here[k + 1] = run("network", gather, f"gather {k + 1}", "gathered", start)
         done = run("compute", compute, f"{k}", "compute", here[k])
-    forward_ends, here = done, {units: done} if ahead else {}
+    forward_ends, here = done, {units - 1: done} if ahead else {}
     for k in reversed(order):
         if k not in here:
             here[k] = run("network", gather, f"gather {k}", "gathered", done)
         start = max(here[k], free["compute"])
-        if ahead and k > 1:
+        if ahead and k > 0:
             here[k - 1] = run("network", gather, f"gather {k - 1}", "gathered", start)
         computed = run("compute", 2 * compute, f"{k}", "compute", here[k])
         reduced = run("network", gather, f"reduce {k}", "gradients", computed)
