@@ -131,9 +131,10 @@ def torchs_own_inunit(module):
 @wrong("Unit", "write it yourself")
 class TheChaptersOwnInUnit:
     def __init__(self, module):
-        from manyranks.parallel.units import Unit
+        from manyranks.parallel.fsdp import Unit
+        from manyranks.parallel.partition import cut
 
-        self.unit = Unit("it", dict(module.named_parameters()))
+        self.unit = Unit(cut(module, [module], lambda parameter: None, []).parts[0])
         self.start = self.wait = self.free = self.reduce = lambda: None
 
 
