@@ -58,6 +58,18 @@ class Gates(nn.Module):
         return self.recurrent(x)[0]
 
 
+class Attends(nn.Module):
+    """PyTorch's attention uses its last layer's weight without calling that layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True, dtype=F64)
+
+    def forward(self, x):
+        return self.attention(x[None], x[None], x[None], need_weights=False)[0][0]
+
+
 def blocks(wrap) -> nn.Module:
     return nn.Sequential(*map(wrap, layers(F64)))
 
@@ -71,6 +83,7 @@ BUILDS = {  # from a wrapper to a model around it
     "a dictionary": Dictionary,
     "frozen": lambda wrap: Outer(wrap(Frozen()), head()),
     "tied inside": lambda wrap: Outer(wrap(Tied()), head()),
+    "attention": lambda wrap: Outer(wrap(Attends()), head()),
     "recurrent": lambda wrap: Outer(wrap(Gates()), head()),
 }
 
@@ -118,7 +131,7 @@ def test_a_parent_s_parameters_are_the_shards_that_train(shared_world, name):
             assert sum(size for (size,) in sizes) == p.numel()
 
 
-@pytest.mark.parametrize("name", ["one inside", "block by block, and around them"])
+@pytest.mark.parametrize("name", ["one inside", "block by block, and around them", "attention"])
 def test_so_they_are_with_zero_3(shared_world, name):
     assert max(gap for gap, _ in shared_world.run(against_one_process, name, Zero3)) < 1e-12
 
@@ -292,3 +305,93 @@ def test_what_would_be_wrong_is_refused_before_the_first_message(shared_world):
         assert found.keys() == words.keys()
         for name, said in words.items():
             assert said in found[name]
+
+
+# What users do.
+
+
+class Breaks(Exception):
+    pass
+
+
+def test_after_a_backward_that_raised_training_goes_on(shared_world):
+    """Nothing of the broken step is left; without it, the steps are those of one process."""
+
+    def both() -> float:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        model, alone = FullyShardedDataParallel(layers(F64)), layers(F64)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, alone)]
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            if step == 2:
+                handle = model.module[1].register_forward_hook(lambda m, x, y: y.register_hook(fails) and None)
+                loss = model(data(rank, 99)).square().mean()
+                handle.remove()
+                with pytest.raises(Breaks):
+                    loss.backward()
+                optimizers[0].zero_grad()  # of what had arrived before, as without a wrapper
+            model(data(rank, step)).square().mean().backward()
+            sum(alone(data(r, step)).square().mean() / n for r in range(n)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        whole = model.full_state_dict()
+        return max((whole[key] - value).abs().max().item() for key, value in alone.state_dict().items())
+
+    def fails(grad):
+        raise Breaks
+
+    assert max(shared_world.run(both)) < 1e-12
+
+
+def test_hooks_on_gradients_run_before_and_after_wrapping(shared_world):
+    """One on the whole gradient of each rank, one on the mean's shard: both are linear here."""
+
+    def both() -> float:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        model, alone = layers(F64), layers(F64)
+        model[0].weight.register_hook(lambda grad: 3 * grad)
+        model = FullyShardedDataParallel(model)
+        model.module[1].weight.register_hook(lambda grad: 5 * grad)
+        seen = []
+        model.module[2].register_forward_pre_hook(lambda m, x: seen.append(tuple(m.weight.shape)))
+        model(data(rank, 0)).square().mean().backward()
+        sum(alone(data(r, 0)).square().mean() / n for r in range(n)).backward()
+        with torch.no_grad():
+            alone[0].weight.grad *= 3
+            alone[1].weight.grad *= 5
+            for m in (model, alone):
+                for p in m.parameters():
+                    p -= p.grad
+        whole = model.full_state_dict()
+        assert seen == [(WIDTH, WIDTH)]
+        return max((whole[key] - value).abs().max().item() for key, value in alone.state_dict().items())
+
+    assert max(shared_world.run(both)) < 1e-12
+
+
+def test_a_backward_with_weights_of_before_a_step_is_refused(shared_world):
+    def message() -> str:
+        model = FullyShardedDataParallel(layers(F64))
+        loss = model(data(0, 0)).square().mean()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(1)
+        with pytest.raises(RuntimeError) as error:
+            loss.backward()
+        return str(error.value)
+
+    assert all("modified by an inplace operation" in text for text in shared_world.run(message))
+
+
+def test_sums_that_no_sync_keeps_can_be_forgotten(shared_world):
+    def both() -> bool:
+        first, second = (FullyShardedDataParallel(layers(F64)) for _ in range(2))
+        with first.no_sync():
+            first(data(0, 7)).sum().backward()
+        first.zero_grad()
+        for model in (first, second):
+            model(data(dist.get_rank(), 0)).sum().backward()
+        return all(torch.equal(a.grad, b.grad) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+    assert shared_world.run(both) == [True] * 3

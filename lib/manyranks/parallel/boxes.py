@@ -8,7 +8,7 @@
 A rank's shard of a row is a range of a parameter's elements, which is cut out of the whole
 one by tensor parallelism, say. That is a few boxes: of a matrix, the end of one row, some
 whole rows, and the beginning of another one. So no rank has to put a tensor together, and
-none has more in memory than it trains with. What several ranks have is written by one.
+none has more in memory than it trains with. If several ranks have the same, one writes it.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ def of_model(
 
 
 def _whole(name: str, tensor: Tensor) -> list[Box]:
-    """What every rank has of the same."""
+    """Returns the box of a tensor that every rank has whole."""
     return of_range(name, tensor.detach().view(-1), 0, tensor.shape or (1,))
 
 
@@ -169,7 +169,7 @@ def save(
     group: dist.ProcessGroup | None = None,
     **facts: object,
 ) -> None:
-    """Writes what the group's ranks have, each its part; of facts, those of one rank.
+    """Writes the group's tensors, each rank its part, and the facts that one rank gives.
 
     All of them call it. Boxes of one tensor are the same on two ranks, or lie apart.
     PyTorch raises CheckpointException where they overlap, or leave some of a tensor out.
@@ -186,7 +186,7 @@ def save(
 
 
 def facts(folder: Path, group: dist.ProcessGroup | None = None) -> dict[str, object]:
-    """What save() was told beside the tensors. All ranks of the group call it.
+    """Returns the facts that save() was given. All ranks of the group call it.
 
     Raises ValueError for a folder that save() has not written.
     """

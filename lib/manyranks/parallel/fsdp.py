@@ -36,8 +36,8 @@ class Unit:
 
     The model's Parameters become `shards`, which an optimizer trains. While the unit is
     here, modules compute with `whole`, Parameters that are views of one row. The row's
-    memory comes and goes. What autograd has saved for backward lies in it, and is right
-    again as soon as the row is gathered again.
+    memory comes and goes. Autograd's saved tensors lie in it, too, and are right again as
+    soon as the row is gathered again.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Unit:
         self.missing = set(self.whole)  # those whose gradients haven't come
         self.used = False  # in a forward pass whose gradients weren't reduced yet
         self.gathered = True
+        self._versions = [shard._version for shard in self.shards]  # of what was gathered
         self._gather: dist.Work | None = None  # the row is on its way here
         self._reduction: Callable[[], Tensor] | None = None  # gradients are on their way
         self.free()
@@ -66,6 +67,10 @@ class Unit:
     @torch.no_grad()
     def start(self) -> None:
         """Starts to gather the row, unless it's here or on its way."""
+        if self._versions != (now := [shard._version for shard in self.shards]):
+            self._versions = now
+            self.free()
+            torch.autograd.graph.increment_version(self.whole)  # refuses an older backward
         if not self.gathered:
             self.row_E.untyped_storage().resize_(self.bytes)
             mine_S = self.row.join(self.shards, self.row.own(self.row_E))
@@ -108,11 +113,15 @@ class Unit:
         if self.replicas is not None:
             mean_S /= dist.get_world_size(self.replicas)
             dist.all_reduce(mean_S, group=self.replicas)
-        grads = self.row.split(mean_S.to(self.shards[0].dtype))
-        for shard, grad in zip(self.shards, grads, strict=True):
-            shard.grad = grad if shard.grad is None else shard.grad.add_(grad)
-            for hook in [*(shard._post_accumulate_grad_hooks or {}).values()]:
-                hook(shard)  # such as an optimizer's step, during backward
+        partition.accumulate(self.shards, self.row.split(mean_S.to(self.shards[0].dtype)))
+
+    def forget(self) -> None:
+        """Drops whole gradients, and those on their way."""
+        if self._reduction is not None:
+            self._reduction()
+        self._reduction, self.missing, self.used = None, set(self.whole), False
+        for whole in self.whole:
+            whole.grad = None
 
 
 class FullyShardedDataParallel(Sharded):
@@ -122,7 +131,7 @@ class FullyShardedDataParallel(Sharded):
     here and in every module around it: one flat tensor per parameter, maybe empty, under
     the parameter's own name. Wrappers may lie in each other; the outermost one leads.
 
-    module: reached as .module; its parameters become those of the group's rank 0
+    module: reached as .module; all ranks start from the parameters of the group's rank 0
     group: the ranks that share, None for all
     mesh: replicas × shards, instead of a group: the ranks of a row share the parameters,
         and gradients are averaged over the rows, too (HSDP)
@@ -166,20 +175,15 @@ class FullyShardedDataParallel(Sharded):
         for wrapper in inner:
             self._needs |= wrapper._follow(self)
         self.units = list(dict.fromkeys(u for of in self._needs.values() for u in of))
-        self._leads, self._hooks, self._reduces = lambda: self, [], True
+        self._leads, self._reduces = lambda: self, True
         self._forward, self._backward = partition.Order(), partition.Order()
         self._done: list[Unit] = []  # not needed any more in this pass, but not freed
         self._leaving: Unit | None = None  # its gradients are on their way
         self._runs = self._arrived = False  # a backward; a gradient in it
         self._frees = partition.Ends(self._needs)
-        for used in self._needs:
-            before, after = self._before_forward, self._after_forward
-            self._hooks.append(used.register_forward_pre_hook(before, with_kwargs=True))
-            self._hooks.append(used.register_forward_hook(after))
-        for unit in self.units:
-            for whole in unit.whole if unit.learns else ():
-                hook = partial(self._gradient, unit)
-                self._hooks.append(whole.register_post_accumulate_grad_hook(hook))
+        self._hooks = partition.hooks(
+            self._needs, self._before_forward, self._after_forward, self._gradient
+        )
 
     def _follow(self, lead: "FullyShardedDataParallel") -> dict[nn.Module, list[Unit]]:
         """Leaves it to a wrapper around this one to say when units come and go."""
@@ -199,7 +203,9 @@ class FullyShardedDataParallel(Sharded):
         self._backward.begin()
         if self._reduces:  # else no optimizer has stepped since what is still here came
             self._free_done()
-        self._runs = False  # the last backward may have raised
+        if self._runs:  # the last backward has raised, and its gradients are incomplete
+            self._leaving, self._runs, self._arrived = None, False, False
+            self.forget()
         outputs = self.module(*args, **kwargs)
         for output in learning(outputs):
             output.register_hook(lambda grad: self._expect_end())
@@ -236,7 +242,7 @@ class FullyShardedDataParallel(Sharded):
     def _gradient(self, unit: Unit, whole: nn.Parameter) -> None:
         """A parameter's gradient is ready. When all of a unit's are, they leave."""
         self._expect_end()
-        self._arrived = True
+        self._arrived = unit.used = True
         unit.missing.discard(whole)
         if not unit.missing:
             unit.free()
@@ -275,7 +281,7 @@ class FullyShardedDataParallel(Sharded):
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
-        """Frees everything, and reduces units of which some gradient never came."""
+        """Frees everything, and reduces units that still miss a gradient."""
         self._backward.begin()
         if self._arrived or not self._runs:  # else only inputs' gradients were asked for
             for unit in self.units:
@@ -284,6 +290,7 @@ class FullyShardedDataParallel(Sharded):
                     self._reduce(unit)
             self._hand_over()
             self._done.clear()
+            self._frees.clear()
         self._runs = self._arrived = False
 
     def finish(self) -> None:
@@ -291,4 +298,3 @@ class FullyShardedDataParallel(Sharded):
         lead = self._leads()
         lead._runs = False
         lead._end()
-        lead._frees.clear()

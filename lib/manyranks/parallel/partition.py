@@ -1,4 +1,4 @@
-"""How a model is cut into the units of stage 3, and the order in which it uses them."""
+"""Cuts a model into the units of stage 3, and follows the order it uses them in."""
 
 import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
 
 from manyranks.parallel import replicas
 from manyranks.parallel.sharding import Group, Named, is_shard, wide
 
 Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
-_LISTS, _LEAVES = (nn.ModuleList, nn.ModuleDict), (nn.ParameterList, nn.ParameterDict)
 
 
 class Part(NamedTuple):
@@ -61,7 +62,7 @@ def cut(
 
     A unit's parameters share a dtype, a device and `key`, and learn or are frozen
     together. A tied parameter belongs to the first unit that has it.
-    units: None for the module's children, and those of its lists
+    units: None for the module's children and the children of its lists
     inner: wrappers in the module, which have units already
     Raises ValueError for a unit that isn't in the module or lies in another one, and for a
     parameter that a module outside this one, or in an inner wrapper, shares.
@@ -70,7 +71,8 @@ def cut(
     inside = {part for unit in whole for part in unit.modules()}
     parts, needs, unit_of = [], {}, {}
     for path, part in _outside(module, inner):
-        own = {} if part in inside else _own(path, part)
+        passive = part is not module and _is_passive(part)  # the one around it has them
+        own = {} if part in inside or passive else _own(path, part)
         if part in whole:
             for at, one in _outside(part, inner, path):
                 own |= _own(at, one)
@@ -161,8 +163,37 @@ def levels(group: Group, mesh: DeviceMesh | None) -> tuple[Group, Group]:
     return mesh.get_group(1), mesh.get_group(0)
 
 
+def accumulate(shards: list[nn.Parameter], grads: list[Tensor]) -> None:
+    """Adds to the shards' gradients, and calls the shards' hooks as autograd would."""
+    for shard, grad in zip(shards, grads, strict=True):
+        for hook in [*(shard._backward_hooks or {}).values()]:
+            grad = grad if (changed := hook(grad)) is None else changed
+        shard.grad = grad if shard.grad is None else shard.grad.add_(grad)
+        for hook in [*(shard._post_accumulate_grad_hooks or {}).values()]:
+            hook(shard)  # such as an optimizer's step, during backward
+
+
+def hooks(
+    needs: dict[nn.Module, list], before: Callable, after: Callable, gradient: Callable
+) -> list[RemovableHandle]:
+    """Has modules call before() and after() their forward, and parameters gradient().
+
+    Ours comes first: other hooks may use a module's parameters.
+    """
+    found = []
+    for module in needs:
+        how = {"with_kwargs": True, "prepend": True}
+        found.append(module.register_forward_pre_hook(before, **how))
+        found.append(module.register_forward_hook(after))
+    for unit in dict.fromkeys(unit for units in needs.values() for unit in units):
+        for whole in unit.whole if unit.learns else ():
+            hook = partial(gradient, unit)
+            found.append(whole.register_post_accumulate_grad_hook(hook))
+    return found
+
+
 class Order:
-    """The order in which modules compute: noted as they come, expected the next time."""
+    """Notes the order that modules compute in, and expects the same order next time."""
 
     def __init__(self):
         self._modules: list[nn.Module] = []
@@ -191,21 +222,21 @@ class Ends:
         self._needs = needs
         self._shared = {unit for unit in needed if needed.count(unit) > 1}
         self._computing: set[nn.Module] = set()
-        self._hooks: dict[object, object] = {}
 
     def watch(self, module: nn.Module, inputs: object) -> None:
         """Waits for the gradients of all of a module's inputs."""
-        if tensors := learning(inputs):
-            ended = partial(self._ended, module, key := object())
-            hook = torch.autograd.graph.register_multi_grad_hook(tensors, ended)
-            self._hooks[key] = hook
+        missing = set(range(len(tensors := learning(inputs))))
+        for k, tensor in enumerate(tensors):
+            tensor.register_hook(partial(self._arrived, module, missing, k))
 
     def begin(self, module: nn.Module) -> None:
         """The module's backward begins."""
         self._computing.add(module)
 
-    def _ended(self, module: nn.Module, key: object, grads: tuple) -> None:
-        self._hooks.pop(key).remove()
+    def _arrived(self, module: nn.Module, missing: set[int], k: int, grad: Tensor) -> None:
+        missing.discard(k)
+        if missing:
+            return
         self._computing.discard(module)
         needed = {unit for other in self._computing for unit in self._needs[other]}
         for unit in self._needs[module]:
@@ -213,17 +244,14 @@ class Ends:
                 unit.free()
 
     def clear(self) -> None:
-        """Forgets forward passes without a backward; a hook holds the graph it is in."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
+        """Forgets modules whose backward never came to its end."""
         self._computing.clear()
 
 
 def learning(values: object) -> list[Tensor]:
-    """Returns the tensors in nested values, or in an object's attributes, that learn."""
+    """Returns the results that learn, in nested values or an object's attributes."""
     leaves = tree_leaves((values, getattr(values, "__dict__", None)))
-    return [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    return [x for x in leaves if isinstance(x, Tensor) and x.grad_fn is not None]
 
 
 def cast(values: object, dtype: torch.dtype) -> object:
@@ -266,11 +294,7 @@ def _chosen(
 ) -> list[nn.Module]:
     """Returns the modules that are gathered as a whole."""
     if units is None:
-        children = [
-            c.children() if isinstance(c, _LISTS) else (c,) for c in module.children()
-        ]
-        each = [u for group in children for u in group if not isinstance(u, _LEAVES)]
-        return [unit for unit in each if unit not in inner]
+        return [unit for unit in _active(module) if unit not in inner]
     units, names = list(units), {part: name for name, part in module.named_modules()}
     for unit in units:
         if unit not in names:
@@ -283,12 +307,24 @@ def _chosen(
     return units
 
 
+def _is_passive(module: nn.Module) -> bool:
+    """Tells whether a module is never called: lists, and a part of PyTorch's attention."""
+    unchanged = type(module).forward is nn.Module.forward and "forward" not in vars(module)
+    return unchanged or isinstance(module, NonDynamicallyQuantizableLinear)
+
+
+def _active(module: nn.Module) -> Iterator[nn.Module]:
+    """The nearest modules in this one that are called."""
+    for child in module.children():
+        yield from _active(child) if _is_passive(child) else (child,)
+
+
 def _own(path: str, module: nn.Module) -> Named:
-    """Returns its own parameters, and those of its lists, which have no forward."""
+    """Returns its own parameters, and its parameter lists', which have no forward."""
     own = dict(module.named_parameters(path, recurse=False))
     for name, child in module.named_children():
-        if isinstance(child, _LEAVES):
-            own |= dict(child.named_parameters(f"{path}.{name}" if path else name))
+        if _is_passive(child):
+            own |= _own(f"{path}.{name}" if path else name, child)
     for name, p in own.items():
         if is_shard(p):
             raise ValueError(

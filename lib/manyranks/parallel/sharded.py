@@ -1,4 +1,4 @@
-"""What a fully sharded module can do between steps: accumulate, clip, tell its state."""
+"""A fully sharded module between steps: accumulates, clips, and tells its state."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,8 @@ class Sharded(nn.Module):
         """Inside, gradients add up on each rank, whole; none are sent.
 
         The next backward outside reduces the sums. It saves messages and costs memory:
-        without it, each backward adds to the shards' gradients.
+        without it, each backward adds to the shards' gradients. To forget the sums, call
+        this module's zero_grad(): an optimizer's doesn't know them.
         """
         lead = self._leads()
         before, lead._reduces = lead._reduces, False
@@ -27,6 +28,16 @@ class Sharded(nn.Module):
             yield
         finally:
             lead._reduces = before
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears all gradients, also those that no_sync() has kept whole."""
+        super().zero_grad(set_to_none)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops gradients that haven't come to the shards."""
+        for unit in self.units:
+            unit.forget()
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Returns the module's state_dict, whole, on every rank; all ranks call it."""

@@ -1,7 +1,7 @@
-"""ZeRO: every rank of data parallelism holds the same bytes N times over. Share them out.
+"""ZeRO: in data parallelism every rank holds the same bytes; ZeRO keeps each byte once.
 
 With 2 bytes for a parameter, 2 for its gradient and 12 for its master and Adam's moments,
-Φ parameters take on each of N ranks:
+Φ parameters take this much on each of N ranks:
 
     data parallelism                       16Φ               all-reduce of gradients
     stage 1: optimizer states sharded      4Φ + 12Φ/N        reduce-scatter + all-gather
@@ -42,7 +42,7 @@ from manyranks.parallel.sharding import (
 
 
 class ShardedRow:
-    """Parameters that are views of one row, of which this rank's optimizer has a shard.
+    """Makes parameters views of one row; this rank's optimizer has a shard of it.
 
     named: parameters of one dtype by name; they become views of row_E
     group: the ranks that share, None for all
@@ -179,7 +179,7 @@ class ZeroOptimizer:
             self._reduce_next()
 
     def _backward_over(self) -> None:
-        """What has not left, for some parameter has no gradient, leaves now."""
+        """Reduces the rows that haven't left because a parameter has no gradient."""
         while self._left < len(self.rows):
             self._reduce_next()
         self._left, self._backward = 0, False
@@ -234,7 +234,7 @@ class ZeroOptimizer:
         self._prepared = False
 
     def held(self) -> Held:
-        """What this rank holds now, padding included; gradients from backward to step()."""
+        """Returns what this rank holds now, padding included; gradients until step()."""
         whole = [p.grad for row in self.rows for p in row.parameters]
         shards = [row.shard_S.grad if self._prepared else row.grad_S for row in self.rows]
         return Held(
@@ -252,7 +252,7 @@ class Zero3(FullyShardedDataParallel):
     its backward and go afterwards, and no message runs beside computing. A tied parameter
     belongs to the first module that has it.
 
-    module: reached as .module; its parameters become those of the group's rank 0
+    module: reached as .module; all ranks start from the parameters of the group's rank 0
     group: the ranks that share, None for all
     Raises ValueError as FullyShardedDataParallel does.
     """

@@ -33,7 +33,7 @@ _SHOWN = 4  # times a device's memory; what is more is cut off
 
 
 class Setting(NamedTuple):
-    """What the controls say. stage: a key of STAGES; k: shards of HSDP; precision: a key of theory.plan.RECIPES."""
+    """Holds what the controls say. stage: a key of STAGES; k: shards of HSDP; precision: a key of theory.plan.RECIPES."""
 
     model: str
     cluster: str
@@ -219,7 +219,7 @@ def _status(now: Setting, peak: memory.Peak, sent: int, baseline: int) -> str:
 
 
 def _memory_limit(now: Setting, peak: memory.Peak) -> str:
-    """What takes most, and what would help."""
+    """Says what takes most, and what would help."""
     parts = now.states() | {"work of one sequence": peak.total - peak.states}
     most = f"Limit: memory, most of it for {max(parts, key=parts.get)}".replace("optimizer", "optimizer states")
     if fit := [name for name, other in _further(now) if other.peak().total <= now.device]:

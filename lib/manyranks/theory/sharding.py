@@ -1,4 +1,4 @@
-"""What a rank holds and sends where data parallelism shards its states, to the byte; and what offloading them asks for.
+"""Counts what a rank holds and sends if data parallelism shards its states, to the byte, and what offloading them needs.
 
     N     ranks of data parallelism
     K     shards, each on one rank: N, or fewer where M replicas of the shards train side by side (HSDP), N = M·K
@@ -82,7 +82,7 @@ def held(
     rank: int = 0,
     tensors: int | None = None,
 ) -> Holding:
-    """What a rank holds after backward, before its optimizer steps.
+    """Counts what a rank holds after backward, before its optimizer steps.
 
     In stages 1 and 2 every rank holds the same, padding included. In stage 3 only gradients are padded: rank: which of the
     shards this rank has, 0 for the largest; tensors: how many the optimizer steps there, None for one per row.
@@ -141,7 +141,7 @@ def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
     """The most bytes of whole gradients at one time in a step of FSDP, whose reduce-scatters are waited for one unit later.
 
     When a unit's last gradient is ready, the gradients of the unit before it in backward are still on their way: a row that
-    leaves, and one that arrives. Then they are shards, and this unit's go into a row of their own.
+    leaves, and one that arrives. Then they become shards, and this unit's gradients go into the next row.
 
     units: elements of each, in the order of forward
     n: ranks that share them
@@ -178,7 +178,7 @@ def sent(
     replicas: int = 1,
     replica: int = 0,
 ) -> Sent:
-    """What a rank sends around rings in a step of one forward and one backward, each unit used once, all of them learning.
+    """Counts what a rank sends around rings in a step of one forward and one backward, if each unit is used once and learns.
 
     units: elements of each row; the itemsizes: bytes of an element of a parameter and of a gradient on their way; keep_last:
     the last unit stays from forward to backward. replica: which one this rank is in (in stage 0: the rank), for an all-reduce
@@ -241,7 +241,7 @@ def intensity(tokens: float, hidden: int, interval: int = 1) -> Intensity:
     """Arithmetic intensity of training with recomputation, everything offloaded: bs, bs/4 and 24·h·interval.
 
     tokens: of an accelerator's batch, bs; hidden: h; interval: layers from one checkpoint of activations to the next.
-    A parameter has 8bs FLOPs a step (2 in forward, 2 again, 4 in backward). It is loaded three times and its gradient stored
+    A parameter has 8bs FLOPs per step (2 in forward, 2 again, 4 in backward). It is loaded three times and its gradient stored
     once, 2 bytes each: 8 bytes. 16 bytes of optimizer states are read and written: 32 bytes. A checkpoint of 2bsh bytes is
     written and read for `interval` layers of 12h² parameters. Raises ValueError for numbers that are not above 0.
     Source: ZeRO-Infinity, arXiv 2104.07857, section 4.1.
@@ -255,7 +255,7 @@ def efficiency(intensity: float, bandwidth: float, flops: float) -> float:
     """The share of time that computes where nothing that moves is hidden: a·β/(a·β + R).
 
     intensity: a, FLOPs a byte; bandwidth: β, bytes/s; flops: R, FLOP/s reached without moving anything. Parameters come at an
-    accelerator's own bandwidth; optimizer states, sharded, at that of all together. Raises ValueError for numbers that are not
+    accelerator's own bandwidth; sharded optimizer states at that sum. Raises ValueError for numbers that are not
     above 0. Source: arXiv 2104.07857, section 4.
     """
     _positive(intensity=intensity, bandwidth=bandwidth, flops=flops)
