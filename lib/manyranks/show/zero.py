@@ -271,7 +271,9 @@ def stage_1(n: int = 4) -> style.Figure:
     means = [[f"Σ{k}" if k == rank else None for k in range(n)] for rank in range(n)]
     weights = [[f"w{k}" for k in range(n)] for _ in range(n)]
     steps = [("reduce-scatter", "", "+"), ("all-gather", "after Adam", "")]
-    return drawings.pieces({"gradients": gradients, "sums": means, "weights": weights}, steps, "gradients")
+    return drawings.pieces(
+        {"gradients": gradients, "sums": means, "weights": weights}, steps, ["gradients", "gradients", "parameters"]
+    )
 
 
 def unit_by_unit(layers: int = 4, here: int = 2, n: int = 4) -> style.Figure:

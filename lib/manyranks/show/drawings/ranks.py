@@ -165,7 +165,7 @@ def _arc(fig: Figure, start: tuple, end: tuple, half: tuple, color: str, text: s
 def pieces(
     panels: Mapping[str, Sequence[Sequence[str | None]]],
     between: Sequence[tuple[str, float | str, str]],
-    kind: str,
+    kind: str | Sequence[str],
     trace: Collection[int] | None = None,
     width: float = WIDTH,
 ) -> Figure:
@@ -173,12 +173,12 @@ def pieces(
 
     panels: title -> for each rank the text of each piece; None for a piece it doesn't hold
     between: (name, bytes or any text, mark) for each pair of neighboring panels; the mark "+" says that the pieces are summed
-    kind: a key of KINDS: what the pieces are
+    kind: a key of KINDS: what the pieces are; or one per panel
     trace: the rows that get an arrow; the others fade. All of them unless given
     width: of the drawing, in inches
     Raises ValueError for an unknown kind, ranks with different numbers of pieces, and a step too many or too few.
     """
-    known(kind, "every piece")
+    kinds = [known(one, "every piece") for one in ([kind] * len(panels) if isinstance(kind, str) else kind)]
     if len(between) != len(panels) - 1:
         raise ValueError(f"{len(between)} steps between {len(panels)} panels: give {len(panels) - 1} of (name, bytes, mark)")
     counts = {len(column) for ranks in panels.values() for column in ranks}
@@ -191,7 +191,7 @@ def pieces(
     wide = (width - left - gutter * len(between)) / len(panels) / columns
     fig = Figure(width, _TOP + rows * high + (0.4 if between else 0.1))
     corners = [left + number * (columns * wide + gutter) for number in range(len(panels))]
-    for x, (title, ranks) in zip(corners, panels.items(), strict=True):
+    for x, (title, ranks), kind in zip(corners, panels.items(), kinds, strict=True):
         fig.write(x - 0.06, _TOP - 0.15, "rank" if left else "", ha="right")
         fig.write(x + columns * wide / 2, 0.15, title, (columns * wide, 1), LARGE, weight="bold")
         _grid(fig, x, wide, high, ranks, kind, trace, title)
