@@ -32,7 +32,9 @@ def rows() -> Iterator[Row]:
         with mr.World(RANKS) as world:
             seconds, peaks = (world.run(measure, ours, theirs) for measure in (_seconds, _peaks))
         yield Row(f"step, 10 M parameters, {RANKS} ranks: {names}", **training.slowest(seconds), ratio_at_most=at_most)
-        yield Row(f"its peak of memory: {names}", **training.slowest(peaks), unit="bytes", ratio_at_most=1.0)
+        # FSDP's gradients are waited for one unit later, and take room meanwhile: theory.sharding.gradients_peak.
+        most = 1.1 if ours is _ours_sharded else 1.0
+        yield Row(f"its peak of memory: {names}", **training.slowest(peaks), unit="bytes", ratio_at_most=most)
 
 
 def _seconds(ours: Callable[[], Step], theirs: Callable[[], Step]) -> dict[str, tuple[float, ...]]:
