@@ -285,6 +285,8 @@ def refused() -> dict[str, str]:
     sharded.module[0].weight.requires_grad_(True)
     sharded.module[1].weight = nn.Parameter(torch.ones(4, 4))
     note("replaced", lambda: around(torch.ones(2, 4)))
+    clamped = FullyShardedDataParallel(nn.Sequential(nn.Embedding(7, 3, max_norm=0.1)))
+    note("changed", lambda: clamped(torch.arange(3)).sum().backward())
     return found
 
 
@@ -300,6 +302,7 @@ def test_what_would_be_wrong_is_refused_before_the_first_message(shared_world):
         "copy": "can't be copied",
         "frozen later": "0.weight was frozen or thawed after it was sharded",
         "replaced": "1.weight was replaced or removed after it was sharded",
+        "changed": "0.weight was changed in the forward pass",
     }
     for found in shared_world.run(refused):
         assert found.keys() == words.keys()
@@ -395,3 +398,19 @@ def test_sums_that_no_sync_keeps_can_be_forgotten(shared_world):
         return all(torch.equal(a.grad, b.grad) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
     assert shared_world.run(both) == [True] * 3
+
+
+def test_numbers_that_are_not_floats_keep_their_dtype(shared_world):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.counts = nn.Parameter(torch.tensor([1001, 1003]), requires_grad=False)
+
+        def forward(self, x):
+            return x * self.counts
+
+    def seen() -> list[float]:
+        model = FullyShardedDataParallel(Counts(), compute_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        return [*model(torch.ones(())).tolist(), model.units[0].row_E.dtype == torch.int64]
+
+    assert shared_world.run(seen) == [[1000.0, 1004.0, True]] * 3  # the product is bfloat16, the counts aren't

@@ -51,7 +51,7 @@ class Unit:
         self.part, self.group, self.replicas = part, group, replicas
         self.row, self.shards = sharding.Row(part.named, group), list(part.named.values())
         row_E = self.row.of(self.shards)
-        self.row_E = row_E.to(dtype or row_E.dtype)
+        self.row_E = row_E.to(dtype) if dtype and row_E.is_floating_point() else row_E
         self.bytes, self.reduce_dtype = self.row_E.nbytes, reduce_dtype or self.row_E.dtype
         own = self.row.split(self.row.own(row_E))
         self.whole = partition.split(self.shards, self.row.parts(self.row_E), own)

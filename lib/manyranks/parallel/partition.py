@@ -34,9 +34,19 @@ class Part(NamedTuple):
         """Makes the modules' attributes these: the whole parameters, or the shards.
 
         A module looks for an attribute in vars() before it looks among its parameters,
-        where the shards stay all the time.
+        where the shards stay all the time. Raises ValueError for a whole parameter that
+        was changed while it was here, which the shards know nothing about.
         """
-        for places, tensor in zip(self.places, tensors, strict=True):
+        for name, places, tensor in zip(self.named, self.places, tensors, strict=True):
+            (first, attribute), *_ = places
+            before = vars(first).get(attribute)
+            if not is_shard(tensor):
+                tensor.shown = tensor._version
+            elif before is not None and before.shown != before._version:
+                raise ValueError(
+                    f"{name} was changed in the forward pass, as max_norm does: a sharded "
+                    "parameter changes in the optimizer only"
+                )
             for module, name in places:
                 vars(module).pop(name, None)
                 if not is_shard(tensor):
