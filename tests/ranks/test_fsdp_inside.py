@@ -286,6 +286,11 @@ def refused() -> dict[str, str]:
     sharded.module[1].weight = nn.Parameter(torch.ones(4, 4))
     note("replaced", lambda: around(torch.ones(2, 4)))
     clamped = FullyShardedDataParallel(nn.Sequential(nn.Embedding(7, 3, max_norm=0.1)))
+    double = FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 3)))
+    double.module.double()
+    note("cast inside", lambda: double(torch.ones(2, 3)))
+    twice = FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    note("gradients of gradients", lambda: twice(torch.ones(2, 3)).sum().backward(create_graph=True))
     note("changed", lambda: clamped(torch.arange(3)).sum().backward())
     return found
 
@@ -302,6 +307,8 @@ def test_what_would_be_wrong_is_refused_before_the_first_message(shared_world):
         "copy": "can't be copied",
         "frozen later": "0.weight was frozen or thawed after it was sharded",
         "replaced": "1.weight was replaced or removed after it was sharded",
+        "cast inside": "0.weight was cast after it was sharded",
+        "gradients of gradients": "create_graph=True: a sharded module has no gradients of gradients",
         "changed": "0.weight was changed in the forward pass",
     }
     for found in shared_world.run(refused):

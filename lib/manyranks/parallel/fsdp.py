@@ -119,7 +119,7 @@ class Unit:
         """Drops whole gradients, and those on their way."""
         if self._reduction is not None:
             self._reduction()
-        self._reduction, self.missing, self.used = None, set(self.whole), False
+        self._reduction, self.missing = None, set(self.whole)
         for whole in self.whole:
             whole.grad = None
 
@@ -144,7 +144,7 @@ class FullyShardedDataParallel(Sharded):
     shared_by: gives the ranks that share a parameter, where these aren't the group's
 
     Shards keep the parameters' dtype, 32 bits at least; buffers keep theirs. All ranks run
-    the same modules in the same order; the first step notes it for prefetching.
+    the same modules in the same order, in backward, too; the first step notes it.
     Raises ValueError for a mesh that isn't of two dimensions, a group beside a mesh, units
     that aren't in the module or lie in each other, and ties to modules outside.
     """
@@ -294,7 +294,7 @@ class FullyShardedDataParallel(Sharded):
         self._runs = self._arrived = False
 
     def finish(self) -> None:
-        """Ends backward, on all ranks, also where this rank's never reached the module."""
+        """Ends a step on all ranks, as backward does itself: reduces what is left."""
         lead = self._leads()
         lead._runs = False
         lead._end()

@@ -121,7 +121,7 @@ def split(
         whole.requires_grad_(parameter.requires_grad)  # a frozen one may have hooks, too
         parameter._backward_hooks = None
         parameter.grad, parameter.data = None, mine.to(wide(mine.dtype), copy=True)
-        parameter.whole = whole
+        parameter.whole, whole.kept = whole, parameter.dtype
         found.append(whole)
     return found
 
@@ -131,8 +131,10 @@ def check(parts: list[Part]) -> None:
     for part in parts:
         for (name, shard), places in zip(part.named.items(), part.places, strict=True):
             here = all(m._parameters.get(own) is shard for m, own in places)
-            if not here or shard.requires_grad != shard.whole.requires_grad:
-                change = "was frozen or thawed" if here else "was replaced or removed"
+            same = shard.requires_grad == shard.whole.requires_grad
+            if not (here and same and shard.dtype == shard.whole.kept):
+                change = "was frozen or thawed" if not same else "was cast"
+                change = change if here else "was replaced or removed"
                 raise ValueError(
                     f"{name} {change} after it was sharded: change the module first, then "
                     "wrap it"
@@ -240,7 +242,12 @@ class Ends:
             tensor.register_hook(partial(self._arrived, module, missing, k))
 
     def begin(self, module: nn.Module) -> None:
-        """The module's backward begins."""
+        """Begins a module's backward. Raises ValueError for one that makes a graph."""
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "create_graph=True: a sharded module has no gradients of gradients: its "
+                "rows are gone by then; take them of a copy that isn't sharded"
+            )
         self._computing.add(module)
 
     def _arrived(self, module: nn.Module, missing: set[int], k: int, grad: Tensor) -> None:
