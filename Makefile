@@ -6,21 +6,29 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all lint notebooks exercises gallery bench site wheel clean
+.PHONY: lab venv test test-all labs lint notebooks exercises gallery bench site wheel clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=$(CURDIR) notebooks/00_start_here.ipynb
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 
-# Each file's tests stay together and in order, for a notebook's cells share a kernel; files begin in the order they are found.
+# A lesson has a lab of its name; a chapter that has none yet counts as a lab.
+LESSONS := $(patsubst notebooks/lab/%,notebooks/%,$(wildcard notebooks/lab/*.ipynb))
+LABS    := $(filter-out $(LESSONS),$(wildcard notebooks/[0-9]*.ipynb)) $(wildcard notebooks/lab/*.ipynb)
+# Tests of one file stay together and in order, for a notebook's cells share a kernel; the longest begin first.
 # Those of tests/cluster have the machine to themselves: Ray gives up where its own processes take longer than 15 s to start.
-test: lint ## lint, then all tests, with every notebook executed and compared
-	$(BIN)/python -m pytest $(WHOLE) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/cluster
-	$(BIN)/python -m pytest tests/cluster
+TESTS    = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-all: WHOLE = -m ''
-test-all: test ## the same with all numbers of ranks, all pairs of axes and every solution judged apart
+test: lint ## lint, then the tests, with every lesson executed and compared: eight minutes on two cores
+	$(TESTS) $(LESSONS) tests --ignore tests/cluster
+
+test-all: lint ## the labs as well, all numbers of ranks, all pairs of axes, every wrong answer, every solution judged apart
+	$(TESTS) -m '' $(LABS) $(LESSONS) tests --ignore tests/cluster
+	$(BIN)/python -m pytest -m '' tests/cluster
+
+labs: $(VENV)/.installed-test ## every lab executed and compared
+	$(TESTS) $(LABS) tests/notebooks/test_notebooks.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -28,8 +36,9 @@ lint: $(VENV)/.installed-test
 notebooks: $(VENV)/.installed-test ## executes lessons and labs in place and removes volatile metadata
 	$(BIN)/python -m tests.notebooks.execute notebooks/*.ipynb $(wildcard notebooks/lab/*.ipynb)
 
-exercises: $(VENV)/.installed-test ## generates exercises/ from solutions/
+exercises: $(VENV)/.installed-test ## generates exercises/ and the data of checks from solutions/
 	$(BIN)/python -m tests.grading.release
+	$(BIN)/python -m tests.grading.records
 
 gallery: $(VENV)/.installed-test ## pictures of the explorers, for the README; needs Chromium
 	$(BIN)/python -m tests.browser.gallery

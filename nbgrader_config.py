@@ -8,6 +8,7 @@ c.CourseDirectory.course_id = "manyranks"
 c.CourseDirectory.source_directory = "solutions"
 c.CourseDirectory.release_directory = "exercises"
 c.CourseDirectory.db_assignments = []
+c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc", "__pycache__", "feedback", "mistakes.py"]  # learners get no answers
 c.ClearSolutions.code_stub = {"python": "raise NotImplementedError  # your code here"}
 c.ExecutePreprocessor.timeout = 60  # seconds a cell; a check ends within 20
 c.Autograde.autograde_preprocessors = autograde.steps()  # a test cell that ends without its points is worth none

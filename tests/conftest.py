@@ -26,8 +26,7 @@ IMPORTED = (
     "manyranks.parallel.pipeline.runtime",
     "manyranks.parallel.zero",
     "manyranks.training.trainer",
-    "manyranks.grade.data_parallel.task",
-    "manyranks.grade.zero.prefetching",
+    "manyranks.grade.old.data_parallel.task",
 )
 local._START = local._START.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
 
@@ -54,6 +53,21 @@ def pytest_configure(config):
         from nbval import kernel
 
         kernel.start_new_kernel = twice(kernel.start_new_kernel)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test that is marked `few(n)`, n of its parameters run in `make test`, evenly spread; `make test-all` has all."""
+    groups: dict[tuple, list] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            groups.setdefault((item.path, item.originalname), []).append(item)
+    for own in groups.values():
+        n = own[0].get_closest_marker("few").args[0]
+        kept = {round(i * (len(own) - 1) / max(1, n - 1)) for i in range(n)}
+        for i, item in enumerate(own):
+            if i not in kept:
+                item.add_marker(pytest.mark.whole)
 
 
 def pytest_collection_finish(session):

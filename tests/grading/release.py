@@ -36,6 +36,7 @@ def _config(root: Path, target: Path, scratch: Path) -> Config:
     config.CourseDirectory.source_directory = "solutions"
     config.CourseDirectory.release_directory = str(target.resolve())
     config.CourseDirectory.db_url = f"sqlite:///{scratch / 'gradebook.db'}"
+    config.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc", "__pycache__", "feedback", "mistakes.py"]
     config.ClearSolutions.code_stub = {"python": "raise NotImplementedError  # your code here"}
     return config
 

@@ -1,23 +1,21 @@
-"""Submissions that nobody wrote: solutions, untouched releases, and notebooks of wrong answers from the zoo."""
+"""Submissions that nobody wrote: solutions, untouched releases, and notebooks of mistakes."""
 
 import ast
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import nbformat
 
+from manyranks.grade.answers import MISTAKE
 from tests.conftest import ROOT
+from tests.grading import records
 from tests.grading.course import answered
-from tests.grading.zoo import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter, wrong
 
 NAME = "01_collectives"
-ZOOS = (broadcast, all_gather, reduce_scatter, all_reduce, all_to_all)
 
 
 def submissions(number: int) -> Iterator[tuple[str, nbformat.NotebookNode]]:
-    """(student, notebook): in turn a solution, the release, and one with a wrong answer to each task."""
+    """(student, notebook): in turn a solution, the release, and one with a mistake in each task."""
     solution, release = (nbformat.read(ROOT / kind / NAME / f"{NAME}.ipynb", 4) for kind in ("solutions", "exercises"))
     for k in range(number):
         kind = ("right", "empty", "wrong")[k % 3]
@@ -33,19 +31,19 @@ def write(folder: Path, number: int) -> None:
 
 
 def _wrong(release: nbformat.NotebookNode, k: int) -> nbformat.NotebookNode:
-    """The k-th mistake of each zoo."""
-    answers = {}
-    for zoo in ZOOS:
-        one = zoo.ZOO[k % len(zoo.ZOO)]
-        answers[one.task] = f"{_source(wrong)}\n{_source(zoo)}\n{one.task} = {one.function.__name__}"
+    """The k-th mistake of each task."""
+    source, answers = _source(ROOT / "solutions" / NAME / "mistakes.py"), {}
+    for task in records.tasks(NAME):
+        own = [answer for answer in records.answers_of(NAME) if answer.task == task and answer.kind == MISTAKE]
+        answers[task] = f"{source}\n{task} = {own[k % len(own)].name}"
     return answered(release, answers)
 
 
-def _source(module: ModuleType) -> str:
-    """What the module defines, as a learner would have written it in a cell: without its decorators and what is ours."""
-    tree = ast.parse(inspect.getsource(module))
-    kept = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)]
-    kept = [node for node in kept if not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"))]
+def _source(file: Path) -> str:
+    """What the file defines, as a learner would have written it in a cell: without its decorators and what is ours."""
+    tree = ast.parse(file.read_text())
+    ours = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "manyranks.grade.answers"]
+    kept = [node for node in tree.body if node not in ours]
     for node in kept:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             node.decorator_list = []

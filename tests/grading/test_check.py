@@ -33,21 +33,21 @@ CASES = [
     (hostile.recurses, "RecursionError"),
     (hostile.prints_a_lot, "xxx"),
     (hostile.prints_to_stderr, "careful"),
-    (hostile.forks, "nothing was sent"),
-    (hostile.starts_a_thread_that_stays, "nothing was sent"),
+    (hostile.forks, "nothing was added to it"),
+    (hostile.starts_a_thread_that_stays, "nothing was added to it"),
     (hostile.takes_no_argument, "TypeError"),
-    (hostile.destroys_the_group, "nothing was sent"),
+    (hostile.destroys_the_group, "nothing was added to it"),
     (hostile.sends_what_nobody_receives, "✗ sends"),
-    (hostile.is_a_coroutine, "returned a coroutine"),
-    (hostile.returns_nothing, "returned None"),
-    (hostile.returns_a_list, "returned a list"),
-    (hostile.returns_a_huge_tensor, "a tensor of 30,000,000 elements"),
-    (hostile.returns_what_has_no_repr, "returned a Unreadable"),
+    (hostile.is_a_coroutine, "the result is a coroutine"),
+    (hostile.returns_nothing, "the result is nothing"),
+    (hostile.returns_a_list, "the result is a list of 1"),
+    (hostile.returns_a_huge_tensor, "a tensor of 7,500,000 elements"),
+    (hostile.returns_what_has_no_repr, "the result is a Unreadable"),
     (hostile.returns_a_false_tensor, "cannot be read"),
     (hostile.returns_a_sparse_tensor, "✗ returns"),
     (hostile.returns_nan, "elements are wrong"),
-    (hostile.returns_what_requires_grad, "nothing was sent"),
-    (hostile.returns_a_lock, "returned a lock"),
+    (hostile.returns_what_requires_grad, "nothing was added to it"),
+    (hostile.returns_a_lock, "the result is a lock"),
     (lambda x: LOCK, "could not be run: "),
     (None, "is not a function"),
     (7, "is not a function"),
@@ -120,8 +120,8 @@ def test_slowness_is_about_one_or_more():
 def test_prints_are_those_of_the_run_that_the_first_wrong_line_is_about():
     report = grade.collectives.ring_all_reduce(hostile.prints_its_world)
     wrong = next(line for line in report.lines if not line.ok)
-    assert (report.run, wrong.found[: len(report.run)]) == ("on 4 ranks with 7 elements",) * 2
-    assert "what the ranks printed on 4 ranks with 7 elements:\n── rank 0 ──\nI am 0 of 4, with 7\n" in repr(report)
+    assert (report.run, wrong.found[: len(report.run)]) == ("on 4 ranks, with 7 elements",) * 2
+    assert "what the ranks printed on 4 ranks, with 7 elements:\n── rank 0 ──\nI am 0 of 4, with 7\n" in repr(report)
     assert "of 2" not in report.printed
 
 

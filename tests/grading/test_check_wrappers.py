@@ -5,8 +5,8 @@ import time
 import pytest
 
 from manyranks import grade
-from manyranks.grade import trial
-from manyranks.grade.data_parallel.task import GradientTask
+from manyranks.grade.old import trial
+from manyranks.grade.old.data_parallel.task import GradientTask
 from tests.grading.zoo import alike
 from tests.grading.zoo import hostile_wrappers as hostile
 
@@ -36,7 +36,7 @@ CASES = [
     (hostile.RemovesALayer, "has no detour.bias any more"),
     (hostile.SaysThatWeightsAreRight, "nothing was sent"),
     (hostile.SaysThatItHasSent, "did not return what the check notes"),
-    (hostile.AsksTheCheck, "manyranks.grade.data_parallel.wrapper.overlap_cases is not allowed"),
+    (hostile.AsksTheCheck, "manyranks.grade.old.data_parallel.wrapper.overlap_cases is not allowed"),
     (hostile.SendsAWord, "rank 0 did not return what the check notes"),
     (hostile.SendsPartsOfAnotherKind, "rank 0 did not return what the check notes"),
     (hostile.SkipsTheJournal, "what the check noted is not what was sent"),

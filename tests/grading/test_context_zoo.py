@@ -2,8 +2,8 @@
 
 import pytest
 
-from manyranks.grade.context import by_heads, cutting, forward, homeward, merging
-from manyranks.grade.context.task import ContextTask
+from manyranks.grade.old.context import by_heads, cutting, forward, homeward, merging
+from manyranks.grade.old.context.task import ContextTask
 from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (

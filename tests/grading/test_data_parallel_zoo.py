@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyranks.grade.data_parallel.task import GradientTask
+from manyranks.grade.old.data_parallel.task import GradientTask
 from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import average, cut, data_parallel_ready, forgotten, in_buckets, no_sync, overlapped, replicate, wrapped

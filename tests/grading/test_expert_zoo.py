@@ -4,9 +4,9 @@ from itertools import combinations
 
 import pytest
 
-from manyranks.grade.compare import same
-from manyranks.grade.expert import averaging, balancing, combining, dispatching, dropping, exchanging, routing
-from manyranks.grade.expert.task import ExpertTask
+from manyranks.grade.old.compare import same
+from manyranks.grade.old.expert import averaging, balancing, combining, dispatching, dropping, exchanging, routing
+from manyranks.grade.old.expert.task import ExpertTask
 from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (

@@ -1,148 +1,213 @@
-"""The judges alone, on notes and events made by hand."""
+"""The judges alone, on runs made by hand: what they see, what they say, and which mistake explains it."""
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from manyranks import grade
-from manyranks.grade.compare import difference
-from manyranks.grade.data_parallel.order import order
-from manyranks.grade.data_parallel.traffic import Travel, memory
-from manyranks.grade.journal import Entry
-from manyranks.grade.scripts import WAIT, Script, Seen, is_sound
-from manyranks.grade.trial import Trial
-from manyranks.grade.trouble import uneven
-from manyranks.grade.watch import Event, Watch
+from manyranks.grade import answers, check, trial
+from manyranks.grade.check import Mistake, Record, Task, loaded
+from manyranks.grade.judges import NOTHING, WAIT, at_most, equal_on_ranks, facts, held, messages, order, sent, silent, values
+from manyranks.grade.trial import Event, Seen, Sent, Trial, difference, print_of, same
+from manyranks.grade.watch import OVERWROTE, Ready, Watch, refuse_class
+from manyranks.measure.journal import Stopped
 
-MUST = Travel((("b", "a"), ("c",), ("d",)), (16, 8, 8), late="too late")
+WEIGHT = torch.arange(100, dtype=torch.float64)
 
 
-def call(op: str, size: int, root: int | None = None, sizes: bool = False) -> Entry:
-    return Entry(op, root, size // 8, size, "float64", 0, [("cell.py", 7, "answer")], sizes)
+def reduced(size: int, op: str = "all_reduce", peer: int | None = None) -> Sent:
+    return Sent(op, size, "float64", peer, (0, 1))
 
 
-def events(text: str) -> list[Event]:
-    """ "a" is a gradient, "2" a call of so many elements of 8 bytes, "w" a wait, "|" the end of backward."""
-    marks = {"|": [Event("mark", "finish")], "w": [Event("wait", "")]}
-    made = [marks.get(c) or [Event("call", "all_reduce", 8 * int(c)) if c.isdigit() else Event("gradient", c)] for c in text]
-    return [Event("mark", "backward"), *(event for one in made for event in one), Event("mark", "step")]
+ONCE = (reduced(800),)
 
 
-def steps(text: str) -> list[Event]:
-    """The same of several steps, with "/" between them."""
-    return [event for step in text.split("/") for event in events(step)]
+def seen(weight=WEIGHT, calls=ONCE, marks=(), keeps=(1000,), **results) -> Seen:
+    events = [Event("call", call.op, call.bytes) for call in calls] + [Event("mark", mark) for mark in marks]
+    return Seen({"the weight": weight, **results}, events, list(calls), list(keeps), 5000)
 
 
-def judged(text: str):
-    must = MUST._replace(rounds=1 + text.count("/"))
-    script = Script(1, lambda function, watch: {}, [{}], must=must)
-    return order(None, Trial(script, answers=[Seen({}, steps(text), [], 0)]))
+def judged(judge, *ranks: Seen, right: Seen | None = None, unwaited=()):
+    """What a judge says of these ranks, where each should be like `right`."""
+    one = Trial(len(ranks), "", "2/0", list(ranks), unwaited)
+    return judge.verdict(one, [right or seen()] * len(ranks))
 
 
-@pytest.mark.parametrize("text", ["ba2c1d1|www", "ba2d|11www", "c|211www", "dcba211|w", "ab2dc11|www"])
-def test_buckets_that_leave_as_soon_as_they_can_are_right(text):
-    assert judged(text).ok, judged(text)
+VALUES = values(0.5, "is right", "weight")
+
+
+def test_right_values_hold():
+    assert judged(VALUES, seen(), seen()).ok
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("wrong", "says"),
     [
-        ("b2ac1d1|www", "in step 1, bucket 0 (b to a) left before it was full, without a"),
-        ("bac2d11|www", "in step 1, bucket 0 (b to a) was full, but had not left when the gradient of c was made"),
-        ("bacd|211www", "in step 1, bucket 0 (b to a) was full, but had not left when the gradient of c was made"),
-        ("ba2d1c1|www", "in step 1, bucket 2 (d) overtook bucket 1 (c)"),
-        ("ba2wc1d1|ww", "waits for an all-reduce while backward runs"),
-        ("ba2c1d|www", "made other all-reduces than those of the buckets"),
-        ("bca2d11|www", "in step 1, bucket 1 (c) was full, but had not left when the gradient of d was made"),
+        (seen(WEIGHT + 1), "rank 1: the weight: element 0 is 1, right is 0"),
+        (seen(WEIGHT[:7]), "rank 1: the weight: [7] of float64; right is [100] of float64"),
+        (seen(WEIGHT.float()), "rank 1: the weight: [100] of float32; right is [100] of float64"),
+        (seen(WEIGHT.index_fill(0, torch.tensor([3]), 7)), "rank 1: the weight: some of its 100 elements are wrong"),
+        (seen(WEIGHT * float("nan")), "rank 1: the weight: element 0 is nan, right is 0"),
+        (seen(marks=[OVERWROTE]), "rank 1 changed a tensor while it was being sent"),
     ],
 )
-def test_what_comes_too_early_too_late_or_in_between_is_named(text, found):
-    assert not judged(text).ok
-    assert found in judged(text).found
+def test_a_wrong_value_is_named_with_its_rank(wrong, says):
+    verdict = judged(VALUES, seen(), wrong)
+    assert not verdict.ok
+    assert verdict.found == says
+
+
+def test_values_that_are_right_without_communication_are_not():
+    verdict = judged(VALUES, seen(calls=()), seen(calls=()))
+    assert (verdict.ok, verdict.hint, verdict.firm) == (False, NOTHING, True)
+    assert judged(values(0.5, "", "weight", alone=True), seen(calls=()), seen(calls=())).ok
+
+
+def test_values_that_nobody_waited_for_are_luck():
+    verdict = judged(VALUES, seen(), seen(), unwaited=((1, "all_reduce"),))
+    assert (verdict.ok, verdict.hint) == (False, WAIT)
+
+
+def test_what_was_sent_without_the_check_s_knowledge_is_told():
+    hidden = Seen({"the weight": WEIGHT}, [], [reduced(800)])
+    assert "what the check noted is not what was sent" in judged(VALUES, seen(), hidden).found
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"),
+    ("calls", "says"),
     [
-        ("bca2d11|www", "two buckets can leave at once: while, not if"),
-        ("bacd|211www", "too late"),
-        ("b2ac1d1|www", "count the gradients of the bucket"),
-        ("ba2c1d1|www/b2ac1d1|www", "step 1 was right: finish() must forget what it counted"),
-        ("ba2c1d1|www/bac2d11|www", "step 1 was right: finish() must forget what it counted"),
-    ],
-)
-def test_a_hint_says_whether_the_first_step_was_right(text, hint):
-    assert judged(text).hint.startswith(hint), judged(text)
-
-
-def seen(**parts) -> Seen:
-    return Seen({"a": torch.zeros(2)}, [Event("call", "all_reduce", 8)], [80, 800], 0)._replace(**parts)
-
-
-def test_what_is_held_by_calls_without_wait_is_blamed_on_these():
-    script = Script(1, lambda function, watch: {}, [{}], must=MUST)
-    assert "empty your lists" in memory(None, Trial(script, answers=[seen()])).hint
-    assert memory(None, Trial(script, answers=[seen()], unwaited=((0, "all_reduce"),))).hint == WAIT
-
-
-def test_only_what_a_rank_notes_in_all_its_parts_is_sound():
-    assert is_sound(seen())
-    assert is_sound(seen(events=[], held=[]))
-    forged = [
-        None,
-        "all right",
-        tuple(seen()),
-        seen(tensors={"a": 7}),
-        seen(tensors={"a": torch.zeros(2).to_sparse()}),
-        seen(events=None),
-        seen(events=[Event("_start", "")]),
-        seen(events=[Event("call", "all_reduce", None)]),
-        seen(events=[("call", "all_reduce", 8)]),
-        seen(held=None),
-        seen(held=["much"]),
-        seen(peak_bytes=None),
-    ]
-    assert not any(map(is_sound, forged))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "problem"),
-    [
-        (call("all_reduce", 8), call("all_reduce", 16), "rank 0 gave 8 bytes to its all_reduce #1, rank 1 gave 16 bytes"),
+        ((), "rank 1 called nothing (0 bytes); right is 1 × all_reduce (800 bytes)"),
+        ((reduced(800), reduced(8)), "rank 1 called 2 × all_reduce (808 bytes); right is 1 × all_reduce (800 bytes)"),
         (
-            call("all_reduce", 8),
-            call("barrier", 0),
-            "rank 0 called all_reduce of 8 bytes where rank 1 called barrier of 0 bytes",
-        ),
-        (
-            call("broadcast", 8, 0),
-            call("broadcast", 8, 1),
-            "rank 0 called broadcast of 8 bytes with root 0 where rank 1 called broadcast of 8 bytes with root 1",
+            (reduced(400),),
+            "rank 1 called all_reduce of 400 bytes among 2 ranks; right is all_reduce of 800 bytes among 2 ranks",
         ),
     ],
 )
-def test_the_first_collective_that_differs_is_named_with_its_line(first, second, problem):
-    same = call("all_reduce", 8)
-    found, hint = uneven({0: [same, first], 1: [same, second, same]})
-    assert found == problem
-    assert hint == "all ranks must make the same calls in the same order (cell.py, line 7, in answer)"
+def test_other_calls_are_counted(calls, says):
+    assert judged(sent(0.5, "sends once"), seen(), seen(calls=calls)).found == says
 
 
-def test_ranks_that_make_the_same_calls_are_even_however_far_they_are():
-    assert uneven({0: [call("all_reduce", 8)] * 3, 1: [call("all_reduce", 8)], 2: []}) is None
-    assert uneven({0: [call("send", 8, 1)], 1: [call("recv", 16, 0)]}) is None
+def test_half_the_bytes_are_float32():
+    assert "float64 is sent as float64" in judged(sent(0.5, ""), seen(), seen(calls=[reduced(400)])).hint
 
 
-def test_an_all_to_all_with_sizes_of_its_own_may_differ_in_bytes_but_one_without_may_not():
-    uneven_ones = [call("all_to_all", size, sizes=True) for size in (8, 16)]
-    assert uneven({rank: [one, call("barrier", 0)] for rank, one in enumerate(uneven_ones)}) is None
-    assert uneven({rank: [one, call("barrier", rank)] for rank, one in enumerate(uneven_ones)}) is not None
-    assert uneven({0: [call("all_to_all", 8)], 1: [call("all_to_all", 16)]}) is not None
+def test_messages_go_to_their_ranks_and_in_their_order():
+    right = seen(calls=[reduced(8, "send", 1), reduced(8, "send", 0)])
+    turned = seen(calls=[reduced(8, "send", 0), reduced(8, "send", 1)])
+    assert (
+        judged(messages(0.5, ""), right, turned, right=right).found
+        == "rank 1 sent to rank 0 and rank 1; right is rank 1 and rank 0"
+    )
+    assert judged(messages(0.5, "", in_order=False), right, turned, right=right).ok
+
+
+def test_an_order_is_shown_around_the_place_where_it_is_another():
+    right, wrong = seen(marks=["F 0", "F 1", "B 0"]), seen(marks=["F 0", "B 0", "F 1"])
+    verdict = judged(order(0.5, "", ("mark ",)), right, wrong, right=right)
+    assert verdict.found == "rank 1: F 0, B 0, F 1; right is F 0, F 1, B 0"
+
+
+def test_what_is_held_may_be_a_little_more():
+    assert judged(held(0.5, ""), seen(keeps=[5000]), seen(keeps=[1000])).ok
+    assert judged(held(0.5, ""), seen(keeps=[6001]), seen()).found == "rank 0: 5 kB more are held than must be"
+
+
+def test_numbers_may_be_smaller_but_not_larger_and_facts_neither():
+    for got, least, equal in ((2, True, False), (3, True, True), (4, False, False)):
+        ranks, right = (seen(steps=got), seen(steps=3)), seen(steps=3)
+        assert judged(at_most(0.5, "", "steps"), *ranks, right=right).ok == least
+        assert judged(facts(0.5, "", "steps"), *ranks, right=right).ok == equal
+    assert judged(at_most(0.5, "", "steps"), seen(steps=None), seen(steps=3), right=seen(steps=3)).ok is None
+
+
+def test_equal_and_silent_ranks():
+    assert judged(equal_on_ranks(0.5, "", "weight"), seen(WEIGHT + 1), seen(WEIGHT + 1)).ok
+    assert not judged(equal_on_ranks(0.5, "", "weight"), seen(WEIGHT + 1), seen()).ok
+    assert not judged(silent(0.5, ""), seen(), seen()).ok
+    assert judged(silent(0.5, ""), seen(calls=()), seen(calls=())).ok
+
+
+TASK = Task("99_none", "double", 2, lambda *_: {}, (VALUES, sent(0.5, "sends once")), worlds=(2,))
+
+
+def mistake(name: str, weight, calls=ONCE) -> Mistake:
+    ranks = [check.changed(check.looks(TASK, seen(weight, calls)), check.looks(TASK, seen()))] * 2
+    return Mistake(name, f"that is {name}", {"2/0": ranks}, {})
+
+
+RECORD = Record(
+    {"2/0": [seen(), seen()]},
+    (
+        mistake("twice", 2 * WEIGHT),
+        mistake("twice as much", WEIGHT, [reduced(1600)]),
+        mistake("both", 3 * WEIGHT, [reduced(16)]),
+    ),
+)
+
+
+def told(*ranks: Seen) -> list[str]:
+    report = check.report(TASK, print, [Trial(2, "", "2/0", list(ranks))], RECORD)
+    return [line.hint for line in report.lines if not line.ok]
+
+
+def test_a_mistake_is_told_where_all_that_it_changes_is_changed_so():
+    assert told(seen(2 * WEIGHT), seen(2 * WEIGHT)) == ["that is twice"]
+    assert told(seen(2 * WEIGHT), seen()) == [""]
+
+
+def test_two_mistakes_at_once_are_told_each_for_itself():
+    both = seen(2 * WEIGHT, [reduced(1600)])
+    assert told(both, both) == ["that is twice", "that is twice as much"]
+
+
+def test_half_a_mistake_is_better_than_nothing():
+    assert told(seen(3 * WEIGHT), seen(3 * WEIGHT)) == ["that is both"]
+
+
+def test_a_record_comes_back_as_it_was_stored():
+    stored = loaded(answers.dumped({"double": RECORD}))["double"]
+    assert stored.mistakes[0].hint == "that is twice"
+    for mine, theirs in zip(stored.right["2/0"], RECORD.right["2/0"], strict=True):
+        assert same(mine.results, theirs.results)
+        assert (mine.calls, mine.events, mine.held, mine.peak) == (theirs.calls, theirs.events, theirs.held, theirs.peak)
+
+
+def test_wrong_values_leave_less_than_half():
+    assert check.report(TASK, print, [Trial(2, "", "2/0", [seen(2 * WEIGHT)] * 2)], RECORD).points == 0.8
+
+
+@pytest.mark.parametrize("change", [lambda x: x.flip(0), lambda x: x.roll(1), lambda x: x * (1 + 1e-7), lambda x: x + 1e-6])
+def test_a_print_tells_tensors_apart_that_are_nearly_alike(change):
+    large = torch.rand(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert not same(print_of(change(large)), print_of(large))
+    assert same(print_of(large * (1 + 1e-12)), print_of(large))
 
 
 def test_numbers_are_shown_with_as_many_digits_as_tell_them_apart():
     right = torch.tensor([1.0], dtype=torch.float64)
-    assert "element 0 is 1.00000001, right is 1" in difference(right + 1e-8, right, 1e-9)
-    assert "element 0 is 2, right is 1" in difference(right + 1, right, 1e-9)
+    assert "element 0 is 1.00000001, right is 1" in difference(right + 1e-8, right)
+    assert "element 0 is 2, right is 1" in difference(right + 1, right)
+
+
+def test_only_what_a_rank_notes_in_all_its_parts_is_read():
+    sound = {"results": {"a": torch.zeros(2), "b": [1, "two", None]}, "events": [("mark", "x", 0)], "held": [1], "peak": 0}
+    assert trial._seen(sound, []).held == [1]
+    forged = [
+        None,
+        "all right",
+        {**sound, "more": 1},
+        {**sound, "results": {"a": torch.zeros(2).to_sparse()}},
+        {**sound, "results": {"a": object()}},
+        {**sound, "results": {"a": {1: 2}}},
+        {**sound, "events": None},
+        {**sound, "events": [("call", "all_reduce", None)]},
+        {**sound, "events": [("start", "x", 0)]},
+        {**sound, "held": ["much"]},
+        {**sound, "peak": None},
+    ]
+    for reply in forged:
+        with pytest.raises(ValueError, match="leave the check as it is"):
+            trial._seen(reply, [])
 
 
 def test_a_watch_counts_what_is_alive_and_the_most_inside_peak(tmp_path):
@@ -158,11 +223,46 @@ def test_a_watch_counts_what_is_alive_and_the_most_inside_peak(tmp_path):
     assert 4400 <= watch.peak_bytes < 4500
 
 
+def test_a_class_that_is_derived_from_what_is_ready_is_refused():
+    with pytest.raises(Stopped, match="DistributedDataParallel is not allowed"):
+        refuse_class(type("Mine", (torch.nn.parallel.DistributedDataParallel,), {}), Ready(theirs=("torch.nn.parallel",)))
+
+
+def marks_of_a_send(late: bool, waits: bool, folder: str) -> list[str]:
+    """Rank 0 sends to rank 1 and overwrites what it sends. late: whether rank 1 asks for it only then; waits: rank 0 does."""
+    watch, x = Watch(folder, dist.get_rank()), torch.ones(3)
+    with watch.watching():
+        if dist.get_rank() == 1:
+            early = None if late else dist.irecv(x, 0)
+            dist.barrier()
+            (early or dist.irecv(x, 0)).wait()
+        elif dist.get_rank() == 0:
+            _ = None if late else dist.barrier()
+            work = dist.isend(x, 1)
+            _ = work.wait() if waits else None
+            x.data.zero_()
+            _ = dist.barrier() if late else None
+            _ = None if waits else work.wait()
+        else:
+            dist.barrier()
+    return [event.what for event in watch.events if event.kind == "mark"]
+
+
+@pytest.mark.parametrize(
+    ("late", "waits", "marks"), [(True, False, [OVERWROTE]), (False, False, [OVERWROTE]), (False, True, [])]
+)
+def test_a_tensor_that_is_overwritten_while_it_is_sent_is_noted_whenever_its_bytes_leave(
+    late, waits, marks, shared_world, tmp_path
+):
+    assert shared_world.run(marks_of_a_send, late, waits, str(tmp_path))[0] == marks
+
+
 def test_a_check_leaves_the_number_of_threads_as_it_was():
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        assert grade.data_parallel.cut(lambda *_: []).points == 0
+        with check._one_thread():
+            assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)

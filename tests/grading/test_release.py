@@ -53,6 +53,11 @@ def test_the_exercise_is_what_its_solution_releases(name, released):
     assert filecmp.cmp(released / file, ROOT / "exercises" / file, shallow=False)
 
 
+def test_learners_get_the_notebooks_and_no_answers(released):
+    for folder in (released, ROOT / "exercises"):
+        assert list(folder.rglob("*.py")) == []
+
+
 @pytest.mark.parametrize("name", assignments(ROOT))
 def test_a_solution_has_short_cells_and_a_check_after_each_task(name):
     cells = nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", 4).cells

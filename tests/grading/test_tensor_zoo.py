@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from manyranks.grade.tensor import feed_forward, heads, sequence, vocabulary
-from manyranks.grade.tensor.task import TensorTask
+from manyranks.grade.old.tensor import feed_forward, heads, sequence, vocabulary
+from manyranks.grade.old.tensor.task import TensorTask
 from tests.grading import zoo_tests
 from tests.grading.exercise import Exercise
 from tests.grading.zoo import (

@@ -11,9 +11,10 @@ from itertools import combinations
 
 import pytest
 
-from manyranks.grade import Report, check, trial
-from manyranks.grade.check import Task
-from manyranks.grade.compare import same
+from manyranks.grade import Report
+from manyranks.grade.old import check, trial
+from manyranks.grade.old.check import Task
+from manyranks.grade.old.compare import same
 from tests.conftest import ROOT, matrix
 from tests.grading.exercise import Exercise
 from tests.grading.zoo.wrong import Wrong

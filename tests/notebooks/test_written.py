@@ -23,6 +23,7 @@ def test_right_code_is_right(path):
 
 
 @pytest.mark.parametrize("path", pages.LESSONS, ids=pages.label)
+@pytest.mark.whole
 def test_the_common_mistake_is_told_and_the_answer_steps_in(path):
     check_mistaken(nbformat.read(path, 4), MISTAKES[path.stem], path.parent)
 
@@ -36,6 +37,7 @@ def test_the_fake_lesson_s_checks_do_their_work(tmp_path):
     check_mistaken(fakes.lesson(), fakes.MISTAKES, tmp_path)
 
 
+@pytest.mark.whole
 def test_a_check_that_takes_a_wrong_answer_is_found(tmp_path):
     lesson = fakes.lesson()
     right = {task.name: (answer_of(lesson.cells[task.answer]), "") for task in tasks(lesson)[0]}

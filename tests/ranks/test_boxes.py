@@ -82,6 +82,7 @@ def interrupted(kind: str, optimizer: str, steps: range, folder: str, ends: bool
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), matrix(product(KINDS, OPTIMIZERS), zip(KINDS, cycle(OPTIMIZERS))))
+@pytest.mark.few(2)
 def test_what_4_ranks_save_others_go_on_with_as_if_nothing_had_happened(sizes, tmp_path, kind, optimizer):
     sizes[4].run(interrupted, kind, optimizer, range(4), str(tmp_path), ends=False)
     for n in (2, 3) if kind != "HSDP" else (2, 4):

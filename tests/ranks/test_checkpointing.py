@@ -135,6 +135,7 @@ def differing(wrap):
 
 @pytest.mark.parametrize("shared_worlds", matrix([1, 4], [4]), indirect=True, scope="module")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.few(1)
 def test_every_rank_s_gradients_are_the_same_bit_for_bit(shared_worlds, wrapper):
     assert shared_worlds.run(differing, WRAPPERS[wrapper]) == [[]] * shared_worlds.size
 
@@ -147,6 +148,7 @@ def test_every_rank_s_gradients_are_the_same_bit_for_bit(shared_worlds, wrapper)
         "fsdp": ("every layer", "around the modules"),
     }.items(),
 )
+@pytest.mark.few(1)
 def test_checkpoints_send_nothing_more(shared_world, wrapper, ways):
     wrap = WRAPPERS[wrapper]
     reference = shared_world.measure(step, plain, wrap).payload_bytes

@@ -150,6 +150,7 @@ CHECKS = [all_reduces, rooted, unrooted]
 
 
 @pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.few(2)
 def test_each_result_is_torch_distributed_s(shared_worlds, check):
     assert shared_worlds.run(check) == [[]] * shared_worlds.size
 

@@ -117,6 +117,7 @@ WAYS = {  # model, optimizer, documents, micro-batches of a step
 NEAR = {"sgd": 1e-12, "adamw": 1e-9}  # Adam divides a gradient by its own size: one that is nothing but rounding grows
 
 
+@pytest.mark.whole
 def test_20_steps_of_micro_batches_and_a_clipped_norm_are_those_of_one_process(shared_worlds):
     for *what, how in WAYS[shared_worlds.size]:
         weights, norms = trained(*what)

@@ -157,6 +157,7 @@ LONG, TILE = 192, 16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kv_heads", [4, 1])
 @pytest.mark.parametrize(("layout", "tile"), [("zigzag", 512), ("contiguous", TILE), ("striped", 512)])
+@pytest.mark.few(4)
 def test_a_ring_s_peak_is_the_theory_s_to_the_byte(shared_worlds, layout, tile, kv_heads, dtype):
     """One head of four numbers: a tile of 16 tokens is long enough."""
     n, how = shared_worlds.size, {"seq": LONG, "heads": 4, "dtype": dtype}

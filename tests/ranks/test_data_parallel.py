@@ -107,6 +107,7 @@ def train(variant, other: Alone, bucket_bytes: int = 300, set_to_none: bool = Tr
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.few(1)
 def test_20_steps_are_those_of_one_process_on_the_whole_batch(shared_worlds, variant):
     assert max(shared_worlds.run(train, variant, alone(shared_worlds.size))) < 1e-10
 
@@ -123,6 +124,7 @@ def test_so_they_are_with_gradients_set_to_zero_in_place(shared_world, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.few(1)
 def test_20_steps_are_those_of_distributed_data_parallel(shared_world, variant):
     def both():
         rank = dist.get_rank()

@@ -57,6 +57,7 @@ def step_that_fails_after(model, layer: int | None) -> bool:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("where", [(3, 3, 3), (0, 2, 4), (1, 4, 4)])
 @pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.few(6)
 def test_after_a_backward_that_raised_the_next_step_is_right(shared_world, variant, where, set_to_none):
     def steps():
         rank = dist.get_rank()

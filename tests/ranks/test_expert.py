@@ -119,6 +119,7 @@ ROUTERS = {
 
 @DEGREES
 @pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.few(4)
 def test_outputs_and_all_gradients_are_those_of_one_process(shared_worlds, name):
     for found in shared_worlds.run(routed, **{"tokens": TOKENS, "auxiliary": 0.0} | ROUTERS[name]):
         assert {case: error for case, error in found.items() if not error < 1e-12} == {}
@@ -192,6 +193,7 @@ CHOICES = {
 
 @DEGREES
 @pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.few(5)
 def test_any_choices_are_carried_out_and_the_gradients_come_back(shared_worlds, name):
     choices = CHOICES[name](shared_worlds.size)
     found = shared_worlds.run(told, choices)

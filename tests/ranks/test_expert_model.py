@@ -194,6 +194,7 @@ def with_checkpoints(parts: str, kind: str, before: bool, **how) -> tuple[float,
     ],
 )
 @pytest.mark.parametrize("shared_worlds", [3, 4], indirect=True, scope="module")
+@pytest.mark.few(2)
 def test_what_is_computed_again_in_backward_is_sent_again_in_the_same_order_and_counted_once(
     shared_worlds, parts, kind, before
 ):
@@ -360,6 +361,7 @@ TRAINING = TrainingConfig(steps=6, batch=7, warmup=2)
 
 
 @pytest.mark.parametrize("how", [{}, {"zero": 2, "recompute": "full"}, {"zero": 3, "accumulate": 2}], ids=str)
+@pytest.mark.few(1)
 def test_the_trainer_trains_experts_on_all_ranks_alike(shared_world, how):
     wanted = test_sharded_training.trained(TRAINED, TRAINING)
     for found in shared_world.run(test_sharded_training.trained, TRAINED, replace(TRAINING, **how)):

@@ -250,6 +250,7 @@ def sent(calls, op: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("keep_last", [True, False])
 @pytest.mark.parametrize("types", [(None, None), ("bfloat16", "float32"), ("bfloat16", None), ("float16", "float32")])
+@pytest.mark.few(3)
 def test_a_rank_sends_the_parameters_twice_and_the_gradients_once_each_in_its_precision(shared_worlds, types, keep_last):
     n = shared_worlds.size
     compute, reduce = (getattr(torch, name) if name else None for name in types)
@@ -433,12 +434,14 @@ MODELS = {
 
 @pytest.mark.parametrize("wrap", [Zero3, FullyShardedDataParallel])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.few(6)
 def test_it_trains_as_in_one_process(shared_world, name, wrap):
     assert max(shared_world.run(train, name, alone(name, 3), wrap)) < 1e-10
 
 
 @pytest.mark.parametrize("options", [{"prefetch": 0, "keep_last": False}, {"prefetch": 3}, {"keep_last": False}])
 @pytest.mark.parametrize("name", ["frozen", "tied", "twice", "checkpoint around"])
+@pytest.mark.few(4)
 def test_so_it_does_whatever_is_gathered_ahead_or_kept(shared_world, name, options):
     def wrap(module):
         return FullyShardedDataParallel(module, **options)

@@ -121,6 +121,7 @@ def against_one_process(name: str, wrap) -> tuple[float, dict[str, tuple]]:
 
 
 @pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.few(5)
 def test_a_parent_s_parameters_are_the_shards_that_train(shared_world, name):
     found = shared_world.run(against_one_process, name, FullyShardedDataParallel)
     alone = dict(BUILDS[name](lambda module: module).named_parameters())

@@ -140,6 +140,7 @@ def test_so_they_are_with_a_loss_scale_that_must_shrink_first(two):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("most", [None, 0.05])
+@pytest.mark.few(1)
 def test_so_they_are_on_more_ranks_but_for_rounding_where_a_norm_is_clipped(shared_worlds, dtype, most):
     scale = 2.0**19 if dtype == "fp16" else None
     gaps = {gap for gap, _ in shared_worlds.run(train, dtype, most, scale)}
@@ -147,6 +148,7 @@ def test_so_they_are_on_more_ranks_but_for_rounding_where_a_norm_is_clipped(shar
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.few(1)
 def test_so_they_do_with_replicas_of_shards(dtype):
     with mr.World(4, backend="gloo", timeout=30) as world:
         assert max(gap for gap, _ in world.run(train, dtype, shape=(2, 2))) < 1e-4

@@ -86,6 +86,7 @@ def test_killing_the_forkserver_ends_its_ranks_and_the_next_run_works(world):
     assert world.run(abs, -1) == [1, 1, 1]
 
 
+@pytest.mark.whole
 def test_restarting_the_kernel_ends_every_rank():
     manager, client = start_new_kernel(kernel_name="python3")
     try:

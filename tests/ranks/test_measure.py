@@ -359,6 +359,7 @@ def test_waiting_for_functional_collectives_is_not_compute(world):
 
 
 @pytest.mark.parametrize("flops", [False, True])
+@pytest.mark.few(1)
 def test_the_wait_at_the_end_of_ddps_backward_is_not_compute(world, flops):
     def late():
         import time

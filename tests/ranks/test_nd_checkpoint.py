@@ -100,6 +100,7 @@ KEPT = ("tp2 pp2 → dp4, ZeRO 1", "dp2 cp2, ZeRO 3 → tp4", "experts, ZeRO 3 �
 
 
 @pytest.mark.parametrize("name", matrix(CASES, KEPT))
+@pytest.mark.few(1)
 def test_what_one_plan_leaves_another_goes_on_with_bit_for_bit(ranks, tmp_path, name):
     first, then, gpt = CASES[name]
     old, new = tmp_path / "old", tmp_path / "new"

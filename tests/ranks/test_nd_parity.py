@@ -58,6 +58,7 @@ def departure(world, sizes: dict[str, int], bug: str = "") -> Departure | None:
 
 
 @pytest.mark.parametrize("sizes", PLANS, ids=lambda sizes: " ".join(sizes))
+@pytest.mark.few(2)
 def test_a_right_run_differs_by_roundings_and_little_is_left_out(four, sizes):
     whole, traces = reference(), four.run(one_step, plan_of(sizes))
     first = compare_ranks(whole, traces, parts(Mesh(**sizes)))

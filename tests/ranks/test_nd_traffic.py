@@ -132,6 +132,7 @@ def orders(plan: Plan, rank: int) -> dict[int, str] | None:
 
 
 @pytest.mark.parametrize("name", matrix(CASES, KEPT))
+@pytest.mark.few(1)
 def test_what_each_rank_sends_on_each_axis_is_the_theory_s(seen, name):
     gpt, fields = CASES[name]
     chosen = plan(gpt, **fields)

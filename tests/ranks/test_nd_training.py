@@ -87,12 +87,14 @@ def under(gpt: GPTConfig, fields: dict) -> TrainingConfig:
     matrix([(10, GPT, {}), (3, GPT, {}), (2, UNTIED_MOE, {"ep": 4})], [(3, GPT, {}), (2, UNTIED_MOE, {"ep": 4})]),
     ids=["dense, 10 steps", "dense", "experts"],
 )
+@pytest.mark.few(1)
 def test_two_by_two_by_two_by_two_equals_one_process(world_of, steps, gpt, fields):
     training = under(gpt, {"dp": 2, "pp": 2, "cp": 2, "tp": 2} | fields)
     assert_equal_to_one_process(world_of(16).run(trained, gpt, training, steps), gpt)
 
 
 @pytest.mark.parametrize("name", matrix(CASES, KEPT))
+@pytest.mark.few(4)
 def test_a_plan_equals_one_process(world_of, name):
     gpt, fields = CASES[name]
     training = under(gpt, fields)
@@ -127,6 +129,7 @@ def trained_in_part(gpt: GPTConfig, training: TrainingConfig) -> Run:
     ],
     ids=["dp × tp", "pp × tp, ZeRO 3", "pp × cp", "ep × tp, ZeRO 3"],
 )
+@pytest.mark.few(1)
 def test_frozen_parameters_stay_and_the_others_learn_as_in_one_process(world_of, gpt, fields):
     training = under(gpt, fields)
     found = whole(world_of(4).run(trained_in_part, gpt, training))
@@ -155,6 +158,7 @@ def dropped(gpt: GPTConfig, training: TrainingConfig, folder: str) -> tuple[Run,
     [{"dp": 2, "tp": 2, "zero": 3}, {"pp": 2, "tp": 2, "sequence_parallel": False, "recompute": "full", "schedule": "zb-h1"}],
     ids=["sequence parallelism", "stages, without sequence parallelism"],
 )
+@pytest.mark.few(1)
 def test_dropout_comes_again_and_is_the_same_where_activations_are_the_same(world_of, tmp_path, fields):
     gpt = replace(GPT, dropout=0.2)
     ranks = world_of(4).run(dropped, gpt, under(gpt, fields), str(tmp_path))

@@ -109,6 +109,7 @@ MORE = {f"interleaved, v = {v}": partial(schedules.interleaved, v=v) for v in (1
 
 @pytest.mark.parametrize("p", matrix([1, 2, 3, 4], [3]))
 @pytest.mark.parametrize("name", [*SCHEDULES, *MORE])
+@pytest.mark.few(4)
 def test_gradients_and_losses_are_those_of_one_process(sizes, name, p):
     tables = [(SCHEDULES | MORE)[name](p, m) for m in sorted({1, 2, p, 2 * p, 2 * p + 1, 4 * p})]
     options = {"layers": max(1, tables[0].stages - 2)}
@@ -199,6 +200,7 @@ def one_wrapper(stages: dict[int, Stage], replicas: dist.ProcessGroup, schedule,
 
 
 @pytest.mark.parametrize("name", SOME)
+@pytest.mark.few(1)
 def test_data_parallel_replicas_average_once_a_step(sizes, name):
     def run():
         schedule = SCHEDULES[name](2, 5)
@@ -222,6 +224,7 @@ def test_data_parallel_replicas_average_once_a_step(sizes, name):
 
 
 @pytest.mark.parametrize("name", SOME)
+@pytest.mark.few(1)
 def test_stages_may_be_fully_sharded(sizes, name):
     def run():
         schedule = SCHEDULES[name](2, 5)
@@ -451,6 +454,7 @@ def test_torch_s_runtime_executes_our_tables_with_the_same_gradients(sizes, name
 
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe-v"])
+@pytest.mark.few(1)
 def test_paced_actions_take_their_time_and_are_noted_in_the_table_s_order(sizes, name):
     p, m = 2, 5
     schedule, times = SCHEDULES[name](p, m), Times(F=0.1, I=0.1, W=0.1)
@@ -498,6 +502,7 @@ def test_a_failure_in_the_middle_names_its_rank_and_leaves_no_rank_waiting(world
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+@pytest.mark.few(1)
 def test_an_interrupt_in_the_middle_of_a_step_leaves_no_rank_waiting(world, name, tmp_path):
     schedule = SCHEDULES[name](3, 5)
 

@@ -110,6 +110,7 @@ def profile_and_operators(gpt: GPTConfig, training: TrainingConfig):
 
 
 @pytest.mark.parametrize("which", STEPS)
+@pytest.mark.few(2)
 def test_each_operator_of_a_step_is_of_the_right_kind_and_products_are_as_many_as_were_counted(alone, which):
     profile, counted = alone.run(profile_and_operators, *STEPS[which])[0]
     products = Counter(name for name, flops in counted if flops)
@@ -220,6 +221,7 @@ def sent():
 
 
 @pytest.mark.parametrize("function", [all_reduced, waited_for_later, reduced_by_ddp, gathered_by_fully_shard, received, sent])
+@pytest.mark.few(2)
 def test_who_comes_early_waits_and_who_comes_last_does_not(shared_world, function):
     m = shared_world.measure(function, profile=True)
     *early, late = m.budgets.values()

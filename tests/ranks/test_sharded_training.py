@@ -69,6 +69,7 @@ def test_losses_and_weights_are_those_of_one_process_on_the_whole_batch(sizes, n
     ],
 )
 @pytest.mark.parametrize("zero", matrix([1, 2, 3], [2, 3]))
+@pytest.mark.few(2)
 def test_so_they_are_with_other_models_and_settings(sizes, gpt, training, zero):
     wanted = alone(gpt, replace(training, accumulate=1))
     for found in sizes[3].run(trained, gpt, replace(training, zero=zero)):
@@ -84,6 +85,7 @@ def test_a_group_of_some_ranks_shards_by_itself(sizes, zero):
 
 
 @pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.few(1)
 def test_in_32_and_16_bits_they_are_close(sizes, bf16):
     training = replace(TRAINING, bf16=bf16)
     wanted, plain = alone(GPT, training, torch.float32), alone(GPT, TRAINING, torch.float32)
@@ -195,6 +197,7 @@ def resumed(zero: int, folder: str) -> tuple[list[float], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(("zero", "then"), matrix([(1, 2), (2, 3), (3, 3), (3, 0), (0, 1)], [(2, 3), (3, 0), (0, 1)]))
+@pytest.mark.few(1)
 def test_another_number_of_ranks_goes_on_from_a_checkpoint_of_any_stage(sizes, tmp_path, zero, then):
     losses, final = alone(GPT, TRAINING)
     sizes[3].run(saved, zero, 5, str(tmp_path))
@@ -253,6 +256,7 @@ def die() -> None:
 
 
 @pytest.mark.parametrize("zero", matrix([0, 1, 2, 3], [0, 3]))
+@pytest.mark.few(1)
 def test_whenever_a_rank_is_killed_a_new_world_goes_on_bit_for_bit(sizes, tmp_path, zero):
     training, there = replace(TRAINING, zero=zero), []
     for death in DEATHS if zero == 3 else DEATHS[::2]:
@@ -274,6 +278,7 @@ def test_whenever_a_rank_is_killed_a_new_world_goes_on_bit_for_bit(sizes, tmp_pa
 # The command
 
 
+@pytest.mark.whole
 def test_the_command_trains_sharded_and_goes_on_with_other_ranks(tmp_path, capsys):
     small = ["--batch", "5", "--layers", "1", "--hidden", "16", "--seq", "16", "--warmup", "2", "--checkpoint", str(tmp_path)]
     main([*small, "--steps", "4", "--dp", "3", "--zero", "3"])

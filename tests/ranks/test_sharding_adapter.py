@@ -160,5 +160,6 @@ def fsdp_suite(compute_dtype, steps: int = 8) -> None:
 
 
 @pytest.mark.parametrize("compute_dtype", ["fp32", "fp16"])
+@pytest.mark.few(1)
 def test_a_suite_for_fully_sharded_training_holds_for_ours(shared_worlds, compute_dtype):
     shared_worlds.run(fsdp_suite, {"fp32": None, "fp16": torch.float16}[compute_dtype])

@@ -178,6 +178,7 @@ def whole_gpts(way: str) -> dict[str, float]:
 
 @DEGREES
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.few(1)
 def test_the_whole_gpt_has_the_loss_gradients_and_norm_of_one_process(shared_worlds, way):
     for found in shared_worlds.run(whole_gpts, way):
         assert {kind: gap for kind, gap in found.items() if not gap < 1e-12} == {}
@@ -240,6 +241,7 @@ def train(kind: str, how: dict, expected: dict, norms: list[float]) -> float:
     indirect=["shared_worlds"],
     scope="module",
 )
+@pytest.mark.few(1)
 def test_20_steps_of_two_micro_batches_and_a_clipped_norm_are_those_of_one_process(shared_worlds, way, kind):
     weights, norms = trained(kind)
     assert min(norms) < MOST < max(norms)

@@ -241,6 +241,7 @@ def against(tp: nn.Module, theirs: nn.Module) -> list[float]:
 
 
 @pytest.mark.parametrize("compared", [dtensor_gpt, dtensor_layer])
+@pytest.mark.few(1)
 def test_pytorch_s_parallelize_module_gives_the_same(shared_worlds, compared):
     for found in shared_worlds.run(compared):
         assert max(found) < 1e-12

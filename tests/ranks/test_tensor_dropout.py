@@ -143,6 +143,7 @@ def differing(how: dict) -> list[str]:
 
 @pytest.mark.parametrize("shared_worlds", [2, 3], indirect=True, scope="module")
 @WAYS
+@pytest.mark.few(2)
 def test_recomputation_brings_back_all_masks_to_the_bit(shared_worlds, how):
     assert shared_worlds.run(differing, how) == [[]] * shared_worlds.size
 

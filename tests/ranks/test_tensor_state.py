@@ -143,6 +143,7 @@ CHAINS = [
 
 
 @pytest.mark.parametrize(("kind", "chain", "sequence_parallel"), [(*CHAINS[0], True), (*CHAINS[1], False), (*CHAINS[2], True)])
+@pytest.mark.few(1)
 def test_whole_states_go_from_t_to_t_and_training_goes_on(sizes, kind, chain, sequence_parallel):
     model, optimizer = built(kind, "AdamW")  # has not stepped: its optimizer has no states yet
     state = saved(model, optimizer)
@@ -155,6 +156,7 @@ def test_whole_states_go_from_t_to_t_and_training_goes_on(sizes, kind, chain, se
 
 
 @pytest.mark.parametrize(("kind", "chain", "optimizer"), [(*CHAINS[0], "AdamW"), (*CHAINS[1], "AdamW"), (*CHAINS[2], "SGD")])
+@pytest.mark.few(1)
 def test_checkpoints_of_shards_go_from_t_to_t_and_training_goes_on(sizes, tmp_path, kind, chain, optimizer):
     for k, t in enumerate(chain):
         steps = range(k * STEPS, (k + 1) * STEPS)

@@ -105,6 +105,7 @@ def test_the_whole_gpt_s_calls_and_payload_are_the_theory_s(shared_worlds, way):
 
 @pytest.mark.parametrize("how", [{}, SP], ids=["plain", "sequence"])
 @pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.few(1)
 def test_finish_makes_one_all_reduce_for_what_one_group_holds(shared_worlds, config, how):
     t = shared_worlds.size
     before, nothing, after = (

@@ -58,6 +58,7 @@ def test_20_steps_equal_one_process_on_the_whole_batch(shared_worlds):
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS[:-1])
+@pytest.mark.few(1)
 def test_so_they_do_with_the_other_wrappers(shared_world, wrapper):
     assert_close(shared_world.run(in_float64, GPT, TRAINING, wrapper)[0], alone(GPT, TRAINING))
 
@@ -71,6 +72,7 @@ def test_so_they_do_with_the_other_wrappers(shared_world, wrapper):
         pytest.param(GPT, replace(TRAINING, clip=0.05), id="clipped"),
     ],
 )
+@pytest.mark.few(1)
 def test_so_they_do_with_other_models_and_settings(shared_world, gpt, training):
     wanted = alone(gpt, replace(training, accumulate=1))
     for found in shared_world.run(in_float64, gpt, training):
@@ -189,6 +191,7 @@ def in_two_parts(folder: str) -> tuple[list[float], dict[str, Tensor]]:
     return before + second.run(), parameters(second)
 
 
+@pytest.mark.few(1)
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(shared_worlds, tmp_path):
     whole, parts = shared_worlds.run(trained, WITH_DROPOUT, TRAINING), shared_worlds.run(in_two_parts, str(tmp_path))
     for (losses, weights), (losses_again, weights_again) in zip(whole, parts, strict=True):
@@ -268,6 +271,7 @@ def test_the_command_starts_ranks_saves_and_resumes(tmp_path, capsys):
     assert "after 2 steps" in again
 
 
+@pytest.mark.whole
 def test_the_command_goes_on_under_other_axes(tmp_path, capsys):
     axes = [*SMALL, "--layers", "2", "--batch", "4", "--checkpoint", str(tmp_path)]
     main([*axes, "--steps", "2", "--tp", "2", "--pp", "2"])
@@ -282,6 +286,7 @@ def test_the_command_goes_on_under_other_axes(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("axes", matrix(["", "--tp 2"], ["--tp 2"]), ids=["data parallelism", "tensor parallelism"])
+@pytest.mark.whole
 def test_under_torchrun_the_same_run_gives_the_same_losses(capsys, axes):
     main([*SMALL, *(axes or "--dp 2").split()])
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0", "OMP_NUM_THREADS": "1"}

@@ -104,11 +104,13 @@ def gaps(world: mr.World, stage: str, **how) -> list[float]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.few(1)
 def test_20_steps_are_those_of_one_process_on_the_whole_batch(shared_worlds, stage):
     assert max(gaps(shared_worlds, stage)) < 1e-10
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.few(1)
 def test_gradients_of_several_backward_passes_add_up(shared_world, stage):
     assert max(gaps(shared_world, stage, steps=5, parts=3)) < 1e-10
 
@@ -142,6 +144,7 @@ def test_every_shard_of_what_learns_changes_in_every_step(shared_worlds, stage):
         itertools.product(["1", "2"], [torch.optim.AdamW, torch.optim.SGD]), [("1", torch.optim.SGD), ("2", torch.optim.AdamW)]
     ),
 )
+@pytest.mark.few(1)
 def test_20_steps_are_those_of_zero_redundancy_optimizer(shared_world, stage, other):
     def both():
         rank = dist.get_rank()
@@ -160,6 +163,7 @@ def test_20_steps_are_those_of_zero_redundancy_optimizer(shared_world, stage, ot
 
 
 @pytest.mark.parametrize("stage", ["3", "fsdp"])
+@pytest.mark.few(1)
 def test_20_steps_are_those_of_fully_shard(shared_world, stage):
     def both():
         rank = dist.get_rank()

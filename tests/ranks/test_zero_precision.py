@@ -71,6 +71,7 @@ def train(stage: int, most: float | None) -> tuple[float, list[tuple[bool, float
 
 @pytest.mark.parametrize("most", [None, 0.05])
 @pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.few(1)
 def test_fp16_takes_and_skips_the_steps_of_one_process(shared_worlds, stage, most):
     """Without clipping bit for bit; the norm is a sum in another order."""
     results = shared_worlds.run(train, stage, most)

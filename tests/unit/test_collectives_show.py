@@ -49,6 +49,7 @@ def test_in_a_round_all_is_sent_before_anything_arrives():
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), PAIRS)
+@pytest.mark.few(8)
 def test_the_messages_drawn_are_the_theory_s(operation, algorithm):
     plot = Knobs()
     shafts = next(artist for artist in plot.moving if isinstance(artist, LineCollection))

@@ -103,6 +103,7 @@ def texts(axes) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.few(10)
 def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
     figure = FIGURES[name]()
     assert_readable(figure)

@@ -27,6 +27,7 @@ TIMES = [(1, 1, 1), (1, 1.1, 0.9), (1, 2, 0.5), (1.3, 1, 1)]
 @pytest.mark.parametrize(("F", "I", "W"), TIMES)
 @pytest.mark.parametrize("communication", [0, 0.15])
 @pytest.mark.parametrize("shape", ["one", "v", "looped"])
+@pytest.mark.few(8)
 def test_the_automatic_schedule_is_at_least_as_good_as_each_hand_written_one(F, I, W, communication, shape):  # noqa: E741
     p, m = 4, 10
     placement = {"one": schedules.one_stage_a_rank(p), "v": schedules.v_shape(p), "looped": schedules.looped(p, 2)}[shape]
@@ -102,6 +103,7 @@ MODELS = {row["model"]: row for row in published.rows("zb_models")}
 
 
 @pytest.mark.parametrize("row", published.rows("zb_bubble_rates"), ids=lambda row: f"{row['model']}-{row['m']}")
+@pytest.mark.few(2)
 def test_the_zero_bubble_paper_s_table_5_has_the_order_of_our_replayed_bubbles(row):
     model = MODELS[row["model"]]
     p, m, h, s = int(row["p"]), int(row["m"]), int(model["hidden"]), int(model["seq"])

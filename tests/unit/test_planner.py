@@ -102,6 +102,7 @@ def test_the_number_of_gpus_may_be_the_clusters_own():
 
 @pytest.mark.parametrize("stack", [{}, PUBLISHED_STACK], ids=["free", "published stack"])
 @pytest.mark.parametrize(("gpus", "dp"), [(8192, 64), (16384, 128)])
+@pytest.mark.few(2)
 def test_the_layout_that_llama_3_ran_is_within_ten_percent_of_the_best(gpus, dp, stack):
     # Micro-batches of one sequence and degrees that are powers of two: the whole search takes seconds and finds the same.
     powers = (1, 2, 4, 8, 16)

@@ -1,7 +1,7 @@
 """Floor 5: the checks that exercises call: numerics, traffic, memory and order.
 
 grade.collectives.ring_reduce_scatter(ring_reduce_scatter) runs a learner's function on real ranks and returns a Report.
-Imports are lazy (PEP 562): every rank of a check imports this package for its probe.
+Imports are lazy (PEP 562): every rank of a check imports this package for its script.
 """
 
 from manyranks import lazy
@@ -10,14 +10,14 @@ __getattr__, __dir__, __all__ = lazy.names(
     __name__,
     "checkpointing",
     "collectives",
-    "context",
-    "data_parallel",
-    "expert",
     "mfu",
     "nd",
     "pipeline",
-    "tensor",
     "zero",
-    Report="report",
-    Line="report",
+    context="old",
+    data_parallel="old",
+    expert="old",
+    tensor="old",
+    Report="check",
+    Line="check",
 )

@@ -1,70 +1,187 @@
-"""The engine of every check: from what was measured on real ranks to a report with points."""
+"""A task, and its check: from what was measured on real ranks to a report with points and hints."""
 
-from collections.abc import Callable, Iterator
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from manyranks.grade import verdict
-from manyranks.grade.report import Line, Report, listed
-from manyranks.grade.trial import Case, Trial, trials
-from manyranks.grade.verdict import Aspect, Finding, Judged
+from manyranks.grade.judges import Judge, Verdict
+from manyranks.grade.trial import Event, Fact, Print, Run, Seen, Sent, Trial, fact, listed, same, trials
+from manyranks.grade.watch import NOTHING_GIVEN, Ready
+from manyranks.world.trouble import Trouble
 
+FOLDER = Path(__file__).parent / "data"
 _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds
+_ONLY_TWO = "on 2 ranks the next rank is also the previous one, and one step is enough; draw it for 3"
+_MESSAGES = ("send", "recv")
+
+
+class Mistake(NamedTuple):
+    """name: of the answer; hint: what to tell who makes it; changed: case -> by rank, for each judge what it sees instead.
+
+    troubles: case -> how its run ends.
+    """
+
+    name: str
+    hint: str
+    changed: dict[str, list[dict[str, Fact]]]
+    troubles: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Of one task. right: case -> what each rank does; mistakes: in the order in which they are tried."""
+
+    right: dict[str, list[Seen]]
+    mistakes: tuple[Mistake, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was checked. ok: None where it could not be judged; found: what was measured; hint: what to look at."""
+
+    ok: bool | None
+    what: str
+    found: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdict on one task. points: reached, of `out_of`; printed: what the ranks printed in the run called `run`."""
+
+    task: str
+    points: float
+    out_of: float
+    lines: tuple[Line, ...]
+    printed: str = ""
+    run: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that was checked holds."""
+        return all(line.ok for line in self.lines)
+
+    def show(self) -> float:
+        """Displays the report and returns the points, which nbgrader takes from the last line of a test cell."""
+        from IPython.display import display
+
+        display(self)
+        return self.points
+
+    def __repr__(self) -> str:
+        parts = [self._head()]
+        for line in self.lines:
+            parts.append(f"{_mark(line)} {line.what}" + (f": {line.found}" if line.found else ""))
+            parts += [f"    hint: {line.hint}"] if line.hint else []
+        if self.printed:
+            parts += [f"what the ranks printed {self.run}:", self.printed]
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li style='list-style:none'>{_item(line)}</li>" for line in self.lines)
+        printed = f"<div>what the ranks printed {self.run}:</div><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
+        return f"<div><b>{html.escape(self._head())}</b><ul style='padding-left:1em;margin:2px'>{rows}</ul>{printed}</div>"
+
+    def _head(self) -> str:
+        return f"{_mark(Line(self.passed, ''))} {self.task}: {self.points:g} of {self.out_of:g} points"
+
+
+Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task. points: for all of it; cases: number of ranks -> what to run there, in order.
+    """One task of an exercise. Called with the learner's function or class, it returns a Report.
 
-    aspects: what it is judged by, the values first, whole or in parts; sizes: of the worlds; only_two: the hint where 2 ranks
-    alone are right.
+    exercise, name: as the notebook has them; points: for all of it; run: what a rank does with the answer in a case; judge:
+    what it is judged by, the values first; cases: what it runs in, on a world of n ranks; worlds: their sizes.
+    call: how the check calls the answer, in words; a_class: whether the answer is a class; part: whether cases that ended well
+    count where a later one did not; ready: what may not be called; only: the operations it is built from, where others give
+    no points at all. advice: on what Python and torch say of wrong answers, in front of the place; guesses: the same, behind
+    it, where there is no advice; methods: of the class, how each is called; endless: of a run that takes too long; unexplained:
+    for values that no known mistake explains; only_two: where 2 ranks alone are right; remarks: lines on a right answer.
     """
 
+    exercise: str
     name: str
     points: float
-    cases: Callable[[int], list[Case]]
+    run: Run
+    judge: tuple[Judge, ...]
+    cases: Sequence[Any] | Callable[[int], Sequence[Any]] = ("",)
+    worlds: tuple[int, ...] = (2, 3, 4)
+    call: str = ""
+    a_class: bool = False
+    part: bool = False
+    ready: Ready = NOTHING_GIVEN
+    only: tuple[str, ...] = ()
+    advice: Advice = ()
+    guesses: Advice = ()
+    methods: tuple[tuple[str, str], ...] = ()
+    endless: str = ""
+    unexplained: str = ""
+    only_two: str = _ONLY_TWO
+    remarks: Callable[[Trial], list[Line]] | None = None
 
-    aspects: ClassVar[tuple[Aspect, ...]]
-    sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)
-    only_two: ClassVar[str] = "on 2 ranks the next rank is also the previous one, and one step is enough; draw it for 3"
-    part: ClassVar[bool] = False  # whether cases that ended well count where a later one did not
+    def __call__(self, answer) -> Report:
+        """Checks the learner's answer on real ranks."""
+        return check(self, answer, current(self.exercise)[self.name])
 
-    def refusal(self, tried: list[Trial]) -> Finding | None:
-        """Why there are no points at all, if so."""
+    def cases_on(self, n: int) -> Sequence[Any]:
+        """Those of a world of n ranks."""
+        return self.cases(n) if callable(self.cases) else self.cases
 
-    def line(self, finding: Finding, function) -> Line:
-        """The report's first wrong line, perhaps with a better hint."""
-        return finding.line
-
-    def remarks(self, trial: Trial) -> list[Line]:
-        """Lines on a right answer, for no points."""
-        return []
+    def tried(self, answer) -> list[Trial]:
+        """Runs the answer in all cases."""
+        with _one_thread():
+            return trials(answer, self.run, self.cases_on, self.worlds, self.ready, self.part)
 
 
-def check(task: Task, function) -> Report:
-    """Runs the function on the task's worlds and judges what happened under each aspect.
+@dataclass(frozen=True)
+class Judged:
+    """A trial with a verdict by each judge; with none where it did not end well."""
 
-    Always returns, within 20 s on a machine that does nothing else; what the function raises, prints or returns becomes a line
+    trial: Trial
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the report, and the trial that it is about; None where it is about several."""
+
+    line: Line
+    trial: Trial | None = None
+
+
+def check(task: Task, answer, record: Record) -> Report:
+    """Runs the answer on the task's worlds and judges what happened. record: of what is right, and of known mistakes.
+
+    Always returns, within 20 s on a machine that does nothing else; what the answer raises, prints or returns becomes a line
     of the report.
     """
-    if not callable(function):
+    if not callable(answer):
         return _refused(task, Finding(Line(False, f"{task.name} is not a function", hint="run the cell above that defines it")))
-    with _one_thread():
-        return _checked(task, function)
+    return report(task, answer, task.tried(answer), record)
 
 
-def _checked(task: Task, function) -> Report:
-    tried = trials(function, task.cases, task.sizes, task.part)
-    if refusal := _unwritten(function, tried[-1]) or task.refusal(tried):
+def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:
+    """What is said of the trials of an answer."""
+    if refusal := _unwritten(answer, tried[-1]) or _other_calls(task, tried):
         return _refused(task, refusal)
-    done = [verdict.judged(task, trial) for trial in tried]
-    findings = [_runs(task, tried), *verdict.findings(task, done), *_only_two_ranks(task, done)]
+    done = [Judged(trial, _verdicts(task, trial, record)) for trial in tried]
+    findings = [_runs(task, answer, tried, record)]
+    findings += [found for i in range(len(task.judge)) if (found := _finding(task, i, done, record))]
+    findings += _only_two_ranks(task, done)
     wrong = [finding for finding in findings if not finding.line.ok]
-    lines = [task.line(f, function) if wrong and f is wrong[0] else f.line for f in findings]
-    lines += [] if wrong else task.remarks(tried[-1])
+    lines = [finding.line for finding in findings]
+    lines += task.remarks(tried[-1]) if task.remarks and not wrong else []
     shown = wrong[0].trial if wrong else tried[-1]
     return Report(task.name, round(task.points * _share(task, done), 2), task.points, _once(lines), *_printed(shown))
 
@@ -84,26 +201,161 @@ def _refused(task: Task, why: Finding) -> Report:
     return Report(task.name, 0.0, task.points, (why.line,), *_printed(why.trial))
 
 
-def _unwritten(function, trial: Trial) -> Finding | None:
-    """Where this function, or one that it calls, has no answer yet."""
+def _unwritten(answer, trial: Trial) -> Finding | None:
+    """Where this answer, or a function that it calls, is not written yet."""
     if not trial.trouble or not (name := trial.trouble.unwritten):
         return None
-    if name == getattr(function, "__name__", "") or name in getattr(function, "__dict__", {}):
+    if name == getattr(answer, "__name__", "") or name in getattr(answer, "__dict__", {}):
         return Finding(Line(False, "not written yet", hint="replace `raise NotImplementedError` by your answer"))
     return Finding(Line(False, f"{name} is not written yet", hint=f"this answer calls {name}: write that one first"))
 
 
-def _runs(task: Task, tried: list[Trial]) -> Finding:
-    what = f"runs on {listed([str(n) for n in task.sizes])} ranks" if task.sizes != (1,) else "runs"
+def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
+    """Where an operation was called that gives no points at all; a call that raised is in the notes alone."""
+    for trial in tried if task.only else ():
+        for rank in range(trial.n):
+            noted = [entry.op for entry in trial.notes.get(rank, [])]
+            counted = [call.op for call in trial.seen[rank].calls] if trial.seen else []
+            if others := [op for op in (*noted, *counted) if op not in task.only]:
+                what = "is built from send and receive only" if "send" in task.only else f"calls {listed(list(task.only))} only"
+                return Finding(Line(False, what, f"{trial}, rank {rank} called {others[0]}", task.ready.hint), trial)
+    return None
+
+
+def _verdicts(task: Task, trial: Trial, record: Record) -> tuple[Verdict, ...]:
+    if trial.trouble:
+        return ()
+    right, found = record.right[trial.key], []
+    for judge in task.judge:
+        ready = all(verdict.ok for verdict in found[: judge.needs])
+        found.append(judge.verdict(trial, right) if ready else Verdict(None, "not judged, for a line above is not right"))
+    return tuple(found)
+
+
+def _runs(task: Task, answer, tried: list[Trial], record: Record) -> Finding:
+    what = f"runs on {listed([str(n) for n in task.worlds])} ranks" if task.worlds != (1,) else "runs"
     for trial in tried:
         if found := trial.trouble:
-            return Finding(Line(False, what, f"{trial.case}, {found.problem}", found.hint), trial)
+            return Finding(Line(False, what, f"{trial}, {found.problem}", _why_not(task, answer, trial, record)), trial)
     return Finding(Line(True, what))
+
+
+def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
+    """The hint on a run that did not end well: of the mistake that ends so, or advice, with the place where it happened."""
+    found = trial.trouble
+    if found.hung and not found.deadlock and task.endless:
+        return f"{task.endless}; or a loop does not end"
+    end = ending(found)
+    fitting = [one for one in record.mistakes if one.hint and end in one.troubles.values()]
+    known = max(fitting, key=lambda one: trial.key.partition("/")[2] in _cases(one, end)).hint if fitting else ""
+    advice = known or _on_arguments(task, answer, found) or _on_words(found, task.advice)
+    guess = "" if advice else _on_words(found, task.guesses)
+    parts = [part for part in (advice, found.hint, guess) if part]
+    return "; ".join(part for part in parts if not any(part in other for other in parts if other != part))
+
+
+def _cases(one: Mistake, end: str) -> list[str]:
+    """The numbers of those that end so with this mistake, on however many ranks: it goes first there."""
+    return [key.partition("/")[2] for key, ending in one.troubles.items() if ending == end]
+
+
+def ending(found: Trouble) -> str:
+    """A problem, and who waits for what, without what differs from one learner to the next: numbers, names, lines."""
+    text = f"{found.problem}; {re.sub(r' ?[(][^()]*[)]', '', found.hint)}" if found.hung else found.problem
+    return re.sub(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"", "#", text)[:300]
+
+
+def _on_arguments(task: Task, answer, found: Trouble) -> str:
+    """Where torch or the check called something of the learner's, with other arguments than it takes: no line is theirs."""
+    called = re.search(r"TypeError: (\S+\.)?(\S+)\(\) (takes|missing|got an unexpected) ", found.problem)
+    if found.hint or not (called or "takes no arguments" in found.problem):
+        return ""
+    if not called or not isinstance(answer, type) or called[2] == "__init__":
+        return f"the check calls {task.call}"
+    return dict(task.methods).get(called[2], "PyTorch calls hook(parameter): with this parameter, and nothing else")
+
+
+def _on_words(found: Trouble, known: Advice) -> str:
+    return next((said for pattern, said in known if re.search(pattern, f"{found.problem}\n{found.hint}")), "")
+
+
+def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding | None:
+    """The line of the i-th judge; None where no trial ended well.
+
+    Of the trials that are wrong, the one with most ranks tells most mistakes apart; one that was judged goes first.
+    """
+    judge, ended = task.judge[i], [one for one in done if one.verdicts]
+    if not ended:
+        return None
+    for one in sorted(reversed(ended) if judge.last else ended, key=lambda one: (one.verdicts[i].ok is None, -one.trial.n)):
+        verdict = one.verdicts[i]
+        if not verdict.ok:
+            hint = verdict.hint
+            if verdict.ok is False and not verdict.firm:
+                known, partly = _known(task, i, one.trial, [e.trial for e in ended], record)
+                hint = known or hint or partly or (task.unexplained if judge.values else "")
+            return Finding(Line(verdict.ok, judge.what, f"{verdict.where or one.trial}, {verdict.found}", hint), one.trial)
+    sizes = sorted({str(one.trial.n) for one in ended})
+    where = "" if sizes == ["1"] else f"on {listed(sizes)} ranks, "
+    return Finding(Line(True, judge.what, "" if len(ended) == len(done) else f"{where}as far as it ran"))
+
+
+def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record) -> tuple[str, str]:
+    """The sentence of the mistake that explains what the i-th judge saw, and of one that explains only that.
+
+    A mistake explains what was seen where all that it changes is changed alike; the second one changes other things as well,
+    which are as they were. Of several, one that explains all that is wrong goes first.
+    """
+    if not task.judge[i].look:
+        return "", ""
+    seen = {one.key: [looks(task, rank) for rank in one.seen] for one in ended}
+    right = {key: [looks(task, rank) for rank in record.right[key]] for key in seen}
+    wrong = {name for key in seen for got, must in zip(seen[key], right[key], strict=True) for name in changed(got, must)}
+    mine = {name for name in wrong if name.startswith(f"{i} ")}
+    fitting = [one for one in record.mistakes if one.hint and _fits(one, seen, f"{i} ")]
+
+    def worth(one: Mistake) -> tuple[bool, bool]:
+        names = {name for ranks in one.changed.values() for facts in ranks for name in facts}
+        return mine <= names, trial.key in one.changed
+
+    whole = [one for one in fitting if _fits(one, seen, "")]
+    return tuple(max(some, key=worth).hint if some else "" for some in (whole, fitting))
+
+
+def looks(task: Task, seen: Seen) -> dict[str, Any]:
+    """All that the judges see of a rank: "2 calls" is what the third one sees."""
+    return {
+        f"{i} {name}": fact(value)
+        for i, judge in enumerate(task.judge)
+        if judge.look
+        for name, value in judge.look(seen).items()
+    }
+
+
+def changed(got: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """What is not as it must be; None for what is missing."""
+    return {name: got.get(name) for name in {**right, **got} if name not in right or not same(got.get(name), right[name])}
+
+
+def _fits(one: Mistake, seen: dict[str, list[dict[str, Any]]], prefix: str) -> bool:
+    """Whether all that the mistake changes is seen so. prefix: of the names that count."""
+    there = False
+    for key, ranks in one.changed.items():
+        facts = [{name: value for name, value in rank.items() if name.startswith(prefix)} for rank in ranks]
+        if not any(facts):
+            continue
+        if key not in seen:
+            return False
+        there = True
+        pairs = zip(facts, seen[key], strict=True)
+        if not all(same(got.get(name), value) for theirs, got in pairs for name, value in theirs.items()):
+            return False
+    return there
 
 
 def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
     """A finding where all is right on 2 ranks and nothing but 2 ranks."""
-    right = {n: _values_hold(task, one) for n in task.sizes if (one := [d for d in done if d.trial.case.n == n])}
+    right = {n: _values_hold(task, one) for n in task.worlds if (one := [d for d in done if d.trial.n == n])}
     if len(right) > 1 and right.pop(2, False) and not any(right.values()):
         return [Finding(Line(False, "works on any number of ranks", "right on 2 ranks only", task.only_two))]
     return []
@@ -120,36 +372,86 @@ def _share(task: Task, done: list[Judged]) -> float:
     if not task.part:
         return _share_of(task, done)
     ended = [one for one in done if one.verdicts]
-    return _share_of(task, ended) * len(ended) / sum(len(task.cases(n)) for n in task.sizes)
+    return _share_of(task, ended) * len(ended) / sum(len(task.cases_on(n)) for n in task.worlds)
 
 
 def _share_of(task: Task, done: list[Judged]) -> float:
-    worlds = [[one for one in done if one.trial.case.n == n] for n in task.sizes]
-    values = [_values_hold(task, world) for world in worlds]
+    worlds = [[one for one in done if one.trial.n == n] for n in task.worlds]
+    right = [_values_hold(task, world) for world in worlds]
     share = 0.0
-    for aspect in task.aspects:
-        if aspect.each_world or aspect.for_itself:
-            counts = [value or aspect.for_itself for value in values]
-            right = [count and _all_hold(aspect, world) for count, world in zip(counts, worlds, strict=True)]
-            share += aspect.share * sum(right) / len(worlds)
+    for i, judge in enumerate(task.judge):
+        if judge.values or judge.each_world:
+            held = [(judge.part or value) and _hold(i, world) for value, world in zip(right, worlds, strict=True)]
+            share += judge.share * sum(held) / len(worlds)
         elif all(worlds):
-            share += aspect.share * _all_hold(aspect, done)
-    return share if all(values) or _parts(task) else min(share, _WITHOUT_VALUES)
-
-
-def _parts(task: Task) -> list[Aspect]:
-    """Of the values, where they are judged one by one."""
-    return [aspect for aspect in task.aspects if aspect.for_itself]
+            share += judge.share * _hold(i, done)
+    return share if all(right) or any(judge.part for judge in task.judge) else min(share, _WITHOUT_VALUES)
 
 
 def _values_hold(task: Task, done: list[Judged]) -> bool:
-    return all(_all_hold(aspect, done) for aspect in _parts(task) or task.aspects[:1])
+    """Those of the first judge, or of all that judge parts of the values."""
+    parts = [i for i, judge in enumerate(task.judge) if judge.part]
+    return all(_hold(i, done) for i in parts or [0])
 
 
-def _all_hold(aspect: Aspect, done: list[Judged]) -> bool:
-    return bool(done) and all(one.holds(aspect) for one in done)
+def _hold(i: int, done: list[Judged]) -> bool:
+    return bool(done) and all(one.verdicts and one.verdicts[i].ok for one in done)
 
 
 def _printed(trial: Trial | None) -> tuple[str, str]:
     """What the ranks printed in the trial that the report is about, and which one that is."""
-    return (trial.printed, str(trial.case)) if trial and trial.printed else ("", "")
+    return (trial.printed, str(trial)) if trial and trial.printed else ("", "")
+
+
+def _mark(line: Line) -> str:
+    return {True: "✓", False: "✗", None: "·"}[line.ok]
+
+
+def _item(line: Line) -> str:
+    found = f": {html.escape(line.found)}" if line.found else ""
+    hint = f"<br><i>hint: {html.escape(line.hint)}</i>" if line.hint else ""
+    return f"<span style='white-space:pre-wrap'>{_mark(line)} {html.escape(line.what)}{found}{hint}</span>"
+
+
+# What the library has of each task
+
+_own: dict[str, dict[str, Record]] = {}  # exercise -> records that somebody has made of his own
+
+
+def current(exercise: str) -> dict[str, Record]:
+    """Task -> record: those that were put in place with `use`, else those that the library has."""
+    return _own.get(exercise) or shipped(exercise)
+
+
+def use(exercise: str, found: dict[str, Record]) -> None:
+    """From now on, checks in this process compare with these records, which no learner has seen."""
+    _own[exercise] = found
+
+
+@cache
+def shipped(exercise: str) -> dict[str, Record]:
+    """Task -> what the library has of it. They serve learning: who looks for it can find an answer that fits them."""
+    return loaded((FOLDER / f"{exercise}.json").read_text())
+
+
+def loaded(text: str) -> dict[str, Record]:
+    found = {}
+    for name, task in json.loads(text).items():
+        right = {case: [_seen(rank) for rank in ranks] for case, ranks in task["right"].items()}
+        mistakes = [Mistake(one["name"], one["hint"], _from_json(one["changed"]), one["troubles"]) for one in task["mistakes"]]
+        found[name] = Record(right, tuple(mistakes))
+    return found
+
+
+def _seen(rank: dict) -> Seen:
+    calls = [Sent(*call[:4], tuple(call[4])) for call in rank["calls"]]
+    return Seen(_from_json(rank["results"]), [Event(*one) for one in rank["events"]], calls, rank["held"], rank["peak"])
+
+
+def _from_json(value):
+    if isinstance(value, dict):
+        if value.keys() == {"print"}:
+            form, *numbers = value["print"]
+            return Print(form, tuple(map(float, numbers)))
+        return {name: _from_json(one) for name, one in value.items()}
+    return [_from_json(one) for one in value] if isinstance(value, list) else value

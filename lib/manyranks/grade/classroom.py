@@ -16,7 +16,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from manyranks.grade import apart
-from manyranks.grade.report import Report
+from manyranks.grade.check import Report
 from manyranks.grade.submission import checks, is_check
 from manyranks.world.confine import fences
 

@@ -1,247 +1,183 @@
-"""Checks of exercise 01_collectives. Each takes the learner's function and returns a Report.
+"""Checks of exercise 01_collectives: five collectives from messages between two ranks, each with 7 and with 250,007 elements.
 
 Tensors are named x_E (E elements); chunk r is that of torch.tensor_split(x_E, N), and a shard is one chunk. The rings run
-downwards and the tree sends far first, unlike those of the chapter and of theory.
+downwards and the tree sends far first, unlike those of the chapter.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from manyranks.grade.check import check
-from manyranks.grade.messages import Case, Detour, MessageTask, Missing, Mistake
-from manyranks.grade.report import Line, Report
-from manyranks.grade.trial import Trial
-from manyranks.theory.collectives import Message, Round, chunk_sizes, rounds
+from manyranks.grade.check import Line, Task
+from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, by, facts, messages, values
+from manyranks.grade.trial import Trial, same, size
+from manyranks.grade.watch import Ready, Watch, plain
 
-Tensors = list[torch.Tensor]
+_EXERCISE = "01_collectives"
+_READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv")
 _LARGE, _SMALL = 250_007, 7  # elements: odd, and neither can be cut into 3 equal chunks
-_SEED = 20
 _TREE = "in the round of distance d, each place that is a multiple of 2d sends to place + d, where that exists"
 _RING = "in this ring, rank r sends to rank r − 1 only, modulo N"
-_UPWARDS = "this ring runs upwards: rank 0 sent to rank 1; here rank r sends to r − 1"
 _PAIRS = "each chunk goes straight to the rank it is meant for, in one message"
-_ROOM = "every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one"
-_OFF = "each chunk is one place off: check which chunk rank r sends first and which it holds at the end"
-_NO_GATHER = "only the rank's own chunk is summed: the all-gather is missing"
+_CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
 
 
-def tree_broadcast(function) -> Report:
-    """Checks tree_broadcast(x_E, root) -> E: the root's x_E, by a binomial tree that sends far first."""
-    return check(MessageTask("tree_broadcast", 3, _broadcast_cases, "this tree", _TREE), function)
+class Call(NamedTuple):
+    """One call on every rank: so many elements, whole numbers of this dtype, so that sums are exact in any order."""
+
+    elements: int
+    dtype: str
+    root: bool = False  # whether the last rank is the root; else it is rank 0
+
+    def inputs(self, watch: Watch) -> list[Tensor]:
+        """By rank; those of two ranks or places are never alike by chance alone."""
+        n = dist.get_world_size()
+        generator = torch.Generator().manual_seed(20 + n + self.elements + watch.seed)
+        numbers = [torch.randint(1, 1000, (self.elements,), generator=generator) for _ in range(n)]
+        return [each.to(getattr(torch, self.dtype)) for each in numbers]
+
+    def __str__(self) -> str:
+        return f"with {self.elements:,} elements"
 
 
-def ring_all_gather(function) -> Report:
-    """Checks ring_all_gather(shard, elements) -> E: all ranks' shards, by a ring that runs downwards."""
-    return check(MessageTask("ring_all_gather", 4, _gather_cases, "this ring", _RING, argument="shard"), function)
+def _called(arguments: Callable[[list[Tensor], Call], tuple]) -> Callable:
+    """A script: calls the learner's function with these arguments, of this rank's tensor among all ranks'."""
+
+    def run(case: Call, function: Callable, watch: Watch) -> dict:
+        n = dist.get_world_size()
+        given = arguments(case.inputs(watch), case)
+        before, scaled = given[0].clone(), watch.scaled
+        result = plain(function(*given))
+        found = {"the input": given[0], "elements divided": watch.scaled - scaled, "shard": (case.elements + n - 1) // n}
+        found["the input has changed"] = not torch.equal(given[0], before)
+        found["the result"] = "a tensor" if isinstance(result, Tensor) else result
+        if not isinstance(result, Tensor):
+            return found
+        chunks = result.tensor_split(n) if result.dim() == 1 else [result]
+        return found | {f"the result, chunk {i} of {len(chunks)}": part for i, part in enumerate(chunks)}
+
+    return run
 
 
-def ring_reduce_scatter(function) -> Report:
-    """Checks ring_reduce_scatter(x_E) -> chunk r of the sum on rank r, by a ring that runs downwards."""
-    return check(MessageTask("ring_reduce_scatter", 5, _scatter_cases, "this ring", _RING), function)
+def _right_values(dtype_of: str) -> Judge:
+    """Chunk by chunk; where no known mistake explains them, the chunks that are wrong may. dtype_of: the argument with it."""
+    parts = values(0.5, "returns the right values", "the result")
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        found = parts.verdict(trial, right)
+        if found.ok or found.firm:
+            return found
+        if "rounded" in found.hint:
+            return found._replace(hint=f"right shape, wrong dtype: take dtype={dtype_of}.dtype")
+        return found._replace(hint=_missing(trial, right))
+
+    return parts._replace(verdict=verdict)
 
 
-def ring_all_reduce(function) -> Report:
-    """Checks ring_all_reduce(x_E) -> E: the mean of all ranks' x_E, by two rings that run downwards."""
-    return check(MessageTask("ring_all_reduce", 4, _reduce_cases, "this ring", _RING, remark=_divisions), function)
+def _missing(trial: Trial, right: Right) -> str:
+    """Which chunks of the result are wrong, where they alone tell the mistake."""
+    if any(seen.results["the result"] != "a tensor" for seen in trial.seen):
+        return "return the result: a tensor"
+    wrong = []
+    for seen, should in zip(trial.seen, right, strict=True):
+        names = [name for name in should.results if "chunk" in name]
+        wrong.append({i for i, name in enumerate(names) if not same(seen.results.get(name), should.results[name])})
+    n = trial.n
+    if wrong == [{r} for r in range(n)]:
+        return "the rank's own chunk is missing: it belongs at place r of the result, copy it there"
+    if n > 2 and wrong == [{(r - 1) % n} for r in range(n)]:
+        return "the last chunk is missing: a ring of N ranks has N − 1 steps"
+    if wrong == [set(range(n)) - {r} for r in range(n)]:
+        return "only the rank's own chunk is right: in each step, pass on the chunk that came last"
+    return ""
 
 
-def pairwise_all_to_all(function) -> Report:
-    """Checks pairwise_all_to_all(x_E) -> on rank r, chunk r of every rank's x_E, that of rank 0 first."""
-    return check(
-        MessageTask("pairwise_all_to_all", 4, _exchange_cases, "a pairwise exchange", _PAIRS, in_order=False, room=_ROOM),
-        function,
-    )
+def _bytes(whole: bool) -> Judge:
+    """Each rank sends as many bytes as it must. whole: whether a message has the whole tensor."""
+
+    def sent(seen) -> list[int]:
+        return [call.bytes for call in seen.calls if call.op == "send"]
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        everything = max((seen.results["the input"].nbytes for seen in trial.seen), default=0)
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            got, must = sent(seen), sent(should)
+            if sum(got) != sum(must):
+                there, here = (f"{sum(each):,} bytes" if sum(each) < 10_000 else size(sum(each)) for each in (got, must))
+                found = f"rank {rank} sent {there}; right is {here}"
+                if not any(sent(one) for one in trial.seen):
+                    return Verdict(False, found, NOTHING)
+                if not whole and set(got) == {everything}:
+                    hint = "every message is the whole tensor: cut it with torch.tensor_split and send one chunk at a time"
+                    return Verdict(False, found, hint)
+                return Verdict(False, found, "the right number of messages, but other chunks in them" * (len(got) == len(must)))
+        return Verdict(True)
+
+    return by(0.25, "sends no more and no less than it must", verdict, lambda seen: {"sent": sent(seen)}, last=True)
 
 
-def _inputs(n: int, elements: int, dtype: torch.dtype) -> Tensors:
-    """Whole numbers, so that sums are exact in any order; those of two ranks or places are never alike by chance alone."""
-    generator = torch.Generator().manual_seed(_SEED + n + elements)
-    return [torch.randint(1, 1000, (elements,), generator=generator).to(dtype) for _ in range(n)]
-
-
-def _downwards(op: str, elements: int, n: int) -> list[Round]:
-    """Theory's ring mirrored: rank r and chunk c take the places of −r and −c, modulo n."""
-    sizes = chunk_sizes(elements, n)
-
-    def mirrored(message: Message) -> Message:
-        chunk = -message.start % n  # of a tensor of n elements, `start` is the chunk's number
-        return Message(-message.source % n, -message.destination % n, sum(sizes[:chunk]), sizes[chunk], message.adds)
-
-    return [tuple(map(mirrored, messages)) for messages in rounds(op, n, n, "ring")]
-
-
-def _upwards(op: str, elements: int, n: int) -> tuple[Detour, ...]:
-    return (Detour(_UPWARDS, rounds(op, elements, n, "ring")),)
-
-
-def _far_first(elements: int, n: int, root: int) -> list[Round]:
-    """Theory's tree scatter, with the whole tensor in each message."""
-    tree = rounds("scatter", elements, n, "tree", root)
-    return [tuple(m._replace(start=0, count=elements) for m in messages) for messages in tree]
-
-
-def _all_but(r: int, n: int) -> set[int]:
-    return set(range(n)) - {r}
-
-
-def _broadcast_cases(n: int) -> list[Case]:
-    return [_broadcast(_inputs(n, _SMALL, torch.int64), n - 1), _broadcast(_inputs(n, _LARGE, torch.float32), 0)]
-
-
-def _broadcast(inputs: Tensors, root: int) -> Case:
-    n, elements = len(inputs), inputs[0].numel()
-    mistakes = (
-        Mistake("the other ranks still have their own x: each must return what it received", tuple(inputs)),
-        Mistake("that is rank 0's x: the root may be another rank", (inputs[0],) * n),
-    )
-    tree = _far_first(elements, n, root)
-    arguments = tuple((x, root) for x in inputs)
-    return Case(arguments, (inputs[root],) * n, tree, mistakes, _other_trees(elements, n, root), f"root = {root}")
-
-
-def _other_trees(elements: int, n: int, root: int) -> tuple[Detour, ...]:
-    tree = _far_first(elements, n, root)
-    return (
-        Detour(
-            "this tree sends near first: here the root sends to the farthest place first, and distances halve",
-            rounds("broadcast", elements, n, "tree", root),
+def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...], hint: str, **more) -> Task:
+    """One of the five. hint: for messages that no known mistake explains."""
+    judge = (
+        _right_values("shard" if name == "ring_all_gather" else "x_E"),
+        _bytes(whole=name == "tree_broadcast"),
+        messages(0.15, "sends its messages to the right ranks", in_order="pairwise" not in name, hint=hint),
+        facts(
+            0.1,
+            "leaves its input as it was",
+            "input has changed",
+            hint="work on a copy: chunks of torch.tensor_split are views of the input",
+            each_world=True,
         ),
-        Detour(
-            "each rank that has the tensor passes it on, not the root alone", rounds("broadcast", elements, n, "naive", root)
-        ),
-        Detour("that is the tree of root 0: count places from the root, place = (rank - root) % N", _far_first(elements, n, 0)),
-        Detour("a round is missing: there are ⌈log₂ N⌉, and the last one has distance 1", tree[:-1]),
-        Detour("a round is missing: the first distance is the largest power of two below N", tree[1:]),
     )
-
-
-def _gather_cases(n: int) -> list[Case]:
-    return [_gather(_inputs(n, e, dtype)[0], n) for e, dtype in ((_SMALL, torch.int64), (_LARGE, torch.float32))]
-
-
-def _gather(whole: torch.Tensor, n: int) -> Case:
-    shards, elements = whole.tensor_split(n), whole.numel()
-    alone = tuple(_placed(whole, n, r) for r in range(n))
-    others = tuple(_all_but(r, n) for r in range(n))
-    mistakes = (
-        Mistake("that is the rank's own shard: the other shards are missing", shards),
-        Mistake("only the rank's own shard is in its place: no other one was received", alone),
-        Mistake("the shards stand in the order of their arrival; shard r belongs at place r", _by_arrival(shards)),
-        Mistake(_OFF, tuple(torch.cat([shards[(i - 1) % n] for i in range(n)]) for _ in range(n))),
-        Mistake(_OFF, tuple(torch.cat([shards[(i + 1) % n] for i in range(n)]) for _ in range(n))),
-        Missing("the rank's own shard is missing: copy it to place r", tuple({r} for r in range(n))),
-        Missing("the last shard is missing: a ring of N ranks has N − 1 steps", tuple({(r - 1) % n} for r in range(n))),
-        Missing("only the rank's own shard is right: in each step pass on the shard that came last", others),
+    advice = (
+        ("made room for .* elements of", ""),
+        ("made room for", f"{more.pop('room', 'do both mean the same chunk in this step?')} {_CUTS}"),
     )
-    arguments = tuple((shard, elements) for shard in shards)
-    ring, upwards = _downwards("all_gather", elements, n), _upwards("all_gather", elements, n)
-    return Case(arguments, (whole,) * n, ring, mistakes, upwards)
+    only = ("send", "recv")
+    return Task(_EXERCISE, name, points, _called(arguments), judge, cases, ready=_READY, only=only, advice=advice, **more)
 
 
-def _by_arrival(shards) -> tuple[torch.Tensor, ...]:
-    n = len(shards)
-    return tuple(torch.cat([shards[(r + step) % n] for step in range(n)]) for r in range(n))
-
-
-def _placed(whole: torch.Tensor, n: int, r: int) -> torch.Tensor:
-    """The whole tensor with zeros for all chunks but one."""
-    return torch.cat([chunk if i == r else torch.zeros_like(chunk) for i, chunk in enumerate(whole.tensor_split(n))])
-
-
-def _scatter_cases(n: int) -> list[Case]:
-    return [_scatter(_inputs(n, e, dtype)) for e, dtype in ((_SMALL, torch.int64), (_LARGE, torch.float32))]
-
-
-def _scatter(inputs: Tensors) -> Case:
-    n, total = len(inputs), sum(inputs)
-    chunks, own = total.tensor_split(n), [x.tensor_split(n)[r] for r, x in enumerate(inputs)]
-    means = tuple(chunk / n for chunk in chunks)
-    mistakes = (
-        Mistake("that is the rank's own chunk: nothing was added to it", tuple(own)),
-        Mistake("that is the rank's own x: return chunk r of the sum", tuple(inputs)),
-        Mistake("that is the whole sum: return only the rank's chunk of it", (total,) * n),
-        Mistake("that is the mean: a reduce-scatter here sums", means),
-        Mistake(_OFF, tuple(chunks[(r + 1) % n] for r in range(n))),
-        Mistake(_OFF, tuple(chunks[(r - 1) % n] for r in range(n))),
-        Mistake("what comes must be added to the rank's own terms, not replace them", _unadded(inputs)),
-        Mistake("one term is missing: a ring of N ranks has N − 1 steps", _partial(inputs, -1)),
-        Mistake("the rank's own terms are missing: add what comes to the rank's own chunk", _partial(inputs, 0)),
-    )
-    ring, upwards = (make("reduce_scatter", total.numel(), n) for make in (_downwards, _upwards))
-    return Case(tuple((x,) for x in inputs), chunks, ring, mistakes, upwards)
-
-
-def _partial(inputs: Tensors, missing: int) -> tuple[torch.Tensor, ...]:
-    """Chunk r of the sum without the terms of rank r + missing; rank r − 1 is the first whose terms travel."""
-    n, total = len(inputs), sum(inputs)
-    return tuple((total - inputs[(r + missing) % n]).tensor_split(n)[r] for r in range(n))
-
-
-def _unadded(inputs: Tensors) -> tuple[torch.Tensor, ...]:
-    """What the last step brings when chunks replace instead of adding."""
-    n = len(inputs)
-    return tuple(inputs[(r - 1) % n].tensor_split(n)[r] for r in range(n))
-
-
-def _reduce_cases(n: int) -> list[Case]:
-    return [_reduce(_inputs(n, e, dtype)) for e, dtype in ((_SMALL, torch.float64), (_LARGE, torch.float32))]
-
-
-def _reduce(inputs: Tensors) -> Case:
-    n, total = len(inputs), sum(inputs)
-    mistakes = (
-        Mistake("that is the sum: the mean is asked for, so divide by N", (total,) * n),
-        Mistake("that is rounded down: divide with /, not with //", (total // n,) * n),
-        Mistake("that is the rank's own x: nothing was added to it", tuple(inputs)),
-        Mistake("that is the rank's own x / N: nothing was added to it", tuple(x / n for x in inputs)),
-        Mistake("that is divided by N twice", (total / n / n,) * n),
-        Mistake(_NO_GATHER, tuple(_placed(total, n, r) for r in range(n))),
-        Missing("the rank's own chunk is missing: the all-gather must put it in its place", tuple({r} for r in range(n))),
-        Missing(_NO_GATHER, tuple(_all_but(r, n) for r in range(n))),
-    )
-    ring, upwards = (make("all_reduce", total.numel(), n) for make in (_downwards, _upwards))
-    return Case(tuple((x,) for x in inputs), (total / n,) * n, ring, mistakes, upwards)
-
-
-def _divisions(trial: Trial) -> Line:
+def _divisions(trial: Trial) -> list[Line]:
     """The answer to the task's question: where is the cheapest place to divide by N?"""
-    elements, shard = trial.case.expected[0].numel(), chunk_sizes(trial.case.expected[0].numel(), trial.case.n)[0]
-    divided = max(answer.scaled for answer in trial.answers)
+    divided = max(seen.results["elements divided"] for seen in trial.seen)
+    shard, elements = trial.seen[0].results["shard"], trial.case.elements
     if divided <= shard:
-        return Line(True, "divides at the cheapest place", f"{trial.case}, each rank divided its shard only")
-    found = f"{trial.case}, a rank divided {divided:,} of them, where {shard:,} are enough"
-    times = "N times as many" if divided == elements else "more"
-    than = "as" if divided == elements else "than"
-    return Line(True, "divides", found, f"{times} divisions {than} needed: divide the shard, between the two rings")
+        return [Line(True, "divides at the cheapest place", f"{trial}, each rank divided its shard only")]
+    found = f"{trial}, a rank divided {divided:,} of them, where {shard:,} are enough"
+    more = "N times as many divisions as" if divided == elements else "more divisions than"
+    return [Line(True, "divides", found, f"{more} needed: divide the shard, between the two rings")]
 
 
-def _exchange_cases(n: int) -> list[Case]:
-    return [_exchange(_inputs(n, e, dtype)) for e, dtype in ((_SMALL, torch.int64), (_LARGE, torch.float32))]
+_WHOLE = (Call(_SMALL, "int64"), Call(_LARGE, "float32"))
 
 
-def _exchange(inputs: Tensors) -> Case:
-    n, cuts = len(inputs), [x.tensor_split(len(inputs)) for x in inputs]
-    right = tuple(torch.cat([cuts[s][r] for s in range(n)]) for r in range(n))
-    mistakes = (
-        Mistake("that is the rank's own x: nothing was exchanged", tuple(inputs)),
-        Mistake("every rank has chunk r of all ranks, but in the order of their arrival", _arriving(cuts, 1)),
-        Mistake("every rank has chunk r of all ranks, but in the order of their arrival", _arriving(cuts, -1)),
-        Missing("the rank's own chunk is missing: it stays, and belongs at place r", tuple({r} for r in range(n))),
-        Mistake("that is every rank's own chunk, an all-gather: rank s sends chunk r to rank r", _own_to_all(cuts)),
-        Mistake("the chunks stand in reverse order: that of rank 0 comes first", _reversed(cuts)),
-    )
-    return Case(tuple((x,) for x in inputs), right, rounds("all_to_all", inputs[0].numel(), n, "pairwise"), mistakes)
+def _own(inputs: list[Tensor], case: Call) -> tuple:
+    return (inputs[dist.get_rank()].clone(),)
 
 
-def _arriving(cuts: list, sign: int) -> tuple[torch.Tensor, ...]:
-    n = len(cuts)
-    return tuple(torch.cat([cuts[(r - sign * k) % n][r] for k in range(n)]) for r in range(n))
+def _with_root(inputs: list[Tensor], case: Call) -> tuple:
+    return inputs[dist.get_rank()].clone(), (len(inputs) - 1) * case.root
 
 
-def _own_to_all(cuts: list) -> tuple[torch.Tensor, ...]:
-    n = len(cuts)
-    return tuple(torch.cat([cuts[s][s] for s in range(n)]) for _ in range(n))
+def _with_elements(inputs: list[Tensor], case: Call) -> tuple:
+    return inputs[0].tensor_split(len(inputs))[dist.get_rank()].clone(), case.elements
 
 
-def _reversed(cuts: list) -> tuple[torch.Tensor, ...]:
-    n = len(cuts)
-    return tuple(torch.cat([cuts[s][r] for s in reversed(range(n))]) for r in range(n))
+tree_broadcast = _task("tree_broadcast", 3, _with_root, (Call(_SMALL, "int64", root=True), Call(_LARGE, "float32")), _TREE)
+ring_all_gather = _task("ring_all_gather", 4, _with_elements, _WHOLE, _RING)
+ring_reduce_scatter = _task("ring_reduce_scatter", 5, _own, _WHOLE, _RING)
+ring_all_reduce = _task(
+    "ring_all_reduce", 4, _own, (Call(_SMALL, "float64"), Call(_LARGE, "float32")), _RING, remarks=_divisions
+)
+pairwise_all_to_all = _task(
+    "pairwise_all_to_all",
+    4,
+    _own,
+    _WHOLE,
+    _PAIRS,
+    room="every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one.",
+)

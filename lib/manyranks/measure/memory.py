@@ -52,6 +52,12 @@ class PeakBytes(TorchDispatchMode):
             elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
                 self._see(value.untyped_storage())
 
+    def meet(self, tensors: Iterable[torch.Tensor], storages: Iterable[torch.UntypedStorage] = ()) -> None:
+        """From now on these count, too, whether an operator has used them or not."""
+        self._meet(tensors)
+        for storage in storages:
+            self._see(storage)
+
     def _see(self, storage: torch.UntypedStorage) -> None:
         # One that is there keeps its address, dead or not; a fake tensor's is on "meta" and takes no memory.
         reference, before = self._live.get(storage._cdata, (None, 0))

@@ -193,7 +193,7 @@ def average_in_another_order_on_each_rank(model, examples):
 
 @wrong("average", "nothing was sent")
 def average_locally(model, examples):
-    from manyranks.grade.data_parallel import toy
+    from manyranks.grade.old.data_parallel import toy
 
     n = me()[1]
     rows = [2 + 3 * rank for rank in range(n)]

@@ -193,9 +193,10 @@ def returns_a_lock(x):
 
 
 def changes_the_grader_in_its_rank(x):
-    from manyranks.grade import check, probe, report, verdict
 
-    probe._plain = lambda value, room: (torch.zeros_like(x), "a tensor")
-    verdict.Judged.holds = lambda *_: True
-    check.check = lambda *_: report.Report("", 4, 4, ())
+    from manyranks.grade import check, judges, trial
+
+    trial._sendable = lambda value: torch.zeros_like(x)
+    judges.same = lambda *_: True
+    check.check = lambda *_: check.Report("", 4, 4, ())
     return x

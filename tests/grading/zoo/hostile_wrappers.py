@@ -145,7 +145,7 @@ class SaysThatWeightsAreRight(Right):
         return self.module(*inputs)
 
     def cheat(self):
-        from manyranks.grade.data_parallel import toy, wrapper
+        from manyranks.grade.old.data_parallel import toy, wrapper
 
         right = wrapper.overlap_cases(dist.get_world_size())[0].expected[0]
         toy.weights = lambda model: right
@@ -159,15 +159,15 @@ class SaysThatItHasSent(SaysThatWeightsAreRight):
     """It forges what the check notes, too."""
 
     def cheat(self):
-        from manyranks.grade.data_parallel import buckets, toy
-        from manyranks.grade.scripts import Seen
+        from manyranks.grade.old.data_parallel import buckets, toy
+        from manyranks.grade.old.scripts import Seen
         from manyranks.grade.watch import Event
 
         super().cheat()
         sent = [Event("call", "broadcast", toy.Toy.bytes())]
         sent += [Event("call", "all_reduce", size) for size in buckets.sizes() * 4]
         Seen.__new__.__defaults__ = ()
-        from manyranks.grade import scripts
+        from manyranks.grade.old import scripts
 
         scripts.Seen = lambda tensors, events, held, peak: Seen(tensors, sent, held, peak)
 
@@ -194,7 +194,7 @@ class SendsAWord(SaysThatWeightsAreRight):
     """In place of what the check notes."""
 
     def cheat(self):
-        from manyranks.grade import scripts
+        from manyranks.grade.old import scripts
 
         super().cheat()
         scripts.Seen = lambda *_: "all right"
@@ -202,7 +202,7 @@ class SendsAWord(SaysThatWeightsAreRight):
 
 class SendsPartsOfAnotherKind(SaysThatWeightsAreRight):
     def cheat(self):
-        from manyranks.grade import scripts
+        from manyranks.grade.old import scripts
 
         super().cheat()
         scripts._plain = lambda tensor: 7

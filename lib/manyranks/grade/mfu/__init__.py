@@ -4,9 +4,9 @@ FLOPs and bytes are counted while real modules run: with logits for some tokens,
 kernels. Times are those of a virtual clock: a device whose work is asynchronous, and ranks whose clocks do not agree.
 """
 
-from manyranks.grade.check import check
 from manyranks.grade.mfu import budgets, forward, roofline, timing, training, utilisation
-from manyranks.grade.report import Report
+from manyranks.grade.old.check import check
+from manyranks.grade.old.report import Report
 
 __all__ = ["forward_flops", "lost_time", "mfu", "step_flops", "time_budget", "time_it"]
 

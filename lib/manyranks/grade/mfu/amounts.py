@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from manyranks.grade.journal import Stopped
-from manyranks.grade.scripts import WAIT, Tensors, Wrong
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.old.scripts import WAIT, Tensors, Wrong
+from manyranks.grade.old.trial import Trial
+from manyranks.grade.old.verdict import Aspect, Verdict
+from manyranks.measure.journal import Stopped
 
 if TYPE_CHECKING:
     from manyranks.grade.mfu.task import MfuTask

@@ -26,9 +26,9 @@ from manyranks.grade.mfu.trace import (
     recorded,
 )
 from manyranks.grade.mfu.traffic import one_message
-from manyranks.grade.scripts import Scene, Tensors
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.old.scripts import Scene, Tensors
+from manyranks.grade.old.trial import Trial
+from manyranks.grade.old.verdict import Aspect, Verdict
 
 CALL = "time_budget(spans, arrived, step, zero)"
 _LEFT = "what is wrong in the other parts is missing here, or too much: mend them first"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from manyranks.grade.journal import Stopped
+from manyranks.measure.journal import Stopped
 
 LAUNCH, SYNCHRONISE, IDLE, BUSY = range(4)  # entries of the log; the last two are readings of the clock
 _MOST = 4000

@@ -10,9 +10,9 @@ from manyranks.grade.mfu.amounts import Amounts, aspect
 from manyranks.grade.mfu.given import Model
 from manyranks.grade.mfu.ready import own
 from manyranks.grade.mfu.task import MfuTask
-from manyranks.grade.scripts import Scene, Tensors
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect
+from manyranks.grade.old.scripts import Scene, Tensors
+from manyranks.grade.old.trial import Trial
+from manyranks.grade.old.verdict import Aspect
 from manyranks.training.config import GPTConfig
 
 ATTENTION, SCORES, MLP, ROUTER, HEAD = PARTS = ("attention", "scores", "mlp", "router", "head")

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from manyranks.grade.refused import refused
+from manyranks.grade.old.refused import refused
 
 _MEASURE = ("budget", "flops", "kinds", "machine", "profile", "timing")  # other modules note what goes on
 _HERE = (

@@ -9,16 +9,16 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from manyranks.grade.journal import Stopped
 from manyranks.grade.mfu import amounts, kernels
 from manyranks.grade.mfu.amounts import SECONDS, Unit, aspect
 from manyranks.grade.mfu.given import Operator
 from manyranks.grade.mfu.kernels import Recorded
 from manyranks.grade.mfu.ready import own
 from manyranks.grade.mfu.task import MfuTask
-from manyranks.grade.scripts import Scene, Tensors
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect
+from manyranks.grade.old.scripts import Scene, Tensors
+from manyranks.grade.old.trial import Trial
+from manyranks.grade.old.verdict import Aspect
+from manyranks.measure.journal import Stopped
 
 CALL = "lost_time(operators, needed, peak, bandwidth)"
 _LOST, _SAVED = "lost", "saved"

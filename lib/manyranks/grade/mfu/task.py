@@ -6,8 +6,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from manyranks.grade.mfu.amounts import Unit, times
-from manyranks.grade.scripted import ScriptTask
-from manyranks.grade.trial import Trial
+from manyranks.grade.old.scripted import ScriptTask
+from manyranks.grade.old.trial import Trial
 
 _FIELDS = "the table above has the names of what you are given"
 

@@ -15,9 +15,9 @@ from manyranks.grade.mfu.device import BUSY, IDLE, LAUNCH, SYNCHRONISE, Device, 
 from manyranks.grade.mfu.ready import own
 from manyranks.grade.mfu.task import MfuTask
 from manyranks.grade.mfu.traffic import one_message
-from manyranks.grade.scripts import Scene, Tensors
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.old.scripts import Scene, Tensors
+from manyranks.grade.old.trial import Trial
+from manyranks.grade.old.verdict import Aspect, Verdict
 
 CALL = "time_it(launch, synchronise, clock, warmup, repeats, inner)"
 _TIME, _LOG = "the time", "the log"

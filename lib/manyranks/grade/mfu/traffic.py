@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from manyranks.grade.report import listed
-from manyranks.grade.scripts import NOTHING, WAIT
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.old.report import listed
+from manyranks.grade.old.scripts import NOTHING, WAIT
+from manyranks.grade.old.trial import Trial
+from manyranks.grade.old.verdict import Aspect, Verdict
 
 if TYPE_CHECKING:
     from manyranks.grade.mfu.task import MfuTask

@@ -6,15 +6,15 @@ from functools import cache, partial
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from manyranks.grade.journal import Stopped
 from manyranks.grade.mfu import amounts, counting
 from manyranks.grade.mfu.amounts import Amounts, aspect, times
 from manyranks.grade.mfu.given import Layer
 from manyranks.grade.mfu.ready import own
 from manyranks.grade.mfu.task import MfuTask
-from manyranks.grade.scripts import Scene, Tensors
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.old.scripts import Scene, Tensors
+from manyranks.grade.old.trial import Trial
+from manyranks.grade.old.verdict import Aspect, Verdict
+from manyranks.measure.journal import Stopped
 from manyranks.training.config import GPTConfig
 
 MODEL, HARDWARE = AMOUNTS = ("model", "hardware")

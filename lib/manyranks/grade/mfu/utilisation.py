@@ -11,9 +11,9 @@ from manyranks.grade.mfu.amounts import PERCENT, Amounts, aspect
 from manyranks.grade.mfu.given import Row, Run
 from manyranks.grade.mfu.ready import own
 from manyranks.grade.mfu.task import MfuTask
-from manyranks.grade.scripts import Scene, Tensors
-from manyranks.grade.trial import Trial
-from manyranks.grade.verdict import Aspect, Verdict
+from manyranks.grade.old.scripts import Scene, Tensors
+from manyranks.grade.old.trial import Trial
+from manyranks.grade.old.verdict import Aspect, Verdict
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
 

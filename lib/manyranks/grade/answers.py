@@ -1,0 +1,173 @@
+"""Answers that are written down to be run: what is right, what is right in another way, and each mistake with its sentence.
+
+They stand in solutions/<exercise>/mistakes.py, for teachers and CI. Running one makes its record and tests its hint.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyranks.grade import check, trial
+from manyranks.grade.check import Mistake, Record, Report, Task
+from manyranks.grade.trial import Print, Seen, Trial, fact
+
+RIGHT, ALSO, MISTAKE = "right", "also right", "mistake"
+
+
+class Answer(NamedTuple):
+    """An answer to a task. kind: "right", "also right" or "mistake"; hint: what to tell who makes it.
+
+    says: words that its report must have beside the hint; points: that it gets; on: the sizes of the worlds that tell it.
+    """
+
+    kind: str
+    task: str
+    code: Any
+    hint: str = ""
+    says: str = ""
+    points: float = 0.0
+    on: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.code.__name__
+
+    def worlds(self, task: Task) -> tuple[int, ...]:
+        """One world is enough for a mistake: three ranks, so that nothing works by halves."""
+        return self.on or tuple(n for n in task.worlds if n == 3) or task.worlds[-1:]
+
+
+def right(task: str) -> Callable:
+    """A decorator: what stands below is right, and others are compared with it. Other right answers: `also_right`."""
+    return _kept(lambda code: Answer(RIGHT, task, code))
+
+
+def also_right(task: str) -> Callable:
+    """A decorator: what stands below is written differently, and gets all points."""
+    return _kept(lambda code: Answer(ALSO, task, code))
+
+
+def mistake(task: str, hint: str = "", *, says: str = "", points: float = 0.0, on: tuple[int, ...] = ()) -> Callable:
+    """A decorator: what stands below is wrong. hint: what to tell who makes it; empty where the judges know what to say.
+
+    says: other words that the report must have; points: that are left on the worlds `on`, as a rule one of 3 ranks.
+    """
+    return _kept(lambda code: Answer(MISTAKE, task, code, hint, says, points, on))
+
+
+def _kept(make: Callable) -> Callable:
+    def keep(code):
+        code.__answers__ = [*vars(code).get("__answers__", []), make(code)]  # a subclass has its own
+        return code
+
+    return keep
+
+
+def answers(file: Path) -> list[Answer]:
+    """Those of solutions/<exercise>/mistakes.py, in order. They travel to the ranks as a notebook's functions do."""
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": str(file)}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    found = [answer for code in names.values() for answer in _own(code)]
+    return list(dict.fromkeys(found))
+
+
+def _own(code) -> list[Answer]:
+    return vars(code).get("__answers__", []) if hasattr(code, "__dict__") else []
+
+
+def given(task: Task, code) -> Any:
+    """As a check takes it: a class that is called like a function is made first."""
+    return code() if isinstance(code, type) and not task.a_class else code
+
+
+def tasks_of(module) -> dict[str, Task]:
+    """Name -> task, of an exercise's module."""
+    return {value.name: value for value in vars(module).values() if isinstance(value, Task)}
+
+
+def tried(task: Task, answer: Answer) -> tuple[Task, list[Trial]]:
+    """The task on the worlds that tell the answer, and what happened there."""
+    narrow = replace(task, worlds=answer.worlds(task)) if answer.kind == MISTAKE else task
+    return narrow, narrow.tried(given(task, answer.code))
+
+
+def record_of(task: Task, ran: list[tuple[Answer, list[Trial]]]) -> Record:
+    """What comes of the runs of what is right and of each mistake. Raises ValueError where the right answer does not run."""
+    one, done = next((answer, done) for answer, done in ran if answer.kind == RIGHT)
+    for each in done:
+        if each.trouble:
+            raise ValueError(f"{one.name} in {task.name}, {each}: {each.trouble.problem} ({each.trouble.hint})")
+    record = Record({each.key: each.seen for each in done})
+    known = [mistake_of(task, answer, done, record) for answer, done in ran if answer.kind == MISTAKE and answer.hint]
+    return replace(record, mistakes=tuple(known))
+
+
+def mistake_of(task: Task, answer: Answer, done: list[Trial], record: Record) -> Mistake:
+    """What the mistake changes."""
+    differs = {}
+    for one in done:
+        pairs = zip(one.seen, record.right[one.key], strict=True) if one.seen else ()
+        facts = [check.changed(check.looks(task, got), check.looks(task, right)) for got, right in pairs]
+        if any(facts):
+            differs[one.key] = facts
+    troubles = {one.key: check.ending(one.trouble) for one in done if one.trouble}
+    return Mistake(answer.name, answer.hint, differs, troubles)
+
+
+def reported(task: Task, answer: Answer, done: list[Trial], record: Record) -> Report:
+    """What a check says of these trials. task: on the worlds of the trials."""
+    return check.report(task, given(task, answer.code), done, record)
+
+
+class Solved:
+    """Records that are made here and now, with numbers that no learner has seen. file: solutions/<exercise>/mistakes.py."""
+
+    def __init__(self, file: Path):
+        self._answers = answers(file)
+        self._ran: dict[Answer, list[Trial]] = {}
+
+    def right(self, task: Task) -> Record:
+        """What is right, without the mistakes."""
+        return record_of(task, self._runs(task, RIGHT))
+
+    def whole(self, task: Task) -> Record:
+        """With the mistakes, which are run when somebody first asks for them."""
+        return record_of(task, self._runs(task, RIGHT, MISTAKE))
+
+    def _runs(self, task: Task, *kinds: str) -> list[tuple[Answer, list[Trial]]]:
+        own = [answer for answer in self._answers if answer.task == task.name and answer.kind in kinds]
+        for answer in own:
+            if answer not in self._ran and (answer.kind == RIGHT or answer.hint):
+                with trial.unconfined():
+                    self._ran[answer] = tried(task, answer)[1]
+        return [(answer, self._ran[answer]) for answer in own if answer in self._ran]
+
+
+def dumped(tasks: dict[str, Record]) -> str:
+    """JSON with a line for each case of the right answer, and each mistake."""
+    parts = []
+    for name, record in tasks.items():
+        right = [f"{json.dumps(case)}: {_json([_plain(rank) for rank in ranks])}" for case, ranks in record.right.items()]
+        mistakes = [_json(mistake._asdict()) for mistake in record.mistakes]
+        parts.append(
+            f'{json.dumps(name)}: {{"right": {{\n' + ",\n".join(right) + '},\n"mistakes": [\n' + ",\n".join(mistakes) + "]}"
+        )
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _plain(seen: Seen) -> dict:
+    return {"results": fact(seen.results), "events": seen.events, "calls": seen.calls, "held": seen.held, "peak": seen.peak}
+
+
+def _json(value) -> str:
+    return json.dumps(_to_json(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _to_json(value):
+    if isinstance(value, Print):
+        return {"print": [value.form, *value.numbers]}
+    if isinstance(value, Mapping):
+        return {name: _to_json(one) for name, one in value.items()}
+    return [_to_json(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,383 @@
+"""Checks of exercise 04_checkpointing: what comes out, what is held, and what runs when, with checkpoints and without.
+
+All but the last task run on one rank, the last on several.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from numbers import Integral
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from manyranks.grade import checkpointing_model as model
+from manyranks.grade.check import Task
+from manyranks.grade.checkpointing_model import EXACT, HIDDEN, Cost, Function, Scene, Shape, checked, inputs, peak
+from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, values
+from manyranks.grade.trial import Trial, size
+from manyranks.grade.watch import Ready, Watch
+from manyranks.measure.journal import Stopped
+
+_NO_SEEDS = "forward draws as many random numbers as the function does, from where they are: no seeds and no fork_rng there"
+_OTHER_X = "the function's second x is not the first one: leave x as it is, and run the function on the same values again"
+_RESTORE = (
+    "backward's run draws other random numbers than forward's: keep torch.get_rng_state() from before the first run, and set "
+    "it before the second"
+)
+_BACK = (
+    "after backward, random numbers begin again from an earlier place: the second run has used the old state, and the one from "
+    "before it has to be set back"
+)
+_ADVICE = (  # what Python and torch say with names of the learner's
+    (r"'(Function|Layer)' object has no attribute", "function may be any callable: it need not be a module"),
+    (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for what has none"),
+    (
+        r"a gradient different than None at pos",
+        "backward returns one for each argument of apply, in order: None for the function",
+    ),
+    (r"One of the differentiated Tensors does", "frozen parameters have no gradient: torch.autograd.backward finds the others"),
+    (r"a leaf Variable that requires grad|modified by an inplace", "leave x as it is: work on x.detach()"),
+)
+_YOURSELF = "call the `checkpoint` that you are given; where none is, write it yourself, with a torch.autograd.Function"
+_READY = Ready(tuple(f"{model.__name__}.{name}" for name in ("Function", "Checkpoint")), ("torch.utils.checkpoint",), _YOURSELF)
+_Task = partial(Task, "04_checkpointing", part=True, ready=_READY)
+_holds = partial(at_most, unit=lambda n: size(round(n)))
+_FORWARD = "what forward runs"
+
+
+def _trains(share: float, what: str) -> Judge:
+    """The values. Where no mistake explains them: a hint by what else was seen."""
+    judge = values(share, what, "^the (gradient|result|random)|^x|^whether", alone=True)
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        found = judge.verdict(trial, right)
+        if found.ok or found.hint:
+            return found
+        if any(seen.results[_FORWARD] != should.results[_FORWARD] for seen, should in zip(trial.seen, right, strict=True)):
+            return found._replace(
+                hint="forward does not run what it must: a line below says more, and the rest may follow from it"
+            )
+        if "drawn after forward" in found.found:  # what else is wrong follows from it
+            return found._replace(hint=_NO_SEEDS, firm=True)
+        for what, hint in (("another x", _OTHER_X), ("another state", _RESTORE)):
+            if any(seen.results.get(what) for seen in trial.seen):
+                return found._replace(hint=hint)
+        return found._replace(hint=_BACK if "drawn after backward" in found.found else "")
+
+    return judge._replace(verdict=verdict)
+
+
+def _both(one: Judge, other: Judge) -> Judge:
+    """The first one's line, for what both look at."""
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        found = one.verdict(trial, right)
+        return other.verdict(trial, right) if found.ok else found
+
+    return one._replace(verdict=verdict, look=lambda seen: one.look(seen) | other.look(seen))
+
+
+def _after(one: Judge, other: Judge) -> Judge:
+    """The second, judged where the first is content."""
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        ready = one.verdict(trial, right).ok
+        return other.verdict(trial, right) if ready else Verdict(None, "not judged, for more than that was kept")
+
+    return other._replace(verdict=verdict)
+
+
+_KEPT = (
+    "keep x and nothing else: where autograd is off, as inside a torch.autograd.Function's forward, the function leaves "
+    "nothing; and what backward needs goes into ctx.save_for_backward, not into lists, closures or results"
+)
+_X_ONLY = _both(_holds(0.35, "keeps x and nothing else", "kept", _KEPT), facts(0, "", "gives"))
+_ONCE = "forward runs each function once. Each checkpoint runs its own again when backward comes to it, the last one first"
+checkpoint = _Task(
+    "checkpoint",
+    7,
+    model.train,
+    (
+        _trains(0.25, "computes and trains as without a checkpoint"),
+        _X_ONLY,
+        _after(_X_ONLY, _holds(0.1, "lets x go when backward is over", "held after")),
+        facts(0.3, "runs the function once in forward and once in backward", "runs|gives", _ONCE),
+    ),
+    cases=(
+        Scene("a layer with dropout"),
+        Scene("a function that changes before backward", changes=True),
+        Scene("under torch.no_grad()", off=True),
+        Scene("three checkpoints and a head", "LLL", given=True, head=True),
+        Scene("a frozen layer in front of a head", "F", given=True, head=True),
+    ),
+    worlds=(1,),
+    call="checkpoint(function, x)",
+    advice=_ADVICE,
+    unexplained="the gradient of the result goes back through the second run, once, to its x and to all parameters",
+)
+
+# Task 2: a chain
+
+
+def _chain(case: str, answer: Callable, watch: Watch) -> dict:
+    torch.manual_seed(45 + watch.seed)
+    n, x = int(case.split()[1]), inputs(watch, 7).requires_grad_()
+    weights = [torch.linspace(0.5 + k / 7, 1.5 + k / 7, HIDDEN, **EXACT).requires_grad_() for k in range(n)]
+    bodies = [lambda x, weight=weight: x + 0.3 * nn.functional.dropout(torch.tanh(x * weight), 0.2) for weight in weights]
+    layers = [Function(str(k), body, watch) for k, body in enumerate(bodies)]
+    leaves = {"x": x} | {f"layer {k}'s weight": weight for k, weight in enumerate(weights)}
+    found = model.step(watch, lambda: checked(answer(model.Checkpoint(), list(layers), x), x), layers, leaves)
+    return found | _segments([int(name) for name in found["what backward runs"].split(", ") if name != "nothing"], n)
+
+
+def _segments(again: list[int], n: int) -> dict:
+    """What backward has run again of n layers: segments, if it is that."""
+    ends = [k for k in range(1, len(again)) if again[k] != again[k - 1] + 1]
+    runs = [again[first:end] for first, end in pairwise([0, *ends, len(again)])][::-1]
+    if [k for run in runs for k in run] != list(range(len(again))):
+        return {"the segments' lengths": None, "the last segment": None}
+    lengths = [len(run) for run in runs if run] + [n - len(again)] * (len(again) < n)
+    return {
+        "what backward runs": "segment after segment, the last one first",
+        "the segments' lengths": ", ".join(map(str, lengths)),
+        "the last segment": "in a checkpoint" if len(again) == n else "without a checkpoint",
+    }
+
+
+_ROOM = 2 * 8 * model.ROWS * HIDDEN  # bytes: of operators that compute
+_CHECKPOINTS = (
+    "each segment but the last is one call of checkpoint, with a function that runs its layers: backward runs the one before "
+    "the last again, then the one before that"
+)
+checkpoint_sqrt = _Task(
+    "checkpoint_sqrt",
+    4,
+    _chain,
+    (
+        _trains(0.1, "computes and trains as without checkpoints"),
+        facts(0.7, "runs each segment but the last again, when its turn comes", "runs|segment", _CHECKPOINTS),
+        _holds(0.1, "keeps the segments' inputs, and the last segment", "kept"),
+        _holds(0.1, "holds one segment at a time", "fullest", room=_ROOM),
+    ),
+    cases=("with 10 layers", "with 7 layers", "with 1 layer"),  # √10 rounds down, √7 rounds up
+    worlds=(1,),
+    call="checkpoint_sqrt(checkpoint, layers, x)",
+    advice=(
+        (r"'Tensor' object is not callable", "checkpoint(function, x): the function comes first"),
+        (
+            r"is not a Module subclass",
+            "layers are functions, not modules: call one after the other, each with the last one's result",
+        ),
+        (
+            r"(Checkpoint\.__call__|Function\.__call__)\(\) (takes|got|missing)",
+            "a checkpoint takes a function of one tensor: bind the segment to it, as by functools.partial(run, segment)",
+        ),
+        *_ADVICE,
+    ),
+    unexplained="the next lines say which layers ran, and when: begin there",
+)
+
+# Task 3: attention
+
+
+def _attention(case: str, answer: Callable, watch: Watch) -> dict:
+    torch.manual_seed(46 + watch.seed)
+    before, after, x = nn.Linear(HIDDEN, 3 * HIDDEN, **EXACT), nn.Linear(HIDDEN, HIDDEN, **EXACT), inputs(watch, 11)
+    bodies = {"project": before, "core": model.core, "output": after}
+    parts = {name: Function(name, body, watch) for name, body in bodies.items()}
+    leaves = {"x": x.requires_grad_(), "project's weight": before.weight, "output's weight": after.weight}
+    layer, functions = SimpleNamespace(**parts), list(parts.values())
+    return model.step(watch, lambda: checked(answer(model.Checkpoint(), layer, x), x), functions, leaves)
+
+
+_PARTS = (
+    "output(core(project(x))), each once in forward, and the core in a checkpoint of its own: it runs again, and nothing else"
+)
+_NO_SCORES = "what is kept: what project and output need for backward, and the core's input; not its scores"
+selective = _Task(
+    "selective",
+    2,
+    _attention,
+    (
+        _trains(0.15, "computes and trains as without a checkpoint"),
+        facts(0.7, "runs the core again, and nothing else", "runs", _PARTS),
+        _holds(0.15, "keeps what products with weights need, and no scores", "kept", _NO_SCORES),
+    ),
+    cases=("a layer with attention",),
+    worlds=(1,),
+    call="selective(checkpoint, layer, x)",
+    advice=(
+        (
+            r"'Tensor' object is not callable",
+            "checkpoint(function, x): give it layer.core, which it calls itself, and not what the core returns",
+        ),
+        *_ADVICE,
+    ),
+    unexplained="the next line says which functions ran, and when: begin there",
+)
+
+# Task 4: a choice
+
+
+class Chain(NamedTuple):
+    """What choose is asked; shapes: of real layers, none where they are not run."""
+
+    note: str
+    layers: list[Cost]
+    budget: int
+    shapes: tuple[Shape, ...] = ()
+
+    def __str__(self) -> str:
+        return f"with {self.note}"
+
+
+def _real(note: str, part: float, shapes: tuple[Shape, ...]) -> Chain:
+    """With this part of what all layers save; 0: with the least that fits; −1: with a byte less."""
+    layers = [shape.cost for shape in shapes]
+    return Chain(
+        note, layers, int(peak(layers, ()) * part) if part > 0 else peak(layers, range(len(layers))) + int(part), shapes
+    )
+
+
+_ROWS = (16, 24, 16, 1), (16, 40, 24, 3), (24, 16, 8, 4), (8, 48, 40, 2), (40, 32, 16, 1), (16, 20, 12, 6), (12, 30, 12, 2)
+_UNEQUAL = tuple(Shape(*row) for row in _ROWS)
+_WIDE = Shape(8, 16, 48, 1), Shape(48, 40, 8, 2), Shape(8, 24, 32, 5), Shape(32, 16, 8, 3), Shape(8, 64, 8, 2)
+_COSTS = [Cost(7 + k * 37 % 53, 8 + k * 5 % 7, 20 + k * 29 % 41) for k in range(40)]
+_NOTHING = "a budget in which nothing fits"
+_NUMBERS = (
+    "return the numbers of the layers to checkpoint, counted from 0, as a set or a list: {0, 2}; not a list of yes and no"
+)
+
+
+def _choose(case: Chain, choose: Callable, watch: Watch) -> dict:
+    try:
+        chosen = choose(list(case.layers), case.budget)
+        if case.note != _NOTHING or chosen is not None:
+            chosen = _numbers(chosen, len(case.layers))
+        did = f"returns {chosen}"
+    except Exception as error:
+        if isinstance(error, Stopped | NotImplementedError) or (case.note != _NOTHING and not isinstance(error, ValueError)):
+            raise
+        did, chosen = f"raises {'ValueError' if isinstance(error, ValueError) else type(error).__name__}", None
+    if case.note == _NOTHING:
+        return {"what choose does": did}
+    if chosen is None:
+        return {"the choice": f"missing, for choose {did}", "what need not be chosen": None, "the FLOPs that run again": None}
+    again, held = sum(case.layers[k].forward for k in chosen), peak(case.layers, chosen)
+    if case.shapes:
+        flops, held = model.measured(case.shapes, chosen)
+        again = flops - model.measured(case.shapes, [])[0]
+    spare = [k for k in chosen if peak(case.layers, {*chosen} - {k}) <= case.budget]
+    fits = held <= case.budget
+    return {
+        "the choice": "within the budget" if fits else f"{held - case.budget:,} bytes above the budget",
+        "what need not be chosen": (f"{spare} of {chosen}" if spare else "nothing") if fits else None,
+        "the FLOPs that run again": again if fits else None,
+    }
+
+
+def _numbers(chosen, n: int) -> list[int]:
+    """The learner's. Raises Stopped for others."""
+    numbers = list(chosen) if hasattr(chosen, "__iter__") else [None]
+    if any(isinstance(k, bool) or not isinstance(k, Integral) or not 0 <= k < n for k in numbers):
+        raise Stopped(f"choose returned {chosen!r:.60} for {n} layers", _NUMBERS)
+    return sorted(set(map(int, numbers)))
+
+
+_FITS = (
+    "peak(layers, chosen) says what a choice holds, and must be within the budget: <=, so that one which holds just that fits"
+)
+_TABLE = (
+    "a part of this choice, or another one, is enough. Go through the layers once; keep, for each number of bytes that may be "
+    "held by now, the least FLOPs with which it can be had, and from which choice"
+)
+_EVERY = "where nothing fits, raise ValueError: not even what holds least at each layer is within the budget"
+choose = _Task(
+    "choose",
+    4,
+    _choose,
+    (
+        facts(0.2, "fits the budget", "the choice", _FITS),
+        facts(0.7, "computes as little again as possible", "need not|FLOPs", _TABLE),
+        facts(0.1, "raises ValueError where nothing fits", "choose does", _EVERY),
+    ),
+    cases=(
+        _real("7 layers", 5 / 8, _UNEQUAL),
+        _real(_NOTHING, -1, _WIDE),
+        Chain("40 layers", _COSTS, 800),  # the third of seven: who tries all choices has a part of the points, a small one
+        _real("7 layers and less", 3 / 5, _UNEQUAL),
+        _real("5 layers", 3 / 4, _WIDE),
+        _real("a budget for everything", 1, _WIDE),
+        _real("the least budget", 0, _WIDE),
+    ),
+    worlds=(1,),
+    call="choose(layers, budget)",
+)
+
+# Task 5: shares
+
+
+def _shared(case: Scene, answer: Callable, watch: Watch) -> dict:
+    """4 ranks are two pairs, which have different x."""
+    pair, n = dist.get_rank() // 2, dist.get_world_size()
+    group = [dist.new_group([0, 1]), dist.new_group([2, 3])][pair] if n == 4 else None
+    share = 8 * -(-case.rows * case.hidden // dist.get_world_size(group))
+    return model.train(case, answer, watch, (group,), pair if n == 4 else 0, share)
+
+
+def _in_group(trial: Trial, right: Right) -> Verdict:
+    for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+        got, must = ({len(call.ranks) for call in one.calls} for one in (seen, should))
+        if got - must:
+            return Verdict(False, f"rank {rank} made a call among {max(got)} ranks; its group has {max(must)}", _GROUP)
+    return Verdict(True)
+
+
+def _scenes(n: int) -> tuple[Scene, ...]:
+    t, where, odd = 2 if n == 4 else n, "in two pairs, " * (n == 4), {"rows": 397, "hidden": 23}
+    return (
+        Scene(f"{where}two checkpoints", "LL", **odd),
+        Scene(f"{where}with {t + 1} elements", off=True, rows=t + 1, hidden=1),
+        Scene(f"{where}an x that needs no gradient", "FL", given=True, off=True, **odd),
+    )
+
+
+_GROUP = "gather within the group: dist.get_rank(group), dist.get_world_size(group), and group=group in the call"
+_SHARE = "a share has 1/t of x. Is x still in a closure or on ctx? Is the share a view? A slice keeps all of x: clone() it"
+_SHARES = _holds(0.3, "keeps shares only", "kept", _SHARE)
+_GATHERS = "forward sends nothing; in backward, one all-gather for each checkpoint, to which each rank gives its share"
+_WHEN = "each checkpoint, the last one first, gathers once and then runs its function again"
+_ROUND = by(
+    0.3,
+    "makes one all-gather of a share for each checkpoint, in backward",
+    _in_group,
+    lambda seen: {"ranks": sorted({len(call.ranks) for call in seen.calls})},
+)
+shared_checkpoint = _Task(
+    "shared_checkpoint",
+    5,
+    _shared,
+    (
+        _trains(0.2, "computes and trains as without a checkpoint"),
+        _SHARES,
+        _after(_SHARES, _holds(0.1, "lets them go when backward is over", "held after")),
+        _both(_ROUND, facts(0, "", "sends", _GATHERS)),
+        facts(0.1, "gathers and runs a function when backward comes to it", "runs", _WHEN),
+    ),
+    cases=_scenes,
+    call="shared_checkpoint(function, x, group)",
+    advice=(
+        (
+            r"'NoneType' object has no attribute '(size|rank)'",
+            "group may be None, for all ranks: ask dist.get_world_size(group)",
+        ),
+        (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
+        *_ADVICE,
+    ),
+    guesses=((r"(waits in|to its|called|gave).* all_gather", f"shares have the same size on all ranks; {_GROUP}"),),
+    unexplained="x is not what it was, or the random numbers are not: is all as in task 1, but for what is kept of x?",
+)

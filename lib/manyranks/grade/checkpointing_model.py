@@ -1,0 +1,252 @@
+"""What the checks of exercise 04_checkpointing run, and note on the way: functions in chains, a step, real layers.
+
+Also what the exercise gives: layers as numbers, and what a choice of them holds at most.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from manyranks.grade.watch import Event, Watch
+from manyranks.measure.flops import WorkCounter
+from manyranks.measure.journal import Stopped
+from manyranks.measure.memory import SavedBytes
+from manyranks.parallel import checkpointing as library
+
+ROWS, HIDDEN, EXACT = 192, 24, {"dtype": torch.float64}
+_SIZE = 8 * ROWS * HIDDEN  # bytes of an input
+_SMALL = 20_480  # bytes of random states, 5 kB each, and of losses
+_MANY = 60  # calls of one function
+_LEAF = "what leaves your function has to be a result of autograd's: of apply, for a torch.autograd.Function"
+_ANCHOR = (
+    "x needs no gradient here, but parameters do; apply gives a result that needs one only if a tensor among its arguments "
+    "does: give it one more, torch.empty(0, requires_grad=True)"
+)
+
+
+class Layer(nn.Module):
+    """A feed-forward layer with dropout, whose second product is frozen; keeps 9 times its input."""
+
+    def __init__(self, hidden: int, frozen: bool):
+        super().__init__()
+        self.up = nn.Linear(hidden, 4 * hidden, **EXACT).requires_grad_(not frozen)
+        self.down = nn.Linear(4 * hidden, hidden, bias=False, **EXACT).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.dropout(torch.tanh(self.up(x)), 0.3)) * 1.5
+
+
+def core(qkv: Tensor) -> Tensor:
+    """Attention's, [S, 3H] -> [S, H], with two heads and dropout."""
+    q_ASD, k_ATD, v_ATD = (part.view(len(part), 2, -1).transpose(0, 1) for part in qkv.chunk(3, 1))
+    scores_AST = torch.softmax(q_ASD @ k_ATD.transpose(1, 2), -1)
+    return (nn.functional.dropout(scores_AST, 0.2) @ v_ATD).transpose(0, 1).flatten(1)
+
+
+class Function:
+    """A function that marks its calls with its name, and has nothing else: no parameters().
+
+    seen: of each call, a number for its input and one for the random state.
+    """
+
+    def __init__(self, name: str, function: Callable, watch: Watch):
+        self._name, self._function, self._watch, self.seen = name, function, watch, []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(self.seen) == _MANY:
+            raise Stopped(f"{self._name} was called {_MANY} times", "does a loop not end?")
+        if not isinstance(x, Tensor):
+            raise Stopped(f"{self._name} was called with {type(x).__name__}", "it takes x: a tensor, and nothing else")
+        self._watch.mark(self._name)
+        self.seen.append([crc32(t.detach().contiguous().numpy().tobytes()) for t in (x, torch.get_rng_state())])
+        return self._function(x)
+
+
+class Checkpoint:
+    """The one that tasks 2 and 3 hand out."""
+
+    def __call__(self, function: Callable, x: Tensor) -> Tensor:
+        return library.checkpoint(function, x)
+
+
+def inputs(watch: Watch, seed: int, *shape: int) -> Tensor:
+    """Random numbers."""
+    generator = torch.Generator().manual_seed(seed + watch.seed)
+    return torch.randn(shape or (ROWS, HIDDEN), generator=generator, **EXACT)
+
+
+def checked(y: Tensor, x: Tensor, learns: bool = True) -> Tensor:
+    """The learner's result. Raises Stopped where it is no tensor, or none that backward would come to."""
+    if not isinstance(y, Tensor):
+        raise Stopped(f"it returned a {type(y).__name__}", "return what function(x) returns: a tensor")
+    if learns and torch.is_grad_enabled() and not y.requires_grad:
+        raise Stopped("the result needs no gradient: backward never comes to it", _LEAF if x.requires_grad else _ANCHOR)
+    return y
+
+
+def step(watch: Watch, forward: Callable, functions: list[Function], leaves: dict[str, Tensor], unit: int = _SIZE) -> dict:
+    """Forward, and backward onto gradients that are there: what comes out, what runs and is sent, what is held.
+
+    unit: bytes, in which it weighs, so that random states make no difference.
+    """
+    for leaf in leaves.values():
+        leaf.grad = torch.ones_like(leaf) if leaf.requires_grad else None
+    before, start = watch.weigh_all(first=True), len(watch.events)
+    with watch.peak():
+        y = forward()
+        found = {"the random numbers drawn after forward": torch.rand(3, **EXACT), "the result": y.detach().clone()}
+        went, start = watch.events[start:], len(watch.events)
+        loss, ours = (y * inputs(watch, 99, *y.shape)).sum(), y.nbytes
+        del y
+        kept = _in_units(watch.weigh_all() - before - 2 * ours, unit)
+        loss.backward()
+    held, came = _in_units(watch.weigh_all() - before - ours, unit), watch.events[start:]
+    for name, leaf in leaves.items():
+        found[f"the gradient of {name}"] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
+    runs = [function.seen[:2] for function in functions if len(function.seen) > 1]
+    return found | {
+        "the random numbers drawn after backward": torch.rand(3, **EXACT),
+        "what forward runs": _said(went, "mark"),
+        "what forward sends": _said(went, "call"),
+        "what backward runs": _said(
+            [e._replace(kind="mark", what="a gather") if e.kind == "call" else e for e in came], "mark"
+        ),
+        "what backward sends": _said(came, "call"),
+        "what is kept after forward": kept,
+        "what is held after backward": held,
+        "what is held at the fullest": _in_units(watch.peak_bytes - before, unit),
+        "another x": any(first[0] != second[0] for first, second in runs),
+        "another state": any(first[1] != second[1] for first, second in runs),
+    }
+
+
+def _in_units(more: int, unit: int) -> int:
+    """Bytes, in whole units, but for small things."""
+    return max(0, -(-(more - _SMALL) // unit)) * unit
+
+
+def _said(events: list[Event], kind: str) -> str:
+    said = [
+        f"{event.what} of {event.bytes:,} bytes" if kind == "call" else event.what for event in events if event.kind == kind
+    ]
+    return ", ".join(said) or "nothing"
+
+
+class Scene(NamedTuple):
+    """A chain of checkpoints. layers: "L" for one that learns, "F" for a frozen one; given: whether x is the caller's and needs
+    no gradient; head: whether a product follows; off: whether no_grad comes first; changes: whether the function does."""
+
+    note: str
+    layers: str = "L"
+    given: bool = False
+    head: bool = False
+    off: bool = False
+    changes: bool = False
+    rows: int = ROWS
+    hidden: int = HIDDEN
+
+    def __str__(self) -> str:
+        return self.note
+
+
+def train(case: Scene, answer: Callable, watch: Watch, group: tuple = (), place: int = 0, unit: int = _SIZE) -> dict:
+    """One step of a chain. group: what the answer gets beside function and x; place: the number of the group."""
+    torch.manual_seed(40 + place + watch.seed)
+    model = nn.ModuleList(Layer(case.hidden, kind == "F") for kind in case.layers)
+    if len(model) > 2:
+        model[2].up.weight = model[0].up.weight
+    scale = torch.full((case.hidden,), 1.25, requires_grad="F" not in case.layers, **EXACT)
+    factors, x = count(1), inputs(watch, 1 + place, case.hidden, case.rows).t()  # its rows are columns in memory
+    x.requires_grad_(not case.given)
+    bodies = [lambda x, layer=layer: layer(x) * (scale * (next(factors) if case.changes else 1)) for layer in model]
+    names = ("first", "second", "third") if len(model) > 1 else ("function",)
+    functions = [Function(name, body, watch) for name, body in zip(names, bodies, strict=False)]
+    head, found = nn.Linear(case.hidden, 2, **EXACT) if case.head else nn.Identity(), {}
+
+    def forward() -> Tensor:
+        h = x if case.given else x * 2
+        if case.off:
+            before = watch.weigh_all(first=True)
+            with torch.no_grad():
+                y = checked(answer(functions[0], h, *group), h)
+            found["what is kept under no_grad"] = _in_units(watch.weigh_all() - before - y.nbytes, unit)
+            found["the result under no_grad"] = y[:1].clone()
+            found["whether the result under no_grad needs a gradient"] = y.requires_grad
+            del y
+        for function, kind in zip(functions, case.layers, strict=True):
+            h = checked(answer(function, h, *group), h, kind == "L")
+        return head(h)
+
+    parameters = dict(model.named_parameters()) | dict(head.named_parameters("head"))
+    state = torch.get_rng_state()
+    found |= step(watch, forward, functions, {"x": x, "a tensor in the function": scale} | parameters, unit)
+    if case.given:  # where the answer puts a leaf in x's place, that one may hold a gradient
+        del found["what is held after backward"]
+        found |= {"whether x needs a gradient": x.requires_grad, "x": x.detach().clone()}
+    if "F" in case.layers:  # some come back to the frozen one, and some do not
+        del found["what backward runs"], found["what backward sends"]
+    if not case.changes:
+        return found
+    other = x.detach().requires_grad_()
+    torch.set_rng_state(state)
+    (model[0](other * 2) * scale * inputs(watch, 99, *x.shape)).sum().backward()
+    first = torch.allclose(x.grad, 1 + other.grad)
+    judged = {name: found[name] for name in ("what forward runs", "what backward runs")}
+    return judged | {"what gives the gradient of x": "forward's run" if first else "backward's run"}
+
+
+# Of the task choose
+
+
+class Cost(NamedTuple):
+    """A layer's. forward: FLOPs; input: bytes of its input.
+
+    saved: bytes that it keeps for backward, its input among them.
+    """
+
+    forward: int
+    input: int
+    saved: int
+
+
+def peak(layers, chosen):
+    """The most bytes held at once, where the layers with these numbers are checkpointed."""
+    most = held = 0
+    for k, layer in enumerate(layers):
+        most = max(most, held + layer.saved)  # backward of layer k
+        held += layer.input if k in chosen else layer.saved
+    return most
+
+
+class Shape(NamedTuple):
+    """Of a real layer with 32 rows: columns of its input, inside and of its output; how many activations it keeps inside."""
+
+    input: int
+    inside: int
+    output: int
+    times: int
+
+    @property
+    def cost(self) -> Cost:
+        """What the learner is told of it."""
+        kept = self.input + self.inside * self.times
+        return Cost(64 * self.inside * (self.input + self.output), 256 * self.input, 256 * kept)
+
+
+def measured(shapes: tuple[Shape, ...], chosen: list[int]) -> tuple[int, int]:
+    """FLOPs of a step of real layers, and the most bytes saved for backward."""
+    held: list[int] = []
+    x = torch.randn(32, shapes[0].input, requires_grad=True, **EXACT)
+    linear = partial(nn.Linear, bias=False, **EXACT)
+    model = [nn.Sequential(linear(s.input, s.inside), *[nn.Tanh()] * s.times, linear(s.inside, s.output)) for s in shapes]
+    with WorkCounter() as work, SavedBytes(nn.ModuleList(model).parameters()) as saved:
+        for k, layer in enumerate(model):
+            layer.register_forward_hook(lambda *_: held.append(saved.bytes))
+            x = library.checkpoint(layer, x) if k in chosen else layer(x)
+        x.sum().backward()
+    return work.flops, max(held)

@@ -1,0 +1,300 @@
+"""Sick clusters of exercise 10_nd_parallel: steps of training on real ranks, with the times of a virtual clock.
+
+A step is small, and by hand, with every axis of a mesh. x are a rank's tokens, G a vector that all tp ranks have whole, A and
+B matrices that are cut over tp. Each layer: h = x·G + the mean of all tokens of the cp ranks; y = x + (h A) B, summed over tp.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from manyranks.parallel.mesh import AXES, Mesh
+from manyranks.parallel.tensor.mappings import Group, copy_in, reduce_out
+from manyranks.theory.hardware import Link
+from manyranks.world.measurement import Measurement, payload
+from manyranks.world.programs import key_of
+from manyranks.world.world import World
+
+Sizes = dict[str, int]  # axis -> degree, the outermost first
+COMPUTES, SENDS, _DATA = "computes", "sends", "data"  # data: dp × cp, over which gradients are averaged
+_RANKS, _HIDDEN, _RATE = 8, 16, 0.1
+_SECONDS_A_FLOP = 5e-8  # round numbers: a layer of the small step takes as long as its messages
+_NEAR, _FAR = Link("inside a node", 5e-6, 20e6), Link("between nodes", 500e-6, 4e6)
+
+
+class Call(NamedTuple):
+    """A call of one rank. number: the same on all ranks that take part; axis: what it was made for.
+
+    ranks: those that really take part; of a "send" or a "recv" the source, then the destination. sent: bytes that this rank
+    sends in it: to the next of `ranks`, and from the last one to the first; a recv sends none.
+    """
+
+    number: int
+    op: str
+    axis: str
+    ranks: tuple[int, ...]
+    sent: int
+
+
+class Span(NamedTuple):
+    """What a rank did from one moment to another; the ranks' clocks agree. kind: "compute", or "call": from when this rank
+    came to it until it was over, with the call's number; seconds.
+    """
+
+    kind: str
+    started: float
+    finished: float
+    call: int | None = None
+
+
+class Run(NamedTuple):
+    """A step of a cluster. sizes: axis -> degree, outermost first; node: GPUs of one node, ranks 0 to node − 1 on the first.
+
+    calls, spans, weights: by rank; weights: name -> tensor after the step. pp ranks are stages: they have other weights, and
+    may have other work.
+    """
+
+    sizes: Sizes
+    node: int
+    calls: list[list[Call]]
+    spans: list[list[Span]]
+    weights: list[dict[str, Tensor]]
+
+
+class Work(NamedTuple):
+    """A rank's part. width: of a layer, over all tp ranks; layers: of a stage; more: that each stage has beside those.
+
+    frozen: how the names of weights begin that do not learn.
+    """
+
+    tokens: int = 8
+    width: int = 32
+    layers: int = 2
+    more: tuple[int, ...] = ()
+    frozen: tuple[str, ...] = ()
+
+
+class Forgotten(NamedTuple):
+    """The groups that average gradients leave out an axis, dp or cp: in one stage, or everywhere."""
+
+    axis: str
+    stage: int | None = None
+
+
+class Slow(NamedTuple):
+    """A rank that computes so many times slower, or has a link to other nodes that is so many times narrower."""
+
+    rank: int
+    cause: str
+    times: float
+
+
+class Sick(NamedTuple):
+    """A cluster of up to 8 ranks. node: GPUs in one; forgotten, slow: what ails it."""
+
+    sizes: Sizes
+    node: int
+    work: Work = Work()
+    forgotten: Forgotten | None = None
+    slow: Slow | None = None
+
+
+# A: axes that lie across nodes; B: an axis that is forgotten when gradients are averaged; C: a slow rank.
+KINDS: dict[str, list[Sick]] = {
+    "A": [
+        Sick({"tp": 2, "pp": 2, "dp": 2}, 4, Work(tokens=64)),
+        Sick({"pp": 2, "dp": 2, "tp": 2}, 2, Work(tokens=4, width=64)),
+        Sick({"tp": 2, "dp": 2, "pp": 2}, 2, Work(tokens=24)),
+        Sick({"pp": 2, "dp": 4}, 2, Work(tokens=100, layers=1, more=(0, 1))),
+        Sick({"dp": 2, "pp": 2, "tp": 2}, 4, Work(tokens=24)),
+        Sick({"dp": 4, "pp": 2}, 4, Work(tokens=60, layers=1, more=(0, 1))),
+        Sick({"tp": 2, "dp": 4}, 2, Work(tokens=24)),
+        Sick({"dp": 2, "pp": 3}, 3, Work(tokens=64, width=16, layers=1, more=(0, 5, 0))),
+        Sick({"tp": 2, "dp": 3}, 2, Work(tokens=11)),  # dp sends most, and tp gains by the best order
+    ],
+    "B": [
+        Sick({"dp": 2, "cp": 2, "tp": 2}, 4, forgotten=Forgotten("cp")),
+        Sick({"cp": 2, "tp": 2, "dp": 2}, 4, forgotten=Forgotten("dp")),
+        Sick({"pp": 2, "dp": 2, "cp": 2}, 4, forgotten=Forgotten("cp", stage=1)),
+        Sick({"tp": 2, "cp": 2, "dp": 2}, 2, forgotten=Forgotten("cp")),
+        Sick({"pp": 2, "dp": 2, "cp": 2}, 4, Work(frozen=("layer0",)), Forgotten("cp", stage=0)),
+        Sick({"cp": 2, "pp": 2, "dp": 2}, 4, Work(frozen=("layer1",)), Forgotten("dp", stage=0)),
+        Sick({"cp": 2, "pp": 2, "dp": 2}, 4, forgotten=Forgotten("dp", stage=1)),
+    ],
+    "C": [
+        Sick({"pp": 2, "dp": 2, "tp": 2}, 2, slow=Slow(5, COMPUTES, 1.5)),
+        Sick({"dp": 2, "pp": 2, "tp": 2}, 2, slow=Slow(3, SENDS, 4.0)),
+        Sick({"dp": 2, "tp": 2, "pp": 2}, 4, Work(more=(0, 1)), slow=Slow(2, COMPUTES, 1.4)),
+        Sick({"pp": 2, "tp": 2, "dp": 2}, 2, slow=Slow(6, SENDS, 3.0)),
+        Sick({"pp": 3, "dp": 2}, 2, slow=Slow(0, SENDS, 3.0)),
+        # the slow rank has many small calls, which latency rules, and a rank that sends to it has few
+        Sick({"pp": 2, "cp": 2, "tp": 2}, 2, Work(tokens=64, layers=1, more=(0, 9)), slow=Slow(6, SENDS, 10.0)),
+    ],
+}
+
+
+def sick(letter: str) -> Run:
+    """The first cluster of each kind, which learners see; "A", "B" or "C". Raises ValueError for another letter."""
+    if letter in KINDS:
+        return recorded()[letter][0]
+    raise ValueError(f"sick({letter!r}): there are {', '.join(map(repr, KINDS))}")
+
+
+@cache
+def recorded() -> dict[str, tuple[Run, ...]]:
+    """Kind -> what was recorded of one step of each cluster: all on the same ranks, one after the other."""
+    with World(_RANKS, backend="gloo", timeout=60) as world:
+        return {kind: tuple(_run(one, world.measure(_step, one)) for one in every) for kind, every in KINDS.items()}
+
+
+def mesh_of(sizes: Sizes) -> Mesh:
+    """With its axes in this order."""
+    return Mesh(**sizes, order=(*sizes, *(axis for axis in AXES if axis not in sizes)))
+
+
+# A step
+
+
+class _Products(TorchDispatchMode):
+    """Counts the FLOPs of products before each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.done = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.before, self.done = [*self.before, self.done], 0
+        elif func is torch.ops.aten.mm.default:
+            self.done += 2 * args[0].numel() * args[1].shape[1]
+        return func(*args, **(kwargs or {}))
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    """Normal, float64; the same for a seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _step(sick: Sick) -> tuple[dict[str, str], list[int], dict[str, Tensor]]:
+    """What each rank runs: one micro-batch, forward and backward; then gradients are averaged, and the weights change.
+
+    Returns the axis of each of its groups, by the group's name; the FLOPs before each call; the weights after the step.
+    """
+    groups, mesh = _made(sick), mesh_of(sick.sizes)
+    if dist.get_rank() >= mesh.ranks:  # the mesh has no place for it
+        return {}, [], {}
+    at = mesh.coordinates(dist.get_rank())
+    tokens, stage = sick.work.tokens, at["pp"]
+    weights = {name: one.requires_grad_(not name.startswith(sick.work.frozen)) for name, one in _weights(sick, mesh, at)}
+    above, below = (mesh.rank(**at | {"pp": one % mesh.pp}) for one in (stage - 1, stage + 1))
+    x = drawn(5000 + 10 * at["dp"] + at["cp"], tokens, _HIDDEN)
+    with _Products() as products:
+        if stage:
+            dist.recv(x, above)
+            x.requires_grad_()
+        y = _forward(x, weights, groups.get("tp"), groups.get("cp"), mesh.cp)
+        grad = y.detach() / tokens
+        if stage < mesh.pp - 1:
+            dist.send(y.detach(), below)
+            dist.recv(grad, below)
+        y.backward(grad)
+        if stage:
+            dist.send(x.grad, above)
+        learn = [one for one in weights.values() if one.requires_grad]
+        flat = torch.nn.utils.parameters_to_vector([one.grad for one in learn])
+        dist.all_reduce(flat, group=groups[_DATA])
+    flat *= _RATE / dist.get_world_size(groups[_DATA])
+    torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(learn) - flat, learn)
+    names = {group.group_name: axis for axis, group in groups.items()}
+    return names, products.before, {name: one.detach().clone() for name, one in weights.items()}
+
+
+def _made(sick: Sick) -> dict[str, dist.ProcessGroup]:
+    """Axis -> this rank's group; all ranks make all groups."""
+    mesh = mesh_of(sick.sizes)
+    wanted = {axis: mesh.groups(axis) for axis in ("tp", "cp") if axis in sick.sizes} | {_DATA: _averaging(sick, mesh)}
+    made = [(axis, ranks, dist.new_group(list(ranks))) for axis, every in wanted.items() for ranks in every]
+    return {axis: group for axis, ranks, group in made if dist.get_rank() in ranks}
+
+
+def _averaging(sick: Sick, mesh: Mesh) -> list[tuple[int, ...]]:
+    """The groups over which gradients are averaged: without the forgotten axis where it is forgotten."""
+    axis, stage = sick.forgotten or ("", mesh.pp)
+    well, wrong = mesh.groups(_DATA), mesh.groups("cp" if axis == "dp" else "dp")
+    sick_ranks = {rank for rank in range(mesh.ranks) if stage in (None, mesh.coordinates(rank)["pp"])}
+    return [ranks for ranks in well if ranks[0] not in sick_ranks] + [ranks for ranks in wrong if ranks[0] in sick_ranks]
+
+
+def _weights(sick: Sick, mesh: Mesh, at: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
+    """Of this rank."""
+    work, t, own = sick.work, mesh.tp, at["tp"]
+    for layer in range(work.layers + (work.more[at["pp"]] if work.more else 0)):
+        seed, width = 100 * at["pp"] + 10 * layer, work.width // t
+        yield f"layer{layer}.G", 1 + 0.1 * drawn(seed, _HIDDEN)
+        yield f"layer{layer}.A", 0.2 * drawn(seed + 1, t, _HIDDEN, width)[own]
+        yield f"layer{layer}.B", 0.2 * drawn(seed + 2, t, width, _HIDDEN)[own]
+
+
+def _forward(x: Tensor, weights: dict[str, Tensor], tp: Group, cp: Group, c: int) -> Tensor:
+    """Through the layers of this rank's stage. c: ranks of its cp group."""
+    every = iter(weights.values())
+    for g, a, b in zip(every, every, every, strict=True):
+        scaled = x * g
+        mean = scaled.mean(0) / c
+        h = scaled + (reduce_out(copy_in(mean, cp), cp) if cp else mean)
+        x = x + (reduce_out(copy_in(h, tp) @ a @ b, tp) if tp else h @ a @ b)
+    return x
+
+
+def _run(sick: Sick, measured: Measurement) -> Run:
+    keys = (key_of(call, rank) for rank, issued in measured.calls.items() for call in issued)
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    names, flops, weights = zip(*measured.results[: mesh_of(sick.sizes).ranks], strict=True)
+    calls = [[_call(call, rank, its, numbers, sick.sizes) for call in measured.calls[rank]] for rank, its in enumerate(names)]
+    return Run(dict(sick.sizes), sick.node, calls, _spans(sick, calls, flops), list(weights))
+
+
+def _call(call, rank: int, names: dict[str, str], numbers: dict[tuple, int], sizes: Sizes) -> Call:
+    number, sent = numbers[key_of(call, rank)], payload(call, rank)
+    if call.op in ("send", "recv"):
+        return Call(number, call.op, "pp", (rank, call.peer) if call.op == "send" else (call.peer, rank), sent)
+    axis = names[call.group]
+    return Call(number, call.op, "dp" if axis == _DATA and "cp" not in sizes else axis, call.ranks, sent)
+
+
+def _spans(sick: Sick, calls: list[list[Call]], flops: Sequence[list[int]]) -> list[list[Span]]:
+    """What each rank did when: a call begins when the last of its ranks has come to it, and is over for all at once."""
+    clocks, spans, came = [0.0] * len(calls), [[] for _ in calls], {}
+    left = [list(zip(*both, strict=True)) for both in zip(calls, flops, strict=True)]
+    while any(left):
+        for rank, (call, before) in [(rank, ahead[0]) for rank, ahead in enumerate(left) if ahead]:
+            if (call.number, rank) in came:
+                continue
+            finished = clocks[rank] + before * _SECONDS_A_FLOP * _times(sick, COMPUTES, [rank])
+            spans[rank] += [Span("compute", clocks[rank], finished)] if before else []
+            came[call.number, rank] = finished
+            if all((call.number, one) in came for one in call.ranks):
+                began = max(came[call.number, one] for one in call.ranks)
+                over = began + _seconds(sick, [left[one][0][0] for one in call.ranks])
+                for one in call.ranks:
+                    spans[one].append(Span("call", came[call.number, one], over, call.number))
+                    clocks[one] = over
+                    del left[one][0]
+    return spans
+
+
+def _seconds(sick: Sick, sides: list[Call]) -> float:
+    """Of a call, when all its ranks have come. sides: as each rank has it."""
+    ranks, sent = sides[0].ranks, max(side.sent for side in sides)
+    if len({rank // sick.node for rank in ranks}) == 1:
+        return _NEAR.latency + sent / _NEAR.bandwidth
+    return _FAR.latency + sent / _FAR.bandwidth * _times(sick, SENDS, ranks)
+
+
+def _times(sick: Sick, cause: str, ranks: Iterable[int]) -> float:
+    return sick.slow.times if sick.slow and sick.slow.cause == cause and sick.slow.rank in ranks else 1.0

@@ -1,0 +1,396 @@
+"""What an answer is judged by: each judge looks at one side of a run, and says whether that is as it should be.
+
+A judge gets a trial and what the ranks of the right answer did in it. `look` gives the facts that it is about, by name: where
+they differ from what is right, they tell one mistake from another.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from manyranks.grade.trial import Event, Fact, Seen, Sent, Trial, difference, listed, only_rounded, same, size
+from manyranks.grade.watch import FAILED, OVERWROTE
+from manyranks.world.trouble import place
+
+WAIT = "isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it"
+NOTHING = "nothing was sent: no rank can know what the others have"
+ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
+_OWN_THREAD = "dist is called from the thread that the check calls you in, not from one of your own; leave the check as it is"
+_OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
+_SMALL = 4096  # bytes of examples, numbers and counters
+
+Right = list[Seen]  # by rank
+Look = Callable[[Seen], dict[str, Fact]]
+
+
+class Verdict(NamedTuple):
+    """ok, and where it is not: what was found and a hint. ok: None where it could not be judged, which gives no points.
+
+    firm: whether the hint stands, whatever known mistake fits; where: in which part of the case, in place of its name.
+    """
+
+    ok: bool | None
+    found: str = ""
+    hint: str = ""
+    firm: bool = False
+    where: str = ""
+
+
+class Judge(NamedTuple):
+    """One thing that a task's trials are judged by. what: the report's line; share: of the points.
+
+    look: what it is about, None where no known mistake shows in it; needs: of the judges before it, how many must be content
+    with a trial, for it to be judged; values: whether it judges the values, which count world by
+    world, and without which the task is less than half done; part: whether these are one part of the values of several, which
+    counts whatever the others are; each_world: whether another thing than values counts world by world; last: whether a world's
+    last case shows it best, not the first.
+    """
+
+    what: str
+    share: float
+    verdict: Callable[[Trial, Right], Verdict]
+    look: Look | None = None
+    needs: int = 0
+    values: bool = False
+    part: bool = False
+    each_world: bool = False
+    last: bool = False
+
+
+def values(share: float, what: str, names: str = "", alone: bool = False, part: bool = False, hint: str = "") -> Judge:
+    """The results are those of the right answer. names: a pattern, of those that count; hint: where no mistake explains them.
+
+    alone: whether they need no communication; part: see Judge.
+    """
+    look = _named(names)
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        if rank := next((rank for rank, seen in enumerate(trial.seen, 1) if OVERWROTE in seen.marks()), 0):
+            return Verdict(False, f"rank {rank - 1} changed a tensor while it was being sent", _OVERWRITTEN, firm=True)
+        found = _unequal(trial, right, look, hint)
+        if not found.ok and trial.unwaited:  # without waiting it is chance
+            return found._replace(hint=WAIT, firm=True)
+        return found if not found.ok or alone else _by_communication(trial)
+
+    return Judge(what, share, verdict, look, values=True, part=part)
+
+
+def facts(
+    share: float, what: str, names: str, hint: str = "", tolerance: float | None = None, each_world: bool = False
+) -> Judge:
+    """Results beside the values are those of the right answer. tolerance: relative, of numbers."""
+    look = _named(names)
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        return _unequal(trial, right, look, hint, tolerance)
+
+    return Judge(what, share, verdict, look, each_world=each_world)
+
+
+def _named(names: str) -> Look:
+    """The results whose name has the pattern in it."""
+    wanted = re.compile(names)
+    return lambda seen: {name: value for name, value in seen.results.items() if wanted.search(name)}
+
+
+def _unequal(trial: Trial, right: Right, look: Look, hint: str, tolerance: float | None = None) -> Verdict:
+    """The first result that is not as it should be."""
+    unclear = Verdict(True)
+    for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+        for name, value in look(should).items():
+            if failed := failure(seen, name):
+                return failed
+            if name not in seen.results:
+                return Verdict(False, f"{_who(trial, rank)}{name} is missing", "leave what you are given as it is")
+            got = seen.results[name]
+            if got is None and value is not None:
+                unclear = Verdict(None, f"{_who(trial, rank)}{name} could not be judged")
+            elif not same(got, value, tolerance):
+                found = f"{_who(trial, rank)}{name}{_says(value)}{difference(got, value)}"
+                return Verdict(False, found, ROUNDED if only_rounded(got, value) else hint)
+    return unclear
+
+
+def failure(seen: Seen, name: str = "") -> Verdict | None:
+    """What to say of a result whose call failed, where the script had others; of any of them without a name."""
+    for key, what, hint, frames in map(json.loads, (mark.removeprefix(FAILED) for mark in seen.marks(FAILED))):
+        if name.startswith(key) or not name:
+            where = place([tuple(frame) for frame in frames])
+            return Verdict(False, what, "; ".join(filter(None, (hint, where))), firm=True)
+    return None
+
+
+def _who(trial: Trial, rank: int) -> str:
+    return f"rank {rank}: " if trial.n > 1 else ""
+
+
+def _says(value: Fact) -> str:
+    """What stands between a result's name and how it differs."""
+    return ": " if type(value).__name__ in ("Print", "Tensor") else " "
+
+
+def _by_communication(trial: Trial) -> Verdict:
+    """Right values did not become so by chance."""
+    for rank, seen in enumerate(trial.seen):
+        noted = [(event.what, event.bytes) for event in seen.events if event.kind == "call"]
+        if noted != [(call.op, call.bytes) for call in seen.calls]:  # the world counts them, too
+            return Verdict(False, f"rank {rank}: what the check noted is not what was sent", _OWN_THREAD, firm=True)
+    if trial.n > 1 and not any(seen.calls for seen in trial.seen):
+        return Verdict(False, "the values are right, but not by communication", NOTHING, firm=True)
+    if trial.unwaited:
+        rank, op = trial.unwaited[0]
+        return Verdict(False, f"rank {rank} did not wait for its {op}: the values are right by luck", WAIT, firm=True)
+    return Verdict(True)
+
+
+def at_most(
+    share: float,
+    what: str,
+    names: str,
+    hint: str = "",
+    room: float = 0,
+    says: str = "{name} is {got}; {right} is enough",
+    unit: Callable[[float], str] = "{:g}".format,
+    grain: float = 0,
+) -> Judge:
+    """Numbers among the results are no larger than the right answer's. room: what they may have more; says: what is found.
+
+    grain: so roughly they are compared with those of known mistakes, where nobody's are exactly alike.
+    """
+    look = _named(names)
+
+    def roughly(seen: Seen) -> dict[str, Fact]:
+        return {name: round(value / grain) if isinstance(value, int | float) else value for name, value in look(seen).items()}
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        unclear = Verdict(True)
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            for name, value in look(should).items():
+                if failed := failure(seen, name):
+                    return failed
+                got = seen.results.get(name)
+                if not isinstance(got, int | float):
+                    unclear = Verdict(None, f"{_who(trial, rank)}{name} could not be judged")
+                elif got > value + room and not same(float(got), float(value)):
+                    there, here = _apart(unit(got), unit(value), got, value)
+                    return Verdict(False, _who(trial, rank) + says.format(name=name, got=there, right=here), hint)
+        return unclear
+
+    return Judge(what, share, verdict, roughly if grain else look)
+
+
+def _apart(there: str, here: str, got: float, right: float) -> tuple[str, str]:
+    """To the last digit where they would read the same."""
+    return (there, here) if there != here else (f"{got:,}", f"{right:,}")
+
+
+def sent(
+    share: float,
+    what: str,
+    ops: str = "",
+    in_order: bool = False,
+    hint: str = "",
+    instead: dict[str, str] | None = None,
+    last: bool = False,
+    groups: bool = False,
+) -> Judge:
+    """The ranks' calls are those of the right answer: operation, bytes, whom they reach. ops: a pattern, of those that count.
+
+    hint: where no mistake explains them; instead: operation that the right answer does not call -> what to say of it; groups:
+    whether it counts which ranks a collective reaches, not only how many.
+    """
+    wanted = re.compile(ops)
+
+    def calls(seen: Seen) -> list[tuple[str, int, str]]:
+        among = [call for call in seen.calls if len(call.ranks) > 1 and wanted.search(call.op)]  # one alone sends nothing
+        found = [(call.op, call.bytes, _whom(call, groups)) for call in among]
+        return found if in_order else sorted(found)
+
+    def look(seen: Seen) -> dict[str, Fact]:
+        return {"calls": [list(call) for call in calls(seen)]}
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            got, must = calls(seen), calls(should)
+            if got != must:
+                found = f"rank {rank} {calls_in_words(got, must)}"
+                return Verdict(False, found, _why_calls(trial, got, must, instead or {}) or hint)
+        if trial.unwaited:
+            rank, op = trial.unwaited[0]
+            return Verdict(False, f"rank {rank} did not wait for its {op}", WAIT, firm=True)
+        return Verdict(True)
+
+    return Judge(what, share, verdict, look, last=last)
+
+
+def _whom(call: Sent, groups: bool) -> str:
+    if call.op in ("send", "recv"):
+        return f"{'to' if call.op == 'send' else 'from'} rank {call.peer}"
+    return f"among ranks {sorted(call.ranks)}" if groups else f"among {len(call.ranks)} ranks"
+
+
+def calls_in_words(got: list[tuple], must: list[tuple]) -> str:
+    """Both, in short: by operation where the numbers of calls differ, else the first that is not right."""
+    counts = Counter(call[0] for call in got), Counter(call[0] for call in must)
+    if counts[0] != counts[1]:
+        there, here = (listed([f"{number} × {op}" for op, number in sorted(count.items())] or ["nothing"]) for count in counts)
+        both = [size(sum(call[1] for call in calls)) for calls in (got, must)]
+        return f"called {there} ({both[0]}); right is {here} ({both[1]})"
+    k = next(k for k, (one, other) in enumerate(zip(got, must, strict=True)) if one != other)
+    (op, there, whom), (other, here, them) = got[k], must[k]
+    words = [(op, f"{there:,} bytes", whom), (other, f"{here:,} bytes", them)]
+    return f"called {words[0][0]} of {words[0][1]} {words[0][2]}; right is {words[1][0]} of {words[1][1]} {words[1][2]}"
+
+
+def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[str, str]) -> str:
+    """What the calls alone tell."""
+    right = {call[0] for call in must}
+    if found := next((instead[op] for op, *_ in got if op not in right and op in instead), ""):
+        return found
+    if not got:
+        return NOTHING
+    if trial.unwaited:
+        return WAIT
+    total, needed = (sum(call[1] for call in calls) for calls in (got, must))
+    if 2 * total == needed and len(got) == len(must):
+        return "float64 is sent as float64, and this had half the bytes"
+    return ""
+
+
+def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> Judge:
+    """The ranks send to the same ranks as the right answer, in its order."""
+
+    def peers(seen: Seen) -> list[int | None]:
+        found = [call.peer for call in seen.calls if call.op == "send" and call.bytes]
+        return found if in_order else sorted(found)
+
+    def look(seen: Seen) -> dict[str, Fact]:
+        return {"peers": peers(seen)}
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            got, must = peers(seen), peers(should)
+            if got != must:
+                return Verdict(False, f"rank {rank} sent to {_times(got)}; right is {_times(must)}", hint)
+        early = [rank for rank, op in trial.unwaited if op == "send"]
+        if early:
+            return Verdict(False, f"rank {early[0]} did not wait for {early.count(early[0])} of its messages", WAIT, firm=True)
+        return Verdict(True)
+
+    return Judge(what, share, verdict, look)
+
+
+def _times(ranks: list) -> str:
+    times = [f"rank {rank}" + (f" ({count} times)" if count > 1 else "") for rank, count in Counter(ranks).items()]
+    return listed(times) if times else "no rank"
+
+
+def order(share: float, what: str, begins: tuple[str, ...], hint: str = "", each_world: bool = False) -> Judge:
+    """Events come in the right answer's order. begins: of the events that count, in words: "mark F", "call all_reduce"."""
+
+    def steps(seen: Seen) -> list[str]:
+        return [said for event in seen.events if (said := in_words(event)).startswith(begins)]
+
+    def look(seen: Seen) -> dict[str, Fact]:
+        return {"order": steps(seen)}
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            got, must = steps(seen), steps(should)
+            if got != must:
+                at = next((i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other), None)
+                at = min(len(got), len(must)) if at is None else at
+                there, here = (_around(its, at) for its in (got, must))
+                return Verdict(False, f"{_who(trial, rank)}{there}; right is {here}", hint)
+        return Verdict(True)
+
+    return Judge(what, share, verdict, look, each_world=each_world)
+
+
+def in_words(event: Event) -> str:
+    """ "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
+    return f"{event.kind} {event.what}".strip() + (f" {event.bytes}" if event.kind == "call" else "")
+
+
+def _around(steps: list[str], at: int, before: int = 2, after: int = 4) -> str:
+    """A few steps around the place where they differ."""
+    first = max(0, at - before)
+    shown = [step.removeprefix("mark ") for step in steps[first : at + after]] or ["nothing more"]
+    return ("… " if first else "") + ", ".join(shown) + (" …" if at + after < len(steps) else "")
+
+
+def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, hint: str = "", last: bool = False) -> Judge:
+    """No rank holds more than the right answer, each time that the script weighs. room: bytes that it may have more.
+
+    peak: the same of the most that is alive inside the script's `peak`; None where it does not count.
+    """
+
+    def look(seen: Seen) -> dict[str, Fact]:
+        found = {f"held {i}": _steps(count) for i, count in enumerate(seen.held)}
+        return found | ({"peak": _steps(seen.peak)} if peak is not None else {})
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            if len(seen.held) != len(should.held):
+                return Verdict(
+                    False, f"{_who(trial, rank)}it was not weighed as often as it must be", "leave the check as it is"
+                )
+            counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
+            counts += [] if peak is None else [(seen.peak, should.peak, peak)]
+            for got, must, more in counts:
+                if got > must + more:
+                    return Verdict(
+                        False,
+                        f"{_who(trial, rank)}{size(got - must)} more are held than must be",
+                        WAIT if trial.unwaited else hint,
+                        bool(trial.unwaited),
+                    )
+        return Verdict(True)
+
+    return Judge(what, share, verdict, look, last=last)
+
+
+def _steps(count: int) -> int:
+    """Bytes, so roughly that small objects make no difference."""
+    return round(count / _SMALL)
+
+
+def equal_on_ranks(share: float, what: str, names: str, hint: str = "") -> Judge:
+    """The results of these names are alike on all ranks."""
+    look = _named(names)
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        first = look(trial.seen[0])
+        for rank, seen in enumerate(trial.seen):
+            for name, value in look(seen).items():
+                if name not in first or not same(value, first[name]):
+                    return Verdict(False, f"{name} is not the same on ranks 0 and {rank}", hint)
+        return Verdict(True)
+
+    return Judge(what, share, verdict, look)
+
+
+def silent(share: float, what: str, hint: str = "this takes no communication: each rank has all that it needs") -> Judge:
+    """Nothing is sent."""
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for rank, seen in enumerate(trial.seen):
+            if seen.calls:
+                return Verdict(False, f"rank {rank} called {seen.calls[0].op}", hint)
+        return Verdict(True)
+
+    return Judge(what, share, verdict, lambda seen: {"ops": sorted({call.op for call in seen.calls})})
+
+
+def by(
+    share: float,
+    what: str,
+    verdict: Callable[[Trial, Right], Verdict],
+    look: Look | None = None,
+    each_world: bool = False,
+    last: bool = False,
+) -> Judge:
+    """A judge of a task's own, where what to say has to be worked out from what the learner did."""
+    return Judge(what, share, verdict, look, each_world=each_world, last=last)

@@ -1,0 +1,343 @@
+"""Checks of exercise 03_zero: what comes out, what each rank sends and holds, and what happens when, on 2, 3 and 4 ranks."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from manyranks.grade import zero_looks as looks
+from manyranks.grade import zero_model as given
+from manyranks.grade.check import Task
+from manyranks.grade.judges import Right, Verdict, at_most, by, facts, sent, silent, values
+from manyranks.grade.trial import Trial, size
+from manyranks.grade.watch import Ready, Watch, tensor
+from manyranks.grade.zero_looks import UNIT, checked, made
+from manyranks.grade.zero_model import layers_of, loss_of, pieces
+from manyranks.measure.journal import Stopped
+
+_READY = Ready(
+    given=(*(f"{given.__name__}.{name}" for name in ("Sharded", "OneAtATime", "Unit")), f"{looks.__name__}.with_check"),
+    theirs=("torch.nn.parallel", *(f"torch.distributed.{name}" for name in ("fsdp", "optim", "tensor", "_composable"))),
+    hint="write it yourself, with dist.all_gather_single and dist.reduce_scatter_single",
+)
+_ADAMW = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-2, "weight_decay": 0.1}  # eps: that it matters how large gradients are
+_SGD = {"lr": 0.1, "momentum": 0.9}
+_SMALL, _UNIT_ROOM = 6144, 9216  # bytes of examples, numbers and counters; half of a unit
+_SCHEDULE = ("before_forward", "after_forward", "before_backward", "after_backward")
+
+# What several tasks have in common
+
+_NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
+_ABSENT = (
+    "a parameter was used whose memory had been given back: it must be gathered, and waited for, before its layer computes, "
+    "and into the same storage as before: autograd has saved that one"
+)
+_ALL_REDUCE = (
+    "an all-reduce gives every rank the whole sum, for twice the bytes: dist.reduce_scatter_single gives each its shard"
+)
+_SENT = {
+    "instead": {
+        "all_reduce": _ALL_REDUCE,
+        "broadcast": "one all-gather brings all shards at once; and all ranks begin with the same parameters",
+    },
+    "hint": "one reduce-scatter a gradient, padded to a multiple of N; one all-gather a parameter, of its shards",
+}
+_HELD = {"says": "it holds {got} {name}; {right} is enough", "unit": lambda count: size(round(count)), "grain": 4096}
+_TRAINS = values(0.2, "trains like one process on the whole batch", "^(parameter|shard)")
+_task = partial(
+    Task,
+    "03_zero",
+    a_class=True,
+    ready=_READY,
+    advice=(
+        (r"for \+=?: 'NoneType'|object has no attribute 'add_?'", "a shard's .grad may be None: then the mean takes its place"),
+        (r"IndexError.*\n.*chunk", "few elements make fewer chunks than N: pad with zeros to a multiple of N first"),
+        (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b", _NONE),
+        (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
+        (r"out of bounds for storage of size [1-9]", looks.BYTES),
+        (r"signal 11|SIGSEGV|exited with code -11|Segmentation|storage of size 0|no storage", _ABSENT),
+        (r"a leaf Variable that requires grad", "change parameters under torch.no_grad(), or give parameter.detach() away"),
+        (r"in wait: (assert|raise)\b", "wait() does nothing where nothing is on its way, also where the unit is free"),
+        (r"in start: (assert|raise)\b", "start() does nothing where the unit is whole or on its way"),
+        (r"in reduce: (assert|raise)\b", "reduce() works whether the unit is whole or free: a gradient needs no parameter"),
+    ),
+    guesses=(
+        (
+            r"(waits in|to its|called) reduce_scatter",
+            f"does one rank leave a call out? {_NONE}, in the same order on all ranks",
+        ),
+        (r"(waits in|to its|called) all_gather", "all ranks gather the same tensors in the same order: does one rank differ?"),
+    ),
+    methods=(
+        *((name, f"the training loop calls optimizer.{name}()") for name in ("step", "finish", "zero_grad")),
+        *((name, f"the schedule calls unit.{name}()") for name in UNIT),
+        *((name, f"the driver calls schedule.{name}(k)") for name in _SCHEDULE),
+    ),
+)
+
+# Tasks 1 and 2
+
+
+def _returned(name: str, function: Callable, argument: Tensor, *more) -> Tensor:
+    """What the learner's function makes of a copy. Raises Stopped where it is no tensor, or the copy is changed."""
+    result = tensor(function(mine := argument.clone(), *more), f"what {name} returned")
+    if not torch.equal(mine, argument):
+        raise Stopped(f"{name} has changed the tensor that it was given", "leave it as it is")
+    return result
+
+
+def _shard(case: str, function: Callable, watch: Watch) -> dict:
+    found = {name: _returned("shard", function, whole) for name, whole in given.tensors(watch.seed)}
+    watch.weigh(function)
+    piece = function(torch.ones(300, 101, **given.EXACT))
+    watch.weigh(function, piece)
+    return found | {"when only its piece is left": watch.held[1] - watch.held[0]}
+
+
+_VIEW = "a slice or a chunk is a view, and keeps the whole tensor's memory: clone() it"
+shard = _task(
+    "shard",
+    2,
+    _shard,
+    (
+        values(0.5, "returns the rank's piece", "^(?!when)", alone=True),
+        at_most(0.4, "keeps no more than the piece", "when", _VIEW, 1024, **_HELD),
+        silent(0.1, "sends nothing", "every rank has the whole tensor here: it takes its piece without asking anybody"),
+    ),
+    call="shard(tensor)",
+    a_class=False,
+    unexplained="a chunk has ceil(E / N) elements: flatten, pad with zeros to a multiple of N, and take chunk number rank",
+)
+
+
+def _gather(case: str, function: Callable, watch: Watch) -> dict:
+    cut = [(name, pieces(whole)[dist.get_rank()], whole.shape) for name, whole in given.tensors(watch.seed)]
+    return {name: _returned("gather", function, piece, shape) for name, piece, shape in cut}
+
+
+_FOR_GATHERS = "an all-reduce sends twice the bytes: dist.all_gather_single brings all shards at once"
+_ONCE = "one all-gather a tensor: each rank puts in its shard, and N shards come out"
+gather = _task(
+    "gather",
+    2,
+    _gather,
+    (
+        values(0.6, "returns the whole tensor"),
+        sent(0.4, "makes one all-gather of a shard", hint=_ONCE, instead=_SENT["instead"] | {"all_reduce": _FOR_GATHERS}),
+    ),
+    call="gather(shard_S, shape)",
+    a_class=False,
+    unexplained="all shards, rank 0's first; of these the first shape.numel() elements, in this shape",
+)
+
+# Tasks 3 and 4
+
+
+class Training(NamedTuple):
+    """batches: of each step, those of its backward passes; finishes: whether finish() is called after each."""
+
+    optimizer: str
+    settings: dict
+    batches: tuple[tuple[int, ...], ...]
+    finishes: bool = False
+
+    def __str__(self) -> str:
+        return f"in {len(self.batches)} steps of {self.optimizer}" + ", each of two backward passes" * self.finishes
+
+
+def _train(training: Training, kind, watch: Watch) -> dict:
+    model, found = layers_of(watch.seed), {}
+    watch.follow(model)
+
+    def held(when: str) -> None:
+        found[f"of optimizer states {when}"] = sum(states)
+        found[f"of whole gradients {when}"] = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+        watch.weigh(optimizer)
+        found[f"in all {when}"] = watch.held[-1]
+
+    with checked(kind), looks.state_bytes() as states:
+        name, methods = ("Stage2", ("step", "zero_grad", "finish")) if training.finishes else ("Stage1", ("step", "zero_grad"))
+        call, optimizer_class = f"{name}(params, optimizer_class, **kwargs)", getattr(torch.optim, training.optimizer)
+        optimizer = made(kind, _READY, call, methods, model.parameters(), optimizer_class, **training.settings)
+        for step, batches in enumerate(training.batches, 1):
+            for batch in batches:
+                loss = loss_of(model, batch, watch)
+                with watch.peak():
+                    watch.mark("backward")
+                    loss.backward()
+                if training.finishes:
+                    watch.mark("finish")
+                    optimizer.finish()
+                    watch.mark("finished")
+            if training.finishes:
+                held(f"after the backwards of step {step}")
+            states.clear()
+            watch.mark("step")
+            optimizer.step()
+            watch.mark("zero_grad")
+            optimizer.zero_grad()
+            held(f"after step {step}")
+    if training.finishes:
+        found["of gradients and copies in backward"] = looks.in_backward(model, watch.peak_bytes, _SMALL)
+        found["leaving"] = looks.leaving(watch.events, model)
+    looks.forget(watch)
+    return found | {f"parameter {name}": p for name, p in model.named_parameters()}
+
+
+_STATES = (
+    "after zero_grad() a rank needs the model, its shards and their states, and nothing else: give the optimizer shards, one "
+    "Parameter for each parameter that learns, and set the gradients of both to None"
+)
+stage1 = _task(
+    "Stage1",
+    5,
+    _train,
+    (
+        _TRAINS,
+        sent(0.13, "reduces each gradient and gathers each parameter once a step", **_SENT),
+        at_most(0.67, "holds optimizer states of its shards only", "^(of|in)", _STATES, _SMALL, **_HELD),
+    ),
+    cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", _SGD, ((2,), (1,)))),
+    call="Stage1(params, optimizer_class, **kwargs)",
+)
+
+
+def _order(trial: Trial, right: Right) -> Verdict:
+    every = [(rank, *seen.results["leaving"]) for rank, seen in enumerate(trial.seen)]
+    return next((Verdict(False, f"rank {rank}: {found}", hint) for rank, found, hint in every if found), Verdict(True))
+
+
+_GRADIENTS = (
+    "once a gradient has left, its shard is all that a rank keeps: set parameter.grad to None at once, not at the end of "
+    "backward, and keep no copy"
+)
+stage2 = _task(
+    "Stage2",
+    4,
+    _train,
+    (
+        _TRAINS,
+        sent(0.1, "reduces each gradient once a backward", **_SENT),
+        by(0.35, "reduces a gradient as soon as its turn comes", _order, lambda seen: {"found": seen.results["leaving"][0]}),
+        at_most(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS, _SMALL, **_HELD),
+    ),
+    cases=(Training("AdamW", _ADAMW, ((2, 3), (1, 5)), finishes=True),),
+    call="Stage2(params, optimizer_class, **kwargs)",
+)
+
+# Task 5
+
+
+def _unit(case: str, kind, watch: Watch) -> dict:
+    layers, found = layers_of(watch.seed), {}
+    before = [(name, p, p.shape) for name, p in layers.named_parameters()]
+    room = looks.enough(layers, watch)
+
+    def held(when: str) -> None:
+        storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for _, p, _ in before}
+        found[f"of whole parameters {when}"] = sum(storages.values())
+        watch.weigh(units)
+        found[f"in all {when}"] = watch.held[-1]
+
+    with checked(kind):
+        units = [made(kind, _READY, "Unit(module)", UNIT, layer) for layer in layers]
+        looks.unchanged(layers, before)
+        shards = looks.shards_of(units, layers)
+        held("when the units are made")
+        noted = [looks.Noted(unit, layer, watch) for unit, layer in zip(units, layers, strict=True)]
+        optimizer, model = torch.optim.AdamW(shards, **_ADAMW), given.Sharded(layers, given.FreesOneFirst(noted))
+        for step, batches in enumerate(((0,), (1, 2)), 1):
+            for batch in batches:
+                with watch.peak():
+                    loss = loss_of(layers, batch, watch, model)
+                    held(f"after forward {batch + 1}")
+                    loss.backward()
+                    model.finish()
+                held(f"after backward {batch + 1}")
+            optimizer.step()
+            optimizer.zero_grad()
+            held(f"after step {step}")
+        found["at one time"] = max(watch.peak_bytes, room - _UNIT_ROOM)
+        for (name, _, shape), mine in zip(before, shards, strict=True):
+            found[f"shard of {name}"] = mine[: max(0, shape.numel() - dist.get_rank() * len(mine))]  # without padding
+        for k, unit in enumerate(noted):
+            for method in ("wait", "start", "start", "wait", "wait", "start", "wait"):  # what is done already is not done again
+                getattr(unit, method)()
+            unit.is_there()
+            found |= {f"parameter {k}.{name}": p.detach().clone() for name, p in layers[k].named_parameters()}
+            unit.free()
+            unit.free()
+            unit.wait()
+    looks.unchanged(layers, before)
+    found["what is in the wrong method"] = looks.misplaced(watch.events)
+    looks.forget(watch)
+    return found
+
+
+_ASYNC = "start() issues the gathers, with async_op=True, and keeps what they return; wait() waits for it; reduce() reduces"
+_WHOLE = (
+    "free() takes the memory of whole parameters away, parameter.untyped_storage().resize_(0), after backward, too, and in the "
+    "beginning; reduce() drops whole gradients; and nothing of yours keeps a copy, or a view"
+)
+unit = _task(
+    "Unit",
+    4,
+    _unit,
+    (
+        _TRAINS,
+        sent(0.05, "gathers and reduces each parameter as often as it must", **_SENT),
+        facts(0.08, "starts to gather without waiting", "wrong method", _ASYNC),
+        at_most(0.67, "keeps nothing whole that is not needed", "^(of|in all|at one)", _WHOLE, _UNIT_ROOM, **_HELD),
+    ),
+    cases=("in two steps, the second of two backward passes",),
+    call="Unit(module)",
+    unexplained=_ABSENT,
+)
+
+# Task 6
+
+
+def _prefetch(case: str, kind, watch: Watch) -> dict:
+    layers = layers_of(watch.seed)
+    units = [given.Unit(k, layer, watch) for k, layer in enumerate(layers)]
+    shards = [shard for unit in units for shard in unit.shards]
+    optimizer = torch.optim.AdamW(shards, **_ADAMW)
+    model = given.Marked(layers, made(kind, _READY, "Prefetch(units)", _SCHEDULE, units), watch)
+    for batch in (0, 1):
+        loss_of(layers, batch, watch, model).backward()
+        model.finish()
+        watch.mark(f"step {batch + 1}")
+        optimizer.step()
+        optimizer.zero_grad()
+    found = looks.scheduled(watch.events, len(units))
+    for unit in units:
+        unit.free()  # nothing is under way any more
+    looks.forget(watch)
+    names = [f"shard of {name}" for name, _ in layers.named_parameters()]
+    return found | dict(zip(names, shards, strict=True))
+
+
+_NEXT = "start() and wait() for unit k before layer k computes, and start the next one, so that it comes while layer k computes"
+_TWO = (
+    "two at a time: the one that computes and the next one. after_forward(k) frees unit k, but for the last one; "
+    "after_backward(k) frees it when it is reduced"
+)
+prefetch = _task(
+    "Prefetch",
+    3,
+    _prefetch,
+    (
+        _TRAINS,
+        sent(0.13, "gathers no unit more often than it must", **_SENT),
+        facts(0.37, "has the next unit on its way while one computes", "^while", _NEXT),
+        facts(0.3, "has two units at a time, and no third", "^units", _TWO),
+    ),
+    cases=("in two steps",),
+    call="Prefetch(units)",
+    guesses=((r"(waits in|to its|called) (all_gather|reduce_scatter)", "does the schedule do something on one rank only?"),),
+    unexplained="does each layer compute with the parameters of this step? Gather its unit, wait for it, and free all units "
+    "before the optimizer steps: one that is still whole is not gathered again",
+)

@@ -1,0 +1,218 @@
+"""Why a run of a learner's function did not end well, in the learner's terms: who sent what, who waits, on which line."""
+
+import re
+from collections import defaultdict
+from typing import NamedTuple
+
+from manyranks.measure.journal import Entry, Frame, Stopped, to_itself
+from manyranks.measure.operators import POINT_TO_POINT
+from manyranks.world import cells
+from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
+
+Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which they were started
+
+_LATE = "the run was not over"
+_HELPER = "exchange"  # the notebook gives it: its own line says nothing
+_LIBRARY = (
+    "distributed_c10d.py",
+    "_ops.py",
+    "module.py",
+    "distributed.py",
+    "graph.py",
+    "c10d_logger.py",
+    "_tensor.py",
+    "contextlib.py",
+    "__init__.py",
+    "typing_extensions.py",
+    "<string>",  # what a dataclass makes
+)  # the innermost line where torch raises
+SAME_CHUNK = "do both mean the same chunk in this step?"
+RETURNED = "had returned"  # a rank's state
+_ALIKE = "all ranks must make the same calls in the same order"
+_FRAME = re.compile(r"^  (\S.*), in (\S+)$(?:\n    (.*))?", re.MULTILINE)  # source, where it is known
+_ASKS = re.compile(r"^waited in torch\.distributed's get_\w+ \((.*)\)$")
+_WAITED = re.compile(r"waited in (?P<what>(?P<op>\w+) #\d+ .*?(?:rank (?P<peer>\d+))?) \((?P<label>[^()]*)\)$")
+
+
+class Trouble(NamedTuple):
+    """problem: what happened; hung: nobody ends it; unwritten: the function that has no answer yet; deadlock: it hangs as ranks
+    wait, which is found long before the time is over."""
+
+    problem: str
+    hint: str
+    hung: bool = False
+    unwritten: str = ""
+    deadlock: bool = False
+
+
+def trouble(error: WorldError, notes: Notes) -> Trouble:
+    """What the error means."""
+    if isinstance(error, RankHung):
+        found = _hang(error, notes)
+        return found._replace(hung=True, deadlock=not found.problem.startswith(_LATE))
+    if isinstance(error, RankDied) and (found := clash(notes) or (error.exit_code < 0 and uneven(notes))):
+        return Trouble(*found)
+    if isinstance(error, RankFailed):
+        return _failure(error)
+    return Trouble(_first_line(error), "")
+
+
+def late(error: RankHung) -> bool:
+    """Whether the time was over, and the ranks did not just wait for each other."""
+    return f"{error}".startswith(_LATE)
+
+
+def clash(notes: Notes, also_smaller: bool = False) -> tuple[str, str] | None:
+    """The earliest message that is larger than the room its receiver made for it, and a hint.
+
+    also_smaller: also one that fills only a part, of which gloo says nothing.
+    """
+    sends, receives = _by_pair(notes, "send"), _by_pair(notes, "recv")
+    met = [(k, pair) for pair in sends for k in range(min(len(sends[pair]), len(receives[pair])))]
+    for number, who in sorted(met):
+        sent, room = sends[who][number], receives[who][number]
+        if sent.bytes > room.bytes or (also_smaller and sent.bytes < room.bytes):
+            return _clash(who, sent, room)
+    return None
+
+
+def _clash(who: tuple[int, int, int], sent: Entry, room: Entry) -> tuple[str, str]:
+    source, to, _ = who
+    alike = sent.dtype == room.dtype
+    there, here = ("", "") if alike else (f" of {sent.dtype}", f" of {room.dtype}")
+    problem = (
+        f"rank {source} sent {sent.elements:,} elements{there} ({sent.bytes:,} bytes), "
+        f"rank {to} made room for {room.elements:,}{here} ({room.bytes:,} bytes)"
+    )
+    question = SAME_CHUNK if alike else "give the room the dtype of what comes"
+    return problem, f"{question} ({_places({source: sent, to: room})})"
+
+
+def _places(calls: dict[int, Entry]) -> str:
+    """The ranks' lines; one alone where it is the same."""
+    places = {place(call.frames): rank for rank, call in calls.items()}
+    return next(iter(places)) if len(places) == 1 else "; ".join(f"rank {r}: {text}" for text, r in places.items())
+
+
+def uneven(notes: Notes) -> tuple[str, str] | None:
+    """The earliest collective of the whole world that is not the same on two ranks, and a hint.
+
+    gloo says nothing of it, or ends one of the processes.
+    """
+    calls = {rank: [entry for entry in entries if entry.op not in POINT_TO_POINT] for rank, entries in notes.items()}
+    for k in range(max(map(len, calls.values()), default=0)):
+        there = {rank: mine[k] for rank, mine in calls.items() if k < len(mine)}
+        first = min(there)
+        for rank, call in there.items():
+            if _kind(call) != _kind(there[first]):
+                problem = _unlike(k, first, there[first], rank, call)
+                return problem, f"{_ALIKE} ({_places({first: there[first], rank: call})})"
+    return None
+
+
+def _kind(call: Entry) -> tuple:
+    return call.op, None if call.sizes else call.bytes, call.peer
+
+
+def _unlike(number: int, one: int, first: Entry, other: int, second: Entry) -> str:
+    if (first.op, first.peer) == (second.op, second.peer):
+        return f"rank {one} gave {first.bytes:,} bytes to its {first.op} #{number}, rank {other} gave {second.bytes:,} bytes"
+    return f"rank {one} called {_described(first)} where rank {other} called {_described(second)}"
+
+
+def _described(call: Entry) -> str:
+    return f"{call.op} of {call.bytes:,} bytes" + ("" if call.peer is None else f" with root {call.peer}")
+
+
+def _by_pair(notes: Notes, op: str) -> dict[tuple, list[Entry]]:
+    """(source, destination, tag) -> the messages that were sent, or received, in order."""
+    found: dict[tuple, list[Entry]] = defaultdict(list)
+    for rank, entries in notes.items():
+        for entry in entries:
+            if entry.op == op and entry.peer is not None:
+                source, to = (rank, entry.peer) if op == "send" else (entry.peer, rank)
+                found[source, to, entry.tag].append(entry)
+    return found
+
+
+def place(frames: list[Frame]) -> str:
+    """The learner's line, past the helper: "cell 8, line 9, in ring_all_gather: exchange(…)"."""
+    return _sentence([(cells.label(frame[:2]), frame[2], cells.source_line(*frame[:2])) for frame in frames])
+
+
+def _sentence(steps: list[tuple[str, str, str]]) -> str:
+    """steps: label, function and source of each line, innermost first."""
+    theirs = [step for step in steps if not step[0].startswith(_LIBRARY)]
+    own = [step for step in theirs if step[1] != _HELPER] or theirs
+    if not own:
+        return ""
+    label, function, source = own[0]
+    text = f"{label}, in {function}" + (f": {source}" if source else "")
+    return text + (f"; called from {own[-1][0]}" if len(own) > 1 else "")
+
+
+def _failure(error: RankFailed) -> Trouble:
+    steps = [(label, function, source) for label, function, source in reversed(_FRAME.findall(error.traceback))]
+    where, exception = _sentence(steps), error.exception
+    if "_check_not_self_rank" in error.traceback:
+        exception = to_itself("send", error.rank)
+    if isinstance(exception, Stopped):
+        return Trouble(exception.what, exception.hint + (f" ({where})" if where else ""))
+    if isinstance(exception, NotImplementedError) and not exception.args and steps:  # torch's own have a text
+        return Trouble(_first_line(error), where, unwritten=steps[0][1])
+    return Trouble(_first_line(error), where)
+
+
+def _hang(error: RankHung, notes: Notes) -> Trouble:
+    problem = _first_line(error).partition("; World(")[0]
+    states = {rank: _ASKS.sub(r"was running \1", state) for rank, state in error.states.items()}  # these do not wait
+    if any(state.startswith("waited") for state in states.values()):
+        return Trouble(problem, _why(states, notes) or _who_waits(states, notes))
+    running = [state.removeprefix("was running ") for state in states.values() if state.startswith("was running ")]
+    if not running:
+        return Trouble(problem, "; ".join(f"rank {rank} {state}" for rank, state in states.items()))
+    return Trouble(problem, f"no rank waits for a message: a loop does not end ({running[0]})")
+
+
+def _why(states: dict[int, str], notes: Notes) -> str:
+    """Why a collective does not end, where ranks wait in one, as far as that is known."""
+    waits = [found["op"] for state in states.values() if (found := _WAITED.match(state))]
+    if set(waits) <= set(POINT_TO_POINT):
+        return ""
+    if found := uneven(notes):
+        return ": ".join(found)
+    return f"{_who_waits(states, notes)}; {_ALIKE}" if RETURNED in states.values() else ""
+
+
+def _who_waits(states: dict[int, str], notes: Notes) -> str:
+    """A sentence a rank; the line once, if it is the same for all that wait."""
+    waits = {rank: found for rank, state in states.items() if (found := _WAITED.match(state))}
+    places = {rank: _place_of(found, notes[rank]) for rank, found in waits.items()}
+    same = len(places) > 1 == len(set(places.values()))
+    sentences = []
+    for rank, state in states.items():
+        if found := waits.get(rank):
+            sentences.append(f"rank {rank} waits in {found['what']}" + ("" if same else f" ({places[rank]})"))
+        else:
+            now = state.replace("had ", "has ").replace("was ", "is ").replace("waited ", "waits ")
+            sentences.append(f"rank {rank} {now}" + (": does a loop not end?" if state.startswith("was running") else ""))
+    return "; ".join(sentences) + (f" ({next(iter(places.values()))})" if same else "")
+
+
+def _place_of(found: re.Match, entries: list[Entry]) -> str:
+    """Of the wait, the learner's line as far as it is known."""
+    peer = None if found["peer"] is None else int(found["peer"])
+    mine = [entry for entry in entries if entry.op == found["op"] and peer in (None, entry.peer)]
+    return place(mine[-1].frames) if mine else found["label"]
+
+
+def _first_line(error: BaseException) -> str:
+    return text(error).splitlines()[0]
+
+
+def text(error: BaseException) -> str:
+    """The error's text; its name where it has none."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # its __str__ raises
+        return type(error).__name__

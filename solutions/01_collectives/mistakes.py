@@ -1,0 +1,684 @@
+"""Answers to 01_collectives: what is right, and the mistakes that are made."""
+
+import torch
+import torch.distributed as dist
+
+from manyranks.grade.answers import mistake, right
+from manyranks.parallel import collectives
+
+ALL = (2, 3, 4)  # ranks: some mistakes show on 2 only, others on 4 only
+
+
+HINT_0 = "work on a copy: chunks of torch.tensor_split are views of the input"
+HINT_1 = "each chunk is one place off: check which chunk rank r sends first and which it holds at the end"
+HINT_2 = "this ring runs upwards: rank 0 sent to rank 1; here rank r sends to r − 1"
+HINT_3 = "do both mean the same chunk in this step?"
+HINT_4 = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
+HINT_5 = "every message is the whole tensor: cut it with torch.tensor_split and send one chunk at a time"
+HINT_6 = "write it yourself, with dist.send, recv, isend, irecv or batch_isend_irecv"
+
+
+def me() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def exchange(outgoing, to, incoming, source):
+    for message in [dist.isend(outgoing.contiguous(), to), dist.irecv(incoming, source)]:
+        message.wait()
+
+
+def reduce_ring(chunks, first=1, steps=None, up=False, adds=True):
+    """A ring over chunks: what is right, with the knobs that learners turn the wrong way."""
+    (rank, n), sign = me(), 1 if up else -1
+    for step in range(n - 1 if steps is None else steps(n)):
+        mine, target = chunks[(rank - sign * (step + first)) % n], chunks[(rank - sign * (step + first + 1)) % n]
+        coming = torch.empty_like(target)
+        exchange(mine, (rank + sign) % n, coming, (rank - sign) % n)
+        target.copy_(target + coming if adds else coming)
+
+
+def gather_ring(chunks, steps=None, up=False):
+    reduce_ring(chunks, 0, steps, up, adds=False)
+
+
+def sum_of_whole_tensors(x):
+    (rank, n), total, passing = me(), x.clone(), x.clone()
+    for _ in range(n - 1):
+        coming = torch.empty_like(x)
+        exchange(passing, (rank - 1) % n, coming, (rank + 1) % n)
+        total, passing = total + coming, coming
+    return total
+
+
+def placed(shard, elements):
+    whole = torch.zeros(elements, dtype=shard.dtype)
+    whole.tensor_split(me()[1])[me()[0]].copy_(shard)
+    return whole
+
+
+@right("tree_broadcast")
+def right_broadcast(x, root):
+    return far_first(x.clone(), root)
+
+
+@right("ring_all_gather")
+def right_gather(shard, elements):
+    whole = placed(shard, elements)
+    gather_ring(whole.tensor_split(me()[1]))
+    return whole
+
+
+@right("ring_reduce_scatter")
+def right_scatter(x):
+    chunks = x.clone().tensor_split(me()[1])
+    reduce_ring(chunks)
+    return chunks[me()[0]].clone()
+
+
+@right("ring_all_reduce")
+def right_reduce(x):
+    return two_rings(x) / me()[1]
+
+
+@right("pairwise_all_to_all")
+def right_swap(x):
+    (rank, n), chunks = me(), x.tensor_split(me()[1])
+    out = [chunks[rank].clone() for _ in range(n)]
+    for k in range(1, n):
+        to, source = (rank + k) % n, (rank - k) % n
+        exchange(chunks[to], to, out[source], source)
+    return torch.cat(out)
+
+
+# mistakes: broadcast
+
+
+def far_first(out, root, place=None, last=1):
+    """The right tree, with the knobs that learners turn the wrong way."""
+    rank, n = me()
+    place = (rank - root) % n if place is None else place
+    distance = 2 ** (n - 1).bit_length() // 2
+    while distance >= last:
+        if place % (2 * distance) == 0 and place + distance < n:
+            dist.send(out, (rank + distance) % n)
+        elif place % (2 * distance) == distance:
+            dist.recv(out, (rank - distance) % n)
+        distance //= 2
+    return out
+
+
+@mistake(
+    "tree_broadcast",
+    "this tree sends near first: here the root sends to the farthest place first, and distances halve",
+    on=ALL,
+    points=1.8,
+)
+def broadcast_near_first_as_in_the_chapter(x, root):
+    (rank, n), distance, out = me(), 1, x.clone()
+    while distance < n:
+        place = (rank - root) % n
+        if place < distance and place + distance < n:
+            dist.send(out, (rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            dist.recv(out, (rank - distance) % n)
+        distance *= 2
+    return out
+
+
+@mistake(
+    "tree_broadcast",
+    "far more than a right answer needs: does the loop end?",
+    says="far more than a right answer needs: does the loop end?",
+    on=ALL,
+    points=0.0,
+)
+def broadcast_that_does_not_halve(x, root):
+    (rank, n), out = me(), x.clone()
+    place, distance = (rank - root) % n, n // 2
+    while distance >= 1:
+        if place % (2 * distance) == 0 and place + distance < n:
+            dist.send(out, (rank + distance) % n)
+        elif place % (2 * distance) == distance:
+            dist.recv(out, (rank - distance) % n)
+    return out
+
+
+@mistake("tree_broadcast", "a round is missing: there are ⌈log₂ N⌉, and the last one has distance 1", on=ALL, points=0.0)
+def broadcast_one_round_too_few(x, root):
+    return far_first(x.clone(), root, last=2)
+
+
+@mistake("tree_broadcast", "", says="right is no rank", on=ALL, points=0.0)
+def broadcast_with_places_that_are_ranks(x, root):
+    return far_first(x.clone(), root, place=me()[0])
+
+
+@mistake("tree_broadcast", "copy instead of sending", says="sends to itself", on=ALL, points=0.0)
+def broadcast_to_all_and_itself(x, root):
+    (rank, n), out = me(), x.clone()
+    for other in range(n):
+        if rank in (root, other):
+            _ = dist.send(out, other) if rank == root else dist.recv(out, root)
+    return out
+
+
+@mistake("tree_broadcast", "the other ranks still have their own x: each must return what it received", on=ALL, points=0.0)
+def broadcast_nothing(x, root):
+    return x.clone()
+
+
+@mistake("tree_broadcast", "each rank that has the tensor passes it on, not the root alone", on=ALL, points=1.8)
+def broadcast_by_the_root_alone(x, root):
+    (rank, n), out = me(), x.clone()
+    for other in range(n):
+        if other != root and rank in (root, other):
+            _ = dist.send(out, other) if rank == root else dist.recv(out, root)
+    return out
+
+
+@mistake("tree_broadcast", "that is rank 0's x: the root may be another rank", on=ALL, points=0.0)
+def broadcast_from_rank_0(x, root):
+    return far_first(x.clone(), 0)
+
+
+@mistake("tree_broadcast", HINT_0, on=ALL, points=2.7)
+def broadcast_in_place(x, root):
+    return far_first(x, root)
+
+
+@mistake(
+    "tree_broadcast",
+    "in the round of distance d, each place that is a multiple of 2d sends to place + d, where that exists",
+    on=ALL,
+    points=1.8,
+)
+def broadcast_down_a_chain(x, root):
+    (rank, n), out = me(), x.clone()
+    place = (rank - root) % n
+    if place > 0:
+        dist.recv(out, (rank - 1) % n)
+    if place < n - 1:
+        dist.send(out, (rank + 1) % n)
+    return out
+
+
+@mistake("tree_broadcast", "", says="rank 0 called broadcast", on=ALL, points=0.0)
+def broadcast_by_the_backend(x, root):
+    out = x.clone()
+    dist.broadcast(out, root)
+    return out
+
+
+@mistake(
+    "tree_broadcast",
+    "rank 0 waits in recv #0 of 56 bytes from rank 1; rank 1 waits in recv #0 of 56 bytes from rank 0",
+    on=ALL,
+    points=0.0,
+)
+def broadcast_where_all_receive_first(x, root):
+    (rank, n), out = me(), x.clone()
+    dist.recv(out, (rank - 1) % n)
+    dist.send(out, (rank + 1) % n)
+    return out
+
+
+# mistakes: all_gather
+
+
+@mistake("ring_all_gather", "that is the rank's own shard: the other shards are missing", on=ALL, points=0.0)
+def gather_nothing(shard, elements):
+    return shard.clone()
+
+
+@mistake("ring_all_gather", "only the rank's own shard is in its place: no other one was received", on=ALL, points=0.0)
+def gather_own_shard(shard, elements):
+    return placed(shard, elements)
+
+
+@mistake("ring_all_gather", "the last shard is missing: a ring of N ranks has N − 1 steps", on=ALL, points=0.0)
+def gather_one_step_too_few(shard, elements):
+    whole = placed(shard, elements)
+    gather_ring(whole.tensor_split(me()[1]), steps=lambda n: n - 2)
+    return whole
+
+
+@mistake("ring_all_gather", "3 messages are needed, not 4: too many steps", on=ALL, points=2.4)
+def gather_one_step_too_many(shard, elements):
+    whole = placed(shard, elements)
+    gather_ring(whole.tensor_split(me()[1]), steps=lambda n: n)
+    return whole
+
+
+def shards_as_they_come(shard, elements):
+    (rank, n), kept = me(), [shard]
+    sizes = [len(chunk) for chunk in torch.empty(elements).tensor_split(n)]
+    for step in range(n - 1):
+        coming = torch.empty(sizes[(rank + step + 1) % n], dtype=shard.dtype)
+        exchange(kept[-1], (rank - 1) % n, coming, (rank + 1) % n)
+        kept.append(coming)
+    return kept
+
+
+@mistake("ring_all_gather", "the shards stand in the order of their arrival; shard r belongs at place r", on=ALL, points=1.6)
+def gather_in_the_order_of_arrival(shard, elements):
+    return torch.cat(shards_as_they_come(shard, elements))
+
+
+@mistake("ring_all_gather", HINT_1, on=ALL, points=1.6)
+def gather_one_place_off(shard, elements):
+    (rank, n), kept = me(), shards_as_they_come(shard, elements)
+    return torch.cat([kept[(place - rank + 1) % n] for place in range(n)])
+
+
+@mistake("ring_all_gather", HINT_2, on=ALL, points=2.4)
+def gather_upwards_as_in_the_chapter(shard, elements):
+    whole = placed(shard, elements)
+    gather_ring(whole.tensor_split(me()[1]), up=True)
+    return whole
+
+
+@mistake("ring_all_gather", HINT_3, on=ALL, points=0.8)
+def gather_its_own_shard_in_every_step(shard, elements):
+    (rank, n), whole = me(), placed(shard, elements)
+    for step in range(n - 1):
+        exchange(shard, (rank - 1) % n, whole.tensor_split(n)[(rank + step + 1) % n], (rank + 1) % n)
+    return whole
+
+
+@mistake("ring_all_gather", "right shape, wrong dtype: take dtype=shard.dtype", on=ALL, points=0.6)
+def gather_into_the_default_dtype(shard, elements):
+    whole = torch.empty(elements)
+    chunks = whole.tensor_split(me()[1])
+    chunks[me()[0]].copy_(shard)
+    gather_ring(chunks)
+    return whole
+
+
+@mistake("ring_all_gather", "the rank's own shard is missing: copy it to place r", on=ALL, points=1.6)
+def gather_without_its_own_shard(shard, elements):
+    whole = placed(shard, elements)
+    gather_ring(whole.tensor_split(me()[1]))
+    whole.tensor_split(me()[1])[me()[0]].fill_(-1)
+    return whole
+
+
+@mistake("ring_all_gather", HINT_4, on=ALL, points=1.6)
+def gather_into_chunks_of_torch_chunk(shard, elements):
+    whole = torch.empty(elements, dtype=shard.dtype)
+    chunks = whole.chunk(me()[1])
+    chunks[me()[0]].copy_(shard)
+    gather_ring(chunks)
+    return whole
+
+
+@mistake(
+    "ring_all_gather",
+    "isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it",
+    on=ALL,
+    points=1.0,
+)
+def gather_that_does_not_wait(shard, elements):
+    (rank, n), whole = me(), placed(shard, elements)
+    chunks = whole.tensor_split(n)
+    for step in range(n - 1):
+        dist.isend(chunks[(rank + step) % n], (rank - 1) % n)
+        dist.irecv(chunks[(rank + step + 1) % n], (rank + 1) % n)
+    return whole
+
+
+@mistake(
+    "ring_all_gather",
+    "rank 0 waits in send #0 of 32 bytes to rank 1; rank 1 waits in send #0 of 24 bytes to rank 0",
+    on=ALL,
+    points=0.0,
+)
+def gather_where_all_send_first(shard, elements):
+    (rank, n), whole = me(), placed(shard, elements)
+    chunks = whole.tensor_split(n)
+    for step in range(n - 1):
+        dist.send(chunks[(rank + step) % n], (rank - 1) % n)
+        dist.recv(chunks[(rank + step + 1) % n], (rank + 1) % n)
+    return whole
+
+
+@mistake("ring_all_gather", "in this ring, rank r sends to rank r − 1 only, modulo N", on=ALL, points=2.4)
+def gather_by_everyone_to_everyone(shard, elements):
+    (rank, n), whole = me(), placed(shard, elements)
+    for k in range(1, n):
+        exchange(shard, (rank + k) % n, whole.tensor_split(n)[(rank - k) % n], (rank - k) % n)
+    return whole
+
+
+@mistake("ring_all_gather", HINT_5, on=ALL, points=3.0)
+def gather_with_whole_tensors(shard, elements):
+    return sum_of_whole_tensors(placed(shard, elements))
+
+
+@mistake("ring_all_gather", "", says="work on a copy: chunks of torch.tensor_split are views of the input", on=ALL, points=3.6)
+def gather_and_clear_the_input(shard, elements):
+    whole = placed(shard, elements)
+    gather_ring(whole.tensor_split(me()[1]))
+    shard.zero_()
+    return whole
+
+
+@mistake("ring_all_gather", "", says="right on 2 ranks only", on=ALL, points=0.8)
+def gather_that_passes_nothing_on(shard, elements):
+    (rank, n), whole = me(), placed(shard, elements)
+    exchange(shard, (rank - 1) % n, whole.tensor_split(n)[(rank + 1) % n], (rank + 1) % n)
+    return whole
+
+
+# mistakes: reduce_scatter
+
+
+@mistake("ring_reduce_scatter", "that is the rank's own chunk: nothing was added to it", on=ALL, points=0.0)
+def scatter_own_chunk(x):
+    return x.tensor_split(me()[1])[me()[0]].clone()
+
+
+def scatter(x, **wrong):
+    chunks = x.clone().tensor_split(me()[1])
+    reduce_ring(chunks, **wrong)
+    return chunks[me()[0]].clone()
+
+
+@mistake("ring_reduce_scatter", "that is the mean: a reduce-scatter here sums", on=ALL, points=2.0)
+def scatter_the_mean(x):
+    out = scatter(x)
+    return out / me()[1] if out.is_floating_point() else out
+
+
+@mistake(
+    "ring_reduce_scatter", "", says="every message is the whole tensor: cut it with torch.tensor_split", on=ALL, points=3.75
+)
+def scatter_whole_tensors(x):
+    return sum_of_whole_tensors(x).tensor_split(me()[1])[me()[0]].clone()
+
+
+@mistake("ring_reduce_scatter", "that is the whole sum: return only the rank's chunk of it", on=ALL, points=0.75)
+def scatter_that_returns_the_sum(x):
+    return sum_of_whole_tensors(x)
+
+
+@mistake("ring_reduce_scatter", HINT_2, on=ALL, points=4.25)
+def scatter_upwards_as_in_the_chapter(x):
+    return scatter(x, up=True)
+
+
+@mistake("ring_reduce_scatter", HINT_1, on=ALL, points=0.75)
+def scatter_one_chunk_off(x):
+    chunks = x.clone().tensor_split(me()[1])
+    reduce_ring(chunks, first=0)
+    return chunks[(me()[0] - 1) % me()[1]].clone()
+
+
+@mistake("ring_reduce_scatter", "one term is missing: a ring of N ranks has N − 1 steps", on=ALL, points=0.0)
+def scatter_one_step_too_few(x):
+    (rank, n), chunks = me(), x.clone().tensor_split(me()[1])
+    for step in range(1, n - 1):
+        coming = torch.empty_like(chunks[(rank + step + 2) % n])
+        exchange(chunks[(rank + step + 1) % n], (rank - 1) % n, coming, (rank + 1) % n)
+        chunks[(rank + step + 2) % n].add_(coming)
+    return chunks[rank].clone()
+
+
+@mistake("ring_reduce_scatter", "what comes must be added to the rank's own terms, not replace them", on=ALL, points=2.0)
+def scatter_that_replaces(x):
+    return scatter(x, adds=False)
+
+
+@mistake("ring_reduce_scatter", HINT_0, on=ALL, points=4.5)
+def scatter_in_place(x):
+    chunks = x.tensor_split(me()[1])
+    reduce_ring(chunks)
+    return chunks[me()[0]]
+
+
+@mistake("ring_reduce_scatter", "", says="right on 2 ranks only", on=ALL, points=1.0)
+def scatter_for_two(x):
+    return scatter(x, steps=lambda n: 1)
+
+
+@mistake("ring_reduce_scatter", "", says="the result is a tuple", on=ALL, points=2.0)
+def scatter_that_returns_all_chunks(x):
+    chunks = x.clone().tensor_split(me()[1])
+    reduce_ring(chunks)
+    return chunks
+
+
+@mistake("ring_reduce_scatter", HINT_3, on=ALL, points=0.0)
+def scatter_that_sends_another_chunk_than_it_receives(x):
+    (rank, n), chunks = me(), x.clone().tensor_split(me()[1])
+    for step in range(n - 1):
+        coming = torch.empty_like(chunks[(rank + step + 2) % n])
+        exchange(chunks[(rank + step) % n], (rank - 1) % n, coming, (rank + 1) % n)
+        chunks[(rank + step + 2) % n].add_(coming)
+    return chunks[rank].clone()
+
+
+@mistake("ring_reduce_scatter", "the rank's own terms are missing: add what comes to the rank's own chunk", on=ALL, points=2.0)
+def scatter_without_its_own_terms(x):
+    (rank, n), out = me(), scatter(x)
+    return out - x.tensor_split(n)[rank]
+
+
+@mistake("ring_reduce_scatter", HINT_4, on=ALL, points=2.0)
+def scatter_chunks_of_torch_chunk(x):
+    chunks = x.clone().chunk(me()[1])
+    reduce_ring(chunks)
+    return chunks[me()[0]].clone()
+
+
+# mistakes: all_reduce
+
+
+@mistake("ring_all_reduce", "that is the rank's own x: nothing was added to it", on=ALL, points=0.0)
+def reduce_nothing(x):
+    return x.clone()
+
+
+@mistake("ring_all_reduce", "that is the rank's own x / N: nothing was added to it", on=ALL, points=0.0)
+def reduce_own_tensor(x):
+    return x / me()[1]
+
+
+def two_rings(x, up=False):
+    out = x.clone()
+    chunks = out.tensor_split(me()[1])
+    reduce_ring(chunks, up=up)
+    gather_ring(chunks, up=up)
+    return out
+
+
+@mistake("ring_all_reduce", "that is the sum: the mean is asked for, so divide by N", on=ALL, points=1.6)
+def reduce_to_the_sum(x):
+    return two_rings(x)
+
+
+@mistake("ring_all_reduce", "that is divided by N twice", on=ALL, points=1.6)
+def reduce_and_divide_twice(x):
+    return two_rings(x / me()[1]) / me()[1]
+
+
+@mistake("ring_all_reduce", HINT_5, on=ALL, points=2.4)
+def reduce_whole_tensors(x):
+    return sum_of_whole_tensors(x) / me()[1]
+
+
+@mistake("ring_all_reduce", "only the rank's own chunk is summed: the all-gather is missing", on=ALL, points=0.0)
+def reduce_without_the_gather(x):
+    chunks = x.clone().tensor_split(me()[1])
+    reduce_ring(chunks)
+    return placed(chunks[me()[0]] / me()[1], len(x))
+
+
+@mistake("ring_all_reduce", HINT_2, on=ALL, points=2.4)
+def reduce_upwards_as_in_the_chapter(x):
+    return two_rings(x, up=True) / me()[1]
+
+
+@mistake("ring_all_reduce", "", says="right on 2 ranks only", on=ALL, points=1.6)
+def reduce_and_divide_by_two(x):
+    return two_rings(x) / 2
+
+
+@mistake("ring_all_reduce", "that is rounded down: divide with /, not with //", on=ALL, points=1.6)
+def reduce_and_round_down(x):
+    return two_rings(x) // me()[1]
+
+
+@mistake("ring_all_reduce", "the rank's own chunk is missing: the all-gather must put it in its place", on=ALL, points=1.6)
+def reduce_and_forget_its_own_chunk(x):
+    out = two_rings(x) / me()[1]
+    out.tensor_split(me()[1])[me()[0]].zero_()
+    return out
+
+
+def ring_reduce_scatter(x):
+    raise NotImplementedError  # your code here
+
+
+@mistake(
+    "ring_all_reduce",
+    "this answer calls ring_reduce_scatter: write that one first",
+    says="ring_reduce_scatter is not written yet",
+    on=ALL,
+    points=0.0,
+)
+def reduce_with_a_reduce_scatter_to_be_written(x):
+    return ring_reduce_scatter(x) / me()[1]
+
+
+# mistakes: all_to_all
+
+
+def received(x, place=lambda rank, k, n: (rank - k) % n, own=True):
+    """What a rank gets, chunk by chunk. place: where that of step k goes; own: whether its own is kept."""
+    (rank, n), chunks = me(), x.tensor_split(me()[1])
+    out = [torch.zeros_like(chunks[rank]) for _ in range(n)]
+    out[place(rank, 0, n)] = chunks[rank].clone() if own else out[rank]
+    for k in range(1, n):
+        to, source = (rank + k) % n, (rank - k) % n
+        exchange(chunks[to], to, out[place(rank, k, n)], source)
+    return torch.cat(out)
+
+
+@mistake("pairwise_all_to_all", "that is the rank's own x: nothing was exchanged", on=ALL, points=0.0)
+def swap_nothing(x):
+    return x.clone()
+
+
+@mistake("pairwise_all_to_all", "every rank has chunk r of all ranks, but in the order of their arrival", on=ALL, points=1.6)
+def swap_in_the_order_of_arrival(x):
+    return received(x, place=lambda rank, k, n: k)
+
+
+@mistake("pairwise_all_to_all", "the chunks stand in reverse order: that of rank 0 comes first", on=ALL, points=1.6)
+def swap_in_reverse_order(x):
+    return received(x, place=lambda rank, k, n: n - 1 - (rank - k) % n)
+
+
+@mistake("pairwise_all_to_all", "the rank's own chunk is missing: it stays, and belongs at place r", on=ALL, points=1.6)
+def swap_without_its_own(x):
+    return received(x, own=False)
+
+
+@mistake(
+    "pairwise_all_to_all", "that is every rank's own chunk, an all-gather: rank s sends chunk r to rank r", on=ALL, points=0.6
+)
+def swap_own_chunk_with_all(x):
+    (rank, n), chunks = me(), x.tensor_split(me()[1])
+    out = [chunk.clone() for chunk in chunks]
+    for k in range(1, n):
+        exchange(chunks[rank], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
+    return torch.cat(out)
+
+
+@mistake("pairwise_all_to_all", HINT_5, on=ALL, points=3.0)
+def swap_whole_tensors(x):
+    (rank, n), out = me(), [x.tensor_split(me()[1])[me()[0]]] * me()[1]
+    for k in range(1, n):
+        exchange(x, (rank + k) % n, coming := torch.empty_like(x), (rank - k) % n)
+        out[(rank - k) % n] = coming.tensor_split(n)[rank]
+    return torch.cat(out)
+
+
+@mistake("pairwise_all_to_all", "each chunk goes straight to the rank it is meant for, in one message", on=ALL, points=2.4)
+def swap_round_a_ring(x):
+    (rank, n), passing = me(), x.clone()
+    out = [x.tensor_split(n)[rank]] * n
+    for k in range(1, n):
+        coming = torch.empty_like(x)
+        exchange(passing, (rank + 1) % n, coming, (rank - 1) % n)
+        passing, out[(rank - k) % n] = coming, coming.tensor_split(n)[rank]
+    return torch.cat(out)
+
+
+@mistake(
+    "pairwise_all_to_all", "", says="work on a copy: chunks of torch.tensor_split are views of the input", on=ALL, points=3.6
+)
+def swap_and_clear_the_input(x):
+    out = received(x)
+    x.zero_()
+    return out
+
+
+@mistake("pairwise_all_to_all", "", says="right on 2 ranks only", on=ALL, points=0.8)
+def swap_with_one_rank(x):
+    (rank, n), chunks = me(), x.tensor_split(me()[1])
+    out = [chunks[rank].clone() for _ in range(n)]
+    exchange(chunks[(rank + 1) % n], (rank + 1) % n, out[(rank - 1) % n], (rank - 1) % n)
+    return torch.cat(out)
+
+
+@mistake("pairwise_all_to_all", HINT_4, on=ALL, points=1.6)
+def swap_chunks_of_torch_chunk(x):
+    (rank, n), chunks = me(), x.chunk(me()[1])
+    out = [chunks[rank].clone() for _ in range(n)]
+    for k in range(1, n):
+        exchange(chunks[(rank + k) % n], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
+    return torch.cat(out)
+
+
+@mistake(
+    "pairwise_all_to_all",
+    "every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one",
+    says="hint: every chunk that a rank receives is as long as its own chunk, chunk r: make the room like",
+    on=ALL,
+    points=0.0,
+)
+def swap_with_room_like_the_senders_chunk(x):
+    (rank, n), chunks = me(), x.tensor_split(me()[1])
+    out = [torch.empty_like(chunks[source]) for source in range(n)]
+    out[rank] = chunks[rank].clone()
+    for k in range(1, n):
+        exchange(chunks[(rank + k) % n], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
+    return torch.cat(out)
+
+
+# mistakes: collectives_ready
+
+
+@mistake(
+    "ring_all_gather",
+    HINT_6,
+    says="manyranks.parallel.collectives.ring_all_gather is not allowed",
+    on=ALL,
+    points=0.0,
+)
+def gather_by_the_chapter(shard, elements):
+    return collectives.ring_all_gather(shard, elements=elements)
+
+
+@mistake(
+    "ring_all_reduce",
+    HINT_6,
+    says="manyranks.parallel.collectives.ring_reduce_scatter is not allowed",
+    on=ALL,
+    points=0.0,
+)
+def reduce_by_an_inner_module_that_it_imports(x):
+    from manyranks.parallel.collectives.ring import ring_all_gather, ring_reduce_scatter
+
+    return ring_all_gather(ring_reduce_scatter(x) / me()[1], elements=len(x))

@@ -1,0 +1,86 @@
+"""One exercise: its solution gets all points, what learners get none, and each answer what its author says of it.
+
+Each file in tests/grading/answers/ imports all of this, and has the name of its exercise: so workers share the exercises.
+"""
+
+from functools import cache
+
+import pytest
+
+from manyranks.grade import answers
+from manyranks.grade.answers import MISTAKE, RIGHT, Answer
+from manyranks.grade.check import shipped
+from manyranks.grade.trial import fact, same
+from tests.grading import records
+from tests.grading.exercise import Exercise
+
+FEWEST = 4  # mistakes of a task
+
+
+@cache
+def of_task(exercise: str, task: str) -> list[Answer]:
+    return [answer for answer in records.answers_of(exercise) if answer.task == task]
+
+
+@cache
+def definitions(exercise: str, folder: str) -> dict:
+    """What the cells of its notebook define."""
+    return Exercise(exercise).definitions(folder)
+
+
+def pytest_generate_tests(metafunc) -> None:
+    """Of the exercise that the file is called like. `make test` runs two mistakes of each task, `make test-all` all answers."""
+    exercise = metafunc.module.__name__.rpartition("test_")[2]
+    tasks = records.tasks(exercise)
+    if "answer" in metafunc.fixturenames:
+        params = [
+            pytest.param(exercise, answer, id=f"{answer.task}-{answer.name}", marks=[] if kept else pytest.mark.whole)
+            for task in tasks
+            for answer, kept in _kept(of_task(exercise, task))
+        ]
+        metafunc.parametrize(("exercise", "answer"), params)
+    else:
+        metafunc.parametrize(("exercise", "task"), [(exercise, task) for task in tasks], ids=list(tasks))
+
+
+def _kept(own: list[Answer]) -> list[tuple[Answer, bool]]:
+    """Each with whether it belongs to every run: the task's first mistake that has a sentence, and its last one."""
+    mistakes = [answer for answer in own if answer.kind == MISTAKE]
+    first = next((answer for answer in mistakes if answer.hint), None)
+    return [(answer, answer is first or answer is mistakes[-1]) for answer in own]
+
+
+def test_the_solution_gets_all_points(exercise, task, shared_ranks):
+    report = records.tasks(exercise)[task](definitions(exercise, "solutions")[task])
+    assert (report.passed, report.points) == (True, report.out_of), report
+
+
+def test_what_learners_get_is_not_written_yet(exercise, task, shared_ranks):
+    report = records.tasks(exercise)[task](definitions(exercise, "exercises")[task])
+    assert (report.passed, report.points) == (False, 0), report
+    assert "not written yet" in repr(report)
+
+
+def test_an_answer_is_judged_as_its_author_says(exercise, answer, shared_ranks):
+    narrow, done = answers.tried(records.tasks(exercise)[answer.task], answer)
+    record = shipped(exercise)[answer.task]
+    report = answers.reported(narrow, answer, done, record)
+    assert not (why := records.problem(answer, report)), f"{why}\n{report}"
+    if answer.kind == MISTAKE and answer.hint:
+        stored = next(one for one in record.mistakes if one.name == answer.name)
+        made = answers.mistake_of(narrow, answer, done, record)
+        assert (made.hint, made.troubles) == (stored.hint, stored.troubles)
+        assert same(fact(made.changed), fact(stored.changed)), "`make exercises` would store something else"
+    if answer.kind == RIGHT:
+        for one in done:
+            for seen, stored in zip(one.seen, record.right[one.key], strict=True):
+                assert same(fact(seen.results), fact(stored.results)), "`make exercises` would store something else"
+
+
+def test_it_has_one_right_answer_and_some_mistakes_and_all_that_is_stored_is_theirs(exercise, task):
+    own = of_task(exercise, task)
+    mistakes = [answer for answer in own if answer.kind == MISTAKE]
+    assert [answer.kind for answer in own].count(RIGHT) == 1
+    assert len(mistakes) >= FEWEST
+    assert len({answer.name for answer in own}) == len(own)
+    assert [one.name for one in shipped(exercise)[task].mistakes] == [answer.name for answer in mistakes if answer.hint]

@@ -1,0 +1,100 @@
+"""Runs solutions/*/mistakes.py and writes grade/data/*.json, as `make exercises` does.
+
+python -m tests.grading.records 05_pipeline            writes one exercise's records, and says what is not as it should be
+python -m tests.grading.records 05_pipeline Assigns    shows the report of one answer, and writes nothing
+"""
+
+import sys
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from manyranks import grade
+from manyranks.grade import answers
+from manyranks.grade.answers import ALSO, MISTAKE, Answer, dumped
+from manyranks.grade.check import FOLDER, Record, Report, Task, loaded, shipped
+from manyranks.grade.trial import Trial
+from tests.conftest import ROOT
+
+
+class Ran(NamedTuple):
+    """An answer's runs. task: on their worlds."""
+
+    task: Task
+    done: list[Trial]
+    seconds: float
+
+
+def exercises() -> list[str]:
+    """Those that have mistakes."""
+    return sorted(file.parent.name for file in (ROOT / "solutions").glob("*/mistakes.py"))
+
+
+def tasks(exercise: str) -> dict[str, Task]:
+    """Name -> task, in the order of the exercise's module."""
+    found = {}
+    for name in grade.__all__:
+        module = getattr(grade, name)
+        if hasattr(module, "__name__"):
+            found |= {task.name: task for task in answers.tasks_of(module).values() if task.exercise == exercise}
+    return found
+
+
+def answers_of(exercise: str) -> list[Answer]:
+    return answers.answers(ROOT / "solutions" / exercise / "mistakes.py")
+
+
+def ran(exercise: str, names: Collection[str] = ()) -> dict[Answer, Ran]:
+    """All answers, or those of these names or tasks, each run once."""
+    known, found = tasks(exercise), {}
+    for answer in answers_of(exercise):
+        if not names or answer.name in names or answer.task in names:
+            started = time.monotonic()
+            narrow, done = answers.tried(known[answer.task], answer)
+            found[answer] = Ran(narrow, done, time.monotonic() - started)
+    return found
+
+
+def made(exercise: str, runs: dict[Answer, Ran]) -> dict[str, Record]:
+    """Task -> record, of these runs."""
+    by_task = {name: [(answer, one.done) for answer, one in runs.items() if answer.task == name] for name in tasks(exercise)}
+    return {name: answers.record_of(task, by_task[name]) for name, task in tasks(exercise).items()}
+
+
+def problem(answer: Answer, report: Report) -> str:
+    """Where the report of an answer is not what its author says; empty where it is."""
+    if answer.kind != MISTAKE:
+        return "" if report.points == report.out_of and report.passed else f"it is right, and gets {report.points:g}"
+    said = repr(report)
+    if report.passed:
+        return "nobody has noticed that it is wrong"
+    if missing := [words for words in (answer.hint, answer.says) if words not in said]:
+        return f"the report does not say {missing[0]!r}"
+    return "" if abs(report.points - answer.points) < 0.011 else f"it gets {report.points:g} points, not {answer.points:g}"
+
+
+def main(exercise: str, *names: str) -> int:
+    """Writes an exercise's records, or shows reports. Returns how many answers are not judged as they should be."""
+    runs = ran(exercise, names)
+    if names:
+        found = shipped(exercise)
+    else:
+        (FOLDER / f"{exercise}.json").write_text(text := dumped(made(exercise, runs)))
+        found = loaded(text)
+    wrong = 0
+    for answer, one in runs.items():
+        report = answers.reported(one.task, answer, one.done, found[answer.task])
+        why = problem(answer, report)
+        wrong += bool(why)
+        if names or why:
+            print(
+                f"── {answer.task} {answer.name} ({answer.kind}, {one.seconds:.1f} s): {why or 'as it should be'}\n{report}\n"
+            )
+    kinds = [answer.kind for answer in runs]
+    number = f"{kinds.count(MISTAKE)} mistakes, {kinds.count(ALSO)} other right answers"
+    print(f"{exercise}: {number}, {wrong} not as they should be, {sum(one.seconds for one in runs.values()):.0f} s")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, sum(main(exercise, *sys.argv[2:]) for exercise in sys.argv[1:2] or exercises())))
