@@ -148,6 +148,7 @@ def checked_once(exercise: Exercise, answer: Wrong, whole: bool) -> Report:
 def own_hints(zoo: Sequence[Wrong], in_parts: Collection[str] = ()) -> Callable:
     """Each wrong answer gets the hint that is meant for it. in_parts: tasks whose values are judged in parts."""
 
+    @pytest.mark.few(60)
     @pytest.mark.parametrize("cases", matrix(["where it shows", "all cases"], ["where it shows"]))
     @each_wrong(zoo)
     def test(answer, cases, report_of):
