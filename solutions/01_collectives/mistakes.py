@@ -302,7 +302,7 @@ def gather_without_its_own_shard(shard, elements):
     return whole
 
 
-@mistake("ring_all_gather", HINT_4, on=ALL, points=1.6)
+@mistake("ring_all_gather", "", says=HINT_4, on=ALL, points=1.6)
 def gather_into_chunks_of_torch_chunk(shard, elements):
     whole = torch.empty(elements, dtype=shard.dtype)
     chunks = whole.chunk(me()[1])
@@ -313,7 +313,8 @@ def gather_into_chunks_of_torch_chunk(shard, elements):
 
 @mistake(
     "ring_all_gather",
-    "isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it",
+    "",  # the judges say it: what has come is chance
+    says="isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it",
     on=ALL,
     points=1.0,
 )

@@ -15,7 +15,10 @@ LIMITS = {
 HALF_WAY = pytest.mark.xfail(strict=True, reason="some exercises have the first form: grade/old/, grade/mfu/ and the zoo")
 
 
-@pytest.mark.parametrize("what", [pytest.param(what, marks=HALF_WAY) for what in LIMITS])
+HELD = {"lines of the longest exercise"}
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=() if what in HELD else HALF_WAY) for what in LIMITS])
 def test_graders_stay_within_their_limits(what):
     assert counts.figures()[what] <= LIMITS[what]
 

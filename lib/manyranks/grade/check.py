@@ -261,8 +261,14 @@ def _cases(one: Mistake, end: str) -> list[str]:
 
 def ending(found: Trouble) -> str:
     """A problem, and who waits for what, without what differs from one learner to the next: numbers, names, lines."""
-    text = f"{found.problem}; {re.sub(r' ?[(][^()]*[)]', '', found.hint)}" if found.hung else found.problem
+    text = f"{found.problem}; {_without_places(found.hint)}" if found.hung else found.problem
     return re.sub(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"", "#", text)[:300]
+
+
+def _without_places(text: str) -> str:
+    """Without what stands in parentheses, of which a learner's line may have some of its own."""
+    shorter = re.sub(r" ?[(][^()]*[)]", "", text)
+    return text if shorter == text else _without_places(shorter)
 
 
 def _on_arguments(task: Task, answer, found: Trouble) -> str:
@@ -303,8 +309,9 @@ def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding 
 def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record) -> tuple[str, str]:
     """The sentence of the mistake that explains what the i-th judge saw, and of one that explains only that.
 
-    A mistake explains what was seen where all that it changes is changed alike; the second one changes other things as well,
-    which are as they were. Of several, one that explains all that is wrong goes first.
+    A mistake explains what was seen where all that it changes is changed alike, and something in this trial's case; the second
+    one changes other things as well, which are as they were, or nothing in this case. Of several, one that explains all that is
+    wrong goes first.
     """
     if not task.judge[i].look:
         return "", ""
@@ -318,7 +325,7 @@ def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record)
         names = {name for ranks in one.changed.values() for facts in ranks for name in facts}
         return mine <= names, trial.key in one.changed
 
-    whole = [one for one in fitting if _fits(one, seen, "")]
+    whole = [one for one in fitting if _fits(one, seen, "") and _changes(one, trial.key.partition("/")[2], f"{i} ")]
     return tuple(max(some, key=worth).hint if some else "" for some in (whole, fitting))
 
 
@@ -337,6 +344,12 @@ def changed(got: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     return {name: got.get(name) for name in {**right, **got} if name not in right or not same(got.get(name), right[name])}
 
 
+def _changes(one: Mistake, case: str, prefix: str) -> bool:
+    """Whether it changes something in the case of this number, on however many ranks. prefix: of the names that count."""
+    here = [ranks for key, ranks in one.changed.items() if key.partition("/")[2] == case]
+    return any(name.startswith(prefix) for ranks in here for facts in ranks for name in facts)
+
+
 def _fits(one: Mistake, seen: dict[str, list[dict[str, Any]]], prefix: str) -> bool:
     """Whether all that the mistake changes is seen so. prefix: of the names that count."""
     there = False
@@ -344,8 +357,8 @@ def _fits(one: Mistake, seen: dict[str, list[dict[str, Any]]], prefix: str) -> b
         facts = [{name: value for name, value in rank.items() if name.startswith(prefix)} for rank in ranks]
         if not any(facts):
             continue
-        if key not in seen:
-            return False
+        if key not in seen:  # the run broke off before: it counts as far as it came
+            continue
         there = True
         pairs = zip(facts, seen[key], strict=True)
         if not all(same(got.get(name), value) for theirs, got in pairs for name, value in theirs.items()):

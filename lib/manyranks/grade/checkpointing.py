@@ -8,7 +8,6 @@ from functools import partial
 from itertools import pairwise
 from numbers import Integral
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,7 @@ from torch import nn
 
 from manyranks.grade import checkpointing_model as model
 from manyranks.grade.check import Task
-from manyranks.grade.checkpointing_model import EXACT, HIDDEN, Cost, Function, Scene, Shape, checked, inputs, peak
+from manyranks.grade.checkpointing_model import EXACT, HIDDEN, Chain, Function, Scene, checked, inputs, peak
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, values
 from manyranks.grade.trial import Trial, size
 from manyranks.grade.watch import Ready, Watch
@@ -35,10 +34,7 @@ _BACK = (
 _ADVICE = (  # what Python and torch say with names of the learner's
     (r"'(Function|Layer)' object has no attribute", "function may be any callable: it need not be a module"),
     (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for what has none"),
-    (
-        r"a gradient different than None at pos",
-        "backward returns one for each argument of apply, in order: None for the function",
-    ),
+    (r"a gradient different than None at", "backward returns one for each argument of apply, in order: None for the function"),
     (r"One of the differentiated Tensors does", "frozen parameters have no gradient: torch.autograd.backward finds the others"),
     (r"a leaf Variable that requires grad|modified by an inplace", "leave x as it is: work on x.detach()"),
 )
@@ -49,8 +45,8 @@ _holds = partial(at_most, unit=lambda n: size(round(n)))
 _FORWARD = "what forward runs"
 
 
-def _trains(share: float, what: str) -> Judge:
-    """The values. Where no mistake explains them: a hint by what else was seen."""
+def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
+    """The values. Where no mistake explains them: a hint by what else was seen. other_x: on an x that was not kept."""
     judge = values(share, what, "^the (gradient|result|random)|^x|^whether", alone=True)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
@@ -58,14 +54,13 @@ def _trains(share: float, what: str) -> Judge:
         if found.ok or found.hint:
             return found
         if any(seen.results[_FORWARD] != should.results[_FORWARD] for seen, should in zip(trial.seen, right, strict=True)):
-            return found._replace(
-                hint="forward does not run what it must: a line below says more, and the rest may follow from it"
-            )
+            return found._replace(hint="forward does not run what it must: see the line on that, the rest may follow from it")
         if "drawn after forward" in found.found:  # what else is wrong follows from it
             return found._replace(hint=_NO_SEEDS, firm=True)
-        for what, hint in (("another x", _OTHER_X), ("another state", _RESTORE)):
-            if any(seen.results.get(what) for seen in trial.seen):
-                return found._replace(hint=hint)
+        if any(seen.results["another state"] for seen in trial.seen):
+            return found._replace(hint=_RESTORE, firm=True)
+        if any(seen.results["another x"] for seen in trial.seen):
+            return found._replace(hint=other_x)
         return found._replace(hint=_BACK if "drawn after backward" in found.found else "")
 
     return judge._replace(verdict=verdict)
@@ -95,6 +90,7 @@ _KEPT = (
     "keep x and nothing else: where autograd is off, as inside a torch.autograd.Function's forward, the function leaves "
     "nothing; and what backward needs goes into ctx.save_for_backward, not into lists, closures or results"
 )
+_LET_GO = "when backward is over, it is not needed any more: save_for_backward lets it go then, what hangs on ctx is kept"
 _X_ONLY = _both(_holds(0.35, "keeps x and nothing else", "kept", _KEPT), facts(0, "", "gives"))
 _ONCE = "forward runs each function once. Each checkpoint runs its own again when backward comes to it, the last one first"
 checkpoint = _Task(
@@ -104,7 +100,7 @@ checkpoint = _Task(
     (
         _trains(0.25, "computes and trains as without a checkpoint"),
         _X_ONLY,
-        _after(_X_ONLY, _holds(0.1, "lets x go when backward is over", "held after")),
+        _after(_X_ONLY, _holds(0.1, "lets x go when backward is over", "held after", _LET_GO)),
         facts(0.3, "runs the function once in forward and once in backward", "runs|gives", _ONCE),
     ),
     cases=(
@@ -139,20 +135,22 @@ def _segments(again: list[int], n: int) -> dict:
     ends = [k for k in range(1, len(again)) if again[k] != again[k - 1] + 1]
     runs = [again[first:end] for first, end in pairwise([0, *ends, len(again)])][::-1]
     if [k for run in runs for k in run] != list(range(len(again))):
-        return {"the segments' lengths": None, "the last segment": None}
+        return {"the cut into segments": None, "the last segment": None}
     lengths = [len(run) for run in runs if run] + [n - len(again)] * (len(again) < n)
     return {
         "what backward runs": "segment after segment, the last one first",
-        "the segments' lengths": ", ".join(map(str, lengths)),
         "the last segment": "in a checkpoint" if len(again) == n else "without a checkpoint",
+        "the cut into segments": ", ".join(map(str, lengths)),
     }
 
 
 _ROOM = 2 * 8 * model.ROWS * HIDDEN  # bytes: of operators that compute
 _CHECKPOINTS = (
-    "each segment but the last is one call of checkpoint, with a function that runs its layers: backward runs the one before "
-    "the last again, then the one before that"
+    "forward runs each layer once, in order. N layers are round(√N) segments, which differ by one at most, the longer ones "
+    "first: each but the last is one call of checkpoint, and backward runs the one before the last again, then those before"
 )
+_INPUTS = "what is kept: the inputs of the segments before the last, and all that the last one's layers keep"
+_ONE = "one segment is computed again at a time, and let go when its backward is over"
 checkpoint_sqrt = _Task(
     "checkpoint_sqrt",
     4,
@@ -160,8 +158,8 @@ checkpoint_sqrt = _Task(
     (
         _trains(0.1, "computes and trains as without checkpoints"),
         facts(0.7, "runs each segment but the last again, when its turn comes", "runs|segment", _CHECKPOINTS),
-        _holds(0.1, "keeps the segments' inputs, and the last segment", "kept"),
-        _holds(0.1, "holds one segment at a time", "fullest", room=_ROOM),
+        _holds(0.1, "keeps the segments' inputs, and the last segment", "kept", _INPUTS),
+        _holds(0.1, "holds one segment at a time", "fullest", _ONE, _ROOM),
     ),
     cases=("with 10 layers", "with 7 layers", "with 1 layer"),  # √10 rounds down, √7 rounds up
     worlds=(1,),
@@ -223,31 +221,6 @@ selective = _Task(
 # Task 4: a choice
 
 
-class Chain(NamedTuple):
-    """What choose is asked; shapes: of real layers, none where they are not run."""
-
-    note: str
-    layers: list[Cost]
-    budget: int
-    shapes: tuple[Shape, ...] = ()
-
-    def __str__(self) -> str:
-        return f"with {self.note}"
-
-
-def _real(note: str, part: float, shapes: tuple[Shape, ...]) -> Chain:
-    """With this part of what all layers save; 0: with the least that fits; −1: with a byte less."""
-    layers = [shape.cost for shape in shapes]
-    return Chain(
-        note, layers, int(peak(layers, ()) * part) if part > 0 else peak(layers, range(len(layers))) + int(part), shapes
-    )
-
-
-_ROWS = (16, 24, 16, 1), (16, 40, 24, 3), (24, 16, 8, 4), (8, 48, 40, 2), (40, 32, 16, 1), (16, 20, 12, 6), (12, 30, 12, 2)
-_UNEQUAL = tuple(Shape(*row) for row in _ROWS)
-_WIDE = Shape(8, 16, 48, 1), Shape(48, 40, 8, 2), Shape(8, 24, 32, 5), Shape(32, 16, 8, 3), Shape(8, 64, 8, 2)
-_COSTS = [Cost(7 + k * 37 % 53, 8 + k * 5 % 7, 20 + k * 29 % 41) for k in range(40)]
-_NOTHING = "a budget in which nothing fits"
 _NUMBERS = (
     "return the numbers of the layers to checkpoint, counted from 0, as a set or a list: {0, 2}; not a list of yes and no"
 )
@@ -256,21 +229,21 @@ _NUMBERS = (
 def _choose(case: Chain, choose: Callable, watch: Watch) -> dict:
     try:
         chosen = choose(list(case.layers), case.budget)
-        if case.note != _NOTHING or chosen is not None:
+        if not case.nothing_fits or chosen is not None:
             chosen = _numbers(chosen, len(case.layers))
         did = f"returns {chosen}"
     except Exception as error:
-        if isinstance(error, Stopped | NotImplementedError) or (case.note != _NOTHING and not isinstance(error, ValueError)):
+        if isinstance(error, Stopped | NotImplementedError) or (not case.nothing_fits and not isinstance(error, ValueError)):
             raise
         did, chosen = f"raises {'ValueError' if isinstance(error, ValueError) else type(error).__name__}", None
-    if case.note == _NOTHING:
+    if case.nothing_fits:
         return {"what choose does": did}
     if chosen is None:
         return {"the choice": f"missing, for choose {did}", "what need not be chosen": None, "the FLOPs that run again": None}
     again, held = sum(case.layers[k].forward for k in chosen), peak(case.layers, chosen)
     if case.shapes:
         flops, held = model.measured(case.shapes, chosen)
-        again = flops - model.measured(case.shapes, [])[0]
+        again = flops - 3 * sum(layer.forward for layer in case.layers)  # forward, and backward's two products for each
     spare = [k for k in chosen if peak(case.layers, {*chosen} - {k}) <= case.budget]
     fits = held <= case.budget
     return {
@@ -292,8 +265,9 @@ _FITS = (
     "peak(layers, chosen) says what a choice holds, and must be within the budget: <=, so that one which holds just that fits"
 )
 _TABLE = (
-    "a part of this choice, or another one, is enough. Go through the layers once; keep, for each number of bytes that may be "
-    "held by now, the least FLOPs with which it can be had, and from which choice"
+    "a part of this choice, or another one, is enough: taking layers one after the other, the best by some measure first, can "
+    "miss it. Go through the layers once; keep, for each number of bytes that may be held by now, the least FLOPs with which "
+    "it can be had, and from which choice"
 )
 _EVERY = "where nothing fits, raise ValueError: not even what holds least at each layer is within the budget"
 choose = _Task(
@@ -305,15 +279,7 @@ choose = _Task(
         facts(0.7, "computes as little again as possible", "need not|FLOPs", _TABLE),
         facts(0.1, "raises ValueError where nothing fits", "choose does", _EVERY),
     ),
-    cases=(
-        _real("7 layers", 5 / 8, _UNEQUAL),
-        _real(_NOTHING, -1, _WIDE),
-        Chain("40 layers", _COSTS, 800),  # the third of seven: who tries all choices has a part of the points, a small one
-        _real("7 layers and less", 3 / 5, _UNEQUAL),
-        _real("5 layers", 3 / 4, _WIDE),
-        _real("a budget for everything", 1, _WIDE),
-        _real("the least budget", 0, _WIDE),
-    ),
+    cases=model.CHAINS,
     worlds=(1,),
     call="choose(layers, budget)",
 )
@@ -347,6 +313,7 @@ def _scenes(n: int) -> tuple[Scene, ...]:
 
 
 _GROUP = "gather within the group: dist.get_rank(group), dist.get_world_size(group), and group=group in the call"
+_TOGETHER = "what is put together in backward is not x: place r keeps share r, in order, with zeros at the end that are cut off"
 _SHARE = "a share has 1/t of x. Is x still in a closure or on ctx? Is the share a view? A slice keeps all of x: clone() it"
 _SHARES = _holds(0.3, "keeps shares only", "kept", _SHARE)
 _GATHERS = "forward sends nothing; in backward, one all-gather for each checkpoint, to which each rank gives its share"
@@ -362,19 +329,17 @@ shared_checkpoint = _Task(
     5,
     _shared,
     (
-        _trains(0.2, "computes and trains as without a checkpoint"),
+        _trains(0.2, "computes and trains as without a checkpoint", _TOGETHER),
         _SHARES,
-        _after(_SHARES, _holds(0.1, "lets them go when backward is over", "held after")),
+        _after(_SHARES, _holds(0.1, "lets them go when backward is over", "held after", _LET_GO)),
         _both(_ROUND, facts(0, "", "sends", _GATHERS)),
         facts(0.1, "gathers and runs a function when backward comes to it", "runs", _WHEN),
     ),
     cases=_scenes,
     call="shared_checkpoint(function, x, group)",
     advice=(
-        (
-            r"'NoneType' object has no attribute '(size|rank)'",
-            "group may be None, for all ranks: ask dist.get_world_size(group)",
-        ),
+        (r"invalid tensor size|tensor size must", f"the output has t times as many elements as the input; {_GROUP}"),
+        (r"'NoneType' object has no attribute '(size|rank)'", "group may be None, for all ranks: ask dist, not the group"),
         (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
         *_ADVICE,
     ),

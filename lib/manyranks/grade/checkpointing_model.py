@@ -89,10 +89,17 @@ def checked(y: Tensor, x: Tensor, learns: bool = True) -> Tensor:
     return y
 
 
-def step(watch: Watch, forward: Callable, functions: list[Function], leaves: dict[str, Tensor], unit: int = _SIZE) -> dict:
+def step(
+    watch: Watch,
+    forward: Callable,
+    functions: list[Function],
+    leaves: dict[str, Tensor],
+    unit: int = _SIZE,
+    lets_go: bool = True,
+) -> dict:
     """Forward, and backward onto gradients that are there: what comes out, what runs and is sent, what is held.
 
-    unit: bytes, in which it weighs, so that random states make no difference.
+    unit: bytes, in which it weighs, so that random states make no difference; lets_go: whether what backward leaves counts.
     """
     for leaf in leaves.values():
         leaf.grad = torch.ones_like(leaf) if leaf.requires_grad else None
@@ -105,7 +112,7 @@ def step(watch: Watch, forward: Callable, functions: list[Function], leaves: dic
         del y
         kept = _in_units(watch.weigh_all() - before - 2 * ours, unit)
         loss.backward()
-    held, came = _in_units(watch.weigh_all() - before - ours, unit), watch.events[start:]
+    came, held = watch.events[start:], _in_units(watch.weigh_all() - before - ours, unit) if lets_go else 0
     for name, leaf in leaves.items():
         found[f"the gradient of {name}"] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
     runs = [function.seen[:2] for function in functions if len(function.seen) > 1]
@@ -184,9 +191,9 @@ def train(case: Scene, answer: Callable, watch: Watch, group: tuple = (), place:
 
     parameters = dict(model.named_parameters()) | dict(head.named_parameters("head"))
     state = torch.get_rng_state()
-    found |= step(watch, forward, functions, {"x": x, "a tensor in the function": scale} | parameters, unit)
-    if case.given:  # where the answer puts a leaf in x's place, that one may hold a gradient
-        del found["what is held after backward"]
+    leaves = {"x": x, "a tensor in the function": scale} | parameters
+    found |= step(watch, forward, functions, leaves, unit, not case.given)  # a leaf in x's place may hold its gradient
+    if case.given:
         found |= {"whether x needs a gradient": x.requires_grad, "x": x.detach().clone()}
     if "F" in case.layers:  # some come back to the frozen one, and some do not
         del found["what backward runs"], found["what backward sends"]
@@ -250,3 +257,42 @@ def measured(shapes: tuple[Shape, ...], chosen: list[int]) -> tuple[int, int]:
             x = library.checkpoint(layer, x) if k in chosen else layer(x)
         x.sum().backward()
     return work.flops, max(held)
+
+
+class Chain(NamedTuple):
+    """What choose is asked; shapes: of real layers, none where they are not run."""
+
+    note: str
+    layers: list[Cost]
+    budget: int
+    shapes: tuple[Shape, ...] = ()
+
+    def __str__(self) -> str:
+        return f"with {self.note}"
+
+    @property
+    def nothing_fits(self) -> bool:
+        """Whether not even the least does."""
+        return peak(self.layers, range(len(self.layers))) > self.budget
+
+
+def _real(note: str, part: float, shapes: tuple[Shape, ...]) -> Chain:
+    """With this part of what all layers save; 0: with the least that fits; −1: with a byte less."""
+    layers = [shape.cost for shape in shapes]
+    least, most = (peak(layers, chosen) for chosen in (range(len(layers)), ()))
+    return Chain(note, layers, int(most * part) if part > 0 else least + int(part), shapes)
+
+
+_ROWS = (16, 24, 16, 1), (16, 40, 24, 3), (24, 16, 8, 4), (8, 48, 40, 2), (40, 32, 16, 1), (16, 20, 12, 6), (12, 30, 12, 2)
+_UNEQUAL = tuple(Shape(*row) for row in _ROWS)
+_WIDE = Shape(8, 16, 48, 1), Shape(48, 40, 8, 2), Shape(8, 24, 32, 5), Shape(32, 16, 8, 3), Shape(8, 64, 8, 2)
+_COSTS = [Cost(7 + k * 37 % 53, 8 + k * 5 % 7, 20 + k * 29 % 41) for k in range(40)]
+CHAINS = (
+    _real("7 layers", 5 / 8, _UNEQUAL),
+    _real("a budget in which nothing fits", -1, _WIDE),
+    Chain("40 layers", _COSTS, 800),  # the third of seven: who tries all choices has a part of the points, a small one
+    _real("7 layers and less", 3 / 5, _UNEQUAL),
+    _real("5 layers", 3 / 4, _WIDE),
+    _real("a budget for everything", 1, _WIDE),
+    _real("the least budget", 0, _WIDE),
+)

@@ -135,6 +135,7 @@ def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...]
     )
     advice = (
         ("made room for .* elements of", ""),
+        ("The size of tensor a|the broadcast shape", _CUTS),
         ("made room for", f"{more.pop('room', 'do both mean the same chunk in this step?')} {_CUTS}"),
     )
     only = ("send", "recv")

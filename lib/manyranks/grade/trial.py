@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from manyranks.grade.watch import Event, Ready, Watch, refused
+from manyranks.grade.watch import Event, Ready, Watch, refuse_itself, refused
 from manyranks.measure import journal
 from manyranks.timeline.program import Collective, Recv, Send, Wait
 from manyranks.world.confine import Confined
@@ -188,6 +188,7 @@ def _outcome(world: World, answer: Callable, job: Job, folder: str) -> dict:
 def rehearse(answer, job: Job, folder: str) -> dict:
     """On a rank: runs the script with the learner's answer. What it returns is plain data."""
     watch = Watch(folder, dist.get_rank(), job.seed)
+    refuse_itself(answer, job.ready)
     with watch.watching(), refused(job.ready):
         results = job.run(job.case, answer, watch)
     return {

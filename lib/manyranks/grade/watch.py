@@ -10,6 +10,7 @@ import tracemalloc
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from types import CodeType, FrameType
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from manyranks.measure.elsewhere import Elsewhere
 from manyranks.measure.journal import Journal, Stopped, frames
@@ -57,8 +59,7 @@ class Watch(Journal):
     """A journal that also keeps events in memory, in order.
 
     seed: of the script's random numbers; held: the live bytes each time that `weigh` was called; peak_bytes: the most that
-    tensors took inside `peak`; scattered:
-    whether an all-to-all was given one output that is not contiguous, where gloo writes numbers to wrong places, silently.
+    tensors took inside `peak`; scattered: whether an all-to-all had an output that is not contiguous: gloo misplaces numbers.
     """
 
     def __init__(self, folder: str, rank: int, seed: int = 0):
@@ -66,14 +67,13 @@ class Watch(Journal):
         self.seed = seed
         self.events: list[Event] = []
         self.held: list[int] = []
-        self.peak_bytes = 0
-        self.scattered = False
+        self.peak_bytes, self.scattered = 0, False
         self._memory = _Memory(counts=False)
         self._place, self._forbidden = "", ("", "", "", "")
         self._ready: tuple[tuple[str, ...], str] = ((), "")
         self._sent: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._works: list[dist.Work] = []
-        self._open: dict[int, set[int]] = {}  # of a send that nobody has waited for: the storages that it reads
+        self._open: dict[int, set[StorageWeakRef]] = {}  # of a send that nobody has waited for: the storages that it reads
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -88,7 +88,7 @@ class Watch(Journal):
 
         def opened(group, tensors, *args):
             work = send(group, tensors, *args)
-            self._open[id(work)] = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+            self._open[id(work)] = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
             self._works.append(work)  # so that no other one has its id
             return work
 
@@ -171,7 +171,7 @@ class Watch(Journal):
         for i, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[i] if i < len(args) else kwargs.get(argument.name)
-                if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in read:
+                if isinstance(value, torch.Tensor) and StorageWeakRef(value.untyped_storage()) in read:
                     return True
         return False
 
@@ -290,6 +290,15 @@ def refuse_class(kind: type, ready: Ready) -> None:
     for base in kind.__mro__:
         if _is_ready(f"{base.__module__}.{base.__qualname__}", ready):
             raise Stopped(f"{base.__name__} is not allowed", ready.hint)
+
+
+def refuse_itself(answer, ready: Ready) -> None:
+    """Raises Stopped for an answer that was ready, or a partial of one."""
+    while isinstance(answer, partial):
+        answer = answer.func
+    name = f"{getattr(answer, '__module__', '')}.{getattr(answer, '__qualname__', type(answer).__qualname__)}"
+    if _is_ready(name, ready):
+        raise Stopped(f"{name} is not allowed", ready.hint)
 
 
 def _is_ready(name: str, ready: Ready) -> bool:
