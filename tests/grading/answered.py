@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc) -> None:
             for answer, kept in _kept(of_task(exercise, task))
         ]
         metafunc.parametrize(("exercise", "answer"), params)
-    else:
+    elif "task" in metafunc.fixturenames:
         metafunc.parametrize(("exercise", "task"), [(exercise, task) for task in tasks], ids=list(tasks))
 
 

@@ -11,6 +11,7 @@ from tests.grading.course import graded
 from tests.grading.release import assignments, release
 
 pytestmark = pytest.mark.usefixtures("asked_once")
+COLUMNS = 92
 TASK = "def double(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION"
 
 
@@ -51,6 +52,13 @@ def released(tmp_path_factory):
 def test_the_exercise_is_what_its_solution_releases(name, released):
     file = f"{name}/{name}.ipynb"
     assert filecmp.cmp(released / file, ROOT / "exercises" / file, shallow=False)
+
+
+@pytest.mark.parametrize("name", assignments(ROOT))
+def test_no_line_of_code_is_wider_than_a_notebook_shows(name):
+    cells = nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", 4).cells
+    lines = [line for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines()]
+    assert [line for line in lines if len(line) > COLUMNS] == []
 
 
 def test_learners_get_the_notebooks_and_no_answers(released):
