@@ -127,7 +127,7 @@ def _worst(explorer: show.Explorer, but: tuple[str, ...] = ()) -> Iterator[tuple
     A full garbage collection, which falls into one of a hundred redraws and takes as long as it, is not counted.
     """
     opened = explorer.values
-    moved = {name: control for name, control in explorer._controls.items() if name not in but}
+    moved = {name: control for name, control in explorer.controls.items() if name not in but}
     moves = [opened | {name: value} for name, control in moved.items() for value in _options(control)]
     first = [_collected(lambda move=move: explorer.set(**move)) for move in moves]
     again = [min(processor_seconds(lambda move=move: explorer.set(**move)) for _ in range(3)) for move in moves]

@@ -90,12 +90,22 @@ def test_an_error_is_told_in_two_lines_with_its_place(two, capsys, on_ranks):
     assert where == f"  test_attempt.py, line {line}: return x + torch.ones(5)"
 
 
-def test_of_places_the_innermost_cell_is_told():
-    from manyranks.show.lesson import _where
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        (("cell 3, line 9", "cell 2, line 4", "zero.py, line 1"), "  cell 2, line 4: line\n"),
+        (("zero.py, line 1",), "  zero.py, line 1: line\n"),
+        ((), ""),
+    ],
+)
+def test_of_places_the_innermost_cell_is_told(capsys, places, told):
+    traceback = "".join(f"  {place}, in f\n    line\n" for place in places)
 
-    frames = [("cell 3, line 9", "world.run(f)"), ("cell 2, line 4", "g(x)"), ("zero.py, line 1", "inner(x)")]
-    assert _where(frames) == "\n  cell 2, line 4: g(x)"
-    assert _where([]) == ""
+    def run():
+        raise mr.RankFailed("rank 0 raised.", 0, ValueError(), traceback)
+
+    assert attempt(run) is False
+    assert capsys.readouterr().out == f"Not yet: rank 0 raised.\n{told}"
 
 
 def test_a_deadlock_is_told_in_two_lines(two, capsys):

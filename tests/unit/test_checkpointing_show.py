@@ -5,16 +5,15 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 
 from manyranks.show import bars
-from manyranks.show import checkpointing as show
 from manyranks.show.checkpointing import ATTENTION, STRATEGIES, Point, Setting, Tradeoff, explorer, front, peaks, segments
 from manyranks.show.checkpointing import plan as picture
 from manyranks.theory import checkpointing, flops, models, optimal_checkpoints
 from manyranks.theory.checkpointing import Action, Layer, run
+from tests.drawn import named, widths, words
 
 DEFAULT = {
     "model": "megatron-22b",
@@ -35,10 +34,11 @@ def setting(**change) -> Setting:
     return Setting(**DEFAULT | change)
 
 
-def drawn(**change) -> Tradeoff:
+def drawn(**change) -> list[Axes]:
+    """Both panels: memory against compute, and what is held."""
     plot = Tradeoff()
     plot.update(**DEFAULT | change)
-    return plot
+    return plot.figure.axes
 
 
 # What strategies hold, and what they compute again
@@ -147,7 +147,7 @@ def test_it_opens_on_korthikanti_s_smallest_model_and_says_what_limits(opened):
 
 def test_the_controls_set_what_they_are_called():
     shown = explorer()
-    labels = {name: control.description for name, control in shown._controls.items()}
+    labels = {name: control.description for name, control in shown.controls.items()}
     assert labels == {
         "model": "model",
         "seq": "sequence length s",
@@ -163,26 +163,25 @@ def test_the_controls_set_what_they_are_called():
 
 
 def test_points_are_where_their_memory_and_flops_are_and_the_chosen_one_is_ringed():
-    plot, now = drawn(strategy="every layer"), setting(strategy="every layer")
+    (both, _), now = drawn(strategy="every layer"), setting(strategy="every layer")
     layer, found = now.layer(), now.points()
     whole = found["keep everything"].bytes(layer)
-    for dot, (name, point) in zip(plot._dots, found.items(), strict=True):
-        assert dot.get_label() == name
-        assert list(dot.get_xdata()) == pytest.approx([100 * point.bytes(layer) / whole])
-        assert list(dot.get_ydata()) == pytest.approx([now.extra(point.forwards)])
-    assert plot._ring.get_xydata() == pytest.approx(plot._dots[list(STRATEGIES).index("every layer")].get_xydata())
-    assert plot._room.get_xdata() == pytest.approx([100 * 32e9 / whole] * 2)
-    assert len({dot.get_marker() for dot in plot._dots}) == len(STRATEGIES)
+    for name, point in found.items():
+        ((x, y),) = named(both, name).get_xydata()
+        assert (x, y) == pytest.approx((100 * point.bytes(layer) / whole, now.extra(point.forwards)))
+    assert named(both, "ring").get_xydata() == pytest.approx(named(both, "every layer").get_xydata())
+    assert named(both, "room for activations").get_xdata() == pytest.approx([100 * 32e9 / whole] * 2)
+    assert len({named(both, name).get_marker() for name in STRATEGIES}) == len(STRATEGIES)
 
 
 def test_no_strategy_is_below_the_line_of_the_optimal_plans():
     for model, attention in itertools.product(("llama3-70b", "megatron-1t"), ATTENTION):
-        plot = drawn(model=model, attention=attention, seq=8192)
-        line = plot._front.get_xydata()
-        for dot in plot._dots:
-            ((x, y),) = dot.get_xydata()
-            assert line[line[:, 0] <= x * (1 + 1e-9), 1].min() <= y * (1 + 1e-9), dot.get_label()
-        assert line[-1] == pytest.approx(plot._dots[0].get_xydata()[0])  # keeping everything
+        both, _ = drawn(model=model, attention=attention, seq=8192)
+        line = named(both, "all optimal plans").get_xydata()
+        for name in STRATEGIES:
+            ((x, y),) = named(both, name).get_xydata()
+            assert line[line[:, 0] <= x * (1 + 1e-9), 1].min() <= y * (1 + 1e-9), name
+        assert line[-1] == pytest.approx(named(both, "keep everything").get_xydata()[0])
 
 
 def test_the_optimal_plan_is_the_fastest_within_the_room_and_else_the_smallest():
@@ -195,37 +194,33 @@ def test_the_optimal_plan_is_the_fastest_within_the_room_and_else_the_smallest()
     assert tiny.points()["optimal"].bytes(tiny.layer()) == tiny.layer().saved + 3 * tiny.layer().output
 
 
-def widths(plot: Tradeoff) -> list[float]:
+def lengths(held: Axes) -> list[float]:
     """Of each bar, all its parts together."""
-    rows = dict.fromkeys(range(len(STRATEGIES)), 0.0)
-    for part in (artist for artist in plot._bars.moving if isinstance(artist, PathPatch)):
-        for box in (Path(corners).get_extents() for corners in part.get_path().to_polygons()):
-            rows[round((box.y0 + box.y1) / 2)] += box.width
-    return list(rows.values())
+    return [sum(row) for row in widths(held)]
 
 
 def test_bars_are_as_long_as_their_bytes_to_four_times_the_room():
-    plot, now = drawn(budget=8e9), setting(budget=8e9)
-    (line,) = {round(x, 9) for x in plot._bars._limit.get_xdata()}
+    (_, held), now = drawn(budget=8e9), setting(budget=8e9)
+    (line,) = {round(x, 9) for x in named(held, "limit").get_xdata()}
     sizes = [point.bytes(now.layer()) for point in now.points().values()]
     assert sizes[0] > 32e9
-    assert widths(plot) == pytest.approx([min(size, 32e9) / 8e9 * line for size in sizes], rel=1e-6)
+    assert lengths(held) == pytest.approx([min(size, 32e9) / 8e9 * line for size in sizes], rel=1e-6)
 
 
 def test_the_chosen_bar_is_never_cut_and_all_can_be_seen_in_a_room_that_is_far_too_large():
     row = list(STRATEGIES).index("C segments")
-    assert widths(drawn(budget=1e9))[row] == pytest.approx(bars.LONGEST, rel=1e-6)
-    plot = drawn(budget=192e9)
-    assert max(widths(plot)) == pytest.approx(bars.LONGEST / 4, rel=1e-6)
-    assert not plot._bars._limit.get_visible()
+    _, held = drawn(budget=1e9)
+    assert lengths(held)[row] == pytest.approx(bars.LONGEST, rel=1e-6)
+    _, held = drawn(budget=192e9)
+    assert max(lengths(held)) == pytest.approx(bars.LONGEST / 4, rel=1e-6)
+    assert not named(held, "limit").get_visible()
 
 
-def test_a_bar_s_texts_are_its_bytes_and_its_flops(monkeypatch):
-    texts = []
-    monkeypatch.setattr(show.Bars, "update", lambda self, bars, words, *rest: texts.extend(words))
-    drawn(tp=4)
-    assert texts[:2] == ["85 GB|+0%", "3 GB|+32.9%"]
-    assert texts[3] == "1.85 GB|+806%"
+def test_a_bar_s_texts_are_its_bytes_and_its_flops():
+    _, held = drawn(tp=4)
+    texts = words(held)
+    assert texts[:4] == ["85 GB", "+0%", "3 GB", "+32.9%"]
+    assert texts[6:8] == ["1.85 GB", "+806%"]
 
 
 @pytest.mark.parametrize(
@@ -281,14 +276,15 @@ def test_segments_that_cannot_be_are_shown_as_every_layer_where_another_strategy
 
 
 def test_every_choice_gives_a_status_line(opened):
-    plot, controls = Tradeoff(), opened._controls
+    plot, controls = Tradeoff(), opened.controls
+    lines = [named(plot.figure.axes[0], name) for name in ("all optimal plans", *STRATEGIES)]
     names = "model", "attention", "strategy"
     for values in itertools.product(*(controls[name].options for name in names)):
         change = dict(zip(names, values, strict=True)) | {"tp": 1 if values[0] == "gpt2-xl" else 8}
         status = plot.update(**DEFAULT | change | {"seq": 8192})
         assert "Limit: " in status
         assert "nan" not in status
-        assert all(np.isfinite(line.get_xydata()).all() for line in (plot._front, *plot._dots))
+        assert all(np.isfinite(line.get_xydata()).all() for line in lines)
 
 
 # A plan as a picture

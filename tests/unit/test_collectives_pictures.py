@@ -5,12 +5,14 @@ import io
 import PIL.Image
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from manyranks import show
 from manyranks.show import collectives, style
 from manyranks.show.collectives import holdings
 from manyranks.show.collectives.steps import Steps
 from manyranks.theory.collectives import rounds
+from tests.drawn import named
 
 N = 4
 
@@ -22,13 +24,21 @@ def numbers(rank: int) -> torch.Tensor:
 BEFORE = [numbers(rank) for rank in range(N)]
 
 
-def grid(n=N, columns=4) -> holdings.Holdings:
+def shown(rows: list, n=N, columns=4, *later: list) -> Axes:
+    """The axes of a grid that shows these rows, and then others."""
     _, (axes,) = style.figure()
-    return holdings.Holdings(axes, n, columns)
+    grid = holdings.Holdings(axes, n, columns)
+    for each in (rows, *later):
+        grid.update(each)
+    return axes
 
 
-def texts(shown: holdings.Holdings) -> list[str]:
-    return [text.get_text() for text in shown._texts]
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def extents(axes: Axes, name: str) -> list:
+    return [path.get_extents() for path in named(axes, name).get_paths()]
 
 
 @pytest.mark.parametrize(("value", "ranks"), [(1, [0]), (30, [1]), (3033, [0, 1, 3]), (4444, [0, 1, 2, 3]), (0, [])])
@@ -37,38 +47,32 @@ def test_a_number_says_whose_terms_are_in_it(value, ranks):
 
 
 def test_a_cell_has_one_stripe_for_each_term_side_by_side():
-    shown = grid()
-    shown.update([[3033, 20, 0, 1], *([None] * 3)])
-    widths = [path.get_extents().width for path in shown._stripes.get_paths()]
-    assert widths == pytest.approx([1 / 3] * 3 + [1, 1])
-    lefts = [path.get_extents().x0 for path in shown._stripes.get_paths()]
-    assert lefts == pytest.approx([0, 1 / 3, 2 / 3, 1, 3])
-    assert len(shown._frames.get_paths()) == 4
+    axes = shown([[3033, 20, 0, 1], *([None] * 3)])
+    stripes = extents(axes, "stripes")
+    assert [stripe.width for stripe in stripes] == pytest.approx([1 / 3] * 3 + [1, 1])
+    assert [stripe.x0 for stripe in stripes] == pytest.approx([0, 1 / 3, 2 / 3, 1, 3])
+    assert len(extents(axes, "frames")) == 4
 
 
 def test_a_shard_stands_in_its_owners_column_and_a_whole_tensor_in_all():
-    shown = grid()
-    shown.update([[1], [20], None, [1000, 2000, 3000, 4000]])
-    assert texts(shown) == ["1", "", "", "", "", "20", "", "", "", "", "", "", "1000", "2000", "3000", "4000"]
+    axes = shown([[1], [20], None, [1000, 2000, 3000, 4000]])
+    assert texts(axes) == ["1", "", "", "", "", "20", "", "", "", "", "", "", "1000", "2000", "3000", "4000"]
 
 
 def test_chunks_of_unequal_size_stand_where_tensor_split_cuts_them():
-    shown = grid(n=3, columns=5)
-    shown.update(list(torch.tensor([1, 2, 3, 4, 5]).tensor_split(3)))
-    assert texts(shown) == ["1", "2", "", "", "", "", "", "3", "4", "", "", "", "", "", "5"]
+    axes = shown(list(torch.tensor([1, 2, 3, 4, 5]).tensor_split(3)), 3, 5)
+    assert texts(axes) == ["1", "2", "", "", "", "", "", "3", "4", "", "", "", "", "", "5"]
 
 
 def test_what_was_shown_before_is_gone():
-    shown = grid()
-    shown.update(BEFORE)
-    shown.update([None] * N)
-    assert texts(shown) == [""] * 16
-    assert len(shown._frames.get_paths()) == len(shown._stripes.get_paths()) == 0
+    axes = shown(BEFORE, N, 4, [None] * N)
+    assert texts(axes) == [""] * 16
+    assert extents(axes, "frames") == extents(axes, "stripes") == []
 
 
 def test_more_ranks_than_colours_are_refused():
     with pytest.raises(ValueError, match=r"7 ranks: .* for 1 to 6"):
-        grid(n=7)
+        shown([], n=7)
 
 
 def test_before_and_after_are_drawn_two_to_a_line():
@@ -105,7 +109,7 @@ def test_a_stepper_draws_another_picture_for_each_round():
     run, held = ring()
     held = [[row * k for row in BEFORE] for k, _ in enumerate(held)]
     shown = collectives.stepper(run, held)
-    assert len({shown.set(step=k)._image.value for k in range(4)}) == 4
+    assert len({shown.set(step=k).png for k in range(4)}) == 4
 
 
 def test_a_stepper_needs_a_state_for_every_round():

@@ -184,9 +184,9 @@ def test_a_ring_s_contents_grow_by_a_term_a_round():
 
 def test_a_round_after_the_last_shows_the_last():
     shown = explorer().set(n=4, step=6)
-    last = shown._image.value
-    assert shown.set(step=5)._image.value != last
-    assert shown.set(step=30)._image.value == last
+    last = shown.png
+    assert shown.set(step=5).png != last
+    assert shown.set(step=30).png == last
 
 
 @pytest.mark.parametrize(("n", "axes"), [(1, (1, 1, 1)), (7, (7, 1, 1)), (12, (3, 2, 2)), (16, (4, 2, 2)), (1024, (16, 8, 8))])

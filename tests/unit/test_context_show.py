@@ -5,16 +5,17 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import Rectangle
 
-from manyranks.show import context, context_explorer, context_masks, units
+from manyranks.show import context, context_masks, units
 from manyranks.show.context_explorer import CLUSTERS, SHOWN, Ranks
 from manyranks.show.context_setting import LENGTHS, MASKS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
 from manyranks.show.looks import LOOKS
 from manyranks.theory import Plan, clusters, models
 from manyranks.theory import context as theory
-from tests.unit.bars_drawn import noted_texts, widths
+from tests.drawn import boxes, named, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "s": 2**17, "n": 8}
@@ -282,69 +283,61 @@ def test_it_opens_on_contiguous_shards_and_says_what_helps():
     )
 
 
-def drawn(panel) -> dict[str, list[tuple[float, ...]]]:
-    """For each part its boxes, as left, right, bottom, top."""
-    found = {}
-    for path in (artist for artist in panel.moving if isinstance(artist, PathPatch)):
-        corners = [
-            (box[:, 0].min(), box[:, 0].max(), box[:, 1].min(), box[:, 1].max()) for box in path.get_path().to_polygons()
-        ]
-        found[path.get_label()] = sorted(corners, key=lambda box: (round(box[2], 3), box[0]))
-    return found
+PARTS = "computing", "waits for slower ranks", "waits for messages"
+
+
+def drawn(**change) -> list[Axes]:
+    """The panels: ranks, lengths, variants."""
+    plot = Ranks()
+    plot.update(**DEFAULT | change)
+    return plot.figure.axes
 
 
 @pytest.mark.parametrize("change", [{}, {"n": 16, "s": 2**15}, {"variant": "all-gather"}, {"n": 64, "s": 2**15}], ids=str)
 def test_each_rank_s_row_is_its_time(change):
-    plot = Ranks()
-    plot.update(**DEFAULT | change)
-    boxes, forward = drawn(plot._timeline), now(**change).times().forward
+    (ranks, *_), forward = drawn(**change), now(**change).times().forward
+    found = {part: boxes(ranks, part) for part in PARTS}
     rows = np.linspace(0, now(**change).n - 1, min(now(**change).n, SHOWN)).round().astype(int)
     for row, rank in enumerate(rows):
         middle = (row + 0.5) / len(rows)
-        sums = {part: sum(end - start for start, end, *y in each if y[0] < middle < y[1]) for part, each in boxes.items()}
+        sums = {part: sum(end - start for start, end, *y in each if y[0] < middle < y[1]) for part, each in found.items()}
         own = forward.own[rank].sum()
         assert sums["computing"] == pytest.approx(own / forward.seconds)
         assert sums["waits for slower ranks"] == pytest.approx((forward.hops.sum() - own) / forward.seconds)
         assert sums["waits for messages"] == pytest.approx(forward.messages / forward.seconds)
 
 
-def test_bars_and_numbers_of_the_variants_are_theirs(monkeypatch):
-    words = noted_texts(monkeypatch)
-    plot = Ranks()
-    plot.update(**DEFAULT)
+def test_bars_and_numbers_of_the_variants_are_theirs():
+    *_, variants = drawn()
     each = [now(variant=name) for name in VARIANTS]
-    longest = max(one.times().both("seconds") for one in each)
-    lengths = [sum(row) / context_explorer._LONGEST for row in widths(plot._variants)]
-    assert lengths == pytest.approx([one.times().both("seconds") / longest for one in each])
-    assert words[-1] == [f"{units.duration(one.times().both('seconds'))}, {units.size(one.bytes())}" for one in each]
-    plot.update(**DEFAULT | {"n": 64})
-    assert words[-1][VARIANTS.index("ulysses")] == "not this N"
+    seconds, lengths = [one.times().both("seconds") for one in each], [sum(row) for row in widths(variants)]
+    assert lengths == pytest.approx([one / max(seconds) * max(lengths) for one in seconds])
+    assert words(variants) == [f"{units.duration(one.times().both('seconds'))}, {units.size(one.bytes())}" for one in each]
+    *_, variants = drawn(n=64)
+    assert words(variants)[VARIANTS.index("ulysses")] == "not this N"
 
 
-def test_many_ranks_are_some_rows_and_many_hops_a_sum(monkeypatch):
-    words = noted_texts(monkeypatch)
-    plot = Ranks()
-    plot.update(**DEFAULT | {"n": 64})
-    names, hops = words[0], words[1]
+def test_many_ranks_are_some_rows_and_many_hops_a_sum():
+    ranks, *_ = drawn(n=64)
+    names = words(ranks, "ranks")
     assert len(names) == SHOWN
     assert (names[0], names[-1]) == ("rank 0", "rank 63")
-    assert "sums of 64 hops" in hops
-    words.clear()
-    plot.update(**DEFAULT | {"n": 16})
-    assert (len(words[0]), words[1][2:]) == (16, list(range(16)))
+    assert "sums of 64 hops" in words(ranks, "hops")
+    ranks, *_ = drawn(n=16)
+    assert len(words(ranks, "ranks")) == 16
+    assert words(ranks, "hops")[2:] == [str(hop) for hop in range(16)]
 
 
 def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message():
-    plot = Ranks()
-    plot.update(**DEFAULT | {"n": 16, "layout": "zigzag"})
-    computing, message = (line.get_ydata() for line in (plot._lengths._computing, plot._lengths._message))
-    assert list(plot._lengths._computing.get_xdata()) == LENGTHS
+    _, lengths, _ = drawn(n=16, layout="zigzag")
+    computing, message = (named(lengths, name).get_ydata() for name in ("computing, slowest rank", "message"))
+    assert list(named(lengths, "computing, slowest rank").get_xdata()) == LENGTHS
     hidden = [s for s, a, b in zip(LENGTHS, computing, message, strict=True) if a >= b]
     least = 16 * theory.least_shard(989e12, 50e9, 32, 8, causal=True)  # of peak rates; both are reached in part
     assert hidden[0] / 2 < least < 2 * hidden[0]
-    assert list(plot._lengths._now.get_xdata()) == [2**17] * 2
-    plot.update(**DEFAULT | {"n": 1})
-    assert np.isnan(plot._lengths._message.get_ydata()).all()
+    assert list(named(lengths, "now").get_xdata()) == [2**17] * 2
+    _, lengths, _ = drawn(n=1)
+    assert np.isnan(named(lengths, "message").get_ydata()).all()
 
 
 @pytest.mark.parametrize(

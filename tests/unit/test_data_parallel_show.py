@@ -7,18 +7,18 @@ from matplotlib.collections import PolyCollection
 
 from manyranks.show import data_parallel
 from manyranks.show.data_parallel import RANKS, Scaling, Setting, explorer
-from manyranks.show.gantt import KINDS
 from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.timeline import Timeline
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
+from tests.drawn import boxes, words
 
 DEFAULT = {"model": "gpt2-xl", "cluster": "h100-dgx", "n": 64, "sequences": 8, "reduce": "overlapped", "critical": 2**20}
 
 
-def widths(stacks: data_parallel.Stacks) -> list[list[float]]:
+def widths(plot: Scaling, panel: int) -> list[list[float]]:
     """Of each part's boxes, from the top bar to the last."""
-    boxes = [artist for artist in stacks.moving if isinstance(artist, PolyCollection)]
-    return [[path.get_extents().width for path in part.get_paths()] for part in boxes]
+    parts = [artist for artist in plot.figure.axes[panel].collections if isinstance(artist, PolyCollection)]
+    return [[path.get_extents().width for path in part.get_paths()] for part in parts]
 
 
 def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
@@ -33,7 +33,7 @@ def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
 
 
 def test_the_controls_say_what_they_set():
-    labels = {name: control.description for name, control in explorer()._controls.items()}
+    labels = {name: control.description for name, control in explorer().controls.items()}
     assert labels["critical"] == "critical batch (tokens)"
     assert labels["sequences"] == "sequences a GPU"
 
@@ -57,7 +57,7 @@ def test_the_status_line_names_the_limit(change, said):
 def test_a_step_s_bars_are_the_theory_s_estimate():
     plot = Scaling()
     plot.update(**DEFAULT)
-    parts = widths(plot._step)
+    parts = widths(plot, 0)
     for row, overlap in enumerate((True, False)):
         plan = Plan(dp=64, seq=1024, batch=512, microbatch=8, zero=0, recompute="none", overlap=overlap)
         time = step.estimate(models["gpt2-xl"], plan, clusters["h100-dgx"])
@@ -69,9 +69,9 @@ def test_a_step_s_bars_are_the_theory_s_estimate():
 def test_memory_is_what_every_rank_holds_whatever_their_number():
     plot = Scaling()
     plot.update(**DEFAULT)
-    one = widths(plot._held)
+    one = widths(plot, 2)
     plot.update(**DEFAULT | {"n": 1024})
-    assert widths(plot._held) == one
+    assert widths(plot, 2) == one
     plan = Plan(dp=64, seq=1024, batch=512, microbatch=8, zero=0, recompute="none")
     shape = models["gpt2-xl"]
     states = memory.model_states(shape, plan)
@@ -90,7 +90,7 @@ def test_efficiency_falls_from_one_gpu_on_and_is_never_worse_with_overlap():
 
 
 def choices() -> dict[str, list]:
-    controls = explorer()._controls
+    controls = explorer().controls
     options = {name: list(controls[name].options) for name in ("model", "cluster", "reduce")}
     return {**{name: [value] for name, value in DEFAULT.items()}, **options, "n": [1, 8, 1024], "sequences": [1, 64]}
 
@@ -148,18 +148,8 @@ def texts(figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
-def boxes(figure) -> list[tuple[float, float, float]]:
-    """Left and right edge and row of each communication bar, in the axis's units."""
-    at = list(KINDS).index(COMMUNICATION)
-    corners = figure.axes[0].patches[at].get_path().vertices.reshape(-1, 5, 2)
-    return [(left, right, round(top)) for (left, top), (right, _) in zip(corners[:, 0], corners[:, 2], strict=True)]
-
-
-def names(monkeypatch, *timelines: Timeline) -> list[str]:
-    written = []
-    monkeypatch.setattr(data_parallel.Labels, "update", lambda self, places, texts, colours=(): written.extend(texts))
-    data_parallel.steps({str(number): timeline for number, timeline in enumerate(timelines)})
-    return written
+def names(*timelines: Timeline) -> list[str]:
+    return words(data_parallel.steps({str(number): timeline for number, timeline in enumerate(timelines)}).axes[0])
 
 
 def test_timelines_stand_under_each_other_on_one_scale():
@@ -169,8 +159,8 @@ def test_timelines_stand_under_each_other_on_one_scale():
     assert axes.get_xlabel() == "time (ms)"
     assert axes.get_xlim()[1] >= 90
     expected = [(30, 60, 0), (60, 90, 0), (20, 50, 1), (50, 65, 1)]
-    for found, wanted in zip(boxes(figure), expected, strict=True):
-        assert found == pytest.approx(wanted, abs=0.5)
+    for (left, right, top, _), wanted in zip(boxes(axes, COMMUNICATION), expected, strict=True):
+        assert (left, right, round(top)) == pytest.approx(wanted, abs=0.5)
 
 
 def test_the_exposed_time_is_written_and_lies_where_nothing_computes():
@@ -181,14 +171,14 @@ def test_the_exposed_time_is_written_and_lies_where_nothing_computes():
         assert found == pytest.approx(wanted, rel=0.01)
 
 
-def test_bars_bear_their_name_their_number_or_their_size(monkeypatch):
+def test_bars_bear_their_name_their_number_or_their_size():
     narrow = Timeline((communication(0, 0.08), communication(0.08, 0.09)))
-    assert names(monkeypatch, AFTER, narrow) == ["all_reduce 0", "all_reduce 1", "all_reduce 0", "1"]
-    assert names(monkeypatch, Timeline((communication(0, 1, "bucket 7"), communication(1, 2, "loss")))) == ["bucket 7", "loss"]
+    assert names(AFTER, narrow) == ["all_reduce 0", "all_reduce 1", "all_reduce 0", "1"]
+    assert names(Timeline((communication(0, 1, "bucket 7"), communication(1, 2, "loss")))) == ["bucket 7", "loss"]
     recorded = [communication(k, k + 1, f"all_reduce #{k + 5} of 2,000,000 bytes") for k in range(2)]
-    assert names(monkeypatch, Timeline(tuple(recorded))) == ["#5, 2 MB", "#6, 2 MB"]
+    assert names(Timeline(tuple(recorded))) == ["#5, 2 MB", "#6, 2 MB"]
     tiny = [communication(k, k + 0.001) for k in range(9)]
-    assert names(monkeypatch, Timeline(tuple(tiny))) == []
+    assert names(Timeline(tuple(tiny))) == []
 
 
 def test_the_axis_reaches_as_far_as_it_is_told_and_another_rank_may_be_shown():

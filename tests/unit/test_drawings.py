@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 from IPython.core.formatters import DisplayFormatter
 from matplotlib.patches import FancyArrowPatch
+from matplotlib.path import Path
 
 from manyranks import show
 from manyranks.show.drawings.paper import EDGE, INK, LEAST, contrast, on
@@ -115,9 +116,14 @@ def drawn(request):
 
 
 def marks(figure):
-    """For each named patch, left, top, width and height in inches; an arrow has its points."""
+    """For each named patch, left, top, width and height in inches; an arrow has the points of its shaft."""
     named = [patch for patch in figure.paper.patches if patch.get_gid()]
-    return {p.get_gid(): np.array(p._path_original.vertices if isinstance(p, FancyArrowPatch) else box(p)) for p in named}
+    return {p.get_gid(): np.array(shaft(p) if isinstance(p, FancyArrowPatch) else box(p)) for p in named}
+
+
+def shaft(arrow):
+    path = arrow.get_path()
+    return path.vertices[: list(path.codes).index(Path.MOVETO, 1)]  # its head follows
 
 
 def box(patch):

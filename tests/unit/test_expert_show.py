@@ -17,7 +17,7 @@ from manyranks.show.looks import LOOKS
 from manyranks.theory import flops, memory, models, published, traffic
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.published import steps
-from tests.unit.bars_drawn import noted_texts, widths
+from tests.drawn import marked, widths, words
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT_VALUES = {"model": "deepseek-v3", "cluster": "h800", "pp": 16, "ep": 64, "tp": 1}
@@ -302,19 +302,17 @@ def test_it_opens_on_deepseek_v3_s_layout():
     )
 
 
-def test_bars_and_numbers_are_the_settings(monkeypatch):
-    words = noted_texts(monkeypatch)
+def test_bars_and_numbers_are_the_settings():
     plot = Degrees()
     plot.update(**DEFAULT_VALUES)
+    memory, time, traffic = plot.figure.axes
     peaks, times = [now(ep=ep).peak() for ep in EXPERT], [now(tp=tp).step().seconds for tp in TENSOR]
-    assert [text.removeprefix("» ") for text in words[0]] == [*(units.size(peak.total) for peak in peaks), "80 GB"]
-    assert words[1] == ["19.7 s", "24.4 s", "45.7 s, EP 32", "» 91.1 s, EP 16"]
+    assert [text.removeprefix("» ") for text in words(memory)] == [*(units.size(peak.total) for peak in peaks), "80 GB"]
+    assert words(time) == ["19.7 s", "24.4 s", "45.7 s, EP 32", "» 91.1 s, EP 16"]
     assert "»: longer than the axis" in [axes.get_xlabel() for axes in plot.figure.axes]
-    ways = [now(limit=limit).way(hops) for hops, limit in expert_explorer._WAYS.values()]
-    assert words[2] == [f"{units.size(way.inside + way.between)}, {units.duration(way.seconds)}" for way in ways]
-    memory_widths, time_widths, traffic_widths = (
-        [sum(row) for row in widths(panel._bars)] for panel in (plot._memory, plot._time, plot._traffic)
-    )
+    ways = [now(limit=limit).way(hops) for hops, limit in expert_explorer.WAYS.values()]
+    assert words(traffic) == [f"{units.size(way.inside + way.between)}, {units.duration(way.seconds)}" for way in ways]
+    memory_widths, time_widths, traffic_widths = ([sum(row) for row in widths(panel)] for panel in plot.figure.axes)
     assert memory_widths == pytest.approx([LONGEST * min(1, peak.total / 160e9) for peak in peaks], rel=1e-3)
     assert time_widths == pytest.approx([LONGEST * min(1, seconds / times[0] / 3) for seconds in times], rel=1e-3)
     most = max(way.inside + way.between for way in ways)
@@ -324,8 +322,8 @@ def test_bars_and_numbers_are_the_settings(monkeypatch):
 def test_each_panel_marks_what_the_setting_has():
     plot = Degrees()
     plot.update(**DEFAULT_VALUES | {"tp": 8, "limit": 2})
-    rows = [panel._bars._band.get_y() + 0.45 for panel in (plot._memory, plot._time, plot._traffic)]
-    assert rows == [EXPERT.index(16), TENSOR.index(8), list(expert_explorer._WAYS).index("2 nodes at most")]
+    rows = [EXPERT.index(16), TENSOR.index(8), list(expert_explorer.WAYS).index("2 nodes at most")]
+    assert [marked(panel) for panel in plot.figure.axes] == rows
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 import manyranks as mr
 
-LIB = Path(__file__).parents[2] / "lib"
+LIB, TESTS = Path(__file__).parents[2] / "lib", Path(__file__).parents[1]
 FLOOR = {"lazy": -1, "timeline": 0, "theory": 1, "measure": 1, "world": 2, "parallel": 3, "training": 4, "show": 5, "grade": 5}
 MAY_IMPORT = {
     "lazy": (),
@@ -29,6 +29,8 @@ OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch
 NUMPY = ("manyranks.theory.optimal_checkpoints",)  # the one module of the theory that computes with arrays
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
 LONGEST_FILE, LONGEST_MEDIAN = 500, 15
+# Underscored names that are nevertheless public: IPython's, namedtuples', and os._exit.
+PROTOCOLS = {"_repr_html_", "_repr_png_", "_ipython_display_", "_replace", "_asdict", "_fields", "_exit"}
 
 
 def test_a_package_may_import_only_from_the_floors_below_it():
@@ -159,6 +161,17 @@ def test_every_file_is_short():
     assert {module: count for module, count in lines.items() if count > LONGEST_FILE} == {}
 
 
+def test_no_test_of_show_looks_behind_its_public_names():
+    paths = [path for path in sorted(TESTS.rglob("*.py")) if "grading" not in path.relative_to(TESTS).parts]
+    found = {str(path.relative_to(TESTS)): behind(path.read_text()) for path in paths}
+    assert {path: names for path, names in found.items() if names} == {}
+    assert behind("from manyranks.show.zero import _lanes, Stages\nStages()._held\nsetattr(Stages, '_sent', 1)") == [
+        "_held",
+        "_lanes",
+        "_sent",
+    ]
+
+
 def test_the_median_function_is_short():
     trees = [ast.parse(path.read_text()) for path in MODULES.values()]
     functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -169,6 +182,20 @@ def forbidden_imports(module: str, source: str) -> list[str]:
     """What the module imports against the table, wherever in the file the import stands."""
     package = module.split(".")[1]
     return [name for name in imported(module, source) if not allowed(package, name)]
+
+
+def behind(source: str) -> list[str]:
+    """The private names that a test takes from others, if it is one of manyranks.show."""
+    names = imported("tests", source) if "show" in source else []
+    if not any(f"{name}.".startswith("manyranks.show.") for name in names):
+        return []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            names.append(node.attr)
+        elif isinstance(node, ast.Call) and called(node) in ("getattr", "setattr", "delattr"):
+            names += map(leading_text, node.args)
+    last = {name.rpartition(".")[2] for name in names} - PROTOCOLS
+    return sorted(name for name in last if name.startswith("_") and not name.startswith("__"))
 
 
 def allowed(package: str, name: str) -> bool:
@@ -199,7 +226,7 @@ def called(node: ast.Call) -> str:
 def leading_text(node: ast.expr) -> str:
     """The constant that a string, or an f-string, begins with."""
     first = node.values[0] if isinstance(node, ast.JoinedStr) else node
-    return first.value.rstrip(".") if isinstance(first, ast.Constant) else ""
+    return f"{first.value}".rstrip(".") if isinstance(first, ast.Constant) else ""
 
 
 def modules_after(code: str) -> set[str]:

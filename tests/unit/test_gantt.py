@@ -14,6 +14,7 @@ from manyranks import show
 from manyranks.show import style
 from manyranks.show.gantt import KINDS, Gantt
 from manyranks.timeline import Span, Timeline
+from tests.drawn import boxes, drawings, words
 
 
 def compute(rank, name, started, finished):
@@ -33,8 +34,7 @@ def chart(*spans, **options):
 
 def rectangles(gantt, kind):
     """(left, right, top, bottom) of each box of a kind, on the axes' scale."""
-    corners = gantt._patches[kind].get_path().vertices.reshape(-1, 5, 2)
-    return np.stack([corners[:, 0, 0], corners[:, 2, 0], corners[:, 0, 1], corners[:, 2, 1]], axis=1)
+    return boxes(gantt.axes, kind)
 
 
 def test_a_box_is_where_its_span_is():
@@ -62,13 +62,13 @@ def test_the_actions_of_a_pipeline_differ_in_more_than_colour():
     assert labels == ["compute", "F forward", "I input gradient", "W weight gradient"]
     (f,), (i,), (w,) = (rectangles(gantt, kind)[:, 2:] for kind in "FIW")
     assert i[0] == f[0] < w[0] < i[1] < f[1] == w[1]
-    assert len(gantt._names.get_paths()) == 3  # of the actions only
+    assert sorted(words(gantt.axes)) == ["F0", "I0", "W0"]
 
 
 def test_a_large_chart_has_no_names():
-    assert len(chart(*(compute(0, f"F{i}", i, i + 1) for i in range(8)))._names.get_paths()) == 8
-    assert not chart(*(compute(0, f"F{i}", i, i + 1) for i in range(200)))._names.get_paths()
-    assert not chart(*(compute(rank, "F0", 0, 1) for rank in range(64)))._names.get_paths()
+    few, long, high = [(0, i) for i in range(8)], [(0, i) for i in range(200)], [(rank, 0) for rank in range(64)]
+    named = [words(chart(*(compute(rank, f"F{i}", i, i + 1) for rank, i in each)).axes) for each in (few, long, high)]
+    assert named == [[f"F{i}" for i in range(8)], [], []]
 
 
 times = st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 8))
@@ -115,36 +115,30 @@ class Schedules:
     @style.styled
     def __init__(self):
         self.figure, (axes,) = style.figure()
-        self._gantt = Gantt(axes, "boxes")
-        self.moving = self._gantt.moving
+        self.gantt, self.updates = Gantt(axes, "boxes"), []
+        self.moving = self.gantt.moving
 
     def update(self, n, p=2):
+        self.updates.append(n)
         if n == 13:
             raise ValueError("13 is no number of boxes")
         if n == 14:
             raise KeyError("a slip")
-        self._gantt.update(Timeline(tuple(compute(rank, f"F{i}", i, i + 1) for rank in range(p) for i in range(n))))
+        self.gantt.update(Timeline(tuple(compute(rank, f"F{i}", i, i + 1) for rank in range(p) for i in range(n))))
         return f"{n} boxes"
 
 
-def explorer():
-    return show.Explorer(Schedules(), n=show.slider("n", 5, 0, 20), p=show.slider("p", 2, 1, 4))
+def explorer(plot=None):
+    return show.Explorer(plot or Schedules(), n=show.slider("n", 5, 0, 20), p=show.slider("p", 2, 1, 4))
 
 
 def pixels(shown):
-    return np.asarray(PIL.Image.open(io.BytesIO(shown._image.value)).convert("RGB")).astype(int)
+    return np.asarray(PIL.Image.open(io.BytesIO(shown.png)).convert("RGB")).astype(int)
 
 
-def drawings(shown, monkeypatch):
-    """A list that grows whenever the whole figure is drawn."""
-    drawn, draw = [], shown._canvas.draw
-    monkeypatch.setattr(shown._canvas, "draw", lambda: (drawn.append(1), draw()))
-    return drawn
-
-
-def test_axes_are_drawn_again_only_when_they_change(monkeypatch):
+def test_axes_are_drawn_again_only_when_they_change():
     shown = explorer().set(n=20)
-    drawn, before = drawings(shown, monkeypatch), pixels(shown)
+    drawn, before = drawings(shown.figure), pixels(shown)
     shown.set(n=19)
     assert not drawn
     assert (pixels(shown) != before).any()
@@ -157,14 +151,14 @@ def test_axes_are_drawn_again_only_when_they_change(monkeypatch):
     assert (pixels(shown) == before).all(), "nothing is left of the picture before"
 
 
-def test_chapter_00s_axes_are_never_drawn_again(monkeypatch):
+def test_chapter_00s_axes_are_never_drawn_again():
     from manyranks import theory
 
     links = list(theory.links)
     shown = show.Explorer(
         show.hardware.MessageTime(theory.links), link=show.choice("link", links[0], links), n=show.slider("n", 1, 1, 9)
     )
-    drawn = drawings(shown, monkeypatch)
+    drawn = drawings(shown.figure)
     shown.set(link=links[1], n=4)
     assert not drawn
 
@@ -185,7 +179,7 @@ def test_an_error_of_the_plot_is_raised_by_set_and_said_after_a_moved_control():
     with pytest.raises(KeyError, match="a slip"):
         shown.set(n=14)
     shown.set(n=5)
-    shown._controls["n"].value = 14
+    shown.controls["n"].value = 14
     assert shown.status == "Error: KeyError: 'a slip'"
     assert pixels(shown).min() > 150
     with pytest.raises(KeyError):
@@ -209,23 +203,27 @@ def test_a_value_that_a_list_does_not_have_is_refused_with_those_it_has():
         shown.set(n=3)
 
 
-def test_a_dragged_control_is_drawn_once_when_it_rests(monkeypatch):
-    shown, pictures = explorer(), []
-    monkeypatch.setattr(shown, "_show", lambda picture: pictures.append(shown.status))
+def test_a_dragged_control_is_drawn_once_when_it_rests():
+    shown = explorer(plot := Schedules())
+    plot.updates.clear()
 
     async def drag():
         for n in range(6, 12):
-            shown._controls["n"].value = n
+            shown.controls["n"].value = n
         await asyncio.sleep(0.2)
 
     asyncio.run(drag())
-    assert pictures == ["11 boxes"]
+    assert (plot.updates, shown.status) == ([11], "11 boxes")
 
 
 def test_the_picture_says_the_status_line_to_those_who_cannot_see_it():
+    made = []
+    widgets.Widget.on_widget_constructed(made.append)
     shown = explorer().set(n=7)
-    assert shown._image.tooltip == shown.status == "7 boxes"
-    assert shown._image.get_state()["description"] == ""
+    widgets.Widget.on_widget_constructed(None)
+    (picture,) = (widget for widget in made if isinstance(widget, widgets.Image))
+    assert picture.tooltip == shown.status == "7 boxes"
+    assert picture.get_state()["description"] == ""
 
 
 def test_every_kind_has_a_look_of_its_own():

@@ -5,10 +5,11 @@ import re
 from itertools import accumulate
 
 import pytest
+from matplotlib.axes import Axes
 
 from manyranks.show import mfu, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.mfu_explorer import _BUDGET, Utilisation
+from manyranks.show.mfu_explorer import BUDGET, Utilisation
 from manyranks.show.mfu_setting import (
     CLUSTERS,
     CONVENTIONS,
@@ -24,7 +25,7 @@ from manyranks.show.mfu_setting import (
 )
 from manyranks.show.mfu_status import speed, status
 from manyranks.theory import clusters, flops, memory, models, roofline, step
-from tests.unit.bars_drawn import noted_texts, widths
+from tests.drawn import boxes, marked, named, widths, words
 
 DEFAULT_VALUES = {"model": "llama3-8b", "cluster": "h100-dgx", "precision": "bf16", "b": 1, "s": 8192}
 DEFAULT_VALUES |= {"recompute": "none", "flash": "on", "tp": 1, "dp": 64, "convention": "full"}
@@ -77,7 +78,7 @@ def test_flash_attention_has_no_scores_to_recompute_selectively():
 def test_the_budget_s_rows_are_all_that_a_step_spends_time_on(change):
     one = now(**change)
     budget = one.budget()
-    assert sum(budget[part] for part in _BUDGET) == pytest.approx(one.step().seconds)
+    assert sum(budget[part] for part in BUDGET) == pytest.approx(one.step().seconds)
 
 
 # The explorer
@@ -93,34 +94,39 @@ def test_it_opens_on_llama_3_8b_on_64_h100s():
     )
 
 
-def test_bars_points_and_numbers_are_the_settings(monkeypatch):
-    words = noted_texts(monkeypatch)
-    plot, one = Utilisation(), now(tp=8, dp=8)
-    plot.update(**one._asdict())
+def drawn(**change) -> list[Axes]:
+    """Both panels: the roofline, and the shares of the step."""
+    plot = Utilisation()
+    plot.update(**DEFAULT_VALUES | change)
+    return plot.figure.axes
+
+
+def test_bars_points_and_numbers_are_the_settings():
+    one = now(tp=8, dp=8)
+    roofline, share = drawn(**one._asdict())
     time, budget = one.step().seconds, one.budget()
-    rows = [f"{units.duration(budget[part])}, {budget[part] / time:.1%}" if budget[part] else "none" for part in _BUDGET]
-    assert words[1] == [f"{one.mfu:.1%}", f"{one.hfu:.1%}", *rows, "the step"]
-    expected = [[LONGEST * share] for share in (one.mfu, one.hfu, *(budget[part] / time for part in _BUDGET)) if share]
-    assert [row for row in widths(plot._time._bars) if row] == [pytest.approx(row, rel=1e-3) for row in expected]
-    paths = [plot._time._bars._boxes[part].get_path() for part in _BUDGET]
-    begun = [polygon[:, 0].min() for path in paths for polygon in path.to_polygons()]
-    spent = [budget[part] / time for part in _BUDGET if budget[part]]
+    rows = [f"{units.duration(budget[part])}, {budget[part] / time:.1%}" if budget[part] else "none" for part in BUDGET]
+    assert words(share) == [f"{one.mfu:.1%}", f"{one.hfu:.1%}", *rows, "the step"]
+    expected = [[LONGEST * share] for share in (one.mfu, one.hfu, *(budget[part] / time for part in BUDGET)) if share]
+    assert widths(share) == [pytest.approx(row, rel=1e-3) for row in expected]
+    begun = [left for part in BUDGET for left, *_ in boxes(share, part)]
+    spent = [budget[part] / time for part in BUDGET if budget[part]]
     assert begun == pytest.approx([LONGEST * share for share in accumulate([0.0, *spent[:-1]])], rel=1e-3)
     found = {part.name: part for part in one.parts()}
-    for name, line in plot._roofline._points.items():
+    for name in ("attention projections", "attention core", "MLP", "head", "router"):
+        line = named(roofline, name)
         if name in found:
             at = found[name].intensity, 100 * found[name].flops_per_second / 989e12
             assert (*line.get_xdata(), *line.get_ydata()) == pytest.approx(at)
         else:
             assert len(line.get_xdata()) == 0
-    assert plot._roofline._ridge.get_xdata()[0] == one.roof.ridge
-    assert plot._time._bars._band.get_y() + 0.45 == 2 + _BUDGET.index("tensor")
+    assert named(roofline, "ridge").get_xdata()[0] == one.roof.ridge
+    assert marked(share) == 2 + BUDGET.index("tensor")
 
 
 def test_a_rate_below_the_axes_is_drawn_at_their_edge():
-    plot = Utilisation()
-    plot.update(**DEFAULT_VALUES | {"model": "small GPT", "s": 128, "dp": 1, "cluster": "gb200-nvl72", "precision": "fp8"})
-    assert plot._roofline._points["attention core"].get_ydata()[0] == 0.05
+    roofline, _ = drawn(model="small GPT", s=128, dp=1, cluster="gb200-nvl72", precision="fp8")
+    assert named(roofline, "attention core").get_ydata()[0] == roofline.get_ylim()[0]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from math import inf, nan
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
 
 from manyranks import show
 from manyranks.measure.budget import Budget
-from manyranks.show import mfu, mfu_charts, mfu_waterfall, style
+from manyranks.show import mfu, mfu_waterfall, style
 from manyranks.show.mfu import Point
 from manyranks.theory import Plan, clusters, flops, models, roofline
 from manyranks.theory.roofline import Roof
@@ -136,13 +135,13 @@ def test_published_bars_are_shares_of_what_was_bought():
 
 def test_a_part_of_what_was_bought_has_its_share_of_the_cells():
     (axes,) = mfu.bought({"model FLOPs": 0.41, "all else": 0.59}, 16384, each=8).axes
-    cells = {colour: 0.0 for colour, _ in mfu_charts._PARTS[:2]}
-    side = mfu_charts._GRID / 64
-    for patch in axes.patches:
-        for colour in cells:
-            if patch.get_facecolor() == to_rgba(colour) and patch.get_x() < mfu_charts._GRID:
-                cells[colour] += patch.get_width() * patch.get_height() / side**2
-    assert list(cells.values()) == pytest.approx([round(0.41 * 2048), 2048 - round(0.41 * 2048)])
+    *rows, used, rest = axes.patches  # the last two say what the colours mean
+    areas = [
+        sum(row.get_width() * row.get_height() for row in rows if row.get_facecolor() == part.get_facecolor())
+        for part in (used, rest)
+    ]
+    cells = [area / sum(areas) * 2048 for area in areas]
+    assert cells == pytest.approx([round(0.41 * 2048), 2048 - round(0.41 * 2048)])
     assert texts(axes)[1:] == ["model FLOPs\n41%, 6,717 GPUs", "all else\n59%, 9,667 GPUs"]
 
 

@@ -6,14 +6,14 @@ import re
 import pytest
 
 from manyranks.parallel.mesh import Mesh
-from manyranks.show import nd, nd_explorer, nd_setting, units
+from manyranks.show import nd, nd_explorer, units
 from manyranks.show.bars import LONGEST
 from manyranks.show.nd_explorer import HIDDEN, SHOWN, TAKEN, Board
 from manyranks.show.nd_plans import PARTS
 from manyranks.show.nd_setting import Setting, Task, setting_of
 from manyranks.show.nd_status import status
 from manyranks.theory import clusters, memory, models, planner, step
-from tests.unit.bars_drawn import noted_texts, widths
+from tests.drawn import widths, words
 
 TASK = {"model": "llama3-70b", "cluster": "h100-dgx", "gpus": 1024, "batch": 1024, "seq": 8192}
 PLAN = {"tp": 8, "cp": 1, "pp": 4, "ep": 1, "dp_shard": 0, "microbatch": 1, "schedule": "1f1b", "virtual": 1, "zero": 1}
@@ -45,7 +45,6 @@ def searches(monkeypatch):
         return search(shape, *args, **kwargs)
 
     monkeypatch.setattr(planner, "search", noted)
-    nd_setting._best.cache_clear()
     return asked
 
 
@@ -107,21 +106,22 @@ def test_it_opens_on_llama_3_70b_split_as_a_rule_of_thumb_has_it():
     )
 
 
-def test_bars_and_texts_are_the_settings(monkeypatch):
-    words, plot, one = noted_texts(monkeypatch), Board(), now(cp=2)
+def test_bars_and_texts_are_the_settings():
+    plot, one = Board(), now(cp=2)
     plot.update(**DEFAULT_VALUES | {"cp": 2})
-    links, held, times, names = words
+    mesh, memory, time = plot.figure.axes
+    links = words(mesh)
     far = [f"{ranks}: InfiniBand, every {nth}" for ranks, nth in ((2, "8th"), (16, "16th"), (4, "256th"), (32, "8th"))]
     assert links[:6] == ["8: NVLink", *far[:3], "1", far[3]]
     memory_of = one.memory()
-    assert held[:5] == [units.size(size) for size in memory_of.values()]
-    assert times == [f"{units.duration(one.step().seconds)}, {one.step().mfu:.1%}", units.size(one.peak().total)]
-    assert names == ["this plan: TP 8, CP 2, PP 4, DP 16", "1F1B, ZeRO-1, b 1, recompute selective"]
-    assert widths(plot._mesh._bars) == [[pytest.approx(LONGEST * k / 10)] for k in (3, 1, 4, 2, 5)]
-    (row,) = widths(plot._time._bars)
+    assert words(memory)[:5] == [units.size(size) for size in memory_of.values()]
+    assert words(time, "texts") == [f"{units.duration(one.step().seconds)}, {one.step().mfu:.1%}", units.size(one.peak().total)]
+    assert words(time, "own") == ["this plan: TP 8, CP 2, PP 4, DP 16", "1F1B, ZeRO-1, b 1, recompute selective"]
+    assert widths(mesh) == [[pytest.approx(LONGEST * k / 10)] for k in (3, 1, 4, 2, 5)]
+    (row,) = widths(time)
     parts = [one.step().parts[part] for part in PARTS if one.step().parts[part]]
     assert row == pytest.approx([LONGEST * each / one.step().seconds for each in parts], abs=1e-6)
-    rows = widths(plot._memory._bars)
+    rows = widths(memory)
     room = 1.2 * 80e9
     assert [row for (row,) in rows[:5]] == pytest.approx([LONGEST * size / room for size in memory_of.values()], rel=1e-3)
     assert rows[5] == pytest.approx([LONGEST * size / room for size in memory_of.values()], rel=1e-3)
@@ -184,7 +184,7 @@ def test_what_cannot_be_is_refused_in_words(change, said):
 
 def test_every_choice_gives_a_status_line_or_a_reason(board):
     chosen = random.Random(10)
-    options = {name: [value for _, value in _pairs(control)] for name, control in board._controls.items() if name != "best"}
+    options = {name: [value for _, value in _pairs(control)] for name, control in board.controls.items() if name != "best"}
     settings = [{name: chosen.choice(values) for name, values in options.items()} for _ in range(150)]
     settings += [{name: value} for name, values in options.items() for value in values]
     said, reasons = [], []
@@ -208,7 +208,7 @@ def _pairs(control) -> list[tuple]:
 def test_the_planner_s_plans_are_the_fastest_that_the_controls_can_show():
     task = now(**SMALL).task
     best = task.best()
-    kept = {name: [value for _, value in _pairs(control)] for name, control in nd.explorer()._controls.items()}
+    kept = {name: [value for _, value in _pairs(control)] for name, control in nd.explorer().controls.items()}
     assert [each.seconds for each in best] == sorted(each.seconds for each in best)
     assert len({(each.plan.tp, each.plan.pp, each.plan.ep) for each in best}) == len(best) == 4
     for each in best:
@@ -220,7 +220,7 @@ def test_the_planner_s_plans_are_the_fastest_that_the_controls_can_show():
 
 
 def test_the_planner_searches_only_when_it_is_asked(searches):
-    explorer = nd.explorer().set(**SMALL)
+    explorer = nd.explorer().set(**SMALL | {"batch": 32})  # a task of this test alone: what was found once is remembered
     explorer.set(pp=4).set(zero=2)
     assert searches == []
     explorer.set(best=SHOWN)
@@ -264,19 +264,20 @@ def test_where_nothing_fits_the_planner_says_so():
     assert explorer.set(gpus=1024, batch=1024, best=HIDDEN).status.startswith("Does not fit: ")
 
 
-def test_plans_of_the_planner_are_drawn_below_this_one(monkeypatch):
-    words, plot = noted_texts(monkeypatch), Board()
+def test_plans_of_the_planner_are_drawn_below_this_one():
+    plot = Board()
+    *_, panel = plot.figure.axes
     plot.update(**DEFAULT_VALUES | SMALL | {"best": SHOWN})
-    *_, times, _ = words
+    times = words(panel, "texts")
     best = now(**SMALL).task.best()
     assert times[2:4] == [f"{units.duration(best[0].seconds)}, {best[0].time.mfu:.1%}", units.size(best[0].peak.total)]
-    beside = [text.get_text() for lines in plot._time._others for text in lines]
-    assert beside[:2] == ["1: DP 16", "ZeRO-3, b 4, recompute nothing"]
+    heads, beside = ["time, MFU", "memory"], [text.get_text() for text in panel.texts]
+    assert beside[:4] == [*heads, "1: DP 16", "ZeRO-3, b 4, recompute nothing"]
     assert all(beside)
-    assert len(widths(plot._time._bars)) == 5
+    assert len(widths(panel)) == 5
     plot.update(**DEFAULT_VALUES | SMALL)
-    beside = [text.get_text() for lines in plot._time._others for text in lines]
-    assert [text for text in beside if text] == ["for the planner's plans, choose “show them”"]
+    beside = [text.get_text() for text in panel.texts]
+    assert [text for text in beside if text] == [*heads, "for the planner's plans, choose “show them”"]
 
 
 # The chapter's tasks

@@ -2,10 +2,12 @@
 
 import io
 import itertools
+import re
 
 import numpy as np
 import PIL.Image
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.textpath import TextPath
 
@@ -14,13 +16,14 @@ from manyranks.parallel.pipeline.actions import Action, Pair, Schedule
 from manyranks.parallel.pipeline.program import Times, bubble, in_flight, program
 from manyranks.parallel.pipeline.verify import peaks
 from manyranks.show import pipeline
-from manyranks.show.labels import Labels, word
+from manyranks.show.labels import word
 from manyranks.show.pipeline import SCHEDULES, Setting, Two, compare, explorer
 from manyranks.show.pipeline_chart import Charts
 from manyranks.show.pipeline_run import Run, run
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Span, Timeline, replay
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
+from tests.drawn import boxes, drawings, named, words
 
 DEFAULT = {"first": "1F1B", "second": "ZB-H1", "p": 4, "m": 8, "v": 2, "F": 1.0, "I": 1.0, "W": 1.0, "message": 0.0}
 HALF = Times(0.5, 0.5, 0.5)
@@ -34,33 +37,24 @@ THREE = [
 ]
 
 
-def shown(*drawn: Run) -> Charts:
+def shown(*drawn: Run) -> list[Axes]:
+    """Of each chart, the axes of its bands, and those of what is held."""
     charts = Charts(len(drawn), 4, 0.5, "time", "FBIW", split=True, links=True)
     charts.update([(each.name, each) for each in drawn])
-    return charts
+    return charts.figure.axes
+
+
+def height(bands: Axes) -> float:
+    """Of a rank's row."""
+    return 2 * named(bands, "ranks").get_offsets()[0][1]
+
+
+def titles(figure) -> list[str]:
+    return [text for axes in figure.axes for text in words(axes, "title")]
 
 
 def replayed(schedule: Schedule, times: Times) -> Timeline:
     return replay(program(schedule), times)
-
-
-def boxes(patch) -> np.ndarray:
-    """(left, right, top, bottom) of each, in pixels."""
-    corners = patch.get_path().vertices.reshape(-1, 5, 2)
-    return np.stack([corners[:, 0, 0], corners[:, 1, 0], corners[:, 0, 1], corners[:, 2, 1]], axis=1)
-
-
-@pytest.fixture
-def texts(monkeypatch):
-    """All words that are put together from letters, by their size in points."""
-    written: dict[float, list[str]] = {}
-
-    def write(self, places, words, colours=()):
-        if self._outline is word:
-            written.setdefault(self._size, []).extend(words)
-
-    monkeypatch.setattr(Labels, "update", write)
-    return written
 
 
 # Charts
@@ -69,16 +63,16 @@ def texts(monkeypatch):
 @pytest.mark.parametrize(("schedule", "times"), THREE)
 def test_a_box_is_where_its_action_was_replayed_on_its_rank_in_its_kind_s_and_stage_s_look(schedule, times):
     timeline = replayed(schedule, times)
-    bands = shown(run(schedule, timeline))._bands[0]
-    end, row = max(span.finished for span in timeline.spans), bands.height(len(schedule.ranks))
-    drawn = {look: boxes(patch) for look, patch in bands._patches.items()}
+    bands, _ = shown(run(schedule, timeline))
+    end, row, wide = max(span.finished for span in timeline.spans), height(bands), bands.get_xlim()[1]
+    drawn = {look: boxes(bands, "{}{}".format(*look)) for look in itertools.product("FBIW", range(4))}
     assert sum(map(len, drawn.values())) == sum(len(schedule.actions(rank)) for rank in range(len(schedule.ranks)))
     for rank, items in enumerate(schedule.ranks):
         own, spans = [s for s, owner in enumerate(schedule.placement) if owner == rank], iter(timeline.of(rank, COMPUTE))
         for item in items:
             actions = item if type(item) is Pair else (item,)
             both = [next(spans) for _ in actions]
-            x = both[0].started / end * bands.wide, both[-1].finished / end * bands.wide
+            x = both[0].started / end * wide, both[-1].finished / end * wide
             for action in actions:
                 found = drawn[action.kind, own.index(action.stage)]
                 near = (
@@ -90,50 +84,51 @@ def test_a_box_is_where_its_action_was_replayed_on_its_rank_in_its_kind_s_and_st
 
 
 def test_the_halves_of_a_pair_lie_one_above_the_other_and_i_above_w():
-    whole = shown(run(pair := schedules.dualpipe_v(2, 4), replayed(pair, HALF)))._bands[0]
+    whole, _ = shown(run(pair := schedules.dualpipe_v(2, 4), replayed(pair, HALF)))
     ((_, _, top, middle), *_), ((_, _, below, bottom), *_) = (
-        [box for look in looks for box in boxes(whole._patches[look]) if box[3] - box[2] < 0.5 * whole.height(2)]
-        for looks in ([("F", 0), ("F", 1)], [("B", 0), ("B", 1)])
+        [box for look in looks for box in boxes(whole, look) if box[3] - box[2] < 0.5 * height(whole)]
+        for looks in (("F0", "F1"), ("B0", "B1"))
     )
     assert top < middle <= below < bottom
-    split = shown(run(one := schedules.zb_h1(1, 1), replayed(one, Times())))._bands[0]
-    ((*_, i_top, i_bottom),), ((*_, w_top, w_bottom),) = (boxes(split._patches[kind, 0]) for kind in "IW")
+    split, _ = shown(run(one := schedules.zb_h1(1, 1), replayed(one, Times())))
+    ((*_, i_top, i_bottom),), ((*_, w_top, w_bottom),) = (boxes(split, f"{kind}0") for kind in "IW")
     assert i_top < w_top < i_bottom < w_bottom
 
 
 def test_a_later_stage_is_lighter_and_has_a_bar_for_each_stage_before_it():
     schedule = schedules.interleaved(1, 1, 4)
-    bands = shown(run(schedule, replayed(schedule, Times())))._bands[0]
-    marks = boxes(bands._bars)
+    bands, _ = shown(run(schedule, replayed(schedule, Times())))
+    marks = boxes(bands, "bars")
     for level in range(4):
-        ((left, right, top, bottom),) = boxes(bands._patches["F", level])
+        ((left, right, top, bottom),) = boxes(bands, f"F{level}")
         inside = (marks[:, 0] == left) & (marks[:, 1] == right) & (marks[:, 2] > top) & (marks[:, 3] <= bottom)
         assert inside.sum() == level
     for kind in "FBIW":
-        greys = [np.dot(bands._patches[kind, level].get_facecolor()[:3], (0.3, 0.59, 0.11)) for level in range(4)]
+        greys = [np.dot(named(bands, f"{kind}{level}").get_facecolor()[:3], (0.3, 0.59, 0.11)) for level in range(4)]
         assert greys == sorted(set(greys))
 
 
 def test_a_fifth_stage_looks_as_the_fourth():
     schedule = schedules.interleaved(1, 1, 6)
-    bands = shown(run(schedule, replayed(schedule, Times())))._bands[0]
-    assert [len(boxes(bands._patches["F", level])) for level in range(4)] == [1, 1, 1, 3]
+    bands, _ = shown(run(schedule, replayed(schedule, Times())))
+    assert [len(boxes(bands, f"F{level}")) for level in range(4)] == [1, 1, 1, 3]
 
 
 def test_a_line_is_a_message_from_its_sender_s_row_to_its_receiver_s():
     schedule, times = schedules.interleaved(3, 3, 2), Times(latency=0.5)
     timeline = replayed(schedule, times)
-    bands = shown(run(schedule, timeline))._bands[0]
-    end, row = max(span.finished for span in timeline.spans), bands.height(3)
-    lines = bands._links.get_path().vertices.reshape(-1, 2, 2)
+    bands, _ = shown(run(schedule, timeline))
+    end, row, wide = max(span.finished for span in timeline.spans), height(bands), bands.get_xlim()[1]
+    lines = named(bands, "messages").get_path().vertices.reshape(-1, 2, 2)
     sent = [s for s in timeline.spans if s.kind == COMMUNICATION and s.name.startswith("send")]
     assert len(lines) == len(sent) == 2 * 5 * 3
     found = sorted((int(a[1] // row), a[0], int(b[1] // row), b[0]) for a, b in lines)
-    expected = sorted((s.rank, s.started / end * bands.wide, int(s.name[-1]), s.finished / end * bands.wide) for s in sent)
+    expected = sorted((s.rank, s.started / end * wide, int(s.name[-1]), s.finished / end * wide) for s in sent)
     assert np.array(found) == pytest.approx(np.array(expected))
     for (_, y), (_, to) in lines:
         assert (y % row > row / 2) == (y < to) == (to % row < row / 2), "between bands, not across its own"
-    assert not len(shown(run(schedule, replayed(schedule, Times())))._bands[0]._links.get_path().vertices)
+    bands, _ = shown(run(schedule, replayed(schedule, Times())))
+    assert not len(named(bands, "messages").get_path().vertices)
 
 
 def test_lines_do_not_depend_on_the_order_of_spans():
@@ -146,52 +141,44 @@ def test_lines_do_not_depend_on_the_order_of_spans():
 @pytest.mark.parametrize(("schedule", "times"), THREE)
 def test_what_is_held_is_drawn_as_it_was_in_flight(schedule, times):
     timeline = replayed(schedule, times)
-    held = shown(run(schedule, timeline))._held[0]
-    end, row, each = (
-        max(s.finished for s in timeline.spans),
-        held.height(len(schedule.ranks)),
-        schedule.stages / len(schedule.ranks),
-    )
-    areas, most = boxes(held._areas), max(peaks(schedule)) / each
+    bands, held = shown(run(schedule, timeline))
+    end, row, wide = max(s.finished for s in timeline.spans), height(bands), held.get_xlim()[1]
+    areas, most = boxes(held, "areas"), max(peaks(schedule))
+    assert (highest := max(areas[:, 3] - areas[:, 2])) < row
     for rank in range(len(schedule.ranks)):
         own = areas[(areas[:, 3] > rank * row) & (areas[:, 3] <= (rank + 1) * row)]
         steps = np.array(in_flight(schedule, timeline, rank))
-        assert own[:, 0] == pytest.approx(steps[:, 0] / end * held.wide, abs=0.51)
-        assert own[:, 3] - own[:, 2] == pytest.approx(steps[:, 1] / each / most * 0.84 * row, abs=0.51)
+        assert own[:, 0] == pytest.approx(steps[:, 0] / end * wide, abs=0.51)
+        assert own[:, 3] - own[:, 2] == pytest.approx(steps[:, 1] / most * highest, abs=1.01)
         assert own[1:, 0].tolist() == own[:-1, 1].tolist()
 
 
 def test_charts_share_their_scales_of_time_and_memory():
     slow, fast = schedules.gpipe(2, 6), schedules.one_f_one_b(2, 6)
-    charts = shown(run(slow, replayed(slow, Times(2, 2, 2))), run(fast, replayed(fast, Times())))
-    ends = [
-        max(boxes(patch)[:, 1].max() for patch in bands._patches.values() if patch.get_visible()) for bands in charts._bands
-    ]
+    above, held, below, held_below = shown(run(slow, replayed(slow, Times(2, 2, 2))), run(fast, replayed(fast, Times())))
+    ends = [boxes(bands, "B0")[:, 1].max() for bands in (above, below)]
     assert ends[0] == pytest.approx(2 * ends[1], abs=3)
-    tops = [boxes(held._areas) for held in charts._held]
-    assert [np.max(t[:, 3] - t[:, 2]) for t in tops] == pytest.approx(
-        [0.84 * charts._held[0].height(2), 0.28 * charts._held[0].height(2)], abs=1
-    )
-    first, second = (ticks.get_path().vertices for ticks in charts._ticks[0]._lines)
+    high, low = (np.ptp(boxes(axes, "areas")[:, 2:], axis=1).max() for axes in (held, held_below))
+    assert (high, low) == (pytest.approx(3 * low, abs=2), pytest.approx(high / 3, abs=1))
+    first, second = (named(bands, "ticks").get_path().vertices for bands in (above, below))
     assert (first == second).all()
 
 
-def test_boxes_bear_their_micro_batches_where_there_is_room(texts):
-    shown(run(one := schedules.one_f_one_b(2, 3), replayed(one, Times())))
-    assert sorted(texts[7.0]) == sorted(2 * [f"{kind}{i}" for kind in "FB" for i in range(3)])
-    texts.clear()
-    shown(run(many := schedules.zb_v(4, 8), replayed(many, HALF)))
-    assert sorted(text[-1] for text in texts[7.0]) == sorted(3 * 8 * [str(i) for i in range(8)])
-    assert {text[0] for text in texts[7.0] if len(text) > 1} == {"I"}, "the only letter that is narrow enough"
-    texts.clear()
-    shown(run(large := schedules.one_f_one_b(8, 32), replayed(large, Times())))
-    assert texts[7.0] == []
+def test_boxes_bear_their_micro_batches_where_there_is_room():
+    bands, _ = shown(run(one := schedules.one_f_one_b(2, 3), replayed(one, Times())))
+    assert sorted(words(bands, "names")) == sorted(2 * [f"{kind}{i}" for kind in "FB" for i in range(3)])
+    bands, _ = shown(run(many := schedules.zb_v(4, 8), replayed(many, HALF)))
+    names = words(bands, "names")
+    assert sorted(name[-1] for name in names) == sorted(3 * 8 * [str(i) for i in range(8)])
+    assert {name[0] for name in names if len(name) > 1} == {"I"}, "the only letter that is narrow enough"
+    bands, _ = shown(run(large := schedules.one_f_one_b(8, 32), replayed(large, Times())))
+    assert words(bands, "names") == []
 
 
-def test_peaks_and_ticks_are_written(texts):
-    shown(run(v := schedules.dualpipe_v(4, 8), replayed(v, HALF)))
-    assert texts[9] == ["4.5"] * 4
-    assert texts[8][:4] == ["0", "5", "10", "15"]
+def test_peaks_and_ticks_are_written():
+    bands, held = shown(run(v := schedules.dualpipe_v(4, 8), replayed(v, HALF)))
+    assert words(held, "peaks") == ["4.5"] * 4
+    assert words(bands, "numbers")[:4] == ["0", "5", "10", "15"]
 
 
 def test_a_word_of_letters_is_as_wide_and_high_as_a_text():
@@ -207,30 +194,30 @@ def picture(figure) -> np.ndarray:
     return np.asarray(PIL.Image.open(io.BytesIO(figure._repr_png_())).convert("RGB")).astype(int)
 
 
-def test_titles_say_the_bubble_and_the_makespan_of_each(texts):
-    compare({"a": schedules.one_f_one_b(4, 8), "b": schedules.zb_v(4, 8)}, {"a": Times(), "b": HALF}, unit="F")
-    assert texts[10.5] == [
+def test_titles_say_the_bubble_and_the_makespan_of_each():
+    figure = compare({"a": schedules.one_f_one_b(4, 8), "b": schedules.zb_v(4, 8)}, {"a": Times(), "b": HALF}, unit="F")
+    assert titles(figure) == [
         "a: bubble 37.5% of ideal, 27.3% of the whole; makespan 33 F",
         "b: bubble 0% of ideal, 0% of the whole; makespan 25.5 F",
     ]
 
 
-def test_seconds_are_scaled_and_messages_take_time(texts):
+def test_seconds_are_scaled_and_messages_take_time():
     figure = compare({"gpipe": schedules.gpipe(2, 2)}, Times(0.01, 0.01, 0.01, latency=0.005))
-    assert texts[10.5] == ["gpipe: bubble 66.7% of ideal, 40% of the whole; makespan 100 ms"]
+    assert titles(figure) == ["gpipe: bubble 66.7% of ideal, 40% of the whole; makespan 100 ms"]
     assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["time (ms)", "time"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["F forward", "B backward", "message"]
 
 
-def test_a_measured_timeline_is_drawn_in_place_of_the_replayed_one(texts):
+def test_a_measured_timeline_is_drawn_in_place_of_the_replayed_one():
     schedule = schedules.one_f_one_b(2, 2)
     slow = Timeline(
         tuple(span._replace(started=2 * span.started, finished=2 * span.finished) for span in replayed(schedule, Times()).spans)
     )
-    compare({"replayed": schedule, "measured": schedule}, timelines={"measured": slow}, unit="F")
-    assert [title.rpartition(" ")[0].rpartition(" ")[2] for title in texts[10.5]] == ["9", "18"]
-    compare({"mine": schedule}, timelines={"mine": slow}, unit="F")
-    assert texts[10.5][-1] == "mine: bubble 50% of ideal, 33.3% of the whole; makespan 18 F"
+    figure = compare({"replayed": schedule, "measured": schedule}, timelines={"measured": slow}, unit="F")
+    assert [title.split()[-2] for title in titles(figure)] == ["9", "18"]
+    figure = compare({"mine": schedule}, timelines={"mine": slow}, unit="F")
+    assert titles(figure) == ["mine: bubble 50% of ideal, 33.3% of the whole; makespan 18 F"]
 
 
 def test_pictures_are_deterministic_and_differ():
@@ -285,10 +272,15 @@ def opened():
     return explorer()
 
 
+def value(form: str, **letters: float) -> float:
+    """Of a closed form as it is written, such as (p − 1)(F + I − 2W)/2."""
+    return eval(re.sub(r"(?<=[\w)])(?=[A-Za-z(])", "*", form.replace("−", "-")), letters)
+
+
 def line_of(name: str, **change) -> str:
     """What the explorer's line says of this schedule."""
     now = NOW._replace(**change)
-    return pipeline._status(name, now.run(name), now)
+    return pipeline.status(name, now.run(name), now)
 
 
 def test_it_opens_on_1f1b_and_zb_h1(opened):
@@ -302,7 +294,7 @@ def test_it_opens_on_1f1b_and_zb_h1(opened):
 
 def test_the_controls_set_what_they_are_called():
     new = explorer()
-    assert {name: control.description for name, control in new._controls.items()} == {
+    assert {name: control.description for name, control in new.controls.items()} == {
         "first": "above",
         "second": "below",
         "p": "ranks p",
@@ -346,7 +338,8 @@ def test_a_closed_form_is_said_where_it_holds_and_else_why_it_does_not(name):
             assert f"no closed form for m < {theory.fewest(found.name, p)}" in line or "no closed form where p does not" in line
             continue
         if expected == pytest.approx(found.bubble):
-            assert f"bubble {found.bubble:.4g} = {pipeline._FORMS[found.name]}, " in line
+            form = re.search(rf"bubble {found.bubble:.4g} = ([^,]+), ", line)[1]
+            assert value(form, **now._asdict() | {"B": now.I + now.W}) == pytest.approx(expected)
         else:
             reasons = ["messages"] * (message > 0) + ["unequal times"] * (unequal and found.name.startswith(("zb", "dual")))
             assert f"= {expected:.4g}, because of {' and '.join(reasons)})" in line
@@ -384,29 +377,27 @@ def test_what_would_be_better_is():
 
 def test_every_control_changes_the_picture_and_the_line(opened):
     opened.set(**DEFAULT | {"second": "interleaved"})
-    before = opened._image.value, opened.status
+    before = opened.png, opened.status
     changes = {"first": "GPipe", "second": "naive", "p": 5, "m": 9, "v": 3, "F": 1.5, "I": 0.5, "W": 2.0, "message": 0.1}
     assert changes.keys() == DEFAULT.keys()
     for name, value in changes.items():
         opened.set(**{name: value})
-        assert opened._image.value != before[0], name
+        assert opened.png != before[0], name
         assert opened.status != before[1], name
         opened.set(**{name: (DEFAULT | {"second": "interleaved"})[name]})
-        assert (opened._image.value, opened.status) == before, f"{name}: and back"
+        assert (opened.png, opened.status) == before, f"{name}: and back"
 
 
-def test_axes_are_never_drawn_again(monkeypatch):
+def test_axes_are_never_drawn_again():
     new = explorer()
-    drawn, draw = [], new._canvas.draw
-    monkeypatch.setattr(new._canvas, "draw", lambda: (drawn.append(1), draw()))
+    drawn = drawings(new.figure)
     new.set(p=8, m=32, first="DualPipeV", second="interleaved", message=1.0).set(p=1, m=1)
     assert not drawn
 
 
 def test_every_setting_has_a_line_and_its_titles_have_room():
-    plot, titles = Two(), []
-    for bands in plot._charts._bands:
-        bands._title.update = lambda places, words: titles.extend(words)
+    plot, widest = Two(), 0.0
+    above, _, below, _ = plot.figure.axes
     for k, (p, m, W) in enumerate(itertools.product((1, 3, 8), (1, 6, 32), (0.25, 3.0))):
         first, second = list(SCHEDULES)[k % 8], list(SCHEDULES)[(3 * k + 3) % 8]
         v, message = 1 + k % 3, k % 2
@@ -415,8 +406,9 @@ def test_every_setting_has_a_line_and_its_titles_have_room():
         assert "nan" not in line
         assert "inf" not in line
         assert "e-" not in line.replace("micro-batch", "")
-    room = plot._charts._bands[0].wide * 72 / 100
-    assert max(word(title, 10.5, 0.0).get_extents().width for title in set(titles)) < room
+        outlines = (named(axes, "title").get_paths()[0] for axes in (above, below))
+        widest = max(widest, *(outline.get_extents().width for outline in outlines))
+    assert widest < above.bbox.width * 72 / plot.figure.dpi  # points
 
 
 def test_an_unknown_schedule_is_refused_in_words():

@@ -93,11 +93,11 @@ def test_an_explorer_says_at_its_defaults_what_limits():
 
 def test_an_explorer_is_set_and_read_from_code():
     shown = explorer()
-    before = shown._image.value
+    before = shown.png
     shown.set(n=1, link="NVLink, H100")
     assert shown.values == {"link": "NVLink, H100", "n": 1}
     assert "latency-bound" in shown.status
-    assert shown._image.value != before
+    assert shown.png != before
     assert "1 B over NVLink, H100" in repr(shown)
 
 
@@ -119,5 +119,5 @@ def test_a_setting_that_cannot_be_is_said_in_the_status_line():
 
 def test_a_moved_control_redraws_as_a_hand_would():
     shown = explorer()
-    shown._controls["n"].value = 2**30
+    shown.controls["n"].value = 2**30
     assert shown.status.startswith("1.07 GB over")

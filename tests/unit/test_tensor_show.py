@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from manyranks.show import bars, tensor, tensor_explorer, units
@@ -14,7 +15,7 @@ from manyranks.theory import Plan, clusters, memory, models, passes, published
 from manyranks.theory import tensor as theory
 from manyranks.theory.published import layers
 from manyranks.training import GPTConfig
-from tests.unit.bars_drawn import noted_texts, widths
+from tests.drawn import named, widths, words
 
 PAPER = models["megatron-22b"]
 PLAN = Plan(seq=2048, microbatch=4, precision="fp16", flash=False, recompute="none")
@@ -26,17 +27,11 @@ def texts(figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
-@pytest.fixture
-def written(monkeypatch):
-    """The texts after an update: time with its ticks and what waits, memory with its ticks, the node's end."""
-    found = noted_texts(monkeypatch)
-
-    def after(**change) -> list[list[str]]:
-        found.clear()
-        Degrees().update(**DEFAULT | change)
-        return found
-
-    return after
+def drawn(**change) -> list[Axes]:
+    """Both panels: time and kept bytes."""
+    plot = Degrees()
+    plot.update(**DEFAULT | change)
+    return plot.figure.axes
 
 
 # The pictures of a cut product
@@ -260,68 +255,59 @@ def test_the_small_model_is_the_course_s():
     assert MODELS["small GPT"][1] == GPTConfig().seq
 
 
-def test_bars_are_the_theory_s_for_every_t(written):
-    time, _, waits, kept, _, end = written()
+def test_bars_are_the_theory_s_for_every_t():
+    time, kept = drawn()
     plan = Plan(seq=2048, microbatch=4, flash=False, recompute="selective")
     for row, t in enumerate(DEGREES):
         both = passes.of_layer(PAPER, replace(plan, tp=t), clusters["a100-dgx"])
-        assert time[row] == units.duration(both.seconds)
-        assert waits[row] == f"{(both.forward.tensor + both.backward.tensor) / both.seconds:.0%} waits"
-        assert kept[row] == units.size(theory.saved(PAPER, replace(plan, tp=t)).total)
-    assert end == ["a node of 8 ends"]
-    plot = Degrees()
-    plot.update(**DEFAULT)
-    for drawn, t in zip(widths(plot._kept), DEGREES, strict=True):
+        assert words(time, "texts")[row] == units.duration(both.seconds)
+        assert words(time, "waits")[row] == f"{(both.forward.tensor + both.backward.tensor) / both.seconds:.0%} waits"
+        assert words(kept, "texts")[row] == units.size(theory.saved(PAPER, replace(plan, tp=t)).total)
+    for bar, t in zip(widths(kept), DEGREES, strict=True):
         saved = theory.saved(PAPER, replace(plan, tp=t))
         total = theory.saved(PAPER, plan).total
-        assert drawn == pytest.approx(
-            [part / total * bars.LONGEST for part in (saved.outside + saved.statistics, saved.inside)]
-        )
+        assert bar == pytest.approx([part / total * bars.LONGEST for part in (saved.outside + saved.statistics, saved.inside)])
 
 
 def test_what_is_longer_than_the_picture_ends_in_an_arrow_head():
-    plot = Degrees()
-    plot.update(**DEFAULT)
+    time, _ = drawn()
     lengths = [tensor_explorer.Setting("megatron-22b", "a100-dgx", t, True, True, True, "the core").time() for t in DEGREES]
     together = [t * both.seconds for t, both in zip(DEGREES, lengths, strict=True)]
-    assert list(plot._longer.get_ydata()) == [row for row, one in enumerate(together) if one > 4 * min(together)] == [6]
-    drawn = [sum(row) for row in widths(plot._time)]
-    assert drawn == pytest.approx([min(one / (4 * min(together)), 1) * bars.LONGEST for one in together])
-    plot.update(**DEFAULT | {"cluster": "laptop"})
-    assert list(plot._longer.get_ydata()) == []
+    most = 4 * min(together)
+    assert list(named(time, "longer").get_ydata()) == [row for row, one in enumerate(together) if one > most] == [6]
+    assert [sum(row) for row in widths(time)] == pytest.approx([min(one / most, 1) * bars.LONGEST for one in together])
+    time, _ = drawn(cluster="laptop")
+    assert list(named(time, "longer").get_ydata()) == []
 
 
 @pytest.mark.parametrize(
     "change", [{}, {"cluster": "laptop"}, {"model": "small GPT", "t": 4}, {"model": "llama3-405b"}], ids=str
 )
-def test_ticks_are_where_a_bar_of_that_length_ends(change, written):
-    _, seconds, _, _, sizes, _ = written(**change)
-    sizes_of = {name: size for size, name in (*tensor_explorer._SECONDS, *tensor_explorer._BYTES)}
-    plot = Degrees()
-    plot.update(**DEFAULT | change)
-    now = tensor_explorer.Setting(*DEFAULT.values())._replace(sequence_parallel=True, regather=True, overlap=True, **change)
-    most = now._replace(t=1).saved().total
-    shortest = min(each.t * each.time().seconds for each in tensor_explorer._possible(now))
-    longest = max(each.t * each.time().seconds for each in tensor_explorer._possible(now))
-    for scale, ticks, whole in zip(plot._scales, (seconds, sizes), (min(4 * shortest, longest), most), strict=True):
-        values = [float(number.replace(",", "")) * sizes_of[unit] for number, unit in map(str.split, ticks)]
+def test_ticks_are_where_a_bar_of_that_length_ends(change):
+    units_of = {"s": 1, "ms": 1e-3, "µs": 1e-6, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+    switches = dict.fromkeys(("sequence_parallel", "regather", "overlap"), True)
+    one = tensor_explorer.Setting(**DEFAULT | switches | change | {"t": 1})
+    for panel, of_one in zip(drawn(**change), (one.time().seconds, one.saved().total), strict=True):
+        values = [float(number.replace(",", "")) * units_of[unit] for number, unit in map(str.split, words(panel, "numbers"))]
         assert 3 <= len(values) <= 6
-        assert scale._marks.get_xdata()[::3] == pytest.approx([value / whole * bars.LONGEST for value in values])
+        of_a_unit = sum(widths(panel)[0]) / of_one  # the bar of t = 1 is not cut off
+        assert named(panel, "ticks").get_xdata()[::3] == pytest.approx([value * of_a_unit for value in values])
 
 
 @pytest.mark.parametrize(
     ("cluster", "row", "said"), [("a100-dgx", 3.5, ["a node of 8 ends"]), ("v100-dgx", 4.5, ["a node of 16 ends"])]
 )
-def test_the_line_is_where_the_node_ends(cluster, row, said, written):
-    assert written(cluster=cluster)[-1] == said
-    plot = Degrees()
-    plot.update(**DEFAULT | {"cluster": cluster})
-    assert {tuple(line.get_ydata()) for line in plot._ends} == {(row, row)}
+def test_the_line_is_where_the_node_ends(cluster, row, said):
+    panels = drawn(cluster=cluster)
+    assert words(panels[1], "node") == said
+    assert {tuple(named(panel, "node ends").get_ydata()) for panel in panels} == {(row, row)}
 
 
 @pytest.mark.parametrize("cluster", ["gb200-nvl72", "tpu-v5p", "laptop"])
-def test_no_line_where_no_group_leaves_a_node(cluster, written):
-    assert written(cluster=cluster)[-1] == []
+def test_no_line_where_no_group_leaves_a_node(cluster):
+    panels = drawn(cluster=cluster)
+    assert words(panels[1], "node") == []
+    assert not any(named(panel, "node ends").get_visible() for panel in panels)
 
 
 @pytest.mark.parametrize(
@@ -366,16 +352,17 @@ def test_switches_change_what_they_are_called():
     assert opened._replace(regather=False).saved().total - opened.saved().total == 4 * sbh * 3 / 4
     assert opened._replace(sequence_parallel=False).saved().formula == sbh * (10 + 24 / 4 + 5 * 64 * 2048 / (4 * PAPER.hidden))
     assert opened._replace(overlap=False).time().seconds > opened.time().seconds
-    pictures = {shown._image.value}
+    pictures = {shown.png}
     for name in ("sequence_parallel", "regather", "overlap"):
-        pictures.add(shown.set(**{name: "off"})._image.value)
+        pictures.add(shown.set(**{name: "off"}).png)
         shown.set(**{name: "on"})
     assert len(pictures) == 4
 
 
-def test_degrees_that_a_model_forbids_have_no_bar(written):
-    time, _, _, kept, _, _ = written(model="small GPT", t=4)
-    assert time[-4:] == kept[-4:] == ["not this t"] * 4
+def test_degrees_that_a_model_forbids_have_no_bar():
+    panels = drawn(model="small GPT", t=4)
+    assert [words(panel, "texts")[-4:] for panel in panels] == [["not this t"] * 4] * 2
+    assert [len(widths(panel)) for panel in panels] == [len(DEGREES) - 4] * 2
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,27 @@
 import itertools
 
 import pytest
+from matplotlib.axes import Axes
 
 from manyranks.show import bars, zero
 from manyranks.show.zero import STAGES, Stages, explorer, memory_over_a_step
 from manyranks.theory import Plan, clusters, memory, models, published, sharding
-from tests.unit.bars_drawn import noted_texts, widths
+from tests.drawn import named, widths, words
 
 SIXTEEN = next(iter(zero.RECIPES))
 DEFAULT = {"model": "megatron-7.5b", "cluster": "v100-dgx", "n": 64, "stage": "ZeRO-2", "k": 16, "precision": SIXTEEN}
 
 
-@pytest.fixture
-def written(monkeypatch):
-    """What each panel's texts are after an update: memory, sent, largest."""
-    texts = noted_texts(monkeypatch)
+def drawn(**change) -> list[Axes]:
+    """The panels of this setting: memory, sent, largest."""
+    plot = Stages()
+    plot.update(**DEFAULT | change)
+    return plot.figure.axes
 
-    def after(**change) -> list[list[str]]:
-        texts.clear()
-        Stages().update(**DEFAULT | change)
-        return texts
 
-    return after
+def written(**change) -> list[list[str]]:
+    """What each panel's texts are."""
+    return [words(panel) for panel in drawn(**change)]
 
 
 # The explorer
@@ -38,13 +38,13 @@ def test_it_opens_on_zero_s_figure_1_and_says_what_limits():
 
 
 def test_the_controls_set_what_they_are_called():
-    labels = {name: control.description for name, control in explorer()._controls.items()}
+    labels = {name: control.description for name, control in explorer().controls.items()}
     assert labels.keys() == DEFAULT.keys()
     assert (labels["k"], labels["precision"]) == ("shards K (HSDP)", "bytes a parameter")
     assert explorer().values == DEFAULT
 
 
-def test_the_largest_model_on_64_v100s_is_table_2_s(written):
+def test_the_largest_model_on_64_v100s_is_table_2_s():
     first, *_ = published.rows("zero_table2_max_model")
     *_, largest = written()
     shown = [f"{float(text[:-1]):.{len(digits)}f}B" for text, digits in zip(largest[:4], ("", "1", "1", ""), strict=True)]
@@ -54,7 +54,7 @@ def test_the_largest_model_on_64_v100s_is_table_2_s(written):
 
 
 @pytest.mark.parametrize("precision", zero.RECIPES)
-def test_memory_is_the_theory_s_for_every_stage(precision, written):
+def test_memory_is_the_theory_s_for_every_stage(precision):
     texts, *_ = written(precision=precision, n=32, k=8)
     shape, name = models["megatron-7.5b"], zero.RECIPES[precision]
     for place, (stage, shards) in enumerate([(0, 32), (1, 32), (2, 32), (3, 32), (3, 8)]):
@@ -67,33 +67,30 @@ def test_memory_is_the_theory_s_for_every_stage(precision, written):
 
 
 def test_bars_are_as_long_as_their_parts_and_the_line_is_the_device_s_memory():
-    plot = Stages()
-    plot.update(**DEFAULT | {"n": 8, "k": 2})
-    (line,) = {round(x, 9) for x in plot._held._limit.get_xdata()}
+    held, _, _ = drawn(n=8, k=2)
+    (line,) = {round(x, 9) for x in named(held, "limit").get_xdata()}
     shape, memory_of_one = models["megatron-7.5b"], clusters["v100-dgx"].accelerator.memory
-    for drawn, (stage, shards) in zip(widths(plot._held), [(0, 8), (1, 8), (2, 8), (3, 8), (3, 2)], strict=True):
+    for bar, (stage, shards) in zip(widths(held), [(0, 8), (1, 8), (2, 8), (3, 8), (3, 2)], strict=True):
         states = memory.model_states(shape, Plan(dp=8, dp_shard=shards, zero=stage))
-        assert drawn == pytest.approx([size / memory_of_one * line for size in states[:3]])
+        assert bar == pytest.approx([size / memory_of_one * line for size in states[:3]])
 
 
-def test_bars_beyond_four_times_the_memory_are_cut_and_say_so(written):
-    texts, *_ = written(model="llama3-405b")
+def test_bars_beyond_four_times_the_memory_are_cut_and_say_so():
+    held, *_ = drawn(model="llama3-405b")
+    texts = words(held)
     assert [text.startswith("» ") for text in texts[:10:2]] == [True, True, True, False, True]
-    plot = Stages()
-    plot.update(**DEFAULT | {"model": "llama3-405b"})
-    totals = [sum(drawn) for drawn in widths(plot._held)]
+    totals = [sum(bar) for bar in widths(held)]
     assert totals[:3] == pytest.approx([bars.LONGEST] * 3)
     assert totals[3] < bars.LONGEST
 
 
 def test_what_is_sent_is_the_theory_s_by_parts():
-    plot = Stages()
-    plot.update(**DEFAULT | {"k": 8, "precision": "18: 2 + 4 + 12 (fp32 gradients)"})
+    _, sent, _ = drawn(k=8, precision="18: 2 + 4 + 12 (fp32 gradients)")
     cut = sharding.unit_sizes(models["megatron-7.5b"])
     expected = [sharding.sent(cut, 64, stage, 2, 4) for stage in range(4)] + [sharding.sent(cut, 64, 3, 2, 4, replicas=8)]
     longest = max(parts.total for parts in expected)
-    for drawn, parts in zip(widths(plot._sent), expected, strict=True):
-        assert drawn == pytest.approx([part / longest * bars.LONGEST for part in parts if part])
+    for bar, parts in zip(widths(sent), expected, strict=True):
+        assert bar == pytest.approx([part / longest * bars.LONGEST for part in parts if part])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +128,7 @@ def test_a_way_out_is_one():
     assert shown.set(k=32).status.startswith("Does not fit")
 
 
-def test_hsdp_that_cannot_be_is_left_out_where_another_stage_is_looked_at(written):
+def test_hsdp_that_cannot_be_is_left_out_where_another_stage_is_looked_at():
     texts = written(n=8)
     assert all("K > N" in panel for panel in texts)
 
@@ -145,7 +142,7 @@ def test_unknown_names_are_refused_in_words(name, value):
 
 
 def test_every_choice_gives_a_status_line_or_a_reason():
-    plot, controls = Stages(), explorer()._controls
+    plot, controls = Stages(), explorer().controls
     options = {name: list(controls[name].options) for name in ("model", "cluster", "stage", "precision")}
     options |= {"n": [1, 8, 1024], "k": [16], "cluster": ["v100-dgx", "b200-dgx"], "precision": options["precision"][::2]}
     for values in itertools.product(*options.values()):
@@ -212,25 +209,26 @@ def test_samples_that_make_no_picture_are_refused_in_words(samples, said):
 
 
 def test_a_bar_is_drawn_for_every_stage():
-    plot = Stages()
-    plot.update(**DEFAULT)
-    assert len(widths(plot._largest)) == len(widths(plot._sent)) == len(STAGES)
+    assert [len(widths(panel)) for panel in drawn()] == [len(STAGES)] * 3
 
 
 @pytest.mark.parametrize("units", [2, 3, 6])
 def test_the_drawing_of_a_step_hides_messages_only_when_it_fetches_ahead(units):
     gather, compute = 1.0, 1.5
-    alone, forward_alone, end_alone = zero._lanes(units, gather, compute, ahead=False)
-    beside, forward_beside, end_beside = zero._lanes(units, gather, compute, ahead=True)
-    assert forward_alone == units * (gather + compute)
-    assert end_alone == units * (gather + compute) + units * (2 * gather + 2 * compute)
-    assert forward_beside == gather + units * compute
-    assert end_beside == gather + 3 * units * compute + gather
-    for lanes, gathers in ((alone, 2 * units), (beside, 2 * units - 1)):
-        labels = [label for *_, label, _ in lanes["network"]]
-        assert (sum("gather" in label for label in labels), sum("reduce" in label for label in labels)) == (gathers, units)
-        for lane in lanes.values():
-            assert all(end <= start for (_, end, *_), (start, *_) in itertools.pairwise(sorted(lane)))
+    figure = zero.step_over_time(units, gather, compute)
+    blocks = [(p.get_gid(), p.get_x(), p.get_x() + p.get_width()) for p in figure.paper.patches if p.get_gid()]
+    second = (blocks[0][2] - blocks[0][1]) / compute
+    for title, gathers, forward, end in (
+        ("one at a time: stage 3", 2 * units, units * (gather + compute), 3 * units * (gather + compute)),
+        ("fetch ahead: FSDP", 2 * units - 1, gather + units * compute, 2 * gather + 3 * units * compute),
+    ):
+        lanes = [sorted(block[1:] for block in blocks if block[0].startswith(f"{title} {of}")) for of in ("compute", "network")]
+        counts = [sum(name.startswith(f"{title} network {word}") for name, *_ in blocks) for word in ("gather", "reduce")]
+        assert counts == [gathers, units]
+        began, ended = lanes[1][0][0], max(lane[-1][1] for lane in lanes)
+        assert [lanes[0][units - 1][1] - began, ended - began] == pytest.approx([forward * second, end * second])
+        for lane in lanes:
+            assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(lane))
 
 
 def test_what_each_stage_holds_is_drawn_as_the_theory_has_it():

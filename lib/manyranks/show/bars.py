@@ -29,9 +29,11 @@ class Bars:
         self._boxes = {part: PathPatch(_NOTHING, facecolor=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
-        self._labels = Labels(axes, left=0, **labels)
+        self._labels = Labels(axes, left=0, name="texts", **labels)
         self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], color=style.BLACK, linestyle="--", linewidth=1.4)[0]
         self._band = axes.add_patch(Rectangle((0, 0), 1, 0.9, transform=axes.get_yaxis_transform(), color="#e8e8e8", zorder=0))
+        self._limit.set_gid("limit")
+        self._band.set_gid("band")
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6), xticks=[])
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_title(title, pad=44)

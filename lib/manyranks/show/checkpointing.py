@@ -152,6 +152,7 @@ class Tradeoff:
         self._front = both.step([], [], color=style.BLACK, linewidth=1.2, where="post", label="all optimal plans")[0]
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
         self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.BLACK, markersize=15, markeredgewidth=1.8)[0]
+        self._ring.set_gid("ring")
         self._room = both.plot([], [], color=style.BLACK, linestyle="--", linewidth=1.4, label="room for activations")[0]
         both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000), title="memory against compute")
         both.set_yscale("symlog", linthresh=50, linscale=2)

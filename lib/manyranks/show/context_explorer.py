@@ -50,8 +50,8 @@ class _Timeline:
     def __init__(self, axes: Axes):
         self._boxes = _Boxes(axes)
         self._ends = axes.plot([], [], color=style.BLACK, linestyle=":", linewidth=0.8)[0]
-        self._names = Labels(axes, size=8.5, left=1, outline=word)
-        self._words = Labels(axes, size=8.5, outline=word)
+        self._names = Labels(axes, size=8.5, left=1, outline=word, name="ranks")
+        self._words = Labels(axes, size=8.5, outline=word, name="hops")
         self.moving = [*self._boxes.moving, self._ends, self._names.artist, self._words.artist]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[])
         axes.set_yticks([0.5], ["rank 63"], color="white")  # keeps room for the names
@@ -107,7 +107,7 @@ class _Lengths:
         look = {"markersize": 3.5, "linewidth": 1.6}
         self._computing = axes.plot([], [], "o-", color=style.BLUE, label="computing, slowest rank", **look)[0]
         self._message = axes.plot([], [], "s--", color=style.ORANGE, label="message", **look)[0]
-        self._now = axes.plot([], [], color=style.BLACK, linestyle=":", linewidth=1.4)[0]
+        self._now = axes.plot([], [], color=style.BLACK, linestyle=":", linewidth=1.4, gid="now")[0]
         self._words = Labels(axes, size=8.5, left=0, outline=word, within=axes.transAxes)
         self.moving = [self._computing, self._message, self._now, self._words.artist]
         axes.set(xscale="log", yscale="log", xlim=(LENGTHS[0] / 1.2, 1.2 * LENGTHS[-1]), ylim=(1e-6, 1e3))

@@ -35,9 +35,7 @@ _TIME = {
 }
 _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
 # name -> hops and the nodes that a token may reach
-_WAYS = {"one hop": (1, NO_LIMIT), "two hops": (2, NO_LIMIT)} | {
-    f"{m} node{'s' * (m > 1)} at most": (2, m) for m in LIMITS if m
-}
+WAYS = {"one hop": (1, NO_LIMIT), "two hops": (2, NO_LIMIT)} | {f"{m} node{'s' * (m > 1)} at most": (2, m) for m in LIMITS if m}
 _LETTERS = "abcdefghijklmnopqrstuvwxyzDRPETGMBk0123456789 .,µ»"
 _SHOWN = 3  # times the shortest step
 _ROOMS = 2  # times a GPU's memory: as far as bars go
@@ -89,13 +87,13 @@ class _Time(_Panel):
 
 class _Traffic(_Panel):
     def __init__(self, axes: Axes):
-        super().__init__(axes, _TRAFFIC, "A layer's way to experts and back, over hops", list(_WAYS))
+        super().__init__(axes, _TRAFFIC, "A layer's way to experts and back, over hops", list(WAYS))
         axes.set_xlabel("bytes and time of a GPU and micro-batch, forward", fontsize=9)
 
     def update(self, now: Setting) -> None:
-        found = [_possible(lambda hops=hops, m=m: now._replace(limit=m).way(hops)) for hops, m in _WAYS.values()]
+        found = [_possible(lambda hops=hops, m=m: now._replace(limit=m).way(hops)) for hops, m in WAYS.values()]
         bars = [_named(_TRAFFIC, way[:2]) if way else dict.fromkeys(_TRAFFIC, 0.0) for way in found]
-        row = list(_WAYS.values()).index((2, now.limit))
+        row = list(WAYS.values()).index((2, now.limit))
         self._bars.update(bars, [_of(way) for way in found], row, max(sum(bar.values()) for bar in bars) or 1.0)
 
 

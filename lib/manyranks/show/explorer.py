@@ -76,14 +76,15 @@ class Plot(Protocol):
 
 
 class Explorer:
-    """Shows `plot` under `controls`; every change calls plot.update(**values). figure, values and status can be read.
+    """Shows `plot` under `controls`; every change calls plot.update(**values).
 
-    A picture that does not belong to the controls, because the plot has refused them, is dimmed.
+    figure, controls (by name), values, status and png can be read. A picture that does not belong to the controls, because the
+    plot has refused them, is dimmed.
     """
 
     def __init__(self, plot: Plot, **controls: widgets.ValueWidget):
         self.figure, self.status = plot.figure, ""
-        self._plot, self._controls = plot, controls
+        self._plot, self.controls = plot, controls
         self._canvas = FigureCanvasAgg(self.figure)
         self._image, self._line = _Picture(format="png"), widgets.HTML()
         self._waiting: asyncio.TimerHandle | None = None
@@ -102,7 +103,12 @@ class Explorer:
     @property
     def values(self) -> dict:
         """The controls' present values by name."""
-        return {name: control.value for name, control in self._controls.items()}
+        return {name: control.value for name, control in self.controls.items()}
+
+    @property
+    def png(self) -> bytes:
+        """The picture that is shown now."""
+        return self._image.value
 
     def set(self, **values) -> "Explorer":
         """Moves controls, as a hand would, and redraws at once.
@@ -122,9 +128,9 @@ class Explorer:
         return self
 
     def _put(self, name: str, value) -> None:
-        if name not in self._controls:
-            raise ValueError(f"{name!r}: this explorer has {', '.join(self._controls)}")
-        control = self._controls[name]
+        if name not in self.controls:
+            raise ValueError(f"{name!r}: this explorer has {', '.join(self.controls)}")
+        control = self.controls[name]
         control.unobserve(self._soon, "value")
         try:
             control.value = value
@@ -184,14 +190,14 @@ class Explorer:
 
     def _ipython_display_(self) -> None:
         keys = widgets.HTML(_KEYS, layout=widgets.Layout(display="none"))
-        controls = list(self._controls.values())
+        controls = list(self.controls.values())
         if len(controls) > _MANY:
             for control in controls:
                 control.layout = _HALF
             controls = [widgets.Box(controls, layout=widgets.Layout(flex_flow="row wrap"))]
         box = widgets.VBox([*controls, self._line, self._image, keys])
         # A page without a kernel, such as GitHub's, shows the picture; the notebook shows the controls.
-        bundle = {"text/plain": repr(self), "image/png": base64.b64encode(self._image.value).decode()} | _view(box)
+        bundle = {"text/plain": repr(self), "image/png": base64.b64encode(self.png).decode()} | _view(box)
         display(bundle, raw=True)
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
@@ -15,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Affine2D
 
 from manyranks.show import style
+from manyranks.show.labels import Words
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span, Timeline
 
 
@@ -91,8 +91,8 @@ class Gantt:
     def __init__(self, axes: Axes, title: str = ""):
         self.axes = axes
         self._frame: Frame | None = None
-        self._patches = {key: axes.add_patch(_patch(kind)) for key, kind in KINDS.items()}
-        self._names = PathCollection([], facecolor="black", linewidth=0, offset_transform=axes.transData)
+        self._patches = {key: axes.add_patch(_patch(kind, gid=key)) for key, kind in KINDS.items()}
+        self._names = Words([], facecolor="black", linewidth=0, offset_transform=axes.transData)
         self._names.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
         axes.add_collection(self._names, autolim=False)
         axes.set_title(title, pad=24)  # the legend is under it
@@ -157,17 +157,19 @@ class Gantt:
 
     def _write(self, named: list[tuple[Boxes, np.ndarray, np.ndarray, np.ndarray]]) -> None:
         """Puts the names of these boxes, with centres and widths in pixels, where they have room."""
-        texts, places = [], []
+        texts, outlines, places = [], [], []
         row = self.axes.bbox.height / max(len(self._frame.ranks), 1)
         if sum(len(of.name) for of, *_ in named) <= _MOST_NAMES and row * (_BAND - _MIDDLE) >= 1.4 * _NAME_POINTS:
             dots = self.axes.figure.dpi / 72
             for of, *where in named:
                 for name, x, y, pixels in zip(of.name, *where, strict=True):
-                    text, points = _text(name)
+                    outline, points = _text(name)
                     if points * dots + 2 <= pixels:
-                        texts.append(text)
+                        texts.append(name)
+                        outlines.append(outline)
                         places.append((x, y))
-        self._names.set(paths=texts, offsets=np.array(places).reshape(-1, 2))
+        self._names.texts = texts
+        self._names.set(paths=outlines, offsets=np.array(places).reshape(-1, 2))
 
 
 def _patch(kind: Kind, shape: type[Patch] = PathPatch, **options) -> Patch:

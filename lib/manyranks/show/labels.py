@@ -39,10 +39,16 @@ def width(text: str, size: float) -> float:
     return sum(_letter(character)[1] for character in text) * size / 10
 
 
+class Words(PathCollection):
+    """The artist of Labels. texts: what it says."""
+
+    texts: Sequence[str] = ()
+
+
 class Labels:
     """Texts at places of these axes. size: points; left: the share of a text that is to the left of its place.
 
-    outline: of a text of this size and left, around (0, 0); `word` for texts that are seldom the same.
+    outline: of a text of this size and left, around (0, 0); `word` for texts that are seldom the same. name: the artist's gid.
     """
 
     def __init__(
@@ -53,15 +59,17 @@ class Labels:
         zorder: float = 4,
         within: Transform | None = None,
         outline: Callable[[str, float, float], Path] = _outline,
+        name: str = "",
     ):
         self._size, self._left, self._outline = size, left, outline
-        self.artist = PathCollection([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder)
+        self.artist = Words([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder, gid=name)
         self.artist.set(transform=Affine2D().scale(_POINT) + axes.figure.dpi_scale_trans, clip_on=False)
         axes.add_collection(self.artist, autolim=False)
 
     def update(self, places: Sequence[tuple[float, float]], texts: Sequence[object], colours: Sequence[str] = ()) -> None:
         """Shows each text at its place, in its colour (black where none is given)."""
-        self.artist.set_paths([self._outline(str(text), self._size, self._left) for text in texts])
+        self.artist.texts = [str(text) for text in texts]
+        self.artist.set_paths([self._outline(text, self._size, self._left) for text in self.artist.texts])
         self.artist.set_offsets(np.reshape(places, (-1, 2)))
         self.artist.set_facecolors(list(colours) or style.BLACK)
 

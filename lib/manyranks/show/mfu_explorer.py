@@ -24,7 +24,7 @@ _OPERATORS = {
     "router": ("v", style.BLACK),
 }
 _USES = {"MFU": (style.BLUE, ""), "HFU": ("#56B4E9", "")}
-_BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
+BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
 _BEFORE = "before"  # the part of a bar that is not drawn: where its row's time begins
 _LETTERS = "abcdefghijklmnopqrstuvwxyzFLOPMGTHADRBEN»0123456789 .,µ%:/"
 
@@ -35,7 +35,7 @@ class _Roofline:
     def __init__(self, axes: Axes):
         self._roof = axes.plot([1, 2, 3], [1, 1, 1], color=style.BLACK, linestyle="-", label="roof")[0]
         self._achievable = axes.plot([1, 2], [1, 1], color=style.BLACK, linestyle="--", linewidth=1.1, label="achievable")[0]
-        self._ridge = axes.plot([1, 1], _Y, color="#666666", linestyle=":", linewidth=1.0)[0]
+        self._ridge = axes.plot([1, 1], _Y, color="#666666", linestyle=":", linewidth=1.0, gid="ridge")[0]
         self._points = {name: self._marked(axes, name, *look) for name, look in _OPERATORS.items()}
         self._labels = Labels(axes, size=9, left=0, outline=word)
         axes.set(xscale="log", yscale="log", xlim=_X, ylim=_Y)
@@ -74,7 +74,7 @@ class _Time:
     """MFU and HFU, and the parts of a step's time one after another, all as shares of the step."""
 
     def __init__(self, axes: Axes):
-        found = looks(_BUDGET)
+        found = looks(BUDGET)
         names = [name.removesuffix(" messages") for name, *_ in found.values()]
         # A row's name says what its bar is: hatches would take half of a redraw.
         parts = {_BEFORE: ("none", "")} | _USES | {part: (colour, "") for part, (_, colour, _) in found.items()}
@@ -94,11 +94,11 @@ class _Time:
         step, start = sum(budget.values()), 0.0
         bars = [{_BEFORE: 0.0, name: share} for name, share in uses.items()]
         texts = [f"{share:.1%}" for share in uses.values()]
-        for part in _BUDGET:
+        for part in BUDGET:
             bars.append({_BEFORE: start / step, part: budget[part] / step})
             start += budget[part]
             texts.append(f"{units.duration(budget[part])}, {budget[part] / step:.1%}" if budget[part] else "none")
-        every = [dict.fromkeys([_BEFORE, *_USES, *_BUDGET], 0.0) | bar for bar in bars]
+        every = [dict.fromkeys([_BEFORE, *_USES, *BUDGET], 0.0) | bar for bar in bars]
         self._bars.update(every, texts, len(uses) + row, 1.0, (1.0, "the step"))
 
 
@@ -138,7 +138,7 @@ class Utilisation:
         now = Setting(model, cluster, precision, b, s, recompute, flash, tp, dp, convention)
         said = status(now)
         self._roofline.update(now.roof, now.on.accelerator.matmul_fraction, now.parts())
-        self._time.update({"MFU": now.mfu, "HFU": now.hfu}, now.budget(), _BUDGET.index(limit(now)))
+        self._time.update({"MFU": now.mfu, "HFU": now.hfu}, now.budget(), BUDGET.index(limit(now)))
         return said
 
 

@@ -114,7 +114,7 @@ class _Time:
         axes.spines[:].set_visible(False)
         for x, text in ((0.55, "time, MFU"), (0.78, "memory")):
             axes.text(x, -0.75, text, fontsize=_SIZE, fontweight="bold", va="center")
-        self._own = Labels(axes, size=_SIZE, left=1.0, outline=word)
+        self._own = Labels(axes, size=_SIZE, left=1.0, outline=word, name="own")
         # The planner's plans change when it has searched, and not with every move.
         look = {"ha": "right", "va": "center", "fontsize": _SIZE, "in_layout": False}
         self._others = [[axes.text(_LEFT, row + y, "", **look) for y in _LINES] for row in range(1, 1 + BEST)]

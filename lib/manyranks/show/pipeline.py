@@ -177,7 +177,7 @@ class Two:
         now = Setting(**values)
         runs = {name: now.run(name) for name in (first, second)}
         self._charts.update([(_title(name, runs[name]), runs[name]) for name in (first, second)])
-        return " ".join(_status(name, each, now) for name, each in runs.items())
+        return " ".join(status(name, each, now) for name, each in runs.items())
 
 
 def explorer() -> Explorer:
@@ -214,7 +214,8 @@ def _title(name: str, shown: Run, second: float = 1.0, unit: str = "") -> str:
     return f"{name}: bubble {_bubble(shown)}; makespan {_number(shown.makespan / second)} {unit}".rstrip()
 
 
-def _status(name: str, shown: Run, now: Setting) -> str:
+def status(name: str, shown: Run, now: Setting) -> str:
+    """What is said of this schedule, and what limits it."""
     rank = shown.peaks.index(peak := max(shown.peaks))
     usual = min(now.p, now.m)
     held = f"{peak:.3g} micro-batch{'es' * (peak != 1)}" + f" (1F1B: {usual})" * (peak != usual)

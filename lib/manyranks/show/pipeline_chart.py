@@ -82,8 +82,9 @@ class Ticks:
 
     def __init__(self, column: Sequence[Axes], most: int):
         self._size = column[0].bbox.width, column[0].bbox.height
-        self._lines = [axes.add_patch(PathPatch(_NOTHING, edgecolor="#d0d0d0", linewidth=0.6, zorder=0)) for axes in column]
-        self._numbers = _Texts(column[-1], size=8)
+        look = {"edgecolor": "#d0d0d0", "linewidth": 0.6, "zorder": 0, "gid": "ticks"}
+        self._lines = [axes.add_patch(PathPatch(_NOTHING, **look)) for axes in column]
+        self._numbers = _Texts(column[-1], size=8, name="numbers")
         self._locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
 
     @property
@@ -123,9 +124,11 @@ class Bands(Rows):
         self._patches = {look: axes.add_patch(_patch(*look)) for look in looks}
         self._links = axes.add_patch(PathPatch(_NOTHING, edgecolor=style.BLACK, linewidth=0.6, facecolor="none", zorder=0.5))
         self._bars = axes.add_patch(PathPatch(_NOTHING, facecolor=style.BLACK, linewidth=0, antialiased=False, zorder=2))
-        self._names = _Texts(axes, size=_SIZE)
-        self._ranks = Labels(axes, size=9, left=1)
-        self._title = _Texts(axes, size=10.5, left=0)
+        self._links.set_gid("messages")
+        self._bars.set_gid("bars")
+        self._names = _Texts(axes, size=_SIZE, name="names")
+        self._ranks = Labels(axes, size=9, left=1, name="ranks")
+        self._title = _Texts(axes, size=10.5, left=0, name="title")
 
     @property
     def moving(self) -> list[Artist]:
@@ -174,9 +177,9 @@ class Held(Rows):
 
     def __init__(self, axes: Axes, rows: int):
         super().__init__(axes, rows)
-        self._areas = axes.add_patch(PathPatch(_NOTHING, facecolor=style.BLUE, linewidth=0, antialiased=False))
+        self._areas = axes.add_patch(PathPatch(_NOTHING, facecolor=style.BLUE, linewidth=0, antialiased=False, gid="areas"))
         self._floors = axes.add_patch(PathPatch(_NOTHING, edgecolor=style.BLACK, linewidth=0.6, facecolor="none"))
-        self._peaks = _Texts(axes, size=9, left=0)
+        self._peaks = _Texts(axes, size=9, left=0, name="peaks")
         self._title = Labels(axes, size=9, left=0)
         self._title.update([(0, -12)], ["micro-batches held, at most →"])
 
@@ -200,7 +203,7 @@ class Held(Rows):
 
 
 def _patch(kind: str, level: int) -> PathPatch:
-    return PathPatch(_NOTHING, facecolor=_colour(kind, level), linewidth=0, antialiased=False, zorder=1)
+    return PathPatch(_NOTHING, facecolor=_colour(kind, level), linewidth=0, antialiased=False, zorder=1, gid=f"{kind}{level}")
 
 
 def _colour(kind: str, level: int) -> tuple[float, ...]:

@@ -27,8 +27,9 @@ class Holdings:
         if not 1 <= n <= MOST:
             raise ValueError(f"{n} ranks: this picture has room and colours for 1 to {MOST}")
         self.n, self.columns, self._left = n, columns, left
-        self._stripes = axes.add_collection(PolyCollection([], linewidths=0))
-        self._frames = axes.add_collection(PolyCollection([], facecolors="none", edgecolors="#444444", linewidths=0.8))
+        self._stripes = axes.add_collection(PolyCollection([], linewidths=0, gid="stripes"))
+        frames = {"facecolors": "none", "edgecolors": "#444444", "linewidths": 0.8, "gid": "frames"}
+        self._frames = axes.add_collection(PolyCollection([], **frames))
         places = [(left + c + 0.5, r + 0.5) for r in range(n) for c in range(columns)]
         self._texts = [axes.text(x, y, "", ha="center", va="center", fontsize=9) for x, y in places]
         axes.set(xlim=(-0.05, left + columns + 0.05), ylim=(n + 0.02, -0.02), xticks=[])
