@@ -26,7 +26,7 @@ IMPORTED = (
     "manyranks.parallel.pipeline.runtime",
     "manyranks.parallel.zero",
     "manyranks.training.trainer",
-    "manyranks.grade.old.data_parallel.task",
+    "manyranks.grade.check",
 )
 local._START = local._START.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
 

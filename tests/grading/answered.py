@@ -24,8 +24,12 @@ def of_task(exercise: str, task: str) -> list[Answer]:
 
 @cache
 def definitions(exercise: str, folder: str) -> dict:
-    """What the cells of its notebook define."""
-    return Exercise(exercise).definitions(folder)
+    """What the cells of its notebook define, by task: two tasks may be about one class."""
+    defined = Exercise(exercise).definitions(folder)
+    found = {
+        name: defined.get(name, defined.get(task.call.partition("(")[0])) for name, task in records.tasks(exercise).items()
+    }
+    return {name: code for name, code in found.items() if code is not None}
 
 
 def pytest_generate_tests(metafunc) -> None:

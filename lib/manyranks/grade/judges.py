@@ -259,6 +259,31 @@ def _why_calls(trial: Trial, got: list[tuple], must: list[tuple], instead: dict[
     return ""
 
 
+def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | None = None, hint: str = "") -> Judge:
+    """The ranks' calls are those of the right answer. words: what counts of them; else operation, bytes and dtype, in order."""
+
+    def look(seen: Seen) -> dict[str, Fact]:
+        among = [call for call in seen.calls if len(call.ranks) > 1]  # one alone sends nothing
+        said = words(among) if words else [f"{call.op} of {call.bytes:,} bytes of {call.dtype}" for call in among]
+        return {"calls": said or ["no call"]}
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            got, must = (look(one)["calls"] for one in (seen, should))
+            if got != must:
+                at = next((i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other), None)
+                at = min(len(got), len(must)) if at is None else at
+                there, here = (listed(its) if len(its) <= 4 else _around(its, at, before=0, after=2) for its in (got, must))
+                many = f" in {len(got)} calls" * (len(got) != len(must)), f" in {len(must)}" * (len(got) != len(must))
+                found = f"rank {rank}: {there}{many[0]}; right is {here}{many[1]}"
+                return Verdict(False, found, hint if seen.calls else NOTHING)
+        for rank, op in trial.unwaited:
+            return Verdict(False, f"rank {rank} did not wait for its {op}", WAIT, firm=True)
+        return Verdict(True)
+
+    return Judge(what, share, verdict, look)
+
+
 def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> Judge:
     """The ranks send to the same ranks as the right answer, in its order."""
 

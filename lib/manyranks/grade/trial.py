@@ -362,7 +362,8 @@ def _is_number(value: Fact) -> bool:
 
 def _close(got: tuple[float, ...], right: tuple[float, ...], tolerance: float) -> bool:
     scale = max([*map(abs, got), *map(abs, right), 1e-12], default=1.0)
-    return all(abs(one - other) <= tolerance * scale for one, other in zip(got, right, strict=True))
+    pairs = zip(got, right, strict=True)  # beside what is infinite, everything would be close
+    return all(one == other or abs(one - other) <= tolerance * scale < math.inf for one, other in pairs)
 
 
 def only_rounded(got: Fact, right: Fact) -> bool:

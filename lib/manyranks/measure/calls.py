@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -89,6 +90,8 @@ class Recorder:
             self._library.impl(name, self._kernel(name), _KEY.name, with_keyset=True)
         recorder = self
         dist.Work.wait = lambda work, *args, **kwargs: recorder._waited(work, args, kwargs)
+        dist.Work.get_future = lambda work: recorder._future_of(work)
+        torch._C.Future.wait = lambda future: recorder._waited_for(future)
         self._functional = torch.library.Library("_c10d_functional", "IMPL")
         self._functional.impl("wait_tensor", self._wait_tensor, _KEY.name, with_keyset=True)
         return self
@@ -112,6 +115,7 @@ class Recorder:
         self._messages: dict[int, tuple[dist.Work, Call]] = {}
         self._collectives: dict[int, tuple[dist.Work, Call]] = {}
         self._completed: dict[int, Call] = {}  # by the id of a Work that may still be waited for
+        self._futures: WeakKeyDictionary[torch._C.Future, dist.Work] = WeakKeyDictionary()
         self._groups: dict[dist.ProcessGroup, tuple[str, tuple[int, ...]]] = {}
 
     def blocked_in(self, frame) -> Call | str | None:
@@ -228,6 +232,16 @@ class Recorder:
             del self._collectives[key]
             if self.everything:
                 self._completed[key] = call
+
+    def _future_of(self, work: dist.Work) -> torch._C.Future:
+        future = ends.get_future(work)
+        self._futures[future] = work  # as long as somebody has the future
+        return future
+
+    def _waited_for(self, future: torch._C.Future):
+        if (work := self._futures.pop(future, None)) is not None:
+            work.wait()
+        return ends.wait_for(future)
 
     def _waited(self, work: dist.Work, args: tuple, kwargs: dict) -> bool:
         done = None, self._completed.pop(id(work), None)

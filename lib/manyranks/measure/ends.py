@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-wait = dist.Work.wait  # PyTorch's own, in whose place the recorder puts its
+# PyTorch's own, in whose place the recorder puts its
+wait, get_future, wait_for = dist.Work.wait, dist.Work.get_future, torch._C.Future.wait
 _GLOO = "pt_gloo_runloop"  # the threads in which ProcessGroupGloo runs collectives
 _TASKS = "/proc/self/task"  # Linux lists a process's threads here
 
@@ -42,7 +43,7 @@ def _gloo_runs() -> bool:
 def notify(work: dist.Work, done: Callable[[], None]) -> bool:
     """Calls done() when the Work's future is done. Returns False where the Work has no future."""
     try:
-        work.get_future().add_done_callback(lambda _: done())
+        get_future(work).add_done_callback(lambda _: done())
     except RuntimeError:
         return False
     return True

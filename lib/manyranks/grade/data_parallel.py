@@ -1,0 +1,350 @@
+"""Checks of exercise 02_data_parallel: equal weights, averages, buckets, and buckets that leave while backward runs.
+
+The ranks train a small model in float64: a tied weight, a frozen layer, a layer `detour` that not all ranks use, buffers.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from manyranks.grade.check import Task
+from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
+from manyranks.grade.trial import Seen, Sent, Trial
+from manyranks.grade.watch import Ready, Watch, kind_of, refuse_class
+from manyranks.measure.journal import Stopped
+
+_EXACT = {"dtype": torch.float64}  # with digits that float32 has not
+_HIDDEN, _ROWS, _LENGTH, _RATE = 48, 3, 6, 0.1
+_VOCAB = _HIDDEN + 1  # a layer has as many bytes as the embedding, so that gloo does not see it where they are mixed up
+_FIRST, _CAP = 300, 10_000  # bytes: of the first bucket, and of the others
+_SMALL, _NUMBER = 4096, 64  # bytes: of examples and numbers; no parameter is as small as this, a number is
+_OF_TORCH = ("_composable", "algorithms", "fsdp", "optim", "tensor", "utils._sync", "distributed_c10d.all_reduce_coalesced")
+_OF_C = ("broadcast_coalesced", "compute_bucket_assignment_by_size")
+_THEIRS = (*(f"torch.distributed.{name}" for name in _OF_TORCH), *(f"torch._C._distributed_c10d._{name}" for name in _OF_C))
+_READY = Ready(theirs=(*_THEIRS, "torch.nn.parallel"))
+_NONE = "a parameter that a rank's examples do not use has a gradient of None there: make it zeros, and send it all the same"
+_LEFT_OUT = "is something left out where a gradient is None? It counts as zeros, and is sent all the same"
+
+
+class Toy(nn.Module):
+    """`detour` is registered before `first` and used after it: where it is used, its bucket is full before the one ahead."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(_VOCAB, _HIDDEN, **_EXACT)
+        self.detour = nn.Linear(_HIDDEN, _HIDDEN, **_EXACT)
+        self.first = nn.Linear(_HIDDEN, _HIDDEN, **_EXACT)
+        self.frozen = nn.Linear(_HIDDEN, _HIDDEN, bias=False, **_EXACT)
+        self.second = nn.Linear(_HIDDEN, _HIDDEN, **_EXACT)
+        self.head = nn.Linear(_HIDDEN, _VOCAB, bias=False, **_EXACT)
+        self.head.weight = self.embedding.weight
+        self.frozen.requires_grad_(False)
+        self.register_buffer("scale", torch.rand(3, **_EXACT))
+        self.register_buffer("count", torch.tensor(seed))
+
+    def forward(self, x_BS: Tensor, detour: bool = False) -> Tensor:
+        h = torch.tanh(self.first(self.embedding(x_BS)))
+        h = h + torch.tanh(self.detour(h)) if detour else h
+        return self.head(h + self.second(torch.tanh(self.frozen(h))) * self.scale.mean())
+
+
+def _learning(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _detours(rank: int, batch: int) -> bool:
+    """Whether this rank's batch uses the layer `detour`: in some on no rank, in some on one, in some on all but one."""
+    return (batch == 1 and rank == 1) or (batch % 3 == 2 and rank != 0)
+
+
+def _loss_of(model: nn.Module, batch: int, watch: Watch, rows: int = _ROWS) -> Tensor:
+    """The mean loss over this rank's examples in this batch."""
+    rank = dist.get_rank()
+    generator = torch.Generator().manual_seed(1000 * rank + batch + watch.seed)
+    x_BS = torch.randint(_VOCAB, (rows, _LENGTH), generator=generator)
+    logits = model(x_BS, _detours(rank, batch))
+    return nn.functional.cross_entropy(logits[:, :-1].reshape(-1, _VOCAB), x_BS[:, 1:].reshape(-1))
+
+
+class _Noise:
+    """Something of a rank's own in each of its gradients, which no other rank can work out: it must arrive by communication.
+
+    examples: by rank, the weights of its gradients in the mean, from which `leave` takes it out again.
+    """
+
+    def __init__(self, model: nn.Module, watch: Watch, examples: list[int] | None = None):
+        self._named, self._seed, self._examples = _learning(model), watch.seed, examples or [1] * dist.get_world_size()
+        for name, p in self._named.items():
+            p.register_post_accumulate_grad_hook(partial(self._add, name, dist.get_rank(), 1.0))
+
+    def _add(self, name: str, rank: int, times: float, p: nn.Parameter) -> None:
+        generator = torch.Generator().manual_seed(self._seed + 97 * rank + sum(map(ord, name)))
+        p.grad.add_(torch.randn(p.shape, generator=generator, **_EXACT), alpha=0.01 * times)
+
+    def leave(self, batches: list[int]) -> None:
+        """Takes it out of the gradients, which are means over these batches now."""
+        for name, p in ((name, p) for name, p in self._named.items() if p.grad is not None):
+            p.grad = p.grad.to_dense()
+            for rank, examples in enumerate(self._examples):
+                times = sum(_detours(rank, batch) or not name.startswith("detour") for batch in batches)
+                self._add(name, rank, -times * examples / sum(self._examples), p)
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Zeros where there is none."""
+    named = _learning(model).items()
+    return {f"the gradient of {name}": torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@contextmanager
+def _same_weights(model: nn.Module, call: str, hint: str) -> Iterator[None]:
+    """Raises Stopped where what runs inside has changed them."""
+    before = _weights(model)
+    yield
+    if changed := [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]:
+        raise Stopped(f"{call} has changed the weights: {changed[0]}", hint)
+
+
+# Tasks 1, 2 and 4
+
+
+def _replicate(case: str, function: Callable, watch: Watch) -> dict:
+    model = Toy(watch.seed + dist.get_rank())
+    function(model)
+    return {name: tensor.clone() for name, tensor in [*_weights(model).items(), *model.named_buffers()]}
+
+
+def _average(case: str, function: Callable, watch: Watch) -> dict:
+    examples = [2 + 3 * rank for rank in range(dist.get_world_size())]
+    mine, model = examples[dist.get_rank()], Toy(watch.seed)
+    noise = _Noise(model, watch, examples)
+    _loss_of(model, 1, watch, mine).backward()
+    with _same_weights(model, "average()", "the gradients are to be averaged, p.grad, and not the weights"):
+        function(model, mine)
+    noise.leave([1])
+    return _gradients(model)
+
+
+def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """From the last parameter on; a bucket ends with the parameter that brings it to its number of bytes."""
+    made: list[list[nn.Parameter]] = [[]]
+    for p in reversed([p for p in parameters if p.requires_grad]):
+        made[-1].append(p)
+        if sum(p.nbytes for p in made[-1]) >= (_FIRST if len(made) == 1 else _CAP):
+            made.append([])
+    return [bucket for bucket in made if bucket]
+
+
+def _in_buckets(case: str, function: Callable, watch: Watch) -> dict:
+    model = Toy(watch.seed)
+    noise = _Noise(model, watch)
+    _loss_of(model, 1, watch).backward()
+    with watch.peak():
+        function(_buckets(list(model.parameters())))
+    noise.leave([1])
+    return _gradients(model)
+
+
+def _by_bucket(among: list[Sent]) -> list[str]:
+    """The all-reduces in order, what was broadcast together, and what the task does not need."""
+    broadcast = sum(call.bytes for call in among if call.op == "broadcast")
+    found = [f"{broadcast:,} bytes broadcast"] if broadcast else []
+    found += [f"all_reduce of {call.bytes:,} bytes" for call in among if call.op == "all_reduce"]
+    return found + sorted({call.op for call in among} - {"all_reduce", "broadcast"})
+
+
+def _by_parameter(among: list[Sent]) -> list[str]:
+    """The all-reduces in any order; of numbers, which no parameter is as small as, how many there are."""
+    numbers = [call for call in among if call.op == "all_reduce" and call.bytes <= _NUMBER]
+    counted = [f"{len(numbers)} numbers"] if numbers else []
+    return counted + sorted(f"{call.op} of {call.bytes:,} bytes" for call in among if call not in numbers)
+
+
+_ADVICE = (
+    (r"generator didn't yield|'NoneType' object is not an iterator", "no_sync() has to `yield` where its inside is to run"),
+    (r"generator didn't stop", "no_sync() has to `yield` once, and no more"),
+    (r"'NoneType' object has no attribute 'wait'", "dist.all_reduce returns something to wait for with async_op=True only"),
+    (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b|expected a non-empty list of Tensors", _NONE),
+    (r"hook on a tensor that doesn't require grad", "frozen parameters get no gradient: ask parameter.requires_grad"),
+    (r"(waits in|to its|called) all_reduce", _LEFT_OUT),
+    (r"a leaf Variable that requires grad", "change parameters under torch.no_grad()"),
+    (r"does not have a grad_fn", "inside no_sync() backward must still make gradients"),
+)
+_METHODS = tuple((name, f"the training loop calls model.{name}()") for name in ("finish", "no_sync"))
+
+
+def _task(call: str, points: float, run: Callable, judge: tuple, cases: tuple = ("",), name: str = "", **more) -> Task:
+    name, more = name or call.partition("(")[0], {"call": call, "ready": _READY, "advice": _ADVICE, **more}
+    return Task("02_data_parallel", name, points, run, judge, cases, methods=_METHODS, **more)
+
+
+_A_ROW = max(sum(p.nbytes for p in bucket) for bucket in _buckets(list(Toy(0).parameters())))
+_ALL_ROWS = sum(p.nbytes for p in _learning(Toy(0)).values())
+_ONE = "make the row of one bucket, reduce it, write it back, and only then make the next"  # a loop keeps the one before it
+_ROWS_HELD = held(0.2, "holds the rows of one bucket at a time", peak=_A_ROW + _SMALL, hint=_ONE)
+_ALIKE = values(0.6, "gives all ranks rank 0's parameters and buffers")
+_EACH_ONCE = calls(0.4, "sends each tensor once", _by_bucket)
+replicate = _task("replicate(model)", 2, _replicate, (_ALIKE, _EACH_ONCE))
+
+_EACH_AND_NUMBER = calls(0.3, "sends every gradient once, and the number of examples", _by_parameter)
+_OVER_EXAMPLES = values(0.7, "averages over the examples")
+_UNUSED = "only rank 1 uses the layer `detour`"
+_UNEVEN = f"where each rank has 3 examples more than the one before it, and {_UNUSED}"
+average = _task("average(model, examples)", 4, _average, (_OVER_EXAMPLES, _EACH_AND_NUMBER), (_UNEVEN,))
+
+_A_BUCKET = calls(0.3, "makes one all-reduce a bucket, in order", _by_bucket)
+_IN_BUCKETS = (values(0.5, "averages over the ranks"), _A_BUCKET, _ROWS_HELD)
+average_in_buckets = _task("average_in_buckets(buckets)", 3, _in_buckets, _IN_BUCKETS, (f"where {_UNUSED}",))
+
+# Task 3
+
+_LIMITS = ((_FIRST, _CAP), (384, 384 + 48 * 48 * 8), (10**6, 10**6), (1, 1), (_FIRST, 4 * _CAP))
+
+
+def _cut(case: str, function: Callable, watch: Watch) -> dict:
+    named, found = dict(Toy(0).named_parameters()), {}
+    names = {id(p): name for name, p in named.items()}
+    for first, cap in _LIMITS:
+        given = list(named.values())
+        made = function(given, first, cap)
+        if list(map(id, given)) != list(names):
+            raise Stopped("cut has changed the list that it was given", "make new lists, and leave `parameters` as it is")
+        for what, each in (("", made), *(("a list of ", one) for one in (made if isinstance(made, list | tuple) else ()))):
+            if not isinstance(each, list | tuple):
+                raise Stopped(f"cut returned {what}{kind_of(each)}", "return the list of buckets, each a list of parameters")
+        if wrong := [p for bucket in made for p in bucket if id(p) not in names]:
+            raise Stopped(f"cut returned lists of {type(wrong[0]).__name__}", "put the parameters themselves into the lists")
+        buckets = [[names[id(p)] for p in bucket] for bucket in made]
+        found[f"with first_bytes={first:,} and cap_bytes={cap:,}: the result"] = buckets
+    return found
+
+
+_RULE = "a bucket is closed once it holds at least so many bytes, with the one that reaches it"
+cut = _task("cut(parameters, first_bytes, cap_bytes)", 2, _cut, (facts(1.0, "cuts as it should", "", _RULE),), worlds=(1,))
+
+# Tasks 5 and 6
+
+_OVERLAPPED = "Overlapped(module, first_bytes, cap_bytes)"
+_RUNS = {  # case -> a step's batches; `detour` is used on no rank in 0 and 3, on rank 1 in 1, on all but rank 0 in 2
+    "in four steps": [[0], [1], [2], [3]],
+    "with two micro-batches inside no_sync() and one outside": [[0, 1, 3], [2, 4, 3], [3, 6, 7]],
+    "after an exception inside no_sync()": [[2], [3]],
+}
+_LOOP = "the training loop calls finish(), after backward: a hook only starts all-reduces"
+_COUNT = "a bucket leaves when its last gradient is there, and no earlier: count its gradients, and count anew in each step"
+_LATE = "a bucket leaves in the hook of its last gradient, at once, with async_op=True, if those before it have left"
+
+
+def _train(case: str, kind, watch: Watch) -> dict:
+    module = Toy(watch.seed + dist.get_rank())
+    noise = _Noise(module, watch)
+    watch.follow(module)
+    model = _made(kind, module)
+    watch.forbid("finish", "backward", "finish() ran inside backward", _LOOP)
+    if "exception" in case:
+        with suppress(LookupError):
+            with _no_sync(model):
+                raise LookupError
+            raise Stopped("no_sync() has swallowed an exception", "let it through: try and finally, without except")
+    optimizer = torch.optim.SGD(module.parameters(), lr=_RATE)
+    for *alone, last in _RUNS[case]:
+        if alone:
+            watch.mark("alone")
+            with _no_sync(model):
+                for batch in alone:
+                    _loss_of(model, batch, watch).backward()
+        watch.mark("forward")
+        loss = _loss_of(model, last, watch)
+        if max(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters()) > 3:  # two are the check's
+            raise Stopped("a parameter has more than one hook of yours", "add hooks in __init__, one for each parameter")
+        with _same_weights(module, "finish()", "average gradients, parameter.grad, and leave the weights to the optimizer"):
+            watch.mark("backward")
+            loss.backward()
+            watch.mark("finish")
+            model.finish()
+        watch.mark("step")
+        noise.leave([*alone, last])
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.weigh()
+    return _weights(module)
+
+
+def _made(kind, module: Toy):
+    """The learner's wrapper. Raises Stopped where it is none, or was ready."""
+    refuse_class(kind if isinstance(kind, type) else type(kind), _READY)
+    model = kind(module, _FIRST, _CAP)
+    for part in model.modules() if isinstance(model, nn.Module) else [model]:
+        if part not in list(module.modules()):
+            refuse_class(type(part), _READY)
+    for there, lacks, hint in (
+        (callable(model), "cannot be called", "derive the class from torch.nn.Module, and give it a forward()"),
+        (callable(getattr(model, "finish", None)), "has no finish()", "write finish(self) in the class"),
+    ):
+        if not there:
+            raise Stopped(f"{_OVERLAPPED} gave a {type(model).__name__}, which {lacks}", hint)
+    return model
+
+
+def _no_sync(model):
+    """The context manager. Raises Stopped where it is none."""
+    if not callable(getattr(model, "no_sync", None)):
+        raise Stopped(f"a {type(model).__name__} has no no_sync()", "write no_sync(self) in the class")
+    if hasattr(type(context := model.no_sync()), "__enter__"):
+        return context
+    hint = "put @contextmanager above it, and `yield` where what stands inside is to run"
+    raise Stopped(f"no_sync() returned a {type(context).__name__}, which `with` cannot use", hint)
+
+
+def _order(seen: Seen) -> dict:
+    """Gradients, all-reduces, and who waits before finish() does: by step."""
+    steps, place = [], ""
+    for event in seen.events:
+        place = event.what if event.kind == "mark" else place
+        if event.kind in ("mark", "gradient") or (event.kind == "call" and event.what == "all_reduce"):
+            steps.append(in_words(event))
+        elif event.kind == "wait" and place in ("backward", "alone"):
+            steps.append("wait")
+    return {"order": steps}
+
+
+def _leaves_in_time(trial: Trial, right: Right) -> Verdict:
+    """Each bucket leaves as soon as it is full and those before it have left; nobody waits while backward runs."""
+    for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+        got, must = ([*_order(one)["order"], "nothing more"] for one in (seen, should))
+        if got != must:
+            at = next(i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other)
+            if got[at] == "wait":
+                return Verdict(False, f"rank {rank} waits for an all-reduce while backward runs", "wait in finish()")
+            steps = 1 + got[:at].count("mark step")
+            found = f"rank {rank}, step {steps}: after {got[at - 1]} comes {got[at]}; right is {must[at]}"
+            return Verdict(False, found, _LATE if must[at].startswith("call") else _COUNT)
+    return Verdict(True)
+
+
+_ROWS_KEPT = held(0.1, "keeps no more than it needs", room=_ALL_ROWS + _SMALL, hint="one copy of the gradients is enough")
+
+
+def _keeps_little(trial: Trial, right: Right) -> Verdict:
+    if any(call.op == "all_reduce" for seen in trial.seen for call in seen.calls):
+        return _ROWS_KEPT.verdict(trial, right)
+    return Verdict(False, "there was no all-reduce to judge")
+
+
+_WRAPPED = (
+    values(0.4, "trains like one process on the whole batch"),
+    calls(0.2, "sends each bucket once a step", _by_bucket),
+    by(0.3, "sends each bucket as soon as it can leave", _leaves_in_time, _order),
+    _ROWS_KEPT._replace(verdict=_keeps_little),
+)
+overlapped = _task(_OVERLAPPED, 6, _train, _WRAPPED, tuple(_RUNS)[:1], a_class=True)
+no_sync = _task(_OVERLAPPED, 3, _train, _WRAPPED, tuple(_RUNS)[1:], "no_sync", a_class=True)

@@ -1,0 +1,350 @@
+"""Checks of exercise 08_expert: experts are dealt in turn, choices come first, and ranks have different numbers of tokens.
+
+x_TH: T tokens, H hidden size; experts_KT: K choices of each; E experts, L of them on each of N ranks; S rows leave a rank, R
+arrive. A task that needs the answer to another one gets an exchange of the check's, and a way that is drawn.
+"""
+
+from collections import namedtuple
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from manyranks.grade.check import Task
+from manyranks.grade.judges import Judge, calls, facts, silent, values
+from manyranks.grade.trial import Sent, form_of, same
+from manyranks.grade.watch import Ready, Watch, kind_of, refuse_class
+from manyranks.measure.journal import Stopped
+from manyranks.parallel.expert import dispatch as ready
+
+_READY = Ready((f"{__name__}._handed",), tuple(f"torch.distributed.{name}" for name in ("nn", "tensor", "_functional")))
+_GRAPH = "no detach, no no_grad; rows travel by exchange, which all ranks call: what it returns has a graph, even without rows"
+_SPLITS = "all_to_all_single(out, x, received, sent): how many rows come stands before how many go; on the way back they swap"
+_TURNED = "those are the numbers of the other list: sent is how many rows go to each rank, received how many come from each"
+_ADVICE = (
+    ("[Ss]plit sizes|inLengthPerRank|outLength|in->size == out->size|Number of (tensor )?splits", _SPLITS),
+    ("::alltoall: invalid tensor size", "dist.all_to_all takes parts of one size: dist.all_to_all_single takes sizes"),
+    ("Invalid usage of tensors with different dtypes", "out has the dtype of what comes, float64: rows.new_empty(…) makes it"),
+    ("because the unspecified dimension size -1", "a rank may have no tokens: no −1 in view or reshape, say each size"),
+    ("waits in all_to_all #", "all ranks have to call it, also one without rows; what r sends to s, s has to expect from r"),
+    ("could not infer output dtype", "counts are whole numbers: .double() before a mean"),
+    (r"forward\(\) (takes|missing)", "the check calls Exchange.apply(rows_SH, sent, received): forward gets ctx first"),
+    ("an incorrect number of gradients", "backward returns three: the rows' gradient, None, None"),
+    ("an invalid gradient at index 0", "backward is forward with sent and received swapped"),
+    ("(must|has to) be contiguous", "what is sent has to be contiguous, and out: rows.contiguous(), grad.contiguous()"),
+)
+
+
+class Case(NamedTuple):
+    """What a task is asked; what it does not need is empty.
+
+    tokens: of each rank; dropped: whether some copies are; liked: how much more the first experts are than the last, or all by
+    bias; n, limit, factor: arguments; e: ranks of an expert-parallel group; strided: whether rows are not contiguous.
+    """
+
+    tokens: tuple[int, ...] = ()
+    E: int = 0
+    K: int = 0
+    H: int = 0
+    dropped: bool = False
+    liked: float = 0
+    n: int = 0
+    limit: int = 0
+    factor: float = 0
+    e: int = 0
+    strided: bool = False
+
+    def __str__(self) -> str:
+        return "with " + ", ".join(f"{name} = {value}" for name, value in self._asdict().items() if value)
+
+    def mine(self, watch: Watch) -> tuple[Tensor, Tensor, list[int], list[int], int]:
+        """This rank's experts_KT and gates_KT; how many rows go to each rank, and come from each; a seed."""
+        rank, ranks, every = dist.get_rank(), range(len(self.tokens)), []
+        for r, tokens in enumerate(self.tokens):
+            liked_TE = _drawn(11_700 + 10 * len(ranks) + r + watch.seed, tokens, self.E) + torch.linspace(self.liked, 0, self.E)
+            every.append(liked_TE.argsort(1, descending=True)[:, : self.K].T.contiguous())
+            if self.dropped:
+                every[-1].view(-1)[1::3] = -1
+                every[-1][:, :1] = -1  # a token that goes nowhere
+        table = [[int(((one >= 0) & (one % len(ranks) == r)).sum()) for r in ranks] for one in every]
+        gates_KT = _drawn(300 + rank + watch.seed, *every[rank].shape).sigmoid().where(every[rank] >= 0, 0)
+        return every[rank], gates_KT.requires_grad_(), table[rank], [row[rank] for row in table], rank + watch.seed
+
+
+def _drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _called(function: Callable, given: dict, more: tuple, form: str, results: dict, seed: int, graph: bool = False) -> dict:
+    """What the function makes of what is given, and the gradients that come back from the first float64 result.
+
+    results: dtype and shape of each; form: what to do where they are others; graph: whether that one must have a graph.
+    """
+    before, found = deepcopy(given), function(*given.values(), *more)
+    found = [found] if len(results) == 1 else found
+    if not isinstance(found, tuple | list) or len(found) != len(results):
+        raise Stopped(f"what it returned is {kind_of(found)}", form)
+    copies = {name: _like(one, name, form, *results[name]) for name, one in zip(results, found, strict=True)}
+    name, end = next(pair for pair in zip(results, found, strict=True) if results[pair[0]][0] == "float64")
+    if graph and not end.requires_grad:
+        raise Stopped(f"{name} has no graph", _GRAPH)
+    if end.requires_grad:
+        up, smooth = _drawn(seed, *end.shape), all(one.is_contiguous() for one in given.values() if isinstance(one, Tensor))
+        end.backward(up if smooth else up.T.contiguous().T)
+    return copies | _after(given, before)
+
+
+def _like(value: Any, what: str, form: str, dtype: str, *shape: int) -> Tensor | list[int]:
+    """A copy of the learner's. Raises Stopped where it has another shape or dtype."""
+    if dtype == "list" and isinstance(value, list | tuple) and all(type(one) is int for one in value):
+        return [*value]
+    got = form_of(value) if isinstance(value, Tensor) else kind_of(value)
+    if got != (right := "a list of whole numbers" if dtype == "list" else f"{[*shape]} of {dtype}"):
+        raise Stopped(f"{what} is {got}; right is {right}", form)
+    return value.detach().clone()
+
+
+def _after(given: dict, before: dict) -> dict:
+    """Whether what was given is as it was before, and its gradients, zeros where there are none."""
+    changed = [f"{name} was changed in place" for name, one in given.items() if not same(one, before[name])]
+    leaves = {name: one for name, one in given.items() if isinstance(one, Tensor) and one.requires_grad}
+    found = {name: torch.zeros_like(one) if one.grad is None else one.grad.clone() for name, one in leaves.items()}
+    return {"what is given": (changed or ["as it was"])[0], **{f"the gradient of {name}": one for name, one in found.items()}}
+
+
+def _handed(sent: list[int], received: list[int], hints: dict[str, str]) -> Callable:
+    """exchange as task 3 has it, on a rank where these numbers are right. hints: on others."""
+    form = "exchange(rows, sent, received): lists of how many rows go to each rank, and how many come: .tolist()"
+
+    def exchange(rows, going, coming) -> Tensor:
+        for name, value, right, other in (("sent", going, sent, received), ("received", coming, received, sent)):
+            if (got := _like(value, f"{name}, given to exchange,", form, "list")) != right:
+                hint = _TURNED if any(got) and got == other else hints[name]
+                raise Stopped(f"exchange was given {name} = {got}; right is {right}", hint)
+        return ready.exchange(rows, sent, received, None)
+
+    return exchange
+
+
+def _task(points: int, call: str, run: Callable, judge: tuple[Judge, ...], cases: Callable, advice: tuple = (), **more) -> Task:
+    name, only_two = call.partition("(")[0].partition(".")[0], "the line above says in which case it went wrong: go through it"
+    more = {"part": True, "ready": _READY, "advice": (*advice, *_ADVICE), "only_two": only_two} | more
+    return Task("08_expert", name, points, run, judge, cases, call=call, **more)
+
+
+_PAIR = "it returns (experts_KT, gates_KT), two tensors [K, T]: choices come first; the experts are int64, the gates float64"
+
+
+def _route(case: Case, function: Callable, watch: Watch) -> dict:
+    seed, shape = 100 * case.E + case.n + watch.seed, (case.K, *case.tokens)
+    logits_TE, bias_E = _drawn(seed, *case.tokens, case.E), 0.4 * _drawn(seed + 1, case.E) + case.liked
+    given = {"logits_TE": logits_TE.requires_grad_(), "bias_E": bias_E.requires_grad_()}
+    results = {"experts_KT": ("int64", *shape), "gates_KT": ("float64", *shape)}
+    return _called(function, given, (case.K, case.n, case.limit), _PAIR, results, seed + 2)
+
+
+_LOGITS = "the gates are made of the logits, without detach or no_grad, also in their sum; the bias only chooses"
+_ROUTERS = Case((7,), 12, 3, n=4, limit=2), Case((5,), 8, 2, n=4, limit=2, liked=-1000), Case((6,), 9, 3, n=3, limit=1)
+route = _task(
+    *(3, "route(logits_TE, bias_E, top_k, n, limit)", _route),
+    (
+        values(0.4, "chooses the right experts", "^experts|given", alone=True),
+        facts(0.3, "the gates are right", "^gates|given", "the K chosen experts' scores ÷ their sum, no bias", each_world=True),
+        facts(0.3, "the gradients of the logits are right, and the bias has none", "gradient|given", _LOGITS),
+    ),
+    lambda n: _ROUTERS,
+    worlds=(1,),
+    unexplained="scores = sigmoid(logits); ranks by largest score + bias; the K largest on these; gates = their scores ÷ sum",
+)
+
+
+def _drop(case: Case, function: Callable, watch: Watch) -> dict:
+    experts_KT, gates_KT, *_, seed = case.mine(watch)
+    given = {"experts_KT": experts_KT, "gates_KT": gates_KT}
+    results = {"experts_KT": ("int64", *gates_KT.shape), "gates_KT": ("float64", *gates_KT.shape)}
+    return _called(function, given, (case.E, case.factor), _PAIR, results, 900 + seed)
+
+
+_KEPT = "a gate that remains is not changed, and its gradient passes: no detach, no no_grad; the others are 0, and have none"
+_SILENT = silent(0.15, "asks no other rank", "each rank drops for itself: its own tokens are all that it needs to know")
+drop = _task(
+    *(3, "drop(experts_KT, gates_KT, experts, factor)", _drop),
+    (
+        values(0.55, "drops the right copies", "^experts|given", alone=True),
+        facts(0.3, "the gates and their gradients are right", "gates|given", _KEPT, each_world=True),
+        _SILENT._replace(each_world=True),
+    ),
+    lambda n: (
+        Case((16, 18, 13, 11)[:n], 2 * n, 2, factor=3 * n / 16, liked=3),
+        Case((11, 0, 6, 13)[:n], n, min(2, n - 1), factor=0.75, liked=1),
+    ),
+    unexplained="experts_KT.flatten() in order: a copy that finds C = ⌈factor · T·K / E⌉ of its expert before it is dropped",
+)
+
+
+def _exchange(case: Case, kind: Any, watch: Watch) -> dict:
+    if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
+        raise Stopped("Exchange is no torch.autograd.Function", "write class Exchange(torch.autograd.Function), as it is given")
+    refuse_class(kind, _READY)
+    *_, goes, comes, seed = case.mine(watch)
+    rows_SH = _drawn(30 + seed, case.H, sum(goes)).T if case.strided else _drawn(30 + seed, sum(goes), case.H)
+    given = {"rows_SH": rows_SH.requires_grad_(), "sent": goes, "received": comes}
+    form = "forward returns the rows that arrive, [sum(received), H], those of rank 0 first"
+    results = {f"with sent = {goes} and received = {comes}, what forward returned": ("float64", sum(comes), case.H)}
+    found = _called(kind.apply, given, (), form, results, 80 + seed, graph=True)
+    return {"the out of each all-to-all": "not contiguous" if watch.scattered else "contiguous"} | found
+
+
+_ROWS = "one dist.all_to_all_single in forward, of the rows, and one in backward, of their gradients, and nothing else"
+exchange = _task(
+    *(3, "Exchange.apply(rows_SH, sent, received)", _exchange),
+    (
+        values(0.6, "the rows and their gradients are right", ""),
+        calls(0.4, "sends one all-to-all in each direction, without a row too many", hint=_ROWS),
+    ),
+    lambda n: (Case((5, 3, 6, 4)[:n], 3 * n, 2, 3), Case((3, 0, 2, 4)[:n], 2 * n, 1, 5, liked=-1000, strided=True)),
+    a_class=True,
+    unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped",
+)
+
+
+def _travelling(n: int) -> tuple[Case, ...]:
+    """Tokens everywhere; dropped copies, and a rank without tokens; all for the last expert, and a rank with nothing at all."""
+    first = Case((5, 3, 6, 4)[:n], 3 * n, 2, 3)
+    return first, Case((7, 4, 0, 5)[:n], 2 * n, 3, 2, dropped=True), Case((3, 0, 0, 4)[:n], 2 * n, 1, 4, liked=-1000)
+
+
+_WAY = "order_S", "sent", "received", "sorted_R"
+_SIZES = {
+    "sent": "expert i lives on rank i % N; dropped copies do not travel: −1 is no expert, yet −1 % N is a rank",
+    "received": "the counts say it: all ranks call their all-to-all, also one without tokens; those for rank 0 stand first",
+}
+_FORM = "it returns (rows_RH, counts_L, Way(…)), also without tokens; counts, order_S, sorted_R: int64; sent, received: lists"
+
+
+def _dispatch(case: Case, function: Callable, watch: Watch) -> dict:
+    experts_KT, _, goes, comes, seed = case.mine(watch)
+    x_TH = _drawn(10 * len(goes) + seed, experts_KT.shape[1], case.H).requires_grad_()
+    form_of_way = ("int64", sum(goes)), ("list",), ("list",), ("int64", sum(comes))
+    results = {"rows_RH": ("float64", sum(comes), case.H), "counts_L": ("int64", case.E // len(goes))}
+    results |= {f"way.{name}": form for name, form in zip(_WAY, form_of_way, strict=True)}
+    given, more = {"x_TH": x_TH, "experts_KT": experts_KT}, (case.E, _handed(goes, comes, _SIZES))
+    return _called(lambda *given: _flat(function(*given)), given, more, _FORM, results, 400 + seed, graph=True)
+
+
+def _flat(found: Any) -> Any:
+    """rows_RH, counts_L, and what the way has."""
+    fits = isinstance(found, tuple | list) and len(found) == 3
+    return [*found[:2], *(getattr(found[2], name, None) for name in _WAY)] if fits else found
+
+
+def _counts(among: list[Sent]) -> list[str]:
+    return [f"whole numbers in call {i}" for i, call in enumerate(among, 1) if "int" in call.dtype]
+
+
+_COUNTS = "first one dist.all_to_all_single of E counts, int64: no other number has to travel; then the rows in one exchange"
+dispatch = _task(
+    *(5, "dispatch(x_TH, experts_KT, experts, exchange)", _dispatch),
+    (
+        values(0.35, "the rows, counts_L and way are right", "rows|counts|way|given"),
+        facts(0.1, "the gradient of x is right", "gradient|given", "it is the sum of a token's copies'", each_world=True),
+        calls(0.4, "sends E counts and the rows, and no more", hint=_COUNTS),
+        calls(0.15, "sends the counts once, and first", _counts, _COUNTS),
+    ),
+    _travelling,
+    unexplained="copies sorted by (rank, expert there, number); counts; rows by exchange; then what arrives, sorted by expert",
+)
+
+
+def _combine(case: Case, function: Callable, watch: Watch) -> dict:
+    """The way is no dispatch's: any copies go in any order, and arrive in any other."""
+    experts_KT, gates_KT, goes, comes, seed = case.mine(watch)
+    sets = (experts_KT.flatten() >= 0).nonzero()[:, 0], torch.arange(sum(comes))
+    order_S, sorted_R = (one[_drawn(700 + seed, len(one)).argsort()] for one in sets)
+    given = {"y_RH": _drawn(800 + seed, sum(comes), case.H).requires_grad_(), "gates_KT": gates_KT}
+    given["way"] = namedtuple("Way", _WAY)(order_S, goes, comes, sorted_R)
+    hints = dict.fromkeys(_WAY, "what was received goes back: exchange(rows, way.received, way.sent)")
+    more, results = (_handed([*comes], [*goes], hints),), {"out_TH": ("float64", gates_KT.shape[1], case.H)}
+    form = "it returns out_TH, float64: one row for each of this rank's tokens"
+    return _called(function, given, more, form, results, 850 + seed, graph=True)
+
+
+_RESULTS = "one exchange of all results, back to where their rows came from, and nothing else: gates are where they are needed"
+combine = _task(
+    *(4, "combine(y_RH, gates_KT, way, exchange)", _combine),
+    (
+        values(0.5, "each token's results come home, times their gates", "out|given"),
+        facts(0.25, "the gradients of y and of the gates are right", "gradient|given", _GRAPH, each_world=True),
+        calls(0.25, "sends the results once, and nothing else", hint=_RESULTS),
+    ),
+    _travelling,
+    unexplained="y in the order of arrival; exchange(rows, received, sent); times gates[order_S]; added to token order_S % T",
+)
+
+
+def _balance(case: Case, function: Callable, watch: Watch) -> dict:
+    experts_KT, *_, seed = case.mine(watch)
+    probabilities_TE = _drawn(600 + seed, experts_KT.shape[1], case.E).softmax(1).requires_grad_()
+    given = {"probabilities_TE": probabilities_TE, "experts_KT": experts_KT, "bias_E": 0.5 * _drawn(77 + watch.seed, case.E)}
+    results = {"the loss": ("float64",), "the new bias": ("float64", case.E)}
+    form = "it returns (loss, bias_E): a tensor with one number, and one of E numbers"
+    return _called(function, given, (0.125,), form, results, 950 + watch.seed)
+
+
+def _numbers(among: list[Sent]) -> list[str]:
+    return [f"{call.op} of {call.bytes // getattr(torch, call.dtype or 'int8').itemsize} numbers" for call in among]
+
+
+_ONE_SUM = "one all-reduce of E counts is enough: their sum tells how many tokens there are, and P needs no message"
+_STEP = "bias + speed · (1 − count / mean count), with all ranks' counts: who has too many copies gets a smaller one"
+_E_COUNTS = "all ranks have E counts, 0 for an expert that nobody chose there: bincount(minlength=E)"
+balance = _task(
+    *(3, "balance(probabilities_TE, experts_KT, bias_E, speed)", _balance),
+    (
+        values(0.4, "the loss and its gradient are one process's", "the loss|gradient|given"),
+        facts(0.3, "the new bias is right, and the same on all ranks", "new bias|given", _STEP, each_world=True),
+        calls(0.3, "sends E counts, once", _numbers, _ONE_SUM),
+    ),
+    lambda n: (Case((5, 3, 6, 4)[:n], 2 * n, 2), Case((4, 0, 7, 2)[:n], 3 * n, 3)),
+    (("bytes to its all_reduce|must match the (existing )?size|size of tensor", _E_COUNTS),),
+    unexplained="counts of all ranks by one all-reduce; f = counts ÷ their sum; P = this rank's sum of probabilities · N ÷ all "
+    "tokens; loss = E · Σ f·P; bias + speed · (1 − counts ÷ their mean)",
+)
+_SHAPES = {"dense": [(3, 2), (5,), (2, 2, 2)], "experts": [(4, 3), (2, 4), (3,)]}
+
+
+def _average(case: Case, function: Callable, watch: Watch) -> dict:
+    """On rank 0, the second expert parameter has no gradient."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group(range(k, n, case.e)) for k in range(case.e)] if case.e > 1 else [dist.group.WORLD]
+    named = {f"{name}[{i}]": shape for name, shapes in _SHAPES.items() for i, shape in enumerate(shapes)}
+    found = {name: nn.Parameter(_drawn(40, *shape)) for name, shape in named.items()}
+    for i, one in enumerate(found.values()):
+        one.grad = None if (rank, i) == (0, 4) else _drawn(20 * rank + i + watch.seed, *one.shape)
+    before, parameters = deepcopy(found), [*found.values()]
+    function(parameters[:3], parameters[3:], groups[rank % case.e])
+    return _after(found, before) | {"without a gradient": [name for name, one in found.items() if one.grad is None]}
+
+
+def _sums(among: list[Sent]) -> list[str]:
+    """In any order. Where all ranks are replicas, both may be one call."""
+    if len(among) == 2 and len({(call.op, call.ranks) for call in among}) == 1:
+        among = [among[0]._replace(bytes=among[0].bytes + among[1].bytes)]
+    return sorted(f"{call.op} of {call.bytes:,} bytes of {call.dtype} among {len(call.ranks)} ranks" for call in among)
+
+
+_NOT_SKIPPED = "a parameter whose .grad is None counts as 0: who skips it sends fewer numbers than the others"
+_TWO_SUMS = "dist.all_reduce of one flat row of all that is dense, and of one of all of the rank's experts with group=replicas"
+average = _task(
+    *(3, "average(dense, experts, replicas)", _average),
+    (
+        values(0.55, "each gradient is that of the mean of all losses", ""),
+        calls(0.45, "sums dense gradients over all ranks, and experts' over their replicas only, once each", _sums, _TWO_SUMS),
+    ),
+    lambda n: tuple(Case(n=n, e=e) for e in {2: (1, 2), 3: (1, 3), 4: (2, 4)}[n]),
+    (("'NoneType' object has|of type NoneType|NoneType found|(got|not) NoneType|bytes to its all_reduce", _NOT_SKIPPED),),
+    unexplained="dense: the sum over all ranks ÷ N; experts: the sum over the replicas ÷ N; None counts as 0",
+)
