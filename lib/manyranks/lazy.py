@@ -3,6 +3,25 @@
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
+
+
+class Missing(ImportError):
+    """A package that is needed is not installed: its text says all, so neither notebooks nor commands show a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+def require(*packages: str) -> None:
+    """Raises Missing for those that are not installed."""
+    lacking = [name for name in packages if name not in sys.modules and find_spec(name) is None]
+    if lacking:
+        shown = sys.excepthook
+        sys.excepthook = lambda kind, error, trace: (
+            print(error, file=sys.stderr) if kind is Missing else shown(kind, error, trace)
+        )
+        raise Missing(f"manyranks needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
 
 
 def names(package: str, /, *modules: str, **homes: str) -> tuple[Callable, Callable, list[str]]:

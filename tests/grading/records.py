@@ -9,9 +9,8 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from manyranks import grade
 from manyranks.grade import answers
-from manyranks.grade.answers import ALSO, MISTAKE, Answer, dumped
+from manyranks.grade.answers import ALSO, MISTAKE, Answer, dumped, tasks
 from manyranks.grade.check import FOLDER, Record, Report, Task, loaded, shipped
 from manyranks.grade.trial import Trial
 from tests.conftest import ROOT
@@ -28,16 +27,6 @@ class Ran(NamedTuple):
 def exercises() -> list[str]:
     """Those that have mistakes."""
     return sorted(file.parent.name for file in (ROOT / "solutions").glob("*/mistakes.py"))
-
-
-def tasks(exercise: str) -> dict[str, Task]:
-    """Name -> task, in the order of the exercise's module."""
-    found = {}
-    for name in grade.__all__:
-        module = getattr(grade, name)
-        if hasattr(module, "__name__"):
-            found |= {task.name: task for task in answers.tasks_of(module).values() if task.exercise == exercise}
-    return found
 
 
 def answers_of(exercise: str) -> list[Answer]:

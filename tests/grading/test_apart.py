@@ -1,6 +1,7 @@
 """Judging apart: what learners' code may try, and that none of it changes a score, stays behind, or is seen."""
 
 import os
+import socket
 import time
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,7 @@ def shard(tensor):
 """
 WRONG = "def shard(tensor): pass\n"
 SECRET = "the solution"
+OPEN: list[apart.Judge] = []
 
 
 def submission(source: str):
@@ -33,8 +35,21 @@ def submission(source: str):
     return notebook | {"cells": kept[: 1 + next(i for i, cell in enumerate(kept) if is_check(cell))]}
 
 
-def judged(source: str):
-    (one,) = apart.judge(nbformat.from_dict(submission(source)))
+def judges() -> apart.Judge:
+    return apart.Judge(fewer_fences=True)  # the tests may run as root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def court():
+    """One for all: it knows what is right once it has been asked."""
+    with judges() as judge:
+        OPEN.append(judge)
+        yield judge
+        OPEN.clear()
+
+
+def judged(source: str, judge: apart.Judge | None = None):
+    (one,) = (judge or OPEN[0]).judged(lambda: nbformat.from_dict(submission(source)))
     return one
 
 
@@ -153,41 +168,208 @@ def test_the_judge_cannot_be_killed():
     assert "PermissionError" in f"{judged(answer).report}"
 
 
-PICKLES = {
-    "an object that calls": """
-import os, manyranks.world.rank
+REPLIES = {
+    "a pickle that calls": """
+import os, pickle
 class Evil:
     def __reduce__(self):
         return os.system, ("touch FILE",)
-manyranks.world.rank.record = lambda *a: (Evil(), None)
+reply = pickle.dumps(Evil())
 """,
-    "a reply that calls": """
-import manyranks.world.rank
-manyranks.world.rank.pickle.dumps = lambda *a: b"cos\\nsystem\\n(S'touch FILE'\\ntR."
+    "a pickle that sets an attribute of a class of ours": """
+import pickle
+reply = (
+    b"cmanyranks.grade.apart\\nJudged\\n(NN}(S'points'\\nI2\\nutt}b."
+)
 """,
-    "a reply that is none": """
-import manyranks.world.rank
-manyranks.world.rank.pickle.dumps = lambda *a: b"I1\\n."
+    "tuples in tuples as a key": "reply = bytes([0x81]) + bytes([0x91]) * 3_000_000\n",
+    "a list that says it is long": "reply = bytes([0xdd, 255, 255, 255, 255])\n",
+    "a tensor without elements that says it has some": """
+import struct
+head = struct.pack("<BB", 0, 2) + struct.pack("<QQ", 1 << 40, 1 << 40)
+reply = bytes([0xc7, len(head), 1]) + head
 """,
+    "nothing": "reply = b''\n",
+}
+SENDS = """
+import manyranks.world.rank as rank
+send = rank.messages.send
+rank.messages.send = lambda connection, frames: send(connection, [reply] * len(frames))
+"""
+
+
+@pytest.mark.parametrize("kind", matrix(REPLIES, ["a pickle that calls", "tuples in tuples as a key"]))
+def test_what_comes_back_is_only_data(kind, tmp_path):
+    file = tmp_path / "called"
+    attempt = REPLIES[kind].replace("FILE", str(file)) + SENDS
+    inside = "".join(f"    {line}\n" for line in attempt.splitlines())
+    assert judged(f"def shard(tensor):\n{inside}    return tensor\n").report.points == 0
+    assert not file.exists()
+    assert judged(RIGHT).points == 2, "whoever is judged afterwards has his own points"
+
+
+SOCKETS = """
+import gc, socket, struct, threading, time
+def shard(tensor):
+    found = sorted((one for one in gc.get_objects() if isinstance(one, socket.socket)), key=lambda one: one.fileno())
+    ATTEMPT
+"""
+ATTEMPTS_ON_SOCKETS = {
+    "a message that says it is huge": "[one.sendall(struct.pack('<IQ', 1, 1 << 50)) for one in found]",
+    "half a message to every question": "[one.sendall(struct.pack('<IQ', 1, 500) + b'x') for one in found]; time.sleep(60)",
+    "a reply that drips": "[one.sendall(struct.pack('<IQ', 1, 500)) for one in found]; "
+    "[(one.sendall(b'x'), time.sleep(0.5)) for _ in range(600) for one in found]",
 }
 
 
-@pytest.mark.parametrize("kind", PICKLES)
-def test_what_comes_back_is_only_data(kind, tmp_path):
-    file = tmp_path / "called"
-    assert judged(PICKLES[kind].replace("FILE", str(file)) + RIGHT).report.points == 0
-    assert not file.exists()
+@pytest.mark.parametrize("kind", matrix(ATTEMPTS_ON_SOCKETS, ["a message that says it is huge"]))
+def test_a_connection_that_is_misused_costs_this_task_its_points_and_little_time(kind, monkeypatch):
+    monkeypatch.setattr(trial, "slowness", lambda: 1.0)
+    started = time.monotonic()
+    assert judged(SOCKETS.replace("ATTEMPT", ATTEMPTS_ON_SOCKETS[kind])).report.points == 0
+    assert time.monotonic() - started < 120  # 20 on a machine that does nothing else
 
 
-def test_a_message_that_pretends_to_be_huge_is_not_read():
-    answer = """
-import gc, socket, struct
+BESIDE = """
+import socket, threading
 def shard(tensor):
-    for one in gc.get_objects():
-        if isinstance(one, socket.socket):
-            one.sendall(struct.pack("<IQ", 1, 1 << 50))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        other, _ = server.accept()
+        sender = threading.Thread(target=sock.sendall, args=(bytes(5_000_000),))
+        sender.start()
+        got = 0
+        while got < 5_000_000:
+            got += len(other.recv(1 << 20))
+        other.close()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return torch.nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n)).chunk(n)[rank].clone()
 """
-    assert judged(answer).report.points == 0
+
+
+@pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
+def test_what_ranks_send_beside_what_they_note_is_seen_by_the_kernel():
+    report = judged(BESIDE).report
+    assert report.points == 0
+    assert "as the kernel counts it, and noted calls of" in f"{report}"
+
+
+NOTES = """
+import os, time
+def shard(tensor):
+    here = [name for name in os.listdir('.') if os.path.isdir(name)]
+    for name in here:
+        for rank in range(4):
+            file = f'{name}/{rank}'
+            try:
+                os.remove(file)
+                ATTEMPT
+            except OSError:  # another rank was faster
+                pass
+    time.sleep(1)
+    1 / 0
+"""
+
+
+@pytest.mark.skipif("files" not in confine.fences().split(", "), reason="Landlock is Linux's")
+@pytest.mark.parametrize("kind", matrix(["os.mkfifo(file)", "os.symlink('/dev/zero', file)"], ["os.mkfifo(file)"]))
+def test_notes_that_are_no_file_are_not_read(kind):
+    report = judged(NOTES.replace("ATTEMPT", kind)).report
+    assert report.points == 0
+    assert "ZeroDivisionError" in f"{report}"
+
+
+FULL = {
+    "many files": "for i in range(3000): open(f'{i}', 'w').write('x')",
+    "large files": "for i in range(40): open(f'{i}', 'wb').write(bytes(15_000_000))",
+    "folders in folders": "for i in range(3000):\n        os.mkdir('d'); os.chdir('d')",
+}
+
+
+@pytest.mark.skipif("files" not in confine.fences().split(", "), reason="Landlock is Linux's")
+@pytest.mark.parametrize("kind", matrix(FULL, ["folders in folders"]))
+def test_a_disk_is_not_filled_and_all_of_it_is_removed(kind):
+    before = set(Path("/tmp").glob("manyranks-judge-*"))
+    report = judged(f"import os, time\ndef shard(tensor):\n    {FULL[kind]}\n    time.sleep(5)\n").report
+    assert report.points == 0
+    assert "wrote more than" in f"{report}"
+    assert set(Path("/tmp").glob("manyranks-judge-*")) <= before
+
+
+OUTSIDE = {
+    "chmod": "os.chmod(_FILE_, 0)",
+    "utime": "os.utime(_FILE_, (0, 0))",
+    "a UNIX socket": "socket.socket(socket.AF_UNIX).connect(_UNIX_)",
+    "shared memory": "open('/dev/shm/of-manyranks', 'w').write('x')",
+    "passwords": "found = open('/etc/shadow').read()",
+    "the network outside": "socket.create_connection(('127.0.0.1', _PORT_), timeout=3).send(b'x')",
+}
+
+
+@pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")
+def test_what_is_outside_is_neither_seen_nor_reached_nor_changed(outside):
+    file = outside / "solution.ipynb"
+    before = file.stat()
+    with socket.socket(socket.AF_UNIX) as unix, socket.create_server(("127.0.0.1", 0)) as server, judges() as judge:
+        unix.bind(str(outside / "socket"))
+        unix.listen()
+        attempts = "".join(
+            f"    try:\n        found = ''\n        {code}\n        print({name!r}, 'WORKS', found)\n    except OSError: pass\n"
+            for name, code in OUTSIDE.items()
+        )
+        for word, value in (("_FILE_", str(file)), ("_UNIX_", str(outside / "socket")), ("_PORT_", server.getsockname()[1])):
+            attempts = attempts.replace(word, repr(value))
+        printed = judged(f"import os, socket\ndef shard(tensor):\n{attempts}    print('tried')", judge).report.printed
+    assert "tried" in printed
+    assert "WORKS" not in printed
+    assert (file.stat().st_mode, file.stat().st_mtime) == (before.st_mode, before.st_mtime)
+    assert not Path("/dev/shm/of-manyranks").exists()
+
+
+def test_of_the_teacher_s_variables_they_see_those_that_every_program_needs():
+    answer = """
+import os
+def shard(tensor):
+    print("there:", *{line.partition("=")[0] for line in open("/proc/self/environ").read().split("\\0")}, *os.environ)
+"""
+    there = set(judged(answer).report.printed.partition("there: ")[2].split("\n")[0].split())
+    of_ranks = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MANYRANKS_RANK", "GLOO_SOCKET_IFNAME"}
+    assert of_ranks < there
+    known = {*confine.KEPT, *of_ranks, "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+    assert {name for name in there - known if not name.startswith(("OBJC_", "TORCH", "KINETO", "TRITON"))} == set()
+
+
+def test_nobody_is_judged_as_root_or_without_the_important_fences(monkeypatch):
+    monkeypatch.setattr(apart.confine, "fences", lambda: "time, memory, size of files, processes")
+    with pytest.raises(RuntimeError, match="does not fence files: learners' code could do harm here"):
+        apart.Judge()
+    monkeypatch.setattr(apart.confine, "fences", lambda: "files, processes")
+    monkeypatch.setattr(apart.os, "getuid", lambda: 0)
+    with pytest.raises(RuntimeError, match="you are root"):
+        apart.Judge()
+
+
+BROKEN = {
+    "metadata that is a word": lambda cell: cell.metadata.update(nbgrader="x"),
+    "a name that is a list": lambda cell: cell.metadata.nbgrader.update(grade_id=["shard"]),
+    "a cell without source": lambda cell: cell.pop("source"),
+    "300,000 minus signs": lambda cell: cell.update(source="x = " + "-" * 300_000 + "1"),
+    "400 magics": lambda cell: cell.update(source="%time x = (\n" * 400),
+    "5,000 lines": lambda cell: cell.update(source="!a = [\n" * 5_000),
+}
+
+
+@pytest.mark.parametrize("kind", matrix(BROKEN, ["a cell without source", "300,000 minus signs"]))
+def test_a_broken_notebook_ends_nobody_else_s(kind, monkeypatch):
+    monkeypatch.setattr(apart, "_READING", 10.0)
+    broken = nbformat.from_dict(submission(RIGHT))
+    BROKEN[kind](next(cell for cell in broken.cells if cell.metadata.nbgrader.grade_id == "shard"))
+    with judges() as judge:
+        try:
+            points = [one.points for one in judge.judged(lambda: broken)]
+        except apart.Ended:
+            points = []
+        assert sum(points) in (0, 2), "its cell is there all the same, or not"
+        assert judged(RIGHT, judge).points == 2
 
 
 def test_the_right_answer_has_all_points_and_learners_code_ran_nowhere_else():
@@ -200,16 +382,16 @@ EXERCISES = sorted(path.name for path in (ROOT / "solutions").glob("[0-9]*"))
 
 
 @pytest.mark.parametrize("exercise", matrix(EXERCISES, ["01_collectives", "08_expert"]))
-def test_every_solution_has_all_points(exercise):
-    found = apart.judge(nbformat.read(ROOT / "solutions" / exercise / f"{exercise}.ipynb", 4))
-    assert {one.check.grade_id: one.report.points for one in found} == {one.check.grade_id: one.check.points for one in found}
+def test_every_solution_has_all_points(exercise, court):
+    found = list(court.judged(lambda: nbformat.read(ROOT / "solutions" / exercise / f"{exercise}.ipynb", 4)))
+    assert {one.grade_id: one.points for one in found} == {one.grade_id: one.worth for one in found}
     assert len(found) >= 5
 
 
-def test_a_check_sees_the_cells_before_it_only():
+def test_a_check_sees_the_cells_before_it_only(court):
     late = nbformat.from_dict(submission(WRONG))
     late.cells.append(nbformat.v4.new_code_cell(RIGHT))
-    (one,) = apart.judge(late)
+    (one,) = court.judged(lambda: late)
     assert one.report.points == 0
     assert len(checks(late)) == 1
 

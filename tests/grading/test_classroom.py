@@ -1,15 +1,18 @@
 """The teacher's command: a folder of submissions becomes a table, and nbgrader's own points are the same."""
 
 import csv
+import os
+from functools import partial
 
 import nbformat
 import pytest
 
-from manyranks.grade import classroom
+from manyranks.grade import apart, classroom
+from manyranks.grade.check import Report
 from manyranks.grade.submission import checks
 from tests.conftest import ROOT
 from tests.grading import synthetic
-from tests.grading.course import Course
+from tests.grading.course import Course, small
 
 TASKS = ["tree_broadcast", "ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "pairwise_all_to_all"]
 
@@ -29,7 +32,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(folder):
-    return list(classroom.graded(folder, ROOT / "exercises"))
+    with apart.Judge(fewer_fences=True) as judge:
+        return list(classroom.graded(folder, ROOT / "exercises", judge))
 
 
 def of(rows, student):
@@ -69,16 +73,112 @@ def test_the_release_says_what_is_asked_and_for_how_many_points():
     assert {(check.grade_id, check.points) for check in found} == {(check.grade_id, check.points) for check in checks(release)}
 
 
-def test_the_command_prints_a_table_and_writes_it(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(classroom.apart, "judge", lambda notebook: [])
-    classroom.main([str(folder), "--released", str(ROOT / "exercises"), "--csv", str(tmp_path / "rows.csv")])
+RELEASED = ["--released", str(ROOT / "exercises"), "--fewer-fences"]
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Submissions that cannot be read; the last is as long as nobody's."""
+    folder = tmp_path / "submitted"
+    (folder / "ada").mkdir(parents=True)
+    (folder / "zoe.ipynb").write_text("no notebook")
+    os.symlink(ROOT / "solutions" / synthetic.NAME / f"{synthetic.NAME}.ipynb", folder / "ada" / f"{synthetic.NAME}.ipynb")
+    os.symlink(ROOT / "solutions" / synthetic.NAME, folder / "bob")
+    os.mkfifo(folder / "carol.ipynb")
+    os.symlink("/dev/zero", folder / "dan.ipynb")
+    (folder / "eve\n\x1b[2Jada   all  20 of 20.ipynb").write_text("no notebook")
+    with (folder / "=cmd.ipynb").open("w") as file:
+        file.truncate(30 * 2**20)
+    return folder
+
+
+def test_what_is_no_notebook_is_one_row_and_forges_none(broken, tmp_path, capsys):
+    table = tmp_path / "rows.csv"
+    classroom.main([str(broken), *RELEASED, "--csv", str(table)])
     printed = capsys.readouterr().out
-    assert "zoe              all" in printed
-    assert next(csv.reader((tmp_path / "rows.csv").read_text().splitlines())) == list(classroom.Row._fields)
+    rows = {row["student"]: row for row in csv.DictReader(table.read_text().splitlines())}
+    assert {row["points"] for row in rows.values()} == {"0.0"}
+    assert {name: row["failed"] for name, row in rows.items()} == {
+        "ada": "not read: it is a link",
+        "bob": "not read: it is a link",
+        "carol": "not read: it is no file",
+        "dan": "not read: it is a link",
+        "'=cmd": "not read: it has 30 MB; at most 20 are read",
+        "eve\\n\\x1b[2Jada   all  20 of 20": "cannot be read: NotJSONError",
+        "zoe": "cannot be read: NotJSONError",
+    }
+    assert "\x1b" not in printed
+    assert [line for line in printed.splitlines() if line.startswith("ada")] == [
+        line for line in printed.splitlines() if line.startswith("ada ") and "20 of 20" not in line
+    ]
+
+
+class Interrupted:
+    """A judge who gives each submission one row, and is interrupted at the second."""
+
+    def __init__(self):
+        self.judged_so_far = 0
+
+    def judged(self, read):
+        if self.judged_so_far == 1:
+            raise KeyboardInterrupt
+        self.judged_so_far += 1
+        yield apart.Judged("check_double", 0, 2.0, Report("double", 2.0, 2.0, ()), 0.1)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped_and_a_changed_submission_is_judged_again(tmp_path):
+    folder, table, released = tmp_path / "submitted", tmp_path / "rows.csv", ROOT / "exercises"
+    folder.mkdir()
+    for student in ("ada", "bob"):
+        (folder / f"{student}.ipynb").write_text(student)
+    with pytest.raises(KeyboardInterrupt):
+        list(classroom.graded(folder, released, Interrupted(), keep=partial(classroom.write, table)))
+    done = classroom.read(table)
+    assert [row.student for row in done] == ["ada"]
+    again = Interrupted()
+    assert [row.student for row in classroom.graded(folder, released, again, done)] == ["ada", "bob"]
+    assert again.judged_so_far == 1, "bob's"
+    (folder / "ada.ipynb").write_text("ada, later")
+    with pytest.raises(KeyboardInterrupt):
+        list(classroom.graded(folder, released, Interrupted(), done))
+
+
+def test_the_command_says_what_fences_stand_and_will_not_judge_without(tmp_path, capsys, monkeypatch):
+    (tmp_path / "ada.ipynb").write_text("no notebook")
+    monkeypatch.setattr(apart, "lacks", lambda: "you are root")
+    with pytest.raises(SystemExit) as ended:
+        classroom.main([str(tmp_path), *RELEASED[:2]])
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "limits on learners' code here: time, memory" in said.out
+    assert "you are root: learners' code could do harm here" in said.err
 
 
 def test_an_empty_folder_ends_the_command_with_status_2(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        classroom.main([str(tmp_path)])
+        classroom.main([str(tmp_path), "--fewer-fences"])
     assert ended.value.code == 2
     assert "has no notebooks" in capsys.readouterr().err
+
+
+def test_a_check_that_is_there_twice_stops_nbgrader_for_nobody(tmp_path):
+    course = Course(tmp_path, "99_double", small())
+    for student in ("ada", "bob"):
+        notebook = course.release
+        if student == "ada":
+            notebook.cells.append(notebook.cells[1].copy())
+            notebook.cells[0].metadata.nbgrader = {}
+        assert course.submit(student, notebook)["check_rest"] == 1
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link"])
+def test_what_nbgrader_would_wait_for_for_ever_is_not_copied(kind, tmp_path):
+    course = Course(tmp_path, "99_double", small())
+    folder = tmp_path / "submitted" / "ada" / "99_double"
+    folder.mkdir(parents=True)
+    if kind == "a pipe":
+        os.mkfifo(folder / "data.csv")
+    else:
+        os.symlink("/dev/zero", folder / "data.csv")
+    with pytest.raises(RuntimeError, match="is a link, no file, or larger than 20 MB"):
+        course.submit("ada", course.release)

@@ -22,9 +22,10 @@ DARWIN += "; from manyranks.measure import wire; wire.TCP_INFO = None"
 @pytest.fixture(scope="module")
 def servers():
     """The forkserver that the tests share, until one of them ends it."""
-    servers = []
+    servers = {}
     yield servers
-    servers[-1].close()
+    for server in servers.values():
+        server.close()
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_deadlock_is_found(macos):
 
 def test_ranks_that_outlive_their_forkserver_are_ended_by_the_kernel(macos):
     before = pids(macos)
-    os.kill(local._servers[-1].pid, signal.SIGKILL)
+    os.kill(local.the_forkserver().pid, signal.SIGKILL)
     with pytest.raises(mr.RankDied):
         macos.run(add)
     assert wait_until(lambda: all(gone(pid) for pid in before), 20)
@@ -84,7 +85,7 @@ def test_a_rank_that_is_stuck_in_c_ends_too(macos):
     before = pids(macos)
     for pid in before:
         psutil.Process(pid).suspend()
-    os.kill(local._servers[-1].pid, signal.SIGKILL)
+    os.kill(local.the_forkserver().pid, signal.SIGKILL)
     macos.close()
     assert wait_until(lambda: all(gone(pid) for pid in before), 20)
 

@@ -235,3 +235,15 @@ def modules_after(code: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "cloudpickle"])
+def test_a_package_that_is_missing_is_one_clear_line(package, tmp_path):
+    code = (
+        "import importlib.util, sys; found = importlib.util.find_spec; "
+        f"importlib.util.find_spec = lambda name, *a: None if name == {package!r} else found(name, *a); "
+        "import runpy; runpy.run_module('manyranks.grade.classroom', run_name='__main__')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr == f"manyranks needs {package}: pip install {package}\n"

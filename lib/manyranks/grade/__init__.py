@@ -6,6 +6,8 @@ Imports are lazy (PEP 562): every rank of a check imports this package for its s
 
 from manyranks import lazy
 
+lazy.require("torch", "numpy", "cloudpickle", "psutil", "msgspec")
+
 __getattr__, __dir__, __all__ = lazy.names(
     __name__,
     "checkpointing",

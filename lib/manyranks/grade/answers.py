@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from manyranks import grade
 from manyranks.grade import check, trial
 from manyranks.grade.check import Mistake, Record, Report, Task
 from manyranks.grade.trial import Print, Seen, Trial, fact
@@ -85,6 +86,13 @@ def given(task: Task, code) -> Any:
 def tasks_of(module) -> dict[str, Task]:
     """Name -> task, of an exercise's module."""
     return {value.name: value for value in vars(module).values() if isinstance(value, Task)}
+
+
+def tasks(exercise: str) -> dict[str, Task]:
+    """Name -> task, in the order of the exercise's module."""
+    modules = (module for name in grade.__all__ if hasattr(module := getattr(grade, name), "__name__"))
+    found = (tasks_of(module) for module in modules)
+    return {name: task for each in found for name, task in each.items() if task.exercise == exercise}
 
 
 def tried(task: Task, answer: Answer) -> tuple[Task, list[Trial]]:

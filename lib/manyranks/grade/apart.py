@@ -1,122 +1,295 @@
-"""The score of record: checks in a process that never runs what learners wrote. Their code runs on confined ranks only."""
+"""The score of record: each submission is judged in a process of its own, and what learners wrote runs on confined ranks only.
 
+The process that judges reads a submission, and what its ranks send, as data. It has limits on time, memory and files, so that
+whatever ends it ends this submission only. What it compares with, it asks of the process above, which never sees either.
+"""
+
+import contextlib
+import os
 import secrets
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+import msgspec
+import torch
 from nbformat import NotebookNode
 
 from manyranks import grade
+from manyranks.grade import answers, trial
 from manyranks.grade import check as checking
-from manyranks.grade import trial
 from manyranks.grade.absent import Known, known, stand_in
-from manyranks.grade.answers import Solved
-from manyranks.grade.check import Line, Report, Task
+from manyranks.grade.answers import Solved, dumped
+from manyranks.grade.check import Line, Record, Report, Task, loaded
 from manyranks.grade.old import trial as old
 from manyranks.grade.submission import Check, checks
+from manyranks.world import confine, local, messages
 from manyranks.world.confine import Confined
 from manyranks.world.errors import WorldError
+from manyranks.world.plain import NotPlain, pack, unpack
 from manyranks.world.world import World
 
-_SECONDS = 12.0  # that the cells themselves may take
+_CELLS = 12.0  # seconds that the cells themselves may take
+_READING, _A_CHECK = 30.0, 180.0  # seconds: to read a notebook; of a check, on a machine that is very busy
+_MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
+_DISK, _FILES, _LOOK = 64 * 2**20, 500, 0.2  # bytes, files and folders that ranks may leave; seconds between two looks
+_SMALL = 1 << 22  # bytes of a message between the processes
+_IN_SPITE = "To judge in spite of it: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
 SOLUTIONS = Path("solutions")  # beside exercises/, where a course has them
 
 
-class Judged(NamedTuple):
-    """One check: its report, and the seconds that it took."""
+class Judged(msgspec.Struct, tag=True):
+    """One check: nbgrader's name of its cell, the cell's place and points, the report, and the seconds that it took."""
 
-    check: Check
+    grade_id: str
+    index: int
+    worth: float
     report: Report
     seconds: float
 
     @property
     def points(self) -> float:
         """Of those that the cell is worth, the share that the report gives."""
-        return round(self.report.points / self.report.out_of * self.check.points, 2) if self.report.out_of else 0.0
+        return round(self.report.points / self.report.out_of * self.worth, 2) if self.report.out_of else 0.0
 
 
-def judge(notebook: NotebookNode) -> list[Judged]:
-    """All checks of a notebook, in their order. Nothing that a cell does comes back but plain data."""
-    with _scratch():
-        return [_judged(check) for check in checks(notebook)]
+class _Asks(msgspec.Struct, tag=True):
+    """For the record of what is right, or with all mistakes."""
+
+    exercise: str
+    task: str
+    whole: bool
 
 
-@contextmanager
-def _scratch() -> Iterator[None]:
-    """Inside, the worlds of checks are confined to a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="manyranks-judge-") as folder:
-        before = trial.confined, trial.seed
-        trial.confined = old.confined = Confined(folder)
-        trial.seed = _seed()
+class _Over(msgspec.Struct, tag=True):
+    """Nothing follows. why: the submission could not be read."""
+
+    why: str = ""
+
+
+class Ended(Exception):
+    """A submission ended the process that judged it, or could not be read. Its text says how."""
+
+
+class Judge:
+    """Judges submissions, one after the other. A context manager; `fewer_fences`: also without the important ones, or as root.
+
+    Raises RuntimeError where the fences that it needs do not stand.
+    """
+
+    def __init__(self, fewer_fences: bool = False):
+        if not fewer_fences and (lacking := lacks()):
+            raise RuntimeError(f"{lacking}: learners' code could do harm here. {_IN_SPITE}")
+        self._solved: dict[str, Solved | None] = {}
+        self._before: tuple = ()
+
+    def __enter__(self) -> "Judge":
+        self._before = trial.seed, local.strangers, torch.get_num_threads()
+        torch.set_num_threads(1)  # the threads of a pool are not there after a fork, and it would wait for them
+        local.strangers = True
+        self._server = local.the_forkserver()
+        self._server.wait_until_ready()
+        self._seed = 1 + secrets.randbelow(2**20)  # 0 is the library's own
+        return self
+
+    def __exit__(self, *_) -> None:
+        trial.seed, local.strangers, threads = self._before
+        torch.set_num_threads(threads)
+
+    def judged(self, read: Callable[[], NotebookNode]) -> Iterator[Judged]:
+        """The checks of a submission, in their order. read: returns its notebook; called in the process that judges.
+
+        Raises Ended.
+        """
+        scratch = tempfile.mkdtemp(prefix="manyranks-judge-")
+        mine, theirs = socket.socketpair()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        pid = os.fork()
+        if pid == 0:
+            mine.close()
+            _live(read, scratch, self._seed, theirs)
+        theirs.close()
         try:
-            yield
+            yield from self._heard(mine, pid)
         finally:
-            (trial.confined, trial.seed), old.confined = before, before[0]
+            with contextlib.suppress(ChildProcessError):  # it has ended, and _how has seen it
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+            mine.close()
+            self._server.kill_all()
+            subprocess.run(["rm", "-rf", "--", scratch], check=False, stderr=subprocess.DEVNULL)
+
+    def _heard(self, other: socket.socket, pid: int) -> Iterator[Judged]:
+        seconds = _READING
+        while True:
+            try:
+                told = unpack(messages.receive(other, messages.EXACTLY, _SMALL, seconds), Judged | _Asks | _Over)
+            except TimeoutError:
+                raise Ended(f"it took longer than {seconds:.0f} s") from None
+            except (EOFError, OSError, NotPlain):
+                raise Ended(f"it ended the process that judged it: {_how(pid)}") from None
+            seconds = _A_CHECK
+            if isinstance(told, _Over):
+                if told.why:
+                    raise Ended(told.why)
+                return
+            if isinstance(told, _Asks):
+                messages.send(other, [self._record(told)])
+            else:
+                yield told
+
+    def _record(self, asked: _Asks) -> bytes:
+        """By what the solution does with numbers that nobody has seen; empty where there is no solution."""
+        if asked.exercise not in self._solved:
+            file = SOLUTIONS / asked.exercise / "mistakes.py"
+            self._solved[asked.exercise] = Solved(file) if file.exists() else None
+        if (solved := self._solved[asked.exercise]) is None:
+            return b""
+        task = answers.tasks(asked.exercise)[asked.task]
+        before, trial.seed = trial.seed, self._seed
+        try:
+            record = solved.whole(task) if asked.whole else solved.right(task)
+        finally:
+            trial.seed = before
+        return dumped({asked.task: record}).encode()
 
 
-def _judged(check: Check) -> Judged:
-    started = time.monotonic()
-    return Judged(check, _report(check), time.monotonic() - started)
+def lacks() -> str:
+    """Why learners' code should not be judged here; empty where it can be."""
+    missing = [fence for fence in confine.IMPORTANT if fence not in confine.fences().split(", ")]
+    if missing:
+        return f"this system does not fence {' and '.join(missing)}"
+    return "you are root" if os.getuid() == 0 else ""
 
 
-def _report(check: Check) -> Report:
-    """Whatever goes wrong is a line of it, and no points."""
+def _how(pid: int) -> str:
+    for _ in range(20):
+        if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            break
+        time.sleep(0.05)
+    else:
+        return "it sent what is no answer"
+    code = os.waitstatus_to_exitcode(ended[1])
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+# In the process that judges one submission
+
+
+def _live(read: Callable[[], NotebookNode], scratch: str, seed: int, above: socket.socket) -> None:
+    """The whole life of that process. Never returns."""
     try:
-        return _checked(check)
-    except Exception as error:  # what came back from the ranks was not what a check notes
-        line = Line(
-            False, "can be judged", f"{type(error).__name__}: {error}"[:300], "leave the check and the library as they are"
-        )
-        return Report(check.name, 0.0, check.points, (line,))
+        os.setsid()  # an interrupt reaches the process above, which ends this one
+        os.close(0)
+        confine.limit(_FILE, _MEMORY)
+        trial.confined, trial.seed = Confined(scratch), seed
+        old.confined = trial.confined
+        _Court(above, scratch).judge(read)
+    finally:
+        os._exit(1)
 
 
-def _checked(check: Check) -> Report:
-    task = grade
-    for part in check.call:
-        task = getattr(task, part)
-    told = _asked(check)
-    if told.kind == "missing":
-        line = Line(False, f"{check.name} is there", told.error, "restart the kernel, run all cells, and look at this one")
-        return Report(check.name, 0.0, check.points, (line,))
-    answer = stand_in(check.source, check.name, told) if told.kind in ("class", "function") else told.kind
-    return _judged_by(task, answer) if isinstance(task, Task) else task(answer)
+class _Court:
+    """above: the process that knows what is right; scratch: where ranks may write."""
 
+    def __init__(self, above: socket.socket, scratch: str):
+        self._above, self._scratch, self._overfull = above, scratch, threading.Event()
 
-def _judged_by(task: Task, answer) -> Report:
-    """By what the solution does with numbers that nobody has seen; what the library has serves where there is no solution."""
-    solved = _solved(task.exercise)
-    if solved is None or not callable(answer):
-        trial.seed = 0
-        return task(answer)
-    right, tried = solved.right(task), task.tried(answer)
-    report = checking.report(task, answer, tried, right)
-    if report.passed or (tried[-1].trouble and tried[-1].trouble.unwritten):
+    def judge(self, read: Callable[[], NotebookNode]) -> None:
+        """Tells of one check after the other."""
+        try:
+            found = checks(read())
+        except Exception as error:  # not a notebook: this raises many kinds
+            return self._tell(_Over(f"cannot be read: {type(error).__name__}"))
+        threading.Thread(target=self._watch_disk, daemon=True).start()
+        for one in found:
+            started = time.monotonic()
+            report = self._report(one)
+            self._tell(Judged(one.grade_id, one.index, one.points, report, time.monotonic() - started))
+        self._tell(_Over())
+        os._exit(0)
+
+    def _tell(self, what: Judged | _Asks | _Over) -> None:
+        messages.send(self._above, pack(what))
+
+    def _report(self, check: Check) -> Report:
+        """Whatever goes wrong is a line of it, and no points."""
+        try:
+            report = self._checked(check)
+        except Exception as error:  # what came back from the ranks was not what a check notes
+            why = f"{type(error).__name__}: {error}"[:300]
+            return _no_points(check, "can be judged", why, "leave the check and the library as they are")
+        if self._overfull.is_set():
+            return _no_points(check, "can be judged", f"its ranks wrote more than {_DISK >> 20} MB, or {_FILES} files", "")
         return report
-    return checking.report(task, answer, tried, solved.whole(task))
+
+    def _checked(self, check: Check) -> Report:
+        task = grade
+        for part in check.call:
+            task = getattr(task, part)
+        told = _asked(check)
+        if told.kind == "missing":
+            hint = "restart the kernel, run all cells, and look at this one"
+            return _no_points(check, f"{check.name} is there", told.error, hint)
+        answer = stand_in(check.source, check.name, told) if told.kind in ("class", "function") else told.kind
+        if not isinstance(task, Task) and not getattr(task, "__module__", "").startswith("manyranks.grade.old."):
+            raise ValueError(f"grade.{'.'.join(check.call)} is no task")
+        if not isinstance(task, Task) or not callable(answer) or (right := self._record(task, whole=False)) is None:
+            trial.seed = 0
+            return task(answer)
+        tried = task.tried(answer)
+        report = checking.report(task, answer, tried, right)
+        if report.passed or (tried[-1].trouble and tried[-1].trouble.unwritten):
+            return report
+        return checking.report(task, answer, tried, self._record(task, whole=True))
+
+    def _record(self, task: Task, whole: bool) -> Record | None:
+        self._tell(_Asks(task.exercise, task.name, whole))
+        (answer,) = messages.receive(self._above, messages.EXACTLY)
+        return loaded(answer.tobytes().decode())[task.name] if len(answer) else None
+
+    def _watch_disk(self) -> None:
+        """Ends the ranks that fill the disk: a limit holds for one file only."""
+        while not self._overfull.wait(_LOOK):
+            if _too_much(self._scratch):
+                self._overfull.set()
+                local.the_forkserver().kill_all()
 
 
-@cache
-def _seed() -> int:
-    """Of this process; 0 is the library's own."""
-    return 1 + secrets.randbelow(2**20)
+def _too_much(folder: str) -> bool:
+    taken = count = 0
+    try:
+        for _, folders, files, place in os.fwalk(folder):
+            count += len(folders) + len(files)
+            taken += sum(os.stat(file, dir_fd=place, follow_symlinks=False).st_size for file in files[:_FILES])
+            if count > _FILES or taken > _DISK:
+                return True
+    except FileNotFoundError:  # a check has ended in between
+        return False
+    except (OSError, RecursionError):  # so deep that it has no name
+        return True
+    return False
 
 
-@cache
-def _solved(exercise: str) -> Solved | None:
-    file = SOLUTIONS / exercise / "mistakes.py"
-    return Solved(file) if file.exists() else None
+def _no_points(check: Check, what: str, found: str, hint: str) -> Report:
+    return Report(check.name, 0.0, check.points, (Line(False, what, found, hint),))
 
 
 def _asked(check: Check) -> Known:
     """What a rank says of the learner's object, once the cells have run."""
     try:
-        with World(1, backend="gloo", timeout=_SECONDS, confined=trial.confined) as world:
+        with World(1, backend="gloo", timeout=_CELLS, confined=trial.confined) as world:
             told = world.run(known, check.source, check.name)[0]
+        return msgspec.convert(told, Known)
     except WorldError as error:
         return Known("missing", error=f"{error}".splitlines()[0][:300])
-    return told if isinstance(told, Known) else Known("missing", error="the cells returned what is no answer")
+    except msgspec.ValidationError:
+        return Known("missing", error="the cells returned what is no answer")

@@ -3,22 +3,30 @@
 A cell that asks a grader of this library is judged by grade.apart, whatever the learner's own kernel would have said of it.
 Only where a teacher has added test cells of another form does the notebook run in a kernel, as nbgrader has it.
 
+Of a submission that nbgrader would stumble over, it sees a tidied copy, or nothing: the next student is graded all the same.
 nbgrader itself gives full marks to a test cell without output, or with one that is no number ≥ 0 (its issue 427, and
 `determine_grade` in nbgrader/utils.py), and drops a submission whose kernel dies. nbgrader_config.py puts these steps in place.
 """
 
 import math
+import os
+import stat
+from functools import cache, wraps
+from pathlib import Path
 
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader import utils
 from nbgrader.converters import Autograde
+from nbgrader.nbgraderformat import MetadataValidator
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor, SaveAutoGrades
 from nbgrader.preprocessors.execute import UnresponsiveKernelError
+from traitlets import Bool
 
-from manyranks.grade import apart, submission
+from manyranks.grade import apart, classroom, submission
 
+_LARGEST = 20 * 2**20  # bytes of a file
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
 
@@ -44,15 +52,26 @@ class ExecuteWhatRuns(Execute):
 class JudgeApart(ExecuteWhatRuns):
     """Checks by grade.apart; a kernel for the other test cells, if there are any."""
 
+    fewer_fences = Bool(False, help="judge as root, or where the system has no fences").tag(config=True)
+
     def preprocess(self, nb: NotebookNode, resources, km=None):
         graded = [
             cell for cell in nb.cells if cell.cell_type == "code" and utils.is_grade(cell) and not utils.is_solution(cell)
         ]
         if not all(submission.is_check(cell) for cell in graded):
             nb, resources = super().preprocess(nb, resources, km)
-        for judged in apart.judge(nb):
-            nb.cells[judged.check.index].outputs = outputs(judged)
+        try:
+            for judged in _judge(self.fewer_fences).judged(lambda: nb):
+                nb.cells[judged.index].outputs = outputs(judged)
+        except apart.Ended as error:
+            self.log.warning("not judged to its end: %s", error)  # a check without a result has no points
         return nb, resources
+
+
+@cache
+def _judge(fewer_fences: bool) -> apart.Judge:
+    """One a process: it keeps what is right for the next submission."""
+    return apart.Judge(fewer_fences).__enter__()
 
 
 def outputs(judged: apart.Judged) -> list[NotebookNode]:
@@ -63,6 +82,43 @@ def outputs(judged: apart.Judged) -> list[NotebookNode]:
         new_output("display_data", data=shown),
         new_output("execute_result", data={"text/plain": f"{judged.points:g}"}, execution_count=1),
     ]
+
+
+class Tidied(NbGraderPreprocessor):
+    """Takes away what is no metadata of nbgrader's, and that of a cell which is there twice: the last one counts.
+
+    nbgrader leaves an empty entry in such a cell, takes it for one of an old version, and grades nobody after it.
+    """
+
+    def preprocess(self, nb: NotebookNode, resources):
+        seen = set()
+        for cell in reversed(nb.cells):
+            name = submission.grade_id(cell)
+            if name and name not in seen:
+                seen.add(name)
+                cell.metadata.nbgrader["schema_version"] = MetadataValidator.schema_version
+            else:
+                cell.metadata.pop("nbgrader", None)
+        return nb, resources
+
+
+def regular_files_only(start):
+    """Before nbgrader copies a submission: raises ValueError where it has links, devices, pipes or far too much.
+
+    start: Autograde.init_assignment, which copies all that is there.
+    """
+
+    @wraps(start)
+    def checked(self, assignment_id: str, student_id: str) -> None:
+        folder = Path(self._format_source(assignment_id, student_id))
+        for place, folders, files in os.walk(folder):
+            for path in (Path(place) / name for name in (*folders, *files)):
+                status = path.lstat()
+                if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > _LARGEST:
+                    raise ValueError(f"{classroom.printable(str(path))} is a link, no file, or larger than {_LARGEST >> 20} MB")
+        return start(self, assignment_id, student_id)
+
+    return checked
 
 
 class NoResultNoPoints(NbGraderPreprocessor):
@@ -85,6 +141,12 @@ def has_points(cell: NotebookNode) -> bool:
     except (KeyError, TypeError, ValueError):
         return False
     return math.isfinite(points) and 0 <= points <= float(cell.metadata.nbgrader.points)
+
+
+def first_steps() -> list[type]:
+    """nbgrader's own steps of tidying a submission, after ours."""
+    Autograde.init_assignment = regular_files_only(Autograde.init_assignment)  # there is no hook before the files are copied
+    return [Tidied, *Autograde.sanitize_preprocessors.default()]
 
 
 def steps() -> list[type]:

@@ -6,8 +6,12 @@ the released exercise says, not the submission. Learners' code runs on confined 
 
 import argparse
 import csv
+import hashlib
+import os
+import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -17,14 +21,16 @@ from nbformat import NotebookNode
 
 from manyranks.grade import apart
 from manyranks.grade.check import Report
-from manyranks.grade.submission import checks, is_check
+from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.world.confine import fences
 
 _LONG = 100
+_LARGEST = 20 * 2**20  # bytes of a notebook
+_FORMULA = ("=", "+", "-", "@")  # with these a spreadsheet begins to compute
 
 
 class Row(NamedTuple):
-    """One task of one submission. failed: "" where nothing did."""
+    """One task of one submission. failed: "" where nothing did; version: of the notebook, a few letters of its SHA-256."""
 
     student: str
     exercise: str
@@ -33,17 +39,69 @@ class Row(NamedTuple):
     out_of: float
     seconds: float
     failed: str
+    version: str
 
 
-def graded(folder: Path, released: Path) -> Iterator[Row]:
-    """The rows of all notebooks below the folder, students in their order. Raises ValueError where there are none."""
-    found = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+class Submission(NamedTuple):
+    """A notebook below the folder. refused: why it is not read; empty where it is. version: as a row's."""
+
+    path: Path
+    student: str
+    exercise: str
+    refused: str
+    version: str
+
+
+def submissions(folder: Path) -> list[Submission]:
+    """All notebooks below the folder, students in their order. Raises ValueError where there are none."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != ".ipynb_checkpoints")
+        linked = (name for name in folders if (Path(place) / name).is_symlink())
+        for name in (*files, *linked):
+            if name.endswith(".ipynb") or (Path(place) / name).is_symlink():
+                path = Path(place) / name
+                student = path.relative_to(folder).parts[0].removesuffix(".ipynb")
+                found.append(Submission(path, student, path.stem, *_version(path)))
     if not found:
         raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
+    return sorted(found, key=lambda one: (one.student, one.exercise, str(one.path)))
+
+
+def _version(path: Path) -> tuple[str, str]:
+    """Why a file is not read, or the version of what it has."""
+    try:
+        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return ("it is a link" if path.is_symlink() else f"{os.strerror(error.errno or 0)}"), ""
+    with open(place, "rb") as file:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode):
+            return "it is no file", ""
+        if status.st_size > _LARGEST:
+            return f"it has {status.st_size >> 20} MB; at most {_LARGEST >> 20} are read", ""
+        return "", hashlib.sha256(file.read(_LARGEST + 1)).hexdigest()[:12]
+
+
+def graded(
+    folder: Path, released: Path, judge: apart.Judge, done: Iterable[Row] = (), keep: Callable[[list[Row]], None] = len
+) -> Iterator[Row]:
+    """The rows of all submissions, students in their order.
+
+    done: rows of an earlier time, which are not made again; keep: is called with all rows so far when a submission is over.
+    """
     releases = [nbformat.read(path, 4) for path in sorted(released.glob("*/*.ipynb"))]
     known = {tuple(check.grade_id for check in checks(release)): release for release in releases}
-    for path in found:
-        yield from _rows(path, path.relative_to(folder), known)
+    before: dict[tuple, list[Row]] = {}
+    for row in done:
+        before.setdefault((row.student, row.exercise, row.version), []).append(row)
+    rows: list[Row] = []
+    for one in submissions(folder):
+        kept = before.get((one.student, one.exercise, one.version)) if one.version else None
+        for row in kept or _rows(one, known, judge):
+            rows.append(row)
+            yield row
+        keep(rows)
 
 
 def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
@@ -51,26 +109,34 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
     theirs = {cell.metadata.nbgrader.grade_id: cell for cell in release.cells if is_check(cell)}
     cells = []
     for cell in submission.cells:
-        if cell.metadata.get("nbgrader", {}).get("grade_id") in theirs:
-            cell = theirs.pop(cell.metadata.nbgrader.grade_id)
-        elif is_check(cell):
-            continue  # a check that nobody has asked for
+        if grade_id(cell) in theirs:
+            cell = theirs.pop(grade_id(cell))
+        elif cell.get("cell_type") != "code" or not isinstance(cell.get("source"), str) or called(cell.source):
+            continue  # also a check that nobody has asked for
+        else:
+            cell = nbformat.v4.new_code_cell(cell.source)
         cells.append(cell)
-    return nbformat.from_dict({**submission, "cells": [*cells, *theirs.values()]})
+    return nbformat.v4.new_notebook(cells=[*cells, *theirs.values()])
 
 
-def _rows(path: Path, name: Path, releases: dict[tuple[str, ...], NotebookNode]) -> Iterator[Row]:
-    student, exercise = name.parts[0].removesuffix(".ipynb"), name.stem
-    try:
-        submission = nbformat.read(path, 4)
-    except Exception as error:  # not a notebook: nbformat raises many kinds
-        yield Row(student, exercise, "–", 0.0, 0.0, 0.0, f"cannot be read: {type(error).__name__}"[:_LONG])
+def _rows(one: Submission, releases: dict[tuple[str, ...], NotebookNode], judge: apart.Judge) -> Iterator[Row]:
+    """Whatever ends it becomes its row."""
+    if one.refused:
+        yield Row(one.student, one.exercise, "–", 0.0, 0.0, 0.0, f"not read: {one.refused}", "")
         return
-    ids = {cell.metadata.get("nbgrader", {}).get("grade_id") for cell in submission.cells}
-    _, release = max(releases.items(), key=lambda item: len(ids & set(item[0])))
-    for one in apart.judge(asked(submission, release)):
-        task, failed = one.report.task, _failed(one.report)
-        yield Row(student, exercise, task, one.points, one.check.points, one.seconds, failed)
+
+    def read() -> NotebookNode:
+        submission = nbformat.read(one.path, 4)
+        ids = {grade_id(cell) for cell in submission.cells}
+        _, release = max(releases.items(), key=lambda item: len(ids & set(item[0])))
+        return asked(submission, release)
+
+    try:
+        for found in judge.judged(read):
+            task, failed = found.report.task, _failed(found.report)
+            yield Row(one.student, one.exercise, task, found.points, found.worth, found.seconds, failed, one.version)
+    except apart.Ended as error:
+        yield Row(one.student, one.exercise, "–", 0.0, 0.0, 0.0, f"{error}"[:_LONG], one.version)
 
 
 def _failed(report: Report) -> str:
@@ -82,39 +148,69 @@ def _failed(report: Report) -> str:
     return said if len(said) <= _LONG else f"{said[: _LONG - 2]} …"
 
 
-def shown(rows: Iterable[Row]) -> list[Row]:
+def shown(rows: Iterable[Row]) -> None:
     """Prints each row as soon as it is there, and the sum after a student's last one."""
     print(_line("student", "task", "points", "seconds", "what failed"))
-    kept = []
     for student, own in groupby(rows, key=lambda row: row.student):
-        first = len(kept)
+        kept = []
         for row in own:
             kept.append(row)
             print(_line(student, row.task, f"{row.points:g} of {row.out_of:g}", f"{row.seconds:.1f}", row.failed), flush=True)
-        points, out_of, seconds = (sum(getattr(row, name) for row in kept[first:]) for name in ("points", "out_of", "seconds"))
+        points, out_of, seconds = (sum(getattr(row, name) for row in kept) for name in ("points", "out_of", "seconds"))
         print(_line(student, "all", f"{points:g} of {out_of:g}", f"{seconds:.1f}", ""))
-    return kept
 
 
 def _line(student: str, task: str, points: str, seconds: str, failed: str) -> str:
-    return f"{student:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip()
+    return printable(f"{student:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
+
+
+def printable(text: str) -> str:
+    """On one line, with nothing in it that a terminal obeys: a learner may have chosen the words."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def write(file: Path, rows: Iterable[Row]) -> None:
+    """The rows as CSV, all of them at once: who interrupts the command finds a whole file."""
+    beside = file.with_name(f"{file.name}.part")
+    with beside.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(Row._fields)
+        for row in rows:
+            writer.writerow([_cell(value) for value in row])
+    os.replace(beside, file)
+
+
+def _cell(value) -> object:
+    if not isinstance(value, str):
+        return value
+    return printable(f"'{value}" if value.startswith(_FORMULA) else value)
+
+
+def read(file: Path) -> list[Row]:
+    """The rows that an earlier time has written. Raises ValueError where the file is no such table."""
+    with file.open(newline="", encoding="utf-8") as opened:
+        head, *rows = csv.reader(opened) or [[]]
+    if tuple(head) != Row._fields:
+        raise ValueError(f"{file} is no table of this command: give another name, or remove it")
+    return [Row(*row[:3], *map(float, row[3:6]), *row[6:]) for row in rows]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command. It ends with status 2 where there is nothing to check."""
+    """The command. It ends with status 2 where there is nothing to check, or no fences to check it behind."""
     parser = argparse.ArgumentParser("python -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="with the submissions")
     parser.add_argument("--released", type=Path, default=Path("exercises"), help="folder of the exercises (exercises)")
-    parser.add_argument("--csv", type=Path, help="also write the rows there")
+    parser.add_argument("--csv", type=Path, help="also write the rows there; what is there already is not judged again")
+    parser.add_argument("--fewer-fences", action="store_true", help="judge as root, or where the system has no fences")
     chosen = parser.parse_args(arguments)
     print(f"limits on learners' code here: {fences()}")
     try:
-        rows = shown(graded(chosen.folder, chosen.released))
-    except ValueError as error:
+        done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []
+        with apart.Judge(chosen.fewer_fences) as judge:
+            keep = partial(write, chosen.csv) if chosen.csv else len
+            shown(graded(chosen.folder, chosen.released, judge, done, keep))
+    except (ValueError, RuntimeError) as error:
         parser.error(str(error))
-    if chosen.csv:
-        with chosen.csv.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([Row._fields, *rows])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def checks(notebook: NotebookNode) -> list[Check]:
         if cell.cell_type != "code":
             continue
         if is_check(cell):
-            call, name = _called(cell.source)
+            call, name = called(cell.source)
             settings = cell.metadata.nbgrader
             source = Source(tuple(before))
             found.append(Check(settings.grade_id, float(settings.points), call, name, source, index))
@@ -40,11 +40,18 @@ def checks(notebook: NotebookNode) -> list[Check]:
 def is_check(cell: NotebookNode) -> bool:
     """Whether the cell is worth points and asks a grader of this library for them."""
     settings = cell.metadata.get("nbgrader", {})
-    return bool(settings.get("grade")) and not settings.get("solution") and _called(cell.source) is not None
+    return bool(settings.get("grade")) and not settings.get("solution") and called(cell.source) is not None
 
 
-def _called(source: str) -> tuple[tuple[str, ...], str] | None:
-    """(("zero", "shard"), "shard") of "grade.zero.shard(shard).show()"; None for any other text."""
+def grade_id(cell: NotebookNode) -> str:
+    """nbgrader's name of a cell that a learner may have changed; empty where it has none."""
+    settings = cell.metadata.get("nbgrader", {})
+    name = settings.get("grade_id") if isinstance(settings, dict) else ""
+    return name if isinstance(name, str) else ""
+
+
+def called(source: str) -> tuple[tuple[str, ...], str] | None:
+    """What a check asks for: (("zero", "shard"), "shard") of "grade.zero.shard(shard).show()"; None for any other text."""
     try:
         (statement,) = ast.parse(source).body
     except (SyntaxError, ValueError):

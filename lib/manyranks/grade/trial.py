@@ -23,6 +23,7 @@ import torch.distributed as dist
 from manyranks.grade.watch import Event, Ready, Watch, refuse_itself, refused
 from manyranks.measure import journal
 from manyranks.timeline.program import Collective, Recv, Send, Wait
+from manyranks.world import local
 from manyranks.world.confine import Confined
 from manyranks.world.errors import RankHung, WorldError
 from manyranks.world.measurement import Measurement
@@ -33,6 +34,7 @@ _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that h
 _BUSY, _MOST_PATIENCE = 1.5, 6.0  # slowness from which a late run gets more time, and how much
 _PROBE = 0.3  # seconds to find out
 _LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
+_OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent beside what is noted: headers; connections and new groups
 _SHOWN_LINES, _LONG = 12, 600
 _NAMES = {Send: "send", Recv: "recv"}
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
@@ -162,7 +164,7 @@ def trials(
 def _trial(world: World, answer: Callable, job: Job, key: str) -> Trial:
     printed = io.StringIO()
     with (
-        tempfile.TemporaryDirectory(dir=confined.scratch if confined else None) as folder,
+        _folder() as folder,
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
         warnings.catch_warnings(),
@@ -173,9 +175,22 @@ def _trial(world: World, answer: Callable, job: Job, key: str) -> Trial:
     return Trial(world.size, job.case, key, notes=notes, printed=_head(printed.getvalue()), **outcome)
 
 
+@contextmanager
+def _folder() -> Iterator[str]:
+    """For notes. One that strangers could write into is removed with all of theirs, by who judges."""
+    if confined:
+        yield tempfile.mkdtemp(dir=confined.scratch)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder
+
+
 def _outcome(world: World, answer: Callable, job: Job, folder: str) -> dict:
     try:
+        carried = _carried()
         measured = _measured(world, answer, job, folder)
+        if found := _more_than_noted(_carried() - carried, sum(measured.payload_bytes.values())):
+            return {"trouble": found}
         seen = [_seen(reply, measured.calls[rank]) for rank, reply in enumerate(measured.results)]
         return {"seen": seen, "unwaited": _unwaited(measured)}
     except WorldError as error:
@@ -183,6 +198,19 @@ def _outcome(world: World, answer: Callable, job: Job, folder: str) -> dict:
     except Exception as error:  # a function that cannot be sent to the ranks, a result that cannot be read
         found = Trouble(f"it could not be run: {type(error).__name__}: {text(error)}", "")
     return {"trouble": found._replace(problem=_short(found.problem), hint=_short(found.hint))}
+
+
+def _carried() -> int:
+    """Bytes that the kernel has counted between strangers' ranks, in a network that they have for themselves."""
+    return local.the_forkserver().loopback_bytes() if confined and local.strangers else 0
+
+
+def _more_than_noted(carried: int, noted: int) -> Trouble | None:
+    """Where far more went over the network than the ranks have noted: what they note can be forged, the kernel's count not."""
+    if carried <= _OVERHEAD * noted + _UNNOTED:
+        return None
+    problem = f"the ranks sent each other {size(carried)}, as the kernel counts it, and noted calls of {size(noted)}"
+    return Trouble(problem, "send with dist's own calls, from the thread that the check calls you in")
 
 
 def rehearse(answer, job: Job, folder: str) -> dict:
@@ -237,7 +265,7 @@ def _is_plain(item, depth: int = 0) -> bool:
 
 
 def _is_event(event) -> bool:
-    return type(event) is tuple and tuple(map(type, event)) == (str, str, int) and event[0] in _KINDS
+    return type(event) in (tuple, list) and tuple(map(type, event)) == (str, str, int) and event[0] in _KINDS
 
 
 def _measured(world: World, answer: Callable, job: Job, folder: str) -> Measurement:

@@ -5,6 +5,7 @@ Each call is on disk before it starts, with the lines that led to it: a rank tha
 
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ Frame = tuple[str, int, str]  # file, line, function
 
 _ENOUGH = 200  # calls of one rank
 _DEEP = 8
+_LARGEST = 1 << 22  # bytes of a rank's notes
 _RUNS = str(Path(__file__).parents[1] / "world")  # from here on outwards a frame is not the learner's
 _SCALING = {"div", "mul", "floor_divide"}
 
@@ -98,10 +100,31 @@ def frames() -> list[Frame]:
 
 
 def read(folder: str, n: int) -> dict[int, list[Entry]]:
-    """Rank -> what it noted in this folder."""
+    """Rank -> what it noted in this folder; nothing of what is no such note, for a learner's code may have written there."""
     return {rank: _entries(Path(folder) / str(rank)) for rank in range(n)}
 
 
 def _entries(file: Path) -> list[Entry]:
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []
-    return [Entry(*json.loads(line)) for line in lines]
+    try:
+        place = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return []
+    with open(place, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            return []
+        lines = opened.read(_LARGEST).split(b"\n")[:-1]
+    try:
+        return [_entry(*json.loads(line)) for line in lines]
+    except (ValueError, TypeError, RecursionError):
+        return []
+
+
+def _entry(op, peer, elements, size, dtype, tag, steps, sizes) -> Entry:
+    """Raises TypeError for what is none."""
+    frames = [(file, line, name) for file, line, name in steps]
+    words, numbers = [op, dtype], [elements, size, tag, 0 if peer is None else peer]
+    for file, line, name in frames:
+        words, numbers = [*words, file, name], [*numbers, line]
+    if {*map(type, words)} != {str} or {*map(type, numbers)} != {int} or type(sizes) is not bool:
+        raise TypeError("no note of a call")
+    return Entry(op, peer, elements, size, dtype, tag, frames, sizes)

@@ -3,14 +3,16 @@
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from pickle import UnpicklingError
 
 from manyranks.world import watch
 from manyranks.world.local import RankProcess
 from manyranks.world.output import Output
+from manyranks.world.plain import NotPlain
+from manyranks.world.rank import Reply
 from manyranks.world.team import Team
 
 _TICK = 0.1
+_DRAINING = 1.0
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: wait for more until this long nothing came, or this long in all
 _LOOK = 0.5  # seconds between two looks at ranks that have not replied; two still intervals are a deadlock
 _IDLE = 0.1  # a process that waits uses less than this share of a processor
@@ -85,7 +87,8 @@ class _Gathering:
 
     def drain(self) -> None:
         """Reads what the ranks had printed by the time they replied."""
-        while self.step(0):
+        until = time.monotonic() + _DRAINING
+        while self.step(0) and time.monotonic() < until:  # a thread of theirs may print without end
             pass
 
     def settled(self) -> bool:
@@ -103,8 +106,8 @@ class _Gathering:
             self._selector.unregister(process.command)
             return self._died(process)
         try:
-            reply = process.unpack([reply])
-        except UnpicklingError:  # of a confined rank: what it has sent is no reply
+            reply = process.read([reply], Reply)
+        except NotPlain:  # of a confined rank: what it has sent is no reply
             process.kill()
             self._selector.unregister(process.command)
             return self._died(process)
@@ -167,7 +170,7 @@ def agree(outcome: Outcome) -> bool:
     unreceived: Counter = Counter()
     for rank, reply in replies.items():
         for group in reply.members:
-            collectives[group].add(reply.counts[group])
+            collectives[group].add(reply.counts.get(group, 0))
         for key, count in reply.counts.items():
             if isinstance(key, tuple):
                 group, op, peer, _ = key

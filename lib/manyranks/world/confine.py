@@ -1,28 +1,74 @@
 """What a rank may do that runs code of strangers: the kernel's own fences, put up before any of that code runs.
 
-On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, and has a
-limit on memory and on the size of files: Landlock, seccomp and rlimits. On macOS the limits alone hold. What holds nowhere:
-it can send over the network, and read the library's own source.
+On Linux it reads Python and its packages only, writes into one folder, starts no process, signals none outside, changes no
+file's owner, rights or times, makes no UNIX socket, and has a limit on memory and on the size of files: Landlock, seccomp and
+rlimits. Its network is a loopback of its own, where the system gives one to the process that forks the ranks. On macOS the
+limits alone hold. What holds nowhere: it can ask whether a file exists, and read the library's own source.
 Sources: Linux, Documentation/userspace-api/landlock.rst and seccomp_filter.rst; include/uapi/linux/landlock.h.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import platform
+import resource
+import socket
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on all machines
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
 _READ = 1 << 0 | 1 << 2 | 1 << 3  # run a file, read one, list a folder
 _RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # version of Landlock -> number of rights to files that it knows
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/shm")
-_SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/sys", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/sys")
-# Per machine: its number for seccomp, fork, vfork and execve, execveat, and clone; clone3 is 435 on all.
-_MACHINES = {"x86_64": (0xC000003E, (57, 58, 59, 322), 56), "aarch64": (0xC00000B7, (221, 281), 220)}
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_ETC = ("hosts", "resolv.conf", "nsswitch.conf", "host.conf", "localtime", "ld.so.cache", "passwd", "group", "gai.conf")
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/bin", "/sys/devices", "/sys/class/net", "/sys/bus"),
+    *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/sys"),
+    *(f"/etc/{name}" for name in _ETC),
+)
+
+
+class _Machine(NamedTuple):
+    """Of a kind of processor: its number for seccomp, and those of system calls, as the kernel's tables have them."""
+
+    number: int
+    programs: tuple[int, ...]  # fork, vfork, execve, execveat
+    clone: int
+    socket: int
+    refused: tuple[int, ...]
+
+
+# What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; shmget, semget, msgget
+# and mq_open, which outlive a process; ptrace, process_vm_readv and _writev, pidfd_getfd; unshare, setns, mount, umount2,
+# open_by_handle_at; add_key, request_key, keyctl; bpf, perf_event_open, userfaultfd, and io_uring, which gets round all this.
+_MACHINES = {
+    "x86_64": _Machine(
+        *(0xC000003E, (57, 58, 59, 322), 56, 41),
+        (
+            *(90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466),
+            *(29, 64, 68, 240, 101, 310, 311, 438, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
+        ),
+    ),
+    "aarch64": _Machine(
+        *(0xC00000B7, (221, 281), 220, 198),
+        (
+            *(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 463, 466),
+            *(194, 190, 186, 180, 117, 270, 271, 438, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
+        ),
+    ),
+}
 _CLONE3, _A_THREAD, _OTHER_ABI = 435, 0x10000, 0x40000000
+_FAMILIES = (2, 10, 16)  # of sockets: IPv4, IPv6, and the kernel's own, by which gloo finds its interface
+_NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
+_SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
+IMPORTANT = ("files", "processes")  # without these nobody's code should be judged
 _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050000 | 38  # EPERM; ENOSYS, after which libc tries clone
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 
@@ -34,7 +80,7 @@ class Confined:
 
     scratch: str
     memory: int = 4 * 2**30
-    file: int = 64 * 2**20
+    file: int = 16 * 2**20
     readable: tuple[str, ...] = ()
 
 
@@ -43,7 +89,7 @@ def confine(how: Confined, folders: tuple[str, ...] = ()) -> None:
 
     folders: may be written to, too. Raises OSError where the system has the fences and refuses to put them up.
     """
-    _limit(how)
+    limit(how.file, how.memory)
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -61,16 +107,50 @@ def fences() -> str:
     files = ["files"] if version > 0 else []
     signals = ["signals"] if version >= 6 else []
     processes = ["processes"] if platform.machine() in _MACHINES else []
-    return ", ".join(["time", "memory", "size of files", *files, *processes, *signals])
+    network = ["network"] if _has_namespaces() else []
+    return ", ".join(["time", "memory", "size of files", *files, *processes, *signals, *network])
 
 
-def _limit(how: Confined) -> None:
-    import resource
+def clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """What strangers' code may see of a teacher's environment."""
+    return {name: environment[name] for name in KEPT if name in environment}
 
-    for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, how.file)):
+
+def leave_the_network() -> bool:
+    """Gives this process, which has one thread, and all that it forks a loopback of their own. Returns whether it could."""
+    if sys.platform != "linux":
+        return False
+    libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
+    if libc.unshare(_NEW_NET | _NEW_IPC) < 0:  # who is not root needs a user namespace for it
+        if libc.unshare(_NEW_USER | _NEW_NET | _NEW_IPC) < 0:
+            return False
+        with contextlib.suppress(OSError):
+            for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+                with open(f"/proc/self/{file}", "w") as opened:
+                    opened.write(text)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
+        return True
+    return False
+
+
+@cache
+def _has_namespaces() -> bool:
+    """Tried in a process of its own."""
+    if (pid := os.fork()) == 0:
+        try:
+            os._exit(0 if leave_the_network() else 1)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def limit(file: int, memory: int) -> None:
+    """Of this process: bytes of the largest file that it writes, and bytes of memory beside what it has."""
+    for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, file)):
         resource.setrlimit(what, (most, most))
     with contextlib.suppress(OSError, ValueError):  # macOS does not count it
-        most = _private() + how.memory
+        most = _private() + memory
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
@@ -111,15 +191,18 @@ def _allow(libc, rules: int, path: str, rights: int) -> None:
 
 
 def _fence_processes(libc) -> None:
-    """No fork and no other program; threads may be started."""
+    """No fork, no other program, and none of what else is refused; threads may be started."""
     if platform.machine() not in _MACHINES:
         return
-    machine, refused, clone = _MACHINES[platform.machine()]
-    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine), (_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
+    machine = _MACHINES[platform.machine()]
+    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine.number), (_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
     steps += [(_AT_LEAST, 0, 1, _OTHER_ABI), (_RETURN, 0, 0, _REFUSE)]
-    for number in refused:
+    for number in (*machine.programs, *machine.refused):
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
-    steps += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _UNKNOWN), (_EQUAL, 0, 3, clone), (_LOAD, 0, 0, 16)]
+    steps += [(_EQUAL, 0, 2 + len(_FAMILIES), machine.socket), (_LOAD, 0, 0, 16)]
+    steps += [(_EQUAL, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
+    steps += [(_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
+    steps += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _UNKNOWN), (_EQUAL, 0, 3, machine.clone), (_LOAD, 0, 0, 16)]
     steps += [(_ANY_BIT, 1, 0, _A_THREAD), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
     program = struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(code))

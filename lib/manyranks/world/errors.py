@@ -12,11 +12,23 @@ class WorldError(RuntimeError):
 
 
 class RankFailed(WorldError):
-    """A rank raised. rank: which; exception: what it raised (None if it could not be sent); traceback: the rank's, as text."""
+    """A rank raised. rank: which; exception: what it raised (None if it could not be sent); traceback: the rank's, as text.
 
-    def __init__(self, message: str, rank: int, exception: BaseException | None, traceback: str):
+    kind, said: the exception's class and its arguments, as words.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int,
+        exception: BaseException | None,
+        traceback: str,
+        kind: str = "",
+        said: tuple[str, ...] = (),
+    ):
         super().__init__(message)
         self.rank, self.exception, self.traceback = rank, exception, traceback
+        self.kind, self.said = kind, said
 
 
 class RankDied(WorldError):

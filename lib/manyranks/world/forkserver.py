@@ -15,6 +15,8 @@ import struct
 import sys
 
 EXIT = struct.Struct("<i")
+FORK, KILL, BYTES = b"F", b"K", b"B"  # requests
+COUNT = struct.Struct("<Q")
 CHANNELS = ("command", "control", "stdout", "stderr", "faults", "status")  # file descriptors that come with a request
 _SECONDS_BETWEEN_LOOKS = 0.5
 _ONCE = (
@@ -24,11 +26,16 @@ _ONCE = (
 )
 
 
-def serve(fd: int, folder: str) -> None:
+def serve(fd: int, folder: str, strangers: bool = False) -> None:
     """Imports what ranks need, then forks one a request until the notebook's process is gone. Never returns.
 
-    fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end.
+    fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers: whether
+    the ranks run their code, with a network of their own.
     """
+    if strangers:
+        from manyranks.world.confine import leave_the_network
+
+        leave_the_network()
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wake, woken = _wake_on_children()
@@ -80,6 +87,12 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
     request, fds, _, _ = socket.recv_fds(kernel, 1, len(CHANNELS))
     if not request:
         return False
+    if request == KILL:
+        _kill(ranks)
+        return True
+    if request == BYTES:
+        kernel.sendall(COUNT.pack(_loopback()))
+        return True
     channels = dict(zip(CHANNELS, fds, strict=True))
     try:
         pid = os.fork()
@@ -92,6 +105,13 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
     for fd in fds:
         os.close(fd)
     return True
+
+
+def _loopback() -> int:
+    """Bytes that the loopback of this process's network has carried so far; 0 where the system does not say."""
+    with contextlib.suppress(OSError), open("/proc/net/dev") as lines:
+        return next((int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:")), 0)
+    return 0
 
 
 def _reap(ranks: dict[int, int]) -> None:

@@ -13,12 +13,16 @@ import tempfile
 import threading
 import time
 
-from manyranks.world import forkserver, messages
+from manyranks.world import forkserver, messages, plain, watch
+from manyranks.world.confine import clean
 from manyranks.world.errors import WorldError
 
+_WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
+_TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
 _IMPORTING = 60.0  # seconds that the import of torch may take
 _REST = 0.05  # seconds in which faulthandler writes all its lines after the first
-_START = "import sys; sys.path[:] = {path!r}; from manyranks.world.forkserver import serve; serve({fd}, {folder!r})"
+_START = "import sys; sys.path[:] = {!r}; from manyranks.world.forkserver import serve; serve({}, {!r}, {!r})"
+strangers = False  # whether ranks run code that nobody here has written: grade.apart sets it
 
 
 def loopback() -> str:
@@ -40,7 +44,7 @@ class RankProcess:
 
     def __init__(self, rank: int, command: socket.socket, control: socket.socket, pipes: dict[str, int]):
         self.rank, self.command, self.control = rank, command, control
-        self.unpack, self.largest = messages.unpack, None  # how its messages are read, and up to what size
+        self.confined = False  # whether it runs code of strangers: its messages are plain data, not too large, and in time
         self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
         self.pid: int | None = None  # the rank's first message says it
         for output in (self.stdout, self.stderr, self.faults):
@@ -102,9 +106,14 @@ class RankProcess:
     def answer(self) -> list[messages.Frame]:
         """Reads the reply that is there. Raises EOFError or ConnectionError if the process is gone, TimeoutError."""
         self.torn = True
-        frames = messages.receive(self.command, largest=self.largest)
+        limits = {"largest": plain.LARGEST, "seconds": _WHOLE} if self.confined else {}
+        frames = messages.receive(self.command, **limits)
         self.torn = False
         return frames
+
+    def read(self, frames: list[messages.Frame], kind):
+        """What a message has, which is a `kind`. Raises plain.NotPlain where a confined rank has sent anything else."""
+        return plain.unpack(frames, kind) if self.confined else messages.unpack(frames)
 
     def question(self, kind: bytes) -> None:
         """Asks the rank's second thread what the first one is doing."""
@@ -114,11 +123,13 @@ class RankProcess:
 
     def whereabouts(self, seconds: float):
         """The answer to the last question (watch.Whereabouts), or None if none comes in this time."""
-        with contextlib.suppress(OSError, EOFError):
-            while readable(self.control.fileno(), seconds):
-                *frames, answered = messages.receive(self.control, messages.EXACTLY, self.largest)
+        limits = {"largest": _SMALL, "seconds": max(seconds, _TICK)} if self.confined else {}
+        with contextlib.suppress(OSError, EOFError, plain.NotPlain):
+            until = time.monotonic() + seconds
+            while readable(self.control.fileno(), max(0.0, until - time.monotonic())):
+                *frames, answered = messages.receive(self.control, messages.EXACTLY, **limits)
                 if answered.tobytes() == str(self._questions).encode():  # and not a late one to an earlier question
-                    return self.unpack(frames)
+                    return self.read(frames, watch.Whereabouts)
         return None
 
     def fault_lines(self, seconds: float = 0.0) -> str:
@@ -131,9 +142,10 @@ class RankProcess:
 
 
 class Forkserver:
-    """The process that forks ranks; started once, in the background. interface: what their gloo uses, or the loopback."""
+    """The process that forks ranks; started once, in the background. interface: what their gloo uses, or the loopback;
+    strangers: whether they run code of strangers, who see neither this process's environment nor its network."""
 
-    def __init__(self, interface: str | None = None):
+    def __init__(self, interface: str | None = None, strangers: bool = False):
         self._lock = threading.Lock()
         self._ready = False
         self._owner = os.getpid()
@@ -142,10 +154,14 @@ class Forkserver:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=_import_path(), fd=theirs.fileno(), folder=self.folder)],
+                [
+                    sys.executable,
+                    "-c",
+                    _START.format(_import_path(), theirs.fileno(), self.folder, strangers),
+                ],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=os.environ | _environment(interface),
+                env=(clean(os.environ) if strangers else dict(os.environ)) | _environment(interface),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
@@ -175,7 +191,7 @@ class Forkserver:
         process = RankProcess(rank, command, control, {name: read for name, (read, _) in pipes.items()})
         with their_command, their_control:
             try:
-                socket.send_fds(self._socket, [b"F"], theirs)
+                socket.send_fds(self._socket, [forkserver.FORK], theirs)
             except OSError as error:
                 process.close_pipes()
                 raise WorldError(f"rank {rank} could not be started: {error}") from error
@@ -183,6 +199,16 @@ class Forkserver:
                 for fd in theirs[2:]:
                     os.close(fd)
         return process
+
+    def kill_all(self) -> None:
+        """Kills every rank that it has forked, also those of a process that is gone."""
+        with contextlib.suppress(OSError):
+            self._socket.send(forkserver.KILL)
+
+    def loopback_bytes(self) -> int:
+        """Bytes that ranks have sent each other so far, of whatever kind, as the kernel counts them in their own network."""
+        self._socket.send(forkserver.BYTES)
+        return forkserver.COUNT.unpack(self._socket.recv(forkserver.COUNT.size))[0]
 
     def meeting_place(self) -> str:
         """Where the ranks of a world find each other: a file that is not there yet."""
@@ -238,12 +264,12 @@ def _environment(interface: str | None) -> dict[str, str]:
 _starting = threading.Lock()
 
 
-_servers: list[Forkserver] = []  # none or one
+_servers: dict[bool, Forkserver] = {}  # by whether it is for strangers
 
 
 def the_forkserver() -> Forkserver:
-    """The kernel's one forkserver, started if there is none that lives."""
+    """The kernel's one forkserver, started if there is none that lives; another one for code of strangers."""
     with _starting:
-        if not _servers or not _servers[-1].alive():
-            _servers[:] = [Forkserver()]
-        return _servers[-1]
+        if strangers not in _servers or not _servers[strangers].alive():
+            _servers[strangers] = Forkserver(strangers=strangers)
+        return _servers[strangers]

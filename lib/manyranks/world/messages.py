@@ -10,6 +10,7 @@ import pickle
 import socket
 import struct
 import sys
+import time
 import types
 
 import cloudpickle
@@ -80,13 +81,16 @@ def send(sock: socket.socket, frames: list[Frame]) -> None:
         sock.sendall(frame)
 
 
-def receive(sock: socket.socket, ahead: int = _AT_ONCE, largest: int | None = None) -> list[Frame]:
+def receive(
+    sock: socket.socket, ahead: int = _AT_ONCE, largest: int | None = None, seconds: float | None = None
+) -> list[Frame]:
     """The frames of the next message. Raises EOFError when the other side is gone.
 
     ahead: how much to read at once. More than a message may take what follows it, so this is for connections on which the
     other side waits for an answer before it sends more; EXACTLY is for the others. largest: bytes of a message; a larger
-    one raises EOFError, too.
+    one raises EOFError, too. seconds: that the whole message may take, TimeoutError afterwards.
     """
+    sock = sock if seconds is None else _Punctual(sock, seconds)
     start = sock.recv(ahead)
     (count,) = _COUNT.unpack_from(start := _at_least(sock, start, _COUNT.size))
     header = _COUNT.size + 8 * count
@@ -98,6 +102,25 @@ def receive(sock: socket.socket, ahead: int = _AT_ONCE, largest: int | None = No
         frames.append(_frame(sock, start[header : header + length], length))
         header += length
     return frames
+
+
+class _Punctual:
+    """A socket whose reads all end by one moment, however few bytes come at a time."""
+
+    def __init__(self, sock: socket.socket, seconds: float):
+        self._sock, self._until = sock, time.monotonic() + seconds
+
+    def _in_time(self) -> socket.socket:
+        if (left := self._until - time.monotonic()) <= 0:
+            raise TimeoutError("a message did not come whole in its time")
+        self._sock.settimeout(left)
+        return self._sock
+
+    def recv(self, length: int) -> bytes:
+        return self._in_time().recv(length)
+
+    def recv_into(self, room) -> int:
+        return self._in_time().recv_into(room)
 
 
 def _check_size(size: int, largest: int | None) -> None:

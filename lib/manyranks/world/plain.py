@@ -1,66 +1,69 @@
-"""Reads what a confined rank sends: tensors, numbers, words, containers of them and the library's own values, and no more.
+"""What a confined rank sends is data, and no more: numbers, words, lists, dicts, and tensors as their bytes.
 
-A pickle may call anything that can be imported, and a rank that runs code of strangers can send any pickle. So a name in it
-must be one of these, or a dataclass, a named tuple or an enumeration of this library, which only hold what they are given.
+A rank that runs code of strangers can send any bytes. So nothing in a message names a type: whoever reads it says what it has
+to be, and what is not exactly that is refused. The form is MessagePack, read by msgspec.
 """
 
-import dataclasses
-import enum
-import io
-import pickle
+import math
+import struct
+from typing import Any
+
+import msgspec
 
 from manyranks.world.messages import Frame
 
-LARGEST = 256 * 2**20  # bytes of a message
-_PLAIN = {
-    ("builtins", "slice"),
-    ("builtins", "set"),
-    ("builtins", "frozenset"),
-    ("builtins", "complex"),
-    ("builtins", "bytearray"),
-    ("collections", "OrderedDict"),
-    ("collections", "Counter"),
-    ("collections", "deque"),
-    ("fractions", "Fraction"),
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("torch._utils", "_rebuild_parameter"),
-    ("manyranks.world.messages", "_storage"),
-    ("manyranks.world.messages", "_typed_storage"),
-}
-_ERRORS = ("NotImplementedError", "ValueError", "TypeError", "RuntimeError", "AttributeError", "KeyError", "IndexError")
+LARGEST = 128 * 2**20  # bytes of a message
+_TENSOR = 1  # MessagePack's number for a tensor: dtype, dimensions, sizes, elements
+_HEAD = struct.Struct("<BB")
+_DEEPEST = 8  # dimensions
+_DTYPES = (
+    *("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
+    *("complex64", "complex128"),
+)
 
 
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str):
-        if module == "torch" and name in _dtypes():
-            return super().find_class(module, name)
-        if (module, name) in _PLAIN or (module == "builtins" and name in _ERRORS):
-            return super().find_class(module, name)
-        if module.startswith("manyranks.") and "." not in name and _holds(found := super().find_class(module, name)):
-            return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+class NotPlain(ValueError):
+    """What has come is no plain data, or not what was asked for."""
 
 
-def unpack(frames: list[Frame]):
-    """As messages.unpack. Raises pickle.UnpicklingError for what is no plain data, or no pickle."""
+def pack(value) -> list[Frame]:
+    """The frames of a message. Raises TypeError for what is no plain data."""
+    return [msgspec.msgpack.encode(value, enc_hook=_told)]
+
+
+def unpack(frames: list[Frame], kind: Any = Any):
+    """The value of a message, which must be a `kind`: a dataclass, a named tuple, or a type such as dict[str, int].
+
+    Tuples come back as lists where the kind does not say otherwise. Raises NotPlain.
+    """
     try:
-        return _Reader(io.BytesIO(bytes(frames[0])), buffers=frames[1:]).load()
-    except pickle.UnpicklingError:
-        raise
-    except Exception as error:  # the calls of a pickle raise anything
-        raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from None
+        (frame,) = frames
+        return msgspec.msgpack.decode(memoryview(frame), type=kind, ext_hook=_tensor)
+    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+        raise NotPlain(f"{type(error).__name__}: {error}"[:300]) from None
 
 
-def _holds(kind) -> bool:
-    """A class that only holds values."""
-    if not isinstance(kind, type) or "__post_init__" in vars(kind) or "__setstate__" in vars(kind):
-        return False
-    return dataclasses.is_dataclass(kind) or hasattr(kind, "_fields") or issubclass(kind, (enum.Enum, Exception))
-
-
-def _dtypes() -> frozenset[str]:
+def _told(value) -> msgspec.msgpack.Ext:
     import torch
 
-    return frozenset(name for name in vars(torch) if isinstance(getattr(torch, name), torch.dtype))
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{type(value).__name__} is no plain data")
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in _DTYPES or value.layout is not torch.strided or value.dim() > _DEEPEST:
+        raise TypeError(f"a tensor of {name}, {value.layout}, with {value.dim()} dimensions is no plain data")
+    flat = value.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg().contiguous().flatten()
+    head = _HEAD.pack(_DTYPES.index(name), value.dim()) + struct.pack(f"<{value.dim()}Q", *value.shape)
+    return msgspec.msgpack.Ext(_TENSOR, head + (flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""))
+
+
+def _tensor(code: int, data: memoryview):
+    import torch
+
+    dtype, dims = _HEAD.unpack_from(data)
+    if code != _TENSOR or dtype >= len(_DTYPES) or dims > _DEEPEST:
+        raise ValueError("no tensor")
+    shape = struct.unpack_from(f"<{dims}Q", data, _HEAD.size)
+    elements, kind = bytearray(data[_HEAD.size + 8 * dims :]), getattr(torch, _DTYPES[dtype])
+    if any(size > LARGEST for size in shape) or math.prod(shape) * kind.itemsize != len(elements):
+        raise ValueError("a tensor with another number of elements than its shape has")
+    return (torch.frombuffer(elements, dtype=kind) if elements else torch.empty(0, dtype=kind)).reshape(shape)

@@ -5,7 +5,6 @@ import ctypes
 import datetime
 import faulthandler
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -13,6 +12,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cloudpickle
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import machinery
-from manyranks.world import messages, watch
+from manyranks.world import messages, plain, watch
 from manyranks.world.confine import Confined, confine
 from manyranks.world.recording import Recording, record
 
@@ -54,6 +54,7 @@ class Failure:
     kind: str
     rendered: str
     frames: list[tuple[str, int, str]]  # file, line, function; outermost first
+    said: tuple[str, ...]  # the exception's arguments, as words
     pickled: bytes | None
     when: float
     cause: "Failure | None" = None
@@ -65,7 +66,7 @@ class Reply:
 
     failure: Failure | None = None
     recording: Recording | None = None
-    counts: dict | None = None  # as Recorder.counts, to see whether the ranks agree
+    counts: dict[str | tuple[str, str, int | None, int], int] | None = None  # as Recorder's: do the ranks agree?
     members: dict[str, tuple[int, ...]] | None = None
     recent: list[Call] | None = None
     broken: bool = False
@@ -83,9 +84,10 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
         confine(setup.confined, (os.path.dirname(setup.store),))
     if setup.clock is not None:
         _set_clock(setup.clock)
+    pack = plain.pack if setup.confined else messages.pack
     running = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
-    watch.start(socket.socket(fileno=control), recorder, running)
+    watch.start(socket.socket(fileno=control), recorder, running, pack)
     _join(setup)
     messages.send(kernel, messages.pack(os.getpid()))
     while True:
@@ -93,10 +95,10 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
             task = messages.receive(kernel)
         except (EOFError, OSError):
             return 0
-        reply, result = _perform(task, recorder, running)
+        reply, result = _perform(task, recorder, running, pack)
         if os.getpid() != me:
             return 0  # a fork that the reader's code made and did not end: only the rank itself replies
-        messages.send(kernel, [pickle.dumps(reply), *result])
+        messages.send(kernel, [*pack(reply), *result])
 
 
 def _join(setup: Setup) -> None:
@@ -132,17 +134,17 @@ def _set_clock(now: float) -> None:
     time.perf_counter = lambda: own() + behind
 
 
-def _perform(task: list, recorder: Recorder, running: threading.Event) -> tuple[Reply, list]:
+def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Callable) -> tuple[Reply, list]:
     reply, result = Reply(), []
     recorder.start(everything=False)
     try:
         running.set()
         function, args, kwargs, wanted = messages.unpack(task)
         value, reply.recording = record(recorder, wanted, function, args, kwargs)
-        result = _packed(value)
+        result = _packed(value, pack)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the reader's code end the run, not the rank
         running.clear()
-        reply.failure = _failure(error)
+        reply.failure = _failure(error, whole=pack is messages.pack)
     finally:
         running.clear()
     reply.counts, reply.members = recorder.counts, recorder.members
@@ -152,9 +154,9 @@ def _perform(task: list, recorder: Recorder, running: threading.Event) -> tuple[
     return reply, result
 
 
-def _packed(value) -> list:
+def _packed(value, pack: Callable) -> list:
     try:
-        return messages.pack(value)
+        return pack(value)
     except Exception as error:
         raise TypeError(
             f"the result, a {type(value).__name__}, cannot be sent to the notebook ({error}); "
@@ -162,19 +164,21 @@ def _packed(value) -> list:
         ) from None
 
 
-def _failure(error: BaseException, depth: int = 0) -> Failure:
+def _failure(error: BaseException, whole: bool, depth: int = 0) -> Failure:
+    """whole: whether the exception itself travels, too."""
     trace, cause = error.__traceback__, error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     try:
-        pickled = cloudpickle.dumps(error.with_traceback(None)) if depth == 0 else None
+        pickled = cloudpickle.dumps(error.with_traceback(None)) if whole and depth == 0 else None
     except Exception:
         pickled = None
     return Failure(
         type(error).__name__,
         _rendered(error),
         _readers([(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(trace)]),
+        _said(error),
         pickled,
         time.perf_counter(),
-        _failure(cause, depth + 1) if cause is not None and depth < _CAUSES else None,
+        _failure(cause, whole, depth + 1) if cause is not None and depth < _CAUSES else None,
     )
 
 
@@ -187,6 +191,13 @@ def _rendered(error: BaseException) -> str:
         return type(error).__name__
     text = "\n".join([lines, *members])
     return text if len(text) < _LONG else f"{text[: _LONG // 2]} … {text[-_LONG // 2 :]}"
+
+
+def _said(error: BaseException) -> tuple[str, ...]:
+    try:
+        return tuple(str(argument)[:_LONG] for argument in error.args[:_CAUSES])
+    except Exception:  # their __str__ raises
+        return ("",)
 
 
 def _readers(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:

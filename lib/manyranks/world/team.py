@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 
-from manyranks.world import messages, plain, watch
+from manyranks.world import messages, watch
 from manyranks.world.confine import Confined
 from manyranks.world.errors import WorldError
 from manyranks.world.local import RankProcess, readable, the_forkserver
@@ -34,8 +34,7 @@ class Team:
             setup = _setup(size, backend, store, confined)
             for rank in range(size):
                 self.processes.append(process := server.fork(rank))
-                if confined:
-                    process.unpack, process.largest = plain.unpack, plain.LARGEST
+                process.confined = confined is not None
                 messages.send(process.command, messages.pack(setup | {"rank": rank, "clock": server.clock()}))
             self._wait_until_ready()
         except BaseException:

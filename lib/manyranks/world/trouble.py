@@ -153,12 +153,13 @@ def _sentence(steps: list[tuple[str, str, str]]) -> str:
 
 def _failure(error: RankFailed) -> Trouble:
     steps = [(label, function, source) for label, function, source in reversed(_FRAME.findall(error.traceback))]
-    where, exception = _sentence(steps), error.exception
+    where, stopped = _sentence(steps), error.said if error.kind == Stopped.__name__ else ()
     if "_check_not_self_rank" in error.traceback:
-        exception = to_itself("send", error.rank)
-    if isinstance(exception, Stopped):
-        return Trouble(exception.what, exception.hint + (f" ({where})" if where else ""))
-    if isinstance(exception, NotImplementedError) and not exception.args and steps:  # torch's own have a text
+        stopped = to_itself("send", error.rank).args
+    if len(stopped) == 2:
+        what, hint = stopped
+        return Trouble(what, hint + (f" ({where})" if where else ""))
+    if error.kind == "NotImplementedError" and not error.said and steps:  # torch's own have a text
         return Trouble(_first_line(error), where, unwritten=steps[0][1])
     return Trouble(_first_line(error), where)
 

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from manyranks.measure import wire
@@ -34,19 +35,19 @@ class Whereabouts:
         return self.running, self.issued, self.moved, self.place
 
 
-def start(control: socket.socket, recorder: Recorder, running: threading.Event) -> None:
-    """Starts the thread; it is called by the thread that it tells about."""
+def start(control: socket.socket, recorder: Recorder, running: threading.Event, pack: Callable) -> None:
+    """Starts the thread; it is called by the thread that it tells about. pack: how its answers travel."""
     main = threading.get_ident()
-    threading.Thread(target=_answer, args=(control, recorder, running, main), daemon=True, name="watch").start()
+    threading.Thread(target=_answer, args=(control, recorder, running, main, pack), daemon=True, name="watch").start()
 
 
-def _answer(control: socket.socket, recorder: Recorder, running: threading.Event, main: int) -> None:
+def _answer(control: socket.socket, recorder: Recorder, running: threading.Event, main: int, pack: Callable) -> None:
     while True:
         try:
             question, number = messages.receive(control, messages.EXACTLY)
         except (EOFError, OSError):
             os._exit(0)  # the kernel is gone; the main thread may be stuck in C++ for ever
-        looked = messages.pack(_seen(recorder, running, main, question.tobytes() == DETAILS))
+        looked = pack(_seen(recorder, running, main, question.tobytes() == DETAILS))
         with contextlib.suppress(OSError):
             messages.send(control, [*looked, number])
 

@@ -50,7 +50,8 @@ class World:
             limits.check_room(size)
         self._lock = threading.RLock()
         self._closed = False
-        self._confined, self._unpack = confined, plain.unpack if confined else messages.unpack
+        self._confined = confined
+        self._unpack: Callable = plain.unpack if confined else messages.unpack
         self._servers: list = []  # what forks ranks: one, once there was need of it
         self._team: Team | None = self._new_team()
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
@@ -274,15 +275,16 @@ def _error(outcome: collect.Outcome, team: Team, timeout: float | None, unpack: 
         rank = outcome.failed[0]
         failure = outcome.replies[rank][0].failure
         report, trace = diagnose.failure_report(rank, outcome), diagnose.traceback_text(failure)
-        return RankFailed(report, rank, _exception(failure.pickled, unpack), trace)
+        exception = None if unpack is plain.unpack else _exception(failure.pickled)
+        return RankFailed(report, rank, exception, trace, failure.kind, failure.said)
     if outcome.deadlock or outcome.late:
         return RankHung(diagnose.hang_report(outcome, timeout), diagnose.states_of(outcome))
     return None
 
 
-def _exception(pickled: bytes | None, unpack: Callable) -> BaseException | None:
+def _exception(pickled: bytes | None) -> BaseException | None:
     try:
-        return unpack([pickled]) if pickled else None
+        return messages.unpack([pickled]) if pickled else None
     except Exception:  # its class asks for other arguments than it keeps
         return None
 
