@@ -281,7 +281,7 @@ def test_notes_that_are_no_file_are_not_read(kind):
 FULL = {
     "many files": "for i in range(3000): open(f'{i}', 'w').write('x')",
     "large files": "for i in range(40): open(f'{i}', 'wb').write(bytes(15_000_000))",
-    "folders in folders": "for i in range(3000):\n        os.mkdir('d'); os.chdir('d')",
+    "folders in folders": "name = str(os.getpid())\n    for i in range(3000):\n        os.mkdir(name); os.chdir(name)",
 }
 
 
