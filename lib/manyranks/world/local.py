@@ -174,7 +174,12 @@ class Forkserver:
 
     def alive(self) -> bool:
         """Whether it can still fork ranks."""
-        return self._process.poll() is None
+        if os.getpid() == self._owner:
+            return self._process.poll() is None
+        with contextlib.suppress(OSError):  # this process was forked from the one that started it, and cannot wait for it
+            os.kill(self.pid, 0)
+            return True
+        return False
 
     def wait_until_ready(self) -> None:
         """Returns when torch is imported there. Raises WorldError if that fails."""
