@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -87,26 +88,26 @@ class Judge:
         if not fewer_fences and (lacking := lacks()):
             raise RuntimeError(f"{lacking}: learners' code could do harm here. {_IN_SPITE}")
         self._solved: dict[str, Solved | None] = {}
-        self._before: tuple = ()
 
     def __enter__(self) -> "Judge":
-        self._before = trial.seed, local.strangers, torch.get_num_threads()
-        torch.set_num_threads(1)  # the threads of a pool are not there after a fork, and it would wait for them
-        local.strangers = True
-        self._server = local.the_forkserver()
-        self._server.wait_until_ready()
+        with _for_strangers():
+            self._server = local.the_forkserver()
+            self._server.wait_until_ready()
         self._seed = 1 + secrets.randbelow(2**20)  # 0 is the library's own
         return self
 
     def __exit__(self, *_) -> None:
-        trial.seed, local.strangers, threads = self._before
-        torch.set_num_threads(threads)
+        """The process that forks ranks stays for the next one, and ends with this process."""
 
     def judged(self, read: Callable[[], NotebookNode]) -> Iterator[Judged]:
         """The checks of a submission, in their order. read: returns its notebook; called in the process that judges.
 
         Raises Ended.
         """
+        with _for_strangers():
+            yield from self._judged(read)
+
+    def _judged(self, read: Callable[[], NotebookNode]) -> Iterator[Judged]:
         scratch = tempfile.mkdtemp(prefix="manyranks-judge-")
         mine, theirs = socket.socketpair()
         for stream in (sys.stdout, sys.stderr):
@@ -160,6 +161,19 @@ class Judge:
         finally:
             trial.seed = before
         return dumped({asked.task: record}).encode()
+
+
+@contextmanager
+def _for_strangers() -> Iterator[None]:
+    """Inside, worlds have the ranks for code of strangers, and torch has one thread, as a process has that was forked."""
+    before, threads = local.strangers, torch.get_num_threads()
+    local.strangers = True
+    torch.set_num_threads(1)  # the threads of a pool are not there after a fork, and it would wait for them
+    try:
+        yield
+    finally:
+        local.strangers = before
+        torch.set_num_threads(threads)
 
 
 def lacks() -> str:
