@@ -80,6 +80,19 @@ def test_ranks_that_outlive_their_forkserver_are_ended_by_the_kernel(macos):
     assert macos.run(add) == [3, 3, 3]
 
 
+def test_a_forkserver_that_was_killed_forks_no_more_and_leaves_no_socket():
+    server = local.Forkserver()
+    try:
+        server.wait_until_ready()
+        assert server.alive()
+        os.kill(server.pid, signal.SIGKILL)
+        assert wait_until(lambda: not server.alive(), 20)
+        with pytest.raises(mr.WorldError, match="rank 0 could not be started"):
+            server.fork(0)  # an unclosed socket would be a warning, and those are errors here
+    finally:
+        server.close()
+
+
 def test_a_rank_that_is_stuck_in_c_ends_too(macos):
     """It holds the interpreter, so that its second thread cannot notice that nobody is there any more."""
     before = pids(macos)

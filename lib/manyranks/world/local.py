@@ -175,11 +175,17 @@ class Forkserver:
     def alive(self) -> bool:
         """Whether it can still fork ranks."""
         if os.getpid() == self._owner:
-            return self._process.poll() is None
+            return self._process.poll() is None and not self._hung_up()
         with contextlib.suppress(OSError):  # this process was forked from the one that started it, and cannot wait for it
             os.kill(self.pid, 0)
             return True
         return False
+
+    def _hung_up(self) -> bool:
+        """Whether its end of the socket is closed: a killed process closes its files before its parent can see it end."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return bool(poll.poll(0))
 
     def wait_until_ready(self) -> None:
         """Returns when torch is imported there. Raises WorldError if that fails."""
@@ -198,6 +204,8 @@ class Forkserver:
             try:
                 socket.send_fds(self._socket, [forkserver.FORK], theirs)
             except OSError as error:
+                command.close()
+                control.close()
                 process.close_pipes()
                 raise WorldError(f"rank {rank} could not be started: {error}") from error
             finally:
