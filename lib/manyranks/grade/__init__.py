@@ -17,9 +17,9 @@ __getattr__, __dir__, __all__ = lazy.names(
     "mfu",
     "nd",
     "pipeline",
+    "tensor",
     "zero",
     context="old",
-    tensor="old",
     Report="check",
     Line="check",
 )

@@ -1,0 +1,348 @@
+"""How exercise 06's checks see a run: groups of ranks, calls by phase, the largest tensor, dropout's masks."""
+
+import gc
+import hashlib
+from collections.abc import Callable
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from manyranks.grade.judges import WAIT, Judge, Right, Verdict, at_most, by
+from manyranks.grade.tensor_given import EXACT
+from manyranks.grade.trial import Seen, Trial, listed, size
+from manyranks.grade.watch import Ready, Watch, kind_of, refuse_class, tensor
+from manyranks.measure.journal import Stopped
+
+READY = Ready((f"{__package__}.tensor_given",), ("torch.distributed.tensor",))
+GRAPH = (
+    "a torch.autograd.Function's result comes from apply; detach, no_grad, .data and a new tensor that something was "
+    "copied into lose the graph"
+)
+GROUP = (
+    "the ranks are those of `group`: dist.get_rank(group), dist.get_world_size(group), and group=group in each call; "
+    "None means all of them"
+)
+COPY = "leave what you are given as it is: sum a copy, or into a new row"
+ADVICE = (
+    (r"returned an incorrect number of gradients", "backward returns one for each argument of apply, None for the group"),
+    (r"modified by an inplace operation|a leaf Variable that requires grad", COPY),
+    (r"view size is not compatible", "a gradient need not be contiguous: flatten() or reshape(-1) in place of view(-1)"),
+    (r"must be contiguous", "collectives want contiguous tensors: x.contiguous(), or a copy in a flat row"),
+    (r"'NoneType' object has no attribute '(size|rank)'", GROUP),
+    (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
+    (r"[Gg]roup.*(not part|not a member|invalid|default)|Invalid rank|not registered", GROUP),
+    (r"does not require grad and does not have a grad_fn", GRAPH),
+)
+_WEIGHTS = "bytes of weights"
+_WHOLE_KEPT = (
+    "the whole weights are still there: no attribute may hold them, in whatever form, and a part that is a view keeps all of "
+    "its memory: clone() it"
+)
+_AS_IT_WAS = "as it was"
+_STRIDED = "not contiguous: "  # a mark
+_INPUTS = {"allgather": 1, "allgather_base": 1, "reduce_scatter_base": 1, "alltoall_base": 1}  # their place among arguments
+_PHASES = {"made": "when it was made", "forward": "in forward", "backward": "in backward"}
+_INSTEAD = {  # of all-reduces, where these are all that it takes
+    "all_gather": "no rank needs what the others have, only the sum: each computes with its part, and an all-reduce adds up",
+    "reduce": "dist.reduce gives the sum to one rank only, and the others need it, too: dist.all_reduce",
+    "broadcast": "nothing has to be handed out: what is whole is on all ranks already",
+}
+_TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
+_SUMS = (
+    "a sum is exchanged where each rank has a part of it, and only there: f is silent in forward and sums gradients, g sums in "
+    "forward and is silent in backward"
+)
+P = 0.25
+_NONE_DROPPED = "nothing was dropped: F.dropout(y, p) or a mask, also where the module is not asked for training"
+_READ = "the masks are read off the result: put that right first"
+_ODDS = "an element is dropped with probability p, by itself, and those that stay are divided by 1 − p"
+_AGAIN = (
+    "the same seed has to give the same mask, however often it is used: a generator of its own, made from the seed, each time"
+)
+_SAME_RANKS = (
+    "each rank has other positions, so its mask has to be another one: with one seed, or one random state, on all ranks they "
+    "are alike, and positions of different ranks lose the same elements"
+)
+_SAME_SEEDS = "each step has a seed of its own, which has to count"
+_COLLIDES = (
+    "each pair of a rank and a seed needs a mask of its own, but here two pairs come to the same number: "
+    "seed * t + rank is another number for each pair"
+)
+_FEW, _MANY = 0.4 * P, 1.6 * P  # of elements dropped
+
+
+class Case(NamedTuple):
+    """Groups of t ranks; note: as reports say it. Which fields count depends on the task.
+
+    unused: whether rank 1 does not use the second result; alone: whether there is one tensor; heads: of queries, and of keys
+    and values; offset: of logits; drops: whether there is dropout; strided: whether x and the result's gradient are not
+    contiguous.
+    """
+
+    t: int
+    note: str
+    unused: bool = False
+    alone: bool = False
+    heads: tuple[int, int] = (0, 0)
+    offset: float = 0.0
+    drops: bool = False
+    strided: bool = False
+
+    def __str__(self) -> str:
+        return self.note
+
+
+class Place(NamedTuple):
+    """A rank's. group: None for all ranks; r: in the group; seed: of the group's numbers; sharers: who has the same heads."""
+
+    group: dist.ProcessGroup | None
+    r: int
+    t: int
+    seed: int
+    sharers: dist.ProcessGroup | None
+
+
+def place_of(case: Case, watch: Watch, share: int = 0) -> Place:
+    """This rank's, with groups that all ranks make. share: every so many ranks of a group share something."""
+    n, rank, found = dist.get_world_size(), dist.get_rank(), None
+    for number in range(n // case.t):
+        ranks = list(range(number, n, n // case.t))
+        group = dist.new_group(ranks) if case.t < n else None
+        parts = [ranks[k::share] for k in range(min(share, case.t))]
+        sharers = [dist.new_group(part) for part in parts]
+        if rank in ranks:
+            r = ranks.index(rank)
+            found = Place(group, r, case.t, watch.seed + 1000 * number, sharers[r % share] if share else None)
+    return found
+
+
+def in_pairs(n: int) -> tuple[int, str]:
+    """The size of groups that are not the world where there can be some, and what reports say of them."""
+    return (2, "in two pairs, ") if n == 4 else (n, "")
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **EXACT)
+
+
+def gradient(leaf: Tensor) -> Tensor:
+    """A copy; zeros where there is none."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
+
+
+def untouched(tensors: list[Tensor], before: list[Tensor]) -> str:
+    return _AS_IT_WAS if all(map(torch.equal, tensors, before)) else "changed"
+
+
+def _phases(seen: Seen) -> dict[str, list[str]]:
+    """What a rank calls when it is made, in forward and in backward, and what it gives to calls that is not contiguous."""
+    found: dict[str, list[str]] = {name: [] for name in _PHASES} | {"strided": seen.marks(_STRIDED)}
+    phase, sent = "made", iter(seen.calls)
+    for event in seen.events:
+        phase = event.what if event.kind == "mark" and not event.what.startswith(_STRIDED) else phase
+        call = next(sent, None) if event.kind == "call" else None
+        if call and len(call.ranks) > 1 and phase in found:
+            op = "reduce_scatter" if call.op == "all_to_all" else call.op  # whose parts are added: it sends as much
+            found[phase].append(f"{op} of {call.bytes:,} bytes among ranks {listed([str(r) for r in sorted(call.ranks)])}")
+    return {name: sorted(calls) for name, calls in found.items()}
+
+
+def traffic(share: float, what: str, hint: str = _SUMS, alike: Callable = lambda phases: phases) -> Judge:
+    """The calls in each phase are the right answer's. alike: makes two ways that are both right into one."""
+
+    def look(seen: Seen) -> dict[str, list[str]]:
+        return alike(_phases(seen))
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+            got, must = look(seen), look(should)
+            for phase, said in _PHASES.items():
+                if got[phase] != must[phase]:
+                    there, here = (_counted(its[phase]) for its in (got, must))
+                    return Verdict(False, f"rank {rank} called {there} {said}; right is {here}", _why(trial, got, must) or hint)
+            if got["strided"]:
+                op = got["strided"][0].removeprefix(_STRIDED)
+                found = f"rank {rank} gave {op} a tensor that is not contiguous"
+                return Verdict(False, found, "collectives want contiguous tensors, and NCCL refuses others: x.contiguous()")
+        return Verdict(True)
+
+    return by(share, what, verdict, look)
+
+
+def _counted(calls: list[str]) -> str:
+    each = [call + (f" {calls.count(call)} times" if calls.count(call) > 1 else "") for call in dict.fromkeys(calls)]
+    return listed(each) if each else "nothing"
+
+
+def _why(trial: Trial, got: dict[str, list[str]], must: dict[str, list[str]]) -> str:
+    """What the calls alone tell."""
+    if trial.unwaited:
+        return WAIT
+    ops = [{call.partition(" ")[0] for phase in _PHASES for call in calls[phase]} for calls in (got, must)]
+    if found := next((_INSTEAD[op] for op in sorted(ops[0] - ops[1]) if op in _INSTEAD), ""):
+        return found
+    both = [[call for phase in _PHASES for call in calls[phase]] for calls in (got, must)]
+    totals = [sum(int(call.split()[2].replace(",", "")) for call in calls) for calls in both]
+    return _TOGETHER if len(both[0]) > len(both[1]) and totals[0] == totals[1] else ""
+
+
+def gradients(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"the gradient of {name}": gradient(leaf) for name, leaf in leaves.items()}
+
+
+class Made(TorchDispatchMode):
+    """Inside, notes calls whose input is not contiguous: Gloo copies it in silence, NCCL refuses it.
+
+    largest: bytes of the largest tensor that an operator makes; all that a gather fills counts as one.
+    """
+
+    def __init__(self, watch: Watch):
+        super().__init__()
+        self.largest, self._watch, self._given = 0, watch, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        before = {one.untyped_storage()._cdata for one in _leaves((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        made = [one.untyped_storage() for one in _leaves(result)]
+        self.largest = max([self.largest, *(one.nbytes() for one in made if one._cdata not in before)])
+        space, _, name = func._schema.name.partition("::")
+        name = name.strip("_")
+        if space == "c10d" and name == "allgather":
+            self.largest = max(self.largest, sum(one.nbytes for one in _leaves(args[0])))
+        if space == "c10d" and not all(one.is_contiguous() for one in _leaves(args[_INPUTS.get(name, len(args)) :][:1])):
+            self._watch.mark(_STRIDED + ("all_gather" if "gather" in name else "reduce_scatter"))
+        return result
+
+
+def _leaves(values_) -> list[Tensor]:
+    return [one for one in tree_leaves(values_) if isinstance(one, Tensor) and one.layout == torch.strided]
+
+
+def masks_differ(trial: Trial, right: Right) -> Verdict:
+    """Over ranks and seeds, no two are alike; the same seed gives the same one again."""
+    t, n = trial.case.t, trial.n
+    for number in range(n // t if trial.case.drops else 0):
+        ranks = range(number, n, n // t)
+        found = {rank: [tuple(one) for one in trial.seen[rank].results["masks"]] for rank in ranks}
+        for rank, masks in found.items():
+            if not any(abs(dropped - P) > 1e-6 for _, _, dropped in masks):
+                return Verdict(False, f"rank {rank} dropped no element; p is {100 * P:.0f} %", _NONE_DROPPED)
+            if not masks[0][1]:
+                return Verdict(False, f"which elements rank {rank} dropped cannot be told from its result", _READ)
+            if wrong := [dropped for _, _, dropped in masks if not _FEW < dropped < _MANY]:
+                return Verdict(False, f"rank {rank} dropped {100 * wrong[0]:.0f} % of the elements; p is 25 %", _ODDS)
+            if masks[0][1] != masks[-1][1]:
+                return Verdict(False, f"rank {rank} dropped other elements when seed {masks[0][0]} came again", _AGAIN)
+        every = {rank: [mask for _, mask, _ in masks[:-1]] for rank, masks in found.items()}
+        for one, other in combinations(ranks, 2):
+            if every[one] == every[other]:
+                return Verdict(False, f"ranks {one} and {other} dropped the same elements", _SAME_RANKS)
+        flat = [(rank, seed, mask) for rank, masks in found.items() for seed, mask, _ in masks[:-1]]
+        for (one, first, here), (other, second, there) in combinations(flat, 2):
+            if here == there:
+                who = f"rank {other} with seed {second} draws the mask of rank {one} with seed {first}"
+                return Verdict(False, who, _SAME_SEEDS if one == other else _COLLIDES)
+    return Verdict(True)
+
+
+def keeps(share: float) -> Judge:
+    says = "{got} are held; its shards have {right}"
+    return at_most(share, "holds its shards of the weights only", f"^{_WEIGHTS}", _WHOLE_KEPT, 512, says, size, grain=512)
+
+
+def module_of(kind: Callable, make: Callable[[], nn.Module], watch: Watch, names: tuple[str, ...], *others) -> tuple:
+    """The learner's, with its parameters of these names, and what to report of them."""
+    refuse_class(kind if isinstance(kind, type) else type(kind), READY)
+    watch.mark("made")
+    watch.weigh(kind)
+    module = kind(make(), *others)
+    gc.collect()  # what stands in a cycle is gone only then
+    watch.weigh(kind, module)
+    if not isinstance(module, nn.Module):
+        raise Stopped(f"the class made {kind_of(module)}", "it is a class derived from nn.Module, given above")
+    own = dict(module.named_parameters())
+    if missing := [name for name in names if name not in own]:
+        has = ", ".join(own) or "none"
+        raise Stopped(f"it has no parameter {missing[0]}; it has {has}", f"its parameters are {', '.join(names)}")
+    if more := [name for name in own if name not in names]:
+        raise Stopped(f"it has a parameter {more[0]} more", f"its parameters are {', '.join(names)}, and no others")
+    found = {f"the parameter {name}": own[name].detach().clone() for name in names}
+    return module, {name: own[name] for name in names}, found | {_WEIGHTS: watch.held[-1] - watch.held[-2]}
+
+
+def result_of(y, like: Tensor) -> Tensor:
+    """The learner's. Raises Stopped where it has another shape, or backward cannot come to it."""
+    if tensor(y, "what forward returned").shape != like.shape:
+        found = f"forward returned {list(y.shape)}; right is {list(like.shape)}"
+        raise Stopped(found, "every rank returns the result in the shape that the text says, whole or its shard")
+    if not y.requires_grad:
+        raise Stopped("what forward returned has no graph: backward cannot begin", GRAPH)
+    return y
+
+
+def nodes(y: Tensor) -> list:
+    """The graph's functions, which may keep something of their own."""
+    met, todo = {}, [y.grad_fn]
+    while todo:
+        if (node := todo.pop()) is not None and id(node) not in met:
+            met[id(node)] = node
+            todo += [following for following, _ in node.next_functions]
+    return list(met.values())
+
+
+def through(
+    module: nn.Module,
+    own: dict[str, Tensor],
+    inputs: dict[str, Tensor],
+    watch: Watch,
+    up: Tensor,
+    others: tuple = (),
+    weighs: bool = False,
+) -> dict:
+    """Forward and backward: what to report of them. others: arguments; weighs: what else has something after forward."""
+    before = [one.detach().clone() for one in inputs.values()]
+    watch.mark("forward")
+    y = result_of(module(*inputs.values(), *others), next(iter(inputs.values())))
+    if weighs:
+        watch.weigh(*weighs, module, *nodes(y))
+    watch.mark("backward")
+    y.backward(up)
+    given = {" and ".join(inputs): untouched([one.detach() for one in inputs.values()], before)}
+    return given | {"the result": y.detach().clone()} | gradients(inputs | own)
+
+
+def _seeds(t: int) -> tuple[int, ...]:
+    """Small ones, where rules like r · t + seed collide, some far from them, and the first one again."""
+    return 7, 8, *range(max(7 - t, 3), 7), 0, 107, 1007, 7
+
+
+def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch: Watch, t: int) -> dict:
+    """What dropout makes of the result of `plain`, which has the same weights and drops nothing, and of gradients."""
+    seeds = _seeds(t)
+    watch.mark("forward")
+    result = result_of(module(x, seeds[0]), x)
+    watch.mark("backward")
+    result.backward(up)
+    watch.mark("again")
+    got, x.grad = gradients({"x": x} | dict(module.named_parameters())), None
+    without = plain(x, seeds[0])
+    sum_sBH = (without - x).detach()
+    masks = [(result - x).detach(), *((module(x, seed) - x).detach() for seed in seeds[1:])]
+    masks = [mask / sum_sBH * (1 - P) for mask in masks]
+    clear = all(torch.allclose(mask, mask.round().clamp(0, 1), atol=1e-6) for mask in masks)
+    found = {
+        "each element of the sum": "is dropped, or divided by 1 − p" if clear else "is neither dropped nor divided by 1 − p"
+    }
+    dropped = up * masks[0].round() / (1 - P)
+    without.backward(dropped)
+    must = gradients({"x": x} | dict(plain.named_parameters()))
+    must["the gradient of x"] += up - dropped
+    found |= {f"{name}, with dropout": "fits" if torch.allclose(got[name], must[name]) else "does not fit" for name in must}
+    dropped = [float(1 - mask.mean()) for mask in masks]
+    names = [hashlib.sha256(mask.round().to(torch.int8).numpy().tobytes()).hexdigest()[:12] if clear else "" for mask in masks]
+    return found | {"masks": [*zip(seeds, names, dropped, strict=True)]}
