@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 
 from manyranks.grade import trial
-from manyranks.grade.old import trial as old
 from manyranks.world.world import World
 
 _SHARED = (1, 2, 3, 4)  # ranks; larger worlds are for new groups, which some answers leave in a state of their own
@@ -32,9 +31,8 @@ def shared_ranks(worlds, monkeypatch):
             worlds[n] = World(n, backend="gloo")
         return nullcontext(worlds[n])
 
-    for module in (trial, old):
-        monkeypatch.setattr(module, "_LEAST_SECONDS", module._RUN_SECONDS)
-        monkeypatch.setattr(module, "World", world)
+    monkeypatch.setattr(trial, "_LEAST_SECONDS", trial._RUN_SECONDS)
+    monkeypatch.setattr(trial, "World", world)
 
 
 @pytest.fixture(scope="module")

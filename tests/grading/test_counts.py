@@ -21,10 +21,3 @@ HELD = {"lines of the longest exercise"}
 @pytest.mark.parametrize("what", [pytest.param(what, marks=() if what in HELD else HALF_WAY) for what in LIMITS])
 def test_graders_stay_within_their_limits(what):
     assert counts.figures()[what] <= LIMITS[what]
-
-
-def test_the_second_form_has_no_circles_and_nothing_for_types_only():
-    new = {name: file for name, file in counts.modules().items() if name.partition(".")[0] != "old"}
-    assert [name for name in counts.circles() if name in new] == []
-    assert [name for name, file in new.items() if "TYPE_CHECKING" in file.read_text()] == []
-    assert not any(other.startswith("old") for name in counts.exercises() if name in new for other in counts.closure(name))

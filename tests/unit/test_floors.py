@@ -66,7 +66,7 @@ def test_module_keeps_to_its_floor(module):
         ("manyranks.show.plots", "from manyranks.parallel import mesh", ["manyranks.parallel.mesh"]),
         ("manyranks.show.plots", "from manyranks.parallel.pipeline import schedules", []),
         ("manyranks.theory.step", "import json\nfrom manyranks.timeline import Span\nfrom . import collectives", []),
-        ("manyranks.grade.old.zero", "from manyranks import show, training", ["manyranks.show"]),
+        ("manyranks.grade.zero", "from manyranks import show, training", ["manyranks.show"]),
     ],
 )
 def test_the_check_sees_imports_in_every_form(module, source, found):

@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = lazy.names(
     __name__,
     "checkpointing",
     "collectives",
+    "context",
     "data_parallel",
     "expert",
     "mfu",
@@ -19,7 +20,6 @@ __getattr__, __dir__, __all__ = lazy.names(
     "pipeline",
     "tensor",
     "zero",
-    context="old",
     Report="check",
     Line="check",
 )

@@ -28,7 +28,6 @@ from manyranks.grade import check as checking
 from manyranks.grade.absent import Known, known, stand_in
 from manyranks.grade.answers import Solved, dumped
 from manyranks.grade.check import Line, Record, Report, Task, loaded
-from manyranks.grade.old import trial as old
 from manyranks.grade.submission import Check, checks
 from manyranks.world import confine, local, messages
 from manyranks.world.confine import Confined
@@ -205,7 +204,6 @@ def _live(read: Callable[[], NotebookNode], scratch: str, seed: int, above: sock
         os.close(0)
         confine.limit(_FILE, _MEMORY)
         trial.confined, trial.seed = Confined(scratch), seed
-        old.confined = trial.confined
         _Court(above, scratch).judge(read)
     finally:
         os._exit(1)
@@ -254,9 +252,9 @@ class _Court:
             hint = "restart the kernel, run all cells, and look at this one"
             return _no_points(check, f"{check.name} is there", told.error, hint)
         answer = stand_in(check.source, check.name, told) if told.kind in ("class", "function") else told.kind
-        if not isinstance(task, Task) and not getattr(task, "__module__", "").startswith("manyranks.grade.old."):
+        if not isinstance(task, Task):
             raise ValueError(f"grade.{'.'.join(check.call)} is no task")
-        if not isinstance(task, Task) or not callable(answer) or (right := self._record(task, whole=False)) is None:
+        if not callable(answer) or (right := self._record(task, whole=False)) is None:
             trial.seed = 0
             return task(answer)
         tried = task.tried(answer)

@@ -7,7 +7,6 @@ import sys
 import time
 import traceback
 import tracemalloc
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -70,34 +69,43 @@ class Watch(Journal):
         self.peak_bytes, self.scattered = 0, False
         self._memory = _Memory(counts=False)
         self._place, self._forbidden = "", ("", "", "", "")
-        self._ready: tuple[tuple[str, ...], str] = ((), "")
-        self._sent: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._works: list[dist.Work] = []
         self._open: dict[int, set[StorageWeakRef]] = {}  # of a send that nobody has waited for: the storages that it reads
+        self._places: dict[int, set[tuple[StorageWeakRef, int]]] = {}  # of the same sends: where in them
+        self._coming: dict[int, dist.Work] = {}  # of a receive that nobody has waited for
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, everything is noted."""
-        wait, send, events = dist.Work.wait, dist.ProcessGroup.send, self.events
+        wait, send, receive, events = dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv, self.events
 
         def noted(work, *args, **kwargs):
             self._stop_forbidden()
             events.append(Event("wait", ""))
-            self._open.pop(id(work), None)
+            for under_way in (self._open, self._places, self._coming):
+                under_way.pop(id(work), None)
             return wait(work, *args, **kwargs)
 
         def opened(group, tensors, *args):
             work = send(group, tensors, *args)
             self._open[id(work)] = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
+            self._places[id(work)] = _places(tensors)
             self._works.append(work)  # so that no other one has its id
             return work
 
-        dist.Work.wait, dist.ProcessGroup.send = noted, opened
+        def coming(group, tensors, *args):
+            if _places(tensors) & set().union(*self._places.values()):
+                self.mark(OVERWROTE)
+            work = receive(group, tensors, *args)
+            self._coming[id(work)] = work
+            return work
+
+        dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv = noted, opened, coming
         try:
             with self, self._memory:
                 yield
         finally:
-            dist.Work.wait, dist.ProcessGroup.send = wait, send
+            dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv = wait, send, receive
 
     def follow(self, model: nn.Module) -> None:
         """Notes each gradient of the model, from now on, as it is made."""
@@ -114,13 +122,9 @@ class Watch(Journal):
         """From now on, Stopped is raised where a function of this name calls or waits past the mark `place`."""
         self._forbidden = (function, place, what, hint)
 
-    def refuse(self, modules: tuple[str, ...], hint: str) -> None:
-        """From now on, Stopped is raised where a function of these modules makes a call: it is an answer that was ready."""
-        self._ready = modules, hint
-
-    def changed(self) -> bool:
-        """Whether a tensor that was sent, and still is there, has been changed since."""
-        return any((tensor := ref()) is not None and tensor._version != version for ref, version in self._sent)
+    def under_way(self) -> tuple[int, int]:
+        """How many messages are being sent, and how many received: begun, and nobody has waited for them."""
+        return len(self._open), len(self._coming)
 
     def weigh(self, *owners) -> None:
         """Counts the bytes that are alive; the least of a moment, for a call's thread may let go of a tensor a little late.
@@ -159,7 +163,6 @@ class Watch(Journal):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace.startswith("_c10d_functional"):  # they reach no operator of c10d
-            self._stop_ready()
             raise Stopped("functional collectives do not count here", "call dist's own: dist.all_reduce and the like")
         if self._open and self._overwrites(func, args, kwargs or {}):
             self.mark(OVERWROTE)
@@ -183,39 +186,16 @@ class Watch(Journal):
         if place and place == self._place and function in (name for _, _, name in frames()):
             raise Stopped(what, hint)
 
-    def _stop_ready(self) -> None:
-        modules, hint = self._ready
-        frame = sys._getframe(1) if modules else None
-        while frame is not None:
-            if (name := frame.f_globals.get("__name__", "")).startswith(modules):
-                raise Stopped(f"{name} is not allowed", hint)
-            frame = frame.f_back
-
     def _note(self, op: str, named: dict) -> None:
         self._stop_forbidden()
-        self._stop_ready()
         super()._note(op, named)
         self.events.append(Event("call", op, self.last.bytes))
         self.scattered |= op == "all_to_all" and "output" in named and not named["output"].is_contiguous()
-        if op == "send":
-            self._sent += [(weakref.ref(tensor), tensor._version) for tensor in named["tensors"]]
 
 
-class Blind:
-    """Takes a watch's place where a script is run for its results only."""
-
-    def __init__(self):
-        self.events, self.held = [], [0]
-
-    def weigh(self) -> None:
-        """Counts nothing."""
-
-    def mark(self, what: str) -> None:
-        """Notes nothing."""
-
-    def peak(self):
-        """Counts nothing."""
-        return nullcontext()
+def _places(tensors: list[torch.Tensor]) -> set[tuple[StorageWeakRef, int]]:
+    """Where in memory they begin."""
+    return {(StorageWeakRef(one.untyped_storage()), one.data_ptr()) for one in tensors}
 
 
 # What is ready is no answer: where a learner's line calls a function, this asks which module the function comes from.

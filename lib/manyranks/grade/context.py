@@ -1,0 +1,346 @@
+"""Checks of exercise 07_context: blocks are merged and a sequence is laid out in one process; rings run on 2, 3 and 4 ranks."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyranks.grade.check import Task
+from manyranks.grade.context_given import EXACT, HIDDEN, LARGE, ORDINARY, Case, Helpers, Parts, laid_out
+from manyranks.grade.judges import Judge, Right, Verdict, at_most, calls, facts, sent, values
+from manyranks.grade.trial import Fact, Seen, Sent, Trial, form_of, size
+from manyranks.grade.watch import Ready, Watch, error_of, kind_of
+from manyranks.measure.journal import Stopped
+
+_READY = Ready(
+    given=(f"{Helpers.__module__}.Helpers",),
+    theirs=("torch.distributed.tensor", "torch.distributed.nn", "torch.distributed._functional_collectives"),
+)
+_CHANGED = "what was changed of what is given"
+_COPY = "leave what you are given as it is: no operation with _ at its end, no +=, on a tensor of the caller's"
+_ADVICE = (
+    ("modified by an inplace operation|a leaf Variable that requires grad", _COPY),
+    ("(must|has to) be contiguous", "what is sent has to be contiguous: x.contiguous()"),
+    ("incorrect number of gradients", "backward returns one for each argument of apply, None for what has none"),
+    ("does not require grad and does not have", "backward finds no way back: autograd does not see messages"),
+)
+
+
+def _task(call: str, points: float, run: Callable, judge: tuple, cases: Any, advice: tuple = (), **more) -> Task:
+    more = {"call": call, "ready": _READY, "part": True, "advice": (*advice, *_ADVICE), **more}
+    return Task("07_context", call.partition("(")[0].partition(".")[0], points, run, judge, cases, **more)
+
+
+def _changed(given: dict[str, Tensor], before: dict[str, Tensor]) -> str:
+    return next((name for name, one in given.items() if not one.equal(before[name])), "nothing")
+
+
+def _tensor(value: Any, shape: torch.Size, what: str, hint: str) -> Tensor:
+    """A copy of the learner's. Raises Stopped where it is no tensor of this shape."""
+    if not isinstance(value, Tensor):
+        raise Stopped(f"{what} is {kind_of(value)}, not a tensor", hint)
+    if value.shape != shape:
+        raise Stopped(f"{what} has the shape {list(value.shape)}; right is {list(shape)}", hint)
+    return value.detach().clone()
+
+
+def _pair(value: Any, shape: torch.Size, call: str) -> tuple[Tensor, Tensor]:
+    hint = "it returns one pair, (o_SBAD, lse_SBA)"
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise Stopped(f"{call} returned {kind_of(value)}", hint)
+    return _tensor(value[0], shape, "o", hint), _tensor(value[1], shape[:-1], "lse", hint)
+
+
+# Task 1: parts of a result
+
+
+def _merge(case: Parts, function: Callable, watch: Watch) -> dict:
+    parts, before = ({f"part {i}": pair for i, pair in enumerate(case.drawn(100 + watch.seed))} for _ in range(2))
+    o, lse = _pair(function([*parts.values()]), parts["part 0"][0].shape, "merge")
+    given, they = (
+        {f"{x} of {name}": one for name, p in of.items() for x, one in zip(("o", "lse"), p, strict=True)}
+        for of in (parts, before)
+    )
+    return {f"o of {case.kind}": o, f"lse of {case.kind}": lse, f"{_CHANGED}, {case.kind}": _changed(given, they)}
+
+
+_FORMULA = "o = Σ wᵢ·oᵢ ÷ Σ wᵢ and lse = m + log Σ wᵢ, with wᵢ = exp(lseᵢ − m) and m the largest lse, for each query and head"
+_SAFE = (
+    "exp(1000) is more than float64 has: take the largest lse of each query and head off before exp, and add it to log again"
+)
+_NOTHING = (
+    "a part with lse = −∞ has the weight 0. Where all have it, −∞ − (−∞) is NaN: take a finite number off there. The weights "
+    "are then 0, the logarithm of their sum is −∞, and o is 0"
+)
+_kinds = partial(values, alone=True, part=True)
+_MERGED = (
+    _kinds(0.4, "merges one part, two and three", ORDINARY, hint=_FORMULA),
+    _kinds(0.35, "is safe for large scores", LARGE, hint=_SAFE),
+    _kinds(0.25, "is safe for queries that see nothing", HIDDEN, hint=_NOTHING),
+)
+_PARTS = *(Parts(n, ORDINARY) for n in (2, 3, 1)), Parts(3, LARGE), Parts(3, HIDDEN), Parts(1, HIDDEN)
+_PAIRS = (
+    "unpack|out of range|must match the size|not supported between|index",
+    "parts is a list of pairs, o_SBAD and lse_SBA: lse[..., None] has a place for D",
+)
+merge = _task("merge(parts)", 3, _merge, _MERGED, _PARTS, (_PAIRS,), worlds=(1,))
+
+# Task 2: a layout
+
+_CHUNKS = {3: 5, 2: 1, 4: 3, 5: 2, 1: 3}  # ranks -> tokens of a chunk
+_SHAPES = {1: (2,), 2: (), 3: (2, 3), 4: (1,), 5: ()}  # ranks -> of what a token has
+_ODD = (10, 0, 3), (6, 0, 2), (9, 0, 3), (20, 0, 4), (5, 0, 1)  # lengths that cannot be cut
+_INTEGERS = "int64 of the shape [seq / n]: one position for each of the rank's tokens"
+_DRAW = "rank r has chunk N + r of 2N and then chunk N − 1 − r; draw it for N = 3"
+
+
+def _positions(case: str, function: Callable, watch: Watch) -> dict:
+    found = {}
+    for n, chunk in _CHUNKS.items():
+        for rank in range(n):
+            got, right = function(2 * n * chunk, rank, n), torch.empty(2 * chunk, dtype=torch.int64)
+            if not isinstance(got, Tensor) or form_of(got) != form_of(right):
+                what = form_of(got) if isinstance(got, Tensor) else kind_of(got)
+                raise Stopped(f"positions returned {what}; right is a tensor, {form_of(right)}", _INTEGERS)
+            found[f"positions of rank {rank} of {n}, {2 * n * chunk} tokens"] = got
+    return found | {f"what positions{odd} raises": error_of(function, *odd) or "nothing" for odd in _ODD}
+
+
+_REFUSES = "there are 2N chunks of one length: raise a ValueError where 2n does not divide seq, and no other error"
+_PLACED = (
+    values(0.75, "the positions of each rank's tokens are right", "^positions", alone=True, hint=_DRAW),
+    facts(0.25, "refuses a length that cannot be cut", "raises", _REFUSES, each_world=True),
+)
+_SIZES = ("of 1 to 5 ranks",)
+positions = _task("positions(seq, rank, n)", 2, _positions, _PLACED, _SIZES, worlds=(1,))
+
+
+def _unshard(case: str, function: Callable, watch: Watch) -> dict:
+    """Each token is its position, and tenths where it has several numbers."""
+    found, changed = {}, []
+    for n, chunk in _CHUNKS.items():
+        tenths = torch.arange(math.prod(_SHAPES[n]), **EXACT).view(_SHAPES[n]) / 10
+        whole = torch.arange(2 * n * chunk, **EXACT).view(-1, *(1 for _ in _SHAPES[n])) + tenths
+        given, before = ({f"part {r}": whole[own] for r, own in enumerate(laid_out(len(whole), n))} for _ in range(2))
+        got, hint = function([*given.values()]), "it returns the whole sequence, [N·S, …]"
+        found[f"the whole of {n} part{'s' * (n > 1)}"] = _tensor(got, whole.shape, "what unshard returned", hint)
+        changed.append(_changed(given, before))
+    return found | {_CHANGED: next((name for name in changed if name != "nothing"), "nothing")}
+
+
+_IN_ORDER = values(1.0, "the whole sequence is in order", alone=True, hint=_DRAW)
+_ANY = (
+    "IndexError|must match|mismatch|not enough values|expand",
+    "parts may be any tensors, whose first dimension is the sequence, and as many as there are ranks",
+)
+unshard = _task("unshard(parts)", 2, _unshard, (_IN_ORDER,), _SIZES, (_ANY,), worlds=(1,))
+
+# Task 3: the ring, forward
+
+_FORWARD, _BACKWARD = "forward", "backward"  # what a mark divides
+
+
+def _ring_forward(case: Case, function: Callable, watch: Watch) -> dict:
+    given, _ = case.drawn(watch)
+    before = {name: one.clone() for name, one in given.items()}
+    q, k, v, *places = given.values()
+    helpers = Helpers(watch, [*places], case.weighs)
+    watch.weigh()
+    o, lse = _pair(function(q, k, v, places, helpers.attend, helpers.merge), q.shape, "ring_forward")
+    found = {"o": o, "lse": lse, _CHANGED: _changed(given, before)}
+    return found | helpers.overlap(case.n) | helpers.work() | helpers.memory(case)
+
+
+_MESSAGES = "that is no ring: K and V go from rank to rank by isend and irecv, one block at a time, and nothing else is sent"
+_SUMS = (
+    "a sum over ranks adds what belongs to different tokens: K, V and their gradients go from rank to rank, by isend and irecv"
+)
+_LINE = "a barrier is no message of the ring: a rank that waits for what it receives waits long enough. Leave it out"
+_INSTEAD = dict.fromkeys(("all_gather", "broadcast", "all_to_all", "gather"), _MESSAGES) | {"barrier": _LINE}
+_INSTEAD |= dict.fromkeys(("all_reduce", "reduce", "reduce_scatter"), _SUMS)
+_TO = "K and V go together in one message, N − 1 times, to rank r − 1, modulo N; what came is passed on"
+_LATE = (
+    "begin to send and to receive the next block before you compute with this one, and wait only when all pairs of this block "
+    "are computed: isend, irecv, compute, wait"
+)
+_HIDDEN_PAIR = (
+    "a rank's tokens are two chunks: where the first key's position of a chunk is larger than the last query's, no query of "
+    "this pair of chunks sees any key. Leave the pair out"
+)
+_KEEP = "two blocks of K and V, the current and the next, and one result, into which each part is merged as it comes"
+_HELD = "{got} {name}; right is {right}"
+_where = partial(facts, what="computes while the next block is on its way", names="^block ", hint=_LATE)
+_SCORES = "computed {got} {name}; {right} are enough"
+_least = at_most(
+    0.1, "computes no pair of chunks of which nothing is seen", "^scores", _HIDDEN_PAIR, says=_SCORES, unit="{:,}".format
+)
+
+
+def _grouped(n: int) -> tuple[Case, ...]:
+    """Grouped heads and tensors that are not contiguous; chunks of one token and large scores."""
+    return Case(n, 3, 2, 4, 2, 5, transposed=True), Case(n, 1, 1, 3, 3, 4, strong=300.0)
+
+
+def _and_long(n: int) -> tuple[Case, ...]:
+    """On four ranks, also one whose blocks can be told from what is small."""
+    return _grouped(n) + ((Case(4, 4, 1, 2, 2, 32, weighs=True),) if n == 4 else ())
+
+
+_TURNED = (
+    values(0.35, "output and log-sum-exp are right", f"^o$|^lse$|{_CHANGED}"),
+    sent(0.3, "sends K and V N − 1 times to rank r − 1, and nothing else", "^(?!recv)", hint=_TO, instead=_INSTEAD),
+    _where(0.15),
+    _least,
+    at_most(0.1, "holds two blocks and one result", "^parts|^results|^blocks", _KEEP, 1.25, _HELD, "{:.2g}".format, 1),
+)
+_HALVES = (
+    ("has no attribute 'wait'|'NoneType' object is not subscriptable", "after the last hop there is nothing to wait for"),
+    ("must match the size|size of tensor", "cut what you have into two halves: queries, keys, values and positions alike"),
+)
+_EACH_HOP = "attend(q, k, v, positions[r], positions[(r + hop) % N]), or halves of these, merged over N hops"
+_CALL = "ring_forward(q_SBAD, k_SBGD, v_SBGD, positions, attend, merge)"
+ring_forward = _task(_CALL, 6, _ring_forward, _TURNED, _and_long, _HALVES, unexplained=_EACH_HOP)
+
+# Task 4: the ring, backward
+
+
+def _by_phase(judge: Judge) -> Judge:
+    """What is sent in forward and in backward is judged each for itself."""
+
+    def part(seen: Seen, phase: str) -> Seen:
+        ours = [event.what for event in seen.events if event.kind == "call" or event.what == _BACKWARD]
+        first = ours.index(_BACKWARD) if _BACKWARD in ours else len(ours)
+        return replace(seen, calls=seen.calls[:first] if phase == _FORWARD else seen.calls[first:])
+
+    def look(seen: Seen) -> dict[str, Fact]:
+        return {f"{phase} {k}": v for phase in (_FORWARD, _BACKWARD) for k, v in judge.look(part(seen, phase)).items()}
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for phase in (_FORWARD, _BACKWARD):
+            got, must = ([part(seen, phase) for seen in ranks] for ranks in (trial.seen, right))
+            found = judge.verdict(replace(trial, seen=got), must)
+            if not found.ok:
+                return found if found.firm else found._replace(found=f"in {phase}, {found.found}")
+        return Verdict(True)
+
+    return judge._replace(look=look, verdict=verdict)
+
+
+def _gradients(leaves: list[Tensor]) -> dict[str, Tensor]:
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
+    return dict(zip(("the gradient of q", "the gradient of k", "the gradient of v"), grads, strict=True))
+
+
+def _ring(case: Case, kind: Any, watch: Watch) -> dict:
+    if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
+        what = "a class of another kind" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        raise Stopped(f"Ring is {what}", "it is a class derived from torch.autograd.Function, with two static methods")
+    given, do = case.drawn(watch)
+    given["the gradient of o"] = do
+    leaves = [given[name].requires_grad_() for name in "qkv"]
+    before, places = {name: one.detach().clone() for name, one in given.items()}, [*given.values()][3:-1]
+    helpers, own = Helpers(watch, [*places]), [leaf.clone() for leaf in leaves]  # which forward keeps, or nobody
+    watch.weigh()
+    y = kind.apply(*own, [*places], helpers.ring, helpers.attend_backward)
+    found = {"the result": _tensor(y, leaves[0].shape, "what forward returned", "forward calls ring, and returns o")}
+    if not y.requires_grad:
+        raise Stopped("the result has no graph", "forward returns o as ring gave it, and the class is called by apply")
+    given |= dict(zip("qkv", own, strict=True)) if not case.strong > 1 else {}
+    del own
+    watch.weigh()
+    watch.mark(_BACKWARD)
+    helpers.begin()
+    y.backward(do)
+    found |= _gradients(leaves) | {_CHANGED: _changed(given, before)} | helpers.overlap(case.n, 2) | helpers.work()
+    kept = {"what forward keeps": watch.held[1] - watch.held[0] + case.result + case.block}
+    return found | (kept if case.strong > 1 else {})
+
+
+_HOME = (
+    "K and V, and then dK and dV together, go to rank r − 1: N − 1 messages each. A rank's part for its own block stays at home"
+)
+_SAVES = (
+    "keep q, k, v, o and lse of this rank, with ctx.save_for_backward, and nothing else: no copy beside them, and no block of "
+    "another rank. The blocks go round again in backward"
+)
+_GO_HOME = sent(0.25, "sends K and V and then their gradients, N − 1 times each", "^(?!recv)", hint=_HOME, instead=_INSTEAD)
+_RETURNED = (
+    values(0.45, "the gradients of q, k and v are right", f"gradient|^the result|{_CHANGED}"),
+    _by_phase(_GO_HOME),
+    _where(0.1),
+    _least,
+    at_most(0.1, "keeps q, k, v, o and lse for backward", "keeps", _SAVES, 300, "{name} has {got}; right is {right}", size),
+)
+_CALLED = (
+    (
+        r"forward\(\) (takes|missing)",
+        "the check calls Ring.apply(q, k, v, positions, ring, attend_backward): forward gets ctx first",
+    ),
+    (r"backward\(\) (takes|missing)", "backward gets ctx and do_SBAD"),
+)
+_PARTS_OF = (
+    "dq is the sum over all blocks; dK and dV of a block are the sum over all ranks' queries, the own part from home, the "
+    "others' from abroad"
+)
+_CALL = "Ring.apply(q_SBAD, k_SBGD, v_SBGD, positions, ring, attend_backward)"
+ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, _CALLED, unexplained=_PARTS_OF, a_class=True)
+
+# Task 5: all-to-alls
+
+
+def _ulysses(case: Case, function: Callable, watch: Watch) -> dict:
+    given, do = case.drawn(watch)
+    given["the gradient of o"] = do
+    leaves = [given[name].requires_grad_() for name in "qkv"]
+    before, places = {name: one.detach().clone() for name, one in given.items()}, [*given.values()][3:-1]
+    y = function(*leaves, [*places], Helpers(watch, places).attention)
+    found = _tensor(y, leaves[0].shape, "what ulysses returned", "it returns o_SBAD: all heads of this rank's tokens")
+    watch.mark(_BACKWARD)
+    if not y.requires_grad:
+        raise Stopped("the result has no graph", f"there is no gradient of q, k and v: {_UNSEEN}")
+    y.backward(do)
+    if watch.scattered:
+        return {_OUT: "not contiguous"}
+    return {_OUT: "contiguous", "the result": found, **_gradients(leaves), _CHANGED: _changed(given, before)}
+
+
+def _all(made: list[Sent]) -> list[str]:
+    """How much each operation is given; how often does not matter."""
+    kinds = dict.fromkeys((call.op, call.dtype) for call in made if call.op != "recv")
+    total = {kind: sum(call.bytes for call in made if (call.op, call.dtype) == kind) for kind in kinds}
+    return [f"{op} of {count:,} bytes of {dtype}" for (op, dtype), count in total.items()]
+
+
+def _dealt(n: int) -> tuple[Case, ...]:
+    """Two key/value heads a rank; fewer key/value heads than ranks, and a result whose gradient is not contiguous."""
+    return Case(n, 3, 2, 4 * n, 2 * n, 3), Case(n, 1, 1, 3 * n, 2 if n == 4 else 1, 5, transposed=True)
+
+
+_OUT = "the out of all-to-alls"
+_UNSEEN = (
+    "autograd does not see dist.all_to_all_single. Write a torch.autograd.Function whose backward sends the gradients back"
+)
+_YOURSELF = (
+    "what is ready is no answer: call dist.all_to_all_single or dist.all_to_all yourself, in a torch.autograd.Function whose "
+    "backward sends the gradients back"
+)
+_EXCHANGES = (
+    "q, k, v and the result are exchanged once, and their gradients once, by all-to-alls: a rank gets A/N query heads and "
+    "max(G, N)/N key/value heads of all tokens"
+)
+_BOTH_WAYS = _by_phase(calls(0.4, "sends by all-to-all, and no more than it must", _all, _EXCHANGES))
+_EXCHANGED = values(0.6, "the result and the gradients of q, k and v are right"), _BOTH_WAYS
+_SHAPED = (
+    "cannot be split into|don't multiply up|divisible|shape '.*' is invalid",
+    "rank r of N gets A/N query heads and max(G, N)/N key/value heads of all T tokens",
+)
+_STEPS = (
+    "q, k and v: heads to ranks, tokens sorted; attention; the result: tokens in the order of ranks, sent back, heads dealt"
+)
+_CALL = "ulysses(q_SBAD, k_SBGD, v_SBGD, positions, attention)"
+_NOT_READY = _READY._replace(hint=_YOURSELF)
+ulysses = _task(_CALL, 5, _ulysses, _EXCHANGED, _dealt, (_SHAPED,), unexplained=_STEPS, ready=_NOT_READY)

@@ -1,0 +1,223 @@
+"""What exercise 07's checks hand to a learner's functions: tensors of a rank, attention, and the answers of tasks before."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from manyranks.grade.watch import Watch, kind_of
+from manyranks.measure.journal import Stopped
+
+EXACT = {"dtype": torch.float64}
+ORDINARY, LARGE, HIDDEN = "ordinary parts", "scores near ±1000", "queries that see nothing"
+_BLOCK = "computed while the next one is on its way"
+_ROWS = "queries, their o, lse and do, and their positions have the same length, and so have keys, values and their positions"
+_PAIRS = "merge takes a list of pairs (o_SBAD, lse_SBA), of the same queries"
+_SEQUENCE = "attention takes q_TBaD, k_TBgD and v_TBgD of the whole sequence, and g divides a"
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    """Normal numbers, the same for a seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **EXACT)
+
+
+def laid_out(seq: int, n: int) -> list[Tensor]:
+    """By rank: the positions of its tokens."""
+    chunks = torch.arange(seq).chunk(2 * n)
+    return [torch.cat((chunks[n + rank], chunks[n - 1 - rank])) for rank in range(n)]
+
+
+class Parts(NamedTuple):
+    """Pairs of output and log-sum-exp, so many."""
+
+    count: int
+    kind: str
+
+    def __str__(self) -> str:
+        return f"with {self.count} part{'s' * (self.count > 1)}"
+
+    def drawn(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+        """Large: all but the last near 1000, or all near −1000; hidden: one part sees nothing of a row, or two, or all."""
+        pairs = [(random(seed + i, 5, 2, 3, 4), random(seed + 50 + i, 5, 2, 3)) for i in range(self.count)]
+        sign_SBA = random(seed + 70, 5, 2, 3).sign()
+        for i, (_, lse_SBA) in enumerate(pairs):
+            if self.kind == LARGE:
+                lse_SBA += 1000 * sign_SBA if i < self.count - 1 else -1000
+            elif self.kind == HIDDEN:
+                lse_SBA[list(((0, 1, 4), (1, 2), (1, 2, 4))[i]), :, 1:] = -math.inf
+        return pairs
+
+
+class Case(NamedTuple):
+    """Of n ranks with two chunks each. strong: what queries are multiplied by; weighs: whether the bytes held are counted.
+
+    transposed: whether keys, values and the result's gradient are not contiguous.
+    """
+
+    n: int
+    chunk: int
+    batch: int
+    heads: int
+    groups: int
+    size: int
+    strong: float = 1
+    weighs: bool = False
+    transposed: bool = False
+
+    def __str__(self) -> str:
+        said = f"{2 * self.n * self.chunk} tokens, {self.heads} query and {self.groups} key/value heads"
+        return said + ", scores near ±1000" * (self.strong > 1)
+
+    @property
+    def result(self) -> int:
+        """Bytes of a rank's output."""
+        return 16 * self.chunk * self.batch * self.heads * self.size
+
+    @property
+    def block(self) -> int:
+        """Bytes of a rank's keys and values."""
+        return 2 * self.result * self.groups // self.heads
+
+    def drawn(self, watch: Watch) -> tuple[dict[str, Tensor], Tensor]:
+        """q, k, v and positions, as the learner's function gets them on this rank, and the gradient of the result."""
+        at, shape = laid_out(2 * self.n * self.chunk, self.n), (2 * self.n * self.chunk, self.batch)
+        heads = (self.heads, self.groups, self.groups, self.heads)
+        own = at[dist.get_rank()]
+        q, k, v, do = (random(10 * self.n + i + watch.seed, *shape, a, self.size)[own] for i, a in enumerate(heads))
+        if self.transposed:
+            k, v, do = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v, do))
+        given = {"q": self.strong * q, "k": k, "v": v} | {f"positions[{s}]": one for s, one in enumerate(at)}
+        return given, do / self.strong
+
+
+class Helpers:
+    """The functions that the exercise gives, and those of tasks before. They note what they are given."""
+
+    def __init__(self, watch: Watch, places: list[Tensor], weighs: bool = False):
+        self._watch, self._places, self._weighs = watch, places, weighs
+        self._first, self._there = len(watch.events), 0  # event; queries of results that are not merged yet
+        self._blocks: dict[int, list[str]] = {}  # whose keys, in order -> of each pair of chunks, where the next block was
+        self._scores = self._parts = self._unmerged = 0
+        self._late = []  # of each time that was weighed: blocks that are sent, and computed with already
+
+    def attend(self, q_SBAD, k_TBGD, v_TBGD, q_at_S, k_at_T) -> tuple[Tensor, Tensor]:
+        """A block of attention."""
+        self._note("attend", (q_SBAD, q_at_S), (k_TBGD, v_TBGD, k_at_T))
+        return _attend(q_SBAD, k_TBGD, v_TBGD, q_at_S, k_at_T)
+
+    def attend_backward(self, q_SBAD, k_TBGD, v_TBGD, o_SBAD, lse_SBA, do_SBAD, q_at_S, k_at_T) -> tuple[Tensor, ...]:
+        """A block's part of the gradients."""
+        self._note("attend_backward", (q_SBAD, o_SBAD, lse_SBA, do_SBAD, q_at_S), (k_TBGD, v_TBGD, k_at_T))
+        scores_BAST, k_TBAD, v_TBAD = _scores(q_SBAD, k_TBGD, v_TBGD, q_at_S, k_at_T)
+        p_BAST = (scores_BAST - lse_SBA.permute(1, 2, 0).clamp(min=-1e300)[..., None]).exp()
+        dp_BAST = torch.einsum("sbad,tbad->bast", do_SBAD, v_TBAD)
+        delta_BAS = (do_SBAD * o_SBAD).sum(-1).permute(1, 2, 0)
+        ds_BAST = p_BAST * (dp_BAST - delta_BAS[..., None]) / q_SBAD.shape[-1] ** 0.5
+        both = (torch.einsum("bast,sbad->tbad", *pair) for pair in ((ds_BAST, q_SBAD), (p_BAST, do_SBAD)))
+        dk_TBGD, dv_TBGD = (x.unflatten(2, (-1, k_TBGD.shape[2])).sum(2) for x in both)
+        return torch.einsum("bast,tbad->sbad", ds_BAST, k_TBAD), dk_TBGD, dv_TBGD
+
+    def merge(self, parts) -> tuple[Tensor, Tensor]:
+        """Task 1."""
+        listed = isinstance(parts, tuple | list) and parts and all(isinstance(p, tuple | list) and len(p) == 2 for p in parts)
+        if not listed or len({getattr(x, "shape", None) for x, _ in parts}) > 1 or not isinstance(parts[0][0], Tensor):
+            raise Stopped("merge was given something else than a list of pairs of tensors of one shape", _PAIRS)
+        self._parts = max(self._parts, len(parts))
+        self._there -= (len(parts) - 1) * len(parts[0][0])
+        return _merged(parts)
+
+    def ring(self, q_SBAD, k_SBGD, v_SBGD, positions) -> tuple[Tensor, Tensor]:
+        """Task 3."""
+        r, n = dist.get_rank(), dist.get_world_size()
+        kv, total = torch.stack((k_SBGD, v_SBGD)), []
+        for hop in range(n):
+            coming = torch.empty_like(kv)
+            works = [dist.isend(kv, (r - 1) % n), dist.irecv(coming, (r + 1) % n)] if hop < n - 1 else []
+            total = [_merged([*total, _attend(q_SBAD, *kv, positions[r], positions[(r + hop) % n])])]
+            for work in works:
+                work.wait()
+            kv = coming
+        return total[0]
+
+    def attention(self, q_TBaD, k_TBgD, v_TBgD) -> Tensor:
+        """Of a whole sequence."""
+        q, k, v = (getattr(x, "shape", ()) for x in (q_TBaD, k_TBgD, v_TBgD))
+        if not len(q) == len(k) == 4 or k != v or q[:2] != k[:2] or not k[2] or q[2] % k[2]:
+            raise Stopped(f"attention was given {', '.join(str([*shape]) for shape in (q, k, v))}", _SEQUENCE)
+        return _attend(q_TBaD, k_TBgD, v_TBgD, torch.arange(q[0]), torch.arange(q[0]))[0]
+
+    def _note(self, name: str, queries: tuple, keys: tuple) -> None:
+        """Raises Stopped where they do not belong together: q, …, q_at and k, v, k_at."""
+        for group in (queries, keys):
+            lengths = [len(x) if isinstance(x, Tensor) else kind_of(x) for x in group]
+            if len({*lengths}) > 1:
+                raise Stopped(
+                    f"{name} was given tensors of {', '.join(map(str, lengths))} tokens, which belong together", _ROWS
+                )
+        q, q_at, k_at = queries[0], queries[-1], keys[-1]
+        source = next((s for s, own in enumerate(self._places) if len(k_at) and (own == k_at[0]).any()), -1)
+        if source not in self._blocks:
+            self._unmerged = max(self._unmerged, self._there)
+            if self._weighs:
+                self._watch.weigh()
+                self._late.append(max(0, self._watch.under_way()[0] - 1))
+        self._blocks.setdefault(source, []).append(self._next([*self._blocks, source].index(source) + 1))
+        self._scores += len(q_at) * len(k_at)
+        self._there += len(q)
+
+    def _next(self, number: int) -> str:
+        begun = [event.what for event in self._watch.events[self._first :] if event.kind == "call"]
+        if min(begun.count("send"), begun.count("recv")) < number:
+            return "computed before the next one was requested"
+        return _BLOCK if all(self._watch.under_way()) else "computed after a wait for the next one"
+
+    def begin(self) -> None:
+        """From now on, messages count."""
+        self._first = len(self._watch.events)
+
+    def overlap(self, n: int, most: int = 99) -> dict[str, str]:
+        """Of each block but the last, whether it is computed while the next one is on its way."""
+        found, said = {}, [*self._blocks.values()] if self._scores else []
+        for i in range(min(most, n - 1)):
+            pairs = said[i] if i < len(said) else ["not computed by the function that the check hands in"]
+            late = next((one for one in pairs if one != _BLOCK), _BLOCK)
+            partly = late != pairs[0]
+            found[f"block {i + 1} of {n}"] = "partly computed after a wait for the next one" if partly else late
+        return found
+
+    def work(self) -> dict[str, int | None]:
+        """None where it was not asked."""
+        return {"scores of each head": self._scores or None}
+
+    def memory(self, case: Case) -> dict[str, float]:
+        """What is kept. A block that is still on its way out when the next one is computed does not count."""
+        found = {"parts in one call of merge": self._parts}
+        found["results, not merged, when a block begins"] = self._unmerged / 2 / case.chunk if self._parts else 0.0
+        if case.weighs:
+            first, *held = self._watch.held
+            most = max([count - late * case.block for count, late in zip(held, self._late, strict=True)], default=first)
+            found["blocks, with the result"] = (most - first) / case.block
+        return found
+
+
+def _scores(q_SBAD: Tensor, k_TBGD: Tensor, v_TBGD: Tensor, q_at_S: Tensor, k_at_T: Tensor) -> tuple[Tensor, ...]:
+    """Scores, −∞ where a query does not see a key; keys and values with one head for each of q's."""
+    k_TBAD, v_TBAD = (x.repeat(1, 1, q_SBAD.shape[2] // x.shape[2], 1) for x in (k_TBGD, v_TBGD))
+    scores_BAST = torch.einsum("sbad,tbad->bast", q_SBAD, k_TBAD) / q_SBAD.shape[-1] ** 0.5
+    return scores_BAST.masked_fill(q_at_S[:, None] < k_at_T, -torch.inf), k_TBAD, v_TBAD
+
+
+def _attend(q_SBAD: Tensor, k_TBGD: Tensor, v_TBGD: Tensor, q_at_S: Tensor, k_at_T: Tensor) -> tuple[Tensor, Tensor]:
+    scores_BAST, _, v_TBAD = _scores(q_SBAD, k_TBGD, v_TBGD, q_at_S, k_at_T)
+    lse_BAS = scores_BAST.logsumexp(-1)
+    p_BAST = (scores_BAST - lse_BAS.clamp(min=-1e300)[..., None]).exp()
+    return torch.einsum("bast,tbad->sbad", p_BAST, v_TBAD), lse_BAS.permute(2, 0, 1)
+
+
+def _merged(parts: list) -> tuple[Tensor, Tensor]:
+    lse_PSBA = torch.stack([lse for _, lse in parts])
+    weights_PSBA = (lse_PSBA - lse_PSBA.amax(0).clamp(min=-1e300)).exp()
+    weights_PSBA = weights_PSBA / weights_PSBA.sum(0).clamp(min=1)
+    return (weights_PSBA[..., None] * torch.stack([o for o, _ in parts])).sum(0), lse_PSBA.logsumexp(0)

@@ -1,0 +1,1182 @@
+"""Answers to 07_context: what is right, and the mistakes that are made."""
+
+from functools import partial, reduce
+
+import torch
+import torch.distributed as dist
+from torch.distributed.nn import functional as ready
+from torch.nn import functional as F
+
+from manyranks.grade.answers import also_right, mistake, right
+from manyranks.parallel.context import blockwise
+
+# fmt: off
+COPY = "leave what you are given as it is"
+
+def slip(task, base, name, hint="", points=0.0, says="", on=(), bases=(), **steps):
+    """Keeps a mistake: the right answer with one step changed, or with what these bases change."""
+    kind = type(name, (*bases, base), steps)
+    kind = type(name, (RightRing,), {"engine": kind}) if base.__name__ == "RightHomeward" else kind
+    globals()[name] = mistake(task, hint, says=says, points=points, on=on)(kind)
+
+# Task 1
+
+def stacked(parts):
+    return torch.stack([o for o, _ in parts]), torch.stack([lse for _, lse in parts])
+
+@right("merge")
+class RightMerge:
+    """A right answer to merge, in parts."""
+
+    exp = staticmethod(torch.exp)
+
+    def __call__(self, parts):
+        o, lse = stacked(parts)
+        most = self.most(lse)
+        weights = self.exp(lse - most)
+        return self.o(weights, o), self.lse(most, weights.sum(0), lse)
+
+    def most(self, lse):
+        return lse.amax(0).clamp(min=-1e300)
+
+    def o(self, weights, o):
+        return (weights[..., None] * o).sum(0) / weights.sum(0).clamp(min=1e-300)[..., None]
+
+    def lse(self, most, total, lse):
+        return most + total.log()
+
+@also_right("merge")
+def merge_two_by_two(parts):
+    """Safe where nothing was seen."""
+    o, lse = torch.zeros_like(parts[0][0]), torch.full_like(parts[0][1], -torch.inf)
+    for other, its in parts:
+        both = torch.logaddexp(lse, its)
+        known = both.clamp(min=-1e300)
+        o = o * (lse - known).exp()[..., None] + other * (its - known).exp()[..., None]
+        lse = both
+    return o, lse
+
+@also_right("merge")
+def merge_by_softmax(parts):
+    o, lse = stacked(parts)
+    return [(o * lse.softmax(0).nan_to_num(0)[..., None]).sum(0), lse.logsumexp(0)]
+
+@also_right("merge")
+def merge_from_the_back(parts):
+    if len(parts) == 1:
+        o, lse = parts[0]
+        return o * lse.isfinite()[..., None], lse.clone()
+    return RightMerge()([parts[0], merge_from_the_back(parts[1:])])
+
+LEFT = "−∞ − (−∞) is NaN: where no part has a key, the largest lse is −∞ itself. Take a finite number off there"
+merge = partial(slip, "merge", RightMerge)
+merge("without_the_maximum",
+    "exp(1000) is more than float64 has, and exp(−1000) is 0: take the largest lse off before exp, and add it to the logarithm",
+    1.95, most=lambda self, lse: torch.zeros(()))
+merge("one_maximum_for_all", "the largest lse is that of each query and head, not of all: next to +1000, exp(−1000 − 1000) "
+    "is 0. torch.stack the parts' lse, and take amax(0)", 1.95, most=lambda self, lse: lse.max())
+merge("of_nothing_is_nan", LEFT, 2.25, most=lambda self, lse: lse.amax(0))
+merge("keeps_what_nobody_saw", "where no part has a key, o is 0, whatever the parts' own o are there", 2.25,
+    o=lambda self, weights, o: torch.where(weights.sum(0)[..., None] > 0, RightMerge.o(self, weights, o), o[0]))
+merge("finite_lse", "where no part has a key, lse is −∞: there is no exponential to sum", 2.25,
+    lse=lambda self, most, total, lse: (most + total.log()).nan_to_num())
+merge("mean_of_outputs",
+    "that is the mean of the outputs: each counts with its weight, exp(its lse) ÷ the sum of all parts' exp(lse)",
+    o=lambda self, weights, o: o.mean(0))
+merge("does_not_divide", "these weights do not add up to 1: divide by the sum of all parts' exp(lse − m)",
+    o=lambda self, weights, o: (weights[..., None] * o).sum(0))
+merge("base_two", "that is base 2: lse is the natural logarithm; torch.exp and torch.log", exp=staticmethod(torch.exp2),
+    lse=lambda self, most, total, lse: most + total.log2())
+merge("largest_lse", "that lse is the largest one: it is what is taken off; add the logarithm of the sum of the weights",
+    lse=lambda self, most, total, lse: most)
+merge("forgets_to_add_the_maximum", "lse lacks what was taken off before exp: add the largest one again",
+    lse=lambda self, most, total, lse: total.log())
+merge("merges_two", "there may be one part, two, or more", __call__=lambda self, parts: RightMerge.__call__(self, parts[:2]))
+merge("by_the_chapter", says="manyranks.parallel.context.merge is not allowed",
+    __call__=lambda self, parts: reduce(lambda a, b: blockwise.merge(*a, *b), parts))
+
+@mistake("merge", "the third part is merged with the first one's lse: what two parts have merged to has an lse of its own")
+def does_not_update_lse(parts):
+    o, lse = parts[0]
+    for part in parts[1:]:
+        o = RightMerge()([(o, lse), part])[0]
+    return o, RightMerge()(parts)[1]
+
+@mistake("merge", COPY, says="what was changed")
+def adds_in_place(parts):
+    o, lse = RightMerge()(parts)
+    parts[0][0].copy_(o)
+    return parts[0][0], lse
+
+# Task 2
+
+def checked(layout):
+    """layout(seq, rank, n), where seq can be cut."""
+
+    def laid_out(seq, rank, n):
+        if seq % (2 * n):
+            raise ValueError(f"{seq} tokens on {n} ranks")
+        return layout(seq, rank, n)
+
+    return laid_out
+
+def cut(numbers):
+    """Positions of the chunks with these numbers."""
+    return lambda seq, rank, n: torch.cat([torch.arange(seq).chunk(2 * n)[k] for k in numbers(rank, n)])
+
+def undone(layout, inverse=True):
+    """Puts parts back as if they had been cut so."""
+
+    def whole(parts):
+        joined = torch.cat(parts)
+        order = torch.cat([layout(len(joined), rank, len(parts)) for rank in range(len(parts))])
+        return joined[order.argsort() if inverse else order]
+
+    return whole
+
+def answer(keep, function, name):
+    """Under this name."""
+    function.__name__ = function.__qualname__ = name
+    return keep(function)
+
+folded = cut(lambda r, n: (n + r, n - 1 - r))
+zigzag = cut(lambda r, n: (r, 2 * n - 1 - r))
+LAYOUTS = {
+    "chapters_zigzag": (
+        "that is the chapter's layout, chunks r and 2N − 1 − r: here rank r has chunks N + r and N − 1 − r",
+        zigzag,
+    ),
+    "early_first": (
+        "the answer has a rank's early chunk, N − 1 − r, in front of its late one, N + r. Put the late chunk first",
+        cut(lambda r, n: (n - 1 - r, n + r)),
+    ),
+    "striped": (
+        "tokens are dealt in turn: a rank has two chunks, each of neighbours",
+        lambda seq, rank, n: torch.arange(rank, seq, n),
+    ),
+    "descending": (
+        "inside a chunk, positions ascend",
+        lambda seq, rank, n: torch.cat([half.flip(0) for half in folded(seq, rank, n).chunk(2)]),
+    ),
+}
+for name, (hint, layout) in LAYOUTS.items():
+    globals()[name] = answer(mistake("positions", hint), checked(layout), name)
+    globals()[f"undone_{name}"] = answer(mistake("unshard", hint), undone(layout), f"undone_{name}")
+right_positions = answer(right("positions"), checked(folded), "right_positions")
+neighbours = answer(
+    mistake("positions", "those are neighbours: a rank has two chunks of 2N, a late one and an early one"),
+    checked(cut(lambda r, n: (2 * r, 2 * r + 1))),
+    "neighbours",
+)
+
+@also_right("positions")
+def positions_by_arithmetic(seq, rank, n):
+    chunk, rest = divmod(seq, 2 * n)
+    if rest:
+        raise ValueError(f"{seq} is no multiple of {2 * n}")
+    own = torch.arange(chunk)
+    return torch.cat([own + (n + rank) * chunk, own + (n - 1 - rank) * chunk])
+
+@also_right("positions")
+def positions_as_a_list(seq, rank, n):
+    if seq % (2 * n):
+        raise ValueError
+    c = seq // (2 * n)
+    late, early = (n + rank) * c, (n - 1 - rank) * c
+    return torch.tensor([*range(late, late + c), *range(early, early + c)])
+
+@mistake("positions", "int64 of the shape [seq / n]: one position for each of the rank's tokens", says="a list of 10")
+def returns_a_list(seq, rank, n):
+    return folded(seq, rank, n).tolist()
+
+@mistake("positions", "raise a ValueError where 2n does not divide seq: % comes before *, so write seq % (2 * n)", points=1.5)
+def refuses_with_the_wrong_precedence(seq, rank, n):
+    if seq % 2 * n:
+        raise ValueError
+    return folded(seq, rank, n)
+
+@mistake("positions", "N divides it, but there are 2N chunks: raise a ValueError where 2n does not divide seq", points=1.5)
+def refuses_by_n_only(seq, rank, n):
+    if seq % n:
+        raise ValueError
+    return folded(seq, rank, n)
+
+@mistake("positions", "raise a ValueError where 2n does not divide seq: what is left over would be lost", points=1.5)
+def refuses_nothing(seq, rank, n):
+    return folded(seq // (2 * n) * 2 * n, rank, n)
+
+@right("unshard")
+def right_unshard(parts):
+    late, early = zip(*(part.chunk(2) for part in parts), strict=True)
+    return torch.cat((*early[::-1], *late))
+
+@also_right("unshard")
+def unshard_by_index(parts):
+    joined = torch.cat(parts)
+    whole = torch.empty_like(joined)
+    whole[torch.cat([folded(len(joined), r, len(parts)) for r in range(len(parts))])] = joined
+    return whole
+
+unshard_by_argsort = answer(also_right("unshard"), undone(folded), "unshard_by_argsort")
+takes_the_permutation = answer(
+    mistake(
+        "unshard",
+        "the tokens are moved the wrong way: joined[order] takes token order[i] for place i. To put token i into place "
+        "order[i], whole[order] = joined, or joined[order.argsort()]",
+    ),
+    undone(folded, inverse=False),
+    "takes_the_permutation",
+)
+TOGETHER = "the parts are joined rank by rank: each has a late chunk and an early one, which belong to different places"
+joins = answer(mistake("unshard", TOGETHER), lambda parts: torch.cat(parts), "joins")
+
+@mistake("unshard",
+    "the early chunks stand in the order of ranks, but the last rank has the first chunk: turn their order round")
+def forgets_to_turn_the_early_half(parts):
+    late, early = zip(*(part.chunk(2) for part in parts), strict=True)
+    return torch.cat((*early, *late))
+
+@mistake("unshard", COPY, says="part 0")
+def sorts_in_place(parts):
+    whole = right_unshard(parts)
+    parts[0].copy_(whole[: len(parts[0])])
+    return whole
+
+# What both directions of a ring have in common
+
+class Turning:
+    """A ring of N blocks, in parts."""
+
+    def turn(self, q, k, v, positions):
+        self.r, self.n, self.q, self.positions = dist.get_rank(), dist.get_world_size(), q, positions
+        block = self.packed(k, v)
+        for hop in range(self.hops()):
+            room, self.hop = self.start(block, hop), hop
+            self.compute(block, hop)
+            self.after(hop)
+            block = self.arrived(room, block)
+
+    def hops(self):
+        return self.n
+
+    def after(self, hop):
+        """When the block is computed."""
+
+    def packed(self, k, v):
+        return torch.stack((k, v))
+
+    def unpacked(self, block):
+        return block
+
+    def to(self):
+        return (self.r - 1) % self.n
+
+    def source(self):
+        return (self.r + 1) % self.n
+
+    def last(self, hop):
+        return hop >= self.hops() - 1
+
+    def start(self, block, hop):
+        if self.last(hop):
+            return None
+        room = torch.empty_like(block)
+        self.works = [dist.isend(block, self.to()), dist.irecv(room, self.source())]
+        return room
+
+    def arrived(self, room, block):
+        if room is None:
+            return block
+        for work in self.works:
+            work.wait()
+        return room
+
+    def whose(self, hop):
+        return (self.r + hop) % self.n
+
+    def q_at(self):
+        return self.positions[self.r]
+
+    def k_at(self, hop):
+        return self.positions[self.whose(hop)]
+
+    def chunks(self):
+        half = len(self.q) // 2
+        return slice(0, half), slice(half, None)
+
+    def pairs(self, hop):
+        for i, rows in enumerate(self.chunks()):
+            for keys in self.chunks():
+                at = self.q_at()[rows], self.k_at(hop)[keys]
+                if self.counts(*at):
+                    yield i, rows, keys, at
+
+    def counts(self, q_at, k_at):
+        return bool(k_at.min() <= q_at.max())
+
+# Task 3
+
+@right("ring_forward")
+class RightForward(Turning):
+    """A right answer to ring_forward."""
+
+    def __call__(self, q, k, v, positions, attend, merge):
+        self.attend, self.merge, self.done = attend, merge, {}
+        self.turn(q, k, v, positions)
+        return self.result()
+
+    def compute(self, block, hop):
+        k, v = self.unpacked(block)
+        for i, rows, keys, at in self.pairs(hop):
+            self.keep(i, self.attend(self.q[rows], k[keys], v[keys], *at))
+
+    def keep(self, i, part):
+        self.done[i] = self.merge([self.done[i], part]) if i in self.done else part
+
+    def result(self):
+        return tuple(torch.cat(halves) for halves in zip(self.done[0], self.done[1], strict=True))
+
+@also_right("ring_forward")
+class Batched(RightForward):
+    """By batch_isend_irecv."""
+
+    def start(self, block, hop):
+        if self.last(hop):
+            return None
+        room = torch.empty_like(block)
+        both = [dist.P2POp(dist.isend, block, self.to()), dist.P2POp(dist.irecv, room, self.source())]
+        self.works = dist.batch_isend_irecv(both)
+        return room
+
+@also_right("ring_forward")
+class ReceivesFirst(RightForward):
+    """The receive is posted first; sends are waited for one hop later."""
+
+    late = None
+
+    def start(self, block, hop):
+        if self.last(hop):
+            return None
+        room = torch.empty_like(block)
+        coming = dist.irecv(room, self.source())
+        going = dist.isend(block, self.to())
+        self.works, self.late = [coming, *([self.late] if self.late else [])], going
+        return room
+
+    def result(self):
+        self.late.wait()
+        return super().result()
+
+@also_right("ring_forward")
+class WaitsTwice(RightForward):
+    """For the same work."""
+
+    def arrived(self, room, block):
+        super().arrived(room, block)
+        return super().arrived(room, block)
+
+@also_right("ring_forward")
+class TokenByToken(RightForward):
+    """Chunks of one token: fewer scores than asked for."""
+
+    def chunks(self):
+        return [slice(i, i + 1) for i in range(len(self.q))]
+
+    def result(self):
+        return tuple(torch.cat([self.done[i][j] for i in range(len(self.q))]) for j in (0, 1))
+
+@also_right("ring_forward")
+class RowByRow(TokenByToken):
+    """Merges in threes."""
+
+    def keep(self, i, part):
+        row = self.done.setdefault(i, [])
+        row.append(part)
+        if len(row) == 3:
+            row[:] = [self.merge(row)]
+
+    def result(self):
+        self.done = {i: self.merge(row) for i, row in self.done.items()}
+        return super().result()
+
+@also_right("ring_forward")
+class ByRank(RightForward):
+    """Without asking positions: by the ranks, as few calls as can be."""
+
+    def compute(self, block, hop):
+        (k, v), (late, early), at = block, self.chunks(), (self.q_at(), self.k_at(hop))
+        if hop == 0:
+            super().compute(block, hop)
+        elif self.whose(hop) < self.r:
+            self.keep(0, self.attend(self.q[late], k, v, at[0][late], at[1]))
+        else:
+            o, lse = self.attend(self.q, k[early], v[early], at[0], at[1][early])
+            self.keep(0, (o[late], lse[late]))
+            self.keep(1, (o[early], lse[early]))
+
+@also_right("ring_forward")
+class FromNothing(RightForward):
+    """Begins with what has seen nothing, and merges all parts of a hop at once."""
+
+    def compute(self, block, hop):
+        new = {}
+        for i, rows, keys, at in self.pairs(hop):
+            new.setdefault(i, []).append(self.attend(self.q[rows], block[0][keys], block[1][keys], *at))
+        for i, rows in enumerate(self.chunks()):
+            nothing = torch.zeros_like(self.q[rows]), torch.full_like(self.q[rows][..., 0], -torch.inf)
+            self.done[i] = self.merge([self.done.get(i, nothing), *new.get(i, [])])
+
+@also_right("ring_forward")
+class InFlatRows(RightForward):
+    """Two rows of one tensor for the whole way, taken in turns."""
+
+    def packed(self, k, v):
+        self.shape, self.rows = k.shape, torch.empty(2, 2 * k.numel(), dtype=k.dtype)
+        return self.rows[0].copy_(torch.cat((k.flatten(), v.flatten())))
+
+    def start(self, block, hop):
+        if self.last(hop):
+            return None
+        room = self.rows[(hop + 1) % 2]
+        self.works = [dist.isend(block, self.to()), dist.irecv(room, self.source())]
+        return room
+
+    def unpacked(self, block):
+        return block.view(2, *self.shape)
+
+NEIGHBOUR = "a ring has one neighbour to send to: rank r − 1, modulo N. What is farther comes to it by being passed on"
+WAIT_AFTER = "the next block has to be under way while this one is computed: wait() after computing, and not before"
+TOGETHER = "K and V go in one message, as do dK and dV: torch.stack((k, v)). Each message costs its latency"
+forward = partial(slip, "ring_forward", RightForward)
+forward("OwnBlockOnly", "that is attention to the rank's own keys: those of the other ranks are missing", 1.2,
+    hops=lambda self: 1)
+forward("OneHopTooFew", "one block is missing: a rank computes with N blocks, its own and the N − 1 that come", 1.2,
+    hops=lambda self: self.n - 1)
+forward("OneHopTooMany", "the rank's own block counts twice: after N − 1 hops, it has computed with all N blocks", 0.6,
+    hops=lambda self: self.n + 1)
+forward("SendsHomeInTheEnd",
+    "one hop too many: after N − 1 hops each block has been everywhere, and the N-th brings it home for nothing", 4.2,
+    last=lambda self, hop: False)
+forward("TakesThemTheOtherWayRound", "K and V are swapped: what came is used the other way round", 2.4,
+    unpacked=lambda self, block: block if self.whose(self.hop) == self.r else block.flip(0))
+forward("SkipsLaterRanks", "blocks of ranks on one side of r are left out: in this layout, each rank's tokens see some of "
+    "every rank's. Ask the chunks' positions", 2.4,
+    pairs=lambda self, hop: Turning.pairs(self, hop) if self.whose(hop) <= self.r else ())
+forward("AddsOutputs", "the blocks' outputs are added up: merge weighs them", 2.4,
+    keep=lambda self, i, part: self.done.update({i: (self.done.get(i, (0,))[0] + part[0], part[1])}))
+forward("BeginsWithZeros", "an empty result has lse = −∞: with 0 it counts as exp(0) = 1", 2.4,
+    keep=lambda self, i, part: self.done.update({i: self.merge([self.done.get(i, tuple(map(torch.zeros_like, part))), part])}))
+forward("KeepsTheLast", "that is the last block's result: merge it with what there was", 2.4,
+    keep=lambda self, i, part: self.done.update({i: part}))
+forward("ForgetsLse", "o is right and lse is not: return the lse of all blocks, as merge gives it", 2.4,
+    result=lambda self: (RightForward.result(self)[0], torch.zeros_like(self.q[..., 0])))
+forward("ReturnsO", "it returns one pair, (o_SBAD, lse_SBA)", says="ring_forward returned a tensor of 240 elements",
+    result=lambda self: RightForward.result(self)[0])
+forward("ChangesQ", COPY, 2.4, "q; right is nothing", result=lambda self: (RightForward.result(self), self.q.zero_())[0])
+forward("NeverWaits", "", 2.1, "keep what they return, and call .wait()", arrived=lambda self, room, block: room)
+forward("NeverWaitsForSends", "", 2.1, "did not wait for its send",
+    arrived=lambda self, room, block: self.works[1].wait() and room)
+forward("RepeatsHeads",
+    "send key/value heads as they are: several query heads share one, and repeated it is sent several times", 4.2,
+    packed=lambda self, k, v: torch.stack((k, v)).repeat(1, 1, 1, self.q.shape[2] // k.shape[2], 1))
+forward("SendsSinglePrecision", "what is sent is float32: float64 has to stay float64 on its way", 2.1,
+    packed=lambda self, k, v: torch.stack((k, v)).float(), unpacked=lambda self, block: block.double())
+forward("MeetsAtABarrier", "", 4.2, "a barrier is no message of the ring", after=lambda self, hop: dist.barrier())
+
+@mistake("ring_forward", "merge each part into the result as it comes: 3 parts in a call of merge at most", points=5.4)
+class MergesInTheEnd(RightForward):
+    def keep(self, i, part):
+        self.done.setdefault(i, []).append(part)
+
+    def result(self):
+        self.done = {i: self.joined(parts) for i, parts in self.done.items()}
+        return super().result()
+
+    def joined(self, parts):
+        return self.merge(parts)
+
+@mistake("ring_forward",
+    "merge each part into the result before the next block is computed: N parts are as long as the whole sequence", points=5.4)
+class FoldsInTwosInTheEnd(MergesInTheEnd):
+    def joined(self, parts):
+        return reduce(lambda one, other: self.merge([one, other]), parts)
+
+@mistake("ring_forward", "let go of the blocks that have been computed with: two are enough", points=5.4, on=(4,))
+class KeepsAllBlocks(RightForward):
+    def arrived(self, room, block):
+        self.all = [*getattr(self, "all", []), block]
+        return super().arrived(room, block)
+
+@mistake("ring_forward", WAIT_AFTER, points=5.1)
+class BlockingInTurns(RightForward):
+    """Rank 0 sends first, the others receive first."""
+
+    def start(self, block, hop):
+        if self.last(hop):
+            return block
+        room = torch.empty_like(block)
+        steps = [lambda: dist.send(block, self.to()), lambda: dist.recv(room, self.source())]
+        for step in steps if self.first() else reversed(steps):
+            step()
+        return room
+
+    def arrived(self, room, block):
+        return room
+
+    def first(self):
+        return self.r == 0
+
+@mistake("ring_forward", says="waits in send")
+class AllSendFirst(BlockingInTurns):
+    def first(self):
+        return True
+
+@mistake("ring_forward", says="changed a tensor while it was being sent", points=2.4)
+class ReceivesIntoWhatItSends(RightForward):
+    def start(self, block, hop):
+        if self.last(hop):
+            return None
+        self.works = [dist.isend(block, self.to()), dist.irecv(block, self.source())]
+        return block
+
+@mistake("ring_forward", TOGETHER, points=4.2)
+class InTwoMessages(RightForward):
+    def packed(self, k, v):
+        return k.contiguous(), v.contiguous()
+
+    def start(self, block, hop):
+        if self.last(hop):
+            return None
+        rooms = [torch.empty_like(one) for one in block]
+        self.works = [dist.isend(one, self.to()) for one in block] + [dist.irecv(room, self.source()) for room in rooms]
+        return rooms
+
+@mistake("ring_forward", "what is sent has to be contiguous")
+class NotContiguous(InTwoMessages):
+    def packed(self, k, v):
+        return k, v
+
+@mistake("ring_forward", NEIGHBOUR, points=4.2)
+class AsksTheOwner(RightForward):
+    """Each block comes straight from its rank."""
+
+    def start(self, block, hop):
+        self.own = block if hop == 0 else self.own
+        if self.last(hop):
+            return None
+        room = torch.empty_like(block)
+        self.works = [dist.isend(self.own, (self.r - hop - 1) % self.n), dist.irecv(room, (self.r + hop + 1) % self.n)]
+        return room
+
+@mistake("ring_forward", "use the function that the check hands in for all scores: it notes what is computed", points=4.5)
+class AttendsByItself(RightForward):
+    def __call__(self, q, k, v, positions, attend, merge):
+        return super().__call__(q, k, v, positions, own_attend, merge)
+
+def own_attend(q, k, v, q_at, k_at):
+    k, v = (one.repeat(1, 1, q.shape[2] // one.shape[2], 1) for one in (k, v))
+    scores = torch.einsum("sbad,tbad->bast", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(q_at[:, None] < k_at, -torch.inf)
+    lse = scores.logsumexp(-1)
+    return torch.einsum("bast,tbad->sbad", (scores - lse.clamp(min=-1e300)[..., None]).exp(), v), lse.permute(2, 0, 1)
+
+# Task 4
+
+class RightHomeward(Turning):
+    """The backward of a right Ring."""
+
+    tags = 1, 1
+
+    def __call__(self, saved, do, positions, attend_backward):
+        q, k, v, self.o, self.lse = saved
+        self.do, self.attend_backward, self.sent = do, attend_backward, []
+        self.dq, self.home = torch.zeros_like(q), torch.zeros_like(torch.stack((k, v)))
+        self.turn(q, k, v, positions)
+        self.end()
+        for work in self.sent:
+            work.wait()
+        return self.dq, *self.home
+
+    def compute(self, block, hop):
+        part, (k, v) = torch.zeros_like(self.home), self.unpacked(block)
+        for _, rows, keys, at in self.pairs(hop):
+            known = self.o[rows], self.lse[rows], self.do[rows]
+            dq, dk, dv = self.attend_backward(self.q[rows], k[keys], v[keys], *known, *at)
+            self.dq[rows] += dq
+            part[:, keys] += torch.stack((dk, dv))
+        self.send_on(part, hop)
+
+    def send_on(self, part, hop):
+        if hop == 0:
+            self.home += part
+            return
+        self.send(part + self.received() if hop > 1 else part)
+
+    def send(self, part):
+        self.sent.append(dist.isend(part, self.to(), tag=self.tags[0]))
+
+    def received(self):
+        room = torch.empty_like(self.home)
+        dist.irecv(room, self.source(), tag=self.tags[1]).wait()
+        return room
+
+    def end(self):
+        self.home += self.received()
+
+@right("Ring")
+class RightRing(torch.autograd.Function):
+    """A right Ring; engine: what makes its backward."""
+
+    engine = RightHomeward
+
+    @staticmethod
+    def forward(ctx, q, k, v, positions, ring, attend_backward):
+        o, lse = ring(q, k, v, positions)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.positions, ctx.attend_backward = positions, attend_backward
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        engine = ctx._forward_cls.engine()
+        return *engine(ctx.saved_tensors, do, ctx.positions, ctx.attend_backward), None, None, None
+
+def ring_by(keep):
+    """A decorator: a Ring with this backward."""
+    return lambda engine: keep(type(engine.__name__, (RightRing,), {"engine": engine}))
+
+class Late(Turning):
+    def start(self, block, hop):
+        return hop
+
+    def arrived(self, hop, block):
+        return super().arrived(super().start(block, hop), block)
+
+class Early(Turning):
+    """Waits before it computes."""
+
+    def start(self, block, hop):
+        return super().arrived(super().start(block, hop), block)
+
+    def arrived(self, room, block):
+        return room
+
+class Halfway(Turning):
+    """Waits for the next block after the first pair of chunks."""
+
+    def pairs(self, hop):
+        for number, pair in enumerate(super().pairs(hop)):
+            yield pair
+            if number == 0 and not self.last(hop):
+                super().arrived(True, None)
+
+    def arrived(self, room, block):
+        return block if room is None else room
+
+class OwnKeys(Turning):
+    def packed(self, k, v):
+        self.own = super().packed(k, v)
+        return self.own
+
+    def unpacked(self, block):
+        return self.own
+
+class Gathered(Turning):
+    def start(self, block, hop):
+        if hop == 0:
+            self.all = [torch.empty_like(block) for _ in range(self.n)]
+            dist.all_gather(self.all, block)
+        return self.all[(self.r + hop + 1) % self.n]
+
+    def arrived(self, room, block):
+        return room
+
+def turned(**steps):
+    return type("Turned", (Turning,), steps)
+
+BACKWARDS = turned(whose=lambda self, hop: (self.r - hop) % self.n)  # as if the ring turned the other way
+UPWARDS = turned(to=lambda self: (self.r + 1) % self.n, source=lambda self: (self.r - 1) % self.n)
+SOURCE = (
+    "those are the positions of another rank's keys: K and V come from rank r + 1, so that after k hops rank r has the block "
+    "of rank r + k, modulo N"
+)
+DIRECTION = "that is the wrong direction: here K and V travel to rank r − 1, and come from rank r + 1"
+TWO = "on 2 ranks the next rank is also the previous one"
+STEPS = {  # mistakes of both directions: hint, points of ring_forward and of Ring, bases
+    "WrongSource": (SOURCE, 2.4, 2.4, BACKWARDS),
+    "LocalPositions": (
+        "the mask is of places within a rank: 0, 1, 2, … on all of them. A query sees the keys whose position in the whole "
+        "sequence is not larger than its own",
+        *(2.4, 2.1),
+        turned(q_at=lambda self: torch.arange(len(self.q)), k_at=lambda self, hop: torch.arange(len(self.q))),
+    ),
+    "Unmasked": (
+        "no mask was applied: a query sees the keys whose position is not larger than its own",
+        *(2.4, 2.1),
+        turned(k_at=lambda self, hop: torch.zeros_like(self.q_at())),
+    ),
+    "ComputesWithItsOwn": (
+        "the rank computes with its own K and V in each hop: what came has to take their place",
+        2.4,
+        2.4,
+        OwnKeys,
+    ),
+    "TurnsUpwards": (DIRECTION, 2.1, 1.8, UPWARDS),
+    "TurnsAllUpwards": (DIRECTION, 4.2, 4.5, BACKWARDS, UPWARDS),
+    "ComputesThenRequests": (
+        "the next block is requested when this one is computed already: begin to send and to receive it before you compute "
+        "with this one: isend, irecv, compute, and only then wait",
+        *(5.1, 5.4),
+        Late,
+    ),
+    "WaitsBeforeItComputes": (WAIT_AFTER, 5.1, 5.4, Early),
+    "WaitsAfterTheFirstPair": (
+        "the next block has to be under way while this one is computed: wait only when all pairs of this block are computed",
+        *(5.1, 5.4),
+        Halfway,
+    ),
+    "ComputesHiddenChunks": (
+        "no query of this pair of chunks sees any key. Leave the pair out",
+        *(5.4, 5.4),
+        turned(counts=lambda self, *at: True),
+    ),
+}
+home = partial(slip, "Ring", RightHomeward)
+for name, (hint, there, back, *bases) in STEPS.items():
+    forward(f"{name}Forward", hint, there, bases=bases)
+    home(f"{name}Homeward", hint, back, bases=bases)
+forward("GathersForward", "", 2.7, "that is no ring: K and V go from rank to rank", (4,), [Gathered])
+home("GathersHomeward", "", 3.9, "that is no ring: K and V go from rank to rank", (), [Gathered])
+forward("TwoHopsForward", "", 1.9, TWO, (2, 3, 4), hops=lambda self: 2)
+home("TwoHopsHomeward", "", 2.1, TWO, (2, 3, 4), hops=lambda self: 2)
+
+@ring_by(also_right("Ring"))
+class GradientsWaitedForLate(RightHomeward):
+    """Receives of gradients are posted before the block is computed with."""
+
+    coming = None
+
+    def compute(self, block, hop):
+        if hop > 1:
+            self.room = torch.empty_like(self.home)
+            self.coming = dist.irecv(self.room, self.source(), tag=1)
+        super().compute(block, hop)
+
+    def received(self):
+        if self.coming is None:
+            return super().received()
+        self.coming.wait()
+        self.coming = None
+        return self.room
+
+@ring_by(also_right("Ring"))
+class GradientsBatched(RightHomeward):
+    """Received in batches of one, with other tags."""
+
+    def send(self, part):
+        self.sent += dist.batch_isend_irecv([dist.P2POp(dist.isend, part, self.to(), tag=7)])
+
+    def received(self):
+        room = torch.empty_like(self.home)
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, room, self.source(), tag=7)]):
+            work.wait()
+        return room
+
+@ring_by(also_right("Ring"))
+class WholesByRank(RightHomeward):
+    """As few calls as can be."""
+
+    def pairs(self, hop):
+        late, early = self.chunks()
+        if hop == 0:
+            yield from super().pairs(hop)
+        else:
+            rows, keys = (late, slice(None)) if self.whose(hop) < self.r else (slice(None), early)
+            yield 0, rows, keys, (self.q_at()[rows], self.k_at(hop)[keys])
+
+@also_right("Ring")
+class KeepsAttributes(RightRing):
+    """K and V stacked, in place of what save_for_backward keeps."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, positions, ring, attend_backward):
+        o, lse = ring(q, k, v, positions)
+        ctx.q, ctx.kv, ctx.o, ctx.lse = q.detach(), torch.stack((k, v)), o, lse
+        ctx.positions, ctx.attend_backward = positions, attend_backward
+        return o.clone()
+
+    @staticmethod
+    def backward(ctx, do):
+        saved = ctx.q, *ctx.kv, ctx.o, ctx.lse
+        return *RightHomeward()(saved, do, ctx.positions, ctx.attend_backward), None, None, None
+
+@mistake("Ring", "forward calls ring, and returns o", says="what forward returned is a tuple of 2, not a tensor")
+class ReturnsThePair(RightRing):
+    @staticmethod
+    def forward(ctx, q, k, v, positions, ring, attend_backward):
+        return ring(q, k, v, positions)
+
+@mistake("Ring", "there is no gradient: backward returns dq_SBAD, dk_SBGD and dv_SBGD first, and None for the other arguments",
+    points=0.6)
+class ReturnsNothing(RightRing):
+    @staticmethod
+    def backward(ctx, do):
+        return (None,) * 6
+
+@mistake("Ring", "backward returns one for each argument of apply, None for what has none")
+class ReturnsThree(RightRing):
+    @staticmethod
+    def backward(ctx, do):
+        return RightRing.backward(ctx, do)[:3]
+
+@mistake("Ring", "the gradient that backward is given is not 1: do_SBAD is what attend_backward takes", points=2.4)
+class IgnoresUpstream(RightRing):
+    @staticmethod
+    def backward(ctx, do):
+        return RightRing.backward(ctx, torch.ones_like(do))
+
+@mistake("Ring", "in backward, K and V went round twice: keep o and lse of forward", points=4.5)
+class RunsRingAgain(RightRing):
+    @staticmethod
+    def forward(ctx, q, k, v, positions, ring, attend_backward):
+        o, _ = ring(q, k, v, positions)
+        ctx.save_for_backward(q, k, v)
+        ctx.positions, ctx.ring, ctx.attend_backward = positions, ring, attend_backward
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        saved = *ctx.saved_tensors, *ctx.ring(*ctx.saved_tensors, ctx.positions)
+        return *RightHomeward()(saved, do, ctx.positions, ctx.attend_backward), None, None, None
+
+@mistake("Ring", "K and V are kept twice: as forward got them, and stacked. Keep them once", points=5.4)
+class KeepsABlockMore(RightRing):
+    @staticmethod
+    def forward(ctx, q, k, v, positions, ring, attend_backward):
+        ctx.kv = torch.stack((k, v))
+        return RightRing.forward(ctx, q, k, v, positions, ring, attend_backward)
+
+@mistake("Ring",
+    "the blocks of other ranks are kept: keep q, k, v, o and lse of this rank. The blocks go round again in backward",
+    points=3.9)
+class KeepsAllOfThem(RightRing):
+    """Gathered in forward."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, positions, ring, attend_backward):
+        kv = torch.stack((k, v))
+        ctx.all = [torch.empty_like(kv) for _ in positions]
+        dist.all_gather(ctx.all, kv)
+        return RightRing.forward(ctx, q, k, v, positions, ring, attend_backward)
+home("NeverComesHome", "those are the rank's own part of the gradients of its K and V: what the other ranks have found of "
+    "them never came home. Gradients travel with their block, and the last stop sends them to the block's own rank", 2.4,
+    end=lambda self: self.received())
+home("DropsItsOwn", "the part of the gradients of K and V that stayed at home is missing: add it to what arrives in the end",
+    2.4, send_on=lambda self, part, hop: RightHomeward.send_on(self, part if hop else 0 * part, hop))
+home("CountsItsOwnTwice", "the part of the gradients of K and V that stayed at home counts twice: it stays, or it travels", 2.4,
+    send_on=lambda self, part, hop: RightHomeward.send_on(self, part if hop else 2 * part, hop))
+home("AddsAllBlocksUp", "a rank adds up what it finds for the blocks of all ranks: these are gradients of different tokens. "
+    "Each part belongs to the rank that the block came from", 1.8, send_on=lambda self, part, hop: self.home.add_(part),
+    end=lambda self: None)
+home("AllReduces", "", 1.8, "a sum over ranks adds what belongs to different tokens",
+    send_on=lambda self, part, hop: self.home.add_(part), end=lambda self: dist.all_reduce(self.home))
+home("SwapsThem", "the gradients of K and V are swapped: attend_backward gives (dq, dk, dv)", 2.4,
+    end=lambda self: setattr(self, "home", (self.home + self.received()).flip(0)))
+home("DqOfTheLast", "the gradient of q has the last block's part only: add up the parts of all blocks", 2.4,
+    compute=lambda self, block, hop: (self.dq.zero_(), RightHomeward.compute(self, block, hop)))
+home("OwnPartTravels", "a rank's part for its own block stays at home, and is added when the rest arrives: the gradients "
+    "begin to travel at the block's first stop abroad, which makes N − 1 hops", 4.5,
+    send_on=lambda self, part, hop: self.send(part + self.received() if hop else part))
+home("WithoutTags", "perhaps gradients have been taken for K and V: messages from one rank arrive in the order in which they "
+    "were sent, unless they have tags. Give gradients another one: tag=1, on both sides", 2.4, on=(4,), tags=(0, 0))
+home("TagsTheSendOnly", "a rank waits for gradients that nobody sends with this tag: isend and irecv have the same one, "
+    "tag=1, on both sides. Or the message is not sent at all", tags=(1, 0))
+home("SendsBlocking", says="waits in", send=lambda self, part: dist.send(part, self.to(), tag=1))
+
+@ring_by(mistake("Ring", "the last stop's part alone came home: each stop adds its part to what it "
+    "receives, and sends the sum on",
+    points=2.4, on=(4,)))
+class Replaces(RightHomeward):
+    def send_on(self, part, hop):
+        if hop > 1:
+            self.received()
+            self.send(part)
+        else:
+            super().send_on(part, hop)
+
+@ring_by(mistake("Ring", "they stop one hop short of home: the last stop of the block of rank s is rank "
+    "s + 1, which sends to s",
+    points=1.8))
+class StopsShort(RightHomeward):
+    """The last stop keeps them."""
+
+    def send_on(self, part, hop):
+        if hop == self.n - 1:
+            self.home += part + (self.received() if hop > 1 else 0)
+        else:
+            super().send_on(part, hop)
+
+    def end(self):
+        pass
+
+@ring_by(mistake("Ring", NEIGHBOUR, points=4.5))
+class SendsGradientsStraightHome(RightHomeward):
+    def send_on(self, part, hop):
+        if hop == 0:
+            self.home += part
+        else:
+            self.sent.append(dist.isend(part, self.whose(hop), tag=1))
+
+    def end(self):
+        for hop in range(1, self.n):
+            room = torch.empty_like(self.home)
+            dist.irecv(room, (self.r - hop) % self.n, tag=1).wait()
+            self.home += room
+
+@ring_by(mistake("Ring", TOGETHER, points=4.5))
+class GradientsInTwoMessages(RightHomeward):
+    def send(self, part):
+        self.sent += [dist.isend(one, self.to(), tag=1) for one in part]
+
+    def received(self):
+        rooms = [torch.empty_like(one) for one in self.home]
+        for room in rooms:
+            dist.irecv(room, self.source(), tag=1).wait()
+        return torch.stack(rooms)
+
+@ring_by(mistake("Ring", says="return at once: keep what they return, and call .wait()", points=1.8))
+class DoesNotWaitForGradients(RightHomeward):
+    def received(self):
+        room = torch.empty_like(self.home)
+        self.late = [*getattr(self, "late", []), dist.irecv(room, self.source(), tag=1)]
+        return room
+
+@ring_by(mistake("Ring", says="changed a tensor while it was being sent", points=2.4))
+class ReusesOneTensor(RightHomeward):
+    """For what all blocks add, while it is sent."""
+
+    def send(self, part):
+        if not hasattr(self, "row"):
+            self.row = torch.empty_like(part)
+        super().send(self.row.copy_(part))
+
+# Task 5
+
+class Swap(torch.autograd.Function):
+    """An all-to-all of chunks along the first dimension; there, back: what sends numbers, and their gradients."""
+
+    @staticmethod
+    def forward(ctx, x, there, back):
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.back(grad), None, None
+
+def sent(x):
+    out = torch.empty(x.shape, dtype=x.dtype)
+    dist.all_to_all_single(out, x.contiguous())
+    return out
+
+@right("ulysses")
+class RightUlysses:
+    """A right answer to ulysses."""
+
+    def __call__(self, q, k, v, positions, attention):
+        self.r, self.n, self.p = dist.get_rank(), dist.get_world_size(), torch.cat(positions)
+        q, k, v = (self.of_all(self.heads(x)) for x in (q, self.copied(k), self.copied(v)))
+        return self.of_own(attention(q, k, v))
+
+    def copied(self, x):
+        return x.repeat(1, 1, max(1, self.n // x.shape[2]), 1)
+
+    def heads(self, x):
+        """[to rank, S, B, its heads, D]"""
+        return x.unflatten(2, (-1, self.n)).movedim(3, 0)
+
+    def of_all(self, x):
+        return self.sort(self.swap(x).flatten(0, 1))
+
+    def of_own(self, y):
+        return self.joined(self.swap(self.back(y).unflatten(0, (self.n, -1))))
+
+    def joined(self, y):
+        return y.movedim(0, 3).flatten(2, 3)
+
+    def swap(self, x):
+        return Swap.apply(x, self.there, self.return_back)
+
+    def there(self, x):
+        return sent(x)
+
+    def return_back(self, grad):
+        return self.there(grad)
+
+    def sort(self, x):
+        return x[self.p.argsort()]
+
+    def back(self, y):
+        return y[self.p]
+
+@also_right("ulysses")
+class ByLists(RightUlysses):
+    """By dist.all_to_all."""
+
+    def there(self, x):
+        out = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in x]
+        dist.all_to_all(out, [one.contiguous() for one in x])
+        return torch.stack(out)
+
+@also_right("ulysses")
+class Together(RightUlysses):
+    """q, k and v in one call."""
+
+    def __call__(self, q, k, v, positions, attention):
+        self.r, self.n, self.p = dist.get_rank(), dist.get_world_size(), torch.cat(positions)
+        parts = [self.heads(x) for x in (q, self.copied(k), self.copied(v))]
+        sizes = [part.shape[3] for part in parts]
+        return self.of_own(attention(*self.of_all(torch.cat(parts, 3)).split(sizes, 2)))
+
+@also_right("ulysses")
+class ByHeadNumbers(RightUlysses):
+    """By lists of heads, and a permutation in the end."""
+
+    def heads(self, x):
+        return torch.stack([x[:, :, list(range(r, x.shape[2], self.n))] for r in range(self.n)])
+
+    def joined(self, y):
+        heads = torch.arange(y.shape[0] * y.shape[3]).view(-1, y.shape[0]).t().flatten()
+        joined = torch.cat(list(y), 2)
+        out = torch.empty_like(joined)
+        out[:, :, heads] = joined
+        return out
+
+@also_right("ulysses")
+class OneFunction(RightUlysses):
+    """Copies are made by indices; tokens are sorted with index_select."""
+
+    def copied(self, x):
+        return x[:, :, torch.arange(max(self.n, x.shape[2])) % x.shape[2]]
+
+    def sort(self, x):
+        return x.index_select(0, self.p.argsort())
+
+@also_right("ulysses")
+class AsyncSwap(RightUlysses):
+    def there(self, x):
+        out = torch.empty(x.shape, dtype=x.dtype)
+        dist.all_to_all_single(out, F.pad(x, (0, 0)).contiguous(), async_op=True).wait()
+        return out
+
+PERMUTED = (
+    "the tokens are moved the wrong way: with p = torch.cat(positions), token i of those that arrived has the position p[i]: "
+    "arrived[p.argsort()] stands in the order of the sequence, and done[p] in that of ranks again"
+)
+MIXED = (
+    "heads and tokens are mixed up: view and reshape take numbers in the order of memory. What goes to one rank has to stand "
+    "in the first dimension: movedim or permute, and only then flatten"
+)
+UNSEEN = "autograd does not see dist.all_to_all_single. Write a torch.autograd.Function whose backward sends the gradients back"
+exchange = partial(slip, "ulysses", RightUlysses)
+exchange("OwnTokensOnly", "that is attention to the rank's own tokens: nothing came of the other ranks",
+    __call__=lambda self, q, k, v, positions, attention: attention(q, k, v))
+exchange("DoesNotSort", "the tokens stand in the order of ranks, and attention takes them in that of the sequence: sort them "
+    "by their positions before, and put the result back afterwards", 2, sort=lambda self, x: x, back=lambda self, y: y)
+exchange("SortsTheOtherWay", PERMUTED, 2, sort=lambda self, x: x[self.p], back=lambda self, y: y[self.p.argsort()])
+exchange("SortsTwice", PERMUTED, 2, back=lambda self, y: self.sort(y))
+exchange("DoesNotPutBack",
+    "the result still stands in the order of the sequence: put it back into that of ranks before it is sent", 2,
+    back=lambda self, y: y)
+exchange("Neighbours", "heads are dealt: rank r has the heads r, r + N, r + 2N, …, not neighbours. x.unflatten(2, (-1, N)) "
+    "has the rank in its second new dimension", 2, heads=lambda self, x: x.unflatten(2, (self.n, -1)).movedim(2, 0),
+    joined=lambda self, y: y.movedim(0, 2).flatten(2, 3))
+exchange("JoinsRankByRank", "the result's heads stand rank by rank: head j comes from rank j % N, at its place j // N", 2,
+    joined=lambda self, y: y.movedim(0, 2).flatten(2, 3))
+exchange("ViewsTheResult", MIXED, 2, joined=lambda self, y: y.contiguous().view(y.shape[1], y.shape[2], -1, y.shape[4]))
+exchange("ViewsWhatIsSent", MIXED, 2, heads=lambda self, x: x.contiguous().view(self.n, x.shape[0], x.shape[1], -1, x.shape[3]))
+exchange("RepeatsInterleaved",
+    "where there are fewer key/value heads than ranks, rank r gets the head r % G: repeat, not repeat_interleave", 2, on=(4,),
+    copied=lambda self, x: x.repeat_interleave(max(1, self.n // x.shape[2]), 2))
+exchange("DoesNotCopy", "rank r of N gets A/N query heads and max(G, N)/N key/value heads", 2.5, copied=lambda self, x: x)
+exchange("SendsTheBareResult", f"there is no gradient of q, k and v: {UNSEEN}", says="the result has no graph",
+    of_own=lambda self, y: RightUlysses.of_own(self, y.detach()))
+exchange("SendsBareKeysAndValues", f"there is no gradient of k and v: {UNSEEN}",
+    copied=lambda self, x: RightUlysses.copied(self, x.detach()))
+exchange("GradientsStay", "backward sends as many bytes as forward: the gradients of q, k, v and o take the way back",
+    return_back=lambda self, grad: grad.clone())
+exchange("GradientsDivided", "the gradients are divided by N: they are no means", 2,
+    return_back=lambda self, x: sent(x) / self.n)
+exchange("OneCopysGradient", "a copied head has the gradient of one of its copies: they add up, as autograd does for repeat", 2,
+    on=(4,), copied=lambda self, x: torch.cat((x, RightUlysses.copied(self, x)[:, :, x.shape[2] :].detach()), 2))
+exchange("ReadyWithItsGradient", says="what is ready is no answer: call dist.all_to_all_single",
+    swap=lambda self, x: ready.all_to_all_single(torch.empty(x.shape, dtype=x.dtype), x.contiguous()))
+exchange("InSinglePrecision", "what is sent is float32: float64 has to stay float64 on its way",
+    there=lambda self, x: sent(x.float()).double())
+exchange("OneRankLeavesOut", says="waits in all_to_all", swap=lambda self, x: x if self.r == 1 else RightUlysses.swap(self, x))
+
+@mistake("ulysses", "no number is a sum over ranks here: each was sent to one rank, and its gradient comes back from there")
+class GradientsReduced(RightUlysses):
+    def return_back(self, grad):
+        grad = grad.contiguous().clone()
+        dist.all_reduce(grad)
+        return grad
+
+@mistake("ulysses", "out is not contiguous: torch.empty_like(x) has the strides of x. Make x contiguous first, or use "
+    "torch.empty(x.shape, dtype=x.dtype)", points=2)
+class RoomLikeWhatIsNotContiguous(RightUlysses):
+    def there(self, x):
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x.contiguous())
+        return out
+
+@mistake("ulysses", "repeat key/value heads only as far as each rank gets one: G heads where G is N or more, else N", points=3)
+class RepeatsAllHeads(RightUlysses):
+    def __call__(self, q, k, v, positions, attention):
+        k, v = (one.repeat(1, 1, q.shape[2] // one.shape[2], 1) for one in (k, v))
+        return super().__call__(q, k, v, positions, attention)
+
+@mistake("ulysses", "every rank gets all heads, and drops most of them: send rank r those that it computes with, the heads "
+    "r, r + N, …, and no other ones", points=3)
+class AllHeadsToAll(RightUlysses):
+    def of_all(self, x):
+        whole = x.movedim(0, 3).flatten(2, 3)
+        return super().of_all(whole.expand(self.n, *whole.shape))[:, :, self.r :: self.n]
+
+@mistake("ulysses",
+    "every rank gets all key/value heads, and drops most of them: send rank r those that it computes with, r, r + N, …",
+    points=3)
+class AllKeysToAll(AllHeadsToAll):
+    queries = True
+
+    def of_all(self, x):
+        self.queries, queries = False, self.queries
+        return (RightUlysses if queries else AllHeadsToAll).of_all(self, x)
+
+@mistake("ulysses",
+    "no rank needs all heads of all tokens: an all-to-all gives it its own heads, and sends N times fewer bytes", points=3)
+class Gathers(RightUlysses):
+    """All of all, and takes its own."""
+
+    def there(self, x):
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.n)]
+        dist.all_gather(parts, x)
+        return torch.stack([part[self.r] for part in parts])
+
+@mistake("ulysses", "an all-to-all is one call: dist.all_to_all_single, or dist.all_to_all with lists", points=3)
+class ByMessages(RightUlysses):
+    def there(self, x):
+        out = torch.empty(x.shape, dtype=x.dtype)
+        out[self.r] = x[self.r]
+        for far in range(1, self.n):
+            to, source = (self.r + far) % self.n, (self.r - far) % self.n
+            for work in [dist.isend(x[to].contiguous(), to), dist.irecv(out[source], source)]:
+                work.wait()
+        return out
+
+@mistake("ulysses", "four all-to-alls in each direction are enough: q, k, v, and the result", points=3)
+class ExchangesTwice(RightUlysses):
+    def swap(self, x):
+        sent(x.detach())
+        return super().swap(x)
