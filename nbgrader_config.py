@@ -10,6 +10,7 @@ c.CourseDirectory.release_directory = "exercises"
 c.CourseDirectory.db_assignments = []
 c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc", "__pycache__", "feedback", "mistakes.py"]  # learners get no answers
 c.ClearSolutions.code_stub = {"python": "raise NotImplementedError  # your code here"}
+c.OverwriteCells.add_missing_cells = True  # a check that a learner has deleted
 c.ExecutePreprocessor.timeout = 60  # seconds a cell; a check ends within 20
 c.Autograde.sanitize_preprocessors = autograde.first_steps()  # one submission does not stop the others
 c.Autograde.autograde_preprocessors = autograde.steps()  # a test cell that ends without its points is worth none

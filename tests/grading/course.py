@@ -41,6 +41,10 @@ class Course:
         self._write(f"submitted/{student}", notebook)
         self._do(self.api.autograde(self.name, student))
         self._do(self.api.generate_feedback(self.name, student))
+        return self.points(student)
+
+    def points(self, student: str) -> dict[str, float]:
+        """By test cell, as the gradebook has them."""
         with Gradebook(self.config.CourseDirectory.db_url, "manyranks") as book:
             notebook = book.find_submission_notebook(self.name, self.name, student)
             return {grade.cell.name: grade.score for grade in notebook.grades}

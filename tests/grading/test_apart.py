@@ -136,6 +136,17 @@ def shard(tensor):
     assert (outside / name).read_text() == SECRET
 
 
+def test_no_report_shows_a_line_of_a_file_that_an_answer_names(outside):
+    answer = f"""
+code = compile("def f(tensor): raise ValueError('mine')", {str(outside / "solution.ipynb")!r}, "exec")
+exec(code)
+shard = f
+"""
+    report = f"{judged(answer).report}"
+    assert "ValueError: mine" in report
+    assert SECRET not in report
+
+
 @pytest.mark.skipif("files" not in confine.fences().split(", "), reason="Landlock is Linux's")
 def test_files_that_they_leave_are_gone(outside):
     answer = """
@@ -248,35 +259,18 @@ def shard(tensor):
 
 
 @pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
+def test_each_submission_has_a_network_of_its_own():
+    """Else one of them could leave all ports taken for a minute."""
+    answer = "import os\ndef shard(tensor):\n    print('in', os.readlink('/proc/self/ns/net'))\n"
+    inside = [judged(answer).report.printed.partition("in ")[2].split()[0] for _ in range(2)]
+    assert len({*inside, os.readlink("/proc/self/ns/net")}) == 3
+
+
+@pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
 def test_what_ranks_send_beside_what_they_note_is_seen_by_the_kernel():
     report = judged(BESIDE).report
     assert report.points == 0
     assert "as the kernel counts it, and noted calls of" in f"{report}"
-
-
-NOTES = """
-import os, time
-def shard(tensor):
-    here = [name for name in os.listdir('.') if os.path.isdir(name)]
-    for name in here:
-        for rank in range(4):
-            file = f'{name}/{rank}'
-            try:
-                os.remove(file)
-                ATTEMPT
-            except OSError:  # another rank was faster
-                pass
-    time.sleep(1)
-    1 / 0
-"""
-
-
-@pytest.mark.skipif("files" not in confine.fences().split(", "), reason="Landlock is Linux's")
-@pytest.mark.parametrize("kind", matrix(["os.mkfifo(file)", "os.symlink('/dev/zero', file)"], ["os.mkfifo(file)"]))
-def test_notes_that_are_no_file_are_not_read(kind):
-    report = judged(NOTES.replace("ATTEMPT", kind)).report
-    assert report.points == 0
-    assert "ZeroDivisionError" in f"{report}"
 
 
 FULL = {
@@ -303,23 +297,47 @@ OUTSIDE = {
     "shared memory": "open('/dev/shm/of-manyranks', 'w').write('x')",
     "passwords": "found = open('/etc/shadow').read()",
     "the network outside": "socket.create_connection(('127.0.0.1', _PORT_), timeout=3).send(b'x')",
+    "a signal": "os.kill(_PID_, 0)",
+    "a thread's signal": "done(libc.syscall(234 if x86 else 131, _PID_, _PID_, 0))",
+    "another's limits": "resource.prlimit(_PID_, resource.RLIMIT_CPU, resource.prlimit(_PID_, resource.RLIMIT_CPU))",
+    "another's priority": "os.setpriority(os.PRIO_PROCESS, _PID_, os.getpriority(os.PRIO_PROCESS, _PID_))",
+    "another's cores": "os.sched_setaffinity(_PID_, os.sched_getaffinity(0))",
+    "signals of files": "fcntl.fcntl(0, 8, _PID_)",
+    "signals of sockets": "fcntl.ioctl(socket.socket(), 0x8901, struct.pack('i', _PID_))",
+    "a file in memory": "os.memfd_create('x')",
+    "memory that is shared": "mmap.mmap(-1, 1 << 20)",
+    "memory of a device": "mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20)",
+    "room without size": "done(libc.fallocate(os.open('x', os.O_RDWR | os.O_CREAT), 1, 0, 4096))",
+    "a file without a name": "os.open('.', os.O_TMPFILE | os.O_RDWR)",
+    "removal": "open('y', 'w'); os.remove('y')",
+    "a new name": "open('y', 'w'); os.rename('y', 'z')",
+    "a link": "os.symlink('/etc/passwd', 'link')",
+    "a pipe": "os.mkfifo('pipe')",
 }
+TOOLS = """
+import ctypes, fcntl, mmap, os, platform, resource, socket, struct
+libc, x86 = ctypes.CDLL(None, use_errno=True), platform.machine() == "x86_64"
+def done(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno())
+"""
 
 
 @pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")
 def test_what_is_outside_is_neither_seen_nor_reached_nor_changed(outside):
     file = outside / "solution.ipynb"
     before = file.stat()
-    with socket.socket(socket.AF_UNIX) as unix, socket.create_server(("127.0.0.1", 0)) as server, judges() as judge:
-        unix.bind(str(outside / "socket"))
-        unix.listen()
+    with socket.socket(socket.AF_UNIX) as listener, socket.create_server(("127.0.0.1", 0)) as server, judges() as judge:
+        listener.bind(str(outside / "socket"))
+        listener.listen()
         attempts = "".join(
             f"    try:\n        found = ''\n        {code}\n        print({name!r}, 'WORKS', found)\n    except OSError: pass\n"
             for name, code in OUTSIDE.items()
         )
-        for word, value in (("_FILE_", str(file)), ("_UNIX_", str(outside / "socket")), ("_PORT_", server.getsockname()[1])):
+        port, unix = server.getsockname()[1], str(outside / "socket")
+        for word, value in {"_FILE_": str(file), "_UNIX_": unix, "_PORT_": port, "_PID_": os.getpid()}.items():
             attempts = attempts.replace(word, repr(value))
-        printed = judged(f"import os, socket\ndef shard(tensor):\n{attempts}    print('tried')", judge).report.printed
+        printed = judged(f"{TOOLS}\ndef shard(tensor):\n{attempts}    print('tried')", judge).report.printed
     assert "tried" in printed
     assert "WORKS" not in printed
     assert (file.stat().st_mode, file.stat().st_mtime) == (before.st_mode, before.st_mtime)
@@ -395,6 +413,14 @@ def test_a_check_sees_the_cells_before_it_only(court):
     (one,) = court.judged(lambda: late)
     assert one.report.points == 0
     assert len(checks(late)) == 1
+
+
+def test_a_task_that_is_no_function_costs_no_other_task_its_points(court):
+    """The numbers of checks are the judge's own again."""
+    first, second = submission("shard = 5"), submission(RIGHT)
+    first["cells"][-1].metadata.nbgrader.grade_id = "another"
+    both = nbformat.from_dict(first | {"cells": [*first["cells"], *second["cells"]]})
+    assert [one.points for one in court.judged(lambda: both)] == [0, 2]
 
 
 def test_an_answer_that_is_not_there_says_which_cell_raised():

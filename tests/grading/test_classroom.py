@@ -10,6 +10,7 @@ import pytest
 from manyranks.grade import apart, classroom
 from manyranks.grade.check import Report
 from manyranks.grade.submission import checks
+from manyranks.world.errors import NotStarted
 from tests.conftest import ROOT
 from tests.grading import synthetic
 from tests.grading.course import Course, small
@@ -113,6 +114,34 @@ def test_what_is_no_notebook_is_one_row_and_forges_none(broken, tmp_path, capsys
     ]
 
 
+def test_a_student_has_one_notebook_an_exercise_where_it_belongs(tmp_path):
+    folder = tmp_path / "ada" / synthetic.NAME
+    (folder / "copy").mkdir(parents=True)
+    for name in (f"{synthetic.NAME}.ipynb", f"copy/{synthetic.NAME}.ipynb", "10_nd_parallel.ipynb", "notes.ipynb"):
+        (folder / name).write_text("no notebook")
+    (folder.parent / f"{synthetic.NAME}.ipynb").write_text("no notebook")
+    found = classroom.submissions(tmp_path, [synthetic.NAME, "10_nd_parallel"])
+    assert [one.path.relative_to(tmp_path).as_posix() for one in found if not one.refused] == [f"ada/{synthetic.NAME}.ipynb"]
+    assert {one.refused.partition(":")[0] for one in found if one.refused} == {
+        "there is another notebook of this exercise",
+        "it is not where a submission is",
+    }
+
+
+def test_what_this_machine_cannot_start_is_not_judged_and_nobody_s_fault(tmp_path, capsys, monkeypatch):
+    def no_room(*args, **more):
+        raise NotStarted("rank 0 ended while it started: no space left on device")
+
+    monkeypatch.setattr(apart, "World", no_room)  # the process that judges is a fork of this one
+    (tmp_path / "ada.ipynb").write_text((ROOT / "solutions" / synthetic.NAME / f"{synthetic.NAME}.ipynb").read_text())
+    said = classroom.main([str(tmp_path), *RELEASED, "--csv", str(tmp_path / "rows.csv")])
+    assert "1 of the submissions could not be judged on this machine" in said
+    (row,) = classroom.read(tmp_path / "rows.csv")
+    assert row.failed.startswith("not judged")
+    assert row.version == "", "the next run judges it"
+    assert "no space left" in capsys.readouterr().out
+
+
 class Interrupted:
     """A judge who gives each submission one row, and is interrupted at the second."""
 
@@ -172,12 +201,12 @@ def test_a_check_that_is_there_twice_stops_nbgrader_for_nobody(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a link"])
-def test_what_nbgrader_would_wait_for_for_ever_is_not_copied(kind, tmp_path):
+def test_what_nbgrader_would_wait_for_for_ever_is_not_read(kind, tmp_path):
     course = Course(tmp_path, "99_double", small())
     folder = tmp_path / "submitted" / "ada" / "99_double"
-    folder.mkdir(parents=True)
+    course.submit("ada", course.release)
     if kind == "a pipe":
-        os.mkfifo(folder / "data.csv")
+        os.mkfifo(folder / "timestamp.txt")
     else:
         os.symlink("/dev/zero", folder / "data.csv")
     with pytest.raises(RuntimeError, match="is a link, no file, or larger than 20 MB"):

@@ -21,6 +21,7 @@ def ring_all_gather(shard, elements):
     return out_E
 """
 
+RIGHT = "def double(x): return 2 * x"
 DEAF = """
 import time
 def double(x):
@@ -137,12 +138,23 @@ def test_outputs_that_came_with_the_submission_count_for_nothing(course):
     assert course.submit("forger", forged) == {"check_double": 0, "check_rest": 0}
 
 
-def test_a_test_cell_that_was_removed_is_no_points(course):
-    lacking = answered(course.release, {"double": "def double(x): return 2 * x"})
+def without_its_check(course, answer):
+    lacking = answered(course.release, {"double": answer})
     del lacking.cells[1]
-    assert course.submit("remover", lacking) == {"check_double": 0, "check_rest": 1}
+    return lacking
 
 
-def test_a_second_submission_that_dies_loses_the_points_of_the_first(course):
-    assert course.submit("twice", answered(course.release, {"double": "def double(x): return 2 * x"}))["check_double"] == 2
-    assert course.submit("twice", answered(course.release, {"double": "import os; os._exit(0)"}))["check_double"] == 0
+def test_a_test_cell_that_was_removed_comes_back(course):
+    assert course.submit("right", without_its_check(course, RIGHT)) == {"check_double": 2, "check_rest": 1}
+    assert course.submit("wrong", without_its_check(course, "def double(x): return 0")) == {"check_double": 0, "check_rest": 1}
+
+
+def test_a_second_submission_has_its_own_points_only(course):
+    for later in (answered(course.release, {"double": "import os; os._exit(0)"}), without_its_check(course, "double = 0")):
+        assert course.submit("twice", answered(course.release, {"double": RIGHT}))["check_double"] == 2
+        assert course.submit("twice", later)["check_double"] == 0
+    later.cells[0].metadata.nbgrader = later.cells[0].metadata.nbgrader | {"grade_id": "check_double"}
+    assert course.submit("twice", answered(course.release, {"double": RIGHT}))["check_double"] == 2
+    with pytest.raises(RuntimeError):
+        course.submit("twice", later)
+    assert course.points("twice")["check_double"] == 0

@@ -29,9 +29,9 @@ from manyranks.grade.absent import Known, known, stand_in
 from manyranks.grade.answers import Solved, dumped
 from manyranks.grade.check import Line, Record, Report, Task, loaded
 from manyranks.grade.submission import Check, checks
-from manyranks.world import confine, local, messages
+from manyranks.world import cells, confine, local, messages
 from manyranks.world.confine import Confined
-from manyranks.world.errors import WorldError
+from manyranks.world.errors import NotStarted, WorldError
 from manyranks.world.plain import NotPlain, pack, unpack
 from manyranks.world.world import World
 
@@ -68,13 +68,18 @@ class _Asks(msgspec.Struct, tag=True):
 
 
 class _Over(msgspec.Struct, tag=True):
-    """Nothing follows. why: the submission could not be read."""
+    """Nothing follows. why: the submission could not be read; machine: or this machine could not start its ranks."""
 
     why: str = ""
+    machine: bool = False
 
 
 class Ended(Exception):
     """A submission ended the process that judged it, or could not be read. Its text says how."""
+
+
+class NotJudged(Exception):
+    """This machine could not start the ranks of a submission, which nobody has judged then. Its text says why."""
 
 
 class Judge:
@@ -90,8 +95,7 @@ class Judge:
 
     def __enter__(self) -> "Judge":
         with _for_strangers():
-            self._server = local.the_forkserver()
-            self._server.wait_until_ready()
+            local.the_forkserver().wait_until_ready()
         self._seed = 1 + secrets.randbelow(2**20)  # 0 is the library's own
         return self
 
@@ -101,12 +105,15 @@ class Judge:
     def judged(self, read: Callable[[], NotebookNode]) -> Iterator[Judged]:
         """The checks of a submission, in their order. read: returns its notebook; called in the process that judges.
 
-        Raises Ended.
+        Raises Ended, or NotJudged.
         """
         with _for_strangers():
             yield from self._judged(read)
 
     def _judged(self, read: Callable[[], NotebookNode]) -> Iterator[Judged]:
+        server = local.the_forkserver()
+        server.wait_until_ready()
+        server.renew_network()
         scratch = tempfile.mkdtemp(prefix="manyranks-judge-")
         mine, theirs = socket.socketpair()
         for stream in (sys.stdout, sys.stderr):
@@ -124,7 +131,7 @@ class Judge:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
             mine.close()
-            self._server.kill_all()
+            server.kill_all()
             subprocess.run(["rm", "-rf", "--", scratch], check=False, stderr=subprocess.DEVNULL)
 
     def _heard(self, other: socket.socket, pid: int) -> Iterator[Judged]:
@@ -139,7 +146,7 @@ class Judge:
             seconds = _A_CHECK
             if isinstance(told, _Over):
                 if told.why:
-                    raise Ended(told.why)
+                    raise (NotJudged if told.machine else Ended)(told.why)
                 return
             if isinstance(told, _Asks):
                 messages.send(other, [self._record(told)])
@@ -203,17 +210,18 @@ def _live(read: Callable[[], NotebookNode], scratch: str, seed: int, above: sock
         os.setsid()  # an interrupt reaches the process above, which ends this one
         os.close(0)
         confine.limit(_FILE, _MEMORY)
-        trial.confined, trial.seed = Confined(scratch), seed
-        _Court(above, scratch).judge(read)
+        trial.confined = Confined(scratch)
+        cells.only_remembered = True
+        _Court(above, scratch, seed).judge(read)
     finally:
         os._exit(1)
 
 
 class _Court:
-    """above: the process that knows what is right; scratch: where ranks may write."""
+    """above: the process that knows what is right; scratch: where ranks may write; seed: of numbers that nobody has seen."""
 
-    def __init__(self, above: socket.socket, scratch: str):
-        self._above, self._scratch, self._overfull = above, scratch, threading.Event()
+    def __init__(self, above: socket.socket, scratch: str, seed: int):
+        self._above, self._scratch, self._seed, self._overfull = above, scratch, seed, threading.Event()
 
     def judge(self, read: Callable[[], NotebookNode]) -> None:
         """Tells of one check after the other."""
@@ -224,7 +232,10 @@ class _Court:
         threading.Thread(target=self._watch_disk, daemon=True).start()
         for one in found:
             started = time.monotonic()
-            report = self._report(one)
+            try:
+                report = self._report(one)
+            except NotStarted as error:
+                return self._tell(_Over(f"{error}"[:300], machine=True))
             self._tell(Judged(one.grade_id, one.index, one.points, report, time.monotonic() - started))
         self._tell(_Over())
         os._exit(0)
@@ -236,6 +247,9 @@ class _Court:
         """Whatever goes wrong is a line of it, and no points."""
         try:
             report = self._checked(check)
+        except NotStarted:
+            if not self._overfull.is_set():
+                raise
         except Exception as error:  # what came back from the ranks was not what a check notes
             why = f"{type(error).__name__}: {error}"[:300]
             return _no_points(check, "can be judged", why, "leave the check and the library as they are")
@@ -254,9 +268,10 @@ class _Court:
         answer = stand_in(check.source, check.name, told) if told.kind in ("class", "function") else told.kind
         if not isinstance(task, Task):
             raise ValueError(f"grade.{'.'.join(check.call)} is no task")
+        trial.seed = 0  # the library's own
         if not callable(answer) or (right := self._record(task, whole=False)) is None:
-            trial.seed = 0
             return task(answer)
+        trial.seed = self._seed
         tried = task.tried(answer)
         report = checking.report(task, answer, tried, right)
         if report.passed or (tried[-1].trouble and tried[-1].trouble.unwritten):
@@ -281,7 +296,8 @@ def _too_much(folder: str) -> bool:
     try:
         for _, folders, files, place in os.fwalk(folder):
             count += len(folders) + len(files)
-            taken += sum(os.stat(file, dir_fd=place, follow_symlinks=False).st_size for file in files[:_FILES])
+            sizes = (os.stat(file, dir_fd=place, follow_symlinks=False) for file in files[:_FILES])
+            taken += sum(max(one.st_size, 512 * one.st_blocks) for one in sizes)
             if count > _FILES or taken > _DISK:
                 return True
     except FileNotFoundError:  # a check has ended in between
@@ -301,6 +317,8 @@ def _asked(check: Check) -> Known:
         with World(1, backend="gloo", timeout=_CELLS, confined=trial.confined) as world:
             told = world.run(known, check.source, check.name)[0]
         return msgspec.convert(told, Known)
+    except NotStarted:
+        raise
     except WorldError as error:
         return Known("missing", error=f"{error}".splitlines()[0][:300])
     except msgspec.ValidationError:

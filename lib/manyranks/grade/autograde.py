@@ -18,6 +18,7 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader import utils
+from nbgrader.api import Gradebook
 from nbgrader.converters import Autograde
 from nbgrader.nbgraderformat import MetadataValidator
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor, SaveAutoGrades
@@ -26,7 +27,7 @@ from traitlets import Bool
 
 from manyranks.grade import apart, classroom, submission
 
-_LARGEST = 20 * 2**20  # bytes of a file
+_LARGEST, _MOST = 20 * 2**20, 200  # bytes of a file, and cells with a name of nbgrader's
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
 
@@ -94,7 +95,7 @@ class Tidied(NbGraderPreprocessor):
         seen = set()
         for cell in reversed(nb.cells):
             name = submission.grade_id(cell)
-            if name and name not in seen:
+            if name and name not in seen and len(seen) < _MOST:
                 seen.add(name)
                 cell.metadata.nbgrader["schema_version"] = MetadataValidator.schema_version
             else:
@@ -103,13 +104,13 @@ class Tidied(NbGraderPreprocessor):
 
 
 def regular_files_only(start):
-    """Before nbgrader copies a submission: raises ValueError where it has links, devices, pipes or far too much.
+    """Before nbgrader opens any of a submission: raises ValueError where it has links, devices, pipes or far too much.
 
-    start: Autograde.init_assignment, which copies all that is there.
+    start: Autograde.init_destination, which reads the time of a submission.
     """
 
     @wraps(start)
-    def checked(self, assignment_id: str, student_id: str) -> None:
+    def checked(self, assignment_id: str, student_id: str) -> bool:
         folder = Path(self._format_source(assignment_id, student_id))
         for place, folders, files in os.walk(folder):
             for path in (Path(place) / name for name in (*folders, *files)):
@@ -119,6 +120,21 @@ def regular_files_only(start):
         return start(self, assignment_id, student_id)
 
     return checked
+
+
+def from_nothing(start):
+    """Points of an earlier submission are none of this one's, whatever becomes of it. start: Autograde.init_assignment."""
+
+    @wraps(start)
+    def emptied(self, assignment_id: str, student_id: str) -> None:
+        start(self, assignment_id, student_id)
+        with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as book:
+            for notebook in book.find_submission(assignment_id, student_id).notebooks:
+                for grade in notebook.grades:
+                    grade.auto_score = 0
+            book.db.commit()
+
+    return emptied
 
 
 class NoResultNoPoints(NbGraderPreprocessor):
@@ -145,7 +161,8 @@ def has_points(cell: NotebookNode) -> bool:
 
 def first_steps() -> list[type]:
     """nbgrader's own steps of tidying a submission, after ours."""
-    Autograde.init_assignment = regular_files_only(Autograde.init_assignment)  # there is no hook before the files are copied
+    Autograde.init_destination = regular_files_only(Autograde.init_destination)  # nbgrader has no hooks here
+    Autograde.init_assignment = from_nothing(Autograde.init_assignment)
     return [Tidied, *Autograde.sanitize_preprocessors.default()]
 
 

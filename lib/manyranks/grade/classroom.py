@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +25,7 @@ from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.world.confine import fences
 
 _LONG = 100
+NOT_JUDGED = "not judged, for this machine could not start its ranks"
 _LARGEST = 20 * 2**20  # bytes of a notebook
 _FORMULA = ("=", "+", "-", "@")  # with these a spreadsheet begins to compute
 
@@ -52,17 +53,26 @@ class Submission(NamedTuple):
     version: str
 
 
-def submissions(folder: Path) -> list[Submission]:
-    """All notebooks below the folder, students in their order. Raises ValueError where there are none."""
-    found = []
+def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
+    """All notebooks below the folder, students in their order; of a student, one an exercise, of those with these names.
+
+    Raises ValueError where there are none.
+    """
+    found, met = [], set()
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != ".ipynb_checkpoints")
         linked = (name for name in folders if (Path(place) / name).is_symlink())
         for name in (*files, *linked):
             if name.endswith(".ipynb") or (Path(place) / name).is_symlink():
                 path = Path(place) / name
-                student = path.relative_to(folder).parts[0].removesuffix(".ipynb")
-                found.append(Submission(path, student, path.stem, *_version(path)))
+                student, *inside = path.relative_to(folder).with_suffix("").parts
+                refused, version = _version(path)
+                if not refused and inside not in ([], *([one] for one in exercises), *([one, one] for one in exercises)):
+                    refused, version = "it is not where a submission is: student/exercise/exercise.ipynb", ""
+                elif not refused and (student, path.stem) in met:
+                    refused, version = "there is another notebook of this exercise", ""
+                met.add((student, path.stem))
+                found.append(Submission(path, student, path.stem, refused, version))
     if not found:
         raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
     return sorted(found, key=lambda one: (one.student, one.exercise, str(one.path)))
@@ -90,17 +100,23 @@ def graded(
 
     done: rows of an earlier time, which are not made again; keep: is called with all rows so far when a submission is over.
     """
-    releases = [nbformat.read(path, 4) for path in sorted(released.glob("*/*.ipynb"))]
-    known = {tuple(check.grade_id for check in checks(release)): release for release in releases}
+    known = {path.stem: nbformat.read(path, 4) for path in sorted(released.glob("*/*.ipynb"))}
+    if not known:
+        raise ValueError(f"{released} has no exercises: give the folder of those that were released, with --released")
     before: dict[tuple, list[Row]] = {}
     for row in done:
         before.setdefault((row.student, row.exercise, row.version), []).append(row)
     rows: list[Row] = []
-    for one in submissions(folder):
-        kept = before.get((one.student, one.exercise, one.version)) if one.version else None
-        for row in kept or _rows(one, known, judge):
-            rows.append(row)
-            yield row
+    for one in submissions(folder, known):
+        kept, own = before.get((one.student, one.exercise, one.version)) if one.version else None, []
+        try:
+            for row in kept or _rows(one, known, judge):
+                own.append(row)
+                yield row
+        except apart.NotJudged as error:  # without a version: the next time, it is judged anew
+            own = [Row(one.student, one.exercise, "–", 0.0, 0.0, 0.0, f"{NOT_JUDGED}: {error}"[:_LONG], "")]
+            yield own[0]
+        rows += own
         keep(rows)
 
 
@@ -119,7 +135,7 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=[*cells, *theirs.values()])
 
 
-def _rows(one: Submission, releases: dict[tuple[str, ...], NotebookNode], judge: apart.Judge) -> Iterator[Row]:
+def _rows(one: Submission, releases: dict[str, NotebookNode], judge: apart.Judge) -> Iterator[Row]:
     """Whatever ends it becomes its row."""
     if one.refused:
         yield Row(one.student, one.exercise, "–", 0.0, 0.0, 0.0, f"not read: {one.refused}", "")
@@ -127,9 +143,7 @@ def _rows(one: Submission, releases: dict[tuple[str, ...], NotebookNode], judge:
 
     def read() -> NotebookNode:
         submission = nbformat.read(one.path, 4)
-        ids = {grade_id(cell) for cell in submission.cells}
-        _, release = max(releases.items(), key=lambda item: len(ids & set(item[0])))
-        return asked(submission, release)
+        return asked(submission, releases.get(one.exercise) or _closest(submission, releases.values()))
 
     try:
         for found in judge.judged(read):
@@ -137,6 +151,12 @@ def _rows(one: Submission, releases: dict[tuple[str, ...], NotebookNode], judge:
             yield Row(one.student, one.exercise, task, found.points, found.worth, found.seconds, failed, one.version)
     except apart.Ended as error:
         yield Row(one.student, one.exercise, "–", 0.0, 0.0, 0.0, f"{error}"[:_LONG], one.version)
+
+
+def _closest(submission: NotebookNode, releases: Iterable[NotebookNode]) -> NotebookNode:
+    """The release that most of its checks are from, for a notebook that is not called like its exercise."""
+    ids = {grade_id(cell) for cell in submission.cells}
+    return max(releases, key=lambda release: len(ids & {check.grade_id for check in checks(release)}))
 
 
 def _failed(report: Report) -> str:
@@ -148,16 +168,19 @@ def _failed(report: Report) -> str:
     return said if len(said) <= _LONG else f"{said[: _LONG - 2]} …"
 
 
-def shown(rows: Iterable[Row]) -> None:
-    """Prints each row as soon as it is there, and the sum after a student's last one."""
+def shown(rows: Iterable[Row]) -> int:
+    """Prints each row as soon as it is there, and the sum after a student's last one. Returns how many were not judged."""
+    missed = 0
     print(_line("student", "task", "points", "seconds", "what failed"))
     for student, own in groupby(rows, key=lambda row: row.student):
         kept = []
         for row in own:
             kept.append(row)
+            missed += row.failed.startswith(NOT_JUDGED)
             print(_line(student, row.task, f"{row.points:g} of {row.out_of:g}", f"{row.seconds:.1f}", row.failed), flush=True)
         points, out_of, seconds = (sum(getattr(row, name) for row in kept) for name in ("points", "out_of", "seconds"))
         print(_line(student, "all", f"{points:g} of {out_of:g}", f"{seconds:.1f}", ""))
+    return missed
 
 
 def _line(student: str, task: str, points: str, seconds: str, failed: str) -> str:
@@ -195,8 +218,11 @@ def read(file: Path) -> list[Row]:
     return [Row(*row[:3], *map(float, row[3:6]), *row[6:]) for row in rows]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command. It ends with status 2 where there is nothing to check, or no fences to check it behind."""
+def main(arguments: list[str] | None = None) -> str | None:
+    """The command. It ends with status 2 where there is nothing to check, or no fences to check it behind.
+
+    Returns what to say where this machine could not judge all submissions: then it ends with status 1.
+    """
     parser = argparse.ArgumentParser("python -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="with the submissions")
     parser.add_argument("--released", type=Path, default=Path("exercises"), help="folder of the exercises (exercises)")
@@ -208,9 +234,10 @@ def main(arguments: list[str] | None = None) -> None:
         done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []
         with apart.Judge(chosen.fewer_fences) as judge:
             keep = partial(write, chosen.csv) if chosen.csv else len
-            shown(graded(chosen.folder, chosen.released, judge, done, keep))
+            missed = shown(graded(chosen.folder, chosen.released, judge, done, keep))
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
+    return f"{missed} of the submissions could not be judged on this machine: run the command again" if missed else None
 
 
 if __name__ == "__main__":

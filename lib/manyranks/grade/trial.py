@@ -25,7 +25,7 @@ from manyranks.measure import journal
 from manyranks.timeline.program import Collective, Recv, Send, Wait
 from manyranks.world import local
 from manyranks.world.confine import Confined
-from manyranks.world.errors import RankHung, WorldError
+from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.measurement import Measurement
 from manyranks.world.trouble import RETURNED, Notes, Trouble, late, text, trouble
 from manyranks.world.world import World
@@ -193,6 +193,8 @@ def _outcome(world: World, answer: Callable, job: Job, folder: str) -> dict:
             return {"trouble": found}
         seen = [_seen(reply, measured.calls[rank]) for rank, reply in enumerate(measured.results)]
         return {"seen": seen, "unwaited": _unwaited(measured)}
+    except NotStarted:
+        raise  # nothing that the answer did
     except WorldError as error:
         found = trouble(error, journal.read(folder, world.size))
     except Exception as error:  # a function that cannot be sent to the ranks, a result that cannot be read

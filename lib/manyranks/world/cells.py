@@ -6,6 +6,9 @@ import sys
 
 from manyranks.measure.place import Place
 
+only_remembered = False  # whether a rank's code chooses the names of files: grade.apart sets it, and no file is opened then
+_remembered: dict[str, list[str]] = {}
+
 
 def label(place: Place | tuple[str, int] | None) -> str:
     """The readable form of a place; "" for None."""
@@ -21,12 +24,16 @@ def file_label(file: str) -> str:
 
 def source_line(file: str, line: int) -> str:
     """The line of source, "" where there is none."""
-    return linecache.getline(file, line).strip()
+    if not only_remembered:
+        return linecache.getline(file, line).strip()
+    lines = _remembered.get(file, [])
+    return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
 def remember(name: str, source: str) -> None:
     """Lets tracebacks show the lines of source that has no file."""
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    lines = _remembered[name] = source.splitlines(keepends=True)
+    linecache.cache[name] = (len(source), None, lines, name)
 
 
 def current_number() -> int:

@@ -24,8 +24,11 @@ from typing import NamedTuple
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on all machines
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
 _READ = 1 << 0 | 1 << 2 | 1 << 3  # run a file, read one, list a folder
+_WRITE = (
+    _READ | 1 << 1 | 1 << 7 | 1 << 8 | 1 << 14 | 1 << 15
+)  # and write one, make folders and files, cut one; no links or pipes
 _RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # version of Landlock -> number of rights to files that it knows
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")  # not zero: shared, it is memory that nobody counts
 _ETC = ("hosts", "resolv.conf", "nsswitch.conf", "host.conf", "localtime", "ld.so.cache", "passwd", "group", "gai.conf")
 _SYSTEM = (
     *("/usr", "/lib", "/lib64", "/bin", "/sys/devices", "/sys/class/net", "/sys/bus"),
@@ -39,38 +42,55 @@ class _Machine(NamedTuple):
 
     number: int
     programs: tuple[int, ...]  # fork, vfork, execve, execveat
+    refused: tuple[int, ...]  # see below
+    own: tuple[int, ...]  # kill, tgkill, prlimit64: for this process only
+    opens: tuple[tuple[int, int], ...]  # open and openat, with the place of their flags
     clone: int
     socket: int
-    refused: tuple[int, ...]
+    mmap: int
+    fcntl: int
+    ioctl: int
 
 
 # What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; shmget, semget, msgget
-# and mq_open, which outlive a process; ptrace, process_vm_readv and _writev, pidfd_getfd; unshare, setns, mount, umount2,
-# open_by_handle_at; add_key, request_key, keyctl; bpf, perf_event_open, userfaultfd, and io_uring, which gets round all this.
+# and mq_open, which outlive a process; ptrace, process_vm_readv and _writev, pidfd_open, pidfd_getfd, pidfd_send_signal,
+# process_madvise, process_mrelease, kcmp, migrate_pages, move_pages, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, setpriority,
+# ioprio_set and sched_set…, which reach other processes; fallocate, which takes room that no size shows; unshare, setns, mount,
+# umount2, open_by_handle_at; add_key, request_key, keyctl; bpf, perf_event_open, userfaultfd, and io_uring, which gets round
+# all this.
 _MACHINES = {
     "x86_64": _Machine(
-        *(0xC000003E, (57, 58, 59, 322), 56, 41),
+        *(0xC000003E, (57, 58, 59, 322)),
         (
             *(90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466),
-            *(29, 64, 68, 240, 101, 310, 311, 438, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
+            *(29, 64, 68, 240, 101, 310, 311, 434, 438, 424, 440, 448, 312, 256, 279, 200, 129, 297, 141, 251),
+            *(142, 144, 203, 314, 285, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
         ),
+        *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16),
     ),
     "aarch64": _Machine(
-        *(0xC00000B7, (221, 281), 220, 198),
+        *(0xC00000B7, (221, 281)),
         (
             *(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 463, 466),
-            *(194, 190, 186, 180, 117, 270, 271, 438, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
+            *(194, 190, 186, 180, 117, 270, 271, 434, 438, 424, 440, 448, 272, 238, 239, 130, 138, 240, 140, 30),
+            *(118, 119, 122, 274, 47, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
         ),
+        *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29),
     ),
 }
-_CLONE3, _A_THREAD, _OTHER_ABI = 435, 0x10000, 0x40000000
+_UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memfd_secret: libc does without
+_A_THREAD, _OTHER_ABI = 0x10000, 0x40000000
+_NAMELESS = 0x400000  # of open: a file that no folder has
+_SHARED = 0x21  # of mmap: memory that no process's limit counts
+_OWNERS = (8, 10, 15)  # of fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, by which signals reach others; of ioctl, the same:
+_OWNING = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP; and TIOCSTI, which types on a terminal
 _FAMILIES = (2, 10, 16)  # of sockets: IPv4, IPv6, and the kernel's own, by which gloo finds its interface
 _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
 IMPORTANT = ("files", "processes")  # without these nobody's code should be judged
 _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050000 | 38  # EPERM; ENOSYS, after which libc tries clone
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 
 
 @dataclass(frozen=True)
@@ -84,17 +104,17 @@ class Confined:
     readable: tuple[str, ...] = ()
 
 
-def confine(how: Confined, folders: tuple[str, ...] = ()) -> None:
+def confine(how: Confined) -> None:
     """From here on, this process. It has one thread still: fences hold for a thread and those that it starts.
 
-    folders: may be written to, too. Raises OSError where the system has the fences and refuses to put them up.
+    Raises OSError where the system has the fences and refuses to put them up.
     """
     limit(how.file, how.memory)
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
     _done(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
-    _fence_files(libc, how, folders)
+    _fence_files(libc, how)
     _fence_processes(libc)
     _done(libc.capset(struct.pack("<Ii", 0x20080522, 0), bytes(24)), "capset")  # what root has more than others
 
@@ -160,7 +180,7 @@ def _private() -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
 
 
-def _fence_files(libc, how: Confined, folders: tuple[str, ...]) -> None:
+def _fence_files(libc, how: Confined) -> None:
     version = libc.syscall(_CREATE, None, 0, 1)
     if version < 1:
         return
@@ -172,7 +192,7 @@ def _fence_files(libc, how: Confined, folders: tuple[str, ...]) -> None:
     packages = (os.path.dirname(os.path.dirname(sys.modules[name].__file__)) for name in ("manyranks", "torch", "numpy"))
     python = (sys.prefix, sys.base_prefix, *packages)
     allowed = dict.fromkeys((*_SYSTEM, *python, *how.readable), _READ)
-    allowed |= dict.fromkeys((*_DEVICES, how.scratch, *folders), every)
+    allowed |= dict.fromkeys((*_DEVICES, how.scratch), _WRITE)  # and remove nothing: what is still open would take room unseen
     for path, rights in allowed.items():
         _allow(libc, rules, path, rights & every)
     _done(libc.syscall(_RESTRICT, rules, 0), "landlock_restrict_self")
@@ -191,22 +211,45 @@ def _allow(libc, rules: int, path: str, rights: int) -> None:
 
 
 def _fence_processes(libc) -> None:
-    """No fork, no other program, and none of what else is refused; threads may be started."""
+    """No fork, no other program, nothing that reaches another process, and none of what else is refused; threads may start."""
     if platform.machine() not in _MACHINES:
         return
-    machine = _MACHINES[platform.machine()]
+    machine, me = _MACHINES[platform.machine()], os.getpid()
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine.number), (_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
     steps += [(_AT_LEAST, 0, 1, _OTHER_ABI), (_RETURN, 0, 0, _REFUSE)]
     for number in (*machine.programs, *machine.refused):
-        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
-    steps += [(_EQUAL, 0, 2 + len(_FAMILIES), machine.socket), (_LOAD, 0, 0, 16)]
-    steps += [(_EQUAL, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
-    steps += [(_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
-    steps += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _UNKNOWN), (_EQUAL, 0, 3, machine.clone), (_LOAD, 0, 0, 16)]
-    steps += [(_ANY_BIT, 1, 0, _A_THREAD), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+        steps += _calls(number, (_RETURN, 0, 0, _REFUSE))
+    for number in _UNKNOWN_HERE:
+        steps += _calls(number, (_RETURN, 0, 0, _UNKNOWN))
+    for number in machine.own:
+        steps += _calls(number, *_one_of(0, (0, me) if number == machine.own[-1] else (me,), _ALLOW, _REFUSE))
+    for number, place in machine.opens:
+        steps += _calls(number, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
+    steps += _calls(machine.mmap, *_bits(3, _SHARED, _REFUSE, _ALLOW))
+    steps += _calls(machine.clone, *_bits(0, _A_THREAD, _ALLOW, _REFUSE))
+    steps += _calls(machine.socket, *_one_of(0, _FAMILIES, _ALLOW, _REFUSE))
+    steps += _calls(machine.fcntl, *_one_of(1, _OWNERS, _REFUSE, _ALLOW))
+    steps += _calls(machine.ioctl, *_one_of(1, _OWNING, _REFUSE, _ALLOW))
+    steps += [(_RETURN, 0, 0, _ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
     program = struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(code))
     _done(libc.prctl(_SET_SECCOMP, _FILTER, program, 0, 0), "seccomp")
+
+
+def _calls(number: int, *steps: tuple) -> list[tuple]:
+    """These steps, the last of which returns, for the system call of this number."""
+    return [(_EQUAL, 0, len(steps), number), *steps]
+
+
+def _one_of(argument: int, values: tuple[int, ...], then: int, otherwise: int) -> list[tuple]:
+    looks = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+    return [(_LOAD, 0, 0, 16 + 8 * argument), *looks, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, then)]
+
+
+def _bits(argument: int, bits: int, then: int, otherwise: int) -> list[tuple]:
+    """`then` where all of them are set."""
+    look = [(_LOAD, 0, 0, 16 + 8 * argument), (_AND, 0, 0, bits), (_EQUAL, 1, 0, bits)]
+    return [*look, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, then)]
 
 
 def _done(result: int, what: str) -> int:

@@ -11,6 +11,10 @@ class WorldError(RuntimeError):
         return [f"{type(self).__name__}: {self}"]
 
 
+class NotStarted(WorldError):
+    """The ranks could not be started: for want of memory, files or room on the disk, and not because of what they run."""
+
+
 class RankFailed(WorldError):
     """A rank raised. rank: which; exception: what it raised (None if it could not be sent); traceback: the rank's, as text.
 

@@ -14,8 +14,10 @@ import socket
 import struct
 import sys
 
+from manyranks.world.confine import leave_the_network
+
 EXIT = struct.Struct("<i")
-FORK, KILL, BYTES = b"F", b"K", b"B"  # requests
+FORK, KILL, BYTES, NETWORK = b"F", b"K", b"B", b"N"  # requests
 COUNT = struct.Struct("<Q")
 CHANNELS = ("command", "control", "stdout", "stderr", "faults", "status")  # file descriptors that come with a request
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -33,8 +35,6 @@ def serve(fd: int, folder: str, strangers: bool = False) -> None:
     the ranks run their code, with a network of their own.
     """
     if strangers:
-        from manyranks.world.confine import leave_the_network
-
         leave_the_network()
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -89,6 +89,9 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
         return False
     if request == KILL:
         _kill(ranks)
+        return True
+    if request == NETWORK:
+        leave_the_network()
         return True
     if request == BYTES:
         kernel.sendall(COUNT.pack(_loopback()))

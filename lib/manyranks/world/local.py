@@ -15,7 +15,7 @@ import time
 
 from manyranks.world import forkserver, messages, plain, watch
 from manyranks.world.confine import clean
-from manyranks.world.errors import WorldError
+from manyranks.world.errors import NotStarted
 
 _WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
 _TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
@@ -188,13 +188,13 @@ class Forkserver:
         return bool(poll.poll(0))
 
     def wait_until_ready(self) -> None:
-        """Returns when torch is imported there. Raises WorldError if that fails."""
+        """Returns when torch is imported there. Raises NotStarted if that fails."""
         with self._lock:
             if not self._ready:
                 self._ready = self._is_ready()
 
     def fork(self, rank: int) -> RankProcess:
-        """A new process with nothing set up yet; wait_until_ready comes first. Raises WorldError if there can be none."""
+        """A new process with nothing set up yet; wait_until_ready comes first. Raises NotStarted if there can be none."""
         command, their_command = socket.socketpair()
         control, their_control = socket.socketpair()
         pipes = {name: os.pipe() for name in ("stdout", "stderr", "faults", "status")}
@@ -207,7 +207,7 @@ class Forkserver:
                 command.close()
                 control.close()
                 process.close_pipes()
-                raise WorldError(f"rank {rank} could not be started: {error}") from error
+                raise NotStarted(f"rank {rank} could not be started: {error}") from error
             finally:
                 for fd in theirs[2:]:
                     os.close(fd)
@@ -218,14 +218,19 @@ class Forkserver:
         with contextlib.suppress(OSError):
             self._socket.send(forkserver.KILL)
 
+    def renew_network(self) -> None:
+        """Ranks that are forked from now on have a loopback of their own again: nothing of those before is left in it."""
+        with contextlib.suppress(OSError):
+            self._socket.send(forkserver.NETWORK)
+
     def loopback_bytes(self) -> int:
         """Bytes that ranks have sent each other so far, of whatever kind, as the kernel counts them in their own network."""
         self._socket.send(forkserver.BYTES)
         return forkserver.COUNT.unpack(self._socket.recv(forkserver.COUNT.size))[0]
 
-    def meeting_place(self) -> str:
-        """Where the ranks of a world find each other: a file that is not there yet."""
-        return tempfile.mktemp(prefix="rendezvous-", dir=self.folder)
+    def meeting_place(self, folder: str | None = None) -> str:
+        """Where the ranks of a world find each other: a file that is not there yet, in the folder that they may write to."""
+        return tempfile.mktemp(prefix="rendezvous-", dir=folder or self.folder)
 
     def clock(self) -> None:
         """What ranks must set their clock by: nothing, they have the kernel's."""
@@ -240,10 +245,10 @@ class Forkserver:
                 return True
             self._process.wait(timeout=_IMPORTING)  # it has hung up, so it ends
         if self.alive():
-            raise WorldError(f"the process that starts ranks was not ready after {_IMPORTING:.0f} s; try again")
+            raise NotStarted(f"the process that starts ranks was not ready after {_IMPORTING:.0f} s; try again")
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip() or "nothing"
-        raise WorldError(f"the process that starts ranks has ended; the next World starts another. It said: {said}")
+        raise NotStarted(f"the process that starts ranks has ended; the next World starts another. It said: {said}")
 
     def close(self) -> None:
         """Ends the process; it takes every rank with it."""

@@ -81,7 +81,7 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     _die_with_the_forkserver()
     setup = Setup(**messages.unpack(messages.receive(kernel)))
     if setup.confined:
-        confine(setup.confined, (os.path.dirname(setup.store),))
+        confine(setup.confined)
     if setup.clock is not None:
         _set_clock(setup.clock)
     pack = plain.pack if setup.confined else messages.pack

@@ -63,7 +63,7 @@ class RayServer:
                 f"Ray could not start ranks: {type(error).__name__}: {error}. Has something else taken the cluster's CPUs?"
             ) from error
 
-    def meeting_place(self) -> str:
+    def meeting_place(self, folder: str | None = None) -> str:
         """Where the ranks find each other: on the first one's node."""
         first = self._nodes[0]
         port = self._ray.get(self._actors[first["NodeID"]].free_port.remote(), timeout=_CONNECTING)

@@ -8,7 +8,7 @@ import time
 
 from manyranks.world import messages, watch
 from manyranks.world.confine import Confined
-from manyranks.world.errors import WorldError
+from manyranks.world.errors import NotStarted
 from manyranks.world.local import RankProcess, readable, the_forkserver
 
 _DUMPING = 1.0  # seconds that faulthandler has to write: a busy machine is late, and a stopped process never does
@@ -20,7 +20,7 @@ class Team:
     """One process a rank, joined in one group."""
 
     def __init__(self, size: int, backend: str, server, confined: Confined | None = None):
-        """Starts the ranks and waits until their group is ready. Raises WorldError if it does not come to be.
+        """Starts the ranks and waits until their group is ready. Raises NotStarted if it does not come to be.
 
         server: what forks ranks: a local.Forkserver, or a ray_engine.RayServer.
         """
@@ -30,7 +30,7 @@ class Team:
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
         try:
             server.wait_until_ready()
-            store = server.meeting_place()
+            store = server.meeting_place(confined.scratch if confined else None)
             setup = _setup(size, backend, store, confined)
             for rank in range(size):
                 self.processes.append(process := server.fork(rank))
@@ -45,11 +45,11 @@ class Team:
         deadline = time.monotonic() + _STARTING
         for process in self.processes:
             if not readable(process.command.fileno(), max(0.0, deadline - time.monotonic())):
-                raise WorldError(f"rank {process.rank} was not ready after {_STARTING:.0f} s:\n{_last_words(process)}")
+                raise NotStarted(f"rank {process.rank} was not ready after {_STARTING:.0f} s:\n{_last_words(process)}")
             try:
                 process.pid = messages.unpack(messages.receive(process.command))
             except (EOFError, OSError):
-                raise WorldError(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
+                raise NotStarted(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
             for what in ("command", "status", "stdout", "stderr"):
                 self.selector.register(getattr(process, what), selectors.EVENT_READ, (process, what))
 
