@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -162,6 +161,22 @@ def trials(
 
 
 def _trial(world: World, answer: Callable, job: Job, key: str) -> Trial:
+    """Once more where it was late because the machine has other things to do, with as much more time."""
+    try:
+        return _ran(world, answer, job, key, patient=False)
+    except _Busy as busy:
+        world.timeout = round(_RUN_SECONDS * min(busy.slow, _MOST_PATIENCE), 1)
+        return _ran(world, answer, job, key, patient=True)
+
+
+class _Busy(Exception):
+    """A run was late. slow: the seconds that a second of computing takes here."""
+
+    def __init__(self, slow: float):
+        self.slow = slow
+
+
+def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> Trial:
     printed = io.StringIO()
     with (
         _folder() as folder,
@@ -170,7 +185,7 @@ def _trial(world: World, answer: Callable, job: Job, key: str) -> Trial:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
-        outcome = _outcome(world, answer, job, folder)
+        outcome = _outcome(world, answer, job, folder, patient)
         notes = journal.read(folder, world.size)
     return Trial(world.size, job.case, key, notes=notes, printed=_head(printed.getvalue()), **outcome)
 
@@ -185,10 +200,11 @@ def _folder() -> Iterator[str]:
             yield folder
 
 
-def _outcome(world: World, answer: Callable, job: Job, folder: str) -> dict:
+def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: bool) -> dict:
+    """What a Trial has of it. Raises _Busy where it should be run again, unless it was that already."""
     try:
         carried = _carried()
-        measured = _measured(world, answer, job, folder)
+        measured = world.measure(rehearse, answer, job, folder)
         if found := _more_than_noted(_carried() - carried, sum(measured.payload_bytes.values())):
             return {"trouble": found}
         seen = [_seen(reply, measured.calls[rank]) for rank, reply in enumerate(measured.results)]
@@ -196,6 +212,10 @@ def _outcome(world: World, answer: Callable, job: Job, folder: str) -> dict:
     except NotStarted:
         raise  # nothing that the answer did
     except WorldError as error:
+        returned = isinstance(error, RankHung) and set(error.states.values()) == {RETURNED}
+        slow = slowness() if isinstance(error, RankHung) and not patient and late(error) else 1.0
+        if slow >= _BUSY or (returned and not patient):
+            raise _Busy(slow) from error
         found = trouble(error, journal.read(folder, world.size))
     except Exception as error:  # a function that cannot be sent to the ranks, a result that cannot be read
         found = Trouble(f"it could not be run: {type(error).__name__}: {text(error)}", "")
@@ -268,21 +288,6 @@ def _is_plain(item, depth: int = 0) -> bool:
 
 def _is_event(event) -> bool:
     return type(event) in (tuple, list) and tuple(map(type, event)) == (str, str, int) and event[0] in _KINDS
-
-
-def _measured(world: World, answer: Callable, job: Job, folder: str) -> Measurement:
-    """Once more where it was late because the machine has other things to do, with as much more time."""
-    try:
-        return world.measure(rehearse, answer, job, folder)
-    except RankHung as error:
-        returned = set(error.states.values()) == {RETURNED}
-        slow = slowness() if late(error) else 1.0
-        if slow < _BUSY and not returned:
-            raise
-    for file in Path(folder).iterdir():
-        file.unlink()
-    world.timeout = round(_RUN_SECONDS * min(max(slow, 1.0), _MOST_PATIENCE), 1)
-    return world.measure(rehearse, answer, job, folder)
 
 
 def slowness() -> float:
