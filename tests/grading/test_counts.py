@@ -4,20 +4,30 @@ import pytest
 
 from tests.grading import counts
 
-LIMITS = {
-    "lines in grade/": 6_500,
-    "lines of the longest exercise": 350,
-    "lines in tests/grading/ and solutions/*/mistakes.py": 10_000,
-    "files to follow a check": 5,
-    "circles": 0,
-    "imports for types only": 0,
+LIMITS = {  # what was planned, and what it has come to where that is more
+    "lines in grade/": (6_500, 8_500),
+    "lines of the longest exercise": (350, 350),
+    "lines in tests/grading/ and solutions/*/mistakes.py": (10_000, 11_000),
+    "files to follow a check": (5, 7),
+    "circles": (0, 0),
+    "imports for types only": (0, 0),
 }
-HALF_WAY = pytest.mark.xfail(strict=True, reason="some exercises have the first form: grade/old/, grade/mfu/ and the zoo")
 
 
-HELD = {"lines of the longest exercise"}
+@pytest.fixture(scope="module")
+def figures():
+    return counts.figures()
 
 
-@pytest.mark.parametrize("what", [pytest.param(what, marks=() if what in HELD else HALF_WAY) for what in LIMITS])
-def test_graders_stay_within_their_limits(what):
-    assert counts.figures()[what] <= LIMITS[what]
+@pytest.mark.parametrize("what", LIMITS)
+def test_graders_grow_no_larger(what, figures):
+    assert figures[what] <= LIMITS[what][1]
+
+
+OVER = [what for what, (planned, reached) in LIMITS.items() if reached > planned]
+
+
+@pytest.mark.xfail(strict=True, reason="these limits were planned, and are not reached")
+@pytest.mark.parametrize("what", OVER)
+def test_graders_are_as_small_as_planned(what, figures):
+    assert figures[what] <= LIMITS[what][0]
