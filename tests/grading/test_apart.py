@@ -174,7 +174,7 @@ def test_no_process_can_be_started_and_none_is_left(start):
     assert [process for process in left if "serve(" not in " ".join(process.cmdline())] == []
 
 
-@pytest.mark.skipif("signals" not in confine.fences().split(", "), reason="Landlock from version 6 on")
+@pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")
 def test_the_judge_cannot_be_killed():
     answer = f"import os\ndef shard(tensor):\n    os.kill({os.getpid()}, 9)\n"
     assert "PermissionError" in f"{judged(answer).report}"
@@ -304,6 +304,8 @@ OUTSIDE = {
     "another's cores": "os.sched_setaffinity(_PID_, os.sched_getaffinity(0))",
     "signals of files": "fcntl.fcntl(0, 8, _PID_)",
     "signals of sockets": "fcntl.ioctl(socket.socket(), 0x8901, struct.pack('i', _PID_))",
+    "a file's flags": "fcntl.ioctl(os.open(os.__file__, os.O_RDONLY), 0x40086602, struct.pack('i', 0))",
+    "what others open": "done(libc.inotify_add_watch(libc.inotify_init(), b'/tmp', 0xFFF))",
     "a file in memory": "os.memfd_create('x')",
     "memory that is shared": "mmap.mmap(-1, 1 << 20)",
     "memory of a device": "mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20)",

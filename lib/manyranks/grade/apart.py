@@ -132,7 +132,8 @@ class Judge:
                     os.waitpid(pid, 0)
             mine.close()
             server.kill_all()
-            subprocess.run(["rm", "-rf", "--", scratch], check=False, stderr=subprocess.DEVNULL)
+            for remove in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):  # a folder may have been made that nobody can list
+                subprocess.run([*remove, "--", scratch], check=False, stderr=subprocess.DEVNULL)
 
     def _heard(self, other: socket.socket, pid: int) -> Iterator[Judged]:
         seconds = _READING
@@ -291,10 +292,14 @@ class _Court:
                 local.the_forkserver().kill_all()
 
 
+def _raised(error: OSError) -> None:
+    raise error
+
+
 def _too_much(folder: str) -> bool:
     taken = count = 0
     try:
-        for _, folders, files, place in os.fwalk(folder):
+        for _, folders, files, place in os.fwalk(folder, onerror=_raised):
             count += len(folders) + len(files)
             sizes = (os.stat(file, dir_fd=place, follow_symlinks=False) for file in files[:_FILES])
             taken += sum(max(one.st_size, 512 * one.st_blocks) for one in sizes)

@@ -52,17 +52,17 @@ class _Machine(NamedTuple):
     ioctl: int
 
 
-# What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; shmget, semget, msgget
-# and mq_open, which outlive a process; ptrace, process_vm_readv and _writev, pidfd_open, pidfd_getfd, pidfd_send_signal,
-# process_madvise, process_mrelease, kcmp, migrate_pages, move_pages, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, setpriority,
-# ioprio_set and sched_set…, which reach other processes; fallocate, which takes room that no size shows; unshare, setns, mount,
-# umount2, open_by_handle_at; add_key, request_key, keyctl; bpf, perf_event_open, userfaultfd, and io_uring, which gets round
-# all this.
+# What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; inotify_add_watch,
+# fanotify_init and name_to_handle_at, which see what others do; shmget, semget, msgget and mq_open, which outlive a process;
+# ptrace, process_vm_readv and _writev, pidfd_open, pidfd_getfd, pidfd_send_signal, process_madvise, process_mrelease, kcmp,
+# migrate_pages, move_pages, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach
+# other processes; fallocate, which takes room that no size shows; unshare, setns, mount, umount2, open_by_handle_at; add_key,
+# request_key, keyctl; bpf, perf_event_open, userfaultfd, and io_uring, which gets round all this.
 _MACHINES = {
     "x86_64": _Machine(
         *(0xC000003E, (57, 58, 59, 322)),
         (
-            *(90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466),
+            *(90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 254, 300, 303),
             *(29, 64, 68, 240, 101, 310, 311, 434, 438, 424, 440, 448, 312, 256, 279, 200, 129, 297, 141, 251),
             *(142, 144, 203, 314, 285, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
         ),
@@ -71,7 +71,7 @@ _MACHINES = {
     "aarch64": _Machine(
         *(0xC00000B7, (221, 281)),
         (
-            *(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 463, 466),
+            *(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 27, 262, 264),
             *(194, 190, 186, 180, 117, 270, 271, 434, 438, 424, 440, 448, 272, 238, 239, 130, 138, 240, 140, 30),
             *(118, 119, 122, 274, 47, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
         ),
@@ -79,11 +79,13 @@ _MACHINES = {
     ),
 }
 _UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memfd_secret: libc does without
-_A_THREAD, _OTHER_ABI = 0x10000, 0x40000000
+_NEWER, _A_THREAD = 463, 0x10000  # system calls from this number on came after Linux 6.12; those of another ABI are higher
 _NAMELESS = 0x400000  # of open: a file that no folder has
 _SHARED = 0x21  # of mmap: memory that no process's limit counts
-_OWNERS = (8, 10, 15)  # of fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, by which signals reach others; of ioctl, the same:
-_OWNING = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP; and TIOCSTI, which types on a terminal
+_OWNERS = (8, 10, 15)  # of fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, by which signals reach others
+# What ioctl may be asked: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, and of an interface its name, list, flags,
+# address, MTU, hardware's address, index and speed.
+_ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x8910, 0x8912, 0x8913, 0x8915, 0x8921, 0x8927, 0x8933, 0x8946)
 _FAMILIES = (2, 10, 16)  # of sockets: IPv4, IPv6, and the kernel's own, by which gloo finds its interface
 _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
@@ -125,10 +127,9 @@ def fences() -> str:
         return "time, memory and size of files"
     version = ctypes.CDLL(None).syscall(_CREATE, None, 0, 1)
     files = ["files"] if version > 0 else []
-    signals = ["signals"] if version >= 6 else []
     processes = ["processes"] if platform.machine() in _MACHINES else []
     network = ["network"] if _has_namespaces() else []
-    return ", ".join(["time", "memory", "size of files", *files, *processes, *signals, *network])
+    return ", ".join(["time", "memory", "size of files", *files, *processes, *network])
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
@@ -216,7 +217,7 @@ def _fence_processes(libc) -> None:
         return
     machine, me = _MACHINES[platform.machine()], os.getpid()
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine.number), (_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
-    steps += [(_AT_LEAST, 0, 1, _OTHER_ABI), (_RETURN, 0, 0, _REFUSE)]
+    steps += [(_AT_LEAST, 0, 1, _NEWER), (_RETURN, 0, 0, _UNKNOWN)]
     for number in (*machine.programs, *machine.refused):
         steps += _calls(number, (_RETURN, 0, 0, _REFUSE))
     for number in _UNKNOWN_HERE:
@@ -229,7 +230,7 @@ def _fence_processes(libc) -> None:
     steps += _calls(machine.clone, *_bits(0, _A_THREAD, _ALLOW, _REFUSE))
     steps += _calls(machine.socket, *_one_of(0, _FAMILIES, _ALLOW, _REFUSE))
     steps += _calls(machine.fcntl, *_one_of(1, _OWNERS, _REFUSE, _ALLOW))
-    steps += _calls(machine.ioctl, *_one_of(1, _OWNING, _REFUSE, _ALLOW))
+    steps += _calls(machine.ioctl, *_one_of(1, _ASKED, _ALLOW, _REFUSE))
     steps += [(_RETURN, 0, 0, _ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
     program = struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(code))
