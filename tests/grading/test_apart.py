@@ -258,6 +258,15 @@ def shard(tensor):
 """
 
 
+def test_an_answer_to_who_did_not_live_to_hear_it_is_nobody_else_s():
+    with apart._for_strangers():
+        server = apart.local.the_forkserver()
+        server._socket.send(apart.local.forkserver.BYTES)
+        server.settle()
+        server.renew_network()
+        assert server.loopback_bytes() == 0
+
+
 @pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
 def test_each_submission_has_a_network_of_its_own():
     """Else one of them could leave all ports taken for a minute."""

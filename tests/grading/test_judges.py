@@ -35,6 +35,13 @@ def judged(judge, *ranks: Seen, right: Seen | None = None, unwaited=()):
 VALUES = values(0.5, "is right", "weight")
 
 
+def test_a_number_that_is_none_is_not_few():
+    judge = at_most(1.0, "holds little", "bytes")
+    for got, fine in ((5.0, True), (2.0, True), (6.0, False), (float("nan"), False), (-1.0, False)):
+        trial = Trial(1, "", "1/0", [Seen({"bytes": got})])
+        assert judge.verdict(trial, [Seen({"bytes": 5.0})]).ok is fine
+
+
 def test_right_values_hold():
     assert judged(VALUES, seen(), seen()).ok
 

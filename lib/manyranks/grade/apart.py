@@ -132,6 +132,7 @@ class Judge:
                     os.waitpid(pid, 0)
             mine.close()
             server.kill_all()
+            server.settle()
             for remove in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):  # a folder may have been made that nobody can list
                 subprocess.run([*remove, "--", scratch], check=False, stderr=subprocess.DEVNULL)
 
@@ -150,7 +151,10 @@ class Judge:
                     raise (NotJudged if told.machine else Ended)(told.why)
                 return
             if isinstance(told, _Asks):
-                messages.send(other, [self._record(told)])
+                try:
+                    messages.send(other, [self._record(told)])
+                except WorldError as error:
+                    raise NotJudged(f"{error}") from error
             else:
                 yield told
 
@@ -162,6 +166,7 @@ class Judge:
         if (solved := self._solved[asked.exercise]) is None:
             return b""
         task = answers.tasks(asked.exercise)[asked.task]
+        local.the_forkserver().renew_network()  # the submission may have left nothing of the one before
         before, trial.seed = trial.seed, self._seed
         try:
             record = solved.whole(task) if asked.whole else solved.right(task)

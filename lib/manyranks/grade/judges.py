@@ -173,7 +173,7 @@ def at_most(
                 got = seen.results.get(name)
                 if not isinstance(got, int | float):
                     unclear = Verdict(None, f"{_who(trial, rank)}{name} could not be judged")
-                elif got > value + room and not same(float(got), float(value)):
+                elif not min(0, value) <= got <= value + room and not same(float(got), float(value)):
                     there, here = _apart(unit(got), unit(value), got, value)
                     return Verdict(False, _who(trial, rank) + says.format(name=name, got=there, right=here), hint)
         return unclear

@@ -17,8 +17,9 @@ import sys
 from manyranks.world.confine import leave_the_network
 
 EXIT = struct.Struct("<i")
-FORK, KILL, BYTES, NETWORK = b"F", b"K", b"B", b"N"  # requests
+FORK, KILL, BYTES, NETWORK, SETTLE = b"F", b"K", b"B", b"N", b"S"  # requests
 COUNT = struct.Struct("<Q")
+SETTLED = 2**64 - 1  # a count that none is
 CHANNELS = ("command", "control", "stdout", "stderr", "faults", "status")  # file descriptors that come with a request
 _SECONDS_BETWEEN_LOOKS = 0.5
 _ONCE = (
@@ -92,6 +93,9 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
         return True
     if request == NETWORK:
         leave_the_network()
+        return True
+    if request == SETTLE:
+        kernel.sendall(COUNT.pack(SETTLED))
         return True
     if request == BYTES:
         kernel.sendall(COUNT.pack(_loopback()))

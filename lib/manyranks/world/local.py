@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -218,6 +219,13 @@ class Forkserver:
         with contextlib.suppress(OSError):
             self._socket.send(forkserver.KILL)
 
+    def settle(self) -> None:
+        """Reads what was answered to a process that did not live to hear it: the next answer is this process's own."""
+        with contextlib.suppress(OSError, struct.error):
+            self._socket.send(forkserver.SETTLE)
+            while self._count() != forkserver.SETTLED:
+                pass
+
     def renew_network(self) -> None:
         """Ranks that are forked from now on have a loopback of their own again: nothing of those before is left in it."""
         with contextlib.suppress(OSError):
@@ -226,7 +234,10 @@ class Forkserver:
     def loopback_bytes(self) -> int:
         """Bytes that ranks have sent each other so far, of whatever kind, as the kernel counts them in their own network."""
         self._socket.send(forkserver.BYTES)
-        return forkserver.COUNT.unpack(self._socket.recv(forkserver.COUNT.size))[0]
+        return self._count()
+
+    def _count(self) -> int:
+        return forkserver.COUNT.unpack(self._socket.recv(forkserver.COUNT.size, socket.MSG_WAITALL))[0]
 
     def meeting_place(self, folder: str | None = None) -> str:
         """Where the ranks of a world find each other: a file that is not there yet, in the folder that they may write to."""

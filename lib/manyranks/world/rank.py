@@ -89,7 +89,7 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
     watch.start(socket.socket(fileno=control), recorder, running, pack)
     _join(setup)
-    messages.send(kernel, messages.pack(os.getpid()))
+    messages.send(kernel, [str(os.getpid()).encode()])
     while True:
         try:
             task = messages.receive(kernel)

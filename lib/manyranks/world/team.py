@@ -47,8 +47,9 @@ class Team:
             if not readable(process.command.fileno(), max(0.0, deadline - time.monotonic())):
                 raise NotStarted(f"rank {process.rank} was not ready after {_STARTING:.0f} s:\n{_last_words(process)}")
             try:
-                process.pid = messages.unpack(messages.receive(process.command))
-            except (EOFError, OSError):
+                (pid,) = messages.receive(process.command)
+                process.pid = int(pid.tobytes())
+            except (EOFError, OSError, ValueError):
                 raise NotStarted(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
             for what in ("command", "status", "stdout", "stderr"):
                 self.selector.register(getattr(process, what), selectors.EVENT_READ, (process, what))
