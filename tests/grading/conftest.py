@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from manyranks.grade import trial
+from manyranks.grade import answers, trial
 from manyranks.world.world import World
 
 _SHARED = (1, 2, 3, 4)  # ranks; larger worlds are for new groups, which some answers leave in a state of their own
@@ -33,6 +33,14 @@ def shared_ranks(worlds, monkeypatch):
 
     monkeypatch.setattr(trial, "_LEAST_SECONDS", trial._RUN_SECONDS)
     monkeypatch.setattr(trial, "World", world)
+
+
+@pytest.fixture(scope="module")
+def without_mistakes():
+    """Who judges runs no known mistakes: hints come of them, and not points. test_round.py has them all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers.Solved, "whole", answers.Solved.right)
+        yield
 
 
 @pytest.fixture(scope="module")

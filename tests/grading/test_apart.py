@@ -41,7 +41,7 @@ def judges() -> apart.Judge:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def court():
+def court(without_mistakes):
     """One for all: it knows what is right once it has been asked."""
     with judges() as judge:
         OPEN.append(judge)

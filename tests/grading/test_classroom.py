@@ -18,7 +18,7 @@ from tests.grading.course import Course, small
 TASKS = ["tree_broadcast", "ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "pairwise_all_to_all"]
 
 pytestmark = [
-    pytest.mark.usefixtures("asked_once"),
+    pytest.mark.usefixtures("asked_once", "without_mistakes"),
     pytest.mark.filterwarnings("ignore"),  # nbgrader's and its database's own
 ]
 

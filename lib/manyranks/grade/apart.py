@@ -291,7 +291,8 @@ class _Court:
 
     def _watch_disk(self) -> None:
         """Ends the ranks that fill the disk: a limit holds for one file only."""
-        while not self._overfull.wait(_LOOK):
+        while True:
+            time.sleep(_LOOK)
             if _too_much(self._scratch):
                 self._overfull.set()
                 local.the_forkserver().kill_all()
