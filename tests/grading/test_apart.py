@@ -303,6 +303,7 @@ OUTSIDE = {
     "chmod": "os.chmod(_FILE_, 0)",
     "utime": "os.utime(_FILE_, (0, 0))",
     "a UNIX socket": "socket.socket(socket.AF_UNIX).connect(_UNIX_)",
+    "a UNIX socket of a pair": "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', _UNIX_)",
     "shared memory": "open('/dev/shm/of-manyranks', 'w').write('x')",
     "passwords": "found = open('/etc/shadow').read()",
     "the network outside": "socket.create_connection(('127.0.0.1', _PORT_), timeout=3).send(b'x')",
@@ -424,6 +425,18 @@ def test_a_check_sees_the_cells_before_it_only(court):
     (one,) = court.judged(lambda: late)
     assert one.report.points == 0
     assert len(checks(late)) == 1
+
+
+def test_what_a_cell_prints_is_no_row_of_the_table(capfd):
+    judged("print('FORGED 3 of 3')\n" + WRONG)
+    assert "FORGED" not in "".join(capfd.readouterr())
+
+
+def test_a_full_disk_ends_nobody_else_s_ranks():
+    """The process above runs the right answer, in the same forkserver, while the disk is looked at."""
+    with judges() as judge:
+        assert judged("import os\nfor i in range(510): os.mkdir(f'd{i}')\n" + RIGHT, judge).points == 0
+        assert judged(RIGHT, judge).points == 2
 
 
 def test_a_task_that_is_no_function_costs_no_other_task_its_points(court):

@@ -7,7 +7,7 @@ from tests.grading import counts
 LIMITS = {  # what was planned, and what it has come to where that is more
     "lines in grade/": (6_500, 8_500),
     "lines of the longest exercise": (350, 350),
-    "lines in tests/grading/ and solutions/*/mistakes.py": (10_000, 11_000),
+    "lines in tests/grading/ and solutions/*/mistakes.py": (10_000, 11_100),
     "files to follow a check": (5, 7),
     "circles": (0, 0),
     "imports for types only": (0, 0),

@@ -150,7 +150,11 @@ class Solved:
             if answer not in self._ran and (answer.kind == RIGHT or answer.hint):
                 with trial.unconfined():
                     self._ran[answer] = tried(task, answer)[1]
-        return [(answer, self._ran[answer]) for answer in own if answer in self._ran]
+        found = [(answer, self._ran[answer]) for answer in own if answer in self._ran]
+        for answer, done in found:
+            if answer.kind == RIGHT and any(one.trouble for one in done):
+                del self._ran[answer]  # the machine's fault: the next time, it is run again
+        return found
 
 
 def dumped(tasks: dict[str, Record]) -> str:

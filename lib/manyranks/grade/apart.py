@@ -153,7 +153,7 @@ class Judge:
             if isinstance(told, _Asks):
                 try:
                     messages.send(other, [self._record(told)])
-                except WorldError as error:
+                except (WorldError, ValueError) as error:  # the right answer did not run
                     raise NotJudged(f"{error}") from error
             else:
                 yield told
@@ -214,7 +214,10 @@ def _live(read: Callable[[], NotebookNode], scratch: str, seed: int, above: sock
     """The whole life of that process. Never returns."""
     try:
         os.setsid()  # an interrupt reaches the process above, which ends this one
-        os.close(0)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):  # what cells print is no part of the table
+            os.dup2(nothing, stream)
+        sys.stdout = sys.stderr = open(os.devnull, "w")
         confine.limit(_FILE, _MEMORY)
         trial.confined = Confined(scratch)
         cells.only_remembered = True
@@ -228,6 +231,7 @@ class _Court:
 
     def __init__(self, above: socket.socket, scratch: str, seed: int):
         self._above, self._scratch, self._seed, self._overfull = above, scratch, seed, threading.Event()
+        self._own = threading.Lock()  # held while the process above may run the right answer: its ranks are not to be ended
 
     def judge(self, read: Callable[[], NotebookNode]) -> None:
         """Tells of one check after the other."""
@@ -285,17 +289,19 @@ class _Court:
         return checking.report(task, answer, tried, self._record(task, whole=True))
 
     def _record(self, task: Task, whole: bool) -> Record | None:
-        self._tell(_Asks(task.exercise, task.name, whole))
-        (answer,) = messages.receive(self._above, messages.EXACTLY)
+        with self._own:
+            self._tell(_Asks(task.exercise, task.name, whole))
+            (answer,) = messages.receive(self._above, messages.EXACTLY)
         return loaded(answer.tobytes().decode())[task.name] if len(answer) else None
 
     def _watch_disk(self) -> None:
         """Ends the ranks that fill the disk: a limit holds for one file only."""
         while True:
             time.sleep(_LOOK)
-            if _too_much(self._scratch):
-                self._overfull.set()
-                local.the_forkserver().kill_all()
+            with self._own:
+                if _too_much(self._scratch):
+                    self._overfull.set()
+                    local.the_forkserver().kill_all()
 
 
 def _raised(error: OSError) -> None:

@@ -50,6 +50,7 @@ class _Machine(NamedTuple):
     mmap: int
     fcntl: int
     ioctl: int
+    socketpair: int
 
 
 # What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; inotify_add_watch,
@@ -66,7 +67,7 @@ _MACHINES = {
             *(29, 64, 68, 240, 101, 310, 311, 434, 438, 424, 440, 448, 312, 256, 279, 200, 129, 297, 141, 251),
             *(142, 144, 203, 314, 285, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
         ),
-        *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16),
+        *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53),
     ),
     "aarch64": _Machine(
         *(0xC00000B7, (221, 281)),
@@ -75,7 +76,7 @@ _MACHINES = {
             *(194, 190, 186, 180, 117, 270, 271, 434, 438, 424, 440, 448, 272, 238, 239, 130, 138, 240, 140, 30),
             *(118, 119, 122, 274, 47, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
         ),
-        *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29),
+        *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199),
     ),
 }
 _UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memfd_secret: libc does without
@@ -229,6 +230,8 @@ def _fence_processes(libc) -> None:
     steps += _calls(machine.mmap, *_bits(3, _SHARED, _REFUSE, _ALLOW))
     steps += _calls(machine.clone, *_bits(0, _A_THREAD, _ALLOW, _REFUSE))
     steps += _calls(machine.socket, *_one_of(0, _FAMILIES, _ALLOW, _REFUSE))
+    stream = [(_LOAD, 0, 0, 24), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, 1)]  # a pair of another type reaches any UNIX socket
+    steps += _calls(machine.socketpair, *stream, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))
     steps += _calls(machine.fcntl, *_one_of(1, _OWNERS, _REFUSE, _ALLOW))
     steps += _calls(machine.ioctl, *_one_of(1, _ASKED, _ALLOW, _REFUSE))
     steps += [(_RETURN, 0, 0, _ALLOW)]
