@@ -1,12 +1,12 @@
 """Runs solutions/*/mistakes.py and writes grade/data/*.json, as `make exercises` does.
 
 python -m tests.grading.records 05_pipeline            writes one exercise's records, and says what is not as it should be
-python -m tests.grading.records 05_pipeline Assigns    shows the report of one answer, and writes nothing
+python -m tests.grading.records 05_pipeline Assigns    shows the report of one answer, or of all of a task, and writes nothing
 """
 
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from manyranks.grade import answers
@@ -30,13 +30,21 @@ def exercises() -> list[str]:
 
 
 def answers_of(exercise: str) -> list[Answer]:
-    return answers.answers(ROOT / "solutions" / exercise / "mistakes.py")
+    if not (file := ROOT / "solutions" / exercise / "mistakes.py").exists():
+        raise ValueError(f"{file} is missing: it holds the exercise's answers")
+    return answers.answers(file)
 
 
 def ran(exercise: str, names: Collection[str] = ()) -> dict[Answer, Ran]:
     """All answers, or those of these names or tasks, each run once."""
-    known, found = tasks(exercise), {}
-    for answer in answers_of(exercise):
+    known, own, found = tasks(exercise), answers_of(exercise), {}
+    if not known:
+        raise ValueError(f"no module of manyranks.grade has a Task of {exercise!r}; grade/__init__.py must name the module")
+    if strange := {answer.task for answer in own} - set(known):
+        raise ValueError(f"mistakes.py has answers to {sorted(strange)}; the tasks of {exercise} are {list(known)}")
+    if strange := set(names) - set(known) - {answer.name for answer in own}:
+        raise ValueError(f"{exercise} has no answer and no task called {sorted(strange)}; its tasks are {list(known)}")
+    for answer in own:
         if not names or answer.name in names or answer.task in names:
             started = time.monotonic()
             narrow, done = answers.tried(known[answer.task], answer)
@@ -50,15 +58,18 @@ def made(exercise: str, runs: dict[Answer, Ran]) -> dict[str, Record]:
     return {name: answers.record_of(task, by_task[name]) for name, task in tasks(exercise).items()}
 
 
-def problem(answer: Answer, report: Report) -> str:
-    """Where the report of an answer is not what its author says; empty where it is."""
+def problem(answer: Answer, report: Report, others: Iterable[Answer] = ()) -> str:
+    """Where the report of an answer is not what its author says; empty where it is. others: whose sentence it may have."""
     if answer.kind != MISTAKE:
         return "" if report.points == report.out_of and report.passed else f"it is right, and gets {report.points:g}"
     said = repr(report)
     if report.passed:
-        return "nobody has noticed that it is wrong"
+        where = "" if answer.on else "; where other worlds show it, write on=(2, 3, 4)"
+        return f"nobody has noticed that it is wrong{where}"
     if missing := [words for words in (answer.hint, answer.says) if words not in said]:
-        return f"the report does not say {missing[0]!r}"
+        instead = [other.name for other in others if other.hint and other.hint != answer.hint and other.hint in said]
+        shown = f"; it has the sentence of {' and '.join(dict.fromkeys(instead))}" if instead else ""
+        return f"the report does not say {missing[0]!r}{shown}"
     return "" if abs(report.points - answer.points) < 0.011 else f"it gets {report.points:g} points, not {answer.points:g}"
 
 
@@ -73,7 +84,7 @@ def main(exercise: str, *names: str) -> int:
     wrong = 0
     for answer, one in runs.items():
         report = answers.reported(one.task, answer, one.done, found[answer.task])
-        why = problem(answer, report)
+        why = problem(answer, report, [other for other in runs if other.task == answer.task])
         wrong += bool(why)
         if names or why:
             print(
@@ -86,4 +97,7 @@ def main(exercise: str, *names: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(min(1, sum(main(exercise, *sys.argv[2:]) for exercise in sys.argv[1:2] or exercises())))
+    try:
+        sys.exit(min(1, sum(main(exercise, *sys.argv[2:]) for exercise in sys.argv[1:2] or exercises())))
+    except ValueError as error:
+        sys.exit(str(error))

@@ -115,4 +115,4 @@ def test_killing_the_kernel_ends_every_rank():
 
 def test_strangers_code_has_its_limits_and_a_teacher_is_told_which(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert confine.fences() == "time, memory and size of files"
+    assert confine.fences() == "time, size of files"

@@ -102,8 +102,10 @@ def tried(task: Task, answer: Answer) -> tuple[Task, list[Trial]]:
 
 
 def record_of(task: Task, ran: list[tuple[Answer, list[Trial]]]) -> Record:
-    """What comes of the runs of what is right and of each mistake. Raises ValueError where the right answer does not run."""
-    one, done = next((answer, done) for answer, done in ran if answer.kind == RIGHT)
+    """What comes of the runs of what is right and of each mistake. Raises ValueError where none is right or runs."""
+    one, done = next(((answer, done) for answer, done in ran if answer.kind == RIGHT), (None, []))
+    if one is None:
+        raise ValueError(f"mistakes.py has no @right answer to {task.name}")
     for each in done:
         if each.trouble:
             raise ValueError(f"{one.name} in {task.name}, {each}: {each.trouble.problem} ({each.trouble.hint})")

@@ -130,6 +130,10 @@ class Task:
     only_two: str = _ONLY_TWO
     remarks: Callable[[Trial], list[Line]] | None = None
 
+    def __post_init__(self) -> None:
+        if abs((total := sum(judge.share for judge in self.judge)) - 1) > 1e-6:
+            raise ValueError(f"the shares of {self.name}'s judges add up to {total:g}, not to 1")
+
     def __call__(self, answer) -> Report:
         """Checks the learner's answer on real ranks."""
         return check(self, answer, current(self.exercise)[self.name])
@@ -444,7 +448,10 @@ def use(exercise: str, found: dict[str, Record]) -> None:
 @cache
 def shipped(exercise: str) -> dict[str, Record]:
     """Task -> what the library has of it. They serve learning: who looks for it can find an answer that fits them."""
-    return loaded((FOLDER / f"{exercise}.json").read_text())
+    file = FOLDER / f"{exercise}.json"
+    if not file.exists():
+        raise ValueError(f"{file} is missing: `python -m tests.grading.records {exercise}` writes it")
+    return loaded(file.read_text())
 
 
 def loaded(text: str) -> dict[str, Record]:

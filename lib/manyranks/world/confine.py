@@ -83,6 +83,7 @@ _UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memf
 _NEWER, _A_THREAD = 463, 0x10000  # system calls from this number on came after Linux 6.12; those of another ABI are higher
 _NAMELESS = 0x400000  # of open: a file that no folder has
 _SHARED = 0x21  # of mmap: memory that no process's limit counts
+_RESERVED = 2 * 2**30  # bytes of addresses that threads and malloc take, beside memory
 _OWNERS = (8, 10, 15)  # of fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, by which signals reach others
 # What ioctl may be asked: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, and of an interface its name, list, flags,
 # address, MTU, hardware's address, index and speed.
@@ -115,6 +116,8 @@ def confine(how: Confined) -> None:
     limit(how.file, how.memory)
     if sys.platform != "linux":
         return
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as first_to_go:
+        first_to_go.write("1000")  # where the machine runs out of memory, no process of the teacher's
     libc = ctypes.CDLL(None, use_errno=True)
     _done(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
     _fence_files(libc, how)
@@ -125,7 +128,7 @@ def confine(how: Confined) -> None:
 def fences() -> str:
     """What holds on this machine, in words, for a teacher."""
     if sys.platform != "linux":
-        return "time, memory and size of files"
+        return "time, size of files"
     version = ctypes.CDLL(None).syscall(_CREATE, None, 0, 1)
     files = ["files"] if version > 0 else []
     processes = ["processes"] if platform.machine() in _MACHINES else []
@@ -168,18 +171,24 @@ def _has_namespaces() -> bool:
 
 
 def limit(file: int, memory: int) -> None:
-    """Of this process: bytes of the largest file that it writes, and bytes of memory beside what it has."""
+    """Of this process: bytes of the largest file that it writes, and bytes of memory beside what it has.
+
+    Memory that can no longer be written to, or that grows downwards like a stack, counts among the addresses only.
+    """
     for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, file)):
         resource.setrlimit(what, (most, most))
-    with contextlib.suppress(OSError, ValueError):  # macOS does not count it
-        most = _private() + memory
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    if sys.platform != "linux":  # macOS does not count it
+        return
+    for what, name, room in ((resource.RLIMIT_DATA, "VmData", memory), (resource.RLIMIT_AS, "VmSize", memory + _RESERVED)):
+        most, highest = _kept(name) + room, resource.getrlimit(what)[1]
+        most = most if highest == resource.RLIM_INFINITY else min(most, highest)
+        resource.setrlimit(what, (most, most))
 
 
-def _private() -> int:
-    """Bytes of private memory that can be written to, as RLIMIT_DATA counts them."""
+def _kept(name: str) -> int:
+    """Bytes of this process. name: VmData, private memory that can be written to, or VmSize, all addresses."""
     with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def _fence_files(libc, how: Confined) -> None:
