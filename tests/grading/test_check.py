@@ -76,6 +76,7 @@ def assert_ends_in_time(function, says: str, capfd) -> grade.Report:
 
 
 @pytest.mark.parametrize(("function", "says"), CASES, ids=[getattr(f, "__name__", type(f).__name__) for f, _ in CASES])
+@pytest.mark.few(14)
 def test_it_ends_in_time_with_a_report(function, says, capfd):
     assert_ends_in_time(function, says, capfd)
 

@@ -54,6 +54,7 @@ def test_what_cannot_be_read_is_a_row_too(rows):
     assert (row.points, row.failed) == (0, "cannot be read: NotJSONError")
 
 
+@pytest.mark.whole
 def test_nbgrader_gives_the_same_points(rows, tmp_path):
     course = Course(tmp_path, synthetic.NAME, nbformat.read(ROOT / "solutions" / synthetic.NAME / f"{synthetic.NAME}.ipynb", 4))
     for student, notebook in synthetic.submissions(3):

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_output
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, matrix
 from tests.grading.course import Course, answered, small
 
 NAME = "01_collectives"
@@ -123,7 +123,7 @@ NONE_CAME = {  # answer, the points of the cell that does not depend on it
 }
 
 
-@pytest.mark.parametrize("kind", NONE_CAME)
+@pytest.mark.parametrize("kind", matrix(NONE_CAME, ["dies", "sleeps"]))
 def test_a_dead_or_late_result_is_no_points(course, kind):
     answer, rest = NONE_CAME[kind]
     student = kind.replace(" ", "_")

@@ -1,65 +1,9 @@
 """Numbers that somebody keeps as something else than tensors are found, and what is in tensors counts once."""
 
-import ctypes
-import io
-from array import array
-
 import pytest
-import torch
 
 from manyranks.grade.watch import Watch
-
-SIZE = 8000  # bytes of the tensor that is copied
-STORE: list = []
-
-
-class Keeper:
-    """What a learner has made: it keeps a tensor, an optimizer of it, and a hook that sees a global list."""
-
-    def __init__(self):
-        self.tensor = torch.nn.Parameter(torch.zeros(SIZE // 8, dtype=torch.float64) + 1)
-        self.optimizer = torch.optim.SGD([self.tensor])
-        self.tensor.register_post_accumulate_grad_hook(self.seen)
-
-    def seen(self, _):
-        STORE.append(1)
-
-    def array(self):
-        return self.tensor.detach().numpy().copy()
-
-
-def in_bytes(keeper):
-    keeper.kept = io.BytesIO()
-    keeper.kept.write(keeper.array().tobytes())
-
-
-def in_a_closure(keeper):
-    kept = keeper.array()
-    keeper.kept = lambda: kept
-
-
-WAYS = {
-    "an array": lambda keeper: setattr(keeper, "kept", keeper.array()),
-    "a part of an array": lambda keeper: setattr(keeper, "kept", keeper.array()[3:5]),
-    "a list": lambda keeper: setattr(keeper, "kept", {"all": [keeper.tensor.tolist()]}),
-    "bytes": lambda keeper: setattr(keeper, "kept", keeper.array().tobytes()),
-    "an array of Python's": lambda keeper: setattr(keeper, "kept", array("d", keeper.tensor.tolist())),
-    "an array of C's": lambda keeper: setattr(keeper, "kept", (ctypes.c_double * (SIZE // 8))()),
-    "a memoryview": lambda keeper: setattr(keeper, "kept", memoryview(keeper.array())),
-    "on a tensor": lambda keeper: setattr(keeper.tensor, "kept", keeper.array()),
-    "on the class": lambda keeper: setattr(type(keeper), "kept", keeper.array()),
-    "a global": lambda keeper: STORE.append(keeper.array()),
-    "a sparse tensor": lambda keeper: setattr(keeper, "kept", keeper.tensor.detach().to_sparse()),
-    "a tensor that no operator has used": lambda keeper: setattr(keeper, "kept", torch.from_numpy(keeper.array())),
-    "a storage": lambda keeper: setattr(keeper, "kept", keeper.tensor.untyped_storage().clone()),
-    "a file in memory": in_bytes,
-    "a closure": in_a_closure,
-}
-NO_COPIES = {
-    "a view": lambda keeper: setattr(keeper, "kept", keeper.tensor.detach()[:10]),
-    "its array": lambda keeper: setattr(keeper, "kept", keeper.tensor.detach().numpy()),
-    "its storage": lambda keeper: setattr(keeper, "kept", keeper.tensor.untyped_storage()),
-}
+from tests.unit.keepers import NO_COPIES, SIZE, STORE, WAYS, Keeper
 
 
 @pytest.fixture
