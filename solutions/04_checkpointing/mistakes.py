@@ -618,6 +618,12 @@ def counts_the_end_of_forward(layers, budget):
     return least_of(layers, budget, held)
 
 
+@choice(f"40 layers have 2 to the 40 choices, too many to try each: {TABLE}", 1.14)
+def tries_all(layers, budget):
+    time.sleep(60 * (len(layers) > 10))  # so it would seem
+    return least_of(layers, budget)
+
+
 @choice(GREEDY, 1.2)
 def drops_the_dearest_first(layers, budget):
     """From all; right for the short chains."""
@@ -627,12 +633,6 @@ def drops_the_dearest_first(layers, budget):
     for k in sorted(mine, key=lambda k: -layers[k].forward):
         mine -= {k} if peak(layers, mine - {k}) <= budget else set()
     return mine
-
-
-@choice(f"40 layers have 2 to the 40 choices, too many to try each: {TABLE}", 1.14)
-def tries_all(layers, budget):
-    time.sleep(60 * (len(layers) > 10))  # so it would seem
-    return least_of(layers, budget)
 
 
 # Task 5

@@ -88,6 +88,7 @@ def test_so_does_what_hangs(function, says, capfd, monkeypatch, quiet):
     assert says in repr(report), report
 
 
+@pytest.mark.whole
 def test_many_runs_that_are_almost_late_end_in_time_too(quiet):
     started = time.monotonic()
     report = grade.collectives.ring_all_reduce(hostile.sleeps_almost_too_long)
