@@ -18,7 +18,7 @@ from nbconvert.filters import markdown2html
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CLASSROOM.md", "CLUSTERS.md", "CONTRIBUTING.md", "CHANGELOG.md")
-PACKAGES = ("timeline", "theory", "measure", "world", "parallel", "training", "show", "grade")
+PACKAGES = ("timeline", "theory", "measure", "world", "parallel", "training", "given", "show", "grade")
 _LINK = re.compile(r'(href=")(?!https?:|mailto:|data:|#)([^"#]*)((?:#[^"]*)?")')
 _SCRIPT = re.compile(r"<script.*?</script>", re.S)
 # What a notebook hides opens on a click; nbconvert alone would show all of it.

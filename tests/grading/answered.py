@@ -10,7 +10,7 @@ import pytest
 from manyranks.grade import answers
 from manyranks.grade.answers import MISTAKE, RIGHT, Answer
 from manyranks.grade.check import shipped
-from manyranks.grade.trial import fact, same
+from manyranks.measure.prints import fact, same
 from tests.grading import records
 from tests.grading.exercise import Exercise
 

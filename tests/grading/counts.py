@@ -43,13 +43,18 @@ def imported(file: Path) -> set[str]:
 
 @cache
 def closure(name: str) -> set[str]:
-    """The modules that one opens to follow what this one does."""
+    """The modules that this one leads to."""
     found, rest = set(), [name]
     while rest:
         if (module := rest.pop()) not in found and module in modules():
             found.add(module)
             rest += imported(modules()[module])
     return found
+
+
+def opened(name: str) -> set[str]:
+    """What one opens to follow a check of this module, beside what its exercise hands out (`given`)."""
+    return closure(name) - (set(exercises()) - {name})
 
 
 def circles() -> list[str]:
@@ -66,7 +71,7 @@ def figures() -> dict[str, int]:
         "lines in grade/, per exercise": lines(modules().values()) // number,
         "lines of the longest exercise": max(lines([file]) for file in exercises().values()),
         "lines in tests/grading/ and solutions/*/mistakes.py, per exercise": lines(tests) // number,
-        "files to follow a check": max(len(closure(name)) for name in exercises()),
+        "files to follow a check": max(len(opened(name)) for name in exercises()),
         "circles": len(circles()),
         "imports for types only": sum("TYPE_CHECKING" in file.read_text() for file in modules().values()),
     }
@@ -77,7 +82,7 @@ def main() -> None:
         print(f"{number:8,} {what}")
     for name, file in exercises().items():
         mistakes = next((ROOT / "solutions").glob(f"{_exercise(file)}/mistakes.py"), None)
-        print(f"{lines([file]):8,} {name}, {len(closure(name))} files, mistakes {lines([mistakes]) if mistakes else 0:,}")
+        print(f"{lines([file]):8,} {name}, {len(opened(name))} files, mistakes {lines([mistakes]) if mistakes else 0:,}")
 
 
 def _exercise(file: Path) -> str:

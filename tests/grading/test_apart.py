@@ -267,12 +267,19 @@ def test_an_answer_to_who_did_not_live_to_hear_it_is_nobody_else_s():
         assert server.loopback_bytes() == 0
 
 
+COOKIE = """
+import socket
+with socket.socket() as one:
+    cookie = one.getsockopt(socket.SOL_SOCKET, 71, 8).hex()  # SO_NETNS_COOKIE: no network's comes twice, its inode may
+"""
+
+
 @pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
 def test_each_submission_has_a_network_of_its_own():
     """Else one of them could leave all ports taken for a minute."""
-    answer = "import os\ndef shard(tensor):\n    print('in', os.readlink('/proc/self/ns/net'))\n"
-    inside = [judged(answer).report.printed.partition("in ")[2].split()[0] for _ in range(2)]
-    assert len({*inside, os.readlink("/proc/self/ns/net")}) == 3
+    inside = [judged(f"{COOKIE}\ndef shard(tensor):\n    print('in', cookie)\n").report.printed for _ in range(2)]
+    exec(COOKIE, here := {})
+    assert len({*(printed.partition("in ")[2].split()[0] for printed in inside), here["cookie"]}) == 3
 
 
 @pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")

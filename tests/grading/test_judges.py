@@ -7,9 +7,11 @@ import torch.distributed as dist
 from manyranks.grade import answers, check, trial
 from manyranks.grade.check import Mistake, Record, Task, loaded
 from manyranks.grade.judges import NOTHING, WAIT, at_most, equal_on_ranks, facts, held, messages, order, sent, silent, values
-from manyranks.grade.trial import Event, Seen, Sent, Trial, difference, print_of, same
-from manyranks.grade.watch import OVERWROTE, Ready, Watch, refuse_class
+from manyranks.grade.learner import Ready, refuse_class
+from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.journal import Stopped
+from manyranks.measure.prints import difference, print_of, same
+from manyranks.measure.watch import OVERWROTE, Watch
 
 WEIGHT = torch.arange(100, dtype=torch.float64)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyranks.grade.watch import Watch
+from manyranks.measure.watch import Watch
 from tests.unit.keepers import NO_COPIES, SIZE, STORE, WAYS, Keeper
 
 

@@ -12,7 +12,18 @@ import pytest
 import manyranks as mr
 
 LIB, TESTS = Path(__file__).parents[2] / "lib", Path(__file__).parents[1]
-FLOOR = {"lazy": -1, "timeline": 0, "theory": 1, "measure": 1, "world": 2, "parallel": 3, "training": 4, "show": 5, "grade": 5}
+FLOOR = {
+    "lazy": -1,
+    "timeline": 0,
+    "theory": 1,
+    "measure": 1,
+    "world": 2,
+    "parallel": 3,
+    "training": 4,
+    "given": 4,
+    "show": 5,
+    "grade": 5,
+}
 MAY_IMPORT = {
     "lazy": (),
     "timeline": (),
@@ -21,8 +32,9 @@ MAY_IMPORT = {
     "world": ("lazy", "timeline", "theory", "measure"),
     "parallel": ("lazy", "timeline"),
     "training": ("lazy", "parallel", "measure", "theory", "world"),
+    "given": ("lazy", "timeline", "theory", "measure", "world", "parallel"),
     "show": ("lazy", "timeline", "theory", "measure", "parallel.pipeline", "world.cells", "world.errors"),
-    "grade": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training"),
+    "grade": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training", "given"),
 }
 # What a package may take from outside the standard library, where that is limited.
 OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}

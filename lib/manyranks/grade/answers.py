@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from manyranks import grade
 from manyranks.grade import check, trial
 from manyranks.grade.check import Mistake, Record, Report, Task
-from manyranks.grade.trial import Print, Seen, Trial, fact
+from manyranks.grade.trial import Seen, Trial
+from manyranks.measure.prints import Print, fact
 
 RIGHT, ALSO, MISTAKE = "right", "also right", "mistake"
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from manyranks.grade.judges import Judge, Verdict
-from manyranks.grade.trial import Event, Fact, Print, Run, Seen, Sent, Trial, fact, listed, same, trials
-from manyranks.grade.watch import NOTHING_GIVEN, Ready
+from manyranks.grade.learner import NOTHING_GIVEN, Ready
+from manyranks.grade.trial import Event, Run, Seen, Sent, Trial, trials
+from manyranks.measure.prints import Fact, Print, fact, listed, same
 from manyranks.world.trouble import Trouble
 
 FOLDER = Path(__file__).parent / "data"

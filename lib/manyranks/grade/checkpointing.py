@@ -13,13 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.grade import checkpointing_model as model
+from manyranks.given import checkpointing as model
+from manyranks.given.checkpointing import EXACT, HIDDEN, Chain, Function, Scene, checked, inputs, peak
 from manyranks.grade.check import Task
-from manyranks.grade.checkpointing_model import EXACT, HIDDEN, Chain, Function, Scene, checked, inputs, peak
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, values
-from manyranks.grade.trial import Trial, size
-from manyranks.grade.watch import Ready, Watch
+from manyranks.grade.learner import Ready
+from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
+from manyranks.measure.prints import size
+from manyranks.measure.watch import Watch
 
 _NO_SEEDS = "forward draws as many random numbers as the function does, from where they are: no seeds and no fork_rng there"
 _OTHER_X = "the function's second x is not the first one: leave x as it is, and run the function on the same values again"

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from manyranks.grade.check import Line, Task
 from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, by, facts, messages, values
-from manyranks.grade.trial import Trial, same, size
-from manyranks.grade.watch import Ready, Watch, plain
+from manyranks.grade.learner import Ready, plain
+from manyranks.grade.trial import Trial
+from manyranks.measure.prints import same, size
+from manyranks.measure.watch import Watch
 
 _EXERCISE = "01_collectives"
 _READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv")

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyranks.given.context import EXACT, HIDDEN, LARGE, ORDINARY, Case, Helpers, Parts, laid_out
 from manyranks.grade.check import Task
-from manyranks.grade.context_given import EXACT, HIDDEN, LARGE, ORDINARY, Case, Helpers, Parts, laid_out
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, calls, facts, sent, values
-from manyranks.grade.trial import Fact, Seen, Sent, Trial, form_of, size
-from manyranks.grade.watch import Ready, Watch, error_of, kind_of
-from manyranks.measure.journal import Stopped
+from manyranks.grade.learner import Ready, error_of
+from manyranks.grade.trial import Seen, Sent, Trial
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.prints import Fact, form_of, size
+from manyranks.measure.watch import Watch, gradient
 
 _READY = Ready(
     given=(f"{Helpers.__module__}.Helpers",),
@@ -231,7 +233,7 @@ def _by_phase(judge: Judge) -> Judge:
 
 
 def _gradients(leaves: list[Tensor]) -> dict[str, Tensor]:
-    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
+    grads = [gradient(leaf) for leaf in leaves]
     return dict(zip(("the gradient of q", "the gradient of k", "the gradient of v"), grads, strict=True))
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
+from manyranks.grade.learner import Ready, refuse_class
 from manyranks.grade.trial import Seen, Sent, Trial
-from manyranks.grade.watch import Ready, Watch, kind_of, refuse_class
-from manyranks.measure.journal import Stopped
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.watch import Watch, gradients
 
 _EXACT = {"dtype": torch.float64}  # with digits that float32 has not
 _HIDDEN, _ROWS, _LENGTH, _RATE = 48, 3, 6, 0.1
@@ -97,8 +98,7 @@ class _Noise:
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
     """Zeros where there is none."""
-    named = _learning(model).items()
-    return {f"the gradient of {name}": torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
+    return gradients(_learning(model))
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ x_TH: T tokens, H hidden size; experts_KT: K choices of each; E experts, L of th
 arrive. A task that needs the answer to another one gets an exchange of the check's, and a way that is drawn.
 """
 
-from collections import namedtuple
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -15,9 +14,11 @@ from torch import Tensor, nn
 
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, calls, facts, silent, values
-from manyranks.grade.trial import Sent, form_of, same
-from manyranks.grade.watch import Ready, Watch, kind_of, refuse_class
-from manyranks.measure.journal import Stopped
+from manyranks.grade.learner import Ready, refuse_class
+from manyranks.grade.trial import Sent
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.prints import form_of, same
+from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.expert import dispatch as ready
 
 _READY = Ready((f"{__name__}._handed",), tuple(f"torch.distributed.{name}" for name in ("nn", "tensor", "_functional")))
@@ -111,8 +112,7 @@ def _after(given: dict, before: dict) -> dict:
     """Whether what was given is as it was before, and its gradients, zeros where there are none."""
     changed = [f"{name} was changed in place" for name, one in given.items() if not same(one, before[name])]
     leaves = {name: one for name, one in given.items() if isinstance(one, Tensor) and one.requires_grad}
-    found = {name: torch.zeros_like(one) if one.grad is None else one.grad.clone() for name, one in leaves.items()}
-    return {"what is given": (changed or ["as it was"])[0], **{f"the gradient of {name}": one for name, one in found.items()}}
+    return {"what is given": (changed or ["as it was"])[0], **gradients(leaves)}
 
 
 def _handed(sent: list[int], received: list[int], hints: dict[str, str]) -> Callable:
@@ -265,7 +265,7 @@ def _combine(case: Case, function: Callable, watch: Watch) -> dict:
     sets = (experts_KT.flatten() >= 0).nonzero()[:, 0], torch.arange(sum(comes))
     order_S, sorted_R = (one[_drawn(700 + seed, len(one)).argsort()] for one in sets)
     given = {"y_RH": _drawn(800 + seed, sum(comes), case.H).requires_grad_(), "gates_KT": gates_KT}
-    given["way"] = namedtuple("Way", _WAY)(order_S, goes, comes, sorted_R)
+    given["way"] = NamedTuple("Way", [(name, Tensor) for name in _WAY])(order_S, goes, comes, sorted_R)
     hints = dict.fromkeys(_WAY, "what was received goes back: exchange(rows, way.received, way.sent)")
     more, results = (_handed([*comes], [*goes], hints),), {"out_TH": ("float64", gates_KT.shape[1], case.H)}
     form = "it returns out_TH, float64: one row for each of this rank's tokens"

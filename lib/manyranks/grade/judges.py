@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from manyranks.grade.trial import Event, Fact, Seen, Sent, Trial, difference, listed, only_rounded, same, size
-from manyranks.grade.watch import FAILED, OVERWROTE
+from manyranks.grade.learner import FAILED
+from manyranks.grade.trial import Event, Seen, Sent, Trial
+from manyranks.measure.prints import Fact, difference, listed, only_rounded, same, size
+from manyranks.measure.watch import OVERWROTE
 from manyranks.world.trouble import place
 
 WAIT = "isend, irecv and calls with async_op=True return at once: keep what they return, and call .wait() on it"
@@ -57,6 +59,12 @@ class Judge(NamedTuple):
     part: bool = False
     each_world: bool = False
     last: bool = False
+
+
+def _first(trial: Trial, right: Right, wrong: Callable[[int, Seen, Seen], Verdict | None]) -> Verdict:
+    """The first rank's that is not as it must be. wrong: of a rank, what it did and what is right."""
+    ranks = enumerate(zip(trial.seen, right, strict=True))
+    return next((found for rank, (seen, should) in ranks if (found := wrong(rank, seen, should))), Verdict(True))
 
 
 def values(share: float, what: str, names: str = "", alone: bool = False, part: bool = False, hint: str = "") -> Judge:
@@ -212,17 +220,22 @@ def sent(
         return {"calls": [list(call) for call in calls(seen)]}
 
     def verdict(trial: Trial, right: Right) -> Verdict:
-        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-            got, must = calls(seen), calls(should)
-            if got != must:
-                found = f"rank {rank} {calls_in_words(got, must)}"
-                return Verdict(False, found, _why_calls(trial, got, must, instead or {}) or hint)
-        if trial.unwaited:
-            rank, op = trial.unwaited[0]
-            return Verdict(False, f"rank {rank} did not wait for its {op}", WAIT, firm=True)
-        return Verdict(True)
+        def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
+            if (got := calls(seen)) != (must := calls(should)):
+                why = _why_calls(trial, got, must, instead or {}) or hint
+                return Verdict(False, f"rank {rank} {calls_in_words(got, must)}", why)
+
+        return _all_waited(trial, _first(trial, right, wrong))
 
     return Judge(what, share, verdict, look, last=last)
+
+
+def _all_waited(trial: Trial, found: Verdict) -> Verdict:
+    """The verdict, unless all is right but for a call that nobody waited for."""
+    if not found.ok or not trial.unwaited:
+        return found
+    rank, op = trial.unwaited[0]
+    return Verdict(False, f"rank {rank} did not wait for its {op}", WAIT, firm=True)
 
 
 def _whom(call: Sent, groups: bool) -> str:
@@ -267,19 +280,17 @@ def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | No
         said = words(among) if words else [f"{call.op} of {call.bytes:,} bytes of {call.dtype}" for call in among]
         return {"calls": said or ["no call"]}
 
+    def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
+        got, must = (look(one)["calls"] for one in (seen, should))
+        if got != must:
+            at = _parting(got, must)
+            there, here = (listed(its) if len(its) <= 4 else _around(its, at, before=0, after=2) for its in (got, must))
+            many = f" in {len(got)} calls" * (len(got) != len(must)), f" in {len(must)}" * (len(got) != len(must))
+            found = f"rank {rank}: {there}{many[0]}; right is {here}{many[1]}"
+            return Verdict(False, found, hint if seen.calls else NOTHING)
+
     def verdict(trial: Trial, right: Right) -> Verdict:
-        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-            got, must = (look(one)["calls"] for one in (seen, should))
-            if got != must:
-                at = next((i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other), None)
-                at = min(len(got), len(must)) if at is None else at
-                there, here = (listed(its) if len(its) <= 4 else _around(its, at, before=0, after=2) for its in (got, must))
-                many = f" in {len(got)} calls" * (len(got) != len(must)), f" in {len(must)}" * (len(got) != len(must))
-                found = f"rank {rank}: {there}{many[0]}; right is {here}{many[1]}"
-                return Verdict(False, found, hint if seen.calls else NOTHING)
-        for rank, op in trial.unwaited:
-            return Verdict(False, f"rank {rank} did not wait for its {op}", WAIT, firm=True)
-        return Verdict(True)
+        return _all_waited(trial, _first(trial, right, wrong))
 
     return Judge(what, share, verdict, look)
 
@@ -294,11 +305,13 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> 
     def look(seen: Seen) -> dict[str, Fact]:
         return {"peers": peers(seen)}
 
+    def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
+        if (got := peers(seen)) != (must := peers(should)):
+            return Verdict(False, f"rank {rank} sent to {_times(got)}; right is {_times(must)}", hint)
+
     def verdict(trial: Trial, right: Right) -> Verdict:
-        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-            got, must = peers(seen), peers(should)
-            if got != must:
-                return Verdict(False, f"rank {rank} sent to {_times(got)}; right is {_times(must)}", hint)
+        if not (found := _first(trial, right, wrong)).ok:
+            return found
         early = [rank for rank, op in trial.unwaited if op == "send"]
         if early:
             return Verdict(False, f"rank {early[0]} did not wait for {early.count(early[0])} of its messages", WAIT, firm=True)
@@ -322,14 +335,12 @@ def order(share: float, what: str, begins: tuple[str, ...], hint: str = "", each
         return {"order": steps(seen)}
 
     def verdict(trial: Trial, right: Right) -> Verdict:
-        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
-            got, must = steps(seen), steps(should)
-            if got != must:
-                at = next((i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other), None)
-                at = min(len(got), len(must)) if at is None else at
-                there, here = (_around(its, at) for its in (got, must))
+        def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
+            if (got := steps(seen)) != (must := steps(should)):
+                there, here = (_around(its, _parting(got, must)) for its in (got, must))
                 return Verdict(False, f"{_who(trial, rank)}{there}; right is {here}", hint)
-        return Verdict(True)
+
+        return _first(trial, right, wrong)
 
     return Judge(what, share, verdict, look, each_world=each_world)
 
@@ -337,6 +348,12 @@ def order(share: float, what: str, begins: tuple[str, ...], hint: str = "", each
 def in_words(event: Event) -> str:
     """ "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
     return f"{event.kind} {event.what}".strip() + (f" {event.bytes}" if event.kind == "call" else "")
+
+
+def _parting(got: list[str], must: list[str]) -> int:
+    """The first place where they differ."""
+    places = (i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other)
+    return next(places, min(len(got), len(must)))
 
 
 def _around(steps: list[str], at: int, before: int = 2, after: int = 4) -> str:
@@ -357,22 +374,18 @@ def held(share: float, what: str, room: int = _SMALL, peak: int | None = None, h
         return found | ({"peak": _steps(seen.peak)} if peak is not None else {})
 
     def verdict(trial: Trial, right: Right) -> Verdict:
-        for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
+        def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
+            who = _who(trial, rank)
             if len(seen.held) != len(should.held):
-                return Verdict(
-                    False, f"{_who(trial, rank)}it was not weighed as often as it must be", "leave the check as it is"
-                )
+                return Verdict(False, f"{who}it was not weighed as often as it must be", "leave the check as it is")
             counts = [(got, must, room) for got, must in zip(seen.held, should.held, strict=True)]
             counts += [] if peak is None else [(seen.peak, should.peak, peak)]
             for got, must, more in counts:
                 if got > must + more:
-                    return Verdict(
-                        False,
-                        f"{_who(trial, rank)}{size(got - must)} more are held than must be",
-                        WAIT if trial.unwaited else hint,
-                        bool(trial.unwaited),
-                    )
-        return Verdict(True)
+                    why = WAIT if trial.unwaited else hint
+                    return Verdict(False, f"{who}{size(got - must)} more are held than must be", why, bool(trial.unwaited))
+
+        return _first(trial, right, wrong)
 
     return Judge(what, share, verdict, look, last=last)
 

@@ -11,18 +11,20 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.grade import mfu_given
+from manyranks.given import mfu as given
+from manyranks.given.mfu import Layer, Model, Row, Run
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, facts, sent, values
-from manyranks.grade.mfu_given import Layer, Model, Row, Run
-from manyranks.grade.trial import Fact, Seen, Trial, only_rounded, same
-from manyranks.grade.watch import Ready, Watch, kind_of
-from manyranks.measure.journal import Stopped
+from manyranks.grade.learner import Ready
+from manyranks.grade.trial import Seen, Trial
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.prints import Fact, only_rounded, same
+from manyranks.measure.watch import Watch
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
 
 _THEIRS = ("torch.utils.flop_counter", "torch.utils.benchmark", "torch.profiler")
-_READY = Ready(given=(f"{mfu_given.__name__}.device.<locals>",), theirs=_THEIRS)
+_READY = Ready(given=(f"{given.__name__}.device.<locals>",), theirs=_THEIRS)
 _ADVICE = (
     (r"attribute '__(self|closure|wrapped|code)__'", "nobody can look into the device: what it does is read off clock()"),
     (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
@@ -218,10 +220,10 @@ mfu = _alone(
     _mfu,
     tuple(_amounts(part, f'the share under "{name}"', f'"{name}"', _SHARE) for name, part in _CONVENTIONS.items()),
     cases=(
-        Job(_LLAMA, (5, 7, 13, 8), "bf16", "full", 5.2272e-05, mfu_given.SHEET),
-        Job(_GPT2, (7, 5, 17, 6), "bf16", "causal", 4.5546e-05, mfu_given.OTHERS),
-        Job(_GPT2, (5, 9, 11, 8), "fp8", "parameters", 2.6601e-05, mfu_given.SHEET),
-        Job(_LLAMA, (9, 5, 7, 8), "fp32", "palm", 0.000369223, mfu_given.SHEET),
+        Job(_LLAMA, (5, 7, 13, 8), "bf16", "full", 5.2272e-05, given.SHEET),
+        Job(_GPT2, (7, 5, 17, 6), "bf16", "causal", 4.5546e-05, given.OTHERS),
+        Job(_GPT2, (5, 9, 11, 8), "fp8", "parameters", 2.6601e-05, given.SHEET),
+        Job(_LLAMA, (9, 5, 7, 8), "fp32", "palm", 0.000369223, given.SHEET),
     ),
     call="mfu(run, sheet, convention)",
     advice=(
@@ -244,8 +246,8 @@ _TIMINGS = {"warmup=3, repeats=9, inner=5": (3, 9, 5), "warmup=2, repeats=10, in
 
 def _timed(case: str, function: Callable, watch: Watch) -> dict:
     warmup, repeats, inner = _TIMINGS[case]
-    *given, log = mfu_given.device(dist.get_rank(), warmup, repeats, inner, 1 + watch.seed % 64 / 64)
-    time = _number(function(*given, warmup, repeats, inner), "the time", "it returns one number, seconds of one launch")
+    *functions, log = given.device(dist.get_rank(), warmup, repeats, inner, 1 + watch.seed % 64 / 64)
+    time = _number(function(*functions, warmup, repeats, inner), "the time", "it returns one number, seconds of one launch")
     timed = [part for part in log()[1:-1] if "launch" in part][-repeats:]  # a timed warm-up does not count
     return {
         "the time": time,
@@ -279,7 +281,7 @@ _SHARES = ("matmul", "other", "communication", "waiting", "python")
 
 def _budget(case: str, function: Callable, watch: Watch) -> dict:
     rank, n, slower = dist.get_rank(), dist.get_world_size(), 1 + watch.seed % 64 / 64
-    spans, arrived, step, zero = mfu_given.traces(case, n, slower)[rank]
+    spans, arrived, step, zero = given.traces(case, n, slower)[rank]
     found = _named(function(spans, arrived, step, zero), _SHARES, time_budget.call)
     return found | {
         "what the five parts leave of the step's seconds": round(step[1] - step[0] - sum(found.values()), 9),
@@ -300,7 +302,7 @@ time_budget = _task(
         facts(0.1, "the parts add up to the step", "step", _ADDS_UP, each_world=True),
         sent(0.2, "sends the moments of its calls, once", hint=_MOMENT, instead=_INSTEAD),
     ),
-    cases=mfu_given.STEPS,
+    cases=given.STEPS,
     call="time_budget(spans, arrived, step, zero)",
     unexplained="each moment of the step belongs to the innermost span that covers it; of a wait, what is before the last "
     'rank\'s moment is waiting, the rest communication; "calls" and what is not covered is python',
@@ -312,8 +314,8 @@ _TWO = "it returns a pair: a list with one number for each operator, and one num
 
 
 def _losses(case: str, function: Callable, watch: Watch) -> dict:
-    (steps, shapes, needed, peak, bandwidth), faster = mfu_given.KERNELS[case], 1 + watch.seed % 999 / 1000
-    operators, again = (mfu_given.operators(steps, shapes) for _ in range(2))
+    (steps, shapes, needed, peak, bandwidth), faster = given.KERNELS[case], 1 + watch.seed % 999 / 1000
+    operators, again = (given.operators(steps, shapes) for _ in range(2))
     found = function(operators, needed.split(), peak * faster, bandwidth * faster)
     lost, saved = _several(found, 2, f"{lost_time.call} returned", _TWO)
     results = {}
@@ -342,6 +344,6 @@ lost_time = _alone(
         _amounts(0.55, "what each operator loses to memory", "^lost", _SECONDS, _BEYOND)._replace(look=_in_one),
         _amounts(0.45, "what fusing gives back", "^saved", _SECONDS, _FUSED),
     ),
-    cases=tuple(mfu_given.KERNELS),
+    cases=tuple(given.KERNELS),
     call="lost_time(operators, needed, peak, bandwidth)",
 )

@@ -14,15 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from manyranks.given.nd import COMPUTES, SENDS, Run, Sizes, Weight, drawn, mesh_of, recorded, sick
 from manyranks.grade import nd_plan
 from manyranks.grade.check import Task
-from manyranks.grade.clusters import COMPUTES, SENDS, Call, Run, Sizes, Span, drawn, mesh_of, recorded, sick
 from manyranks.grade.judges import Judge, at_most, facts, sent, values
-from manyranks.grade.trial import size
-from manyranks.grade.watch import ALL_MAKE_ALL, Ready, Watch, groups_compared, kind_of, limited, noted, whole
-from manyranks.measure.journal import Stopped
+from manyranks.grade.learner import Ready, limited, noted, whole
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.prints import size
+from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
 
-__all__ = ["Call", "Run", "Span", "Weight", "sick"]  # beside the tasks
+__all__ = ["sick"]  # beside the tasks
 _EXERCISE = "10_nd_parallel"
 _READY = Ready(theirs=("torch.distributed.device_mesh",))
 _ADVICE = (
@@ -154,17 +155,6 @@ groups = _task(
 
 _TWO = "two calls a rank, each of one flat row; of dp × cp, an axis that is missing has one rank"
 _KINDS = (("cut", (4, 3)), ("whole", (5,)), ("partial", (2, 3)), ("cut", (2, 2, 2)), ("partial", (3,)))
-
-
-class Weight(NamedTuple):
-    """A parameter of this rank, with its gradient in .grad.
-
-    kind: "cut": each tp rank has another part of it, and the whole gradient of this part; "whole": all tp ranks have it alike,
-    and the same gradient; "partial": they have it alike, but each has the gradient of a part of the tokens.
-    """
-
-    parameter: nn.Parameter
-    kind: str
 
 
 def _average(sizes: Sizes, function: Callable, watch: Watch) -> dict:

@@ -6,9 +6,11 @@ from functools import cache
 from manyranks import theory
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, by
-from manyranks.grade.trial import Trial, size
-from manyranks.grade.watch import Ready, Watch, kind_of
-from manyranks.measure.journal import Stopped
+from manyranks.grade.learner import Ready
+from manyranks.grade.trial import Trial
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.prints import size
+from manyranks.measure.watch import Watch
 from manyranks.theory import memory, step
 from manyranks.theory.plan import Plan
 

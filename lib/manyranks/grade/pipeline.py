@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from manyranks.given.pipeline import EXACT, HIDDEN, Stage, loss_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, failure, order, sent, values
-from manyranks.grade.pipeline_stage import EXACT, HIDDEN, Stage, loss_of
-from manyranks.grade.trial import Fact, Seen, Trial, size
-from manyranks.grade.watch import Ready, Watch, error_of, items, named, noted, plain
+from manyranks.grade.learner import Ready, error_of, items, named, noted, plain
+from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.journal import Stopped
+from manyranks.measure.prints import Fact, size
+from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.actions import KINDS, Action, Schedule
 from manyranks.parallel.pipeline.program import Times, bubble, program
@@ -244,7 +246,7 @@ def _train_step(case: str, function: Callable, watch: Watch) -> dict:
     found = {
         "whether inputs were changed": bool(inputs) and not all(map(torch.equal, inputs, batch)),
         "whether an input came where another one still lay": stage.overwritten,
-        **_gradients("the gradient of ", stage),
+        **gradients(dict(stage.named_parameters())),
         "the graphs": stage.graphs or None,
         "the inputs": stage.inputs if rank and stage.inputs > most + 1 else most,  # the last output may still be a variable
     }
@@ -256,12 +258,6 @@ def _train_step(case: str, function: Callable, watch: Watch) -> dict:
 
 def _random(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **EXACT)
-
-
-def _gradients(of: str, module: nn.Module) -> dict[str, Tensor]:
-    """Copies; zeros where there is none."""
-    found = {f"{of}{name}": (parameter, parameter.grad) for name, parameter in module.named_parameters()}
-    return {name: torch.zeros_like(one) if grad is None else grad.clone() for name, (one, grad) in found.items()}
 
 
 _ORDER = "go through `actions` from front to back, not through a table of your own; a ? is no input that the stage before gives"
@@ -324,7 +320,7 @@ def _split(case: str, kind: Callable, watch: Watch) -> dict:
         found[f"after {letter}, what is held"] = watch.held[-1] - watch.held[0]
         found[f"the FLOPs of {letter}"] = work.flops
         for k, stack in enumerate(stacks if letter != "F" else ()):
-            found |= _gradients(f"after {letter}, stack {k}: the gradient of layer ", stack)
+            found |= gradients(dict(stack.named_parameters()), f"after {letter}, stack {k}: the gradient of layer ")
     return found
 
 

@@ -10,35 +10,40 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.given.tensor import (
+    Case,
+    Made,
+    Place,
+    WholeAttention,
+    WholeBlock,
+    WholeMLP,
+    drawn,
+    f,
+    g,
+    in_pairs,
+    made,
+    nodes,
+    place_of,
+    untouched,
+)
 from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by, values
-from manyranks.grade.tensor_given import WholeAttention, WholeBlock, WholeMLP, f, g, made
 from manyranks.grade.tensor_looks import (
     ADVICE,
     COPY,
     READY,
-    Case,
-    Made,
     P,
-    Place,
-    drawn,
     dropped_by,
-    gradient,
-    gradients,
-    in_pairs,
     keeps,
     masks_differ,
     module_of,
-    nodes,
-    place_of,
     result_of,
     through,
     traffic,
-    untouched,
 )
-from manyranks.grade.trial import size
-from manyranks.grade.watch import Watch, kind_of
-from manyranks.measure.journal import Stopped
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.prints import size
+from manyranks.measure.watch import Watch, gradient, gradients
 
 _VIEW = f"{COPY}; flatten gives a view where a tensor is contiguous, torch.cat a copy"
 _LISTS = (r"\bnot list\b|'list' (and|object)|and 'list'|returned is a list", "f and g return a list: [y] = f([x], group)")

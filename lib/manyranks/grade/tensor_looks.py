@@ -1,24 +1,22 @@
-"""How exercise 06's checks see a run: groups of ranks, calls by phase, the largest tensor, dropout's masks."""
+"""How exercise 06's checks see a run: calls by phase, the weights that are held, dropout's masks."""
 
 import gc
 import hashlib
 from collections.abc import Callable
 from itertools import combinations
-from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from manyranks.given.tensor import STRIDED, nodes, untouched
 from manyranks.grade.judges import WAIT, Judge, Right, Verdict, at_most, by
-from manyranks.grade.tensor_given import EXACT
-from manyranks.grade.trial import Seen, Trial, listed, size
-from manyranks.grade.watch import Ready, Watch, kind_of, refuse_class, tensor
-from manyranks.measure.journal import Stopped
+from manyranks.grade.learner import Ready, refuse_class, tensor
+from manyranks.grade.trial import Seen, Trial
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.prints import listed, size
+from manyranks.measure.watch import Watch, gradients
 
-READY = Ready((f"{__package__}.tensor_given",), ("torch.distributed.tensor",))
+READY = Ready(("manyranks.given.tensor",), ("torch.distributed.tensor",))
 GRAPH = (
     "a torch.autograd.Function's result comes from apply; detach, no_grad, .data and a new tensor that something was "
     "copied into lose the graph"
@@ -43,9 +41,6 @@ _WHOLE_KEPT = (
     "the whole weights are still there: no attribute may hold them, in whatever form, and a part that is a view keeps all of "
     "its memory: clone() it"
 )
-_AS_IT_WAS = "as it was"
-_STRIDED = "not contiguous: "  # a mark
-_INPUTS = {"allgather": 1, "allgather_base": 1, "reduce_scatter_base": 1, "alltoall_base": 1}  # their place among arguments
 _PHASES = {"made": "when it was made", "forward": "in forward", "backward": "in backward"}
 _INSTEAD = {  # of all-reduces, where these are all that it takes
     "all_gather": "no rank needs what the others have, only the sum: each computes with its part, and an all-reduce adds up",
@@ -76,75 +71,12 @@ _COLLIDES = (
 _FEW, _MANY = 0.4 * P, 1.6 * P  # of elements dropped
 
 
-class Case(NamedTuple):
-    """Groups of t ranks; note: as reports say it. Which fields count depends on the task.
-
-    unused: whether rank 1 does not use the second result; alone: whether there is one tensor; heads: of queries, and of keys
-    and values; offset: of logits; drops: whether there is dropout; strided: whether x and the result's gradient are not
-    contiguous.
-    """
-
-    t: int
-    note: str
-    unused: bool = False
-    alone: bool = False
-    heads: tuple[int, int] = (0, 0)
-    offset: float = 0.0
-    drops: bool = False
-    strided: bool = False
-
-    def __str__(self) -> str:
-        return self.note
-
-
-class Place(NamedTuple):
-    """A rank's. group: None for all ranks; r: in the group; seed: of the group's numbers; sharers: who has the same heads."""
-
-    group: dist.ProcessGroup | None
-    r: int
-    t: int
-    seed: int
-    sharers: dist.ProcessGroup | None
-
-
-def place_of(case: Case, watch: Watch, share: int = 0) -> Place:
-    """This rank's, with groups that all ranks make. share: every so many ranks of a group share something."""
-    n, rank, found = dist.get_world_size(), dist.get_rank(), None
-    for number in range(n // case.t):
-        ranks = list(range(number, n, n // case.t))
-        group = dist.new_group(ranks) if case.t < n else None
-        parts = [ranks[k::share] for k in range(min(share, case.t))]
-        sharers = [dist.new_group(part) for part in parts]
-        if rank in ranks:
-            r = ranks.index(rank)
-            found = Place(group, r, case.t, watch.seed + 1000 * number, sharers[r % share] if share else None)
-    return found
-
-
-def in_pairs(n: int) -> tuple[int, str]:
-    """The size of groups that are not the world where there can be some, and what reports say of them."""
-    return (2, "in two pairs, ") if n == 4 else (n, "")
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **EXACT)
-
-
-def gradient(leaf: Tensor) -> Tensor:
-    """A copy; zeros where there is none."""
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
-
-
-def untouched(tensors: list[Tensor], before: list[Tensor]) -> str:
-    return _AS_IT_WAS if all(map(torch.equal, tensors, before)) else "changed"
-
-
 def _phases(seen: Seen) -> dict[str, list[str]]:
     """What a rank calls when it is made, in forward and in backward, and what it gives to calls that is not contiguous."""
-    found: dict[str, list[str]] = {name: [] for name in _PHASES} | {"strided": seen.marks(_STRIDED)}
+    found: dict[str, list[str]] = {name: [] for name in _PHASES} | {"strided": seen.marks(STRIDED)}
     phase, sent = "made", iter(seen.calls)
     for event in seen.events:
-        phase = event.what if event.kind == "mark" and not event.what.startswith(_STRIDED) else phase
+        phase = event.what if event.kind == "mark" and not event.what.startswith(STRIDED) else phase
         call = next(sent, None) if event.kind == "call" else None
         if call and len(call.ranks) > 1 and phase in found:
             op = "reduce_scatter" if call.op == "all_to_all" else call.op  # whose parts are added: it sends as much
@@ -166,7 +98,7 @@ def traffic(share: float, what: str, hint: str = _SUMS, alike: Callable = lambda
                     there, here = (_counted(its[phase]) for its in (got, must))
                     return Verdict(False, f"rank {rank} called {there} {said}; right is {here}", _why(trial, got, must) or hint)
             if got["strided"]:
-                op = got["strided"][0].removeprefix(_STRIDED)
+                op = got["strided"][0].removeprefix(STRIDED)
                 found = f"rank {rank} gave {op} a tensor that is not contiguous"
                 return Verdict(False, found, "collectives want contiguous tensors, and NCCL refuses others: x.contiguous()")
         return Verdict(True)
@@ -189,38 +121,6 @@ def _why(trial: Trial, got: dict[str, list[str]], must: dict[str, list[str]]) ->
     both = [[call for phase in _PHASES for call in calls[phase]] for calls in (got, must)]
     totals = [sum(int(call.split()[2].replace(",", "")) for call in calls) for calls in both]
     return _TOGETHER if len(both[0]) > len(both[1]) and totals[0] == totals[1] else ""
-
-
-def gradients(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"the gradient of {name}": gradient(leaf) for name, leaf in leaves.items()}
-
-
-class Made(TorchDispatchMode):
-    """Inside, notes calls whose input is not contiguous: Gloo copies it in silence, NCCL refuses it.
-
-    largest: bytes of the largest tensor that an operator makes; all that a gather fills counts as one.
-    """
-
-    def __init__(self, watch: Watch):
-        super().__init__()
-        self.largest, self._watch, self._given = 0, watch, set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        before = {one.untyped_storage()._cdata for one in _leaves((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        made = [one.untyped_storage() for one in _leaves(result)]
-        self.largest = max([self.largest, *(one.nbytes() for one in made if one._cdata not in before)])
-        space, _, name = func._schema.name.partition("::")
-        name = name.strip("_")
-        if space == "c10d" and name == "allgather":
-            self.largest = max(self.largest, sum(one.nbytes for one in _leaves(args[0])))
-        if space == "c10d" and not all(one.is_contiguous() for one in _leaves(args[_INPUTS.get(name, len(args)) :][:1])):
-            self._watch.mark(_STRIDED + ("all_gather" if "gather" in name else "reduce_scatter"))
-        return result
-
-
-def _leaves(values_) -> list[Tensor]:
-    return [one for one in tree_leaves(values_) if isinstance(one, Tensor) and one.layout == torch.strided]
 
 
 def masks_differ(trial: Trial, right: Right) -> Verdict:
@@ -283,16 +183,6 @@ def result_of(y, like: Tensor) -> Tensor:
     if not y.requires_grad:
         raise Stopped("what forward returned has no graph: backward cannot begin", GRAPH)
     return y
-
-
-def nodes(y: Tensor) -> list:
-    """The graph's functions, which may keep something of their own."""
-    met, todo = {}, [y.grad_fn]
-    while todo:
-        if (node := todo.pop()) is not None and id(node) not in met:
-            met[id(node)] = node
-            todo += [following for following, _ in node.next_functions]
-    return list(met.values())
 
 
 def through(

@@ -8,15 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.given import zero as given
+from manyranks.given.zero import layers_of, loss_of, pieces
 from manyranks.grade import zero_looks as looks
-from manyranks.grade import zero_model as given
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, at_most, by, facts, sent, silent, values
-from manyranks.grade.trial import Trial, size
-from manyranks.grade.watch import Ready, Watch, tensor
+from manyranks.grade.learner import Ready, tensor
+from manyranks.grade.trial import Trial
 from manyranks.grade.zero_looks import UNIT, checked, made
-from manyranks.grade.zero_model import layers_of, loss_of, pieces
 from manyranks.measure.journal import Stopped
+from manyranks.measure.prints import size
+from manyranks.measure.watch import Watch
 
 _READY = Ready(
     given=(*(f"{given.__name__}.{name}" for name in ("Sharded", "OneAtATime", "Unit")), f"{looks.__name__}.with_check"),
@@ -158,7 +160,7 @@ def _train(training: Training, kind, watch: Watch) -> dict:
         watch.weigh(optimizer)
         found[f"in all {when}"] = watch.held[-1]
 
-    with checked(kind), looks.state_bytes() as states:
+    with checked(kind), given.state_bytes() as states:
         name, methods = ("Stage2", ("step", "zero_grad", "finish")) if training.finishes else ("Stage1", ("step", "zero_grad"))
         call, optimizer_class = f"{name}(params, optimizer_class, **kwargs)", getattr(torch.optim, training.optimizer)
         optimizer = made(kind, _READY, call, methods, model.parameters(), optimizer_class, **training.settings)
@@ -181,7 +183,7 @@ def _train(training: Training, kind, watch: Watch) -> dict:
             optimizer.zero_grad()
             held(f"after step {step}")
     if training.finishes:
-        found["of gradients and copies in backward"] = looks.in_backward(model, watch.peak_bytes, _SMALL)
+        found["of gradients and copies in backward"] = given.in_backward(model, watch.peak_bytes, _SMALL)
         found["leaving"] = looks.leaving(watch.events, model)
     looks.forget(watch)
     return found | {f"parameter {name}": p for name, p in model.named_parameters()}
@@ -234,7 +236,7 @@ stage2 = _task(
 def _unit(case: str, kind, watch: Watch) -> dict:
     layers, found = layers_of(watch.seed), {}
     before = [(name, p, p.shape) for name, p in layers.named_parameters()]
-    room = looks.enough(layers, watch)
+    room = given.enough(layers, watch)
 
     def held(when: str) -> None:
         storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for _, p, _ in before}

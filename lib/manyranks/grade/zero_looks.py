@@ -11,11 +11,11 @@ from types import FunctionType
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from manyranks.grade.watch import Event, Ready, Watch, kind_of, refuse_class
-from manyranks.grade.zero_model import loss_of, padded, pieces
-from manyranks.measure.journal import Stopped
+from manyranks.given.zero import padded, pieces
+from manyranks.grade.learner import Ready, refuse_class
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.watch import Event, Watch
 
 UNIT = ("start", "wait", "free", "reduce")
 BYTES = "storage.resize_ takes bytes, not elements: t.nbytes is what t needs"
@@ -136,42 +136,6 @@ def _fits(name: str, result, given: Tensor, shape: torch.Size | None = None) -> 
         return False
     mine = pieces(result)[dist.get_rank()][:there]
     return torch.equal(mine.nan_to_num(), given[:there].nan_to_num())
-
-
-# What is held
-
-
-@contextmanager
-def state_bytes() -> Iterator[list[int]]:
-    """Inside, each optimizer that steps adds the bytes of its states, counters apart."""
-    counts = []
-    stepped = register_optimizer_step_post_hook(lambda optimizer, *_: counts.append(_states(optimizer)))
-    try:
-        yield counts
-    finally:
-        stepped.remove()
-
-
-def _states(optimizer: Optimizer) -> int:
-    named = [item for state in optimizer.state.values() for item in state.items()]
-    return sum(value.nbytes for name, value in named if isinstance(value, Tensor) and name != "step")
-
-
-def in_backward(model: nn.Module, peak: int, room: int) -> int:
-    """Bytes beside model, shards, their states and gradients; no less than `room` below what nearly all gradients take."""
-    whole = sum(padded(p) for p in model.parameters() if p.requires_grad)
-    beside = peak - sum(p.nbytes for p in model.parameters()) - 4 * whole // dist.get_world_size()
-    return max(beside, 15 * whole // 16 - room)
-
-
-def enough(layers: nn.ModuleList, watch: Watch) -> int:
-    """Bytes of shards, states, gradients and activations, and of six units."""
-    watch.weigh()
-    loss = loss_of(layers, 1, watch)
-    watch.weigh()
-    activations = watch.held[-1] - watch.held[-2] - loss.nbytes
-    shards = sum(padded(p) * (4 if p.requires_grad else 1) for p in layers.parameters()) // dist.get_world_size()
-    return shards + activations + 6 * max(sum(map(padded, layer.parameters())) for layer in layers)
 
 
 # What happens when: by the order of events, not by any clock

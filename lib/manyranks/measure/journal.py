@@ -49,6 +49,16 @@ class Stopped(Exception):
         self.what, self.hint = what, hint
 
 
+def kind_of(value: object) -> str:
+    """ "nothing", "a tuple of 3"."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.numel()} elements"
+    many = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
+    return f"a {type(value).__name__}{many}"
+
+
 def to_itself(op: str, rank: int) -> Stopped:
     """Of a message of a rank to itself, of which gloo says only that a pair is not connected."""
     return Stopped(f"rank {rank} {'sends to' if op == 'send' else 'receives from'} itself", "copy instead of sending")

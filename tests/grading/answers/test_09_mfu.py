@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from manyranks.grade import mfu, mfu_given
+from manyranks.given import mfu as given
+from manyranks.grade import mfu
 from manyranks.grade.check import shipped
 from manyranks.measure.flops import WorkCounter, as_one_operator
 from manyranks.parallel.checkpointing import checkpoint
@@ -103,9 +104,9 @@ def test_a_share_under_full_has_the_flops_that_are_counted():
 
 @pytest.mark.parametrize("i", range(2))
 def test_operators_and_fused_runs_move_the_bytes_that_are_counted(i):
-    steps, shapes, needed, _, bandwidth = [*mfu_given.KERNELS.values()][i]
+    steps, shapes, needed, _, bandwidth = [*given.KERNELS.values()][i]
     tensors = {name: torch.ones(shape) for shape, names in shapes.items() for name in names.split()}
-    operators, saved = mfu_given.operators(steps, shapes), 0
+    operators, saved = given.operators(steps, shapes), 0
     for one in operators:
         with WorkCounter() as work:
             made = computed(one, tensors)

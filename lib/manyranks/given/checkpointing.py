@@ -12,10 +12,10 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from manyranks.grade.watch import Event, Watch
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.journal import Stopped
 from manyranks.measure.memory import SavedBytes
+from manyranks.measure.watch import Event, Watch, gradients
 from manyranks.parallel import checkpointing as library
 
 ROWS, HIDDEN, EXACT = 192, 24, {"dtype": torch.float64}
@@ -113,8 +113,7 @@ def step(
         kept = _in_units(watch.weigh_all() - before - 2 * ours, unit)
         loss.backward()
     came, held = watch.events[start:], _in_units(watch.weigh_all() - before - ours, unit) if lets_go else 0
-    for name, leaf in leaves.items():
-        found[f"the gradient of {name}"] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
+    found |= gradients(leaves)
     runs = [function.seen[:2] for function in functions if len(function.seen) > 1]
     return found | {
         "the random numbers drawn after backward": torch.rand(3, **EXACT),

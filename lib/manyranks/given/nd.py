@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyranks.parallel.mesh import AXES, Mesh
@@ -25,6 +25,17 @@ COMPUTES, SENDS, _DATA = "computes", "sends", "data"  # data: dp × cp, over whi
 _RANKS, _HIDDEN, _RATE = 8, 16, 0.1
 _SECONDS_A_FLOP = 5e-8  # round numbers: a layer of the small step takes as long as its messages
 _NEAR, _FAR = Link("inside a node", 5e-6, 20e6), Link("between nodes", 500e-6, 4e6)
+
+
+class Weight(NamedTuple):
+    """A parameter of this rank, with its gradient in .grad.
+
+    kind: "cut": each tp rank has another part of it, and the whole gradient of this part; "whole": all tp ranks have it alike,
+    and the same gradient; "partial": they have it alike, but each has the gradient of a part of the tokens.
+    """
+
+    parameter: nn.Parameter
+    kind: str
 
 
 class Call(NamedTuple):

@@ -1,14 +1,16 @@
 """What the checks of exercise 03_zero train, and what the exercise gives: a model of seven layers, a driver, and units."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from math import nan
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from manyranks.grade.watch import Watch
+from manyranks.measure.watch import Watch
 
 EXACT = {"dtype": torch.float64}
 _SHAPES = {"matrix": (5, 7), "cube": (2, 3, 4), "vector": (11,), "square": (2, 2), "five": (5,), "one": (1,), "number": ()}
@@ -76,6 +78,42 @@ def tensors(seed: int) -> Iterator[tuple[str, Tensor]]:
     """1, 2, 3, … in several shapes, with their names."""
     for name, shape in _SHAPES.items():
         yield name, torch.arange(1.0 + seed, 1 + seed + torch.Size(shape).numel(), **EXACT).view(shape)
+
+
+# What is held
+
+
+@contextmanager
+def state_bytes() -> Iterator[list[int]]:
+    """Inside, each optimizer that steps adds the bytes of its states, counters apart."""
+    counts = []
+    stepped = register_optimizer_step_post_hook(lambda optimizer, *_: counts.append(_states(optimizer)))
+    try:
+        yield counts
+    finally:
+        stepped.remove()
+
+
+def _states(optimizer: Optimizer) -> int:
+    named = [item for state in optimizer.state.values() for item in state.items()]
+    return sum(value.nbytes for name, value in named if isinstance(value, Tensor) and name != "step")
+
+
+def in_backward(model: nn.Module, peak: int, room: int) -> int:
+    """Bytes beside model, shards, their states and gradients; no less than `room` below what nearly all gradients take."""
+    whole = sum(padded(p) for p in model.parameters() if p.requires_grad)
+    beside = peak - sum(p.nbytes for p in model.parameters()) - 4 * whole // dist.get_world_size()
+    return max(beside, 15 * whole // 16 - room)
+
+
+def enough(layers: nn.ModuleList, watch: Watch) -> int:
+    """Bytes of shards, states, gradients and activations, and of six units."""
+    watch.weigh()
+    loss = loss_of(layers, 1, watch)
+    watch.weigh()
+    activations = watch.held[-1] - watch.held[-2] - loss.nbytes
+    shards = sum(padded(p) * (4 if p.requires_grad else 1) for p in layers.parameters()) // dist.get_world_size()
+    return shards + activations + 6 * max(sum(map(padded, layer.parameters())) for layer in layers)
 
 
 # What the exercise gives; the notebook shows both classes as they stand here.

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyranks.grade.watch import Watch, kind_of
-from manyranks.measure.journal import Stopped
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.watch import Watch
 
 EXACT = {"dtype": torch.float64}
 ORDINARY, LARGE, HIDDEN = "ordinary parts", "scores near ±1000", "queries that see nothing"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from manyranks.grade.watch import Watch
+from manyranks.measure.watch import Watch
 
 HIDDEN, EXACT = 16, {"dtype": torch.float64}
 

@@ -1,0 +1,256 @@
+"""A learner's code on a rank: what it may not call, what its calls raise, and what it hands back."""
+
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import islice
+from numbers import Integral
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.place import machinery
+from manyranks.measure.watch import Watch
+from manyranks.world import trouble
+
+FAILED = "failed: "  # a mark of a call that failed where others did not
+
+# What is ready is no answer: where a learner's line calls a function, this asks which module the function comes from.
+
+_LIBRARY, _PYTORCH = "manyranks", "torch"
+_CALLED_BY_TORCH = ("<module>", "__torch_dispatch__", "__torch_function__")  # and an import by Python, on a learner's line
+_DECORATORS = ("torch._compile", "torch._dynamo", "torch.utils._contextlib")
+# What watches the answer, and is called in the middle of it.
+_WATCHES = (
+    "manyranks.grade.learner",
+    *(f"manyranks.measure.{name}" for name in ("calls", "ends", "journal", "memory", "operators", "place", "watch")),
+    "manyranks.world",
+)
+YOURSELF = "write it yourself: the text above says all that it needs"
+
+
+class Ready(NamedTuple):
+    """given: modules of this library that the exercise hands out, or functions in them: all others are refused.
+
+    theirs: how the names of PyTorch's modules and functions begin that would be the answer; hint: what to do instead.
+    """
+
+    given: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
+    hint: str = YOURSELF
+
+
+NOTHING_GIVEN = Ready()
+
+
+@contextmanager
+def refused(ready: Ready) -> Iterator[None]:
+    """Inside, a call of a function that was ready raises Stopped: one of this library's, but for what the exercise hands out.
+
+    Calls between modules of the library, or of PyTorch, are their own affair: the caller must be a learner's line.
+    """
+    watched = (_LIBRARY, _PYTORCH) if ready.theirs else (_LIBRARY,)
+    roots = tuple({name.partition(".")[0] for name in ready.theirs})
+    codes: dict[int, tuple[CodeType, bool]] = {}  # asked of each call: whether the function's code was ready
+
+    def is_ready(frame: FrameType) -> bool:
+        code, module = frame.f_code, frame.f_globals.get("__name__") or ""
+        called = module.startswith(watched) and code.co_name not in _CALLED_BY_TORCH
+        codes[id(code)] = code, called and _is_ready(f"{module}.{code.co_qualname}", ready)
+        return codes[id(code)][1]
+
+    def refuse(frame: FrameType, event: str, argument) -> None:
+        if event == "call":
+            known = codes.get(id(frame.f_code))
+            if not (known[1] if known else is_ready(frame)):
+                return
+            caller = _past_decorators(frame.f_back)
+        elif event == "c_call" and str(getattr(argument, "__module__", None)).startswith(roots):
+            name, caller = f"{argument.__module__}.{getattr(argument, '__name__', '')}", frame
+            if not name.startswith(ready.theirs):
+                return
+        else:
+            return
+        if _is_theirs(caller):
+            raise Stopped(f"{name if event == 'c_call' else _as_called(frame, ready)} is not allowed", ready.hint)
+
+    before = sys.getprofile()
+    sys.setprofile(refuse)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def refuse_class(kind: type, ready: Ready) -> None:
+    """Raises Stopped for a class that was ready, or one that is derived from it."""
+    for base in kind.__mro__:
+        if _is_ready(f"{base.__module__}.{base.__qualname__}", ready):
+            raise Stopped(f"{base.__name__} is not allowed", ready.hint)
+
+
+def refuse_itself(answer, ready: Ready) -> None:
+    """Raises Stopped for an answer that was ready, or a partial of one."""
+    while isinstance(answer, partial):
+        answer = answer.func
+    name = f"{getattr(answer, '__module__', '')}.{getattr(answer, '__qualname__', type(answer).__qualname__)}"
+    if _is_ready(name, ready):
+        raise Stopped(f"{name} is not allowed", ready.hint)
+
+
+def _is_ready(name: str, ready: Ready) -> bool:
+    ours = name.startswith(_LIBRARY) and not name.startswith((*ready.given, *_WATCHES))
+    return ours or bool(ready.theirs and name.startswith(ready.theirs))
+
+
+def _past_decorators(caller: FrameType | None) -> FrameType | None:
+    """Who has called it, past those that PyTorch has put around it."""
+    while caller and (caller.f_globals.get("__name__") or "").startswith(_DECORATORS):
+        caller = caller.f_back
+    return caller
+
+
+def _is_theirs(caller: FrameType | None) -> bool:
+    """Whether the line is the learner's, not the library's, PyTorch's or Python's, which call for themselves."""
+    name = (caller.f_globals.get("__name__") or "") if caller else ""
+    return bool(name) and not name.startswith((f"{_LIBRARY}.", _PYTORCH)) and not machinery(caller.f_code.co_filename)
+
+
+def _as_called(frame: FrameType, ready: Ready) -> str:
+    """The function's name, or that of the class whose object is made, in the outermost package that has it."""
+    code, module = frame.f_code, frame.f_globals.get("__name__") or ""
+    name = code.co_qualname
+    if code.co_name == "__init__":
+        kinds = type(frame.f_locals[code.co_varnames[0]]).__mro__  # the learner's own may be derived from it
+        kind = next((kind for kind in kinds if _is_ready(f"{kind.__module__}.{kind.__qualname__}", ready)), kinds[0])
+        module, name = kind.__module__, kind.__qualname__
+    parts = module.split(".")
+    packages = [".".join(parts[:k]) for k in range(1, len(parts))]
+    here = (package for package in packages if getattr(_found(package, name), "__module__", "") == module)
+    return f"{next(here, module)}.{name}"
+
+
+def _found(package: str, name: str):
+    return vars(sys.modules[package]).get(name) if package in sys.modules else None
+
+
+# Calls of a learner's function, in the learner's terms
+
+_SECONDS = 2.0  # of processor time: a busy machine does not count
+_FINITE = "it is finite: count down what is left to do, and end when nothing is"
+
+
+class TooLong(Stopped):
+    """A call computes for too long."""
+
+
+@contextmanager
+def named(call: str) -> Iterator[None]:
+    """Inside, what a line of the learner's raises becomes Stopped, with the call's name; not that nothing is written yet."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, NotImplementedError | Stopped) or not _frames(error):
+            raise
+        raise Stopped(_raised(call, error), "this line raised").with_traceback(error.__traceback__) from None
+
+
+@contextmanager
+def noted(watch: Watch, key: str, call: str, first: bool, patient: bool = False) -> Iterator[None]:
+    """Inside, the function is called once; a failure costs the results whose names begin with this key, and no others.
+
+    first: nothing has worked yet: it ends the run, as in `named`. patient: whether a call that takes too long costs no more
+    than that, either. Otherwise it raises TooLong.
+    """
+    try:
+        with limited(call), named(call) if first else nullcontext():
+            yield
+    except Exception as error:
+        if first or (isinstance(error, TooLong) and not patient):
+            raise
+        found, hint = (error.what, error.hint) if isinstance(error, Stopped) else (_raised(call, error), "")
+        watch.mark(FAILED + json.dumps([key, found, hint, _frames(error)]))
+
+
+def _raised(call: str, error: Exception) -> str:
+    name, said = type(error).__name__, trouble.text(error)
+    return f"{call} raised {name}" + (f": {said}" if said != name else "")
+
+
+def _frames(error: BaseException) -> list[tuple[str, int, str]]:
+    """The learner's lines that lead to it, innermost first."""
+    steps = [(step.filename, step.lineno, step.name) for step in traceback.extract_tb(error.__traceback__)]
+    return [step for step in reversed(steps) if not machinery(step[0])]
+
+
+@contextmanager
+def limited(call: str, hint: str = _FINITE) -> Iterator[None]:
+    """Inside, a call that computes for too long raises TooLong."""
+
+    def stop(*_):
+        raise TooLong(f"{call} was not over after {_SECONDS:g} s", hint)
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS, _SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def error_of(function, *args) -> str:
+    """The name of what a call raises, "ValueError"; empty where it raises nothing. What is not written yet goes on its way."""
+    try:
+        function(*args)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def items(value: Iterable, what: str, form: str, most: int) -> list:
+    """So many at most; they may be made now. Raises Stopped for what has none, or more; form: what it should be."""
+    if isinstance(value, str | bytes | dict):
+        raise Stopped(f"{what} is {kind_of(value)}", form)
+    if not hasattr(value, "__iter__"):
+        raise Stopped(f"{what} is {value!r:.60}", form)
+    found = list(islice(value, most + 1))
+    if len(found) > most:
+        raise Stopped(f"{what} has more than {most} items", form)
+    return found
+
+
+def whole(value: Any, what: str, form: str) -> int:
+    """The learner's number. Raises Stopped for what is none; form: what is asked for."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype is not torch.bool and not value.is_complex():
+        value = value.item()
+    if isinstance(value, float):
+        raise Stopped(f"{what} is {value!r:.40}", "a whole number is asked for: // in place of /")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise Stopped(f"{what} is {kind_of(value)}", form)
+    return int(value)
+
+
+def tensor(value: Any, what: str, hint: str = "it returns a tensor") -> torch.Tensor:
+    """The learner's. Raises Stopped where it is none."""
+    if not isinstance(value, torch.Tensor):
+        raise Stopped(f"{what} is {kind_of(value)}", hint)
+    return value
+
+
+def plain(value: Any) -> torch.Tensor | str:
+    """A learner's tensor, dense and without a graph; of anything else what it is, in words."""
+    try:
+        if not isinstance(value, torch.Tensor):
+            return kind_of(value)
+        return value.detach().as_subclass(torch.Tensor).to_dense().cpu()
+    except Exception:  # an object that pretends to be a tensor
+        return "something that cannot be read"

@@ -1,0 +1,236 @@
+"""A rank's instrument: what happens there and in which order, and which bytes are alive at chosen moments."""
+
+import re
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from manyranks.measure.elsewhere import Elsewhere
+from manyranks.measure.journal import Journal, Stopped, frames
+from manyranks.measure.memory import PeakBytes
+from manyranks.measure.place import machinery
+
+OVERWROTE = "a tensor was changed while it was being sent"  # a mark
+_MOMENT, _LOOKS = 0.02, 4  # seconds, and how often to look in the meantime
+_BLOCK = 4096  # bytes: torch and Python keep smaller ones for themselves, as they meet operators and modules
+_OWN_BOOKS = re.compile("^<frozen importlib|linecache.py$")  # files in which Python notes modules, and lines for tracebacks
+
+
+class Event(NamedTuple):
+    """kind: "gradient", "call", "wait" or "mark"; what: the parameter, the operation or the mark; bytes: of a call."""
+
+    kind: str
+    what: str
+    bytes: int = 0
+
+
+class _Memory(PeakBytes):
+    """What happens inside operators is not asked whether it was ready, for no learner's lines run there: that saves time."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        before = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            sys.setprofile(before)
+
+
+class Watch(Journal):
+    """A journal that also keeps events in memory, in order.
+
+    seed: of the script's random numbers; held: the live bytes each time that `weigh` was called; peak_bytes: the most that
+    tensors took inside `peak`; scattered: whether an all-to-all had an output that is not contiguous: gloo misplaces numbers.
+    """
+
+    def __init__(self, folder: str, rank: int, seed: int = 0):
+        super().__init__(folder, rank)
+        self.seed = seed
+        self.events: list[Event] = []
+        self.held: list[int] = []
+        self.peak_bytes, self.scattered = 0, False
+        self._memory = _Memory(counts=False)
+        self._place, self._forbidden = "", ("", "", "", "")
+        self._works: list[dist.Work] = []
+        self._open: dict[int, set[StorageWeakRef]] = {}  # of a send that nobody has waited for: the storages that it reads
+        self._places: dict[int, set[tuple[StorageWeakRef, int]]] = {}  # of the same sends: where in them
+        self._coming: dict[int, dist.Work] = {}  # of a receive that nobody has waited for
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, everything is noted."""
+        wait, send, receive, events = dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv, self.events
+
+        def noted(work, *args, **kwargs):
+            self._stop_forbidden()
+            events.append(Event("wait", ""))
+            for under_way in (self._open, self._places, self._coming):
+                under_way.pop(id(work), None)
+            return wait(work, *args, **kwargs)
+
+        def opened(group, tensors, *args):
+            work = send(group, tensors, *args)
+            self._open[id(work)] = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
+            self._places[id(work)] = _places(tensors)
+            self._works.append(work)  # so that no other one has its id
+            return work
+
+        def coming(group, tensors, *args):
+            if _places(tensors) & set().union(*self._places.values()):
+                self.mark(OVERWROTE)
+            work = receive(group, tensors, *args)
+            self._coming[id(work)] = work
+            return work
+
+        dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv = noted, opened, coming
+        try:
+            with self, self._memory:
+                yield
+        finally:
+            dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv = wait, send, receive
+
+    def follow(self, model: nn.Module) -> None:
+        """Notes each gradient of the model, from now on, as it is made."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._gradient(name))
+
+    def mark(self, what: str) -> None:
+        """Notes that the script has come to this place."""
+        self._place = what
+        self.events.append(Event("mark", what))
+
+    def forbid(self, function: str, place: str, what: str, hint: str) -> None:
+        """From now on, Stopped is raised where a function of this name calls or waits past the mark `place`."""
+        self._forbidden = (function, place, what, hint)
+
+    def under_way(self) -> tuple[int, int]:
+        """How many messages are being sent, and how many received: begun, and nobody has waited for them."""
+        return len(self._open), len(self._coming)
+
+    def weigh(self, *owners) -> None:
+        """Counts the bytes that are alive; the least of a moment, for a call's thread may let go of a tensor a little late.
+
+        owners: what the learner has made; what they lead to counts in any form, also as arrays, bytes and lists of numbers.
+        """
+        others = self._others(owners)
+        counts = [self._memory.live_bytes()]
+        for _ in range(_LOOKS if self._count else 1):  # without calls, only the thread that looks at this one may hold a tensor
+            time.sleep(_MOMENT / _LOOKS)
+            counts.append(self._memory.live_bytes())
+        self.held.append(min(counts) + others)
+
+    def _others(self, owners: tuple) -> int:
+        found = Elsewhere(owners, but=(self, self.events))
+        self._memory.meet(found.tensors, found.storages)
+        return found.bytes
+
+    def weigh_all(self, first: bool = False) -> int:
+        """Bytes that are alive, also of lists, bytes and numpy's arrays that were made since the first time."""
+        self.weigh()
+        if first and tracemalloc.is_tracing():  # it never stops: stopping can crash other threads (CPython 128679)
+            tracemalloc.clear_traces()
+        elif first:
+            tracemalloc.start()
+        blocks = [] if first else [(one.traceback[0].filename, one.size) for one in tracemalloc.take_snapshot().traces]
+        theirs = [n for file, n in blocks if not _OWN_BOOKS.search(file) and (n >= _BLOCK or not machinery(file))]
+        return self.held[-1] + sum(theirs)
+
+    @contextmanager
+    def peak(self) -> Iterator[None]:
+        """Inside, the most that is alive at one time is what peak_bytes says."""
+        self._memory.peak_bytes, self._memory.counts = 0, True
+        yield
+        self.peak_bytes, self._memory.counts = self._memory.peak_bytes, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace.startswith("_c10d_functional"):  # they reach no operator of c10d
+            raise Stopped("functional collectives do not count here", "call dist's own: dist.all_reduce and the like")
+        if self._open and self._overwrites(func, args, kwargs or {}):
+            self.mark(OVERWROTE)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _overwrites(self, func, args: tuple, kwargs: dict) -> bool:
+        """Whether the operator writes where an open send reads."""
+        read = set().union(*self._open.values())
+        for i, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[i] if i < len(args) else kwargs.get(argument.name)
+                if isinstance(value, torch.Tensor) and StorageWeakRef(value.untyped_storage()) in read:
+                    return True
+        return False
+
+    def _gradient(self, name: str) -> None:
+        self.events.append(Event("gradient", name))
+
+    def _stop_forbidden(self) -> None:
+        function, place, what, hint = self._forbidden
+        if place and place == self._place and function in (name for _, _, name in frames()):
+            raise Stopped(what, hint)
+
+    def _note(self, op: str, named: dict) -> None:
+        self._stop_forbidden()
+        super()._note(op, named)
+        self.events.append(Event("call", op, self.last.bytes))
+        self.scattered |= op == "all_to_all" and "output" in named and not named["output"].is_contiguous()
+
+
+def _places(tensors: list[torch.Tensor]) -> set[tuple[StorageWeakRef, int]]:
+    """Where in memory they begin."""
+    return {(StorageWeakRef(one.untyped_storage()), one.data_ptr()) for one in tensors}
+
+
+def gradient(leaf: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of the leaf's gradient; zeros where there is none."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
+
+
+def gradients(leaves: Mapping[str, torch.Tensor], of: str = "the gradient of ") -> dict[str, torch.Tensor]:
+    """Returns a copy of each leaf's gradient, by name. of: what stands before the leaf's name."""
+    return {f"{of}{name}": gradient(leaf) for name, leaf in leaves.items()}
+
+
+# Groups that ranks make
+
+ALL_MAKE_ALL = (
+    "dist.new_group is called by all ranks, for every group, in one order, also by ranks outside the group: a loop over all "
+    "groups, and each rank keeps the one that it is in"
+)
+
+
+@contextmanager
+def groups_compared() -> Iterator[list[list[int]]]:
+    """Inside, the ranks of each new group are noted, and compared with what the other ranks make at once. All ranks come in.
+
+    Where they make different groups, torch waits for ranks that never come, or mixes groups up: which of them is chance.
+    """
+    store, before, made = distributed_c10d._get_default_store(), dist.new_group, []
+    place = f"groups compared/{(store.add('groups compared', 1) - 1) // dist.get_world_size()}"
+
+    def new_group(ranks=None, *args, use_local_synchronization=False, **kwargs):
+        if use_local_synchronization:
+            hint = "plain dist.new_group(ranks) is asked for: with use_local_synchronization only a group's own ranks call it"
+            raise Stopped("new_group was called with use_local_synchronization", hint)
+        ranks = None if ranks is None else list(ranks)
+        mine = sorted(range(dist.get_world_size()) if ranks is None else map(int, ranks))
+        first = store.compare_set(f"{place}/{len(made)}", "", f"{mine}").decode()
+        if first != f"{mine}":
+            found = f"rank {dist.get_rank()} made a group of ranks {mine} where another rank made one of {first}"
+            raise Stopped(found, ALL_MAKE_ALL)
+        made.append(mine)
+        return before(ranks, *args, **kwargs)
+
+    dist.new_group = distributed_c10d.new_group = new_group
+    try:
+        yield made
+    finally:
+        dist.new_group = distributed_c10d.new_group = before
