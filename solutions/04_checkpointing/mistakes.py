@@ -177,8 +177,6 @@ def knows_parameters(function, x):
 class Packs:
     """By saved_tensors_hooks."""
 
-    task = "checkpoint"
-
     def __call__(self, function, x):
         if not torch.is_grad_enabled():
             return function(x)
@@ -190,33 +188,24 @@ class Packs:
                 with torch.enable_grad(), saved_tensors_hooks(lambda tensor: again.append(tensor.detach()), lambda none: none):
                     drawing_from(state, function, x.detach().requires_grad_(x.requires_grad))
                 found.update(enumerate(again))
-            return self.take(found, place)
+            return found.pop(place)
 
-        with saved_tensors_hooks(lambda tensor: self.pack(tensor, next(places)), unpack):
+        with saved_tensors_hooks(lambda tensor: next(places), unpack):
             return function(x)
-
-    def pack(self, tensor, place):
-        return place
-
-    def take(self, found, place):
-        return found.pop(place)
 
 
 ANCHOR = "give it one more, torch.empty(0, requires_grad=True)"
-BESIDE = "something as large as x is kept beside it: a copy, the result, or what apply got (torch.empty(0) is enough)"
 EVERYTHING = (
     "what the function computes in forward is kept somewhere, as large as without a checkpoint: where autograd is off, as "
     "inside a torch.autograd.Function's forward, the function leaves nothing. Keep x and nothing else"
 )
 HELD = "x is still held when backward is over: save_for_backward lets it go then, ctx's attributes and lists do not"
 LEARNS = "nothing needs a gradient here, and the second run has no backward: ask y.requires_grad"
-NO_GRAD = "nobody will go backward here: under torch.no_grad() just call the function"
 NO_LEAF = "x gets no gradient: the second run needs a leaf, x.detach().requires_grad_(), and backward returns its .grad"
 OFF = (
     "autograd is off inside backward: run the function again under torch.enable_grad(), and go back from its result y with "
     "grad; a sum of y that is made outside has no graph, and grad is not a sum's"
 )
-ONE_MORE = "one run more is enough: one backward through it gives the gradients of x and of the parameters"
 PARAMETERS = "the parameters get no gradient: torch.autograd.backward(y, grad), of the second run, gives it to all"
 QUIET = "nothing gets a gradient: the second run has no graph. Run it under torch.enable_grad(), for it is off in backward"
 RESTORE, SEEDS = "backward's run draws other random numbers than forward's", "from where they are: no seeds and no fork_rng"
@@ -232,10 +221,6 @@ def at_once(self, ctx, y, grad, x):
 
 def from_ones(self, ctx, y, grad, x):
     return Right.gradient(self, ctx, y, torch.ones_like(grad), x)
-
-
-def once_more(self, ctx, y, grad, x):
-    return Right.gradient(self, ctx, drawing_from(ctx.state, partial(self.again, ctx), x), grad, x)
 
 
 def seeded(self, ctx, *function_and_x):
@@ -258,38 +243,16 @@ StartsFromOnes = changed(Right, ONES, 2.8, gradient=from_ones)
 GivesApplyNothingMore = changed(Right, "", 4.2, ANCHOR, more=lambda self: [])
 NeverPutsBack = changed(Right, "", 2.8, "random numbers begin again from an earlier place", put_back=lambda self, now: None)
 DoesNotRestore = changed(NeverPutsBack, "", 2.8, RESTORE, restore=lambda self, ctx: None)
-SeedsBothRuns = changed(Right, "", 2.8, SEEDS, first=seeded, restore=seeded)
-RunsTwiceInBackward = changed(Right, ONE_MORE, 4.9, gradient=once_more)
-RunsAgainForEachTensor = changed(Packs, ONE_MORE, 4.9, take=lambda self, found, k: (found[k], found.clear())[0])
-PacksTheTensorsToo = changed(Packs, EVERYTHING, 3.85, pack=lambda self, tensor, k: KEPT.append(tensor.detach()) or k)
-NeverEnds = changed(Right, "", 0, "does a loop not end?", again=lambda self, ctx, x: [ctx.function(x) for _ in iter(int, 1)])
 KeepsACopy = changed(Right, COPY, 3.85, save=lambda self, ctx, x: ctx.save_for_backward(x.clone()))
 # Two mistakes at once: the report names a cause first.
 TheChaptersFirstNode = changed(DoesNotRestore, "", 1.68, RESTORE, also=[GivesApplyNothingMore])
-SeedsAndStartsFromOnes = changed(SeedsBothRuns, "", 2.8, SEEDS, also=[StartsFromOnes])
+SeedsAndStartsFromOnes = changed(StartsFromOnes, "", 2.8, SEEDS, first=seeded, restore=seeded)
 DoesNotRestoreNorDetach = changed(DoesNotRestore, "", 2.8, "draws other random", also=[DetachesTheInput])
 one = partial(slip, "checkpoint")
 does_nothing = one("this is an ordinary call: backward has to run the function again, from x alone", 1.75)(lambda f, x: f(x))
 HangsXOnTheContext = changed(
     Right, HELD, 6.3, save=lambda self, ctx, x: setattr(ctx, "x", x.detach()), saved=lambda self, ctx: ctx.x
 )
-KeepsTheResult = changed(
-    Right, BESIDE, 3.85, __call__=lambda self, f, x: setattr(self, "last", Right.__call__(self, f, x)) or self.last
-)
-gives_a_large_tensor_more = one(BESIDE, 3.85)(
-    lambda function, x: Node.apply(Right(), function, x, torch.empty_like(x, requires_grad=True))
-)
-returns_too_few = one(says="one for each argument of apply, None for what has none")(
-    lambda function, x: type("One", (Node,), {"backward": staticmethod(lambda ctx, grad: grad)}).apply(Right(), function, x)
-)
-
-
-@one("gradients add up: what the parameters' .grad was before is lost", 2.8)
-class Overwrites(Right):
-    def gradient(self, ctx, y, grad, x):
-        for leaf in leaves(y) if y.requires_grad else []:
-            leaf.grad = None
-        return super().gradient(ctx, y, grad, x)
 
 
 @one("leave x as it is, also its requires_grad: work on x.detach()", 2.8)
@@ -342,25 +305,6 @@ class KeepsXAsAList(Right):
 
     def saved(self, ctx):
         return torch.tensor(ctx.list, dtype=torch.float64)
-
-
-@one("the result needs a gradient here: under torch.no_grad() just call the function", 2.8)
-def ignores_no_grad(function, x):
-    with torch.enable_grad():
-        return Right()(function, x)
-
-
-@one(NO_GRAD, 3.85)
-def keeps_under_no_grad(function, x):
-    KEPT.extend([x.clone()] * (not torch.is_grad_enabled()))
-    return Right()(function, x)
-
-
-@one("forward runs each function once: what backward needs, it computes itself, when its turn comes", 4.9)
-class RunsTwiceInForward(Right):
-    def first(self, ctx, function, x):
-        drawing_from(ctx.state, function, x)
-        return function(x)
 
 
 @one(says="checkpoint is not allowed")
@@ -426,11 +370,8 @@ has_the_shorter_ones_first = sqrt(f"the other way round: {SEGMENTS}", 0.8)(in_se
 rounds_down = sqrt(DOWN, 0.4)(in_segments(lambda n: lengths_of(n, math.floor)))
 rounds_down_with_the_last = sqrt(f"{DOWN}. And {LAST}", 0.8)(in_segments(lambda n: lengths_of(n, math.floor), True))
 leaves_the_rest_out = sqrt(REST, 0.8)(in_segments(lambda n: [n // len(lengths_of(n))] * len(lengths_of(n))))
-takes_two_segments_for_granted = sqrt(ONE, 2.67)(lambda c, layers, x: right_sqrt(c, layers, x) + 0 * lengths_of(len(layers))[1])
 checkpoints_a_single_layer = sqrt(ONE, 1.2)(lambda c, layers, x: in_segments(last=len(layers) == 1)(c, layers, x))
 has_the_arguments_the_other_way_round = sqrt(says="the function comes first")(lambda c, layers, x: c(x, layers[0]))
-takes_layers_for_modules = sqrt(says="functions, not modules")(lambda c, layers, x: nn.Sequential(*layers)(x))
-gives_checkpoint_a_third_argument = sqrt(says="bind the segment to it")(lambda c, layers, x: c(in_turn, x, layers))
 
 
 @sqrt(CHUNKS, 1.2)
@@ -463,7 +404,6 @@ def keeps_what_backward_computes(checkpoint, layers, x):
 
 MORE = "project and output are products with weights: they cost most of the FLOPs and keep little. Only the core runs again"
 SCORES = "the core has to run again: its scores, of s × s numbers for each head, are most of what is kept"
-NESTED = "the core is in a checkpoint within another: one run more is enough"
 core = partial(slip, "selective")
 
 
@@ -645,22 +585,16 @@ class RightShares:
     task = "shared_checkpoint"
 
     def __call__(self, function, x, group):
-        rank, t, shape = self.rank(group), self.size(group), x.shape
+        rank, t, shape = self.rank(group), dist.get_world_size(group), x.shape
         pack = lambda x: self.share(self.flat(x), rank, t)  # noqa: E731
         return self.run(function, x, pack, lambda share: self.cut(self.gather(share, t, group), shape))
 
     def run(self, function, x, pack, unpack):
         with saved_tensors_hooks(pack, unpack):
-            return self.checkpoint(function, x)
-
-    def checkpoint(self, function, x):
-        return Right()(function, x)
+            return Right()(function, x)
 
     def rank(self, group):
         return dist.get_rank(group)
-
-    def size(self, group):
-        return dist.get_world_size(group)
 
     def flat(self, x):
         return x.detach().flatten()
@@ -760,31 +694,15 @@ keeps_all_of_x = shares(ALL_OF_X, 1.0)(lambda function, x, group: Right()(functi
 KeepsAView = changed(
     RightShares, "", 3.0, "A slice keeps all of x", share=lambda self, flat, rank, t: padded(flat, t).chunk(t)[rank]
 )
-KeepsSharesUnderNoGrad = changed(
-    RightShares,
-    NO_GRAD,
-    3.0,
-    run=lambda self, *given: KEPT.extend([given[1].clone()] * (not torch.is_grad_enabled())) or RightShares.run(self, *given),
-)
-FailsOnRanks = changed(RightShares, LEARNS, 3.33, checkpoint=lambda self, f, x: FailsWhereNothingLearns()(f, x))
 TakesEveryTthElement = changed(RightShares, ORDER, 2.0, share=lambda self, flat, rank, t: padded(flat, t)[rank::t].clone())
 CutsAtTheFront = changed(RightShares, FRONT, 2.0, cut=lambda self, row, shape: row[len(row) - shape.numel() :].view(shape))
 NeverCuts = changed(RightShares, PAD, cut=lambda self, row, shape: row.view(shape))
-TakesTheStateForX = changed(RightShares, PAD, checkpoint=lambda self, function, x: SavesTheState()(function, x))
-CutsUnevenly = changed(
-    RightShares, "", 0, "same size on all ranks", share=lambda self, flat, rank, t: flat.tensor_split(t)[rank].clone()
-)
 CutsChunks = changed(
     RightShares, FEW, 1.67, share=lambda self, flat, rank, t: padded(flat.chunk(t)[rank], -(-len(flat) // t)).clone()
 )
 RepeatsItsOwn = changed(RightShares, OWN, 2.0, gather=lambda self, share, t, group: share.repeat(t))
-AsksTheGroup = changed(RightShares, "", 0, "group may be None, for all ranks", size=lambda self, group: group.size())
 ViewsX = changed(RightShares, NOT_CONTIGUOUS, flat=lambda self, x: x.detach().view(-1))
 TakesTheWorldsRank = changed(RightShares, GROUP, 0, "", (4,), rank=lambda self, group: dist.get_rank())
-IgnoresTheGroup = changed(
-    RightShares, GROUP, 2.0, "", (4,), __call__=lambda self, f, x, group: RightShares.__call__(self, f, x, None)
-)
-DoesNotRestoreOnRanks = changed(RightShares, "", 2.0, RESTORE, checkpoint=lambda self, f, x: DoesNotRestore()(f, x))
 
 
 @shares("forward only takes the rank's own share: the gather belongs into backward, when x is needed", 1.0)
@@ -828,14 +746,6 @@ class GathersInTheWorld(RightShares):
     def gather(self, share, t, group):
         row = super().gather(share, dist.get_world_size(), None)
         return row.view(-1, t, len(share))[dist.get_rank() // t].flatten()
-
-
-@shares("under torch.no_grad() nothing is sent, nor kept: just call the function", 3.5)
-class GathersUnderNoGrad(RightShares):
-    def run(self, function, x, pack, unpack):
-        if not torch.is_grad_enabled():
-            unpack(pack(x))
-        return super().run(function, x, pack, unpack)
 
 
 @shares("when backward is over, neither x nor a share is needed any more: are they in a list, in a closure or on ctx?", 4.5)

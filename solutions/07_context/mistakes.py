@@ -4,11 +4,9 @@ from functools import partial, reduce
 
 import torch
 import torch.distributed as dist
-from torch.distributed.nn import functional as ready
 from torch.nn import functional as F
 
 from manyranks.grade.answers import also_right, mistake, right
-from manyranks.parallel.context import blockwise
 
 # fmt: off
 COPY = "leave what you are given as it is"
@@ -92,8 +90,6 @@ merge("largest_lse", "that lse is the largest one: it is what is taken off; add 
 merge("forgets_to_add_the_maximum", "lse lacks what was taken off before exp: add the largest one again",
     lse=lambda self, most, total, lse: total.log())
 merge("merges_two", "there may be one part, two, or more", __call__=lambda self, parts: RightMerge.__call__(self, parts[:2]))
-merge("by_the_chapter", says="manyranks.parallel.context.merge is not allowed",
-    __call__=lambda self, parts: reduce(lambda a, b: blockwise.merge(*a, *b), parts))
 
 @mistake("merge", "the third part is merged with the first one's lse: what two parts have merged to has an lse of its own")
 def does_not_update_lse(parts):
@@ -110,11 +106,11 @@ def adds_in_place(parts):
 
 # Task 2
 
-def checked(layout):
-    """layout(seq, rank, n), where seq can be cut."""
+def checked(layout, rest=lambda seq, n: seq % (2 * n)):
+    """layout(seq, rank, n), where seq can be cut: nothing is left over."""
 
     def laid_out(seq, rank, n):
-        if seq % (2 * n):
+        if rest(seq, n):
             raise ValueError(f"{seq} tokens on {n} ranks")
         return layout(seq, rank, n)
 
@@ -140,34 +136,20 @@ def answer(keep, function, name):
     return keep(function)
 
 folded = cut(lambda r, n: (n + r, n - 1 - r))
-zigzag = cut(lambda r, n: (r, 2 * n - 1 - r))
 LAYOUTS = {
-    "chapters_zigzag": (
-        "that is the chapter's layout, chunks r and 2N − 1 − r: here rank r has chunks N + r and N − 1 − r",
-        zigzag,
-    ),
-    "early_first": (
-        "the answer has a rank's early chunk, N − 1 − r, in front of its late one, N + r. Put the late chunk first",
-        cut(lambda r, n: (n - 1 - r, n + r)),
-    ),
-    "striped": (
-        "tokens are dealt in turn: a rank has two chunks, each of neighbours",
-        lambda seq, rank, n: torch.arange(rank, seq, n),
-    ),
-    "descending": (
-        "inside a chunk, positions ascend",
-        lambda seq, rank, n: torch.cat([half.flip(0) for half in folded(seq, rank, n).chunk(2)]),
-    ),
+    "chapters_zigzag": ("that is the chapter's layout, chunks r and 2N − 1 − r: here rank r has chunks N + r and N − 1 − r",
+        cut(lambda r, n: (r, 2 * n - 1 - r))),
+    "early_first": ("the answer has a rank's early chunk, N − 1 − r, in front of its late one, N + r. Put the late chunk first",
+        cut(lambda r, n: (n - 1 - r, n + r))),
+    "striped": ("tokens are dealt in turn: a rank has two chunks, each of neighbours",
+        lambda seq, rank, n: torch.arange(rank, seq, n)),
 }
 for name, (hint, layout) in LAYOUTS.items():
     globals()[name] = answer(mistake("positions", hint), checked(layout), name)
     globals()[f"undone_{name}"] = answer(mistake("unshard", hint), undone(layout), f"undone_{name}")
 right_positions = answer(right("positions"), checked(folded), "right_positions")
-neighbours = answer(
-    mistake("positions", "those are neighbours: a rank has two chunks of 2N, a late one and an early one"),
-    checked(cut(lambda r, n: (2 * r, 2 * r + 1))),
-    "neighbours",
-)
+neighbours = answer(mistake("positions", "those are neighbours: a rank has two chunks of 2N, a late one and an early one"),
+    checked(cut(lambda r, n: (2 * r, 2 * r + 1))), "neighbours")
 
 @also_right("positions")
 def positions_by_arithmetic(seq, rank, n):
@@ -185,25 +167,14 @@ def positions_as_a_list(seq, rank, n):
     late, early = (n + rank) * c, (n - 1 - rank) * c
     return torch.tensor([*range(late, late + c), *range(early, early + c)])
 
-@mistake("positions", "int64 of the shape [seq / n]: one position for each of the rank's tokens", says="a list of 10")
-def returns_a_list(seq, rank, n):
-    return folded(seq, rank, n).tolist()
-
-@mistake("positions", "raise a ValueError where 2n does not divide seq: % comes before *, so write seq % (2 * n)", points=1.5)
-def refuses_with_the_wrong_precedence(seq, rank, n):
-    if seq % 2 * n:
-        raise ValueError
-    return folded(seq, rank, n)
-
-@mistake("positions", "N divides it, but there are 2N chunks: raise a ValueError where 2n does not divide seq", points=1.5)
-def refuses_by_n_only(seq, rank, n):
-    if seq % n:
-        raise ValueError
-    return folded(seq, rank, n)
-
-@mistake("positions", "raise a ValueError where 2n does not divide seq: what is left over would be lost", points=1.5)
-def refuses_nothing(seq, rank, n):
-    return folded(seq // (2 * n) * 2 * n, rank, n)
+REFUSES = "raise a ValueError where 2n does not divide seq"
+refuses_with_the_wrong_precedence = answer(
+    mistake("positions", f"{REFUSES}: % comes before *, so write seq % (2 * n)", points=1.5),
+    checked(folded, lambda seq, n: seq % 2 * n), "refuses_with_the_wrong_precedence")
+refuses_by_n_only = answer(mistake("positions", f"N divides it, but there are 2N chunks: {REFUSES}", points=1.5),
+    checked(folded, lambda seq, n: seq % n), "refuses_by_n_only")
+refuses_nothing = answer(mistake("positions", f"{REFUSES}: what is left over would be lost", points=1.5),
+    lambda seq, rank, n: folded(seq // (2 * n) * 2 * n, rank, n), "refuses_nothing")
 
 @right("unshard")
 def right_unshard(parts):
@@ -218,17 +189,12 @@ def unshard_by_index(parts):
     return whole
 
 unshard_by_argsort = answer(also_right("unshard"), undone(folded), "unshard_by_argsort")
-takes_the_permutation = answer(
-    mistake(
-        "unshard",
-        "the tokens are moved the wrong way: joined[order] takes token order[i] for place i. To put token i into place "
-        "order[i], whole[order] = joined, or joined[order.argsort()]",
-    ),
-    undone(folded, inverse=False),
-    "takes_the_permutation",
-)
-TOGETHER = "the parts are joined rank by rank: each has a late chunk and an early one, which belong to different places"
-joins = answer(mistake("unshard", TOGETHER), lambda parts: torch.cat(parts), "joins")
+takes_the_permutation = answer(mistake("unshard", "the tokens are moved the wrong way: joined[order] takes token order[i] for "
+    "place i. To put token i into place order[i], whole[order] = joined, or joined[order.argsort()]"),
+    undone(folded, inverse=False), "takes_the_permutation")
+joins = answer(mistake("unshard",
+    "the parts are joined rank by rank: each has a late chunk and an early one, which belong to different places"),
+    lambda parts: torch.cat(parts), "joins")
 
 @mistake("unshard",
     "the early chunks stand in the order of ranks, but the last rank has the first chunk: turn their order round")
@@ -251,22 +217,15 @@ class Turning:
         self.r, self.n, self.q, self.positions = dist.get_rank(), dist.get_world_size(), q, positions
         block = self.packed(k, v)
         for hop in range(self.hops()):
-            room, self.hop = self.start(block, hop), hop
+            room = self.start(block, hop)
             self.compute(block, hop)
-            self.after(hop)
             block = self.arrived(room, block)
 
     def hops(self):
         return self.n
 
-    def after(self, hop):
-        """When the block is computed."""
-
     def packed(self, k, v):
         return torch.stack((k, v))
-
-    def unpacked(self, block):
-        return block
 
     def to(self):
         return (self.r - 1) % self.n
@@ -280,9 +239,15 @@ class Turning:
     def start(self, block, hop):
         if self.last(hop):
             return None
-        room = torch.empty_like(block)
-        self.works = [dist.isend(block, self.to()), dist.irecv(room, self.source())]
+        room = self.room_for(block, hop)
+        self.works = self.begin(block, room, hop)
         return room
+
+    def room_for(self, block, hop):
+        return torch.empty_like(block)
+
+    def begin(self, block, room, hop):
+        return [dist.isend(block, self.to()), dist.irecv(room, self.source())]
 
     def arrived(self, room, block):
         if room is None:
@@ -330,6 +295,9 @@ class RightForward(Turning):
         for i, rows, keys, at in self.pairs(hop):
             self.keep(i, self.attend(self.q[rows], k[keys], v[keys], *at))
 
+    def unpacked(self, block):
+        return block
+
     def keep(self, i, part):
         self.done[i] = self.merge([self.done[i], part]) if i in self.done else part
 
@@ -340,13 +308,9 @@ class RightForward(Turning):
 class Batched(RightForward):
     """By batch_isend_irecv."""
 
-    def start(self, block, hop):
-        if self.last(hop):
-            return None
-        room = torch.empty_like(block)
+    def begin(self, block, room, hop):
         both = [dist.P2POp(dist.isend, block, self.to()), dist.P2POp(dist.irecv, room, self.source())]
-        self.works = dist.batch_isend_irecv(both)
-        return room
+        return dist.batch_isend_irecv(both)
 
 @also_right("ring_forward")
 class ReceivesFirst(RightForward):
@@ -354,14 +318,11 @@ class ReceivesFirst(RightForward):
 
     late = None
 
-    def start(self, block, hop):
-        if self.last(hop):
-            return None
-        room = torch.empty_like(block)
+    def begin(self, block, room, hop):
         coming = dist.irecv(room, self.source())
         going = dist.isend(block, self.to())
-        self.works, self.late = [coming, *([self.late] if self.late else [])], going
-        return room
+        before, self.late = self.late, going
+        return [coming, *([before] if before else [])]
 
     def result(self):
         self.late.wait()
@@ -434,31 +395,20 @@ class InFlatRows(RightForward):
         self.shape, self.rows = k.shape, torch.empty(2, 2 * k.numel(), dtype=k.dtype)
         return self.rows[0].copy_(torch.cat((k.flatten(), v.flatten())))
 
-    def start(self, block, hop):
-        if self.last(hop):
-            return None
-        room = self.rows[(hop + 1) % 2]
-        self.works = [dist.isend(block, self.to()), dist.irecv(room, self.source())]
-        return room
+    def room_for(self, block, hop):
+        return self.rows[(hop + 1) % 2]
 
     def unpacked(self, block):
         return block.view(2, *self.shape)
 
-NEIGHBOUR = "a ring has one neighbour to send to: rank r − 1, modulo N. What is farther comes to it by being passed on"
-WAIT_AFTER = "the next block has to be under way while this one is computed: wait() after computing, and not before"
-TOGETHER = "K and V go in one message, as do dK and dV: torch.stack((k, v)). Each message costs its latency"
 forward = partial(slip, "ring_forward", RightForward)
 forward("OwnBlockOnly", "that is attention to the rank's own keys: those of the other ranks are missing", 1.2,
     hops=lambda self: 1)
 forward("OneHopTooFew", "one block is missing: a rank computes with N blocks, its own and the N − 1 that come", 1.2,
     hops=lambda self: self.n - 1)
-forward("OneHopTooMany", "the rank's own block counts twice: after N − 1 hops, it has computed with all N blocks", 0.6,
-    hops=lambda self: self.n + 1)
 forward("SendsHomeInTheEnd",
     "one hop too many: after N − 1 hops each block has been everywhere, and the N-th brings it home for nothing", 4.2,
     last=lambda self, hop: False)
-forward("TakesThemTheOtherWayRound", "K and V are swapped: what came is used the other way round", 2.4,
-    unpacked=lambda self, block: block if self.whose(self.hop) == self.r else block.flip(0))
 forward("SkipsLaterRanks", "blocks of ranks on one side of r are left out: in this layout, each rank's tokens see some of "
     "every rank's. Ask the chunks' positions", 2.4,
     pairs=lambda self, hop: Turning.pairs(self, hop) if self.whose(hop) <= self.r else ())
@@ -466,22 +416,16 @@ forward("AddsOutputs", "the blocks' outputs are added up: merge weighs them", 2.
     keep=lambda self, i, part: self.done.update({i: (self.done.get(i, (0,))[0] + part[0], part[1])}))
 forward("BeginsWithZeros", "an empty result has lse = −∞: with 0 it counts as exp(0) = 1", 2.4,
     keep=lambda self, i, part: self.done.update({i: self.merge([self.done.get(i, tuple(map(torch.zeros_like, part))), part])}))
-forward("KeepsTheLast", "that is the last block's result: merge it with what there was", 2.4,
-    keep=lambda self, i, part: self.done.update({i: part}))
-forward("ForgetsLse", "o is right and lse is not: return the lse of all blocks, as merge gives it", 2.4,
-    result=lambda self: (RightForward.result(self)[0], torch.zeros_like(self.q[..., 0])))
-forward("ReturnsO", "it returns one pair, (o_SBAD, lse_SBA)", says="ring_forward returned a tensor of 240 elements",
-    result=lambda self: RightForward.result(self)[0])
-forward("ChangesQ", COPY, 2.4, "q; right is nothing", result=lambda self: (RightForward.result(self), self.q.zero_())[0])
-forward("NeverWaits", "", 2.1, "keep what they return, and call .wait()", arrived=lambda self, room, block: room)
 forward("NeverWaitsForSends", "", 2.1, "did not wait for its send",
     arrived=lambda self, room, block: self.works[1].wait() and room)
 forward("RepeatsHeads",
     "send key/value heads as they are: several query heads share one, and repeated it is sent several times", 4.2,
     packed=lambda self, k, v: torch.stack((k, v)).repeat(1, 1, 1, self.q.shape[2] // k.shape[2], 1))
-forward("SendsSinglePrecision", "what is sent is float32: float64 has to stay float64 on its way", 2.1,
-    packed=lambda self, k, v: torch.stack((k, v)).float(), unpacked=lambda self, block: block.double())
-forward("MeetsAtABarrier", "", 4.2, "a barrier is no message of the ring", after=lambda self, hop: dist.barrier())
+forward("InTwoMessages", "K and V go in one message, as do dK and dV: torch.stack((k, v)). Each message costs its latency", 4.2,
+    packed=lambda self, k, v: (k.contiguous(), v.contiguous()),
+    room_for=lambda self, block, hop: [torch.empty_like(one) for one in block],
+    begin=lambda self, block, rooms, hop: [
+        *(dist.isend(one, self.to()) for one in block), *(dist.irecv(room, self.source()) for room in rooms)])
 
 @mistake("ring_forward", "merge each part into the result as it comes: 3 parts in a call of merge at most", points=5.4)
 class MergesInTheEnd(RightForward):
@@ -507,66 +451,14 @@ class KeepsAllBlocks(RightForward):
         self.all = [*getattr(self, "all", []), block]
         return super().arrived(room, block)
 
-@mistake("ring_forward", WAIT_AFTER, points=5.1)
-class BlockingInTurns(RightForward):
-    """Rank 0 sends first, the others receive first."""
-
-    def start(self, block, hop):
-        if self.last(hop):
-            return block
-        room = torch.empty_like(block)
-        steps = [lambda: dist.send(block, self.to()), lambda: dist.recv(room, self.source())]
-        for step in steps if self.first() else reversed(steps):
-            step()
-        return room
-
-    def arrived(self, room, block):
-        return room
-
-    def first(self):
-        return self.r == 0
-
-@mistake("ring_forward", says="waits in send")
-class AllSendFirst(BlockingInTurns):
-    def first(self):
-        return True
-
-@mistake("ring_forward", says="changed a tensor while it was being sent", points=2.4)
-class ReceivesIntoWhatItSends(RightForward):
-    def start(self, block, hop):
-        if self.last(hop):
-            return None
-        self.works = [dist.isend(block, self.to()), dist.irecv(block, self.source())]
-        return block
-
-@mistake("ring_forward", TOGETHER, points=4.2)
-class InTwoMessages(RightForward):
-    def packed(self, k, v):
-        return k.contiguous(), v.contiguous()
-
-    def start(self, block, hop):
-        if self.last(hop):
-            return None
-        rooms = [torch.empty_like(one) for one in block]
-        self.works = [dist.isend(one, self.to()) for one in block] + [dist.irecv(room, self.source()) for room in rooms]
-        return rooms
-
-@mistake("ring_forward", "what is sent has to be contiguous")
-class NotContiguous(InTwoMessages):
-    def packed(self, k, v):
-        return k, v
-
-@mistake("ring_forward", NEIGHBOUR, points=4.2)
+@mistake("ring_forward",
+    "a ring has one neighbour to send to: rank r − 1, modulo N. What is farther comes to it by being passed on", points=4.2)
 class AsksTheOwner(RightForward):
     """Each block comes straight from its rank."""
 
-    def start(self, block, hop):
+    def begin(self, block, room, hop):
         self.own = block if hop == 0 else self.own
-        if self.last(hop):
-            return None
-        room = torch.empty_like(block)
-        self.works = [dist.isend(self.own, (self.r - hop - 1) % self.n), dist.irecv(room, (self.r + hop + 1) % self.n)]
-        return room
+        return [dist.isend(self.own, (self.r - hop - 1) % self.n), dist.irecv(room, (self.r + hop + 1) % self.n)]
 
 @mistake("ring_forward", "use the function that the check hands in for all scores: it notes what is computed", points=4.5)
 class AttendsByItself(RightForward):
@@ -585,7 +477,7 @@ def own_attend(q, k, v, q_at, k_at):
 class RightHomeward(Turning):
     """The backward of a right Ring."""
 
-    tags = 1, 1
+    tag = 1
 
     def __call__(self, saved, do, positions, attend_backward):
         q, k, v, self.o, self.lse = saved
@@ -598,7 +490,7 @@ class RightHomeward(Turning):
         return self.dq, *self.home
 
     def compute(self, block, hop):
-        part, (k, v) = torch.zeros_like(self.home), self.unpacked(block)
+        part, (k, v) = torch.zeros_like(self.home), block
         for _, rows, keys, at in self.pairs(hop):
             known = self.o[rows], self.lse[rows], self.do[rows]
             dq, dk, dv = self.attend_backward(self.q[rows], k[keys], v[keys], *known, *at)
@@ -613,11 +505,11 @@ class RightHomeward(Turning):
         self.send(part + self.received() if hop > 1 else part)
 
     def send(self, part):
-        self.sent.append(dist.isend(part, self.to(), tag=self.tags[0]))
+        self.sent.append(dist.isend(part, self.to(), tag=self.tag))
 
     def received(self):
         room = torch.empty_like(self.home)
-        dist.irecv(room, self.source(), tag=self.tags[1]).wait()
+        dist.irecv(room, self.source(), tag=self.tag).wait()
         return room
 
     def end(self):
@@ -645,110 +537,47 @@ def ring_by(keep):
     """A decorator: a Ring with this backward."""
     return lambda engine: keep(type(engine.__name__, (RightRing,), {"engine": engine}))
 
-class Late(Turning):
-    def start(self, block, hop):
-        return hop
-
-    def arrived(self, hop, block):
-        return super().arrived(super().start(block, hop), block)
-
-class Early(Turning):
-    """Waits before it computes."""
-
-    def start(self, block, hop):
-        return super().arrived(super().start(block, hop), block)
-
-    def arrived(self, room, block):
-        return room
-
-class Halfway(Turning):
-    """Waits for the next block after the first pair of chunks."""
-
-    def pairs(self, hop):
-        for number, pair in enumerate(super().pairs(hop)):
-            yield pair
-            if number == 0 and not self.last(hop):
-                super().arrived(True, None)
-
-    def arrived(self, room, block):
-        return block if room is None else room
-
-class OwnKeys(Turning):
-    def packed(self, k, v):
-        self.own = super().packed(k, v)
-        return self.own
-
-    def unpacked(self, block):
-        return self.own
-
-class Gathered(Turning):
-    def start(self, block, hop):
-        if hop == 0:
-            self.all = [torch.empty_like(block) for _ in range(self.n)]
-            dist.all_gather(self.all, block)
-        return self.all[(self.r + hop + 1) % self.n]
-
-    def arrived(self, room, block):
-        return room
-
 def turned(**steps):
     return type("Turned", (Turning,), steps)
 
-BACKWARDS = turned(whose=lambda self, hop: (self.r - hop) % self.n)  # as if the ring turned the other way
-UPWARDS = turned(to=lambda self: (self.r + 1) % self.n, source=lambda self: (self.r - 1) % self.n)
-SOURCE = (
-    "those are the positions of another rank's keys: K and V come from rank r + 1, so that after k hops rank r has the block "
-    "of rank r + k, modulo N"
-)
-DIRECTION = "that is the wrong direction: here K and V travel to rank r − 1, and come from rank r + 1"
-TWO = "on 2 ranks the next rank is also the previous one"
-STEPS = {  # mistakes of both directions: hint, points of ring_forward and of Ring, bases
-    "WrongSource": (SOURCE, 2.4, 2.4, BACKWARDS),
-    "LocalPositions": (
-        "the mask is of places within a rank: 0, 1, 2, … on all of them. A query sees the keys whose position in the whole "
-        "sequence is not larger than its own",
-        *(2.4, 2.1),
-        turned(q_at=lambda self: torch.arange(len(self.q)), k_at=lambda self, hop: torch.arange(len(self.q))),
-    ),
-    "Unmasked": (
-        "no mask was applied: a query sees the keys whose position is not larger than its own",
-        *(2.4, 2.1),
-        turned(k_at=lambda self, hop: torch.zeros_like(self.q_at())),
-    ),
-    "ComputesWithItsOwn": (
-        "the rank computes with its own K and V in each hop: what came has to take their place",
-        2.4,
-        2.4,
-        OwnKeys,
-    ),
-    "TurnsUpwards": (DIRECTION, 2.1, 1.8, UPWARDS),
-    "TurnsAllUpwards": (DIRECTION, 4.2, 4.5, BACKWARDS, UPWARDS),
-    "ComputesThenRequests": (
-        "the next block is requested when this one is computed already: begin to send and to receive it before you compute "
-        "with this one: isend, irecv, compute, and only then wait",
-        *(5.1, 5.4),
-        Late,
-    ),
-    "WaitsBeforeItComputes": (WAIT_AFTER, 5.1, 5.4, Early),
-    "WaitsAfterTheFirstPair": (
-        "the next block has to be under way while this one is computed: wait only when all pairs of this block are computed",
-        *(5.1, 5.4),
-        Halfway,
-    ),
-    "ComputesHiddenChunks": (
-        "no query of this pair of chunks sees any key. Leave the pair out",
-        *(5.4, 5.4),
-        turned(counts=lambda self, *at: True),
-    ),
+def as_if_upwards(self, hop):
+    return (self.r - hop) % self.n
+
+STEPS = {  # mistakes of both directions: hint, points of ring_forward and of Ring, what is different
+    "WrongSource": ("those are the positions of another rank's keys: K and V come from rank r + 1, so that after k hops rank r "
+        "has the block of rank r + k, modulo N", 2.4, 2.4, turned(whose=as_if_upwards)),
+    "LocalPositions": ("the mask is of places within a rank: 0, 1, 2, … on all of them. A query sees the keys whose position "
+        "in the whole sequence is not larger than its own", 2.4, 2.1,
+        turned(q_at=lambda self: torch.arange(len(self.q)), k_at=lambda self, hop: torch.arange(len(self.q)))),
+    "TurnsAllUpwards": ("that is the wrong direction: here K and V travel to rank r − 1, and come from rank r + 1", 4.2, 4.5,
+        turned(whose=as_if_upwards, to=Turning.source, source=Turning.to)),
+    "ComputesThenRequests": ("the next block is requested when this one is computed already: begin to send and to receive it "
+        "before you compute with this one: isend, irecv, compute, and only then wait", 5.1, 5.4,
+        turned(start=lambda self, block, hop: hop,
+            arrived=lambda self, hop, block: Turning.arrived(self, Turning.start(self, block, hop), block))),
+    "WaitsBeforeItComputes": (
+        "the next block has to be under way while this one is computed: wait() after computing, and not before", 5.1, 5.4,
+        turned(start=lambda self, block, hop: Turning.arrived(self, Turning.start(self, block, hop), block),
+            arrived=lambda self, room, block: room)),
+    "ComputesHiddenChunks": ("no query of this pair of chunks sees any key. Leave the pair out", 5.4, 5.4,
+        turned(counts=lambda self, *at: True)),
 }
 home = partial(slip, "Ring", RightHomeward)
-for name, (hint, there, back, *bases) in STEPS.items():
-    forward(f"{name}Forward", hint, there, bases=bases)
-    home(f"{name}Homeward", hint, back, bases=bases)
-forward("GathersForward", "", 2.7, "that is no ring: K and V go from rank to rank", (4,), [Gathered])
-home("GathersHomeward", "", 3.9, "that is no ring: K and V go from rank to rank", (), [Gathered])
-forward("TwoHopsForward", "", 1.9, TWO, (2, 3, 4), hops=lambda self: 2)
-home("TwoHopsHomeward", "", 2.1, TWO, (2, 3, 4), hops=lambda self: 2)
+for name, (hint, there, back, different) in STEPS.items():
+    forward(f"{name}Forward", hint, there, bases=[different])
+    home(f"{name}Homeward", hint, back, bases=[different])
+forward("TwoHopsForward", "", 1.9, "on 2 ranks the next rank is also the previous one", (2, 3, 4), hops=lambda self: 2)
+
+def pairs_with_a_wait(self, hop):
+    """For the next block, after the first pair of chunks."""
+    for number, pair in enumerate(Turning.pairs(self, hop)):
+        yield pair
+        if number == 0 and not self.last(hop):
+            self.arrived(room=True, block=None)
+
+home("WaitsAfterTheFirstPairHomeward",
+    "the next block has to be under way while this one is computed: wait only when all pairs of this block are computed", 5.4,
+    pairs=pairs_with_a_wait)
 
 @ring_by(also_right("Ring"))
 class GradientsWaitedForLate(RightHomeward):
@@ -810,30 +639,8 @@ class KeepsAttributes(RightRing):
         saved = ctx.q, *ctx.kv, ctx.o, ctx.lse
         return *RightHomeward()(saved, do, ctx.positions, ctx.attend_backward), None, None, None
 
-@mistake("Ring", "forward calls ring, and returns o", says="what forward returned is a tuple of 2, not a tensor")
-class ReturnsThePair(RightRing):
-    @staticmethod
-    def forward(ctx, q, k, v, positions, ring, attend_backward):
-        return ring(q, k, v, positions)
-
-@mistake("Ring", "there is no gradient: backward returns dq_SBAD, dk_SBGD and dv_SBGD first, and None for the other arguments",
-    points=0.6)
-class ReturnsNothing(RightRing):
-    @staticmethod
-    def backward(ctx, do):
-        return (None,) * 6
-
-@mistake("Ring", "backward returns one for each argument of apply, None for what has none")
-class ReturnsThree(RightRing):
-    @staticmethod
-    def backward(ctx, do):
-        return RightRing.backward(ctx, do)[:3]
-
-@mistake("Ring", "the gradient that backward is given is not 1: do_SBAD is what attend_backward takes", points=2.4)
-class IgnoresUpstream(RightRing):
-    @staticmethod
-    def backward(ctx, do):
-        return RightRing.backward(ctx, torch.ones_like(do))
+home("IgnoresUpstream", "the gradient that backward is given is not 1: do_SBAD is what attend_backward takes", 2.4,
+    __call__=lambda self, saved, do, *more: RightHomeward.__call__(self, saved, torch.ones_like(do), *more))
 
 @mistake("Ring", "in backward, K and V went round twice: keep o and lse of forward", points=4.5)
 class RunsRingAgain(RightRing):
@@ -856,109 +663,27 @@ class KeepsABlockMore(RightRing):
         ctx.kv = torch.stack((k, v))
         return RightRing.forward(ctx, q, k, v, positions, ring, attend_backward)
 
-@mistake("Ring",
-    "the blocks of other ranks are kept: keep q, k, v, o and lse of this rank. The blocks go round again in backward",
-    points=3.9)
-class KeepsAllOfThem(RightRing):
-    """Gathered in forward."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, positions, ring, attend_backward):
-        kv = torch.stack((k, v))
-        ctx.all = [torch.empty_like(kv) for _ in positions]
-        dist.all_gather(ctx.all, kv)
-        return RightRing.forward(ctx, q, k, v, positions, ring, attend_backward)
 home("NeverComesHome", "those are the rank's own part of the gradients of its K and V: what the other ranks have found of "
     "them never came home. Gradients travel with their block, and the last stop sends them to the block's own rank", 2.4,
     end=lambda self: self.received())
 home("DropsItsOwn", "the part of the gradients of K and V that stayed at home is missing: add it to what arrives in the end",
     2.4, send_on=lambda self, part, hop: RightHomeward.send_on(self, part if hop else 0 * part, hop))
-home("CountsItsOwnTwice", "the part of the gradients of K and V that stayed at home counts twice: it stays, or it travels", 2.4,
-    send_on=lambda self, part, hop: RightHomeward.send_on(self, part if hop else 2 * part, hop))
 home("AddsAllBlocksUp", "a rank adds up what it finds for the blocks of all ranks: these are gradients of different tokens. "
     "Each part belongs to the rank that the block came from", 1.8, send_on=lambda self, part, hop: self.home.add_(part),
     end=lambda self: None)
-home("AllReduces", "", 1.8, "a sum over ranks adds what belongs to different tokens",
-    send_on=lambda self, part, hop: self.home.add_(part), end=lambda self: dist.all_reduce(self.home))
-home("SwapsThem", "the gradients of K and V are swapped: attend_backward gives (dq, dk, dv)", 2.4,
-    end=lambda self: setattr(self, "home", (self.home + self.received()).flip(0)))
-home("DqOfTheLast", "the gradient of q has the last block's part only: add up the parts of all blocks", 2.4,
-    compute=lambda self, block, hop: (self.dq.zero_(), RightHomeward.compute(self, block, hop)))
 home("OwnPartTravels", "a rank's part for its own block stays at home, and is added when the rest arrives: the gradients "
     "begin to travel at the block's first stop abroad, which makes N − 1 hops", 4.5,
     send_on=lambda self, part, hop: self.send(part + self.received() if hop else part))
 home("WithoutTags", "perhaps gradients have been taken for K and V: messages from one rank arrive in the order in which they "
-    "were sent, unless they have tags. Give gradients another one: tag=1, on both sides", 2.4, on=(4,), tags=(0, 0))
-home("TagsTheSendOnly", "a rank waits for gradients that nobody sends with this tag: isend and irecv have the same one, "
-    "tag=1, on both sides. Or the message is not sent at all", tags=(1, 0))
-home("SendsBlocking", says="waits in", send=lambda self, part: dist.send(part, self.to(), tag=1))
-
-@ring_by(mistake("Ring", "the last stop's part alone came home: each stop adds its part to what it "
-    "receives, and sends the sum on",
-    points=2.4, on=(4,)))
-class Replaces(RightHomeward):
-    def send_on(self, part, hop):
-        if hop > 1:
-            self.received()
-            self.send(part)
-        else:
-            super().send_on(part, hop)
-
-@ring_by(mistake("Ring", "they stop one hop short of home: the last stop of the block of rank s is rank "
-    "s + 1, which sends to s",
-    points=1.8))
-class StopsShort(RightHomeward):
-    """The last stop keeps them."""
-
-    def send_on(self, part, hop):
-        if hop == self.n - 1:
-            self.home += part + (self.received() if hop > 1 else 0)
-        else:
-            super().send_on(part, hop)
-
-    def end(self):
-        pass
-
-@ring_by(mistake("Ring", NEIGHBOUR, points=4.5))
-class SendsGradientsStraightHome(RightHomeward):
-    def send_on(self, part, hop):
-        if hop == 0:
-            self.home += part
-        else:
-            self.sent.append(dist.isend(part, self.whose(hop), tag=1))
-
-    def end(self):
-        for hop in range(1, self.n):
-            room = torch.empty_like(self.home)
-            dist.irecv(room, (self.r - hop) % self.n, tag=1).wait()
-            self.home += room
-
-@ring_by(mistake("Ring", TOGETHER, points=4.5))
-class GradientsInTwoMessages(RightHomeward):
-    def send(self, part):
-        self.sent += [dist.isend(one, self.to(), tag=1) for one in part]
-
-    def received(self):
-        rooms = [torch.empty_like(one) for one in self.home]
-        for room in rooms:
-            dist.irecv(room, self.source(), tag=1).wait()
-        return torch.stack(rooms)
-
-@ring_by(mistake("Ring", says="return at once: keep what they return, and call .wait()", points=1.8))
-class DoesNotWaitForGradients(RightHomeward):
-    def received(self):
-        room = torch.empty_like(self.home)
-        self.late = [*getattr(self, "late", []), dist.irecv(room, self.source(), tag=1)]
-        return room
-
-@ring_by(mistake("Ring", says="changed a tensor while it was being sent", points=2.4))
-class ReusesOneTensor(RightHomeward):
-    """For what all blocks add, while it is sent."""
-
-    def send(self, part):
-        if not hasattr(self, "row"):
-            self.row = torch.empty_like(part)
-        super().send(self.row.copy_(part))
+    "were sent, unless they have tags. Give gradients another one: tag=1, on both sides", 2.4, on=(4,), tag=0)
+home("Replaces", "the last stop's part alone came home: each stop adds its part to what it receives, and sends the sum on", 2.4,
+    on=(4,), send_on=lambda self, part, hop: (self.received(), self.send(part)) if hop > 1
+    else RightHomeward.send_on(self, part, hop))
+home("StopsShort", "they stop one hop short of home: the last stop of the block of rank s is rank s + 1, which sends to s", 1.8,
+    send_on=lambda self, part, hop: self.home.add_(part + (self.received() if hop > 1 else 0)) if hop == self.n - 1
+    else RightHomeward.send_on(self, part, hop), end=lambda self: None)
+home("ReusesOneTensor", "", 2.4, "changed a tensor while it was being sent",
+    send=lambda self, part: RightHomeward.send(self, self.__dict__.setdefault("row", torch.empty_like(part)).copy_(part)))
 
 # Task 5
 
@@ -974,8 +699,8 @@ class Swap(torch.autograd.Function):
     def backward(ctx, grad):
         return ctx.back(grad), None, None
 
-def sent(x):
-    out = torch.empty(x.shape, dtype=x.dtype)
+def sent(x, out=None):
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     dist.all_to_all_single(out, x.contiguous())
     return out
 
@@ -1069,22 +794,14 @@ class AsyncSwap(RightUlysses):
         dist.all_to_all_single(out, F.pad(x, (0, 0)).contiguous(), async_op=True).wait()
         return out
 
-PERMUTED = (
-    "the tokens are moved the wrong way: with p = torch.cat(positions), token i of those that arrived has the position p[i]: "
-    "arrived[p.argsort()] stands in the order of the sequence, and done[p] in that of ranks again"
-)
-MIXED = (
-    "heads and tokens are mixed up: view and reshape take numbers in the order of memory. What goes to one rank has to stand "
-    "in the first dimension: movedim or permute, and only then flatten"
-)
-UNSEEN = "autograd does not see dist.all_to_all_single. Write a torch.autograd.Function whose backward sends the gradients back"
 exchange = partial(slip, "ulysses", RightUlysses)
 exchange("OwnTokensOnly", "that is attention to the rank's own tokens: nothing came of the other ranks",
     __call__=lambda self, q, k, v, positions, attention: attention(q, k, v))
 exchange("DoesNotSort", "the tokens stand in the order of ranks, and attention takes them in that of the sequence: sort them "
     "by their positions before, and put the result back afterwards", 2, sort=lambda self, x: x, back=lambda self, y: y)
-exchange("SortsTheOtherWay", PERMUTED, 2, sort=lambda self, x: x[self.p], back=lambda self, y: y[self.p.argsort()])
-exchange("SortsTwice", PERMUTED, 2, back=lambda self, y: self.sort(y))
+exchange("SortsTheOtherWay", "the tokens are moved the wrong way: with p = torch.cat(positions), token i of those that arrived "
+    "has the position p[i]: arrived[p.argsort()] stands in the order of the sequence, and done[p] in that of ranks again", 2,
+    sort=lambda self, x: x[self.p], back=lambda self, y: y[self.p.argsort()])
 exchange("DoesNotPutBack",
     "the result still stands in the order of the sequence: put it back into that of ranks before it is sent", 2,
     back=lambda self, y: y)
@@ -1093,48 +810,28 @@ exchange("Neighbours", "heads are dealt: rank r has the heads r, r + N, r + 2N, 
     joined=lambda self, y: y.movedim(0, 2).flatten(2, 3))
 exchange("JoinsRankByRank", "the result's heads stand rank by rank: head j comes from rank j % N, at its place j // N", 2,
     joined=lambda self, y: y.movedim(0, 2).flatten(2, 3))
-exchange("ViewsTheResult", MIXED, 2, joined=lambda self, y: y.contiguous().view(y.shape[1], y.shape[2], -1, y.shape[4]))
-exchange("ViewsWhatIsSent", MIXED, 2, heads=lambda self, x: x.contiguous().view(self.n, x.shape[0], x.shape[1], -1, x.shape[3]))
+exchange("ViewsWhatIsSent", "heads and tokens are mixed up: view and reshape take numbers in the order of memory. What goes to "
+    "one rank has to stand in the first dimension: movedim or permute, and only then flatten", 2,
+    heads=lambda self, x: x.contiguous().view(self.n, x.shape[0], x.shape[1], -1, x.shape[3]))
 exchange("RepeatsInterleaved",
     "where there are fewer key/value heads than ranks, rank r gets the head r % G: repeat, not repeat_interleave", 2, on=(4,),
     copied=lambda self, x: x.repeat_interleave(max(1, self.n // x.shape[2]), 2))
 exchange("DoesNotCopy", "rank r of N gets A/N query heads and max(G, N)/N key/value heads", 2.5, copied=lambda self, x: x)
-exchange("SendsTheBareResult", f"there is no gradient of q, k and v: {UNSEEN}", says="the result has no graph",
+exchange("SendsTheBareResult", "there is no gradient of q, k and v: autograd does not see dist.all_to_all_single. Write a "
+    "torch.autograd.Function whose backward sends the gradients back", says="the result has no graph",
     of_own=lambda self, y: RightUlysses.of_own(self, y.detach()))
-exchange("SendsBareKeysAndValues", f"there is no gradient of k and v: {UNSEEN}",
-    copied=lambda self, x: RightUlysses.copied(self, x.detach()))
 exchange("GradientsStay", "backward sends as many bytes as forward: the gradients of q, k, v and o take the way back",
     return_back=lambda self, grad: grad.clone())
 exchange("GradientsDivided", "the gradients are divided by N: they are no means", 2,
     return_back=lambda self, x: sent(x) / self.n)
-exchange("OneCopysGradient", "a copied head has the gradient of one of its copies: they add up, as autograd does for repeat", 2,
-    on=(4,), copied=lambda self, x: torch.cat((x, RightUlysses.copied(self, x)[:, :, x.shape[2] :].detach()), 2))
-exchange("ReadyWithItsGradient", says="what is ready is no answer: call dist.all_to_all_single",
-    swap=lambda self, x: ready.all_to_all_single(torch.empty(x.shape, dtype=x.dtype), x.contiguous()))
 exchange("InSinglePrecision", "what is sent is float32: float64 has to stay float64 on its way",
     there=lambda self, x: sent(x.float()).double())
-exchange("OneRankLeavesOut", says="waits in all_to_all", swap=lambda self, x: x if self.r == 1 else RightUlysses.swap(self, x))
-
-@mistake("ulysses", "no number is a sum over ranks here: each was sent to one rank, and its gradient comes back from there")
-class GradientsReduced(RightUlysses):
-    def return_back(self, grad):
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
-        return grad
-
-@mistake("ulysses", "out is not contiguous: torch.empty_like(x) has the strides of x. Make x contiguous first, or use "
-    "torch.empty(x.shape, dtype=x.dtype)", points=2)
-class RoomLikeWhatIsNotContiguous(RightUlysses):
-    def there(self, x):
-        out = torch.empty_like(x)
-        dist.all_to_all_single(out, x.contiguous())
-        return out
-
-@mistake("ulysses", "repeat key/value heads only as far as each rank gets one: G heads where G is N or more, else N", points=3)
-class RepeatsAllHeads(RightUlysses):
-    def __call__(self, q, k, v, positions, attention):
-        k, v = (one.repeat(1, 1, q.shape[2] // one.shape[2], 1) for one in (k, v))
-        return super().__call__(q, k, v, positions, attention)
+exchange("RoomLikeWhatIsNotContiguous", "out is not contiguous: torch.empty_like(x) has the strides of x. Make x contiguous "
+    "first, or use torch.empty(x.shape, dtype=x.dtype)", 2, there=lambda self, x: sent(x, torch.empty_like(x)))
+exchange("RepeatsAllHeads",
+    "repeat key/value heads only as far as each rank gets one: G heads where G is N or more, else N", 3,
+    __call__=lambda self, q, k, v, *more: RightUlysses.__call__(
+        self, q, *(one.repeat(1, 1, q.shape[2] // one.shape[2], 1) for one in (k, v)), *more))
 
 @mistake("ulysses", "every rank gets all heads, and drops most of them: send rank r those that it computes with, the heads "
     "r, r + N, …, and no other ones", points=3)
@@ -1142,16 +839,6 @@ class AllHeadsToAll(RightUlysses):
     def of_all(self, x):
         whole = x.movedim(0, 3).flatten(2, 3)
         return super().of_all(whole.expand(self.n, *whole.shape))[:, :, self.r :: self.n]
-
-@mistake("ulysses",
-    "every rank gets all key/value heads, and drops most of them: send rank r those that it computes with, r, r + N, …",
-    points=3)
-class AllKeysToAll(AllHeadsToAll):
-    queries = True
-
-    def of_all(self, x):
-        self.queries, queries = False, self.queries
-        return (RightUlysses if queries else AllHeadsToAll).of_all(self, x)
 
 @mistake("ulysses",
     "no rank needs all heads of all tokens: an all-to-all gives it its own heads, and sends N times fewer bytes", points=3)
@@ -1164,19 +851,5 @@ class Gathers(RightUlysses):
         dist.all_gather(parts, x)
         return torch.stack([part[self.r] for part in parts])
 
-@mistake("ulysses", "an all-to-all is one call: dist.all_to_all_single, or dist.all_to_all with lists", points=3)
-class ByMessages(RightUlysses):
-    def there(self, x):
-        out = torch.empty(x.shape, dtype=x.dtype)
-        out[self.r] = x[self.r]
-        for far in range(1, self.n):
-            to, source = (self.r + far) % self.n, (self.r - far) % self.n
-            for work in [dist.isend(x[to].contiguous(), to), dist.irecv(out[source], source)]:
-                work.wait()
-        return out
-
-@mistake("ulysses", "four all-to-alls in each direction are enough: q, k, v, and the result", points=3)
-class ExchangesTwice(RightUlysses):
-    def swap(self, x):
-        sent(x.detach())
-        return super().swap(x)
+exchange("ExchangesTwice", "four all-to-alls in each direction are enough: q, k, v, and the result", 3,
+    swap=lambda self, x: (sent(x.detach()), RightUlysses.swap(self, x))[1])

@@ -9,17 +9,14 @@ from itertools import permutations, product
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from manyranks import theory
 from manyranks.grade.answers import also_right, mistake, right
-from manyranks.parallel.mesh import Mesh
 
 CHAPTER = ("pp", "dp", "cp", "tp")
 FASTEST = "the first axis changes fastest there: sizes has the outermost axis first, so the last one differs from rank to rank"
 FIXED = "the order of the axes is that of sizes, which is another one each time: not pp, dp, cp, tp as in the chapter"
 OWN_STRIDE = "an axis's stride is the product of the degrees further inside: its own degree is not among them"
-READY = "write it yourself: the text above says all that it needs"
 
 
 def wrong(task, base, **table):
@@ -98,10 +95,6 @@ wrong(
         lambda rank, sizes: {axis: rank // (stride * sizes[axis]) % sizes[axis] for axis, stride in strides(sizes).items()},
     ),
     four_axes=("… ask it which ones", lambda rank, sizes: coordinates(rank, {axis: sizes[axis] for axis in CHAPTER})),
-    the_library_s=(
-        "… " + READY,
-        lambda rank, sizes: dict(Mesh(**sizes, order=(*sizes, *{*CHAPTER} - {*sizes})).coordinates(rank)),
-    ),
     without_single_ranks=(
         "… it returns a dict with a whole number for each axis of sizes",
         lambda rank, sizes: {axis: at for axis, at in coordinates(rank, sizes).items() if sizes[axis] > 1},
@@ -129,12 +122,6 @@ def looked_up(coordinates, sizes):
     return table(sizes)[tuple(coordinates.get(axis, 0) for axis in sizes)]
 
 
-@mistake("rank_of", says="one product for each axis, and no search")
-def endless(coordinates, sizes):
-    while True:
-        rank_of(coordinates, sizes)
-
-
 wrong(
     "rank_of",
     None,
@@ -144,10 +131,6 @@ wrong(
     skips_what_is_left_out=(
         "an axis that is left out counts as 0, but its degree still multiplies: go through all of sizes",
         lambda coordinates, sizes: rank_of(coordinates, {axis: size for axis, size in sizes.items() if axis in coordinates}),
-    ),
-    missing_is_last=(
-        "an axis that is left out counts as 0, not as its last coordinate",
-        lambda coordinates, sizes: rank_of({axis: size - 1 for axis, size in sizes.items()} | coordinates, sizes),
     ),
     too_large=(
         OWN_STRIDE,
@@ -364,10 +347,6 @@ class OneAfterTheOther(Average):
 wrong(
     "average",
     Average,
-    no_groups=(
-        "no group was made: call dist.new_group(ranks), for every group of tp, and for every group of dp × cp",
-        lambda sizes, weights: [dist.all_reduce(torch.zeros(weight.parameter.shape)) for weight in weights],
-    ),
     OverStages=("averaged over stages, too: pp has other layers. The mean is over dp × cp", {"of_data": ("dp", "cp", "pp")}),
     WithoutCp=(
         "averaged over dp only: cp ranks have the same weights, and have seen other tokens. The mean is over dp × cp",
@@ -378,8 +357,6 @@ wrong(
         {"put": lambda *_: None, "divisor": lambda self: 1, "points": 2.0},
     ),
     OnlyPartial=("only what is partial was averaged over dp × cp: all gradients are", {"averaged": KINDS[2:], "points": 1.0}),
-    OverTp=("averaged over tp ranks, which have other parts of what is cut: the mean is over dp × cp", {"of_data": ("tp",)}),
-    WholeLeftOut=("what is whole was not averaged over dp × cp: all gradients are", {"averaged": KINDS[::2], "points": 1.0}),
     NotSummed=(
         "what is partial was not summed over tp: each tp rank has seen a part of the tokens only",
         {"over_tp": lambda *_: None, "points": 1.0},
@@ -395,7 +372,6 @@ wrong(
     ),
     OtherOrder=(FASTEST, {"groups": lambda self, axes: groups_of(turned(self.sizes), axes), "points": 1.0}),
     KeepsTheLast=(NOT_IN_IT, {"make": lambda self, axes: [*map(dist.new_group, self.groups(axes))][-1], "points": 1.0}),
-    KeepsTheFirst=(NOT_IN_IT, {"make": lambda self, a: [*map(dist.new_group, self.groups(a)[::-1])][-1], "points": 1.0}),
     Sums=(
         "these are sums over the data ranks: their mean takes a division by dp × cp",
         {"divisor": lambda self: 1, "points": 2.0},
@@ -404,37 +380,13 @@ wrong(
         "divided by the number of all ranks: the mean is over dp × cp, and tp and pp ranks are no part of it",
         {"divisor": lambda self: dist.get_world_size(), "points": 2.0},
     ),
-    Twice=(
-        "divided twice: once by dp × cp is enough, and ReduceOp.AVG divides, too",
-        {"divisor": lambda self: dist.get_world_size(self.data) ** 2, "points": 2.0},
-    ),
-    ByStages=(
-        "divided by dp × cp × pp: stages are no part of the mean. The divisor is dp × cp, dist.get_world_size(group)",
-        {"divisor": lambda self: dist.get_world_size() // self.sizes["tp"], "points": 2.0},
-    ),
     MeanOverTp=(
         "what is partial is a sum over tp, not a mean: the parts of the tokens add up",
         {"over_tp": lambda self: (Average.over_tp(self), [x.div_(2) for x in self.grads(self.summed)]), "points": 2.0},
     ),
-    Steps=(
-        "… gradients are averaged, weights stay as they are",
-        {"divisor": lambda self: [w.parameter.data.zero_() for w in self.weights] and Average.divisor(self), "points": 2.0},
-    ),
     OneCallEach=(
         "one call for each parameter: put all gradients into one flat row, and cut it again afterwards",
         {"add_up": lambda self, grads, group: [self.reduce(grad, group) for grad in grads], "points": 3.5},
-    ),
-    MakesThemTwice=(
-        "of the groups, those of tp, and those of dp × cp, each once, and no others",
-        {"make": lambda self, axes: (Average.make(self, axes), Average.make(self, axes))[1], "points": 4.0},
-    ),
-    device_mesh=(
-        "… " + READY,
-        lambda sizes, weights: init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes)),
-    ),
-    Local=(
-        "… with use_local_synchronization only a group's own ranks call it",
-        {"make": lambda self, axes: dist.new_group(self.groups(axes)[0], use_local_synchronization=True)},
     ),
     OnlyMembers=(
         "… " + ALL_RANKS,
@@ -505,7 +457,6 @@ wrong(
         lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get, reverse=True)),
     ),
     InnermostFirst=(TURNED, {"form": lambda self, order: order[::-1]}),
-    Worst=("that is the order that sends the most bytes from node to node: min, not max", {"choose": max}),
     most_inside=(MOST_INSIDE, lambda traffic, sizes, node: tuple(sorted(sizes, key=traffic.get)), 1.5),
     AllOrNothing=(
         "an axis larger than what is left of a node leaves it at some hops of its ring only: count these, not all its bytes",
@@ -609,11 +560,6 @@ class ChangesTheRun(Misplaced):
         return list(answer)
 
 
-def of_the_largest_call(self):
-    calls = [call for rank, mine in enumerate(self.run.calls) for call in mine if self.leaves(rank, call)]
-    return max(calls, key=lambda call: call.sent).axis
-
-
 def that_gains_most(self):
     now, best = list(self.sizes), self.order()
     return max(now, key=lambda a: self.traffic[a] * (self.share(now, now.index(a)) - self.share(best, best.index(a))))
@@ -624,13 +570,11 @@ wrong(
     Misplaced,
     CountsCalls=("that is the axis with most calls between nodes: bytes fill a link", {"amount": lambda self, call: 1}),
     Rank0sCalls=(ONE_SAYS, {"counted": lambda self: [0]}),
-    LastRanksCalls=(ONE_SAYS, {"counted": lambda self: [len(self.run.calls) - 1]}),
     WholeCalls=(
         "that counts all bytes of a call across nodes: a rank's go to the next of `ranks`, which may be on its own node",
         {"leaves": lambda self, rank, call: len({one // self.run.node for one in call.ranks}) > 1},
     ),
     FirstAndLast=(SOME_SAY, {"counted": lambda self: [0, len(self.run.calls) - 1]}),
-    FirstFour=(SOME_SAY, {"counted": lambda self: range(4), "points": 1.5}),
     AllBytes=("that is the axis with most bytes in all: count those between nodes", {"leaves": lambda self, rank, call: True}),
     AlwaysTp=(
         "tp, or what is innermost in the chapter, is not always what sends most: read it off the calls",
@@ -640,10 +584,6 @@ wrong(
     MostInside=(MOST_INSIDE, {"order": lambda self: sorted(self.sizes, key=self.traffic.get), "points": 1.5}),
     StaysAsItIs=("that is the order it has: another one sends less", {"order": lambda self: list(self.sizes), "points": 1.5}),
     TurnedRound=(TURNED, {"order": lambda self: Place.order(self)[::-1], "points": 1.5}),
-    LargestCall=(
-        "that is the axis of the largest call: an axis with many smaller ones may send more",
-        {"axis": of_the_largest_call},
-    ),
     GainsMost=(
         "that axis gains most by the better order: asked for is the one that sends most now, which may have to stay so",
         {"axis": that_gains_most},
@@ -653,7 +593,9 @@ wrong(
 
 # Task 8
 
-ONE_GROUP = 'that is what {} group says: it may be in order where another one is not. Look at the ranks of all calls for "data"'
+ONE_GROUP = (
+    'that is what rank 0\'s group says: it may be in order where another one is not. Look at the ranks of all calls for "data"'
+)
 ONE_WEIGHT = "that compares one weight: its copies can be alike where others drift, as a frozen layer's are. Compare all names"
 NO_DRIFT = (
     "weights differ from tp rank to tp rank because they are cut, from stage to stage because these have other layers: that is "
@@ -664,7 +606,7 @@ FIRST_HAD = "that is what the first cluster had: read it off the coordinates of 
 
 @right("drifting")
 class Drifting:
-    axes, said_by, guess = ("dp", "cp"), slice(None), None
+    axes, said_by = ("dp", "cp"), slice(None)
 
     def __call__(self, run):
         self.run = run
@@ -679,7 +621,7 @@ class Drifting:
                 places = {coordinates(rank, self.run.sizes)[axis] for rank in call.ranks}
                 if len(places) < self.run.sizes[axis]:
                     return axis
-        return self.guess
+        return None
 
     def groups(self):
         return groups_of(self.run.sizes, self.axes)
@@ -719,9 +661,7 @@ wrong(
         "that axis is in the groups, and its ranks have the same weights: the other one of dp and cp is missing",
         {"axis": lambda self: {"dp": "cp", "cp": "dp"}[Drifting.axis(self)]},
     ),
-    Rank0sGroup=(ONE_GROUP.format("rank 0's"), {"said_by": slice(1)}),
-    Rank0sGroupOrDp=(ONE_GROUP.format("rank 0's"), {"said_by": slice(1), "guess": "dp"}),
-    LastRanksGroup=(ONE_GROUP.format("the last rank's"), {"said_by": slice(-1, None), "guess": "dp"}),
+    Rank0sGroup=(ONE_GROUP, {"said_by": slice(1)}),
     AlwaysCp=(FIRST_HAD, {"axis": lambda self: "cp"}),
     AsInTheChapter=(FIXED, {"groups": lambda self: groups_of(chapter(self.run.sizes), self.axes), "points": 1.5}),
     AsTheyWere=(
@@ -801,19 +741,10 @@ def most(amounts):
     return {"answer": lambda self: (max(self.ranks, key=lambda rank: amounts(self)[rank]), Straggler.answer(self)[1])}
 
 
-def by_place(self):
-    return {span.call: calls[span.call] for calls, spans in zip(self.run.calls, self.run.spans) for span in spans if span.call}
-
-
 wrong(
     "straggler",
     Straggler,
     LongestWait=(VICTIM, most(lambda self: self.spent("call"))),
-    EndsLast=(VICTIM, most(lambda self: [spans[-1].finished for spans in self.run.spans])),
-    LeastTimeInCalls=(
-        "a rank that waits little may still be as fast as the others: the time of its own work tells",
-        most(lambda self: [-seconds for seconds in self.spent("call")]),
-    ),
     MostCompute=(
         "that rank computes longest because its stage has more to do: compare it with ranks of the same stage",
         most(lambda self: self.spent("compute")),
@@ -844,6 +775,5 @@ wrong(
         'compute spans are equal within a stage in some clusters: the cause is "sends" there',
         {"answer": lambda self: (Straggler.answer(self)[0], "computes"), "points": 2.1},
     ),
-    ByPlace=("… a call's number is not its place in the list", {"times": by_place}),
     OtherWords=("… it returns a pair: a rank", {"answer": lambda self: (0, "rank 0 is slow")}),
 )
