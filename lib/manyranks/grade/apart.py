@@ -59,7 +59,7 @@ class Judged(msgspec.Struct, tag=True):
         return round(self.report.points / self.report.out_of * self.worth, 2) if self.report.out_of else 0.0
 
 
-class _Asks(msgspec.Struct, tag=True):
+class _Asks(msgspec.Struct, tag=True, frozen=True):
     """For the record of what is right, or with all mistakes."""
 
     exercise: str
@@ -92,6 +92,7 @@ class Judge:
         if not fewer_fences and (lacking := lacks()):
             raise RuntimeError(f"{lacking}: learners' code could do harm here. {_IN_SPITE}")
         self._solved: dict[str, Solved | None] = {}
+        self._records: dict[_Asks, bytes] = {}
 
     def __enter__(self) -> "Judge":
         with _for_strangers():
@@ -160,6 +161,8 @@ class Judge:
 
     def _record(self, asked: _Asks) -> bytes:
         """By what the solution does with numbers that nobody has seen; empty where there is no solution."""
+        if asked in self._records:
+            return self._records[asked]
         if asked.exercise not in self._solved:
             file = SOLUTIONS / asked.exercise / "mistakes.py"
             self._solved[asked.exercise] = Solved(file) if file.exists() else None
@@ -172,7 +175,8 @@ class Judge:
             record = solved.whole(task) if asked.whole else solved.right(task)
         finally:
             trial.seed = before
-        return dumped({asked.task: record}).encode()
+        self._records[asked] = dumped({asked.task: record}).encode()
+        return self._records[asked]
 
 
 @contextmanager

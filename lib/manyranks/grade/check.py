@@ -173,7 +173,8 @@ def check(task: Task, answer, record: Record) -> Report:
     """
     if not callable(answer):
         return _refused(task, Finding(Line(False, f"{task.name} is not a function", hint="run the cell above that defines it")))
-    return report(task, answer, task.tried(answer), record)
+    with _one_thread():
+        return report(task, answer, task.tried(answer), record)
 
 
 def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:

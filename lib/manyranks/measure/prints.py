@@ -3,12 +3,14 @@
 import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _ALL, _SAMPLES = 16, 8  # elements: up to so many are all stored; of more, so many
+_KEPT = 1 << 16  # elements: longer weights are made anew each time
 _FACTORS = (2654435761, 2246822519, 3266489917, 668265263)  # of projections' weights: odd, so that elements differ
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
 _EXACT, NEAR = 1e-9, 1e-6  # tolerance of float64 and whole numbers, and of what was rounded to float32 on its way
@@ -37,11 +39,16 @@ def print_of(tensor: torch.Tensor) -> Print:
     n = flat.numel()
     if n <= _ALL:
         return Print(form, tuple(map(_rounded, flat.tolist())))
-    index = torch.arange(n)
-    weights = [(index * factor % 2**32).double() / 2**32 - 0.5 for factor in _FACTORS]
-    projected = [float(flat @ weight) / math.sqrt(n) for weight in weights]
+    weight = _weight if n <= _KEPT else _weight.__wrapped__
+    projected = [float(flat @ weight(n, factor)) / math.sqrt(n) for factor in _FACTORS]
     numbers = [*flat[_places(n)].tolist(), *projected, float(flat.norm()) / math.sqrt(n)]
     return Print(form, tuple(map(_rounded, numbers)))
+
+
+@lru_cache(maxsize=64)
+def _weight(n: int, factor: int) -> torch.Tensor:
+    """Returns what n elements are multiplied by in one projection."""
+    return (torch.arange(n) * factor % 2**32).double() / 2**32 - 0.5
 
 
 def _places(n: int) -> list[int]:
