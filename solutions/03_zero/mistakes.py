@@ -46,11 +46,9 @@ def add(shard_S, mean_S):
     shard_S.grad = mean_S if shard_S.grad is None else shard_S.grad + mean_S
 
 
-AVG = "that is divided by N twice: once is enough, before or after, and ReduceOp.AVG divides, too"
 SUM = "that is the sum over the ranks: their mean is asked for, so divide by N"
 OWN = "these are the rank's own gradients: reduce-scatter them, and give the shard the mean of its part"
 LATE = "the parameters are one step behind: gather after the optimizer's step, from the shards as they are then"
-FROZEN = "frozen parameters have no gradient and no shard in the optimizer: leave them out"
 NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
 WAIT = "and call .wait() on it"
 NUMPY = "a copy takes its memory in any form, also as an array of numpy's, bytes, or a list of numbers: keep none"
@@ -198,11 +196,8 @@ class Stage1:
         self.spread()
 
     def reduce(self):
-        for p, s in zip(self.params, self.trained()):
+        for p, s in zip(self.params, self.shards):
             s.grad = self.mean(p)
-
-    def trained(self):
-        return self.shards
 
     @torch.no_grad()
     def spread(self):
@@ -276,14 +271,6 @@ class SendsAllInOneRow(Stage1):
             s.grad = grad.clone()
 
 
-@mistake("Stage1", says=YOURSELF)
-class TheChaptersOwnInside:
-    def __init__(self, params, optimizer_class, **kwargs):
-        from manyranks.parallel.zero import ZeroOptimizer
-
-        self.step, self.zero_grad = (inner := ZeroOptimizer(params, optimizer_class, **kwargs)).step, inner.zero_grad
-
-
 def knowing(f, **names):
     """The function, in which these names mean something else."""
     return FunctionType(f.__code__, {**globals(), **names}, f.__name__)
@@ -292,37 +279,25 @@ def knowing(f, **names):
 # fmt: off
 slip("Stage1", "CallsAWrongShard", 0, "", says="your shard does not pass its own check: mend it first",
      shard=knowing(Stage1.shard, shard=globals()["rounds_down"]))
-slip("Stage1", "CallsAWrongGather", 0, "", says="your gather does not pass its own check: mend it first",
-     gather=knowing(Stage1.gather, gather=globals()["keeps_the_padding"]))
-slip("Stage1", "AveragesTwice", 2, AVG, mean=lambda self, p: reduced(pad(filled(p)) / me()[1], op=dist.ReduceOp.AVG))
 slip("Stage1", "NeverDivides", 2, SUM, mean=lambda self, p: reduced(pad(filled(p))))
 slip("Stage1", "ReducesNothing", 2, OWN, mean=lambda self, p: shard(filled(p)))
 slip("Stage1", "ReducesFloat32", 2, "float64 has to stay float64 on its way: these gradients are sent with half the bytes",
      mean=lambda self, p: reduced((pad(filled(p)) / me()[1]).float()).double())
 slip("Stage1", "AllReducesAndCuts", 4.35, "", mean=lambda self, p: shard(all_reduced(pad(filled(p)) / me()[1])),
      says=ALL_REDUCE)
-slip("Stage1", "TakesNoneForATensor", 0, "", mean=lambda self, p: reduced(pad(p.grad.flatten()) / me()[1]), says=NONE)
 slip("Stage1", "ForgetsToGather", 2, "the parameters never change: after the optimizer's step, gather them from the shards",
      spread=lambda self: None)
-slip("Stage1", "CachesWholeParameters", 2, "the model never changes: what is gathered has to be written into its parameters",
-     spread=lambda self: [self.gather(p, s) for p, s in zip(self.params, self.shards)] and None)
 slip("Stage1", "ForgetsNoGrad", 0, "", says="change parameters under torch.no_grad()",
      spread=lambda self: [p.copy_(self.gather(p, s)) for p, s in zip(self.params, self.shards)])
 slip("Stage1", "GathersBeforeTheStep", 2, LATE, step=lambda self: (self.reduce(), self.spread(), self.optimizer.step()))
-slip("Stage1", "GathersTwice", 4.35, "gather each parameter once a step, after the optimizer's",
-     step=lambda self: (self.reduce(), self.spread(), self.optimizer.step(), self.spread()))
 slip("Stage1", "KeepsGradientsOfShards", 1.65, "the shards' gradients are still there: zero_grad() sets them to None, too",
      forgotten=lambda self: self.params)
 slip("Stage1", "TrainsTheFrozenToo", 0, "frozen parameters change, too: AdamW makes all that it has smaller. They get no shard",
      learning=lambda self, params: params)
 slip("Stage1", "IgnoresSettings", 2, "the optimizer has settings of its own: hand **kwargs on to optimizer_class",
      make=lambda self, optimizer_class, kwargs: optimizer_class(self.shards))
-slip("Stage1", "AlwaysAdamW", 0.65, "that is another optimizer: make one of optimizer_class, with **kwargs",
-     make=lambda self, _, kwargs: torch.optim.AdamW(self.shards, **({"lr": kwargs["lr"]} if "momentum" in kwargs else kwargs)))
 slip("Stage1", "SkipsWhatHasNoGradient", 0, "", says=NONE,
      reduce=lambda self: [setattr(s, "grad", self.mean(p)) for p, s in zip(self.params, self.shards) if p.grad is not None])
-slip("Stage1", "NeverForgets", 0.65, "gradients of all steps add up: zero_grad() has to forget those of the shards, too",
-     reduce=lambda self: [add(s, self.mean(p)) for p, s in zip(self.params, self.shards)], forgotten=lambda self: self.params)
 slip("Stage1", "KeepsWholeGradients", 1.65, "zeros take as much memory as gradients: set parameter.grad to None",
      zero_grad=lambda self: [setattr(p, "grad", torch.zeros_like(p)) for p in self.params] and self.optimizer.zero_grad())
 slip("Stage1", "KeepsWholeCopies", 1.65, "a whole copy of the parameters stays, in whatever form: keep none",
@@ -330,9 +305,6 @@ slip("Stage1", "KeepsWholeCopies", 1.65, "a whole copy of the parameters stays, 
 slip("Stage1", "KeepsArrays", 1.65, NUMPY,
      shard=lambda self, p: self.__dict__.setdefault("copies", []).extend((p.detach().numpy().copy(), p.tolist()))
      or Stage1.shard(self, p))
-slip("Stage1", "TrainsACopy", 0.65, "the model never changes: the optimizer has to have the very shards that you gather from",
-     make=lambda self, optimizer_class, kwargs: optimizer_class(self.trained(), **kwargs),
-     trained=lambda self: self.__dict__.setdefault("copies", [torch.nn.Parameter(s.detach().clone()) for s in self.shards]))
 slip("Stage1", "MakesAnOptimizerEachStep", 2, "each step begins with new optimizer states: make the optimizer once",
      make=lambda self, kind, kwargs: setattr(self, "again", lambda: kind(self.shards, **kwargs)) or self.again(),
      spread=lambda self: (Stage1.spread(self), setattr(self, "optimizer", self.again())))
@@ -452,30 +424,18 @@ class KeepsGradientsAsArrays(KeepsAllGradients):
     "Stage2", "reduce synchronously: what waits for finish() keeps all gradients, or copies of them, until then", points=2.6
 )
 class KeepsPaddedRowsUntilFinish(Stage2):
-    def reset(self):
-        super().reset()
-        self.underway = []
+    underway = ()
 
     def take(self, p, s):
         row, mine = pad(filled(p)) / me()[1], torch.empty_like(s)
-        self.underway.append((row, mine, s, dist.reduce_scatter_single(mine, row, async_op=True)))
+        self.underway = *self.underway, (row, mine, s, dist.reduce_scatter_single(mine, row, async_op=True))
 
     def finish(self):
-        while self.left < len(self.queue):
-            self.send()
+        super().finish()
         for _, mine, s, work in self.underway:
             work.wait()
             add(s, mine)
-        self.reset()
-
-
-@mistake(
-    "Stage2", "does the hook get what you think? A lambda in a loop sees its last value: use functools.partial", points=0.4
-)
-class HooksSeeTheLast(Stage2):
-    def hook(self):
-        for p in self.params:
-            p.register_post_accumulate_grad_hook(lambda _: self.arrived(p))  # noqa: B023 what goes wrong here
+        self.underway = ()
 
 
 @mistake("Stage2", says="which has no finish()")
@@ -488,6 +448,9 @@ slip("Stage2", "ReducesAfterBackwardOnly", 1.2, "reduce it in the hook, register
      hook=lambda self: None)
 slip("Stage2", "QueuesForwards", 1.2, "gradients leave in the reversed order of params, on all ranks",
      order=lambda self, pairs: pairs)
+slip("Stage2", "HooksSeeTheLast", 0.4,
+     "does the hook get what you think? A lambda in a loop sees its last value: use functools.partial",
+     hook=lambda self: [p.register_post_accumulate_grad_hook(lambda _: self.arrived(p)) for p in self.params])  # noqa: B023
 slip("Stage2", "HooksBeforeItIsThere", 0.4, "register_hook is before .grad is there: register_post_accumulate_grad_hook",
      hook=lambda self: [p.register_hook(lambda grad, p=p: self.arrived(p)) for p in self.params])
 slip("Stage2", "HooksTakeNothing", 0, "", says="PyTorch calls hook(parameter)",
@@ -496,14 +459,10 @@ slip("Stage2", "DropsNothing", 1.6, "what has left counts again in the next back
      drop=lambda self, p: None)
 slip("Stage2", "Overwrites", 1.6, "only the last backward counts: a mean that arrives is added to what the shard's gradient is",
      take=lambda self, p, s: setattr(s, "grad", self.mean(p)))
-slip("Stage2", "ForgetsWhatIsThere", 0.4, "the first backward was right: finish() has to forget which gradients were there",
-     reset=lambda self: (setattr(self, "left", 0), setattr(self, "there", getattr(self, "there", set()))))
 slip("Stage2", "InheritsStep", 1.4, "does step() reduce again, as in Stage1? Shards have their gradients: write one without",
      step=Stage1.step)
 slip("Stage2", "CountsOnce", 0, "the first backward was right: finish() has to forget what it counted",
      finish=lambda self: [self.send() for _ in self.queue[self.left :]])
-slip("Stage2", "SendsTheRestInStep", 0, "finish() sends what has not left, with zeros for None: step() is too late",
-     finish=lambda self: None, step=lambda self: (Stage2.finish(self), Stage2.step(self)))
 slip("Stage2", "DropsInFinish", 2.6, "drop a gradient at once when it has left, not after backward: parameter.grad = None",
      drop=lambda self, p: None, finish=lambda self: (Stage2.finish(self), [setattr(p, "grad", None) for p in self.params]))
 # fmt: on
@@ -632,12 +591,8 @@ class GivesOtherData(Unit):
 
     def free(self):
         for p, shape in zip(self.params, self.shapes):
-            self.before(p)
             p.data = self.empty(p, shape)
         self.is_free = True
-
-    def before(self, p):
-        pass
 
     def empty(self, p, shape):
         return torch.empty(1, dtype=p.dtype).expand(shape)
@@ -647,15 +602,6 @@ class GivesOtherData(Unit):
 class GivesEmptyData(GivesOtherData):
     def empty(self, p, shape):
         return torch.empty(0, dtype=p.dtype)
-
-
-@mistake("Unit", says="into the same storage as before: autograd has saved that one")
-class GathersIntoNewStorages(GivesOtherData):
-    """And empties the old ones, which backward needs."""
-
-    def before(self, p):
-        if self.begun:
-            p.untyped_storage().resize_(0)
 
 
 @mistake("Unit", "something else of yours holds whole copies: keep no tensor from start() or __init__ alive", points=1.32)
@@ -702,28 +648,16 @@ slip("Unit", "LeavesGradientsWhereTheyAre", 1.6, VERY, take=lambda self, p, s, m
 slip("Unit", "OverwritesIt", 1.6, "only the last backward counts: where a shard has a gradient already, add to it",
      take=lambda self, p, s, mean_S: setattr(s, "grad", mean_S))
 slip("Unit", "NeverDividesInAUnit", 1.6, SUM, mean=lambda self, p: reduced(pad(filled(p))))
-slip("Unit", "ReducesNothingInAUnit", 1.6, OWN, mean=lambda self, p: shard(filled(p)))
-slip("Unit", "AllReduces", 3.8, "", mean=lambda self, p: shard(all_reduced(pad(filled(p)) / self.n)), says=ALL_REDUCE)
 slip("Unit", "GathersSynchronously", 3.68, "start() waits for nothing: async_op=True, keep what it returns, wait in wait()",
      gather=lambda self, whole, s: dist.all_gather_single(whole, s.detach()), wait=lambda self: None)
 slip("Unit", "TrainsTheFrozen", 0, "", shard=lambda self, p: torch.nn.Parameter(shard(p.detach())),
      says="a shard is what shard(parameter) returns, and learns where its parameter does")
-slip("Unit", "CountsTheTiedTwice", 0, "", says="one Parameter for each of module.parameters()",
-     parameters=lambda self, module: [p for _, p in module.named_parameters(remove_duplicate=False)])
 slip("Unit", "ResizesToElements", 0, "", says="storage.resize_ takes bytes, not elements",
      room=lambda self, whole: whole.numel())
-slip("Unit", "FreesInTheBeginningOnly", 1.32, FREE,
-     free=lambda self: (self.begun or Unit.free(self), setattr(self, "is_free", True)))
-slip("Unit", "GathersTheFirst", 0.52, "those are the parameters from before training: start() gathers the shards as they are",
-     first={}, gather=lambda self, whole, s: Unit.gather(self, whole, self.first.setdefault(id(s), s.detach().clone())))
 slip("Unit", "GathersInWait", 3.48, "wait() never gathers: gathers are issued in start(), and only there",
      start=lambda self: None, wait=lambda self: (Unit.start(self), Unit.wait(self)))
 slip("Unit", "GathersAgainWhenWhole", 3.8, "start() does nothing where the unit is whole or under way: gather once",
      start=lambda self: self.works or self.issue())
-slip("Unit", "WaitMarksAFreeUnitWhole", 0, "", says="a free unit stays free, and the next start() gathers it",
-     wait=lambda self: (Unit.wait(self), setattr(self, "is_free", False)))
-slip("Unit", "FreesTooEarly", 0, "", says="a parameter was used whose memory had been given back",
-     free=lambda self: (Unit.free(self), self.begun and self.params[0].add(1)))
 slip("Unit", "AddsToNone", 0, "", take=lambda self, p, s, mean_S: s.grad.add_(mean_S), says="a shard's .grad may be None")
 slip("Unit", "KeepsGradientsOfAUnit", 1.32, "reduce() drops the whole gradients, parameter.grad = None: no list of them",
      drop=lambda self, p: setattr(self, "kept", [*getattr(self, "kept", [])[-1:], p.grad]) or Unit.drop(self, p))
@@ -805,10 +739,6 @@ slip("Prefetch", "NeverWaitsForAUnit", 1.2, THERE, gather=lambda self, k: self.u
 slip("Prefetch", "FreesAfterBackwardOnly", 0.6, TWO, after_forward=lambda self, k: None)
 slip("Prefetch", "NeverReduces", 1.2, "nothing learns: after_backward(k) calls reduce() of unit k, for the shards' gradients",
      after_backward=lambda self, k: self.units[k].free())
-slip("Prefetch", "TakesAFlag", 0, "", says="the driver calls schedule.before_forward(k)",
-     before_forward=lambda self, k, backward: None)
-slip("Prefetch", "PrefetchesTwo", 2.1, TWO,
-     before_forward=lambda self, k: (Prefetch.before_forward(self, k), k + 2 <= self.last and self.units[k + 2].start()))
 slip("Prefetch", "WaitsForTheNext", 1.89, "wait for the next unit when its layer is next: it can come while layer k computes",
      before_forward=lambda self, k: (Prefetch.before_forward(self, k), k < self.last and self.units[k + 1].wait()))
 slip("Prefetch", "StartsTheNextTooLate", 0.99, "the next unit starts when layer k has computed: start it in before_forward(k)",

@@ -7,18 +7,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from manyranks.grade.answers import also_right, mistake, right
+from manyranks.parallel.tensor import mappings
 
 # fmt: off
 GROUP = "the ranks are those of `group`: dist.get_rank(group), dist.get_world_size(group), and group=group in each call"
 TOGETHER = "one call for all: put them into one flat row, and cut it again afterwards"
-REDUCE = "dist.reduce gives the sum to one rank only, and the others need it, too: dist.all_reduce"
 TO_F = "f is for what all ranks have alike and use for different things"
 TO_G = "g is for what each rank has a part of"
-G_BACK = (
-    "the gradient is summed, which is f's work: all ranks go on from the same sum and find the same gradient for it, and each "
-    "part of a sum has the sum's gradient, once"
-)
-VIEW = "flatten gives a view where a tensor is contiguous, torch.cat a copy"
 BASES = {}
 
 def slip(task, name, points, hint, function=None, says="", base=None, on=(), **steps):
@@ -35,12 +30,7 @@ def other(task, name, base=None, **steps):
 
 def right_class(task):
     """A decorator: the class that mistakes are made of."""
-
-    def keep(kind):
-        BASES[task] = kind
-        return right(task)(kind)
-
-    return keep
+    return lambda kind: right(task)(BASES.setdefault(task, kind))
 
 class Both(torch.autograd.Function):
     """One function of all tensors forward, another one of their gradients."""
@@ -117,35 +107,10 @@ def reduce_out_in_place(tensors, group=None):
     dist.all_reduce(row, group=group)
     return tuple(part.view(tensor.shape) for part, tensor in zip(row.split([x.numel() for x in tensors]), tensors, strict=True))
 
-def of_both(name, points, hint, other=None, says="", on=()):
-    """A decorator: the way to sum below it, in f and in g. other: g's hint."""
-
-    def keep(reduce):
-        slip("copy_in", f"{name}OfF", points, hint, says=says, on=on, reduce=reduce)
-        slip("reduce_out", f"{name}OfG", points, hint if other is None else other, says=says, on=on, reduce=reduce)
-        return reduce
-
-    return keep
-
-@of_both("Mean", 0.8, "that is a mean: sums are not divided by t")
 def divides(self, row):
     dist.all_reduce(row, group=self.group)
     row /= dist.get_world_size(self.group)
 
-@of_both("Twice", 0, "that is summed twice: once more makes t times as much")
-def sums_twice(self, row):
-    dist.all_reduce(row, group=self.group)
-    dist.all_reduce(row, group=self.group)
-
-@of_both("ToOne", 0, REDUCE)
-def reduces_to_one(self, row):
-    dist.reduce(row, group_dst=0, group=self.group)
-
-@of_both("World", 0, GROUP, says="among ranks 0, 1, 2 and 3", on=(4,))
-def forgets_the_group(self, row):
-    dist.all_reduce(row)
-
-@of_both("Gathers", 1, "", says="each computes with its part, and an all-reduce adds up")
 def gathers_and_adds(self, row):
     parts = [torch.empty_like(row) for _ in range(dist.get_world_size(self.group))]
     dist.all_gather(parts, row, group=self.group)
@@ -159,29 +124,13 @@ def sum_in_place(self, tensors):
         dist.all_reduce(tensor.data, group=self.group)
     return [tensor.view_as(tensor) for tensor in tensors]
 
-def sum_with_a_view(self, tensors):
-    if len(tensors) > 1:
-        return CopyIn.sum(self, tensors)
-    row = tensors[0].flatten()
-    self.reduce(row)
-    return [row.view(tensors[0].shape)]
-
-def sum_what_is_used(self, tensors):
-    found = iter(CopyIn.sum(self, [tensor for tensor in tensors if tensor.any()]))
-    return [next(found) if tensor.any() else tensor for tensor in tensors]
-
-def by_pytorchs_all_reduce(tensors, group=None):
-    row = with_gradients.all_reduce(torch.cat([tensor.flatten() for tensor in tensors]), group=group or dist.group.WORLD)
-    parts = row.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-def by_the_librarys(tensors, group=None):
-    from manyranks.parallel.tensor import mappings
-
-    mappings.all_reduce(tensors[0].detach(), group)
-    return tensors
-
-slip("copy_in", "copy_in_returns_nothing", 0, "", lambda tensors, group=None: None, says="it returned nothing")
+for task, name in (("copy_in", "OfF"), ("reduce_out", "OfG")):
+    slip(task, f"Mean{name}", 0.8, "that is a mean: sums are not divided by t", reduce=divides)
+    slip(task, f"ToOne{name}", 0, "dist.reduce gives the sum to one rank only, and the others need it, too: dist.all_reduce",
+         reduce=lambda self, row: dist.reduce(row, group_dst=0, group=self.group))
+    slip(task, f"World{name}", 0, GROUP, says="among ranks 0, 1, 2 and 3", on=(4,),
+         reduce=lambda self, row: dist.all_reduce(row))
+    slip(task, f"Gathers{name}", 1, "", says="each computes with its part, and an all-reduce adds up", reduce=gathers_and_adds)
 slip("copy_in", "copy_in_nothing", 0, f"that is this rank's part of the gradient: {TO_F}, so that the gradient is the sum of "
      "what the ranks find", lambda tensors, group=None: tensors)
 slip("reduce_out", "reduce_out_nothing", 0, f"that is this rank's part: {TO_G}, and forward adds the parts up",
@@ -190,30 +139,27 @@ slip("copy_in", "CopyInForward", 0, f"that is summed in forward, which is g: {TO
      base=ReduceOut)
 slip("reduce_out", "ReduceOutBackward", 0, f"that is f: {TO_G}. Forward sums, backward passes the gradient on as it is",
      base=CopyIn)
-slip("reduce_out", "ReduceOutBothWays", 0, G_BACK, there=lambda self, tensors: self.sum(tensors), base=CopyIn)
-slip("reduce_out", "ReduceOutByPyTorchs", 0, G_BACK, by_pytorchs_all_reduce)
+slip("reduce_out", "ReduceOutBothWays", 0, "the gradient is summed, which is f's work: all ranks go on from the same sum and "
+     "find the same gradient for it, and each part of a sum has the sum's gradient, once",
+     there=lambda self, tensors: self.sum(tensors), base=CopyIn)
 slip("reduce_out", "reduce_out_detaches", 0, "", says="result 0 has no graph",
      function=lambda tensors, group=None: [ReduceOut()([tensor.detach()], group)[0] for tensor in tensors])
 slip("copy_in", "CopyInOneByOne", 1, "", says=TOGETHER, sum=one_by_one)
 slip("reduce_out", "ReduceOutOneByOne", 1, "", says=TOGETHER, sum=one_by_one)
 slip("copy_in", "CopyInSendsAll", 1, "what needs no gradient has none to be summed: ask ctx.needs_input_grad, and leave it "
      "out of the row", back=lambda self, grads, needed: self.sum(grads))
-slip("copy_in", "CopyInSendsWhatIsUsed", 0.67, "all ranks put in as many elements: a result that a rank does not use has a "
-     "gradient of zeros there, and other ranks may have used it", sum=sum_what_is_used)
 slip("copy_in", "CopyInInPlace", 0, "the gradient that backward gets is not yours alone: sum a copy",
      sum=lambda self, tensors: sum_in_place(self, [tensor.contiguous() for tensor in tensors]))
 slip("reduce_out", "reduce_out_all_in_place", 0, "leave what you are given as it is: sum a copy, or into a new row",
      lambda tensors, group=None: [dist.all_reduce(tensor, group=group) or tensor for tensor in tensors])
-slip("copy_in", "CopyInOneIsAView", 0.8, f"the gradient that backward gets is not yours alone: sum a copy; {VIEW}",
-     sum=sum_with_a_view)
-slip("reduce_out", "ReduceOutOneIsAView", 0.8, f"leave what you are given as it is: sum a copy; {VIEW}", sum=sum_with_a_view)
 slip("copy_in", "CopyInOffByOne", 0, "ctx.needs_input_grad has one entry for each argument of apply, the group's first",
      back=lambda self, grads, needed: CopyIn.back(self, grads, (False, *needed[:-1])))
 slip("copy_in", "copy_in_of_a_list", 0, "", says="apply takes tensors one by one",
      function=lambda tensors, group=None: Both.apply(lambda given: given, lambda grads, needed: grads, tensors))
 slip("copy_in", "CopyInViews", 0, "", says="reshape(-1) in place of view(-1)",
      sum=lambda self, tensors: CopyIn.sum(self, [tensor.view(-1).view(tensor.shape) for tensor in tensors]))
-slip("reduce_out", "reduce_out_by_the_library", 0, "", by_the_librarys,
+slip("reduce_out", "reduce_out_by_the_library", 0, "",
+     function=lambda tensors, group=None: [mappings.all_reduce(tensors[0].detach(), group)],
      says="manyranks.parallel.tensor.mappings.all_reduce is not allowed")
 
 # Task 2
@@ -330,26 +276,17 @@ HELD = (
     "the whole weights are still there: no attribute may hold them, in whatever form, and a part that is a view keeps all of "
     "its memory: clone() it"
 )
-HALVES = "the first U rows of gate_up are the gate's, the other U are up's: chunk(2), then deal"
-GELU = "GELU of a sum is not the sum of GELUs: a rank computes its units whole, from all of x, and only what follows is a sum"
-FIRST = (
-    "one rank alone adds it to its part: the sum has it once, but the other ranks find no gradient for it. Add it after g, on "
-    "all ranks"
-)
-MEAN = "that is a mean of the ranks' parts, not their sum"
-T_TIMES = "the gradients are t times too large: g is silent in backward. Was the sum made by a function that sums there, too?"
+KEPT = {
+    "whole": lambda whole: [whole],
+    "arrays": lambda whole: [p.detach().numpy().copy() for p in whole.parameters()],
+    "bytes": lambda whole: b"".join(p.detach().numpy().tobytes() for p in whole.parameters()),
+    "lists": lambda whole: [p.detach().flatten().tolist() for p in whole.parameters()],
+}
 
-def keep_whole(self, whole):
-    self.aside = [whole]
-
-def keep_arrays(self, whole):
-    self.aside = [p.detach().numpy().copy() for p in whole.parameters()]
-
-def keep_bytes(self, whole):
-    self.aside = b"".join(p.detach().numpy().tobytes() for p in whole.parameters())
-
-def keep_lists(self, whole):
-    self.aside = [p.detach().flatten().tolist() for p in whole.parameters()]
+def slip_that_keeps(task, form, points):
+    """A mistake: the whole weights stay in an attribute, in this form."""
+    slip(task, f"{task}_keep_{form}", points, "", says=HELD,
+         more=lambda self, whole: setattr(self, "aside", KEPT[form](whole)))
 
 def keep_views(self, whole):
     gate, up = whole.gate_up.weight.detach().chunk(2)
@@ -360,60 +297,37 @@ def cut_both_halves(self, whole):
     gate_bias, up_bias = whole.gate_up.bias.chunk(self.t)[self.r].chunk(2)
     self.gate, self.up = linear(gate, gate_bias), linear(up, up_bias)
 
-def swap_halves(self, whole):
-    MLP.halves(self, whole)
-    self.gate, self.up = self.up, self.gate
-
-def gathering(part):
-    whole = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-    dist.all_gather(whole, part.detach().contiguous())
-    return 0 * whole[0]
-
 def change_x(self, x):
     y = MLP.forward(self, x)
     x.data.mul_(2)
     return y + x.detach() * 0.5 + 1
 
-def swapped(self, whole, f, g, *others):
-    BASES["MLP" if len(others) == 1 else "Attention"].__init__(self, whole, g, f, *others)
-
 slip("MLP", "MLPBlocks", 2, "units are dealt in turn: rank r has the units r, r + t, r + 2t, …, not neighbours",
      cut=lambda self, rows: rows.chunk(self.t)[self.r])
 slip("MLP", "MLPBothHalvesAtOnce", 2, "the first U rows of gate_up are gates, the others ups: cut each half by itself. A "
      "part of all 2U rows has gates on some ranks and ups on the others", halves=cut_both_halves)
-slip("MLP", "MLPSwapsTheHalves", 2, HALVES, halves=swap_halves)
 slip("MLP", "MLPRankOfTheWorld", 2, GROUP, on=(4,), cut=lambda self, rows: rows[dist.get_rank() :: dist.get_world_size()])
-for keeper in (keep_whole, keep_arrays, keep_bytes, keep_lists, keep_views):
-    slip("MLP", f"MLP_{keeper.__name__}", 4.25, "", says=HELD, more=lambda self, whole, keeper=keeper: keeper(self, whole))
+for form in KEPT:
+    slip_that_keeps("MLP", form, 4.25)
+slip("MLP", "MLP_keep_views", 4.25, "", says=HELD, more=keep_views)
 slip("MLP", "MLPEverywhere", 0, "each rank computes all units with the whole weights: compute with this rank's gate, up and "
-     "down, so that they get gradients, and let g add the parts up", more=keep_whole, forward=lambda self, x: self.aside[0](x))
+     "down, so that they get gradients, and let g add the parts up", more=lambda self, whole: setattr(self, "aside", [whole]),
+     forward=lambda self, x: self.aside[0](x))
 slip("MLP", "MLPTakesTheList", 0, "", says="f and g return a list: [y] = f([x], group)",
      f=lambda self, x: self.given_f([x], self.group))
 slip("MLP", "MLPWithoutG", 0.75, "that is this rank's part of the sum: g adds the parts up", g=lambda self, y: y)
 slip("MLP", "MLPWithoutF", 0.75, "x's gradient through the units is only this rank's part: x has to pass through f before "
      "the units, which sums in backward", f=lambda self, x: x)
 slip("MLP", "MLPSwaps", 2, "f and g are swapped: x goes through f before the units, what down gives goes through g",
-     __init__=swapped)
+     __init__=lambda self, whole, f, g, group=None: MLP.__init__(self, whole, g, f, group))
 slip("MLP", "MLPBiasTTimes", 2, "each rank has added down's bias to its part, so that the sum has it t times: add it after g",
      product=lambda self, units: self.down(units), last=lambda self, x, y: x + y)
-slip("MLP", "MLPResidualTTimes", 2, "each rank has added x to its part, so that the sum has it t times: add x after g",
-     forward=lambda self, x: self.g(x + self.product(self.units(self.f(x)))) + self.down.bias)
 slip("MLP", "MLPResidualThroughF", 2, "the residual connection's gradient is the same on all ranks, and f has summed it: "
      "give f's result to the units, and add x itself in the end",
      forward=lambda self, x: (h := self.f(x)) + self.g(self.product(self.units(h))) + self.down.bias)
-slip("MLP", "MLPBiasOnTheFirst", 2, FIRST,
-     product=lambda self, units: MLP.product(self, units) + (self.down.bias if self.r == 0 else 0),
-     last=lambda self, x, y: x + y)
-slip("MLP", "MLPGeluAfterTheSum", 2, GELU, units=lambda self, h: self.gate(h) * self.up(h),
-     last=lambda self, x, y: MLP.last(self, x, F.gelu(y)))
 slip("MLP", "MLPFEach", 3.25, "once is enough: where one tensor has several uses, one f stands in front of them all",
      f=lambda self, x: x, units=lambda self, h: F.gelu(self.gate(MLP.f(self, h))) * self.up(MLP.f(self, h)))
-slip("MLP", "MLPTwoGs", 0.75, "that is summed twice: one g", g=lambda self, y: MLP.g(self, MLP.g(self, y)))
-slip("MLP", "MLPMean", 2, MEAN, g=lambda self, y: MLP.g(self, y) / self.t)
-slip("MLP", "MLPSumsBack", 0.75, T_TIMES, g=lambda self, y: MLP.f(self, MLP.g(self, y)))
 slip("MLP", "MLPWithoutTheBias", 2, "down's bias is missing: it is added once, after g", last=lambda self, x, y: x + y)
-slip("MLP", "MLPGathers", 3.25, "", says="no rank needs what the others have, only the sum",
-     product=lambda self, units: MLP.product(self, units + gathering(units)))
 slip("MLP", "MLPChangesX", 2, "leave what you are given as it is: compute into a new tensor", forward=change_x)
 
 # Task 3
@@ -446,8 +360,11 @@ class Attention(nn.Module):
     def both(self, x, memory):
         return self.given_f([x, memory], self.group)
 
+    def two(self):
+        return [self.key.weight, self.value.weight]
+
     def weights(self):
-        return self.given_f([self.key.weight, self.value.weight], self.sharers)
+        return self.given_f(self.two(), self.sharers)
 
     def g(self, y):
         return self.given_g([y], self.group)[0]
@@ -483,66 +400,36 @@ class AttentionOfFusedKeysAndValues(Attention):
 @also_right("Attention")
 class AttentionThatSharesWhereSomebodyDoes(Attention):
     def weights(self):
-        if dist.get_world_size(self.sharers) == 1:
-            return self.key.weight, self.value.weight
-        return CopyIn()([self.key.weight, self.value.weight], self.sharers)
+        return self.two() if dist.get_world_size(self.sharers) == 1 else CopyIn()(self.two(), self.sharers)
 
 KV = "rank r needs the key/value heads of its query heads: r, r + t, … where there are t or more, else head r % kv_heads alone"
 ROWS = "cut whole heads: head j is rows j·D to (j + 1)·D (columns in output): weight.unflatten(0, (-1, D))[r::t].flatten(0, 1)"
-SHARE = (
-    "several ranks have this key/value head, and each finds only what its own query heads add to the gradient: sum it over "
-    "`sharers`. f is for anything that ranks have alike and use for different things: weights, too"
-)
-NEIGHBOURS = (
-    "query head j uses key/value head j % kv_heads. repeat_interleave, and sdpa's enable_gqa, let neighbours share one: with "
-    "heads dealt in turn, a rank's query head i uses its key/value head i % (how many it has)"
-)
-
-def two_weights(self):
-    return self.key.weight, self.value.weight
-
-def neighbouring_heads(self, whole):
-    count = max(1, whole.kv_heads // self.t)
-    first = self.r * whole.kv_heads // self.t
-    return list(range(first, first + count))
 
 def deal_rows(self, weight, heads):
     rows = weight[self.r :: self.t]
     return rows if len(rows) == len(heads) * self.size else Attention.cut(self, weight, heads)
 
-def share_products(self, x, memory):
-    x, memory = self.both(x, memory)
-    key, value = self.given_f([self.key(memory), self.value(memory)], self.sharers)
-    return self.g(self.output(self.attend(self.query(x), key, value)))
-
-slip("Attention", "AttentionWithoutSharers", 0, "", says="the check calls Attention(whole, f, g, group, sharers)",
-     __init__=lambda self, whole, f, g, group: Attention.__init__(self, whole, f, g, group, None))
-for keeper in (keep_whole, keep_arrays):
-    slip("Attention", f"Attention_{keeper.__name__}", 4.5, "", says=HELD,
-         more=lambda self, whole, keeper=keeper: keeper(self, whole))
+slip_that_keeps("Attention", "arrays", 4.5)
 slip("Attention", "AttentionBlocks", 1.5, "heads are dealt in turn: rank r has the query heads r, r + t, r + 2t, …, not "
      "neighbours", own=lambda self, whole: list(range(whole.heads))[self.r * whole.heads // self.t :][: whole.heads // self.t])
 slip("Attention", "AttentionDealsRows", 2, ROWS, cut=deal_rows)
 slip("Attention", "AttentionWithoutKeys", 2.5, "this rank has no key/value head: r % kv_heads",
      own_kv=lambda self, whole: list(range(self.r, whole.kv_heads, self.t)))
-slip("Attention", "AttentionNeighbouringKeys", 2, KV, own_kv=neighbouring_heads)
-slip("Attention", "AttentionSharesProducts", 0.5, "memory's gradient is summed twice, by sharers and by the group: f stands "
-     "before key's and value's weights, not behind the product", forward=share_products)
-slip("Attention", "AttentionDoesNotShare", 0.5, SHARE, weights=two_weights)
+slip("Attention", "AttentionNeighbouringKeys", 2, KV, own_kv=lambda self, whole:
+     list(range(whole.kv_heads))[self.r * whole.kv_heads // self.t :][: max(1, whole.kv_heads // self.t)])
+slip("Attention", "AttentionDoesNotShare", 0.5, "several ranks have this key/value head, and each finds only what its own "
+     "query heads add to the gradient: sum it over `sharers`. f is for anything that ranks have alike and use for different "
+     "things: weights, too", weights=lambda self: self.two())
 slip("Attention", "AttentionSharesWithAll", 0.5, "key's and value's gradients are summed over ranks that have other heads: "
-     "only `sharers` have this rank's", weights=lambda self: self.given_f([*two_weights(self)], self.group))
-slip("Attention", "AttentionAddsWeights", 0.5, "g on shared weights adds the weights themselves: f leaves them as they are "
-     "in forward, and sums their gradients in backward", weights=lambda self: self.given_g([*two_weights(self)], self.sharers))
-slip("Attention", "AttentionSharesOneByOne", 3.5, "", says=TOGETHER,
-     weights=lambda self: [self.given_f([weight], self.sharers)[0] for weight in two_weights(self)])
+     "only `sharers` have this rank's", weights=lambda self: self.given_f(self.two(), self.group))
 slip("Attention", "AttentionMemoryWithoutF", 0.5, "memory comes to all ranks as x does: it has to pass through f, too, in "
      "the same call", both=lambda self, x, memory: (self.given_f([x], self.group)[0], memory))
-slip("Attention", "AttentionWithoutF", 0.5, "x and memory have to pass through f: their gradients are the sums of what the "
-     "ranks' heads find", both=lambda self, x, memory: (x, memory))
 slip("Attention", "AttentionFEach", 3.5, "", says=TOGETHER,
      both=lambda self, x, memory: [self.given_f([one], self.group)[0] for one in (x, memory)])
 slip("Attention", "AttentionWithoutG", 0.5, "that is the part of this rank's heads: g adds the parts up", g=lambda self, y: y)
-slip("Attention", "AttentionNeighboursShare", 2, NEIGHBOURS,
+slip("Attention", "AttentionNeighboursShare", 2, "query head j uses key/value head j % kv_heads. repeat_interleave, and sdpa's "
+     "enable_gqa, let neighbours share one: with heads dealt in turn, a rank's query head i uses its key/value head i % (how "
+     "many it has)",
      repeated=lambda self, q, *both: [part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in both])
 slip("Attention", "AttentionRankOfTheWorld", 2, GROUP, on=(4,),
      own=lambda self, whole: list(range(dist.get_rank(), whole.heads, dist.get_world_size())))
@@ -561,8 +448,11 @@ class CrossEntropy:
         self.most = self.largest()
         return self.mean(self.terms(self.log(), self.picked()))
 
+    def own_largest(self):
+        return self.logits.detach().amax(-1)
+
     def largest(self):
-        most = self.logits.detach().amax(-1)
+        most = self.own_largest()
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
         return most
 
@@ -605,8 +495,9 @@ class LossByHand(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, upstream):
-        answer = ctx.answer
-        grad = answer.hot(answer.p() * answer.weight()[..., None])
+        answer, z_log = ctx.answer, 2 * ctx.answer.z * ctx.answer.kept
+        grad = (answer.logits - answer.kept[..., None]).exp() * (1 + z_log)[..., None]
+        grad = grad.scatter_add(-1, answer.local()[..., None], -answer.mine()[..., None].to(grad.dtype))
         return None, grad * answer.share(upstream)[..., None], None, None, None
 
 @also_right("cross_entropy")
@@ -617,15 +508,6 @@ class CrossEntropyByHand(CrossEntropy):
     def log(self):
         self.kept = CrossEntropy.log(self)
         return self.kept
-
-    def p(self):
-        return (self.logits - self.kept[..., None]).exp()
-
-    def weight(self):
-        return 1 + 2 * self.z * self.kept
-
-    def hot(self, grad):
-        return grad.scatter_add(-1, self.local()[..., None], -self.mine()[..., None].to(grad.dtype))
 
     def share(self, upstream):
         return self.counts() * upstream / self.counts().sum()
@@ -644,84 +526,50 @@ other("cross_entropy", "CrossEntropyOfRowsThatCount",
 
 UPSTREAM = "the loss was multiplied by a number: multiply by backward's argument, the gradient of the loss, which need not be 1"
 WIDTH = "where t does not divide V, some ranks have one more: do not count on V / t, but on the logits' own width"
-EVERY = (
-    "every rank has taken a logit for every target, also for those that are not its own: target k is on rank k % t alone; the "
-    "others put in 0"
-)
 BLOCKS = "token k is number k // t on rank k % t, not in a block: not k − r·W on rank k // W"
 SHIFT = "the shift by the largest logit has no gradient: take the maximum of logits.detach()"
 
-def gathered_logits(self, stack):
-    """All logits on every rank, at once or in a list."""
-    width, t = -(-61 // self.t), self.t
+def all_parts(logits, group):
+    """All logits on every rank, in a list."""
+    r, t, own = dist.get_rank(group), dist.get_world_size(group), logits.shape[-1]
 
     def gather(tensors):
-        padded = F.pad(tensors[0], (0, width - tensors[0].shape[-1]), value=-1e30)
+        padded = F.pad(tensors[0], (0, -(-61 // t) - own), value=-1e30)
         parts = [torch.empty_like(padded) for _ in range(t)]
-        dist.all_gather(parts, padded.contiguous(), group=self.group)
-        return [torch.stack(parts, -1).flatten(2)] if stack else parts
+        dist.all_gather(parts, padded.contiguous(), group=group)
+        return parts
 
-    def back(grads, _):
-        grad = grads[0][..., self.r :: t] if stack else grads[self.r]
-        return [grad[..., : self.logits.shape[-1]]]
+    return Both.apply(gather, lambda grads, _: [grads[r][..., :own]], logits)
 
-    return Both.apply(gather, back, self.logits)
-
-def of_all_logits(self, logits, targets, z, group=None):
-    self.logits, self.group, self.r, self.t = logits, group, dist.get_rank(group), dist.get_world_size(group)
-    (whole,) = gathered_logits(self, stack=True)
-    log = whole.logsumexp(-1)
-    terms = log - whole.gather(-1, targets.clamp(min=0)[..., None])[..., 0] + z * log.square()
-    return terms[targets != IGNORED].mean()
-
-def of_all_parts(self, logits, targets, z, group=None):
-    self.logits, self.group, self.r, self.t = logits, group, dist.get_rank(group), dist.get_world_size(group)
-    parts = gathered_logits(self, stack=False)
+def loss_of(parts, targets, z):
+    """Of all logits: target k is number k // n in part k % n."""
     log = torch.stack([part.logsumexp(-1) for part in parts]).logsumexp(0)
     picked = 0
     for k, part in enumerate(parts):
-        mine = targets % self.t == k
-        picked = picked + part.gather(-1, torch.where(mine & (targets >= 0), targets // self.t, 0)[..., None])[..., 0] * mine
+        mine = (targets != IGNORED) & (targets % len(parts) == k)
+        local = torch.where(mine, targets // len(parts), 0)
+        picked = picked + part.gather(-1, local[..., None])[..., 0] * mine
     return (log - picked + z * log.square())[targets != IGNORED].mean()
 
-def one_hot(self):
-    hot = F.one_hot(self.targets.clamp(min=0), 64)[..., self.r : 61 : self.t]
-    return self.reduce((self.logits * hot * self.counts()[..., None]).sum(-1))
-
-def of_every_rank(self):
-    return (self.targets.clamp(min=0) // self.t).clamp(max=self.logits.shape[-1] - 1)
-
-def narrow(width):
-    return lambda self: CrossEntropy.mine(self) & (self.targets // self.t < width(self))
-
-def through_the_largest(self):
-    most = self.logits.amax(-1)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
-    return most
-
-def with_a_hook(self):
-    log = CrossEntropy.log(self)
-    log.register_hook(lambda grad: (dist.all_reduce(grad.clone(), group=self.group), grad)[1])
-    return log
-
-BY_HAND = CrossEntropyByHand
 slip("cross_entropy", "LossOfAllLogits", 1.6, "", says="it made a tensor of 9.07 kB; the largest logits of a rank have 3.02 kB",
-     __call__=of_all_logits)
+     __call__=lambda self, logits, targets, z, group=None:
+     loss_of([torch.stack(all_parts(logits, group), -1).flatten(2)], targets, z))
 slip("cross_entropy", "LossOfAllParts", 1.6, "", says="parts that are gathered into a list count as one tensor",
-     __call__=of_all_parts)
-slip("cross_entropy", "LossByOneHot", 2.4, "", says="the largest logits of a rank have", picked=one_hot)
+     __call__=lambda self, logits, targets, z, group=None: loss_of(all_parts(logits, group), targets, z))
 slip("cross_entropy", "LossWithoutTheMaximum", 1.6, "exp overflows at 710 in float64: subtract the largest logit first, and "
      "add it to the logarithm again", largest=lambda self: torch.zeros_like(self.logits[..., 0]).detach())
 slip("cross_entropy", "LossWithItsOwnMaximum", 1.6, "each rank has subtracted its own largest logit, and sums of "
      "exponentials with different shifts do not add up: the maximum of all ranks first, by dist.ReduceOp.MAX",
-     largest=lambda self: self.logits.detach().amax(-1))
+     largest=lambda self: self.own_largest())
 slip("cross_entropy", "LossSumsMaxima", 1.6, "exp overflows all the same: is the first all-reduce one of dist.ReduceOp.MAX? "
-     "Without it, maxima are added up", on=(4,), largest=lambda self: self.reduce(self.logits.detach().amax(-1)))
+     "Without it, maxima are added up", on=(4,), largest=lambda self: self.reduce(self.own_largest()))
 slip("cross_entropy", "LossWithItsOwnSum", 1.6, "the sum of exponentials is only that of this rank's tokens: add the ranks' "
      "sums up before the logarithm", log=lambda self: self.exponentials().log() + self.most)
 slip("cross_entropy", "LossWithItsOwnTarget", 1.6, "a target's logit is on one rank: the others put in 0, and an all-reduce "
      "gives it to all", picked=lambda self: self.own() * self.mine())
-slip("cross_entropy", "LossOfEveryRanksTarget", 1.6, EVERY, local=of_every_rank, picked=lambda self: self.reduce(self.own()))
+slip("cross_entropy", "LossOfEveryRanksTarget", 1.6, "every rank has taken a logit for every target, also for those that are "
+     "not its own: target k is on rank k % t alone; the others put in 0", picked=lambda self: self.reduce(self.own()),
+     local=lambda self: (self.targets.clamp(min=0) // self.t).clamp(max=self.logits.shape[-1] - 1))
 slip("cross_entropy", "LossInBlocks", 1.6, BLOCKS,
      mine=lambda self: self.counts() & (self.targets // -(-61 // self.t) == self.r),
      local=lambda self: (self.targets - self.r * -(-61 // self.t)).clamp(0, self.logits.shape[-1] - 1))
@@ -729,57 +577,37 @@ slip("cross_entropy", "LossIndexesByTheIgnored", 0, "", says="a target may be �
      local=lambda self: torch.where(self.targets % self.t == self.r, self.targets // self.t, 0))
 slip("cross_entropy", "LossCountsTheIgnored", 1.6, "the mean is over the targets that count: those of −100 are not among them",
      mean=lambda self, terms: torch.where(self.counts(), terms, 0.0).mean())
-slip("cross_entropy", "LossIgnoresNothing", 1.6, "where the target is −100, neither the logarithm nor the z-term counts",
-     mean=lambda self, terms: terms.mean())
 slip("cross_entropy", "LossMeanOfItsOwn", 1.6, "the mean is over all targets that count, of all ranks' tokens: every rank "
      "knows them", mean=lambda self, terms: terms[self.counts()].sum() / self.mine().sum())
-slip("cross_entropy", "LossSums", 1.6, "that is the sum: divide by the number of targets that count",
-     mean=lambda self, terms: terms[self.counts()].sum())
 slip("cross_entropy", "LossWithoutZ", 1.6, "the z-term is missing: z·(log Z)², for each target that counts",
      terms=lambda self, log, picked: log - picked)
-slip("cross_entropy", "LossZWithoutGradient", 1.6, "the z-term has a gradient, too: with p the softmax, that of a logit is "
-     "p·(1 + 2z·log Z), less 1 for the target", terms=lambda self, log, picked: log - picked + self.z * log.detach().square())
-slip("cross_entropy", "LossWithoutTheShift", 1.6, "add the largest logit to the logarithm again",
-     log=lambda self: CrossEntropy.log(self) - self.most)
-slip("cross_entropy", "LossWithoutTheOneMore", 1.6, WIDTH, mine=narrow(lambda self: 61 // self.t))
-slip("cross_entropy", "LossThroughTheLargest", 1.6, SHIFT, largest=through_the_largest)
-slip("cross_entropy", "LossWithoutUpstream", 1.6, UPSTREAM, base=BY_HAND,
+slip("cross_entropy", "LossWithoutTheOneMore", 1.6, WIDTH,
+     mine=lambda self: CrossEntropy.mine(self) & (self.targets // self.t < 61 // self.t))
+slip("cross_entropy", "LossThroughTheLargest", 1.6, SHIFT, own_largest=lambda self: self.logits.amax(-1))
+slip("cross_entropy", "LossWithoutUpstream", 1.6, UPSTREAM, base=CrossEntropyByHand,
      share=lambda self, upstream: self.counts().double() / self.counts().sum())
-slip("cross_entropy", "LossOfItsOwnSoftmax", 1.6, "p is over all ranks' tokens: divide by the sum of all, not by this rank's",
-     base=BY_HAND, p=lambda self: self.logits.softmax(-1))
 slip("cross_entropy", "LossSumsInBackward", 1.6, "the gradient is t times too large: each rank has the same loss, and its "
      "own logits' gradient is whole without any sum",
      reduce=lambda self, tensor: with_gradients.all_reduce(tensor, group=self.group or dist.group.WORLD))
-slip("cross_entropy", "LossWithACallInBackward", 3.2, "backward sends nothing: with the softmax's sum and maximum, each rank "
-     "has all that its logits' gradient needs", log=with_a_hook)
 slip("cross_entropy", "LossWithoutTheGroup", 1.6, GROUP, on=(4,),
      __call__=lambda self, logits, targets, z, group=None: CrossEntropy.__call__(self, logits, targets, z))
 
 # Task 5
-
-def all_gather(x, group):
-    whole = x.new_empty(len(x) * dist.get_world_size(group), *x.shape[1:])
-    dist.all_gather_single(whole, x.contiguous(), group=group)
-    return whole
-
-def reduce_scatter(x, group):
-    part = x.new_empty(len(x) // dist.get_world_size(group), *x.shape[1:])
-    dist.reduce_scatter_single(part, x.contiguous(), group=group)
-    return part
 
 class GatherUp(torch.autograd.Function):
     """A gather and a product; the shard is kept, and gathered again."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, block):
-        ctx.block = block
+        whole = block.gather(x)
+        ctx.block, ctx.kept = block, block.kept(whole)
         ctx.save_for_backward(x, weight)
-        return F.linear(block.gather(x), weight, bias)
+        return F.linear(whole, weight, bias)
 
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        whole = ctx.block.gather(x)
+        whole = ctx.block.gather(x) if ctx.kept is None else torch.cat([*map(torch.as_tensor, ctx.kept)])
         x_grad = ctx.block.gathers_grad(grad @ weight)
         return x_grad, grad.flatten(0, 1).t() @ whole.flatten(0, 1), grad.sum((0, 1)), None
 
@@ -805,12 +633,9 @@ class Block(nn.Module):
         scale, shift, bias = self.parameters_here()
         normed = F.layer_norm(self.before(x), scale.shape, scale, shift)
         units = F.gelu(self.gather_up(normed))
-        return self.added(x, normed) + self.drop(self.sum(self.product(units), bias), seed)
+        return x + self.drop(self.sum(F.linear(units, self.down.weight), bias), seed)
 
     def before(self, x):
-        return x
-
-    def added(self, x, normed):
         return x
 
     def three(self):
@@ -822,28 +647,28 @@ class Block(nn.Module):
     def gather_up(self, h):
         return GatherUp.apply(h, self.up.weight, self.up.bias, self)
 
-    def gather(self, h):
-        return all_gather(h, self.group)
+    def kept(self, whole):
+        """Nothing: backward gathers again."""
+
+    def gather(self, x):
+        whole = x.new_empty(len(x) * self.t, *x.shape[1:])
+        dist.all_gather_single(whole, x.contiguous(), group=self.group)
+        return whole
+
+    def reduce_scatter(self, x):
+        part = x.new_empty(len(x) // self.t, *x.shape[1:])
+        dist.reduce_scatter_single(part, x.contiguous(), group=self.group)
+        return part
 
     def gathers_grad(self, grad):
-        return reduce_scatter(grad, self.group)
-
-    def product(self, units):
-        return F.linear(units, self.down.weight)
+        return self.reduce_scatter(grad)
 
     def sum(self, part, bias):
         return self.scatter(part) + bias
 
     def scatter(self, part):
-        return Both.apply(lambda tensors: [self.scattered(tensors[0])], lambda grads, _: [self.scatters_grad(grads[0])], part)[
-            0
-        ]
-
-    def scattered(self, part):
-        return reduce_scatter(part, self.group)
-
-    def scatters_grad(self, grad):
-        return all_gather(grad, self.group)
+        (own,) = Both.apply(lambda parts: [self.reduce_scatter(parts[0])], lambda grads, _: [self.gather(grads[0])], part)
+        return own
 
     def seed(self, seed):
         return seed * self.t + self.r
@@ -854,34 +679,39 @@ class Block(nn.Module):
 
 @also_right("Block")
 class BlockByLists(Block):
-    def gathers_grad(self, grad):
-        out = grad.chunk(self.t)[0].clone()
-        dist.reduce_scatter(out, [part.contiguous() for part in grad.chunk(self.t)], group=self.group)
-        return out
+    def reduce_scatter(self, x):
+        parts = [part.contiguous() for part in x.chunk(self.t)]
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter(own, parts, group=self.group)
+        return own
 
-    def scatters_grad(self, grad):
-        parts = [torch.empty_like(grad) for _ in range(self.t)]
-        dist.all_gather(parts, grad.contiguous(), group=self.group)
+    def gather(self, x):
+        parts = [torch.empty_like(x) for _ in range(self.t)]
+        dist.all_gather(parts, x.contiguous(), group=self.group)
         return torch.cat(parts)
 
 @also_right("Block")
 class BlockByOlderNames(Block):
-    def scattered(self, part):
-        out = part.new_empty(len(part) // self.t, *part.shape[1:])
-        dist.reduce_scatter_tensor(out, part.contiguous(), group=self.group)
-        return out
+    def reduce_scatter(self, x):
+        own = x.new_empty(len(x) // self.t, *x.shape[1:])
+        dist.reduce_scatter_tensor(own, x.contiguous(), group=self.group)
+        return own
 
-    def scatters_grad(self, grad):
-        whole = grad.new_empty(len(grad) * self.t, *grad.shape[1:])
-        dist.all_gather_into_tensor(whole, grad.contiguous(), group=self.group)
+    def gather(self, x):
+        whole = x.new_empty(len(x) * self.t, *x.shape[1:])
+        dist.all_gather_into_tensor(whole, x.contiguous(), group=self.group)
         return whole
+
+def gathered(block, h):
+    """With gradients; autograd keeps it where it is used."""
+    return Both.apply(lambda own: [block.gather(own[0])], lambda grads, _: [block.gathers_grad(grads[0])], h)[0]
 
 @also_right("Block")
 class BlockByHooksOnSavedTensors(Block):
     """A gather with gradients, whose result is kept as a shard."""
 
     def gather_up(self, h):
-        (whole,) = Both.apply(lambda tensors: [self.gather(tensors[0])], lambda grads, _: [self.gathers_grad(grads[0])], h)
+        whole = gathered(self, h)
         shapes = whole.shape, whole.flatten(0, 1).shape
 
         def pack(tensor):
@@ -920,87 +750,18 @@ class BlockThatKeepsMoreOfItsPositions(Block):
         apart = x - x.mean(-1, keepdim=True)
         normed = apart / (apart.square().mean(-1, keepdim=True) + self.norm.eps).sqrt()
         units = F.gelu(self.gather_up(normed * scale + shift))
-        return x + self.drop(self.sum(self.product(units), bias), seed)
+        return x + self.drop(self.sum(F.linear(units, self.down.weight), bias), seed)
 
     def drop(self, y, seed):
         generator = torch.Generator().manual_seed(self.seed(seed))
         return y * ((torch.rand(y.shape, generator=generator) >= self.p).double() / (1 - self.p))
 
-THREE = (
-    "norm's parameters and down's bias work on this rank's positions only, so that each rank finds a part of their gradients: "
-    "f is for what ranks have alike and use for different things. One f for the three"
-)
-UNSEEN = (
-    "autograd does not see what dist's calls do: inside a torch.autograd.Function, backward says what becomes of a gradient"
-)
-DIVIDED = "that is divided by t: sums are not"
-NO_DROPOUT = (
-    "an element of the sum is either dropped or divided by 1 − p. Dropout comes last, before x is added: after the "
-    "reduce-scatter and the bias, and on this rank's positions"
-)
-
-class GatherUnseen(GatherUp):
-    """A product of what was gathered outside of it."""
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, _ = ctx.saved_tensors
-        return None, grad.flatten(0, 1).t() @ ctx.block.gather(x).flatten(0, 1), grad.sum((0, 1)), None
-
-class ProductOfParts(torch.autograd.Function):
-    """Keeps what was gathered, in t parts."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, block):
-        ctx.block, ctx.parts = block, [block.kept(part) for part in block.gather(x).chunk(block.t)]
-        ctx.save_for_backward(weight)
-        return F.linear(torch.cat([*map(torch.as_tensor, ctx.parts)]), weight, bias)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (weight,) = ctx.saved_tensors
-        x_grad = ctx.block.gathers_grad(grad @ weight)
-        whole = torch.cat([*map(torch.as_tensor, ctx.parts)])
-        return x_grad, grad.flatten(0, 1).t() @ whole.flatten(0, 1), grad.sum((0, 1)), None
-
-def keep_gathered(self, h):
-    (whole,) = Both.apply(lambda tensors: [self.gather(tensors[0])], lambda grads, _: [self.gathers_grad(grads[0])], h)
-    return self.up(whole)
-
-def pad_the_gradient(self, grad):
-    whole = grad.new_zeros(self.t, *grad.shape)
-    whole[self.r] = grad
-    return whole.flatten(0, 1)
-
-def all_reduce_all(self, part):
-    return with_gradients.all_reduce(part, group=self.group or dist.group.WORLD).chunk(self.t)[self.r]
-
-def gather_strided(self, grad):
-    whole = grad.new_empty(len(grad) * self.t, *grad.shape[1:])
-    dist.all_gather_single(whole, grad, group=self.group)
-    return whole
-
-def draw_globally(self, y, seed):
-    if not hasattr(self, "started"):
-        torch.manual_seed(100 + self.r)
-        self.started = True
-    return F.dropout(y, self.p)
-
-def bias_after_the_mask(self, part, bias):
-    self.late = bias
-    return self.scatter(part)
-
-for keeper in (keep_whole, keep_arrays):
-    slip("Block", f"Block_{keeper.__name__}", 5.7, "", says=HELD, more=lambda self, whole, keeper=keeper: keeper(self, whole))
+slip_that_keeps("Block", "arrays", 5.7)
 slip("Block", "BlockBlocks", 2.4, "units are dealt in turn: rank r has the units r, r + t, r + 2t, …, not neighbours",
      cut=lambda self, rows: rows.chunk(self.t)[self.r])
-slip("Block", "BlockRankOfTheWorld", 2.4, GROUP, on=(4,),
-     cut=lambda self, rows: rows[dist.get_rank() :: dist.get_world_size()] if self.t > 1 else rows)
-slip("Block", "BlockWithItsOwnNorm", 2.4, "norm has the whole norm's weight and bias: copy them, or take whole.norm itself",
-     more=lambda self, whole: self.norm.reset_parameters())
-slip("Block", "BlockWithoutSums", 2.4, THREE, parameters_here=lambda self: self.three())
-slip("Block", "BlockSumsTheBiasOnly", 2.4, f"norm's gradients are this rank's positions' only. {THREE}",
-     parameters_here=lambda self: (*self.three()[:2], self.given_f([self.down.bias], self.group)[0]))
+slip("Block", "BlockWithoutSums", 2.4, "norm's parameters and down's bias work on this rank's positions only, so that "
+     "each rank finds a part of their gradients: f is for what ranks have alike and use for different things. One f for the "
+     "three", parameters_here=lambda self: self.three())
 slip("Block", "BlockThreeCalls", 4.8, "one all-reduce for the gradients of norm and of down's bias: f takes a list",
      parameters_here=lambda self: [self.given_f([p], self.group)[0] for p in self.three()])
 slip("Block", "BlockFOnX", 2.4, "x's shard is this rank's alone: not through f, which would add up gradients of different "
@@ -1010,36 +771,25 @@ slip("Block", "BlockBiasTTimes", 2.4, "each rank has added down's bias to its pa
 slip("Block", "BlockOwnGradient", 2.4, "the gradient of what was gathered is only this rank's: each rank has used all "
      "positions, so the gradients of a position are added up over the ranks, and go back to the one that has it: a "
      "reduce-scatter", gathers_grad=lambda self, grad: grad.chunk(self.t)[self.r].clone())
-slip("Block", "BlockPadsTheGradient", 2.4, "behind the reduce-scatter, a rank knows the gradient of its own positions only, "
-     "but has added to all of them: backward gathers", scatters_grad=pad_the_gradient)
-slip("Block", "BlockGathersUnseen", 2.4, UNSEEN,
-     gather_up=lambda self, h: GatherUnseen.apply(h, self.up.weight, self.up.bias, self))
-slip("Block", "BlockDividesTheGathered", 2.4, DIVIDED,
-     scatters_grad=lambda self, grad: Block.scatters_grad(self, grad) / self.t)
+slip("Block", "BlockGathersUnseen", 2.4, "autograd does not see what dist's calls do: inside a torch.autograd.Function, "
+     "backward says what becomes of a gradient", gathers_grad=lambda self, grad: None)
 slip("Block", "BlockAllReduces", 4.8, "an all-reduce gives each rank all positions, with twice the bytes of a "
-     "reduce-scatter: what is outside the units has a rank's positions only", scatter=all_reduce_all)
+     "reduce-scatter: what is outside the units has a rank's positions only",
+     scatter=lambda self, part:
+     with_gradients.all_reduce(part, group=self.group or dist.group.WORLD).chunk(self.t)[self.r])
 slip("Block", "BlockKeepsTheGathered", 5.1, "", says="which keeps the shard and gathers it again in backward",
-     gather_up=keep_gathered)
-slip("Block", "BlockKeepsParts", 5.1, "", says="neither whole nor in parts", kept=lambda self, part: part.clone(),
-     gather_up=lambda self, h: ProductOfParts.apply(h, self.up.weight, self.up.bias, self))
-slip("Block", "BlockKeepsArrays", 5.1, "", says="neither whole nor in parts", kept=lambda self, part: part.numpy().copy(),
-     gather_up=lambda self, h: ProductOfParts.apply(h, self.up.weight, self.up.bias, self))
-slip("Block", "BlockGathersStrided", 4.8, "", says="gave all_gather a tensor that is not contiguous",
-     scatters_grad=gather_strided)
+     gather_up=lambda self, h: self.up(gathered(self, h)))
+slip("Block", "BlockKeepsParts", 5.1, "", says="neither whole nor in parts",
+     kept=lambda self, whole: [part.clone() for part in whole.chunk(self.t)])
+slip("Block", "BlockKeepsArrays", 5.1, "", says="neither whole nor in parts",
+     kept=lambda self, whole: [part.numpy().copy() for part in whole.chunk(self.t)])
 slip("Block", "BlockWithOneMask", 4.8, "", says="each rank has other positions, so its mask", seed=lambda self, seed: seed)
 slip("Block", "BlockSeedsMeet", 4.8, "", says="seed * t + rank is another number for each pair",
      seed=lambda self, seed: seed + self.r)
-slip("Block", "BlockSeedByRank", 4.8, "", says="each step has a seed of its own, which has to count",
-     seed=lambda self, seed: self.r)
-slip("Block", "BlockDrawsGlobally", 4.8, "", says="dropped other elements when seed 7 came again", drop=draw_globally)
-slip("Block", "BlockSeedTimesRank", 4.8, "", says="rank 1 with seed 4 draws the mask of rank 0 with seed 8",
-     seed=lambda self, seed: seed * (self.r + 1))
-slip("Block", "BlockRankTimesThousand", 4.8, "", says="rank 1 with seed 7 draws the mask of rank 0 with seed 1007",
-     seed=lambda self, seed: self.r * 1000 + seed)
-slip("Block", "BlockWithoutDropout", 2.4, "", says="nothing was dropped: F.dropout(y, p) or a mask",
-     drop=lambda self, y, seed: y)
-slip("Block", "BlockForgetsToDivide", 2.4, NO_DROPOUT, drop=lambda self, y, seed: Block.drop(self, y, seed) * (1 - self.p))
-slip("Block", "BlockMasksBeforeTheBias", 2.4, NO_DROPOUT, sum=bias_after_the_mask,
-     drop=lambda self, y, seed: Block.drop(self, y, seed) + self.late)
+slip("Block", "BlockDrawsGlobally", 4.8, "", says="dropped other elements when seed 7 came again",
+     more=lambda self, whole: torch.manual_seed(100 + self.r), drop=lambda self, y, seed: F.dropout(y, self.p))
+slip("Block", "BlockForgetsToDivide", 2.4, "an element of the sum is either dropped or divided by 1 − p. Dropout comes last, "
+     "before x is added: after the reduce-scatter and the bias, and on this rank's positions",
+     drop=lambda self, y, seed: Block.drop(self, y, seed) * (1 - self.p))
 slip("Block", "BlockWithoutTheGroup", 2.4, GROUP, on=(4,), says="in two pairs",
      __init__=lambda self, whole, p, f, group=None: Block.__init__(self, whole, p, f, None))
