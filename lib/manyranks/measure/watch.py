@@ -1,5 +1,6 @@
 """A rank's instrument: what happens there and in which order, and which bytes are alive at chosen moments."""
 
+import gc
 import re
 import sys
 import time
@@ -22,7 +23,7 @@ from manyranks.measure.place import machinery
 OVERWROTE = "a tensor was changed while it was being sent"  # a mark
 _MOMENT, _LOOKS = 0.02, 4  # seconds, and how often to look in the meantime
 _BLOCK = 4096  # bytes: torch and Python keep smaller ones for themselves, as they meet operators and modules
-_OWN_BOOKS = re.compile("^<frozen importlib|linecache.py$")  # files in which Python notes modules, and lines for tracebacks
+_OWN_BOOKS = re.compile("^<frozen importlib|linecache.py$|grade/learner.py$")  # of modules, lines, and of what is ready
 
 
 class Event(NamedTuple):
@@ -136,6 +137,7 @@ class Watch(Journal):
 
     def weigh_all(self, first: bool = False) -> int:
         """Bytes that are alive, also of lists, bytes and numpy's arrays that were made since the first time."""
+        gc.collect()  # what stands in a cycle is gone only then
         self.weigh()
         if first and tracemalloc.is_tracing():  # it never stops: stopping can crash other threads (CPython 128679)
             tracemalloc.clear_traces()
