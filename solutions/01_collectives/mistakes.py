@@ -12,10 +12,9 @@ ALL = (2, 3, 4)  # ranks: some mistakes show on 2 only, others on 4 only
 HINT_0 = "work on a copy: chunks of torch.tensor_split are views of the input"
 HINT_1 = "each chunk is one place off: check which chunk rank r sends first and which it holds at the end"
 HINT_2 = "this ring runs upwards: rank 0 sent to rank 1; here rank r sends to r − 1"
-HINT_3 = "do both mean the same chunk in this step?"
-HINT_4 = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
-HINT_5 = "every message is the whole tensor: cut it with torch.tensor_split and send one chunk at a time"
-HINT_6 = "write it yourself, with dist.send, recv, isend, irecv or batch_isend_irecv"
+HINT_3 = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
+HINT_4 = "every message is the whole tensor: cut it with torch.tensor_split and send one chunk at a time"
+HINT_5 = "write it yourself, with dist.send, recv, isend, irecv or batch_isend_irecv"
 
 
 def me() -> tuple[int, int]:
@@ -93,17 +92,17 @@ def right_swap(x):
 # mistakes: broadcast
 
 
-def far_first(out, root, place=None, last=1):
+def far_first(out, root, last=1, divisor=2):
     """The right tree, with the knobs that learners turn the wrong way."""
     rank, n = me()
-    place = (rank - root) % n if place is None else place
+    place = (rank - root) % n
     distance = 2 ** (n - 1).bit_length() // 2
     while distance >= last:
         if place % (2 * distance) == 0 and place + distance < n:
             dist.send(out, (rank + distance) % n)
         elif place % (2 * distance) == distance:
             dist.recv(out, (rank - distance) % n)
-        distance //= 2
+        distance //= divisor
     return out
 
 
@@ -125,32 +124,14 @@ def broadcast_near_first_as_in_the_chapter(x, root):
     return out
 
 
-@mistake(
-    "tree_broadcast",
-    "far more than a right answer needs: does the loop end?",
-    says="far more than a right answer needs: does the loop end?",
-    on=ALL,
-    points=0.0,
-)
+@mistake("tree_broadcast", "far more than a right answer needs: does the loop end?", on=ALL, points=0.0)
 def broadcast_that_does_not_halve(x, root):
-    (rank, n), out = me(), x.clone()
-    place, distance = (rank - root) % n, n // 2
-    while distance >= 1:
-        if place % (2 * distance) == 0 and place + distance < n:
-            dist.send(out, (rank + distance) % n)
-        elif place % (2 * distance) == distance:
-            dist.recv(out, (rank - distance) % n)
-    return out
+    return far_first(x.clone(), root, divisor=1)
 
 
 @mistake("tree_broadcast", "a round is missing: there are ⌈log₂ N⌉, and the last one has distance 1", on=ALL, points=0.0)
 def broadcast_one_round_too_few(x, root):
     return far_first(x.clone(), root, last=2)
-
-
-@mistake("tree_broadcast", "", says="right is no rank", on=ALL, points=0.0)
-def broadcast_with_places_that_are_ranks(x, root):
-    return far_first(x.clone(), root, place=me()[0])
 
 
 @mistake("tree_broadcast", "copy instead of sending", says="sends to itself", on=ALL, points=0.0)
@@ -186,22 +167,6 @@ def broadcast_in_place(x, root):
     return far_first(x, root)
 
 
-@mistake(
-    "tree_broadcast",
-    "in the round of distance d, each place that is a multiple of 2d sends to place + d, where that exists",
-    on=ALL,
-    points=1.8,
-)
-def broadcast_down_a_chain(x, root):
-    (rank, n), out = me(), x.clone()
-    place = (rank - root) % n
-    if place > 0:
-        dist.recv(out, (rank - 1) % n)
-    if place < n - 1:
-        dist.send(out, (rank + 1) % n)
-    return out
-
-
 @mistake("tree_broadcast", "", says="rank 0 called broadcast", on=ALL, points=0.0)
 def broadcast_by_the_backend(x, root):
     out = x.clone()
@@ -230,22 +195,10 @@ def gather_nothing(shard, elements):
     return shard.clone()
 
 
-@mistake("ring_all_gather", "only the rank's own shard is in its place: no other one was received", on=ALL, points=0.0)
-def gather_own_shard(shard, elements):
-    return placed(shard, elements)
-
-
 @mistake("ring_all_gather", "the last shard is missing: a ring of N ranks has N − 1 steps", on=ALL, points=0.0)
 def gather_one_step_too_few(shard, elements):
     whole = placed(shard, elements)
     gather_ring(whole.tensor_split(me()[1]), steps=lambda n: n - 2)
-    return whole
-
-
-@mistake("ring_all_gather", "3 messages are needed, not 4: too many steps", on=ALL, points=2.4)
-def gather_one_step_too_many(shard, elements):
-    whole = placed(shard, elements)
-    gather_ring(whole.tensor_split(me()[1]), steps=lambda n: n)
     return whole
 
 
@@ -277,35 +230,10 @@ def gather_upwards_as_in_the_chapter(shard, elements):
     return whole
 
 
-@mistake("ring_all_gather", HINT_3, on=ALL, points=0.8)
-def gather_its_own_shard_in_every_step(shard, elements):
-    (rank, n), whole = me(), placed(shard, elements)
-    for step in range(n - 1):
-        exchange(shard, (rank - 1) % n, whole.tensor_split(n)[(rank + step + 1) % n], (rank + 1) % n)
-    return whole
-
-
 @mistake("ring_all_gather", "right shape, wrong dtype: take dtype=shard.dtype", on=ALL, points=0.6)
 def gather_into_the_default_dtype(shard, elements):
     whole = torch.empty(elements)
     chunks = whole.tensor_split(me()[1])
-    chunks[me()[0]].copy_(shard)
-    gather_ring(chunks)
-    return whole
-
-
-@mistake("ring_all_gather", "the rank's own shard is missing: copy it to place r", on=ALL, points=1.6)
-def gather_without_its_own_shard(shard, elements):
-    whole = placed(shard, elements)
-    gather_ring(whole.tensor_split(me()[1]))
-    whole.tensor_split(me()[1])[me()[0]].fill_(-1)
-    return whole
-
-
-@mistake("ring_all_gather", "", says=HINT_4, on=ALL, points=1.6)
-def gather_into_chunks_of_torch_chunk(shard, elements):
-    whole = torch.empty(elements, dtype=shard.dtype)
-    chunks = whole.chunk(me()[1])
     chunks[me()[0]].copy_(shard)
     gather_ring(chunks)
     return whole
@@ -350,24 +278,9 @@ def gather_by_everyone_to_everyone(shard, elements):
     return whole
 
 
-@mistake("ring_all_gather", HINT_5, on=ALL, points=3.0)
+@mistake("ring_all_gather", HINT_4, on=ALL, points=3.0)
 def gather_with_whole_tensors(shard, elements):
     return sum_of_whole_tensors(placed(shard, elements))
-
-
-@mistake("ring_all_gather", "", says="work on a copy: chunks of torch.tensor_split are views of the input", on=ALL, points=3.6)
-def gather_and_clear_the_input(shard, elements):
-    whole = placed(shard, elements)
-    gather_ring(whole.tensor_split(me()[1]))
-    shard.zero_()
-    return whole
-
-
-@mistake("ring_all_gather", "", says="right on 2 ranks only", on=ALL, points=0.8)
-def gather_that_passes_nothing_on(shard, elements):
-    (rank, n), whole = me(), placed(shard, elements)
-    exchange(shard, (rank - 1) % n, whole.tensor_split(n)[(rank + 1) % n], (rank + 1) % n)
-    return whole
 
 
 # mistakes: reduce_scatter
@@ -388,13 +301,6 @@ def scatter(x, **wrong):
 def scatter_the_mean(x):
     out = scatter(x)
     return out / me()[1] if out.is_floating_point() else out
-
-
-@mistake(
-    "ring_reduce_scatter", "", says="every message is the whole tensor: cut it with torch.tensor_split", on=ALL, points=3.75
-)
-def scatter_whole_tensors(x):
-    return sum_of_whole_tensors(x).tensor_split(me()[1])[me()[0]].clone()
 
 
 @mistake("ring_reduce_scatter", "that is the whole sum: return only the rank's chunk of it", on=ALL, points=0.75)
@@ -441,30 +347,7 @@ def scatter_for_two(x):
     return scatter(x, steps=lambda n: 1)
 
 
-@mistake("ring_reduce_scatter", "", says="the result is a tuple", on=ALL, points=2.0)
-def scatter_that_returns_all_chunks(x):
-    chunks = x.clone().tensor_split(me()[1])
-    reduce_ring(chunks)
-    return chunks
-
-
-@mistake("ring_reduce_scatter", HINT_3, on=ALL, points=0.0)
-def scatter_that_sends_another_chunk_than_it_receives(x):
-    (rank, n), chunks = me(), x.clone().tensor_split(me()[1])
-    for step in range(n - 1):
-        coming = torch.empty_like(chunks[(rank + step + 2) % n])
-        exchange(chunks[(rank + step) % n], (rank - 1) % n, coming, (rank + 1) % n)
-        chunks[(rank + step + 2) % n].add_(coming)
-    return chunks[rank].clone()
-
-
-@mistake("ring_reduce_scatter", "the rank's own terms are missing: add what comes to the rank's own chunk", on=ALL, points=2.0)
-def scatter_without_its_own_terms(x):
-    (rank, n), out = me(), scatter(x)
-    return out - x.tensor_split(n)[rank]
-
-
-@mistake("ring_reduce_scatter", HINT_4, on=ALL, points=2.0)
+@mistake("ring_reduce_scatter", HINT_3, on=ALL, points=2.0)
 def scatter_chunks_of_torch_chunk(x):
     chunks = x.clone().chunk(me()[1])
     reduce_ring(chunks)
@@ -477,11 +360,6 @@ def scatter_chunks_of_torch_chunk(x):
 @mistake("ring_all_reduce", "that is the rank's own x: nothing was added to it", on=ALL, points=0.0)
 def reduce_nothing(x):
     return x.clone()
-
-
-@mistake("ring_all_reduce", "that is the rank's own x / N: nothing was added to it", on=ALL, points=0.0)
-def reduce_own_tensor(x):
-    return x / me()[1]
 
 
 def two_rings(x, up=False):
@@ -502,7 +380,7 @@ def reduce_and_divide_twice(x):
     return two_rings(x / me()[1]) / me()[1]
 
 
-@mistake("ring_all_reduce", HINT_5, on=ALL, points=2.4)
+@mistake("ring_all_reduce", HINT_4, on=ALL, points=2.4)
 def reduce_whole_tensors(x):
     return sum_of_whole_tensors(x) / me()[1]
 
@@ -522,18 +400,6 @@ def reduce_upwards_as_in_the_chapter(x):
 @mistake("ring_all_reduce", "", says="right on 2 ranks only", on=ALL, points=1.6)
 def reduce_and_divide_by_two(x):
     return two_rings(x) / 2
-
-
-@mistake("ring_all_reduce", "that is rounded down: divide with /, not with //", on=ALL, points=1.6)
-def reduce_and_round_down(x):
-    return two_rings(x) // me()[1]
-
-
-@mistake("ring_all_reduce", "the rank's own chunk is missing: the all-gather must put it in its place", on=ALL, points=1.6)
-def reduce_and_forget_its_own_chunk(x):
-    out = two_rings(x) / me()[1]
-    out.tensor_split(me()[1])[me()[0]].zero_()
-    return out
 
 
 def ring_reduce_scatter(x):
@@ -575,11 +441,6 @@ def swap_in_the_order_of_arrival(x):
     return received(x, place=lambda rank, k, n: k)
 
 
-@mistake("pairwise_all_to_all", "the chunks stand in reverse order: that of rank 0 comes first", on=ALL, points=1.6)
-def swap_in_reverse_order(x):
-    return received(x, place=lambda rank, k, n: n - 1 - (rank - k) % n)
-
-
 @mistake("pairwise_all_to_all", "the rank's own chunk is missing: it stays, and belongs at place r", on=ALL, points=1.6)
 def swap_without_its_own(x):
     return received(x, own=False)
@@ -596,33 +457,13 @@ def swap_own_chunk_with_all(x):
     return torch.cat(out)
 
 
-@mistake("pairwise_all_to_all", HINT_5, on=ALL, points=3.0)
+@mistake("pairwise_all_to_all", HINT_4, on=ALL, points=3.0)
 def swap_whole_tensors(x):
     (rank, n), out = me(), [x.tensor_split(me()[1])[me()[0]]] * me()[1]
     for k in range(1, n):
         exchange(x, (rank + k) % n, coming := torch.empty_like(x), (rank - k) % n)
         out[(rank - k) % n] = coming.tensor_split(n)[rank]
     return torch.cat(out)
-
-
-@mistake("pairwise_all_to_all", "each chunk goes straight to the rank it is meant for, in one message", on=ALL, points=2.4)
-def swap_round_a_ring(x):
-    (rank, n), passing = me(), x.clone()
-    out = [x.tensor_split(n)[rank]] * n
-    for k in range(1, n):
-        coming = torch.empty_like(x)
-        exchange(passing, (rank + 1) % n, coming, (rank - 1) % n)
-        passing, out[(rank - k) % n] = coming, coming.tensor_split(n)[rank]
-    return torch.cat(out)
-
-
-@mistake(
-    "pairwise_all_to_all", "", says="work on a copy: chunks of torch.tensor_split are views of the input", on=ALL, points=3.6
-)
-def swap_and_clear_the_input(x):
-    out = received(x)
-    x.zero_()
-    return out
 
 
 @mistake("pairwise_all_to_all", "", says="right on 2 ranks only", on=ALL, points=0.8)
@@ -633,7 +474,7 @@ def swap_with_one_rank(x):
     return torch.cat(out)
 
 
-@mistake("pairwise_all_to_all", HINT_4, on=ALL, points=1.6)
+@mistake("pairwise_all_to_all", HINT_3, on=ALL, points=1.6)
 def swap_chunks_of_torch_chunk(x):
     (rank, n), chunks = me(), x.chunk(me()[1])
     out = [chunks[rank].clone() for _ in range(n)]
@@ -661,23 +502,13 @@ def swap_with_room_like_the_senders_chunk(x):
 # mistakes: collectives_ready
 
 
-@mistake(
-    "ring_all_gather",
-    HINT_6,
-    says="manyranks.parallel.collectives.ring_all_gather is not allowed",
-    on=ALL,
-    points=0.0,
-)
+@mistake("ring_all_gather", HINT_5, says="manyranks.parallel.collectives.ring_all_gather is not allowed", on=ALL, points=0.0)
 def gather_by_the_chapter(shard, elements):
     return collectives.ring_all_gather(shard, elements=elements)
 
 
 @mistake(
-    "ring_all_reduce",
-    HINT_6,
-    says="manyranks.parallel.collectives.ring_reduce_scatter is not allowed",
-    on=ALL,
-    points=0.0,
+    "ring_all_reduce", HINT_5, says="manyranks.parallel.collectives.ring_reduce_scatter is not allowed", on=ALL, points=0.0
 )
 def reduce_by_an_inner_module_that_it_imports(x):
     from manyranks.parallel.collectives.ring import ring_all_gather, ring_reduce_scatter

@@ -100,11 +100,6 @@ def goes_back_from_the_newest(p, m, rank):
     return table
 
 
-@wrong_table(says="return a list of pairs, the kind and the micro-batch")
-def returns_nothing(p, m, rank):
-    pass
-
-
 @wrong_table(says="manyranks.parallel.pipeline.schedules.one_f_one_b is not allowed")
 def the_librarys(p, m, rank):
     from manyranks.parallel.pipeline import schedules
@@ -322,17 +317,6 @@ class KeepsInputsAndOutputs(RightStep):
 
 
 @wrong_step(
-    "the last rank needs a micro-batch's input, output and loss until its backward: pop them there, and sum up loss.detach(), "
-    "for the loss itself leads to its graph, and that to the input",
-    points=4.2,
-)
-class SumsLossesWithGraphs(RightStep):
-    def loss(self, y, i):
-        self.losses.append(self.loss_fn(y, self.targets[i]) / self.m)
-        return self.losses[-1]
-
-
-@wrong_step(
     "each micro-batch goes forward and back before the next one: go through `actions` from front to back instead", points=5.95
 )
 class OneAtATime(RightStep):
@@ -344,14 +328,6 @@ class OneAtATime(RightStep):
 class TakesTheOldest(RightStep):
     def kept(self, i):
         return self.flying.pop(min(self.flying))
-
-
-@wrong_step("each micro-batch goes through the stage once: keep its output, and go back from that", points=3.15)
-class ComputesForwardTwice(RightStep):
-    def kept(self, i):
-        x, _ = super().kept(i)
-        y = self.stage(x)
-        return x, y if self.rank < self.last else self.loss_fn(y, self.targets[i]) / self.m
 
 
 @wrong_step("the gradients are divided by m twice: either each loss is, or the sum of gradients", points=2.8)
@@ -376,14 +352,6 @@ class DividesOnEachRank(RightStep):
         y.backward(None if grad is None else grad / self.m)
 
 
-@wrong_step("each micro-batch counts alike, however many rows it has: divide its loss by m", points=2.8)
-class WeighsByRows(RightStep):
-    def loss(self, y, i):
-        loss = self.loss_fn(y, self.targets[i]) * len(y) / sum(map(len, self.targets))
-        self.losses.append(loss.detach())
-        return loss
-
-
 @wrong_step("only one micro-batch has left its gradient: backward adds to .grad, do not set it in between", points=2.8)
 class AssignsInStep(RightStep):
     def go_back(self, y, grad):
@@ -398,12 +366,6 @@ class AssignsInStep(RightStep):
 class WantsNoGradient(RightStep):
     def leaf(self, x):
         return x
-
-
-@wrong_step("a stage goes back from the gradient that it receives, y.backward(grad), not from ones or its own sum", points=2.8)
-class StartsFromOnes(RightStep):
-    def go_back(self, y, grad):
-        y.sum().backward()
 
 
 @wrong_step(
@@ -435,14 +397,6 @@ class ClearsWhatItSends(RightStep):
         super().send(tensor, to)
         if to < self.rank:
             tensor.zero_()
-
-
-@wrong_step(says="one message a micro-batch, and nothing else is sent", points=5.6)
-class BroadcastsTheLoss(RightStep):
-    def result(self):
-        loss = torch.zeros((), dtype=torch.float64) + sum(self.losses)
-        dist.broadcast(loss, self.last)
-        return loss
 
 
 @wrong_step(says="dist is called from the thread that the check calls you in, not from one of your own", points=2.8)
@@ -639,12 +593,6 @@ class ForgetsTheSlope(RightSplit):
         return torch.ones_like(y)
 
 
-@wrong_split("the gradient of a bias is the sum of dz over the rows", points=1.6)
-class ForgetsTheBias(RightSplit):
-    def of_bias(self, bias, grad):
-        pass
-
-
 @wrong_split("some layers have no bias: their layer.bias is None, and gets no gradient", points=2.67)
 class NeedsABias(RightSplit):
     def of_bias(self, bias, grad):
@@ -756,11 +704,6 @@ def does_w_after_its_i(p, m, cap, times):
     return [numbered("F" * min(cap - 1, p - 1 - rank) + "FIW" * m, m) for rank in range(p)]
 
 
-@wrong_cap(says="W0 of stage 0 comes before I0 of stage 0, which it needs")
-def does_w_before_its_i(p, m, cap, times):
-    return [numbered("F" * min(cap - 1, p - 1 - rank) + "FWI" * m, m) for rank in range(p)]
-
-
 @wrong_cap(
     "there is room for more: with 2p − 1 activations, rank r warms up with 2(p − 1 − r) forwards, so that no rank waits for "
     "its first gradient, and puts each W off by 2r rounds",
@@ -773,13 +716,6 @@ def is_zb_h1_at_most(p, m, cap, times):
 @wrong_cap(says="makes 3 activations in flight; the cap is 2", points=3.25)
 def is_always_zb_h1(p, m, cap, times):
     return capped(p, m, p)
-
-
-@wrong_cap(says="with p = 4, m = 6, cap = 2, under_a_cap(4, 6, 2, times) raised ValueError: cap", points=4.5)
-def raises_below_p(p, m, cap, times):
-    if cap < p:
-        raise ValueError("cap")
-    return capped(p, m, cap)
 
 
 @wrong_cap(says="under_a_cap(4, 6, 2, times) was not over after 2 s", points=4.5)

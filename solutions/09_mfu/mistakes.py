@@ -105,11 +105,6 @@ def of_one_layer(m, *sizes):
     return {name: flops / (1 if name == "head" else m.layers) for name, flops in forward(m, *sizes).items()}
 
 
-@wrong_pass(says="the table above has the names of what you are given")
-def another_name(m, *sizes):
-    return forward(m, *sizes, chosen=m.topk)
-
-
 @wrong_pass(says="torch.utils.flop_counter.FlopCounterMode is not allowed")
 def from_the_counter(m, *sizes):
     with FlopCounterMode(display=False):
@@ -450,7 +445,7 @@ def directly(spans, span):
     return [one for one in inner if not any(holds(other, one) for other in inner)]
 
 
-def split(wait, last, own):
+def split(wait, last):
     return rest(wait, max(0.0, min(last, wait.finished) - wait.started))
 
 
@@ -466,7 +461,7 @@ def budget(spans, arrived, step, zero, **instead):
     last = (its.largest(torch.tensor(arrived, dtype=torch.float64) - its.since) + its.back).tolist()
     for span in spans:
         if span.kind == "wait":
-            waiting, communication = its.split(span, last[span.call], arrived[span.call])
+            waiting, communication = its.split(span, last[span.call])
             parts["waiting"] += waiting
             parts["communication"] += communication
         else:
@@ -487,7 +482,7 @@ def budget_with_a_stack(spans, arrived, step, zero):
             parts[stack[-1].kind] -= span.finished - span.started
         parts[span.kind] += span.finished - span.started
         if span.kind == "wait":
-            for name, seconds in zip(("waiting", "communication"), split(span, last[span.call], 0), strict=True):
+            for name, seconds in zip(("waiting", "communication"), split(span, last[span.call]), strict=True):
                 parts[name] += seconds
         stack.append(span)
     parts["python"] = step[1] - step[0] - sum(parts[name] for name in PARTS[:-1])
@@ -504,12 +499,6 @@ def budget_from_zero(spans, arrived, step, zero):
 @wrong_budget("nested operators are counted twice: a moment belongs only to the innermost span that covers it", points=2.25)
 def nested_twice(*given):
     return budget(*given, inside=lambda spans, span: [])
-
-
-@wrong_budget("a moment belongs to the outermost operator here: it is the innermost span's that covers it", points=1)
-def outermost(spans, *given):
-    outer = [span for span in spans if not any(holds(one, span) for one in spans if one.kind != "calls")]
-    return budget(outer, *given, inside=lambda spans, span: [])
 
 
 @wrong_budget("'calls' spans are counted as operators: what no operator inside them covers is Python's", points=2.25)
@@ -545,14 +534,9 @@ def not_back_on_its_clock(*given):
     return budget(*given, back=0)
 
 
-@wrong_budget("waiting is counted from when this rank came to the call: it begins with the wait, not before", points=3.25)
-def waiting_from_its_own_moment(*given):
-    return budget(*given, split=lambda wait, last, own: rest(wait, max(0.0, min(last, wait.finished) - own)))
-
-
 @wrong_budget("where the last rank had come before the wait began, there is no waiting: 0, not less", points=3.25)
 def waiting_below_zero(*given):
-    return budget(*given, split=lambda wait, last, own: rest(wait, min(last, wait.finished) - wait.started))
+    return budget(*given, split=lambda wait, last: rest(wait, min(last, wait.finished) - wait.started))
 
 
 @wrong_budget("`call` says which collective a wait is for: ranks need not wait for them in their order", points=3.25)
@@ -582,16 +566,17 @@ def gathers_traces(spans, *given):
 @right("lost_time")
 def lost(operators, needed, peak, bandwidth, **instead):
     rules = {"lost": lambda compute, memory: max(compute, memory) - compute, "moved": both, "ends": lambda one: one.flops > 0}
-    rules |= {"read": lambda reads, made, before: dict(one for one in reads if one[0] not in made).values()}
+    rules |= {"read": lambda reads, made: dict(one for one in reads if one[0] not in made).values()}
     its = Its(**rules | {"later": lambda run, behind: {*needed, *read_by(behind)}} | instead)
     start, saved = 0, 0
     for product, group in groupby(operators, its.ends):
         run = [*group]
-        before, behind, start = operators[:start], operators[start + len(run) :], start + len(run)
+        start += len(run)
+        behind = operators[start:]
         reads = [each for one in run for each in one.reads.items()]
         made = {name: size for one in run for name, size in one.writes.items()}
         written = sum(size for name, size in made.items() if name in its.later(run, behind))
-        saved += 0 if product else sum(map(both, run)) - sum(its.read(reads, made, before)) - written
+        saved += 0 if product else sum(map(both, run)) - sum(its.read(reads, made)) - written
     return [its.lost(one.flops / peak, its.moved(one) / bandwidth) for one in operators], saved / bandwidth
 
 
@@ -628,13 +613,6 @@ def whole_time(*given):
     return lost(*given, lost=max)
 
 
-@wrong_loss(
-    "that is the bytes' time: where the FLOPs take longer, nothing is lost; where not, subtract their time", points=1.35
-)
-def time_of_the_bytes(*given):
-    return lost(*given, lost=lambda compute, memory: memory)
-
-
 @wrong_loss("the bytes that an operator writes are not counted: it moves what it reads and what it writes", points=1.35)
 def only_reads(*given):
     return lost(*given, moved=lambda one: sum(one.reads.values()))
@@ -665,18 +643,6 @@ def writes_for_others(*given):
     return lost(*given, later=lambda run, behind: read_by(behind))
 
 
-@wrong_loss("here a run writes for the very next operator only: write what any operator behind it reads", points=1.65)
-def writes_for_the_next(operators, needed, *chip):
-    return lost(operators, needed, *chip, later=lambda run, behind: {*needed, *read_by(behind[:1])})
-
-
-@wrong_loss(
-    "here a run writes for products only: write what any operator behind it reads, also one in a later run", points=1.65
-)
-def writes_for_products(operators, needed, *chip):
-    return lost(operators, needed, *chip, later=lambda run, behind: {*needed, *read_by(one for one in behind if one.flops)})
-
-
 @wrong_loss("all results of a run are written here: what only the run itself reads stays on the chip", points=1.65)
 def writes_all(*given):
     return lost(*given, later=lambda run, behind: {name for one in run for name in one.writes})
@@ -684,25 +650,14 @@ def writes_all(*given):
 
 @wrong_loss("a fused kernel reads its own results from memory here: what it has made stays on the chip", points=1.65)
 def reads_its_own(*given):
-    return lost(*given, read=lambda reads, made, before: dict(reads).values())
-
-
-@wrong_loss(
-    "here a run does not read what an earlier run has made: that is another kernel, and it comes from memory", points=1.65
-)
-def made_before_is_on_the_chip(*given):
-    def read(reads, made, before):
-        earlier = {name for one in before if not one.flops for name in one.writes}
-        return dict(one for one in reads if one[0] not in {*made, *earlier}).values()
-
-    return lost(*given, read=read)
+    return lost(*given, read=lambda reads, made: dict(reads).values())
 
 
 @wrong_loss(
     "a tensor that several operators of a run read is counted each time here: a fused kernel reads it once", points=1.65
 )
 def reads_twice(*given):
-    return lost(*given, read=lambda reads, made, before: [size for name, size in reads if name not in made])
+    return lost(*given, read=lambda reads, made: [size for name, size in reads if name not in made])
 
 
 @wrong_loss("all is one kernel here, with the products: they stay what they are, and each of them ends a run", points=1.65)

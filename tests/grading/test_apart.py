@@ -300,9 +300,8 @@ FULL = {
 @pytest.mark.parametrize("kind", matrix(FULL, ["folders in folders"]))
 def test_a_disk_is_not_filled_and_all_of_it_is_removed(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    report = judged(f"import os, time\ndef shard(tensor):\n    {FULL[kind]}\n    time.sleep(5)\n").report
-    assert report.points == 0
-    assert "wrote more than" in f"{report}"
+    with pytest.raises(apart.Ended, match="wrote more than"):
+        judged(f"import os, time\ndef shard(tensor):\n    {FULL[kind]}\n    time.sleep(5)\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -328,6 +327,16 @@ OUTSIDE = {
     "memory of a device": "mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20)",
     "memory that is written and sealed, again and again": "for _ in range(50): done(libc.mprotect(pages(0x22), 1 << 28, 1))",
     "memory that grows downwards": "for _ in range(50): pages(0x122)",
+    "memory of pipes": "done(libc.syscall(278 if x86 else 75, os.pipe()[1], struct.pack('QQ', 0, 0), 1, 0))",
+    "memory of sockets": "found = len([socket.socketpair() for _ in range(150)])",
+    "memory that stays": "done(libc.mlock(ctypes.c_void_p(pages(0x22)), ctypes.c_size_t(4096)))",
+    "files of a thread": "done(libc.syscall(436, 900, 901, 2))",
+    "a file for another process": "found = socket.socketpair()[0].sendmsg([b'x'])",
+    "a lease": "fcntl.fcntl(os.open(os.__file__, os.O_RDONLY), 1024, 1)",
+    "what happens in a folder": "fcntl.fcntl(os.open('/usr', os.O_RDONLY), 1026, 1)",
+    "the user's watches": "done(libc.inotify_init())",
+    "the machine's queues": "done(libc.syscall(206 if x86 else 0, 8, ctypes.byref(ctypes.c_ulong())))",
+    "the kernel's lists of sockets": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)",
     "room without size": "done(libc.fallocate(os.open('x', os.O_RDWR | os.O_CREAT), 1, 0, 4096))",
     "a file without a name": "os.open('.', os.O_TMPFILE | os.O_RDWR)",
     "removal": "open('y', 'w'); os.remove('y')",
@@ -447,10 +456,29 @@ def test_what_a_cell_prints_is_no_row_of_the_table(capfd):
 
 
 def test_a_full_disk_ends_nobody_else_s_ranks():
-    """The process above runs the right answer, in the same forkserver, while the disk is looked at."""
+    """The process above runs the right answer in the same forkserver."""
     with judges() as judge:
-        assert judged("import os\nfor i in range(510): os.mkdir(f'd{i}')\n" + RIGHT, judge).points == 0
+        with pytest.raises(apart.Ended, match="wrote more than"):
+            judged("import os, time\nfor i in range(510): os.mkdir(f'd{i}')\ntime.sleep(5)\n" + RIGHT, judge)
         assert judged(RIGHT, judge).points == 2
+
+
+NOTES_TOO_MUCH = f"""{RIGHT}
+import sys
+right = shard
+def shard(tensor):
+    frame = sys._getframe()
+    while "watch" not in frame.f_locals:
+        frame = frame.f_back
+    frame.f_locals["watch"].events.append(("mark", "failed: [" + "[]," * 100_000 + "[]]", 0))
+    return right(tensor)
+"""
+
+
+def test_notes_that_are_far_too_long_are_not_read():
+    report = judged(NOTES_TOO_MUCH).report
+    assert report.points == 0
+    assert "did not return what the check notes" in f"{report}"
 
 
 def test_a_task_that_is_no_function_costs_no_other_task_its_points(court):

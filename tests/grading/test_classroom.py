@@ -143,6 +143,36 @@ def test_what_this_machine_cannot_start_is_not_judged_and_nobody_s_fault(tmp_pat
     assert "no space left" in capsys.readouterr().out
 
 
+class EndedSoon:
+    """A judge of submissions of exercise 01 that end after their first task."""
+
+    def judged(self, read):
+        yield apart.Judged("check_tree_broadcast", 0, 3.0, Report("tree_broadcast", 3.0, 3.0, ()), 0.1)
+        raise apart.Ended("it ended the process that judged it")
+
+
+def test_who_ends_the_judge_loses_the_points_of_all_that_was_not_judged(tmp_path, capsys):
+    (tmp_path / "bob    all     20 of 20").mkdir()
+    for path in (tmp_path / "ada.ipynb", tmp_path / "bob    all     20 of 20" / f"{synthetic.NAME}.ipynb"):
+        path.write_text("{}")
+    rows = list(classroom.graded(tmp_path, ROOT / "exercises", EndedSoon()))
+    assert [(row.points, row.out_of) for row in rows] == 2 * [(3, 3), (0, 17)]
+    classroom.shown(rows)
+    assert "bob all 20 of 20 tree_broadcast" in capsys.readouterr().out
+
+
+def test_what_cannot_be_looked_at_is_one_row(tmp_path):
+    (tmp_path / "ada.ipynb").write_text("no notebook")
+    place = os.open(tmp_path, os.O_RDONLY)
+    for name in 20 * ["d" * 240]:
+        os.mkdir(name, dir_fd=place)
+        place, before = os.open(name, os.O_RDONLY, dir_fd=place), place
+        os.close(before)
+    os.close(os.open("f" * 250, os.O_CREAT | os.O_WRONLY, dir_fd=place))
+    os.close(place)
+    assert "ada" in [one.student for one in classroom.submissions(tmp_path, []) if not one.refused]
+
+
 class Interrupted:
     """A judge who gives each submission one row, and is interrupted at the second."""
 
@@ -171,6 +201,17 @@ def test_an_interrupted_run_goes_on_where_it_stopped_and_a_changed_submission_is
     (folder / "ada.ipynb").write_text("ada, later")
     with pytest.raises(KeyboardInterrupt):
         list(classroom.graded(folder, released, Interrupted(), done))
+
+
+def test_two_names_that_are_written_alike_are_one_student(tmp_path):
+    for name in ("=x", "'=x"):
+        (tmp_path / f"{name}.ipynb").write_text("x")
+    first, second = classroom.submissions(tmp_path, ["x"])
+    assert sorted((first.refused, second.refused)) == ["", "there is another notebook of this exercise"]
+    table = tmp_path / "rows.csv"
+    classroom.write(table, classroom.graded(tmp_path, ROOT / "exercises", EndedSoon()))
+    again = list(classroom.graded(tmp_path, ROOT / "exercises", EndedSoon(), classroom.read(table)))
+    assert len(again) == len(classroom.read(table))
 
 
 def test_the_command_says_what_fences_stand_and_will_not_judge_without(tmp_path, capsys, monkeypatch):
@@ -212,3 +253,28 @@ def test_what_nbgrader_would_wait_for_for_ever_is_not_read(kind, tmp_path):
         os.symlink("/dev/zero", folder / "data.csv")
     with pytest.raises(RuntimeError, match="is a link, no file, or larger than 20 MB"):
         course.submit("ada", course.release)
+
+
+REFUSED = {  # name of a file, what it has, why
+    "many parts": ("99_double.ipynb", '{"cells": [' + "0," * 110_000 + "0]}", "more than 100,000 parts"),
+    "no time": ("timestamp.txt", "2026-01-01 00:00:00 /../../../../etc/passwd", "has no time"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_nbgrader_would_read_for_minutes_or_look_for_is_not_read(kind, tmp_path):
+    course = Course(tmp_path, "99_double", small())
+    course.submit("ada", course.release)
+    name, text, why = REFUSED[kind]
+    (tmp_path / "submitted" / "ada" / "99_double" / name).write_text(text)
+    found = course.api.autograde("99_double", "ada", force=True)
+    assert not found["success"]
+    assert why in found["log"]
+
+
+def test_a_name_of_two_lines_stops_nbgrader_for_nobody(tmp_path):
+    course = Course(tmp_path, "99_double", small())
+    for student in ("ada", "e\nf", "zoe"):
+        course._write(f"submitted/{student}", course.release)
+    course.api.autograde("99_double", "*")
+    assert {path.name for path in (tmp_path / "autograded").iterdir()} == {"ada", "zoe"}

@@ -2,7 +2,7 @@
 
 import nbformat
 import pytest
-from nbformat.v4 import new_output
+from nbformat.v4 import new_markdown_cell, new_output
 
 from tests.conftest import ROOT, matrix
 from tests.grading.course import Course, answered, small
@@ -136,6 +136,16 @@ def test_outputs_that_came_with_the_submission_count_for_nothing(course):
     for cell in forged.cells:
         cell.outputs = [new_output("execute_result", data={"text/plain": "1"}, execution_count=1)]
     assert course.submit("forger", forged) == {"check_double": 0, "check_rest": 0}
+
+
+def test_feedback_runs_nothing_of_a_learner_s_and_is_soon_written(course):
+    told = answered(course.release, {"double": RIGHT})
+    told.cells += [new_markdown_cell(f"<script>{'a' * 9}()</script><img src=x onerror=alert(1)>" + " " * 100_000 + "end")]
+    course.submit("html", told)
+    assert "&lt;script&gt;aaaaaaaaa" in course.feedback("html")
+    assert "<script>aaaaaaaaa" not in course.feedback("html")
+    graded = nbformat.read(course.root / "autograded" / "html" / course.name / f"{course.name}.ipynb", 4)
+    assert len(graded.cells[-1].source) < 20_100
 
 
 def without_its_check(course, answer):

@@ -9,10 +9,8 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from manyranks.grade.answers import Solved, dumped
 from manyranks.grade.check import Line, Record, Report, Task, loaded
 from manyranks.grade.submission import Check, checks
 from manyranks.world import cells, confine, local, messages
+from manyranks.world import scratch as scratches
 from manyranks.world.confine import Confined
 from manyranks.world.errors import NotStarted, WorldError
 from manyranks.world.plain import NotPlain, pack, unpack
@@ -38,8 +37,9 @@ from manyranks.world.world import World
 _CELLS = 12.0  # seconds that the cells themselves may take
 _READING, _A_CHECK = 30.0, 180.0  # seconds: to read a notebook; of a check, on a machine that is very busy
 _MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
-_DISK, _FILES, _LOOK = 64 * 2**20, 500, 0.2  # bytes, files and folders that ranks may leave; seconds between two looks
-_SMALL = 1 << 22  # bytes of a message between the processes
+_LOOK = 0.2  # seconds between two looks at what ranks have written
+_SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds in which it has come whole
+_WORDS = 300  # letters of what ranks say of an object
 _IN_SPITE = "To judge in spite of it: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
 SOLUTIONS = Path("solutions")  # beside exercises/, where a course has them
 
@@ -115,17 +115,20 @@ class Judge:
         server = local.the_forkserver()
         server.wait_until_ready()
         server.renew_network()
-        scratch = tempfile.mkdtemp(prefix="manyranks-judge-")
-        mine, theirs = socket.socketpair()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        pid = os.fork()
+        try:
+            scratch = tempfile.mkdtemp(prefix="manyranks-judge-")
+            mine, theirs = socket.socketpair()
+            pid = os.fork()
+        except OSError as error:
+            raise NotJudged(f"{error}") from error
         if pid == 0:
             mine.close()
             _live(read, scratch, self._seed, theirs)
         theirs.close()
         try:
-            yield from self._heard(mine, pid)
+            yield from self._heard(mine, pid, scratch)
         finally:
             with contextlib.suppress(ChildProcessError):  # it has ended, and _how has seen it
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -134,30 +137,44 @@ class Judge:
             mine.close()
             server.kill_all()
             server.settle()
-            for remove in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):  # a folder may have been made that nobody can list
-                subprocess.run([*remove, "--", scratch], check=False, stderr=subprocess.DEVNULL)
+            scratches.remove(scratch)
 
-    def _heard(self, other: socket.socket, pid: int) -> Iterator[Judged]:
-        seconds = _READING
+    def _heard(self, other: socket.socket, pid: int, scratch: str) -> Iterator[Judged]:
+        seconds = left = _READING
         while True:
+            started = time.monotonic()
             try:
-                told = unpack(messages.receive(other, messages.EXACTLY, _SMALL, seconds), Judged | _Asks | _Over)
+                self._wait(other, left, scratch)
+                told = unpack(messages.receive(other, messages.EXACTLY, _SMALL, _WHOLE), Judged | _Asks | _Over)
             except TimeoutError:
                 raise Ended(f"it took longer than {seconds:.0f} s") from None
             except (EOFError, OSError, NotPlain):
                 raise Ended(f"it ended the process that judged it: {_how(pid)}") from None
-            seconds = _A_CHECK
+            left -= time.monotonic() - started
             if isinstance(told, _Over):
                 if told.why:
                     raise (NotJudged if told.machine else Ended)(told.why)
                 return
-            if isinstance(told, _Asks):
-                try:
-                    messages.send(other, [self._record(told)])
-                except (WorldError, ValueError) as error:  # the right answer did not run
-                    raise NotJudged(f"{error}") from error
-            else:
+            if seconds == _READING or isinstance(told, Judged):
+                seconds = left = _A_CHECK
+            if isinstance(told, Judged):
                 yield told
+                continue
+            try:
+                record = self._record(told)
+            except (WorldError, ValueError) as error:  # the right answer did not run
+                raise NotJudged(f"{error}") from error
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                messages.send(other, [record])
+
+    def _wait(self, other: socket.socket, seconds: float, scratch: str) -> None:
+        """For the next message. Raises TimeoutError; Ended where ranks fill the disk: a limit holds for one file only."""
+        until = time.monotonic() + seconds
+        while not local.readable(other.fileno(), _LOOK):
+            if scratches.too_much(scratch):
+                raise Ended(f"its ranks wrote more than {scratches.MOST >> 20} MB, or {scratches.MOST_FILES} files")
+            if time.monotonic() > until:
+                raise TimeoutError
 
     def _record(self, asked: _Asks) -> bytes:
         """By what the solution does with numbers that nobody has seen; empty where there is no solution."""
@@ -208,7 +225,7 @@ def _how(pid: int) -> str:
     else:
         return "it sent what is no answer"
     code = os.waitstatus_to_exitcode(ended[1])
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
 
 
 # In the process that judges one submission
@@ -225,17 +242,16 @@ def _live(read: Callable[[], NotebookNode], scratch: str, seed: int, above: sock
         confine.limit(_FILE, _MEMORY)
         trial.confined = Confined(scratch)
         cells.only_remembered = True
-        _Court(above, scratch, seed).judge(read)
+        _Court(above, seed).judge(read)
     finally:
         os._exit(1)
 
 
 class _Court:
-    """above: the process that knows what is right; scratch: where ranks may write; seed: of numbers that nobody has seen."""
+    """above: the process that knows what is right; seed: of numbers that nobody has seen."""
 
-    def __init__(self, above: socket.socket, scratch: str, seed: int):
-        self._above, self._scratch, self._seed, self._overfull = above, scratch, seed, threading.Event()
-        self._own = threading.Lock()  # held while the process above may run the right answer: its ranks are not to be ended
+    def __init__(self, above: socket.socket, seed: int):
+        self._above, self._seed = above, seed
 
     def judge(self, read: Callable[[], NotebookNode]) -> None:
         """Tells of one check after the other."""
@@ -243,7 +259,6 @@ class _Court:
             found = checks(read())
         except Exception as error:  # not a notebook: this raises many kinds
             return self._tell(_Over(f"cannot be read: {type(error).__name__}"))
-        threading.Thread(target=self._watch_disk, daemon=True).start()
         for one in found:
             started = time.monotonic()
             try:
@@ -260,16 +275,12 @@ class _Court:
     def _report(self, check: Check) -> Report:
         """Whatever goes wrong is a line of it, and no points."""
         try:
-            report = self._checked(check)
+            return self._checked(check)
         except NotStarted:
-            if not self._overfull.is_set():
-                raise
+            raise
         except Exception as error:  # what came back from the ranks was not what a check notes
             why = f"{type(error).__name__}: {error}"[:300]
             return _no_points(check, "can be judged", why, "leave the check and the library as they are")
-        if self._overfull.is_set():
-            return _no_points(check, "can be judged", f"its ranks wrote more than {_DISK >> 20} MB, or {_FILES} files", "")
-        return report
 
     def _checked(self, check: Check) -> Report:
         task = grade
@@ -293,39 +304,9 @@ class _Court:
         return checking.report(task, answer, tried, self._record(task, whole=True))
 
     def _record(self, task: Task, whole: bool) -> Record | None:
-        with self._own:
-            self._tell(_Asks(task.exercise, task.name, whole))
-            (answer,) = messages.receive(self._above, messages.EXACTLY)
+        self._tell(_Asks(task.exercise, task.name, whole))
+        (answer,) = messages.receive(self._above, messages.EXACTLY)
         return loaded(answer.tobytes().decode())[task.name] if len(answer) else None
-
-    def _watch_disk(self) -> None:
-        """Ends the ranks that fill the disk: a limit holds for one file only."""
-        while True:
-            time.sleep(_LOOK)
-            with self._own:
-                if _too_much(self._scratch):
-                    self._overfull.set()
-                    local.the_forkserver().kill_all()
-
-
-def _raised(error: OSError) -> None:
-    raise error
-
-
-def _too_much(folder: str) -> bool:
-    taken = count = 0
-    try:
-        for _, folders, files, place in os.fwalk(folder, onerror=_raised):
-            count += len(folders) + len(files)
-            sizes = (os.stat(file, dir_fd=place, follow_symlinks=False) for file in files[:_FILES])
-            taken += sum(max(one.st_size, 512 * one.st_blocks) for one in sizes)
-            if count > _FILES or taken > _DISK:
-                return True
-    except FileNotFoundError:  # a check has ended in between
-        return False
-    except (OSError, RecursionError):  # so deep that it has no name
-        return True
-    return False
 
 
 def _no_points(check: Check, what: str, found: str, hint: str) -> Report:
@@ -337,7 +318,8 @@ def _asked(check: Check) -> Known:
     try:
         with World(1, backend="gloo", timeout=_CELLS, confined=trial.confined) as world:
             told = world.run(known, check.source, check.name)[0]
-        return msgspec.convert(told, Known)
+        told = msgspec.convert(told, Known)
+        return told._replace(kind=told.kind[:_WORDS], error=told.error[:_WORDS])
     except NotStarted:
         raise
     except WorldError as error:

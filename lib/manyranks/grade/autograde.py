@@ -10,6 +10,7 @@ nbgrader itself gives full marks to a test cell without output, or with one that
 
 import math
 import os
+import re
 import stat
 from functools import cache, wraps
 from pathlib import Path
@@ -25,9 +26,13 @@ from nbgrader.preprocessors import Execute, NbGraderPreprocessor, SaveAutoGrades
 from nbgrader.preprocessors.execute import UnresponsiveKernelError
 from traitlets import Bool
 
-from manyranks.grade import apart, classroom, submission
+from manyranks.grade import apart, submission
+from manyranks.grade.classroom import LARGEST
+from manyranks.world.trouble import printable
 
-_LARGEST, _MOST = 20 * 2**20, 200  # bytes of a file, and cells with a name of nbgrader's
+_MOST = 200  # cells with a name of nbgrader's
+_PARTS, _TEXT = 100_000, 20_000  # of JSON in a notebook, each of which nbgrader copies many times; letters of a text cell
+_TIME = re.compile(rb"[\w :.+-]{0,60}\s*")  # of a submission
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
 
@@ -88,7 +93,8 @@ def outputs(judged: apart.Judged) -> list[NotebookNode]:
 class Tidied(NbGraderPreprocessor):
     """Takes away what is no metadata of nbgrader's, and that of a cell which is there twice: the last one counts.
 
-    nbgrader leaves an empty entry in such a cell, takes it for one of an old version, and grades nobody after it.
+    nbgrader leaves an empty entry in such a cell, takes it for one of an old version, and grades nobody after it. Long
+    texts are cut: feedback on them takes minutes, or hours.
     """
 
     def preprocess(self, nb: NotebookNode, resources):
@@ -100,7 +106,16 @@ class Tidied(NbGraderPreprocessor):
                 cell.metadata.nbgrader["schema_version"] = MetadataValidator.schema_version
             else:
                 cell.metadata.pop("nbgrader", None)
+            if cell.cell_type == "markdown":
+                cell.source = _as_it_is(cell.source)
         return nb, resources
+
+
+def _as_it_is(text: str) -> str:
+    """Shows a learner's text without its HTML, for feedback is opened by others; locked texts are put back by nbgrader."""
+    text = re.sub(r"\s{50,}", "\n", text[:_TEXT])
+    fence = "~" * (3 + max(map(len, re.findall("~+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def regular_files_only(start):
@@ -115,11 +130,29 @@ def regular_files_only(start):
         for place, folders, files in os.walk(folder):
             for path in (Path(place) / name for name in (*folders, *files)):
                 status = path.lstat()
-                if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > _LARGEST:
-                    raise ValueError(f"{classroom.printable(str(path))} is a link, no file, or larger than {_LARGEST >> 20} MB")
+                if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST:
+                    raise ValueError(f"{printable(str(path))} is a link, no file, or larger than {LARGEST >> 20} MB")
+                text = path.read_bytes() if path.suffix == ".ipynb" or path.name == "timestamp.txt" else b""
+                if sum(map(text.count, (b"{", b"[", b","))) > _PARTS:
+                    raise ValueError(f"{printable(str(path))} has more than {_PARTS:,} parts")
+                if path.name == "timestamp.txt" and not _TIME.fullmatch(text):
+                    raise ValueError(f"{printable(str(path))} has no time")
         return start(self, assignment_id, student_id)
 
     return checked
+
+
+def with_names_of_one_line(start):
+    """Leaves out folders whose names nbgrader's patterns do not match: it would stop there. start: Autograde.init_notebooks."""
+
+    @wraps(start)
+    def listed(self) -> None:
+        start(self)
+        for folder in [name for name in self.assignments if not name.isprintable()]:
+            self.log.error("%s is left out: its name has more than one line", printable(folder))
+            del self.assignments[folder]
+
+    return listed
 
 
 def from_nothing(start):
@@ -163,6 +196,7 @@ def first_steps() -> list[type]:
     """nbgrader's own steps of tidying a submission, after ours."""
     Autograde.init_destination = regular_files_only(Autograde.init_destination)  # nbgrader has no hooks here
     Autograde.init_assignment = from_nothing(Autograde.init_assignment)
+    Autograde.init_notebooks = with_names_of_one_line(Autograde.init_notebooks)
     return [Tidied, *Autograde.sanitize_preprocessors.default()]
 
 

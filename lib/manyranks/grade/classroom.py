@@ -7,7 +7,9 @@ the released exercise says, not the submission. Learners' code runs on confined 
 import argparse
 import csv
 import hashlib
+import io
 import os
+import signal
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,10 +25,12 @@ from manyranks.grade import apart
 from manyranks.grade.check import Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.world.confine import fences
+from manyranks.world.trouble import printable
 
 _LONG = 100
 NOT_JUDGED = "not judged, for this machine could not start its ranks"
-_LARGEST = 20 * 2**20  # bytes of a notebook
+LARGEST = 20 * 2**20  # bytes of a notebook
+_LINK = "it is a link"
 _FORMULA = ("=", "+", "-", "@")  # with these a spreadsheet begins to compute
 
 
@@ -61,21 +65,28 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
     found, met = [], set()
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != ".ipynb_checkpoints")
-        linked = (name for name in folders if (Path(place) / name).is_symlink())
-        for name in (*files, *linked):
-            if name.endswith(".ipynb") or (Path(place) / name).is_symlink():
-                path = Path(place) / name
+        for name in (*files, *(name for name in folders if _no_file(Path(place) / name) == _LINK)):
+            path = Path(place) / name
+            if name.endswith(".ipynb") or _no_file(path):
                 student, *inside = path.relative_to(folder).with_suffix("").parts
                 refused, version = _version(path)
                 if not refused and inside not in ([], *([one] for one in exercises), *([one, one] for one in exercises)):
                     refused, version = "it is not where a submission is: student/exercise/exercise.ipynb", ""
-                elif not refused and (student, path.stem) in met:
+                elif not refused and (_cell(student), _cell(path.stem)) in met:
                     refused, version = "there is another notebook of this exercise", ""
-                met.add((student, path.stem))
+                met.add((_cell(student), _cell(path.stem)))
                 found.append(Submission(path, student, path.stem, refused, version))
     if not found:
         raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
     return sorted(found, key=lambda one: (one.student, one.exercise, str(one.path)))
+
+
+def _no_file(path: Path) -> str:
+    """Why nobody looks into it; empty for a file, and what else is there."""
+    try:
+        return _LINK if stat.S_ISLNK(path.lstat().st_mode) else ""
+    except OSError as error:
+        return os.strerror(error.errno or 0)
 
 
 def _version(path: Path) -> tuple[str, str]:
@@ -83,14 +94,14 @@ def _version(path: Path) -> tuple[str, str]:
     try:
         place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        return ("it is a link" if path.is_symlink() else f"{os.strerror(error.errno or 0)}"), ""
+        return _no_file(path) or os.strerror(error.errno or 0), ""
     with open(place, "rb") as file:
         status = os.fstat(place)
         if not stat.S_ISREG(status.st_mode):
             return "it is no file", ""
-        if status.st_size > _LARGEST:
-            return f"it has {status.st_size >> 20} MB; at most {_LARGEST >> 20} are read", ""
-        return "", hashlib.sha256(file.read(_LARGEST + 1)).hexdigest()[:12]
+        if status.st_size > LARGEST:
+            return f"it has {status.st_size >> 20} MB; at most {LARGEST >> 20} are read", ""
+        return "", hashlib.sha256(file.read(LARGEST + 1)).hexdigest()[:12]
 
 
 def graded(
@@ -108,13 +119,13 @@ def graded(
         before.setdefault((row.student, row.exercise, row.version), []).append(row)
     rows: list[Row] = []
     for one in submissions(folder, known):
-        kept, own = before.get((one.student, one.exercise, one.version)) if one.version else None, []
+        kept, own = before.get((_cell(one.student), _cell(one.exercise), one.version)) if one.version else None, []
         try:
             for row in kept or _rows(one, known, judge):
                 own.append(row)
                 yield row
         except apart.NotJudged as error:  # without a version: the next time, it is judged anew
-            own = [Row(one.student, one.exercise, "–", 0.0, 0.0, 0.0, f"{NOT_JUDGED}: {error}"[:_LONG], "")]
+            own = [_none(one, known.get(one.exercise), f"{NOT_JUDGED}: {error}")._replace(version="")]
             yield own[0]
         rows += own
         keep(rows)
@@ -136,21 +147,30 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
 
 
 def _rows(one: Submission, releases: dict[str, NotebookNode], judge: apart.Judge) -> Iterator[Row]:
-    """Whatever ends it becomes its row."""
+    """Whatever ends it becomes its row, with the points that are lost by it."""
+    release, judged = releases.get(one.exercise), set()
     if one.refused:
-        yield Row(one.student, one.exercise, "–", 0.0, 0.0, 0.0, f"not read: {one.refused}", "")
+        yield _none(one, release, f"not read: {one.refused}")
         return
 
     def read() -> NotebookNode:
         submission = nbformat.read(one.path, 4)
-        return asked(submission, releases.get(one.exercise) or _closest(submission, releases.values()))
+        return asked(submission, release or _closest(submission, releases.values()))
 
     try:
         for found in judge.judged(read):
+            judged.add(found.grade_id)
             task, failed = found.report.task, _failed(found.report)
             yield Row(one.student, one.exercise, task, found.points, found.worth, found.seconds, failed, one.version)
     except apart.Ended as error:
-        yield Row(one.student, one.exercise, "–", 0.0, 0.0, 0.0, f"{error}"[:_LONG], one.version)
+        theirs = (each for each in releases.values() if judged & {check.grade_id for check in checks(each)})
+        yield _none(one, release or next(theirs, None), f"{error}", judged)
+
+
+def _none(one: Submission, release: NotebookNode | None, why: str, but: Collection[str] = ()) -> Row:
+    """No points for all checks of the release, but for these; the sum shows what they are worth."""
+    lost = sum(check.points for check in checks(release) if check.grade_id not in but) if release else 0.0
+    return Row(one.student, one.exercise, "–", 0.0, lost, 0.0, why[:_LONG], one.version)
 
 
 def _closest(submission: NotebookNode, releases: Iterable[NotebookNode]) -> NotebookNode:
@@ -184,12 +204,8 @@ def shown(rows: Iterable[Row]) -> int:
 
 
 def _line(student: str, task: str, points: str, seconds: str, failed: str) -> str:
-    return printable(f"{student:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
-
-
-def printable(text: str) -> str:
-    """On one line, with nothing in it that a terminal obeys: a learner may have chosen the words."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    student, failed = (" ".join(printable(words).split()) for words in (student, failed))  # no columns of a learner's making
+    return printable(f"{student[:40]:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
 
 
 def write(file: Path, rows: Iterable[Row]) -> None:
@@ -229,6 +245,10 @@ def main(arguments: list[str] | None = None) -> str | None:
     parser.add_argument("--csv", type=Path, help="also write the rows there; what is there already is not judged again")
     parser.add_argument("--fewer-fences", action="store_true", help="judge as root, or where the system has no fences")
     chosen = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # then, too, what is in between is cleared away
+        signal.signal(number, lambda *_: sys.exit(1))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a letter
     print(f"limits on learners' code here: {fences()}")
     try:
         done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []

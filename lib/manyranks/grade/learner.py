@@ -84,6 +84,8 @@ def refused(ready: Ready) -> Iterator[None]:
     sys.setprofile(refuse)
     try:
         yield
+        if sys.getprofile() is not refuse:
+            raise Stopped("sys.setprofile was called", "leave the check as it is")
     finally:
         sys.setprofile(before)
 
@@ -118,8 +120,11 @@ def _past_decorators(caller: FrameType | None) -> FrameType | None:
 
 def _is_theirs(caller: FrameType | None) -> bool:
     """Whether the line is the learner's, not the library's, PyTorch's or Python's, which call for themselves."""
-    name = (caller.f_globals.get("__name__") or "") if caller else ""
-    return bool(name) and not name.startswith((f"{_LIBRARY}.", _PYTORCH)) and not machinery(caller.f_code.co_filename)
+    if caller is None or machinery(caller.f_code.co_filename):
+        return False
+    name = caller.f_globals.get("__name__") or ""  # which anybody can take: the names must be the module's own
+    module = sys.modules.get(name) if name.startswith((f"{_LIBRARY}.", _PYTORCH)) else None
+    return module is None or vars(module) is not caller.f_globals
 
 
 def _as_called(frame: FrameType, ready: Ready) -> str:

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from manyranks.grade.learner import Ready, refuse_itself, refused
 from manyranks.measure import journal
+from manyranks.measure.machine import slowness
 from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Event, Watch
 from manyranks.timeline.program import Collective, Recv, Send, Wait
@@ -26,18 +26,16 @@ from manyranks.world import local
 from manyranks.world.confine import Confined
 from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.measurement import Measurement
-from manyranks.world.trouble import RETURNED, Notes, Trouble, late, text, trouble
+from manyranks.world.trouble import RETURNED, Notes, Trouble, head, late, short, text, trouble
 from manyranks.world.world import World
 
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s on a quiet machine
 _BUSY, _MOST_PATIENCE = 1.5, 6.0  # slowness from which a late run gets more time, and how much
-_PROBE = 0.3  # seconds to find out
 _LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
 _OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent beside what is noted: headers; connections and new groups
-_SHOWN_LINES, _LONG = 12, 600
 _NAMES = {Send: "send", Recv: "recv"}
-_LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
 _KINDS = ("gradient", "call", "wait", "mark")
+_EVENTS, _MARK = 100_000, 20_000  # of one rank; letters
 _ROOM = 1 << 22  # elements: a result larger than this is not what a task asks for
 
 Run = Callable[[Any, Any, Watch], dict]  # case, the learner's answer, watch -> results by name: tensors, or JSON
@@ -148,15 +146,12 @@ def _trial(world: World, answer: Callable, job: Job, key: str) -> Trial:
     try:
         return _ran(world, answer, job, key, patient=False)
     except _Busy as busy:
-        world.timeout = round(_RUN_SECONDS * min(busy.slow, _MOST_PATIENCE), 1)
+        world.timeout = round(_RUN_SECONDS * min(busy.args[0], _MOST_PATIENCE), 1)
         return _ran(world, answer, job, key, patient=True)
 
 
 class _Busy(Exception):
-    """A run was late. slow: the seconds that a second of computing takes here."""
-
-    def __init__(self, slow: float):
-        self.slow = slow
+    """A run was late. Its argument: the seconds that a second of computing takes here."""
 
 
 def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> Trial:
@@ -170,7 +165,7 @@ def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> T
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
         outcome = _outcome(world, answer, job, folder, patient)
         notes = journal.read(folder, world.size)
-    return Trial(world.size, job.case, key, notes=notes, printed=_head(printed.getvalue()), **outcome)
+    return Trial(world.size, job.case, key, notes=notes, printed=head(printed.getvalue()), **outcome)
 
 
 @contextmanager
@@ -202,7 +197,7 @@ def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: boo
         found = trouble(error, journal.read(folder, world.size))
     except Exception as error:  # a function that cannot be sent to the ranks, a result that cannot be read
         found = Trouble(f"it could not be run: {type(error).__name__}: {text(error)}", "")
-    return {"trouble": found._replace(problem=_short(found.problem), hint=_short(found.hint))}
+    return {"trouble": found._replace(problem=short(found.problem), hint=short(found.hint))}
 
 
 def _carried() -> int:
@@ -249,6 +244,7 @@ def _seen(reply, calls: list) -> Seen:
         and type(reply["results"]) is dict
         and all(map(_is_plain, reply["results"].items()))
         and type(reply["events"]) is type(reply["held"]) is list
+        and len(reply["events"]) <= _EVENTS
         and all(map(_is_event, reply["events"]))
         and all(type(count) is int for count in [*reply["held"], reply["peak"]])
     ):
@@ -270,15 +266,9 @@ def _is_plain(item, depth: int = 0) -> bool:
 
 
 def _is_event(event) -> bool:
-    return type(event) in (tuple, list) and tuple(map(type, event)) == (str, str, int) and event[0] in _KINDS
-
-
-def slowness() -> float:
-    """The seconds that a second of computing takes: 1 on a machine that does nothing else."""
-    started, used = time.monotonic(), time.thread_time()
-    while time.thread_time() - used < _PROBE:
-        pass
-    return (time.monotonic() - started) / _PROBE
+    if type(event) not in (tuple, list) or tuple(map(type, event)) != (str, str, int):
+        return False
+    return event[0] in _KINDS and len(event[1]) <= _MARK
 
 
 def _unwaited(measured: Measurement) -> tuple[tuple[int, str], ...]:
@@ -293,20 +283,3 @@ def _unwaited(measured: Measurement) -> tuple[tuple[int, str], ...]:
         started = [i for i in instructions if type(i) in _NAMES or type(i) is Collective]
         found += [(rank, _NAMES.get(type(i)) or i.op) for i in started if i.handle not in waited]
     return tuple(found)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONG else f"{text[:_LONG]} …"
-
-
-def _head(text: str) -> str:
-    """The first lines, without the terminal's control characters and C++'s last words, which the report translates."""
-    lines = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text[:20_000].splitlines()]
-    lines = [line for line in lines if not line.startswith(_LAST_WORDS)]
-    said = [line for line, following in zip_longest(lines, lines[1:]) if not (_headed(line) and _headed(following))]
-    return "\n".join([*map(_short, said[:_SHOWN_LINES]), *(["…"] if len(said) > _SHOWN_LINES else [])])
-
-
-def _headed(line: str | None) -> bool:
-    """Whether it is a rank's heading, or the end."""
-    return line is None or line.startswith("── rank ")

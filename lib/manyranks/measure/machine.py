@@ -1,9 +1,12 @@
 """What this machine can do: FLOP/s of matrix products by size and dtype, and bytes/s of its memory."""
 
+import time
+
 import torch
 
 from manyranks.measure import timing
 
+_PROBE = 0.3  # seconds to find out how busy it is
 SIZES = (512, 1024, 2048)
 LARGE = (2048, 4096, 8192)  # an accelerator's best product is larger than a core's
 _ENOUGH, _MOST = 0.01, 1000  # a product is timed so often at once: for so many seconds, or that many calls
@@ -65,3 +68,11 @@ def memory_bandwidth(bytes: int = 2**27, device: torch.device | str = "cpu", rep
     x = torch.ones(bytes // 4, device=device)
     y = torch.empty_like(x)
     return 2 * x.nbytes / timing.seconds(torch.mul, x, 2, out=y, repeats=repeats, device=device).median
+
+
+def slowness() -> float:
+    """The seconds that a second of computing takes: 1 on a machine that does nothing else."""
+    started, used = time.monotonic(), time.thread_time()
+    while time.thread_time() - used < _PROBE:
+        pass
+    return (time.monotonic() - started) / _PROBE

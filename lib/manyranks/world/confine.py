@@ -53,12 +53,14 @@ class _Machine(NamedTuple):
     socketpair: int
 
 
-# What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; inotify_add_watch,
-# fanotify_init and name_to_handle_at, which see what others do; shmget, semget, msgget and mq_open, which outlive a process;
-# ptrace, process_vm_readv and _writev, pidfd_open, pidfd_getfd, pidfd_send_signal, process_madvise, process_mrelease, kcmp,
-# migrate_pages, move_pages, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach
-# other processes; fallocate, which takes room that no size shows; unshare, setns, mount, umount2, open_by_handle_at; add_key,
-# request_key, keyctl; bpf, perf_event_open, userfaultfd, and io_uring, which gets round all this.
+# What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; inotify_init,
+# inotify_add_watch, fanotify_init and name_to_handle_at, which see what others do; sendmsg and sendmmsg, which hand a file to
+# another process; vmsplice and io_setup, whose memory is nobody's; close_range, by which a thread gets files of its own;
+# shmget, semget, msgget and mq_open, which outlive a process; ptrace, process_vm_readv and _writev, pidfd_open, pidfd_getfd,
+# pidfd_send_signal, process_madvise, process_mrelease, kcmp, migrate_pages, move_pages, tkill, rt_sigqueueinfo,
+# rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach other processes; fallocate, which takes room that no
+# size shows; unshare, setns, mount, umount2, open_by_handle_at; add_key, request_key, keyctl; bpf, perf_event_open,
+# userfaultfd, and io_uring, which gets round all this.
 _MACHINES = {
     "x86_64": _Machine(
         *(0xC000003E, (57, 58, 59, 322)),
@@ -66,6 +68,7 @@ _MACHINES = {
             *(90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 254, 300, 303),
             *(29, 64, 68, 240, 101, 310, 311, 434, 438, 424, 440, 448, 312, 256, 279, 200, 129, 297, 141, 251),
             *(142, 144, 203, 314, 285, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
+            *(253, 294, 46, 307, 278, 206, 436),
         ),
         *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53),
     ),
@@ -75,20 +78,23 @@ _MACHINES = {
             *(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 27, 262, 264),
             *(194, 190, 186, 180, 117, 270, 271, 434, 438, 424, 440, 448, 272, 238, 239, 130, 138, 240, 140, 30),
             *(118, 119, 122, 274, 47, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
+            *(26, 211, 269, 75, 0, 436),
         ),
         *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199),
     ),
 }
 _UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memfd_secret: libc does without
-_NEWER, _A_THREAD = 463, 0x10000  # system calls from this number on came after Linux 6.12; those of another ABI are higher
+_NEWER = 463  # system calls from this number on came after Linux 6.12; those of another ABI are higher
+_A_THREAD = 0x10400  # of clone: a thread, which has its process's files
 _NAMELESS = 0x400000  # of open: a file that no folder has
 _SHARED = 0x21  # of mmap: memory that no process's limit counts
+_OPEN = 256  # files, sockets and pipes, whose buffers nobody counts
 _RESERVED = 2 * 2**30  # bytes of addresses that threads and malloc take, beside memory
-_OWNERS = (8, 10, 15)  # of fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, by which signals reach others
+_OWNERS = (8, 10, 15, 1024, 1026)  # of fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY, which reach others
 # What ioctl may be asked: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, and of an interface its name, list, flags,
 # address, MTU, hardware's address, index and speed.
 _ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x8910, 0x8912, 0x8913, 0x8915, 0x8921, 0x8927, 0x8933, 0x8946)
-_FAMILIES = (2, 10, 16)  # of sockets: IPv4, IPv6, and the kernel's own, by which gloo finds its interface
+_IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, the kernel's own, gloo finds its interface
 _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
@@ -114,6 +120,8 @@ def confine(how: Confined) -> None:
     Raises OSError where the system has the fences and refuses to put them up.
     """
     limit(how.file, how.memory)
+    for what, most in ((resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)):
+        resource.setrlimit(what, (min(most, resource.getrlimit(what)[1]),) * 2)
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as first_to_go:
@@ -238,9 +246,11 @@ def _fence_processes(libc) -> None:
         steps += _calls(number, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
     steps += _calls(machine.mmap, *_bits(3, _SHARED, _REFUSE, _ALLOW))
     steps += _calls(machine.clone, *_bits(0, _A_THREAD, _ALLOW, _REFUSE))
-    steps += _calls(machine.socket, *_one_of(0, _FAMILIES, _ALLOW, _REFUSE))
-    stream = [(_LOAD, 0, 0, 24), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, 1)]  # a pair of another type reaches any UNIX socket
-    steps += _calls(machine.socketpair, *stream, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))
+    about_links = [(_EQUAL, 0, 2, _NETLINK), (_LOAD, 0, 0, 32), (_EQUAL, 1, 0, 0)]  # of its protocols, the one that gloo asks
+    family = [(_LOAD, 0, 0, 16), (_EQUAL, 5, 0, _IPV4), (_EQUAL, 4, 0, _IPV6), *about_links]
+    steps += _calls(machine.socket, *family, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))
+    pair = [(_LOAD, 0, 0, 16), (_EQUAL, 0, 3, 1), (_LOAD, 0, 0, 24), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, 1)]
+    steps += _calls(machine.socketpair, *pair, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))  # others reach UNIX sockets
     steps += _calls(machine.fcntl, *_one_of(1, _OWNERS, _REFUSE, _ALLOW))
     steps += _calls(machine.ioctl, *_one_of(1, _ASKED, _ALLOW, _REFUSE))
     steps += [(_RETURN, 0, 0, _ALLOW)]

@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 
 from manyranks.world.confine import leave_the_network
 
@@ -22,6 +23,7 @@ COUNT = struct.Struct("<Q")
 SETTLED = 2**64 - 1  # a count that none is
 CHANNELS = ("command", "control", "stdout", "stderr", "faults", "status")  # file descriptors that come with a request
 _SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_END, _A_MOMENT = 20.0, 0.002  # until ranks that were killed are gone; between two looks
 _ONCE = (
     "numpy.random",  # numpy would import it in each rank
     "torch._dynamo",  # and so would DDP, fully_shard and every dispatch mode: a second a rank
@@ -95,6 +97,10 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
         leave_the_network()
         return True
     if request == SETTLE:
+        until = time.monotonic() + _SECONDS_TO_END
+        while ranks and time.monotonic() < until:  # a thread that is in the kernel ends a little late
+            _reap(ranks)
+            time.sleep(_A_MOMENT)
         kernel.sendall(COUNT.pack(SETTLED))
         return True
     if request == BYTES:

@@ -220,7 +220,7 @@ class Forkserver:
             self._socket.send(forkserver.KILL)
 
     def settle(self) -> None:
-        """Reads what was answered to a process that did not live to hear it: the next answer is this process's own."""
+        """Waits until killed ranks are gone, and reads what was answered to a process that did not live to hear it."""
         with contextlib.suppress(OSError, struct.error):
             self._socket.send(forkserver.SETTLE)
             while self._count() != forkserver.SETTLED:

@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from itertools import zip_longest
 from typing import NamedTuple
 
 from manyranks.measure.journal import Entry, Frame, Stopped, to_itself
@@ -11,6 +12,8 @@ from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
 
 Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which they were started
 
+_SHOWN_LINES, _LONG = 12, 600
+_LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
 _LATE = "the run was not over"
 _HELPER = "exchange"  # the notebook gives it: its own line says nothing
 _LIBRARY = (
@@ -217,3 +220,26 @@ def text(error: BaseException) -> str:
         return str(error) or type(error).__name__
     except Exception:  # its __str__ raises
         return type(error).__name__
+
+
+def short(text: str) -> str:
+    """Returns its beginning, where it is long."""
+    return text if len(text) <= _LONG else f"{text[:_LONG]} …"
+
+
+def head(text: str) -> str:
+    """The first lines, without the terminal's control characters and C++'s last words, which the report translates."""
+    lines = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text[:20_000].splitlines()]
+    lines = [line for line in lines if not line.startswith(_LAST_WORDS)]
+    said = [line for line, following in zip_longest(lines, lines[1:]) if not (_headed(line) and _headed(following))]
+    return "\n".join([*map(short, said[:_SHOWN_LINES]), *(["…"] if len(said) > _SHOWN_LINES else [])])
+
+
+def _headed(line: str | None) -> bool:
+    """Whether it is a rank's heading, or the end."""
+    return line is None or line.startswith("── rank ")
+
+
+def printable(text: str) -> str:
+    """On one line, with nothing in it that a terminal obeys: a learner may have chosen the words."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
