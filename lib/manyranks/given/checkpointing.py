@@ -6,6 +6,7 @@ Also what the exercise gives: layers as numbers, and what a choice of them holds
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from random import Random
 from typing import NamedTuple
 from zlib import crc32
 
@@ -273,6 +274,13 @@ class Chain(NamedTuple):
     def nothing_fits(self) -> bool:
         """Whether not even the least does."""
         return peak(self.layers, range(len(self.layers))) > self.budget
+
+
+def drawn(random: Random) -> list[Chain]:
+    """A chain that nobody has seen, with a budget between the least and everything."""
+    layers = [Cost(random.randint(7, 60), random.randint(8, 15), random.randint(20, 60)) for _ in range(12)]
+    least, most = (peak(layers, chosen) for chosen in (range(len(layers)), ()))
+    return [Chain("12 layers", layers, (2 * least + most) // 3)]
 
 
 def _real(note: str, part: float, shapes: tuple[Shape, ...]) -> Chain:

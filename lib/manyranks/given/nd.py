@@ -4,8 +4,10 @@ A step is small, and by hand, with every axis of a mesh. x are a rank's tokens, 
 B matrices that are cut over tp. Each layer: h = x·G + the mean of all tokens of the cp ranks; y = x + (h A) B, summed over tp.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from random import Random
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from manyranks.measure.prints import size
 from manyranks.parallel.mesh import AXES, Mesh
 from manyranks.parallel.tensor.mappings import Group, copy_in, reduce_out
 from manyranks.theory.hardware import Link
@@ -309,3 +312,57 @@ def _seconds(sick: Sick, sides: list[Call]) -> float:
 
 def _times(sick: Sick, cause: str, ranks: Iterable[int]) -> float:
     return sick.slow.times if sick.slow and sick.slow.cause == cause and sick.slow.rank in ranks else 1.0
+
+
+# Jobs whose axes have to be placed
+
+FIT, COMPETE = "with axes that fit into a node", "with axes that compete for one"
+_JOBS = {  # axis -> degree and GB, and the GPUs of a node
+    FIT: (
+        ({"tp": (8, 9), "pp": (2, 0.125), "dp": (4, 2)}, 8),
+        ({"dp": (4, 1), "tp": (2, 2), "cp": (4, 6), "pp": (2, 0.25)}, 8),
+        ({"dp": (4, 5), "tp": (4, 3)}, 4),
+        ({"tp": (8, 7), "cp": (1, 0), "dp": (4, 2)}, 8),
+    ),
+    COMPETE: (
+        ({"cp": (16, 10), "dp": (8, 8), "pp": (2, 0.5)}, 8),
+        ({"cp": (16, 10), "dp": (8, 9), "pp": (2, 0.5)}, 8),
+        ({"dp": (2, 4), "tp": (8, 6), "cp": (4, 5)}, 4),
+        ({"dp": (2, 3), "tp": (4, 4), "cp": (2, 3)}, 4),
+    ),
+}
+
+
+def jobs() -> Iterator[tuple]:
+    """What a report calls each job -> the arguments of the call."""
+    return (_job(note, *job) for note, jobs in _JOBS.items() for job in jobs)
+
+
+def _job(note: str, axes: dict[str, tuple[int, float]], node: int) -> tuple[str, tuple]:
+    traffic = {axis: round(gb * 1e9) for axis, (_, gb) in sorted(axes.items())}
+    degrees = ", ".join(f"{axis} {degree} ({size(traffic[axis])})" for axis, (degree, _) in axes.items())
+    sizes = {axis: degree for axis, (degree, _) in axes.items()}
+    return f"{note}, {degrees}, nodes of {node}", (traffic, sizes, node)
+
+
+# What a judge asks beside what everybody sees
+
+
+def drawn_meshes(random: Random) -> list[Sizes]:
+    """Three meshes."""
+    return [{axis: random.randint(1, 4) for axis in random.sample(["pp", "dp", "cp", "tp"], 3)} for _ in range(3)]
+
+
+def drawn_job(random: Random) -> tuple[str, tuple]:
+    """One whose axes compete for a node."""
+    axes = {axis: (random.choice((2, 4, 8)), random.uniform(1, 9)) for axis in random.sample(["cp", "dp", "tp"], 3)}
+    return _job(COMPETE, axes, random.choice((4, 8)))
+
+
+def between_nodes(order: Sequence[str], traffic: dict[str, float], sizes: Sizes, node: int) -> float:
+    """Bytes that a rank sends from node to node in the learner's order, in the mean over ranks."""
+    if isinstance(order, str) or sorted(order) != sorted(sizes):
+        raise ValueError("not an order")
+    degrees = [sizes[axis] for axis in order]
+    home = torch.arange(math.prod(degrees)).view(degrees) // node
+    return sum(traffic[axis] * (home != home.roll(-1, i)).double().mean().item() for i, axis in enumerate(order))

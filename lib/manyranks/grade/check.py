@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
 
+from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Ready
 from manyranks.grade.trial import Event, Run, Seen, Sent, Trial, trials
@@ -103,7 +105,8 @@ class Task:
     """One task of an exercise. Called with the learner's function or class, it returns a Report.
 
     exercise, name: as the notebook has them; points: for all of it; run: what a rank does with the answer in a case; judge:
-    what it is judged by, the values first; cases: what it runs in, on a world of n ranks; worlds: their sizes.
+    what it is judged by, the values first; cases: what it runs in, on a world of n ranks; more: cases that only the judge
+    draws, where those are the same for everybody; worlds: their sizes.
     call: how the check calls the answer, in words; a_class: whether the answer is a class; part: whether cases that ended well
     count where a later one did not; ready: what may not be called; only: the operations it is built from, where others give
     no points at all. advice: on what Python and torch say of wrong answers, in front of the place; guesses: the same, behind
@@ -120,6 +123,7 @@ class Task:
     worlds: tuple[int, ...] = (2, 3, 4)
     call: str = ""
     a_class: bool = False
+    more: Callable[[Random], Sequence[Any]] | None = None
     part: bool = False
     ready: Ready = NOTHING_GIVEN
     only: tuple[str, ...] = ()
@@ -141,7 +145,8 @@ class Task:
 
     def cases_on(self, n: int) -> Sequence[Any]:
         """Those of a world of n ranks."""
-        return self.cases(n) if callable(self.cases) else self.cases
+        cases = self.cases(n) if callable(self.cases) else self.cases
+        return [*cases, *self.more(Random(trial.seed))] if self.more and trial.seed else cases
 
     def tried(self, answer) -> list[Trial]:
         """Runs the answer in all cases."""
@@ -218,13 +223,13 @@ def _unwritten(answer, trial: Trial) -> Finding | None:
 
 def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
     """Where an operation was called that gives no points at all; a call that raised is in the notes alone."""
-    for trial in tried if task.only else ():
-        for rank in range(trial.n):
-            noted = [entry.op for entry in trial.notes.get(rank, [])]
-            counted = [call.op for call in trial.seen[rank].calls] if trial.seen else []
+    for one in tried if task.only else ():
+        for rank in range(one.n):
+            noted = [entry.op for entry in one.notes.get(rank, [])]
+            counted = [call.op for call in one.seen[rank].calls] if one.seen else []
             if others := [op for op in (*noted, *counted) if op not in task.only]:
                 what = "is built from send and receive only" if "send" in task.only else f"calls {listed(list(task.only))} only"
-                return Finding(Line(False, what, f"{trial}, rank {rank} called {others[0]}", task.ready.hint), trial)
+                return Finding(Line(False, what, f"{one}, rank {rank} called {others[0]}", task.ready.hint), one)
     return None
 
 
@@ -240,9 +245,9 @@ def _verdicts(task: Task, trial: Trial, record: Record) -> tuple[Verdict, ...]:
 
 def _runs(task: Task, answer, tried: list[Trial], record: Record) -> Finding:
     what = f"runs on {listed([str(n) for n in task.worlds])} ranks" if task.worlds != (1,) else "runs"
-    for trial in tried:
-        if found := trial.trouble:
-            return Finding(Line(False, what, f"{trial}, {found.problem}", _why_not(task, answer, trial, record)), trial)
+    for one in tried:
+        if found := one.trouble:
+            return Finding(Line(False, what, f"{one}, {found.problem}", _why_not(task, answer, one, record)), one)
     return Finding(Line(True, what))
 
 

@@ -263,9 +263,7 @@ def _numbers(chosen, n: int) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-_FITS = (
-    "peak(layers, chosen) says what a choice holds, and must be within the budget: <=, so that one which holds just that fits"
-)
+_FITS = "peak(layers, chosen) says what a choice holds, and must be within the budget: <=, so that what holds just that fits"
 _TABLE = (
     "a part of this choice, or another one, is enough: taking layers one after the other, the best by some measure first, can "
     "miss it. Go through the layers once; keep, for each number of bytes that may be held by now, the least FLOPs with which "
@@ -282,6 +280,7 @@ choose = _Task(
         facts(0.1, "raises ValueError where nothing fits", "choose does", _EVERY),
     ),
     cases=model.CHAINS,
+    more=model.drawn,
     worlds=(1,),
     call="choose(layers, budget)",
 )

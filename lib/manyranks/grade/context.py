@@ -102,7 +102,7 @@ _DRAW = "rank r has chunk N + r of 2N and then chunk N − 1 − r; draw it for 
 
 def _positions(case: str, function: Callable, watch: Watch) -> dict:
     found = {}
-    for n, chunk in _CHUNKS.items():
+    for n, chunk in ((n, chunk + watch.seed % 97) for n, chunk in _CHUNKS.items()):
         for rank in range(n):
             got, right = function(2 * n * chunk, rank, n), torch.empty(2 * chunk, dtype=torch.int64)
             if not isinstance(got, Tensor) or form_of(got) != form_of(right):
@@ -126,7 +126,7 @@ def _unshard(case: str, function: Callable, watch: Watch) -> dict:
     found, changed = {}, []
     for n, chunk in _CHUNKS.items():
         tenths = torch.arange(math.prod(_SHAPES[n]), **EXACT).view(_SHAPES[n]) / 10
-        whole = torch.arange(2 * n * chunk, **EXACT).view(-1, *(1 for _ in _SHAPES[n])) + tenths
+        whole = torch.arange(2 * n * chunk, **EXACT).view(-1, *(1 for _ in _SHAPES[n])) + tenths + watch.seed
         given, before = ({f"part {r}": whole[own] for r, own in enumerate(laid_out(len(whole), n))} for _ in range(2))
         got, hint = function([*given.values()]), "it returns the whole sequence, [N·S, …]"
         found[f"the whole of {n} part{'s' * (n > 1)}"] = _tensor(got, whole.shape, "what unshard returned", hint)

@@ -5,7 +5,7 @@ ranks, with the times of a virtual clock: learners have the first one of each ki
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from itertools import combinations
 from typing import NamedTuple
@@ -14,7 +14,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.given.nd import COMPUTES, SENDS, Run, Sizes, Weight, drawn, mesh_of, recorded, sick
+from manyranks.given.nd import (
+    COMPETE,
+    COMPUTES,
+    FIT,
+    SENDS,
+    Run,
+    Sizes,
+    Weight,
+    between_nodes,
+    drawn,
+    drawn_job,
+    drawn_meshes,
+    jobs,
+    mesh_of,
+    recorded,
+    sick,
+)
 from manyranks.grade import nd_plan
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, at_most, facts, sent, values
@@ -80,7 +96,7 @@ _MESHES = {"pp": 2, "dp": 3, "tp": 4}, {"cp": 3, "dp": 2, "tp": 4, "pp": 1}, {"d
 _OTHERS = {"dp": 3, "pp": 2, "tp": 4}, {"tp": 2, "cp": 3, "pp": 1, "dp": 2}, {"pp": 16, "cp": 4, "dp": 32, "tp": 8}
 
 
-def _on(meshes: tuple[Sizes, ...], questions: Callable[[Sizes], Iterator[tuple]]) -> tuple[Exam, ...]:
+def _on(meshes: Iterable[Sizes], questions: Callable[[Sizes], Iterator[tuple]]) -> tuple[Exam, ...]:
     return tuple(Exam(f"with sizes = {sizes}", dict(questions(sizes))) for sizes in meshes)
 
 
@@ -121,6 +137,7 @@ coordinates = _task(
     "it returns a dict with a whole number for each axis of sizes",
     (values(1.0, "each rank's coordinates are right", alone=True),),
     _on(_MESHES, _ranks),
+    more=lambda random: _on(drawn_meshes(random), _ranks),
     endless="a coordinate takes one division for each axis, and no search through the ranks",
     unexplained="begin inside: coordinate and rest of the last axis are divmod(rank, degree), the rest goes on to the axis "
     "before it",
@@ -132,6 +149,7 @@ rank_of = _task(
     "it returns one whole number",
     (values(1.0, "each place's rank is right", alone=True),),
     _on(_MESHES, _places),
+    more=lambda random: _on(drawn_meshes(random), _places),
     endless="a rank takes one product for each axis, and no search through the ranks",
     unexplained="rank = ((a·B + b)·C + c)·D + d for the coordinates a, b, c, d, and degrees of which B is b's",
     advice=((r"KeyError: '", "an axis that coordinates leaves out counts as 0: coordinates.get(axis, 0)"), *_ADVICE),
@@ -146,6 +164,7 @@ groups = _task(
         values(0.4, "all groups of several axes at once", "', '", alone=True),
     ),
     _on(_OTHERS, _axes),
+    more=lambda random: _on(drawn_meshes(random), _axes),
     endless="16,384 ranks take too long: each rank with each other one is 268 million comparisons. Find each group's ranks by "
     "their coordinates, in one pass over the ranks",
     unexplained="ranks that have the same coordinates in all axes but those asked for are one group",
@@ -199,40 +218,6 @@ average = Task(
 
 # Task 5
 
-_FIT, _COMPETE = "with axes that fit into a node", "with axes that compete for one"
-_JOBS = {  # axis -> degree and GB, and the GPUs of a node
-    _FIT: (
-        ({"tp": (8, 9), "pp": (2, 0.125), "dp": (4, 2)}, 8),
-        ({"dp": (4, 1), "tp": (2, 2), "cp": (4, 6), "pp": (2, 0.25)}, 8),
-        ({"dp": (4, 5), "tp": (4, 3)}, 4),
-        ({"tp": (8, 7), "cp": (1, 0), "dp": (4, 2)}, 8),
-    ),
-    _COMPETE: (
-        ({"cp": (16, 10), "dp": (8, 8), "pp": (2, 0.5)}, 8),
-        ({"cp": (16, 10), "dp": (8, 9), "pp": (2, 0.5)}, 8),
-        ({"dp": (2, 4), "tp": (8, 6), "cp": (4, 5)}, 4),
-        ({"dp": (2, 3), "tp": (4, 4), "cp": (2, 3)}, 4),
-    ),
-}
-
-
-def _jobs() -> Iterator[tuple]:
-    for note, axes, node in ((note, *job) for note, jobs in _JOBS.items() for job in jobs):
-        traffic = {axis: round(gb * 1e9) for axis, (_, gb) in sorted(axes.items())}
-        degrees = ", ".join(f"{axis} {degree} ({size(traffic[axis])})" for axis, (degree, _) in axes.items())
-        sizes = {axis: degree for axis, (degree, _) in axes.items()}
-        yield f"{note}, {degrees}, nodes of {node}", (traffic, sizes, node)
-
-
-def _between(order: Sequence[str], traffic: dict[str, float], sizes: Sizes, node: int) -> float:
-    """Bytes that a rank sends from node to node in the learner's order, in the mean over ranks."""
-    if isinstance(order, str) or sorted(order) != sorted(sizes):
-        raise ValueError("not an order")
-    degrees = [sizes[axis] for axis in order]
-    home = torch.arange(math.prod(degrees)).view(degrees) // node
-    return sum(traffic[axis] * (home != home.roll(-1, i)).double().mean().item() for i, axis in enumerate(order))
-
-
 _ORDER = "an order has each axis of sizes once, the outermost first; an axis of degree 1 stands in it, too"
 _SENDS = {
     "hint": "try all orders: of each axis, the share of ranks whose next one in the ring is on another node, times its bytes; "
@@ -243,13 +228,14 @@ _SENDS = {
 place = _task(
     3,
     "place(traffic, sizes, node)",
-    lambda name, order, *question: {name: _between(order, *question)},
+    lambda name, order, *question: {name: between_nodes(order, *question)},
     _ORDER,
     (
-        at_most(0.5, "sends fewest bytes from node to node where axes fit into one", _FIT, **_SENDS)._replace(each_world=True),
-        at_most(0.5, "and where they compete for one", _COMPETE, **_SENDS)._replace(each_world=True),
+        at_most(0.5, "sends fewest bytes from node to node where axes fit into one", FIT, **_SENDS)._replace(each_world=True),
+        at_most(0.5, "and where they compete for one", COMPETE, **_SENDS)._replace(each_world=True),
     ),
-    (Exam("in one of 8 jobs", dict(_jobs())),),
+    (Exam("in one of 8 jobs", dict(jobs())),),
+    more=lambda random: [Exam("in another job", dict([drawn_job(random)]))],
     endless="there are 24 orders of 4 axes, and at most 256 ranks: that is soon counted",
 )
 
@@ -277,7 +263,7 @@ def _mended(name: str, answer, run: Run) -> dict:
     traffic = dict.fromkeys(run.sizes, 0.0)
     for call in (call for calls in run.calls for call in calls):
         traffic[call.axis] += call.sent / len(run.calls)
-    return {f"{name}: the axis": _axis(axis), name: _between(order, traffic, run.sizes, run.node)}
+    return {f"{name}: the axis": _axis(axis), name: between_nodes(order, traffic, run.sizes, run.node)}
 
 
 def _axis(axis) -> str:

@@ -158,6 +158,7 @@ one_f_one_b = _table_task(
         _where(lambda case: case.m < case.p, _can_run(0.15, "does so with fewer micro-batches than ranks"), _HOLDS, _IN_ALL),
     ),
     cases=tuple(Case(p, m) for p in (4, 1, 2, 3, 8) for m in dict.fromkeys((2 * p, 2 * p + 1, p, 2, 1))),
+    more=lambda random: [Case(p := random.randint(5, 9), random.randint(p, 3 * p)) for _ in range(3)],
     call="one_f_one_b(p, m, rank)",
 )
 
@@ -176,6 +177,7 @@ interleaved = _table_task(
         at_most(0.3, "holds (p − r − 1)·2 + (v − 1)p + 1 activations, no more", "holds", _OF_STAGES)._replace(needs=2),
     ),
     cases=(Case(2, 4, 2), Case(4, 8, 2), Case(3, 6, 3), Case(4, 4, 2), Case(8, 16, 2), Case(1, 3, 2)),
+    more=lambda random: [Case(p := random.randint(3, 7), p * random.randint(1, 4), random.randint(2, 4)) for _ in range(3)],
     call="interleaved(p, m, v, rank)",
 )
 
@@ -218,6 +220,7 @@ under_a_cap = _table_task(
         _where(lambda case: case.cap < case.p, _can_run(0.1, "can run, and keeps to a cap below p")),
     ),
     cases=(*_CAPS, Case(8, 16, cap=8, times=_MEASURED), Case(8, 24, cap=15, times=_MEASURED)),
+    more=lambda random: [Case(p := random.randint(2, 5), random.randint(2 * p, 3 * p), cap=p) for _ in range(2)],
     call="under_a_cap(p, m, cap, times)",
 )
 
