@@ -7,7 +7,7 @@ import torch.distributed as dist
 from manyranks.grade import answers, check, trial
 from manyranks.grade.check import Mistake, Record, Task, loaded
 from manyranks.grade.judges import NOTHING, WAIT, at_most, equal_on_ranks, facts, held, messages, order, sent, silent, values
-from manyranks.grade.learner import Ready, refuse_class
+from manyranks.grade.learner import Ready, refuse_class, refused
 from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.journal import Stopped
 from manyranks.measure.prints import difference, print_of, same
@@ -230,6 +230,20 @@ def test_a_watch_counts_what_is_alive_and_the_most_inside_peak(tmp_path):
         watch.weigh()
     assert watch.held == [400, 0]
     assert 4400 <= watch.peak_bytes < 4500
+
+
+FROM, READY_MADE = "from manyranks import theory", "theory.collectives.sent_bytes('all_reduce', 8, 4, 4)"
+AROUND = {
+    "a call": f"{FROM}; {READY_MADE}",
+    "a call under another's name": f"{FROM}; __name__ = 'torch.mine'; exec(code({READY_MADE!r}), globals())",
+    "a call that nobody sees": f"import sys; {FROM}; sys.setprofile(None); {READY_MADE}",
+}
+
+
+@pytest.mark.parametrize("way", AROUND)
+def test_what_is_ready_is_refused_whatever_is_done_to_hide_it(way):
+    with pytest.raises(Stopped), refused(Ready()):
+        exec(AROUND[way], {"__name__": "__main__", "code": lambda text: compile(text, "<cell>", "exec")})
 
 
 def test_a_class_that_is_derived_from_what_is_ready_is_refused():
