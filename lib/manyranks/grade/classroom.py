@@ -245,8 +245,6 @@ def main(arguments: list[str] | None = None) -> str | None:
     parser.add_argument("--csv", type=Path, help="also write the rows there; what is there already is not judged again")
     parser.add_argument("--fewer-fences", action="store_true", help="judge as root, or where the system has no fences")
     chosen = parser.parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # then, too, what is in between is cleared away
-        signal.signal(number, lambda *_: sys.exit(1))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a letter
     print(f"limits on learners' code here: {fences()}")
@@ -261,4 +259,6 @@ def main(arguments: list[str] | None = None) -> str | None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):  # then, too, the folder of a submission is cleared away
+        signal.signal(number, lambda *_: sys.exit(1))
     sys.exit(main())
