@@ -173,6 +173,26 @@ def test_what_cannot_be_looked_at_is_one_row(tmp_path):
     assert "ada" in [one.student for one in classroom.submissions(tmp_path, []) if not one.refused]
 
 
+def test_who_has_a_folder_has_no_notebook_beside_it_and_depths_are_not_searched(tmp_path):
+    place = tmp_path / "ada" / synthetic.NAME
+    place.mkdir(parents=True)
+    for path in (tmp_path / "ada.ipynb", place / f"{synthetic.NAME}.ipynb"):
+        path.write_text("no notebook")
+    before = os.getcwd()
+    try:
+        os.chdir(tmp_path / "ada")
+        for _ in range(1500):
+            os.mkdir("a")
+            os.chdir("a")
+    finally:
+        os.chdir(before)
+    found = classroom.submissions(tmp_path, [synthetic.NAME])
+    assert [(one.exercise, one.refused) for one in found] == [
+        (synthetic.NAME, ""),
+        ("ada", "there is a folder of this name, too"),
+    ]
+
+
 class Interrupted:
     """A judge who gives each submission one row, and is interrupted at the second."""
 
@@ -274,7 +294,7 @@ def test_what_nbgrader_would_read_for_minutes_or_look_for_is_not_read(kind, tmp_
 
 def test_a_name_of_two_lines_stops_nbgrader_for_nobody(tmp_path):
     course = Course(tmp_path, "99_double", small())
-    for student in ("ada", "e\nf", "zoe"):
+    for student in ("ada", "e\nf", "[az]da", "*", "zoe"):
         course._write(f"submitted/{student}", course.release)
     course.api.autograde("99_double", "*")
     assert {path.name for path in (tmp_path / "autograded").iterdir()} == {"ada", "zoe"}

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+from contextlib import suppress
 from functools import cache, wraps
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader import utils
-from nbgrader.api import Gradebook
+from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.converters import Autograde
 from nbgrader.nbgraderformat import MetadataValidator
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor, SaveAutoGrades
@@ -30,8 +31,9 @@ from manyranks.grade import apart, submission
 from manyranks.grade.classroom import LARGEST
 from manyranks.world.trouble import printable
 
-_MOST = 200  # cells with a name of nbgrader's
+_MOST, _CODE = 200, 200_000  # cells with a name of nbgrader's; letters of a notebook's code, which feedback colors
 _PARTS, _TEXT = 100_000, 20_000  # of JSON in a notebook, each of which nbgrader copies many times; letters of a text cell
+_STRINGS, _PLAIN = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(r"[^*?[\]\n\r]+")
 _TIME = re.compile(rb"[\w :.+-]{0,60}\s*")  # of a submission
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
@@ -99,6 +101,9 @@ class Tidied(NbGraderPreprocessor):
 
     def preprocess(self, nb: NotebookNode, resources):
         seen = set()
+        if sum(len(cell.source) for cell in nb.cells) > _CODE:
+            raise ValueError(f"the cells have more than {_CODE:,} letters")
+        nb.metadata.pop("language_info", None)  # which says how its code is colored, at whatever price
         for cell in reversed(nb.cells):
             name = submission.grade_id(cell)
             if name and name not in seen and len(seen) < _MOST:
@@ -126,6 +131,17 @@ def regular_files_only(start):
 
     @wraps(start)
     def checked(self, assignment_id: str, student_id: str) -> bool:
+        graded_now = True
+        try:
+            look(self, assignment_id, student_id)
+            graded_now = start(self, assignment_id, student_id)
+        finally:
+            if graded_now:
+                with suppress(MissingEntry):  # none yet
+                    _without_points(self, assignment_id, student_id)
+        return graded_now
+
+    def look(self, assignment_id: str, student_id: str) -> None:
         folder = Path(self._format_source(assignment_id, student_id))
         for place, folders, files in os.walk(folder):
             for path in (Path(place) / name for name in (*folders, *files)):
@@ -133,41 +149,34 @@ def regular_files_only(start):
                 if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST:
                     raise ValueError(f"{printable(str(path))} is a link, no file, or larger than {LARGEST >> 20} MB")
                 text = path.read_bytes() if path.suffix == ".ipynb" or path.name == "timestamp.txt" else b""
-                if sum(map(text.count, (b"{", b"[", b","))) > _PARTS:
+                if sum(map(_STRINGS.sub(b"", text).count, (b"{", b"[", b","))) > _PARTS:
                     raise ValueError(f"{printable(str(path))} has more than {_PARTS:,} parts")
                 if path.name == "timestamp.txt" and not _TIME.fullmatch(text):
                     raise ValueError(f"{printable(str(path))} has no time")
-        return start(self, assignment_id, student_id)
 
     return checked
 
 
 def with_names_of_one_line(start):
-    """Leaves out folders whose names nbgrader's patterns do not match: it would stop there. start: Autograde.init_notebooks."""
+    """Leaves out folders whose names are patterns, of others' names, or of several lines. start: Autograde.init_notebooks."""
 
     @wraps(start)
     def listed(self) -> None:
         start(self)
-        for folder in [name for name in self.assignments if not name.isprintable()]:
-            self.log.error("%s is left out: its name has more than one line", printable(folder))
+        for folder in [name for name in self.assignments if not _PLAIN.fullmatch("/".join(Path(name).parts[-2:]))]:
+            self.log.error("%s is left out: its name has *, ?, [ or several lines", printable(folder))
             del self.assignments[folder]
 
     return listed
 
 
-def from_nothing(start):
-    """Points of an earlier submission are none of this one's, whatever becomes of it. start: Autograde.init_assignment."""
-
-    @wraps(start)
-    def emptied(self, assignment_id: str, student_id: str) -> None:
-        start(self, assignment_id, student_id)
-        with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as book:
-            for notebook in book.find_submission(assignment_id, student_id).notebooks:
-                for grade in notebook.grades:
-                    grade.auto_score = 0
-            book.db.commit()
-
-    return emptied
+def _without_points(self: Autograde, assignment_id: str, student_id: str) -> None:
+    """Points of an earlier submission are none of this one's, whatever becomes of it."""
+    with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as book:
+        for notebook in book.find_submission(assignment_id, student_id).notebooks:
+            for grade in notebook.grades:
+                grade.auto_score = 0
+        book.db.commit()
 
 
 class NoResultNoPoints(NbGraderPreprocessor):
@@ -195,7 +204,6 @@ def has_points(cell: NotebookNode) -> bool:
 def first_steps() -> list[type]:
     """nbgrader's own steps of tidying a submission, after ours."""
     Autograde.init_destination = regular_files_only(Autograde.init_destination)  # nbgrader has no hooks here
-    Autograde.init_assignment = from_nothing(Autograde.init_assignment)
     Autograde.init_notebooks = with_names_of_one_line(Autograde.init_notebooks)
     return [Tidied, *Autograde.sanitize_preprocessors.default()]
 

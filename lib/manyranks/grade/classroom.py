@@ -64,16 +64,19 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
     """
     found, met = [], set()
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != ".ipynb_checkpoints")
+        deep = len(Path(place).relative_to(folder).parts) > 2  # nothing is handed in there
+        folders[:] = [] if deep else sorted(name for name in folders if name != ".ipynb_checkpoints")
         for name in (*files, *(name for name in folders if _no_file(Path(place) / name) == _LINK)):
             path = Path(place) / name
             if name.endswith(".ipynb") or _no_file(path):
-                student, *inside = path.relative_to(folder).with_suffix("").parts
+                student, *inside = (*path.relative_to(folder).parts[:-1], name.removesuffix(".ipynb"))
                 refused, version = _version(path)
                 if not refused and inside not in ([], *([one] for one in exercises), *([one, one] for one in exercises)):
                     refused, version = "it is not where a submission is: student/exercise/exercise.ipynb", ""
                 elif not refused and (_cell(student), _cell(path.stem)) in met:
                     refused, version = "there is another notebook of this exercise", ""
+                elif not refused and not inside and (folder / student).is_dir():
+                    refused, version = "there is a folder of this name, too", ""
                 met.add((_cell(student), _cell(path.stem)))
                 found.append(Submission(path, student, path.stem, refused, version))
     if not found:

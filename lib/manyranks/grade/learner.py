@@ -71,6 +71,8 @@ def refused(ready: Ready) -> Iterator[None]:
             if not (known[1] if known else is_ready(frame)):
                 return
             caller = _past_decorators(frame.f_back)
+        elif event == "c_call" and argument is sys.setprofile and _is_theirs(frame):
+            raise Stopped("sys.setprofile was called", "leave the check as it is")
         elif event == "c_call" and str(getattr(argument, "__module__", None)).startswith(roots):
             name, caller = f"{argument.__module__}.{getattr(argument, '__name__', '')}", frame
             if not name.startswith(ready.theirs):
@@ -84,8 +86,6 @@ def refused(ready: Ready) -> Iterator[None]:
     sys.setprofile(refuse)
     try:
         yield
-        if sys.getprofile() is not refuse:
-            raise Stopped("sys.setprofile was called", "leave the check as it is")
     finally:
         sys.setprofile(before)
 

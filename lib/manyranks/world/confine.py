@@ -56,6 +56,7 @@ class _Machine(NamedTuple):
 # What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; inotify_init,
 # inotify_add_watch, fanotify_init and name_to_handle_at, which see what others do; sendmsg and sendmmsg, which hand a file to
 # another process; vmsplice and io_setup, whose memory is nobody's; close_range, by which a thread gets files of its own;
+# Landlock's own three, whose rules take memory;
 # shmget, semget, msgget and mq_open, which outlive a process; ptrace, process_vm_readv and _writev, pidfd_open, pidfd_getfd,
 # pidfd_send_signal, process_madvise, process_mrelease, kcmp, migrate_pages, move_pages, tkill, rt_sigqueueinfo,
 # rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach other processes; fallocate, which takes room that no
@@ -68,7 +69,7 @@ _MACHINES = {
             *(90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 254, 300, 303),
             *(29, 64, 68, 240, 101, 310, 311, 434, 438, 424, 440, 448, 312, 256, 279, 200, 129, 297, 141, 251),
             *(142, 144, 203, 314, 285, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
-            *(253, 294, 46, 307, 278, 206, 436),
+            *(253, 294, 46, 307, 278, 206, 436, _CREATE, _ADD, _RESTRICT),
         ),
         *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53),
     ),
@@ -78,7 +79,7 @@ _MACHINES = {
             *(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 27, 262, 264),
             *(194, 190, 186, 180, 117, 270, 271, 434, 438, 424, 440, 448, 272, 238, 239, 130, 138, 240, 140, 30),
             *(118, 119, 122, 274, 47, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
-            *(26, 211, 269, 75, 0, 436),
+            *(26, 211, 269, 75, 0, 436, _CREATE, _ADD, _RESTRICT),
         ),
         *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199),
     ),

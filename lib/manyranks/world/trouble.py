@@ -14,6 +14,7 @@ Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which th
 
 _SHOWN_LINES, _LONG = 12, 600
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
+_BLANKS = "\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters without ink
 _LATE = "the run was not over"
 _HELPER = "exchange"  # the notebook gives it: its own line says nothing
 _LIBRARY = (
@@ -242,4 +243,4 @@ def _headed(line: str | None) -> bool:
 
 def printable(text: str) -> str:
     """On one line, with nothing in it that a terminal obeys: a learner may have chosen the words."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() and c not in _BLANKS else ascii(c)[1:-1] for c in text)
