@@ -56,12 +56,11 @@ class _Machine(NamedTuple):
 # What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; inotify_init,
 # inotify_add_watch, fanotify_init and name_to_handle_at, which see what others do; sendmsg and sendmmsg, which hand a file to
 # another process; vmsplice and io_setup, whose memory is nobody's; close_range, by which a thread gets files of its own;
-# Landlock's own three, whose rules take memory;
-# shmget, semget, msgget and mq_open, which outlive a process; ptrace, process_vm_readv and _writev, pidfd_open, pidfd_getfd,
-# pidfd_send_signal, process_madvise, process_mrelease, kcmp, migrate_pages, move_pages, tkill, rt_sigqueueinfo,
-# rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach other processes; fallocate, which takes room that no
-# size shows; unshare, setns, mount, umount2, open_by_handle_at; add_key, request_key, keyctl; bpf, perf_event_open,
-# userfaultfd, and io_uring, which gets round all this.
+# Landlock's own three, whose rules take memory; shmget, semget, msgget and mq_open, which outlive a process; ptrace,
+# process_vm_readv and _writev, pidfd_open, pidfd_getfd, pidfd_send_signal, process_madvise, process_mrelease, kcmp,
+# migrate_pages, move_pages, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach
+# other processes; fallocate, which takes room that no size shows; unshare, setns, mount, umount2, open_by_handle_at; add_key,
+# request_key, keyctl; bpf, perf_event_open, userfaultfd, and io_uring, which gets round all this.
 _MACHINES = {
     "x86_64": _Machine(
         *(0xC000003E, (57, 58, 59, 322)),
