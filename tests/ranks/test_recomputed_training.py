@@ -16,7 +16,7 @@ TRAINING = TrainingConfig(steps=3, batch=14, accumulate=2, warmup=2)
 
 def trained(training: TrainingConfig) -> tuple[list[float], dict[str, torch.Tensor], float]:
     trainer = Trainer(GPT, training)
-    return trainer.run(), weights(trainer), trainer.evaluate(8)
+    return trainer.run(), weights(trainer), trainer.evaluate(4)
 
 
 @pytest.mark.parametrize("zero", matrix([0, 1, 2, 3], [3]))
