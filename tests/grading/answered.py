@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from manyranks.grade import answers, trial
+from manyranks.grade import answers, check, trial
 from manyranks.grade.answers import MISTAKE, RIGHT, Answer
 from manyranks.grade.check import looks, shipped
 from manyranks.grade.trial import Seen
@@ -74,7 +74,7 @@ def test_what_learners_get_is_not_written_yet(exercise, task, shared_ranks):
 def test_an_answer_is_judged_as_its_author_says(exercise, answer, shared_ranks):
     narrow, done = answers.tried(records.tasks(exercise)[answer.task], answer)
     record = shipped(exercise)[answer.task]
-    report = answers.reported(narrow, answer, done, record)
+    report = check.report(narrow, answers.given(narrow, answer.code), done, record)
     assert not (why := records.problem(answer, report)), f"{why}\n{report}"
     if answer.kind == MISTAKE and answer.hint:
         stored = next(one for one in record.mistakes if one.name == answer.name)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from manyranks.grade import answers
+from manyranks.grade import answers, check
 from manyranks.grade.answers import ALSO, MISTAKE, Answer, dumped, tasks
 from manyranks.grade.check import FOLDER, Record, Report, Task, loaded, shipped
 from manyranks.grade.trial import Trial
@@ -83,7 +83,7 @@ def main(exercise: str, *names: str) -> int:
         found = loaded(text)
     wrong = 0
     for answer, one in runs.items():
-        report = answers.reported(one.task, answer, one.done, found[answer.task])
+        report = check.report(one.task, answers.given(one.task, answer.code), one.done, found[answer.task])
         why = problem(answer, report, [other for other in runs if other.task == answer.task])
         wrong += bool(why)
         if names or why:

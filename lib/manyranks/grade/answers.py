@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from manyranks import grade
 from manyranks.grade import check, trial
-from manyranks.grade.check import Mistake, Record, Report, Task
+from manyranks.grade.check import Mistake, Record, Task
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.prints import Print, fact
 
@@ -71,12 +71,8 @@ def answers(file: Path) -> list[Answer]:
     """Those of solutions/<exercise>/mistakes.py, in order. They travel to the ranks as a notebook's functions do."""
     names: dict[str, Any] = {"__name__": "__main__", "__file__": str(file)}
     exec(compile(file.read_text(), str(file), "exec"), names)
-    found = [answer for code in names.values() for answer in _own(code)]
-    return list(dict.fromkeys(found))
-
-
-def _own(code) -> list[Answer]:
-    return vars(code).get("__answers__", []) if hasattr(code, "__dict__") else []
+    own = [vars(code).get("__answers__", []) for code in names.values() if hasattr(code, "__dict__")]
+    return list(dict.fromkeys(answer for each in own for answer in each))
 
 
 def given(task: Task, code) -> Any:
@@ -84,16 +80,11 @@ def given(task: Task, code) -> Any:
     return code() if isinstance(code, type) and not task.a_class else code
 
 
-def tasks_of(module) -> dict[str, Task]:
-    """Name -> task, of an exercise's module."""
-    return {value.name: value for value in vars(module).values() if isinstance(value, Task)}
-
-
 def tasks(exercise: str) -> dict[str, Task]:
     """Name -> task, in the order of the exercise's module."""
     modules = (module for name in grade.__all__ if hasattr(module := getattr(grade, name), "__name__"))
-    found = (tasks_of(module) for module in modules)
-    return {name: task for each in found for name, task in each.items() if task.exercise == exercise}
+    found = (value for module in modules for value in vars(module).values() if isinstance(value, Task))
+    return {task.name: task for task in found if task.exercise == exercise}
 
 
 def tried(task: Task, answer: Answer) -> tuple[Task, list[Trial]]:
@@ -125,11 +116,6 @@ def mistake_of(task: Task, answer: Answer, done: list[Trial], record: Record) ->
             differs[one.key] = facts
     troubles = {one.key: check.ending(one.trouble) for one in done if one.trouble}
     return Mistake(answer.name, answer.hint, differs, troubles)
-
-
-def reported(task: Task, answer: Answer, done: list[Trial], record: Record) -> Report:
-    """What a check says of these trials. task: on the worlds of the trials."""
-    return check.report(task, given(task, answer.code), done, record)
 
 
 class Solved:
