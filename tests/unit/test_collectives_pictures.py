@@ -78,7 +78,7 @@ def test_more_ranks_than_colours_are_refused():
 def test_before_and_after_are_drawn_two_to_a_line():
     figure = collectives.before_after({"a": (BEFORE, BEFORE), "b": (BEFORE, [None] * N), "c": (BEFORE, BEFORE)})
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c", ""]
-    assert PIL.Image.open(io.BytesIO(figure._repr_png_())).width == 880
+    assert PIL.Image.open(io.BytesIO(figure._repr_png_())).width == 2 * 880
 
 
 def test_before_and_after_need_the_same_ranks():

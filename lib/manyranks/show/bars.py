@@ -6,7 +6,7 @@ from itertools import accumulate, zip_longest
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from manyranks.show import style
@@ -30,8 +30,8 @@ class Bars:
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
         self._labels = Labels(axes, left=0, name="texts", **labels)
-        self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], color=style.BLACK, linestyle="--", linewidth=1.4)[0]
-        self._band = axes.add_patch(Rectangle((0, 0), 1, 0.9, transform=axes.get_yaxis_transform(), color="#e8e8e8", zorder=0))
+        self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], color=style.INK, linestyle="--", linewidth=1.4)[0]
+        self._band = axes.axhspan(0, 0.9, color=style.FAINT, linewidth=0, zorder=0)
         self._limit.set_gid("limit")
         self._band.set_gid("band")
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6), xticks=[])

@@ -149,11 +149,11 @@ class Tradeoff:
     def __init__(self):
         self.figure = style.Figure(figsize=(9.4, 4.4), layout="constrained")
         both, held = self.figure.subplots(1, 2, width_ratios=(1.2, 1))
-        self._front = both.step([], [], color=style.BLACK, linewidth=1.2, where="post", label="all optimal plans")[0]
+        self._front = both.step([], [], color=style.INK, linewidth=1.2, where="post", label="all optimal plans")[0]
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
-        self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.BLACK, markersize=15, markeredgewidth=1.8)[0]
+        self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.INK, markersize=15, markeredgewidth=1.8)[0]
         self._ring.set_gid("ring")
-        self._room = both.plot([], [], color=style.BLACK, linestyle="--", linewidth=1.4, label="room for activations")[0]
+        self._room = both.plot([], [], color=style.INK, linestyle="--", linewidth=1.4, label="room for activations")[0]
         both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000), title="memory against compute")
         both.set_yscale("symlog", linthresh=50, linscale=2)
         both.set_xticks(at := [1, 3, 10, 30, 100], [f"{x}%" for x in at])
@@ -248,7 +248,7 @@ def peaks(n: Sequence[int], expected: Curves, measured: Curves, ylabel: str, yun
         if len(values) != len(n):
             raise ValueError(f"measured {name!r} has {len(values)} values for {len(n)} places: give one for each")
     rings = [[*n] * len(measured), [value for values in measured.values() for value in values]]
-    fig.axes[0].plot(*rings, "o", color=style.BLACK, fillstyle="none", markersize=11, markeredgewidth=1.2, label="measured")
+    fig.axes[0].plot(*rings, "o", color=style.INK, fillstyle="none", markersize=11, markeredgewidth=1.2, label="measured")
     fig.axes[0].legend(loc="best")
     return fig
 
@@ -272,7 +272,7 @@ def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), gradient: int =
     handles = dict(zip(*reversed(grid.get_legend_handles_labels()), strict=True))
     fig.legend(handles.values(), handles, loc="outside upper left", ncols=5)
     below.stairs(held, color=style.BLUE, fill=True)
-    below.axhline(outcome.peak, color=style.BLACK, linestyle="--", linewidth=1)
+    below.axhline(outcome.peak, color=style.INK, linestyle="--", linewidth=1)
     unit = yunit if chain else "{:g} activations".format
     below.set(xlabel="actions, one after another", title=f"held: at most {unit(outcome.peak)}")
     below.yaxis.set_major_formatter(lambda size, _: unit(size))
@@ -287,14 +287,14 @@ def _draw(axes: Axes, actions: Sequence[Action]) -> None:
     for kind, i in actions:
         if kind == STORE:
             at = [x, done.get((BACKWARD, i + 1), x)], [i + 0.5] * 2
-            axes.plot(*at, "o-", color=style.BLACK, markevery=[0], markersize=4, label="stored")
+            axes.plot(*at, "o-", color=style.INK, markevery=[0], markersize=4, label="stored")
             continue
         if kind == KEEP:
-            axes.barh(i, done[BACKWARD, i] - x, 0.9, x, color="#d9d9d9", label="kept")
+            axes.barh(i, done[BACKWARD, i] - x, 0.9, x, color="#78787855", label="kept")
         letter = "B" if kind == BACKWARD else "R" if i in seen else "F"
         label, colour, hatch = _ACTIONS[letter]
         axes.bar(x + 0.5, 0.8, 0.96, i - 0.4, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3, label=label)
         if len(moments) <= 75:
-            axes.text(x + 0.5, i, letter, ha="center", va="center_baseline", fontsize=8)
+            axes.text(x + 0.5, i, letter, color=style.BLACK, ha="center", va="center_baseline", fontsize=8)
         seen.add(i)
         x += 1

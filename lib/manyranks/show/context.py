@@ -36,7 +36,7 @@ def balance(work: Mapping[str, Sequence[float]], label: str = "work of a rank", 
 def _draw_work(axes: Axes, name: str, numbers: list[float], top: float, said: EngFormatter) -> None:
     mean, n = sum(numbers) / len(numbers), len(numbers)
     axes.bar(range(n), numbers, 0.7, color=style.BLUE, edgecolor="white")
-    axes.axhline(mean, color=style.BLACK, linestyle="--", linewidth=1.4)
+    axes.axhline(mean, color=style.INK, linestyle="--", linewidth=1.4)
     axes.set(title=name, xlabel="rank", ylim=(0, 1.3 * top), xlim=(-0.6, n - 0.4))
     axes.set_xticks(range(0, n, -(-n // 16)))
     axes.yaxis.set_major_formatter(said)

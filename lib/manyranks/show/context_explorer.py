@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from manyranks.show import style, units
@@ -21,7 +21,7 @@ from manyranks.theory.names import nearest
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks
 _COMPUTES, _SLOWER, _MESSAGES = "computing", "waits for slower ranks", "waits for messages"
-_PARTS = {_COMPUTES: (style.BLUE, ""), _SLOWER: ("#dddddd", ""), _MESSAGES: (style.ORANGE, "////")}
+_PARTS = {_COMPUTES: (style.BLUE, ""), _SLOWER: ("#78787855", ""), _MESSAGES: (style.ORANGE, "////")}
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 .,:µsmGMTkBN"
 _NOTHING = Path(np.empty((0, 2)))
 _LONGEST = 0.6  # of the axis, for the longest bar: the rest is for texts
@@ -49,12 +49,12 @@ class _Timeline:
 
     def __init__(self, axes: Axes):
         self._boxes = _Boxes(axes)
-        self._ends = axes.plot([], [], color=style.BLACK, linestyle=":", linewidth=0.8)[0]
+        self._ends = axes.plot([], [], color=style.INK, linestyle=":", linewidth=0.8)[0]
         self._names = Labels(axes, size=8.5, left=1, outline=word, name="ranks")
         self._words = Labels(axes, size=8.5, outline=word, name="hops")
         self.moving = [*self._boxes.moving, self._ends, self._names.artist, self._words.artist]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[])
-        axes.set_yticks([0.5], ["rank 63"], color="white")  # keeps room for the names
+        axes.set_yticks([0.5], ["rank 63"], color="none")  # keeps room for the names
         axes.tick_params(length=0)
         axes.grid(visible=False)
         axes.set_title("Forward, rank by rank", pad=20)
@@ -107,7 +107,7 @@ class _Lengths:
         look = {"markersize": 3.5, "linewidth": 1.6}
         self._computing = axes.plot([], [], "o-", color=style.BLUE, label="computing, slowest rank", **look)[0]
         self._message = axes.plot([], [], "s--", color=style.ORANGE, label="message", **look)[0]
-        self._now = axes.plot([], [], color=style.BLACK, linestyle=":", linewidth=1.4, gid="now")[0]
+        self._now = axes.plot([], [], color=style.INK, linestyle=":", linewidth=1.4, gid="now")[0]
         self._words = Labels(axes, size=8.5, left=0, outline=word, within=axes.transAxes)
         self.moving = [self._computing, self._message, self._now, self._words.artist]
         axes.set(xscale="log", yscale="log", xlim=(LENGTHS[0] / 1.2, 1.2 * LENGTHS[-1]), ylim=(1e-6, 1e3))
@@ -140,7 +140,7 @@ class _Variants:
 
     def __init__(self, axes: Axes):
         self._boxes = _Boxes(axes)
-        self._band = axes.add_patch(Rectangle((0, 0), 1, 0.9, transform=axes.get_yaxis_transform(), color="#eeeeee", zorder=0))
+        self._band = axes.axhspan(0, 0.9, color=style.FAINT, linewidth=0, zorder=0)
         self._words = Labels(axes, size=8.5, left=0, outline=word)
         self.moving = [self._band, *self._boxes.moving, self._words.artist]
         axes.set(xlim=(0, 1), ylim=(len(VARIANTS) - 0.5, -0.5), xticks=[])

@@ -129,7 +129,7 @@ def _draw_scores(axes: Axes, scores: Scores, corner: tuple[float, float], panel:
                 axes.add_patch(Rectangle((x + start * side, below), length * side, side, **look))
     lines = {"color": "#bbbbbb", "linestyle": "-", "linewidth": 0.4}
     _grid(axes, corner, panel, [k * side for k in range(1, seq)], lines)
-    axes.add_patch(Rectangle(corner, panel, panel, facecolor="none", edgecolor=style.BLACK, linewidth=1.0))
+    axes.add_patch(Rectangle(corner, panel, panel, facecolor="none", edgecolor=style.INK, linewidth=1.0))
 
 
 def _draw_ends(axes: Axes, one: Masked, scores: Scores, corner: tuple[float, float], panel: float) -> None:
@@ -138,7 +138,7 @@ def _draw_ends(axes: Axes, one: Masked, scores: Scores, corner: tuple[float, flo
         ends, line = [k for k in range(1, one.seq) if scores.ranks[k] != scores.ranks[k - 1]], "-"
     else:
         ends, line = list(accumulate(one.documents[:-1])), "--"
-    look = {"color": style.BLACK, "linestyle": line, "linewidth": 1.0}
+    look = {"color": style.INK, "linestyle": line, "linewidth": 1.0}
     _grid(axes, corner, panel, [end * panel / one.seq for end in ends], look)
 
 
@@ -254,7 +254,7 @@ def _draw_block(axes: Axes, scores: Scores, block: Block, corner: tuple[float, f
             place = left + start * each, below + small - (row + 1) * each
             axes.add_patch(Rectangle(place, length * each, each, facecolor=LOOKS[block.source][0], linewidth=0))
     axes.add_patch(Rectangle((left, below), small, small, facecolor="none", edgecolor="#666666", linewidth=0.8))
-    frame = {"facecolor": "none", "edgecolor": style.BLACK, "linewidth": 2.4 if block.waited else 0.5}
+    frame = {"facecolor": "none", "edgecolor": style.INK, "linewidth": 2.4 if block.waited else 0.5}
     axes.add_patch(Rectangle((x + 0.03, y + 0.03), side - 0.06, high - 0.06, **frame))
     look = {"fontsize": min(8, max(6, 12 * side)), "ha": "center"}
     axes.text(x + side / 2, y + high - 0.06, f"K,V {block.source}", va="top", **look)

@@ -9,7 +9,7 @@ from manyranks.show.looks import LOOKS, box, sheet
 from manyranks.theory import context
 
 MOST = len(LOOKS)
-_ARROW = {"arrowstyle": "-|>", "color": style.BLACK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
+_ARROW = {"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
 
 
 def owners(layout: str, seq: int, n: int) -> list[int]:
@@ -50,7 +50,7 @@ def layouts(n: int = 4) -> style.Figure:
 def _chunks(axes: Axes, owned: list[int], left: float, y: float, side: float) -> None:
     """A thick line where the next token is another rank's."""
     for place in (0, *(k for k in range(1, len(owned)) if owned[k] != owned[k - 1]), len(owned)):
-        axes.plot([left + place * side] * 2, [y, y + 0.34], color=style.BLACK, linestyle="-", linewidth=2)
+        axes.plot([left + place * side] * 2, [y, y + 0.34], color=style.INK, linestyle="-", linewidth=2)
 
 
 @style.styled
@@ -85,7 +85,7 @@ def _hop(axes: Axes, n: int, hop: int, left: float, step: float, y: float) -> No
     axes.text(left - 0.1, y + 0.7, "all seen" if last else "goes on", fontsize=8, style="italic", ha="right", va="center")
     if not last:
         first, end = left + wide / 2, left + (n - 1) * step + wide / 2
-        axes.plot([end, end, first], [y + 0.5, y + 0.24, y + 0.24], color=style.BLACK, linestyle="-", linewidth=1.3)
+        axes.plot([end, end, first], [y + 0.5, y + 0.24, y + 0.24], color=style.INK, linestyle="-", linewidth=1.3)
         axes.annotate("", (first, y + 0.5), (first, y + 0.235), arrowprops=_ARROW)
 
 

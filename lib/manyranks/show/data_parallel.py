@@ -101,7 +101,7 @@ class Stacks:
         self._unit, self._parts, self._names = unit, parts, names
         self._boxes = {part: axes.add_collection(_part(part, *look), autolim=False) for part, look in parts.items()}
         self._labels = Labels(axes, left=0)
-        self._limit = axes.plot([0, 0], [-0.5, len(names) - 0.5], color=style.BLACK, linestyle="--")[0]
+        self._limit = axes.plot([0, 0], [-0.5, len(names) - 0.5], color=style.INK, linestyle="--")[0]
         axes.set(xlim=(0, 1.3), ylim=(len(names) - 0.4, -1.0), xticks=[], title=title)
         axes.set_yticks(range(len(names)), names)
         axes.tick_params(length=0)
@@ -142,7 +142,7 @@ class Curves:
             axes.semilogx(RANKS, RANKS, base=2, color=c, linestyle=line, marker=m, markersize=4, label=name)[0]
             for name, (c, line, m) in zip(names, looks, strict=True)
         ]
-        self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.BLACK, markersize=11, markeredgewidth=1.8)[0]
+        self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
         axes.set(xlabel="accelerators N", ylabel=ylabel, xlim=(0.8, 1280))
         axes.set_xticks([1, 4, 16, 64, 256, 1024], ["1", "4", "16", "64", "256", "1,024"])
         axes.minorticks_off()
@@ -163,7 +163,7 @@ def steps(timelines: Mapping[str, Timeline], rank: int = 0, until: float | None 
     """What one rank does in each timeline, under each other on one scale: compute, and below it communication.
 
     A communication bar bears its name, numbered where several have the same, and its size where that was recorded, as far as
-    there is room. Black lines, and their sum at the right: communication that no compute hides. until: seconds that the axis
+    there is room. Lines, and their sum at the right: communication that no compute hides. until: seconds that the axis
     reaches to at least. Raises ValueError for no timeline, and for one without the rank.
     """
     if not timelines or any(rank not in each.ranks for each in timelines.values()):
@@ -192,13 +192,13 @@ def _write_names(chart: Gantt, stacked: Timeline) -> None:
     pixels = (right - left) * chart.axes.bbox.width / chart.axes.get_xlim()[1]
     texts = list(map(_that_fits, _names(spans), pixels))
     places = np.column_stack([left + right, top + bottom]) / 2
-    labels = Labels(chart.axes, size=8)
+    labels = Labels(chart.axes, size=8, colour=style.BLACK)
     labels.artist.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
     labels.update([place for place, text in zip(places, texts, strict=True) if text], list(filter(None, texts)))
     for span, end in zip(spans, right, strict=True):
         for part in _exposed(stacked.of(span.rank, COMPUTE), span):
             x = np.array(part) * end / span.finished  # seconds in the axis's unit
-            chart.axes.plot(x, [span.rank - 0.2] * 2, "k-|", linewidth=1.2)
+            chart.axes.plot(x, [span.rank - 0.2] * 2, "-|", color=style.INK, linewidth=1.2)
 
 
 def _names(spans: Sequence[Span]) -> Iterator[tuple[str, ...]]:

@@ -11,7 +11,6 @@ from manyranks.show import style, units
 _MOST = 4  # runs
 _LOUDEST = 3.0  # times the mean load: black in a heat map
 _ROUNDING = 1e-9  # of a step: parts that were taken from it may add up to so much more
-_PAPER = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 # What a rank does, from below.
 _PARTS = {
     "rank 1 computes": {"facecolor": style.BLUE},
@@ -59,7 +58,7 @@ def _lines(axes: Axes, runs: Mapping[str, Sequence[float]], target: float | None
         every = max(1, len(found) // 10)
         axes.plot(range(1, len(found) + 1), found, marker=marker, markersize=5, markevery=every, label=label, linewidth=1.5)
     if target:
-        axes.axhline(target, color=style.BLACK, linestyle=(0, (1, 1)), linewidth=1.6, label=f"target: {target:g}")
+        axes.axhline(target, color=style.INK, linestyle=(0, (1, 1)), linewidth=1.6, label=f"target: {target:g}")
     axes.set(xlabel="step", ylabel="largest load ÷ mean load", xlim=(1 - 0.02 * longest, 1.01 * longest))
     axes.set_ylim(1 - 0.03 * (top - 1), 1 + 1.08 * (max(top, target or 0) - 1))
     axes.locator_params(axis="x", integer=True)
@@ -107,9 +106,9 @@ def waiting(
     fig, (axes,) = style.figure(width=7.6, height=3.9)
     for (label, look), low, high in zip(_PARTS.items(), (0, works, works + sends), (works, works + sends, whole), strict=True):
         axes.fill_between(x, low, high, label=label, linewidth=0, **look)
-        axes.plot(x, high, color=style.BLACK, linestyle="-", linewidth=0.6)
+        axes.plot(x, high, color=style.INK, linestyle="-", linewidth=0.6)
     if predicted:
-        axes.plot(*zip(*sorted(predicted.items()), strict=True), color=style.BLACK, linestyle="-", label="theory")
+        axes.plot(*zip(*sorted(predicted.items()), strict=True), color=style.INK, linestyle="-", label="theory")
     axes.plot(x, whole, "o", color=style.ORANGE, markersize=8, linestyle="none", label="replayed")
     top = max([*whole, *predicted.values()])
     room = 0.1 * (x[-1] - x[0]) or 0.1
@@ -127,4 +126,4 @@ def _say_seconds(axes: Axes, x: np.ndarray, whole: np.ndarray, works: np.ndarray
         if at - last >= apart:
             text, last = {"textcoords": "offset points", "fontsize": 8.5}, at
             axes.annotate(units.duration(seconds), (at, seconds), (2, 8), ha="right", **text)
-            axes.annotate(units.duration(busy), (at, busy / 2), (0, 0), ha="center", va="center", bbox=_PAPER, **text)
+            axes.annotate(units.duration(busy), (at, busy / 2), (0, 0), ha="center", va="center", bbox=style.PAPER, **text)

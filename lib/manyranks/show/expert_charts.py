@@ -10,11 +10,11 @@ from manyranks.show import style
 from manyranks.theory import ModelShape, flops
 
 _HELD = {"color": "#cfe3f1", "hatch": "////", "edgecolor": style.BLUE, "linewidth": 0.8}
-_USED = {"color": style.BLUE, "edgecolor": style.BLACK, "linewidth": 0.8}
+_USED = {"color": style.BLUE, "edgecolor": style.INK, "linewidth": 0.8}
 # Of one name each, in a group of bars.
 _SERIES = ((style.BLUE, ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
 _RING = {"color": style.ORANGE, "fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8, "label": "theory"}
-_WAYS = (("white", "////"), (style.BLUE, ""), ("#fdae6b", "...."))
+_WAYS = (("none", "////"), (style.BLUE, ""), ("#fdae6b", "...."))
 
 
 @style.styled
@@ -87,7 +87,7 @@ def phases(named: Mapping[str, Mapping[str, float]], ylabel: str = "seconds of a
     for k, ((source, found), (colour, hatch)) in enumerate(zip(named.items(), _SERIES, strict=False)):
         x, seconds = np.arange(len(names)) - 0.42 + (k + 0.5) * wide, list(found.values())
         label = f"{source}: {sum(seconds):.2f} s together"
-        axes.bar(x, seconds, 0.94 * wide, color=colour, hatch=hatch, edgecolor=style.BLACK, linewidth=0.6, label=label)
+        axes.bar(x, seconds, 0.94 * wide, color=colour, hatch=hatch, edgecolor=style.INK, linewidth=0.6, label=label)
         for at, value in zip(x, seconds, strict=True):
             axes.annotate(f"{value:.2f}", (at, value), (0, 3), textcoords="offset points", ha="center", fontsize=size)
     axes.set_xticks(range(len(names)), names)
@@ -122,7 +122,7 @@ def copies(
     for k, (routing, (colour, hatch)) in enumerate(zip(routings, _WAYS, strict=False)):
         x = np.arange(len(measured)) - 0.4 + (k + 0.5) * wide
         found, expected = ([each[way][routing] for way in measured] for each in (measured, predicted))
-        look = {"color": colour, "hatch": hatch, "edgecolor": style.BLACK, "linewidth": 0.8}
+        look = {"color": colour, "hatch": hatch, "edgecolor": style.INK, "linewidth": 0.8}
         axes.bar(x, found, 0.9 * wide, label=f"{routing}, measured", **look)
         rings = axes.plot(x, expected, "o", **_RING)
         for at, one, other in zip(x, found, expected, strict=True):

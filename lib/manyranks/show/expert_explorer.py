@@ -31,7 +31,7 @@ _TIME = {
     "tensor": ("tensor-parallel messages", (style.ORANGE, "////")),
     "expert": ("tokens to experts", ("#9ecae1", "----")),
     "bubble": ("bubble", ("#b0b0b0", "\\\\\\\\")),
-    "rest": ("all else", (style.BLACK, "")),
+    "rest": ("all else", (style.INK, "")),
 }
 _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
 # name -> hops and the nodes that a token may reach

@@ -16,8 +16,8 @@ _LEFT, _RIGHT, _TOP, _BELOW = 0.1, 2.45, 2.55, 0.45  # where nodes begin and end
 _CELL, _NAME, _EDGE = 0.36, 0.3, 0.04  # inches: an expert, a rank's name, between boxes
 _TOKEN = (0.5, 0.24)  # inches
 _CROSSES = {"color": style.ORANGE, "linewidth": 3.0, "mutation_scale": 15}
-_INSIDE = {"color": style.BLACK, "linewidth": 1.0, "mutation_scale": 9}
-_BOX = {"facecolor": "none", "edgecolor": style.BLACK}
+_INSIDE = {"color": style.INK, "linewidth": 1.0, "mutation_scale": 9}
+_BOX = {"facecolor": "none", "edgecolor": style.INK}
 
 
 class _Layout(NamedTuple):
@@ -117,11 +117,11 @@ def _draw_rank(axes: Axes, layout: _Layout, rank: int, left: float, chosen: set[
     x = left + (_NAME if first else _NODE - _NAME - _CELL)
     for expert in range(rank * layout.own, (rank + 1) * layout.own):
         (y, each), weight = layout.cell(expert), "bold" if expert in chosen else "normal"
-        colour = "#cfe3f1" if expert in chosen else "white"
+        colour, ink = ("#cfe3f1", style.BLACK) if expert in chosen else ("none", style.INK)
         edge = 1.4 if expert in chosen else 0.5
-        axes.add_patch(Rectangle((x, y), _CELL, each, facecolor=colour, edgecolor=style.BLACK, linewidth=edge))
+        axes.add_patch(Rectangle((x, y), _CELL, each, facecolor=colour, edgecolor=style.INK, linewidth=edge))
         size, middle = min(8.5, 54 * each), (x + _CELL / 2, y + each / 2)
-        axes.text(*middle, expert, fontsize=size, fontweight=weight, ha="center", va="center_baseline")
+        axes.text(*middle, expert, fontsize=size, fontweight=weight, color=ink, ha="center", va="center_baseline")
 
 
 def _one_hop(axes: Axes, layout: _Layout, x: float, chosen: Sequence[int]) -> None:
@@ -147,8 +147,8 @@ def _two_hops(axes: Axes, layout: _Layout, x: float, chosen: Sequence[int]) -> N
 def _draw_token(axes: Axes, x: float, middle: float, name: str) -> Callable[[bool], tuple[float, float]]:
     """Returns where arrows from and to it touch it: at its left side, or its right one."""
     wide, high = _TOKEN
-    axes.add_patch(Rectangle((x, middle - high / 2), wide, high, facecolor="#ffe08a", edgecolor=style.BLACK, zorder=4))
-    axes.text(x + wide / 2, middle, name, fontsize=8.5, ha="center", va="center", zorder=5)
+    axes.add_patch(Rectangle((x, middle - high / 2), wide, high, facecolor="#ffe08a", edgecolor=style.INK, zorder=4))
+    axes.text(x + wide / 2, middle, name, fontsize=8.5, color=style.BLACK, ha="center", va="center", zorder=5)
     return lambda left: (x if left else x + wide, middle)
 
 

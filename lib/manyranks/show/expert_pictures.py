@@ -14,8 +14,7 @@ _WIDE = 9.3  # inches of a figure
 _TOKENS, _EXPERTS = 32, 32  # at most in a picture
 _LEFT, _BELOW, _LOAD, _SAID = 1.05, 0.72, 2.55, 1.25  # inches: ranks' and experts' names, captions, bars with their texts
 _STAYS, _NEAR, _FAR = ("#e0e0e0", ""), ("#cfe3f1", ""), ("#fdc998", "////")
-_PAPER = {"boxstyle": "square,pad=0.06", "facecolor": "white", "edgecolor": "none"}
-_DROPPED = {"facecolor": "white", "edgecolor": style.ORANGE, "linestyle": (0, (2, 1)), "linewidth": 1.3}
+_DROPPED = {"facecolor": "none", "edgecolor": style.ORANGE, "linestyle": (0, (2, 1)), "linewidth": 1.3}
 
 
 class _Choices(NamedTuple):
@@ -93,7 +92,7 @@ def _draw_grid(axes: Axes, choices: _Choices, wide: float, high: float, top: flo
     thin = {"color": "#cccccc", "linestyle": "-", "linewidth": 0.5}
     axes.hlines([top - k * high for k in range(E + 1)], _LEFT, right, **thin)
     axes.vlines([_LEFT + k * wide for k in range(T + 1)], _BELOW, top, **thin)
-    thick = {"color": style.BLACK, "linestyle": "-", "linewidth": 1.4}
+    thick = {"color": style.INK, "linestyle": "-", "linewidth": 1.4}
     axes.hlines([top - k * each * high for k in range(choices.ranks + 1)], _LEFT, right, **thick)
     axes.vlines([_LEFT + k * T // sources * wide for k in range(sources + 1)], _BELOW, top, **thick)
     for expert in range(E):
@@ -137,16 +136,16 @@ def _draw_loads(axes: Axes, choices: _Choices, corner: tuple[float, float], high
     for expert, (held, dropped) in enumerate(zip(kept, lost, strict=True)):
         y, look = top - (expert + 0.86) * high, LOOKS[choices.owner(expert)]
         axes.add_patch(Rectangle((x, y), held * inch, 0.72 * high, facecolor=look[0], hatch=look[1], **HATCH))
-        axes.add_patch(Rectangle((x, y), held * inch, 0.72 * high, facecolor="none", edgecolor=style.BLACK, linewidth=0.8))
+        axes.add_patch(Rectangle((x, y), held * inch, 0.72 * high, facecolor="none", edgecolor=style.INK, linewidth=0.8))
         if dropped:
             axes.add_patch(Rectangle((x + held * inch, y), dropped * inch, 0.72 * high, **_DROPPED))
         text = f"{held}" + (f", {dropped} dropped" if dropped else "")
         place = x + (held + dropped) * inch + 0.07
-        axes.text(place, y + 0.36 * high, text, fontsize=min(8, 36 * high), va="center", bbox=_PAPER, zorder=5)
+        axes.text(place, y + 0.36 * high, text, fontsize=min(8, 36 * high), va="center", zorder=5)
     axes.text(x, top + 0.24, "load: copies of each expert", fontsize=9, va="bottom")
     bottom = top - choices.experts * high
-    axes.vlines([x], bottom, top, color=style.BLACK, linestyle="-", linewidth=0.8)
-    axes.vlines([x + mean * inch], bottom - 0.06, top, color=style.BLACK, linestyle="--", linewidth=1.3, zorder=4)
+    axes.vlines([x], bottom, top, color=style.INK, linestyle="-", linewidth=0.8)
+    axes.vlines([x + mean * inch], bottom - 0.06, top, color=style.INK, linestyle="--", linewidth=1.3, zorder=4)
     said = [f"dashed, the mean: {mean:.3g}", f"largest ÷ mean: {max(kept + lost) / mean:.2f}"]
     if capacity is not None:
         axes.vlines([x + capacity * inch], bottom - 0.06, top, color=style.ORANGE, linestyle="-", linewidth=2, zorder=4)
@@ -211,12 +210,11 @@ def _draw_cell(axes: Axes, corner: tuple[float, float], side: float, look: tuple
     axes.add_patch(Rectangle(corner, side, side, facecolor="none", edgecolor="#999999", linewidth=0.5))
     size = min(9, 72 * side / max(3, 0.75 * len(f"{number:,}") + 1))
     middle = corner[0] + side / 2, corner[1] + side / 2
-    axes.text(
-        *middle, f"{number:,}" if number else "·", fontsize=size, ha="center", va="center", bbox=_PAPER if number else None
-    )
+    look = {"bbox": style.PAPER} if number else {}
+    axes.text(*middle, f"{number:,}" if number else "·", color=style.BLACK, fontsize=size, ha="center", va="center", **look)
 
 
 def _draw_nodes(axes: Axes, corner: tuple[float, float], long: float, ends: Sequence[int], side: float) -> None:
-    (x, y), look = corner, {"color": style.BLACK, "linestyle": "-", "linewidth": 2.0}
+    (x, y), look = corner, {"color": style.INK, "linestyle": "-", "linewidth": 2.0}
     axes.vlines([x + end * side for end in ends], y, y + long, **look)
     axes.hlines([y + end * side for end in ends], x, x + long, **look)

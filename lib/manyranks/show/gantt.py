@@ -92,7 +92,7 @@ class Gantt:
         self.axes = axes
         self._frame: Frame | None = None
         self._patches = {key: axes.add_patch(_patch(kind, gid=key)) for key, kind in KINDS.items()}
-        self._names = Words([], facecolor="black", linewidth=0, offset_transform=axes.transData)
+        self._names = Words([], facecolor=style.BLACK, linewidth=0, offset_transform=axes.transData)
         self._names.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
         axes.add_collection(self._names, autolim=False)
         axes.set_title(title, pad=24)  # the legend is under it

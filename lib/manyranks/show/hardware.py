@@ -48,7 +48,7 @@ class MessageTime:
             for colour, line in ((style.ORANGE, "--"), (style.GREEN, ":"))
         ]
         self._share = right.semilogx(_SIZES, _SIZES, color=style.BLUE)[0]
-        self._points = [axes.plot([1], [1], "o", color=style.BLACK, markersize=8)[0] for axes in (left, right)]
+        self._points = [axes.plot([1], [1], "o", color=style.INK, markersize=8)[0] for axes in (left, right)]
         self._half = right.plot([1], [50], "s", color=style.ORANGE, markersize=8, label="half bandwidth, n = αβ")[0]
         left.set(xlabel="message size n", ylabel="time T(n)", ylim=(1e-7, 10), title="T(n) = α + n/β")
         left.set_yticks([1e-6, 1e-3, 1], ["1 µs", "1 ms", "1 s"])
@@ -106,7 +106,7 @@ def ping_pong(sizes: Sequence[int], seconds: Sequence[float], link: Link) -> sty
     axes.loglog(sizes, seconds, "o", color=style.ORANGE, linestyle="none", label="measured")
     fit = f"fit: α = {units.duration(link.latency)}, β = {units.rate(link.bandwidth)}"
     axes.loglog(sizes, [link.seconds(n) for n in sizes], color=style.BLUE, label=fit)
-    axes.axvline(link.half_bandwidth_bytes, color=style.BLACK, linestyle=":", linewidth=1.2)
+    axes.axvline(link.half_bandwidth_bytes, color=style.INK, linestyle=":", linewidth=1.2)
     axes.annotate(
         f"half bandwidth\n{units.size(link.half_bandwidth_bytes)}",
         (link.half_bandwidth_bytes, min(seconds)),
@@ -171,5 +171,5 @@ def _torus(axes) -> None:
 
 
 def _box(axes, x: float, y: float, text: str, colour: str) -> None:
-    axes.add_patch(Rectangle((x - 0.42, y - 0.24), 0.84, 0.48, facecolor="white", edgecolor=colour, linewidth=1.5, zorder=3))
-    axes.text(x, y, text, ha="center", va="center", fontsize=8, zorder=4)
+    axes.add_patch(Rectangle((x - 0.42, y - 0.24), 0.84, 0.48, facecolor=colour, zorder=3))
+    axes.text(x, y, text, color="white", ha="center", va="center", fontsize=8, fontweight="bold", zorder=4)

@@ -9,7 +9,6 @@ from manyranks.show import style
 LOOKS = (("#9ecae1", ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
 LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cbc4", "oo"))
 HATCH = {"edgecolor": "#666666", "linewidth": 0.0}
-_PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"}
 
 
 def sheet(wide: float, high: float) -> tuple[style.Figure, Axes]:
@@ -34,7 +33,15 @@ def box(
     """A rectangle that looks like rank `look`, with a text on white. edge: points."""
     colour, hatch = LOOKS[look % len(LOOKS)]
     axes.add_patch(Rectangle(corner, wide, high, facecolor=colour, hatch=hatch, **HATCH))
-    axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=style.BLACK, linewidth=edge))
+    axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=style.INK, linewidth=edge))
     middle = corner[0] + wide / 2, corner[1] + high / 2
     if text:
-        axes.text(*middle, text, ha="center", va="center", fontsize=min(size, 36 * min(wide, high)), bbox=_PAPER)
+        axes.text(
+            *middle,
+            text,
+            ha="center",
+            va="center",
+            fontsize=min(size, 36 * min(wide, high)),
+            color=style.BLACK,
+            bbox=style.PAPER,
+        )

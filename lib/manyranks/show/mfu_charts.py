@@ -15,8 +15,8 @@ from manyranks.show.looks import sheet
 from manyranks.theory import flops
 
 _RUNS, _LINES, _SERIES = 16, 6, 4  # at most
-_USED = {"color": style.BLUE, "edgecolor": style.BLACK, "linewidth": 0.8}
-_REST = {"color": "white", "hatch": "////", "edgecolor": "#b0b0b0", "linewidth": 0.8}
+_USED = {"color": style.BLUE, "edgecolor": style.INK, "linewidth": 0.8}
+_REST = {"color": style.FAINT, "edgecolor": style.INK, "linewidth": 0.8}
 # A part's colour and hatch: of what was bought.
 _PARTS = (
     (style.BLUE, ""),
@@ -53,8 +53,7 @@ def published(runs: Sequence[tuple[str, str, float]], title: str = "MFU of publi
 
 
 def _say(axes: Axes, text: str, x: float, y: float) -> None:
-    paper = {"boxstyle": "square,pad=0.12", "facecolor": "white", "edgecolor": "none"}
-    axes.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", fontsize=9, bbox=paper)
+    axes.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 @style.styled
@@ -136,7 +135,7 @@ def _check_rates(found: Mapping[str, Mapping[float, float]], peaks: Mapping[str,
 
 def _peaks(axes: Axes, peaks: Mapping[str, float], rates: Sequence[float]) -> None:
     for name, rate in peaks.items():
-        axes.axhline(rate, color=style.BLACK, linestyle=(0, (1, 1)), linewidth=1.4)
+        axes.axhline(rate, color=style.INK, linestyle=(0, (1, 1)), linewidth=1.4)
         at = {"transform": axes.get_yaxis_transform(), "ha": "left", "va": "bottom", "fontsize": 8.5}
         axes.text(0.01, rate * 1.03, f"{name}: {units.flop_rate(rate)}", **at)
     low, high = min(rates), max(*rates, *peaks.values(), 0.0) if peaks else max(rates)
@@ -171,7 +170,7 @@ def _timed(axes: Axes, name: str, seconds: Sequence[float]) -> None:
     calls = range(1, len(seconds) + 1)
     axes.plot(calls, seconds, "o", color=style.BLUE, markersize=5, linestyle="none")
     look = {"marker": "o", "fillstyle": "none", "markersize": 11, "markeredgewidth": 1.6, "linestyle": "none"}
-    axes.plot([1], [first], color=style.BLACK, label=f"first call: {units.duration(first)}", **look)
+    axes.plot([1], [first], color=style.INK, label=f"first call: {units.duration(first)}", **look)
     axes.axhline(mean, color=style.ORANGE, linestyle="--", label=f"mean: {units.duration(mean)}")
     axes.axhline(middle, color=style.GREEN, linestyle="-", label=f"median: {units.duration(middle)}")
     axes.set(xlabel="call", xlim=(0.5 - 0.05 * len(seconds), len(seconds) + 0.5 + 0.05 * len(seconds)))

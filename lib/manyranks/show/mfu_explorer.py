@@ -21,7 +21,7 @@ _OPERATORS = {
     "attention core": ("s", style.ORANGE),
     "MLP": ("D", style.GREEN),
     "head": ("^", style.PINK),
-    "router": ("v", style.BLACK),
+    "router": ("v", style.INK),
 }
 _USES = {"MFU": (style.BLUE, ""), "HFU": ("#56B4E9", "")}
 BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
@@ -33,8 +33,8 @@ class _Roofline:
     """The roof of the chip, as shares of its peak, and the products of the model under it."""
 
     def __init__(self, axes: Axes):
-        self._roof = axes.plot([1, 2, 3], [1, 1, 1], color=style.BLACK, linestyle="-", label="roof")[0]
-        self._achievable = axes.plot([1, 2], [1, 1], color=style.BLACK, linestyle="--", linewidth=1.1, label="achievable")[0]
+        self._roof = axes.plot([1, 2, 3], [1, 1, 1], color=style.INK, linestyle="-", label="roof")[0]
+        self._achievable = axes.plot([1, 2], [1, 1], color=style.INK, linestyle="--", linewidth=1.1, label="achievable")[0]
         self._ridge = axes.plot([1, 1], _Y, color="#666666", linestyle=":", linewidth=1.0, gid="ridge")[0]
         self._points = {name: self._marked(axes, name, *look) for name, look in _OPERATORS.items()}
         self._labels = Labels(axes, size=9, left=0, outline=word)

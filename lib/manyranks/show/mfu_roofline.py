@@ -118,12 +118,12 @@ def _draw_roofs(axes: Axes, roofs: Mapping[str, Ceiling], scale: _Scale) -> None
             f"{name}: {units.flop_rate(roof.peak)}, {units.rate(roof.bandwidth)}, ridge at {units.short(roof.ridge)} FLOP/byte"
         )
         rates = [roof.flops_per_second(each) for each in x]
-        axes.plot(x, rates, color=style.BLACK, linestyle=line, linewidth=1.8, label=said)
+        axes.plot(x, rates, color=style.INK, linestyle=line, linewidth=1.8, label=said)
         axes.plot([roof.ridge] * 2, [low, roof.peak], color="#666666", linestyle=":", linewidth=1.0)
     axes.grid(visible=False)
     ridges = [roof.ridge for roof in roofs.values()]
     if len(roofs) == 1:
-        axes.axvspan(left, ridges[0], color="#f0f0f0", zorder=0, linewidth=0)
+        axes.axvspan(left, ridges[0], color=style.FAINT, zorder=0, linewidth=0)
     for x, text, side in ((min(ridges), "memory-bound", "right"), (max(ridges), "compute-bound", "left")):
         at = (-6, -4) if side == "right" else (6, -4)
         look = {"textcoords": "offset points", "fontsize": 9, "fontstyle": "italic", "ha": side, "va": "top"}

@@ -25,7 +25,7 @@ _KNOWN = {
     "context": ("context-parallel messages", "#fdd9b5", "oo"),
     "expert": ("tokens to experts", "#e7a6c8", "xxxx"),
     "pipeline": ("messages between stages", "#fdd9b5", "++"),
-    "bubble": ("bubble", "white", "||||"),
+    "bubble": ("bubble", style.FAINT, "||||"),
     "data": ("gradients, parameters", style.YELLOW, "----"),
     "optimizer": ("optimizer", style.GREEN, ""),
 }
@@ -34,15 +34,14 @@ _OTHERS = (
     ("#e7a6c8", "xxxx"),
     ("#cfe3f1", "----"),
     ("#a1d99b", "oo"),
-    ("white", "////"),
+    ("none", "////"),
     ("#ffe08a", "++"),
     ("#9ecae1", "\\\\\\\\"),
     ("#fdd9b5", "...."),
     ("#cccccc", "||||"),
     ("#f0f0f0", "++"),
 )
-_PAPER = {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"}
-_TOTAL = {"color": "white", "edgecolor": style.BLACK, "linewidth": 1.0}
+_TOTAL = {"color": "none", "edgecolor": style.INK, "linewidth": 1.0}
 
 
 @style.styled
@@ -122,7 +121,7 @@ def _falls(axes: Axes, parts: Mapping[str, float], step: float | None, longest: 
     ends = list(accumulate(parts.values()))
     for row, ((part, seconds), end) in enumerate(zip(parts.items(), ends, strict=True)):
         _, colour, hatch = found[part]
-        look = {"color": colour, "hatch": hatch, "edgecolor": style.BLACK, "linewidth": 0.7}
+        look = {"color": colour, "hatch": hatch, "edgecolor": style.INK, "linewidth": 0.7}
         axes.barh(row + 0.16, seconds, 0.42, end - seconds, **look)
         axes.plot([end, end], [row - 0.05, row + 1.37], color="#666666", linestyle=":", linewidth=1.0)
         said = f"{units.duration(seconds)}, {seconds / whole:.1%}" if seconds else "none"
@@ -131,7 +130,7 @@ def _falls(axes: Axes, parts: Mapping[str, float], step: float | None, longest: 
     said = units.duration(ends[-1]) + (f", {ends[-1] / step:.1%}" if step else "")
     _say(axes, said, 0.0, ends[-1], len(parts), inch)
     if step:
-        axes.axvline(step, color=style.BLACK, linestyle="--", linewidth=1.2)
+        axes.axvline(step, color=style.INK, linestyle="--", linewidth=1.2)
     axes.set_yticks([row + 0.16 for row in range(len(parts) + 1)], [*(name for name, *_ in found.values()), "together"])
     axes.set_ylim(len(parts) + 0.5, -0.5)
     _time_axis(axes)
@@ -141,7 +140,7 @@ def _say(axes: Axes, text: str, start: float, end: float, row: int, inch: float)
     """A text above a bar: from where it starts, or where that leaves too little room up to where it ends, or in the axes."""
     wide, most = (width(text, _SIZE) / 72 + 0.05) * inch, axes.get_xlim()[1]
     at = start if start + wide <= most else max(0.0, min(end, most) - wide)
-    look = {"textcoords": "offset points", "fontsize": _SIZE, "va": "center", "bbox": _PAPER, "zorder": 3}
+    look = {"textcoords": "offset points", "fontsize": _SIZE, "va": "center", "zorder": 3}
     axes.annotate(text, (at, row - 0.2), (2, 0), **look)
 
 
@@ -158,14 +157,14 @@ def _bars(named: Mapping[str, Mapping[str, float]], steps: Mapping[str, float | 
     starts = [0.0] * len(named)
     for part, (label, colour, hatch) in found.items():
         seconds = [parts[part] for parts in named.values()]
-        look = {"color": colour, "hatch": hatch, "edgecolor": style.BLACK, "linewidth": 0.5}
+        look = {"color": colour, "hatch": hatch, "edgecolor": style.INK, "linewidth": 0.5}
         axes.barh(rows, seconds, 0.66, starts, label=label, **look)
         starts = [start + each for start, each in zip(starts, seconds, strict=True)]
     for row, (end, name) in enumerate(zip(starts, named, strict=True)):
-        look = {"textcoords": "offset points", "fontsize": _SIZE, "va": "center", "bbox": _PAPER, "zorder": 3}
+        look = {"textcoords": "offset points", "fontsize": _SIZE, "va": "center", "zorder": 3}
         axes.annotate(units.duration(end), (end, row), (5, 0), **look)
         if steps[name]:
-            axes.plot([steps[name]] * 2, [row - 0.45, row + 0.45], color=style.BLACK, linestyle="--", linewidth=1.4)
+            axes.plot([steps[name]] * 2, [row - 0.45, row + 0.45], color=style.INK, linestyle="--", linewidth=1.4)
     axes.set_yticks(rows, list(named))
     measured = " (dashed: measured)" * any(steps.values())
     axes.set(xlabel=f"time{measured}", xlim=(0, 1.12 * max(starts)), ylim=(len(named) - 0.5, -0.5), title=title)

@@ -96,13 +96,13 @@ def ladder(names: Sequence[str], reaches: Sequence[Reach], ranks: int, node: int
         start, stop = log2(each.stride), log2(each.span)
         middle = min(max(inner, start), stop)
         for (left, right), (colour, hatch) in zip(((start, middle), (middle, stop)), (INSIDE, BETWEEN), strict=True):
-            axes.barh(row, right - left, 0.56, left, color=colour, hatch=hatch, edgecolor=style.BLACK, linewidth=0.7)
+            axes.barh(row, right - left, 0.56, left, color=colour, hatch=hatch, edgecolor=style.INK, linewidth=0.7)
         said = f"{ranks // each.size:,} groups of {each.size:,}; {each.said(node)}"
         axes.annotate(
             said, (1, row), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9
         )
     axes.set_yticks(range(len(reaches)), list(names))
-    axes.axvline(inner, color=style.BLACK, linestyle="--", linewidth=1.4)
+    axes.axvline(inner, color=style.INK, linestyle="--", linewidth=1.4)
     axes.text(inner, len(reaches) - 0.42, f" a node: {node:,}", fontsize=9, va="center")
     step = max(1, round(end / 7))
     axes.set_xticks(at := range(0, ceil(end) + 1, step), [f"{2**k:,}" for k in at])

@@ -12,8 +12,7 @@ _PANELS, _ROWS = 3, 16  # at most: layouts, neighbours of one
 _LONGEST = 1.0  # times the published step's time, beyond its own: longer bars are cut off
 _SAME = 0.005  # of the time
 _FITS, _TOO_LARGE = ("#9ecae1", ""), ("#fdae6b", "////")
-_EDGE = {"edgecolor": style.BLACK, "linewidth": 0.7}
-_PAPER = {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"}
+_EDGE = {"edgecolor": style.INK, "linewidth": 0.7}
 
 
 @style.styled
@@ -57,7 +56,7 @@ def _times(axes: Axes, rows: Sequence[Neighbour], name: str) -> None:
             100 * min(max(row.slower, 0.0), most),
             y,
         )
-    axes.axvline(0, color=style.BLACK, linewidth=1.2)
+    axes.axvline(0, color=style.INK, linewidth=1.2)
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=9)
     axes.set(xlim=(100 * (least - 0.03 * wide), 100 * (most + 0.45 * wide)), ylim=(len(rows) - 0.5, -0.5))
     axes.set(title=name, xlabel=f"time of a step against {units.duration(published)} (%)")
@@ -74,7 +73,7 @@ def _memory(axes: Axes, rows: Sequence[Neighbour]) -> None:
         again = {"none": "", "full": ", recompute all"}.get(row.plan.recompute, f", {row.plan.recompute}")
         changed = again if row.plan.recompute != rows[0].plan.recompute else ""
         _say(axes, units.size(row.peak.total) + changed, max(room, min(row.peak.total, 2 * room)), y)
-    axes.axvline(room, color=style.BLACK, linestyle="--", linewidth=1.2)
+    axes.axvline(room, color=style.INK, linestyle="--", linewidth=1.2)
     axes.set(
         xlim=(0, 3.3 * room), ylim=(len(rows) - 0.5, -0.5), yticks=[], xlabel=f"memory of a GPU (dashed: {units.size(room)})"
     )
@@ -88,7 +87,7 @@ def _look(row: Neighbour) -> tuple[str, str]:
 
 
 def _say(axes: Axes, text: str, x: float, y: int) -> None:
-    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5, bbox=_PAPER)
+    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
 def _rows_only(axes: Axes) -> None:

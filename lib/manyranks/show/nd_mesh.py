@@ -13,8 +13,7 @@ from manyranks.show.nd_axes import BETWEEN, INSIDE, NAMES, Mesh, check_node, lad
 _WIDE, _LEFT = 9.2, 0.75  # inches: of the picture, and of nodes' names
 _ROWS, _CELLS = 4, 128  # nodes that are drawn with links; ranks that are drawn at all
 _COLUMNS = 16
-_PAPER = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
-_NEAR = {"color": style.BLACK, "linestyle": "-", "linewidth": 1.6}
+_NEAR = {"color": style.INK, "linestyle": "-", "linewidth": 1.6}
 _FAR = {"color": style.ORANGE, "linestyle": (0, (4, 2)), "linewidth": 1.8}
 
 
@@ -107,12 +106,12 @@ class _Sheet:
     def _draw_rank(self, rank: int) -> None:
         corner, wide = self._corner(rank), self._wide - 0.06
         group = self._shown.get(rank)
-        colour, hatch = LOOKS[group % len(LOOKS)] if group is not None else ("#f4f4f4", "")
+        colour, hatch = LOOKS[group % len(LOOKS)] if group is not None else (style.FAINT, "")
         self._axes.add_patch(Rectangle(corner, wide, self._high, facecolor=colour, hatch=hatch, **HATCH))
-        edge = {"edgecolor": style.BLACK, "linewidth": 2.6 if rank == self._rank else 0.8}
+        edge = {"edgecolor": style.INK, "linewidth": 2.6 if rank == self._rank else 0.8}
         self._axes.add_patch(Rectangle(corner, wide, self._high, facecolor="none", **edge))
         at = corner[0] + wide / 2, corner[1] + self._high / 2
-        look = {"ha": "center", "va": "center", "bbox": _PAPER if group is not None else None}
+        look = {"ha": "center", "va": "center"} | ({"color": style.BLACK, "bbox": style.PAPER} if group is not None else {})
         self._axes.text(*at, self._said(rank, group), fontsize=8 if self._linked else 7.5, **look)
 
     def _said(self, rank: int, group: int | None) -> str:
@@ -132,7 +131,7 @@ class _Sheet:
             return
         y, x = self._line(piece), [self._middle(rank) for rank in piece.ranks]
         self._axes.plot([x[0], x[-1]], [y, y], **_NEAR)
-        self._axes.vlines(x, y, self._corner(piece.ranks[0])[1], color=style.BLACK, linewidth=1.6)
+        self._axes.vlines(x, y, self._corner(piece.ranks[0])[1], color=style.INK, linewidth=1.6)
         self._name(piece.group, (x[0] + x[1]) / 2, y)
 
     def _draw_far_links(self) -> None:
@@ -148,7 +147,9 @@ class _Sheet:
                 self._name(one.group, x, (start + end) / 2)
 
     def _name(self, group: int, x: float, y: float) -> None:
-        self._axes.text(x, y, letter(group), fontsize=8, ha="center", va="center", bbox=_PAPER, zorder=4)
+        self._axes.text(
+            x, y, letter(group), fontsize=8, ha="center", va="center", bbox=style.PAPER, color=style.BLACK, zorder=4
+        )
 
     def _draw_foot(self) -> None:
         if not self._linked:
@@ -200,7 +201,7 @@ def groups(mesh: Mesh, rank: int = 0, node: int = 8) -> style.Figure:
         near = [r for r in group if r // node == rank // node]
         _cells(axes, near, row, *INSIDE, mesh.ranks)
         _cells(axes, [r for r in group if r not in near], row, *BETWEEN, mesh.ranks)
-        _cells(axes, [rank], row, style.BLACK, "", mesh.ranks)
+        _cells(axes, [rank], row, style.INK, "", mesh.ranks)
         axes.annotate(
             _listed(group, node),
             (1, row),
@@ -225,7 +226,7 @@ def groups(mesh: Mesh, rank: int = 0, node: int = 8) -> style.Figure:
 
 def _cells(axes: Axes, ranks: Sequence[int], row: int, colour: str, hatch: str, total: int) -> None:
     wide = max(0.8, total / 250)  # of very many ranks one would be too thin to be seen
-    look = {"color": colour, "hatch": hatch, "edgecolor": style.BLACK, "linewidth": 0.5 if total <= 128 else 0.0}
+    look = {"color": colour, "hatch": hatch, "edgecolor": style.INK, "linewidth": 0.5 if total <= 128 else 0.0}
     axes.barh([row] * len(ranks), wide, 0.6, [rank - wide / 2 for rank in ranks], **look)
 
 

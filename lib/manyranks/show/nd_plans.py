@@ -96,6 +96,6 @@ def _bars(axes: Axes, times: Sequence[StepTime]) -> None:
         seconds = [time.parts[part] for time in times]
         if not any(seconds):
             continue
-        look = {"color": colour, "hatch": hatch, "edgecolor": style.BLACK, "linewidth": 0.5}
+        look = {"color": colour, "hatch": hatch, "edgecolor": style.INK, "linewidth": 0.5}
         axes.barh(rows, seconds, 0.62, starts, label=label, **look)
         starts = [start + each for start, each in zip(starts, seconds, strict=True)]

@@ -19,9 +19,8 @@ _LOOKS = {
     "tokens": ("T", "#9ecae1", ""),
     "columns": ("C", "#fdae6b", "////"),
     "rows": ("R", "#a1d99b", "...."),
-    "whole": ("W", "white", ""),
+    "whole": ("W", "none", ""),
 }
-_PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"}
 
 
 class Run(NamedTuple):
@@ -102,8 +101,9 @@ def _draw(axes: Axes, run: Run, one: Solution, x: float, top: float) -> None:
 def _draw_cell(axes: Axes, x: float, y: float, split: str) -> None:
     letter, colour, hatch = _LOOKS[split]
     axes.add_patch(Rectangle((x, y), _CELL, _ROW, facecolor=colour, hatch=hatch, **HATCH))
-    axes.add_patch(Rectangle((x, y), _CELL, _ROW, facecolor="none", edgecolor=style.BLACK, linewidth=0.7))
-    axes.text(x + _CELL / 2, y + _ROW / 2, letter, fontsize=7.5, ha="center", va="center", bbox=_PAPER)
+    axes.add_patch(Rectangle((x, y), _CELL, _ROW, facecolor="none", edgecolor=style.INK, linewidth=0.7))
+    look = {"color": style.BLACK, "bbox": style.PAPER} if colour != "none" else {}
+    axes.text(x + _CELL / 2, y + _ROW / 2, letter, fontsize=7.5, ha="center", va="center", **look)
 
 
 def _several(numbers: Sequence[int]) -> str:

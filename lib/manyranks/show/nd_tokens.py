@@ -13,7 +13,7 @@ from manyranks.theory.nd.tokens import Balance, Check
 
 _MOST = 8  # curves
 _LOWEST, _HIGHEST = 1e-3, 1e2
-_LINES = (("-", style.BLUE), ("--", style.ORANGE), ("-.", style.GREEN), (":", style.PINK), ("-", style.BLACK))
+_LINES = (("-", style.BLUE), ("--", style.ORANGE), ("-.", style.GREEN), (":", style.PINK), ("-", style.INK))
 _LINES += (((0, (6, 1, 1, 1, 1, 1)), style.YELLOW), ("--", "#56B4E9"), ((0, (1, 2)), "#666666"))
 _LINE = 0.042  # of the axes' height, for a line of text
 _MARKERS = (*style.MARKERS, "<", ">")
@@ -42,7 +42,7 @@ def tokens(
     low, high = min(each.tokens for each in every), max(each.tokens for each in every)
     most, least = max(each.ratio for each in every), min(each.ratio for each in every)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(max(least / 2, _LOWEST), min(max(most, 2) * 2, _HIGHEST)))
-    axes.axhline(1, color=style.BLACK, linewidth=1.2)
+    axes.axhline(1, color=style.INK, linewidth=1.2)
     said = "above 1: communication-bound; below 1: compute-bound"
     axes.text(0.99, 0.99, said, fontsize=9, ha="right", va="top", transform=axes.transAxes)
     axes.set(xlabel="tokens per GPU", ylabel="communication ÷ computing", title=title)
@@ -67,7 +67,7 @@ def _check(curves: Mapping[str, Sequence[Balance]], checks: Mapping[str, Check])
 
 def _mark_crossings(axes: Axes, check: Check, marker: str, colour: str) -> None:
     if 0 < check.real < inf:
-        axes.plot([check.real], [1], marker, color=colour, markersize=8, markeredgecolor=style.BLACK, zorder=4)
+        axes.plot([check.real], [1], marker, color=colour, markersize=8, markeredgecolor=style.INK, zorder=4)
     if 0 < check.formula < inf:
         axes.plot(
             [check.formula] * 2, [0.72, 1.39], color=colour, linewidth=2.6, linestyle="-", solid_capstyle="butt", zorder=3
@@ -114,8 +114,8 @@ def _from(crossing: float, least: float) -> str:
 
 
 def _explain(axes: Axes) -> None:
-    dot = axes.plot(
-        [], [], "o", color="#888888", markeredgecolor=style.BLACK, markersize=7, label="crosses 1 by step.estimate"
-    )[0]
+    dot = axes.plot([], [], "o", color="#888888", markeredgecolor=style.INK, markersize=7, label="crosses 1 by step.estimate")[
+        0
+    ]
     bar = axes.plot([], [], "|", color="#888888", markersize=11, markeredgewidth=2.6, label="crosses 1 by the closed form")[0]
     axes.legend(handles=[dot, bar], loc="lower left", fontsize=8.5)

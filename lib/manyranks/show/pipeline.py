@@ -109,7 +109,7 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
     axes.set(ylabel="micro-batches held at most")
     axes.grid(axis="x", visible=False)
     handles, _ = axes.get_legend_handles_labels()
-    handles += [Line2D([], [], color=style.BLACK, label="closed form")] * bool(axes.collections)
+    handles += [Line2D([], [], color=style.INK, label="closed form")] * bool(axes.collections)
     fig.legend(handles=handles, loc="outside upper left", ncols=6)
     return fig
 
@@ -122,7 +122,7 @@ def _bars(axes: Axes, k: int, wide: float, name: str, schedule: Schedule) -> Non
     bars = axes.bar(x, heights, 0.94 * wide, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4, label=name)
     axes.bar_label(bars, [f"{height:.3g}" for height in heights], fontsize=7.5, padding=1)
     if schedule.name in _FORMS:
-        axes.hlines([_expected(schedule, rank) for rank in range(p)], x - wide / 2, x + wide / 2, color=style.BLACK)
+        axes.hlines([_expected(schedule, rank) for rank in range(p)], x - wide / 2, x + wide / 2, color=style.INK)
 
 
 def _expected(schedule: Schedule, rank: int) -> float:

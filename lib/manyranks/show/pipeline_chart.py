@@ -82,7 +82,7 @@ class Ticks:
 
     def __init__(self, column: Sequence[Axes], most: int):
         self._size = column[0].bbox.width, column[0].bbox.height
-        look = {"edgecolor": "#d0d0d0", "linewidth": 0.6, "zorder": 0, "gid": "ticks"}
+        look = {"edgecolor": "#7878784d", "linewidth": 0.6, "zorder": 0, "gid": "ticks"}
         self._lines = [axes.add_patch(PathPatch(_NOTHING, **look)) for axes in column]
         self._numbers = _Texts(column[-1], size=8, name="numbers")
         self._locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
@@ -122,11 +122,11 @@ class Bands(Rows):
         super().__init__(axes, rows)
         looks = product(KINDS, range(len(LIGHTER)))
         self._patches = {look: axes.add_patch(_patch(*look)) for look in looks}
-        self._links = axes.add_patch(PathPatch(_NOTHING, edgecolor=style.BLACK, linewidth=0.6, facecolor="none", zorder=0.5))
+        self._links = axes.add_patch(PathPatch(_NOTHING, edgecolor=style.INK, linewidth=0.6, facecolor="none", zorder=0.5))
         self._bars = axes.add_patch(PathPatch(_NOTHING, facecolor=style.BLACK, linewidth=0, antialiased=False, zorder=2))
         self._links.set_gid("messages")
         self._bars.set_gid("bars")
-        self._names = _Texts(axes, size=_SIZE, name="names")
+        self._names = _Texts(axes, size=_SIZE, name="names", colour=style.BLACK)
         self._ranks = Labels(axes, size=9, left=1, name="ranks")
         self._title = _Texts(axes, size=10.5, left=0, name="title")
 
@@ -178,7 +178,7 @@ class Held(Rows):
     def __init__(self, axes: Axes, rows: int):
         super().__init__(axes, rows)
         self._areas = axes.add_patch(PathPatch(_NOTHING, facecolor=style.BLUE, linewidth=0, antialiased=False, gid="areas"))
-        self._floors = axes.add_patch(PathPatch(_NOTHING, edgecolor=style.BLACK, linewidth=0.6, facecolor="none"))
+        self._floors = axes.add_patch(PathPatch(_NOTHING, edgecolor=style.INK, linewidth=0.6, facecolor="none"))
         self._peaks = _Texts(axes, size=9, left=0, name="peaks")
         self._title = Labels(axes, size=9, left=0)
         self._title.update([(0, -12)], ["micro-batches held, at most →"])
@@ -240,8 +240,8 @@ def _lines(ends: np.ndarray) -> Path:
 def _handles(kinds: Sequence[str], split: bool, links: bool) -> list[Artist]:
     handles: list[Artist] = [Patch(facecolor=gantt.KINDS[kind].colour, label=gantt.KINDS[kind].label) for kind in kinds]
     if split:
-        look = {"facecolor": "#c8c8c8", "edgecolor": style.BLACK, "hatch": "--", "linewidth": 0}
+        look = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         handles.append(Patch(**look, label="lighter, with a bar: the rank's later stages"))
     if links:
-        handles.append(Line2D([], [], color=style.BLACK, linewidth=0.6, label="message"))
+        handles.append(Line2D([], [], color=style.INK, linewidth=0.6, label="message"))
     return handles

@@ -1,26 +1,39 @@
 """The style of every figure, and a new figure in it."""
 
+import base64
 import functools
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.figure
 import matplotlib.style
 from matplotlib.axes import Axes
 
 STYLE = Path(__file__).with_name("style.mplstyle")
-BLUE, ORANGE, GREEN, PINK, BLACK, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00"
+BLUE, ORANGE, GREEN, PINK, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
+# A page is white, or #111111 in JupyterLab's dark theme, and a figure doesn't know which: INK can be read on both.
+INK = "#787878"
+BLACK = "#111111"  # on a color
+FAINT = "#7878782a"  # behind what is meant
+PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"}  # behind a text on a hatch
 MARKERS = "osD^vP"
+DOTS = 100  # per inch, as a page shows a figure; a picture has twice as many
 
 
 class Figure(matplotlib.figure.Figure):
-    """A figure that a notebook shows as a picture, also where nobody has chosen a matplotlib backend."""
+    """A figure that a notebook shows as a sharp picture, also where nobody has chosen a matplotlib backend."""
 
     def _repr_png_(self) -> bytes:
         picture = io.BytesIO()
-        self.savefig(picture, format="png")
+        self.savefig(picture, format="png", dpi=2 * DOTS, metadata={"Software": None})
         return picture.getvalue()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
+        wide, high = (round(inches * DOTS) for inches in self.get_size_inches())
+        png = base64.b64encode(self._repr_png_()).decode()
+        return {"image/png": png}, {"image/png": {"width": wide, "height": high}}
 
 
 def styled(draw: Callable) -> Callable:

@@ -79,12 +79,12 @@ def layer_time(shape: ModelShape, plan: Plan, cluster: Cluster, degrees: Sequenc
     x = np.arange(len(degrees))
     _stack(axes, x, 0.6, split, _TIMES, True)
     ideal = [alone / t for t in degrees]
-    axes.hlines(ideal, x - 0.42, x + 0.42, color=style.BLACK, linestyle="--", linewidth=1.2, label="t = 1, divided by t")
+    axes.hlines(ideal, x - 0.42, x + 0.42, color=style.INK, linestyle="--", linewidth=1.2, label="t = 1, divided by t")
     shares = [f"{units.duration(sum(parts))}\n{parts[1] / sum(parts):.0%} waits" for parts in split]
     _over(axes, x, list(map(max, ideal, map(sum, split))), shares)
     inside = sum(t <= cluster.node for t in degrees)
     if 0 < inside < len(degrees):
-        axes.axvline(inside - 0.5, color=style.BLACK, linestyle=":", linewidth=1.4)
+        axes.axvline(inside - 0.5, color=style.INK, linestyle=":", linewidth=1.4)
         axes.text(
             inside - 0.46, 0.97, f"beyond a node of {cluster.node}", transform=axes.get_xaxis_transform(), va="top", fontsize=9
         )
@@ -119,7 +119,7 @@ def _rings(axes: Axes, x: np.ndarray, heights: list[float], size: float) -> None
     if found:
         label = None if axes.lines else "measured"
         look = {"fillstyle": "none", "markersize": size, "markeredgewidth": 1.4, "linestyle": "none"}
-        axes.plot(*zip(*found, strict=True), "o", color=style.BLACK, label=label, **look)
+        axes.plot(*zip(*found, strict=True), "o", color=style.INK, label=label, **look)
 
 
 def _below(axes: Axes, degrees: Sequence[int], names: list[int], wide: float) -> None:

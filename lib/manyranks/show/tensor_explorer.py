@@ -91,7 +91,7 @@ class _Scale:
 
     def __init__(self, axes: Axes, units: tuple[tuple[float, str], ...], rows: int):
         self._units, self._bottom = units, rows - 0.1
-        self._marks = axes.plot([], [], color=style.BLACK, linestyle="-", linewidth=0.8, clip_on=False, gid="ticks")[0]
+        self._marks = axes.plot([], [], color=style.INK, linestyle="-", linewidth=0.8, clip_on=False, gid="ticks")[0]
         self._labels = Labels(axes, size=8.5, outline=word, name="numbers")
         self.moving = [self._marks, self._labels.artist]
 
@@ -127,12 +127,12 @@ class Degrees:
         self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows, outline=word)
         time.set(xlim=(0, _WAITS + 0.15))
         kept.set(xlim=(0, LONGEST + 0.18))
-        self._longer = time.plot([], [], ">", color=style.BLACK, markersize=7, gid="longer")[0]
+        self._longer = time.plot([], [], ">", color=style.INK, markersize=7, gid="longer")[0]
         self._waits = Labels(time, left=0, outline=word, name="waits")
         self._scales = _Scale(time, _SECONDS, len(rows)), _Scale(kept, _BYTES, len(rows))
         time.set_xlabel("GPU-time (▶ longer than shown); at the right: the layer's time", labelpad=23, loc="left")
         kept.set_xlabel("bytes kept for backward", labelpad=23, loc="left")
-        look = {"color": style.BLACK, "linestyle": ":", "linewidth": 1.6, "gid": "node ends"}
+        look = {"color": style.INK, "linestyle": ":", "linewidth": 1.6, "gid": "node ends"}
         self._ends = [axes.axhline(0, **look) for axes in (time, kept)]
         self._node = Labels(kept, left=1, name="node")
         others = *self._ends, self._node.artist, self._longer, self._waits.artist

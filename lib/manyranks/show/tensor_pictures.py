@@ -12,7 +12,7 @@ from manyranks.theory.names import nearest
 
 _WHOLE = "#f2f2f2"
 _SIZES = {"b·s": 1.25, "h": 0.7, "f": 1.2}  # inches
-_EDGE = {"edgecolor": style.BLACK, "linewidth": 0.8}
+_EDGE = {"edgecolor": style.INK, "linewidth": 0.8}
 
 
 class Matrix(NamedTuple):
@@ -233,8 +233,8 @@ def collectives() -> style.Figure:
         _draw_direction(axes, *key, 4.25 - 1.12 * number - 0.18 * (number > 1))
     looks = {look[2]: look[:2] for regions in _REGIONS.values() for look in regions.values()}
     handles = [Patch(facecolor=c, hatch=h, edgecolor="#666666", label=said) for said, (c, h) in looks.items()]
-    handles.append(Patch(facecolor=style.ORANGE, edgecolor=style.BLACK, label="a collective"))
-    handles.append(Patch(facecolor=_AGAIN, edgecolor=style.BLACK, linestyle="--", label="gathered again"))
+    handles.append(Patch(facecolor=style.ORANGE, edgecolor=style.INK, label="a collective"))
+    handles.append(Patch(facecolor=_AGAIN, edgecolor=style.INK, linestyle="--", label="gathered again"))
     fig.legend(handles=handles, loc="upper left", ncols=5, bbox_to_anchor=(0.005, 1.0))
     return fig
 
@@ -255,8 +255,8 @@ def _draw_direction(axes: Axes, variant: str, direction: str, y: float) -> None:
             colour, hatch, _ = _REGIONS[variant][region]
             axes.add_patch(Rectangle((x, y + 0.14), wide, 0.56, facecolor=colour, hatch=hatch, **HATCH))
             axes.add_patch(Rectangle((x, y + 0.14), wide, 0.56, facecolor="none", **_EDGE))
-            box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"} if hatch else None
-            axes.text(x + wide / 2, y + 0.42, what, ha="center", va="center", fontsize=7.5, bbox=box)
+            box = style.PAPER if hatch else None
+            axes.text(x + wide / 2, y + 0.42, what, color=style.BLACK, ha="center", va="center", fontsize=7.5, bbox=box)
         x += wide
 
 
@@ -273,13 +273,13 @@ def _boxes(at_f: tuple, at_g: tuple) -> Iterator[tuple[str | tuple, float]]:
 
 def _draw_sent(axes: Axes, sent: tuple[str, ...], x: float, y: float, wide: float) -> None:
     if not sent:
-        axes.plot([x, x + wide], [y + 0.42] * 2, color=style.BLACK, linestyle="-", linewidth=0.8)
+        axes.plot([x, x + wide], [y + 0.42] * 2, color=style.INK, linestyle="-", linewidth=0.8)
         return
     each = (wide - 0.08) / len(sent)
     for place, name in enumerate(sent):
         again = name.endswith("again")
         left = x + 0.04 + place * each
         colour, line = (_AGAIN, "--") if again else (style.ORANGE, "-")
-        axes.add_patch(Rectangle((left, y), each, 0.84, facecolor=colour, edgecolor=style.BLACK, linestyle=line, linewidth=1))
+        axes.add_patch(Rectangle((left, y), each, 0.84, facecolor=colour, edgecolor=style.INK, linestyle=line, linewidth=1))
         size, colour = (7, style.BLACK) if again else (7.5, "white")
         axes.text(left + each / 2, y + 0.42, name, rotation=90, ha="center", va="center", fontsize=size, color=colour)

@@ -150,7 +150,7 @@ def memory_over_a_step(samples: Mapping[str, Sequence[tuple[str, int]]]) -> styl
         look = {"marker": marker, "markersize": 7, "color": line.get_color(), "linestyle": line.get_linestyle()}
         axes.plot([(edges[peak] + edges[peak + 1]) / 2], [values[peak]], label=label, **look)
     for end, phase in enumerate(phases[:-1] or phases, start=1):
-        axes.axvline(end, color=style.BLACK, linestyle=(0, (1, 2)), linewidth=1.2)
+        axes.axvline(end, color=style.INK, linestyle=(0, (1, 2)), linewidth=1.2)
         axes.text(end, 1.01, f"{phase} ends", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=9)
     axes.set(xlim=(0, len(phases)), ylabel="alive on one rank", xlabel="moments of one step")
     axes.set_xticks([place + 0.5 for place in range(len(phases))], phases)

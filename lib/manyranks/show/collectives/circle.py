@@ -26,10 +26,8 @@ class Circle:
     def __init__(self, axes: Axes):
         self._shafts = axes.add_collection(LineCollection([], colors=style.BLUE, zorder=2), autolim=False)
         self._heads = axes.add_collection(PolyCollection([], linewidths=0.8, edgecolors=style.BLUE, zorder=2), autolim=False)
-        self._discs = axes.add_collection(
-            PolyCollection([], facecolors="white", edgecolors=style.BLACK, zorder=3), autolim=False
-        )
-        self._labels = Labels(axes)
+        self._discs = axes.add_collection(PolyCollection([], facecolors="white", edgecolors=style.INK, zorder=3), autolim=False)
+        self._labels = Labels(axes, colour=style.BLACK)
         self._note = axes.text(0, 0, "", ha="center", va="center", fontsize=9)
         self._title = axes.set_title("round")  # some text, so that the layout leaves room for it
         axes.set(xlim=(-_EDGE, _EDGE), ylim=(-_EDGE, _EDGE), aspect="equal", xticks=[], yticks=[])

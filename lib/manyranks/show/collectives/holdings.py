@@ -10,6 +10,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
+from manyranks.show import style
+
 Row = Sequence[float] | None
 _COLOURS = ("#9CC9E8", "#F2B48C", "#8FD6BC", "#E8C2D8", "#F5D98A", "#C9C9C9")
 MOST = len(_COLOURS)  # ranks that have a colour
@@ -28,10 +30,10 @@ class Holdings:
             raise ValueError(f"{n} ranks: this picture has room and colours for 1 to {MOST}")
         self.n, self.columns, self._left = n, columns, left
         self._stripes = axes.add_collection(PolyCollection([], linewidths=0, gid="stripes"))
-        frames = {"facecolors": "none", "edgecolors": "#444444", "linewidths": 0.8, "gid": "frames"}
+        frames = {"facecolors": "none", "edgecolors": style.INK, "linewidths": 0.8, "gid": "frames"}
         self._frames = axes.add_collection(PolyCollection([], **frames))
         places = [(left + c + 0.5, r + 0.5) for r in range(n) for c in range(columns)]
-        self._texts = [axes.text(x, y, "", ha="center", va="center", fontsize=9) for x, y in places]
+        self._texts = [axes.text(x, y, "", color=style.BLACK, ha="center", va="center", fontsize=9) for x, y in places]
         axes.set(xlim=(-0.05, left + columns + 0.05), ylim=(n + 0.02, -0.02), xticks=[])
         axes.set_yticks([r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)])
         axes.tick_params(length=0)

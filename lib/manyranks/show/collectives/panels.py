@@ -23,9 +23,9 @@ LOOKS = {
     "tree": (style.ORANGE, "--", "s"),
     "naive": (style.GREEN, "-.", "D"),
     "recursive_doubling": (style.PINK, ":", "^"),
-    "halving_doubling": (style.BLACK, "-", "v"),
+    "halving_doubling": (style.INK, "-", "v"),
     "hierarchical": (style.YELLOW, "--", "P"),
-    "halving": (style.BLACK, "-", "v"),
+    "halving": (style.INK, "-", "v"),
     "pairwise": (style.YELLOW, "--", "P"),
 }
 _PARTS = (0, 0.5, 1)  # of the highest bar, where there is a line with its amount
@@ -107,7 +107,7 @@ class Times:
     def __init__(self, axes: Axes):
         self._band = axes.loglog(SIZES, SIZES, linestyle="-", linewidth=7, alpha=0.3)[0]
         self._curves = {name: _curve(axes, name, i) for i, name in enumerate(LOOKS)}
-        self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.BLACK, markersize=11, markeredgewidth=1.8)[0]
+        self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
         # A legend of our own: matplotlib's would be laid out anew in every redraw.
         self._samples = {name: _sample(axes, name) for name in LOOKS}
         self._names = Labels(axes, left=0, within=axes.transAxes)

@@ -36,5 +36,5 @@ def _operation(axes: Axes, name: str, before: Rows, after: Rows) -> None:
     Holdings(axes, n, columns).update(before)
     Holdings(axes, n, columns, left=columns + _GAP).update(after)
     middle = columns + _GAP / 2
-    axes.annotate("", (middle + 0.45, n / 2), (middle - 0.45, n / 2), arrowprops={"arrowstyle": "-|>", "color": "black"})
+    axes.annotate("", (middle + 0.45, n / 2), (middle - 0.45, n / 2), arrowprops={"arrowstyle": "-|>", "color": style.INK})
     axes.set_title(name)

@@ -1,7 +1,5 @@
 """The paper under every drawing: sharp, transparent, with the same colors everywhere."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,42 +20,29 @@ KINDS = {
     "activations": style.PINK,
     "compute": "#6E7A8A",
 }
-# JupyterLab's page is white or #111111, and a drawing doesn't know which: this gray reads on both.
-INK = "#787878"
-EDGE = "#111111"
+INK, EDGE = style.INK, style.BLACK
 NORMAL, LARGE, LEAST = 11.0, 13.0, 7.0  # points
 WIDTH, GAP = 7.2, 0.3  # inches: of a drawing, between its panels
 _FAINT = 0.2
-_DOTS = 100  # per inch, as a notebook shows it
 
 
 class Figure(style.Figure):
-    """Holds a drawing whose axes count inches from the upper left corner; a picture has twice the pixels it is shown with."""
+    """Holds a drawing whose axes count inches from the upper left corner."""
 
     def __init__(self, wide: float, high: float):
-        super().__init__(figsize=(wide, high), dpi=_DOTS, layout="none", facecolor="none")
+        super().__init__(figsize=(wide, high), dpi=style.DOTS, layout="none", facecolor="none")
         FigureCanvasAgg(self)  # the canvas of a bare figure measures texts slowly
         self.unnamed: dict[str, None] = {}  # kinds of blocks that had no room for their text
         self.paper = self.add_axes((0, 0, 1, 1))
         self.paper.set(xlim=(0, wide), ylim=(high, 0))
         self.paper.axis("off")
 
-    def _repr_png_(self) -> bytes:
-        picture = io.BytesIO()
-        self.savefig(picture, format="png", dpi=2 * _DOTS, facecolor="none", metadata={"Software": None})
-        return picture.getvalue()
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
-        wide, high = (round(inches * _DOTS) for inches in self.get_size_inches())
-        png = base64.b64encode(self._repr_png_()).decode()
-        return {"image/png": png}, {"image/png": {"width": wide, "height": high}}
-
     def measure(self, text: str, size: float = NORMAL) -> tuple[float, float]:
         """Measures a text's width and height, in inches."""
         found = self.paper.text(0, 0, text, fontsize=size)
         box = found.get_window_extent()
         found.remove()
-        return box.width / _DOTS, box.height / _DOTS
+        return box.width / style.DOTS, box.height / style.DOTS
 
     def write(self, x: float, y: float, text: str, room: Sequence[float] = (9, 9), size: float = NORMAL, **look) -> Text | None:
         """Writes a text around (x, y), smaller if its room is too small, and not at all below 7 points.
@@ -69,7 +54,7 @@ class Figure(style.Figure):
         found = self.paper.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": size, "color": INK} | look)
         while text and size >= LEAST:
             box = found.get_window_extent()
-            fits = min(room[0] * _DOTS / box.width, room[1] * _DOTS / box.height)
+            fits = min(room[0] * style.DOTS / box.width, room[1] * style.DOTS / box.height)
             if fits >= 1:
                 return found
             size = min(size * fits // 0.25 * 0.25, size - 0.25)  # glyphs are whole pixels wide: one try may not do
