@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import subprocess
 from functools import partial
 
@@ -12,6 +13,7 @@ from manyranks.grade import apart, classroom
 from manyranks.grade.check import Report
 from manyranks.grade.submission import checks
 from manyranks.world.errors import NotStarted
+from manyranks.world.scratch import contents
 from tests.conftest import ROOT
 from tests.grading import synthetic
 from tests.grading.course import Course, small
@@ -107,7 +109,7 @@ def test_what_is_no_notebook_is_one_row_and_forges_none(broken, tmp_path, capsys
         "carol": "not read: it is no file",
         "dan": "not read: it is a link",
         "'=cmd": "not read: it has 30 MB; at most 20 are read",
-        "eve\\n\\x1b[2Jada   all  20 of 20": "cannot be read: NotJSONError",
+        r"eve\n\x1b[2Jada \x20\x20all \x2020 of 20": "cannot be read: NotJSONError",
         "zoe": "cannot be read: NotJSONError",
     }
     assert "\x1b" not in printed
@@ -159,7 +161,7 @@ def test_who_ends_the_judge_loses_the_points_of_all_that_was_not_judged(tmp_path
     rows = list(classroom.graded(tmp_path, ROOT / "exercises", EndedSoon()))
     assert [(row.points, row.out_of) for row in rows] == 2 * [(3, 3), (0, 17)]
     classroom.shown(rows)
-    assert "bob all 20 of 20 tree_broadcast" in capsys.readouterr().out
+    assert r"bob \x20\x20\x20all" in capsys.readouterr().out
 
 
 def test_what_cannot_be_looked_at_is_one_row(tmp_path):
@@ -225,15 +227,76 @@ def test_an_interrupted_run_goes_on_where_it_stopped_and_a_changed_submission_is
         list(classroom.graded(folder, released, Interrupted(), done))
 
 
-def test_two_names_that_are_written_alike_are_one_student(tmp_path):
-    for name in ("=x", "'=x"):
+def test_names_that_differ_are_two_students_and_look_different(tmp_path):
+    names = ("=x", "'=x", "''=x", "bob", "bob\ufe0f", "bob\u034f", " bob", "bob ", "b  ob", "b ob", "a\u200c", "a\\u200c")
+    for name in names:
         (tmp_path / f"{name}.ipynb").write_text("x")
-    first, second = classroom.submissions(tmp_path, ["x"])
-    assert sorted((first.refused, second.refused)) == ["", "there is another notebook of this exercise"]
+    assert [one.refused for one in classroom.submissions(tmp_path, ["x"])] == [""] * len(names)
     table = tmp_path / "rows.csv"
     classroom.write(table, classroom.graded(tmp_path, ROOT / "exercises", EndedSoon()))
-    again = list(classroom.graded(tmp_path, ROOT / "exercises", EndedSoon(), classroom.read(table)))
-    assert len(again) == len(classroom.read(table))
+    done = classroom.read(table)
+    shown = {row.student for row in done}
+    assert len(shown) == len(names)
+    assert all(" ".join(name.split()) == name and name.isascii() for name in shown)
+    assert not any(name.startswith(("=", "+", "-", "@")) for name in shown)
+    classroom.write(table, classroom.graded(tmp_path, ROOT / "exercises", NotAgain(), done))
+    assert classroom.read(table) == done
+
+
+class NotAgain:
+    def judged(self, read):
+        raise AssertionError("what is in the table already is judged again")
+
+
+def test_a_notebook_that_has_changed_since_it_was_found_is_not_judged(tmp_path):
+    released = ROOT / "exercises"
+    path = tmp_path / "ada.ipynb"
+    path.write_text("a blank one")
+
+    class Swapped(EndedSoon):
+        def judged(self, read):
+            path.unlink()
+            path.symlink_to(released / "01_collectives" / "01_collectives.ipynb")
+            with pytest.raises(ValueError, match="the notebook has changed since the command began: it is a link"):
+                read()
+            path.unlink()
+            path.write_text("another one")
+            with pytest.raises(ValueError, match="the notebook has changed since the command began$"):
+                read()
+            yield from super().judged(read)
+
+    assert list(classroom.graded(tmp_path, released, Swapped()))
+
+
+def test_neither_a_hard_link_nor_a_folder_that_is_a_link_is_read(tmp_path):
+    (other := tmp_path / "other").mkdir()
+    (other / "01_collectives.ipynb").write_text("right")
+    (folder := tmp_path / "submitted").mkdir()
+    (folder / "ada.ipynb").hardlink_to(other / "01_collectives.ipynb")
+    (folder / "bob").symlink_to(other)
+    assert {one.refused for one in classroom.submissions(folder, ["01_collectives"])} == {"it is a link"}
+    assert contents(folder, folder / "bob" / "01_collectives.ipynb")[1:] == ("", b"")
+
+
+def test_an_interrupted_second_run_loses_no_row_of_the_first(tmp_path):
+    folder, table, released = tmp_path / "submitted", tmp_path / "rows.csv", ROOT / "exercises"
+    folder.mkdir()
+    for student in ("ada", "bob", "zoe"):
+        (folder / f"{student}.ipynb").write_text(student)
+    classroom.write(table, classroom.graded(folder, released, EndedSoon()))
+    before = classroom.read(table)
+    rows = classroom.graded(folder, released, NotAgain(), before, keep=partial(classroom.write, table))
+    next(rows)
+    rows.close()
+    assert {row.student for row in classroom.read(table)} == {"ada", "bob", "zoe"}
+
+
+def test_submissions_that_hold_the_solutions_are_refused(tmp_path, capsys):
+    (tmp_path / "solutions").mkdir()
+    shutil.copytree(ROOT / "exercises" / "01_collectives", tmp_path / "exercises" / "01_collectives")
+    with pytest.raises(SystemExit):
+        classroom.main([str(tmp_path), "--released", str(tmp_path / "exercises"), "--fewer-fences"])
+    assert "whose code is run without fences: keep submissions apart" in capsys.readouterr().err
 
 
 def test_the_command_says_what_fences_stand_and_will_not_judge_without(tmp_path, capsys, monkeypatch):
@@ -284,6 +347,11 @@ REFUSED = {  # name of a file, what it has, why
         nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("#" * 200_001)])),
         "more than 200,000 letters",
     ),
+    "blanks": (
+        "99_double.ipynb",
+        nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x" + "\n " * 900 + "x")])),
+        "1,000 blanks in a row",
+    ),
     "no time": ("timestamp.txt", "2026-01-01 00:00:00 /../../../../etc/passwd", "has no time"),
 }
 
@@ -299,9 +367,9 @@ def test_what_nbgrader_would_read_for_minutes_or_look_for_is_not_read(kind, tmp_
     assert why in found["log"]
 
 
-def test_a_name_of_two_lines_stops_nbgrader_for_nobody(tmp_path):
+def test_names_that_nbgrader_takes_for_something_else_stop_it_for_nobody(tmp_path):
     course = Course(tmp_path, "99_double", small())
-    for student in ("ada", "e\nf", "[az]da", "*", "zoe"):
+    for student in ("ada", "e\nf", "[az]da", "*", "eve,,,,20.0,0.0,20.0,20.0", "=1+1", 'q"', "ada\ufe0f", "zoe"):
         course._write(f"submitted/{student}", course.release)
     course.api.autograde("99_double", "*")
     assert {path.name for path in (tmp_path / "autograded").iterdir()} == {"ada", "zoe"}

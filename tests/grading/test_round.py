@@ -2,10 +2,10 @@
 
 import nbformat
 import pytest
-from nbformat.v4 import new_markdown_cell, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from tests.conftest import ROOT, matrix
-from tests.grading.course import Course, answered, small
+from tests.grading.course import Course, answered, graded, small
 
 NAME = "01_collectives"
 NO_RESULT = "no points: the cell did not run"
@@ -146,6 +146,18 @@ def test_feedback_runs_nothing_of_a_learner_s_and_is_soon_written(course):
     assert "<script>aaaaaaaaa" not in course.feedback("html")
     graded = nbformat.read(course.root / "autograded" / "html" / course.name / f"{course.name}.ipynb", 4)
     assert len(graded.cells[-1].source) < 20_100
+
+
+def test_a_learner_does_not_say_how_feedback_colors_code(course):
+    told = answered(course.release, {"double": RIGHT})
+    slow = new_code_cell("'\"'+'\\\\'*120+'\\n!'", metadata={"magics_language": "cddl"})
+    forged = new_code_cell("1", metadata=graded(grade_id="\x1b]0;x\x07\n[AutogradeApp | INFO]", grade=False, solution=True))
+    told.cells += [slow, forged]
+    assert course.submit("colors", told)["check_double"] == 2
+    kept = nbformat.read(course.root / "autograded" / "colors" / course.name / f"{course.name}.ipynb", 4)
+    assert all(set(cell.metadata) <= {"nbgrader"} for cell in kept.cells)
+    assert "\x1b" not in str([cell.metadata for cell in kept.cells])
+    course.feedback("colors")
 
 
 def without_its_check(course, answer):

@@ -1,12 +1,74 @@
-"""The stage that the second check of exercise 05_pipeline hands out: it knows its micro-batches, and what of them is alive."""
+"""What the checks of exercise 05_pipeline measure of a table, and the stage that they hand out, which knows what is alive."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from manyranks.measure.prints import Fact
 from manyranks.measure.watch import Watch
+from manyranks.parallel.pipeline.actions import Action, Schedule
+from manyranks.parallel.pipeline.program import Times, bubble, program
+from manyranks.parallel.pipeline.verify import peaks, verify
+from manyranks.theory import pipeline as theory
+from manyranks.timeline import replay
 
+ONE_SECOND = {"F": 1, "I": 1, "W": 1}
+WHY, WAITS = "why it cannot run", "the seconds that a rank waits"
 HIDDEN, EXACT = 16, {"dtype": torch.float64}
+
+
+class Case(NamedTuple):
+    """p ranks, m micro-batches, v stages a rank, most activations of a rank, seconds of F, I and W; 0 where not asked for."""
+
+    p: int
+    m: int
+    v: int = 0
+    cap: int = 0
+    times: dict[str, int] = ONE_SECOND
+
+    def __str__(self) -> str:
+        shown = (item for item in self._asdict().items() if item[1] not in (0, ONE_SECOND))
+        return "with " + ", ".join(f"{name} = {value}" for name, value in shown)
+
+
+def facts_of(case: Case, tables: list[list[tuple]]) -> dict:
+    """What is judged of the tables of all ranks, None where they cannot run, and their traits."""
+    p, v = case.p, case.v or 1
+    rows = (tuple(Action(kind, *(stage or [r]), i) for kind, *stage, i in table) for r, table in enumerate(tables))
+    schedule, problem = Schedule("the table", case.m, tuple(s % p for s in range(v * p)), tuple(rows)), ""
+    try:
+        verify(schedule, case.cap or None)
+    except ValueError as error:
+        problem = str(error).removeprefix("the table, ")
+    waits = [None if problem else bubble(replay(program(schedule), Times(**case.times, latency=late))) for late in (0, 0.5)]
+    found = {WHY: problem, WAITS: waits[0], f"with messages of 0.5 s, {WAITS}": waits[1]}
+    found |= {f"what rank {rank} holds": None if problem else most for rank, most in enumerate(peaks(schedule))}
+    found |= {f"trait: {name}": trait for name, trait in _traits(case, tables).items()}
+    return found | (_beside_papers(case, found[WAITS]) if case.cap else {})
+
+
+def _traits(case: Case, tables: list[list[tuple]]) -> dict[str, Fact]:
+    """They tell mistakes from one another."""
+    first, last = ("".join(kind for kind, *_ in table) for table in (tables[0], tables[-1]))
+    ahead, late = len(first) - len(first.lstrip("F")), last.partition("W")[0].count("I")  # I before the first W
+    if case.v:
+        back = next((stage for kind, stage, _ in tables[0] if kind == "B"), None)
+        return {"stages of rank 0": len({stage for _, stage, _ in tables[0]}), "stage of its first B": back}
+    deep = {"one by one": ahead == 1, "as with a cap of p": ahead <= case.p < 2 * case.p - 1 <= case.cap}
+    return deep | {"whole B": "B" in last, "early W": late < case.p} if case.cap else {}
+
+
+def _beside_papers(case: Case, waits: float | None) -> dict:
+    """What is said of a rank's waiting, beside that of the papers' schedules that keep to this cap."""
+    (p, m, _, cap, times), found = case, {}
+    for paper, least, enough in (("1F1B", p, "less"), ("ZB-H1", p, "no more"), ("ZB-H2", 2 * p - 1, "no more")):
+        if 1 < p <= m and cap >= least:
+            bound = theory.bubble(paper.lower(), p, m, F=times["F"], B=times["I"] + times["W"], W=times["W"])
+            good = waits is not None and waits < bound + (-1e-6 if enough == "less" else 1e-6)
+            found[f"the waiting of a rank ({paper}: {bound:g} s)"] = enough if good else waits and f"{waits:g} s"
+    return found
 
 
 class Stage(nn.Module):

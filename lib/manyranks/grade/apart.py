@@ -83,15 +83,17 @@ class NotJudged(Exception):
 
 
 class Judge:
-    """Judges submissions, one after the other. A context manager; `fewer_fences`: also without the important ones, or as root.
+    """Judges submissions, one after the other. A context manager.
+
+    fewer_fences: also without the important ones, or as root; solutions: folder of the right answers, which is run as it is.
 
     Raises RuntimeError where the fences that it needs do not stand.
     """
 
-    def __init__(self, fewer_fences: bool = False):
+    def __init__(self, fewer_fences: bool = False, solutions: Path = SOLUTIONS):
         if not fewer_fences and (lacking := lacks()):
             raise RuntimeError(f"{lacking}: learners' code could do harm here. {_IN_SPITE}")
-        self._solved: dict[str, Solved | None] = {}
+        self._solutions, self._solved = solutions, dict[str, Solved | None]()
         self._records: dict[_Asks, bytes] = {}
 
     def __enter__(self) -> "Judge":
@@ -181,7 +183,7 @@ class Judge:
         if asked in self._records:
             return self._records[asked]
         if asked.exercise not in self._solved:
-            file = SOLUTIONS / asked.exercise / "mistakes.py"
+            file = self._solutions / asked.exercise / "mistakes.py"
             self._solved[asked.exercise] = Solved(file) if file.exists() else None
         if (solved := self._solved[asked.exercise]) is None:
             return b""

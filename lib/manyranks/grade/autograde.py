@@ -28,12 +28,13 @@ from nbgrader.preprocessors.execute import UnresponsiveKernelError
 from traitlets import Bool
 
 from manyranks.grade import apart, submission
-from manyranks.grade.classroom import LARGEST
+from manyranks.world.scratch import LARGEST
 from manyranks.world.trouble import printable
 
 _MOST, _CODE = 200, 200_000  # cells with a name of nbgrader's; letters of a notebook's code, which feedback colors
 _PARTS, _TEXT = 100_000, 20_000  # of JSON in a notebook, each of which nbgrader copies many times; letters of a text cell
-_STRINGS, _PLAIN = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(r"[^*?[\]\n\r]+")
+_STRINGS, _PLAIN = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(r"\w[\w .@'-]*/\w[\w .@'-]*")
+_ID, _BLANK = re.compile(r"[\w.-]{1,100}"), re.compile(r"\s{1000}")  # of a cell; what takes hours to color
 _TIME = re.compile(rb"[\w :.+-]{0,60}\s*")  # of a submission
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
@@ -103,9 +104,12 @@ class Tidied(NbGraderPreprocessor):
         seen = set()
         if sum(len(cell.source) for cell in nb.cells) > _CODE:
             raise ValueError(f"the cells have more than {_CODE:,} letters")
+        if any(_BLANK.search(cell.source) for cell in nb.cells if cell.cell_type == "code"):
+            raise ValueError("a cell of code has 1,000 blanks in a row")
         nb.metadata.pop("language_info", None)  # which says how its code is colored, at whatever price
         for cell in reversed(nb.cells):
-            name = submission.grade_id(cell)
+            name = submission.grade_id(cell) if _ID.fullmatch(submission.grade_id(cell)) else ""
+            cell.metadata = NotebookNode({"nbgrader": cell.metadata.nbgrader} if name else {})  # some say how code is colored
             if name and name not in seen and len(seen) < _MOST:
                 seen.add(name)
                 cell.metadata.nbgrader["schema_version"] = MetadataValidator.schema_version
@@ -146,7 +150,8 @@ def regular_files_only(start):
         for place, folders, files in os.walk(folder):
             for path in (Path(place) / name for name in (*folders, *files)):
                 status = path.lstat()
-                if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST:
+                only = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
+                if not only or status.st_size > LARGEST:
                     raise ValueError(f"{printable(str(path))} is a link, no file, or larger than {LARGEST >> 20} MB")
                 text = path.read_bytes() if path.suffix == ".ipynb" or path.name == "timestamp.txt" else b""
                 if sum(map(_STRINGS.sub(b"", text).count, (b"{", b"[", b","))) > _PARTS:
@@ -158,13 +163,17 @@ def regular_files_only(start):
 
 
 def with_names_of_one_line(start):
-    """Leaves out folders whose names are patterns, of others' names, or of several lines. start: Autograde.init_notebooks."""
+    """Leaves out names that nbgrader takes for patterns, or for columns of its table. start: Autograde.init_notebooks."""
 
     @wraps(start)
     def listed(self) -> None:
         start(self)
-        for folder in [name for name in self.assignments if not _PLAIN.fullmatch("/".join(Path(name).parts[-2:]))]:
-            self.log.error("%s is left out: its name has *, ?, [ or several lines", printable(folder))
+        for folder in [
+            name
+            for name in self.assignments
+            if not _PLAIN.fullmatch(last := "/".join(Path(name).parts[-2:])) or printable(last) != last
+        ]:
+            self.log.error("%s is left out: a name has letters, digits and . _ @ - ' only", printable(folder))
             del self.assignments[folder]
 
     return listed

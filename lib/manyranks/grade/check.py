@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -56,6 +56,17 @@ class Line:
     hint: str = ""
 
 
+_UNWRITTEN = "not written yet"
+_COLORS = {"✓": "#009E73", "✗": "#D55E00"}  # read on white and in the dark theme
+
+
+class _Points(float):
+    """What nbgrader reads as a number, and a page shows as nothing: the report has said it."""
+
+    def _repr_html_(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True)
 class Report:
     """The verdict on one task. points: reached, of `out_of`; printed: what the ranks printed in the run called `run`."""
@@ -77,10 +88,10 @@ class Report:
         from IPython.display import display
 
         display(self)
-        return self.points
+        return _Points(self.points)
 
     def __repr__(self) -> str:
-        parts = [self._head()]
+        parts = [f"{_mark(self._head())} {self._head().what}"]
         for line in self.lines:
             parts.append(f"{_mark(line)} {line.what}" + (f": {line.found}" if line.found else ""))
             parts += [f"    hint: {line.hint}"] if line.hint else []
@@ -91,10 +102,12 @@ class Report:
     def _repr_html_(self) -> str:
         rows = "".join(f"<li style='list-style:none'>{_item(line)}</li>" for line in self.lines)
         printed = f"<div>what the ranks printed {self.run}:</div><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
-        return f"<div><b>{html.escape(self._head())}</b><ul style='padding-left:1em;margin:2px'>{rows}</ul>{printed}</div>"
+        return f"<div><b>{_item(self._head())}</b><ul style='padding-left:1em;margin:2px'>{rows}</ul>{printed}</div>"
 
-    def _head(self) -> str:
-        return f"{_mark(Line(self.passed, ''))} {self.task}: {self.points:g} of {self.out_of:g} points"
+    def _head(self) -> Line:
+        unwritten = any(line.what == _UNWRITTEN for line in self.lines)
+        said = _UNWRITTEN if unwritten else f"{self.points:g} of {self.out_of:g} points"
+        return Line(self.passed, f"{self.task}: {said}")
 
 
 Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then
@@ -110,8 +123,9 @@ class Task:
     call: how the check calls the answer, in words; a_class: whether the answer is a class; part: whether cases that ended well
     count where a later one did not; ready: what may not be called; only: the operations it is built from, where others give
     no points at all. advice: on what Python and torch say of wrong answers, in front of the place; guesses: the same, behind
-    it, where there is no advice; methods: of the class, how each is called; endless: of a run that takes too long; unexplained:
-    for values that no known mistake explains; only_two: where 2 ranks alone are right; remarks: lines on a right answer.
+    it, where there is no advice; then: makes results of a case's results, where no learner's code runs; methods: of the class,
+    how each is called; endless: of a run that takes too long; unexplained: for values that no known mistake explains;
+    only_two: where 2 ranks alone are right; remarks: lines on a right answer.
     """
 
     exercise: str
@@ -124,6 +138,7 @@ class Task:
     call: str = ""
     a_class: bool = False
     more: Callable[[Random], Sequence[Any]] | None = None
+    then: Callable[[Any, Mapping[str, Fact]], dict] | None = None
     part: bool = False
     ready: Ready = NOTHING_GIVEN
     only: tuple[str, ...] = ()
@@ -151,7 +166,8 @@ class Task:
     def tried(self, answer) -> list[Trial]:
         """Runs the answer in all cases."""
         with _one_thread():
-            return trials(answer, self.run, self.cases_on, self.worlds, self.ready, self.part)
+            found = trials(answer, self.run, self.cases_on, self.worlds, self.ready, self.part)
+        return [one.after(self.then) for one in found] if self.then else found
 
 
 @dataclass(frozen=True)
@@ -217,8 +233,8 @@ def _unwritten(answer, trial: Trial) -> Finding | None:
     if not trial.trouble or not (name := trial.trouble.unwritten):
         return None
     if name == getattr(answer, "__name__", "") or name in getattr(answer, "__dict__", {}):
-        return Finding(Line(False, "not written yet", hint="replace `raise NotImplementedError` by your answer"))
-    return Finding(Line(False, f"{name} is not written yet", hint=f"this answer calls {name}: write that one first"))
+        return Finding(Line(False, _UNWRITTEN, hint="replace `raise NotImplementedError` by your answer"))
+    return Finding(Line(False, f"{name} is {_UNWRITTEN}", hint=f"this answer calls {name}: write that one first"))
 
 
 def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
@@ -428,13 +444,14 @@ def _printed(trial: Trial | None) -> tuple[str, str]:
 
 
 def _mark(line: Line) -> str:
-    return {True: "✓", False: "✗", None: "·"}[line.ok]
+    return "○" if line.what.endswith(_UNWRITTEN) else {True: "✓", False: "✗", None: "·"}[line.ok]
 
 
 def _item(line: Line) -> str:
-    found = f": {html.escape(line.found)}" if line.found else ""
-    hint = f"<br><i>hint: {html.escape(line.hint)}</i>" if line.hint else ""
-    return f"<span style='white-space:pre-wrap'>{_mark(line)} {html.escape(line.what)}{found}{hint}</span>"
+    mark, found = _mark(line), f": {line.found}" if line.found else ""
+    said = html.escape(line.what + found) + (f"<br><i>hint: {html.escape(line.hint)}</i>" if line.hint else "")
+    said = re.sub("`([^`]+)`", r"<code>\1</code>", said)
+    return f"<span style='white-space:pre-wrap'><span style='color:{_COLORS.get(mark, 'inherit')}'>{mark}</span> {said}</span>"
 
 
 # What the library has of each task

@@ -6,15 +6,14 @@ the released exercise says, not the submission. Learners' code runs on confined 
 
 import argparse
 import csv
-import hashlib
 import io
 import os
 import signal
-import stat
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,17 +24,15 @@ from manyranks.grade import apart
 from manyranks.grade.check import Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.world.confine import fences
-from manyranks.world.trouble import printable
+from manyranks.world.scratch import LINK, contents, no_file
+from manyranks.world.trouble import FORMULA, named, printable
 
-_LONG = 100
+_LONG, _EVERY = 100, 1.0  # letters of what failed; seconds between two times that the table is written
 NOT_JUDGED = "not judged, for this machine could not start its ranks"
-LARGEST = 20 * 2**20  # bytes of a notebook
-_LINK = "it is a link"
-_FORMULA = ("=", "+", "-", "@")  # with these a spreadsheet begins to compute
 
 
 class Row(NamedTuple):
-    """One task of one submission. failed: "" where nothing did; version: of the notebook, a few letters of its SHA-256."""
+    """One task of one submission. failed: "" where nothing did; version: of the notebook, its SHA-256."""
 
     student: str
     exercise: str
@@ -66,45 +63,30 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
     for place, folders, files in os.walk(folder):
         deep = len(Path(place).relative_to(folder).parts) > 2  # nothing is handed in there
         folders[:] = [] if deep else sorted(name for name in folders if name != ".ipynb_checkpoints")
-        for name in (*files, *(name for name in folders if _no_file(Path(place) / name) == _LINK)):
+        for name in (*files, *(name for name in folders if no_file(Path(place) / name) == LINK)):
             path = Path(place) / name
-            if name.endswith(".ipynb") or _no_file(path):
+            if name.endswith(".ipynb") or no_file(path):
                 student, *inside = (*path.relative_to(folder).parts[:-1], name.removesuffix(".ipynb"))
-                refused, version = _version(path)
+                refused, version, _ = contents(folder, path)
                 if not refused and inside not in ([], *([one] for one in exercises), *([one, one] for one in exercises)):
                     refused, version = "it is not where a submission is: student/exercise/exercise.ipynb", ""
-                elif not refused and (_cell(student), _cell(path.stem)) in met:
+                elif not refused and (student, path.stem) in met:
                     refused, version = "there is another notebook of this exercise", ""
-                elif not refused and not inside and (folder / student).is_dir():
+                elif (
+                    not refused
+                    and not inside
+                    and any(chain(*((folder / student).glob(way) for way in ("*.ipynb", "*/*.ipynb"))))
+                ):
                     refused, version = "there is a folder of this name, too", ""
-                met.add((_cell(student), _cell(path.stem)))
+                met.add((student, path.stem))
                 found.append(Submission(path, student, path.stem, refused, version))
     if not found:
         raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
     return sorted(found, key=lambda one: (one.student, one.exercise, str(one.path)))
 
 
-def _no_file(path: Path) -> str:
-    """Why nobody looks into it; empty for a file, and what else is there."""
-    try:
-        return _LINK if stat.S_ISLNK(path.lstat().st_mode) else ""
-    except OSError as error:
-        return os.strerror(error.errno or 0)
-
-
-def _version(path: Path) -> tuple[str, str]:
-    """Why a file is not read, or the version of what it has."""
-    try:
-        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        return _no_file(path) or os.strerror(error.errno or 0), ""
-    with open(place, "rb") as file:
-        status = os.fstat(place)
-        if not stat.S_ISREG(status.st_mode):
-            return "it is no file", ""
-        if status.st_size > LARGEST:
-            return f"it has {status.st_size >> 20} MB; at most {LARGEST >> 20} are read", ""
-        return "", hashlib.sha256(file.read(LARGEST + 1)).hexdigest()[:12]
+def _handed_in(folder: Path) -> bool:
+    return any(chain(folder.glob("*.ipynb"), folder.glob("*/*.ipynb")))
 
 
 def graded(
@@ -112,7 +94,7 @@ def graded(
 ) -> Iterator[Row]:
     """The rows of all submissions, students in their order.
 
-    done: rows of an earlier time, which are not made again; keep: is called with all rows so far when a submission is over.
+    done: rows of an earlier time, which are not made again; keep: is called with all rows so far, now and then and at the end.
     """
     known = {path.stem: nbformat.read(path, 4) for path in sorted(released.glob("*/*.ipynb"))}
     if not known:
@@ -120,18 +102,26 @@ def graded(
     before: dict[tuple, list[Row]] = {}
     for row in done:
         before.setdefault((row.student, row.exercise, row.version), []).append(row)
-    rows: list[Row] = []
-    for one in submissions(folder, known):
-        kept, own = before.get((_cell(one.student), _cell(one.exercise), one.version)) if one.version else None, []
-        try:
-            for row in kept or _rows(one, known, judge):
-                own.append(row)
-                yield row
-        except apart.NotJudged as error:  # without a version: the next time, it is judged anew
-            own = [_none(one, known.get(one.exercise), f"{NOT_JUDGED}: {error}")._replace(version="")]
-            yield own[0]
-        rows += own
-        keep(rows)
+    rows, found, last = [], submissions(folder, known), time.monotonic()
+    here = {(named(one.student), named(one.exercise), one.version) for one in found}
+    before = {key: own for key, own in before.items() if key in here and key[2]}
+    try:
+        for one in found:
+            key, own = (named(one.student), named(one.exercise), one.version), []
+            try:
+                for row in before.get(key) or _rows(one, folder, known, judge):
+                    own.append(row)
+                    yield row
+            except apart.NotJudged as error:  # without a version: the next time, it is judged anew
+                own = [_none(one, known.get(one.exercise), f"{NOT_JUDGED}: {error}")._replace(version="")]
+                yield own[0]
+            rows += own
+            before.pop(key, None)
+            if time.monotonic() > last + _EVERY:
+                keep([*rows, *chain(*before.values())])
+                last = time.monotonic()
+    finally:
+        keep([*rows, *chain(*before.values())])  # also what an interrupted command has not come to
 
 
 def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
@@ -149,7 +139,7 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=[*cells, *theirs.values()])
 
 
-def _rows(one: Submission, releases: dict[str, NotebookNode], judge: apart.Judge) -> Iterator[Row]:
+def _rows(one: Submission, folder: Path, releases: dict[str, NotebookNode], judge: apart.Judge) -> Iterator[Row]:
     """Whatever ends it becomes its row, with the points that are lost by it."""
     release, judged = releases.get(one.exercise), set()
     if one.refused:
@@ -157,14 +147,17 @@ def _rows(one: Submission, releases: dict[str, NotebookNode], judge: apart.Judge
         return
 
     def read() -> NotebookNode:
-        submission = nbformat.read(one.path, 4)
+        refused, version, text = contents(folder, one.path)
+        if refused or version != one.version:
+            raise ValueError(f"the notebook has changed since the command began{refused and ': '}{refused}")
+        submission = nbformat.reads(text.decode(), 4)
         return asked(submission, release or _closest(submission, releases.values()))
 
     try:
         for found in judge.judged(read):
             judged.add(found.grade_id)
             task, failed = found.report.task, _failed(found.report)
-            yield Row(one.student, one.exercise, task, found.points, found.worth, found.seconds, failed, one.version)
+            yield _row(one, task, found.points, found.worth, found.seconds, failed)
     except apart.Ended as error:
         theirs = (each for each in releases.values() if judged & {check.grade_id for check in checks(each)})
         yield _none(one, release or next(theirs, None), f"{error}", judged)
@@ -173,7 +166,12 @@ def _rows(one: Submission, releases: dict[str, NotebookNode], judge: apart.Judge
 def _none(one: Submission, release: NotebookNode | None, why: str, but: Collection[str] = ()) -> Row:
     """No points for all checks of the release, but for these; the sum shows what they are worth."""
     lost = sum(check.points for check in checks(release) if check.grade_id not in but) if release else 0.0
-    return Row(one.student, one.exercise, "–", 0.0, lost, 0.0, why[:_LONG], one.version)
+    return _row(one, "–", 0.0, lost, 0.0, why[:_LONG])
+
+
+def _row(one: Submission, task: str, points: float, out_of: float, seconds: float, failed: str) -> Row:
+    failed = printable(f"'{failed}" if failed.startswith(FORMULA) else failed)
+    return Row(named(one.student), named(one.exercise), printable(task), points, out_of, seconds, failed, one.version)
 
 
 def _closest(submission: NotebookNode, releases: Iterable[NotebookNode]) -> NotebookNode:
@@ -217,15 +215,8 @@ def write(file: Path, rows: Iterable[Row]) -> None:
     with beside.open("w", newline="", encoding="utf-8") as opened:
         writer = csv.writer(opened)
         writer.writerow(Row._fields)
-        for row in rows:
-            writer.writerow([_cell(value) for value in row])
+        writer.writerows(rows)
     os.replace(beside, file)
-
-
-def _cell(value) -> object:
-    if not isinstance(value, str):
-        return value
-    return printable(f"'{value}" if value.startswith(_FORMULA) else value)
 
 
 def read(file: Path) -> list[Row]:
@@ -253,7 +244,11 @@ def main(arguments: list[str] | None = None) -> str | None:
     print(f"limits on learners' code here: {fences()}")
     try:
         done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []
-        with apart.Judge(chosen.fewer_fences) as judge:
+        solutions = chosen.released.resolve().parent / "solutions"
+        if chosen.folder.resolve() in (solutions, *solutions.parents):
+            raise ValueError(f"{chosen.folder} holds {solutions}, whose code is run without fences: keep submissions apart")
+        print(f"right answers: {'made anew from' if solutions.is_dir() else 'from the library, for there is no'} {solutions}")
+        with apart.Judge(chosen.fewer_fences, solutions) as judge:
             keep = partial(write, chosen.csv) if chosen.csv else len
             missed = shown(graded(chosen.folder, chosen.released, judge, done, keep))
     except (ValueError, RuntimeError) as error:

@@ -1,16 +1,15 @@
 """Checks of exercise 05_pipeline: tables are verified and replayed on the virtual clock; a step runs on 2, 3 and 4 ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate, pairwise
 from numbers import Integral
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.given.pipeline import EXACT, HIDDEN, Stage, loss_of
+from manyranks.given.pipeline import EXACT, HIDDEN, WAITS, WHY, Case, Stage, facts_of, loss_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, failure, order, sent, values
 from manyranks.grade.learner import Ready, error_of, items, named, noted, plain
@@ -20,19 +19,14 @@ from manyranks.measure.journal import Stopped
 from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.pipeline import schedules
-from manyranks.parallel.pipeline.actions import KINDS, Action, Schedule
-from manyranks.parallel.pipeline.program import Times, bubble, program
-from manyranks.parallel.pipeline.verify import peaks, verify
-from manyranks.theory import pipeline as theory
-from manyranks.timeline import replay
+from manyranks.parallel.pipeline.actions import KINDS
 
 _READY = Ready(given=(Stage.__module__,), theirs=("torch.distributed.pipelining",))
 _task = partial(Task, "05_pipeline", part=True, ready=_READY)
 
 # Tasks 1, 3 and 5: tables
 
-_ONE_SECOND, _MEASURED = {"F": 1, "I": 1, "W": 1}, {"F": 10, "I": 11, "W": 9}
-_WHY, _WAITS = "why it cannot run", "the seconds that a rank waits"
+_MEASURED = {"F": 10, "I": 11, "W": 9}
 _EACH = "each micro-batch, from 0 to m − 1, has each of its actions once on each stage"
 _CANNOT_RUN = {  # words of `verify` -> what to do
     "is missing": f"{_EACH}: where the forwards end, the backwards of those in flight remain",
@@ -45,20 +39,6 @@ _CANNOT_RUN = {  # words of `verify` -> what to do
     "deadlock:": "each of these ranks waits for what another one does later; the first rank warms up with most forwards",
     "the cap is": "an F makes one activation more, and the W (or B) of its micro-batch gives it back: wait with an F for a W",
 }
-
-
-class Case(NamedTuple):
-    """p ranks, m micro-batches, v stages a rank, most activations of a rank, seconds of F, I and W; 0 where not asked for."""
-
-    p: int
-    m: int
-    v: int = 0
-    cap: int = 0
-    times: dict[str, int] = _ONE_SECOND
-
-    def __str__(self) -> str:
-        shown = (item for item in self._asdict().items() if item[1] not in (0, _ONE_SECOND))
-        return "with " + ", ".join(f"{name} = {value}" for name, value in shown)
 
 
 _FIRST = Case(4, 8), Case(2, 4, 2), Case(4, 8, cap=4)  # case of each task: an error there ends its check
@@ -75,34 +55,8 @@ def _actions(table, call: str, fields: int, form: str) -> list[tuple]:
     return found
 
 
-def _facts(case: Case, tables: list[list[tuple]]) -> dict:
-    """What is judged of a table, None where it cannot run, and its traits."""
-    p, v = case.p, case.v or 1
-    rows = (tuple(Action(kind, *(stage or [r]), i) for kind, *stage, i in table) for r, table in enumerate(tables))
-    schedule, problem = Schedule("the table", case.m, tuple(s % p for s in range(v * p)), tuple(rows)), ""
-    try:
-        verify(schedule, case.cap or None)
-    except ValueError as error:
-        problem = str(error).removeprefix("the table, ")
-    waits = [None if problem else bubble(replay(program(schedule), Times(**case.times, latency=late))) for late in (0, 0.5)]
-    found = {_WHY: problem, _WAITS: waits[0], f"with messages of 0.5 s, {_WAITS}": waits[1]}
-    found |= {f"what rank {rank} holds": None if problem else most for rank, most in enumerate(peaks(schedule))}
-    return found | {f"trait: {name}": trait for name, trait in _traits(case, tables).items()}
-
-
-def _traits(case: Case, tables: list[list[tuple]]) -> dict[str, Fact]:
-    """They tell mistakes from one another."""
-    first, last = ("".join(kind for kind, *_ in table) for table in (tables[0], tables[-1]))
-    ahead, late = len(first) - len(first.lstrip("F")), last.partition("W")[0].count("I")  # I before the first W
-    if case.v:
-        back = next((stage for kind, stage, _ in tables[0] if kind == "B"), None)
-        return {"stages of rank 0": len({stage for _, stage, _ in tables[0]}), "stage of its first B": back}
-    deep = {"one by one": ahead == 1, "as with a cap of p": ahead <= case.p < 2 * case.p - 1 <= case.cap}
-    return deep | {"whole B": "B" in last, "early W": late < case.p} if case.cap else {}
-
-
 def _of_each_rank(name: str, fields: int, form: str) -> Callable:
-    """A script that calls the function for each rank."""
+    """A script that calls the function for each rank, and has the tables."""
 
     def run(case: Case, function: Callable, watch: Watch) -> dict:
         tables: list[list[tuple]] = []
@@ -110,9 +64,17 @@ def _of_each_rank(name: str, fields: int, form: str) -> Callable:
             call = f"{name}{(*case[:fields], rank)}"
             with noted(watch, "", call, first=case in _FIRST and not tables):
                 tables.append(_actions(function(*case[:fields], rank), call, fields, form))
-        return _facts(case, tables) if len(tables) == case.p else {}
+        return {"tables": tables} if len(tables) == case.p else {}
 
     return run
+
+
+def _judged(case: Case, results: Mapping[str, Fact]) -> dict:
+    """What is judged of the tables that have come from a rank."""
+    if "tables" not in results:
+        return dict(results)
+    tables = [_actions(table, "a table", 3 if case.v else 2, "") for table in items(results["tables"], "tables", "", case.p)]
+    return facts_of(case, tables)
 
 
 def _can_run(share: float, what: str) -> Judge:
@@ -123,10 +85,10 @@ def _can_run(share: float, what: str) -> Judge:
 
     def look(seen: Seen) -> dict[str, Fact]:
         traits = {name: trait for name, trait in seen.results.items() if name.startswith("trait")}
-        return traits | {"problem": kind(seen.results.get(_WHY, ""))}
+        return traits | {"problem": kind(seen.results.get(WHY, ""))}
 
     def verdict(trial: Trial, right: Right) -> Verdict:
-        failed, problem = failure(trial.seen[0]), trial.seen[0].results.get(_WHY)
+        failed, problem = failure(trial.seen[0]), trial.seen[0].results.get(WHY)
         return failed or Verdict(not problem, f"{problem}", _CANNOT_RUN.get(kind(problem), ""))
 
     return by(share, what, verdict, look)
@@ -142,11 +104,13 @@ def _where(applies: Callable[[Case], bool], judge: Judge, *others: Judge) -> Jud
     return judge._replace(verdict=verdict)
 
 
-_table_task = partial(_task, worlds=(1,), endless="a table is finite: count down what is left to do, and end when nothing is")
+_table_task = partial(
+    _task, worlds=(1,), then=_judged, endless="a table is finite: count down what is left to do, and end when nothing is"
+)
 _AHEAD = "rank r warms up with p − 1 − r forwards, then does one forward and one backward in turn"
 _PAIRS = 'return a list of pairs, the kind and the micro-batch, counted from 0: [("F", 0), ("F", 1), ("B", 0), …]'
 _HOLDS = facts(0.4, "holds min(m, p − rank) micro-batches", "holds", _AHEAD)._replace(needs=1)
-_IN_ALL = facts(0.25, "with this memory, waits (p − 1)(F + B) in all", f"^{_WAITS}", _AHEAD)._replace(needs=2)
+_IN_ALL = facts(0.25, "with this memory, waits (p − 1)(F + B) in all", f"^{WAITS}", _AHEAD)._replace(needs=2)
 one_f_one_b = _table_task(
     name="one_f_one_b",
     points=4,
@@ -172,7 +136,7 @@ interleaved = _table_task(
     run=_of_each_rank("interleaved", 3, _TRIPLES),
     judge=(
         _can_run(0.2, "does each F and each B of each stage once, in an order that can run"),
-        at_most(0.3, "waits (p − 1)(f + b) in all, f and b of one stage", f"^{_WAITS}", _OF_STAGES)._replace(needs=1),
+        at_most(0.3, "waits (p − 1)(f + b) in all, f and b of one stage", f"^{WAITS}", _OF_STAGES)._replace(needs=1),
         at_most(0.2, "hides messages as far as it can", "messages", _OF_STAGES)._replace(needs=2),
         at_most(0.3, "holds (p − r − 1)·2 + (v − 1)p + 1 activations, no more", "holds", _OF_STAGES)._replace(needs=2),
     ),
@@ -190,21 +154,8 @@ def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
         tables = items(function(p, m, cap, dict(times)), f"what {call} returned", form, p)
         if len(tables) < p:
             raise Stopped(f"{call} returned {len(tables)} table{'s' * (len(tables) != 1)}", form)
-        tables = [_actions(table, f"{call}[{rank}]", 2, form) for rank, table in enumerate(tables)]
-        found = _facts(case, tables)
-        return found | _beside_papers(case, found[_WAITS])
+        return {"tables": [_actions(table, f"{call}[{rank}]", 2, form) for rank, table in enumerate(tables)]}
     return {}
-
-
-def _beside_papers(case: Case, waits: float | None) -> dict:
-    """What is said of a rank's waiting, beside that of the papers' schedules that keep to this cap."""
-    (p, m, _, cap, times), found = case, {}
-    for paper, least, enough in (("1F1B", p, "less"), ("ZB-H1", p, "no more"), ("ZB-H2", 2 * p - 1, "no more")):
-        if 1 < p <= m and cap >= least:
-            bound = theory.bubble(paper.lower(), p, m, F=times["F"], B=times["I"] + times["W"], W=times["W"])
-            good = waits is not None and waits < bound + (-1e-6 if enough == "less" else 1e-6)
-            found[f"the waiting of a rank ({paper}: {bound:g} s)"] = enough if good else waits and f"{waits:g} s"
-    return found
 
 
 _CAPS = Case(4, 8, cap=4), Case(4, 12, cap=7), Case(4, 8, cap=5), Case(4, 6, cap=2), Case(3, 2, cap=3), Case(1, 3, cap=1)

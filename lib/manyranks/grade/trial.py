@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from manyranks.grade.learner import Ready, refuse_itself, refused
 from manyranks.measure import journal
+from manyranks.measure.journal import Stopped
 from manyranks.measure.machine import slowness
 from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Event, Watch
@@ -109,6 +110,13 @@ class Trial:
     trouble: Trouble | None = None
     notes: Notes = field(default_factory=dict)
     printed: str = ""
+
+    def after(self, then: Callable[[Any, Mapping[str, Fact]], dict]) -> "Trial":
+        """With the results that follow from those of the ranks; none where a rank sent what the script does not make."""
+        try:
+            return replace(self, seen=[replace(one, results=then(self.case, one.results)) for one in self.seen])
+        except (Stopped, TypeError, ValueError, KeyError, IndexError):
+            return replace(self, seen=[replace(one, results={}) for one in self.seen])
 
     def __str__(self) -> str:
         """ "on 3 ranks, with 7 elements"; the case alone where there is one rank."""

@@ -51,12 +51,14 @@ class _Machine(NamedTuple):
     fcntl: int
     ioctl: int
     socketpair: int
+    prctl: int
 
 
-# What may not be called at all: chmod, chown, utime, setxattr and removexattr with all their variants; inotify_init,
+# What may not be called at all: chmod, chown, utime, setxattr, getxattr, listxattr and removexattr with all
+# their variants; truncate, which old kernels don't ask Landlock about; inotify_init,
 # inotify_add_watch, fanotify_init and name_to_handle_at, which see what others do; sendmsg and sendmmsg, which hand a file to
 # another process; vmsplice and io_setup, whose memory is nobody's; close_range, by which a thread gets files of its own;
-# Landlock's own three, whose rules take memory; shmget, semget, msgget and mq_open, which outlive a process; ptrace,
+# Landlock's own three and seccomp, whose rules take memory; all of shm, sem, msg and mq, which outlive a process; ptrace,
 # process_vm_readv and _writev, pidfd_open, pidfd_getfd, pidfd_send_signal, process_madvise, process_mrelease, kcmp,
 # migrate_pages, move_pages, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach
 # other processes; fallocate, which takes room that no size shows; unshare, setns, mount, umount2, open_by_handle_at; add_key,
@@ -68,9 +70,10 @@ _MACHINES = {
             *(90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 254, 300, 303),
             *(29, 64, 68, 240, 101, 310, 311, 434, 438, 424, 440, 448, 312, 256, 279, 200, 129, 297, 141, 251),
             *(142, 144, 203, 314, 285, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
-            *(253, 294, 46, 307, 278, 206, 436, _CREATE, _ADD, _RESTRICT),
+            *(253, 294, 46, 307, 278, 206, 436, _CREATE, _ADD, _RESTRICT, 317, 76, 191, 192, 193, 194, 195, 196),
+            *(30, 31, 67, 65, 66, 220, 69, 70, 71, 241, 242, 243, 244),
         ),
-        *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53),
+        *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53, 157),
     ),
     "aarch64": _Machine(
         *(0xC00000B7, (221, 281)),
@@ -78,15 +81,17 @@ _MACHINES = {
             *(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 27, 262, 264),
             *(194, 190, 186, 180, 117, 270, 271, 434, 438, 424, 440, 448, 272, 238, 239, 130, 138, 240, 140, 30),
             *(118, 119, 122, 274, 47, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
-            *(26, 211, 269, 75, 0, 436, _CREATE, _ADD, _RESTRICT),
+            *(26, 211, 269, 75, 0, 436, _CREATE, _ADD, _RESTRICT, 277, 45, 8, 9, 10, 11, 12, 13),
+            *(195, 196, 197, 191, 192, 193, 187, 188, 189, 181, 182, 183, 184),
         ),
-        *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199),
+        *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199, 167),
     ),
 }
 _UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memfd_secret: libc does without
 _NEWER = 463  # system calls from this number on came after Linux 6.12; those of another ABI are higher
 _A_THREAD = 0x10400  # of clone: a thread, which has its process's files
 _NAMELESS = 0x400000  # of open: a file that no folder has
+_EMPTIED = 0x200  # of open: a file that is emptied, by who only reads
 _SHARED = 0x21  # of mmap: memory that no process's limit counts
 _OPEN = 256  # files, sockets and pipes, whose buffers nobody counts
 _RESERVED = 2 * 2**30  # bytes of addresses that threads and malloc take, beside memory
@@ -243,7 +248,13 @@ def _fence_processes(libc) -> None:
     for number in machine.own:
         steps += _calls(number, *_one_of(0, (0, me) if number == machine.own[-1] else (me,), _ALLOW, _REFUSE))
     for number, place in machine.opens:
-        steps += _calls(number, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
+        emptied = [
+            (_LOAD, 0, 0, 16 + 8 * place),
+            (_AND, 0, 0, _EMPTIED | 3),
+            (_EQUAL, 0, 1, _EMPTIED),
+            (_RETURN, 0, 0, _REFUSE),
+        ]
+        steps += _calls(number, *emptied, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
     steps += _calls(machine.mmap, *_bits(3, _SHARED, _REFUSE, _ALLOW))
     steps += _calls(machine.clone, *_bits(0, _A_THREAD, _ALLOW, _REFUSE))
     about_links = [(_EQUAL, 0, 2, _NETLINK), (_LOAD, 0, 0, 32), (_EQUAL, 1, 0, 0)]  # of its protocols, the one that gloo asks
@@ -252,6 +263,7 @@ def _fence_processes(libc) -> None:
     pair = [(_LOAD, 0, 0, 16), (_EQUAL, 0, 3, 1), (_LOAD, 0, 0, 24), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, 1)]
     steps += _calls(machine.socketpair, *pair, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))  # others reach UNIX sockets
     steps += _calls(machine.fcntl, *_one_of(1, _OWNERS, _REFUSE, _ALLOW))
+    steps += _calls(machine.prctl, *_one_of(0, (_SET_SECCOMP,), _REFUSE, _ALLOW))
     steps += _calls(machine.ioctl, *_one_of(1, _ASKED, _ALLOW, _REFUSE))
     steps += [(_RETURN, 0, 0, _ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))

@@ -52,3 +52,10 @@ class RankHung(WorldError):
     def __init__(self, message: str, states: dict[int, str]):
         super().__init__(message)
         self.states = states
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """The reader stopped a run. Whatever catches KeyboardInterrupt catches this."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]

@@ -1,12 +1,16 @@
-"""A folder that ranks of strangers may write into: whether too much is in it, and how it goes away."""
+"""Files of strangers: reading one of theirs, and a folder that their ranks may write into."""
 
 import contextlib
+import hashlib
 import os
+import stat
 import subprocess
 import time
 import warnings
+from pathlib import Path
 
 MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may leave there
+LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _TRIES, _MOMENT = 5, 0.2  # how often it is removed; seconds
 
 
@@ -41,3 +45,32 @@ def too_much(folder: str) -> bool:
     except (OSError, RecursionError):  # so deep that it has no name
         return True
     return False
+
+
+def contents(folder: Path, path: Path) -> tuple[str, str, bytes]:
+    """Why a file below the folder is not read; else its version, and what it has. No part of its path may be a link."""
+    place = os.open(folder, os.O_RDONLY)
+    for part in path.relative_to(folder).parts:
+        above = place
+        try:
+            place = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=above)
+        except OSError as error:
+            return no_file(path) or os.strerror(error.errno or 0), "", b""
+        finally:
+            os.close(above)
+    with open(place, "rb") as file:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            return LINK if stat.S_ISREG(status.st_mode) else "it is no file", "", b""
+        if status.st_size > LARGEST:
+            return f"it has {status.st_size >> 20} MB; at most {LARGEST >> 20} are read", "", b""
+        text = file.read(LARGEST + 1)
+        return "", hashlib.sha256(text).hexdigest(), text
+
+
+def no_file(path: Path) -> str:
+    """Why nobody looks into it; empty for a file, and what else is there."""
+    try:
+        return LINK if stat.S_ISLNK(path.lstat().st_mode) else ""
+    except OSError as error:
+        return os.strerror(error.errno or 0)

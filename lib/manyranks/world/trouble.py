@@ -14,7 +14,9 @@ Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which th
 
 _SHOWN_LINES, _LONG = 12, 600
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
-_BLANKS = "\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters without ink
+_BLANKS = {*"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"}  # letters without ink
+_BLANKS |= {chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)}
+FORMULA = ("=", "+", "-", "@")  # with these a spreadsheet begins to compute
 _LATE = "the run was not over"
 _HELPER = "exchange"  # the notebook gives it: its own line says nothing
 _LIBRARY = (
@@ -239,6 +241,13 @@ def head(text: str) -> str:
 def _headed(line: str | None) -> bool:
     """Whether it is a rank's heading, or the end."""
     return line is None or line.startswith("── rank ")
+
+
+def named(text: str) -> str:
+    """A name that somebody chose, as a table may have it: two that differ look different, and no spreadsheet computes."""
+    shown = printable(text.replace("\\", "\\\\"))
+    shown = re.sub("^ | $|(?<= ) ", r"\\x20", shown)
+    return f"'{shown}" if shown.startswith((*FORMULA, "'")) else shown
 
 
 def printable(text: str) -> str:

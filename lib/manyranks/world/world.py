@@ -13,7 +13,7 @@ from collections.abc import Callable
 from manyranks.measure.divergence import first_divergence
 from manyranks.world import collect, diagnose, limits, messages, plain, tasks
 from manyranks.world.confine import Confined
-from manyranks.world.errors import RankDied, RankFailed, RankHung, WorldError
+from manyranks.world.errors import RankDied, RankFailed, RankHung, RunInterrupted, WorldError
 from manyranks.world.measurement import Measurement, measurement
 from manyranks.world.output import Output
 from manyranks.world.recording import wanted
@@ -142,8 +142,10 @@ class World:
             try:
                 self._ask(team, outcome, frames, output)
                 output.show_rest()
-            except BaseException:  # an interrupt, most of the time
-                self._interrupted(team, outcome, output)
+            except BaseException as error:  # an interrupt, most of the time
+                fresh = "" if self._interrupted(team, outcome, output) else ", on fresh ranks"
+                if isinstance(error, KeyboardInterrupt):
+                    raise RunInterrupted(f"the run was stopped; the next one works{fresh}") from None
                 raise
             self._judge(outcome, team)
         return outcome
@@ -182,8 +184,8 @@ class World:
         self._team = None
         _close_team(self._holder)
 
-    def _interrupted(self, team: Team, outcome: collect.Outcome, output: Output) -> None:
-        """Brings the ranks back if they come at once; they are replaced if not."""
+    def _interrupted(self, team: Team, outcome: collect.Outcome, output: Output) -> bool:
+        """Brings the ranks back if they come at once; they are replaced if not. Returns whether they came."""
         usable = False
         try:
             if not team.torn:
@@ -195,6 +197,7 @@ class World:
             if not usable:
                 self._drop_team()
                 print(_LOST.strip() if team.kept else "", end="", file=sys.stderr)
+        return usable
 
     def _judge(self, outcome: collect.Outcome, team: Team) -> None:
         """Raises or warns as the outcome calls for, and lets go of ranks that cannot be used again."""
