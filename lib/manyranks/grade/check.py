@@ -106,8 +106,7 @@ class Report:
 
     def _head(self) -> Line:
         unwritten = any(line.what == _UNWRITTEN for line in self.lines)
-        said = _UNWRITTEN if unwritten else f"{self.points:g} of {self.out_of:g} points"
-        return Line(self.passed, f"{self.task}: {said}")
+        return Line(self.passed, f"{self.task}: {_UNWRITTEN if unwritten else f'{self.points:g} of {self.out_of:g} points'}")
 
 
 Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then
