@@ -76,6 +76,8 @@ _READY = """() => {
     const panel = window.jupyterapp?.shell.currentWidget;
     return panel?.context?.isReady && panel.sessionContext.session?.kernel?.status === 'idle';
 }"""
+_SAVED_AND_RESTARTED = """() => jupyterapp.commands.execute('docmanager:save')
+    .then(() => jupyterapp.shell.currentWidget.sessionContext.restartKernel())"""
 # A kernel answers in the order in which it was asked. So when the empty request is answered every cell has run or was given
 # up; the command's own promise is kept as soon as one cell fails, even one that is meant to.
 _RUN_ALL = """milliseconds => {
@@ -142,7 +144,7 @@ class Explorer:
 
     def status(self) -> str:
         """The line that says what limits now."""
-        return self.box.locator(".widget-html b").inner_text()
+        return self.box.locator(":scope > .widget-html").first.inner_text().strip()
 
     def seen(self, *acts: Callable[[], None]) -> tuple[list[str], list[str]]:
         """Pictures and status lines: those of now, and those after each act."""
@@ -215,9 +217,15 @@ class Notebook:
         """What went wrong, also on purpose: cells' errors as "name: message", output to stderr, widgets not shown, dialogs."""
         return self.page.evaluate(_ERRORS)
 
+    def reopen(self) -> None:
+        """Saves the notebook, restarts its kernel and loads the page again, as who comes back the next morning."""
+        self.page.evaluate(_SAVED_AND_RESTARTED)
+        self.page.reload()
+        self.page.wait_for_function(_READY, timeout=SECONDS * 1000)
+
     def explorer(self, k: int = 0) -> Explorer:
         """The k-th explorer of the notebook, in view."""
-        box = self.page.locator(".widget-vbox:has(> .widget-image)").nth(k)
+        box = self.page.locator(".manyranks-explorer").nth(k)
         box.scroll_into_view_if_needed()
         expect(box.locator(":scope > :not([class*=widget-])")).to_have_count(0)  # every control has taken its place
         return Explorer(box)

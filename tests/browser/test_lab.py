@@ -32,6 +32,21 @@ def unchanged(pictures):
     return [k for k, (before, after) in enumerate(itertools.pairwise(pictures), 1) if before == after]
 
 
+def test_an_explorer_fits_on_a_laptops_screen(chapters):
+    before = chapters.page.viewport_size
+    try:
+        for wide, high, shown in ((1280, 800, 650), (1024, 768, 700)):
+            chapters.page.set_viewport_size({"width": wide, "height": high})
+            for name in EXPLORERS:
+                box = explorer_in(chapters, name).box
+                assert box.bounding_box()["height"] <= shown, f"{name} at {wide}"
+                assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), f"{name} at {wide}"
+                names = box.locator(".widget-label").all()
+                assert [n.inner_text() for n in names if n.evaluate("n => n.scrollWidth > n.clientWidth")] == [], name
+    finally:
+        chapters.page.set_viewport_size(before)
+
+
 def test_the_explorer_of_chapter_00_follows(chapters):
     with chapters.pictured(name := "chapter_00_explorer"):
         explorer = explorer_in(chapters, name)
@@ -380,3 +395,20 @@ def test_what_goes_wrong_in_a_notebook_is_seen(lab):
             notebook.run_all()
         kinds = [error.partition(":")[0] for error in notebook.errors()]
         assert kinds == ["ZeroDivisionError", "NameError", "stderr", "output widget", "view"]
+
+
+def test_a_reopened_explorer_shows_its_picture_and_how_to_bring_it_to_life(lab):
+    cells = [new_code_cell("from manyranks import show"), new_code_cell("show.zero.explorer()")]
+    with lab.open("reopened", cells) as notebook:
+        notebook.run_all()
+        note, picture = (notebook.page.locator(f".jp-OutputArea {what}") for what in (".manyranks-note", ".jp-RenderedImage"))
+        notebook.explorer()
+        expect(note).to_be_hidden()
+        expect(picture).to_be_hidden()
+        notebook.reopen()
+        expect(note).to_have_text("The controls come when you run this cell.")
+        expect(picture).to_be_visible()
+        expect(notebook.page.get_by_text("model not found")).to_be_hidden()
+        notebook.run_all()
+        notebook.explorer()
+        expect(picture).to_be_hidden()

@@ -157,7 +157,7 @@ def test_the_controls_set_what_they_are_called():
         "attention": "attention",
         "strategy": "strategy",
         "count": "segments C",
-        "budget": "room for activations",
+        "budget": "activations' room",
     }
     assert shown.values == DEFAULT
 

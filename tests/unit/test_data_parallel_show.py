@@ -34,7 +34,7 @@ def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
 
 def test_the_controls_say_what_they_set():
     labels = {name: control.description for name, control in explorer().controls.items()}
-    assert labels["critical"] == "critical batch (tokens)"
+    assert labels["critical"] == "critical batch"
     assert labels["sequences"] == "sequences a GPU"
 
 

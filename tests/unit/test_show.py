@@ -69,7 +69,10 @@ def figures():
 @pytest.mark.parametrize(("name", "figure"), list(figures()), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_figure_is_a_picture_without_overlapping_text(name, figure):
     picture = PIL.Image.open(io.BytesIO(figure._repr_png_()))
-    assert picture.width >= 600
+    assert picture.width >= 1200
+    assert picture.getpixel((0, 0))[3] == 0  # no background
+    _, shown = figure._repr_mimebundle_()
+    assert shown["image/png"]["width"] == pytest.approx(picture.width / 2, abs=1)  # sharp where a screen has twice the pixels
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     for axes in figure.axes:

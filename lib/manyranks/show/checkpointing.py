@@ -196,7 +196,7 @@ def explorer() -> Explorer:
         attention=choice("attention", "core kept", list(ATTENTION)),
         strategy=choice("strategy", SEGMENTS, list(STRATEGIES)),
         count=log_slider("segments C", 8, 0, 7),
-        budget=value_slider("room for activations", 32e9, _BUDGETS, units.size),
+        budget=value_slider("activations' room", 32e9, _BUDGETS, units.size),
     )
 
 

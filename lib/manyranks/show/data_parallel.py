@@ -250,7 +250,7 @@ def explorer() -> Explorer:
         n=log_slider("accelerators N", 64, 0, 10, show="{:,}".format),
         sequences=log_slider("sequences a GPU", 8, 0, 6),
         reduce=choice("gradients reduced", "overlapped", ("overlapped", "after backward")),
-        critical=log_slider("critical batch (tokens)", 2**20, 12, 26, show=_count),
+        critical=log_slider("critical batch", 2**20, 12, 26, show=_count),
     )
 
 

@@ -153,6 +153,6 @@ def explorer() -> Explorer:
         ep=value_slider("expert ranks e", 64, EXPERT),
         tp=value_slider("tensor ranks t", 1, TENSOR),
         limit=value_slider("nodes for a token", 4, LIMITS, lambda m: str(m) if m else "all"),
-        imbalance=value_slider("fullest ÷ mean load", 1, IMBALANCE, str),
+        imbalance=value_slider("fullest ÷ mean", 1, IMBALANCE, str),
         schedule=choice("schedule", "dualpipe", SCHEDULES),
     )

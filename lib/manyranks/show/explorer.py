@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import html
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -27,13 +28,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from manyranks.show import style
 
 _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged slider does not queue up pictures
-_MANY = 12  # controls: more of them stand side by side where there is room
 _MARGIN = 0.12  # inches, for labels that grow when a control is moved
 # JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this
 # attribute. Keys with Ctrl, Cmd or Shift, such as those that save or run, stay theirs. The rest is for screen readers: a
-# slider has a name, and the status line is spoken when it changes.
+# slider has a name, and the status line is spoken when it changes. In the dark theme a list's arrow is black on black.
 _KEYS = """<style onload="
-    const box = this.closest('.widget-vbox');
+    const box = this.closest('.manyranks-explorer');
     const keep = ({target, ctrlKey, metaKey, shiftKey}) =>
         target.toggleAttribute('data-lm-suppress-shortcuts', !(ctrlKey || metaKey || shiftKey));
     for (const type of ['focusin', 'keydown', 'keyup']) box.addEventListener(type, keep);
@@ -41,10 +41,21 @@ _KEYS = """<style onload="
         box.querySelector(':scope > .widget-html').ariaLive = 'polite';
         if (target.role === 'slider') target.ariaLabel = target.closest('.widget-inline-hbox').querySelector('label').innerText;
     });
-">b {}</style>"""
-_LAYOUT = widgets.Layout(width="460px")
-_HALF = widgets.Layout(width="48%", min_width="380px")
-_LABELS = {"description_width": "150px"}
+">
+.manyranks-explorer > .widget-html .widget-html-content { line-height: 1.35; }
+[data-jp-theme-light="false"] .manyranks-explorer select { appearance: auto; background-image: none; color-scheme: dark; }
+</style>"""
+# A saved page keeps a picture, this note and the controls. The controls are alive as long as the kernel is: then they alone
+# are to be seen, else the picture and the note. A page that drops styles, such as GitHub's, shows picture and note.
+_NOTE = """<style>
+.jp-OutputArea:has(.manyranks-explorer) > .jp-OutputArea-child:has(.manyranks-note),
+.jp-OutputArea:has(.manyranks-explorer) > .jp-OutputArea-child:has(+ .jp-OutputArea-child .manyranks-note),
+.jp-OutputArea:not(:has(.manyranks-explorer)) > .jp-OutputArea-child:has(.manyranks-note) + .jp-OutputArea-child
+{ display: none; }
+</style><p class="manyranks-note"><i>The controls come when you run this cell.</i></p>"""
+# Three controls side by side where there is room, else two.
+_LAYOUT = widgets.Layout(width="33%", min_width="268px", margin="1px 0")
+_LABELS = {"description_width": "128px"}
 
 
 def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
@@ -185,21 +196,19 @@ class Explorer:
         return np.array(self._canvas.buffer_rgba())
 
     def _show(self, picture: np.ndarray) -> None:
-        self._line.value = f"<b>{html.escape(self.status)}</b>"
+        self._line.value = _with_limit(self.status)
         self._image.tooltip = self.status
         self._image.value = _png(picture)
 
     def _ipython_display_(self) -> None:
         keys = widgets.HTML(_KEYS, layout=widgets.Layout(display="none"))
-        controls = list(self.controls.values())
-        if len(controls) > _MANY:
-            for control in controls:
-                control.layout = _HALF
-            controls = [widgets.Box(controls, layout=widgets.Layout(flex_flow="row wrap"))]
-        box = widgets.VBox([*controls, self._line, self._image, keys])
-        # A page without a kernel, such as GitHub's, shows the picture; the notebook shows the controls.
-        bundle = {"text/plain": repr(self), "image/png": base64.b64encode(self.png).decode()} | _view(box)
-        display(bundle, raw=True)
+        controls = widgets.Box(list(self.controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
+        box = widgets.VBox([controls, self._line, self._image, keys]).add_class("manyranks-explorer")
+        high, wide = (round(inches * style.DOTS) for inches in reversed(self.figure.get_size_inches()))
+        picture = {"text/plain": repr(self), "image/png": base64.b64encode(self.png).decode()}
+        display(picture, raw=True, metadata={"image/png": {"width": wide, "height": high}})
+        display({"text/plain": "The controls come when you run this cell.", "text/html": _NOTE}, raw=True)
+        display(_view(box), raw=True)
 
     def __repr__(self) -> str:
         return f"Explorer({', '.join(f'{k}={v}' for k, v in self.values.items())}): {self.status}"
@@ -209,6 +218,12 @@ class _Picture(widgets.Image):
     """A picture whose tooltip, which is its text for those who cannot see it, can be set: a page wants a description too."""
 
     description = traitlets.Unicode().tag(sync=True)
+
+
+def _with_limit(status: str) -> str:
+    """HTML of a status line, with what limits in bold."""
+    said = html.escape(status)
+    return re.sub(r"Limit: .*?\.(?=\s|$)", r"<b>\g<0></b>", said) if "Limit: " in said else f"<b>{said}</b>"
 
 
 def _dimmed(picture: np.ndarray) -> np.ndarray:

@@ -148,8 +148,8 @@ class Board:
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 6.0), layout="constrained")
-        grid = self.figure.add_gridspec(2, 2, width_ratios=(1.1, 1), height_ratios=(1, 1.3))
+        self.figure = style.Figure(figsize=(9.2, 4.65), layout="constrained")
+        grid = self.figure.add_gridspec(2, 2, width_ratios=(1.1, 1), height_ratios=(1, 2))
         places = (
             grid[0, 0],
             grid[0, 1],
@@ -246,4 +246,4 @@ def explorer() -> PlanBoard:
         "zero": value_slider("ZeRO stage", 1, ZERO),
         "recompute": choice("recompute", "selective", RECOMPUTE),
     }
-    return PlanBoard(choice("the planner's plans", HIDDEN, (HIDDEN, SHOWN, *TAKEN)), task, plan)
+    return PlanBoard(choice("planner's plans", HIDDEN, (HIDDEN, SHOWN, *TAKEN)), task, plan)

@@ -185,9 +185,9 @@ def explorer() -> Explorer:
         Degrees(),
         model=choice("model", "megatron-22b", list(MODELS)),
         cluster=choice("cluster", "a100-dgx", CLUSTERS),
-        t=log_slider("tensor-parallel ranks t", 8, 0, 6),
+        t=log_slider("tensor ranks t", 8, 0, 6),
         sequence_parallel=choice("sequence parallel", "on", switch),
-        regather=choice("gather inputs again", "on", switch),
+        regather=choice("gather again", "on", switch),
         overlap=choice("overlap", "on", switch),
         recompute=choice("recompute", "the core", list(RECOMPUTE)),
     )
