@@ -9,6 +9,7 @@ import torch
 
 from manyranks import grade
 from manyranks.grade import trial
+from manyranks.grade.check import Line, Report
 from tests.grading import hostile
 from tests.grading.exercise import Exercise
 
@@ -145,3 +146,19 @@ def test_points_are_what_show_returns(capsys):
     assert report.show() == 1.25
     assert capsys.readouterr().out == repr(report) + "\n"
     assert "is &lt;right&gt;" in report._repr_html_()
+
+
+def test_a_report_is_in_color_and_tells_what_is_not_written_from_what_is_wrong():
+    right, wrong = Line(True, "returns the sum"), Line(False, "sends it once", "twice", "call `send` once")
+    said = Report("ring", 1.0, 2.0, (right, wrong))
+    assert repr(said).splitlines()[0] == "✗ ring: 1 of 2 points"
+    page = said._repr_html_()
+    assert "color:#009E73'>✓" in page
+    assert "color:#D55E00'>✗" in page
+    assert "<code>send</code>" in page
+    assert "`" not in page
+    unwritten = Report("ring", 0.0, 2.0, (Line(False, "not written yet", hint="replace it"),))
+    assert repr(unwritten).splitlines()[:2] == ["○ ring: not written yet", "○ not written yet"]
+    assert "✗" not in unwritten._repr_html_()
+    points = said.show()
+    assert (float(points), repr(points), points._repr_html_()) == (1.0, "1.0", "")  # nbgrader reads it, a page shows nothing

@@ -261,7 +261,7 @@ def test_a_notebook_that_has_changed_since_it_was_found_is_not_judged(tmp_path):
                 read()
             path.unlink()
             path.write_text("another one")
-            with pytest.raises(ValueError, match="the notebook has changed since the command began$"):
+            with pytest.raises(ValueError, match=r"the notebook has changed since the command began$"):
                 read()
             yield from super().judged(read)
 

@@ -253,8 +253,10 @@ def test_an_interrupt_is_a_keyboard_interrupt_long_before_the_timeout(world, whe
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Timer(0.4, press).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="the run was stopped; the next one works") as stopped:
         world.run(wait)
+    assert stopped.value._render_traceback_() == [f"KeyboardInterrupt: {stopped.value}"]  # what a notebook shows
+    assert ("fresh ranks" in str(stopped.value)) == (where == "collective")
     assert time.monotonic() - pressed[0] < 10  # its timeout is 30; on an idle machine it takes less than 1
     printed = capfd.readouterr()
     assert "Traceback" not in printed.out + printed.err
