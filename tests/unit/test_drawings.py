@@ -178,7 +178,7 @@ def test_every_text_has_a_color_that_both_pages_or_its_block_allow(drawn):
 def test_a_notebook_shows_twice_the_pixels_on_a_transparent_page():
     figure = fsdp()
     data, about = DisplayFormatter().format(figure)
-    picture = PIL.Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
+    picture = PIL.Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).convert("RGBA")
     assert data["text/plain"].startswith("<Figure")
     assert picture.size == (2 * about["image/png"]["width"], 2 * about["image/png"]["height"])
     assert picture.getpixel((0, 0))[3] == 0

@@ -42,7 +42,7 @@ NUMPY = ("manyranks.theory.optimal_checkpoints",)  # the one module of the theor
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
 LONGEST_FILE, LONGEST_MEDIAN = 500, 15
 # Underscored names that are nevertheless public: IPython's, namedtuples', and os._exit.
-PROTOCOLS = {"_repr_html_", "_repr_png_", "_ipython_display_", "_replace", "_asdict", "_fields", "_exit"}
+PROTOCOLS = {"_repr_html_", "_repr_png_", "_repr_mimebundle_", "_ipython_display_", "_replace", "_asdict", "_fields", "_exit"}
 
 
 def test_a_package_may_import_only_from_the_floors_below_it():

@@ -104,7 +104,7 @@ def test_two_charts_can_share_a_scale():
 
 def test_what_is_shorter_than_a_pixel_is_seen():
     gantt = chart(compute(0, "step", 0, 500), transfer(0, 700, 700.01))
-    picture = np.asarray(PIL.Image.open(io.BytesIO(gantt.axes.figure._repr_png_())).convert("RGB")).astype(int)
+    picture = np.asarray(PIL.Image.open(io.BytesIO(gantt.axes.figure._repr_png_())).convert("RGBA").convert("RGB")).astype(int)
     red, green, blue = np.moveaxis(picture[60:], 2, 0)  # below the legend
     assert ((red > 200) & (green < 200) & (blue < 150)).any()
 

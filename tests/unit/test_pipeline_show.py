@@ -191,7 +191,7 @@ def test_a_word_of_letters_is_as_wide_and_high_as_a_text():
 
 
 def picture(figure) -> np.ndarray:
-    return np.asarray(PIL.Image.open(io.BytesIO(figure._repr_png_())).convert("RGB")).astype(int)
+    return np.asarray(PIL.Image.open(io.BytesIO(figure._repr_png_())).convert("RGBA").convert("RGB")).astype(int)
 
 
 def test_titles_say_the_bubble_and_the_makespan_of_each():

@@ -68,7 +68,7 @@ def figures():
 
 @pytest.mark.parametrize(("name", "figure"), list(figures()), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_figure_is_a_picture_without_overlapping_text(name, figure):
-    picture = PIL.Image.open(io.BytesIO(figure._repr_png_()))
+    picture = PIL.Image.open(io.BytesIO(figure._repr_png_())).convert("RGBA")
     assert picture.width >= 1200
     assert picture.getpixel((0, 0))[3] == 0  # no background
     _, shown = figure._repr_mimebundle_()

@@ -69,7 +69,7 @@ class Scaling:
 
     @style.styled
     def __init__(self):
-        self.figure, (step_time, efficiency, held, training) = style.figure(columns=2, rows=2, width=9, height=5.6)
+        self.figure, (step_time, efficiency, held, training) = style.figure(columns=2, rows=2, width=9, height=5.3)
         self._step = Stacks(step_time, ("overlapped", "after backward"), _PARTS, units.duration, "time of a step")
         self._held = Stacks(held, ("one GPU",), _HELD, units.size, "memory of one GPU")
         self._efficiency = Curves(efficiency, ("overlapped", "after backward"), "tokens/s a GPU (%)")

@@ -205,7 +205,7 @@ class Explorer:
         controls = widgets.Box(list(self.controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
         box = widgets.VBox([controls, self._line, self._image, keys]).add_class("manyranks-explorer")
         high, wide = (round(inches * style.DOTS) for inches in reversed(self.figure.get_size_inches()))
-        picture = {"text/plain": repr(self), "image/png": base64.b64encode(self.png).decode()}
+        picture = {"text/plain": repr(self), "image/png": base64.b64encode(style.in_few_colors(self.png)).decode()}
         display(picture, raw=True, metadata={"image/png": {"width": wide, "height": high}})
         display({"text/plain": "The controls come when you run this cell.", "text/html": _NOTE}, raw=True)
         display(_view(box), raw=True)

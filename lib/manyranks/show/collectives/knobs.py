@@ -41,7 +41,7 @@ class Knobs:
 
     @style.styled
     def __init__(self):
-        self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=5.6)
+        self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=5.3)
         self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
         panels = self._circle, self._grid, self._sent, self._times
         self.moving: list[Artist] = [artist for panel in panels for artist in panel.moving]
