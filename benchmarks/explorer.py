@@ -1,6 +1,7 @@
-"""One redraw of an explorer, from a moved control to the PNG in the widget, which has twice the pixels it is shown with, against a new pyplot figure for each picture.
+"""One redraw of an explorer, from a moved control to the PNG in the widget, against a new pyplot figure for each picture.
 
-Seconds are the processor's, not the wall's: a redraw is one thread that waits for nothing.
+The explorer's picture has twice the pixels it is shown with, the new figure's as many. Seconds are the processor's, not the
+wall's: a redraw is one thread that waits for nothing.
 """
 
 import gc
