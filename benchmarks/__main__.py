@@ -41,6 +41,8 @@ def main(wanted: list[str]) -> None:
 def _progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:  # a log shows that it goes on
+        print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -308,6 +308,13 @@ def test_the_controls_set_what_they_are_called():
     assert new.values == DEFAULT
 
 
+def test_stages_a_rank_can_be_moved_only_where_a_schedule_is_interleaved():
+    shown = explorer()
+    assert shown.controls["v"].disabled
+    assert not any(control.disabled for name, control in shown.set(second="interleaved").controls.items())
+    assert shown.set(second="1F1B").controls["v"].disabled
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("change", [{}, {"p": 3, "m": 7, "v": 3, "F": 0.5, "I": 1.5, "message": 0.2}])
 def test_what_is_said_is_what_the_library_computes(name, change):

@@ -1,9 +1,10 @@
 """An explorer: controls, a figure that follows them, and a line that says what limits now.
 
 An explorer is driven by a plot: an object with `figure`, `moving` (the artists that follow the controls) and
-`update(**values)`, which moves them and returns the status line. What else is in the figure, such as axes and legends, is
-drawn again only when an update has changed it: that takes a few times as long. What a plot cannot show it refuses with a
-ValueError, whose text becomes the status line.
+`update(**values)`, which moves them and returns the status line. It may have `idle(**values)`: the names of controls that do
+nothing right now, and are switched off. What else is in the figure, such as axes and legends, is drawn again only when an
+update has changed it: that takes a few times as long. What a plot cannot show it refuses with a ValueError, whose text
+becomes the status line.
 """
 
 import asyncio
@@ -173,6 +174,9 @@ class Explorer:
         if self._waiting is not None:
             self._waiting.cancel()
         self._waiting = None
+        idle = self._plot.idle(**self.values) if hasattr(self._plot, "idle") else ()
+        for name, control in self.controls.items():
+            control.disabled = name in idle
         try:
             self.status = self._plot.update(**self.values)
             self._shown = self._drawn()

@@ -172,6 +172,10 @@ class Two:
         self._charts = Charts(2, 4, 0.45, "time (in the unit of F, I and W)", KINDS, True, True)
         self.figure, self.moving = self._charts.figure, self._charts.moving
 
+    def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
+        """Names the controls that do nothing for these schedules."""
+        return () if "interleaved" in (first, second) else ("v",)
+
     def update(self, first: str, second: str, **values) -> str:
         """Shows the Setting of these values; returns what limits each. Raises ValueError for an unknown name."""
         now = Setting(**values)
