@@ -212,7 +212,7 @@ class Explorer:
         picture = {"text/plain": repr(self), "image/png": base64.b64encode(style.in_few_colors(self.png)).decode()}
         display(picture, raw=True, metadata={"image/png": {"width": wide, "height": high}})
         display({"text/plain": "The controls come when you run this cell.", "text/html": _NOTE}, raw=True)
-        display(_view(box), raw=True)
+        display({"text/plain": ""} | _view(box), raw=True)
 
     def __repr__(self) -> str:
         return f"Explorer({', '.join(f'{k}={v}' for k, v in self.values.items())}): {self.status}"
