@@ -361,9 +361,6 @@ def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):
         expect(explorer.box.locator("[aria-live=polite]")).to_have_text(lines[-1])
 
 
-KEYS = {"↓": "ArrowDown", "↑": "ArrowUp", "→": "ArrowRight", "⇞": "PageUp"}
-
-
 def test_an_explorer_fits_on_a_laptops_screen(chapters):
     before = chapters.page.viewport_size
     try:
@@ -379,6 +376,7 @@ def test_an_explorer_fits_on_a_laptops_screen(chapters):
         chapters.page.set_viewport_size(before)
 
 
+KEYS = {"↓": "ArrowDown", "↑": "ArrowUp", "→": "ArrowRight", "⇞": "PageUp"}
 MOVED = [(1.05, 400), (1.05, 200), (2.1, 200), (4.19, 200), (134, 200), (134, 400)]
 ENDS_EARLY = [
     ("1 / 0", ["raises-exception"]),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from manyranks import grade
+from manyranks.given import pipeline
 from manyranks.grade import trial
 from manyranks.grade.check import Line, Report
 from tests.grading import hostile
@@ -146,6 +147,16 @@ def test_points_are_what_show_returns(capsys):
     assert report.show() == 1.25
     assert capsys.readouterr().out == repr(report) + "\n"
     assert "is &lt;right&gt;" in report._repr_html_()
+
+
+def test_facts_that_a_rank_sends_in_place_of_tables_count_for_nothing():
+    forged = {pipeline.WHY: "", pipeline.WAITS: 0.0, "what rank 0 holds": 1}
+    for task, case in (
+        (grade.pipeline.one_f_one_b, pipeline.Case(4, 8)),
+        (grade.pipeline.under_a_cap, pipeline.Case(4, 8, cap=4)),
+    ):
+        assert task.then(case, forged) == {}
+        assert task.then(case, forged | {"tables": [[("F", 0)]]}) == {}
 
 
 def test_a_report_is_in_color_and_tells_what_is_not_written_from_what_is_wrong():

@@ -70,11 +70,10 @@ def _of_each_rank(name: str, fields: int, form: str) -> Callable:
 
 
 def _judged(case: Case, results: Mapping[str, Fact]) -> dict:
-    """What is judged of the tables that have come from a rank."""
-    if "tables" not in results:
-        return dict(results)
-    tables = [_actions(table, "a table", 3 if case.v else 2, "") for table in items(results["tables"], "tables", "", case.p)]
-    return facts_of(case, tables)
+    """What is judged of the tables that have come from a rank; nothing else that has come counts."""
+    found = items(results.get("tables", ()), "tables", "", case.p)
+    tables = [_actions(table, "a table", 3 if case.v else 2, "") for table in found]
+    return facts_of(case, tables) if len(tables) == case.p else {}
 
 
 def _can_run(share: float, what: str) -> Judge:
@@ -284,6 +283,7 @@ _LAYERS = "I goes from the last layer to the first: dz = g * (1 - y * y), then g
 _MORE = {"room": 2048, "says": "{name} more than before F is {got}; right is {right}", "unit": lambda n: size(round(n))}
 split = _table_task(
     name="Split",
+    then=None,
     points=4,
     run=_split,
     judge=(
