@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
 from nbgrader.plugins.export import CsvExportPlugin
@@ -97,6 +97,7 @@ def small(test: str = "double(2) / 2") -> nbformat.NotebookNode:
     cells = [
         new_code_cell(task, metadata=graded(grade_id="double", solution=True)),
         new_code_cell(test, metadata=graded(grade_id="check_double", grade=True, locked=True, points=2)),
+        new_markdown_cell("## The rest", metadata=graded(grade_id="text_rest", locked=True)),
         new_code_cell("1.0", metadata=graded(grade_id="check_rest", grade=True, locked=True, points=1)),
     ]
     return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})

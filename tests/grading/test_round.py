@@ -160,19 +160,24 @@ def test_a_learner_does_not_say_how_feedback_colors_code(course):
     course.feedback("colors")
 
 
-def without_its_check(course, answer):
+def without_its_checks(course, answer):
     lacking = answered(course.release, {"double": answer})
-    del lacking.cells[1]
+    lacking.cells = [cell for cell in lacking.cells if not cell.metadata.nbgrader.grade]
     return lacking
 
 
-def test_a_test_cell_that_was_removed_comes_back(course):
-    assert course.submit("right", without_its_check(course, RIGHT)) == {"check_double": 2, "check_rest": 1}
-    assert course.submit("wrong", without_its_check(course, "def double(x): return 0")) == {"check_double": 0, "check_rest": 1}
+def test_removed_test_cells_come_back(course):
+    assert course.submit("right", without_its_checks(course, RIGHT)) == {"check_double": 2, "check_rest": 1}
+    assert course.submit("wrong", without_its_checks(course, "def double(x): return 0")) == {"check_double": 0, "check_rest": 1}
+    none_any_more = answered(course.release, {"double": RIGHT})
+    for cell in none_any_more.cells:
+        cell.metadata.nbgrader.grade = False
+        cell.metadata.nbgrader.pop("points", None)
+    assert course.submit("marked", none_any_more) == {"check_double": 2, "check_rest": 1}
 
 
 def test_a_second_submission_has_its_own_points_only(course):
-    for later in (answered(course.release, {"double": "import os; os._exit(0)"}), without_its_check(course, "double = 0")):
+    for later in (answered(course.release, {"double": "import os; os._exit(0)"}), without_its_checks(course, "double = 0")):
         assert course.submit("twice", answered(course.release, {"double": RIGHT}))["check_double"] == 2
         assert course.submit("twice", later)["check_double"] == 0
     later.cells[0].metadata.nbgrader = later.cells[0].metadata.nbgrader | {"grade_id": "check_double"}

@@ -23,7 +23,7 @@ from nbgrader import utils
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.converters import Autograde
 from nbgrader.nbgraderformat import MetadataValidator
-from nbgrader.preprocessors import Execute, NbGraderPreprocessor, SaveAutoGrades
+from nbgrader.preprocessors import Execute, NbGraderPreprocessor, OverwriteCells, SaveAutoGrades
 from nbgrader.preprocessors.execute import UnresponsiveKernelError
 from traitlets import Bool
 
@@ -188,6 +188,26 @@ def _without_points(self: Autograde, assignment_id: str, student_id: str) -> Non
         book.db.commit()
 
 
+class RemovedChecksLast(OverwriteCells):
+    """Puts back a check that a learner has removed, at the end: nbgrader stops where the cell before it is a text."""
+
+    def preprocess_cell(self, cell: NotebookNode, resources, cell_index: int):
+        with suppress(MissingEntry):
+            known = self.gradebook.find_grade_cell(submission.grade_id(cell), self.notebook_id, self.assignment_id)
+            cell.metadata.nbgrader |= {"grade": True, "points": known.max_score}  # whatever the learner says
+        return super().preprocess_cell(cell, resources, cell_index)
+
+    def add_missing_grade_cells(self, nb: NotebookNode, resources):
+        source = self.gradebook.find_notebook(self.notebook_id, self.assignment_id)
+        there = {submission.grade_id(cell) for cell in nb.cells}
+        points = {cell.name: cell.max_score for cell in source.grade_cells}
+        solutions = {cell.name for cell in source.solution_cells}
+        for cell in source.source_cells:
+            if cell.name in points and cell.name not in there:
+                nb.cells.append(self.missing_cell_transform(cell, points[cell.name], is_solution=cell.name in solutions))
+        return nb, resources
+
+
 class NoResultNoPoints(NbGraderPreprocessor):
     """Puts an error into every test cell that did not end with one number from 0 to its points, before grades are saved."""
 
@@ -214,11 +234,14 @@ def first_steps() -> list[type]:
     """nbgrader's own steps of tidying a submission, after ours."""
     Autograde.init_destination = regular_files_only(Autograde.init_destination)  # nbgrader has no hooks here
     Autograde.init_notebooks = with_names_of_one_line(Autograde.init_notebooks)
-    return [Tidied, *Autograde.sanitize_preprocessors.default()]
+    return [Tidied, *_with({OverwriteCells: [RemovedChecksLast]}, Autograde.sanitize_preprocessors.default())]
 
 
 def steps() -> list[type]:
     """nbgrader's own steps of autograding, with these in their places."""
-    theirs = Autograde.autograde_preprocessors.default()
     mine = {Execute: [JudgeApart], SaveAutoGrades: [NoResultNoPoints, SaveAutoGrades]}
+    return _with(mine, Autograde.autograde_preprocessors.default())
+
+
+def _with(mine: dict[type, list[type]], theirs: list[type]) -> list[type]:
     return [step for their in theirs for step in mine.get(their, [their])]

@@ -72,11 +72,7 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
                     refused, version = "it is not where a submission is: student/exercise/exercise.ipynb", ""
                 elif not refused and (student, path.stem) in met:
                     refused, version = "there is another notebook of this exercise", ""
-                elif (
-                    not refused
-                    and not inside
-                    and any(chain(*((folder / student).glob(way) for way in ("*.ipynb", "*/*.ipynb"))))
-                ):
+                elif not refused and not inside and _handed_in(folder / student):
                     refused, version = "there is a folder of this name, too", ""
                 met.add((student, path.stem))
                 found.append(Submission(path, student, path.stem, refused, version))
