@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _WORLD_NAMES = ("World", "WorldError", "RankFailed", "RankDied", "RankHung")
 __getattr__, __dir__, __all__ = lazy.names(
     __name__,
-    *("timeline", "theory", "measure", "world", "parallel", "training", "given", "show", "grade"),
+    *("timeline", "theory", "measure", "world", "parallel", "training", "given", "small", "show", "grade"),
     **dict.fromkeys(_WORLD_NAMES, "world"),
 )
 

@@ -22,6 +22,7 @@ FLOOR = {
     "training": 4,
     "given": 4,
     "show": 5,
+    "small": 5,
     "grade": 5,
 }
 MAY_IMPORT = {
@@ -34,6 +35,7 @@ MAY_IMPORT = {
     "training": ("lazy", "parallel", "measure", "theory", "world"),
     "given": ("lazy", "timeline", "theory", "measure", "world", "parallel"),
     "show": ("lazy", "timeline", "theory", "measure", "parallel.pipeline", "world.cells", "world.errors"),
+    "small": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training"),
     "grade": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training", "given"),
 }
 # What a package may take from outside the standard library, where that is limited.

@@ -1,7 +1,7 @@
 """Horizontal bars of several parts, one below the other, that follow an explorer's controls."""
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, zip_longest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise, zip_longest
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from manyranks.show import style
+from manyranks.show import style, units
 from manyranks.show.labels import Labels
+from manyranks.show.said import Part
 
 LONGEST = 0.52  # of an axis, for the longest bar: the rest is for texts
 _COLUMN = 0.23  # of an axis, for a text
@@ -20,12 +21,21 @@ _NOTHING = Path(np.empty((0, 2)))
 class Bars:
     """Bars in rows with these names, with texts at their ends, a band behind one, a dashed limit.
 
-    parts: name -> colour and hatch, from left to right. labels: how texts are drawn, as Labels takes it: outline=word for texts
-    that are seldom those of another setting.
+    parts: name -> colour and hatch, from left to right; unit: how a part's number is written; columns: of the legend. labels:
+    how texts are drawn, as Labels takes it: outline=word for texts that are seldom those of another setting.
     """
 
-    def __init__(self, axes: Axes, parts: Mapping[str, tuple[str, str]], title: str, rows: Sequence[str], **labels):
-        self._count = len(rows)
+    def __init__(
+        self,
+        axes: Axes,
+        parts: Mapping[str, tuple[str, str]],
+        title: str,
+        rows: Sequence[str],
+        unit: Callable[[float], str] = units.size,
+        columns: int = 2,
+        **labels,
+    ):
+        self._axes, self._rows, self._unit, self._drawn = axes, list(rows), unit, ([], 1.0)
         self._boxes = {part: PathPatch(_NOTHING, facecolor=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
@@ -36,12 +46,12 @@ class Bars:
         self._band.set_gid("band")
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6), xticks=[])
         axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_title(title, pad=44)
+        axes.set_title(title, pad=6 + 19 * -(-len(parts) // columns) * (len(parts) > 1))
         axes.tick_params(length=0)
         axes.grid(visible=False)
         if len(parts) > 1:
             at = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1}
-            axes.legend(ncols=2, columnspacing=1.0, handlelength=1.4, fontsize=8.5, **at)
+            axes.legend(ncols=columns, columnspacing=1.0, handlelength=1.4, fontsize=8.5, **at)
 
     @property
     def moving(self) -> list[Artist]:
@@ -50,6 +60,15 @@ class Bars:
     def hide(self, part: str) -> None:
         """Leaves the room of this part empty: a waterfall's bars begin after what came before."""
         self._boxes.pop(part).remove()
+
+    def parts(self) -> Iterator[Part]:
+        """What each part of each bar says, as it was drawn last."""
+        bars, longest = self._drawn
+        for y, bar in enumerate(bars):
+            for part, left, right in _ends(bar, longest):
+                if right > left and part in self._boxes:
+                    name = ", ".join(filter(None, (self._rows[y], part)))
+                    yield Part(self._axes, left, right, y + 0.3, y - 0.3, f"{name}: {self._unit(bar[part])}")
 
     def update(
         self,
@@ -63,6 +82,7 @@ class Bars:
 
         row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`.
         """
+        self._drawn = bars, longest
         for part, boxes in self._boxes.items():
             boxes.set_path(path := _boxes(part, bars, longest))
             boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
@@ -73,18 +93,23 @@ class Bars:
             at = min(limit[0] / longest, 1) * LONGEST
             self._limit.set_xdata([at, at])
             words.append(limit[1] + " »" * (limit[0] > longest))
-            places.append((at, self._count - 0.3))
+            places.append((at, len(self._rows) - 0.3))
         self._limit.set_visible(limit is not None and limit[0] <= longest)
         self._band.set_y(row - 0.45)
         self._labels.update(places, words)
+
+
+def _ends(bar: Mapping[str, float], longest: float) -> Iterator[tuple[str, float, float]]:
+    """Where each part of a bar begins and ends on the axis."""
+    ends = [min(x / longest, 1) * LONGEST for x in accumulate(bar.values(), initial=0.0)]
+    return ((part, *each) for part, each in zip(bar, pairwise(ends), strict=True))
 
 
 def _boxes(part: str, bars: Sequence[Mapping[str, float]], longest: float) -> Path:
     """This part's boxes in all bars, as one path: to draw a hatch takes milliseconds for every path."""
     corners = []
     for y, bar in enumerate(bars):
-        ends = dict(zip(bar, accumulate(bar.values()), strict=True))
-        left, right = (min(x / longest, 1) * LONGEST for x in (ends[part] - bar[part], ends[part]))
-        if right > left:
-            corners.append([(left, y - 0.3), (right, y - 0.3), (right, y + 0.3), (left, y + 0.3)])
+        for name, left, right in _ends(bar, longest):
+            if name == part and right > left:
+                corners.append([(left, y - 0.3), (right, y - 0.3), (right, y + 0.3), (left, y + 0.3)])
     return Path.make_compound_path_from_polys(np.array(corners)) if corners else _NOTHING

@@ -1,20 +1,24 @@
-"""An explorer: controls, a figure that follows them, and a line that says what limits now.
+"""An explorer: controls, a figure that follows them, numbers as tiles, and a sentence that says what limits now.
 
 An explorer is driven by a plot: an object with `figure`, `moving` (the artists that follow the controls) and
-`update(**values)`, which moves them and returns the status line. It may have `idle(**values)`: the names of controls that do
-nothing right now, and are switched off. What else is in the figure, such as axes and legends, is drawn again only when an
-update has changed it: that takes a few times as long. What a plot cannot show it refuses with a ValueError, whose text
-becomes the status line.
+`update(**values)`, which moves them and returns a Said, or one line of text. It may also have
+
+* `idle(**values)`: the names of controls that do nothing right now; they're switched off.
+* `parts()`: what says its number when a mouse is over it, as a Part each.
+* `code(**values)`: Python that computes what is shown; without it, that of the scenario.
+
+What else is in the figure, such as axes and legends, is drawn again only when an update has changed it: that takes a few times
+as long. What a plot cannot show it refuses with a ValueError, whose text becomes the sentence.
 """
 
 import asyncio
 import base64
 import contextlib
-import html
-import re
 import struct
+import threading
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import ipywidgets as widgets
@@ -26,58 +30,19 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from manyranks.show import style
+from manyranks.measure.beside import Small
+from manyranks.show import page, scenario, style
+from manyranks.show.said import Part, Said
+from manyranks.show.scenario import choice, log_slider, slider, value_slider
 
+__all__ = ["Explorer", "Part", "Plot", "Said", "choice", "log_slider", "slider", "value_slider"]
+
+_REST = 1.0  # seconds without a change after which a setting is one that the next is compared with
 _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged slider does not queue up pictures
 _MARGIN = 0.12  # inches, for labels that grow when a control is moved
-# JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this
-# attribute. Keys with Ctrl, Cmd or Shift, such as those that save or run, stay theirs. The rest is for screen readers: a
-# slider has a name, and the status line is spoken when it changes. In the dark theme a list's arrow is black on black.
-_KEYS = """<style onload="
-    const box = this.closest('.manyranks-explorer');
-    const keep = ({target, ctrlKey, metaKey, shiftKey}) =>
-        target.toggleAttribute('data-lm-suppress-shortcuts', !(ctrlKey || metaKey || shiftKey));
-    for (const type of ['focusin', 'keydown', 'keyup']) box.addEventListener(type, keep);
-    box.addEventListener('focusin', ({target}) => {
-        box.querySelector(':scope > .widget-html').ariaLive = 'polite';
-        if (target.role === 'slider') target.ariaLabel = target.closest('.widget-inline-hbox').querySelector('label').innerText;
-    });
-">
-.manyranks-explorer > .widget-html .widget-html-content { line-height: 1.35; }
-[data-jp-theme-light="false"] .manyranks-explorer select { appearance: auto; background-image: none; color-scheme: dark; }
-</style>"""
-# A saved page keeps a picture, this note and the controls. The controls are alive as long as the kernel is: then they alone
-# are to be seen, else the picture and the note. A page that drops styles, such as GitHub's, shows picture and note.
-_NOTE = """<style>
-.jp-OutputArea:has(.manyranks-explorer) > .jp-OutputArea-child:has(.manyranks-note),
-.jp-OutputArea:has(.manyranks-explorer) > .jp-OutputArea-child:has(+ .jp-OutputArea-child .manyranks-note),
-.jp-OutputArea:not(:has(.manyranks-explorer)) > .jp-OutputArea-child:has(.manyranks-note) + .jp-OutputArea-child
-{ display: none; }
-</style><p class="manyranks-note"><i>The controls come when you run this cell.</i></p>"""
-# Three controls side by side where there is room, else two.
-_LAYOUT = widgets.Layout(width="33%", min_width="268px", margin="1px 0")
-_LABELS = {"description_width": "128px"}
-
-
-def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
-    """A control for a whole number."""
-    return widgets.IntSlider(value, low, high, step, description=label, layout=_LAYOUT, style=_LABELS)
-
-
-def value_slider(label: str, value: float, values: Sequence[float], show=str) -> widgets.SelectionSlider:
-    """A control for one of several numbers, in their order; show: value -> text beside the slider."""
-    options = [(show(number), number) for number in values]
-    return widgets.SelectionSlider(options=options, value=value, description=label, layout=_LAYOUT, style=_LABELS)
-
-
-def log_slider(label: str, value: float, low: int, high: int, base: int = 2, show=str) -> widgets.SelectionSlider:
-    """A control for a power of `base`, from base**low to base**high; show: value -> text beside the slider."""
-    return value_slider(label, value, [base**k for k in range(low, high + 1)], show)
-
-
-def choice(label: str, value: str, options: Sequence[str]) -> widgets.Dropdown:
-    """A control for one of several names."""
-    return widgets.Dropdown(options=list(options), value=value, description=label, layout=_LAYOUT, style=_LABELS)
+_LATER = "The controls come when you run this cell."
+_TIGHT = widgets.Layout(margin="1px 2px")
+_BUTTON = widgets.Layout(width="auto", height="24px", margin="1px")
 
 
 class Plot(Protocol):
@@ -86,34 +51,56 @@ class Plot(Protocol):
     figure: Figure
     moving: Sequence[Artist]
 
-    def update(self, **values) -> str: ...
+    def update(self, **values) -> Said | str: ...
+
+
+class Measure(Protocol):
+    """Runs the same thing small on real ranks, as manyranks.small does. say: is called with a share of 1, and words."""
+
+    def __call__(self, values: Mapping[str, object], say: Callable[[float, str], None]) -> Small: ...
+
+    def stop(self) -> None: ...
 
 
 class Explorer:
     """Shows `plot` under `controls`; every change calls plot.update(**values).
 
-    figure, controls (by name), values, status and png can be read. A picture that does not belong to the controls, because the
-    plot has refused them, is dimmed.
+    presets: name of a button -> values that it sets, the others going back to where they were at first; measure: what "Measure
+    it" runs. figure, controls (by name), values, status and png can be read, and what the page has of tiles and parts. A picture
+    that doesn't belong to the controls, because the plot has refused them, is dimmed. In a notebook, shared controls
+    (scenario.SHARED) open where the reader has left them in the explorer before.
     """
 
-    def __init__(self, plot: Plot, **controls: widgets.ValueWidget):
+    def __init__(
+        self,
+        plot: Plot,
+        presets: Mapping[str, Mapping[str, object]] | None = None,
+        measure: Measure | None = None,
+        **controls: widgets.ValueWidget,
+    ):
         self.figure, self.status = plot.figure, ""
-        self._plot, self.controls = plot, controls
+        self._plot, self.controls, self._first = plot, controls, {name: each.value for name, each in controls.items()}
+        self._presets, self._measure = dict(presets or {}), measure
         self._canvas = FigureCanvasAgg(self.figure)
         self.figure.set_dpi(2 * style.DOTS)
-        self._image, self._line = _Picture(format="png", width=f"{self.figure.get_figwidth() * style.DOTS:.0f}"), widgets.HTML()
+        self._image = _Picture(format="png", width=f"{self.figure.get_figwidth() * style.DOTS:.0f}")
+        self._line, self.tiles, self.parts, self._copy, self.carried = (widgets.HTML(layout=_TIGHT) for _ in range(5))
         self._waiting: asyncio.TimerHandle | None = None
         self._background = None  # what does not move, drawn
         self._shown: np.ndarray | None = None  # the last picture that belonged to its setting
+        self._said, self._before, self._moved = None, None, 0.0
         for artist in plot.moving:
             artist.set_animated(True)  # leaves it out of the drawing that the redraws start from
         if isinstance(layout := self.figure.get_layout_engine(), ConstrainedLayoutEngine):
             layout.set(w_pad=_MARGIN)
         self._redraw()
         self.figure.set_layout_engine("none")  # axes stay where they are; to place them takes as long as to draw them
+        self._said = None
         self._redraw()  # now that a plot can see how large they are
         for control in controls.values():
             control.observe(self._soon, "value")
+        if _live():
+            self._carry(scenario.saved())
 
     @property
     def values(self) -> dict:
@@ -124,6 +111,26 @@ class Explorer:
     def png(self) -> bytes:
         """The picture that is shown now."""
         return self._image.value
+
+    def preset(self, name: str) -> "Explorer":
+        """Sets what the button of this name sets. Raises ValueError for a name that no button has."""
+        if name not in self._presets:
+            raise ValueError(f"{name!r}: the presets are {', '.join(self._presets) or 'none'}")
+        return self.set(**self._first | self._presets[name])
+
+    def reset(self) -> "Explorer":
+        """Sets the controls back to where they were at first, and forgets what is carried from explorer to explorer."""
+        scenario.forget()
+        self.carried.value = ""
+        return self.set(**self._first)
+
+    def measured(self) -> Small:
+        """Runs what "Measure it" runs, and shows it. Raises what that raises, and ValueError where there is nothing to run."""
+        if self._measure is None:
+            raise ValueError("this explorer has nothing to measure: make it with measure=, as the chapter does")
+        small = self._measure(self.values, lambda share, words: None)
+        self._show_small(small)
+        return small
 
     def set(self, **values) -> "Explorer":
         """Moves controls, as a hand would, and redraws at once.
@@ -156,7 +163,26 @@ class Explorer:
         if control.value != value:  # a slider takes its nearest value without a word
             raise ValueError(f"{name}={value!r}: {_allowed(control)}")
 
-    def _soon(self, _=None) -> None:
+    def _carry(self, saved: Mapping[str, object]) -> None:
+        """Opens where the reader has been before, as far as this explorer can."""
+        carried = {name: value for name, value in saved.items() if self.values.get(name, value) != value}
+        for name, value in list(carried.items()):
+            try:
+                self._put(name, value)
+            except ValueError:
+                del carried[name]
+        if carried:
+            self._redraw()
+            if self.status.startswith("Not possible"):
+                self.set(**self._first)
+            else:
+                words = f"From your last explorer: {scenario.shown(carried)}. Reset takes it back."
+                self.carried.value = page.small_print(words)
+        self._before = None
+
+    def _soon(self, change=None) -> None:
+        if change is not None and _live():
+            scenario.save({name: control.value for name, control in self.controls.items() if control is change.owner})
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # no notebook around us
@@ -166,28 +192,43 @@ class Explorer:
         self._waiting = loop.call_later(_PAUSE, self._follow)
 
     def _follow(self) -> None:
-        """Redraws after a moved control, where nobody could catch an error: the status line says it."""
+        """Redraws after a moved control, where nobody could catch an error: the sentence says it."""
         with contextlib.suppress(Exception):
-            self._redraw()
+            self._redraw(dragged=time.monotonic() - self._moved < _REST)
 
-    def _redraw(self) -> None:
+    def _redraw(self, dragged: bool = False) -> None:
+        """dragged: the setting before was on the way, so that the one to compare with is the one before that."""
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting = None
+        self._waiting, self._moved = None, time.monotonic()
         idle = self._plot.idle(**self.values) if hasattr(self._plot, "idle") else ()
         for name, control in self.controls.items():
             control.disabled = name in idle
         try:
-            self.status = self._plot.update(**self.values)
+            answer = self._plot.update(**self.values)
             self._shown = self._drawn()
         except Exception as error:
             refused = isinstance(error, ValueError)
             self.status = f"Not possible: {error}" if refused else f"Error: {type(error).__name__}: {error}"
-            self._show(_dimmed(self._drawn() if self._shown is None else self._shown))
+            self._show(_dimmed(self._drawn() if self._shown is None else self._shown), page.with_limit(self.status))
+            self.parts.value = ""
             if not refused:
                 raise
         else:
-            self._show(self._shown)
+            self.status = str(answer)
+            self._show(self._shown, page.with_limit(answer.sentence if isinstance(answer, Said) else answer))
+            self._show_parts()
+            if isinstance(answer, Said):
+                self._before = self._before if dragged else self._said
+                self._said = answer
+                self.tiles.value = page.TILES + page.tiles(answer, self._before)
+            self._copy.value = page.copies(self.code())
+
+    def code(self) -> str:
+        """Python that computes what is shown; empty where a plot has none."""
+        if hasattr(self._plot, "code"):
+            return self._plot.code(**self.values)
+        return self._said.scenario.code() if self._said is not None and self._said.scenario else ""
 
     def _drawn(self) -> np.ndarray:
         """The picture of the plot as it is now: height, width, and red, green, blue and alpha."""
@@ -199,35 +240,106 @@ class Explorer:
             artist.axes.draw_artist(artist)
         return np.array(self._canvas.buffer_rgba())
 
-    def _show(self, picture: np.ndarray) -> None:
-        self._line.value = _with_limit(self.status)
+    def _show(self, picture: np.ndarray, line: str) -> None:
+        self._line.value = line
         self._image.tooltip = self.status
         self._image.value = _png(picture)
 
+    def _show_parts(self) -> None:
+        """Lays boxes over the picture."""
+        boxes, whole = [], self.figure.bbox
+        for axes, left, right, bottom, top, says in self._plot.parts() if hasattr(self._plot, "parts") else ():
+            (x0, y0), (x1, y1) = axes.transData.transform([(left, bottom), (right, top)])
+            (x0, x1), (y0, y1) = sorted((x0 / whole.width, x1 / whole.width)), sorted((y0 / whole.height, y1 / whole.height))
+            boxes.append(page.box(x0, x1, y0, y1, says))
+        self.parts.value = "".join(boxes)
+
+    def _show_small(self, small: Small) -> None:
+        self.tiles.value = page.TILES + page.measured(small)
+
     def _ipython_display_(self) -> None:
-        keys = widgets.HTML(_KEYS, layout=widgets.Layout(display="none"))
+        keys = widgets.HTML(page.KEYS + page.PICTURE, layout=widgets.Layout(display="none"))
         controls = widgets.Box(list(self.controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
-        box = widgets.VBox([controls, self._line, self._image, keys]).add_class("manyranks-explorer")
+        picture = widgets.Box([self._image, self.parts]).add_class("manyranks-picture")
+        box = widgets.VBox([controls, self.buttons(), self._line, picture, self.tiles, self.carried, keys])
+        box.add_class("manyranks-explorer")
         high, wide = (round(inches * style.DOTS) for inches in reversed(self.figure.get_size_inches()))
-        picture = {"text/plain": repr(self), "image/png": base64.b64encode(style.in_few_colors(self.png)).decode()}
-        display(picture, raw=True, metadata={"image/png": {"width": wide, "height": high}})
-        display({"text/plain": "The controls come when you run this cell.", "text/html": _NOTE}, raw=True)
+        stored = {"text/plain": repr(self), "image/png": base64.b64encode(style.in_few_colors(self.png)).decode()}
+        display(stored, raw=True, metadata={"image/png": {"width": wide, "height": high}})
+        display({"text/plain": _LATER, "text/html": page.NOTE % _LATER + self.tiles.value}, raw=True)
         display({"text/plain": ""} | _view(box), raw=True)
+
+    def buttons(self) -> widgets.Box:
+        """Presets, reset, what measures, and what copies the code."""
+        row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] * bool(self._presets)
+        row += [_button(name, lambda _, name=name: self.preset(name)) for name in self._presets]
+        row.append(_button("Reset", lambda _: self.reset()))
+        if self._measure is not None:
+            row += _Measuring(self, self._measure).widgets
+        return widgets.Box([*row, self._copy], layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
 
     def __repr__(self) -> str:
         return f"Explorer({', '.join(f'{k}={v}' for k, v in self.values.items())}): {self.status}"
+
+
+class _Measuring:
+    """The button "Measure it", which is "Stop" while ranks run, and its progress. Ranks run in a thread of their own."""
+
+    def __init__(self, explorer: Explorer, measure: Measure):
+        self._explorer, self._measure, self._thread, self._stopped = explorer, measure, None, False
+        self._start = _button("Measure it", self._clicked)
+        self._start.tooltip = "Runs this small, on real ranks of this machine"
+        self._bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, layout=widgets.Layout(width="90px", display="none"))
+        self._words = widgets.HTML()
+        self.widgets = [self._start, self._bar, self._words]
+
+    def _clicked(self, _) -> None:
+        if self._thread is not None:
+            self._stopped, self._words.value = True, page.small_print("stopping …")
+            threading.Thread(target=self._measure.stop, daemon=True).start()
+            return
+        self._stopped, self._start.description, self._bar.layout.display = False, "Stop", None
+        self._say(0.0, "starting ranks")
+        self._thread = threading.Thread(target=self._run, args=(asyncio.get_running_loop(), self._explorer.values), daemon=True)
+        self._thread.start()
+
+    def _run(self, loop: asyncio.AbstractEventLoop, values: dict) -> None:
+        """In the thread: widgets are the kernel's, so they're set from its loop."""
+        small, failed = None, ""
+        try:
+            small = self._measure(values, lambda share, words: loop.call_soon_threadsafe(self._say, share, words))
+        except Exception as error:
+            failed = (f"{error}".strip() or type(error).__name__).splitlines()[0]
+        loop.call_soon_threadsafe(self._ended, small, failed)
+
+    def _say(self, share: float, words: str) -> None:
+        self._bar.value, self._words.value = share, page.small_print(words)
+
+    def _ended(self, small: Small | None, failed: str) -> None:
+        self._thread, self._start.description, self._bar.layout.display = None, "Measure it", "none"
+        self._say(0.0, "stopped" if self._stopped else f"Not measured: {failed}" if failed else "")
+        if small is not None and not self._stopped:
+            self._explorer._show_small(small)
+
+
+def _button(name: str, clicked: Callable) -> widgets.Button:
+    button = widgets.Button(description=name, layout=_BUTTON)
+    button.on_click(clicked)
+    return button
+
+
+def _live() -> bool:
+    """Whether a notebook is around us."""
+    try:
+        return asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
 
 
 class _Picture(widgets.Image):
     """A picture whose tooltip, which is its text for those who cannot see it, can be set: a page wants a description too."""
 
     description = traitlets.Unicode().tag(sync=True)
-
-
-def _with_limit(status: str) -> str:
-    """HTML of a status line, with what limits in bold."""
-    said = html.escape(status)
-    return re.sub(r"Limit: .*?\.(?=\s|$)", r"<b>\g<0></b>", said) if "Limit: " in said else f"<b>{said}</b>"
 
 
 def _dimmed(picture: np.ndarray) -> np.ndarray:

@@ -1,0 +1,6 @@
+"""Chapter 02's pictures: what leaves when in a step, losses, and what N replicas make of a step."""
+
+from manyranks.show.data_parallel.explorer import explorer
+from manyranks.show.data_parallel.figures import losses, steps
+
+__all__ = ["explorer", "losses", "steps"]

@@ -1,0 +1,171 @@
+"""Chapter 02's explorer: the time of a step, MFU, memory, and the time to a given loss, of d replicas."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+
+from manyranks.show import style, units
+from manyranks.show.bars import Bars
+from manyranks.show.explorer import Explorer, Measure, log_slider
+from manyranks.show.said import Part, Said
+from manyranks.show.scenario import SHAPES, Scenario, controls
+from manyranks.theory import Plan, batch, clusters, memory
+
+RANKS = [2**k for k in range(11)]  # 1 to 1,024
+MODELS = ("small GPT", "gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b", "llama3-70b")
+_MUCH = 0.05  # of a step: what waits longer for gradients limits
+_PARTS = {"compute": (style.BLUE, ""), "communication": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
+_HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
+_HELD |= {"activations": (style.PINK, "\\\\\\\\"), "buffers": (style.FAINT, "")}
+_OVERLAP = {True: "overlapped", False: "after backward"}
+
+
+class Setting(NamedTuple):
+    """Holds what the controls say. critical: the critical batch in tokens."""
+
+    model: str
+    cluster: str
+    dp: int
+    microbatch: int
+    overlap: bool
+    critical: float
+
+    @property
+    def scenario(self) -> Scenario:
+        """Data parallelism alone, nothing sharded. Raises ValueError for a name that there is not, and numbers below 1."""
+        plan = Plan(dp=self.dp, seq=1024, microbatch=self.microbatch, zero=0, recompute="none", overlap=self.overlap)
+        return Scenario(SHAPES[self.model], plan, clusters[self.cluster])
+
+    @property
+    def steps(self) -> float:
+        """Of a training to a given loss, as a multiple of the fewest possible."""
+        return batch.steps(self.scenario.plan.tokens, self.critical)
+
+    @property
+    def seconds(self) -> float:
+        """Of a training to a given loss, in relation to other settings with these steps."""
+        return self.steps * self.scenario.time.seconds
+
+
+class Scaling:
+    """Four panels: a step's time, the MFU of d accelerators, the memory of one, and the time to train."""
+
+    @style.styled
+    def __init__(self):
+        self.figure, (step_time, mfu, held, training) = style.figure(columns=2, rows=2, width=9, height=4.2)
+        self._step = Bars(step_time, _PARTS, "time of a step", list(_OVERLAP.values()), units.duration, columns=3)
+        self._held = Bars(held, _HELD, "memory of one GPU", [""], columns=3)
+        self._mfu = _Curves(mfu, tuple(_OVERLAP.values()), "MFU (%)", "upper right")
+        self._training = _Curves(training, ("d times as fast", "data parallelism"), "time (1 = one GPU)", "lower left")
+        mfu.set(ylim=(0, 100), title="MFU over d")
+        training.set(yscale="log", ylim=(1e-4, 2), title="time to a given loss")
+        panels = self._step, self._mfu, self._held, self._training
+        self.moving: list[Artist] = [artist for panel in panels for artist in panel.moving]
+
+    def update(self, **values) -> Said:
+        """Shows the Setting of these values. Raises ValueError for an unknown model or cluster, and numbers below 1."""
+        now = Setting(**values)
+        here, one = now.scenario, now._replace(dp=1)
+        ways = [now._replace(overlap=overlap) for overlap in _OVERLAP]
+        times = [each.scenario.time for each in ways]
+        row = list(_OVERLAP).index(now.overlap)
+        bars = [dict(zip(_PARTS, (time.compute, time.data, time.optimizer), strict=True)) for time in times]
+        texts = [units.duration(time.seconds) for time in times]
+        self._step.update(bars, texts, row, max(time.seconds for time in times))
+        held, room = _held(here), here.cost.room
+        longest = max(room, min(4 * room, here.peak.total))
+        self._held.update([held], [units.size(here.peak.total)], 0, longest, (room, f"memory: {units.size(room)}"))
+        ranks = [n for n in RANKS if n <= here.cluster.levels[-1].size]
+        self._mfu.update(ranks, [[100 * way._replace(dp=n).scenario.time.mfu for n in ranks] for way in ways], now.dp, row)
+        relative = [now._replace(dp=n).seconds / one.seconds for n in ranks]
+        self._training.update(ranks, [[1 / n for n in ranks], relative], now.dp, 1)
+        return _said(now, one, held)
+
+    def parts(self) -> Iterator[Part]:
+        """What the bars say."""
+        yield from self._step.parts()
+        yield from self._held.parts()
+
+
+class _Curves:
+    """Two curves over the number of accelerators, and a mark."""
+
+    def __init__(self, axes: Axes, names: tuple[str, ...], ylabel: str, legend: str):
+        looks = ((style.BLUE, "-", "o"), (style.ORANGE, "--", "s"))
+        self._lines = [
+            axes.semilogx(RANKS, RANKS, base=2, color=c, linestyle=line, marker=m, markersize=4, label=name)[0]
+            for name, (c, line, m) in zip(names, looks, strict=True)
+        ]
+        self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
+        axes.set(xlabel="data ranks d", ylabel=ylabel, xlim=(0.8, 1280))
+        axes.set_xticks([1, 4, 16, 64, 256, 1024], ["1", "4", "16", "64", "256", "1,024"])
+        axes.minorticks_off()
+        axes.legend(loc=legend)
+        self.moving = [*self._lines, self._dot]
+
+    def update(self, ranks: list[int], curves: list[list[float]], at: int, of: int = 0) -> None:
+        """at: the place of the mark; of: the curve that it is on."""
+        for line, values in zip(self._lines, curves, strict=True):
+            line.set_data(ranks, values)
+        self._dot.set_data([at], [curves[of][ranks.index(at)]])
+
+
+def explorer(measure: Measure | None = None) -> Explorer:
+    """Returns the explorer of chapter 02.
+
+    measure: what "Measure it" runs, manyranks.small's data_parallel
+    """
+    return Explorer(
+        Scaling(),
+        presets={
+            "1 sequence a GPU": {"microbatch": 1},
+            "after backward": {"microbatch": 1, "overlap": False},
+            "the batch-size wall": {"dp": 1024},
+            "Llama 3 8B": {"model": "llama3-8b", "microbatch": 1},
+        },
+        measure=measure,
+        **controls({"model": MODELS}, model="gpt2-xl", cluster="h100-dgx", dp=64, microbatch=8, overlap=True),
+        critical=log_slider("critical batch", 2**20, 12, 26, show=_count),
+    )
+
+
+def _held(here: Scenario) -> dict[str, float]:
+    """Bytes of one accelerator; their sum is the peak."""
+    parameters, gradients, optimizer, _ = memory.model_states(here.shape, here.plan)
+    parts = (parameters, gradients, optimizer, here.peak.activations, here.peak.buffers)
+    return dict(zip(_HELD, parts, strict=True))
+
+
+def _said(now: Setting, one: Setting, held: dict[str, float]) -> Said:
+    here, time = now.scenario, now.scenario.time
+    speed = time.tokens_per_second / one.scenario.time.tokens_per_second
+    more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
+    numbers = {
+        "batch": f"{_count(time.plan.tokens)} tokens",
+        "tokens/s": f"{units.three(speed)} × one GPU",
+        "to a loss": f"{units.three(more)} × the tokens",
+        "reached": f"{units.three(one.seconds / now.seconds)} × as fast",
+    }
+    where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.cluster}"
+    return Said(where, numbers if now.dp > 1 else dict([*numbers.items()][:1]), _limit(now, held), here.fits, here)
+
+
+def _limit(now: Setting, held: dict[str, float]) -> str:
+    here, time = now.scenario, now.scenario.time
+    if not here.fits:
+        if (states := here.peak.states) <= here.cost.room:
+            return f"memory. The model's states alone, {units.size(states)}, fit: take fewer sequences"
+        return "memory. Every GPU holds the whole model, so more GPUs do not help: chapter 03"
+    if now.dp == 1:
+        return "one GPU: nothing to communicate"
+    if time.plan.tokens > now.critical:
+        return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical one: more GPUs hardly save time"
+    if time.data > _MUCH * time.seconds:
+        return f"{time.data / time.seconds:.0%} of a step waits for gradients"
+    return "computing"
+
+
+def _count(tokens: float) -> str:
+    return units.size(tokens).removesuffix("B").strip()

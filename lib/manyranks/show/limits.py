@@ -1,0 +1,57 @@
+"""What an explorer says of the way out: another value of one control, with which a step is faster, or fits in memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+BETTER = 0.97  # of the cost: what takes no more of it helps
+MUCH = 0.1  # of the time: what takes more of it limits
+
+
+class Setting(Protocol):
+    """Holds what the controls say; a NamedTuple.
+
+    possible: whether the model allows it; fits: in memory; cost: what is to be small, such as the seconds of a step
+    """
+
+    possible: bool
+    fits: bool
+    cost: float
+
+    def _replace(self, **values) -> Self: ...
+
+
+S = TypeVar("S", bound=Setting)
+
+
+class Limits(NamedTuple):
+    """The ways out of a chapter's settings.
+
+    choices: control -> its values; remedies: what limits -> the controls that may help; room: the controls that may make room,
+    those to be tried first first; said: control -> how its value is written, such as "TP {}"
+    """
+
+    choices: Mapping[str, Sequence]
+    remedies: Mapping[str, Sequence[str]]
+    room: Sequence[str] = ()
+    said: Mapping[str, str] = {}
+
+    def others(self, now: S, name: str) -> Iterator[S]:
+        """The other values of this control that can be."""
+        each = (now._replace(**{name: value}) for value in self.choices[name] if value != getattr(now, name))
+        return (other for other in each if other.possible)
+
+    def faster(self, now: S, limit: str) -> S | None:
+        """Another value of one control that costs less, and fits if this does; None where none is worth it."""
+        others = (each for name in self.remedies.get(limit, ()) for each in self.others(now, name) if each.fits or not now.fits)
+        best = min(others, key=lambda each: each.cost, default=now)
+        return best if best.cost <= BETTER * now.cost else None
+
+    def fitting(self, now: S) -> S | None:
+        """Another value of one control that fits in memory: of the first control that has some, the cheapest."""
+        each = ([other for other in self.others(now, name) if other.fits] for name in self.room)
+        return min(next(filter(None, each), ()), key=lambda other: other.cost, default=None)
+
+    def change(self, now: S, other: S) -> str:
+        """What is another in it: "TP 4"."""
+        name = next(name for name in self.choices if getattr(now, name) != getattr(other, name))
+        return self.said.get(name, "{}").format(getattr(other, name))

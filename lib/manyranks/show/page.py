@@ -1,0 +1,133 @@
+"""What an explorer is on a page: HTML, its styles, and the few lines of JavaScript that ipywidgets doesn't have."""
+
+import html
+import re
+from collections.abc import Iterable
+
+from manyranks.measure.beside import Small
+from manyranks.show import scenario, units
+from manyranks.show.said import Said
+from manyranks.show.scenario import Cost
+
+# JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this
+# attribute. Keys with Ctrl, Cmd or Shift, such as those that save or run, stay theirs. The rest is for screen readers: a
+# slider has a name, and the status line is spoken when it changes. In the dark theme a list's arrow is black on black.
+KEYS = """<style onload="
+    const box = this.closest('.manyranks-explorer');
+    const keep = ({target, ctrlKey, metaKey, shiftKey}) =>
+        target.toggleAttribute('data-lm-suppress-shortcuts', !(ctrlKey || metaKey || shiftKey));
+    for (const type of ['focusin', 'keydown', 'keyup']) box.addEventListener(type, keep);
+    box.addEventListener('focusin', ({target}) => {
+        box.querySelector(':scope > .widget-html').ariaLive = 'polite';
+        if (target.role === 'slider') target.ariaLabel = target.closest('.widget-inline-hbox').querySelector('label').innerText;
+    });
+">
+.manyranks-explorer > .widget-html .widget-html-content { line-height: 1.35; }
+[data-jp-theme-light="false"] .manyranks-explorer select { appearance: auto; background-image: none; color-scheme: dark; }
+</style>"""
+# A saved page keeps a picture, this note and the controls. The controls are alive as long as the kernel is: then they alone
+# are to be seen, else the picture and the note. A page that drops styles, such as GitHub's, shows picture and note.
+NOTE = """<style>
+.jp-OutputArea:has(.manyranks-explorer) > .jp-OutputArea-child:has(.manyranks-note),
+.jp-OutputArea:has(.manyranks-explorer) > .jp-OutputArea-child:has(+ .jp-OutputArea-child .manyranks-note),
+.jp-OutputArea:not(:has(.manyranks-explorer)) > .jp-OutputArea-child:has(.manyranks-note) + .jp-OutputArea-child
+{ display: none; }
+</style><p class="manyranks-note"><i>%s</i></p>"""
+# The picture, and on it the parts that say their numbers.
+PICTURE = """<style>
+.manyranks-picture { position: relative; display: block; overflow: visible; width: fit-content; }
+.manyranks-picture > .widget-html { position: absolute; inset: 0; height: auto; pointer-events: none; margin: 0; }
+.manyranks-picture .widget-html-content { position: absolute; inset: 0; }
+.manyranks-picture s { position: absolute; pointer-events: auto; text-decoration: none; }
+.manyranks-picture s:is(:hover, :focus) { outline: 2px solid #787878; z-index: 9; }
+.manyranks-picture s:is(:hover, :focus)::after { content: attr(data-says); position: absolute; left: 0; bottom: 100%;
+    padding: 1px 6px; background: #111111; color: #ffffff; font-size: 12px; white-space: nowrap; border-radius: 3px; }
+.manyranks-picture s.manyranks-right::after { left: auto; right: 0; }
+</style>"""
+_COPY = """<button class="jupyter-button" style="height: 24px; margin: 1px; line-height: 22px"
+ title="The calls of the theory behind this picture" onclick="
+    const text = this.dataset.code;
+    const copied = () => { this.textContent = 'Copied'; setTimeout(() => { this.textContent = 'Copy as code'; }, 1500); };
+    const byHand = () => {
+        const area = document.body.appendChild(document.createElement('textarea'));
+        area.value = text; area.select(); document.execCommand('copy'); area.remove(); copied();
+    };
+    navigator.clipboard ? navigator.clipboard.writeText(text).then(copied, byHand) : byHand();
+" data-code="%s">Copy as code</button>"""
+# A tile: its number, the one before, and a bar for each. Colors are the page's, so that they are right in both themes.
+TILES = """<style>
+.manyranks-tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 3px; margin-bottom: 3px;
+    line-height: 1.2; font-size: 12px; }
+.manyranks-tiles > div { padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
+    white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.manyranks-tiles small { opacity: .8; font-size: 11px; }
+.manyranks-tiles > div > small:first-child { display: block; }
+.manyranks-tiles b { margin-right: 5px; }
+.manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
+.manyranks-tiles i + i { background: #787878; }
+</style>"""
+_UNITS = {"bytes": units.size, "seconds": units.duration, "share": scenario.percent, "number": units.three}
+
+
+def tiles(said: Said, before: Said | None = None) -> str:
+    """HTML of the numbers, each with that of the setting before it: a row of the chapter's own, and the strip."""
+    old = {} if before is None else before.numbers
+    own = [_tile(name, text, f"was {old[name]}" if old.get(name, text) != text else "") for name, text in said.numbers.items()]
+    if said.scenario is None:
+        return _row(own)
+    cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
+    return _row(own) + _row([_compared(name, cost, past) for name in scenario.STRIP])
+
+
+def _compared(name: str, cost: Cost, past: Cost | None) -> str:
+    number, written = scenario.STRIP[name]
+    shares = [number(each) for each in (cost, past) if each is not None]
+    if name == scenario.STEP:  # in relation to the longer one
+        shares = [share / max(shares) for share in shares]
+    text, *was = [written(each) for each in (cost, past) if each is not None]
+    changed = was != [] and was[0] != text
+    return _tile(name, text, f"was {was[0].partition(' of ')[0]}" if changed else "", shares if changed else shares[:1])
+
+
+def measured(small: Small) -> str:
+    """HTML of what real ranks have counted, next to theory."""
+    parts = []
+    for name, theory, counted, unit in small.rows:
+        written, most = _UNITS[unit], max(theory, counted) or 1.0
+        same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
+        words = f"theory {written(theory)}, {same}"
+        parts.append(_tile(f"{name}, measured", written(counted), words, (counted / most, theory / most)))
+    return f"<div>{small_print(small.where)}</div>{_row(parts)}"
+
+
+def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> str:
+    """bars: shares of the tile's width."""
+    drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
+    return f"<div>{small_print(name)}<b>{html.escape(text)}</b>{small_print(more)}{drawn}</div>"
+
+
+def _row(parts: list[str]) -> str:
+    return f'<div class="manyranks-tiles">{"".join(parts)}</div>' if parts else ""
+
+
+def with_limit(status: str) -> str:
+    """Returns HTML of a sentence, with what limits in bold."""
+    said = html.escape(status)
+    return re.sub(r"Limit: .*?\.(?=\s|$)", r"<b>\g<0></b>", said) if "Limit: " in said else f"<b>{said}</b>"
+
+
+def box(left: float, right: float, bottom: float, top: float, says: str) -> str:
+    """HTML of a part of the picture that says this; places are shares of the picture, which a narrow page shrinks."""
+    place = f"left:{left:.2%};width:{right - left:.2%};bottom:{bottom:.2%};height:{top - bottom:.2%}"
+    side = ' class="manyranks-right"' if left > 0.5 else ""
+    return f'<s{side} tabindex="-1" style="{place}" data-says="{html.escape(says)}"></s>'
+
+
+def copies(code: str) -> str:
+    """HTML of a button that copies this; nothing for nothing."""
+    return _COPY % html.escape(code) if code else ""
+
+
+def small_print(text: str) -> str:
+    """HTML of a text in small letters."""
+    return f"<small>{html.escape(text)}</small>" if text else ""

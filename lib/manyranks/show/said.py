@@ -1,0 +1,43 @@
+"""What an explorer says of its setting: numbers, and a sentence for what limits."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from manyranks.show.scenario import Scenario
+
+
+class Said(NamedTuple):
+    """What a plot returns.
+
+    where: the setting in a few words; numbers: the chapter's own, name -> text; limit: what limits, without a full stop, and
+    what would help; fits: whether it fits in memory; scenario: whose cost the strip shows, if the chapter has one
+    """
+
+    where: str = ""
+    numbers: Mapping[str, str] = {}
+    limit: str = ""
+    fits: bool = True
+    scenario: Scenario | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What limits, as the line above the picture says it."""
+        return "Does not fit. " * (not self.fits) + (f"Limit: {self.limit}." if self.limit else "")
+
+    def __str__(self) -> str:
+        """All of it as one line, for those who see no tiles."""
+        numbers = "; ".join(f"{name} {text}" for name, text in self.numbers.items())
+        return " ".join(filter(None, (": ".join(filter(None, (self.where, numbers))) + ".", self.sentence)))
+
+
+class Part(NamedTuple):
+    """A box on the scales of `axes` that says its number when a mouse is over it, or has selected it."""
+
+    axes: Axes
+    left: float
+    right: float
+    bottom: float
+    top: float
+    says: str

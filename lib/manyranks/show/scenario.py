@@ -1,0 +1,231 @@
+"""One scenario for all explorers: a model, a plan and a cluster; what a step of it costs; the controls that set it.
+
+What a reader has chosen in one chapter is there in the next: it's kept in a file of the user's settings, of Jupyter's.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import ipywidgets as widgets
+from jupyter_core.paths import jupyter_config_dir
+
+from manyranks.show import units
+from manyranks.theory import ModelShape, Plan, clusters, memory, models, step
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.names import Named
+
+# The sizes of the GPT that this course trains: training.GPTConfig.
+SMALL = ModelShape("small GPT", layers=4, hidden=128, ffn=352, heads=4, vocab=256, tied=True)
+SHAPES = Named("model", {SMALL.name: SMALL} | dict(models))
+CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h800", "h200-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "tpu-v6e")
+OFF = "off"  # the value of MANYRANKS_SCENARIO that keeps explorers at their defaults: tests and stored notebooks
+
+
+class Cost(NamedTuple):
+    """What the strip below an explorer shows of a scenario.
+
+    held, room: bytes of the fullest GPU and of its memory; bubble, exposed: shares of a step; seconds: of a step
+    """
+
+    held: float
+    room: float
+    bubble: float
+    exposed: float
+    seconds: float
+    mfu: float
+
+
+STEP = "step time"
+# Name of each number of the strip -> the share that its bar shows, and how it's written.
+STRIP: dict[str, tuple[Callable[[Cost], float], Callable[[Cost], str]]] = {
+    "memory per GPU": (lambda c: c.held / c.room, lambda c: f"{units.size(c.held)} of {units.size(c.room)}"),
+    "bubble": (lambda c: c.bubble, lambda c: percent(c.bubble)),
+    "exposed communication": (lambda c: c.exposed, lambda c: percent(c.exposed)),
+    STEP: (lambda c: c.seconds, lambda c: units.duration(c.seconds)),
+    "MFU": (lambda c: c.mfu, lambda c: percent(c.mfu)),
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A model's shape, how it's trained, and on what. imbalance: of experts, as step.estimate has it."""
+
+    shape: ModelShape
+    plan: Plan
+    cluster: Cluster
+    imbalance: float = 1.0
+
+    @functools.cached_property
+    def time(self) -> step.StepTime:
+        """Raises ValueError for a plan that the shape doesn't allow."""
+        return _time(self.shape, self.plan, self.cluster, self.imbalance)
+
+    @functools.cached_property
+    def peak(self) -> memory.Peak:
+        return _peak(self.shape, self.plan)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak.total <= self.cluster.accelerator.memory
+
+    @property
+    def cost(self) -> Cost:
+        time = self.time
+        exposed = time.tensor + time.context + time.expert + time.pipeline + time.data
+        shares = (each / time.seconds for each in (time.bubble, exposed))
+        return Cost(self.peak.total, self.cluster.accelerator.memory, *shares, time.seconds, time.mfu)
+
+    def code(self) -> str:
+        """Python that computes the same numbers."""
+        known = models.get(self.shape.name) == self.shape
+        shape = f"models[{self.shape.name!r}]" if known else repr(self.shape)
+        name = next((key for key, each in clusters.items() if each == self.cluster), "")
+        other = f"clusters[{self.cluster.name.partition(',')[0]!r}].with_nodes_of({self.cluster.node})"
+        more = f", imbalance={self.imbalance}" * (self.imbalance != 1)
+        return (
+            f"from manyranks.theory import {'ModelShape, ' * (not known)}Plan, clusters, memory, models, step\n\n"
+            f"shape, cluster = {shape}, {f'clusters[{name!r}]' if name else other}\n"
+            f"plan = {self.plan!r}\n"
+            f"time = step.estimate(shape, plan, cluster{more})\n"
+            "print(time, time.seconds, time.mfu, memory.peak(shape, plan).total)\n"
+        )
+
+
+@functools.lru_cache(maxsize=16384)
+def _time(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float) -> step.StepTime:
+    if plan.gpus > (most := cluster.levels[-1].size):
+        raise ValueError(f"{plan.gpus:,} GPUs: {cluster.name} ends at {most:,}, so take no more")
+    return step.estimate(shape, plan, cluster, imbalance=imbalance)
+
+
+@functools.lru_cache(maxsize=16384)
+def _peak(shape: ModelShape, plan: Plan) -> memory.Peak:
+    return memory.peak(shape, plan)
+
+
+# The controls
+
+# Three controls side by side where there is room, else two.
+_LAYOUT = {"width": "33%", "min_width": "268px", "margin": "1px 0"}
+_LABELS = {"description_width": "128px"}
+
+
+def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
+    """A control for a whole number."""
+    return widgets.IntSlider(value, low, high, step, description=label, layout=_LAYOUT, style=_LABELS)
+
+
+def value_slider(label: str, value: float, values: Sequence[float], show: Callable = str) -> widgets.SelectionSlider:
+    """A control for one of several numbers, in their order; show: value -> text beside the slider."""
+    options = [(show(number), number) for number in values]
+    return widgets.SelectionSlider(options=options, value=value, description=label, layout=_LAYOUT, style=_LABELS)
+
+
+def log_slider(label: str, value: float, low: int, high: int, base: int = 2, show: Callable = str) -> widgets.SelectionSlider:
+    """A control for a power of `base`, from base**low to base**high; show: value -> text beside the slider."""
+    return value_slider(label, value, [base**k for k in range(low, high + 1)], show)
+
+
+def choice(label: str, value: object, options: Sequence[str] | Mapping[str, object]) -> widgets.Dropdown:
+    """A control for one of several names, or for what they stand for."""
+    options = list(options.items() if isinstance(options, Mapping) else options)
+    return widgets.Dropdown(options=options, value=value, description=label, layout=_LAYOUT, style=_LABELS)
+
+
+SWITCH = {"on": True, "off": False}
+# Plan's fields, and what is beside them -> the control's label and all that it can be set to. A mapping: names to choose from.
+SHARED: dict[str, tuple[str, Sequence | Mapping]] = {
+    "model": ("model", {name: name for name in SHAPES}),
+    "cluster": ("cluster", {name: name for name in CLUSTERS}),
+    "gpus": ("GPUs", [2**k for k in range(15)]),
+    "batch": ("batch (sequences)", [2**k for k in range(15)]),
+    "seq": ("sequence s (tokens)", [2**k for k in range(7, 21)]),
+    "microbatch": ("micro-batch b", [2**k for k in range(7)]),
+    "dp": ("data ranks d", [2**k for k in range(11)]),
+    "tp": ("tensor ranks t", [2**k for k in range(7)]),
+    "cp": ("context ranks c", [2**k for k in range(7)]),
+    "pp": ("pipeline ranks p", [2**k for k in range(7)]),
+    "ep": ("expert ranks e", [2**k for k in range(9)]),
+    "zero": ("ZeRO stage", [0, 1, 2, 3]),
+    "recompute": ("recompute", {name: name for name in ("none", "selective", "full")}),
+    "sequence_parallel": ("sequence parallel", SWITCH),
+    "flash": ("flash attention", SWITCH),
+    "overlap": ("overlap", SWITCH),
+}
+
+
+def controls(only: Mapping[str, Iterable] | None = None, **defaults) -> dict[str, widgets.ValueWidget]:
+    """The shared controls of these names, in this order, with these values: the same label and values in each chapter.
+
+    only: name -> the values that this explorer offers, in this order; all of SHARED's where a name is missing
+    """
+    return {name: _control(name, value, (only or {}).get(name)) for name, value in defaults.items()}
+
+
+def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWidget:
+    label, options = SHARED[name]
+    if isinstance(options, Mapping):
+        said = {each: text for text, each in options.items()}
+        return choice(label, value, {said.get(each, str(each)): each for each in (only or options.values())})
+    return value_slider(label, value, list(only or options), lambda number: f"{number:,}")
+
+
+# What is carried from one explorer to the next
+
+
+def _place() -> Path:
+    return Path(jupyter_config_dir()) / "manyranks_scenario.json"
+
+
+def saved() -> dict[str, object]:
+    """What the reader has set in any explorer: name of a shared control -> value. Empty where nothing is, or can be read."""
+    if os.environ.get("MANYRANKS_SCENARIO") == OFF:
+        return {}
+    with suppress(OSError, ValueError, TypeError):
+        found = json.loads(_place().read_text())
+        return {name: value for name, value in dict(found).items() if name in SHARED and type(value) in (str, int, bool)}
+    return {}
+
+
+def save(values: Mapping[str, object]) -> None:
+    """Keeps these values of shared controls, beside what was kept before; without a word where the disk doesn't allow it."""
+    if os.environ.get("MANYRANKS_SCENARIO") == OFF:
+        return
+    kept = saved() | {name: value for name, value in values.items() if name in SHARED}
+    with suppress(OSError):
+        _place().parent.mkdir(parents=True, exist_ok=True)
+        beside = _place().with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(kept))
+        os.replace(beside, _place())
+
+
+def forget() -> None:
+    """Removes what was kept: explorers open at their defaults."""
+    if os.environ.get("MANYRANKS_SCENARIO") != OFF:
+        with suppress(OSError):
+            _place().unlink(missing_ok=True)
+
+
+def shown(values: Mapping[str, object]) -> str:
+    """Values of shared controls in a few words: "llama3-8b, h100-dgx, tensor ranks t = 8"."""
+    named = [str(values[name]) for name in ("model", "cluster") if name in values]
+    others = (name for name in values if name in SHARED and name not in ("model", "cluster"))
+    return ", ".join(named + [f"{SHARED[name][0]} = {_said(name, values[name])}" for name in others])
+
+
+def _said(name: str, value: object) -> str:
+    options = SHARED[name][1]
+    if isinstance(options, Mapping):
+        return next((text for text, each in options.items() if each == value), str(value))
+    return f"{value:,}"
+
+
+def percent(share: float) -> str:
+    """0.318 -> "32%", 0.0318 -> "3.2%"."""
+    return f"{100 * share:.1f}%" if 0.0005 <= share < 0.0995 else f"{100 * share:,.0f}%"

@@ -1,0 +1,222 @@
+"""What all explorers share: the scenario that is carried, tiles, presets, parts that say their numbers, and "Measure it"."""
+
+import asyncio
+import json
+from typing import NamedTuple
+
+import pytest
+
+from manyranks import show
+from manyranks.measure.beside import Beside, Small
+from manyranks.show import page, scenario
+from manyranks.show.data_parallel.explorer import Scaling
+from manyranks.show.limits import Limits
+from manyranks.show.said import Said
+from manyranks.show.scenario import Scenario, controls
+from manyranks.theory import Plan, clusters, links, memory, models, step
+from tests.drawn import named
+
+SCENARIO = Scenario(models["llama3-8b"], Plan(dp=64, zero=3, seq=1024), clusters["h100-dgx"])
+
+
+class Plot(show.hardware.MessageTime):
+    """Chapter 00's plot with shared controls and one of its own."""
+
+    def __init__(self):
+        super().__init__(links)
+
+    def update(self, dp, seq, n):
+        if dp * seq > 2**20:
+            raise ValueError("too many")
+        super().update("NVLink, H100", n)
+        plan = Plan(dp=dp, seq=seq, zero=3)
+        return Said(f"d = {dp}", {"n": f"{n} B"}, "nothing", scenario=Scenario(models["llama3-8b"], plan, clusters["h100-dgx"]))
+
+
+def explorer(measure=None):
+    presets = {"eight": {"dp": 8}}
+    return show.Explorer(Plot(), presets, measure, **controls(dp=64, seq=1024), n=show.log_slider("n", 2**20, 0, 34))
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """Where a reader's own settings are, in a notebook."""
+    monkeypatch.setenv("MANYRANKS_SCENARIO", "")
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "config"))
+    return tmp_path / "config" / "manyranks_scenario.json"
+
+
+async def moved(shown, **values):
+    """As by hand, in a notebook."""
+    for name, value in values.items():
+        shown.controls[name].value = value
+    await asyncio.sleep(0.1)
+
+
+def test_a_scenario_costs_what_the_theory_says():
+    time, peak = (f(SCENARIO.shape, SCENARIO.plan, *rest) for f, *rest in ((step.estimate, SCENARIO.cluster), (memory.peak,)))
+    assert SCENARIO.cost == (peak.total, 80e9, 0, time.data / time.seconds, time.seconds, time.mfu)
+
+
+@pytest.mark.parametrize("shape", [models["llama3-8b"], scenario.SMALL])
+@pytest.mark.parametrize("on", [clusters["h100-dgx"], clusters["gb200-nvl72"].with_nodes_of(64)])
+def test_its_code_computes_the_same(shape, on, capsys):
+    plan = Plan(dp=8, tp=2, seq=128, zero=2, recompute="none")
+    exec(Scenario(shape, plan, on).code(), {})
+    time = step.estimate(shape, plan, on)
+    assert capsys.readouterr().out.endswith(f" {time.seconds!r} {time.mfu!r} {memory.peak(shape, plan).total}\n")
+
+
+def test_the_tiles_show_this_setting_beside_the_one_before():
+    shown = explorer()
+    assert "was" not in shown.tiles.value
+    shown.set(dp=128, n=4)
+    assert "<b>4 B</b><small>was 1048576 B</small>" in shown.tiles.value
+    assert "<small>memory per GPU</small><b>6.19 GB of 80 GB</b><small>was 7.19 GB</small>" in shown.tiles.value
+    assert shown.tiles.value.count("<i ") == 5 + 1  # a bar for each of the strip, and memory as it was
+    assert shown.status == "d = 128: n 4 B. Limit: nothing."
+
+
+def test_a_preset_starts_from_the_defaults_and_an_unknown_one_is_refused():
+    shown = explorer().set(seq=128)
+    assert shown.preset("eight").values == {"dp": 8, "seq": 1024, "n": 2**20}
+    with pytest.raises(ValueError, match="'nine': the presets are eight"):
+        shown.preset("nine")
+
+
+def test_what_is_set_by_hand_opens_the_next_explorer_and_reset_forgets_it(settings):
+    async def notebook():
+        await moved(explorer(), dp=256, n=8)
+        assert json.loads(settings.read_text()) == {"dp": 256}  # n is nobody else's
+        second = explorer()
+        assert second.values == {"dp": 256, "seq": 1024, "n": 2**20}
+        assert "data ranks d = 256" in second.carried.value
+        second.reset()
+        assert second.values["dp"] == explorer().values["dp"] == 64
+
+    asyncio.run(notebook())
+
+
+@pytest.mark.parametrize("kept", ['{"dp": 1024, "seq": 65536}', '{"dp": 3}', '{"dp": [1]}', "[1]", "no JSON"])
+def test_what_cannot_be_here_is_not_carried(settings, kept):
+    async def notebook():
+        settings.parent.mkdir()
+        settings.write_text(kept)
+        assert explorer().values == {"dp": 64, "seq": 1024, "n": 2**20}
+
+    asyncio.run(notebook())
+
+
+def test_tests_and_plain_python_start_at_the_defaults(settings, monkeypatch):
+    settings.parent.mkdir()
+    settings.write_text('{"dp": 8}')
+    assert explorer().values["dp"] == 64  # no notebook around it
+    monkeypatch.setenv("MANYRANKS_SCENARIO", scenario.OFF)
+
+    async def notebook():
+        await moved(explorer(), dp=128)
+        assert explorer().values["dp"] == 64
+
+    asyncio.run(notebook())
+    assert settings.read_text() == '{"dp": 8}'
+
+
+def test_a_part_lies_where_the_picture_has_it():
+    plot = Scaling()
+    shown = show.Explorer(plot, **show.data_parallel.explorer().controls)
+    first = next(plot.parts())
+    (left, bottom), (right, _) = first.axes.transData.transform([(first.left, first.bottom), (first.right, first.top)])
+    wide, high = plot.figure.bbox.size
+    assert f"left:{left / wide:.2%};width:{(right - left) / wide:.2%};bottom:{bottom / high:.2%}" in shown.parts.value
+    assert 'data-says="overlapped, compute: 184 ms"' in shown.parts.value
+    assert named(first.axes, "compute")
+
+
+class Counted:
+    """What "Measure it" runs in these tests: it waits until it's stopped, if it's told so."""
+
+    def __init__(self, waits=False, fails=""):
+        self.waits, self.fails, self.stopped = waits, fails, False
+
+    def __call__(self, values, say):
+        say(0.5, "half of it")
+        while self.waits and not self.stopped:
+            pass
+        if self.fails:
+            raise RuntimeError(self.fails)
+        return Small(f"{values['dp']} ranks", (Beside("sent", 100, 101), Beside("held", 8, 8, "number")))
+
+    def stop(self):
+        self.stopped = True
+
+
+def test_what_was_measured_stands_beside_theory():
+    shown = explorer(Counted())
+    assert shown.measured().rows[0].measured == 101
+    assert "64 ranks" in shown.tiles.value
+    assert "<b>101 B</b><small>theory 100 B, +1.0%</small>" in shown.tiles.value
+    assert "theory 8, equal" in shown.tiles.value
+    assert "measured" not in shown.set(dp=8).tiles.value
+    with pytest.raises(ValueError, match="nothing to measure"):
+        explorer().measured()
+
+
+@pytest.mark.parametrize(
+    ("counted", "stop", "words"),
+    [
+        (Counted(), False, ""),
+        (Counted(fails="rank 1 died\nand more"), False, "Not measured: rank 1 died"),
+        (Counted(waits=True), True, "stopped"),
+    ],
+)
+def test_the_button_runs_in_the_background_and_a_failure_is_a_sentence(counted, stop, words):
+    async def notebook():
+        shown = explorer(counted)
+        start, bar, said, _ = shown.buttons().children[-4:]
+        start.click()
+        assert start.description == "Stop"
+        assert bar.layout.display is None
+        if stop:
+            start.click()
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if start.description == "Measure it":
+                break
+        assert (start.description, bar.layout.display) == ("Measure it", "none")
+        assert words in said.value
+        assert ("64 ranks" in shown.tiles.value) == (not words)
+
+    asyncio.run(notebook())
+
+
+def test_limits_find_a_way_out_of_one_control():
+    class Setting(NamedTuple):
+        t: int
+        z: int
+
+        @property
+        def possible(self):
+            return self.t != 4
+
+        @property
+        def fits(self):
+            return self.t * (1 + self.z) >= 8
+
+        @property
+        def cost(self):
+            return 100 / self.t + self.z
+
+    limits = Limits({"t": (1, 2, 4, 8), "z": (0, 3)}, {"time": ("t",)}, ("z", "t"), {"t": "TP {}"})
+    now = Setting(2, 0)
+    assert limits.faster(now, "time") == (8, 0)
+    assert limits.change(now, limits.faster(now, "time")) == "TP 8"
+    assert limits.fitting(now) == (2, 3)
+    assert limits.faster(Setting(8, 0), "time") is None
+    assert limits.faster(now, "memory") is None
+    assert limits.fitting(Setting(1, 0)) == (8, 0)
+
+
+def test_html_is_escaped():
+    assert "<b>" not in page.box(0, 1, 0, 1, '"><b>')
+    assert "<script" not in page.copies("'<script>'")
+    assert "<script" not in page.tiles(Said("", {"<script>": "<script>"}))
