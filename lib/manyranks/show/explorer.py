@@ -66,8 +66,9 @@ class Explorer:
     """Shows `plot` under `controls`; every change calls plot.update(**values).
 
     presets: name of a button -> values that it sets, the others going back to where they were at first; measure: what "Measure
-    it" runs. figure, controls (by name), values, status, png, tiles and parts can be read. A picture that doesn't belong to the controls, because the plot has refused them, is dimmed. In a notebook, shared controls
-    (scenario.SHARED) open where the reader has left them in the explorer before.
+    it" runs. figure, controls (by name), values, status, png, tiles and parts can be read. A picture that doesn't belong to the
+    controls, because the plot has refused them, is dimmed. In a notebook, shared controls (scenario.SHARED) open where the
+    reader has left them in the explorer before.
     """
 
     def __init__(
