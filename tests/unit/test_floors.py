@@ -14,6 +14,8 @@ import manyranks as mr
 LIB, TESTS = Path(__file__).parents[2] / "lib", Path(__file__).parents[1]
 FLOOR = {
     "lazy": -1,
+    "settings": -1,
+    "progress": 0,
     "timeline": 0,
     "theory": 1,
     "measure": 1,
@@ -27,6 +29,8 @@ FLOOR = {
 }
 MAY_IMPORT = {
     "lazy": (),
+    "settings": (),
+    "progress": ("settings",),
     "timeline": (),
     "theory": ("lazy", "timeline"),
     "measure": ("timeline",),
@@ -34,9 +38,9 @@ MAY_IMPORT = {
     "parallel": ("lazy", "timeline"),
     "training": ("lazy", "parallel", "measure", "theory", "world"),
     "given": ("lazy", "timeline", "theory", "measure", "world", "parallel"),
-    "show": ("lazy", "timeline", "theory", "measure", "parallel.pipeline", "world.cells", "world.errors"),
+    "show": ("lazy", "settings", "timeline", "theory", "measure", "parallel.pipeline", "world.cells", "world.errors"),
     "small": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training"),
-    "grade": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training", "given"),
+    "grade": ("lazy", "progress", "timeline", "theory", "measure", "world", "parallel", "training", "given"),
 }
 # What a package may take from outside the standard library, where that is limited.
 OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}
