@@ -143,8 +143,21 @@ class Explorer:
         return hashlib.sha256(self.box.locator(".widget-image").evaluate(_PIXELS).encode()).hexdigest()[:16]
 
     def status(self) -> str:
-        """The line that says what limits now."""
+        """The sentence that says what limits now."""
         return self.box.locator(":scope > .widget-html").first.inner_text().strip()
+
+    def said(self) -> str:
+        """The picture's text, for those who cannot see it: the setting, its numbers and what limits."""
+        return self.box.locator(".widget-image").get_attribute("title")
+
+    def tiles(self) -> list[str]:
+        """The numbers below the picture."""
+        return self.box.locator(".manyranks-tiles > div").all_inner_texts()
+
+    def press_button(self, name: str) -> None:
+        """Presses the button of this name."""
+        self.box.get_by_role("button", name=name, exact=True).click()
+        self._settle()
 
     def seen(self, *acts: Callable[[], None]) -> tuple[list[str], list[str]]:
         """Pictures and status lines: those of now, and those after each act."""

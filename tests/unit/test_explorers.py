@@ -71,8 +71,8 @@ def test_the_tiles_show_this_setting_beside_the_one_before():
     shown = explorer()
     assert "was" not in shown.tiles.value
     shown.set(dp=128, n=4)
-    assert "<b>4 B</b><small>was 1048576 B</small>" in shown.tiles.value
-    assert "<small>memory per GPU</small><b>6.19 GB of 80 GB</b><small>was 7.19 GB</small>" in shown.tiles.value
+    assert "<b>4 B</b> <small>was 1048576 B</small>" in shown.tiles.value
+    assert "<small>memory per GPU</small><b>6.19 GB of 80 GB</b> <small>was 7.19 GB</small>" in shown.tiles.value
     assert shown.tiles.value.count("<i ") == 5 + 1  # a bar for each of the strip, and memory as it was
     assert shown.status == "d = 128: n 4 B. Limit: nothing."
 
@@ -154,7 +154,7 @@ def test_what_was_measured_stands_beside_theory():
     shown = explorer(Counted())
     assert shown.measured().rows[0].measured == 101
     assert "64 ranks" in shown.tiles.value
-    assert "<b>101 B</b><small>theory 100 B, +1.0%</small>" in shown.tiles.value
+    assert "<b>101 B</b> <small>theory 100 B, +1.0%</small>" in shown.tiles.value
     assert "theory 8, equal" in shown.tiles.value
     assert "measured" not in shown.set(dp=8).tiles.value
     with pytest.raises(ValueError, match="nothing to measure"):

@@ -103,7 +103,7 @@ def measured(small: Small) -> str:
 def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> str:
     """bars: shares of the tile's width."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
-    return f"<div>{small_print(name)}<b>{html.escape(text)}</b>{small_print(more)}{drawn}</div>"
+    return f"<div>{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>"
 
 
 def _row(parts: list[str]) -> str:
