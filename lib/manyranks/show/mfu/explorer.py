@@ -15,13 +15,11 @@ from manyranks.show.mfu.waterfall import Falls
 from manyranks.show.said import Part, Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, clusters, flops, hardware, kernels, roofline
-from manyranks.theory.roofline import Roof
 
 MODELS = ("small GPT", "gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b", "megatron-22b", "llama3-70b", "gpt3-175b")
 MODELS += ("llama3-405b", "palm-540b", "mixtral-8x7b", "deepseek-v3")
 CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "mi300x", "h800")
 CLUSTERS += ("tpu-v4", "tpu-v5p", "tpu-v6e")
-PRECISIONS, CONVENTIONS = ("bf16", "fp8", "fp32"), tuple(flops.CONVENTIONS)
 OFFERED = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)], "microbatch": [2**k for k in range(8)]}
 OFFERED |= {"recompute": ("none", "selective", "full"), "tp": [1, 2, 4, 8], "dp": [2**k for k in range(11)]}
 BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
@@ -33,14 +31,18 @@ LIMITS = Limits(
     remedies={"other": ("flash",), "attention core": ("flash",), "tensor": ("tp",), "expert": ("dp",)}
     | dict.fromkeys(("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",)),
     room=("flash", "recompute", "microbatch", "dp", "tp"),
-    said={"microbatch": "a micro-batch of {}", "tp": "TP {}", "dp": "DP {:,}", "recompute": "recompute {}"}
-    | {"flash": "flash attention on"},
+    said={
+        "flash": "flash attention",
+        "microbatch": "micro-batch {}",
+        "recompute": "recompute {}",
+        "tp": "TP {}",
+        "dp": "DP {}",
+    },
 )
 _X, _Y = (1.0, 2e5), (0.05, 300.0)  # intensities, and shares of the peak in percent
 _OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
 _OPERATORS |= {"head": ("^", style.PINK), "router": ("v", style.INK)}
 _USES = {"MFU": style.BLUE, "HFU": "#56B4E9"}
-_budget, _parts = (functools.lru_cache(maxsize=4096)(each) for each in (roofline.time_budget, roofline.parts))
 
 
 class Setting(NamedTuple):
@@ -59,29 +61,25 @@ class Setting(NamedTuple):
 
     @property
     def scenario(self) -> Scenario:
-        """Raises ValueError for a name that there is not, and numbers below 1."""
-        shape, cluster, ranks = SHAPES[self.model], clusters[self.cluster], {"dp": self.dp, "tp": self.tp}
-        ranks["ep"] = min(self.dp, {"mixtral-8x7b": 8, "deepseek-v3": 64}.get(self.model, 1))  # at most
-        more = {"recompute": self.recompute, "flash": self.flash, "precision": self.precision, "zero": 3}
-        return Scenario(shape, Plan(**ranks, seq=self.seq, microbatch=self.microbatch, **more), cluster)
-
-    def check(self) -> Scenario:
-        """Returns the scenario. Raises ValueError for what there is not, and for what model, chip or cluster don't allow."""
-        here = self.scenario
-        chip, positions = here.cluster.accelerator, here.shape.positions
+        """Raises ValueError for a name that there is not, and for what the model or the chip doesn't allow."""
+        shape, cluster = SHAPES[self.model], clusters[self.cluster]
+        chip, positions = cluster.accelerator, shape.positions
         if self.precision == "fp8" and chip.flops_fp8 <= chip.flops:
             raise ValueError(f"{chip.name} multiplies no faster in 8 bits: take bf16")
         if self.precision == "fp32" and chip.name in hardware.accelerators and not hardware.peak(chip, "tf32"):
             raise ValueError(f"{chip.name} has no confirmed peak in TF32, in which fp32 is multiplied here: take bf16")
         if 0 < positions < self.seq:
             raise ValueError(f"{self.model} has learned positions for {positions:,} tokens, not for {self.seq:,}: lower s")
-        _ = here.time, flops.CONVENTIONS[self.convention]
-        return here
+        experts = min(self.dp, {"mixtral-8x7b": 8, "deepseek-v3": 64}.get(self.model, 1))  # ranks that share them
+        more = {"recompute": self.recompute, "flash": self.flash, "precision": self.precision, "zero": 3}
+        return Scenario(
+            shape, Plan(dp=self.dp, tp=self.tp, ep=experts, seq=self.seq, microbatch=self.microbatch, **more), cluster
+        )
 
     @property
     def possible(self) -> bool:
         try:
-            return bool(self.check())
+            return self.scenario.time.seconds > 0
         except ValueError:
             return False
 
@@ -95,22 +93,10 @@ class Setting(NamedTuple):
         return self.tp * self.dp / self.scenario.time.tokens_per_second
 
     @property
-    def roof(self) -> Roof:
+    def roof(self) -> roofline.Roof:
         """Of matrix products in this precision."""
         chip = clusters[self.cluster].accelerator
-        return Roof(kernels.peak(chip, self.precision), chip.memory_bandwidth)
-
-    @property
-    def budget(self) -> dict[str, float]:
-        """Seconds of a step by what they are spent on."""
-        here = self.scenario
-        return {part: _budget(here.shape, here.plan, here.cluster)[part] for part in BUDGET}
-
-    @property
-    def operators(self) -> dict[str, roofline.Part]:
-        """What a GPU computes in a step, by kind; their seconds are the step's computing."""
-        here = self.scenario
-        return {each.name: each for each in _parts(here.shape, here.plan, here.cluster)}
+        return roofline.Roof(kernels.peak(chip, self.precision), chip.memory_bandwidth)
 
     @property
     def uses(self) -> dict[str, float]:
@@ -118,8 +104,14 @@ class Setting(NamedTuple):
         # Flash attention keeps no scores, so that selective recomputation has no core to run again.
         again = "none" if self.flash and self.recompute == "selective" else self.recompute
         run = SHAPES[self.model], self.seq, 1 / self.cost, 1, self.roof.peak
-        hfu = flops.hfu(*run, again, self.convention, self.flash)
-        return {"MFU": flops.mfu(*run, self.convention), "HFU": hfu}
+        return {"MFU": flops.mfu(*run, self.convention), "HFU": flops.hfu(*run, again, self.convention, self.flash)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _spent(here: Scenario) -> tuple[dict[str, float], dict[str, roofline.Part]]:
+    """Seconds of a step by what they are spent on; and the operators that a GPU computes in it, by kind."""
+    budget, parts = (each(here.shape, here.plan, here.cluster) for each in (roofline.time_budget, roofline.parts))
+    return {part: budget[part] for part in BUDGET}, {each.name: each for each in parts}
 
 
 class _Roofline:
@@ -139,12 +131,12 @@ class _Roofline:
         axes.minorticks_off()
         axes.grid(visible=False)
         axes.set_title("Operators under the roof", pad=46)
-        at = {"loc": "lower left", "bbox_to_anchor": (-0.03, 1.0), "borderaxespad": 0.1}
-        axes.legend(ncols=3, columnspacing=1.0, handlelength=1.6, fontsize=8.5, **at)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.05, 0.98), ncols=3, columnspacing=1.0, handlelength=1.6, fontsize=8.5)
         self.moving = [*self._lines, *self._points.values(), self._labels.artist]
 
     def update(self, now: Setting) -> None:
-        roof, best, x = now.roof, clusters[now.cluster].accelerator.matmul_fraction, (_X[0], now.roof.ridge, _X[1])
+        roof, best, operators = now.roof, now.scenario.cluster.accelerator.matmul_fraction, _spent(now.scenario)[1]
+        x = _X[0], roof.ridge, _X[1]
         rates = [100 * roof.flops_per_second(each) / roof.peak for each in x]
         places = (x, rates), ((roof.ridge * best, _X[1]), (100 * best, 100 * best)), ((roof.ridge, roof.ridge), _Y)
         for line, place in zip(self._lines, places, strict=True):
@@ -152,7 +144,7 @@ class _Roofline:
         self._said = {}
         for name, line in self._points.items():
             line.set_data([], [])
-            if found := now.operators.get(name):
+            if found := operators.get(name):
                 share = found.flops_per_second / roof.peak
                 x, y = (min(max(at, low), high) for at, (low, high) in ((found.intensity, _X), (100 * share, _Y)))
                 line.set_data([x], [y])
@@ -180,7 +172,8 @@ class Utilisation:
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name and what model or chip forbid."""
-        here, budget, (part, said) = (now := Setting(**values)).check(), now.budget, _limit(now)
+        now = Setting(**values)
+        here, (part, said), budget = now.scenario, _limit(now), _spent(now.scenario)[0]
         self._roofline.update(now)
         self._time.update(budget, sum(budget.values()), len(_USES) + BUDGET.index(part), now.uses)
         numbers = {"MFU as counted": f"{now.uses['MFU']:.1%}, {now.convention}", "HFU": f"{now.uses['HFU']:.1%}"}
@@ -208,15 +201,16 @@ def explorer() -> Explorer:
     shared, one_gpu = controls(OFFERED, **shared, tp=1, dp=64), {"model": "llama3.2-1b", "dp": 1}
     presets = {"few tokens": one_gpu | {"seq": 128}, "long sequences": {"tp": 2, "recompute": "full", "seq": 131072}}
     presets |= {"an old chip": one_gpu | {"seq": 256, "cluster": "v100-dgx"}, "two sequences": {"microbatch": 2}}
-    own = {"precision": choice("precision", "bf16", PRECISIONS), "convention": choice("convention", "full", CONVENTIONS)}
+    own = {"precision": choice("precision", "bf16", ("bf16", "fp8", "fp32"))}
+    own |= {"convention": choice("convention", "full", tuple(flops.CONVENTIONS))}
     return Explorer(Utilisation(), presets, **shared, **own)
 
 
 def _limit(now: Setting) -> tuple[str, str]:
     """The part of the budget that limits, the longest one beside products unless these wait for memory; a sentence of it."""
-    budget, whole, ridge = now.budget, sum(now.budget.values()), units.short(now.roof.ridge)
-    longest = max((each for each in now.operators.values() if each.flops), key=lambda each: each.seconds - each.overhead)
-    part = max(BUDGET[1:], key=budget.get)
+    budget, operators = _spent(now.scenario)
+    longest = max((each for each in operators.values() if each.flops), key=lambda each: each.seconds - each.overhead)
+    part, whole, ridge = max(BUDGET[1:], key=budget.get), sum(budget.values()), units.short(now.roof.ridge)
     starved = longest.bound == "memory" and budget["matmul"] >= budget[part]
     part = "matmul" if starved or budget[part] < MUCH * whole else part
     if not now.fits:
@@ -229,7 +223,6 @@ def _limit(now: Setting) -> tuple[str, str]:
     else:
         rate = longest.flops_per_second / now.roof.peak
         said = f"computing: products take {budget[part] / whole:.0%} of the time, the {longest.name} at {rate:.0%} of the peak"
-    waits = longest.name if part == "matmul" and longest.bound == "memory" else part
-    if other := LIMITS.faster(now, waits):
+    if other := LIMITS.faster(now, longest.name if part == "matmul" else part):
         said += f"; {LIMITS.change(now, other)} gives {units.three(1 / other.cost)} tokens/s"
     return part, said + "; HFU is above 100% as flash attention skips scores that are counted here" * (now.uses["HFU"] > 1)

@@ -1,7 +1,7 @@
 """Chapter 09's charts: MFU of published runs and under every convention, measured rates, and measured times in their order."""
 
 from collections.abc import Mapping, Sequence
-from math import inf, nan, sqrt
+from math import nan, sqrt
 from statistics import fmean, median
 
 import numpy as np
@@ -20,28 +20,29 @@ def published(runs: Sequence[tuple[str, str, float]], title: str = "MFU of publi
     Raises ValueError for none, more than 16, and a share that is not 0 to 1.
     """
     count("runs", runs, 16)
+    if wrong := {name: share for name, _, share in runs if not 0 <= share <= 1}:
+        raise ValueError(f"the shares are {wrong}: give numbers from 0 to 1, not in percent")
     names = [f"{name}, {chips}" if chips else name for name, chips, _ in runs]
     looks = {"model FLOPs (MFU)": (style.BLUE, ""), "all else": (style.FAINT, "")}
-    bars = [dict(zip(looks, (_share(name, share), 1 - share), strict=True)) for name, _, share in runs]
+    bars = [dict(zip(looks, (share, 1 - share), strict=True)) for *_, share in runs]
     return rows(title, looks, dict(zip(names, bars, strict=True)), [f"{share:.1%}" for *_, share in runs], 1.0)
 
 
 def conventions(shares: Mapping[str, float]) -> style.Figure:
     """Draws MFU of one run under each convention, with what that counts.
 
-    shares: convention -> MFU as a share, from above
-    Raises ValueError for none, more than 16, and a share that is below 0.
+    shares: one of theory.flops.CONVENTIONS -> MFU as a share, from above
+    Raises ValueError for none, and for another convention.
     """
     count("conventions", shares, 16)
-    bars = {f"{name}\n{_counts(name)}".strip(): {"MFU": _share(name, share, 10)} for name, share in shares.items()}
+    counted = {name: f"{name}\n{_counts(flops.CONVENTIONS[name])}" for name in shares}
+    bars = {counted[name]: {"MFU": share} for name, share in shares.items()}
     said = [f"{share:.1%}" for share in shares.values()]
     return rows("One run's MFU under every convention", {"MFU": (style.BLUE, "")}, bars, said, max(shares.values()) or 1.0)
 
 
-def _counts(name: str) -> str:
-    """What a convention counts, in words; empty for one that is not known."""
-    if (rule := flops.CONVENTIONS.get(name)) is None:
-        return ""
+def _counts(rule: flops.Convention) -> str:
+    """What a convention counts, in words."""
     products = f"6 × all parameters{'' if rule.embedding else ' but the embedding'}" if rule.everything else "every product"
     return f"{products}, {({0: 'no scores', 0.5: 'causal half of the scores', 1: 'all scores'})[rule.attention]}"
 
@@ -55,7 +56,7 @@ def bought(parts: Mapping[str, float], gpus: int = 16384) -> style.Figure:
     Raises ValueError for other parts, and for too few or too many GPUs.
     """
     count("parts", parts, 6)
-    if abs(sum(_share(*part) for part in parts.items()) - 1) > 1e-6 or not 32 <= (cells := gpus // 8) <= 4096:
+    if abs(sum(parts.values()) - 1) > 1e-6 or not 32 <= (cells := gpus // 8) <= 4096:
         raise ValueError(f"gpus={gpus}, {dict(parts)}: give 256 to 32,768 GPUs, and shares that are 1 together")
     wide = round(sqrt(2 * cells))
     rows, ends = np.arange(-(-cells // wide)), np.rint(np.cumsum([0.0, *parts.values()]) * cells)
@@ -76,12 +77,9 @@ def rates(found: Mapping[str, Mapping[float, float]], title: str = "") -> style.
     """Draws FLOP/s of matrix products over their size, a line for each name, on logarithmic axes.
 
     found: name ("bfloat16") -> size -> FLOP/s
-    Raises ValueError for none, more than 6 lines, a line without points, and rates or sizes that are not above 0.
+    Raises ValueError for none, more than 6 lines, and a line without points.
     """
     count("lines", found, 6)
-    for name, points in found.items():
-        if not points or not all(0 < number < inf for number in (*points, *points.values())):
-            raise ValueError(f"{name!r} has the rates {dict(points)}: give one or more sizes, all numbers above 0")
     sizes = sorted({size for points in found.values() for size in points})
     best = {name: f"{name}: at best {units.flop_rate(max(points.values()))}" for name, points in found.items()}
     named = {best[name]: [points.get(size, nan) for size in sizes] for name, points in found.items()}
@@ -94,18 +92,14 @@ def timings(samples: Mapping[str, Sequence[float]]) -> style.Figure:
     """Draws times of repeated calls in their order, with the first one ringed, and lines for their median and mean.
 
     samples: name -> seconds
-    Raises ValueError for none, more than 4 names, no times, and one that is not above 0.
+    Raises ValueError for none, more than 4 names, and no times.
     """
     count("names", samples, 4)
-    for name, seconds in samples.items():
-        if not len(seconds) or not all(0 < number < inf for number in seconds):
-            raise ValueError(f"{name!r} has the times {list(seconds)}: give one or more seconds, all above 0")
     calls = range(1, max(map(len, samples.values())) + 1)
     named = {name: [*seconds, *[nan] * (len(calls) - len(seconds))] for name, seconds in samples.items()}
-    ticks = calls[:: -(-len(calls) // 8)]
-    fig = curves(calls, named, "call", "time of a call", yunit=units.duration, xlog=False, xticks=ticks)
+    of = {"xlabel": "call", "ylabel": "time of a call", "xlog": False, "xticks": calls[:: -(-len(calls) // 8)]}
+    fig = curves(calls, named, yunit=units.duration, **of)
     (axes,) = fig.axes
-    axes.get_legend().remove()
     for line, (name, seconds) in zip(list(axes.lines), samples.items(), strict=True):
         times = [units.duration(each) for each in (seconds[0], fmean(seconds), median(seconds))]
         said = "{}: first call {} (ringed), mean {} (dashed), median {} (line)".format(name, *times)
@@ -113,7 +107,7 @@ def timings(samples: Mapping[str, Sequence[float]]) -> style.Figure:
         axes.plot([1], seconds[:1], "o", color=line.get_color(), fillstyle="none", markersize=11)
         for at, dash in ((fmean(seconds), "--"), (median(seconds), "-")):
             axes.axhline(at, color=line.get_color(), linestyle=dash, linewidth=1.2)
-    fig.legend(handles=axes.lines[: len(samples)], loc="outside upper left")
+    axes.legend(handles=axes.lines[: len(samples)], loc="lower left", bbox_to_anchor=(-0.02, 1.0))
     return fig
 
 
@@ -130,9 +124,3 @@ def count(what: str, given: Sequence | Mapping, most: int, least: int = 1) -> No
     """Raises ValueError where a picture can't show so many."""
     if not least <= len(given) <= most:
         raise ValueError(f"{len(given)} {what}: a picture shows {least} to {most}")
-
-
-def _share(name: str, share: float, most: float = 1) -> float:
-    if not 0 <= share <= most:
-        raise ValueError(f"{name!r} has the share {share!r}: give a number from 0 to {most:g}, not in percent")
-    return share

@@ -12,7 +12,6 @@ from manyranks.show.mfu.figures import count
 from manyranks.theory.roofline import Roof
 
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#56B4E9")
-_WIDE, _HIGH = 12.0, 9.0  # points, of a number
 
 
 class Point(NamedTuple):
@@ -72,8 +71,7 @@ def _draw_roofs(axes: Axes, roofs: Mapping[str, Roof], places: Sequence[tuple[fl
         rates = [roof.flops_per_second(each) for each in (left, roof.ridge, right)]
         axes.plot([left, roof.ridge, right], rates, color=style.INK, linestyle=line, label=f"{said} FLOP/byte")
     axes.vlines(ridges, low, peaks, colors="#666666", linestyles=":", linewidth=1.0)
-    if len(roofs) == 1:
-        axes.axvspan(left, ridges[0], color=style.FAINT, zorder=0, linewidth=0)
+    axes.axvspan(left, min(ridges), color=style.FAINT, zorder=0, linewidth=0)
     for x, text, side in ((min(ridges), "memory-bound  ", "right"), (max(ridges), "  compute-bound", "left")):
         axes.text(x, 0.97 * high, text, fontsize=9, fontstyle="italic", ha=side, va="top")
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
@@ -88,9 +86,9 @@ def _number(axes: Axes, places: Mapping[int, tuple[float, float]]) -> None:
     """A number above each point; where it would meet a point or another number, above that."""
     taken = [tuple(72 / axes.figure.dpi * axes.transData.transform(place)) for place in places.values()]
     for (number, place), (x, y) in zip(places.items(), list(taken), strict=True):
-        up = 1.1 * _HIGH
-        while any(abs(x - a) < _WIDE and abs(y + up - b) < _HIGH for a, b in taken):
-            up += 0.5 * _HIGH
+        up = 10.0  # points; a number is 12 wide and 9 high
+        while any(abs(x - a) < 12 and abs(y + up - b) < 9 for a, b in taken):
+            up += 4.5
         taken.append((x, y + up))
         look = {"fontsize": 8.5, "ha": "center", "va": "center", "fontweight": "bold", "zorder": 4}
         axes.annotate(str(number), place, (0, up), textcoords="offset points", **look)

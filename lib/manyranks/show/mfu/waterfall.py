@@ -31,10 +31,7 @@ def _looks(parts: Iterable[str]) -> dict[str, tuple[str, str, str]]:
 
 
 class Falls:
-    """Rows of a step's parts, each beginning where the one above it ends; above them `uses` of the step, name -> color.
-
-    A row's name says what its bar is, so bars have no hatch: that would take half of a redraw. labels: as Labels takes them.
-    """
+    """Rows of a step's parts, each beginning where the one above ends. A row's name says what its bar is: no hatches."""
 
     def __init__(self, axes: Axes, parts: Sequence[str], title: str, uses: Mapping[str, str] = {}, **labels):
         looks = {_BEFORE: ("none", "")} | {use: (colour, "") for use, colour in uses.items()}
@@ -48,7 +45,7 @@ class Falls:
         self.moving, self.parts = self._bars.moving, self._bars.parts
 
     def update(self, seconds: Mapping[str, float], longest: float, row: int, uses: Mapping[str, float] = {}) -> None:
-        """seconds: of each part; uses: shares of the step; longest: seconds of the longest bar; row: of the band."""
+        """seconds: of each part; longest: of the axis; row: of the band; uses: shares of the step, in rows above the parts."""
         spent, whole = list(seconds.values()), sum(seconds.values())
         begun = [*[0.0] * len(uses), *accumulate(spent[:-1], initial=0.0)]
         bars = zip(self._rows, begun, [*(share * whole for share in uses.values()), *spent], strict=True)
@@ -83,8 +80,7 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
     for axes, name, parts in zip(fig.subplots(1, len(names), squeeze=False)[0], names, spent, strict=True):
         Falls(axes, shown, name if len(names) > 1 else title or name, size=8).update(parts, longest, -9)
         axes.label_outer()
-    if len(names) > 1:
-        fig.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    fig.suptitle(title if len(names) > 1 else "", fontsize=11, fontweight="bold", x=0.01, ha="left")
     return fig
 
 
@@ -98,14 +94,16 @@ def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, va
     Raises ValueError for no values, and for one that model, batch or cluster don't allow.
     """
     count("values", values, 16)
-    found: dict[str, list[float]] = {}
+    steps = []
     for each in (replace(plan, **{degree: value}) for value in values):
         time, budget = step.estimate(shape, each, cluster), roofline.time_budget(shape, each, cluster)
         used = time.utilisation("causal") * time.seconds
         spent = {"MFU": used, "slow products": budget.pop("matmul") - used}
-        spent["other operators"] = budget.pop("other") + budget.pop("overhead")
-        for name, seconds in (spent | {name: budget[part] for part, (name, *_) in _looks(budget).items()}).items():
-            found.setdefault(name, []).append(100 * seconds / time.seconds)
-    shown = {name: shares for name, shares in found.items() if max(shares) > 1}  # percent
+        spent |= {"other operators": budget.pop("other") + budget.pop("overhead")}
+        spent |= {name: budget[part] for part, (name, *_) in _looks(budget).items()}
+        steps.append({name: 100 * seconds / time.seconds for name, seconds in spent.items()})
+    shown = {name: [each[name] for each in steps] for name in steps[0] if max(each[name] for each in steps) > 1}  # percent
     axes = scenario.SHARED[degree][0], "share of a step (%)"
-    return curves(values, shown, *axes, title=f"{shape.name}, {cluster.name}", xticks=values, ylog=False)
+    fig = curves(values, shown, *axes, title=f"{shape.name}, {cluster.name}", xticks=values, ylog=False)
+    fig.axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))  # inside it would lie on curves
+    return fig
