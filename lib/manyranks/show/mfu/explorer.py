@@ -26,18 +26,13 @@ BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer"
 _LIMITS = {"other": "memory: operators that only move it", "overhead": "overhead: starting kernels"}
 _LIMITS |= {"tensor": "tensor-parallel messages", "expert": "tokens on their way to experts"}
 _LIMITS |= {"data": "gradients and parameters", "optimizer": "the optimizer's memory traffic"}
+_SAID = {"flash": "flash attention", "microbatch": "micro-batch {}", "recompute": "recompute {}", "tp": "TP {}", "dp": "DP {}"}
 LIMITS = Limits(
     choices={name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)},
     remedies={"other": ("flash",), "attention core": ("flash",), "tensor": ("tp",), "expert": ("dp",)}
     | dict.fromkeys(("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",)),
     room=("flash", "recompute", "microbatch", "dp", "tp"),
-    said={
-        "flash": "flash attention",
-        "microbatch": "micro-batch {}",
-        "recompute": "recompute {}",
-        "tp": "TP {}",
-        "dp": "DP {}",
-    },
+    said=_SAID,
 )
 _X, _Y = (1.0, 2e5), (0.05, 300.0)  # intensities, and shares of the peak in percent
 _OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
@@ -182,7 +177,6 @@ class Utilisation:
         return Said(f"{where}, {now.microbatch} × {now.seq:,} tokens a DP rank", numbers, said, here.fits, here)
 
     def parts(self) -> Iterator[Part]:
-        """What points and bars say."""
         return chain(self._roofline.parts(), self._time.parts())
 
     def code(self, **values) -> str:

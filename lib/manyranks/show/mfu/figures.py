@@ -34,7 +34,6 @@ def conventions(shares: Mapping[str, float]) -> style.Figure:
     shares: one of theory.flops.CONVENTIONS -> MFU as a share, from above
     Raises ValueError for none, and for another convention.
     """
-    count("conventions", shares, 16)
     counted = {name: f"{name}\n{_counts(flops.CONVENTIONS[name])}" for name in shares}
     bars = {counted[name]: {"MFU": share} for name, share in shares.items()}
     said = [f"{share:.1%}" for share in shares.values()]

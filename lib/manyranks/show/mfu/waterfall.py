@@ -41,6 +41,7 @@ class Falls:
         self._bars.hide(_BEFORE)
         axes.get_legend().remove()
         axes.set_title(title, pad=8)
+        axes.set_ylim(len(self._rows) + 0.2, -0.6)  # with room for the limit's name
         axes.set_yticks(range(len(self._rows)), [row.removesuffix(" messages") for row in self._rows], fontsize=9)
         self.moving, self.parts = self._bars.moving, self._bars.parts
 
@@ -84,6 +85,7 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
     return fig
 
 
+@style.styled
 def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, values: Sequence[int]) -> style.Figure:
     """Draws MFU over one degree of a plan, and the shares of a step that are lost to all else; the batch stays what it is.
 
@@ -103,7 +105,6 @@ def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, va
         spent |= {name: budget[part] for part, (name, *_) in _looks(budget).items()}
         steps.append({name: 100 * seconds / time.seconds for name, seconds in spent.items()})
     shown = {name: [each[name] for each in steps] for name in steps[0] if max(each[name] for each in steps) > 1}  # percent
-    axes = scenario.SHARED[degree][0], "share of a step (%)"
-    fig = curves(values, shown, *axes, title=f"{shape.name}, {cluster.name}", xticks=values, ylog=False)
+    fig = curves(values, shown, scenario.SHARED[degree][0], "share of a step (%)", title=shape.name, xticks=values, ylog=False)
     fig.axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))  # inside it would lie on curves
     return fig
