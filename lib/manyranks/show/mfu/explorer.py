@@ -89,7 +89,7 @@ class Setting(NamedTuple):
 
     @property
     def roof(self) -> roofline.Roof:
-        """Of matrix products in this precision."""
+        """The roof of matrix products in this precision."""
         chip = clusters[self.cluster].accelerator
         return roofline.Roof(kernels.peak(chip, self.precision), chip.memory_bandwidth)
 

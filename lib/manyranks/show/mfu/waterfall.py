@@ -60,8 +60,8 @@ class Falls:
 def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str = "") -> style.Figure:
     """Draws the parts of a step's time, one after another from 0 to their sum, with their seconds and shares.
 
-    budgets: rank -> measure.budget.Budget, or name -> {part: seconds}. Up to 4 have a waterfall each, side by side; of up to 16
-    each is one bar. Of more than 5 parts those without time are left out
+    budgets: rank -> measure.budget.Budget, or name -> {part: seconds}. Up to 4 have a waterfall each, side by side; up to 16 a
+    bar each. Where there are more than 5 parts, those without time are left out
     Raises ValueError for none, more than 16, other parts than the first one's, more than 10 of them, and negative seconds.
     """
     names = [f"rank {key}" if isinstance(key, int) else str(key) for key in budgets]
