@@ -114,7 +114,7 @@ def test_bars_points_and_numbers_are_the_settings():
 
 def test_points_and_bars_say_their_numbers():
     said = [part.says for part in plot(tp=8).parts()]
-    assert "MLP: 1,205 FLOPs a byte, 58.0% of the peak" in said
+    assert "head: 2,131 FLOPs a byte, 64.6% of the peak" in said
     assert any(each.startswith("tensor-parallel messages: ") for each in said)
     assert len(said) == len(set(said)) == 4 + 2 + 6
 
@@ -226,7 +226,10 @@ def test_unknown_names_are_refused_in_words(name, value):
 
 def test_every_choice_gives_a_limit_or_a_reason(explorer):
     plot, chosen = Utilisation(), random.Random(9)
-    options = {name: [value for _, value in control.options] for name, control in explorer.controls.items()}
+    options = {
+        name: [each[1] if isinstance(each, tuple) else each for each in control.options]
+        for name, control in explorer.controls.items()
+    }
     settings = [{name: chosen.choice(values) for name, values in options.items()} for _ in range(150)]
     settings += [DEFAULT | {name: value} for name, values in options.items() for value in values]
     said, reasons = [], []

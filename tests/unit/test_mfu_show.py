@@ -201,7 +201,7 @@ def test_a_roof_bends_at_its_ridge_between_both_regions():
     assert list(roof.get_ydata()[1:]) == pytest.approx([989e12, 989e12])
     assert roof.get_ydata()[0] == pytest.approx(roof.get_xdata()[0] * 3.35e12)
     assert roof.get_label() == "H100: 989 TFLOP/s, 3.35 TB/s, ridge at 295 FLOP/byte"
-    assert texts(axes) == ["memory-bound", "compute-bound"]
+    assert [text.strip() for text in texts(axes)] == ["memory-bound", "compute-bound"]
 
 
 def test_every_point_is_numbered_once_and_listed_with_its_numbers():
