@@ -13,7 +13,7 @@ from manyranks.theory import sharding
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, loss
 
-_CONFIG = GPTConfig()
+_CONFIG = GPTConfig(tied=False)
 _kept: dict = {}  # on a rank: its model and optimizer
 STAGES = {"data parallelism": 0, "ZeRO-1": 1, "ZeRO-2": 2}  # the others are stage 3
 
@@ -21,7 +21,7 @@ STAGES = {"data parallelism": 0, "ZeRO-1": 1, "ZeRO-2": 2}  # the others are sta
 @OnRanks
 def zero(values, ranks, say):
     """The course's GPT on 2 to 8 ranks with Adam, all in float32, which is 4 + 4 + 8 bytes a parameter: what each stage holds
-    and sends, against theory.sharding.held and sent. HSDP has two or more shards if it can, and as many replicas as are left."""
+    and sends, against theory.sharding.held and sent. HSDP has K shards, or as many as there are ranks."""
     stage, n = STAGES.get(values["stage"], 3), few(values["dp"])
     k = min(values["k"], n) if values["stage"] == "HSDP" else n
     units = sharding.unit_sizes(_CONFIG.shape())
@@ -51,7 +51,7 @@ def _start(stage: int, shards: int) -> None:
         model = BucketedDataParallel(model)
     elif stage == 3:
         mesh = init_device_mesh("cpu", (n // shards, shards)) if shards < n else None
-        model = FullyShardedDataParallel(model, mesh=mesh, units=model.layers)
+        model = FullyShardedDataParallel(model, mesh=mesh)
     sharded = stage in (1, 2)
     adam = ZeroOptimizer(model.parameters(), torch.optim.AdamW, stage) if sharded else torch.optim.AdamW(model.parameters())
     _kept.update(model=model, optimizer=adam)
