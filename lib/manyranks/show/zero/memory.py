@@ -7,11 +7,7 @@ from manyranks.show import drawings, style, units
 
 
 def _over_a_step(run: Callable, train: Callable, stage: type, held: Callable) -> list:
-    """Returns what `held` says on rank 0 in the second step, after each part's forward and after each part's backward.
-
-    run: a world's; train: called with a stage and a number of steps; stage: a class with after_forward(k) and
-    after_backward(k); held: called with an object of that class
-    """
+    """What `held` says on rank 0 in the second step, after each part's forward and backward. run: a world's."""
     return run(_watched, train, stage, held)[0]
 
 
