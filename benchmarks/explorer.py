@@ -1,6 +1,6 @@
-"""One redraw of an explorer, from a moved control to the PNG in the widget, against a new pyplot figure for each picture.
+"""One redraw of an explorer, from a moved control to the PNG in the widget; a schedule's against a new pyplot figure for each.
 
-The explorer's picture has twice the pixels it is shown with, the new figure's as many. Seconds are the processor's, not the
+Pictures have twice the pixels they're shown with (2×), the new figure's as many (1×). Seconds are the processor's, not the
 wall's: a redraw is one thread that waits for nothing.
 """
 
@@ -37,6 +37,24 @@ class Schedules:
         return f"{m} micro-batches: bubble {self.timelines[m].bubble(0):.1%}"
 
 
+# Chapter -> its explorer, a setting to start from, and controls that start longer work, and say so.
+CHAPTERS = {
+    "00": (lambda: _chapter_00(), {}, ()),
+    "01": (lambda: show.collectives.explorer(), {"n": 16}, ()),
+    "02": (lambda: show.data_parallel.explorer(), {}, ()),
+    "03": (lambda: show.zero.explorer(), {}, ()),
+    "04": (lambda: show.checkpointing.explorer(), {}, ()),
+    "05": (lambda: show.pipeline.explorer(), {}, ()),
+    "05, 8 ranks, 32 micro-batches": (lambda: show.pipeline.explorer(), {"pp": 8, "m": 32}, ()),
+    "06": (lambda: show.tensor.explorer(), {}, ()),
+    "07": (lambda: show.context.explorer(), {}, ()),
+    "08": (lambda: show.expert.explorer(), {}, ()),
+    "09": (lambda: show.mfu.explorer(), {}, ()),
+    "10": (lambda: show.nd.explorer(), {}, ("best",)),
+}
+SCALES = ((1, 0.040), (2, 0.060))  # pixels of a picture for one on the page; seconds at most
+
+
 def rows() -> Iterator[Row]:
     for stages, m, at_most in ((8, 64, 0.060), (16, 128, 0.060)):
         what = f"redraw of 1F1B, {stages} stages, {m} micro-batches"
@@ -44,25 +62,15 @@ def rows() -> Iterator[Row]:
         ours, theirs = _moves(plot, m - 1, m), _new_figures(plot, m - 1, m)
         yield Row(f"{what}: explorer; new pyplot figures", **pairs(ours, theirs, ROUNDS), at_most=at_most)
         yield Row("  … when the time axis changes too", _each(_moves(plot, m // 2, m)))
-    yield Row("redraw of chapter 00's explorer", _each(_chapter_00()))
-    yield Row("redraw of chapter 01's explorer, 16 ranks, the next round", _each(_chapter_01()), at_most=0.060)
-    for chapter, explorer in (("02", show.data_parallel.explorer()), ("03", show.zero.explorer())):
-        yield Row(f"redraw of chapter {chapter}'s explorer, another N", _each(_another_n(explorer)), at_most=0.060)
-    for when, seconds in _worst(show.checkpointing.explorer()):
-        yield Row(f"redraw of chapter 04's explorer, the worst move of every control, {when}", (seconds,), at_most=0.060)
-    for when, seconds in _worst(show.tensor.explorer()):
-        yield Row(f"redraw of chapter 06's explorer, the worst move of every control, {when}", (seconds,), at_most=0.060)
-    for when, seconds in _worst(show.context.explorer()):
-        yield Row(f"redraw of chapter 07's explorer, the worst move of every control, {when}", (seconds,), at_most=0.060)
-    for when, seconds in _worst(show.expert.explorer()):
-        yield Row(f"redraw of chapter 08's explorer, the worst move of every control, {when}", (seconds,), at_most=0.060)
-    for when, seconds in _worst(show.mfu.explorer()):
-        yield Row(f"redraw of chapter 09's explorer, the worst move of every control, {when}", (seconds,), at_most=0.060)
-    for when, seconds in _worst(show.nd.explorer(), but=("best",)):
-        yield Row(f"redraw of chapter 10's explorer, the worst move of every control, {when}", (seconds,), at_most=0.060)
-    for what, setting in (("", {}), (", 8 ranks, 32 micro-batches", {"p": 8, "m": 32})):
-        for when, seconds in _worst(show.pipeline.explorer().set(**setting)):
-            yield Row(f"redraw of chapter 05's explorer{what}, the worst move, {when}", (seconds,), at_most=0.060)
+    for chapter, (make, setting, but) in CHAPTERS.items():
+        for scale, at_most in SCALES:
+            for when, seconds in _worst(_scaled(make().set(**setting), scale), but):
+                yield Row(f"{scale}×: the worst move in chapter {chapter}, {when}", (seconds,), at_most=at_most)
+
+
+def _scaled(explorer: show.Explorer, scale: int) -> show.Explorer:
+    explorer.figure.set_dpi(scale * style.DOTS)
+    return explorer.set()
 
 
 def _moves(plot: Schedules, *microbatches: int) -> Callable[[], float]:
@@ -100,25 +108,12 @@ def _figure(timeline: Timeline, inches: tuple[float, float]) -> pyplot.Figure:
     return figure
 
 
-def _chapter_00() -> Callable[[], float]:
-    explorer = show.Explorer(
+def _chapter_00() -> show.Explorer:
+    return show.Explorer(
         show.hardware.MessageTime(theory.links),
         link=show.choice("link", "InfiniBand 400G", list(theory.links)),
         n=show.log_slider("message size", 2**20, low=0, high=34, show=show.size),
     )
-    turns = itertools.cycle((2**10, 2**20))
-    return lambda: processor_seconds(lambda: explorer.set(n=next(turns)))
-
-
-def _chapter_01() -> Callable[[], float]:
-    explorer = show.collectives.explorer().set(n=16)
-    turns = itertools.cycle(range(1, 31))
-    return lambda: processor_seconds(lambda: explorer.set(step=next(turns)))
-
-
-def _another_n(explorer: show.Explorer) -> Callable[[], float]:
-    turns = itertools.cycle(2**k for k in range(11))
-    return lambda: processor_seconds(lambda: explorer.set(n=next(turns)))
 
 
 def _worst(explorer: show.Explorer, but: tuple[str, ...] = ()) -> Iterator[tuple[str, float]]:

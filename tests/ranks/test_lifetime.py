@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 
 import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 
 import manyranks as mr
+from manyranks.world import local
 from manyranks.world.local import the_forkserver
 from tests.conftest import gone, matrix, pids, start_script, wait_until
 
@@ -75,6 +77,25 @@ def test_a_fork_of_the_kernel_that_ends_leaves_the_ranks_alone_and_its_own_end_l
         assert process.stdout.readline() == "[1, 1, 1]\n"
         process.wait(timeout=20)
         assert wait_until(lambda: all(gone(pid) for pid in family), 20)
+
+
+def test_the_forkserver_ends_a_while_after_the_last_world_and_the_next_world_has_another(monkeypatch):
+    monkeypatch.setattr(local, "strangers", 2)  # a forkserver of this test's own
+    monkeypatch.setattr(local, "IDLE", 0.3)
+    first, second = mr.World(1), mr.World(1)
+    server = the_forkserver().pid
+    first.close()
+    time.sleep(0.5)
+    assert second.run(abs, -1) == [1]
+    second.close()
+    assert wait_until(lambda: gone(server), 20)
+    with mr.World(1) as world:
+        assert world.run(abs, -1) == [1]
+        time.sleep(0.5)
+        assert the_forkserver().pid != server
+        assert world.run(abs, -2) == [2]
+        server = the_forkserver().pid
+    assert wait_until(lambda: gone(server), 20)
 
 
 def test_killing_the_forkserver_ends_its_ranks_and_the_next_run_works(world):

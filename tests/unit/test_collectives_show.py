@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from manyranks.show import style
 from manyranks.show.collectives import contents, topologies
 from manyranks.show.collectives.circle import Circle
-from manyranks.show.collectives.knobs import Knobs, Setting, counts, explorer, messages
+from manyranks.show.collectives.explorer import Knobs, Setting, counts, explorer, messages
 from manyranks.show.collectives.panels import LOOKS
 from manyranks.show.collectives.topologies import TOPOLOGIES
 from manyranks.theory.collectives import ALGORITHMS, Message, rounds, sent_bytes
@@ -74,12 +74,12 @@ def test_rounds_are_counted_without_listing_them_and_no_bar_ends_below_the_least
 
 
 @pytest.mark.parametrize("operation", ALGORITHMS)
-def test_every_setting_gives_a_status_line_or_a_reason(operation):
+def test_every_setting_is_shown_or_refused_with_a_reason(operation):
     plot, outcomes = Knobs(), set()
     numbers = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)
     for algorithm, topology, n, (size, step) in itertools.product(LOOKS, TOPOLOGIES, numbers, ((1, 1), (2**36, 30))):
         try:
-            said = plot.update(operation, algorithm, n, size, topology, step)
+            said = str(plot.update(operation, algorithm, n, size, topology, step))
         except ValueError as error:
             said = str(error)
             outcomes.add("refused")
@@ -140,38 +140,41 @@ def test_a_size_or_a_round_below_one_is_refused():
 # 14 · (3.4 µs + 2^27 B / 450 GB/s) + 2 · (14 µs + 2^26 B / 50 GB/s);
 # 2 · (50 µs + 2^20 B / 2 GB/s); 4 hops of 1 µs + 15/16 · 2^30 B / (3 axes · 2 links · 90 GB/s).
 FIGURES = {
-    (
-        "all_reduce",
-        "ring",
-        8,
-        GIB,
-        NODES,
-    ): "each rank sends 1.88 GB in 14 rounds: 4.22 ms, bandwidth-bound (latency 47.6 µs, 1%)",
-    ("all_reduce", "ring", 16, GIB, NODES): "sends 2.01 GB in 30 rounds: 40.7 ms, bandwidth-bound (latency 420 µs, 1%)",
-    ("all_reduce", "recursive_doubling", 16, GIB, NODES): "in 4 rounds: 28.7 ms, bandwidth-bound (latency 24.2 µs, 0%)",
-    ("all_reduce", "hierarchical", 16, GIB, NODES): "in 16 rounds: 6.94 ms, bandwidth-bound (latency 75.6 µs, 1%)",
-    (
-        "broadcast",
-        "tree",
-        4,
-        2**20,
-        LAPTOP,
-    ): "the busiest rank sends 2.1 MB in 2 rounds: 1.15 ms, bandwidth-bound (latency 100 µs,",
-    ("all_gather", "ring", 16, GIB, TORUS): "sends 1.01 GB over a torus of 4×2×2: 1.87 ms, bandwidth-bound (latency 4 µs, 0%)",
+    ("all_reduce", "ring", 8, GIB, NODES): "each rank sends 1.88 GB; rounds 14; time 4.22 ms; latency 47.6 µs, 1%",
+    ("all_reduce", "ring", 16, GIB, NODES): "sends 2.01 GB; rounds 30; time 40.7 ms; latency 420 µs, 1%. Limit: bandwidth;",
+    ("all_reduce", "recursive_doubling", 16, GIB, NODES): "rounds 4; time 28.7 ms; latency 24.2 µs, 0%. Limit: bandwidth;",
+    ("all_reduce", "hierarchical", 16, GIB, NODES): "rounds 16; time 6.94 ms; latency 75.6 µs, 1%. Limit: bandwidth;",
+    ("broadcast", "tree", 4, 2**20, LAPTOP): "the busiest rank sends 2.1 MB; rounds 2; time 1.15 ms; latency 100 µs, 9%",
+    ("all_gather", "ring", 16, GIB, TORUS): "each rank sends 1.01 GB; torus 4×2×2; time 1.87 ms; latency 4 µs, 0%",
 }
 
 
 @pytest.mark.parametrize(("setting", "text"), FIGURES.items(), ids=lambda value: str(value)[:40])
-def test_the_status_line_has_the_figures_computed_by_hand(setting, text):
-    assert text in Knobs().update(*setting, step=1)
+def test_the_figures_are_those_computed_by_hand(setting, text):
+    assert text in str(Knobs().update(*setting, step=1))
 
 
 def test_the_explorer_opens_on_a_ring_and_names_the_fastest():
     shown = explorer()
-    assert shown.status.startswith("all_reduce by ring, 8 ranks, 1.07 GB: each rank sends 1.88 GB in 14 rounds: 4.22 ms")
-    assert shown.status.endswith("Fastest here, to within 1%: ring.")
-    assert shown.set(size=1).status.endswith("Fastest here: recursive_doubling, 10.2 µs.")
+    assert shown.status.startswith("all_reduce by ring, 8 ranks, 1.07 GB: each rank sends 1.88 GB; rounds 14; time 4.22 ms")
+    assert shown.status.endswith("Limit: bandwidth; ring is the fastest here, to within 1%.")
+    assert shown.set(size=1).status.endswith("Limit: latency; the fastest here is recursive_doubling, 10.2 µs.")
     assert shown.set(n=0).status.startswith("Not possible: n=0")
+    assert shown.set(n=1).status == "all_reduce by ring, 1 rank, 1 B. Limit: one rank: nothing is sent."
+
+
+def test_a_bar_says_what_its_rank_sends():
+    plot = Knobs()
+    plot.update("broadcast", "tree", 4, 1000, LAPTOP, 1)
+    assert [part.says for part in plot.parts()] == [f"rank {r}: {size:,} bytes" for r, size in enumerate((2000, 1000, 0, 0))]
+    plot.update("all_reduce", "ring", 64, GIB, NODES, 1)
+    assert list(plot.parts()) == []
+
+
+def test_every_preset_can_be_shown():
+    shown = explorer()
+    for name in ("the same bytes", "6 ranks", "1 MB, 64 ranks", "17 GB, 64 ranks", "a torus"):
+        assert "Limit: " in shown.preset(name).status
 
 
 def test_a_ring_s_contents_grow_by_a_term_a_round():

@@ -90,7 +90,8 @@ def explorer():
 
 def test_an_explorer_says_at_its_defaults_what_limits():
     assert (
-        explorer().status == "1.05 MB over InfiniBand 400G: 35 µs, 60% of 50 GB/s; bandwidth-bound (half bandwidth at 700 kB)"
+        explorer().status
+        == "1.05 MB over InfiniBand 400G: time 35 µs; share of β 60% of 50 GB/s; half bandwidth at 700 kB. Limit: bandwidth."
     )
 
 
@@ -99,7 +100,7 @@ def test_an_explorer_is_set_and_read_from_code():
     before = shown.png
     shown.set(n=1, link="NVLink, H100")
     assert shown.values == {"link": "NVLink, H100", "n": 1}
-    assert "latency-bound" in shown.status
+    assert "Limit: latency." in shown.status
     assert shown.png != before
     assert "1 B over NVLink, H100" in repr(shown)
 

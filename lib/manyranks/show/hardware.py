@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from manyranks.show import style, units
+from manyranks.show.said import Said
 from manyranks.theory.hardware import Link
 
 _SIZES = [2**k for k in range(36)]
@@ -64,8 +65,8 @@ class MessageTime:
     def moving(self) -> list[Line2D]:
         return [self._curve, *self._parts, self._share, *self._points, self._half]
 
-    def update(self, link: str, n: float) -> str:
-        """Shows this link with a message of n bytes; returns what bounds it."""
+    def update(self, link: str, n: float) -> Said:
+        """Shows this link with a message of n bytes."""
         chosen = self.links[link]
         times = [chosen.seconds(size) for size in _SIZES]
         self._curve.set_ydata(times)
@@ -76,11 +77,10 @@ class MessageTime:
         self._points[0].set_data([n], [chosen.seconds(n)])
         self._points[1].set_data([n], [100 * share])
         self._half.set_xdata([chosen.half_bandwidth_bytes])
+        half = units.size(chosen.half_bandwidth_bytes)
+        numbers = {"time": units.duration(chosen.seconds(n)), "share of β": f"{share:.0%} of {units.rate(chosen.bandwidth)}"}
         bound = "latency" if n < chosen.half_bandwidth_bytes else "bandwidth"
-        return (
-            f"{units.size(n)} over {link}: {units.duration(chosen.seconds(n))}, {share:.0%} of {units.rate(chosen.bandwidth)}; "
-            f"{bound}-bound (half bandwidth at {units.size(chosen.half_bandwidth_bytes)})"
-        )
+        return Said(f"{units.size(n)} over {link}", numbers | {"half bandwidth": f"at {half}"}, bound)
 
 
 @style.styled

@@ -21,6 +21,7 @@ from manyranks.world.errors import NotStarted
 _WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
 _TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
 _IMPORTING = 60.0  # seconds that the import of torch may take
+IDLE = 600.0  # seconds that the forkserver stays without a world
 _REST = 0.05  # seconds in which faulthandler writes all its lines after the first
 _START = "import sys; sys.path[:] = {!r}; from manyranks.world.forkserver import serve; serve({}, {!r}, {!r})"
 strangers = False  # whether ranks run code that nobody here has written: grade.apart sets it
@@ -168,6 +169,8 @@ class Forkserver:
                 stderr=self._errors,
             )
         atexit.register(self.close)
+        self._worlds = 0
+        self._leave_later()
 
     @property
     def pid(self) -> int:
@@ -246,8 +249,28 @@ class Forkserver:
     def clock(self) -> None:
         """What ranks must set their clock by: nothing, they have the kernel's."""
 
+    def hold(self) -> None:
+        """A world needs this process from now on. Called with `_starting`."""
+        self._worlds += 1
+        self._leaving.cancel()
+
     def release(self) -> None:
-        """A world has ended. Others need this process still."""
+        """A world has ended. Where no other needs this process, it ends after a while: it takes hundreds of MB."""
+        with _starting:
+            self._worlds -= 1
+            if self._worlds == 0:
+                self._leave_later()
+
+    def _leave_later(self) -> None:
+        self._leaving = threading.Timer(IDLE, self._leave)
+        self._leaving.daemon = True
+        with contextlib.suppress(RuntimeError):  # Python is about to end, and this process with it
+            self._leaving.start()
+
+    def _leave(self) -> None:
+        with _starting:
+            if self._worlds == 0 and self._owner == os.getpid():
+                self.close()
 
     def _is_ready(self) -> bool:
         self._socket.settimeout(_IMPORTING)
@@ -290,15 +313,20 @@ def _environment(interface: str | None) -> dict[str, str]:
     }
 
 
-_starting = threading.Lock()
+_starting = threading.RLock()  # a world may be collected while another is made
 
 
 _servers: dict[bool, Forkserver] = {}  # by whether it is for strangers
 
 
-def the_forkserver() -> Forkserver:
-    """The kernel's one forkserver, started if there is none that lives; another one for code of strangers."""
+def the_forkserver(hold: bool = False) -> Forkserver:
+    """The kernel's one forkserver, started if there is none that lives; another one for code of strangers.
+
+    hold: it stays until it's released; without, it ends after a while
+    """
     with _starting:
         if strangers not in _servers or not _servers[strangers].alive():
             _servers[strangers] = Forkserver(strangers=strangers)
+        if hold:
+            _servers[strangers].hold()
         return _servers[strangers]

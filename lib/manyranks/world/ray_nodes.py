@@ -29,6 +29,7 @@ class Node:
         self._kernel, self._secret, self._server = kernel, secret, Forkserver(interface_of(address))
         self._ranks: dict[int, RankProcess] = {}
         self._pids: dict[int, int] = {}
+        self._server.hold()
         self._server.wait_until_ready()
 
     def free_port(self) -> int:

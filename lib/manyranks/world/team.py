@@ -102,7 +102,7 @@ class Team:
 def server_of(engine: str, size: int):
     """What forks the ranks of a world of this size."""
     if engine == "local":
-        return the_forkserver()
+        return the_forkserver(hold=True)
     from manyranks.world.ray_engine import RayServer
 
     return RayServer(size)

@@ -93,7 +93,11 @@ class World:
         return result
 
     def close(self) -> None:
-        """Ends the ranks, also from another thread than the one whose run is under way. Closing twice does nothing."""
+        """Ends the ranks, also from another thread than the one whose run is under way. Closing twice does nothing.
+
+        The process that has started them, with torch in its 300 MB, stays for ten minutes, so that the next World is there
+        at once; then it ends, too.
+        """
         self._closed = True
         for team in self._holder:
             team.kill()

@@ -1,6 +1,6 @@
 """Chapter 01's pictures: collectives before and after, round by round, and what they cost."""
 
-from manyranks.show.collectives.knobs import explorer
+from manyranks.show.collectives.explorer import explorer
 from manyranks.show.collectives.pictures import before_after
 from manyranks.show.collectives.steps import rounds, stepper
 

@@ -1,6 +1,6 @@
 """Three panels of chapter 01's explorer: what ranks hold, the bytes that they send, and time against message size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib import colormaps
@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from manyranks.show import style, units
 from manyranks.show.labels import Labels
+from manyranks.show.said import Part
 
 MOST = 16  # ranks that the grid and the numbered bars have room for
 _DIGITS = 8  # and ranks whose cells have room for a digit
@@ -77,6 +78,7 @@ class Sent:
         for x, align in ((1.01, "left"), (-0.015, "right")):
             axes.text(x, 1, "1,000 MB", ha=align, fontsize=9, color="none")  # the layout leaves this much room for amounts
         self._under = axes.text(0.5, -0.18, "rank", ha="center", va="center")
+        self._axes, self._shown = axes, ()
         axes.set(xlim=(0, 1), ylim=(0, 1.08), xticks=[], title="bytes that each rank sends")
         axes.set_yticks(_PARTS, [""] * len(_PARTS))
         axes.tick_params(length=0)
@@ -85,16 +87,24 @@ class Sent:
     def moving(self) -> list[Artist]:
         return [self._bars, self._line, self._right.artist, self._left.artist, self._numbers.artist, self._under]
 
+    def parts(self) -> Iterator[Part]:
+        """The bytes of each rank, where a bar is one rank's."""
+        n, top = len(self._shown), max(*self._shown, 1)
+        for rank, size in enumerate(self._shown if n <= MOST else ()):
+            yield Part(
+                self._axes, (rank + 0.14) / n, (rank + 0.86) / n, 0, max(size / top, 0.03), f"rank {rank}: {size:,} bytes"
+            )
+
     def update(self, sent: Sequence[int], least: float) -> None:
         """Shows the bytes of rank 0, 1, …, and the bytes that the busiest rank cannot do without."""
-        n, top = len(sent), max(*sent, least, 1)
+        n, top, self._shown = len(sent), max(*sent, least, 1), tuple(sent)
         few = n <= MOST
         heights = [bytes / top for bytes in (sent if few else sorted(sent, reverse=True))]
         self._bars.set_verts(
             [_box((r + 0.14) / n, 0, 0.72 / n, h) for r, h in enumerate(heights)] if few else [_steps(heights)]
         )
         self._line.set_segments([[(0, least / top), (1, least / top)]])
-        beside = [(1.01, least / top + 0.04), (1.01, least / top - 0.04)]
+        beside = [(1.01, least / top + 0.055), (1.01, least / top - 0.055)]
         self._right.update(beside, ["least", units.size(least)], [style.ORANGE] * 2)
         self._left.update([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
         self._numbers.update([((r + 0.5) / n, -0.07) for r in range(n)] if few else [], range(n if few else 0))
@@ -124,7 +134,7 @@ class Times:
 
     def update(self, seconds: Mapping[str, Sequence[float]], chosen: str, at: tuple[float, float]) -> None:
         """Shows these algorithms' seconds at SIZES, the chosen one on a band, and a mark at `at`, (bytes, seconds)."""
-        heights = {name: 0.96 - 0.078 * place for place, name in enumerate(seconds)}
+        heights = {name: 0.95 - 0.1 * place for place, name in enumerate(seconds)}
         for name in LOOKS:
             self._curves[name].set_ydata(seconds.get(name, SIZES))
             self._samples[name].set_ydata([heights.get(name, 0)] * 3)

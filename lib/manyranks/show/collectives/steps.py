@@ -9,6 +9,7 @@ from manyranks.show import style, units
 from manyranks.show.collectives.circle import Circle
 from manyranks.show.collectives.holdings import Holdings
 from manyranks.show.explorer import Explorer, slider
+from manyranks.show.said import Said
 
 Rounds = Sequence[Sequence[tuple[int, int, int]]]  # (source, destination, bytes) of each message, as Measurement.rounds
 
@@ -50,15 +51,15 @@ class Steps:
     def moving(self) -> list[Artist]:
         return [*self._circle.moving, *self._grid.moving, self._title]
 
-    def update(self, step: int) -> str:
-        """Shows the messages of this round, counted from 1, and the ranks after it; 0 is the start. Returns what was sent."""
+    def update(self, step: int) -> Said:
+        """Shows the messages of this round, counted from 1, and the ranks after it; 0 is the start."""
         messages = self._run[step - 1] if step else []
         self._circle.update(self._n, _shares(messages, self._whole), f"round {step} of {len(self._run)}" if step else "start")
         self._grid.update([row.tolist() for row in self._held[step]])
         self._title.set_text(f"held after round {step}" if step else "held at the start")
         sent = [sum(b for done in self._run[:step] for s, _, b in done if s == rank) for rank in range(self._n)]
-        now = f"{len(messages)} messages of {_span([b for *_, b in messages])}. " if messages else "Before the first message. "
-        return now + f"Sent so far, a rank: {_span(sent)}; the tensor has {units.size(self._whole)}."
+        now = {"messages": f"{len(messages)} of {_span([b for *_, b in messages])}"} if messages else {"messages": "none yet"}
+        return Said("", now | {"sent so far, a rank": _span(sent), "the whole tensor": units.size(self._whole)})
 
 
 def stepper(run: Rounds, held: Sequence[Sequence[Tensor]]) -> Explorer:

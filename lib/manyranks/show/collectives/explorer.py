@@ -1,5 +1,6 @@
 """Chapter 01's explorer: a collective, its algorithm, ranks, size and topology; its messages, contents, bytes and time."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from matplotlib.artist import Artist
@@ -9,7 +10,9 @@ from manyranks.show.collectives import contents, topologies
 from manyranks.show.collectives.circle import Circle
 from manyranks.show.collectives.panels import LOOKS, MOST, SIZES, Grid, Sent, Times
 from manyranks.show.collectives.topologies import TOPOLOGIES
-from manyranks.show.explorer import Explorer, choice, log_slider, slider, value_slider
+from manyranks.show.explorer import Explorer, Measure, choice, log_slider, slider, value_slider
+from manyranks.show.said import Part, Said
+from manyranks.theory.cluster import Cluster
 from manyranks.theory.collectives import ALGORITHMS, rounds, sent_bytes
 
 _RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
@@ -25,8 +28,16 @@ class Setting(NamedTuple):
     topology: str
 
     @property
+    def on(self) -> Cluster:
+        return TOPOLOGIES[self.topology]
+
+    @property
     def node(self) -> int | None:
         return topologies.node_of(self.topology, self.algorithm)
+
+    @property
+    def rounds(self) -> int:
+        return topologies.round_count(self.operation, self.algorithm, self.n, self.node)
 
     def seconds(self, size: float, algorithm: str | None = None) -> float:
         return topologies.seconds(self.operation, algorithm or self.algorithm, self.n, size, self.topology)
@@ -41,13 +52,13 @@ class Knobs:
 
     @style.styled
     def __init__(self):
-        self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=5.3)
+        self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=4.4)
         self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
         panels = self._circle, self._grid, self._sent, self._times
         self.moving: list[Artist] = [artist for panel in panels for artist in panel.moving]
 
-    def update(self, operation: str, algorithm: str, n: int, size: int, topology: str, step: int) -> str:
-        """Shows round `step`, counted from 1, or the last where there are fewer; returns what is sent, the time and its cause.
+    def update(self, operation: str, algorithm: str, n: int, size: int, topology: str, step: int) -> Said:
+        """Shows round `step`, counted from 1, or the last where there are fewer.
 
         size: bytes of the whole tensor. Raises ValueError for what cannot be, and then leaves the figure as it was.
         """
@@ -59,10 +70,14 @@ class Knobs:
         self._rounds(now, step)
         self._sent.update(sent, topologies.least(operation, now.size, n))
         self._times.update(times, algorithm, (now.size, now.seconds(now.size)))
-        return _status(now, sent, names)
+        return _said(now, sent, names)
+
+    def parts(self) -> Iterator[Part]:
+        """What each rank sends."""
+        return self._sent.parts()
 
     def _rounds(self, now: Setting, step: int) -> None:
-        total = topologies.round_count(now.operation, now.algorithm, now.n, now.node)
+        total = now.rounds
         if now.n > MOST:
             self._circle.update(now.n, [], f"{total:,} rounds")
             return self._grid.update([], 1, _held(now.operation))
@@ -87,10 +102,21 @@ def counts(now: Setting, step: int) -> list[list[int]]:
     return [[terms.bit_count() for terms in row] for row in held]
 
 
-def explorer() -> Explorer:
-    """The explorer of chapter 01."""
+def explorer(measure: Measure | None = None) -> Explorer:
+    """Returns the explorer of chapter 01.
+
+    measure: what "Measure it" runs, manyranks.small's collectives
+    """
     return Explorer(
         Knobs(),
+        presets={
+            "the same bytes": {"algorithm": "halving_doubling"},
+            "6 ranks": {"algorithm": "halving_doubling", "n": 6},
+            "1 MB, 64 ranks": {"algorithm": "recursive_doubling", "n": 64, "size": 2**20},
+            "17 GB, 64 ranks": {"algorithm": "hierarchical", "n": 64, "size": 2**34},
+            "a torus": {"topology": "TPU v5p torus", "n": 64},
+        },
+        measure=measure,
         operation=choice("operation", "all_reduce", list(ALGORITHMS)),
         algorithm=choice("algorithm", "ring", list(LOOKS)),
         n=value_slider("ranks N", 8, _RANKS),
@@ -111,7 +137,7 @@ def _check(now: Setting, step: int) -> None:
 def _title(now: Setting, step: int, total: int) -> str:
     if not total:
         return "no rounds"
-    return f"round {step} of {total}" + (" on one ring" if TOPOLOGIES[now.topology].torus and now.algorithm == "ring" else "")
+    return f"round {step} of {total}" + (" on one ring" if now.on.torus and now.algorithm == "ring" else "")
 
 
 def _held(operation: str) -> str:
@@ -120,37 +146,27 @@ def _held(operation: str) -> str:
     return "arrived, by sender" if operation == "all_to_all" else "chunks that have arrived"
 
 
-def _status(now: Setting, sent: list[int], names: list[str]) -> str:
+def _said(now: Setting, sent: list[int], names: list[str]) -> Said:
+    where = f"{now.operation} by {now.algorithm}, {now.n:,} rank{'s' * (now.n != 1)}, {units.size(now.size)}"
     if now.n == 1:
-        return f"{now.operation} of 1 rank: nothing is sent."
+        return Said(where, limit="one rank: nothing is sent")
     seconds, latency = now.seconds(now.size), now.seconds(0)
-    bound = "latency" if latency > seconds / 2 else "bandwidth"
-    return (
-        f"{now.operation} by {now.algorithm}, {now.n:,} ranks, {units.size(now.size)}: {_sends(sent)} {_way(now)}: "
-        f"{units.duration(seconds)}, {bound}-bound (latency {units.duration(latency)}, {latency / seconds:.0%}). "
-        f"{_fastest(now, names, seconds)}"
-    )
-
-
-def _sends(sent: list[int]) -> str:
     most = units.size(max(sent))
-    return f"each rank sends {most}" if units.size(min(sent)) == most else f"the busiest rank sends {most}"
-
-
-def _way(now: Setting) -> str:
-    if TOPOLOGIES[now.topology].torus:
-        return f"over a torus of {'×'.join(str(side) for side in topologies.shape(now.n) if side > 1)}"
-    count = topologies.round_count(now.operation, now.algorithm, now.n, now.node)
-    return f"in {count:,} round{'s' * (count > 1)}"
+    sends = "each rank sends" if units.size(min(sent)) == most else "the busiest rank sends"
+    over = "×".join(str(side) for side in topologies.shape(now.n) if side > 1)
+    way = {"torus": over} if now.on.torus else {"rounds": f"{now.rounds:,}"}
+    share = {"latency": f"{units.duration(latency)}, {latency / seconds:.0%}"}
+    numbers = {sends: most} | way | {"time": units.duration(seconds)} | share
+    return Said(where, numbers, f"{'latency' if latency > seconds / 2 else 'bandwidth'}; {_fastest(now, names, seconds)}")
 
 
 def _fastest(now: Setting, names: list[str], seconds: float) -> str:
     if len(names) == 1:
-        return "No other algorithm here."
+        return "there is no other algorithm here"
     best = min(names, key=lambda name: now.seconds(now.size, name))
     shortest = now.seconds(now.size, best)
     if best == now.algorithm:
-        return f"Fastest here: {best}."
+        return f"{best} is the fastest here"
     if seconds <= 1.01 * shortest:
-        return f"Fastest here, to within 1%: {now.algorithm}."
-    return f"Fastest here: {best}, {units.duration(shortest)}."
+        return f"{now.algorithm} is the fastest here, to within 1%"
+    return f"the fastest here is {best}, {units.duration(shortest)}"
