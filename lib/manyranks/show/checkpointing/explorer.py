@@ -38,9 +38,9 @@ _WAYS = Limits(_ROOM, {}, list(_ROOM), _SAID | {"tp": "t = {}", "microbatch": "a
 
 @dataclass(frozen=True)
 class Step(Scenario):
-    """A step whose plan says what each layer does by itself, and a strategy what is kept.
+    """A step in which a strategy chooses the layers to keep; its plan's recompute is about attention alone.
 
-    more: bytes beside those of keeping every layer, 0 or below; again: forwards of all layers, beside the first
+    more: bytes to add to what a rank holds when it keeps every layer, 0 or below; again: how often all layers run again
     """
 
     more: int = 0
@@ -48,7 +48,7 @@ class Step(Scenario):
 
     @property
     def cost(self) -> Cost:
-        """One forward of all layers takes what recompute="full" adds to "none"."""
+        """Adds, for all layers once again, what recompute="full" adds to "none"."""
         kept = super().cost
         none, full = (Scenario(self.shape, replace(self.plan, recompute=how), self.cluster).cost for how in ("none", "full"))
         seconds = kept.seconds + self.again * (full.seconds - none.seconds)
@@ -81,19 +81,19 @@ class Setting(NamedTuple):
 
     @property
     def plan(self) -> Plan:
-        """What each layer does by itself, whatever the strategy is."""
+        """Says how a layer is split and how its attention runs, whatever the strategy."""
         flash, recompute, _ = ATTENTION[self.attention]
         how = {"seq": self.seq, "microbatch": self.microbatch, "tp": self.tp, "sequence_parallel": self.sequence_parallel}
         return Plan(flash=flash, recompute=recompute, **how)
 
     @property
     def layer(self) -> Layer:
-        """Of the model on one rank; embedding and head are left out."""
+        """Returns a layer on one rank; embedding and head are left out."""
         return checkpointing.chain_of(SHAPES[self.model], self.plan)[0]
 
     @property
     def scenario(self) -> Scenario:
-        """A step on A100s, the paper's, of ranks that have all layers."""
+        """Takes the paper's A100s, and ranks that have all layers."""
         shape, found, layer = SHAPES[self.model], self.points(), self.layer
         point, whole = found[self.strategy], found[KEEP_ALL]
         more = point.bytes(layer) - whole.bytes(layer)
@@ -181,7 +181,7 @@ class Tradeoff:
         return _said(now, chosen, now.extra(found[OPTIMAL].forwards))
 
     def parts(self) -> Iterator[Part]:
-        """What the markers and the bars say."""
+        """Yields what each marker and each bar says."""
         for line in self._dots:
             ((x, y),) = line.get_xydata()
             says = f"{line.get_label()}: {_percent(x)} of the memory, {_percent(y)} of a step's FLOPs again"

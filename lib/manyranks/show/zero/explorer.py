@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
     @property
     def scenario(self) -> Scenario:
-        """One sequence a GPU, all layers computed again, no overlap. Raises ValueError where shards don't divide ranks."""
+        """Takes one sequence a GPU; all layers run again; no overlap. Raises ValueError for K above d in HSDP."""
         if not self.possible:
             ways = f"replicas × shards = d, so choose K up to {self.dp:,}, or more ranks"
             raise ValueError(f"HSDP with K = {self.k:,} shards on d = {self.dp:,} ranks: {ways}")
@@ -52,13 +52,13 @@ class Setting(NamedTuple):
         return Scenario(SHAPES[self.model], plan, clusters[self.cluster])
 
     def held(self) -> dict[str, int]:
-        """Bytes of one GPU; their sum is the peak."""
+        """Returns bytes of one GPU; their sum is the peak."""
         here = self.scenario
         states = memory.model_states(here.shape, here.plan)[:3]
         return dict(zip(_HELD, (*states, here.peak.total - here.peak.states), strict=True))
 
     def sent(self) -> dict[str, int]:
-        """Bytes that a rank sends in a step with one forward and one backward, the units being the layers."""
+        """Returns what a rank sends in a step, in bytes, with one forward and one backward, the units being the layers."""
         plan, cut = self.scenario.plan, sharding.unit_sizes(self.scenario.shape)
         itemsizes = plan.recipe.parameters, min(4, plan.recipe.gradients)
         return dict(
@@ -66,13 +66,13 @@ class Setting(NamedTuple):
         )
 
     def largest(self) -> int:
-        """Parameters of the largest model by its states alone, as in Table 2 of arXiv 1910.02054."""
+        """Returns the parameters of the largest model by its states alone, as in Table 2 of arXiv 1910.02054."""
         plan, room = self.scenario.plan, self.scenario.cluster.accelerator.memory
         return sharding.largest(plan.zero, self.dp, int(room), self.precision, self.dp // plan.shards)
 
 
 class Stages:
-    """A row for each stage: the memory of one GPU by what it's for, what it sends in a step, the largest model that fits."""
+    """Shows a row for each stage: the memory of one GPU, what it sends in a step, and the largest model that fits."""
 
     @style.styled
     def __init__(self):
@@ -127,12 +127,12 @@ class Stages:
                 yield Part(self._held.axes, 0, LONGEST * _place(size, _BYTES), top + 0.16, top, says)
 
     def parts(self) -> Iterator[Part]:
-        """What the bars say."""
+        """Yields what each bar says."""
         for each in (self._lanes(), self._sent.parts(), self._largest.parts()):
             yield from each
 
     def idle(self, stage: str, **values) -> tuple[str, ...]:
-        """K is of HSDP alone."""
+        """Switches K off but for HSDP."""
         return () if stage == "HSDP" else ("k",)
 
 

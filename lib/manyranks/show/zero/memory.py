@@ -7,7 +7,7 @@ from manyranks.show import drawings, style, units
 
 
 def _over_a_step(run: Callable, train: Callable, stage: type, held: Callable) -> list:
-    """What `held` says on rank 0 in the second step, after each part's forward and backward. run: a world's."""
+    """Returns what held(stage) says on rank 0 after each part's forward and backward, in the second step. run: a world's."""
     return run(_watched, train, stage, held)[0]
 
 
