@@ -34,7 +34,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 notebooks: $(VENV)/.installed-test ## executes lessons and labs in place and removes volatile metadata
-	MANYRANKS_SCENARIO=off $(BIN)/python -m tests.notebooks.execute notebooks/*.ipynb $(wildcard notebooks/lab/*.ipynb)
+	MANYRANKS_SETTINGS=off $(BIN)/python -m tests.notebooks.execute notebooks/*.ipynb $(wildcard notebooks/lab/*.ipynb)
 
 exercises: $(VENV)/.installed-test ## generates exercises/ and the data of checks from solutions/
 	$(BIN)/python -m tests.grading.release

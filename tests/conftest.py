@@ -33,7 +33,7 @@ local._START = local._START.replace("; serve(", f"; import {', '.join(IMPORTED)}
 # Where the environment forbids bytecode, each process of a run would compile the library, and each worker all tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ["MANYRANKS_SCENARIO"] = "off"  # explorers open at their defaults, whatever the user has set in a notebook
+os.environ["MANYRANKS_SETTINGS"] = "off"  # explorers open at their defaults, whatever the user has set in a notebook
 
 
 def pytest_configure(config):

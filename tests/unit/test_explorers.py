@@ -41,7 +41,7 @@ def explorer(measure=None):
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
     """Where a reader's own settings are, in a notebook."""
-    monkeypatch.setenv("MANYRANKS_SCENARIO", "")
+    monkeypatch.setenv("MANYRANKS_SETTINGS", "")
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "config"))
     return tmp_path / "config" / "manyranks_scenario.json"
 
@@ -111,7 +111,7 @@ def test_tests_and_plain_python_start_at_the_defaults(settings, monkeypatch):
     settings.parent.mkdir()
     settings.write_text('{"dp": 8}')
     assert explorer().values["dp"] == 64  # no notebook around it
-    monkeypatch.setenv("MANYRANKS_SCENARIO", scenario.OFF)
+    monkeypatch.setenv("MANYRANKS_SETTINGS", "off")
 
     async def notebook():
         await moved(explorer(), dp=128)

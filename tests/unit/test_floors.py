@@ -14,6 +14,9 @@ import manyranks as mr
 LIB, TESTS = Path(__file__).parents[2] / "lib", Path(__file__).parents[1]
 FLOOR = {
     "lazy": -1,
+    "settings": -1,
+    "busy": -1,
+    "progress": 0,
     "timeline": 0,
     "theory": 1,
     "measure": 1,
@@ -27,16 +30,19 @@ FLOOR = {
 }
 MAY_IMPORT = {
     "lazy": (),
+    "settings": (),
+    "busy": (),
+    "progress": ("settings",),
     "timeline": (),
-    "theory": ("lazy", "timeline"),
+    "theory": ("lazy", "busy", "timeline"),
     "measure": ("timeline",),
-    "world": ("lazy", "timeline", "theory", "measure"),
+    "world": ("lazy", "busy", "timeline", "theory", "measure"),
     "parallel": ("lazy", "timeline"),
     "training": ("lazy", "parallel", "measure", "theory", "world"),
     "given": ("lazy", "timeline", "theory", "measure", "world", "parallel"),
-    "show": ("lazy", "timeline", "theory", "measure", "parallel.pipeline", "world.cells", "world.errors"),
+    "show": ("lazy", "settings", "timeline", "theory", "measure", "parallel.pipeline", "world.cells", "world.errors"),
     "small": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training"),
-    "grade": ("lazy", "timeline", "theory", "measure", "world", "parallel", "training", "given"),
+    "grade": ("lazy", "busy", "progress", "timeline", "theory", "measure", "world", "parallel", "training", "given"),
 }
 # What a package may take from outside the standard library, where that is limited.
 OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}

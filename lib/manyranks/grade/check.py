@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from manyranks import progress
 from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Ready
@@ -77,6 +78,7 @@ class Report:
     lines: tuple[Line, ...]
     printed: str = ""
     run: str = ""
+    exercise: str = ""
 
     @property
     def passed(self) -> bool:
@@ -84,10 +86,12 @@ class Report:
         return all(line.ok for line in self.lines)
 
     def show(self) -> float:
-        """Displays the report and returns the points, which nbgrader takes from the last line of a test cell."""
+        """Displays the report and the total, and returns the points, which nbgrader takes from a test cell's last line."""
         from IPython.display import display
 
         display(self)
+        if total := progress.after(self.exercise, self.task, self.points, [line.hint for line in self.lines if not line.ok]):
+            display(total)
         return _Points(self.points)
 
     def __repr__(self) -> str:
@@ -95,8 +99,7 @@ class Report:
         for line in self.lines:
             parts.append(f"{_mark(line)} {line.what}" + (f": {line.found}" if line.found else ""))
             parts += [f"    hint: {line.hint}"] if line.hint else []
-        if self.printed:
-            parts += [f"what the ranks printed {self.run}:", self.printed]
+        parts += [f"what the ranks printed {self.run}:", self.printed] * bool(self.printed)
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
@@ -152,10 +155,11 @@ class Task:
     def __post_init__(self) -> None:
         if abs((total := sum(judge.share for judge in self.judge)) - 1) > 1e-6:
             raise ValueError(f"the shares of {self.name}'s judges add up to {total:g}, not to 1")
+        progress.TASKS.setdefault(self.exercise, {})[self.name] = self.points
 
     def __call__(self, answer) -> Report:
         """Checks the learner's answer on real ranks."""
-        return check(self, answer, current(self.exercise)[self.name])
+        return replace(check(self, answer, current(self.exercise)[self.name]), exercise=self.exercise)
 
     def cases_on(self, n: int) -> Sequence[Any]:
         """Those of a world of n ranks."""
@@ -381,9 +385,7 @@ def _fits(one: Mistake, seen: dict[str, list[dict[str, Any]]], prefix: str) -> b
     there = False
     for key, ranks in one.changed.items():
         facts = [{name: value for name, value in rank.items() if name.startswith(prefix)} for rank in ranks]
-        if not any(facts):
-            continue
-        if key not in seen:  # the run broke off before: it counts as far as it came
+        if not any(facts) or key not in seen:  # the run broke off before: it counts as far as it came
             continue
         there = True
         pairs = zip(facts, seen[key], strict=True)
@@ -403,7 +405,7 @@ def _only_two_ranks(task: Task, done: list[Judged]) -> list[Finding]:
 def _once(lines: list[Line]) -> tuple[Line, ...]:
     """The lines, each hint at the first that has it."""
     hints = [line.hint for line in lines]
-    return tuple(replace(line, hint="" if line.hint in hints[:i] else line.hint) for i, line in enumerate(lines))
+    return tuple(replace(line, hint=line.hint * (line.hint not in hints[:i])) for i, line in enumerate(lines))
 
 
 def _share(task: Task, done: list[Judged]) -> float:
@@ -427,10 +429,8 @@ def _share_of(task: Task, done: list[Judged]) -> float:
     return share if all(right) or any(judge.part for judge in task.judge) else min(share, _WITHOUT_VALUES)
 
 
-def _values_hold(task: Task, done: list[Judged]) -> bool:
-    """Those of the first judge, or of all that judge parts of the values."""
-    parts = [i for i, judge in enumerate(task.judge) if judge.part]
-    return all(_hold(i, done) for i in parts or [0])
+def _values_hold(task: Task, done: list[Judged]) -> bool:  # the first judge's, or all that judges of parts of them see
+    return all(_hold(i, done) for i in [i for i, judge in enumerate(task.judge) if judge.part] or [0])
 
 
 def _hold(i: int, done: list[Judged]) -> bool:

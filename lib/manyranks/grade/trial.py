@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from manyranks import busy
 from manyranks.grade.learner import Ready, refuse_itself, refused
 from manyranks.measure import journal
 from manyranks.measure.journal import Stopped
@@ -136,7 +137,7 @@ def trials(
     """
     done: list[Trial] = []
     deadline = time.monotonic() + _ALL_SECONDS
-    for n in worlds:
+    for n in busy.each(tuple(worlds), "checking on ranks"):
         fences = {"confined": confined} if confined else {}
         with World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
             for i, case in enumerate(cases(n)):

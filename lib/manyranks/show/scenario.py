@@ -4,17 +4,13 @@ What a reader has chosen in one chapter is there in the next: it's kept in a fil
 """
 
 import functools
-import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import ipywidgets as widgets
-from jupyter_core.paths import jupyter_config_dir
 
+from manyranks import settings
 from manyranks.show import units
 from manyranks.theory import ModelShape, Plan, clusters, memory, models, step
 from manyranks.theory.cluster import Cluster
@@ -24,7 +20,6 @@ from manyranks.theory.names import Named
 SMALL = ModelShape("small GPT", layers=4, hidden=128, ffn=352, heads=4, vocab=256, tied=True)
 SHAPES = Named("model", {SMALL.name: SMALL} | dict(models))
 CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h800", "h200-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "tpu-v6e")
-OFF = "off"  # the value of MANYRANKS_SCENARIO that keeps explorers at their defaults: tests and stored notebooks
 
 
 class Cost(NamedTuple):
@@ -179,37 +174,22 @@ def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWi
 # What is carried from one explorer to the next
 
 
-def _place() -> Path:
-    return Path(jupyter_config_dir()) / "manyranks_scenario.json"
-
-
 def saved() -> dict[str, object]:
-    """What the reader has set in any explorer: name of a shared control -> value. Empty where nothing is, or can be read."""
-    if os.environ.get("MANYRANKS_SCENARIO") == OFF:
-        return {}
-    with suppress(OSError, ValueError, TypeError):
-        found = json.loads(_place().read_text())
-        return {name: value for name, value in dict(found).items() if name in SHARED and type(value) in (str, int, bool)}
-    return {}
+    """What the reader has set in any explorer: name of a shared control -> value."""
+    return {
+        name: value for name, value in settings.read("scenario").items() if name in SHARED and type(value) in (str, int, bool)
+    }
 
 
 def save(values: Mapping[str, object]) -> None:
-    """Keeps these values of shared controls, beside what was kept before; without a word where the disk doesn't allow it."""
-    if os.environ.get("MANYRANKS_SCENARIO") == OFF:
-        return
-    kept = saved() | {name: value for name, value in values.items() if name in SHARED}
-    with suppress(OSError):
-        _place().parent.mkdir(parents=True, exist_ok=True)
-        beside = _place().with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(kept))
-        os.replace(beside, _place())
+    """Keeps these values of shared controls, beside what was kept before."""
+    if own := {name: value for name, value in values.items() if name in SHARED}:
+        settings.write("scenario", saved() | own)
 
 
 def forget() -> None:
     """Removes what was kept: explorers open at their defaults."""
-    if os.environ.get("MANYRANKS_SCENARIO") != OFF:
-        with suppress(OSError):
-            _place().unlink(missing_ok=True)
+    settings.forget("scenario")
 
 
 def shown(values: Mapping[str, object]) -> str:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
+from manyranks import busy
 from manyranks.theory import checks, memory, pipeline, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
@@ -99,7 +100,7 @@ def _plans(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int,
     given = {name: values for name, values in tried.items() if name not in _CHOSEN}
     kept = itertools.product(tried.get("recompute", RECOMPUTE), tried.get("zero", ZERO), *given.values())
     kept = [(recompute, zero, dict(zip(given, rest, strict=True))) for recompute, zero, *rest in kept]
-    for tp, cp, pp, dp, ep in _degrees(shape, cluster, gpus, seq, tried):
+    for tp, cp, pp, dp, ep in busy.each(_degrees(shape, cluster, gpus, seq, tried), "trying plans"):
         for microbatch in tried.get("microbatch", MICROBATCHES):
             if batch % (dp * microbatch):
                 continue

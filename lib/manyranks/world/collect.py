@@ -4,6 +4,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from manyranks import busy
 from manyranks.world import watch
 from manyranks.world.local import RankProcess
 from manyranks.world.output import Output
@@ -50,15 +51,17 @@ def collect(team: Team, outcome: Outcome, output: Output, timeout: float | None,
     gathering = _Gathering(team, outcome, output)
     stillness = _Stillness(team) if watched else None
     started = time.monotonic()
-    while outcome.missing and not gathering.settled() and not outcome.late:
-        gathering.step()
-        output.show_live(time.monotonic())
-        if gathering.trouble is not None:
-            continue
-        outcome.late |= timeout is not None and time.monotonic() - started > timeout
-        if stillness and stillness.deadlocked(outcome.missing):
-            outcome.deadlock = True
-            break
+    with busy.bar(f"{len(outcome.ranks)} ranks run") as bar:
+        while outcome.missing and not gathering.settled() and not outcome.late:
+            gathering.step()
+            output.show_live(time.monotonic())
+            bar.step(0)
+            if gathering.trouble is not None:
+                continue
+            outcome.late |= timeout is not None and time.monotonic() - started > timeout
+            if stillness and stillness.deadlocked(outcome.missing):
+                outcome.deadlock = True
+                break
     gathering.drain()
 
 
