@@ -9,9 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
 from manyranks.show import bars
-from manyranks.show.checkpointing import ATTENTION, STRATEGIES, Point, Setting, Tradeoff, explorer, front, peaks, segments
+from manyranks.show.checkpointing import explorer, peaks
 from manyranks.show.checkpointing import plan as picture
-from manyranks.theory import checkpointing, flops, models, optimal_checkpoints
+from manyranks.show.checkpointing.explorer import ATTENTION, STRATEGIES, Setting, Tradeoff
+from manyranks.show.checkpointing.points import Point, front, segments
+from manyranks.theory import Plan, checkpointing, clusters, flops, memory, models, optimal_checkpoints, step
 from manyranks.theory.checkpointing import Action, Layer, run
 from tests.drawn import named, widths, words
 
@@ -20,7 +22,7 @@ DEFAULT = {
     "seq": 2048,
     "microbatch": 4,
     "tp": 8,
-    "sequence_parallel": "on",
+    "sequence_parallel": True,
     "attention": "core kept",
     "strategy": "C segments",
     "count": 8,
@@ -53,7 +55,7 @@ def test_segments_hold_and_compute_what_their_plan_does(layer):
 
 def test_every_strategy_of_a_model_holds_and_computes_what_its_plan_does():
     now = setting(model="gpt2-xl", tp=1, seq=1024, count=7, budget=1e9, attention="flash")
-    layer, n = now.layer(), 48
+    layer, n = now.layer, 48
     plans = {
         "keep everything": checkpointing.keep_all(n),
         "every layer": checkpointing.every_layer(n),
@@ -104,17 +106,17 @@ def test_the_default_s_bytes_are_korthikanti_s():
     for attention, factor in (("core kept", 34 + scores), ("selective", 34)):
         now = setting(attention=attention)
         keep_all, every, *_ = now.points().values()
-        assert keep_all.bytes(now.layer()) == pytest.approx((48 * factor + 2 * 2) * SBH / 8)
-        assert every.bytes(now.layer()) == pytest.approx((47 * 2 + factor + 2 * 2) * SBH / 8)
-    whole = setting(sequence_parallel="off", attention="selective")
-    assert whole.layer()[2:] == (2 * SBH, (10 + 24 / 8) * SBH)
+        assert keep_all.bytes(now.layer) == pytest.approx((48 * factor + 2 * 2) * SBH / 8)
+        assert every.bytes(now.layer) == pytest.approx((47 * 2 + factor + 2 * 2) * SBH / 8)
+    whole = setting(sequence_parallel=False, attention="selective")
+    assert whole.layer[2:] == (2 * SBH, (10 + 24 / 8) * SBH)
 
 
 def test_the_parts_of_a_bar_are_its_bytes_and_scores_are_5as_squared_b():
     for attention, point in itertools.product(ATTENTION, setting().points().values()):
         now = setting(attention=attention)
         parts = now.parts(point)
-        assert sum(parts.values()) == pytest.approx(point.bytes(now.layer()))
+        assert sum(parts.values()) == pytest.approx(point.bytes(now.layer))
         expected = point.kept * 5 * 64 * 2048**2 * 4 / 8 if attention == "core kept" else 0
         assert parts["attention scores"] == pytest.approx(expected, rel=1e-3)
         assert parts["checkpoints"] == point.stored * 2 * SBH / 8
@@ -140,31 +142,53 @@ def opened():
 
 def test_it_opens_on_korthikanti_s_smallest_model_and_says_what_limits(opened):
     assert opened.set(**DEFAULT).status == (
-        "megatron-22b, C = 8 segments: 5.42 GB of activations in 32 GB, and 32.9% of a step's FLOPs again. "
+        "megatron-22b, C = 8 segments: activations 5.42 GB of 32 GB; checkpoints + layers kept 7 + 6; "
+        "FLOPs again 32.9% of a step; optimal plan 8.22% of a step. "
         "Limit: computing; the optimal plan for this room needs 8.22%."
     )
+    assert opened.values == DEFAULT
 
 
-def test_the_controls_set_what_they_are_called():
-    shown = explorer()
-    labels = {name: control.description for name, control in shown.controls.items()}
-    assert labels == {
-        "model": "model",
-        "seq": "sequence length s",
-        "microbatch": "micro-batch b",
-        "tp": "tensor parallel t",
-        "sequence_parallel": "sequence parallel",
-        "attention": "attention",
-        "strategy": "strategy",
-        "count": "segments C",
-        "budget": "activations' room",
+def test_the_strip_is_a_step_s_with_what_is_computed_again():
+    every, kept = (setting(strategy=name).scenario.cost for name in ("every layer", "keep everything"))
+    shape, cluster = models["megatron-22b"], clusters["a100-dgx"]
+    for cost, recompute in ((every, "full"), (kept, "none")):
+        plan = Plan(tp=8, seq=2048, microbatch=4, flash=False, recompute=recompute)
+        time = step.estimate(shape, plan, cluster)
+        assert (cost.seconds, cost.mfu) == pytest.approx((time.seconds, time.mfu))
+        assert cost.exposed == pytest.approx(time.tensor / time.seconds)
+        assert cost.held == pytest.approx(memory.peak(shape, plan).total, rel=0.005)
+    optimal = setting(strategy="optimal").scenario.cost
+    assert optimal.seconds == pytest.approx(kept.seconds + 12 / 48 * (every.seconds - kept.seconds))
+    assert kept.held - optimal.held == pytest.approx(42.5e9 - 31.9e9, rel=0.01)
+
+
+def test_the_code_computes_the_strip(capsys):
+    now = setting(strategy="optimal")
+    exec(now.scenario.code(), {})
+    seconds, held = capsys.readouterr().out.splitlines()[-1].split()
+    assert (float(seconds), int(held)) == pytest.approx((now.scenario.cost.seconds, now.scenario.cost.held))
+
+
+def test_markers_and_bars_say_their_numbers(opened):
+    plot = Tradeoff()
+    plot.update(**DEFAULT)
+    said = {part.says for part in plot.parts()}
+    assert "every layer: 3.53% of the memory, 32.9% of a step's FLOPs again" in said
+    assert "keep everything, attention scores: 32.2 GB" in said
+
+
+def test_what_does_nothing_is_switched_off(opened):
+    off = {
+        name for name, control in opened.set(**DEFAULT | {"strategy": "optimal", "tp": 1}).controls.items() if control.disabled
     }
-    assert shown.values == DEFAULT
+    assert off == {"count", "sequence_parallel"}
+    assert not any(control.disabled for control in opened.set(**DEFAULT).controls.values())
 
 
 def test_points_are_where_their_memory_and_flops_are_and_the_chosen_one_is_ringed():
     (both, _), now = drawn(strategy="every layer"), setting(strategy="every layer")
-    layer, found = now.layer(), now.points()
+    layer, found = now.layer, now.points()
     whole = found["keep everything"].bytes(layer)
     for name, point in found.items():
         ((x, y),) = named(both, name).get_xydata()
@@ -186,12 +210,12 @@ def test_no_strategy_is_below_the_line_of_the_optimal_plans():
 
 def test_the_optimal_plan_is_the_fastest_within_the_room_and_else_the_smallest():
     now = setting()
-    assert now.points()["optimal"].bytes(now.layer()) <= 32e9
-    faster = [point for point in front(48, now.layer()) if point.forwards < now.points()["optimal"].forwards]
+    assert now.points()["optimal"].bytes(now.layer) <= 32e9
+    faster = [point for point in front(48, now.layer) if point.forwards < now.points()["optimal"].forwards]
     assert faster
-    assert all(point.bytes(now.layer()) > 32e9 for point in faster)
+    assert all(point.bytes(now.layer) > 32e9 for point in faster)
     tiny = setting(budget=1e5)
-    assert tiny.points()["optimal"].bytes(tiny.layer()) == tiny.layer().saved + 3 * tiny.layer().output
+    assert tiny.points()["optimal"].bytes(tiny.layer) == tiny.layer.saved + 3 * tiny.layer.output
 
 
 def lengths(held: Axes) -> list[float]:
@@ -202,7 +226,7 @@ def lengths(held: Axes) -> list[float]:
 def test_bars_are_as_long_as_their_bytes_to_four_times_the_room():
     (_, held), now = drawn(budget=8e9), setting(budget=8e9)
     (line,) = {round(x, 9) for x in named(held, "limit").get_xdata()}
-    sizes = [point.bytes(now.layer()) for point in now.points().values()]
+    sizes = [point.bytes(now.layer) for point in now.points().values()]
     assert sizes[0] > 32e9
     assert lengths(held) == pytest.approx([min(size, 32e9) / 8e9 * line for size in sizes], rel=1e-6)
 
@@ -226,43 +250,48 @@ def test_a_bar_s_texts_are_its_bytes_and_its_flops():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"strategy": "keep everything"}, "Does not fit: megatron-22b, keep everything: 42.5 GB of activations in 32 GB."),
-        ({"strategy": "keep everything"}, "most of it for attention scores. Flash attention fits, with 0.865% of a step's"),
-        ({"strategy": "optimal"}, "8.22% of a step's FLOPs again. Limit: memory: no plan for this room needs less."),
+        ({"strategy": "keep everything"}, "megatron-22b, keep everything: activations 42.5 GB of 32 GB;"),
+        (
+            {"strategy": "keep everything"},
+            "Does not fit. Limit: memory, most of it attention scores: flash attention fits, with 0.865%",
+        ),
+        ({"strategy": "optimal"}, "FLOPs again 8.22% of a step; optimal plan 8.22% of a step. Limit: memory: no plan for this"),
         ({"strategy": "keep everything", "attention": "flash"}, "Limit: neither memory nor recomputation."),
-        ({"strategy": "keep everything", "attention": "flash", "budget": 8e9}, "The optimal plan fits, with"),
-        ({"strategy": "every layer", "sequence_parallel": "off", "budget": 4e9}, "Sequence parallelism fits, with 32.9%"),
+        ({"strategy": "keep everything", "attention": "flash", "budget": 8e9}, ": the optimal plan fits, with"),
+        ({"strategy": "every layer", "sequence_parallel": False, "budget": 4e9}, ": sequence parallelism fits, with 32.9%"),
         ({"strategy": "optimal", "microbatch": 32, "seq": 8192, "attention": "flash"}, "Limit: memory: no plan for this"),
         (
             {"seq": 65536, "microbatch": 1, "tp": 4, "strategy": "optimal", "attention": "flash", "budget": 4e9},
-            "t = 8 fits, with",
+            ": t = 16 fits, with",
         ),
         (
-            {"seq": 32768, "tp": 1, "sequence_parallel": "off", "attention": "flash", "budget": 1e9},
+            {"seq": 32768, "tp": 1, "sequence_parallel": False, "attention": "flash", "budget": 1e9},
             "parallelism and t = 16 fits",
         ),
-        ({"seq": 131072, "budget": 1e9}, "Nothing here helps: give more ranks a part of each sequence (chapter 07)."),
-        ({"seq": 4096, "microbatch": 32, "budget": 1e9, "attention": "flash"}, "A micro-batch of 1 fits, with"),
+        ({"seq": 131072, "budget": 1e9}, ": nothing here helps; give more ranks a part of each sequence (chapter 07)."),
+        ({"seq": 4096, "microbatch": 32, "budget": 1e9, "attention": "flash"}, ": a micro-batch of 1 fits, with"),
         ({"count": 64}, "Not possible: C = 64 segments of the 48 layers of megatron-22b: choose C up to 48"),
         ({"model": "gpt2-xl"}, "Not possible: tp=8 does not divide the 25 heads of gpt2-xl: choose a divisor of them"),
     ],
 )
-def test_the_status_line_names_the_limit_and_a_way_out(opened, change, said):
+def test_the_sentence_names_the_limit_and_a_way_out(opened, change, said):
     assert said in opened.set(**DEFAULT | change).status
 
 
 def test_a_way_out_is_one():
     plot = Tradeoff()
     tight = DEFAULT | {"strategy": "keep everything", "budget": 16e9}
-    assert "Flash attention fits" in plot.update(**tight)
-    assert "Limit: neither" in plot.update(**tight | {"attention": "flash"})
-    assert "The optimal plan fits, with 8" in plot.update(**tight | {"attention": "flash", "budget": 8e9})
-    assert ", and 8" in plot.update(**tight | {"attention": "flash", "budget": 8e9, "strategy": "optimal"})
+    assert "flash attention fits" in plot.update(**tight).limit
+    assert plot.update(**tight | {"attention": "flash"}).fits
+    assert "the optimal plan fits, with 8" in plot.update(**tight | {"attention": "flash", "budget": 8e9}).limit
+    found = plot.update(**tight | {"attention": "flash", "budget": 8e9, "strategy": "optimal"})
+    assert found.fits
+    assert found.numbers["FLOPs again"].startswith("8")
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("strategy", "hope"), ("attention", "inner"), ("model", "gpt5"), ("sequence_parallel", "maybe"), ("seq", 0), ("tp", 3)],
+    [("strategy", "hope"), ("attention", "inner"), ("model", "gpt5"), ("seq", 0), ("tp", 3)],
 )
 def test_what_is_not_known_or_cannot_be_is_refused_in_words(name, value):
     with pytest.raises(ValueError, match=str(value)):
@@ -272,19 +301,22 @@ def test_what_is_not_known_or_cannot_be_is_refused_in_words(name, value):
 def test_segments_that_cannot_be_are_shown_as_every_layer_where_another_strategy_is_looked_at():
     each = setting(count=128).points()
     assert each["C segments"] == each["every layer"]
-    assert "8.22%" in Tradeoff().update(**DEFAULT | {"count": 128, "strategy": "optimal"})
+    assert "8.22%" in str(Tradeoff().update(**DEFAULT | {"count": 128, "strategy": "optimal"}))
 
 
-def test_every_choice_gives_a_status_line(opened):
+def test_every_choice_and_preset_is_shown(opened):
     plot, controls = Tradeoff(), opened.controls
     lines = [named(plot.figure.axes[0], name) for name in ("all optimal plans", *STRATEGIES)]
-    names = "model", "attention", "strategy"
-    for values in itertools.product(*(controls[name].options for name in names)):
-        change = dict(zip(names, values, strict=True)) | {"tp": 1 if values[0] == "gpt2-xl" else 8}
-        status = plot.update(**DEFAULT | change | {"seq": 8192})
-        assert "Limit: " in status
-        assert "nan" not in status
+    options = [value for _, value in controls["model"].options], controls["attention"].options, controls["strategy"].options
+    for values in itertools.product(*options):
+        change = dict(zip(("model", "attention", "strategy"), values, strict=True)) | {"tp": 1 if values[0] == "gpt2-xl" else 8}
+        said = plot.update(**DEFAULT | change | {"seq": 8192})
+        assert said.limit
+        assert "nan" not in str(said)
         assert all(np.isfinite(line.get_xydata()).all() for line in lines)
+    held = {"16 segments": "2.87 GB", "optimal": "31.9 GB", "optimal, selective": "10.3 GB", "optimal, flash": "10.3 GB"}
+    for name, size in (held | {"long sequence": "47.4 GB"}).items():
+        assert f"activations {size} of 32 GB" in opened.preset(name).status
 
 
 # A plan as a picture

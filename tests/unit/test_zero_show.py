@@ -5,13 +5,13 @@ import itertools
 import pytest
 from matplotlib.axes import Axes
 
-from manyranks.show import bars, zero
-from manyranks.show.zero import STAGES, Stages, explorer, memory_over_a_step
+from manyranks.show import bars, units, zero
+from manyranks.show.zero import explorer, memory_over_a_step
+from manyranks.show.zero.explorer import RECIPES, STAGES, Stages
 from manyranks.theory import Plan, clusters, memory, models, published, sharding
 from tests.drawn import named, widths, words
 
-SIXTEEN = next(iter(zero.RECIPES))
-DEFAULT = {"model": "megatron-7.5b", "cluster": "v100-dgx", "n": 64, "stage": "ZeRO-2", "k": 16, "precision": SIXTEEN}
+DEFAULT = {"model": "megatron-7.5b", "cluster": "v100-dgx", "dp": 64, "stage": "ZeRO-2", "k": 16, "precision": "bf16"}
 
 
 def drawn(**change) -> list[Axes]:
@@ -26,21 +26,19 @@ def written(**change) -> list[list[str]]:
     return [words(panel) for panel in drawn(**change)]
 
 
+def lanes(held: Axes) -> list[float]:
+    """How long each lane is, from top to bottom."""
+    return [path.vertices[:, 0].max() for path in named(held, "held").get_paths()]
+
+
 # The explorer
 
 
 def test_it_opens_on_zero_s_figure_1_and_says_what_limits():
     assert explorer().status == (
-        "megatron-7.5b on 64 GPUs, ZeRO-2: 16.6 GB of states and 1.08 GB for one sequence of 1,024 tokens; 14.3 GB are free. "
-        "A GPU sends 29.4 GB a step, as much as data parallelism. Limit: computing; the network is busy for 44% of the time "
-        "that one sequence a GPU takes."
+        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; one sequence 1.08 GB; sent 29.4 GB; "
+        "traffic 1 × data parallelism. Limit: computing; the network is busy for 44% of that time."
     )
-
-
-def test_the_controls_set_what_they_are_called():
-    labels = {name: control.description for name, control in explorer().controls.items()}
-    assert labels.keys() == DEFAULT.keys()
-    assert (labels["k"], labels["precision"]) == ("shards K (HSDP)", "bytes a parameter")
     assert explorer().values == DEFAULT
 
 
@@ -53,39 +51,43 @@ def test_the_largest_model_on_64_v100s_is_table_2_s():
     assert largest[5] == "Φ = 7.47B"
 
 
-@pytest.mark.parametrize("precision", zero.RECIPES)
-def test_memory_is_the_theory_s_for_every_stage(precision):
-    texts, *_ = written(precision=precision, n=32, k=8)
-    shape, name = models["megatron-7.5b"], zero.RECIPES[precision]
+@pytest.mark.parametrize(("precision", "name"), RECIPES.items())
+def test_memory_is_the_theory_s_for_every_stage(precision, name):
+    texts, *_ = written(precision=name, dp=32, k=8)
+    shape = models["megatron-7.5b"]
     for place, (stage, shards) in enumerate([(0, 32), (1, 32), (2, 32), (3, 32), (3, 8)]):
         plan = Plan(dp=32, dp_shard=shards, zero=stage, seq=1024, recompute="full", precision=name)
         peak = memory.peak(shape, plan)
-        both = zero.units.size(peak.states), f"+ {zero.units.size(peak.activations + peak.buffers)}"
-        assert tuple(text.removeprefix("» ") for text in texts[2 * place : 2 * place + 2]) == both
+        both = units.size(peak.states), f"+ {units.size(peak.activations + peak.buffers)}"
+        assert tuple(texts[2 * place : 2 * place + 2]) == both
     assert texts[-1] == "memory: 32 GB"
     assert str(memory.model_states(100, Plan(zero=0, precision=name)).total) == precision[:2] + "00"
 
 
-def test_bars_are_as_long_as_their_parts_and_the_line_is_the_device_s_memory():
-    held, _, _ = drawn(n=8, k=2)
+def test_a_shard_is_seen_beside_what_is_whole_and_64_ranks_cut_every_kind_by_the_same_length():
+    held, *_ = drawn()
+    each = [lanes(held)[4 * row : 4 * row + 3] for row in range(4)]  # parameters, gradients, optimizer of stages 0 to 3
+    cuts = {round(whole - cut, 6) for row in (1, 2, 3) for whole, cut in zip(each[0], each[row], strict=True)}
+    assert len(cuts - {0.0}) == 1
+    assert [sum(a > b for a, b in zip(each[0], row, strict=True)) for row in each] == [0, 1, 2, 3]
+    smallest = lanes(drawn(model="gpt2-xl", dp=1024, stage="ZeRO-3")[0])
+    assert min(smallest) > 0.02
+
+
+def test_a_row_s_mark_is_the_sum_and_the_line_is_the_memory_of_one_gpu():
+    held, *_ = drawn(dp=8, k=2)
     (line,) = {round(x, 9) for x in named(held, "limit").get_xdata()}
-    shape, memory_of_one = models["megatron-7.5b"], clusters["v100-dgx"].accelerator.memory
-    for bar, (stage, shards) in zip(widths(held), [(0, 8), (1, 8), (2, 8), (3, 8), (3, 2)], strict=True):
-        states = memory.model_states(shape, Plan(dp=8, dp_shard=shards, zero=stage))
-        assert bar == pytest.approx([size / memory_of_one * line for size in states[:3]])
-
-
-def test_bars_beyond_four_times_the_memory_are_cut_and_say_so():
-    held, *_ = drawn(model="llama3-405b")
-    texts = words(held)
-    assert [text.startswith("» ") for text in texts[:10:2]] == [True, True, True, False, True]
-    totals = [sum(bar) for bar in widths(held)]
-    assert totals[:3] == pytest.approx([bars.LONGEST] * 3)
-    assert totals[3] < bars.LONGEST
+    ways = [{"zero": stage, "dp_shard": shards} for stage, shards in ((0, 8), (1, 8), (2, 8), (3, 8), (3, 2))]
+    plans = [Plan(dp=8, seq=1024, recompute="full", overlap=False, **way) for way in ways]
+    peaks = [memory.peak(models["megatron-7.5b"], plan).total for plan in plans]
+    marks, room = named(held, "sums").get_xdata(), clusters["v100-dgx"].accelerator.memory
+    assert [mark <= line for mark in marks] == [peak <= room for peak in peaks]
+    assert sorted(range(5), key=marks.__getitem__) == sorted(range(5), key=peaks.__getitem__)
+    assert all(mark >= lane for row, mark in enumerate(marks) for lane in lanes(held)[4 * row : 4 * row + 4])
 
 
 def test_what_is_sent_is_the_theory_s_by_parts():
-    _, sent, _ = drawn(k=8, precision="18: 2 + 4 + 12 (fp32 gradients)")
+    _, sent, _ = drawn(k=8, precision="bf16-fp32-gradients")
     cut = sharding.unit_sizes(models["megatron-7.5b"])
     expected = [sharding.sent(cut, 64, stage, 2, 4) for stage in range(4)] + [sharding.sent(cut, 64, 3, 2, 4, replicas=8)]
     longest = max(parts.total for parts in expected)
@@ -93,67 +95,94 @@ def test_what_is_sent_is_the_theory_s_by_parts():
         assert bar == pytest.approx([part / longest * bars.LONGEST for part in parts if part])
 
 
+def test_bars_say_their_numbers():
+    plot = Stages()
+    plot.update(**DEFAULT)
+    said = [part.says for part in plot.parts()]
+    assert {"ZeRO-1, parameters: 14.9 GB", "ZeRO-3, parameters: 233 MB", "HSDP, all-reduce: 1.4 GB"} <= set(said)
+    assert [text for text in said if text.startswith("ZeRO-3, parameters")] == [
+        "ZeRO-3, parameters: 233 MB",
+        "ZeRO-3, parameters: 128B",
+    ]
+    assert len(said) < 50
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"stage": "data parallelism"}, "Does not fit: megatron-7.5b on 64 GPUs, data parallelism: 119 GB of states and"),
-        ({"stage": "data parallelism"}, "of 32 GB. Limit: memory, most of it for optimizer states. ZeRO-1 fits."),
-        ({"stage": "ZeRO-3"}, "A GPU sends 44.1 GB a step, 1.5 times what data parallelism sends. Limit: computing"),
-        ({"precision": "18: 2 + 4 + 12 (fp32 gradients)"}, "0.75 times what data parallelism sends"),
-        ({"model": "llama3-70b", "n": 8, "stage": "ZeRO-3"}, "ZeRO-3 fits from 64 GPUs on."),
-        ({"model": "llama3-70b", "n": 256, "stage": "HSDP", "k": 4}, "K = 64 fits."),
-        ({"model": "megatron-1t", "n": 1024, "stage": "ZeRO-3"}, "on however many GPUs: split the layers themselves"),
-        ({"model": "gpt2-xl", "n": 1}, "Limit: one GPU: nothing to share, nothing to send."),
+        ({"stage": "data parallelism"}, "states 119 GB; one sequence 667 MB;"),
+        ({"stage": "data parallelism"}, "Does not fit. Limit: memory, most of it optimizer states: ZeRO-1 fits."),
+        ({"stage": "ZeRO-3"}, "sent 44.1 GB; traffic 1.5 × data parallelism. Limit: computing"),
+        ({"precision": "bf16-fp32-gradients"}, "traffic 0.75 × data parallelism"),
+        ({"model": "llama3-70b", "dp": 8, "stage": "ZeRO-3"}, ": ZeRO-3 fits from 64 GPUs on."),
+        ({"model": "llama3-70b", "dp": 256, "stage": "HSDP", "k": 4}, ": K = 64 fits."),
+        ({"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"}, "on however many GPUs; split the layers themselves"),
+        ({"model": "gpt2-xl", "dp": 1}, "one sequence 424 MB. Limit: one GPU: nothing to share, nothing to send."),
         (
-            {"model": "gpt2-xl", "cluster": "b200-dgx", "n": 1024},
+            {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024},
             "Limit: the network, busy for as long as computing 1.4 sequences",
         ),
         (
             {"stage": "HSDP", "k": 128},
-            "Not possible: HSDP with K = 128 shards on N = 64: replicas × shards = N, so choose K up to 64",
+            "Not possible: HSDP with K = 128 shards on d = 64 ranks: replicas × shards = d, so choose K up to 64",
         ),
     ],
 )
-def test_the_status_line_names_the_limit_and_a_way_out(change, said):
-    assert said in explorer().set(**change).status
+def test_the_sentence_names_the_limit_and_a_way_out(change, said):
+    assert said in explorer().set(**DEFAULT | change).status
 
 
 def test_a_way_out_is_one():
-    shown = explorer().set(model="llama3-70b", n=8, stage="ZeRO-3")
-    assert "ZeRO-3 fits from 64 GPUs on" in shown.status
-    assert "are free" in shown.set(n=64).status
-    assert shown.set(n=32).status.startswith("Does not fit")
-    assert "K = 64 fits" in shown.set(n=256, stage="HSDP", k=4).status
-    assert "are free" in shown.set(k=64).status
-    assert shown.set(k=32).status.startswith("Does not fit")
+    shown = explorer().set(model="llama3-70b", dp=8, stage="ZeRO-3")
+    assert "Does not fit" not in shown.set(dp=64).status
+    assert "Does not fit" in shown.set(dp=32).status
+    assert "K = 64 fits" in shown.set(dp=256, stage="HSDP", k=4).status
+    assert "Does not fit" not in shown.set(k=64).status
+    assert "Does not fit" in shown.set(k=32).status
 
 
-def test_hsdp_that_cannot_be_is_left_out_where_another_stage_is_looked_at():
-    texts = written(n=8)
-    assert all("K > N" in panel for panel in texts)
+def test_shards_are_hsdp_s_alone_and_hsdp_that_cannot_be_is_left_out():
+    shown = explorer()
+    assert shown.controls["k"].disabled
+    assert not shown.set(stage="HSDP").controls["k"].disabled
+    assert all("K > d" in panel for panel in written(dp=8))
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("stage", "ZeRO-4"), ("precision", "bf16"), ("model", "gpt5"), ("cluster", "abacus")]
+    ("name", "value"), [("stage", "ZeRO-4"), ("precision", "bf17"), ("model", "gpt5"), ("cluster", "abacus")]
 )
 def test_unknown_names_are_refused_in_words(name, value):
     with pytest.raises(ValueError, match=value):
         Stages().update(**DEFAULT | {name: value})
 
 
-def test_every_choice_gives_a_status_line_or_a_reason():
+def test_every_choice_is_shown_or_refused():
     plot, controls = Stages(), explorer().controls
-    options = {name: list(controls[name].options) for name in ("model", "cluster", "stage", "precision")}
-    options |= {"n": [1, 8, 1024], "k": [16], "cluster": ["v100-dgx", "b200-dgx"], "precision": options["precision"][::2]}
+    options = {name: [value for _, value in controls[name].options] for name in ("model",)}
+    options |= {"stage": list(STAGES), "dp": [1, 8, 1024], "k": [16], "cluster": ["v100-dgx", "b200-dgx"]}
+    options["precision"] = list(RECIPES.values())[::2]
     for values in itertools.product(*options.values()):
         setting = dict(zip(options, values, strict=True))
-        if setting["stage"] == "HSDP" and setting["k"] > setting["n"]:
+        if setting["stage"] == "HSDP" and setting["k"] > setting["dp"]:
             with pytest.raises(ValueError, match="choose K up to"):
                 plot.update(**setting)
         else:
-            status = plot.update(**setting)
-            assert "Limit: " in status
-            assert "nan" not in status
+            said = plot.update(**setting)
+            assert said.limit
+            assert "nan" not in str(said)
+
+
+def test_every_choice_and_preset_can_be_drawn():
+    shown = explorer()
+    for name, control in shown.controls.items():
+        for option in control.options:
+            value = option[1] if isinstance(option, tuple) else option
+            assert not shown.set(**DEFAULT | {name: value}).status.startswith("Not possible")
+    assert "states 119 GB" in shown.preset("data parallelism").status
+    assert "states 1.87 GB" in shown.preset("ZeRO-3").status
+    assert "states 17.6 GB" in shown.preset("Llama 70B").status
+    assert "states 15.8 GB" in shown.preset("a trillion").status
+    assert "states 16.8 GB" in shown.preset("32-bit gradients").status
 
 
 # Memory over a step
@@ -206,10 +235,6 @@ def test_samples_that_make_no_picture_are_refused_in_words(samples, said):
     with pytest.raises(ValueError) as error:
         memory_over_a_step(samples)
     assert str(error.value).startswith(said)
-
-
-def test_a_bar_is_drawn_for_every_stage():
-    assert [len(widths(panel)) for panel in drawn()] == [len(STAGES)] * 3
 
 
 @pytest.mark.parametrize("units", [2, 3, 6])

@@ -1,0 +1,245 @@
+"""Chapter 04's explorer: activation memory against extra compute."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+
+from manyranks.show import style, units
+from manyranks.show.bars import Bars
+from manyranks.show.checkpointing.points import Point, front, segments
+from manyranks.show.explorer import Explorer, choice, log_slider, value_slider
+from manyranks.show.limits import Limits
+from manyranks.show.said import Part, Said
+from manyranks.show.scenario import SHAPES, Cost, Scenario, controls
+from manyranks.theory import Plan, checkpointing, clusters, flops
+from manyranks.theory.checkpointing import Layer
+from manyranks.theory.layer import FLASH_BACKWARD
+from manyranks.theory.names import Named
+from manyranks.theory.plan import uncut
+
+KEEP_ALL, EVERY, SEGMENTS, INPUT, OPTIMAL = "keep everything", "every layer", "C segments", "from the input", "optimal"
+STRATEGIES = dict(zip((KEEP_ALL, EVERY, SEGMENTS, INPUT, OPTIMAL), "os^vP", strict=True))  # with their markers
+# flash and recompute of Plan, and how often each attention core is computed again, whatever the strategy is
+_CORE = {"core kept": (False, "none", 0), "selective": (False, "selective", 1), "flash": (True, "none", FLASH_BACKWARD - 2)}
+ATTENTION = Named("attention", _CORE)
+ONLY = {"seq": [2**k for k in range(9, 18)], "microbatch": [2**k for k in range(6)], "tp": [2**k for k in range(5)]}
+ONLY["model"] = ("gpt2-xl", "llama3-8b", "megatron-22b", "llama3-70b", "megatron-175b", "llama3-405b")
+ONLY["model"] += ("megatron-530b", "megatron-1t")
+_BUDGETS = [1e9 * k for k in (1, 2, 4, 8, 16, 24, 32, 40, 64, 80, 128, 192)]
+_HELD = {"checkpoints": (style.BLUE, ""), "gradients": (style.GREEN, "....")}
+_HELD |= {"attention scores": (style.PINK, "\\\\\\\\"), "other kept activations": (style.ORANGE, "////")}
+_ROOM = {"sequence_parallel": [True], "attention": ["flash"], "strategy": [OPTIMAL], "tp": ONLY["tp"], "microbatch": [1]}
+_SAID = {"sequence_parallel": "sequence parallelism", "attention": "flash attention", "strategy": "the optimal plan"}
+_WAYS = Limits(_ROOM, {}, list(_ROOM), _SAID | {"tp": "t = {}", "microbatch": "a micro-batch of {}"})
+
+
+@dataclass(frozen=True)
+class Step(Scenario):
+    """A step in which a strategy chooses the layers to keep; its plan's recompute is about attention alone.
+
+    more: bytes to add to what a rank holds when it keeps every layer, 0 or below; again: how often all layers run again
+    """
+
+    more: int = 0
+    again: float = 0.0
+
+    @property
+    def cost(self) -> Cost:
+        """Adds, for all layers once again, what recompute="full" adds to "none"."""
+        kept = super().cost
+        none, full = (Scenario(self.shape, replace(self.plan, recompute=how), self.cluster).cost for how in ("none", "full"))
+        seconds = kept.seconds + self.again * (full.seconds - none.seconds)
+        waits = kept.exposed * kept.seconds + self.again * (full.exposed * full.seconds - none.exposed * none.seconds)
+        return Cost(kept.held + self.more, kept.room, 0.0, waits / seconds, seconds, kept.mfu * kept.seconds / seconds)
+
+    def code(self) -> str:
+        """Python that computes the same numbers."""
+        lines = super().code().replace("from ", "from dataclasses import replace\n\nfrom ", 1)
+        return lines + (
+            f"# Layers run {self.again:g} times more than once:\n"
+            'ends = (replace(plan, recompute=how) for how in ("none", "full"))\n'
+            "none, full = (step.estimate(shape, each, cluster).seconds for each in ends)\n"
+            f"print(time.seconds + {self.again:g} * (full - none), memory.peak(shape, plan).total - {-self.more})\n"
+        )
+
+
+class Setting(NamedTuple):
+    """Holds what the controls say. attention: a key of ATTENTION; count: C; budget: bytes."""
+
+    model: str
+    seq: int
+    microbatch: int
+    tp: int
+    sequence_parallel: bool
+    attention: str
+    strategy: str
+    count: int
+    budget: float
+
+    @property
+    def plan(self) -> Plan:
+        """Says how a layer is split and how its attention runs, whatever the strategy."""
+        flash, recompute, _ = ATTENTION[self.attention]
+        how = {"seq": self.seq, "microbatch": self.microbatch, "tp": self.tp, "sequence_parallel": self.sequence_parallel}
+        return Plan(flash=flash, recompute=recompute, **how)
+
+    @property
+    def layer(self) -> Layer:
+        """Returns a layer on one rank; embedding and head are left out."""
+        return checkpointing.chain_of(SHAPES[self.model], self.plan)[0]
+
+    @property
+    def scenario(self) -> Scenario:
+        """Takes the paper's A100s, and ranks that have all layers."""
+        shape, found, layer = SHAPES[self.model], self.points(), self.layer
+        point, whole = found[self.strategy], found[KEEP_ALL]
+        more = point.bytes(layer) - whole.bytes(layer)
+        return Step(shape, self.plan, clusters["a100-dgx"], more=more, again=point.forwards / shape.layers)
+
+    @property
+    def possible(self) -> bool:
+        return not uncut(SHAPES[self.model], self.tp)
+
+    @property
+    def point(self) -> Point:
+        return self.points()[self.strategy]
+
+    @property
+    def fits(self) -> bool:
+        return self.point.bytes(self.layer) <= self.budget
+
+    @property
+    def cost(self) -> float:
+        """FLOPs that the strategy computes again, in % of a step's."""
+        return float(self.extra(self.point.forwards))
+
+    def points(self) -> dict[str, Point]:
+        """Every strategy's; no more segments than layers. The optimal plan: the smallest, where none is within the budget."""
+        n, layer = SHAPES[self.model].layers, self.layer
+        plans = front(n, layer)
+        fit = [point for point in plans if point.bytes(layer) <= self.budget]
+        cut = segments(n, n, layer), segments(n, min(self.count, n), layer)
+        each = Point(0, n, 0), *cut, Point(1, 1, n * (n + 1) / 2), fit[-1] if fit else plans[0]
+        return Named("strategy", dict(zip(STRATEGIES, each, strict=True)))
+
+    def extra(self, forwards: np.ndarray) -> np.ndarray:
+        """FLOPs that are computed again with so many forwards of a layer, in % of a step's without."""
+        shape, parts = SHAPES[self.model], flops.forward(SHAPES[self.model], self.seq)
+        again = np.asarray(forwards) * parts.layers / shape.layers + ATTENTION[self.attention][2] * parts.core
+        return 100 * again / flops.per_token(shape, self.seq)
+
+    def parts(self, point: Point) -> dict[str, float]:
+        """The bytes of _HELD. Scores: what flash attention would not keep."""
+        layer = self.layer
+        scores = layer.saved - self._replace(attention="flash").layer.saved if self.attention == "core kept" else 0
+        sizes = point.stored * layer.output, 2 * layer.output, point.kept * scores, point.kept * (layer.saved - scores)
+        return dict(zip(_HELD, sizes, strict=True))
+
+
+class Tradeoff:
+    """Left: the memory and the extra FLOPs of every strategy, and of all optimal plans; right: what the strategies hold."""
+
+    @style.styled
+    def __init__(self):
+        self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
+        both, held = self.figure.subplots(1, 2, width_ratios=(1.2, 1))
+        self._front = both.step([], [], color=style.INK, linewidth=1.2, where="post", label="all optimal plans")[0]
+        self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
+        self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.INK, markersize=15, markeredgewidth=1.8)[0]
+        self._ring.set_gid("ring")
+        self._room = both.plot([], [], color=style.INK, linestyle="--", linewidth=1.4, label="room for activations")[0]
+        both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000), title="memory against compute")
+        both.set_yscale("symlog", linthresh=50, linscale=2)
+        both.set_xticks(at := [1, 3, 10, 30, 100], [f"{x}%" for x in at])
+        both.set_yticks(at := [0, 10, 20, 30, 40, 100, 1000], [f"{y:,}%" for y in at])
+        both.minorticks_off()
+        both.set(xlabel="activation memory (share of keeping everything)", ylabel="FLOPs computed again (share of a step)")
+        both.legend(loc="upper right", handlelength=1.6)
+        self._bars = Bars(held, _HELD, "held at most, and FLOPs again", list(STRATEGIES))
+        self.moving: list[Artist] = [self._room, self._front, *self._dots, self._ring, *self._bars.moving]
+
+    def update(self, **values) -> Said:
+        """Shows the Setting of these values. Raises ValueError for names and degrees that cannot be, and for more segments than
+        layers where segments are chosen."""
+        now = Setting(**values)
+        layer, found, n = now.layer, now.points(), SHAPES[now.model].layers
+        chosen, share = found[now.strategy], 100 / found[KEEP_ALL].bytes(layer)
+        if now.strategy == SEGMENTS and now.count > n:
+            raise ValueError(f"C = {now.count} segments of the {n} layers of {now.model}: choose C up to {n}")
+        for line, points in (self._front, front(n, layer)), *zip(self._dots, ([p] for p in found.values()), strict=True):
+            line.set_data([share * p.bytes(layer) for p in points], now.extra([p.forwards for p in points]))
+        row, sizes = list(STRATEGIES).index(now.strategy), [point.bytes(layer) for point in found.values()]
+        self._ring.set_data([share * chosen.bytes(layer)], [now.extra(chosen.forwards)])
+        self._room.set_data([share * now.budget] * 2, [-5.5, 60])
+        texts = [f"{units.size(p.bytes(layer))}|+{_percent(now.extra(p.forwards))}" for p in found.values()]
+        longest = max(min(now.budget, 4 * max(sizes)), min(max(sizes), max(4 * now.budget, sizes[row])))
+        room = now.budget, f"room: {units.size(now.budget)}"
+        self._bars.update(list(map(now.parts, found.values())), texts, row, longest, room)
+        return _said(now, chosen, now.extra(found[OPTIMAL].forwards))
+
+    def parts(self) -> Iterator[Part]:
+        """Yields what each marker and each bar says."""
+        for line in self._dots:
+            ((x, y),) = line.get_xydata()
+            says = f"{line.get_label()}: {_percent(x)} of the memory, {_percent(y)} of a step's FLOPs again"
+            yield Part(line.axes, x / 1.1, x * 1.1, 0.93 * y - 2, 1.07 * y + 2, says)
+        yield from self._bars.parts()
+
+    def idle(self, tp: int, strategy: str, **values) -> list[str]:
+        """C is of segments alone, and one rank has nothing to split."""
+        return ["sequence_parallel"] * (tp == 1) + ["count"] * (strategy != SEGMENTS)
+
+
+def explorer() -> Explorer:
+    """Returns the explorer of chapter 04. It opens on the smallest model of arXiv 2205.05198, Table 3: 8 GPUs, 4 sequences."""
+    return Explorer(
+        Tradeoff(),
+        {
+            "16 segments": {"count": 16},
+            "optimal": {"strategy": OPTIMAL},
+            "optimal, selective": {"strategy": OPTIMAL, "attention": "selective"},
+            "optimal, flash": {"strategy": OPTIMAL, "attention": "flash"},
+            "long sequence": {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "attention": "flash"},
+        },
+        **controls(ONLY, model="megatron-22b", seq=2048, microbatch=4, tp=8, sequence_parallel=True),
+        attention=choice("attention", "core kept", list(ATTENTION)),
+        strategy=choice("strategy", SEGMENTS, list(STRATEGIES)),
+        count=log_slider("segments C", 8, 0, 7),
+        budget=value_slider("activations' room", 32e9, _BUDGETS, units.size),
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{value:,.0f}%" if value >= 100 else f"{value:.3g}%"
+
+
+def _said(now: Setting, chosen: Point, best: float) -> Said:
+    """best: FLOPs that the optimal plan computes again, in %."""
+    where = f"{now.model}, " + (f"C = {now.count} segments" if now.strategy == SEGMENTS else now.strategy)
+    numbers = {
+        "activations": f"{units.size(chosen.bytes(now.layer))} of {units.size(now.budget)}",
+        "checkpoints + layers kept": f"{chosen.stored:.3g} + {chosen.kept}",
+        "FLOPs again": f"{_percent(now.cost)} of a step",
+        "optimal plan": f"{_percent(best)} of a step",
+    }
+    return Said(where, numbers, _limit(now, chosen, best), now.fits, now.scenario)
+
+
+def _limit(now: Setting, chosen: Point, best: float) -> str:
+    """Says what limits, and the first of the ways out."""
+    if now.fits:
+        if best < 0.99 * now.cost:
+            return f"computing; the optimal plan for this room needs {_percent(best)}"
+        return "memory: no plan for this room needs less" if chosen.forwards else "neither memory nor recomputation"
+    parts = now.parts(chosen)
+    most = f"memory, most of it {max(parts, key=parts.get)}"
+    if other := _WAYS.fitting(now):
+        return f"{most}: {_WAYS.change(now, other)} fits, with {_percent(other.cost)} of a step's FLOPs again"
+    last = now._replace(attention="flash", sequence_parallel=True, microbatch=1, strategy=OPTIMAL)
+    last = [now, *_WAYS.others(last, "tp")][-1]
+    if last.fits:
+        return f"{most}: the optimal plan of one sequence with flash attention, sequence parallelism and t = {last.tp} fits"
+    return f"{most}: nothing here helps; give more ranks a part of each sequence (chapter 07)"

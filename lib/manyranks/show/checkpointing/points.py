@@ -1,0 +1,73 @@
+"""What strategies hold and compute again, for chains of equal layers: in closed form, so that an explorer needs no plan."""
+
+import functools
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from manyranks.theory.checkpointing import Layer
+
+_SLOTS = 128  # into which the memory is cut where layers are computed more than twice
+
+
+class Point(NamedTuple):
+    """A strategy for equal layers at its fullest moment, in the backward of a layer: layers' inputs that are stored, and layers
+    that are kept, beside two gradients. forwards: of one layer, those that it adds."""
+
+    stored: float
+    kept: int
+    forwards: float
+
+    def bytes(self, layer: Layer) -> int:
+        return round((self.stored + 2) * layer.output) + self.kept * layer.saved
+
+
+def segments(n: int, count: int, layer: Layer) -> Point:
+    """Of checkpointing.segments: fullest in the last segment, or in the last of those that are a layer longer."""
+    short, longer = divmod(n, count)
+    both = [Point(count - 1, short, n), *([Point(longer - 1, short + 1, n)] if longer else [])]
+    return max(both, key=lambda point: point.bytes(layer))
+
+
+@functools.lru_cache(maxsize=256)
+def front(n: int, layer: Layer) -> tuple[Point, ...]:
+    """The plans of n equal layers than which none is smaller and as fast, as optimal_checkpoints.Schedules finds them, the
+    smallest first. Exact where a layer saves a multiple of its output, else to a forward of a layer or a slot of memory."""
+    few = sorted(_computed_twice(n, layer), key=lambda point: point.bytes(layer))
+    found: list[Point] = []
+    for point in [*_computed_often(n, layer, few[0].bytes(layer)), *few]:
+        if not found or point.forwards < found[-1].forwards:
+            found.append(point)
+    return tuple(found)
+
+
+def _computed_twice(n: int, layer: Layer) -> Iterator[Point]:
+    """For each number of layers kept from the start: as few checkpoints as do. A segment that is done frees a checkpoint, so
+    the segments before it are longer."""
+    for kept in range(1, n + 1):
+        stored, reached = 0, kept
+        while reached < n:
+            stored += 1
+            reached += kept + stored * layer.output // layer.saved
+        yield Point(stored, kept, n - kept)
+
+
+def _computed_often(n: int, layer: Layer, below: int) -> Iterator[Point]:
+    """In less memory, where one layer is kept from the start: the recurrence of optimal_checkpoints for all memories at once;
+    m: slots beside those of that layer and two gradients."""
+    room = below - layer.saved - 2 * layer.output
+    output = max(1, _SLOTS * layer.output // max(room, 1))  # slots: whole, so that only `saved` is rounded
+    slot = layer.output / output
+    saved, most = math.ceil(layer.saved / slot), math.ceil(room / slot)
+    extra = np.full((n + 1, most + 1), np.inf, np.float32)  # [k, m]: of k layers
+    extra[:2] = 0
+    for k in range(2, n + 1):
+        extra[k, saved:] = extra[k - 1, : max(0, most + 1 - saved)]  # to keep a layer, or to store after 1, 2, … layers
+        ways = np.arange(1, k)[:, None] + extra[1:k, output:] + extra[k - 1 : 0 : -1, :-output]
+        extra[k, output:] = np.minimum(extra[k, output:], ways.min(axis=0))
+    for m, (before, forwards) in enumerate(pairwise([math.inf, *extra[n, :most].tolist()])):
+        if forwards < before:
+            yield Point(m / output, 1, forwards)

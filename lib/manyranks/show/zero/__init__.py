@@ -1,0 +1,8 @@
+"""Chapter 03's pictures: who holds what, memory over a step, and what each stage of ZeRO holds and sends."""
+
+from manyranks.show.zero.explorer import explorer
+from manyranks.show.zero.figures import stage_1, step_over_time, unit_by_unit, who_holds_what
+from manyranks.show.zero.memory import memory_over_a_step, steps_over_time, whole_units
+
+__all__ = ["explorer", "memory_over_a_step", "stage_1", "step_over_time", "steps_over_time"]
+__all__ += ["unit_by_unit", "who_holds_what", "whole_units"]
