@@ -69,8 +69,7 @@ class Setting(NamedTuple):
         (gpus, batch, precision), whole, nodes = MODELS[self.model], models[self.model], self.nodes
         groups, chosen = (nodes, self.limit) if 0 < self.limit < nodes and whole.experts % self.ranks == 0 else (1, 1)
         if (found := whole.experts // groups * chosen) < whole.top_k:
-            few = f"a token that takes {whole.top_k} experts: they have {found}; allow more"
-            raise ValueError(f"{self.limit} of {nodes} nodes for {few}")
+            raise ValueError(f"{self.limit} of {nodes} nodes have {found} experts, a token takes {whole.top_k}: allow more")
         degrees = {"dp": gpus // (self.pp * self.tp), "pp": self.pp, "tp": self.tp, "ep": self.ranks}
         plan = Plan(**degrees, seq=4096, batch=batch, precision=precision, schedule=self.schedule)
         shape = replace(whole, expert_groups=groups, groups_per_token=chosen)
@@ -119,7 +118,6 @@ _TIME |= {"expert": "tokens to experts", "bubble": "bubble", "rest": "all else"}
 _LOOKS = (style.BLUE, ""), (style.YELLOW, "||||"), (style.ORANGE, "////"), ("#9ecae1", "----"), ("#b0b0b0", "\\\\\\\\")
 _LOOKS += ((style.INK, ""),)
 _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
-_LETTERS = "abcdefghijklmnopqrstuvwxyzDRPETGMBk0123456789 .,µ»"
 _LIMITS = Limits(
     choices=CHOICES,
     remedies={"waits": ("imbalance",), "tensor": ("tp",), "expert": ("schedule",), "bubble": ("pp",), "rest": ("ep",)},
@@ -145,7 +143,9 @@ class Degrees:
         self._traffic = Bars(below, _TRAFFIC, "a layer's way to experts and back, over hops", list(WAYS), outline=word)
         left.set_xlabel("»: longer than the axis", fontsize=9)
         below.set_xlabel("bytes and time of a GPU and micro-batch, forward", fontsize=9)
-        word(_LETTERS, 9, 0)  # a letter's outline takes milliseconds, the first time
+        word(
+            "abcdefghijklmnopqrstuvwxyzDRPETGMBk0123456789 .,µ»", 9, 0
+        )  # a letter's outline takes milliseconds, the first time
         self._panels = self._memory, self._time, self._traffic
         self.moving: list[Artist] = [artist for panel in self._panels for artist in panel.moving]
 
@@ -196,13 +196,8 @@ class Degrees:
         """Python that computes the same numbers."""
         now, shape = Setting(**values), Setting(**values).scenario.shape
         router = shape.experts, shape.top_k, now.ranks, now.nodes, shape.expert_groups, shape.groups_per_token
-        return now.scenario.code() + (
-            "\n# Bytes to a layer's experts and back, inside the node and between nodes\n"
-            "from manyranks.theory import expert, layer, traffic\n\n"
-            f"copies = expert.two_hops_copies{router}\n"
-            "size = min(traffic.HALF, plan.recipe.matmul) + traffic.HALF  # of a number there, and back\n"
-            f"print([{now.imbalance} * layer.split_tokens(plan) * shape.hidden * size * each for each in copies])\n"
-        )
+        more = f"print(expert.two_hops_copies{router})  # of a token, in its node and between nodes\n"
+        return f"{now.scenario.code()}\nfrom manyranks.theory import expert\n\n{more}"
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -11,16 +11,13 @@ from manyranks.show import style
 from manyranks.show.drawings.paper import Figure
 from manyranks.show.looks import LOOKS, box
 
+Rows = Sequence[Sequence[int]]
 _LOST = {"facecolor": "none", "edgecolor": style.ORANGE, "linestyle": (0, (2, 1)), "linewidth": 1.3}
 
 
 @style.styled
 def routing(
-    chosen_TK: Sequence[Sequence[int]],
-    experts: int,
-    ranks: int = 1,
-    kept_TK: Sequence[Sequence[int]] | None = None,
-    capacity: int | None = None,
+    chosen_TK: Rows, experts: int, ranks: int = 1, kept_TK: Rows | None = None, capacity: int | None = None
 ) -> style.Figure:
     """Draws which token goes to which expert, in the look of the rank that has it; beside it the copies that experts get.
 
@@ -63,7 +60,8 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
     experts, mean = range(len(kept)), (kept + lost).mean()
     colours, hatches = zip(*(LOOKS[expert // own] for expert in experts), strict=True)
     axes.barh(experts, kept, 0.72, color=colours, hatch=hatches, edgecolor="#666666", linewidth=0.6)
-    axes.barh(experts, lost, 0.72, left=kept, **_LOST)
+    some = np.flatnonzero(lost)
+    axes.barh(some, lost[some], 0.72, left=kept[some], **_LOST)
     longest, said = max(*(kept + lost), capacity or 0), [f"dashed, the mean: {mean:.3g}"]
     for expert, held, dropped in zip(experts, kept, lost, strict=True):
         text = f"{held}, {dropped} dropped" if dropped else f"{held}"
@@ -73,7 +71,7 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
         axes.axvline(capacity, color=style.ORANGE, linestyle="-", linewidth=2)
         said.append(f"thick line, the capacity: {capacity}")
     said.append(f"largest ÷ mean: {max(kept + lost) / mean:.2f}")
-    axes.set(title="copies of each expert", xlabel="\n".join(said), xlim=(0, 1.9 * longest))
+    axes.set(title="copies of each expert", xlabel="\n".join(said), xlim=(0, 1.9 * longest), xticks=[])
     axes.grid(visible=False)
 
 
@@ -88,19 +86,14 @@ def _rule(axes: Axes, columns: int, rows: int, own: int) -> None:
 
 
 @style.styled
-def dispatch(named: Mapping[str, Sequence[Sequence[int]]]) -> style.Figure:
+def dispatch(named: Mapping[str, Rows]) -> style.Figure:
     """Draws how many rows each rank (a row of the matrix) sends to each (a column). What it sends to itself is grey.
 
-    named: title -> n × n numbers; one panel or more
-    Raises ValueError for none, and what is not n × n.
+    named: title -> n × n numbers; a panel for each
     """
-    each = {name: np.asarray(sent) for name, sent in named.items()}
-    if not each or any(sent.ndim != 2 or len(sent) != sent.shape[1] for sent in each.values()):
-        shapes = ", ".join(f"{name!r} of shape {sent.shape}" for name, sent in each.items())
-        raise ValueError(f"{shapes or 'nothing to draw'}: give n × n numbers, what each rank sends to each")
-    fig, panels = style.figure(columns=len(each), width=3.3 * len(each), height=3.2)
-    for axes, (name, sent) in zip(panels, each.items(), strict=True):
-        n, stays = len(sent), int(np.trace(sent))
+    fig, panels = style.figure(columns=len(named), width=3.3 * len(named), height=3.2)
+    for axes, (name, sent) in zip(panels, named.items(), strict=True):
+        sent, n, stays = np.asarray(sent), len(sent), int(np.trace(sent))
         axes.imshow(np.eye(n), cmap=ListedColormap(["#cfe3f1", "#e0e0e0"]))
         for (rank, other), rows in np.ndenumerate(sent):
             axes.text(other, rank, f"{rows:,}", fontsize=min(9, 40 / n), color=style.BLACK, ha="center", va="center")
@@ -112,53 +105,47 @@ def dispatch(named: Mapping[str, Sequence[Sequence[int]]]) -> style.Figure:
 
 @style.styled
 def hops(chosen: Sequence[int] = (1, 9, 10, 14)) -> style.Figure:
-    """Draws how a token of rank 0 gets to its experts on 2 nodes of 2 ranks: by one hop, a copy for each; and by two hops,
-    one copy for the other node, which goes on from the rank with the same place there. Thick arrows cross to the other node.
+    """Draws how a token of rank 0 gets to its experts on 2 nodes of 2 ranks: by one hop, a copy for each; by two, one copy for
+    the other node, which goes on from the rank with the same place there. Thick arrows cross to the other node.
 
     chosen: the token's experts, up to 8 of 0 to 15; each rank has 4
     Raises ValueError for experts that are not there or chosen twice.
     """
     if not 1 <= len(chosen) <= 8 or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(16)):
         raise ValueError(f"chosen={list(chosen)}: 1 to 8 different experts of 0 to 15")
-    fig, away = Figure(9.0, 3.2), [expert for expert in chosen if expert >= 8]
-    for x, name, copies in ((0.1, "one hop", len(away)), (4.9, "two hops", min(1, len(away)))):
+    fig, away = Figure(9.0, 3.2), sum(expert >= 8 for expert in chosen)
+    for x, name, copies in ((0.1, "one hop", away), (4.9, "two hops", min(1, away))):
         said = f"{copies} copies cross" if copies != 1 else "1 copy crosses"
         fig.write(x, 0.2, f"{name}: {said}", size=11, ha="left", weight="bold")
+        token = copy = (x + 1.05, 1.175)  # left end of what rank 0 has, and of what is at its place in the other node
+        fig.block(*token, 0.5, 0.24, "optimizer", "token", size=8.5)
+        if two := name == "two hops" and away > 0:
+            copy = (x + 2.45, 1.175)
+            fig.block(*copy, 0.5, 0.24, "optimizer", "copy", size=8.5)
+            _arrow(fig, (token[0] + 0.5, 1.295), (copy[0], 1.295), crosses=True)
         for expert in range(16):
-            _expert(fig, x, expert, expert in chosen)
-        token, copy = (x + 1.05, 1.175), (x + 2.45, 1.175)  # left ends; rank 0 and rank 2 have the same place
-        two = name == "two hops" and away
-        for expert in chosen:
-            crosses, start = expert >= 8 and not two, copy if two and expert >= 8 else token
-            begin, end = (start[0] + 0.5, x + 3.32) if expert >= 8 else (start[0], x + 0.68)
-            _arrow(fig, (begin, start[1]), (end, _height(expert)), crosses)
-        if two:
-            _arrow(fig, (token[0] + 0.5, token[1]), copy, True)
-        for left, y in (token, copy) if two else (token,):
-            fig.paper.add_patch(Rectangle((left, y - 0.12), 0.5, 0.24, facecolor="#ffe08a", edgecolor=style.INK, zorder=4))
-            fig.write(left + 0.25, y, "token" if left == token[0] else "copy", size=8.5, color=style.BLACK, zorder=5)
+            y, far = _expert(fig, x, expert, expert in chosen), expert >= 8
+            if expert in chosen:
+                start, end = (copy[0] + 0.5, x + 3.34) if far else (token[0], x + 0.66)
+                _arrow(fig, (start, 1.295), (end, y), crosses=far and not two)
     for x, crosses, said in ((0.1, True, "to another node"), (2.2, False, "inside a node")):
         _arrow(fig, (x, 3.02), (x + 0.45, 3.02), crosses)
         fig.write(x + 0.53, 3.02, said, size=9, ha="left")
-    fig.write(4.2, 3.02, "bold: the experts that the token chose", size=9, ha="left")
+    fig.write(4.2, 3.02, "filled: the experts that the token chose", size=9, ha="left")
     return fig
 
 
-def _height(expert: int) -> float:
-    return 0.65 + (expert % 8 + 0.5) * 0.2625
-
-
-def _expert(fig: Figure, x: float, expert: int, chosen: bool) -> None:
-    """With the frames and names of its rank and node, if it's the first one there: node 0 at the left, node 1 right of it."""
-    left, inner, y = x + 2.35 * (expert // 8), (0.3, 0.99)[expert // 8], _height(expert)
-    look = {"facecolor": "#cfe3f1", "linewidth": 1.4} if chosen else {"facecolor": "none", "linewidth": 0.5}
-    fig.paper.add_patch(Rectangle((left + inner, y - 0.13), 0.36, 0.26, edgecolor=style.INK, **look))
-    fig.write(left + inner + 0.18, y, f"{expert}", size=8.5, **({"weight": "bold", "color": style.BLACK} if chosen else {}))
+def _expert(fig: Figure, x: float, expert: int, chosen: bool) -> float:
+    """Draws it, and the frames of its rank and node, if it's the first one there. Returns its height on the paper."""
+    far, y = expert // 8, 0.78 + expert % 8 * 0.2625
+    left = x + 2.35 * far
+    fig.block(left + (0.3, 0.99)[far], y - 0.13, 0.36, 0.26, "parameters", f"{expert}", size=8.5, hollow=not chosen)
     if expert % 4 == 0:
         fig.frame(left, y - 0.13, 1.65, 1.05)
-        fig.write(left + (0.15, 1.5)[expert // 8], y + 0.4, f"rank {expert // 4}", size=8.5, rotation=90)
+        fig.write(left + (0.15, 1.5)[far], y + 0.4, f"rank {expert // 4}", size=8.5, rotation=90)
     if expert % 8 == 0:
-        fig.write(left + 0.83, y - 0.25, f"node {expert // 8}", size=9)
+        fig.write(left + 0.83, y - 0.25, f"node {far}", size=9)
+    return y
 
 
 def _arrow(fig: Figure, start: tuple[float, float], end: tuple[float, float], crosses: bool) -> None:
