@@ -32,8 +32,7 @@ def parameters(*shapes: ModelShape) -> style.Figure:
     rows, work = range(len(shapes)), [flops.per_token(shape, 4096) for shape in shapes]
     bars = held.barh(rows, every, 0.62, label="held: all parameters", **_HELD), used.barh(rows, work, 0.34, **_USED)
     held.barh(rows, active, 0.34, label="used: those that a token meets", **_USED)
-    kinds = (f"{shape.top_k} of {shape.experts} experts" if shape.experts else "dense" for shape in shapes)
-    held.set_yticks(rows, [f"{shape.name}\n{kind}" for shape, kind in zip(shapes, kinds, strict=True)])
+    held.set_yticks(rows, [f"{s.name}\n" + (f"{s.top_k} of {s.experts} experts" if s.experts else "dense") for s in shapes])
     used.set_yticks(rows, [""] * len(shapes))
     billions = ((f"{n / 1e9:.3g} B", f"{m / 1e9:.3g} B") for n, m in zip(every, active, strict=True))
     texts = [f"{n}, used: {m}" if n != m else f"{n}: all" for n, m in billions], [units.flops(each) for each in work]
@@ -59,7 +58,7 @@ def phases(named: Numbers) -> style.Figure:
     """
     fig, (axes,) = style.figure(width=8.8, height=3.6)
     each = {f"{source}: {sum(found.values()):.2f} s together": found for source, found in named.items()}
-    _groups(axes, each, "{:.2f}".format, 8.5 if len(named) < 3 else 7)
+    _groups(axes, each, "{:.2f}".format)
     axes.set(ylabel="seconds of a step", xlabel="phase", ylim=(0, 1.1 * max(max(found.values()) for found in named.values())))
     fig.legend(loc="outside upper left", ncols=3, handlelength=1.8)
     return fig
@@ -70,8 +69,7 @@ def copies(measured: Numbers, predicted: Numbers, ylabel: str, said: Callable[[f
     """Draws what leaves its node, measured as bars and theory's as rings: a group for each way, a bar for each routing.
 
     measured, predicted: way ("one hop", "two hops") -> routing ("free", "node-limited"; up to 4) -> copies, or bytes
-    ylabel: what the numbers are
-    said: number -> text; units.size for bytes
+    ylabel, said: what the numbers are, and number -> text; units.size for bytes
     """
     fig, (axes,) = style.figure(width=7.6, height=3.5)
     routings = list(next(iter(measured.values())))
@@ -90,7 +88,7 @@ def copies(measured: Numbers, predicted: Numbers, ylabel: str, said: Callable[[f
     return fig
 
 
-def _groups(axes: Axes, named: Mapping, said: Callable[[float], str] | None = None, size: float = 8.5) -> list[np.ndarray]:
+def _groups(axes: Axes, named: Mapping, said: Callable[[float], str] | None = None) -> list[np.ndarray]:
     """Bars side by side: name -> group -> number, with their numbers where `said` writes them. Returns each name's places."""
     groups, wide = list(next(iter(named.values()))), 0.84 / len(named)
     places = [np.arange(len(groups)) - 0.42 + (k + 0.5) * wide for k in range(len(named))]
@@ -98,7 +96,7 @@ def _groups(axes: Axes, named: Mapping, said: Callable[[float], str] | None = No
         look = {"color": colour, "hatch": hatch, "edgecolor": style.INK, "linewidth": 0.6}
         bars = axes.bar(x, [found[group] for group in groups], 0.94 * wide, label=name, **look)
         if said:
-            axes.bar_label(bars, [said(found[group]) for group in groups], padding=3, fontsize=size)
+            axes.bar_label(bars, [said(found[group]) for group in groups], padding=3, fontsize=8.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
@@ -122,8 +120,8 @@ def balancing(runs: Mapping[str, Floats], loads: Mapping[str, Sequence[Floats]])
     axes.set(xlabel="step", ylabel="largest load ÷ mean load")
     axes.locator_params(axis="x", integer=True)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, handlelength=3)
-    panels = [fig.add_subplot(grid[1, place]) for place in range(len(loads))]
-    for panel, (name, each) in zip(panels, loads.items(), strict=True):
+    for place, (name, each) in enumerate(loads.items()):
+        panel = fig.add_subplot(grid[1, place], ylabel="" if place else "expert")
         found = np.asarray(each, float).T  # of an expert in each step
         look = {"cmap": "Greys", "vmin": 0, "vmax": 3, "aspect": "auto", "interpolation": "nearest"}
         drawn = panel.imshow(found / found.mean(axis=0), extent=(0.5, len(each) + 0.5, len(found) - 0.5, -0.5), **look)
@@ -131,8 +129,7 @@ def balancing(runs: Mapping[str, Floats], loads: Mapping[str, Sequence[Floats]])
         panel.set(xlabel="step", yticks=range(0, len(found), -(-len(found) // 8)))
         panel.locator_params(axis="x", nbins=4, integer=True)
         panel.grid(visible=False)
-    panels[0].set_ylabel("expert")
-    bar = fig.colorbar(drawn, ax=panels, aspect=12, pad=0.01, label="load ÷ mean")
+    bar = fig.colorbar(drawn, ax=fig.axes[1:], aspect=12, pad=0.01, label="load ÷ mean")
     bar.set_ticks(range(4), labels=["0", "1", "2", "3 or more"])
     return fig
 
@@ -144,8 +141,7 @@ def waiting(
     """Draws a step's time over the imbalance of the load: replayed points, theory's line, and what rank 1 does meanwhile.
 
     imbalance: of each run, the load of rank 0, the fullest, ÷ the mean
-    replayed: seconds of a step
-    computes, messages: seconds of it in which rank 1 computes, and in which its messages are on the way; else it waits
+    replayed: seconds of a step; computes, messages: those in which rank 1 computes, and its messages are on the way
     predicted: imbalance -> seconds
     ylabel: what the seconds are
     """

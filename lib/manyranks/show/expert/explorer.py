@@ -24,12 +24,10 @@ MODELS = Named("model", MODELS | {"mixtral-8x22b": (512, 2048, "bf16"), "mixtral
 RACK = "gb200-nvl72"  # 64 of whose 72 GPUs work: its nodes are 64
 CLUSTERS = {name: clusters[name] for name in ("h800", "h100-dgx", "a100-dgx", "b200-dgx", RACK, "tpu-v5p")}
 CLUSTERS = Named("cluster", CLUSTERS | {RACK: clusters[RACK].with_nodes_of(64)})
-NO_LIMIT = 0  # of the nodes that a token may reach
-CHOICES = {"pp": [1, 2, 4, 8, 16, 32], "ep": [1, 2, 4, 8, 16, 32, 64, 128], "tp": [1, 2, 4, 8], "limit": (NO_LIMIT, 4, 2, 1)}
+# limit: nodes that a token may reach, 0 for all
+CHOICES = {"pp": [1, 2, 4, 8, 16, 32], "ep": [1, 2, 4, 8, 16, 32, 64, 128], "tp": [1, 2, 4, 8], "limit": (0, 4, 2, 1)}
 CHOICES |= {"imbalance": (1, 1.1, 1.2, 1.5, 2, 3, 4), "schedule": ("dualpipe", "zb-v", "1f1b")}
-# name -> hops and the nodes that a token may reach
-WAYS = {"one hop": (1, NO_LIMIT), "two hops": (2, NO_LIMIT)}
-WAYS |= {f"{m} node{'s' * (m > 1)} at most": (2, m) for m in CHOICES["limit"] if m}
+WAYS = {"one hop": (1, 0), "two hops": (2, 0), "4 nodes at most": (2, 4), "2 nodes at most": (2, 2), "1 node at most": (2, 1)}
 
 
 class Setting(NamedTuple):
@@ -62,10 +60,7 @@ class Setting(NamedTuple):
 
     @property
     def scenario(self) -> Scenario:
-        """The experts of a node are a group, where a token may not reach all nodes.
-
-        Raises ValueError where those that it may reach have too few experts.
-        """
+        """A node's experts are a group, where a token may not reach all. Raises ValueError for too few that it may reach."""
         (gpus, batch, precision), whole, nodes = MODELS[self.model], models[self.model], self.nodes
         groups, chosen = (nodes, self.limit) if 0 < self.limit < nodes and whole.experts % self.ranks == 0 else (1, 1)
         if (found := whole.experts // groups * chosen) < whole.top_k:
@@ -77,7 +72,6 @@ class Setting(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        """Whether the model allows it, with all expert ranks that were asked for."""
         return self.ranks == self.ep and tried(lambda: self.cost) is not None
 
     @property
@@ -95,16 +89,13 @@ class Setting(NamedTuple):
         return named | {"waits": max(0.0, self.cost - balanced.seconds), "rest": balanced.seconds - sum(named.values())}
 
     def way(self, hops: int = 2) -> tuple[float, float, float]:
-        """Of one layer and micro-batch, forward: bytes that a GPU sends to experts and gets back, inside its node and between
-        nodes, and the seconds of both. With one hop a copy goes to the rank of each expert; with two one goes to each node."""
+        """Bytes to a layer's experts and back, inside the node and between nodes, and seconds: of a micro-batch, forward."""
         if self.ranks == 1:
             return 0.0, 0.0, 0.0
-        shape, plan, cluster, _ = vars(here := self.scenario).values()
-        copies_of = expert.one_hop_copies if hops == 1 else expert.two_hops_copies
-        inside, between = copies_of(
-            shape.experts, shape.top_k, plan.ep, self.nodes, shape.expert_groups, shape.groups_per_token
-        )
-        route, row = cluster.route(plan.ep, plan.tp), here.imbalance * layer.split_tokens(plan) * shape.hidden
+        here, copies_of = self.scenario, expert.one_hop_copies if hops == 1 else expert.two_hops_copies
+        shape, plan, route = here.shape, here.plan, here.cluster.route(self.ranks, self.tp)
+        groups, row = (shape.expert_groups, shape.groups_per_token), self.imbalance * layer.split_tokens(plan) * shape.hidden
+        inside, between = copies_of(shape.experts, shape.top_k, self.ranks, self.nodes, *groups)
         there, back = (row * size for size in (min(traffic.HALF, plan.recipe.matmul), traffic.HALF))
         near, far = (traffic.reached(link, DEFAULT).bandwidth for link in (route.near, route.pair))
         start = DEFAULT.overhead + route.pair.latency
@@ -115,8 +106,8 @@ class Setting(NamedTuple):
 _MEMORY = {"states": (style.BLUE, ""), "activations, buffers": (style.ORANGE, "////")}
 _TIME = {"compute": "computing", "waits": "waits for the fullest", "tensor": "tensor-parallel messages"}
 _TIME |= {"expert": "tokens to experts", "bubble": "bubble", "rest": "all else"}
-_LOOKS = (style.BLUE, ""), (style.YELLOW, "||||"), (style.ORANGE, "////"), ("#9ecae1", "----"), ("#b0b0b0", "\\\\\\\\")
-_LOOKS += ((style.INK, ""),)
+_COLOURS = style.BLUE, style.YELLOW, style.ORANGE, "#9ecae1", "#b0b0b0", style.INK
+_HATCHES = "", "||||", "////", "----", "\\\\\\\\", ""
 _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
 _LIMITS = Limits(
     choices=CHOICES,
@@ -137,15 +128,13 @@ class Degrees:
         grid = self.figure.add_gridspec(2, 2, width_ratios=(1, 1.25), height_ratios=(1, 1.05))
         left, above, below = (self.figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
         over_e, over_t = ([f"{name.upper()} {each}" for each in CHOICES[name]] for name in ("ep", "tp"))
-        looks = dict(zip(_TIME.values(), _LOOKS, strict=True))
+        looks = dict(zip(_TIME.values(), zip(_COLOURS, _HATCHES, strict=True), strict=True))
         self._memory = Bars(left, _MEMORY, "memory of a GPU, over e", over_e, outline=word)
         self._time = Bars(above, looks, "time of a step, over t", over_t, _seconds, columns=3, outline=word)
         self._traffic = Bars(below, _TRAFFIC, "a layer's way to experts and back, over hops", list(WAYS), outline=word)
         left.set_xlabel("»: longer than the axis", fontsize=9)
         below.set_xlabel("bytes and time of a GPU and micro-batch, forward", fontsize=9)
-        word(
-            "abcdefghijklmnopqrstuvwxyzDRPETGMBk0123456789 .,µ»", 9, 0
-        )  # a letter's outline takes milliseconds, the first time
+        word("abcdefghijklmnopqrstuvwxyzDRPETGMBk0123456789 .,µ»", 9, 0)  # a letter takes milliseconds, the first time
         self._panels = self._memory, self._time, self._traffic
         self.moving: list[Artist] = [artist for panel in self._panels for artist in panel.moving]
 
@@ -165,20 +154,19 @@ class Degrees:
     def _show_memory(self, now: Setting) -> None:
         bars, texts, room, (most, why) = [], [], now.scenario.cost.room, now.most
         for ep in CHOICES["ep"]:
-            peak = tried(lambda ep=ep: now._replace(ep=ep, limit=NO_LIMIT).scenario.peak) if ep <= most else None
+            peak = tried(lambda ep=ep: now._replace(ep=ep, limit=0).scenario.peak) if ep <= most else None
             parts = (peak.states, peak.activations + peak.buffers) if peak else ()
             bars.append(dict(zip(_MEMORY, parts, strict=False)))
-            texts.append(units.size(peak.total) if peak else f"only {why}" if ep > most else "not this EP")
+            texts.append(units.size(peak.total) if peak else f"only {why}" if ep > most else "not possible")
         self._memory.update(bars, texts, CHOICES["ep"].index(now.ranks), 2 * room, (room, units.size(room)))
 
     def _show_time(self, now: Setting) -> None:
-        bars, texts, shape = [], [], models[now.model]
+        bars, texts = [], []
         for each in (now._replace(tp=tp) for tp in CHOICES["tp"]):
-            most = tried(expert.worst, shape.experts, shape.top_k, each.ranks) or 1
-            parts = tried(each._replace(imbalance=min(each.imbalance, most)).parts)
+            parts = tried(each.parts)
             bars.append({label: parts[part] for part, label in _TIME.items()} if parts else {})
             fewer = f", EP {each.ranks}" * (each.ranks < now.ep)
-            texts.append(f"{_seconds(sum(parts.values()))}{fewer}" if parts else "not this TP")
+            texts.append(f"{_seconds(sum(parts.values()))}{fewer}" if parts else "not possible")
         totals = [sum(bar.values()) for bar in bars if bar]
         longest = min(max(totals), 3 * min(totals))  # a longer one is cut off, so that the others' parts can be seen
         self._time.update(bars, texts, CHOICES["tp"].index(now.tp), longest)
@@ -191,13 +179,6 @@ class Degrees:
         """A limit of nodes, where the expert ranks are in one; a load, where there's but one rank."""
         now = Setting(**values)
         return ["limit"] * (tried(lambda: now.nodes) == 1) + ["imbalance"] * (now.ep == now.imbalance == 1)
-
-    def code(self, **values) -> str:
-        """Python that computes the same numbers."""
-        now, shape = Setting(**values), Setting(**values).scenario.shape
-        router = shape.experts, shape.top_k, now.ranks, now.nodes, shape.expert_groups, shape.groups_per_token
-        more = f"print(expert.two_hops_copies{router})  # of a token, in its node and between nodes\n"
-        return f"{now.scenario.code()}\nfrom manyranks.theory import expert\n\n{more}"
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

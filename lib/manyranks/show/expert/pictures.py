@@ -12,6 +12,7 @@ from manyranks.show.drawings.paper import Figure
 from manyranks.show.looks import LOOKS, box
 
 Rows = Sequence[Sequence[int]]
+_CROSSES, _INSIDE = (style.ORANGE, 2.5, "crosses"), (style.INK, 1.0, "inside")  # looks of arrows, and their names
 _LOST = {"facecolor": "none", "edgecolor": style.ORANGE, "linestyle": (0, (2, 1)), "linewidth": 1.3}
 
 
@@ -22,8 +23,7 @@ def routing(
     """Draws which token goes to which expert, in the look of the rank that has it; beside it the copies that experts get.
 
     chosen_TK: each token's experts, its first choice first; a cell says which choice it is
-    experts: of all ranks
-    ranks: up to 8, which share the experts in blocks
+    experts, ranks: how many there are; up to 8 ranks share the experts in blocks
     kept_TK: the same with −1 where a copy was dropped, as Routing.experts_TK; their numbers are crossed out
     capacity: copies that an expert takes
     Raises ValueError for experts that are not there, ranks that do not share them, and copies that nobody chose.
@@ -43,9 +43,8 @@ def routing(
         else:
             cells.add_patch(Rectangle((token - 0.45, expert - 0.45), 0.9, 0.9, **_LOST))
             cells.text(token, expert, choice + 1, fontsize=8, ha="center", va="center")
-            cells.plot(
-                token + np.array([-0.45, 0.45]), expert + np.array([0.45, -0.45]), "-", color=style.ORANGE, linewidth=1.2
-            )
+            across = np.array([-0.45, 0.45])
+            cells.plot(token + across, expert - across, "-", color=style.ORANGE, linewidth=1.2)
     names = [f"rank {k // own}, expert {k}" if k % own == 0 and ranks > 1 else f"{k}" for k in range(experts)]
     cells.set(xlim=(-0.5, T - 0.5), ylim=(experts - 0.5, -0.5), yticks=range(experts), yticklabels=names)
     dropped = "; crossed out: dropped" * bool((found < 0).any())
@@ -60,12 +59,10 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
     experts, mean = range(len(kept)), (kept + lost).mean()
     colours, hatches = zip(*(LOOKS[expert // own] for expert in experts), strict=True)
     axes.barh(experts, kept, 0.72, color=colours, hatch=hatches, edgecolor="#666666", linewidth=0.6)
-    some = np.flatnonzero(lost)
-    axes.barh(some, lost[some], 0.72, left=kept[some], **_LOST)
     longest, said = max(*(kept + lost), capacity or 0), [f"dashed, the mean: {mean:.3g}"]
     for expert, held, dropped in zip(experts, kept, lost, strict=True):
-        text = f"{held}, {dropped} dropped" if dropped else f"{held}"
-        axes.text(1.08 * longest, expert, text, fontsize=8, va="center")
+        axes.barh(expert, dropped, 0.72, left=held, visible=bool(dropped), **_LOST)
+        axes.text(1.08 * longest, expert, f"{held}" + f", {dropped} dropped" * bool(dropped), fontsize=8, va="center")
     axes.axvline(mean, color=style.INK, linestyle="--", linewidth=1.3)
     if capacity is not None:
         axes.axvline(capacity, color=style.ORANGE, linestyle="-", linewidth=2)
@@ -122,14 +119,14 @@ def hops(chosen: Sequence[int] = (1, 9, 10, 14)) -> style.Figure:
         if two := name == "two hops" and away > 0:
             copy = (x + 2.45, 1.175)
             fig.block(*copy, 0.5, 0.24, "optimizer", "copy", size=8.5)
-            _arrow(fig, (token[0] + 0.5, 1.295), (copy[0], 1.295), crosses=True)
+            fig.arrow(((token[0] + 0.5, 1.295), (copy[0], 1.295)), *_CROSSES)
         for expert in range(16):
             y, far = _expert(fig, x, expert, expert in chosen), expert >= 8
             if expert in chosen:
                 start, end = (copy[0] + 0.5, x + 3.34) if far else (token[0], x + 0.66)
-                _arrow(fig, (start, 1.295), (end, y), crosses=far and not two)
-    for x, crosses, said in ((0.1, True, "to another node"), (2.2, False, "inside a node")):
-        _arrow(fig, (x, 3.02), (x + 0.45, 3.02), crosses)
+                fig.arrow(((start, 1.295), (end, y)), *(_CROSSES if far and not two else _INSIDE))
+    for x, look, said in ((0.1, _CROSSES, "to another node"), (2.2, _INSIDE, "inside a node")):
+        fig.arrow(((x, 3.02), (x + 0.45, 3.02)), *look)
         fig.write(x + 0.53, 3.02, said, size=9, ha="left")
     fig.write(4.2, 3.02, "filled: the experts that the token chose", size=9, ha="left")
     return fig
@@ -146,7 +143,3 @@ def _expert(fig: Figure, x: float, expert: int, chosen: bool) -> float:
     if expert % 8 == 0:
         fig.write(left + 0.83, y - 0.25, f"node {far}", size=9)
     return y
-
-
-def _arrow(fig: Figure, start: tuple[float, float], end: tuple[float, float], crosses: bool) -> None:
-    fig.arrow((start, end), style.ORANGE if crosses else style.INK, 2.5 if crosses else 1.0, "crosses" if crosses else "inside")
