@@ -126,7 +126,7 @@ def test_loads_are_counted_with_the_mean_and_the_capacity():
 def test_a_dispatch_says_what_travels_and_what_stays():
     (axes,) = expert.dispatch({"one hop": SENT}).axes
     assert texts(axes) == [f"{number:,}" for row in SENT for number in row]
-    assert axes.get_xlabel() == "to rank\nsent: 98 rows; stay (grey): 1,622"
+    assert axes.get_xlabel() == "to rank\nsent: 98 rows; stay (gray): 1,622"
 
 
 def test_runs_are_lines_and_loads_multiples_of_the_mean():

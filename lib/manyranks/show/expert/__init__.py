@@ -1,4 +1,4 @@
-"""Chapter 08: expert parallelism. Who goes to which expert, what travels, how even the load is; an explorer."""
+"""Chapter 08's pictures: where tokens go, how many rows travel, how even the load is; and the explorer."""
 
 from manyranks.show.expert.charts import balancing, copies, parameters, phases, waiting
 from manyranks.show.expert.explorer import explorer

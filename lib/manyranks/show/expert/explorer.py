@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
     @property
     def scenario(self) -> Scenario:
-        """A node's experts are a group, where a token may not reach all. Raises ValueError for too few that it may reach."""
+        """Makes a node's experts a group if a token may not reach all. Raises ValueError if it reaches too few experts."""
         (gpus, batch, precision), whole, nodes = MODELS[self.model], models[self.model], self.nodes
         groups, chosen = (nodes, self.limit) if 0 < self.limit < nodes and whole.experts % self.ranks == 0 else (1, 1)
         if (found := whole.experts // groups * chosen) < whole.top_k:
@@ -83,7 +83,7 @@ class Setting(NamedTuple):
         return self.scenario.time.seconds
 
     def parts(self) -> dict[str, float]:
-        """Seconds of a step, its parts those of a balanced load: what an unequal one adds is a part of its own."""
+        """Seconds of each part of a step with a balanced load, and "waits": what an unequal load adds."""
         balanced = self._replace(imbalance=1).scenario.time
         named = {name: getattr(balanced, name) for name in ("compute", "tensor", "expert", "bubble")}
         return named | {"waits": max(0.0, self.cost - balanced.seconds), "rest": balanced.seconds - sum(named.values())}
@@ -139,7 +139,7 @@ class Degrees:
         self.moving: list[Artist] = [artist for panel in self._panels for artist in panel.moving]
 
     def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for an unknown name and what the model does not allow."""
+        """Shows the Setting of these values. Raises ValueError for an unknown name and what the model doesn't allow."""
         said = _said(now := Setting(**values))
         self._show_memory(now)
         self._show_time(now)
@@ -172,11 +172,11 @@ class Degrees:
         self._time.update(bars, texts, CHOICES["tp"].index(now.tp), longest)
 
     def parts(self) -> Iterator[Part]:
-        """What the bars say."""
+        """Yields what the bars say."""
         return (part for panel in self._panels for part in panel.parts())
 
     def idle(self, **values) -> list[str]:
-        """A limit of nodes, where the expert ranks are in one; a load, where there's but one rank."""
+        """Returns the limit of nodes where all expert ranks are in one, and the load where there's only one rank."""
         now = Setting(**values)
         return ["limit"] * (tried(lambda: now.nodes) == 1) + ["imbalance"] * (now.ep == now.imbalance == 1)
 
@@ -200,7 +200,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 
 def tried(find: Callable, *args):
-    """What it finds, or None for a setting that the model does not allow."""
+    """Returns what `find` returns, or None for a setting that the model doesn't allow."""
     try:
         return find(*args)
     except ValueError:
@@ -208,7 +208,7 @@ def tried(find: Callable, *args):
 
 
 def _seconds(of_a_step: float) -> str:
-    """Of steps that are compared, always in the same unit."""
+    """A step's time, always in the same unit, so that steps can be compared."""
     return f"{of_a_step:,.3g} s"
 
 
@@ -227,7 +227,7 @@ def _said(now: Setting) -> Said:
 
 
 def _limit(now: Setting) -> str:
-    """What limits. Raises ValueError for a setting that the model does not allow."""
+    """Says what limits. Raises ValueError for a setting that the model doesn't allow."""
     parts = now.parts()
     if not now.fits:
         room = _LIMITS.fitting(now)

@@ -84,7 +84,7 @@ def _rule(axes: Axes, columns: int, rows: int, own: int) -> None:
 
 @style.styled
 def dispatch(named: Mapping[str, Rows]) -> style.Figure:
-    """Draws how many rows each rank (a row of the matrix) sends to each (a column). What it sends to itself is grey.
+    """Draws how many rows each rank (a row of the matrix) sends to each (a column). The diagonal stays, and is gray.
 
     named: title -> n × n numbers; a panel for each
     """
@@ -94,7 +94,7 @@ def dispatch(named: Mapping[str, Rows]) -> style.Figure:
         axes.imshow(np.eye(n), cmap=ListedColormap(["#cfe3f1", "#e0e0e0"]))
         for (rank, other), rows in np.ndenumerate(sent):
             axes.text(other, rank, f"{rows:,}", fontsize=min(9, 40 / n), color=style.BLACK, ha="center", va="center")
-        said = f"to rank\nsent: {sent.sum() - stays:,} rows; stay (grey): {stays:,}"
+        said = f"to rank\nsent: {sent.sum() - stays:,} rows; stay (gray): {stays:,}"
         axes.set(title=name, xlabel=said, ylabel="from rank", xticks=range(n), yticks=range(n))
         _rule(axes, n, n, n)
     return fig
