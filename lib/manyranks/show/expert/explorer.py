@@ -1,5 +1,6 @@
 """Chapter 08's explorer: what the degrees of a model with experts make of a GPU's memory, a step's time, and its traffic."""
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -59,6 +60,7 @@ class Setting(NamedTuple):
         return self.ranks // CLUSTERS[self.cluster].route(self.ranks, self.tp).inside
 
     @property
+    @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers; a redraw asks dozens of them
     def scenario(self) -> Scenario:
         """Makes a node's experts a group if a token may not reach all. Raises ValueError if it reaches too few experts."""
         (gpus, batch, precision), whole, nodes = MODELS[self.model], models[self.model], self.nodes
@@ -155,8 +157,7 @@ class Degrees:
         bars, texts, room, (most, why) = [], [], now.scenario.cost.room, now.most
         for ep in CHOICES["ep"]:
             peak = tried(lambda ep=ep: now._replace(ep=ep, limit=0).scenario.peak) if ep <= most else None
-            parts = (peak.states, peak.activations + peak.buffers) if peak else ()
-            bars.append(dict(zip(_MEMORY, parts, strict=False)))
+            bars.append(dict(zip(_MEMORY, (peak.states, peak.activations + peak.buffers), strict=True)) if peak else {})
             texts.append(units.size(peak.total) if peak else f"only {why}" if ep > most else "not possible")
         self._memory.update(bars, texts, CHOICES["ep"].index(now.ranks), 2 * room, (room, units.size(room)))
 

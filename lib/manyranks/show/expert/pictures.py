@@ -134,8 +134,7 @@ def hops(chosen: Sequence[int] = (1, 9, 10, 14)) -> style.Figure:
 
 def _expert(fig: Figure, x: float, expert: int, chosen: bool) -> float:
     """Draws it, and the frames of its rank and node, if it's the first one there. Returns its height on the paper."""
-    far, y = expert // 8, 0.78 + expert % 8 * 0.2625
-    left = x + 2.35 * far
+    far, y, left = expert // 8, 0.78 + expert % 8 * 0.2625, x + 2.35 * (expert // 8)
     fig.block(left + (0.3, 0.99)[far], y - 0.13, 0.36, 0.26, "parameters", f"{expert}", size=8.5, hollow=not chosen)
     if expert % 4 == 0:
         fig.frame(left, y - 0.13, 1.65, 1.05)
