@@ -78,12 +78,16 @@ class Scenario:
 
     def code(self) -> str:
         """Python that computes the same numbers."""
-        known = models.get(self.shape.name) == self.shape
+        known = models.get(self.shape.name)
         shape = f"models[{self.shape.name!r}]" if known else repr(self.shape)
+        own = {key: value for key, value in vars(self.shape).items() if known and value != getattr(known, key)}
+        if own:
+            shape = f"replace({', '.join([shape, *(f'{key}={value!r}' for key, value in own.items())])})"
         name = next((key for key, each in clusters.items() if each == self.cluster), "")
         other = f"clusters[{self.cluster.name.partition(',')[0]!r}].with_nodes_of({self.cluster.node})"
         more = f", imbalance={self.imbalance}" * (self.imbalance != 1)
         return (
+            f"{'from dataclasses import replace' * bool(own)}{chr(10) * 2 * bool(own)}"
             f"from manyranks.theory import {'ModelShape, ' * (not known)}Plan, clusters, memory, models, step\n\n"
             f"shape, cluster = {shape}, {f'clusters[{name!r}]' if name else other}\n"
             f"plan = {self.plan!r}\n"
