@@ -353,10 +353,13 @@ def drawn_meshes(random: Random) -> list[Sizes]:
     return [{axis: random.randint(1, 4) for axis in random.sample(["pp", "dp", "cp", "tp"], 3)} for _ in range(3)]
 
 
-def drawn_job(random: Random) -> tuple[str, tuple]:
-    """One whose axes compete for a node."""
+def drawn_jobs(random: Random) -> Iterator[tuple[str, tuple]]:
+    """One whose axes compete for a node, and one of which some fit into it."""
     axes = {axis: (random.choice((2, 4, 8)), random.uniform(1, 9)) for axis in random.sample(["cp", "dp", "tp"], 3)}
-    return _job(COMPETE, axes, random.choice((4, 8)))
+    yield _job(COMPETE, axes, random.choice((4, 8)))
+    first, *others = random.sample(["cp", "dp", "tp"], 3)
+    axes = {axis: (random.choice((2, 4)), random.uniform(1, 4)) for axis in others}
+    yield _job(FIT, axes | {first: (8, random.uniform(5, 9))}, 8)
 
 
 def between_nodes(order: Sequence[str], traffic: dict[str, float], sizes: Sizes, node: int) -> float:

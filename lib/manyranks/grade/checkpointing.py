@@ -3,7 +3,7 @@
 All but the last task run on one rank, the last on several.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
@@ -20,7 +20,7 @@ from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, va
 from manyranks.grade.learner import Ready
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import size
+from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Watch
 
 _NO_SEEDS = "forward draws as many random numbers as the function does, from where they are: no seeds and no fork_rng there"
@@ -228,31 +228,37 @@ _NUMBERS = (
 )
 
 
+_OF_A_CHOICE = ("what need not be chosen", "the FLOPs that run again")
+
+
 def _choose(case: Chain, choose: Callable, watch: Watch) -> dict:
     try:
         chosen = choose(list(case.layers), case.budget)
         if not case.nothing_fits or chosen is not None:
             chosen = _numbers(chosen, len(case.layers))
-        did = f"returns {chosen}"
+        return {"did": f"returns {chosen}", "chosen": chosen}
     except Exception as error:
         if isinstance(error, Stopped | NotImplementedError) or (not case.nothing_fits and not isinstance(error, ValueError)):
             raise
-        did, chosen = f"raises {'ValueError' if isinstance(error, ValueError) else type(error).__name__}", None
+        return {"did": f"raises {'ValueError' if isinstance(error, ValueError) else type(error).__name__}", "chosen": None}
+
+
+def _weighed(case: Chain, results: Mapping[str, Fact]) -> dict:
+    """What is judged of the layers that a rank has chosen; nothing else that has come counts."""
     if case.nothing_fits:
-        return {"what choose does": did}
-    if chosen is None:
-        return {"the choice": f"missing, for choose {did}", "what need not be chosen": None, "the FLOPs that run again": None}
+        return {"what choose does": results["did"]}
+    if results["chosen"] is None:
+        return {"the choice": f"missing, for choose {results['did']}"} | dict.fromkeys(_OF_A_CHOICE)
+    chosen = _numbers(results["chosen"], len(case.layers))
     again, held = sum(case.layers[k].forward for k in chosen), peak(case.layers, chosen)
     if case.shapes:
         flops, held = model.measured(case.shapes, chosen)
         again = flops - 3 * sum(layer.forward for layer in case.layers)  # forward, and backward's two products for each
+    if held > case.budget:
+        return {"the choice": f"{held - case.budget:,} bytes above the budget"} | dict.fromkeys(_OF_A_CHOICE)
     spare = [k for k in chosen if peak(case.layers, {*chosen} - {k}) <= case.budget]
-    fits = held <= case.budget
-    return {
-        "the choice": "within the budget" if fits else f"{held - case.budget:,} bytes above the budget",
-        "what need not be chosen": (f"{spare} of {chosen}" if spare else "nothing") if fits else None,
-        "the FLOPs that run again": again if fits else None,
-    }
+    found = f"{spare} of {chosen}" if spare else "nothing", again
+    return {"the choice": "within the budget"} | dict(zip(_OF_A_CHOICE, found, strict=True))
 
 
 def _numbers(chosen, n: int) -> list[int]:
@@ -281,6 +287,7 @@ choose = _Task(
     ),
     cases=model.CHAINS,
     more=model.drawn,
+    then=_weighed,
     worlds=(1,),
     call="choose(layers, budget)",
 )

@@ -28,6 +28,8 @@ from manyranks.world.scratch import LINK, contents, no_file
 from manyranks.world.trouble import FORMULA, named, printable
 
 _LONG, _EVERY = 100, 1.0  # letters of what failed; seconds between two times that the table is written
+_FEW = 20  # rows of a student for files that are refused
+NOTHING = "it has no notebook where a submission is: student/exercise/exercise.ipynb"
 NOT_JUDGED = "not judged, for this machine could not start its ranks"
 
 
@@ -59,30 +61,42 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
 
     Raises ValueError where there are none.
     """
-    found, met = [], set()
-    for place, folders, files in os.walk(folder):
+    found, met, unread = [], set(), []
+    ways = [[], *([one] for one in exercises), *([one, one] for one in exercises)]
+    for place, folders, files in os.walk(folder, onerror=lambda error: unread.append(Path(error.filename))):
         deep = len(Path(place).relative_to(folder).parts) > 2  # nothing is handed in there
         folders[:] = [] if deep else sorted(name for name in folders if name != ".ipynb_checkpoints")
-        for name in (*files, *(name for name in folders if no_file(Path(place) / name) == LINK)):
-            path = Path(place) / name
-            if name.endswith(".ipynb") or no_file(path):
-                student, *inside = (*path.relative_to(folder).parts[:-1], name.removesuffix(".ipynb"))
-                refused, version, _ = contents(folder, path)
-                if not refused and inside not in ([], *([one] for one in exercises), *([one, one] for one in exercises)):
-                    refused, version = "it is not where a submission is: student/exercise/exercise.ipynb", ""
-                elif not refused and (student, path.stem) in met:
-                    refused, version = "there is another notebook of this exercise", ""
-                elif not refused and not inside and _handed_in(folder / student):
-                    refused, version = "there is a folder of this name, too", ""
-                met.add((student, path.stem))
-                found.append(Submission(path, student, path.stem, refused, version))
+        for path in (Path(place) / name for name in (*files, *folders)):
+            student, *inside = (*path.relative_to(folder).parts[:-1], path.name.removesuffix(".ipynb"))
+            refused = no_file(path)
+            if not refused and (path.suffix != ".ipynb" or path.name in folders):
+                continue
+            if not refused and inside not in ways:
+                refused = "it is not where a submission is: student/exercise/exercise.ipynb"
+            elif not refused and (student, path.stem) in met:
+                refused = "there is another notebook of this exercise"
+            elif not refused and not inside and any(chain(*map((folder / student).glob, ("*.ipynb", "*/*.ipynb")))):
+                refused = "there is a folder of this name, too"
+            refused, version, _ = (refused, "", b"") if refused else contents(folder, path)
+            met.add((student, path.stem))
+            found.append(Submission(path, student, path.stem, refused, version))
+    found += [Submission(path, path.relative_to(folder).parts[0], "", "it cannot be listed", "") for path in unread]
     if not found:
         raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
-    return sorted(found, key=lambda one: (one.student, one.exercise, str(one.path)))
+    here = {one.student for one in found}
+    found += [
+        Submission(each, each.name, "", NOTHING, "") for each in folder.iterdir() if each.is_dir() and each.name not in here
+    ]
+    each = groupby(sorted(found, key=lambda one: (one.student, one.exercise, str(one.path))), lambda one: one.student)
+    return list(chain(*(_few(list(own)) for _, own in each)))
 
 
-def _handed_in(folder: Path) -> bool:
-    return any(chain(folder.glob("*.ipynb"), folder.glob("*/*.ipynb")))
+def _few(own: list[Submission]) -> list[Submission]:
+    """A student's; of what is refused, the first few and how many more."""
+    refused = [one for one in own if one.refused]
+    kept = [one for one in own if not one.refused or one in refused[:_FEW]]
+    more = f"{len(refused) - _FEW} more files are not where a submission is, or are refused for other reasons"
+    return kept + [refused[-1]._replace(refused=more)] * (len(refused) > _FEW)
 
 
 def graded(
@@ -177,7 +191,7 @@ def _closest(submission: NotebookNode, releases: Iterable[NotebookNode]) -> Note
 
 
 def _failed(report: Report) -> str:
-    wrong = [line for line in report.lines if line.ok is False]
+    wrong = sorted((line for line in report.lines if not line.ok), key=lambda line: line.ok is None)
     if not wrong:
         return ""
     first = wrong[0]

@@ -24,7 +24,7 @@ from manyranks.given.nd import (
     Weight,
     between_nodes,
     drawn,
-    drawn_job,
+    drawn_jobs,
     drawn_meshes,
     jobs,
     mesh_of,
@@ -235,7 +235,7 @@ place = _task(
         at_most(0.5, "and where they compete for one", COMPETE, **_SENDS)._replace(each_world=True),
     ),
     (Exam("in one of 8 jobs", dict(jobs())),),
-    more=lambda random: [Exam("in another job", dict([drawn_job(random)]))],
+    more=lambda random: [Exam("in other jobs", dict(drawn_jobs(random)))],
     then=lambda exam, results: {name: between_nodes(order, *exam.questions[name]) for name, order in results.items()},
     endless="there are 24 orders of 4 axes, and at most 256 ranks: that is soon counted",
 )

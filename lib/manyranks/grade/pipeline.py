@@ -88,7 +88,8 @@ def _can_run(share: float, what: str) -> Judge:
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         failed, problem = failure(trial.seen[0]), trial.seen[0].results.get(WHY)
-        return failed or Verdict(not problem, f"{problem}", _CANNOT_RUN.get(kind(problem), ""))
+        missing = "its tables are missing" if problem is None else problem
+        return failed or Verdict(problem == "", f"{missing}", _CANNOT_RUN.get(kind(problem), ""))
 
     return by(share, what, verdict, look)
 
@@ -121,7 +122,9 @@ one_f_one_b = _table_task(
         _where(lambda case: case.m < case.p, _can_run(0.15, "does so with fewer micro-batches than ranks"), _HOLDS, _IN_ALL),
     ),
     cases=tuple(Case(p, m) for p in (4, 1, 2, 3, 8) for m in dict.fromkeys((2 * p, 2 * p + 1, p, 2, 1))),
-    more=lambda random: [Case(p := random.randint(5, 9), random.randint(p, 3 * p)) for _ in range(3)],
+    more=lambda random: [
+        Case(p := random.randint(5, 9), random.randint(m, p * n)) for m, n in ((5, 3), (5, 3), (1, 1), (1, 1))
+    ],
     call="one_f_one_b(p, m, rank)",
 )
 
@@ -170,7 +173,10 @@ under_a_cap = _table_task(
         _where(lambda case: case.cap < case.p, _can_run(0.1, "can run, and keeps to a cap below p")),
     ),
     cases=(*_CAPS, Case(8, 16, cap=8, times=_MEASURED), Case(8, 24, cap=15, times=_MEASURED)),
-    more=lambda random: [Case(p := random.randint(2, 5), random.randint(2 * p, 3 * p), cap=p) for _ in range(2)],
+    more=lambda random: [
+        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=cap(p))
+        for cap in (lambda p: p, lambda p: 2 * p - 1, lambda p: p - 1)
+    ],
     call="under_a_cap(p, m, cap, times)",
 )
 

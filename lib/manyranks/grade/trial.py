@@ -190,6 +190,7 @@ def _folder() -> Iterator[str]:
 def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: bool) -> dict:
     """What a Trial has of it. Raises _Busy where it should be run again, unless it was that already."""
     try:
+        world.run(int)  # fresh ranks have a network of their own
         carried = _carried()
         measured = world.measure(rehearse, answer, job, folder)
         if found := _more_than_noted(_carried() - carried, sum(measured.payload_bytes.values())):

@@ -18,6 +18,7 @@ import numpy as np
 
 Frame = bytes | np.ndarray | pickle.PickleBuffer
 
+_FRAMES = 64  # of a message of strangers
 _COUNT = struct.Struct("<I")
 EXACTLY = _COUNT.size
 _AT_ONCE = 1 << 16  # a message up to this size is one system call on each side
@@ -95,6 +96,8 @@ def receive(
     (count,) = _COUNT.unpack_from(start := _at_least(sock, start, _COUNT.size))
     header = _COUNT.size + 8 * count
     _check_size(header, largest)
+    if largest is not None and count > _FRAMES:
+        raise EOFError(f"a message of {count:,} frames, where at most {_FRAMES} are read")
     start = _at_least(sock, start, header)
     lengths, frames = struct.unpack_from(f"<{count}Q", start, _COUNT.size), []
     _check_size(sum(lengths), largest)

@@ -30,6 +30,8 @@ class Team:
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
         try:
             server.wait_until_ready()
+            if confined:
+                server.renew_network()  # ranks before may have left no port free
             store = server.meeting_place(confined.scratch if confined else None)
             setup = _setup(size, backend, store, confined)
             for rank in range(size):

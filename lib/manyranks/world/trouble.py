@@ -1,6 +1,7 @@
 """Why a run of a learner's function did not end well, in the learner's terms: who sent what, who waits, on which line."""
 
 import re
+import unicodedata
 from collections import defaultdict
 from itertools import zip_longest
 from typing import NamedTuple
@@ -14,7 +15,7 @@ Notes = dict[int, list[Entry]]  # rank -> its messages, in the order in which th
 
 _SHOWN_LINES, _LONG = 12, 600
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
-_BLANKS = {*"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"}  # letters without ink
+_BLANKS = {*"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0\U0001d159"}  # letters without ink
 _BLANKS |= {chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)}
 FORMULA = ("=", "+", "-", "@")  # with these a spreadsheet begins to compute
 _LATE = "the run was not over"
@@ -244,10 +245,22 @@ def _headed(line: str | None) -> bool:
 
 
 def named(text: str) -> str:
-    """A name that somebody chose, as a table may have it: two that differ look different, and no spreadsheet computes."""
-    shown = printable(text.replace("\\", "\\\\"))
+    """A name that somebody chose, as a table may have it: no spreadsheet computes, and two that differ look different.
+
+    What only looks like another letter is written in figures: forms of one letter, and beside Latin letters those of other
+    scripts, and accents that are signs of their own. A name that is in another script as a whole stays as it is.
+    """
+    latin = any(c.isascii() and c.isalpha() for c in text)
+    shown = "".join(ascii(c)[1:-1] if _misleads(c, latin) else printable(c) for c in text.replace("\\", "\\\\"))
     shown = re.sub("^ | $|(?<= ) ", r"\\x20", shown)
     return f"'{shown}" if shown.startswith((*FORMULA, "'")) else shown
+
+
+def _misleads(c: str, latin: bool) -> bool:
+    if c.isascii():
+        return False
+    other = c.isalpha() and not unicodedata.name(c, "").startswith("LATIN ")
+    return unicodedata.normalize("NFKC", c) != c or (latin and (other or unicodedata.category(c)[0] == "M"))
 
 
 def printable(text: str) -> str:
