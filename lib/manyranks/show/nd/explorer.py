@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator, Sequence
 from math import log2
+from operator import attrgetter
 from typing import NamedTuple
 
 import ipywidgets as widgets
@@ -269,11 +270,11 @@ class Board:
 
 
 def _near(now: Setting) -> list[Setting]:
-    """Settings that fit and differ in one control that may help: the fastest of each, then others, no more than the planner's."""
-    names = _REMEDIES[now.limit] if now.fits else _ROOM
-    ways = (sorted((each for each in _LIMITS.others(now, name) if each.fits), key=lambda each: each.cost) for name in names)
-    ranked = sorted((k, each.cost, each) for way in ways for k, each in enumerate(way))[: len(TAKEN)]
-    return sorted((each for *_, each in ranked), key=lambda each: each.cost)
+    """Settings that fit and differ in one control that may help: the fastest of each control, then others."""
+    names, cost = _REMEDIES[now.limit] if now.fits else _ROOM, attrgetter("cost")
+    ways = (sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost) for name in names)
+    places = sorted(((k, each.cost, each) for way in ways for k, each in enumerate(way)), key=lambda place: place[:2])
+    return sorted((each for *_, each in places[: len(TAKEN)]), key=cost)
 
 
 def _said(now: Setting, found: Sequence[Found]) -> Said:

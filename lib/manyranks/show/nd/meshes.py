@@ -1,7 +1,7 @@
 """Chapter 10's meshes: which ranks share an axis, and in which node they lie."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any
 
 from matplotlib.patches import Rectangle
 
@@ -16,25 +16,14 @@ _ROWS, _RANKS = 4, 8  # nodes, and ranks of one, that are drawn at most
 _WIDE, _LEFT, _BOX, _HIGH, _LANE, _GAP = 9.2, 0.75, 1.02, 0.72, 0.17, 0.3  # inches; a lane is for a line, a gap for links
 _NEAR = {"color": style.INK, "linestyle": "-", "linewidth": 1.6}
 _FAR = {"color": style.ORANGE, "linestyle": (0, (4, 2)), "linewidth": 1.8}
-
-
-class Mesh(Protocol):
-    """What is read of a parallel.mesh.Mesh."""
-
-    ranks: int
-    order: tuple[str, ...]
-
-    def size(self, axis: str) -> int: ...
-    def coordinates(self, rank: int) -> dict[str, int]: ...
-    def group(self, axis: str, rank: int) -> tuple[int, ...]: ...
-    def groups(self, axis: str) -> list[tuple[int, ...]]: ...
+Mesh = Any  # parallel.mesh.Mesh, of a floor that is not imported here
 
 
 @style.styled
 def mesh(mesh: Mesh, node: int = 8, axis: str = "tp") -> style.Figure:
     """Draws ranks in their nodes, with their coordinates; groups of an axis have one look, one letter and lines between them.
 
-    mesh: a parallel.mesh.Mesh, or what has its ranks, order, size, coordinates and groups
+    mesh: a parallel.mesh.Mesh
     node: accelerators of one
     Raises ValueError for an axis that the mesh does not have, and for more than 4 nodes or 8 accelerators in one.
     """
@@ -42,11 +31,11 @@ def mesh(mesh: Mesh, node: int = 8, axis: str = "tp") -> style.Figure:
     _check(node, _RANKS)
     if mesh.ranks > _ROWS * node:
         raise ValueError(f"{mesh.ranks:,} ranks in nodes of {node}: a picture shows {_ROWS} nodes; groups() shows any mesh")
-    said = f"{NAMES[axis]}: {len(groups)} group{'s' * (len(groups) > 1)} of {mesh.size(axis)}, "
     least, *_, most = sorted(2 * [len(_nodes(group, node)) for group in groups])
-    each = f"{'each ' * (len(groups) > 1)}on {most} nodes" if least == most > 1 else f"on {least} to {most} nodes"
-    each = "inside a node" if most == 1 else each
-    return _Sheet(mesh, min(node, mesh.ranks), groups).draw(said + (each if mesh.size(axis) > 1 else "nothing to send"))
+    nodes = f"on {most} nodes" if least == most else f"on {least} to {most} nodes"
+    where = "nothing to send" if mesh.size(axis) == 1 else "inside a node" if most == 1 else "each " * (len(groups) > 1) + nodes
+    said = f"{NAMES[axis]}: {len(groups)} group{'s' * (len(groups) > 1)} of {mesh.size(axis)}, {where}"
+    return _Sheet(mesh, min(node, mesh.ranks), groups).draw(said)
 
 
 def _check(node: int, most: int | None = None) -> None:
@@ -58,24 +47,16 @@ def _nodes(ranks: Iterable[int], node: int) -> list[int]:
     return sorted({rank // node for rank in ranks})
 
 
-class _Piece(NamedTuple):
-    """Of a group, what lies in one node; lane: the place of the line that joins it, -1 for a rank alone."""
-
-    group: int
-    ranks: tuple[int, ...]
-    lane: int
-
-
-def _pieces(groups: Sequence[tuple[int, ...]], node: int) -> Iterator[_Piece]:
-    """Each group node by node; those that would meet have different lanes."""
+def _pieces(groups: Sequence[tuple[int, ...]], node: int) -> Iterator[tuple[int, list[int], int]]:
+    """Of each group in each node its number, its ranks, and the lane of the line that joins them; -1 for a rank alone."""
     ends: dict[int, list[int]] = {}  # of a node's lanes, the last rank
     for number, group in enumerate(groups):
         for at in _nodes(group, node):
-            ranks, lanes, lane = tuple(rank for rank in group if rank // node == at), ends.setdefault(at, []), -1
+            ranks, lanes, lane = [rank for rank in group if rank // node == at], ends.setdefault(at, []), -1
             if len(ranks) > 1:
                 lane = next((k for k, end in enumerate(lanes) if end < ranks[0]), len(lanes))
                 lanes[lane:] = [ranks[-1], *lanes[lane + 1 :]]
-            yield _Piece(number, ranks, lane)
+            yield number, ranks, lane
 
 
 class _Sheet:
@@ -84,7 +65,7 @@ class _Sheet:
     def __init__(self, mesh: Mesh, node: int, groups: Sequence[tuple[int, ...]]):
         self._mesh, self._node, self._pieces = mesh, node, list(_pieces(groups, node))
         far = any(len(_nodes(group, node)) > 1 for group in groups)
-        self._row = _HIGH + 0.14 + _LANE * (1 + max(piece.lane for piece in self._pieces)) + _GAP * far
+        self._row = _HIGH + 0.14 + _LANE * (1 + max(lane for *_, lane in self._pieces)) + _GAP * far
         self._top = 0.32 + -(-mesh.ranks // node) * self._row - _GAP * far
         self._figure, self._axes = sheet(_WIDE, self._top + 0.4)
 
@@ -95,9 +76,8 @@ class _Sheet:
             size = min(self._node, self._mesh.ranks - first) * _BOX + 0.08, _HIGH + 0.12
             self._axes.add_patch(Rectangle((x - 0.07, y - 0.06), *size, facecolor="none", edgecolor="#555555", linewidth=1.3))
             self._axes.text(0.1, y + _HIGH / 2, f"node {first // self._node}", fontsize=9, va="center")
-        for group, ranks, _ in self._pieces:
-            for rank in ranks:
-                box(self._axes, self._corner(rank), _BOX - 0.06, _HIGH, group, self._said(rank))
+        for rank, group in sorted((rank, group) for group, ranks, _ in self._pieces for rank in ranks):
+            box(self._axes, self._corner(rank), _BOX - 0.06, _HIGH, group, self._said(rank))
         self._draw_links()
         for x, look, said in ((0.1, _NEAR, "link inside a node"), (2.2, _FAR, "link between nodes")):
             self._axes.plot([x, x + 0.4], [0.18, 0.18], **look)

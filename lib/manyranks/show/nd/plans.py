@@ -83,7 +83,7 @@ def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the
 def written(time: StepTime, size: float) -> str:
     """Time and MFU of a step, and bytes of a GPU, with its memory where that's less: in two columns of Bars."""
     room = time.cluster.accelerator.memory
-    return f"{units.duration(time.seconds)}, {time.mfu:.1%}|{units.size(size)}" + f" of {units.size(room)}!" * (size > room)
+    return f"{units.duration(time.seconds)}, MFU {time.mfu:.1%}|{units.size(size)}" + f" of {units.size(room)}!" * (size > room)
 
 
 @style.styled

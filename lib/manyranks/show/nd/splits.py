@@ -25,10 +25,6 @@ class Run(NamedTuple):
     mesh: tuple[int, ...]
     operators: tuple[tuple[str, Choice], ...]
 
-    @property
-    def tall(self) -> float:
-        return 0.62 + _ROW * len(self.operators)
-
 
 @style.styled
 def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.Figure:
@@ -44,7 +40,7 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
         raise ValueError("no solutions: give those of theory.nd.cuts.solve; it finds none where none fits in memory")
     wide = _WIDE / max(2, len(shown))
     names = [textwrap.wrap(one.name, max(16, int(wide / 0.078)), max_lines=3, placeholder=" …") for one in shown]
-    head, tall = 0.32 + 0.16 * max(map(len, names)), max(sum(run.tall for run in runs(one)) for one in shown)
+    head, tall = 0.32 + 0.16 * max(map(len, names)), max(sum(map(_tall, runs(one))) for one in shown)
     top = head + tall + 0.54 + 0.3 * bool(title)
     fig, axes = sheet(max(wide * len(shown), 4.6), top)
     axes.text(0.1, top - 0.16, title, fontsize=11, fontweight="bold", va="center")
@@ -56,7 +52,7 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
         y += 0.14 - head
         for run in runs(one):
             _draw(axes, run, one, x, y)
-            y -= run.tall
+            y -= _tall(run)
     for k, (split, look) in enumerate(_LOOKS.items()):
         box(axes, (0.1 + 1.12 * k, 0.32), 0.28, 0.16, look)
         axes.text(0.44 + 1.12 * k, 0.4, f"{split[0].upper()}: {split}", **_SMALL)
@@ -91,6 +87,10 @@ def _draw(axes: Axes, run: Run, one: Solution, x: float, top: float) -> None:
         axes.text(x, y + _ROW / 2, name, fontsize=8, va="center")
         for column, split in enumerate(choice):
             box(axes, (left + column * _CELL, y), _CELL, _ROW, _LOOKS[split], split[0].upper(), 7.5, 0.7)
+
+
+def _tall(run: Run) -> float:
+    return 0.62 + _ROW * len(run.operators)
 
 
 def _several(numbers: Sequence[int]) -> str:
