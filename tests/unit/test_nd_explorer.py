@@ -272,9 +272,10 @@ def test_of_a_setting_that_cannot_be_the_planner_s_best_can_be_taken():
 def test_where_nothing_fits_the_planner_says_so():
     explorer = nd.explorer().set(model="llama3-405b", gpus=8, batch=8, pp=1)
     assert explorer.set(best=TAKEN[0]).status == (
-        "Not possible: the planner finds no plan that fits in 80 GB a GPU: take more GPUs, or another model or cluster"
+        "Not possible: the planner finds no plan that fits in 80 GB a GPU: take more GPUs, or another model or chip"
     )
-    assert " Does not fit. " in explorer.set(gpus=1024, batch=1024, best=HIDDEN).status
+    assert explorer.set(cluster="laptop", gpus=1024).set(best=SHOWN).status.startswith("Not possible: 1,024 GPUs: laptop ends")
+    assert " Does not fit. " in explorer.set(cluster="h100-dgx", gpus=1024, batch=1024, best=HIDDEN).status
 
 
 def test_plans_of_the_planner_are_drawn_below_this_one(board):

@@ -1,10 +1,11 @@
 """Chapter 10's explorer, the plan board: where each axis lies, a GPU's memory, a step's time, and the planner's plans."""
 
 import functools
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from math import log2
 from operator import attrgetter
-from typing import NamedTuple
 
 import ipywidgets as widgets
 from matplotlib.artist import Artist
@@ -30,6 +31,9 @@ ALL = "all"  # data-parallel ranks
 CHOICES = {name: list(SHARED[name][1]) for name in ("tp", "cp", "pp", "ep", "microbatch", "zero", "recompute")}
 CHOICES |= {"dp_shard": [ALL, *(2**k for k in range(1, 12))], "virtual": [1, 2, 3, 4, 5, 6, 8]}
 CHOICES |= {"schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe"]}
+_CONTROLS = (
+    "model cluster gpus batch seq microbatch tp cp pp ep zero dp_shard schedule virtual recompute"  # the first 5: the task
+)
 HIDDEN, SHOWN, TAKEN = "not searched", "show them", tuple(f"take the {k}" for k in ("1st", "2nd", "3rd", "4th"))
 # What the planner tries here: values of the controls alone, and fewer where there are experts, so that it takes seconds.
 _TRIED = {"tp": CHOICES["tp"][:5], "pp": CHOICES["pp"], "microbatch": (1, 2, 4), "virtual": (1, 2, 4, 8)}
@@ -54,24 +58,8 @@ _WIDE, _HIGH, _BELOW = 9.2, 3.2, 6.45  # inches: of the figure, and the width of
 _PLACES = (0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (_WIDE - 0.1 - _BELOW, 0.02, _BELOW, 1.25)
 
 
-class Setting(NamedTuple):
+class Setting(namedtuple("Setting", _CONTROLS)):
     """Holds what the controls say; DP is the GPUs that are left."""
-
-    model: str
-    cluster: str
-    gpus: int
-    batch: int
-    seq: int
-    microbatch: int
-    tp: int
-    cp: int
-    pp: int
-    ep: int
-    zero: int
-    dp_shard: int | str
-    schedule: str
-    virtual: int
-    recompute: str
 
     @property
     def scenario(self) -> Scenario:
@@ -210,9 +198,7 @@ class Board:
         found = now.best() if best != HIDDEN else ()
         if best != HIDDEN and not found:
             room = units.size(clusters[now.cluster].accelerator.memory)
-            raise ValueError(
-                f"the planner finds no plan that fits in {room} a GPU: take more GPUs, or another model or cluster"
-            )
+            raise ValueError(f"the planner finds no plan that fits in {room} a GPU: take more GPUs, or another model or chip")
         try:
             said = _said(now, found)
         except ValueError as error:
@@ -240,22 +226,17 @@ class Board:
         for part, size in held.items():
             bars.append({_BEFORE: before, part: size})
             before += size
-        texts = [
-            *(units.size(size) if size else "none" for size in held.values()),
-            f"{units.size(before)}, {before / room:.0%}",
-        ]
+        texts = [units.size(size) if size else "none" for size in held.values()]
+        texts.append(f"{units.size(before)}, {before / room:.0%}")
         row = list(held).index(max(held, key=held.get))
         self._memory.update([*bars, held], texts, row, min(max(before, room), 4 * room), (room, units.size(room)))
 
     def _show_steps(self, rows: Sequence[tuple[str, Setting]]) -> None:
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
         self._steps.show(times, list(map(written, times, sizes)), 0, 3 * min(time.seconds for time in times))
-        lines = [
-            (row + 0.25 * (2 * k - text.count("\n")), line)
-            for row, (text, _) in enumerate(rows)
-            for k, line in enumerate(text.split("\n"))
-        ]
-        self._names.update([(-0.008, y) for y, _ in lines], [line for _, line in lines])
+        lines = [text.split("\n") for text, _ in rows]  # a name has one or two
+        places = [(-0.008, row + 0.5 * k - 0.25 * (len(each) - 1)) for row, each in enumerate(lines) for k in range(len(each))]
+        self._names.update(places, [line for each in lines for line in each])
 
     def parts(self) -> Iterator[Part]:
         """What the bars say."""
@@ -303,14 +284,11 @@ def _limit(now: Setting) -> str:
 
 
 def _compared(now: Setting, found: Sequence[Found]) -> str:
-    """Against the planner's fastest, and where this plan loses most."""
-    if not found or now.cost <= _EQUAL * found[0].seconds:
-        faster = found and now.cost * _EQUAL < found[0].seconds
-        return (
-            ". Faster than the planner's best: it tries fewer values here"
-            if faster
-            else ". As fast as the planner's best" * bool(found)
-        )
+    """Against the planner's fastest, and where this plan loses most; the planner tries fewer values than there are."""
+    if not found:
+        return ""
+    if now.cost <= _EQUAL * found[0].seconds:
+        return f". {'Faster than' if now.cost * _EQUAL < found[0].seconds else 'As fast as'} the planner's best"
     own = Found(now.scenario.plan, now.scenario.time, now.scenario.peak, found[0].time)
     return f". The planner's best takes {units.duration(found[0].seconds)}; here {own.why}"
 
@@ -338,13 +316,12 @@ class PlanBoard(Explorer):
             return
         self._line.value = page.with_limit("The planner searches …")
         now = Setting(**{name: control.value for name, control in self._others.items()})
-        found = now.best()
-        if change.new in TAKEN[: len(found)]:
-            self._taking = True
-            try:
+        with suppress(ValueError):  # a task that can't be: the plot says so
+            found = now.best()
+            self._taking = change.new in TAKEN[: len(found)]
+            if self._taking:
                 self.set(**now.taking(found[TAKEN.index(change.new)].plan)._asdict())
-            finally:
-                self._taking = False
+        self._taking = False
 
 
 def explorer(measure: Measure | None = None) -> PlanBoard:

@@ -18,16 +18,10 @@ _MOST, _PANELS, _ROWS = 12, 3, 16  # plans; layouts, neighbours of one
 _EDGE = 1 + 1e-9  # a sum of parts is not longer than itself
 _SAME = 0.005  # of the time: what loses less is as fast
 # Of each of StepTime.parts its name in a picture, colour and hatch.
-PARTS = {
-    "compute": ("computing", style.BLUE, ""),
-    "tensor": ("TP messages", style.ORANGE, "////"),
-    "context": ("CP messages", style.PINK, "oo"),
-    "expert": ("tokens to experts", "#8172b3", "xxxx"),
-    "pipeline": ("PP messages", "#56B4E9", "++"),
-    "bubble": ("bubble", "#b0b0b0", "\\\\\\\\"),
-    "data": ("gradients, parameters", style.YELLOW, "----"),
-    "optimizer": ("optimizer", style.GREEN, ""),
-}
+PARTS = {"compute": ("computing", style.BLUE, ""), "tensor": ("TP messages", style.ORANGE, "////")}
+PARTS |= {"context": ("CP messages", style.PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
+PARTS |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}
+PARTS |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2", "zb-v": "ZB-V"}
 _SCHEDULES |= {"dualpipe": "DualPipe", "dualpipe-v": "DualPipe-V"}
 

@@ -12,7 +12,7 @@ from manyranks.theory.nd.cuts import Solution
 from manyranks.theory.nd.operators import Choice
 
 _MOST, _BLOCK = 4, 7  # solutions side by side, operators of a layer
-_WIDE, _CELL, _ROW, _NAME = 9.2, 0.4, 0.21, 0.5  # inches
+_WIDE, _CELL, _ROW, _NAME, _HEAD = 9.2, 0.4, 0.21, 0.5, 0.62  # inches
 _LOOKS = {"tokens": 0, "columns": 1, "rows": 2, "whole": 5}  # of looks.LOOKS; the first letter is in the cell
 _SMALL = {"fontsize": 8.5, "va": "center"}
 
@@ -40,7 +40,10 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
         raise ValueError("no solutions: give those of theory.nd.cuts.solve; it finds none where none fits in memory")
     wide = _WIDE / max(2, len(shown))
     names = [textwrap.wrap(one.name, max(16, int(wide / 0.078)), max_lines=3, placeholder=" …") for one in shown]
-    head, tall = 0.32 + 0.16 * max(map(len, names)), max(sum(map(_tall, runs(one))) for one in shown)
+    head, tall = (
+        0.32 + 0.16 * max(map(len, names)),
+        max(sum(_HEAD + _ROW * len(run.operators) for run in runs(one)) for one in shown),
+    )
     top = head + tall + 0.54 + 0.3 * bool(title)
     fig, axes = sheet(max(wide * len(shown), 4.6), top)
     axes.text(0.1, top - 0.16, title, fontsize=11, fontweight="bold", va="center")
@@ -52,7 +55,7 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
         y += 0.14 - head
         for run in runs(one):
             _draw(axes, run, one, x, y)
-            y -= _tall(run)
+            y -= _HEAD + _ROW * len(run.operators)
     for k, (split, look) in enumerate(_LOOKS.items()):
         box(axes, (0.1 + 1.12 * k, 0.32), 0.28, 0.16, look)
         axes.text(0.44 + 1.12 * k, 0.4, f"{split[0].upper()}: {split}", **_SMALL)
@@ -87,10 +90,6 @@ def _draw(axes: Axes, run: Run, one: Solution, x: float, top: float) -> None:
         axes.text(x, y + _ROW / 2, name, fontsize=8, va="center")
         for column, split in enumerate(choice):
             box(axes, (left + column * _CELL, y), _CELL, _ROW, _LOOKS[split], split[0].upper(), 7.5, 0.7)
-
-
-def _tall(run: Run) -> float:
-    return 0.62 + _ROW * len(run.operators)
 
 
 def _several(numbers: Sequence[int]) -> str:
