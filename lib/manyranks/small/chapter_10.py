@@ -38,7 +38,7 @@ def nd(values, ranks, say):
 
 
 def _plan(values) -> Plan:
-    """Every axis in use has 2 ranks, data parallelism what is left of 4 or 8. Stages keep gradients, so they have ZeRO 0 or 1."""
+    """Every axis in use has 2 ranks, data parallelism the rest of 4 or 8. Stages keep gradients, so they have ZeRO 0 or 1."""
     few = {axis: min(2, values[axis]) for axis in ("tp", "cp", "pp")}
     others, piped = prod(few.values()), few["pp"] > 1
     few["dp"] = max(4 // others, 2 if others < 8 else 1)

@@ -252,8 +252,11 @@ class Board:
 
 def _near(now: Setting) -> list[Setting]:
     """Settings that fit and differ in one control that may help: the fastest of each control, then others."""
-    names, cost = _REMEDIES[now.limit] if now.fits else _ROOM, attrgetter("cost")
-    ways = (sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost) for name in names)
+    ways, cost = [], attrgetter("cost")
+    for name in _REMEDIES[now.limit] if now.fits else _ROOM:
+        ways.append(sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost))
+        if not now.fits and sum(map(len, ways)) >= len(TAKEN):  # of _ROOM the first: to try all would take long
+            break
     places = sorted(((k, each.cost, each) for way in ways for k, each in enumerate(way)), key=lambda place: place[:2])
     return sorted((each for *_, each in places[: len(TAKEN)]), key=cost)
 
