@@ -125,7 +125,7 @@ def test_bars_and_texts_are_the_settings(board):
     [
         ({}, ["with TP 4", "with TP 16", "with TP 32", "with TP 64"]),
         ({"pp": 16, "tp": 4}, ["with PP 2", "with dualpipe", "with v = 5", "with micro-batch 2"]),
-        ({"tp": 1, "pp": 1, "zero": 3}, ["with CP 2", "with TP 2", "with CP 4", "with recompute full"]),  # it does not fit
+        ({"tp": 1, "pp": 1, "zero": 3}, ["with TP 2", "with TP 4", "with recompute full", "with TP 8"]),  # it does not fit
     ],
 )
 def test_until_the_planner_searches_the_rows_are_plans_that_differ_in_one_control(board, change, near):
