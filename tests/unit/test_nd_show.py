@@ -7,7 +7,9 @@ from math import inf
 import pytest
 
 from manyranks.parallel.mesh import Mesh
-from manyranks.show import nd, nd_axes, nd_mesh, nd_splits
+from manyranks.show import nd
+from manyranks.show.bars import LONGEST
+from manyranks.show.nd.splits import runs
 from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.theory.nd.cuts import Solution
 from manyranks.theory.nd.rules import Comparison
@@ -15,6 +17,7 @@ from manyranks.theory.nd.splits import Stage
 from manyranks.theory.nd.tokens import Balance, Check
 from manyranks.theory.planner import Found
 from manyranks.theory.published.layouts import Neighbour
+from tests.drawn import widths, words
 from tests.unit.figures_drawn import assert_readable
 
 ALL, H100 = Mesh(dp=2, pp=2, cp=2, tp=2), clusters["h100-dgx"]
@@ -72,16 +75,11 @@ FIGURES = {
     "dp of 16": lambda: nd.mesh(ALL, axis="dp"),
     "pp of 16": lambda: nd.mesh(ALL, axis="pp"),
     "data of 16": lambda: nd.mesh(ALL, axis="data"),
-    "one rank's group": lambda: nd.mesh(ALL, axis="pp", rank=13),
     "an axis of 16": lambda: nd.mesh(Mesh(dp=16), axis="dp"),
     "four nodes": lambda: nd.mesh(Mesh(dp=4, tp=4, pp=2), axis="dp"),
     "pipeline innermost": lambda: nd.mesh(Mesh(dp=4, tp=2, pp=2, order=("tp", "dp", "cp", "pp")), axis="tp"),
     "a rest of a node": lambda: nd.mesh(Mesh(dp=3, tp=4), axis="dp"),
     "one rank": lambda: nd.mesh(Mesh()),
-    "64 ranks": lambda: nd.mesh(Mesh(dp=4, tp=4, pp=4), axis="dp"),
-    "128 ranks in nodes of 16": lambda: nd.mesh(Mesh(dp=8, tp=16), node=16),
-    "16,384 ranks": lambda: nd.mesh(LARGE, axis="dp"),
-    "nodes of 72": lambda: nd.mesh(Mesh(dp=9, tp=8), node=72),
     "groups": lambda: nd.groups(ALL, 13),
     "groups of 64": lambda: nd.groups(Mesh(dp=8, tp=4, pp=2, ep=4, dp_shard=4), 13),
     "groups of 16,384": lambda: nd.groups(LARGE, 5000),
@@ -90,7 +88,7 @@ FIGURES = {
         {f"TP {k}": CURVES["TP 8"] for k in range(8)}, {f"TP {k}": CHECKS["TP 8"] for k in range(8)}
     ),
     "plans": lambda: nd.plans(PLANS),
-    "named plans": lambda: nd.plans({"rule": PLANS[1], "planner": PLANS[0]}, title="405B on 16,384", room=30e9),
+    "named plans": lambda: nd.plans({"rule": PLANS[1], "planner": PLANS[0]}, title="405B on 16,384"),
     "layouts": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS, "others": NEIGHBOURS * 3}),
     "one layout": lambda: nd.layouts({"Llama 3 405B": NEIGHBOURS[:1]}),
     "splits": lambda: nd.splits(WAYS, "Four layers"),
@@ -117,8 +115,9 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
     ("draw", "said"),
     [
         (lambda: nd.mesh(ALL, axis="xp"), "axis='xp': choose one of "),
-        (lambda: nd.mesh(ALL, rank=16), "rank=16: this mesh has 16"),
-        (lambda: nd.mesh(ALL, node=0), "node=0: a node has a whole number of accelerators, 1 or more"),
+        (lambda: nd.mesh(ALL, node=0), "node=0: a node has a whole number of accelerators, 1 to 8"),
+        (lambda: nd.mesh(ALL, node=2), "16 ranks in nodes of 2: a picture shows 4 nodes; groups() shows any mesh"),
+        (lambda: nd.groups(ALL, 16), "rank=16: this mesh has 16"),
         (lambda: nd.groups(ALL, node=0.5), "node=0.5: "),
         (lambda: nd.groups(Mesh()), "a mesh of one rank has no groups: "),
         (lambda: nd.tokens({}), "0 curves: a picture shows 1 to 8"),
@@ -173,52 +172,12 @@ def test_links_inside_nodes_are_solid_and_those_between_them_dashed(axis, near, 
     assert (styles.count("-"), styles.count("--")) == (near + 1, far + 1)  # and the legend's
 
 
-def test_a_rank_alone_shows_its_group_only():
-    axes = nd.mesh(ALL, axis="dp", rank=13).axes[0]
-    boxes = [box for box in axes.patches if box.get_linewidth() == 0]
-    grey = boxes[0].get_facecolor()
-    assert [rank for rank, box in enumerate(boxes) if box.get_facecolor() != grey] == list(ALL.group("dp", 13))
-    assert [text for text in texts(axes) if len(text) == 1] == ["F"]
-
-
 def test_lines_of_groups_that_would_meet_have_lanes_of_their_own():
     axes = nd.mesh(Mesh(dp=4, tp=4, pp=2), axis="dp").axes[0]
     *lines, _ = [line for line in axes.lines if line.get_linestyle() == "-"]  # the last one is the legend's
     lanes = sorted((line.get_ydata()[0], *line.get_xdata()) for line in lines)
     assert len(lanes) == 16
     assert all(y != other or end < start for (y, _, end), (other, start, _) in pairwise(lanes))
-
-
-def test_letters_go_on_after_z():
-    assert [nd_mesh.letter(k) for k in (0, 25, 26, 51, 52)] == ["A", "Z", "AA", "AZ", "BA"]
-
-
-def test_of_a_large_mesh_each_axis_is_a_bar_from_its_stride_to_its_span():
-    axes = nd.mesh(LARGE).axes[0]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names == ["TP, tensor", "DP, data", "PP, pipeline", "shards of ZeRO", "replicas of shards"]
-    for row, (start, end) in enumerate([(0, 3), (3, 10), (10, 14), (3, 8), (8, 10)]):
-        own = [bar for bar in axes.patches if round(bar.get_y() + bar.get_height() / 2) == row and bar.get_width()]
-        assert min(bar.get_x() for bar in own) == pytest.approx(start)
-        assert max(bar.get_x() + bar.get_width() for bar in own) == pytest.approx(end)
-    said = texts(axes)
-    assert said[:2] == ["2,048 groups of 8; neighbours, inside a node", "128 groups of 128; every 8th rank, on 128 nodes"]
-
-
-def test_a_reach_says_how_far_apart_ranks_are_and_on_how_many_nodes():
-    reach = nd_axes.reach(Mesh(dp=4, tp=2, pp=4), "dp")
-    assert reach == ("dp", 4, 2)
-    assert (reach.span, reach.nodes(8), reach.nodes(4), reach.nodes(2)) == (8, 1, 2, 4)
-    assert [nd_axes.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 22, 1024)] == [
-        "1st",
-        "2nd",
-        "3rd",
-        "4th",
-        "11th",
-        "12th",
-        "22nd",
-        "1,024th",
-    ]
 
 
 def test_groups_of_a_rank_are_its_rows_with_itself_black():
@@ -233,82 +192,96 @@ def test_groups_of_a_rank_are_its_rows_with_itself_black():
     for row, axis in enumerate(("tp", "cp", "dp", "pp", "data")):
         own = {round(b.get_x() + b.get_width() / 2) for b in axes.patches if round(b.get_y() + b.get_height() / 2) == row}
         assert own == set(ALL.group(axis, 13))
-    assert list(nd_axes.used(Mesh(dp=4, ep=4))) == ["dp"]
-    assert nd_axes.used(Mesh(dp=4, ep=4)) == {"dp": "DP, data, EP"}
+    (axes,) = nd.groups(Mesh(dp=4, ep=4)).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["DP, data, EP"]
 
 
 # Tokens per GPU
 
 
 def test_a_curve_is_its_ratios_and_crossings_are_marked_where_they_are():
-    axes = nd.tokens(CURVES, CHECKS).axes[0]
-    lines = {tuple(line.get_xdata()): line for line in axes.lines}
-    first = next(line for line in axes.lines if len(line.get_xdata()) == len(TOKENS))
-    assert list(first.get_ydata()) == pytest.approx([each.ratio for each in CURVES["TP 8"]])
-    assert (80,) in lines
-    assert (854, 854) in lines
-    assert (49109, 49109) in lines  # of the closed form; step.estimate has none
-    assert [text for text in texts(axes) if text.startswith(("TP", "PP"))] == [
-        "TP 8: 80 tokens\n(closed form: 854 tokens)",
-        "TP 16: always above 1\n(closed form: 49,109 tokens)",
+    figure = nd.tokens(CURVES, CHECKS)
+    (axes,), (legend,) = figure.axes, figure.legends
+    first = axes.lines[0]
+    assert dict(zip(*first.get_data(), strict=True)) == pytest.approx({each.tokens: each.ratio for each in CURVES["TP 8"]})
+    marks = [
+        (line.get_marker(), *line.get_xdata())
+        for line in axes.lines
+        if list(line.get_ydata()) == [1] and line.get_marker() in "o|"
+    ]
+    assert marks == [("o", 80), ("|", 854), ("|", 49109)]  # TP 16's estimate has no crossing, PP 8's are below the axis
+    assert [text.get_text() for text in legend.get_texts()] == [  # from above, as the lines end
         "PP 8: below 64 tokens",
+        "TP 16: always above 1\n(closed form: 49,109 tokens)",
+        "TP 8: 80 tokens\n(closed form: 854 tokens)",
     ]
 
 
-def test_lines_of_curves_differ_without_colour():
-    axes = nd.tokens({f"TP {k}": CURVES["TP 8"] for k in range(5)}).axes[0]
-    drawn = [line for line in axes.lines if len(line.get_xdata()) == len(TOKENS)]
-    assert len({(line.get_linestyle(), line.get_color()) for line in drawn}) == 5
+def test_a_curve_may_have_fewer_points_and_eight_differ_in_their_looks():
+    lines = nd.tokens({f"TP {k}": CURVES["TP 8"][k:] for k in range(8)}).axes[0].lines[:8]
+    assert [len(line.get_xdata()) for line in lines] == [len(TOKENS) - k for k in range(8)]
+    assert len({(line.get_linestyle(), line.get_color()) for line in lines}) == 8
 
 
 # Plans
 
 
+def rows_of(axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def assert_bars_are(axes, plans: list[Found], cut: float = 1e9):
+    longest = min(cut, max(each.seconds for each in plans))
+    for drawn, each in zip(widths(axes), plans, strict=True):
+        whole = [LONGEST * seconds / longest for seconds in each.time.parts.values() if seconds]
+        assert sum(drawn) == pytest.approx(min(LONGEST, sum(whole)), rel=1e-4)
+        assert drawn[:2] == pytest.approx(whole[:2], rel=1e-4)
+
+
 def test_a_plan_s_bar_is_its_time_by_parts():
-    axes = nd.plans(PLANS).axes[0]
-    for row, each in enumerate(PLANS):
-        own = [bar for bar in axes.patches if round(bar.get_y() + bar.get_height() / 2) == row and bar.get_width()]
-        own.sort(key=lambda bar: bar.get_x())
-        assert [bar.get_width() for bar in own] == pytest.approx([s for s in each.time.parts.values() if s])
-        assert all(a.get_x() + a.get_width() == pytest.approx(b.get_x()) for a, b in pairwise(own))
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == [
+    (axes,) = nd.plans(PLANS).axes
+    assert_bars_are(axes, PLANS)
+    assert rows_of(axes) == [
         "TP 4, CP 2, PP 8, DP 256\n1F1B v 8, ZeRO-2, b 1, recompute selective",
         "TP 8, PP 16, DP 128\nGPipe, ZeRO-1, b 1, recompute all",
         "TP 8, PP 4, DP 8 × 64\n1F1B, ZeRO-3, b 1, recompute selective",
     ]
+    assert words(axes, "texts") == [
+        "5.31 s, MFU 51.2%",
+        "73.3 GB",
+        "12.5 s, MFU 21.7%",
+        "26.2 GB",
+        "11.4 s, MFU 23.9%",
+        "50 GB",
+    ]
 
 
 def test_a_plan_beyond_the_memory_says_so():
-    said = texts(nd.plans({"rule": PLANS[1], "planner": PLANS[0]}, room=60e9).axes[0])
-    assert "73.3 GB of 60 GB!" in said
-    assert sum("!" in text for text in said) == (PLANS[1].peak.total > 60e9) + 1
+    large = found("llama3-405b", dp=1024, pp=8, seq=8192, batch=2048)
+    (axes,) = nd.plans({"rule": large, "planner": PLANS[0]}).axes
+    assert words(axes, "texts")[1::2] == [f"{large.peak.total / 1e9:.0f} GB of 80 GB!", "73.3 GB"]
+    assert rows_of(axes)[0].startswith("rule: PP 8, DP 1024")
 
 
 def test_no_more_plans_are_drawn_than_asked_for():
-    assert len(nd.plans(PLANS * 3).axes[0].get_yticklabels()) == 6
-    assert len(nd.plans(PLANS * 3, most=2).axes[0].get_yticklabels()) == 2
+    assert len(rows_of(nd.plans(PLANS * 3).axes[0])) == 6
+    assert len(rows_of(nd.plans(PLANS * 3, most=2).axes[0])) == 2
 
 
-def test_neighbours_bars_are_what_they_take_more_and_their_memory():
-    left, right = nd.layouts({"Llama 3 405B": NEIGHBOURS}).axes
-    assert [bar.get_width() for bar in left.patches][:4] == pytest.approx([0, 30, 100, -20])
-    assert [bar.get_width() for bar in right.patches] == [PLANS[k].peak.total for k in (0, 1, 2, 0)]
-    assert [bar.get_hatch() for bar in right.patches] == ["", "////", "", ""]
-    said = texts(left)
-    assert said[0] == "5.31 s"
-    assert said[1].startswith("+30%, ")
-    assert said[2] == "not possible: batch=2048 is not a multiple of …"
-    assert said[3].startswith("» +150%, ")
-    assert said[4] == "−20%, 5.31 s"
-    assert texts(right)[1].endswith(" GB, recompute all")
+def test_neighbours_bars_are_their_times_and_texts_what_they_take_more():
+    (axes,) = nd.layouts({"Llama 3 405B": NEIGHBOURS}).axes
+    assert rows_of(axes) == ["as published", "TP 8", "no TP", "ZeRO-3", "ZeRO-1"]
+    assert_bars_are(axes, [PLANS[k] for k in (0, 1, 2, 0)], 2 * PLANS[0].seconds)
+    said = ["5.31 s", "73.3 GB", "» 12.5 s (+30%)", "26.2 GB, recompute all"]
+    said += ["not possible: batch=2048 is not a multiple of …", "» 11.4 s (+150%)", "50 GB", "5.31 s (−20%)", "73.3 GB"]
+    assert words(axes, "texts") == said
 
 
 # Splits
 
 
 def test_layers_that_are_split_alike_are_one_matrix():
-    assert [(run.layers, run.stages, run.mesh) for way in WAYS for run in nd_splits.runs(way)] == [
+    assert [(run.layers, run.stages, run.mesh) for way in WAYS for run in runs(way)] == [
         ((1, 2, 3, 4), (1,), (4, 2)),
         ((1, 2, 3, 4), (1, 2), (4,)),
         ((1,), (1,), (4,)),

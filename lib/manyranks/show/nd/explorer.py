@@ -1,0 +1,344 @@
+"""Chapter 10's explorer, the plan board: where each axis lies, a GPU's memory, a step's time, and the planner's plans."""
+
+import functools
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from math import log2
+from operator import attrgetter
+
+import ipywidgets as widgets
+from matplotlib.artist import Artist
+
+from manyranks.show import page, style, units
+from manyranks.show.bars import Bars
+from manyranks.show.explorer import Explorer, Measure, choice, value_slider
+from manyranks.show.labels import Labels, word
+from manyranks.show.limits import MUCH, Limits
+from manyranks.show.nd.meshes import BETWEEN, INSIDE
+from manyranks.show.nd.plans import PARTS, Steps, degrees, kept, written
+from manyranks.show.said import Part, Said
+from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
+from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner
+from manyranks.theory.planner import Found
+
+MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3-175b", "llama3-405b")
+MODELS += ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3")
+# Trained so: arXiv 2412.19437, section 3.3; 2407.21783, section 3.3.2 (126 layers and two more places on a pipeline's stages).
+EIGHT_BITS, EMBEDDING_SLOTS = "deepseek-v3", "llama3-405b"
+CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h800", "b200-dgx", "gb200-nvl72", "tpu-v5p", "tpu-v6e")
+ALL = "all"  # data-parallel ranks
+CHOICES = {name: list(SHARED[name][1]) for name in ("tp", "cp", "pp", "ep", "microbatch", "zero", "recompute")}
+CHOICES |= {"dp_shard": [ALL, *(2**k for k in range(1, 12))], "virtual": [1, 2, 3, 4, 5, 6, 8]}
+CHOICES |= {"schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe"]}
+_CONTROLS = (
+    "model cluster gpus batch seq microbatch tp cp pp ep zero dp_shard schedule virtual recompute"  # the first 5: the task
+)
+HIDDEN, SHOWN, TAKEN = "not searched", "show them", tuple(f"take the {k}" for k in ("1st", "2nd", "3rd", "4th"))
+# What the planner tries here: values of the controls alone, and fewer where there are experts, so that it takes seconds.
+_TRIED = {"tp": CHOICES["tp"][:5], "pp": CHOICES["pp"], "microbatch": (1, 2, 4), "virtual": (1, 2, 4, 8)}
+_WITH_EXPERTS = {"tp": CHOICES["tp"][:4], "pp": CHOICES["pp"][:5], "ep": CHOICES["ep"][1:], "microbatch": (1, 2)}
+_WITH_EXPERTS |= {"virtual": (1,), "schedule": ("1f1b", "dualpipe"), "recompute": ("none", "selective")}
+_REMEDIES = {"compute": ("recompute", "microbatch"), "tensor": ("tp",), "context": ("cp",), "expert": ("ep", "schedule")}
+_REMEDIES |= {"pipeline": ("pp", "virtual"), "bubble": ("virtual", "schedule", "pp", "microbatch"), "optimizer": ("zero", "pp")}
+_REMEDIES |= {"data": ("zero", "microbatch", "dp_shard", "tp", "pp")}
+_ROOM = ("dp_shard", "zero", "recompute", "pp", "tp", "cp", "ep", "microbatch")
+_SAID = {name: f"{name.upper()} {{}}" for name in ("tp", "cp", "pp", "ep")} | {"zero": "ZeRO-{}", "virtual": "v = {}"}
+_SAID |= {"dp_shard": "dp_shard {}", "microbatch": "micro-batch {}", "recompute": "recompute {}"}
+_LIMITS = Limits(CHOICES, _REMEDIES, _ROOM, _SAID)
+_AXES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "shards": "shards"}
+_ROW = {"tensor": "tp", "context": "cp", "expert": "ep", "pipeline": "pp", "bubble": "pp", "data": "dp", "optimizer": "shards"}
+_BEFORE = "before"  # the part of a bar that is not drawn: where its row begins
+_LINKS = {_BEFORE: ("none", ""), "inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], "")}
+_HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
+_HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
+_EQUAL = 1.005  # of the best plan's time
+_LETTERS = "abcdefghijklmnopqrstuvwxyzACDEFGIHLMNOPRSTUVWXYZB0123456789 .,µ%:-–×»!="
+_WIDE, _HIGH, _BELOW = 9.2, 3.2, 6.45  # inches: of the figure, and the width of the panel below
+_PLACES = (0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (_WIDE - 0.1 - _BELOW, 0.02, _BELOW, 1.25)
+
+
+class Setting(namedtuple("Setting", _CONTROLS)):
+    """Holds what the controls say; DP is the GPUs that are left."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """Raises ValueError, in words of the controls or of Plan, for what can't be."""
+        return _scenario(self)
+
+    @property
+    def possible(self) -> bool:
+        try:
+            return self.scenario is not None
+        except ValueError:
+            return False
+
+    @property
+    def fits(self) -> bool:
+        return self.scenario.fits
+
+    @property
+    def cost(self) -> float:
+        return self.scenario.time.seconds
+
+    @property
+    def limit(self) -> str:
+        """The part of the step that limits: the longest one beside computing, unless that is short."""
+        time = self.scenario.time
+        return time.limit if time.parts[time.limit] > MUCH * time.seconds else "compute"
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes of the fullest GPU by what they are for; their sum is the peak."""
+        here = self.scenario
+        each = (memory.states_of(held, here.plan) for held in set(memory.rank_parameters(here.shape, here.plan)))
+        # The rank with the most of these may have fewer activations.
+        states = next(one for one in each if one.total == here.peak.states)
+        sizes = states.parameters, states.gradients, states.optimizer, here.peak.activations, here.peak.buffers
+        return dict(zip(_HELD, sizes, strict=True))
+
+    @property
+    def reaches(self) -> dict[str, tuple[int, int]]:
+        """For each of _AXES its ranks, and how many ranks one is after the other: TP is innermost, PP outermost."""
+        plan, data = self.scenario.plan, self.tp * self.cp
+        found = {"tp": (plan.tp, 1), "cp": (plan.cp, plan.tp), "dp": (plan.dp, data), "pp": (plan.pp, data * plan.dp)}
+        return found | {"ep": (plan.ep, plan.tp), "shards": (plan.shards if plan.zero else 1, plan.tp)}
+
+    def link(self, axis: str) -> str:
+        """The slowest link that a group of this axis uses; empty for one rank alone, and for no axis."""
+        (size, stride), on = self.reaches.get(axis, (1, 1)), clusters[self.cluster]
+        return on.levels[on.level_of(0, (size - 1) * stride)].link.name if size > 1 else ""
+
+    def best(self) -> tuple[Found, ...]:
+        """The planner's plans, the fastest first, only one for each TP, PP and EP; takes seconds the first time."""
+        return _best(*self[:5])
+
+    def taking(self, plan: Plan) -> "Setting":
+        """The same task with this plan."""
+        values = {name: getattr(plan, name) for name in self._fields[5:]}
+        return self._replace(**values | {"dp_shard": plan.dp_shard or ALL})
+
+
+@functools.lru_cache(maxsize=16384)
+def _scenario(now: Setting) -> Scenario:
+    (dp, left), others = divmod(now.gpus, now.tp * now.cp * now.pp), now.tp * now.cp * now.pp
+    shape, given = _task(now.model, now.cluster, now.gpus, now.seq)
+    if left or not dp:
+        product = f"TP {now.tp} × CP {now.cp} × PP {now.pp} = {others:,} ranks"
+        raise ValueError(f"{product} on {now.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
+    given |= now._asdict() | {"dp": dp, "dp_shard": None if now.dp_shard == ALL else now.dp_shard}
+    plan = Plan(**{name: value for name, value in given.items() if name not in ("model", "cluster", "gpus")})
+    plan.check(shape)
+    m, p, least = plan.microbatches, now.pp, pipeline.fewest(now.schedule, now.pp)
+    if p > 1 and (m < least or (now.virtual > 1 and m % p)):
+        needs = f"{least} or more" if m < least else f"a multiple of {p} with v = {now.virtual}"
+        raise ValueError(f"{m} micro-batches on PP {p}: {now.schedule} needs {needs}. Raise the batch, or lower PP or DP")
+    return Scenario(shape, plan, clusters[now.cluster])
+
+
+def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, dict[str, object]]:
+    """The shape, and fields of Plan that are as it was trained; bf16 where the chip multiplies no faster in 8 bits."""
+    shape, on = SHAPES[model], clusters[cluster]
+    if gpus > (most := on.levels[-1].size):
+        raise ValueError(f"{gpus:,} GPUs: {cluster} ends at {most:,}; take no more than these")
+    if 0 < shape.positions < seq:
+        raise ValueError(f"{model} has learned positions for {shape.positions:,} tokens: lower the sequence")
+    eight = model == EIGHT_BITS and on.accelerator.flops_fp8 > on.accelerator.flops
+    return shape, {"precision": "fp8" if eight else "bf16", "embedding_slots": model == EMBEDDING_SLOTS}
+
+
+@functools.lru_cache(maxsize=64)
+def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Found, ...]:
+    shape, given = _task(model, cluster, gpus, seq)
+    tried = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
+    tried |= _WITH_EXPERTS if shape.experts else {}
+    different: dict[tuple, Found] = {}
+    for found in planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **tried):
+        different.setdefault((found.plan.tp, found.plan.pp, found.plan.ep), found)
+    return tuple(different.values())[: len(TAKEN)]
+
+
+class Board:
+    """Three panels: axes on links, a GPU's memory, and a step's time beside those of other plans."""
+
+    @style.styled
+    def __init__(self):
+        self.figure = style.Figure(figsize=(_WIDE, _HIGH), layout="none")
+        places = ((x / _WIDE, y / _HIGH, wide / _WIDE, high / _HIGH) for x, y, wide, high in _PLACES)
+        left, right, below = (self.figure.add_axes(place) for place in places)
+        look = {"size": 8, "outline": word}
+        self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", **look)
+        self._memory = Bars(right, {_BEFORE: ("none", "")} | _HELD, "", [*_HELD, "together"], **look)
+        self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), **look)
+        self._names = Labels(below, left=1.0, name="names", **look)
+        self._panels = self._mesh, self._memory, self._steps
+        self._mesh.hide(_BEFORE)
+        self._memory.hide(_BEFORE)
+        right.set_xlim(0, 0.74)  # its texts are short
+        titles = "Axes on links", "Memory of the fullest GPU", "Time of a step, of this plan and others"
+        for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -2.5 / _BELOW), strict=True):
+            axes.set_title(title, pad=pad, x=x, fontsize=10.5)
+            axes.tick_params(axis="y", labelsize=9)
+            axes.spines["bottom"].set_visible(False)
+            axes.get_legend().remove()
+        for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / _BELOW, 1))):
+            anchor = {"loc": place, "bbox_to_anchor": at, "borderaxespad": 0.1, "handles": axes.get_legend_handles_labels()[0]}
+            axes.legend(**anchor, ncols=8, columnspacing=0.9, handlelength=1.3, fontsize=8)
+        left.set_xlabel("ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
+        below.spines[:].set_visible(False)
+        word(_LETTERS, 8, 0)  # a letter's outline takes milliseconds, the first time
+        self.moving: list[Artist] = [*(artist for panel in self._panels for artist in panel.moving), self._names.artist]
+
+    def update(self, best: str, **values) -> Said:
+        """Shows the Setting of these values. Raises ValueError for what can't be, and where no plan fits.
+
+        best: unless HIDDEN, the planner's plans are searched, which takes seconds once
+        """
+        now = Setting(**values)
+        found = now.best() if best != HIDDEN else ()
+        if best != HIDDEN and not found:
+            room = units.size(clusters[now.cluster].accelerator.memory)
+            raise ValueError(f"the planner finds no plan that fits in {room} a GPU: take more GPUs, or another model or chip")
+        try:
+            said = _said(now, found)
+        except ValueError as error:
+            raise ValueError(f"{error}; “{TAKEN[0]}” has the planner's best") if found else error from error
+        others = [(f"{k}: {degrees(each.plan)}\n{kept(each.plan)}", now.taking(each.plan)) for k, each in enumerate(found, 1)]
+        others = others or [(f"with {_LIMITS.change(now, each)}", each) for each in _near(now)]
+        self._show_axes(now)
+        self._show_memory(now)
+        self._show_steps([(f"this plan: {degrees(now.scenario.plan)}\n{kept(now.scenario.plan)}", now), *others])
+        return said
+
+    def _show_axes(self, now: Setting) -> None:
+        """A bar from the distance of neighbours to the length of a group, in doublings of ranks."""
+        bars, texts, node = [], [], clusters[now.cluster].node
+        for axis, (size, stride) in now.reaches.items():
+            start, end = log2(stride), log2(size * stride)
+            middle = min(max(log2(node), start), end)
+            bars.append(dict(zip(_LINKS, (start, middle - start, end - middle), strict=True)))
+            texts.append(f"{size:,}" + f": {now.link(axis)}" * (size > 1) + f", {stride:,} apart" * (size > 1 < stride))
+        row = list(_AXES).index(_ROW[now.limit]) if now.limit in _ROW else -9
+        self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"))
+
+    def _show_memory(self, now: Setting) -> None:
+        held, room, before, bars = now.held, now.scenario.cost.room, 0, []
+        for part, size in held.items():
+            bars.append({_BEFORE: before, part: size})
+            before += size
+        texts = [units.size(size) if size else "none" for size in held.values()]
+        texts.append(f"{units.size(before)}, {before / room:.0%}")
+        row = list(held).index(max(held, key=held.get))
+        self._memory.update([*bars, held], texts, row, min(max(before, room), 4 * room), (room, units.size(room)))
+
+    def _show_steps(self, rows: Sequence[tuple[str, Setting]]) -> None:
+        times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
+        self._steps.show(times, list(map(written, times, sizes)), 0, 3 * min(time.seconds for time in times))
+        lines = [text.split("\n") for text, _ in rows]  # a name has one or two
+        places = [(-0.008, row + 0.5 * k - 0.25 * (len(each) - 1)) for row, each in enumerate(lines) for k in range(len(each))]
+        self._names.update(places, [line for each in lines for line in each])
+
+    def parts(self) -> Iterator[Part]:
+        """What the bars say."""
+        for panel in self._panels:
+            yield from panel.parts()
+
+    def idle(self, **values) -> list[str]:
+        """Controls that do nothing: a pipeline's without one, shards of nothing, experts that the model doesn't have."""
+        idle = ["schedule", "virtual"] * (values["pp"] == values["virtual"] == 1)
+        idle += ["dp_shard"] * (values["zero"] == 0 and values["dp_shard"] == ALL)
+        return idle + ["ep"] * (values["ep"] == 1 and not SHAPES[values["model"]].experts)
+
+
+def _near(now: Setting) -> list[Setting]:
+    """Settings that fit and differ in one control that may help: the fastest of each control, then others."""
+    ways, cost = [], attrgetter("cost")
+    for name in _REMEDIES[now.limit] if now.fits else _ROOM:
+        ways.append(sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost))
+        if not now.fits and sum(map(len, ways)) >= len(TAKEN):  # of _ROOM the first: to try all would take long
+            break
+    places = sorted(((k, each.cost, each) for way in ways for k, each in enumerate(way)), key=lambda place: place[:2])
+    return sorted((each for *_, each in places[: len(TAKEN)]), key=cost)
+
+
+def _said(now: Setting, found: Sequence[Found]) -> Said:
+    here = now.scenario
+    numbers = {"axes": degrees(here.plan), "tokens": f"{now.batch * now.seq / now.gpus:,.0f} a GPU"}
+    numbers["micro-batches"] = f"{here.plan.microbatches:,}" + f" on {here.plan.stages} stages" * (now.pp > 1)
+    numbers |= {"planner's best": units.duration(found[0].seconds)} if found else {}
+    where = f"{now.model} on {now.gpus:,} GPU{'s' * (now.gpus > 1)}, {now.cluster}"
+    if here.fits:
+        return Said(where, numbers, _limit(now) + _compared(now, found), True, here)
+    other = _LIMITS.fitting(now)
+    way = f"{_LIMITS.change(now, other)} fits" if other else "no single control helps: move two of them, or take more GPUs"
+    return Said(where, numbers, f"memory; {way}", False, here)
+
+
+def _limit(now: Setting) -> str:
+    part, time, layers = now.limit, now.scenario.time, now.scenario.shape.layers
+    slots, stages = layers + 2 * time.plan.embedding_slots, now.pp * now.virtual
+    share, more = time.parts[part] / time.seconds, -(-slots // stages) * stages / slots - 1
+    if more > max(MUCH, share):
+        return f"uneven stages: with {layers} layers on {stages} the fullest has {more:.0%} more than the mean"
+    link = "" if part in ("bubble", "optimizer") else now.link(_ROW.get(part, ""))
+    other = _LIMITS.faster(now, part)
+    way = f"; {_LIMITS.change(now, other)} takes {units.duration(other.cost)}" if other else ""
+    return f"{PARTS[part][0]}, {share:.0%} of the time{f' on {link}' * bool(link)}{way}"
+
+
+def _compared(now: Setting, found: Sequence[Found]) -> str:
+    """Against the planner's fastest, and where this plan loses most; the planner tries fewer values than there are."""
+    if not found:
+        return ""
+    if now.cost <= _EQUAL * found[0].seconds:
+        return f". {'Faster than' if now.cost * _EQUAL < found[0].seconds else 'As fast as'} the planner's best"
+    own = Found(now.scenario.plan, now.scenario.time, now.scenario.peak, found[0].time)
+    return f". The planner's best takes {units.duration(found[0].seconds)}; here {own.why}"
+
+
+class PlanBoard(Explorer):
+    """An explorer whose last control has the planner search, and puts one of its plans into the others."""
+
+    def __init__(self, best: widgets.ValueWidget, others: dict[str, widgets.ValueWidget], **more):
+        self._best, self._others, self._taking = best, others, False
+        for control in others.values():  # before the explorer's own observers: what it draws is of one setting
+            control.observe(self._moved, "value")
+        best.observe(self._take, "value")
+        super().__init__(Board(), **more, **others, best=best)
+
+    def _moved(self, change) -> None:
+        """Another task has other plans, and a plan that was taken is one by hand from now on."""
+        if change.owner in list(self._others.values())[:5]:
+            self._best.value = HIDDEN
+        elif self._best.value in TAKEN and not self._taking:
+            self._best.value = SHOWN
+
+    def _take(self, change) -> None:
+        """Searches, and moves the other controls; where no plan fits, the plot says so."""
+        if change.new == HIDDEN:
+            return
+        self._line.value = page.with_limit("The planner searches …")
+        now = Setting(**{name: control.value for name, control in self._others.items()})
+        with suppress(ValueError):  # a task that can't be: the plot says so
+            found = now.best()
+            self._taking = change.new in TAKEN[: len(found)]
+            if self._taking:
+                self.set(**now.taking(found[TAKEN.index(change.new)].plan)._asdict())
+        self._taking = False
+
+
+def explorer(measure: Measure | None = None) -> PlanBoard:
+    """Returns the explorer of chapter 10. It opens on Llama 3 70B on 1,024 H100s, split as a rule of thumb has it.
+
+    measure: what "Measure it" runs, manyranks.small's nd
+    """
+    only = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)]}
+    others = controls(only, model="llama3-70b", cluster="h100-dgx", gpus=1024, batch=1024, seq=8192, microbatch=1)
+    others |= controls(tp=8, cp=1, pp=4, ep=1, zero=1)
+    others |= {"dp_shard": value_slider("HSDP dp_shard", ALL, CHOICES["dp_shard"])}
+    others |= {"schedule": choice("schedule", "1f1b", CHOICES["schedule"])}
+    others |= {"virtual": value_slider("virtual stages v", 1, CHOICES["virtual"])} | controls(recompute="selective")
+    presets = {"TP 16": {"tp": 16}, "ZeRO-3 alone": {"tp": 1, "pp": 1, "zero": 3}, "few tokens": {"batch": 64}}
+    presets |= {"Llama 3 405B": {"model": "llama3-405b", "gpus": 16384, "batch": 2048, "pp": 16}}
+    best = choice("planner's plans", HIDDEN, (HIDDEN, SHOWN, *TAKEN))
+    return PlanBoard(best, others, presets=presets, measure=measure)

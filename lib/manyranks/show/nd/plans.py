@@ -1,0 +1,152 @@
+"""Chapter 10's plans: the parts of their steps' times, published layouts beside their neighbours, and tables."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from manyranks.show import style, units
+from manyranks.show.bars import Bars
+from manyranks.show.tables import Table, table
+from manyranks.theory.nd.rules import Comparison
+from manyranks.theory.plan import Plan
+from manyranks.theory.planner import Found
+from manyranks.theory.published.layouts import Neighbour
+from manyranks.theory.step import StepTime
+
+_MOST, _PANELS, _ROWS = 12, 3, 16  # plans; layouts, neighbours of one
+_EDGE = 1 + 1e-9  # a sum of parts is not longer than itself
+_SAME = 0.005  # of the time: what loses less is as fast
+# Of each of StepTime.parts its name in a picture, colour and hatch.
+PARTS = {"compute": ("computing", style.BLUE, ""), "tensor": ("TP messages", style.ORANGE, "////")}
+PARTS |= {"context": ("CP messages", style.PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
+PARTS |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}
+PARTS |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
+_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2", "zb-v": "ZB-V"}
+_SCHEDULES |= {"dualpipe": "DualPipe", "dualpipe-v": "DualPipe-V"}
+
+
+def degrees(plan: Plan) -> str:
+    """TP 8, CP 2, PP 16, DP 64, EP 8: those above 1; DP 4 × 16 is HSDP."""
+    replicas = plan.dp // (plan.dp_shard or plan.dp)
+    data = f"{replicas} × {plan.dp_shard}" if replicas > 1 else f"{plan.dp}"
+    named = {"TP": plan.tp, "CP": plan.cp, "PP": plan.pp, "EP": plan.ep}
+    return ", ".join([*(f"{name} {degree}" for name, degree in named.items() if degree > 1), f"DP {data}"])
+
+
+def kept(plan: Plan) -> str:
+    """ZB-V, ZeRO-1, b 2, selective: how a pipeline runs, what is sharded, a micro-batch, what is computed again."""
+    turns = f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{f' v {plan.virtual}' * (plan.virtual > 1)}, " * (plan.pp > 1)
+    again = {"none": "nothing", "full": "all"}.get(plan.recompute, plan.recompute)
+    return f"{turns}ZeRO-{plan.zero}, b {plan.microbatch}, recompute {again}"
+
+
+class Steps(Bars):
+    """The parts of the times of steps, a row for each plan, with its time, MFU and memory."""
+
+    def __init__(self, axes: Axes, title: str, rows: Sequence[str], columns: int = 4, **labels):
+        super().__init__(axes, {name: look for name, *look in PARTS.values()}, title, rows, units.duration, columns, **labels)
+
+    def show(self, times: Sequence[StepTime | None], texts: Sequence[str], row: int = -9, most: float = 1e9) -> None:
+        """times: None for a plan that can't be; most: seconds beyond which bars are cut off."""
+        bars = [{name: time.parts[part] for part, (name, *_) in PARTS.items()} if time else {} for time in times]
+        self.update(bars, texts, row, min(most, max(time.seconds for time in times if time)) * _EDGE)
+
+
+@style.styled
+def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the fastest first", most: int = 6) -> style.Figure:
+    """Draws the parts of each plan's step, and beside them its time, MFU and memory.
+
+    found: what theory.planner.search returns, or name -> one of them, from above
+    most: plans that are drawn, 1 to 12
+    Raises ValueError for no plans, and for another `most`.
+    """
+    if not found:
+        raise ValueError("no plans: give those of theory.planner.search; it finds none where none fits in memory")
+    if type(most) is not int or not 1 <= most <= _MOST:
+        raise ValueError(f"most={most!r}: a picture shows 1 to {_MOST} plans")
+    named = found.items() if isinstance(found, Mapping) else (("", each) for each in found)
+    shown = [(f"{name}: " * bool(name), each) for name, each in named][:most]
+    fig, (axes,) = style.figure(width=9.2, height=1.1 + 0.42 * len(shown))
+    steps = Steps(axes, title, [f"{name}{degrees(each.plan)}\n{kept(each.plan)}" for name, each in shown])
+    axes.tick_params(axis="y", labelsize=8.5)
+    steps.show([each.time for _, each in shown], [written(each.time, each.peak.total) for _, each in shown])
+    return fig
+
+
+def written(time: StepTime, size: float) -> str:
+    """Time and MFU of a step, and bytes of a GPU, with its memory where that's less: in two columns of Bars."""
+    room = time.cluster.accelerator.memory
+    return f"{units.duration(time.seconds)}, MFU {time.mfu:.1%}|{units.size(size)}" + f" of {units.size(room)}!" * (size > room)
+
+
+@style.styled
+def layouts(named: Mapping[str, Sequence[Neighbour]]) -> style.Figure:
+    """Draws each layout and its neighbours: the parts of a step, its time against the first one's, and bytes of a GPU.
+
+    named: name -> what theory.published.layouts.why_not returns; the first is the layout as it was published
+    Raises ValueError for none, for more than 3 layouts or 16 neighbours, and where the first is not possible.
+    """
+    if not 1 <= len(named) <= _PANELS:
+        raise ValueError(f"{len(named)} layouts: a picture shows 1 to {_PANELS}")
+    for name, each in named.items():
+        if not 1 <= len(each) <= _ROWS or each[0].time is None:
+            raise ValueError(f"{name!r} has {len(each)} rows: give 1 to {_ROWS}, the first one a layout that can be")
+    heights = [0.9 + 0.24 * len(each) for each in named.values()]
+    fig = style.Figure(figsize=(9.2, sum(heights)), layout="constrained")
+    panels = fig.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
+    for (name, rows), axes in zip(named.items(), panels, strict=True):
+        steps = Steps(axes, name, [row.name for row in rows])
+        steps.show([row.time for row in rows], [_beside(row, rows[0]) for row in rows], 0, 2 * rows[0].time.seconds)
+    return fig
+
+
+def _beside(row: Neighbour, first: Neighbour) -> str:
+    if row.time is None:
+        return "not possible: " + textwrap.shorten(row.impossible, 40, placeholder=" …")
+    change = f" ({row.slower:+.0%})".replace("-", "−") if abs(row.slower) >= _SAME else " (as long)" * (row is not first)
+    size, again = written(row.time, row.peak.total).partition("|")[2], row.plan.recompute
+    said = {"none": "", "full": ", recompute all"}.get(again, f", {again}") * (again != first.plan.recompute)
+    return f"{units.duration(row.time.seconds)}{change}|{size}{said}"
+
+
+def regimes(rows: Sequence[Comparison]) -> Table:
+    """Compares for each model and cluster the rule's regime and the planner's: what it loses at best, and in all.
+
+    rows: what theory.nd.rules.compare returns. Raises ValueError for none.
+    """
+    if not rows:
+        raise ValueError("no rows: give those of theory.nd.rules.compare")
+    header = ["", "tokens/GPU", "rule of thumb", "step", "planner", "step", "its regime loses", "the rule loses"]
+    return table(header, [_regime(row) for row in rows])
+
+
+def _regime(row: Comparison) -> list[str]:
+    rule, best = units.duration(row.rule.seconds), units.duration(row.best.seconds)
+    losses = (f"{loss:.0%}" if loss >= _SAME else "–" for loss in (row.regime_loss, row.loss))
+    return [row.name, f"{row.tokens:,.0f}", row.rule_regime, rule, "the same" if row.same else row.best_regime, best, *losses]
+
+
+def twin(
+    theory: Sequence[Mapping[str, int]], measured: Sequence[Mapping[str, int]], at: Sequence[Mapping[str, int]] = ()
+) -> Table:
+    """Shows bytes of every rank: one number where both agree, else "measured ≠ theory". Below them are the sums of all ranks.
+
+    theory, measured: by rank, quantity ("tp", "states") -> bytes; a quantity that no rank has is left out
+    at: by rank, its coordinates, as Mesh.coordinates gives them
+    Raises ValueError unless both have the same ranks and quantities.
+    """
+    if len(theory) != len(measured) or not theory or (at and len(at) != len(theory)):
+        given = f"{len(theory)} ranks in theory, {len(measured)} measured" + f", {len(at)} places" * bool(at)
+        raise ValueError(f"{given}: give as many of each, 1 or more")
+    pairs = list(zip(theory, measured, strict=True))
+    for rank, (one, other) in enumerate(pairs):
+        if one.keys() != other.keys() or one.keys() != theory[0].keys():
+            raise ValueError(f"rank {rank}: theory has {list(one)}, measured {list(other)}: give the same quantities in all")
+    shown = [name for name in theory[0] if any(one[name] or other[name] for one, other in pairs)]
+    places = [[" ".join(f"{axis}{k}" for axis, k in each.items())] for each in at] or [[]] * len(pairs)
+    cells = [[b[name] if a[name] == b[name] else f"{b[name]:,} ≠ {a[name]:,}" for name in shown] for a, b in pairs]
+    rows = [[rank, *place, *row] for rank, (place, row) in enumerate(zip(places, cells, strict=True))]
+    sums = {"all, theory": lambda a, b: a, "all, measured": lambda a, b: b, "difference": lambda a, b: abs(b - a)}
+    rows += [[said, *[""] * bool(at), *(sum(of(a[n], b[n]) for a, b in pairs) for n in shown)] for said, of in sums.items()]
+    return table(["rank", *["at"] * bool(at), *shown], rows)
