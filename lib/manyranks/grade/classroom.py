@@ -24,7 +24,7 @@ from manyranks.grade import apart
 from manyranks.grade.check import Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.world.confine import fences
-from manyranks.world.scratch import LINK, contents, no_file
+from manyranks.world.scratch import contents, no_file
 from manyranks.world.trouble import FORMULA, named, printable
 
 _LONG, _EVERY = 100, 1.0  # letters of what failed; seconds between two times that the table is written
