@@ -228,13 +228,14 @@ def shard(tensor):
 """
 ATTEMPTS_ON_SOCKETS = {
     "a message that says it is huge": "[one.sendall(struct.pack('<IQ', 1, 1 << 50)) for one in found]",
+    "a flood of frames": "[one.sendall(struct.pack('<I', 3_000_000) + bytes(1 << 20)) for one in found]; time.sleep(60)",
     "half a message to every question": "[one.sendall(struct.pack('<IQ', 1, 500) + b'x') for one in found]; time.sleep(60)",
     "a reply that drips": "[one.sendall(struct.pack('<IQ', 1, 500)) for one in found]; "
     "[(one.sendall(b'x'), time.sleep(0.5)) for _ in range(600) for one in found]",
 }
 
 
-@pytest.mark.parametrize("kind", matrix(ATTEMPTS_ON_SOCKETS, ["a message that says it is huge"]))
+@pytest.mark.parametrize("kind", matrix(ATTEMPTS_ON_SOCKETS, ["a message that says it is huge", "a flood of frames"]))
 def test_a_connection_that_is_misused_costs_this_task_its_points_and_little_time(kind, monkeypatch):
     monkeypatch.setattr(trial, "slowness", lambda: 1.0)
     started = time.monotonic()
@@ -280,6 +281,28 @@ def test_each_submission_has_a_network_of_its_own():
     inside = [judged(f"{COOKIE}\ndef shard(tensor):\n    print('in', cookie)\n").report.printed for _ in range(2)]
     exec(COOKIE, here := {})
     assert len({*(printed.partition("in ")[2].split()[0] for printed in inside), here["cookie"]}) == 3
+
+
+PORTS = """
+import socket
+def shard(tensor):
+    server = socket.create_server(("127.0.0.1", 20000), backlog=64)
+    for port in range(*map(int, open("/proc/sys/net/ipv4/ip_local_port_range").read().split())):
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+                one.connect(("127.0.0.1", 20000))
+                other, _ = server.accept()
+            except OSError:
+                continue
+        other.close()
+"""
+
+
+@pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
+def test_a_submission_that_leaves_no_port_free_is_judged_all_the_same():
+    """Its next ranks have another network: else this would be the machine's fault, and tried again for ever."""
+    assert judged(PORTS).report.points == 0
 
 
 @pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
@@ -349,6 +372,7 @@ OUTSIDE = {
     "removal": "open('y', 'w'); os.remove('y')",
     "a new name": "open('y', 'w'); os.rename('y', 'z')",
     "a link": "os.symlink('/etc/passwd', 'link')",
+    "a hard link": "open('y', 'w'); os.link('y', 'z')",
     "a pipe": "os.mkfifo('pipe')",
 }
 TOOLS = """

@@ -157,6 +157,19 @@ def test_facts_that_a_rank_sends_in_place_of_tables_count_for_nothing():
     ):
         assert task.then(case, forged) == {}
         assert task.then(case, forged | {"tables": [[("F", 0)]]}) == {}
+        nothing = trial.Trial(1, case, "1/0", seen=[trial.Seen({})])
+        assert not task.judge[0].verdict(nothing, [trial.Seen(forged)]).ok
+
+
+def test_what_a_rank_says_of_its_own_choice_counts_for_nothing():
+    task = grade.checkpointing.choose
+    case = next(case for case in task.cases if not case.nothing_fits)
+    right = {"the choice": "within the budget", "what need not be chosen": "nothing", "the FLOPs that run again": 0}
+    with pytest.raises(KeyError):
+        task.then(case, right)
+    none = task.then(case, right | {"did": "returns []", "chosen": []})
+    assert none["the choice"].endswith("bytes above the budget")
+    assert none["the FLOPs that run again"] is None
 
 
 def test_a_report_is_in_color_and_tells_what_is_not_written_from_what_is_wrong():

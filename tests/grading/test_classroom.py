@@ -14,6 +14,7 @@ from manyranks.grade.check import Report
 from manyranks.grade.submission import checks
 from manyranks.world.errors import NotStarted
 from manyranks.world.scratch import contents
+from manyranks.world.trouble import named
 from tests.conftest import ROOT
 from tests.grading import synthetic
 from tests.grading.course import Course, small
@@ -225,6 +226,44 @@ def test_an_interrupted_run_goes_on_where_it_stopped_and_a_changed_submission_is
     (folder / "ada.ipynb").write_text("ada, later")
     with pytest.raises(KeyboardInterrupt):
         list(classroom.graded(folder, released, Interrupted(), done))
+
+
+def test_files_that_are_no_submission_are_not_read_and_few_of_them_are_rows(tmp_path, monkeypatch):
+    place = tmp_path / "eve" / synthetic.NAME
+    place.mkdir(parents=True)
+    for i in range(60):
+        (place / f"{i}.ipynb").write_text("x")
+    (place / f"{synthetic.NAME}.ipynb").write_text("x")
+    read = []
+    monkeypatch.setattr(classroom, "contents", lambda folder, path: read.append(path.name) or ("", "1", b""))
+    found = classroom.submissions(tmp_path, [synthetic.NAME])
+    assert read == [f"{synthetic.NAME}.ipynb"]
+    assert len(found) == 1 + 20 + 1
+    assert found[-1].refused == "40 more files are not where a submission is, or are refused for other reasons"
+
+
+def test_who_has_handed_in_nothing_that_can_be_read_has_a_row(tmp_path):
+    (tmp_path / "ada.ipynb").write_text("x")
+    (tmp_path / "bob" / "saved.ipynb").mkdir(parents=True)
+    (tmp_path / "eve" / ".ipynb_checkpoints").mkdir(parents=True)
+    found = {one.student: one.refused for one in classroom.submissions(tmp_path, [synthetic.NAME])}
+    assert found == {"ada": "", "bob": classroom.NOTHING, "eve": classroom.NOTHING}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("\u0430da", r"\u0430da"),  # Cyrillic
+        ("jose\u0301", r"jose\u0301"),
+        ("jos\u00e9", "jos\u00e9"),
+        ("\uff41da", r"\uff41da"),
+        ("ada\U0001d159", r"ada\U0001d159"),
+        ("\u0410\u0441\u044f", "\u0410\u0441\u044f"),
+        ("\u674e\u660e", "\u674e\u660e"),
+    ],
+)
+def test_letters_that_look_like_others_are_written_in_figures(name, shown):
+    assert named(name) == shown
 
 
 def test_names_that_differ_are_two_students_and_look_different(tmp_path):

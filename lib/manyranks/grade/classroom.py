@@ -80,7 +80,7 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
             refused, version, _ = (refused, "", b"") if refused else contents(folder, path)
             met.add((student, path.stem))
             found.append(Submission(path, student, path.stem, refused, version))
-    found += [Submission(path, path.relative_to(folder).parts[0], "", "it cannot be listed", "") for path in unread]
+    found += [Submission(path, (*path.relative_to(folder).parts, "")[0], "", "it cannot be listed", "") for path in unread]
     if not found:
         raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
     here = {one.student for one in found}
@@ -94,9 +94,9 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
 def _few(own: list[Submission]) -> list[Submission]:
     """A student's; of what is refused, the first few and how many more."""
     refused = [one for one in own if one.refused]
-    kept = [one for one in own if not one.refused or one in refused[:_FEW]]
     more = f"{len(refused) - _FEW} more files are not where a submission is, or are refused for other reasons"
-    return kept + [refused[-1]._replace(refused=more)] * (len(refused) > _FEW)
+    last = [one._replace(refused=more) for one in refused[_FEW : _FEW + 1]]
+    return [one for one in own if not one.refused or one in refused[:_FEW]] + last
 
 
 def graded(
