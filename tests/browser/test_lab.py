@@ -228,15 +228,9 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to zigzag and back
-        assert lines[0].startswith(
-            "llama3-8b, s = 131,072, N = 8, h100-dgx: a layer's attention takes 213 ms forward + backward"
-        )
-        assert "Limit: ranks that wait for the slowest; zigzag takes 115 ms." in lines[0]
-        assert "Limit: computing." in lines[1]
-        assert "N = 16, h100-dgx" in lines[3]
-        assert "slowest ÷ mean 1.00" in lines[5]
-        assert "a100-dgx: " in lines[7]
-        assert "llama3-405b, " in lines[8]
+        assert lines[0] == "Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+        assert lines[1] == "Limit: computing."
+        assert lines[5] == "Limit: computing."  # without a mask
         explorer.move(model, 2)
         explorer.move(variant)
         assert explorer.status().startswith("Not possible: small GPT: n=16 does not divide heads=4, as Ulysses needs")
