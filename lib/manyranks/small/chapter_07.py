@@ -1,7 +1,6 @@
 """Context parallelism on a few ranks: what a rank sends for one attention, what it keeps, and how even the work is."""
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from manyranks.measure.beside import Beside, Small

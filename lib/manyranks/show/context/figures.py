@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from manyranks.show import style
+from manyranks.show import drawings, style
 from manyranks.show.looks import LOOKS, box, sheet
 from manyranks.theory import context
 
@@ -74,42 +74,22 @@ def layouts(n: int = 4) -> style.Figure:
     return fig
 
 
-@style.styled
 def ring(n: int = 4, hop: int | Sequence[int] = (0, 1)) -> style.Figure:
     """Draws which keys and values each rank has after so many hops; its queries stay.
 
     n: ranks, 2 to 8
-    hop: one, or several below each other
+    hop: one, or several beside each other
     Raises ValueError for another n, and a hop that is not 0 to n − 1.
     """
     ranks(n)
     shown = (hop,) if isinstance(hop, int) else tuple(hop)
     if not shown or any(k not in range(n) for k in shown):
         raise ValueError(f"hop={hop!r} of {n} ranks: after the first block there are hops 1 to {n - 1}; give 0 to {n - 1}")
-    left, step, high = 1.5, min(1.75, 7.9 / n), 0.35 + 1.62 * len(shown)
-    fig, axes = sheet(left + n * step + 0.1, high)
-    for rank in range(n):
-        axes.text(left + (rank + 0.36) * step, high - 0.2, f"rank {rank}", fontsize=9, ha="center", va="center")
-    for place, k in enumerate(shown):
-        _hop(axes, n, k, left, step, high - 0.35 - 1.62 * (place + 1))
-    return fig
-
-
-def _hop(axes: Axes, n: int, hop: int, left: float, step: float, y: float) -> None:
-    wide, last, small = 0.72 * step, hop == n - 1, {"fontsize": 8, "style": "italic", "ha": "right", "va": "center"}
-    axes.text(0.1, y + 1.05, f"hop {hop}" if hop else "at first", fontsize=10, fontweight="bold", va="center")
-    axes.text(left - 0.1, y + 1.18, "stays", **small)
-    axes.text(left - 0.1, y + 0.7, "all seen" if last else "goes on", **small)
-    for rank in range(n):
-        x, source = left + rank * step, (rank - hop) % n
-        box(axes, (x, y + 0.98), wide, 0.4, rank, f"Q {rank}", 9)
-        box(axes, (x, y + 0.5), wide, 0.4, source, f"K,V {source}", 9)
-        if rank < n - 1 and not last:
-            axes.annotate("", (x + step, y + 0.7), (x + wide, y + 0.7), arrowprops=_ARROW)
-    if not last:
-        first, end = left + wide / 2, left + (n - 1) * step + wide / 2
-        axes.plot([end, end, first], [y + 0.5, y + 0.24, y + 0.24], color=style.INK, linestyle="-", linewidth=1.3)
-        axes.annotate("", (first, y + 0.5), (first, y + 0.235), arrowprops=_ARROW)
+    panels, kv = {}, "K,V " if n * len(shown) <= 8 else ""  # without it where there's no room
+    for k in shown:
+        held = [[f"{kv}{source}" if source == (rank - k) % n else None for source in range(n)] for rank in range(n)]
+        panels[f"hop {k}" if k else "at first"] = held
+    return drawings.pieces(panels, [("to the next", "queries stay", "")] * (len(panels) - 1), "gathered")
 
 
 @style.styled

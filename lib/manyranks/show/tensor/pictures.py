@@ -5,7 +5,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from manyranks.show import style
+from manyranks.show import drawings, style
 from manyranks.show.looks import LOOKS, box, sheet
 from manyranks.theory.names import nearest
 
@@ -97,9 +97,8 @@ def _draw_matrix(axes: Axes, matrix: Matrix, x: float, middle: float, t: int) ->
     axes.text(middle, -0.88, _SAID[cut], ha="center", va="top", fontsize=8, style="italic")
 
 
-@style.styled
 def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
-    """Draws query heads, and below them the key/value heads that they read, rank by rank.
+    """Draws the query heads of each rank, and below them the key/value heads that they read.
 
     heads: query heads, at most 32
     kv_heads: key/value heads; with t > kv_heads several ranks have the same
@@ -111,35 +110,12 @@ def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
         raise ValueError(f"{numbers}: give whole numbers from 1 up, at most 32 heads and 16 ranks")
     if heads % kv_heads or heads % t or (kv_heads % t and t % kv_heads):
         raise ValueError(f"{numbers}: kv_heads and t must divide heads, and one of kv_heads and t the other")
-    smaller = min(1, 8.0 / (0.36 * heads + 0.26 * t))
-    side, gap, own = 0.36 * smaller, 0.26 * smaller, heads // t
-    counted = ((heads, "query head"), (kv_heads, "key/value head"), (t, "rank"))
-    title = "{} and {} on {}".format(*(f"{number} {name}{'s' * (number > 1)}" for number, name in counted))
-    fig, axes = _paper(max(heads * side + t * gap + 1.2, 5.2), 0.1 if t > kv_heads else 0.4, 2.5, title)
+    held = []
     for rank in range(t):
-        left = 1.18 + rank * (own * side + gap)
-        _rank_of_heads(axes, rank, left, side, range(rank * own, (rank + 1) * own), heads // kv_heads)
-    for y, text in ((2.05 - side / 2, "rank"), (1.42, "queries"), (0.62, "keys, values")):
-        axes.text(1.0, y + side / 2, text, ha="right", va="center", fontsize=9)
-    return fig
-
-
-def _rank_of_heads(axes: Axes, rank: int, left: float, side: float, queries: range, group: int) -> None:
-    """Lines join each query head with its key/value head; a look is a key/value head's."""
-    wide, shared = len(queries) * side, sorted({query // group for query in queries})
-    middles = {head: left + wide * (place + 0.5) / len(shared) for place, head in enumerate(shared)}
-    axes.add_patch(Rectangle((left - 0.07, 0.5), wide + 0.14, 1.4, facecolor="none", edgecolor="#999999"))
-    axes.text(left + wide / 2, 1.95, rank, ha="center", va="bottom", fontsize=9)
-    for place, query in enumerate(queries):
-        x, head = left + place * side, query // group
-        axes.plot([x + side / 2, middles[head]], [1.42, 0.62 + side], color="#666666", linestyle="-", linewidth=0.8, zorder=0)
-        box(axes, (x, 1.42), side, side, head, str(query), 7.5)
-    for head, middle in middles.items():
-        box(axes, (middle - side / 2, 0.62), side, side, head, str(head), 7.5)
-    if queries[0] % group:
-        text, size = ("same as rank {}", 8) if wide > 0.66 else ("same as\nrank {}", 7)
-        said = text.format(shared[0] * group // len(queries))
-        axes.text(left + wide / 2, 0.42, said, ha="center", va="top", fontsize=size, style="italic")
+        own = range(rank * heads // t, (rank + 1) * heads // t)
+        read = dict.fromkeys(query * kv_heads // heads for query in own)
+        held.append([(f"query {query}", "compute") for query in own] + [(f"key, value {head}", "parameters") for head in read])
+    return drawings.who_holds(held, height=0.45 * len(held[0]))
 
 
 # Where a layer communicates.
