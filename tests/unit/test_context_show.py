@@ -261,7 +261,7 @@ def test_the_two_curves_are_those_of_the_second_hop():
 
 
 def test_of_a_message_is_waited_for_what_is_longer_than_its_hop():
-    one = Pass(np.array([[1.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), under=[2.5, 2.5, 0.0], before=1.0)
+    one = Pass.of(np.array([[1.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), under=[2.5, 2.5, 0.0], before=1.0)
     assert (one.late.tolist(), one.messages, one.slower, one.computing) == ([0, 0.5, 0], 1.5, 1.0, 5.0)
     assert one.seconds == 7.5
 

@@ -40,7 +40,7 @@ class _Timeline:
     """Forward, hop by hop: a row for each rank, of many for some."""
 
     def __init__(self, axes: Axes):
-        self._axes, self._rows = axes, {}
+        self._axes, self._says = axes, []
         self._paths = {part: PathPatch(Path([(0, 0)]), facecolor=c, hatch=h) for part, (c, h) in _PARTS.items()}
         for part, path in self._paths.items():
             axes.add_patch(path).set(edgecolor="white", linewidth=0.5, label=part)
@@ -57,40 +57,39 @@ class _Timeline:
 
     def update(self, one: Pass) -> None:
         ranks = np.unique(np.linspace(0, len(one.own) - 1, min(len(one.own), SHOWN)).round().astype(int))
-        count, whole, own, before = one.own.shape[1], one.seconds, one.own[ranks], one.before
-        hops, late = one.hops, one.late
+        own, hops, late, before, count = one.own[ranks], one.hops, one.late, one.before, len(one.hops)
+        busy = own.sum(axis=1)
         if count > SHOWN:  # the sums
-            own, hops, late, before = own.sum(axis=1, keepdims=True), hops.sum(keepdims=True), np.array([one.messages]), 0.0
-        starts = before + np.concatenate(([0.0], np.cumsum(hops + late)))
-        high, computed, slowest = 1 / len(ranks), starts[:-1] + own, np.broadcast_to(starts[:-1] + hops, own.shape)
-        arrives = np.broadcast_to(starts[1:], own.shape)
-        around = np.broadcast_to([[0.0, starts[-1]], [before, whole]], (len(ranks), 2, 2))
-        messages = np.concatenate((slowest, around[:, 0]), axis=1), np.concatenate((arrives, around[:, 1]), axis=1)
-        spans = (np.broadcast_to(starts[:-1], own.shape), computed), (computed, slowest), messages
-        for path, (left, right) in zip(self._paths.values(), spans, strict=True):
-            path.set_path(_boxes(left / whole, right / whole, high))
-        self._names.update([(-0.015, (row + 0.5) * high) for row in range(len(ranks))], [f"rank {rank}" for rank in ranks])
-        ends = starts[1:] / whole if 1 < count <= SHOWN else []
-        self._ends.set_data([x for end in ends for x in (end, end, math.nan)], [y for _ in ends for y in (0, 1, math.nan)])
-        middles = [(left + right) / 2 / whole for left, right in pairwise(starts)] if len(ends) else []
-        above = list(zip(middles, range(count), strict=False)) if count <= SHOWN else [(0.5, f"sums of {count} hops")]
+            own, hops, late, before = busy[:, None], hops.sum(keepdims=True), np.array([one.messages]), 0.0
+        split = np.stack(np.broadcast_arrays(own, hops - own, late), axis=2).reshape(len(ranks), -1)
+        edges = np.pad(before + np.cumsum(split, axis=1), ((0, 0), (2, 1))) / one.seconds
+        edges[:, 1], edges[:, -1] = before / one.seconds, 1.0
+        parts = np.array([2, *[0, 1, 2] * len(hops), 2])  # places in _PARTS
+        for part, path in enumerate(self._paths.values()):
+            path.set_path(_boxes(edges[:, :-1][:, parts == part], edges[:, 1:][:, parts == part]))
+        starts = edges[0, 1::3] if count <= SHOWN else []
+        ends = starts[1:] if count > 1 else []
+        self._ends.set_data([x for end in ends for x in (end, end, math.nan)], [0, 1, math.nan] * len(ends))
+        above = [((a + b) / 2, hop) for hop, (a, b) in enumerate(pairwise(starts))] if len(ends) else []
+        above += [(0.5, f"sums of {count} hops")] * (count > SHOWN)
         places = [(0, 1.035), (1, 1.035), *((x, -0.025) for x, _ in above)]
-        self._words.update(places, ["0", units.duration(whole), *(name for _, name in above)])
-        self._rows = {}
-        for rank, busy in zip(ranks, one.own[ranks].sum(axis=1), strict=True):
-            times = map(units.duration, (busy, max(0.0, one.hops.sum() - busy), one.messages))
-            self._rows[rank] = ", ".join(f"{part} {time}" for part, time in zip(_PARTS, times, strict=True))
+        self._words.update(places, ["0", units.duration(one.seconds), *(text for _, text in above)])
+        self._names.update(
+            [(-0.015, (row + 0.5) / len(ranks)) for row in range(len(ranks))], [f"rank {rank}" for rank in ranks]
+        )
+        seconds = ((mine, max(0.0, one.hops.sum() - mine), one.messages) for mine in busy)
+        times = (zip(_PARTS, map(units.duration, each), strict=True) for each in seconds)
+        self._says = [f"rank {r}, forward: " + ", ".join(map(" ".join, each)) for r, each in zip(ranks, times, strict=True)]
 
     def parts(self) -> Iterator[Part]:
-        for row, (rank, says) in enumerate(self._rows.items()):
-            high = 1 / len(self._rows)
-            yield Part(self._axes, 0, 1, (row + 0.9) * high, (row + 0.1) * high, f"rank {rank}, forward: {says}")
+        high = 1 / len(self._says)
+        return (Part(self._axes, 0, 1, (row + 0.9) * high, (row + 0.1) * high, says) for row, says in enumerate(self._says))
 
 
-def _boxes(left: np.ndarray, right: np.ndarray, high: float) -> Path:
+def _boxes(left: np.ndarray, right: np.ndarray) -> Path:
     """Boxes in rows from top to bottom, as one path: to draw a hatch takes milliseconds for every path."""
-    row = np.indices(left.shape)[0]
-    edges = np.stack((left, right, (row + 0.1) * high, (row + 0.9) * high))[:, right > left].T
+    row, rows = np.indices(left.shape)[0], len(left)
+    edges = np.stack((left, right, (row + 0.1) / rows, (row + 0.9) / rows))[:, right > left].T
     return Path.make_compound_path_from_polys(edges[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]) if len(edges) else Path([(0, 0)])
 
 
@@ -105,9 +104,7 @@ class _Lengths:
         self._words = Labels(axes, size=8.5, left=0, outline=word, within=axes.transAxes)
         self.moving = [self._computing, self._message, self._now, self._words.artist]
         axes.set(xscale="log", yscale="log", xlim=(LENGTHS[0] / 1.2, 1.2 * LENGTHS[-1]), ylim=(1e-6, 1e3))
-        axes.set_xscale("log", base=2)
-        ticks = [LENGTHS[0], 2**12, 2**14, 2**16, 2**18, LENGTHS[-1]]
-        axes.set_xticks(ticks, [f"{s:,}" for s in ticks], fontsize=8)
+        axes.set_xticks(LENGTHS[::2], [f"{s:,}" for s in LENGTHS[::2]], fontsize=8)
         axes.set_yticks([1e-6, 1e-3, 1, 1e3], ["1 µs", "1 ms", "1 s", "1,000 s"], fontsize=8)
         axes.minorticks_off()
         axes.set_title("Forward: computing and message, over s", pad=20)
@@ -167,11 +164,11 @@ def explorer(measure: Measure | None = None) -> Explorer:
     return Explorer(
         Ranks(),
         presets={
-            "zigzag": {"layout": "zigzag"},
-            "two nodes": {"cp": 16, "layout": "zigzag"},
-            "ring × Ulysses": {"layout": "zigzag", "variant": "ring-ulysses"},
-            "64 ranks": {"cp": 64, "layout": "zigzag", "seq": 2**15},
-            "no grouped heads": {"model": "gpt3-175b", "cp": 64, "layout": "zigzag", "seq": 2**15},
+            "zigzag": (zigzag := {"layout": "zigzag"}),
+            "two nodes": {"cp": 16, **zigzag},
+            "ring × Ulysses": {"variant": "ring-ulysses", **zigzag},
+            "64 ranks": {"cp": 64, "seq": 2**15, **zigzag},
+            "no grouped heads": {"model": "gpt3-175b", "cp": 64, "seq": 2**15, **zigzag},
         },
         measure=measure,
         **controls(only, model="llama3-8b", cluster="h100-dgx", seq=2**17, cp=8),

@@ -2,8 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,42 +22,31 @@ LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
 TILE = 128  # of flash attention's kernels
 
 
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """Forward or backward, in seconds. own: of each rank in each hop; under: what travels under each hop; before, after:
-    what travels when nothing is computed. hops: of the slowest rank in each; late: how much longer its message takes."""
+class Pass(NamedTuple):
+    """Forward or backward, in seconds.
+
+    own: of each rank in each hop; under: what travels under each hop; hops: of the slowest rank in each; late: how much longer
+    its message takes; before: what travels before all else. computing: of the mean rank; slower: what that waits for slower
+    ones; messages: what nothing hides; seconds: all of it
+    """
 
     own: np.ndarray
-    under: Sequence[float] | float = 0.0
-    before: float = 0.0
-    after: float = 0.0
+    under: np.ndarray
+    hops: np.ndarray
+    late: np.ndarray
+    before: float
+    computing: float
+    slower: float
+    messages: float
+    seconds: float
 
-    @cached_property
-    def hops(self) -> np.ndarray:
-        return self.own.max(axis=0)
-
-    @cached_property
-    def late(self) -> np.ndarray:
-        return np.maximum(0.0, self.under - self.hops)
-
-    @cached_property
-    def computing(self) -> float:
-        """Of the mean rank."""
-        return float(self.own.sum(axis=1).mean())
-
-    @cached_property
-    def slower(self) -> float:
-        """What the mean rank waits for slower ones."""
-        return max(0.0, float(self.hops.sum()) - self.computing)
-
-    @cached_property
-    def messages(self) -> float:
-        """What nothing hides."""
-        return self.before + float(self.late.sum()) + self.after
-
-    @cached_property
-    def seconds(self) -> float:
-        return self.computing + self.slower + self.messages
+    @classmethod
+    def of(cls, own: np.ndarray, under: Sequence[float] = (0.0,), before: float = 0.0, after: float = 0.0) -> "Pass":
+        """after: what travels when all is computed."""
+        hops, computing = own.max(axis=0), float(own.sum(axis=1).mean())
+        late, slower = np.maximum(0.0, under - hops), max(0.0, float(hops.sum()) - computing)
+        messages = before + float(late.sum()) + after
+        return cls(own, np.array(under), hops, late, before, computing, slower, messages, computing + slower + messages)
 
 
 class Times(NamedTuple):
@@ -86,8 +73,7 @@ class Setting(NamedTuple):
     @property
     def scenario(self) -> Scenario:
         """The step around it, causal and zigzag; of ring-ulysses, that of a ring. Raises ValueError for unknown names."""
-        variant = "ring" if self.variant == "ring-ulysses" else self.variant
-        shape = SHAPES[self.model]
+        shape, variant = SHAPES[self.model], "ring" if self.variant == "ring-ulysses" else self.variant
         plan = Plan(cp=self.cp, seq=self.seq, context=variant, **MODELS[self.model])
         return Scenario(shape, plan, clusters[self.cluster])
 
@@ -187,24 +173,17 @@ def _times(now: Setting) -> Times:
 
 def _pass(now: Setting, backward: bool) -> Pass:
     cluster, mask, ring, u = clusters[now.cluster], (now.layout, now.causal, TILE), now.ring, now.together
-    if now.variant == "all-gather":
-        # Each attends to all gathered keys at once: its share of the whole, and the start of a kernel.
-        alone = context.hops(*ring, cluster, *mask, backward=backward).compute[0]
-        scores = np.array(context.totals(context.work(now.seq, now.cp, *mask)), float)[:, None]
-        own = DEFAULT.overhead + (alone - DEFAULT.overhead) * scores / scores.sum()
-        return Pass(own, 0.0, *_gathers(now, backward))
     seconds = context.hops(*ring, cluster, *mask, backward=backward, stride=now.tp * u)
+    if now.variant == "all-gather":  # each attends to all gathered keys at once: its share of the whole, and a kernel's start
+        scores = np.array(context.totals(context.work(now.seq, now.cp, *mask)), float)[:, None]
+        own = DEFAULT.overhead + (seconds.compute[0] - DEFAULT.overhead) * scores / scores.sum()
+        numbers, route = 2 * now.cp * now.sizes.keys, cluster.route(now.cp, now.tp)
+        gathers = [traffic.gather(route, size * numbers, DEFAULT) for size in (traffic.HALF, traffic.SUMS)[: 1 + backward]]
+        return Pass.of(own, (0.0,), *gathers)  # keys and values before, and backward their gradients after
     scores = np.array(context.work(ring.seq, ring.n, *mask), float)
     *under, home = seconds.messages
     before, after = _exchanges(now, backward)
-    return Pass(np.repeat(scores / scores.max(axis=0) * seconds.compute, u, axis=0), under, before, home + after)
-
-
-def _gathers(now: Setting, backward: bool) -> tuple[float, float]:
-    """Keys and values of all tokens before, and backward their gradients after."""
-    numbers, route = 2 * now.cp * now.sizes.keys, clusters[now.cluster].route(now.cp, now.tp)
-    before, after = (traffic.gather(route, size * numbers, DEFAULT) for size in (traffic.HALF, traffic.SUMS))
-    return before, after if backward else 0.0
+    return Pass.of(np.repeat(scores / scores.max(axis=0) * seconds.compute, u, axis=0), under, before, home + after)
 
 
 def _exchanges(now: Setting, backward: bool) -> tuple[float, float]:
