@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from manyranks.show import context, units
 from manyranks.show.context.explorer import CLUSTERS, SHOWN, Ranks
-from manyranks.show.context.masks import ORDERS, Masked, blocks
+from manyranks.show.context.masks import ORDERS, Masked, shares
 from manyranks.show.context.setting import LENGTHS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
 from manyranks.show.looks import LOOKS
 from manyranks.show.scenario import percent
@@ -162,20 +162,20 @@ def test_by_ranks_a_block_of_rows_and_columns_is_a_hop(layout):
 
 
 def test_a_hop_shows_its_source_its_share_and_who_is_waited_for():
-    rows = blocks("contiguous", 3, True)
-    assert [[block.source for block in row] for row in rows] == [[0, 2, 1], [1, 0, 2], [2, 1, 0]]
-    assert [[block.share for block in row] for row in rows] == [[0.5, 0, 0], [0.5, 1, 0], [0.5, 1, 1]]
-    assert [[block.waited for block in row] for row in rows] == [[False] * 3, [False, True, False], [False, True, True]]
-    said = texts(context.hops("contiguous", n=3))
-    assert said.count("waits") == 3
+    assert shares("contiguous", 3).tolist() == [[0.5, 0, 0], [0.5, 1, 0], [0.5, 1, 1]]
+    figure = context.hops("contiguous", n=3)
+    said = texts(figure)
+    assert sorted(text for text in said if text.startswith("K,V")) == [f"K,V {source}" for source in range(3) for _ in range(3)]
+    assert said.count("waits") == sum(patch.get_linewidth() == 2.4 for patch in figure.axes[0].patches) == 3
     assert said[-1] == "together: 2.5 whole blocks; idle: 40%"
 
 
 @pytest.mark.parametrize("layout", ["striped", "zigzag"])
 def test_with_shares_alike_nobody_is_waited_for(layout):
-    each = [block for row in blocks(layout, 4, True) for block in row]
-    assert {(block.share, block.waited) for block in each} == {(0.5, False)}
-    assert texts(context.hops(layout))[-1] == "together: 2 whole blocks; idle: 0%"
+    assert set(shares(layout, 4).ravel()) == {0.5}
+    figure = context.hops(layout)
+    assert max(patch.get_linewidth() for patch in figure.axes[0].patches) < 1
+    assert texts(figure)[-1] == "together: 2 whole blocks; idle: 0%"
 
 
 def test_balance_shows_each_rank_and_says_how_far_the_slowest_is_from_the_mean():

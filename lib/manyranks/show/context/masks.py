@@ -169,55 +169,47 @@ def hops(*layouts: str, n: int = 4, causal: bool = True) -> style.Figure:
     return fig
 
 
-class Block(NamedTuple):
-    """Of a rank's queries with a source's keys. share: of its scores that are computed; waited: other ranks wait for it."""
-
-    rank: int
-    source: int
-    share: float
-    waited: bool
-
-
-def blocks(layout: str, n: int, causal: bool) -> list[list[Block]]:
-    """Returns those of each rank, in each hop."""
+def shares(layout: str, n: int, causal: bool = True) -> np.ndarray:
+    """Returns what share of a block's scores each rank computes in each hop, of a long sequence: ranks × hops."""
     length = 2048  # of a shard: long enough that one diagonal does not count
-    shares = np.round(np.array(context.work(n * length, n, layout, causal)) / length**2, 2)
-    waited = (shares == shares.max(axis=0)) & (shares > shares.min(axis=0))
-    return [[Block(r, (r - k) % n, float(shares[r, k]), bool(waited[r, k])) for k in range(n)] for r in range(n)]
+    return np.round(np.array(context.work(n * length, n, layout, causal)) / length**2, 2)
 
 
 def _draw_hops(axes: Axes, layout: str, n: int, causal: bool, x: float, side: float) -> None:
-    (owned, visible, _), each = Masked(layout, n, 8 * n, causal=causal, order="ranks").scores(), blocks(layout, n, causal)
-    longest, high = [max(row[hop].share for row in each) for hop in range(n)], side + 0.36
-    top = 0.7 + n * high
+    owned, visible, _ = Masked(layout, n, 8 * n, causal=causal, order="ranks").scores()
+    share, high, top = shares(layout, n, causal), side + 0.36, 0.7 + n * (side + 0.36)
+    longest, shortest = share.max(axis=0), share.min(axis=0)
     axes.text(x, top + 0.3, layout, fontsize=11, fontweight="bold", va="bottom")
     axes.text(x - 0.06, top + 0.07, "hop", fontsize=8, ha="right", va="bottom")
     axes.text(x - 0.06, 0.6, "lasts", fontsize=8, ha="right", va="top")
     for hop in range(n):
         axes.text(x + (hop + 0.5) * side, top + 0.06, hop, fontsize=9, ha="center", va="bottom")
         axes.text(x + (hop + 0.5) * side, 0.6, _fraction(longest[hop]), fontsize=9, ha="center", va="top")
-    for rank, row in enumerate(each):
-        y = top - (rank + 1) * high
-        axes.text(x - 0.06, y + high / 2, f"rank {rank}", fontsize=8, ha="right", va="center")
-        for hop, block in enumerate(row):
-            shown = visible[np.ix_(owned == block.rank, owned == block.source)]
-            _draw_block(axes, shown, block, (x + hop * side, y), side, high)
-    idle = 1 - sum(block.share for row in each for block in row) / (n * sum(longest))
-    axes.text(x, 0.33, f"together: {sum(longest):g} whole blocks; idle: {idle:.0%}", fontsize=8, va="top")
+        for rank in range(n):
+            source, waited = (rank - hop) % n, share[rank, hop] == longest[hop] > shortest[hop]
+            texts, corner = (f"K,V {source}", _fraction(share[rank, hop]) or "waits"), (x + hop * side, top - (rank + 1) * high)
+            shown = visible[np.ix_(owned == rank, owned == source)]
+            _draw_block(axes, shown, LOOKS[source][0], texts, 2.4 if waited else 0.5, corner, side)
+    for rank in range(n):
+        axes.text(x - 0.06, top - (rank + 0.5) * high, f"rank {rank}", fontsize=8, ha="right", va="center")
+    idle = 1 - share.sum() / (n * longest.sum())
+    axes.text(x, 0.33, f"together: {longest.sum():g} whole blocks; idle: {idle:.0%}", fontsize=8, va="top")
 
 
 def _fraction(share: float) -> str:
-    return "½" if share == 0.5 else f"{share:g}"
+    return "½" if share == 0.5 else f"{share:g}" if share else ""
 
 
-def _draw_block(axes: Axes, shown: np.ndarray, block: Block, corner: tuple[float, float], side: float, high: float) -> None:
+def _draw_block(
+    axes: Axes, shown: np.ndarray, colour: str, texts: tuple[str, str], thick: float, corner: tuple[float, float], side: float
+) -> None:
     """Draws a block's scores as a small mask, between its source and its share."""
-    (x, y), small = corner, 0.62 * side
+    (x, y), small, high = corner, 0.62 * side, side + 0.36
     inside = x + 0.19 * side, y + (high - small) / 2
-    _fill(axes, shown, inside, small / len(shown), lambda row: {"facecolor": LOOKS[block.source][0], "linewidth": 0})
+    _fill(axes, shown, inside, small / len(shown), lambda row: {"facecolor": colour, "linewidth": 0})
     axes.add_patch(Rectangle(inside, small, small, facecolor="none", edgecolor="#666666", linewidth=0.8))
-    frame = {"facecolor": "none", "edgecolor": style.INK, "linewidth": 2.4 if block.waited else 0.5}
+    frame = {"facecolor": "none", "edgecolor": style.INK, "linewidth": thick}
     axes.add_patch(Rectangle((x + 0.03, y + 0.03), side - 0.06, high - 0.06, **frame))
     look = {"fontsize": min(8, max(6, 12 * side)), "ha": "center"}
-    axes.text(x + side / 2, y + high - 0.06, f"K,V {block.source}", va="top", **look)
-    axes.text(x + side / 2, y + 0.06, _fraction(block.share) if block.share else "waits", va="bottom", **look)
+    axes.text(x + side / 2, y + high - 0.06, texts[0], va="top", **look)
+    axes.text(x + side / 2, y + 0.06, texts[1], va="bottom", **look)
