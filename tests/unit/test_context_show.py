@@ -428,3 +428,11 @@ def test_every_choice_is_shown_or_refused():
         else:
             with pytest.raises(ValueError, match=r"as Ulysses needs|GPUs: .* ends at"):
                 plot.update(**setting)
+
+
+def test_its_code_prints_the_step_and_the_hops(explorer, capsys):
+    explorer.set(**DEFAULT | {"cp": 16, "layout": "zigzag"})
+    exec(explorer.code(), {})
+    said, found = capsys.readouterr().out, now(cp=16, layout="zigzag")
+    assert f"{found.scenario.time.seconds} {found.scenario.time.mfu}" in said
+    assert f"{found.times().forward.hops[1]}" in said

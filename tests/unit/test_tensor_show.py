@@ -371,3 +371,10 @@ def test_memory_of_the_strip_is_the_theory_s():
     peak = memory.peak(PAPER, Plan(tp=8, seq=2048, microbatch=4, flash=False, recompute="selective")).total
     assert now().scenario.cost.held == peak
     assert f"<b>{units.size(peak)} of 80 GB</b>" in tensor.explorer().tiles.value
+
+
+def test_its_code_prints_the_step_and_the_layer(capsys):
+    exec(tensor.explorer().code(), {})
+    said = capsys.readouterr().out
+    assert f"{now().scenario.time.seconds} {now().scenario.time.mfu}" in said
+    assert f"{now().layer()} {now().saved()}" in said

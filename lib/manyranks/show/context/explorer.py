@@ -12,7 +12,7 @@ from matplotlib.path import Path
 
 from manyranks.show import style, units
 from manyranks.show.bars import Bars
-from manyranks.show.context.setting import LENGTHS, MODELS, RANKS, VARIANTS, Pass, Setting
+from manyranks.show.context.setting import LENGTHS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
 from manyranks.show.explorer import Explorer, Measure, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.limits import MUCH, Limits
@@ -150,13 +150,20 @@ class Ranks:
         return said
 
     def parts(self) -> Iterator[Part]:
-        """What the rows say."""
+        """Yields what the rows say."""
         yield from self._timeline.parts()
         yield from self._variants.parts()
 
+    def code(self, **values) -> str:
+        """Python for the step's numbers, and for what the ring of the attention takes."""
+        now = Setting(**values)
+        ring = f"*{tuple(now.ring)}, cluster, {now.layout!r}, {now.causal}, {TILE}, stride={now.tp * now.together}"
+        hops = f"for backward in (False, True):\n    print(context.hops({ring}, backward=backward))\n"
+        return f"{now.scenario.code()}\nfrom manyranks.theory import context\n\n{hops}"
+
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 07. It opens on contiguous shards, with which half of the ranks' time is waiting.
+    """Returns the explorer of chapter 07. It opens on contiguous shards, where ranks wait half of the time.
 
     measure: what "Measure it" runs, manyranks.small's context
     """
@@ -222,7 +229,7 @@ def _limit(now: Setting) -> str:
 
 
 def _longer(now: Setting) -> str:
-    """The least s with which messages take little of the time."""
+    """Returns the least s at which messages take little time."""
     longer = (now._replace(seq=s) for s in LENGTHS if s > now.seq)
     enough = (each.seq for each in longer if each.times().both("messages") < MUCH * each.seconds)
     return next((f"they take less than {MUCH:.0%} from s = {s:,} on" for s in enough), "no s of these hides them")

@@ -154,7 +154,7 @@ def hops(*layouts: str, n: int = 4, causal: bool = True) -> style.Figure:
     """Draws what each rank computes in each hop of the ring, a panel for each layout.
 
     A block has the source of its keys and values, its scores, and their share of the block; a thick frame is a rank for which
-    the others wait. Shares are those of a sequence so long that a single diagonal doesn't count.
+    the others wait. The sequence counts as so long that a single diagonal doesn't matter.
     layouts: theory.context.LAYOUTS, unless some are given
     n: ranks, 2 to 8
     Raises ValueError for unknown names, another n, and more than 16 columns in all.

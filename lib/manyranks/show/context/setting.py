@@ -1,4 +1,4 @@
-"""What chapter 07's explorer shows of a setting: a layer's attention on every rank, forward and backward, and its bytes."""
+"""Chapter 07's settings: a layer's attention on every rank, forward and backward, and its bytes."""
 
 import functools
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Pass(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Of one layer's attention, forward and backward."""
+    """Holds one layer's attention, forward and backward."""
 
     forward: Pass
     backward: Pass
@@ -72,14 +72,14 @@ class Setting(NamedTuple):
 
     @property
     def scenario(self) -> Scenario:
-        """The step around it, causal and zigzag; of ring-ulysses, that of a ring. Raises ValueError for unknown names."""
+        """Returns the step around it, causal and zigzag, with a ring for ring-ulysses. Raises ValueError for unknown names."""
         shape, variant = SHAPES[self.model], "ring" if self.variant == "ring-ulysses" else self.variant
         plan = Plan(cp=self.cp, seq=self.seq, context=variant, **MODELS[self.model])
         return Scenario(shape, plan, clusters[self.cluster])
 
     @property
     def sizes(self) -> Sizes:
-        """Of the whole attention: one rank's heads, before Ulysses deals them out."""
+        """Returns the whole attention's sizes, with one rank's heads, before Ulysses deals them out."""
         shape, t = SHAPES[self.model], self.tp
         return Sizes(1, self.seq, shape.heads // t, max(1, shape.kv_heads // t), shape.head_size, self.cp)
 
@@ -89,7 +89,7 @@ class Setting(NamedTuple):
 
     @property
     def together(self) -> int:
-        """Ranks of one all-to-all. With a ring around it: as many of a node as divide the heads."""
+        """Returns the ranks of one all-to-all; with a ring around it, as many of a node as divide the heads."""
         if self.variant != "ring-ulysses":
             return self.cp if self.variant == "ulysses" else 1
         most, u = min(self.cp, max(1, clusters[self.cluster].node // self.tp)), 1
@@ -99,12 +99,12 @@ class Setting(NamedTuple):
 
     @property
     def ring(self) -> Sizes:
-        """What a ring computes, after Ulysses' exchange some heads of more tokens; n: its ranks."""
+        """Returns the sizes of a ring's attention: some heads of more tokens, if Ulysses is inside; n: its ranks."""
         u, n = self.together, 1 if self.variant in ("all-gather", "ulysses") else self.cp // self.together
         return self.sizes._replace(heads=self.sizes.heads // u, kv_heads=max(1, self.sizes.kv_heads // u), n=n)
 
     def bytes(self) -> int:
-        """What a rank sends for a layer. Raises ValueError where Ulysses cannot share the heads."""
+        """Returns the bytes that a rank sends for a layer. Raises ValueError where Ulysses cannot share the heads."""
         if self.variant not in VARIANTS:
             raise ValueError(f"variant {self.variant!r}: {nearest(self.variant, VARIANTS)}")
         if self.variant == "ring-ulysses":
@@ -125,12 +125,12 @@ class Setting(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of a layer's attention, forward and backward."""
+        """Returns the time of a layer's attention, forward and backward."""
         return self.times().both("seconds")
 
     @property
     def cost(self) -> float:
-        """GPU-seconds of it: those of all ranks together."""
+        """Returns its GPU-seconds, on all ranks together."""
         return self.cp * self.seconds
 
     @property
@@ -145,7 +145,7 @@ class Setting(NamedTuple):
         return _times(self)
 
     def longest(self) -> int:
-        """Tokens of the longest sequence that fits."""
+        """Returns the tokens of the longest sequence that fits."""
         return _longest(self._replace(seq=LENGTHS[0], causal=True, layout=context.LAYOUTS[0]))
 
     def hop(self) -> tuple[float, float]:

@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
     @property
     def scenario(self) -> Scenario:
-        """Tensor parallelism alone. Raises ValueError for a name that there is not, and for a switch that is not one."""
+        """Tensor parallelism alone. Raises ValueError for an unknown name, and a switch that isn't one."""
         (recompute, flash), shape, (seq, microbatch) = AGAIN[self.kept], SHAPES[self.model], MODELS[self.model]
         split = {"tp": self.tp, "sequence_parallel": self.sequence_parallel, "regather": self.regather}
         kept = {"recompute": recompute, "flash": flash, "overlap_tensor": self.overlap_tensor}
@@ -51,7 +51,7 @@ class Setting(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        """Whether the model's sizes allow this t."""
+        """Tells whether the model's sizes allow this t."""
         return not uncut(SHAPES[self.model], self.tp)
 
     @property
@@ -60,25 +60,25 @@ class Setting(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """GPU-seconds of a layer: those of all t together."""
+        """Returns the GPU-seconds of a layer: its time on all t together."""
         return self.tp * self.layer().seconds
 
     @property
     def waits(self) -> float:
-        """Seconds of a layer in which a rank waits for messages."""
+        """Returns how many seconds of a layer a rank waits for messages."""
         return self.layer().forward.tensor + self.layer().backward.tensor
 
     def layer(self, node: int = 0) -> Both:
-        """Seconds of one layer; node: GPUs of a node, if not as many as the cluster's. Raises ValueError as scenario.time."""
+        """Returns one layer's time; node: GPUs of a node, if not the cluster's. Raises ValueError for a t that can't be."""
         here = self.scenario
         return passes.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
 
     def saved(self) -> tensor.Saved:
-        """What one layer keeps on one rank."""
+        """Returns what one layer keeps on one rank."""
         return tensor.saved(self.scenario.shape, self.scenario.plan)
 
     def sent(self) -> int:
-        """Bytes that one rank sends for a layer; a forward that is done again says again what it says to others."""
+        """Returns the bytes that one rank sends for a layer; a forward that's done again sends its messages again."""
         shape, plan = self.scenario.shape, self.scenario.plan
         one = tensor.layer(plan.tokens, shape.hidden, self.tp, self.sequence_parallel, self.regather)
         return one.both.bytes + one.forward.bytes * (plan.recompute == "full")
@@ -133,9 +133,14 @@ class Degrees:
         return _said(now)
 
     def parts(self) -> Iterator[Part]:
-        """What the bars say."""
+        """Yields what the bars say."""
         yield from self._time.parts()
         yield from self._kept.parts()
+
+    def code(self, **values) -> str:
+        """Python for the step's numbers, and for the layer's."""
+        layer = "print(passes.of_layer(shape, plan, cluster), tensor.saved(shape, plan))\n"
+        return f"{Setting(**values).scenario.code()}\nfrom manyranks.theory import passes, tensor\n\n{layer}"
 
     def idle(self, sequence_parallel: bool, **others) -> set[str]:
         """Without sequence parallelism nothing is gathered."""
