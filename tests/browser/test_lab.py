@@ -199,10 +199,9 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more ranks and back
-        assert lines[0].startswith("megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms with recomputation, and waits for")
-        assert "Limit: the node's boundary: in a node of 16 it would be 12.2 ms" in lines[1]
-        assert "h100-dgx: " in lines[8]
-        assert "megatron-175b, " in lines[9]
+        assert lines[0] == "Limit: communication: 2.4 ms that only rings in chunks (asynchronous TP) would hide."
+        assert lines[1] == "Limit: the node's boundary: in a node of 16 a layer would take 12.2 ms."
+        assert lines[9].startswith("Does not fit. Limit: memory; no t helps alone")
         explorer.move(model, 2)
         ranks.press("End")
         explorer.move(ranks)  # there is nothing above
@@ -225,15 +224,9 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to zigzag and back
-        assert lines[0].startswith(
-            "llama3-8b, s = 131,072, N = 8, h100-dgx: a layer's attention takes 213 ms forward + backward"
-        )
-        assert "Limit: ranks that wait for the slowest; zigzag takes 115 ms." in lines[0]
-        assert "Limit: computing." in lines[1]
-        assert "N = 16, h100-dgx" in lines[3]
-        assert "slowest ÷ mean 1.00" in lines[5]
-        assert "a100-dgx: " in lines[7]
-        assert "llama3-405b, " in lines[8]
+        assert lines[0] == "Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+        assert lines[1] == "Limit: computing."
+        assert lines[5] == "Limit: computing."  # without a mask
         explorer.move(model, 2)
         explorer.move(variant)
         assert explorer.status().startswith("Not possible: small GPT: n=16 does not divide heads=4, as Ulysses needs")

@@ -9,17 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
-from manyranks.show import context, context_masks, units
-from manyranks.show.context_explorer import CLUSTERS, SHOWN, Ranks
-from manyranks.show.context_setting import LENGTHS, MASKS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
+from manyranks.show import context, units
+from manyranks.show.context.explorer import CLUSTERS, SHOWN, Ranks
+from manyranks.show.context.masks import ORDERS, Masked, shares
+from manyranks.show.context.setting import LENGTHS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
 from manyranks.show.looks import LOOKS
-from manyranks.theory import Plan, clusters, models
+from manyranks.show.scenario import percent
+from manyranks.theory import Plan, clusters, models, step
 from manyranks.theory import context as theory
 from tests.drawn import boxes, named, widths, words
 from tests.unit.figures_drawn import assert_readable
 
-DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "s": 2**17, "n": 8}
-DEFAULT |= {"mask": "causal", "layout": "contiguous", "variant": "ring"}
+DEFAULT = {"model": "llama3-8b", "cluster": "h100-dgx", "seq": 2**17, "cp": 8}
+DEFAULT |= {"causal": True, "layout": "contiguous", "variant": "ring"}
 FIGURES = {
     "layouts": lambda: context.layouts(),
     "layouts of 8": lambda: context.layouts(8),
@@ -47,8 +49,7 @@ def explorer():
 
 
 def now(**change) -> Setting:
-    values = DEFAULT | change
-    return Setting(**{name: value for name, value in values.items() if name != "mask"}, causal=MASKS[values["mask"]])
+    return Setting(**DEFAULT | change)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -72,11 +73,10 @@ def test_each_token_has_the_number_of_its_rank(n):
 
 
 def test_after_k_hops_a_rank_has_the_keys_of_the_one_k_before_it():
-    said = texts(context.ring(4, range(4)))
-    held = [text for text in said if text.startswith("K,V")]
-    assert held == [f"K,V {(rank - hop) % 4}" for hop in range(4) for rank in range(4)]
-    assert [text for text in said if text.startswith("Q")] == [f"Q {rank}" for rank in range(4)] * 4
-    assert [text for text in said if text in ("goes on", "all seen")] == ["goes on"] * 3 + ["all seen"]
+    for hop in range(4):
+        held = [text for text in texts(context.ring(4, hop)) if text.startswith("K,V")]
+        assert held == [f"K,V {(rank - hop) % 4}" for rank in range(4)]
+    assert texts(context.ring()).count("queries stay") == 1
 
 
 @pytest.mark.parametrize(("kv_heads", "below"), [(2, "0011"), (4, "0123"), (1, "0000")])
@@ -133,7 +133,7 @@ def areas(figure, cells: float) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("layout", theory.LAYOUTS)
 @pytest.mark.parametrize("tile", [None, 3, 64])
-@pytest.mark.parametrize("order", context_masks.ORDERS)
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_mask_s_cells_are_the_scores_that_the_theory_counts(layout, tile, order):
     figure = context.mask(layout, n=3, seq=24, tile=tile, order=order)
     computed, visible = (theory.totals(theory.work(24, 3, layout, tile=size)) for size in (tile or 1, 1))
@@ -155,28 +155,27 @@ def test_without_a_causal_mask_all_is_computed():
 
 @pytest.mark.parametrize("layout", theory.LAYOUTS)
 def test_by_ranks_a_block_of_rows_and_columns_is_a_hop(layout):
-    scores, counts = context_masks.Masked(layout, 4, 16, order="ranks").scores(), theory.work(16, 4, layout)
-    assert scores.ranks == sorted(scores.ranks)
-    own = np.array(scores.ranks)
+    (own, visible, _), counts = Masked(layout, 4, 16, order="ranks").scores(), theory.work(16, 4, layout)
+    assert own.tolist() == sorted(own)
     for rank, hop in itertools.product(range(4), range(4)):
-        assert scores.visible[np.ix_(own == rank, own == (rank - hop) % 4)].sum() == counts[rank][hop]
+        assert visible[np.ix_(own == rank, own == (rank - hop) % 4)].sum() == counts[rank][hop]
 
 
 def test_a_hop_shows_its_source_its_share_and_who_is_waited_for():
-    rows = context_masks.blocks("contiguous", 3, True)
-    assert [[block.source for block in row] for row in rows] == [[0, 2, 1], [1, 0, 2], [2, 1, 0]]
-    assert [[block.share for block in row] for row in rows] == [[0.5, 0, 0], [0.5, 1, 0], [0.5, 1, 1]]
-    assert [[block.waited for block in row] for row in rows] == [[False] * 3, [False, True, False], [False, True, True]]
-    said = texts(context.hops("contiguous", n=3))
-    assert said.count("waits") == 3
+    assert shares("contiguous", 3).tolist() == [[0.5, 0, 0], [0.5, 1, 0], [0.5, 1, 1]]
+    figure = context.hops("contiguous", n=3)
+    said = texts(figure)
+    assert sorted(text for text in said if text.startswith("K,V")) == [f"K,V {source}" for source in range(3) for _ in range(3)]
+    assert said.count("waits") == sum(patch.get_linewidth() == 2.4 for patch in figure.axes[0].patches) == 3
     assert said[-1] == "together: 2.5 whole blocks; idle: 40%"
 
 
 @pytest.mark.parametrize("layout", ["striped", "zigzag"])
 def test_with_shares_alike_nobody_is_waited_for(layout):
-    each = [block for row in context_masks.blocks(layout, 4, True) for block in row]
-    assert {(block.share, block.waited) for block in each} == {(0.5, False)}
-    assert texts(context.hops(layout))[-1] == "together: 2 whole blocks; idle: 0%"
+    assert set(shares(layout, 4).ravel()) == {0.5}
+    figure = context.hops(layout)
+    assert max(patch.get_linewidth() for patch in figure.axes[0].patches) < 1
+    assert texts(figure)[-1] == "together: 2 whole blocks; idle: 0%"
 
 
 def test_balance_shows_each_rank_and_says_how_far_the_slowest_is_from_the_mean():
@@ -193,7 +192,7 @@ def test_balance_shows_each_rank_and_says_how_far_the_slowest_is_from_the_mean()
 
 
 def test_a_ring_s_seconds_and_bytes_are_the_theory_s():
-    one, sizes = now(layout="zigzag", n=16), (1, 2**17, 32, 8, 128, 16)
+    one, sizes = now(layout="zigzag", cp=16), (1, 2**17, 32, 8, 128, 16)
     found = [theory.hops(*sizes, clusters["h100-dgx"], tile=TILE, backward=backward) for backward in (False, True)]
     assert [each.seconds for each in one.times()] == pytest.approx([each.seconds for each in found])
     assert [each.messages for each in one.times()] == pytest.approx([each.exposed for each in found])
@@ -201,18 +200,23 @@ def test_a_ring_s_seconds_and_bytes_are_the_theory_s():
 
 
 def test_tensor_parallel_ranks_take_heads_and_lie_between():
-    one, sizes = now(model="llama3-405b", n=16, layout="zigzag"), (1, 2**17, 16, 1, 128, 16)
+    one, sizes = now(model="llama3-405b", cp=16, layout="zigzag"), (1, 2**17, 16, 1, 128, 16)
     assert one.times().forward.seconds == pytest.approx(theory.hops(*sizes, clusters["h100-dgx"], tile=TILE, stride=8).seconds)
     assert one.bytes() == theory.ring(*sizes).both.bytes
+
+
+def waits(one: Setting) -> float:
+    """Slowest ÷ mean, of what the ranks compute forward, where each hop waits for its slowest."""
+    return one.times().forward.hops.sum() / one.times().forward.computing
 
 
 @pytest.mark.parametrize("layout", theory.LAYOUTS)
 def test_ranks_wait_as_the_work_is_shared_out(layout):
     one, counts = now(layout=layout), theory.work(2**17, 8, layout, tile=TILE)
-    assert one.balance() == pytest.approx(theory.balance(counts), rel=1e-3)
+    assert waits(one) == pytest.approx(theory.balance(counts), rel=1e-3)
     gathered = one._replace(variant="all-gather").times().forward
     assert gathered.own[:, 0].max() / gathered.own.mean() == pytest.approx(theory.balance(counts), rel=1e-3)
-    assert one._replace(variant="ulysses").balance() == 1
+    assert waits(one._replace(variant="ulysses")) == 1
 
 
 def test_all_variants_compute_the_same():
@@ -222,34 +226,34 @@ def test_all_variants_compute_the_same():
 
 def test_grouped_heads_divide_what_a_ring_sends():
     one = now()
-    multi_head = theory.ring(1, one.s, 32, 32, 128, one.n).both.bytes
+    multi_head = theory.ring(1, one.seq, 32, 32, 128, one.cp).both.bytes
     assert multi_head == 4 * one.bytes()
 
 
 def test_a_ring_between_nodes_hides_its_messages_only_with_long_shards():
-    short, long = (now(n=16, layout="zigzag", s=s).times().forward for s in (2**15, 2**20))
+    short, long = (now(cp=16, layout="zigzag", seq=s).times().forward for s in (2**15, 2**20))
     assert short.messages > short.computing
     assert long.messages == 0
-    inside = now(n=8, layout="zigzag", s=2**15).times().forward
+    inside = now(cp=8, layout="zigzag", seq=2**15).times().forward
     assert inside.messages == 0
 
 
 @pytest.mark.parametrize(
     ("change", "u", "r"),
-    [({"n": 64}, 8, 8), ({"n": 4}, 4, 1), ({"model": "llama3-405b", "n": 16}, 1, 16), ({"model": "small GPT"}, 4, 2)],
+    [({"cp": 64}, 8, 8), ({"cp": 4}, 4, 1), ({"model": "llama3-405b", "cp": 16}, 1, 16), ({"model": "small GPT"}, 4, 2)],
     ids=str,
 )
 def test_ring_and_ulysses_share_the_ranks_by_nodes_and_heads(change, u, r):
     one = now(variant="ring-ulysses", layout="zigzag", **change)
-    assert (one.together, one.ring) == (u, r)
-    same = one._replace(variant={one.n: "ulysses", 1: "ring"}.get(u, "ring-ulysses"))
+    assert (one.together, one.ring.n) == (u, r)
+    same = one._replace(variant={one.cp: "ulysses", 1: "ring"}.get(u, "ring-ulysses"))
     assert one.bytes() == same.bytes()
     assert one.times().both("seconds") == pytest.approx(same.times().both("seconds"))
-    assert one.times().forward.own.shape == (one.n, r)
+    assert one.times().forward.own.shape == (one.cp, r)
 
 
 def test_the_two_curves_are_those_of_the_second_hop():
-    for change in ({}, {"layout": "zigzag", "n": 16}, {"mask": "full"}, {"variant": "ring-ulysses", "n": 64}):
+    for change in ({}, {"layout": "zigzag", "cp": 16}, {"causal": False}, {"variant": "ring-ulysses", "cp": 64}):
         one = now(**change)
         assert one.hop() == pytest.approx((one.times().forward.hops[1], one.times().forward.under[0]))
     whole = now(variant="all-gather")
@@ -257,7 +261,7 @@ def test_the_two_curves_are_those_of_the_second_hop():
 
 
 def test_of_a_message_is_waited_for_what_is_longer_than_its_hop():
-    one = Pass(np.array([[1.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), under=[2.5, 2.5, 0.0], before=1.0)
+    one = Pass.of(np.array([[1.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), under=[2.5, 2.5, 0.0], before=1.0)
     assert (one.late.tolist(), one.messages, one.slower, one.computing) == ([0, 0.5, 0], 1.5, 1.0, 5.0)
     assert one.seconds == 7.5
 
@@ -265,9 +269,10 @@ def test_of_a_message_is_waited_for_what_is_longer_than_its_hop():
 @pytest.mark.parametrize("variant", ["ring", "all-gather", "ulysses"])
 def test_the_longest_sequence_fits_and_the_next_does_not(variant):
     one = now(variant=variant)
-    size, unit = one.on.accelerator.memory, 2 * one.n
-    assert one.longest() == theory.longest(models["llama3-8b"], Plan(cp=8, dp=8, zero=3, context=variant), one.on) > 2**17
-    assert one._replace(s=one.longest()).peak() <= size < one._replace(s=one.longest() + unit).peak()
+    plan, cluster = Plan(cp=8, dp=8, zero=3, context=variant), one.scenario.cluster
+    assert one.longest() == theory.longest(models["llama3-8b"], plan, cluster) > 2**17
+    assert one._replace(seq=one.longest()).fits
+    assert not one._replace(seq=one.longest() + 2 * one.cp).fits
 
 
 # The explorer
@@ -277,10 +282,16 @@ def test_it_opens_on_contiguous_shards_and_says_what_helps():
     opened = context.explorer()
     assert opened.values == DEFAULT
     assert opened.status == (
-        "llama3-8b, s = 131,072, N = 8, h100-dgx: a layer's attention takes 213 ms forward + backward: idle 47% of that "
-        "(slowest ÷ mean 1.87), 0% in messages that nothing hides; a rank sends 1.88 GB and needs 63.1 GB of 80 GB for the "
-        "model; s = 168,368 fits. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 213 ms; of it waits 47% ranks, 0.2% messages; a rank sends "
+        "1.88 GB; fits up to s = 168,368. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
     )
+
+
+def test_the_strip_is_the_step_around_it():
+    plan = Plan(cp=8, dp=8, zero=3, seq=2**17)
+    found = step.estimate(models["llama3-8b"], plan, clusters["h100-dgx"])
+    assert (now().scenario.cost.seconds, now().scenario.cost.mfu) == (found.seconds, found.mfu)
+    assert f"<b>{percent(found.mfu)}</b>" in context.explorer().tiles.value
 
 
 PARTS = "computing", "waits for slower ranks", "waits for messages"
@@ -293,11 +304,11 @@ def drawn(**change) -> list[Axes]:
     return plot.figure.axes
 
 
-@pytest.mark.parametrize("change", [{}, {"n": 16, "s": 2**15}, {"variant": "all-gather"}, {"n": 64, "s": 2**15}], ids=str)
+@pytest.mark.parametrize("change", [{}, {"cp": 16, "seq": 2**15}, {"variant": "all-gather"}, {"cp": 64, "seq": 2**15}], ids=str)
 def test_each_rank_s_row_is_its_time(change):
     (ranks, *_), forward = drawn(**change), now(**change).times().forward
     found = {part: boxes(ranks, part) for part in PARTS}
-    rows = np.linspace(0, now(**change).n - 1, min(now(**change).n, SHOWN)).round().astype(int)
+    rows = np.linspace(0, now(**change).cp - 1, min(now(**change).cp, SHOWN)).round().astype(int)
     for row, rank in enumerate(rows):
         middle = (row + 0.5) / len(rows)
         sums = {part: sum(end - start for start, end, *y in each if y[0] < middle < y[1]) for part, each in found.items()}
@@ -313,96 +324,115 @@ def test_bars_and_numbers_of_the_variants_are_theirs():
     seconds, lengths = [one.times().both("seconds") for one in each], [sum(row) for row in widths(variants)]
     assert lengths == pytest.approx([one / max(seconds) * max(lengths) for one in seconds])
     assert words(variants) == [f"{units.duration(one.times().both('seconds'))}, {units.size(one.bytes())}" for one in each]
-    *_, variants = drawn(n=64)
-    assert words(variants)[VARIANTS.index("ulysses")] == "not this N"
+    *_, variants = drawn(cp=64)
+    assert words(variants)[VARIANTS.index("ulysses")] == "not so many ranks"
 
 
 def test_many_ranks_are_some_rows_and_many_hops_a_sum():
-    ranks, *_ = drawn(n=64)
+    ranks, *_ = drawn(cp=64)
     names = words(ranks, "ranks")
     assert len(names) == SHOWN
     assert (names[0], names[-1]) == ("rank 0", "rank 63")
     assert "sums of 64 hops" in words(ranks, "hops")
-    ranks, *_ = drawn(n=16)
+    ranks, *_ = drawn(cp=16)
     assert len(words(ranks, "ranks")) == 16
     assert words(ranks, "hops")[2:] == [str(hop) for hop in range(16)]
 
 
 def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message():
-    _, lengths, _ = drawn(n=16, layout="zigzag")
+    _, lengths, _ = drawn(cp=16, layout="zigzag")
     computing, message = (named(lengths, name).get_ydata() for name in ("computing, slowest rank", "message"))
     assert list(named(lengths, "computing, slowest rank").get_xdata()) == LENGTHS
     hidden = [s for s, a, b in zip(LENGTHS, computing, message, strict=True) if a >= b]
     least = 16 * theory.least_shard(989e12, 50e9, 32, 8, causal=True)  # of peak rates; both are reached in part
     assert hidden[0] / 2 < least < 2 * hidden[0]
     assert list(named(lengths, "now").get_xdata()) == [2**17] * 2
-    _, lengths, _ = drawn(n=1)
+    _, lengths, _ = drawn(cp=1)
     assert np.isnan(named(lengths, "message").get_ydata()).all()
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"n": 1, "s": 2**14}, "Limit: one accelerator's arithmetic: nothing is cut, nothing is sent."),
-        ({"n": 1}, "Does not fit: llama3-8b, s = 131,072, N = 1, "),
-        ({"n": 1}, "Limit: memory; N = 8 fits. Of the time: one accelerator's arithmetic"),
-        ({"s": 2**20, "n": 32}, "Limit: memory; N = 64 fits. Of the time: ranks that wait for the slowest; zigzag takes"),
-        ({"model": "gpt3-175b", "s": 2**18, "layout": "zigzag"}, "Limit: memory; no N helps alone: recompute whole layers"),
+        ({"cp": 1, "seq": 2**14}, "Limit: one GPU's arithmetic: nothing is cut, nothing is sent."),
+        ({"cp": 1}, "Does not fit. Limit: memory; c = 8 fits."),
+        ({"seq": 2**20, "cp": 32}, "Limit: memory; c = 64 fits."),
+        ({"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"}, "Limit: memory; no c helps alone: recompute whole layers"),
         ({"layout": "zigzag"}, "Limit: computing."),
-        ({"n": 64, "layout": "zigzag"}, "Limit: messages between nodes; ring-ulysses takes 15.2 ms."),
+        ({"cp": 64, "layout": "zigzag"}, "Limit: messages between nodes; ring-ulysses takes 15.2 ms."),
         (
-            {"model": "gpt3-175b", "s": 2**15, "n": 32, "variant": "ulysses"},
-            "Limit: messages between nodes; they take less than 15% from s = 262,144 on.",
+            {"model": "gpt3-175b", "seq": 2**15, "cp": 32, "variant": "ulysses"},
+            "Limit: messages between nodes; they take less than 10% from s = 262,144 on.",
         ),
-        ({"s": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 accelerators together compute 2.29 times as long as one."),
-        ({"mask": "full"}, "(slowest ÷ mean 1.00)"),
+        ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs together compute 2.29 times as long as one."),
+        ({"causal": False}, "of it waits 0% ranks"),
+        ({"model": "llama3-405b", "cluster": "tpu-v5p", "cp": 16}, "Not possible: 16,384 GPUs: tpu-v5p ends at 8,960"),
     ],
 )
-def test_the_status_line_names_the_limit_and_a_way_out(explorer, change, said):
+def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
     assert said in explorer.set(**DEFAULT | change).status
 
 
 def test_a_way_out_is_one(explorer):
-    explorer.set(**DEFAULT | {"n": 1})
-    assert not explorer.set(n=8).status.startswith("Does not fit")
-    explorer.set(n=64, layout="zigzag")
-    assert "takes 15.2 ms forward + backward" in explorer.set(variant="ring-ulysses").status
+    assert not explorer.set(**DEFAULT | {"cp": 1}).set(cp=8).status.startswith("Does not fit")
+    assert "takes 15.2 ms" in explorer.set(cp=64, layout="zigzag", variant="ring-ulysses").status
+
+
+def test_presets_are_shown(explorer):
+    said = {name: explorer.preset(name).status for name in ("zigzag", "two nodes", "ring × Ulysses")}
+    assert all(status.endswith("Limit: computing.") for status in said.values())
+    for name in ("64 ranks", "no grouped heads"):
+        assert "Limit: messages between nodes; ring-ulysses takes" in explorer.preset(name).status
+
+
+def test_rows_say_their_numbers():
+    plot = Ranks()
+    plot.update(**DEFAULT)
+    said, forward = [part.says for part in plot.parts()], now().times().forward
+    waits = units.duration(forward.seconds - forward.own[0].sum() - forward.messages)
+    assert said[0].startswith("rank 0, forward: computing ")
+    assert f"waits for slower ranks {waits}, waits for messages 0 ns" in said[0]
+    assert f"ring, computing: {units.duration(now().times().both('computing'))}" in said
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"n": 64},
-            "llama3-8b: n=64 does not divide heads=32, as Ulysses needs: choose a divisor of 32, or take another variant",
-        ),
+        ({"cp": 64}, "llama3-8b: n=64 does not divide heads=32, as Ulysses needs: choose a divisor of 32"),
         ({"model": "small GPT"}, "small GPT: n=8 does not divide heads=4, as Ulysses needs"),
     ],
 )
 def test_ulysses_beyond_the_heads_is_refused_with_a_way_out(explorer, change, said):
     status = explorer.set(**DEFAULT | change | {"variant": "ulysses"}).status
     assert status.startswith(f"Not possible: {said}")
-    assert status.endswith("ring, all-gather, ring-ulysses")
+    assert status.endswith("take another variant: ring, all-gather, ring-ulysses")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("model", "gpt5"), ("cluster", "abacus"), ("mask", "some"), ("layout", "zig"), ("variant", "tree")]
-)
+@pytest.mark.parametrize(("name", "value"), [("model", "gpt5"), ("cluster", "abacus"), ("layout", "zig"), ("variant", "tree")])
 def test_unknown_names_are_refused_in_words(name, value):
     with pytest.raises(ValueError, match=value):
         Ranks().update(**DEFAULT | {name: value})
 
 
-def test_every_choice_gives_a_status_line_or_a_reason():
-    plot, options = Ranks(), {"model": list(MODELS), "cluster": CLUSTERS, "s": [2**10, 2**20], "n": [1, 16, 64]}
-    options |= {"mask": list(MASKS), "layout": ["contiguous", "zigzag"], "variant": VARIANTS}
+def test_every_choice_is_shown_or_refused():
+    plot, options = Ranks(), {"model": list(MODELS), "cluster": CLUSTERS, "seq": [2**10, 2**20], "cp": [1, 16, 64]}
+    options |= {"causal": [True, False], "layout": ["contiguous", "zigzag"], "variant": VARIANTS}
     settings = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())][::31]  # all pairs
-    singles = {"s": LENGTHS, "n": RANKS, "layout": theory.LAYOUTS}
+    singles = {"seq": LENGTHS, "cp": RANKS, "layout": theory.LAYOUTS}
     settings += [DEFAULT | {name: value} for name, values in singles.items() for value in values]
     for setting in settings:
         if now(**setting).possible:
-            assert "Limit: " in plot.update(**setting)
+            said = plot.update(**setting)
+            assert said.limit
+            assert "nan" not in str(said)
         else:
-            with pytest.raises(ValueError, match="as Ulysses needs"):
+            with pytest.raises(ValueError, match=r"as Ulysses needs|GPUs: .* ends at"):
                 plot.update(**setting)
-    assert {setting["variant"] for setting in settings if not now(**setting).possible} == {"ulysses"}
+
+
+def test_its_code_prints_the_step_and_the_hops(explorer, capsys):
+    explorer.set(**DEFAULT | {"cp": 16, "layout": "zigzag"})
+    exec(explorer.code(), {})
+    said, found = capsys.readouterr().out, now(cp=16, layout="zigzag")
+    assert f"{found.scenario.time.seconds} {found.scenario.time.mfu}" in said
+    assert f"{found.times().forward.hops[1]}" in said

@@ -4,14 +4,14 @@ import itertools
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from manyranks.show import bars, tensor, tensor_explorer, units
-from manyranks.show.tensor_explorer import CLUSTERS, DEGREES, MODELS, RECOMPUTE, SMALL, Degrees
-from manyranks.theory import Plan, clusters, memory, models, passes, published
+from manyranks.show import bars, tensor, units
+from manyranks.show.scenario import SHAPES, SMALL, percent
+from manyranks.show.tensor.explorer import AGAIN, CLUSTERS, DEGREES, MODELS, Degrees, Setting
+from manyranks.theory import Plan, clusters, memory, models, passes, published, step
 from manyranks.theory import tensor as theory
 from manyranks.theory.published import layers
 from manyranks.training import GPTConfig
@@ -19,8 +19,8 @@ from tests.drawn import named, widths, words
 
 PAPER = models["megatron-22b"]
 PLAN = Plan(seq=2048, microbatch=4, precision="fp16", flash=False, recompute="none")
-DEFAULT = {"model": "megatron-22b", "cluster": "a100-dgx", "t": 8, "sequence_parallel": "on"}
-DEFAULT |= {"regather": "on", "overlap": "on", "recompute": "the core"}
+DEFAULT = {"model": "megatron-22b", "cluster": "a100-dgx", "tp": 8, "sequence_parallel": True}
+DEFAULT |= {"regather": True, "overlap_tensor": True, "kept": "the core"}
 
 
 def texts(figure) -> list[str]:
@@ -60,37 +60,12 @@ def test_row_parallel_gives_a_term_of_the_sum_on_each_rank():
     assert len(parts_of(figure)) == 4 + 4 + 4 + 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "sequence_parallel", "said"),
-    [
-        ("column", False, "forward sends: nothing;   backward: an all-reduce (f)"),
-        ("row", False, "forward sends: an all-reduce (g);   backward: nothing"),
-        ("mlp", False, "forward sends: an all-reduce (g);   backward: an all-reduce (f)"),
-        ("column", True, "forward sends: an all-gather;   backward: a reduce-scatter, and the all-gather again"),
-        ("row", True, "forward sends: a reduce-scatter;   backward: an all-gather"),
-    ],
-)
-def test_a_picture_says_what_is_sent_as_the_theory_counts(kind, sequence_parallel, said):
-    assert said in texts(tensor.cut(kind, sequence_parallel=sequence_parallel))
-    counted = {"column": theory.column, "row": theory.row, "mlp": theory.block}[kind](64, 32, 4, sequence_parallel)
-    for direction, calls in zip(said.split(";"), counted, strict=True):
-        for op in ("all-reduce", "all-gather", "reduce-scatter"):
-            assert direction.count(op) == getattr(calls, op.replace("-", "_"))
-
-
-def test_without_the_messages_a_picture_is_lower_by_their_line():
-    with_line, without = tensor.cut("row"), tensor.cut("row", messages=False)
-    assert {text for text in texts(with_line) if text not in texts(without)} == {
-        "forward sends: an all-reduce (g);   backward: nothing"
-    }
-    assert without.get_figheight() == pytest.approx(with_line.get_figheight() - 0.28)
-    for figure in (with_line, without):  # an inch of the axes is one of the figure
-        assert np.diff(figure.axes[0].get_ylim()) == pytest.approx(figure.get_figheight())
-
-
-def test_with_sequence_parallelism_activations_outside_are_cut_by_tokens():
-    said = [text for text in texts(tensor.cut("mlp", sequence_parallel=True)) if text.startswith(("own", "whole"))]
-    assert said == ["own rows", "whole on each", "own columns", "own columns", "own rows", "own rows"]
+def test_the_pair_needs_one_message_between_its_input_and_its_output():
+    said = texts(tensor.cut("mlp"))
+    assert said.count("all-\nreduce") == theory.block(64, 32, 4).forward.count == 1
+    assert [text for text in said if text.startswith(("own", "whole", "a term"))] == [
+        *("whole on each", "own columns", "own columns", "own rows", "a term on each", "whole on each")
+    ]
 
 
 @pytest.mark.parametrize(("kind", "t", "said"), [("columns", 4, "kind='columns': did you mean 'column'"), ("row", 9, "t=9: ")])
@@ -102,35 +77,14 @@ def test_a_picture_that_cannot_be_drawn_is_refused(kind, t, said):
 # The picture of the heads
 
 
-def numbers(figure, low: float, high: float) -> list[str]:
-    found = [text for text in figure.axes[0].texts if low < text.get_position()[1] < high and text.get_text().isdigit()]
-    return [text.get_text() for text in sorted(found, key=lambda text: text.get_position()[0])]
-
-
-def test_each_rank_has_the_key_value_heads_that_its_queries_read():
-    figure = tensor.heads(8, 4, 2)
-    assert numbers(figure, 1.4, 1.9) == list("01234567")
-    assert numbers(figure, 0.5, 1.2) == list("0123")
-    assert "8 query heads and 4 key/value heads on 2 ranks" in texts(figure)
-    assert not [text for text in texts(figure) if text.startswith("same as")]
-
-
 @pytest.mark.parametrize(
-    ("given", "below", "said"),
-    [
-        ((8, 2, 4), "0011", ["rank 0", "rank 2"]),
-        ((8, 1, 4), "0000", ["rank 0"] * 3),
-        ((8, 2, 8), "00001111", ["rank 0"] * 3 + ["rank 4"] * 3),
-    ],
+    ("given", "below"),
+    [((8, 4, 2), "0123"), ((8, 2, 4), "0011"), ((8, 1, 4), "0000"), ((8, 2, 8), "00001111"), ((1, 1, 1), "0")],
 )
-def test_a_rank_with_another_s_key_value_head_names_it(given, below, said):
-    figure = tensor.heads(*given)
-    assert numbers(figure, 0.5, 1.2) == list(below)
-    assert [text[8:] for text in texts(figure) if text.startswith("same as")] == said
-
-
-def test_one_is_not_several():
-    assert "1 query head and 1 key/value head on 1 rank" in texts(tensor.heads(1, 1, 1))
+def test_each_rank_has_the_key_value_heads_that_its_queries_read(given, below):
+    said = texts(tensor.heads(*given))
+    assert [text.split()[-1] for text in said if text.startswith("query")] == [str(query) for query in range(given[0])]
+    assert "".join(text.split()[-1] for text in said if text.startswith("key")) == below
 
 
 @pytest.mark.parametrize("given", [(64, 8, 8), (32, 32, 32), (8, 3, 2), (8, 8, 3), (12, 6, 4), (0, 1, 1), (8, 2.0, 2)], ids=str)
@@ -206,9 +160,7 @@ def test_three_variants_have_labels_that_do_not_meet():
     figure = tensor.saved(PAPER, PLAN, variants=list(tensor.VARIANTS))
     figure.draw_without_rendering()
     axes = figure.axes[0]
-    ticks, degrees = axes.get_xticklabels(), [text for text in axes.texts if text.get_text().startswith("t = ")]
-    values = [text for text in axes.texts if text not in degrees]
-    boxes = [text.get_window_extent() for text in (*ticks, *degrees, *values, axes.xaxis.label)]
+    boxes = [text.get_window_extent() for text in (*axes.get_xticklabels(which="both"), *axes.texts, axes.xaxis.label)]
     assert len(boxes) == 12 + 4 + 12 + 1
     assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
 
@@ -239,11 +191,15 @@ def test_the_axis_says_whether_recomputation_is_counted(recompute, said):
 # The explorer
 
 
+def now(**change) -> Setting:
+    return Setting(**DEFAULT | change)
+
+
 def test_it_opens_on_table_4_and_says_what_limits():
     assert tensor.explorer().values == DEFAULT
     assert tensor.explorer().status == (
-        "megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms with recomputation, and waits for messages 12% of that; it keeps "
-        "214 MB; all layers need 55.5 GB of 80 GB on each rank. Limit: computing."
+        "megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms; of it waits 12%; it keeps 214 MB; a rank sends 881 MB. "
+        "Limit: communication: 2.4 ms that only rings in chunks (asynchronous TP) would hide."
     )
     row = layers.rows()[-1]  # selective recomputation with sequence parallelism
     assert f"{1e3 * row.predict().both:.1f}" == "20.5"
@@ -252,7 +208,7 @@ def test_it_opens_on_table_4_and_says_what_limits():
 
 def test_the_small_model_is_the_course_s():
     assert replace(SMALL, name="") == replace(GPTConfig().shape(), name="")
-    assert MODELS["small GPT"][1] == GPTConfig().seq
+    assert MODELS["small GPT"][0] == GPTConfig().seq
 
 
 def test_bars_are_the_theory_s_for_every_t():
@@ -260,8 +216,13 @@ def test_bars_are_the_theory_s_for_every_t():
     plan = Plan(seq=2048, microbatch=4, flash=False, recompute="selective")
     for row, t in enumerate(DEGREES):
         both = passes.of_layer(PAPER, replace(plan, tp=t), clusters["a100-dgx"])
-        assert words(time, "texts")[row] == units.duration(both.seconds)
-        assert words(time, "waits")[row] == f"{(both.forward.tensor + both.backward.tensor) / both.seconds:.0%} waits"
+        mfu = step.estimate(PAPER, replace(plan, tp=t), clusters["a100-dgx"]).mfu
+        duration, *others = words(time, "texts")[3 * row : 3 * row + 3]
+        assert duration.removeprefix("» ") == units.duration(both.seconds)
+        assert others == [
+            f"{percent((both.forward.tensor + both.backward.tensor) / both.seconds)} waits",
+            f"MFU {percent(mfu)}",
+        ]
         assert words(kept, "texts")[row] == units.size(theory.saved(PAPER, replace(plan, tp=t)).total)
     for bar, t in zip(widths(kept), DEGREES, strict=True):
         saved = theory.saved(PAPER, replace(plan, tp=t))
@@ -269,29 +230,22 @@ def test_bars_are_the_theory_s_for_every_t():
         assert bar == pytest.approx([part / total * bars.LONGEST for part in (saved.outside + saved.statistics, saved.inside)])
 
 
-def test_what_is_longer_than_the_picture_ends_in_an_arrow_head():
+def test_bars_are_gpu_time_cut_off_at_four_times_the_shortest_with_a_line_at_one_gpu_s():
     time, _ = drawn()
-    lengths = [tensor_explorer.Setting("megatron-22b", "a100-dgx", t, True, True, True, "the core").time() for t in DEGREES]
-    together = [t * both.seconds for t, both in zip(DEGREES, lengths, strict=True)]
+    together = [t * now(tp=t).layer().seconds for t in DEGREES]
     most = 4 * min(together)
-    assert list(named(time, "longer").get_ydata()) == [row for row, one in enumerate(together) if one > most] == [6]
+    assert [text.startswith("»") for text in words(time, "texts")[: 3 * len(DEGREES) : 3]] == [one > most for one in together]
     assert [sum(row) for row in widths(time)] == pytest.approx([min(one / most, 1) * bars.LONGEST for one in together])
-    time, _ = drawn(cluster="laptop")
-    assert list(named(time, "longer").get_ydata()) == []
+    assert named(time, "limit").get_xdata()[0] == pytest.approx(together[0] / most * bars.LONGEST)
+    assert words(time, "texts")[-1] == f"t = 1: {units.duration(together[0])}"
 
 
-@pytest.mark.parametrize(
-    "change", [{}, {"cluster": "laptop"}, {"model": "small GPT", "t": 4}, {"model": "llama3-405b"}], ids=str
-)
-def test_ticks_are_where_a_bar_of_that_length_ends(change):
-    units_of = {"s": 1, "ms": 1e-3, "µs": 1e-6, "GB": 1e9, "MB": 1e6, "kB": 1e3}
-    switches = dict.fromkeys(("sequence_parallel", "regather", "overlap"), True)
-    one = tensor_explorer.Setting(**DEFAULT | switches | change | {"t": 1})
-    for panel, of_one in zip(drawn(**change), (one.time().seconds, one.saved().total), strict=True):
-        values = [float(number.replace(",", "")) * units_of[unit] for number, unit in map(str.split, words(panel, "numbers"))]
-        assert 3 <= len(values) <= 6
-        of_a_unit = sum(widths(panel)[0]) / of_one  # the bar of t = 1 is not cut off
-        assert named(panel, "ticks").get_xdata()[::3] == pytest.approx([value * of_a_unit for value in values])
+def test_a_bar_s_parts_say_their_numbers():
+    plot = Degrees()
+    plot.update(**DEFAULT)
+    said = [part.says for part in plot.parts()]
+    assert f"t = 8, communication: {units.duration(8 * now().waits)}" in said
+    assert f"t = 8, cut by SP only: {units.size(now().saved().outside + now().saved().statistics)}" in said
 
 
 @pytest.mark.parametrize(
@@ -313,81 +267,114 @@ def test_no_line_where_no_group_leaves_a_node(cluster):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"t": 1}, "Limit: memory; t = 8 fits. Of the time: one accelerator's arithmetic"),
-        ({"t": 1, "model": "small GPT"}, "Limit: one accelerator's arithmetic: nothing is cut, nothing is sent"),
-        ({"t": 16}, "Limit: the node's boundary: in a node of 16 it would be 12.2 ms"),
-        ({"recompute": "nothing"}, "Does not fit: megatron-22b, t = 8, a100-dgx: "),
-        ({"recompute": "nothing"}, "Limit: memory; t = 16 fits."),
-        ({"model": "llama3-405b"}, "Limit: memory; no t helps alone: spread layers over pipeline stages, too"),
-        ({"cluster": "b200-dgx", "overlap": "off", "sequence_parallel": "off"}, "Limit: communication; with overlap it takes"),
+        ({"tp": 1}, "Does not fit. Limit: memory; t = 8 fits."),
+        ({"tp": 1, "model": "small GPT"}, "Limit: one GPU's arithmetic: nothing is cut, nothing is sent"),
+        ({"tp": 16}, "Limit: the node's boundary: in a node of 16 a layer would take 12.2 ms"),
+        ({"kept": "nothing"}, "Does not fit. Limit: memory; t = 16 fits."),
+        ({"model": "llama3-405b"}, "Limit: memory; no t helps alone: add pipeline stages"),
         (
-            {"model": "small GPT", "cluster": "h100-dgx", "t": 4},
-            "Limit: small products: 4 accelerators together compute 3.84 times as long as one",
+            {"cluster": "b200-dgx", "overlap_tensor": False, "sequence_parallel": False},
+            "Limit: communication; with overlap a layer takes 4.53 ms",
         ),
-        ({"model": "small GPT", "cluster": "laptop", "t": 4}, "Limit: communication: "),
-        ({"sequence_parallel": "off", "recompute": "nothing, flash attention", "t": 4}, "t = 8 fits. Of the time: computing."),
-        ({"model": "small GPT", "t": 8}, "Not possible: tp=8 does not divide the 4 heads of small GPT"),
-        ({"model": "llama3-405b", "t": 64}, "Limit: memory"),
+        (
+            {"sequence_parallel": False},
+            "Limit: small products and norms that every rank repeats: 8 GPUs together compute 1.13 times as long as one; "
+            "with sequence parallelism a layer takes 20.5 ms.",
+        ),
+        (
+            {"model": "small GPT", "cluster": "h100-dgx", "tp": 4},
+            "Limit: small products: 4 GPUs together compute 3.84 times as long as one.",
+        ),
+        ({"model": "small GPT", "cluster": "laptop", "tp": 4}, "Limit: communication: "),
+        ({"tp": 4, "cluster": "b200-dgx"}, "Limit: computing."),
+        ({"model": "small GPT", "tp": 8}, "Not possible: tp=8 does not divide the 4 heads of small GPT"),
+        ({"model": "llama3-405b", "tp": 64}, "Limit: memory"),
     ],
 )
-def test_the_status_line_names_the_limit(change, said):
+def test_the_sentence_names_the_limit(change, said):
     assert said in tensor.explorer().set(**change).status
 
 
 def test_a_way_out_is_one():
-    shown = tensor.explorer().set(recompute="nothing")
-    assert "t = 16 fits" in shown.status
-    assert not shown.set(t=16).status.startswith("Does not fit")
-
-
-def test_the_status_line_says_that_recomputation_is_counted():
-    said = {name: "with recomputation" in tensor.explorer().set(recompute=name).status for name in RECOMPUTE}
-    assert said == {"nothing": False, "the core": True, "the whole layer": True, "nothing, flash attention": False}
+    assert not tensor.explorer().set(kept="nothing", tp=16).status.startswith("Does not fit")
+    assert f"takes {units.duration(now(cluster='b200-dgx', sequence_parallel=False).layer().seconds)};" in (
+        tensor.explorer().set(cluster="b200-dgx", sequence_parallel=False).status
+    )
 
 
 def test_switches_change_what_they_are_called():
-    shown = tensor.explorer().set(recompute="nothing", t=4)
-    opened = tensor_explorer.Setting("megatron-22b", "a100-dgx", 4, True, True, True, "nothing")
+    opened = now(tp=4, kept="nothing")
     sbh = 4 * 2048 * PAPER.hidden
     assert opened._replace(regather=False).saved().total - opened.saved().total == 4 * sbh * 3 / 4
     assert opened._replace(sequence_parallel=False).saved().formula == sbh * (10 + 24 / 4 + 5 * 64 * 2048 / (4 * PAPER.hidden))
-    assert opened._replace(overlap=False).time().seconds > opened.time().seconds
+    assert opened._replace(overlap_tensor=False).layer().seconds > opened.layer().seconds
+    shown = tensor.explorer()
     pictures = {shown.png}
-    for name in ("sequence_parallel", "regather", "overlap"):
-        pictures.add(shown.set(**{name: "off"}).png)
-        shown.set(**{name: "on"})
+    for name in ("sequence_parallel", "regather", "overlap_tensor"):
+        pictures.add(shown.set(**DEFAULT | {name: False}).png)
     assert len(pictures) == 4
 
 
+@pytest.mark.parametrize("kept", AGAIN)
+def test_a_rank_sends_what_the_theory_counts(kept):
+    calls = theory.layer(4 * 2048, PAPER.hidden, 8, True)
+    assert now(kept=kept).sent() == calls.both.bytes + (calls.forward.bytes if kept == "the whole layer" else 0)
+    plain = theory.layer(4 * 2048, PAPER.hidden, 8, False)
+    assert now(sequence_parallel=False).sent() == plain.both.bytes
+
+
+def test_what_does_nothing_is_switched_off():
+    shown = tensor.explorer()
+    assert not any(control.disabled for control in shown.controls.values())
+    shown.set(sequence_parallel=False)
+    assert [name for name, control in shown.controls.items() if control.disabled] == ["regather"]
+    assert shown.png == shown.set(regather=False).png
+
+
 def test_degrees_that_a_model_forbids_have_no_bar():
-    panels = drawn(model="small GPT", t=4)
-    assert [words(panel, "texts")[-4:] for panel in panels] == [["not this t"] * 4] * 2
+    panels = drawn(model="small GPT", tp=4)
+    assert [words(panel, "texts").count("not this t") for panel in panels] == [4] * 2
     assert [len(widths(panel)) for panel in panels] == [len(DEGREES) - 4] * 2
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("model", "gpt5"), ("cluster", "abacus"), ("recompute", "all"), ("overlap", "yes")]
+    ("name", "value"), [("model", "gpt5"), ("cluster", "abacus"), ("kept", "all"), ("overlap_tensor", "yes")]
 )
 def test_unknown_names_are_refused_in_words(name, value):
     with pytest.raises(ValueError, match=value):
         Degrees().update(**DEFAULT | {name: value})
 
 
-def test_every_choice_gives_a_status_line_or_a_reason():
-    plot, switch = Degrees(), ("on", "off")
-    options = {"model": list(MODELS), "cluster": CLUSTERS, "t": [1, 8, 64], "sequence_parallel": switch}
-    options |= {"regather": ["off"], "overlap": switch, "recompute": list(RECOMPUTE)}
+def test_every_choice_is_shown_or_refused():
+    plot, switch = Degrees(), (True, False)
+    options = {"model": list(MODELS), "cluster": CLUSTERS, "tp": [1, 8, 64], "sequence_parallel": switch}
+    options |= {"regather": [False], "overlap_tensor": switch, "kept": list(AGAIN)}
     for values in itertools.product(*options.values()):
         setting = dict(zip(options, values, strict=True))
-        if MODELS[setting["model"]][0]().heads % setting["t"]:
+        if SHAPES[setting["model"]].heads % setting["tp"]:
             with pytest.raises(ValueError, match=r"does not divide the \d+ heads"):
                 plot.update(**setting)
         else:
-            status = plot.update(**setting)
-            assert "Limit: " in status
-            assert "nan" not in status
+            said = plot.update(**setting)
+            assert said.limit
+            assert "nan" not in str(said)
 
 
-def test_memory_of_all_layers_is_the_theory_s():
+def test_presets_are_shown():
+    shown = tensor.explorer()
+    assert "the node's boundary" in shown.preset("two nodes").status
+    assert "norms that every rank repeats" in shown.preset("TP alone").status
+    assert "small products" in shown.preset("small model").status
+
+
+def test_memory_of_the_strip_is_the_theory_s():
     peak = memory.peak(PAPER, Plan(tp=8, seq=2048, microbatch=4, flash=False, recompute="selective")).total
-    assert f"all layers need {units.size(peak)} of 80 GB" in tensor.explorer().status
+    assert now().scenario.cost.held == peak
+    assert f"<b>{units.size(peak)} of 80 GB</b>" in tensor.explorer().tiles.value
+
+
+def test_its_code_prints_the_step_and_the_layer(capsys):
+    exec(tensor.explorer().code(), {})
+    said = capsys.readouterr().out
+    assert f"{now().scenario.time.seconds} {now().scenario.time.mfu}" in said
+    assert f"{now().layer()} {now().saved()}" in said

@@ -1,0 +1,206 @@
+"""Chapter 06's explorer: what t ranks make of a layer's time and memory, and where the node ends."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from matplotlib.artist import Artist
+
+from manyranks.show import style, units
+from manyranks.show.bars import LONGEST, Bars
+from manyranks.show.explorer import Explorer, Measure, choice
+from manyranks.show.labels import Labels, word
+from manyranks.show.limits import MUCH, Limits
+from manyranks.show.said import Part, Said
+from manyranks.show.scenario import SHAPES, SWITCH, Scenario, controls, percent
+from manyranks.theory import Plan, clusters, passes, tensor
+from manyranks.theory.names import Named
+from manyranks.theory.passes import Both
+from manyranks.theory.plan import uncut
+
+DEGREES = [2**k for k in range(7)]  # 1 to 64
+# name -> tokens of a sequence, sequences of a micro-batch; Megatron's: arXiv 2205.05198, Table 3
+MODELS = {"megatron-22b": (2048, 4), "megatron-175b": (2048, 1), "llama3-405b": (8192, 1), "small GPT": (128, 4)}
+CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
+# what is computed again -> Plan's recompute and flash
+_AGAIN = {"nothing": ("none", False), "the core": ("selective", False), "the whole layer": ("full", False)}
+AGAIN = Named("kept", _AGAIN | {"nothing, flash attention": ("none", True)})
+_TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
+_KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
+_SMALL_MODEL = {"model": "small GPT", "tp": 4}
+_SHOWN = 4  # times the shortest bar of GPU-time; what is longer is cut off
+
+
+class Setting(NamedTuple):
+    """Holds what the controls say. kept: a key of AGAIN."""
+
+    model: str
+    cluster: str
+    tp: int
+    sequence_parallel: bool
+    regather: bool
+    overlap_tensor: bool
+    kept: str
+
+    @property
+    def scenario(self) -> Scenario:
+        """Tensor parallelism alone. Raises ValueError for an unknown name, and a switch that isn't one."""
+        (recompute, flash), shape, (seq, microbatch) = AGAIN[self.kept], SHAPES[self.model], MODELS[self.model]
+        split = {"tp": self.tp, "sequence_parallel": self.sequence_parallel, "regather": self.regather}
+        kept = {"recompute": recompute, "flash": flash, "overlap_tensor": self.overlap_tensor}
+        return Scenario(shape, Plan(seq=seq, microbatch=microbatch, **split, **kept), clusters[self.cluster])
+
+    @property
+    def possible(self) -> bool:
+        """Tells whether the model's sizes allow this t."""
+        return not uncut(SHAPES[self.model], self.tp)
+
+    @property
+    def fits(self) -> bool:
+        return self.scenario.fits
+
+    @property
+    def cost(self) -> float:
+        """Returns the GPU-seconds of a layer: its time on all t together."""
+        return self.tp * self.layer().seconds
+
+    @property
+    def waits(self) -> float:
+        """Returns how many seconds of a layer a rank waits for messages."""
+        return self.layer().forward.tensor + self.layer().backward.tensor
+
+    def layer(self, node: int = 0) -> Both:
+        """Returns one layer's time; node: GPUs of a node, if not the cluster's. Raises ValueError for a t that can't be."""
+        here = self.scenario
+        return passes.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
+
+    def saved(self) -> tensor.Saved:
+        """Returns what one layer keeps on one rank."""
+        return tensor.saved(self.scenario.shape, self.scenario.plan)
+
+    def sent(self) -> int:
+        """Returns the bytes that one rank sends for a layer; a forward that's done again sends its messages again."""
+        shape, plan = self.scenario.shape, self.scenario.plan
+        one = tensor.layer(plan.tokens, shape.hidden, self.tp, self.sequence_parallel, self.regather)
+        return one.both.bytes + one.forward.bytes * (plan.recompute == "full")
+
+
+_LIMITS = Limits(
+    {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]},
+    {"communication": ["overlap_tensor"], "small products": ["sequence_parallel"]},
+    room=["tp"],
+    said={"tp": "t = {}", "overlap_tensor": "overlap", "sequence_parallel": "sequence parallelism"},
+)
+
+
+class Degrees:
+    """A row for each t: the time of a layer on all t GPUs together, and what one of them keeps of it.
+
+    With no communication, and nothing done twice, t times the time would be the same in every row.
+    """
+
+    @style.styled
+    def __init__(self):
+        self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
+        time, kept = self.figure.subplots(1, 2, sharey=True, width_ratios=(1.7, 1))
+        rows = [f"t = {t}" for t in DEGREES]
+        self._time = Bars(time, _TIMES, "GPU-time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
+        self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows, outline=word)
+        time.set(xlim=(0, 1.25))
+        kept.set(xlim=(0, LONGEST + 0.25))
+        time.set_xlabel("at the right: the layer's time, what of it waits for messages, the step's MFU (»: longer)", loc="left")
+        self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
+        self._node = Labels(kept, left=1, name="node")
+        self.moving: list[Artist] = [*self._time.moving, *self._kept.moving, *self._ends, self._node.artist]
+
+    def update(self, **values) -> Said:
+        """Shows the Setting of these values. Raises ValueError for an unknown name, and a t that the model forbids."""
+        now = Setting(**values)
+        now.layer()
+        shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
+        missing, alone = ["not this t"] * (len(DEGREES) - len(shown)), now._replace(tp=1).cost
+        longest = min(max(each.cost for each in shown), _SHOWN * min(each.cost for each in shown))
+        mark = (alone, f"t = 1: {units.duration(alone)}")
+        self._time.update([_split(each) for each in shown], [*map(_texts, shown), *missing], row, longest, mark)
+        kept = [each.saved() for each in shown]
+        bars = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
+        self._kept.update(bars, [units.size(each.total) for each in kept] + missing, row, max(each.total for each in kept))
+        cluster = now.scenario.cluster
+        inside = sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)
+        for line in self._ends:
+            line.set(ydata=[inside - 0.5] * 2, visible=inside < len(DEGREES))
+        ends = [f"a node of {cluster.node} ends"] * (inside < len(DEGREES))
+        self._node.update([(LONGEST, inside - 0.76)] * len(ends), ends)
+        return _said(now)
+
+    def parts(self) -> Iterator[Part]:
+        """Yields what the bars say."""
+        yield from self._time.parts()
+        yield from self._kept.parts()
+
+    def code(self, **values) -> str:
+        """Python for the step's numbers, and for the layer's."""
+        layer = "print(passes.of_layer(shape, plan, cluster), tensor.saved(shape, plan))\n"
+        return f"{Setting(**values).scenario.code()}\nfrom manyranks.theory import passes, tensor\n\n{layer}"
+
+    def idle(self, sequence_parallel: bool, **others) -> set[str]:
+        """Without sequence parallelism nothing is gathered."""
+        return set() if sequence_parallel else {"regather"}
+
+
+def explorer(measure: Measure | None = None) -> Explorer:
+    """Returns the explorer of chapter 06. It opens on Table 4 of arXiv 2205.05198: the 22B model's layer on eight A100s.
+
+    measure: what "Measure it" runs, manyranks.small's tensor
+    """
+    only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
+    return Explorer(
+        Degrees(),
+        presets={"two nodes": {"tp": 16}, "TP alone": {"sequence_parallel": False}, "small model": _SMALL_MODEL},
+        measure=measure,
+        **controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True),
+        regather=choice("gather again", True, SWITCH),
+        overlap_tensor=choice("overlap", True, SWITCH),
+        kept=choice("recompute", "the core", list(AGAIN)),
+    )
+
+
+def _split(now: Setting) -> dict[str, float]:
+    """GPU-seconds of a layer, by part."""
+    parts = now.layer().forward.compute, now.layer().backward.compute, now.waits
+    return {name: now.tp * part for name, part in zip(_TIMES, parts, strict=True)}
+
+
+def _texts(now: Setting) -> str:
+    seconds = now.layer().seconds
+    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waits|MFU {percent(now.scenario.time.mfu)}"
+
+
+def _said(now: Setting) -> Said:
+    time, waits, _ = _texts(now).split("|")
+    numbers = {"a layer takes": time, "of it waits": waits.removesuffix(" waits"), "it keeps": units.size(now.saved().total)}
+    where = f"{now.model}, t = {now.tp}, {now.cluster}"
+    return Said(where, numbers | {"a rank sends": units.size(now.sent())}, _limit(now), now.fits, now.scenario)
+
+
+def _limit(now: Setting) -> str:
+    if not now.fits:
+        way = _LIMITS.fitting(now)
+        return (
+            f"memory; {_LIMITS.change(now, way)} fits" if way else "memory; no t helps alone: add pipeline stages (chapter 05)"
+        )
+    if now.tp == 1:
+        return "one GPU's arithmetic: nothing is cut, nothing is sent"
+    seconds, cluster = now.layer().seconds, now.scenario.cluster
+    if now.tp > cluster.node and not cluster.torus and (inside := now.layer(now.tp).seconds) < 0.95 * seconds:
+        return f"the node's boundary: in a node of {now.tp} a layer would take {units.duration(inside)}"
+    together, alone = now.tp * (seconds - now.waits), now._replace(tp=1).cost
+    more = (together - alone) / now.tp
+    if max(now.waits, more) < MUCH * seconds:
+        return "computing"
+    limit = "communication" if now.waits >= more else "small products"
+    way = _LIMITS.faster(now, limit)
+    helps = f"; with {_LIMITS.change(now, way)} a layer takes {units.duration(way.layer().seconds)}" if way else ""
+    if limit == "communication":
+        return limit + (helps or f": {units.duration(now.waits)} that only rings in chunks (asynchronous TP) would hide")
+    repeated = " and norms that every rank repeats" * (not now.sequence_parallel)
+    return f"{limit}{repeated}: {now.tp} GPUs together compute {units.three(together / alone)} times as long as one{helps}"

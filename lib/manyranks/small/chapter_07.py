@@ -1,0 +1,58 @@
+"""Context parallelism on a few ranks: what a rank sends for one attention, what it keeps, and how even the work is."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from manyranks.measure.beside import Beside, Small
+from manyranks.measure.memory import saved_bytes
+from manyranks.parallel.context import ATTENTION
+from manyranks.small.ranks import OnRanks, few
+from manyranks.theory import context as theory
+
+_HEADS, _KV_HEADS, _SIZE, _SHARD, _TILE = 8, 2, 32, 128, 32  # _SHARD: tokens of a rank
+_AXES = ("ring", "ulysses")
+
+
+@OnRanks
+def context(values, ranks, say):
+    """One attention on 2 to 8 ranks, float32, in the explorer's layout, mask and variant: bytes sent and kept, and FLOPs."""
+    n, variant, layout = few(values["cp"]), values["variant"], values["layout"]
+    u = {"ulysses": n, "ring-ulysses": 2}.get(variant, 1)  # ranks that exchange heads
+    sizes, seq = (1, n * _SHARD, _HEADS, _KV_HEADS, _SIZE), n * _SHARD
+    world = ranks(n)
+    say(0.4, f"{variant}, {seq:,} tokens on {n} ranks")
+    how = variant, values["causal"], layout, (n // u, u)
+    counted = world.measure(_there_and_back, *how, flops=True)
+    sent = max((counted.sent_bytes or counted.payload_bytes).values())
+    if variant == "ring-ulysses":
+        messages = theory.ring_ulysses(*sizes, n // u, u, 4).both
+    else:
+        messages = theory.VARIANTS[variant](*sizes, n, 4).both
+    say(0.7, "what is kept for backward")
+    kept = theory.saved(*sizes, n, itemsize=4, ulysses=u).total
+    work, flops = theory.work(seq, n // u, layout, values["causal"], _TILE), counted.flops.values()
+    rows = (
+        Beside("sent by a rank", messages.bytes, sent),
+        Beside("kept for backward by a rank", kept, max(world.run(_kept, *how))),
+        Beside("work, slowest ÷ mean", theory.balance(work), n * max(flops) / sum(flops), "number"),
+    )
+    return Small(f"{n} ranks of this machine, {variant}, {seq:,} tokens, {_HEADS} heads, {_KV_HEADS} of keys and values", rows)
+
+
+def _attention(variant: str, causal: bool, layout: str, shape: tuple[int, int]) -> tuple:
+    """The function, what it's called with, and how."""
+    heads = (_HEADS, _KV_HEADS, _KV_HEADS)
+    qkv = [torch.randn(1, a, _SHARD, _SIZE, requires_grad=True) for a in heads]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=_AXES) if variant == "ring-ulysses" else None
+    return ATTENTION[variant], (*qkv, mesh), {"causal": causal, "layout": layout, "tile": _TILE}
+
+
+def _there_and_back(*how) -> None:
+    function, given, named = _attention(*how)
+    o = function(*given, **named)
+    o.backward(torch.ones_like(o))
+
+
+def _kept(*how) -> int:
+    function, given, named = _attention(*how)
+    return saved_bytes(function, *given, **named)
