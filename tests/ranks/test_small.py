@@ -10,9 +10,19 @@ from manyranks import show, small
 from manyranks.small import ranks
 
 # chapter -> values of its explorer, beside the defaults
-CHAPTERS = {"data_parallel": [{"dp": 1}, {"dp": 1024, "overlap": False}]}
+CHAPTERS = {
+    "collectives": [{"algorithm": "tree", "n": 6}, {"operation": "gather", "algorithm": "tree", "n": 5}],
+    "data_parallel": [{"dp": 1}, {"dp": 1024, "overlap": False}],
+    "zero": [{}, {"stage": "data parallelism", "dp": 2}, {"stage": "ZeRO-3", "dp": 4}, {"stage": "HSDP", "k": 2, "dp": 8}],
+    "pipeline": [{"first": "zb-v", "second": "interleaved", "v": 3}, {"pp": 1, "first": "gpipe", "m": 3}],
+    "tensor": [{"tp": 1}, {"tp": 64, "sequence_parallel": False}, {"regather": False}],
+    "context": [{"cp": 1, "layout": "zigzag"}, {"cp": 4, "variant": "ring-ulysses"}, {"cp": 4, "variant": "all-gather"}],
+    "expert": [{"ep": 1}, {"ep": 4, "imbalance": 2, "limit": 1}],
+    "nd": [{"cp": 8}, {"tp": 1, "pp": 1, "zero": 3}, {"schedule": "zb-v", "zero": 0}],
+}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("chapter", "change"), [(name, change) for name, each in CHAPTERS.items() for change in each])
 def test_ranks_count_what_theory_says(chapter, change):
     explorer = getattr(show, chapter).explorer(measure=getattr(small, chapter))
