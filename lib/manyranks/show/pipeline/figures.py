@@ -170,7 +170,7 @@ class Chart:
 
     def __init__(self, bands: Axes, held: Axes, rows: int):
         self._bands, self._least, self._tall = bands, rows, bands.bbox.height
-        self._wide, self._held = bands.bbox.width, held.bbox.width
+        self._wide, self._held, self._dots = bands.bbox.width, held.bbox.width, bands.figure.dpi / 72  # explorers have more
         for axes in (bands, held):
             axes.set(xlim=(0, axes.bbox.width), ylim=(self._tall, 0), xticks=[], yticks=[])
             axes.spines["left"].set_visible(False)
@@ -228,11 +228,11 @@ class Chart:
 
     def _write(self, boxes: SimpleNamespace, corners: np.ndarray, room: np.ndarray) -> None:
         """Names the boxes that have room, in pixels: F3, or 3."""
-        dots, named = self._bands.figure.dpi / 72, []
-        high = corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * dots
+        named = []
+        high = corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * self._dots
         if len(room) <= _MOST_NAMES:
             for kind, i, at, pixels in zip(*(c[high] for c in (boxes.kind, boxes.microbatch, corners, room)), strict=True):
-                text = next((text for text in (f"{kind}{i}", f"{i}") if width(text, _SIZE) * dots <= pixels), "")
+                text = next((text for text in (f"{kind}{i}", f"{i}") if width(text, _SIZE) * self._dots <= pixels), "")
                 named += [((at[:2].mean(), at[2:].mean()), text)] * bool(text)
         self._names.update([place for place, _ in named], [text for _, text in named])
 

@@ -57,7 +57,7 @@ def _table(schedule: Schedule) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
     activations a rank holds after each action, and how many of them make a micro-batch on all its stages.
     """
     rows, ranks = [], range(len(schedule.ranks))
-    for rank, actions in ((rank, singles(item)) for rank in ranks for item in schedule.ranks[rank]):
+    for rank, actions in [(rank, singles(item)) for rank in ranks for item in schedule.ranks[rank]]:  # noqa: B020
         at, alone = (len(rows), len(rows) + len(actions) - 1), KINDS[actions[0].kind]
         edges = [(alone.top, alone.bottom)] if len(actions) == 1 else [(0.0, 0.48), (0.52, 1.0)]
         for (kind, stage, i), ends in zip(actions, edges, strict=True):
