@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from manyranks.parallel.pipeline.actions import KINDS, Schedule
+from manyranks.parallel.pipeline.actions import KINDS
 from manyranks.parallel.pipeline.program import Times, program
 from manyranks.parallel.pipeline.schedules import named
 from manyranks.show import style, units
@@ -16,7 +16,7 @@ from manyranks.show.said import Part, Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, clusters
 from manyranks.theory import pipeline as theory
-from manyranks.timeline import Program, replay
+from manyranks.timeline import replay
 
 MODELS = [name for name, shape in SHAPES.items() if shape.layers >= 32]  # layers for 8 ranks of 4 stages each
 # A schedule's name in Plan: how it's written, and its bubble in closed form.
@@ -31,12 +31,8 @@ WRITTEN = {
     "dualpipe-v": ("DualPipeV", "(p − 1)(F + 2I − W)/2"),
 }
 _TIMES, _MESSAGES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0), (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-_LIMITS = Limits(
-    {"first": list(WRITTEN), "pp": range(1, 9), "tp": (1, 2, 4, 8)},
-    remedies={},
-    room=("first", "pp", "tp"),
-    said={"pp": "p = {}", "tp": "t = {}"},
-)
+_ROOM = {"first": WRITTEN, "pp": range(1, 9), "tp": (1, 2, 4, 8)}  # controls that may make room in memory
+_LIMITS = Limits(_ROOM, {}, tuple(_ROOM), {"pp": "p = {}", "tp": "t = {}"})
 
 
 class Setting(NamedTuple):
@@ -85,17 +81,14 @@ class Setting(NamedTuple):
         return theory.bubble(name, self.pp, self.m, self.stages(name), self.F, self.I + self.W, self.W)
 
 
+_named, _program = functools.lru_cache(8)(named), functools.lru_cache(8)(program)
+
+
 @functools.lru_cache(maxsize=256)
 def _run(name: str, p: int, m: int, v: int, F: float, I: float, W: float, message: float) -> Run:  # noqa: E741
-    schedule, instructions = _program(name, p, m, v)
+    schedule = _named(name, p, m, v)
     each = schedule.stages / p
-    return run(schedule, replay(instructions, Times(F / each, I / each, W / each, latency=message)))
-
-
-@functools.lru_cache(maxsize=8)
-def _program(name: str, p: int, m: int, v: int) -> tuple[Schedule, Program]:
-    schedule = named(name, p, m, v)
-    return schedule, program(schedule)
+    return run(schedule, replay(_program(schedule), Times(F / each, I / each, W / each, latency=message)))
 
 
 class Two:

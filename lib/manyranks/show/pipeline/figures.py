@@ -35,6 +35,7 @@ _PARTED, _BARRED = 4, 6  # pixels from which on boxes have a gap between them, a
 _NOTHING = Path(np.empty((0, 2)))
 _LINE = {"facecolor": "none", "linewidth": 0.6, "antialiased": True}
 _LOOKS = ((style.BLUE, ""), (style.ORANGE, "////"), (style.GREEN, "...."), (style.PINK, "\\\\\\\\"), (style.YELLOW, "xx"))
+_LOCATORS = [MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]) for most in (9, 3)]  # of numbers under bands, and under what is held
 _Texts = functools.partial(Labels, outline=word)  # new ones with every move
 
 
@@ -58,24 +59,23 @@ def compare(
     if not schedules or not set(measured) <= set(schedules) or set(times) != set(schedules):
         given = f"schedules {[*schedules]}, times {[*times]}, timelines {[*measured]}"
         raise ValueError(f"{given}: give a schedule or more, times for all of them, and timelines of no others")
-    for name in set(schedules) - set(measured):
-        verify(schedules[name])
-    runs = {name: run(s, measured.get(name) or replay(program(s), times[name])) for name, s in schedules.items()}
+    runs, titles = {}, []
+    for name, schedule in schedules.items():
+        if name not in measured:
+            verify(schedule)
+        runs[name] = run(schedule, measured.get(name) or replay(program(schedule), times[name]))
     end = max(each.makespan for each in runs.values())
     second, unit = (1.0, unit) if unit else next((u for u in gantt.UNITS if end >= u[0]), gantt.UNITS[-1])
     several = any(len(set(s.placement)) < s.stages for s in schedules.values())
     kinds = [kind for kind in KINDS if any(kind in each.boxes.kind for each in runs.values())]
     rows, linked = max(len(s.ranks) for s in schedules.values()), any(len(each.messages) for each in runs.values())
     charts = Charts(len(runs), rows, 0.42 if rows <= 4 else 0.3, f"time ({unit})", kinds, several, linked)
-    titles = [f"{name}: {shares(each)}; makespan {each.makespan / second:.4g} {unit}".rstrip() for name, each in runs.items()]
+    for name, each in runs.items():
+        ideal, whole = (units.three(100 * each.bubble / of) for of in (each.work, each.work + each.bubble))
+        said = f"bubble {ideal}% of ideal, {whole}% of the whole; makespan {each.makespan / second:.4g} {unit}"
+        titles.append(f"{name}: {said}".rstrip())
     charts.update(list(zip(titles, runs.values(), strict=True)), second)
     return charts.figure
-
-
-def shares(shown: Run) -> str:
-    """Of the bubble, in work and in both together."""
-    ideal, whole = (units.three(100 * shown.bubble / of) for of in (shown.work, shown.work + shown.bubble))
-    return f"bubble {ideal}% of ideal, {whole}% of the whole"
 
 
 @style.styled
@@ -121,10 +121,10 @@ class Charts:
         space = {"hspace": 0.27 / tall, "wspace": 0.07, "width_ratios": (0.76, 0.24)}
         axes = self.figure.subplots(count, 2, squeeze=False, gridspec_kw=edges | space)
         self._charts = [Chart(*both, rows) for both in axes]
-        self._ticks = [Ticks(axes[:, 0], 9), Ticks(axes[:, 1], 3)]
+        self._numbers = [_Texts(last, size=8, name="numbers") for last in axes[-1]]
         for last, label in zip(axes[-1], (xlabel, "time"), strict=True):
             last.text(0.5, -0.36 / tall, label, transform=last.transAxes, ha="center", va="center")
-        self.moving: list[Artist] = [artist for part in (*self._ticks, *self._charts) for artist in part.moving]
+        self.moving = [artist for each in self.figure.axes for artist in (*each.patches, *each.collections)]
         handles: list[Artist] = [Patch(facecolor=gantt.KINDS[kind].colour, label=gantt.KINDS[kind].label) for kind in kinds]
         later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         handles += [Patch(**later, label="lighter, with a bar: the rank's later stages")] * split
@@ -135,32 +135,17 @@ class Charts:
         """Shows each run under its title. second: what the time axis counts, in seconds."""
         end = max(each.boxes.finished.max() for _, each in titled)
         most = max(max(each.peaks) for _, each in titled)
-        for ticks in self._ticks:
-            ticks.update(end, second)
+        times = [each.tick_values(0, end / second) * second for each in _LOCATORS]
+        times = [each[each <= end * (1 + 1e-9)] for each in times]
         for (title, each), chart in zip(titled, self._charts, strict=True):
-            chart.update(title, each, end, most)
+            chart.update(title, each, end, most, times)
+        for numbers, each in zip(self._numbers, times, strict=True):
+            (_, wide), (tall, _) = numbers.artist.axes.get_xlim(), numbers.artist.axes.get_ylim()
+            numbers.update([(x, tall + 10) for x in np.round(each / end * wide)], [f"{time / second:.6g}" for time in each])
 
     def parts(self) -> Iterator[Part]:
         """What each box says; where there are many, what each rank says."""
         return (part for chart in self._charts for part in chart.parts())
-
-
-class Ticks:
-    """Lines and numbers of one time axis for axes under each other; the numbers are under the last."""
-
-    def __init__(self, column: Sequence[Axes], most: int):
-        self._wide, self._tall = column[0].bbox.width, column[0].bbox.height
-        self._lines = [_patch(axes, "ticks", **_LINE, edgecolor="#7878784d", zorder=0) for axes in column]
-        self._numbers = _Texts(column[-1], size=8, name="numbers")
-        self._locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
-        self.moving = [*self._lines, self._numbers.artist]
-
-    def update(self, end: float, second: float) -> None:
-        times = [time for time in self._locator.tick_values(0, end / second) if time * second <= end * (1 + 1e-9)]
-        x = np.round(np.array(times) * second / end * self._wide)
-        for lines in self._lines:
-            lines.set_path(_lines(x, 0 * x, x, 0 * x + self._tall))
-        self._numbers.update([(at, self._tall + 10) for at in x], [f"{time:.6g}" for time in times])
 
 
 class Chart:
@@ -175,6 +160,7 @@ class Chart:
             axes.set(xlim=(0, axes.bbox.width), ylim=(self._tall, 0), xticks=[], yticks=[])
             axes.spines["left"].set_visible(False)
         held.text(0, -12, "micro-batches held, at most →", fontsize=9, va="center")
+        self._ticks = [_patch(axes, "ticks", **_LINE, edgecolor="#7878784d", zorder=0) for axes in (bands, held)]
         self._links = _patch(bands, "messages", **_LINE, edgecolor=style.INK, zorder=0.5)
         looks = [(kind, level) for kind in KINDS for level in range(len(LIGHTER))]
         self._boxes = {look: _patch(bands, "{}{}".format(*look), facecolor=_colour(*look)) for look in looks}
@@ -184,13 +170,13 @@ class Chart:
         self._names = _Texts(bands, size=_SIZE, name="names", colour=style.BLACK)
         self._ranks = Labels(bands, size=9, left=1, name="ranks")
         self._title, self._peaks = _Texts(bands, size=10.5, left=0, name="title"), _Texts(held, size=9, left=0, name="peaks")
-        texts = self._names, self._ranks, self._title, self._peaks
-        patches = self._links, *self._boxes.values(), self._bars, self._areas, self._floors
-        self.moving = [*patches, *(each.artist for each in texts)]
 
-    def update(self, title: str, shown: Run, end: float, most: float) -> None:
-        """end: seconds of the whole axis; most: micro-batches that a row has room for."""
-        boxes, ranks, scale = shown.boxes, range(len(shown.held)), self._wide / end
+    def update(self, title: str, shown: Run, end: float, most: float, times: Sequence[np.ndarray]) -> None:
+        """end: seconds of the whole axis; most: micro-batches that a row has room for; times: of the ticks of both axes."""
+        for ticks, wide, each in zip(self._ticks, (self._wide, self._held), times, strict=True):
+            x = np.round(each / end * wide)
+            ticks.set_path(_lines(x, 0 * x, x, 0 * x + self._tall))
+        boxes, ranks, scale = shown.boxes, range(len(shown.peaks)), self._wide / end
         row = self._tall / max(len(ranks), self._least)
         room = (boxes.finished - boxes.started) * scale
         left = np.round(boxes.started * scale)
@@ -211,7 +197,12 @@ class Chart:
         self._write(boxes, corners, room - 1)
         self._ranks.update([(-8, (rank + 0.5) * row) for rank in ranks], [f"rank {rank}" for rank in ranks])
         self._title.update([(0, -12)], [title])
-        self._hold(shown, end, row / most * _BAND, row)
+        rank, since, until, count = shown.held.T
+        floors = np.round((np.array(ranks) + 0.5 + _BAND / 2) * row)
+        x, floor = np.round(np.stack([since, until]) / end * self._held), floors[rank.astype(int)]
+        self._areas.set_path(_rectangles(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
+        self._floors.set_path(_lines(0 * floors, floors, 0 * floors + self._held, floors))
+        self._peaks.update([(self._held + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
         self._drawn = shown, corners, row
 
     def parts(self) -> Iterator[Part]:
@@ -219,7 +210,7 @@ class Chart:
         (shown, corners, row), says = self._drawn, "rank {}, {} {}: from {:.4g} to {:.4g}".format
         b = shown.boxes
         if len(corners) > _MOST_PARTS:
-            corners = [(0, self._wide, rank * row, (rank + 1) * row) for rank in range(len(shown.held))]
+            corners = [(0, self._wide, rank * row, (rank + 1) * row) for rank in range(len(shown.peaks))]
             texts = [f"rank {rank} holds {peak:.3g} micro-batches at most" for rank, peak in enumerate(shown.peaks)]
         else:
             names = [gantt.KINDS[kind].label[2:] for kind in b.kind]
@@ -229,24 +220,12 @@ class Chart:
     def _write(self, boxes: SimpleNamespace, corners: np.ndarray, room: np.ndarray) -> None:
         """Names the boxes that have room, in pixels: F3, or 3."""
         named = []
-        high = corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * self._dots
+        high = (corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * self._dots) & (room >= width("1", _SIZE) * self._dots)
         if len(room) <= _MOST_NAMES:
             for kind, i, at, pixels in zip(*(c[high] for c in (boxes.kind, boxes.microbatch, corners, room)), strict=True):
                 text = next((text for text in (f"{kind}{i}", f"{i}") if width(text, _SIZE) * self._dots <= pixels), "")
                 named += [((at[:2].mean(), at[2:].mean()), text)] * bool(text)
         self._names.update([place for place, _ in named], [text for _, text in named])
-
-    def _hold(self, shown: Run, end: float, each: float, row: float) -> None:
-        """each: pixels of a micro-batch."""
-        floors = np.round((np.arange(len(shown.held)) + 0.5 + _BAND / 2) * row)
-        rows, steps = [len(steps) for steps in shown.held], np.concatenate(shown.held)
-        x, floor = np.round(steps[:, 0] / end * self._held), np.repeat(floors, rows)
-        until = np.append(x[1:], 0)
-        until[np.cumsum(rows) - 1] = self._held
-        self._areas.set_path(_rectangles(np.column_stack([x, until, floor - np.round(steps[:, 1] * each), floor])))
-        self._floors.set_path(_lines(0 * floors, floors, 0 * floors + self._held, floors))
-        places = [(self._held + 6, floor - row / 2 + 2) for floor in floors]
-        self._peaks.update(places, [f"{peak:.3g}" for peak in shown.peaks])
 
 
 def _patch(axes: Axes, name: str, **look) -> PathPatch:

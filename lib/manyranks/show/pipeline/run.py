@@ -18,13 +18,13 @@ class Run(NamedTuple):
     """What a chart shows of a schedule and its timeline, and what is said of it.
 
     boxes: columns of all actions: kind, level (which of its rank's stages), rank, top and bottom (shares of the rank's band),
-    microbatch, started, finished. messages: rank and time where each starts, rank and time where it ends. held[rank]: rows of
-    since when and how many micro-batches, each counted on all stages of the rank; peaks: the most. work: of the busiest rank.
+    microbatch, started, finished. messages: rank and time where each starts, rank and time where it ends. held: rank, since
+    when, until when, how many micro-batches, each counted on all stages of the rank; peaks: the most. work: the busiest rank's.
     """
 
     boxes: SimpleNamespace
     messages: np.ndarray
-    held: list[np.ndarray]
+    held: np.ndarray
     peaks: list[float]
     work: float
     bubble: float
@@ -37,18 +37,19 @@ def run(schedule: Schedule, timeline: Timeline) -> Run:
     spans = np.array([(*span[3:], span.rank) for span in timeline.spans if span.kind == COMPUTE]).reshape(-1, 3)
     started, finished, rank = spans[np.lexsort(spans.T[[1, 0, 2]])].T
     if rank.tolist() != columns["rank"].tolist():
-        [in_flight(schedule, timeline, rank) for rank in range(len(schedule.ranks))]  # says where
-    # An activation comes when its F starts and goes when its B or W ends, as program.in_flight has it.
-    steps = np.column_stack([np.where(columns["kind"] == FORWARD, started, finished), counts / stages])
-    own = [slice(*np.searchsorted(rank, (each, each + 1))) for each in range(len(schedule.ranks))]
-    steps = [np.vstack([(0, 0), steps[at][np.diff(counts[at], prepend=0) != 0]]) for at in own]
-    work = max((finished - started)[at].sum() for at in own)
-    longest = max(np.ptp((started[at], finished[at])) for at in own if at.stop > at.start)
+        [in_flight(schedule, timeline, each) for each in range(len(schedule.ranks))]  # says where
+    # An activation comes when its F starts and goes when its B or W ends, as program.in_flight has it; in the end all are gone.
+    changed = np.flatnonzero(np.diff(counts, prepend=0))
+    when, count = np.where(columns["kind"] == FORWARD, started, finished)[changed], counts[changed] / stages
+    steps = np.column_stack([rank[changed][:-1], when[:-1], when[1:], count[:-1]])[count[:-1] > 0]
+    peaks = [float(steps[steps[:, 0] == each, 3].max(initial=0)) for each in range(len(schedule.ranks))]
+    first = np.unique(rank, return_index=True)[1]
+    work = np.add.reduceat(finished - started, first).max()
+    bubble = max(0.0, round((np.maximum.reduceat(finished, first) - started[first]).max() - work, 12))  # as program.bubble
     # The sender's span says all of a message that was replayed: "send → 1" ends when rank 1 has it.
     sent = [(s.rank, s.started, int(s.name[7:]), s.finished) for s in timeline.spans if s.name.startswith("send → ")]
-    times = {"started": started[columns["first"]], "finished": finished[columns["last"]]}
-    numbers = [float(each[:, 1].max()) for each in steps], work, max(0.0, round(longest - work, 12)), timeline.makespan
-    return Run(SimpleNamespace(**columns, **times), np.array(sent, float).reshape(-1, 4), steps, *numbers)
+    boxes = SimpleNamespace(**columns, started=started[columns["first"]], finished=finished[columns["last"]])
+    return Run(boxes, np.array(sent, float).reshape(-1, 4), steps, peaks, work, bubble, timeline.makespan)
 
 
 @functools.lru_cache(maxsize=64)
