@@ -14,10 +14,9 @@ from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import named
 from manyranks.small.ranks import OnRanks, few
 from manyranks.theory import pipeline as theory
-from manyranks.timeline import Timeline, Transfer, replay
+from manyranks.timeline import Transfer, replay
 
 _ROWS, _WIDTH = 256, 64  # of a micro-batch: 64 kB in float32
-_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2", "zb-v": "ZB-V", "dualpipe-v": "DualPipeV"}
 _kept: dict = {}  # on a rank: its pipeline
 
 
@@ -32,18 +31,18 @@ def pipeline(values, ranks, say):
     m = -(-fewest // p) * p
     world, rows = ranks(p), []
     for k, name in enumerate(names):
-        say((2 * k + 1) / (2 * len(names) + 1), f"{_NAMES.get(name, name)}: {p} ranks, {m} micro-batches")
-        v = values["v"] if name == "interleaved" else 1
+        written, v = theory.WRITTEN[name], values["v"] if name == "interleaved" else 1
+        say((2 * k + 1) / (2 * len(names) + 1), f"{written}: {p} ranks, {m} micro-batches")
         schedule = named(name, p, m, v)
         world.run(_first_step, schedule)
         counted = world.measure(_step, flops=True)
         timeline = replay(counted.program, _ByWork())
         busy = max(map(timeline.busy, timeline.ranks))
         ideal = theory.bubble_of_ideal(name, p, m, v)
-        rows.append(Beside(f"bubble of ideal, {_NAMES.get(name, name)}", ideal, bubble(timeline) / busy, "share"))
+        rows.append(Beside(f"bubble of ideal, {written}", ideal, bubble(timeline) / busy, "share"))
         crossings = sum(a != b for a, b in pairwise(schedule.placement))
         sent = sum((counted.sent_bytes or counted.payload_bytes).values())
-        rows.append(Beside(f"sent by all, {_NAMES.get(name, name)}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
+        rows.append(Beside(f"sent by all, {written}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
     return Small(f"{p} ranks of this machine, {m} micro-batches of {_ROWS * _WIDTH * 4:,} bytes", tuple(rows))
 
 

@@ -171,7 +171,7 @@ def dualpipe_v(p: int, m: int) -> Schedule:
 
 
 def named(name: str, p: int, m: int, v: int = 1) -> Schedule:
-    """The schedule that bears this name, such as "1f1b"; v: stages a rank, of "interleaved".
+    """The schedule of this name, such as "1f1b". v: stages a rank, of "interleaved" alone.
 
     Raises ValueError for another name, and as the schedule does.
     """

@@ -1,7 +1,7 @@
 """Chapter 05's explorer: two schedules on one time axis, and what the upper one makes of a model on a cluster."""
 
 import functools
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from manyranks.parallel.pipeline.actions import KINDS
@@ -10,28 +10,18 @@ from manyranks.parallel.pipeline.schedules import named
 from manyranks.show import style, units
 from manyranks.show.explorer import Explorer, Measure, choice, slider, value_slider
 from manyranks.show.limits import MUCH, Limits
-from manyranks.show.pipeline.figures import Charts
-from manyranks.show.pipeline.run import Run, run
-from manyranks.show.said import Part, Said
+from manyranks.show.pipeline.figures import Charts, Run, run
+from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, clusters
 from manyranks.theory import pipeline as theory
+from manyranks.theory.plan import SCHEDULES
 from manyranks.timeline import replay
 
 MODELS = [name for name, shape in SHAPES.items() if shape.layers >= 32]  # layers for 8 ranks of 4 stages each
-# A schedule's name in Plan: how it's written, and its bubble in closed form.
-WRITTEN = {
-    "naive": ("naive", "(p − 1)m(F + B)"),
-    "gpipe": ("GPipe", "(p − 1)(F + B)"),
-    "1f1b": ("1F1B", "(p − 1)(F + B)"),
-    "interleaved": ("interleaved", "(p − 1)(F + B)/v"),
-    "zb-h1": ("ZB-H1", "(p − 1)(F + I − W)"),
-    "zb-h2": ("ZB-H2", "(p − 1)(F + I − 2W)"),
-    "zb-v": ("ZB-V", "(p − 1)(F + I − 2W)/2"),
-    "dualpipe-v": ("DualPipeV", "(p − 1)(F + 2I − W)/2"),
-}
+NAMES = {theory.WRITTEN[name]: name for name in SCHEDULES if name != "dualpipe"}  # that one has no program
 _TIMES, _MESSAGES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0), (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-_ROOM = {"first": WRITTEN, "pp": range(1, 9), "tp": (1, 2, 4, 8)}  # controls that may make room in memory
+_ROOM = {"first": NAMES.values(), "pp": range(1, 9), "tp": (1, 2, 4, 8)}  # controls that may make room in memory
 _LIMITS = Limits(_ROOM, {}, tuple(_ROOM), {"pp": "p = {}", "tp": "t = {}"})
 
 
@@ -91,13 +81,12 @@ def _run(name: str, p: int, m: int, v: int, F: float, I: float, W: float, messag
     return run(schedule, replay(_program(schedule), Times(F / each, I / each, W / each, latency=message)))
 
 
-class Two:
+class Two(Charts):
     """Two schedules under each other on one time axis."""
 
     @style.styled
     def __init__(self):
-        self._charts = Charts(2, 4, 0.288, "time (in the unit of F, I and W)", KINDS, True, True)
-        self.figure, self.moving = self._charts.figure, self._charts.moving
+        super().__init__(2, 4, 0.288, "time (in the unit of F, I and W)", KINDS, True, True)
 
     def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
         """Names the controls that do nothing for these schedules."""
@@ -107,20 +96,15 @@ class Two:
         """Shows the Setting of these values. Raises ValueError for an unknown name."""
         now = Setting(**values)
         both = [(now.first, now.run(now.first)), (now.second, now.run(now.second))]
-        self._charts.update([(title(name, shown, now), shown) for name, shown in both])
-        where = f"{WRITTEN[now.first][0]} above {WRITTEN[now.second][0]}, p = {now.pp}, m = {now.m}"
+        self.show([(title(name, shown, now), shown) for name, shown in both])
+        where = f"{theory.WRITTEN[now.first]} above {theory.WRITTEN[now.second]}, p = {now.pp}, m = {now.m}"
         numbers = {}
         for place, (_, shown) in zip(("above", "below"), both, strict=True):
             numbers[f"bubble {place}"] = f"{units.three(100 * shown.bubble / shown.work)}% of ideal"
             numbers[f"held {place}"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
-        refused = now.refused
-        if refused:
-            return Said(where, numbers, f"{_limits(both, now)}; there's no step time: {refused}")
+        if refused := now.refused:
+            return Said(where, numbers, f"{_limits(both, now)}; no step time: {refused}")
         return Said(where, numbers, _limits(both, now) if now.fits else _memory(now), now.fits, now.scenario)
-
-    def parts(self) -> Iterator[Part]:
-        """What the boxes say."""
-        return self._charts.parts()
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -128,7 +112,6 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
     measure: what "Measure it" runs, manyranks.small's pipeline
     """
-    names = {written: name for name, (written, _) in WRITTEN.items()}
     return Explorer(
         Two(),
         presets={
@@ -139,8 +122,8 @@ def explorer(measure: Measure | None = None) -> Explorer:
             "ZB-V": {"first": "zb-v", "second": "1f1b", "m": 16},
         },
         measure=measure,
-        first=choice("above", "1f1b", names),
-        second=choice("below", "zb-h1", names),
+        first=choice("above", "1f1b", NAMES),
+        second=choice("below", "zb-h1", NAMES),
         **controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1),
         pp=slider("pipeline ranks p", 4, 1, 8),
         m=slider("micro-batches m", 8, 1, 32),
@@ -154,24 +137,20 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 def title(name: str, shown: Run, now: Setting) -> str:
     """Says the bubble, whether it's what the papers' form gives, and the makespan."""
-    written, form = WRITTEN[name]
-    try:
+    form = ""
+    with suppress(ValueError):  # no form for so few micro-batches
         same = abs(now.expected(name) - shown.bubble) < 1e-6 * shown.work
-        bubble = f"{shown.bubble:.4g} {'=' if same else '≠'} {form}"
-    except ValueError:
-        bubble = f"{shown.bubble:.4g}"
-    return f"{written}: bubble {bubble}; makespan {shown.makespan:.4g}"
+        form = f" {'=' if same else '≠'} {theory.FORMS[name]}"
+    return f"{theory.WRITTEN[name]}: bubble {shown.bubble:.4g}{form}; makespan {shown.makespan:.4g}"
 
 
 def _memory(now: Setting) -> str:
-    states, room = now.scenario.peak.states, now.scenario.cost.room
-    other = _LIMITS.fitting(now)
-    held = "memory" + ", of which the model's states alone are too large" * (states > room)
-    return held if other is None else f"{held}: {WRITTEN.get(change := _LIMITS.change(now, other), (change,))[0]} would fit"
+    change = _LIMITS.change(now, other) if (other := _LIMITS.fitting(now)) else ""
+    return "memory" + f": {theory.WRITTEN.get(change, change)} would fit" * bool(change)
 
 
 def _limits(both: list[tuple[str, Run]], now: Setting) -> str:
-    said = {WRITTEN[name][0]: _limit(name, shown, now) for name, shown in both}
+    said = {theory.WRITTEN[name]: _limit(name, shown, now) for name, shown in both}
     return "; ".join(f"{name}: {limit}" for name, limit in said.items()) if len(set(said.values())) > 1 else min(said.values())
 
 
