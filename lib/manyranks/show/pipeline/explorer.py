@@ -155,7 +155,7 @@ def _limits(both: list[tuple[str, Run]], now: Setting) -> str:
 
 
 def _limit(name: str, shown: Run, now: Setting) -> str:
-    """What makes the bubble of this schedule."""
+    """Names the reason of this schedule's bubble."""
     if now.pp == 1:
         return "computing (one rank waits for nobody)"
     if name == "naive":

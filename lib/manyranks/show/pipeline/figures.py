@@ -54,7 +54,7 @@ def compare(
     times: for the replay, one for all or one for each name; timelines: those that were measured, which are not replayed
     unit: what times are in, if not in seconds
 
-    The bubble is that of program.bubble, as a share of the busiest rank's work (ideal) and of both together (whole). Raises
+    The bubble is program.bubble's, as a share of the busiest rank's work (ideal) and of both together (whole). Raises
     ValueError for no schedule, one that cannot run, times of 0, and a measured timeline that is none of its schedule.
     """
     measured, times = timelines or {}, times if isinstance(times, Mapping) else dict.fromkeys(schedules, times)
@@ -110,7 +110,7 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
 
 
 class Run(NamedTuple):
-    """What a chart shows of a schedule and its timeline, and what is said of it.
+    """Holds what a chart shows of a schedule and its timeline, and what is said of it.
 
     boxes: columns of all actions: kind, level (which of its rank's stages), rank, top and bottom (shares of the rank's band),
     microbatch, started, finished. messages: rank and time where each starts, rank and time where it ends. held: rank, since
@@ -127,7 +127,7 @@ class Run(NamedTuple):
 
 
 def run(schedule: Schedule, timeline: Timeline) -> Run:
-    """timeline: of the schedule's program, or measured. Raises ValueError where it has another number of actions."""
+    """Returns what is shown. timeline: of the schedule's program, or measured. Raises ValueError where it has another number of actions."""
     columns, counts, stages = _table(schedule)
     spans = np.array([(*span[3:], span.rank) for span in timeline.spans if span.kind == COMPUTE]).reshape(-1, 3)
     started, finished, rank = spans[np.lexsort(spans.T[[1, 0, 2]])].T
@@ -167,7 +167,7 @@ def _table(schedule: Schedule) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
 class Charts:
     """A figure of `count` charts, of so many rows each at least; `show` shows as many runs, in any figure or explorer.
 
-    kinds: those of the legend. split: whether it explains a rank's several stages; links: and messages.
+    kinds: in the legend. split: whether it explains a rank's several stages; links: and messages.
     """
 
     def __init__(self, count: int, rows: int, inches: float, xlabel: str, kinds: Sequence[str], split: bool, links: bool):
@@ -201,7 +201,7 @@ class Charts:
             numbers.update([(x, tall + 10) for x in np.round(each / end * wide)], [f"{time / second:.6g}" for time in each])
 
     def parts(self) -> Iterator[Part]:
-        """What each box says; where there are many, what each rank says."""
+        """Yields a part for each box, or where there are many for each rank."""
         return (part for chart in self._charts for part in chart.parts())
 
 
@@ -248,22 +248,15 @@ class Chart:
         deep = level * (room >= _BARRED)
         bars = [corners[deep >= k][:, [0, 1, 3, 3]] - (0, 0, 3 * k - 1, 3 * k - 3) for k in range(1, len(LIGHTER))]
         self._bars.set_path(_rectangles(np.concatenate(bars)))  # as many in a box as its rank has stages before it
-        source, started, to, finished = shown.messages[: len(shown.messages) * (len(shown.messages) <= _MOST_MESSAGES)].T
-        edge = _BAND / 2 * np.sign(to - source)
-        self._links.set_path(_lines(started * scale, (source + 0.5 + edge) * row, finished * scale, (to + 0.5 - edge) * row))
+        self._link(shown.messages if len(shown.messages) <= _MOST_MESSAGES else shown.messages[:0], scale, row)
         self._write(boxes, corners, room - 1)
         self._ranks.update([(-8, (rank + 0.5) * row) for rank in ranks], [f"rank {rank}" for rank in ranks])
         self._title.update([(0, -12)], [title])
-        rank, since, until, count = shown.held.T
-        floors = np.round((np.array(ranks) + 0.5 + _BAND / 2) * row)
-        x, floor = np.round(np.stack([since, until]) / end * self._held), floors[rank.astype(int)]
-        self._areas.set_path(_rectangles(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
-        self._floors.set_path(_lines(0 * floors, floors, 0 * floors + self._held, floors))
-        self._peaks.update([(self._held + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
+        self._hold(shown, end, most, row)
         self._drawn = shown, corners, row
 
     def parts(self) -> Iterator[Part]:
-        """Of the run that was drawn last."""
+        """Yields those of the run that was drawn last."""
         (shown, corners, row), says = self._drawn, "rank {}, {} {}: from {:.4g} to {:.4g}".format
         b = shown.boxes
         if len(corners) > _MOST_PARTS:
@@ -283,6 +276,21 @@ class Chart:
                 text = next((text for text in (f"{kind}{i}", f"{i}") if width(text, _SIZE) * self._dots <= pixels), "")
                 named += [((at[:2].mean(), at[2:].mean()), text)] * bool(text)
         self._names.update([place for place, _ in named], [text for _, text in named])
+
+    def _link(self, messages: np.ndarray, scale: float, row: float) -> None:
+        """Draws a line from one band's edge to another's for each message."""
+        source, started, to, finished = messages.T
+        edge = _BAND / 2 * np.sign(to - source)
+        self._links.set_path(_lines(started * scale, (source + 0.5 + edge) * row, finished * scale, (to + 0.5 - edge) * row))
+
+    def _hold(self, shown: Run, end: float, most: float, row: float) -> None:
+        """Draws areas on floors, and writes the peaks."""
+        rank, since, until, count = shown.held.T
+        floors = np.round((np.arange(len(shown.peaks)) + 0.5 + _BAND / 2) * row)
+        x, floor = np.round(np.stack([since, until]) / end * self._held), floors[rank.astype(int)]
+        self._areas.set_path(_rectangles(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
+        self._floors.set_path(_lines(0 * floors, floors, 0 * floors + self._held, floors))
+        self._peaks.update([(self._held + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
 
 
 def _patch(axes: Axes, name: str, **look) -> PathPatch:
