@@ -9,6 +9,7 @@ from manyranks.parallel.pipeline.program import Times, program
 from manyranks.parallel.pipeline.schedules import named
 from manyranks.show import style, units
 from manyranks.show.explorer import Explorer, Measure, choice, slider, value_slider
+from manyranks.show.labels import width
 from manyranks.show.limits import MUCH, Limits
 from manyranks.show.pipeline.figures import Charts, Run, run
 from manyranks.show.said import Said
@@ -87,6 +88,7 @@ class Two(Charts):
     @style.styled
     def __init__(self):
         super().__init__(2, 4, 0.288, "time (in the unit of F, I and W)", KINDS, True, True)
+        width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
     def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
         """Names the controls that do nothing for these schedules."""

@@ -127,7 +127,9 @@ class Run(NamedTuple):
 
 
 def run(schedule: Schedule, timeline: Timeline) -> Run:
-    """Returns what is shown. timeline: of the schedule's program, or measured. Raises ValueError where it has another number of actions."""
+    """Returns what is shown of a timeline of the schedule's program, or a measured one.
+
+    Raises ValueError where it has another number of actions."""
     columns, counts, stages = _table(schedule)
     spans = np.array([(*span[3:], span.rank) for span in timeline.spans if span.kind == COMPUTE]).reshape(-1, 3)
     started, finished, rank = spans[np.lexsort(spans.T[[1, 0, 2]])].T
@@ -152,16 +154,17 @@ def _table(schedule: Schedule) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
     """Columns of boxes, and first and last, the spans that have a box's times, which the halves of a Pair share; how many
     activations a rank holds after each action, and how many of them make a micro-batch on all its stages.
     """
-    rows, ranks = [], range(len(schedule.ranks))
-    for rank, actions in [(rank, singles(item)) for rank in ranks for item in schedule.ranks[rank]]:  # noqa: B020
-        at, alone = (len(rows), len(rows) + len(actions) - 1), gantt.KINDS[actions[0].kind]
-        edges = [(alone.top, alone.bottom)] if len(actions) == 1 else [(0.0, 0.48), (0.52, 1.0)]
-        for (kind, stage, i), ends in zip(actions, edges, strict=True):
-            rows.append((kind, schedule.placement[:stage].count(rank), rank, *ends, i, *at))
-    names = ("kind", "level", "rank", "top", "bottom", "microbatch", "first", "last")
-    columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    ranks, placement = range(len(schedule.ranks)), schedule.placement
+    kind, stage, microbatch = map(np.array, zip(*(each for rank in ranks for each in schedule.actions(rank)), strict=True))
+    sizes = [len(singles(item)) for items in schedule.ranks for item in items]
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    last, half = first + np.repeat(sizes, sizes) - 1, np.arange(len(kind)) - first  # half: 1 for the second of a Pair
+    whole = np.array([(gantt.KINDS[each].top, gantt.KINDS[each].bottom) for each in kind])
+    top, bottom = np.where(last > first, (0.52 * half, 0.48 + 0.52 * half), whole.T)
+    rank, level = (np.array(each)[stage] for each in (placement, [placement[:s].count(r) for s, r in enumerate(placement)]))
+    columns = {"kind": kind, "level": level, "rank": rank, "top": top, "bottom": bottom, "microbatch": microbatch}
     counts = [count for rank in ranks for count in held(schedule, rank)]
-    return columns, np.array(counts), max(map(schedule.placement.count, ranks))
+    return columns | {"first": first, "last": last}, np.array(counts), max(map(placement.count, ranks))
 
 
 class Charts:
