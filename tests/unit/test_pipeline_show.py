@@ -17,18 +17,20 @@ from manyranks.parallel.pipeline.program import Times, bubble, in_flight, progra
 from manyranks.parallel.pipeline.verify import peaks
 from manyranks.show import pipeline
 from manyranks.show.labels import word
-from manyranks.show.pipeline import SCHEDULES, Setting, Two, compare, explorer
-from manyranks.show.pipeline_chart import Charts
-from manyranks.show.pipeline_run import Run, run
+from manyranks.show.pipeline.explorer import NAMES, Setting, Two, explorer, title
+from manyranks.show.pipeline.figures import Charts, Run, compare, run
+from manyranks.show.said import Said
+from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.theory import pipeline as theory
 from manyranks.timeline import Span, Timeline, replay
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE
 from tests.drawn import boxes, drawings, named, words
 
-DEFAULT = {"first": "1F1B", "second": "ZB-H1", "p": 4, "m": 8, "v": 2, "F": 1.0, "I": 1.0, "W": 1.0, "message": 0.0}
+DEFAULT = {"first": "1f1b", "second": "zb-h1", "model": "llama3-8b", "cluster": "h100-dgx", "tp": 1, "pp": 4, "m": 8, "v": 2}
+DEFAULT |= {"F": 1.0, "I": 1.0, "W": 1.0, "message": 0.0}
 HALF = Times(0.5, 0.5, 0.5)
 ONE = Span(0, COMPUTE, "F0", 0, 1)
-NOW = Setting(4, 8, 2, 1.0, 1.0, 1.0, 0.0)
+NOW = Setting(**DEFAULT)
 THREE = [
     (schedules.one_f_one_b(3, 5), Times(latency=0.25)),
     (schedules.interleaved(2, 4, 3), Times(0.3, 0.4, 0.2)),
@@ -40,7 +42,7 @@ THREE = [
 def shown(*drawn: Run) -> list[Axes]:
     """Of each chart, the axes of its bands, and those of what is held."""
     charts = Charts(len(drawn), 4, 0.5, "time", "FBIW", split=True, links=True)
-    charts.update([(each.name, each) for each in drawn])
+    charts.show([("a run", each) for each in drawn])
     return charts.figure.axes
 
 
@@ -147,10 +149,10 @@ def test_what_is_held_is_drawn_as_it_was_in_flight(schedule, times):
     assert (highest := max(areas[:, 3] - areas[:, 2])) < row
     for rank in range(len(schedule.ranks)):
         own = areas[(areas[:, 3] > rank * row) & (areas[:, 3] <= (rank + 1) * row)]
-        steps = np.array(in_flight(schedule, timeline, rank))
-        assert own[:, 0] == pytest.approx(steps[:, 0] / end * wide, abs=0.51)
-        assert own[:, 3] - own[:, 2] == pytest.approx(steps[:, 1] / most * highest, abs=1.01)
-        assert own[1:, 0].tolist() == own[:-1, 1].tolist()
+        steps = itertools.pairwise(in_flight(schedule, timeline, rank))
+        left, right, count = np.array([(since, until, held) for (since, held), (until, _) in steps if held]).T
+        assert own[:, :2] == pytest.approx(np.column_stack([left, right]) / end * wide, abs=0.51)
+        assert own[:, 3] - own[:, 2] == pytest.approx(count / most * highest, abs=1.01)
 
 
 def test_charts_share_their_scales_of_time_and_memory():
@@ -161,7 +163,7 @@ def test_charts_share_their_scales_of_time_and_memory():
     high, low = (np.ptp(boxes(axes, "areas")[:, 2:], axis=1).max() for axes in (held, held_below))
     assert (high, low) == (pytest.approx(3 * low, abs=2), pytest.approx(high / 3, abs=1))
     first, second = (named(bands, "ticks").get_path().vertices for bands in (above, below))
-    assert (first == second).all()
+    assert first == pytest.approx(second)
 
 
 def test_boxes_bear_their_micro_batches_where_there_is_room():
@@ -205,7 +207,10 @@ def test_titles_say_the_bubble_and_the_makespan_of_each():
 def test_seconds_are_scaled_and_messages_take_time():
     figure = compare({"gpipe": schedules.gpipe(2, 2)}, Times(0.01, 0.01, 0.01, latency=0.005))
     assert titles(figure) == ["gpipe: bubble 66.7% of ideal, 40% of the whole; makespan 100 ms"]
-    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["time (ms)", "time"]
+    assert [text.get_text() for axes in figure.axes for text in axes.texts if text.get_text().startswith("t")] == [
+        "time (ms)",
+        "time",
+    ]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["F forward", "B backward", "message"]
 
 
@@ -277,152 +282,180 @@ def value(form: str, **letters: float) -> float:
     return eval(re.sub(r"(?<=[\w)])(?=[A-Za-z(])", "*", form.replace("−", "-")), letters)
 
 
-def line_of(name: str, **change) -> str:
-    """What the explorer's line says of this schedule."""
-    now = NOW._replace(**change)
-    return pipeline.status(name, now.run(name), now)
+def said(**change) -> Said:
+    """What is said of the upper schedule alone: the lower one is the same."""
+    values = DEFAULT | change
+    return Two().update(**values | {"second": values["first"]})
 
 
 def test_it_opens_on_1f1b_and_zb_h1(opened):
     assert opened.set(**DEFAULT).status == (
-        "1F1B: bubble 9 = (p − 1)(F + B), 37.5% of ideal, 27.3% of the whole; makespan 33, 27.3% idle; "
-        "rank 0 holds 4 micro-batches. Limit: warm-up and drain; more micro-batches dilute them. "
-        "ZB-H1: bubble 3 = (p − 1)(F + I − W), 12.5% of ideal, 11.1% of the whole; makespan 27, 11.1% idle; "
-        "rank 0 holds 4 micro-batches. Limit: warm-up and drain; more micro-batches dilute them."
+        "1F1B above ZB-H1, p = 4, m = 8: bubble above 37.5% of ideal; held above 4 micro-batches; bubble below 12.5% of ideal; "
+        "held below 4 micro-batches. Limit: warm-up and drain (more micro-batches dilute them)."
     )
-
-
-def test_the_controls_set_what_they_are_called():
-    new = explorer()
-    assert {name: control.description for name, control in new.controls.items()} == {
-        "first": "above",
-        "second": "below",
-        "p": "ranks p",
-        "m": "micro-batches m",
-        "v": "v (of interleaved)",
-        "F": "F forward",
-        "I": "I input gradient",
-        "W": "W weight gradient",
-        "message": "message",
-    }
-    assert new.values == DEFAULT
+    assert titles(opened.figure) == [
+        "1F1B: bubble 9 = (p − 1)(F + B); makespan 33",
+        "ZB-H1: bubble 3 = (p − 1)(F + I − W); makespan 27",
+    ]
+    assert explorer().values == DEFAULT
 
 
 def test_stages_a_rank_can_be_moved_only_where_a_schedule_is_interleaved():
     shown = explorer()
     assert shown.controls["v"].disabled
-    assert not any(control.disabled for name, control in shown.set(second="interleaved").controls.items())
-    assert shown.set(second="1F1B").controls["v"].disabled
+    assert not any(control.disabled for control in shown.set(second="interleaved").controls.values())
+    assert shown.set(second="1f1b").controls["v"].disabled
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("change", [{}, {"p": 3, "m": 7, "v": 3, "F": 0.5, "I": 1.5, "message": 0.2}])
+@pytest.mark.parametrize("name", NAMES.values())
+@pytest.mark.parametrize("change", [{}, {"pp": 3, "m": 7, "v": 3, "F": 0.5, "I": 1.5, "message": 0.2}])
 def test_what_is_said_is_what_the_library_computes(name, change):
-    now = NOW._replace(**change)
-    schedule = SCHEDULES[name](now.p, now.m, now.v)
-    each = schedule.stages // now.p
+    now = NOW._replace(first=name, **change)
+    schedule = schedules.named(name, now.pp, now.m, now.v)
+    each = schedule.stages // now.pp
     timeline = replayed(schedule, Times(now.F / each, now.I / each, now.W / each, latency=now.message))
     found, work = now.run(name), now.m * (now.F + now.I + now.W)
     assert found.bubble == pytest.approx(bubble(timeline))
     assert (found.work, found.makespan) == pytest.approx((work, timeline.makespan))
-    assert found.of_ideal == pytest.approx(bubble(timeline) / work)
-    assert found.of_whole == pytest.approx(bubble(timeline) / (work + bubble(timeline)))
     assert found.peaks == pytest.approx([count / each for count in peaks(schedule)])
-    line = line_of(name, **change)
-    assert f"{name}: bubble {found.bubble:.4g} " in line
-    assert f"makespan {timeline.makespan:.4g}, {100 * (1 - work / timeline.makespan):.3g}% idle; rank" in line
-    assert f"holds {max(found.peaks):.3g} micro-batch" in line
+    numbers = said(first=name, **change).numbers
+    assert numbers["bubble above"] == f"{float(f'{100 * bubble(timeline) / work:.3g}') + 0.0:g}% of ideal"
+    assert numbers["held above"].startswith(f"{max(found.peaks):.3g} micro-batch")
+    assert f"bubble {found.bubble:.4g}" in title(name, found, now)
+    assert title(name, found, now).endswith(f"makespan {timeline.makespan:.4g}")
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_closed_form_is_said_where_it_holds_and_else_why_it_does_not(name):
+@pytest.mark.parametrize("name", NAMES.values())
+def test_a_closed_form_is_said_to_be_the_bubble_where_it_is(name):
     for p, m, unequal, message in itertools.product((1, 2, 4), (1, 4, 10), (False, True), (0.0, 0.3)):
-        now = NOW._replace(p=p, m=m, F=0.5 if unequal else 1.0, message=message)
-        line, found = line_of(name, **now._asdict()), now.run(name)
+        now = NOW._replace(pp=p, m=m, F=0.5 if unequal else 1.0, message=message)
+        found = now.run(name)
+        written = title(name, found, now)
         try:
-            expected = now.expected(found.name)
+            expected = now.expected(name)
         except ValueError:
-            assert f"no closed form for m < {theory.fewest(found.name, p)}" in line or "no closed form where p does not" in line
+            assert m < theory.fewest(name, p) or m % p
+            assert not set("=≠") & set(written)
             continue
-        if expected == pytest.approx(found.bubble):
-            form = re.search(rf"bubble {found.bubble:.4g} = ([^,]+), ", line)[1]
-            assert value(form, **now._asdict() | {"B": now.I + now.W}) == pytest.approx(expected)
-        else:
-            reasons = ["messages"] * (message > 0) + ["unequal times"] * (unequal and found.name.startswith(("zb", "dual")))
-            assert f"= {expected:.4g}, because of {' and '.join(reasons)})" in line
-            assert reasons
+        same, form = re.search(r"bubble [\d.]+ ([=≠]) (.+); makespan", written).groups()
+        assert (same == "=") == (expected == pytest.approx(found.bubble))
+        assert max(0, value(form, p=p, m=m, v=now.v, F=now.F, I=now.I, W=now.W, B=now.I + now.W)) == pytest.approx(expected)
+        assert same == "=" or message or (unequal and name.startswith(("zb", "dual")))
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "limit"),
     [
-        ("1F1B", {"p": 1}, "rank 0 holds 1 micro-batch. Limit: computing: one rank waits for nobody."),
-        ("naive", {}, "rank 0 holds 1 micro-batch (1F1B: 4). Limit: one rank works at a time."),
-        ("ZB-H2", {}, "rank 0 holds 7 micro-batches (1F1B: 4). Limit: computing; the price is memory."),
-        ("ZB-V", {}, "rank 0 holds 4 micro-batches. Limit: computing."),
-        ("ZB-V", {"m": 7}, "bubble 1 (no closed form for m < 8), "),
-        ("ZB-V", {"m": 5}, "Limit: few micro-batches; the schedule is made for m ≥ 8."),
-        ("1F1B", {"message": 1.0}, "Limit: messages; bubble 9 without them."),
-        ("ZB-H2", {"message": 0.5, "p": 8, "m": 32}, "not (p − 1)(F + I − 2W) = 0, because of messages), "),
-        ("ZB-H2", {"message": 0.5, "p": 8, "m": 32}, "Limit: messages; bubble 0 without them."),
-        ("ZB-H1", {"I": 1.5, "W": 0.5}, "Limit: unequal times; bubble 3 with F = I = W."),
-        ("interleaved", {"m": 6, "v": 3}, "(no closed form where p does not divide m), "),
-        ("interleaved", {"m": 6, "v": 3}, "Limit: p does not divide m; bubble 3 with m = 8."),
-        ("interleaved", {"m": 6, "v": 1}, "bubble 9 = (p − 1)(F + B)/v, "),
-        ("GPipe", {"m": 32}, "rank 0 holds 32 micro-batches (1F1B: 4). Limit: warm-up and drain"),
+        ("1f1b", {"pp": 1, "model": "gpt2-xl"}, "computing (one rank waits for nobody)"),
+        ("naive", {}, "one rank works at a time"),
+        ("zb-h2", {}, "computing (the price is memory)"),
+        ("zb-v", {}, "computing"),
+        ("zb-v", {"m": 5}, "few micro-batches (it's made for m ≥ 8); no step time: m=5 micro-batches: the closed form of zb-v"),
+        ("1f1b", {"message": 1.0}, "messages (bubble 9 without them)"),
+        ("1f1b", {"message": 0.5}, "warm-up and drain 9, messages 8 (more micro-batches dilute the first only)"),
+        ("zb-h2", {"message": 0.5, "pp": 8, "m": 32}, "messages (bubble 0 without them)"),
+        ("zb-h1", {"I": 1.5, "W": 0.5}, "unequal times (bubble 3 with F = I = W)"),
+        (
+            "interleaved",
+            {"m": 6, "v": 3},
+            "p does not divide m (bubble 3 with m = 8); no step time: m=6 micro-batches: with v=3",
+        ),
+        ("gpipe", {}, "warm-up and drain (more micro-batches dilute them)"),
+        ("gpipe", {"m": 32}, "memory: ZB-V would fit"),
+        ("1f1b", {"pp": 1}, "memory: p = 7 would fit"),
+        ("1f1b", {"model": "llama3-70b"}, "memory: t = 8 would fit"),
+        ("1f1b", {"model": "llama3-405b"}, "memory"),
+        (
+            "1f1b",
+            {"model": "gpt2-large", "tp": 8},
+            "warm-up and drain (more micro-batches dilute them); no step time: tp=8 does",
+        ),
     ],
 )
-def test_the_line_names_the_limit(name, change, said):
-    assert said in line_of(name, **change)
+def test_the_sentence_names_the_limit(name, change, limit):
+    answer = said(first=name, **change)
+    assert answer.limit.startswith(limit) if "no step time" in limit else answer.limit == limit
+    assert answer.fits == (not limit.startswith("memory"))
+    assert (answer.scenario is None) == ("no step time" in limit)
 
 
 def test_what_would_be_better_is():
-    assert "bubble 0 = " in line_of("ZB-H2", p=8, m=32)
-    assert "bubble 3 = " in line_of("ZB-H1")
-    assert "bubble 3 = " in line_of("interleaved", m=8, v=3)
+    for name, change, bubble_then in (("zb-h2", {"pp": 8, "m": 32}, 0), ("zb-h1", {}, 3), ("interleaved", {"v": 3}, 3)):
+        assert NOW._replace(**change).run(name).bubble == pytest.approx(bubble_then)
+    for change in ({"first": "zb-v", "m": 32}, {"pp": 7}, {"model": "llama3-70b", "tp": 8}):
+        assert said(**change).fits, change
 
 
-def test_every_control_changes_the_picture_and_the_line(opened):
-    opened.set(**DEFAULT | {"second": "interleaved"})
-    before = opened.png, opened.status
-    changes = {"first": "GPipe", "second": "naive", "p": 5, "m": 9, "v": 3, "F": 1.5, "I": 0.5, "W": 2.0, "message": 0.1}
+def test_limits_that_differ_bear_their_schedule_s_name():
+    limit = Two().update(**DEFAULT | {"second": "zb-h2"}).limit
+    assert limit == "1F1B: warm-up and drain (more micro-batches dilute them); ZB-H2: computing (the price is memory)"
+
+
+def test_the_strip_is_the_theory_s_estimate_of_the_upper_schedule():
+    for name, v in (("1f1b", 1), ("interleaved", 2), ("zb-v", 1), ("dualpipe-v", 1)):
+        plan = Plan(pp=4, batch=8, schedule=name, virtual=v)
+        time = step.estimate(models["llama3-8b"], plan, clusters["h100-dgx"])
+        scenario = said(first=name).scenario
+        assert scenario.plan == plan
+        assert scenario.cost.seconds == pytest.approx(time.seconds)
+        assert scenario.cost.held == memory.peak(models["llama3-8b"], plan).total
+
+
+def test_boxes_say_what_they_are_and_when_and_of_many_the_ranks_speak(opened):
+    opened.set(**DEFAULT)
+    assert "rank 3, backward 0: from 4 to 6" in opened.parts.value
+    assert "rank 0, weight gradient 0: from 8 to 9" in opened.parts.value
+    assert 100 < opened.parts.value.count("<s") <= 200
+    opened.set(m=32)
+    assert opened.parts.value.count("<s") == 8
+    assert "rank 0 holds 4 micro-batches at most" in opened.parts.value
+
+
+def test_every_control_changes_the_picture_or_the_strip(opened):
+    first = DEFAULT | {"second": "interleaved"}
+    opened.set(**first)
+    before = opened.png, opened.tiles.value.partition("was")[0]
+    changes = {"first": "gpipe", "second": "naive", "model": "mistral-7b", "cluster": "a100-dgx", "tp": 2, "pp": 5, "m": 9}
+    changes |= {"v": 3, "F": 1.5, "I": 0.5, "W": 2.0, "message": 0.1}
     assert changes.keys() == DEFAULT.keys()
-    for name, value in changes.items():
-        opened.set(**{name: value})
-        assert opened.png != before[0], name
-        assert opened.status != before[1], name
-        opened.set(**{name: (DEFAULT | {"second": "interleaved"})[name]})
-        assert (opened.png, opened.status) == before, f"{name}: and back"
+    for name, changed in changes.items():
+        opened.set(**{name: changed})
+        assert (opened.png == before[0]) == (name in ("model", "cluster", "tp")), name
+        assert opened.tiles.value.partition("was")[0] != before[1], name
+        opened.set(**{name: first[name]})
+        assert opened.png == before[0], f"{name}: and back"
 
 
 def test_axes_are_never_drawn_again():
     new = explorer()
     drawn = drawings(new.figure)
-    new.set(p=8, m=32, first="DualPipeV", second="interleaved", message=1.0).set(p=1, m=1)
+    new.set(pp=8, m=32, first="dualpipe-v", second="interleaved", message=1.0).set(pp=1, m=1)
     assert not drawn
 
 
-def test_every_setting_has_a_line_and_its_titles_have_room():
+def test_every_setting_has_a_sentence_and_its_titles_have_room():
     plot, widest = Two(), 0.0
     above, _, below, _ = plot.figure.axes
-    for k, (p, m, W) in enumerate(itertools.product((1, 3, 8), (1, 6, 32), (0.25, 3.0))):
-        first, second = list(SCHEDULES)[k % 8], list(SCHEDULES)[(3 * k + 3) % 8]
-        v, message = 1 + k % 3, k % 2
-        line = plot.update(first, second, p=p, m=m, v=v, F=1.0, I=1.0, W=W, message=message)
-        assert line.count("Limit: ") == len({first, second})
-        assert "nan" not in line
-        assert "inf" not in line
-        assert "e-" not in line.replace("micro-batch", "")
+    for k, (pp, m, W) in enumerate(itertools.product((1, 3, 8), (1, 6, 32), (0.25, 3.0))):
+        first, second = list(NAMES.values())[k % 8], list(NAMES.values())[(3 * k + 3) % 8]
+        change = {"first": first, "second": second, "pp": pp, "m": m, "W": W, "v": 1 + k % 3, "message": k % 2}
+        line = str(plot.update(**DEFAULT | change))
+        assert line.count("Limit: ") == 1
+        assert not re.search(r"nan|inf\b|\de-", line)
         outlines = (named(axes, "title").get_paths()[0] for axes in (above, below))
         widest = max(widest, *(outline.get_extents().width for outline in outlines))
     assert widest < above.bbox.width * 72 / plot.figure.dpi  # points
 
 
+def test_every_model_cluster_and_preset_is_shown():
+    shown = explorer()
+    for name in ("model", "cluster"):
+        for _, choice in shown.controls[name].options:
+            assert "Limit: " in shown.set(**DEFAULT | {name: choice}).status
+    for name in ("GPipe's memory", "interleaved", "slow messages", "zero bubble", "ZB-V"):
+        assert "no step time" not in shown.preset(name).status
+
+
 def test_an_unknown_schedule_is_refused_in_words():
-    with pytest.raises(ValueError, match="schedule 'zb-h1': known are naive, GPipe"):
-        Two().update(**DEFAULT | {"first": "zb-h1"})
-
-
-def test_messages_that_make_a_good_part_of_the_bubble_are_named_beside_the_ramp():
-    line = line_of("1F1B", message=0.5)
-    assert line.endswith("Limit: warm-up and drain 9, messages 8; more micro-batches dilute the first only.")
+    with pytest.raises(ValueError, match="schedule 'ZB-H1': known are naive, gpipe"):
+        Two().update(**DEFAULT | {"first": "ZB-H1"})

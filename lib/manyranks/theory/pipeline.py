@@ -10,6 +10,21 @@ from manyranks.theory import checks
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import SCHEDULES
 
+# As their papers write them: a schedule's name, and its bubble in closed form.
+WRITTEN = {"naive": "naive", "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1"}
+WRITTEN |= {"zb-h2": "ZB-H2", "zb-v": "ZB-V", "dualpipe": "DualPipe", "dualpipe-v": "DualPipeV"}
+FORMS = {
+    "naive": "(p − 1)m(F + B)",
+    "gpipe": "(p − 1)(F + B)",
+    "1f1b": "(p − 1)(F + B)",
+    "interleaved": "(p − 1)(F + B)/v",
+    "zb-h1": "(p − 1)(F + I − W)",
+    "zb-h2": "(p − 1)(F + I − 2W)",
+    "zb-v": "(p − 1)(F + I − 2W)/2",
+    "dualpipe": "(p/2 − 1)(F + 2I − W)",
+    "dualpipe-v": "(p − 1)(F + 2I − W)/2",
+}
+
 
 def bubble(schedule: str, p: int, m: int, v: int = 1, F: float = 1.0, B: float = 2.0, W: float = 1.0) -> float:
     """Seconds of a step in which a rank waits for others.

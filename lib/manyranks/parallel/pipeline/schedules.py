@@ -8,6 +8,7 @@ any m ≥ 1: with few micro-batches it is the same table without those that ther
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 from itertools import chain
 
@@ -167,6 +168,26 @@ def dualpipe_v(p: int, m: int) -> Schedule:
         end = [W, I] * below + [W] * (rank + 1)
         ranks.append(_numbered(warm_up + steady + drain + cool_down + end, m))
     return Schedule("dualpipe-v", m, v_shape(p), tuple(ranks))
+
+
+def named(name: str, p: int, m: int, v: int = 1) -> Schedule:
+    """The schedule of this name, such as "1f1b". v: stages a rank, of "interleaved" alone.
+
+    Raises ValueError for another name, and as the schedule does.
+    """
+    makers = {
+        "naive": naive,
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "interleaved": partial(interleaved, v=v),
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "zb-v": zb_v,
+        "dualpipe-v": dualpipe_v,
+    }
+    if name not in makers:
+        raise ValueError(f"schedule {name!r}: known are {', '.join(makers)}")
+    return makers[name](p, m)
 
 
 def one_stage_a_rank(p: int) -> tuple[int, ...]:

@@ -1,0 +1,181 @@
+"""Chapter 05's explorer: two schedules on one time axis, and what the upper one makes of a model on a cluster."""
+
+import functools
+from contextlib import suppress
+from typing import NamedTuple
+
+from manyranks.parallel.pipeline.actions import KINDS
+from manyranks.parallel.pipeline.program import Times, program
+from manyranks.parallel.pipeline.schedules import named
+from manyranks.show import style, units
+from manyranks.show.explorer import Explorer, Measure, choice, slider, value_slider
+from manyranks.show.labels import width
+from manyranks.show.limits import MUCH, Limits
+from manyranks.show.pipeline.figures import Charts, Run, run
+from manyranks.show.said import Said
+from manyranks.show.scenario import SHAPES, Scenario, controls
+from manyranks.theory import Plan, clusters
+from manyranks.theory import pipeline as theory
+from manyranks.theory.plan import SCHEDULES
+from manyranks.timeline import replay
+
+MODELS = [name for name, shape in SHAPES.items() if shape.layers >= 32]  # layers for 8 ranks of 4 stages each
+NAMES = {theory.WRITTEN[name]: name for name in SCHEDULES if name != "dualpipe"}  # that one has no program
+_TIMES, _MESSAGES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0), (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+_ROOM = {"first": NAMES.values(), "pp": range(1, 9), "tp": (1, 2, 4, 8)}  # controls that may make room in memory
+_LIMITS = Limits(_ROOM, {}, tuple(_ROOM), {"pp": "p = {}", "tp": "t = {}"})
+
+
+class Setting(NamedTuple):
+    """Holds what the controls say. F, I, W: of a micro-batch on all stages of a rank; message: between two stages; one unit."""
+
+    first: str
+    second: str
+    model: str
+    cluster: str
+    tp: int
+    pp: int
+    m: int
+    v: int
+    F: float
+    I: float  # noqa: E741
+    W: float
+    message: float
+
+    @property
+    def scenario(self) -> Scenario:
+        """The upper schedule's."""
+        plan = Plan(pp=self.pp, tp=self.tp, batch=self.m, schedule=self.first, virtual=self.stages(self.first))
+        return Scenario(SHAPES[self.model], plan, clusters[self.cluster])
+
+    possible = property(lambda self: not self.refused)
+    fits = property(lambda self: self.scenario.fits)
+    cost = property(lambda self: self.scenario.time.seconds)
+
+    @property
+    def refused(self) -> str:
+        """Why theory has no step time; empty where it has one."""
+        try:
+            self.scenario.cost  # noqa: B018
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def stages(self, name: str) -> int:
+        return self.v if name == "interleaved" else 1
+
+    def run(self, name: str) -> Run:
+        return _run(name, self.pp, self.m, self.stages(name), self.F, self.I, self.W, self.message)
+
+    def expected(self, name: str) -> float:
+        """The bubble's closed form. Raises ValueError for fewer micro-batches than it holds for."""
+        return theory.bubble(name, self.pp, self.m, self.stages(name), self.F, self.I + self.W, self.W)
+
+
+_named, _program = functools.lru_cache(8)(named), functools.lru_cache(8)(program)
+
+
+@functools.lru_cache(maxsize=256)
+def _run(name: str, p: int, m: int, v: int, F: float, I: float, W: float, message: float) -> Run:  # noqa: E741
+    schedule = _named(name, p, m, v)
+    each = schedule.stages / p
+    return run(schedule, replay(_program(schedule), Times(F / each, I / each, W / each, latency=message)))
+
+
+class Two(Charts):
+    """Two schedules under each other on one time axis."""
+
+    @style.styled
+    def __init__(self):
+        super().__init__(2, 4, 0.288, "time (in the unit of F, I and W)", KINDS, True, True)
+        width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
+
+    def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
+        """Names the controls that do nothing for these schedules."""
+        return () if "interleaved" in (first, second) else ("v",)
+
+    def update(self, **values) -> Said:
+        """Shows the Setting of these values. Raises ValueError for an unknown name."""
+        now = Setting(**values)
+        both = [(now.first, now.run(now.first)), (now.second, now.run(now.second))]
+        self.show([(title(name, shown, now), shown) for name, shown in both])
+        where = f"{theory.WRITTEN[now.first]} above {theory.WRITTEN[now.second]}, p = {now.pp}, m = {now.m}"
+        numbers = {}
+        for place, (_, shown) in zip(("above", "below"), both, strict=True):
+            numbers[f"bubble {place}"] = f"{units.three(100 * shown.bubble / shown.work)}% of ideal"
+            numbers[f"held {place}"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
+        if refused := now.refused:
+            return Said(where, numbers, f"{_limits(both, now)}; no step time: {refused}")
+        return Said(where, numbers, _limits(both, now) if now.fits else _memory(now), now.fits, now.scenario)
+
+
+def explorer(measure: Measure | None = None) -> Explorer:
+    """Returns the explorer of chapter 05.
+
+    measure: what "Measure it" runs, manyranks.small's pipeline
+    """
+    return Explorer(
+        Two(),
+        presets={
+            "GPipe's memory": {"first": "gpipe", "second": "1f1b", "m": 32},
+            "interleaved": {"second": "interleaved", "v": 4},
+            "slow messages": {"second": "interleaved", "v": 4, "message": 0.5},
+            "zero bubble": {"first": "zb-h1", "second": "zb-h2", "pp": 8, "m": 16},
+            "ZB-V": {"first": "zb-v", "second": "1f1b", "m": 16},
+        },
+        measure=measure,
+        first=choice("above", "1f1b", NAMES),
+        second=choice("below", "zb-h1", NAMES),
+        **controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1),
+        pp=slider("pipeline ranks p", 4, 1, 8),
+        m=slider("micro-batches m", 8, 1, 32),
+        v=slider("v (of interleaved)", 2, 1, 4),
+        F=value_slider("F forward", 1.0, _TIMES, "{:g}".format),
+        I=value_slider("I input gradient", 1.0, _TIMES, "{:g}".format),
+        W=value_slider("W weight gradient", 1.0, _TIMES, "{:g}".format),
+        message=value_slider("message", 0.0, _MESSAGES, "{:g}".format),
+    )
+
+
+def title(name: str, shown: Run, now: Setting) -> str:
+    """Says the bubble, whether it's what the papers' form gives, and the makespan."""
+    form = ""
+    with suppress(ValueError):  # no form for so few micro-batches
+        same = abs(now.expected(name) - shown.bubble) < 1e-6 * shown.work
+        form = f" {'=' if same else '≠'} {theory.FORMS[name]}"
+    return f"{theory.WRITTEN[name]}: bubble {shown.bubble:.4g}{form}; makespan {shown.makespan:.4g}"
+
+
+def _memory(now: Setting) -> str:
+    change = _LIMITS.change(now, other) if (other := _LIMITS.fitting(now)) else ""
+    return "memory" + f": {theory.WRITTEN.get(change, change)} would fit" * bool(change)
+
+
+def _limits(both: list[tuple[str, Run]], now: Setting) -> str:
+    said = {theory.WRITTEN[name]: _limit(name, shown, now) for name, shown in both}
+    return "; ".join(f"{name}: {limit}" for name, limit in said.items()) if len(set(said.values())) > 1 else min(said.values())
+
+
+def _limit(name: str, shown: Run, now: Setting) -> str:
+    """Names the reason of this schedule's bubble."""
+    if now.pp == 1:
+        return "computing (one rank waits for nobody)"
+    if name == "naive":
+        return "one rank works at a time"
+    if shown.bubble < 0.005 * shown.work:
+        return "computing" + " (the price is memory)" * (max(shown.peaks) > now.pp)
+    without = now._replace(message=0.0).run(name).bubble
+    if without <= shown.bubble / 2:
+        return f"messages (bubble {without:.4g} without them)"
+    if now.m < (fewest := theory.fewest(name, now.pp)):
+        return f"few micro-batches (it's made for m ≥ {fewest})"
+    third, whole, besides = (now.F + now.I + now.W) / 3, -(-now.m // now.pp) * now.pp, " and no messages" * (now.message > 0)
+    best = now._replace(F=third, I=third, W=third, m=whole if name == "interleaved" else now.m)
+    if (bubble := best.expected(name)) <= shown.bubble / 2:
+        return f"unequal times (bubble {bubble:.4g} with F = I = W{besides})"
+    if best.m != now.m and now.v > 1:
+        return f"p does not divide m (bubble {bubble:.4g} with m = {whole}{besides})"
+    if without < (1 - MUCH) * shown.bubble:
+        rest = f"messages {shown.bubble - without:.4g}"
+        return f"warm-up and drain {without:.4g}, {rest} (more micro-batches dilute the first only)"
+    return "warm-up and drain (more micro-batches dilute them)"

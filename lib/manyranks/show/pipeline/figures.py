@@ -1,0 +1,315 @@
+"""Chapter 05's figures: schedules that have run, under each other on one time axis, and bars of what ranks hold at most.
+
+All of a chart that depends on the data moves, also the axis's numbers: an explorer never draws the rest again. Places are
+pixels of the axes, so that edges are sharp without antialiasing.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator
+
+from manyranks.parallel.pipeline.actions import FORWARD, KINDS, Schedule, singles
+from manyranks.parallel.pipeline.program import Times, program
+from manyranks.parallel.pipeline.program import in_flight as checked
+from manyranks.parallel.pipeline.verify import held, peaks, verify
+from manyranks.show import gantt, style, units
+from manyranks.show.labels import Labels, width, word
+from manyranks.show.said import Part
+from manyranks.theory import pipeline as theory
+from manyranks.theory.plan import SCHEDULES
+from manyranks.timeline import Timeline, replay
+from manyranks.timeline.spans import COMPUTE
+
+LIGHTER = (0.0, 0.45, 0.65, 0.8)  # share of white for a rank's first, second, … stage; the last look is all further ones'
+_BAND, _SIZE = 0.84, 7.0  # of a row; of names, in points
+_MOST_NAMES, _MOST_MESSAGES, _MOST_PARTS = 500, 700, 100
+_PARTED, _BARRED = 4, 6  # pixels from which on boxes have a gap between them, and bars that tell a rank's stages apart
+_NOTHING = Path(np.empty((0, 2)))
+_LINE = {"facecolor": "none", "linewidth": 0.6, "antialiased": True}
+_LOOKS = ((style.BLUE, ""), (style.ORANGE, "////"), (style.GREEN, "...."), (style.PINK, "\\\\\\\\"), (style.YELLOW, "xx"))
+_LOCATORS = [MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]) for most in (9, 3)]  # of numbers under bands, and under what is held
+_Texts = functools.partial(Labels, outline=word)  # new ones with every move
+
+
+@style.styled
+def compare(
+    schedules: Mapping[str, Schedule],
+    times: Times | Mapping[str, Times] = Times(),  # noqa: B008 frozen
+    timelines: Mapping[str, Timeline] | None = None,
+    unit: str = "",
+) -> style.Figure:
+    """Draws schedules under each other on one time axis, each with its bubble, and with the activations that each rank holds.
+
+    schedules: boxes bear the micro-batch; what a rank holds is counted in micro-batches on all its stages
+    times: for the replay, one for all or one for each name; timelines: those that were measured, which are not replayed
+    unit: what times are in, if not in seconds
+
+    The bubble is program.bubble's, as a share of the busiest rank's work (ideal) and of both together (whole). Raises
+    ValueError for no schedule, one that cannot run, times of 0, and a measured timeline that is none of its schedule.
+    """
+    measured, times = timelines or {}, times if isinstance(times, Mapping) else dict.fromkeys(schedules, times)
+    if not schedules or not set(measured) <= set(schedules) or set(times) != set(schedules):
+        given = f"schedules {[*schedules]}, times {[*times]}, timelines {[*measured]}"
+        raise ValueError(f"{given}: give a schedule or more, times for all of them, and timelines of no others")
+    runs, titles = {}, []
+    for name, schedule in schedules.items():
+        if name not in measured:
+            verify(schedule)
+        runs[name] = run(schedule, measured.get(name) or replay(program(schedule), times[name]))
+    end = max(each.makespan for each in runs.values())
+    second, unit = (1.0, unit) if unit else next((u for u in gantt.UNITS if end >= u[0]), gantt.UNITS[-1])
+    several = any(len(set(s.placement)) < s.stages for s in schedules.values())
+    kinds = [kind for kind in KINDS if any(kind in each.boxes.kind for each in runs.values())]
+    rows, linked = max(len(s.ranks) for s in schedules.values()), any(len(each.messages) for each in runs.values())
+    charts = Charts(len(runs), rows, 0.42 if rows <= 4 else 0.3, f"time ({unit})", kinds, several, linked)
+    for name, each in runs.items():
+        ideal, whole = (units.three(100 * each.bubble / of) for of in (each.work, each.work + each.bubble))
+        said = f"bubble {ideal}% of ideal, {whole}% of the whole; makespan {each.makespan / second:.4g} {unit}"
+        titles.append(f"{name}: {said}".rstrip())
+    charts.show(list(zip(titles, runs.values(), strict=True)), second)
+    return charts.figure
+
+
+@style.styled
+def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
+    """Draws bars: the most activations that each rank holds, in micro-batches on all its stages; lines: theory's closed forms.
+
+    Raises ValueError for no schedule, more than five, or schedules of different numbers of ranks.
+    """
+    ranks = {name: len(schedule.ranks) for name, schedule in schedules.items()}
+    if not 1 <= len(schedules) <= len(_LOOKS) or len(set(ranks.values())) > 1:
+        raise ValueError(f"schedules of {ranks} ranks: give 1 to {len(_LOOKS)}, of equally many ranks")
+    p, wide = max(ranks.values()), 0.8 / len(schedules)
+    fig, (axes,) = style.figure(width=9, height=3.2)
+    for k, (name, each) in enumerate(schedules.items()):
+        x = np.arange(p) - 0.4 + (k + 0.5) * wide
+        heights = [count * p / each.stages for count in peaks(each)]
+        look = dict(zip(("color", "hatch"), _LOOKS[k], strict=True), edgecolor="white", linewidth=0.4, label=name)
+        axes.bar_label(axes.bar(x, heights, 0.94 * wide, **look), [f"{h:.3g}" for h in heights], fontsize=7.5, padding=1)
+        if each.name in SCHEDULES:
+            v = each.stages // p if each.name == "interleaved" else 1
+            expected = [theory.in_flight(each.name, p, each.microbatches, v, rank) for rank in range(p)]
+            axes.hlines(expected, x - wide / 2, x + wide / 2, color=style.INK)
+    axes.set_xticks(range(p), [f"rank {rank}" for rank in range(p)])
+    axes.set(ylabel="micro-batches held at most")
+    axes.grid(axis="x", visible=False)
+    handles, _ = axes.get_legend_handles_labels()
+    handles += [Line2D([], [], color=style.INK, label="closed form")] * bool(axes.collections)
+    fig.legend(handles=handles, loc="outside upper left", ncols=6)
+    return fig
+
+
+class Run(NamedTuple):
+    """Holds what a chart shows of a schedule and its timeline, and what is said of it.
+
+    boxes: columns of all actions: kind, level (which of its rank's stages), rank, top and bottom (shares of the rank's band),
+    microbatch, started, finished. messages: rank and time where each starts, rank and time where it ends. held: rank, since
+    when, until when, how many micro-batches, each counted on all stages of the rank; peaks: the most. work: the busiest rank's.
+    """
+
+    boxes: SimpleNamespace
+    messages: np.ndarray
+    held: np.ndarray
+    peaks: list[float]
+    work: float
+    bubble: float
+    makespan: float
+
+
+def run(schedule: Schedule, timeline: Timeline) -> Run:
+    """Returns what is shown of a timeline of the schedule's program, or a measured one.
+
+    Raises ValueError where it has another number of actions."""
+    columns, counts, stages = _table(schedule)
+    spans = np.array([(*span[3:], span.rank) for span in timeline.spans if span.kind == COMPUTE]).reshape(-1, 3)
+    started, finished, rank = spans[np.lexsort(spans.T[[1, 0, 2]])].T
+    if rank.tolist() != columns["rank"].tolist():
+        [checked(schedule, timeline, each) for each in range(len(schedule.ranks))]  # says where
+    # An activation comes when its F starts and goes when its B or W ends, as program.in_flight has it; in the end all are gone.
+    changed = np.flatnonzero(np.diff(counts, prepend=0))
+    when, count = np.where(columns["kind"] == FORWARD, started, finished)[changed], counts[changed] / stages
+    steps = np.column_stack([rank[changed][:-1], when[:-1], when[1:], count[:-1]])[count[:-1] > 0]
+    peaks = [float(steps[steps[:, 0] == each, 3].max(initial=0)) for each in range(len(schedule.ranks))]
+    first = np.unique(rank, return_index=True)[1]
+    work = np.add.reduceat(finished - started, first).max()
+    bubble = max(0.0, round((np.maximum.reduceat(finished, first) - started[first]).max() - work, 12))  # as program.bubble
+    # The sender's span says all of a message that was replayed: "send → 1" ends when rank 1 has it.
+    sent = [(s.rank, s.started, int(s.name[7:]), s.finished) for s in timeline.spans if s.name.startswith("send → ")]
+    boxes = SimpleNamespace(**columns, started=started[columns["first"]], finished=finished[columns["last"]])
+    return Run(boxes, np.array(sent, float).reshape(-1, 4), steps, peaks, work, bubble, timeline.makespan)
+
+
+@functools.lru_cache(maxsize=64)
+def _table(schedule: Schedule) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
+    """Columns of boxes, and first and last, the spans that have a box's times, which the halves of a Pair share; how many
+    activations a rank holds after each action, and how many of them make a micro-batch on all its stages.
+    """
+    ranks, placement = range(len(schedule.ranks)), schedule.placement
+    kind, stage, microbatch = map(np.array, zip(*(each for rank in ranks for each in schedule.actions(rank)), strict=True))
+    sizes = [len(singles(item)) for items in schedule.ranks for item in items]
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    last, half = first + np.repeat(sizes, sizes) - 1, np.arange(len(kind)) - first  # half: 1 for the second of a Pair
+    whole = np.array([(gantt.KINDS[each].top, gantt.KINDS[each].bottom) for each in kind])
+    top, bottom = np.where(last > first, (0.52 * half, 0.48 + 0.52 * half), whole.T)
+    rank, level = (np.array(each)[stage] for each in (placement, [placement[:s].count(r) for s, r in enumerate(placement)]))
+    columns = {"kind": kind, "level": level, "rank": rank, "top": top, "bottom": bottom, "microbatch": microbatch}
+    counts = [count for rank in ranks for count in held(schedule, rank)]
+    return columns | {"first": first, "last": last}, np.array(counts), max(map(placement.count, ranks))
+
+
+class Charts:
+    """A figure of `count` charts, of so many rows each at least; `show` shows as many runs, in any figure or explorer.
+
+    kinds: in the legend. split: whether it explains a rank's several stages; links: and messages.
+    """
+
+    def __init__(self, count: int, rows: int, inches: float, xlabel: str, kinds: Sequence[str], split: bool, links: bool):
+        wide, tall = 9.2, max(0.75, inches * rows)
+        high = 0.34 + count * (0.27 + tall) + 0.46  # legend, titles and charts, numbers
+        self.figure = style.Figure(figsize=(wide, high), layout="none")
+        edges = {"left": 0.62 / wide, "right": 1 - 0.42 / wide, "bottom": 0.46 / high, "top": 1 - 0.61 / high}
+        space = {"hspace": 0.27 / tall, "wspace": 0.07, "width_ratios": (0.76, 0.24)}
+        axes = self.figure.subplots(count, 2, squeeze=False, gridspec_kw=edges | space)
+        self._charts = [Chart(*both, rows) for both in axes]
+        self._numbers = [_Texts(last, size=8, name="numbers") for last in axes[-1]]
+        for last, label in zip(axes[-1], (xlabel, "time"), strict=True):
+            last.text(0.5, -0.36 / tall, label, transform=last.transAxes, ha="center", va="center")
+        self.moving = [artist for each in self.figure.axes for artist in (*each.patches, *each.collections)]
+        handles: list[Artist] = [Patch(facecolor=gantt.KINDS[kind].colour, label=gantt.KINDS[kind].label) for kind in kinds]
+        later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
+        handles += [Patch(**later, label="lighter, with a bar: the rank's later stages")] * split
+        handles += [Line2D([], [], color=style.INK, linewidth=0.6, label="message")] * links
+        self.figure.legend(handles=handles, loc="upper left", ncols=7, handlelength=1.2, columnspacing=1.0)
+
+    def show(self, titled: Sequence[tuple[str, Run]], second: float = 1.0) -> None:
+        """Shows each run under its title. second: what the time axis counts, in seconds."""
+        end = max(each.boxes.finished.max() for _, each in titled)
+        most = max(max(each.peaks) for _, each in titled)
+        times = [each.tick_values(0, end / second) * second for each in _LOCATORS]
+        times = [each[each <= end * (1 + 1e-9)] for each in times]
+        for (title, each), chart in zip(titled, self._charts, strict=True):
+            chart.update(title, each, end, most, times)
+        for numbers, each in zip(self._numbers, times, strict=True):
+            (_, wide), (tall, _) = numbers.artist.axes.get_xlim(), numbers.artist.axes.get_ylim()
+            numbers.update([(x, tall + 10) for x in np.round(each / end * wide)], [f"{time / second:.6g}" for time in each])
+
+    def parts(self) -> Iterator[Part]:
+        """Yields a part for each box, or where there are many for each rank."""
+        return (part for chart in self._charts for part in chart.parts())
+
+
+class Chart:
+    """A run on axes in pixels, with a row for each rank: when it computes what, thin lines from rank to rank for messages, and
+    on further axes what it holds over time, and the most of it.
+    """
+
+    def __init__(self, bands: Axes, held: Axes, rows: int):
+        self._bands, self._least, self._tall = bands, rows, bands.bbox.height
+        self._wide, self._held, self._dots = bands.bbox.width, held.bbox.width, bands.figure.dpi / 72  # explorers have more
+        for axes in (bands, held):
+            axes.set(xlim=(0, axes.bbox.width), ylim=(self._tall, 0), xticks=[], yticks=[])
+            axes.spines["left"].set_visible(False)
+        held.text(0, -12, "micro-batches held, at most →", fontsize=9, va="center")
+        self._ticks = [_patch(axes, "ticks", **_LINE, edgecolor="#7878784d", zorder=0) for axes in (bands, held)]
+        self._links = _patch(bands, "messages", **_LINE, edgecolor=style.INK, zorder=0.5)
+        looks = [(kind, level) for kind in KINDS for level in range(len(LIGHTER))]
+        self._boxes = {look: _patch(bands, "{}{}".format(*look), facecolor=_colour(*look)) for look in looks}
+        self._bars = _patch(bands, "bars", facecolor=style.BLACK, zorder=2)
+        self._areas = _patch(held, "areas", facecolor=style.BLUE)
+        self._floors = _patch(held, "floors", **_LINE, edgecolor=style.INK)
+        self._names = _Texts(bands, size=_SIZE, name="names", colour=style.BLACK)
+        self._ranks = Labels(bands, size=9, left=1, name="ranks")
+        self._title, self._peaks = _Texts(bands, size=10.5, left=0, name="title"), _Texts(held, size=9, left=0, name="peaks")
+
+    def update(self, title: str, shown: Run, end: float, most: float, times: Sequence[np.ndarray]) -> None:
+        """end: seconds of the whole axis; most: micro-batches that a row has room for; times: of the ticks of both axes."""
+        for ticks, wide, each in zip(self._ticks, (self._wide, self._held), times, strict=True):
+            x = np.round(each / end * wide)
+            ticks.set_path(_lines(x, 0 * x, x, 0 * x + self._tall))
+        boxes, ranks, scale = shown.boxes, range(len(shown.peaks)), self._wide / end
+        row = self._tall / max(len(ranks), self._least)
+        room = (boxes.finished - boxes.started) * scale
+        left = np.round(boxes.started * scale)
+        right = np.maximum(np.round(boxes.finished * scale), left + 1) - (room >= _PARTED)  # a gap
+        top, bottom = (np.round((boxes.rank + (1 - _BAND) / 2 + share * _BAND) * row) for share in (boxes.top, boxes.bottom))
+        level = np.minimum(boxes.level, len(LIGHTER) - 1)
+        corners = np.column_stack([left, right, top, bottom])
+        for look, patch in self._boxes.items():
+            own = corners[(boxes.kind == look[0]) & (level == look[1])]
+            patch.set_path(_rectangles(own))
+            patch.set_visible(len(own) > 0)
+        deep = level * (room >= _BARRED)
+        bars = [corners[deep >= k][:, [0, 1, 3, 3]] - (0, 0, 3 * k - 1, 3 * k - 3) for k in range(1, len(LIGHTER))]
+        self._bars.set_path(_rectangles(np.concatenate(bars)))  # as many in a box as its rank has stages before it
+        self._link(shown.messages if len(shown.messages) <= _MOST_MESSAGES else shown.messages[:0], scale, row)
+        self._write(boxes, corners, room - 1)
+        self._ranks.update([(-8, (rank + 0.5) * row) for rank in ranks], [f"rank {rank}" for rank in ranks])
+        self._title.update([(0, -12)], [title])
+        self._hold(shown, end, most, row)
+        self._drawn = shown, corners, row
+
+    def parts(self) -> Iterator[Part]:
+        """Yields those of the run that was drawn last."""
+        (shown, corners, row), says = self._drawn, "rank {}, {} {}: from {:.4g} to {:.4g}".format
+        b = shown.boxes
+        if len(corners) > _MOST_PARTS:
+            corners = [(0, self._wide, rank * row, (rank + 1) * row) for rank in range(len(shown.peaks))]
+            texts = [f"rank {rank} holds {peak:.3g} micro-batches at most" for rank, peak in enumerate(shown.peaks)]
+        else:
+            names = [gantt.KINDS[kind].label[2:] for kind in b.kind]
+            texts = map(says, b.rank, names, b.microbatch, b.started, b.finished)
+        return (Part(self._bands, *each, text) for each, text in zip(corners, texts, strict=True))
+
+    def _write(self, boxes: SimpleNamespace, corners: np.ndarray, room: np.ndarray) -> None:
+        """Names the boxes that have room, in pixels: F3, or 3."""
+        named = []
+        high = (corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * self._dots) & (room >= width("1", _SIZE) * self._dots)
+        if len(room) <= _MOST_NAMES:
+            for kind, i, at, pixels in zip(*(c[high] for c in (boxes.kind, boxes.microbatch, corners, room)), strict=True):
+                text = next((text for text in (f"{kind}{i}", f"{i}") if width(text, _SIZE) * self._dots <= pixels), "")
+                named += [((at[:2].mean(), at[2:].mean()), text)] * bool(text)
+        self._names.update([place for place, _ in named], [text for _, text in named])
+
+    def _link(self, messages: np.ndarray, scale: float, row: float) -> None:
+        """Draws a line from one band's edge to another's for each message."""
+        source, started, to, finished = messages.T
+        edge = _BAND / 2 * np.sign(to - source)
+        self._links.set_path(_lines(started * scale, (source + 0.5 + edge) * row, finished * scale, (to + 0.5 - edge) * row))
+
+    def _hold(self, shown: Run, end: float, most: float, row: float) -> None:
+        """Draws areas on floors, and writes the peaks."""
+        rank, since, until, count = shown.held.T
+        floors = np.round((np.arange(len(shown.peaks)) + 0.5 + _BAND / 2) * row)
+        x, floor = np.round(np.stack([since, until]) / end * self._held), floors[rank.astype(int)]
+        self._areas.set_path(_rectangles(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
+        self._floors.set_path(_lines(0 * floors, floors, 0 * floors + self._held, floors))
+        self._peaks.update([(self._held + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
+
+
+def _patch(axes: Axes, name: str, **look) -> PathPatch:
+    return axes.add_patch(PathPatch(_NOTHING, **{"linewidth": 0, "antialiased": False, "gid": name} | look))
+
+
+def _colour(kind: str, level: int) -> tuple[float, ...]:
+    return tuple(part + (1 - part) * LIGHTER[level] for part in to_rgb(gantt.KINDS[kind].colour))
+
+
+def _rectangles(corners: np.ndarray) -> Path:
+    """One path of them all, from left, right, top and bottom of each."""
+    polygons = corners[:, [0, 2, 1, 2, 1, 3, 0, 3]].reshape(-1, 4, 2)
+    return Path.make_compound_path_from_polys(polygons) if len(polygons) else _NOTHING
+
+
+def _lines(*ends: np.ndarray) -> Path:
+    """One path of them all, from x, y of the one end and of the other."""
+    return Path(np.column_stack(ends).reshape(-1, 2), np.tile([Path.MOVETO, Path.LINETO], len(ends[0])))
