@@ -203,11 +203,11 @@ class Explorer:
 
     def tab_to(self, control: Locator) -> None:
         """Tab, as often as it takes until the control has the focus."""
-        for _ in range(20):
+        for _ in range(40):
             if control.evaluate("node => node === document.activeElement"):
                 return
             control.page.keyboard.press("Tab")
-        raise AssertionError(f"20 times Tab do not lead to {control}")
+        raise AssertionError(f"40 times Tab do not lead to {control}")
 
     def _settle(self) -> None:
         self.box.page.evaluate(_SETTLE)

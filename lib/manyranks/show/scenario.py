@@ -144,7 +144,7 @@ SHARED: dict[str, tuple[str, Sequence | Mapping]] = {
     "cluster": ("cluster", {name: name for name in CLUSTERS}),
     "gpus": ("GPUs", [2**k for k in range(15)]),
     "batch": ("batch (sequences)", [2**k for k in range(15)]),
-    "seq": ("sequence s (tokens)", [2**k for k in range(7, 21)]),
+    "seq": ("sequence length s", [2**k for k in range(7, 21)]),
     "microbatch": ("micro-batch b", [2**k for k in range(7)]),
     "dp": ("data ranks d", [2**k for k in range(11)]),
     "tp": ("tensor ranks t", [2**k for k in range(7)]),
