@@ -23,7 +23,7 @@ def test_a_preset_moves_the_controls_and_the_tiles_compare_with_before(notebook)
     explorer.press_button("after backward")
     assert "of a step waits for gradients" in explorer.status()
     tiles = " | ".join(explorer.tiles()).replace("\n", " ")
-    assert "memory per GPU 27.8 GB of 80 GB was 48.1 GB" in tiles
+    assert "memory per GPU 27.8 of 80 GB was 48.1" in tiles
     assert "MFU 14% was 42%" in tiles
     explorer.press_button("Reset")
     assert explorer.status() == "Limit: computing."

@@ -14,6 +14,7 @@ from manyranks.show.limits import Limits
 from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls
 from manyranks.theory import Plan, clusters, links, memory, models, step
+from tests.conftest import ROOT
 from tests.drawn import named
 
 SCENARIO = Scenario(models["llama3-8b"], Plan(dp=64, zero=3, seq=1024), clusters["h100-dgx"])
@@ -72,7 +73,7 @@ def test_the_tiles_show_this_setting_beside_the_one_before():
     assert "was" not in shown.tiles.value
     shown.set(dp=128, n=4)
     assert "<b>4 B</b> <small>was 1048576 B</small>" in shown.tiles.value
-    assert "<small>memory per GPU</small><b>6.19 GB of 80 GB</b> <small>was 7.19 GB</small>" in shown.tiles.value
+    assert "<small>memory per GPU</small><b>6.19 of 80 GB</b> <small>was 7.19</small>" in shown.tiles.value
     assert shown.tiles.value.count("<i ") == 5 + 1  # a bar for each of the strip, and memory as it was
     assert shown.status == "d = 128: n 4 B. Limit: nothing."
 
@@ -220,3 +221,20 @@ def test_html_is_escaped():
     assert "<b>" not in page.box(0, 1, 0, 1, '"><b>')
     assert "<script" not in page.copies("'<script>'")
     assert "<script" not in page.tiles(Said("", {"<script>": "<script>"}))
+
+
+def test_the_explorer_in_contributing_works_and_is_short():
+    text = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text()
+        .partition("## How to add an explorer")[2]
+        .partition("```python\n")[2]
+        .partition("```")[0]
+    )
+    exec(text, made := {"__name__": "contributing"})
+    shown = made["explorer"]()
+    assert shown.status == "llama3-8b, d = 64: batch 64 sequences. Limit: computing."
+    assert "Does not fit. Limit: memory; ZeRO-" in shown.set(zero=0).status
+    assert "ZeRO-3, waiting: " in shown.parts.value
+    assert "Does not fit. Limit: memory; d = " in shown.preset("one GPU").status
+    assert len([line for line in text.splitlines() if line.strip() and not line.startswith(("from ", '"""'))]) <= 60

@@ -44,7 +44,7 @@ PICTURE = """<style>
     padding: 1px 6px; background: #111111; color: #ffffff; font-size: 12px; white-space: nowrap; border-radius: 3px; }
 .manyranks-picture s.manyranks-right::after { left: auto; right: 0; }
 </style>"""
-_COPY = """<button class="jupyter-button" style="height: 24px; margin: 1px; line-height: 22px"
+_COPY = """<button class="jupyter-button" style="height: 24px; margin: 4px 1px 0; line-height: 22px"
  title="The calls of the theory behind this picture" onclick="
     const text = this.dataset.code;
     const copied = () => { this.textContent = 'Copied'; setTimeout(() => { this.textContent = 'Copy as code'; }, 1500); };

@@ -39,12 +39,18 @@ class Cost(NamedTuple):
 STEP = "step time"
 # Name of each number of the strip -> the share that its bar shows, and how it's written.
 STRIP: dict[str, tuple[Callable[[Cost], float], Callable[[Cost], str]]] = {
-    "memory per GPU": (lambda c: c.held / c.room, lambda c: f"{units.size(c.held)} of {units.size(c.room)}"),
+    "memory per GPU": (lambda c: c.held / c.room, lambda c: _of(units.size(c.held), units.size(c.room))),
     "bubble": (lambda c: c.bubble, lambda c: percent(c.bubble)),
     "exposed communication": (lambda c: c.exposed, lambda c: percent(c.exposed)),
     STEP: (lambda c: c.seconds, lambda c: units.duration(c.seconds)),
     "MFU": (lambda c: c.mfu, lambda c: percent(c.mfu)),
 }
+
+
+def _of(part: str, whole: str) -> str:
+    """ "16.6 GB" and "32 GB" -> "16.6 of 32 GB"."""
+    (number, unit), other = part.split(), whole.split()[-1]
+    return f"{number if unit == other else part} of {whole}"
 
 
 @dataclass(frozen=True)

@@ -143,10 +143,10 @@ def _said(now: Setting, one: Setting, held: dict[str, float]) -> Said:
     speed = time.tokens_per_second / one.scenario.time.tokens_per_second
     more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
     numbers = {
-        "batch": f"{_count(time.plan.tokens)} tokens",
-        "tokens/s": f"{units.three(speed)} × one GPU",
-        "to a loss": f"{units.three(more)} × the tokens",
-        "reached": f"{units.three(one.seconds / now.seconds)} × as fast",
+        "tokens a step": _count(time.plan.tokens),
+        "tokens/s of one GPU": f"{units.three(speed)} ×",
+        "tokens to a loss": f"{units.three(more)} ×",
+        "loss reached": f"{units.three(one.seconds / now.seconds)} × as fast",
     }
     where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.cluster}"
     return Said(where, numbers if now.dp > 1 else dict([*numbers.items()][:1]), _limit(now, held), here.fits, here)
