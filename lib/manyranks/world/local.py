@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 
+from manyranks import busy
 from manyranks.world import forkserver, messages, plain, watch
 from manyranks.world.confine import clean
 from manyranks.world.errors import NotStarted
@@ -273,7 +274,11 @@ class Forkserver:
                 self.close()
 
     def _is_ready(self) -> bool:
-        self._socket.settimeout(_IMPORTING)
+        until = time.monotonic() + _IMPORTING
+        with busy.bar("importing torch for the ranks") as bar:
+            while not readable(self._socket.fileno(), _TICK) and time.monotonic() < until:
+                bar.step(0)
+        self._socket.settimeout(_TICK)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if self._socket.recv(1) == b"R":
                 return True
