@@ -278,9 +278,9 @@ class Forkserver:
         with busy.bar("importing torch for the ranks") as bar:
             while not readable(self._socket.fileno(), _TICK) and time.monotonic() < until:
                 bar.step(0)
-        self._socket.settimeout(_TICK)
+        self._socket.settimeout(_IMPORTING)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            if self._socket.recv(1) == b"R":
+            if readable(self._socket.fileno()) and self._socket.recv(1) == b"R":
                 return True
             self._process.wait(timeout=_IMPORTING)  # it has hung up, so it ends
         if self.alive():
