@@ -13,6 +13,7 @@ import pytest
 
 from manyranks.grade import apart, trial
 from manyranks.grade.absent import Known, Source, stand_in
+from manyranks.grade.autograde import outputs
 from manyranks.grade.submission import checks, is_check
 from manyranks.world import confine
 from tests.conftest import ROOT, matrix
@@ -484,6 +485,27 @@ def test_a_check_sees_the_cells_before_it_only(court):
 def test_what_a_cell_prints_is_no_row_of_the_table(capfd):
     judged("print('FORGED 3 of 3')\n" + WRONG)
     assert "FORGED" not in "".join(capfd.readouterr())
+
+
+MAGICS = {  # cell -> what a rank runs
+    "%%time\n\nx = 1\n": "# %%time\n\nx = 1\n",
+    "%%bash\nls": "",
+    "%matplotlib inline\n!pip install x\nx = !ls 'a'\ny = (3\n% 2)\nz?\n": "None\nNone\nx = None\ny = (3\n% 2)\nNone\n",
+    "this is no %Python": "this is no %Python\n",
+}
+
+
+def test_magics_and_cells_that_end_python_cost_no_points():
+    cells = [nbformat.v4.new_code_cell(text) for text in MAGICS]
+    (check,) = (cell for cell in submission(RIGHT)["cells"] if is_check(cell))
+    (found,) = checks(nbformat.v4.new_notebook(cells=[*cells, check]))
+    assert [text for _, text in found.source.cells] == list(MAGICS.values())
+    late = submission("%%time\n%matplotlib inline\n" + RIGHT)
+    ends = ("import sys\nsys.exit('stop here')", "raise KeyboardInterrupt", "1 / 0")
+    late["cells"][:0] = [nbformat.v4.new_code_cell(text) for text in ends]
+    (one,) = OPEN[0].judged(lambda: nbformat.from_dict(late))
+    assert one.points == 2
+    assert "<div class='tex2jax_ignore'>" in outputs(one)[0].data["text/html"]
 
 
 def test_a_full_disk_ends_nobody_else_s_ranks():

@@ -1,9 +1,13 @@
 """nbgrader's whole round: release, submissions, autograding, feedback, export. No result is no points."""
 
+import json
+import time
+
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output, new_raw_cell
 
+from manyranks.world.scratch import parts, refused
 from tests.conftest import ROOT, matrix
 from tests.grading.course import Course, answered, graded, small
 
@@ -176,10 +180,70 @@ def test_removed_test_cells_come_back(course):
     assert course.submit("marked", none_any_more) == {"check_double": 2, "check_rest": 1}
 
 
+def test_honest_accidents_cost_no_points(course):
+    odd = answered(course.release, {"double": RIGHT})
+    solution, check = odd.cells[:2]
+    for cell in (solution, check):  # turned into a text, and back into nothing that nbgrader knows
+        cell.cell_type = "markdown"
+        del cell["outputs"], cell["execution_count"]
+    check["attachments"] = {"a.png": {"image/png": "AA=="}}
+    pasted = new_code_cell("1 / 0", metadata=graded(grade_id="of_another_exercise", solution=True, locked=True))
+    odd.cells += [pasted, new_code_cell("2"), new_code_cell("3")]
+    odd.cells[-1]["outputs"] = [{"output_type": "display_data", "data": {}}]
+    del odd.cells[-2]["outputs"], odd.cells[-2]["execution_count"]
+    odd.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {}}
+    (folder := course.root / "submitted" / "odd" / course.name).mkdir(parents=True)
+    (folder / f"{course.name}.ipynb").write_text(json.dumps(odd))
+    (folder / f"{course.name}.html").write_text("exported")
+    done = course.api.autograde(course.name, "odd")
+    assert "checksum" not in done["log"]
+    course._do(course.api.generate_feedback(course.name, "odd"))
+    assert course.points("odd") == {"check_double": 2, "check_rest": 1}
+    assert "exported" not in course.feedback("odd")
+
+
+def test_feedback_and_log_have_nothing_of_a_learner_s_that_runs_or_takes_long(course):
+    evil = answered(course.release, {"double": RIGHT})
+    evil.cells += [new_raw_cell("<a href=x class=btn>y</a>"), *(new_code_cell("#" + "." * 19_000) for _ in range(9))]
+    evil.cells[2].metadata.nbgrader["locked"] = "yes\r\x1b[K"
+    course._write("submitted/evil", evil)
+    for name in ("other.html", "a\r\x1b[Kb.txt"):
+        (course.root / "submitted" / "evil" / course.name / name).write_text("<script>1</script>")
+    log = course.api.autograde(course.name, "evil")["log"]
+    assert "\r" not in log
+    assert "\x1b[K" not in log
+    assert r"a\r\x1b[Kb.txt" in log
+    course._do(course.api.generate_feedback(course.name, "evil"))
+    assert [path.name for path in (course.root / "feedback" / "evil" / course.name).iterdir()] == [f"{course.name}.html"]
+    assert "<a href=x" not in course.feedback("evil")
+    assert 40_000 < course.feedback("evil").count(".") < 70_000
+
+
+def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
+    started = time.monotonic()
+    assert parts(b'"' + b'\\"' * 500_000) == 0
+    assert parts(rb'["a\\", "b\"[,{", {}]') == 4
+    assert time.monotonic() - started < 5
+    for i in range(200):
+        (tmp_path / f"{i}").touch()
+    assert refused(tmp_path) == ""
+    (tmp_path / "more").mkdir()
+    assert "more than 200 files and folders, or 100 MB" in refused(tmp_path)
+    for i in range(6):
+        with open(tmp_path / f"{i}", "wb") as file:
+            file.truncate(20 << 20)
+    assert "more than 200 files and folders, or 100 MB" in refused(tmp_path)
+
+
 def test_a_second_submission_has_its_own_points_only(course):
     for later in (answered(course.release, {"double": "import os; os._exit(0)"}), without_its_checks(course, "double = 0")):
         assert course.submit("twice", answered(course.release, {"double": RIGHT}))["check_double"] == 2
         assert course.submit("twice", later)["check_double"] == 0
+    (course.root / "submitted" / "twice" / course.name / f"{course.name}.ipynb").rename(
+        course.root / "submitted" / "answer.txt"
+    )
+    with pytest.raises(RuntimeError, match="has no notebook that can be graded, and no points"):
+        course._do(course.api.autograde(course.name, "twice"))
     later.cells[0].metadata.nbgrader = later.cells[0].metadata.nbgrader | {"grade_id": "check_double"}
     assert course.submit("twice", answered(course.release, {"double": RIGHT}))["check_double"] == 2
     with pytest.raises(RuntimeError):

@@ -85,6 +85,6 @@ def _run(source: Source, variables: dict) -> list[str]:
         cells.remember(name, text)
         try:
             exec(compile(text, name, "exec"), variables)
-        except Exception as error:
+        except BaseException as error:  # also sys.exit(), or an interrupt: a notebook goes on
             errors.append(f"cell {number} raised {type(error).__name__}: {error}")
     return errors

@@ -9,11 +9,10 @@ nbgrader itself gives full marks to a test cell without output, or with one that
 """
 
 import math
-import os
 import re
-import stat
 from contextlib import suppress
 from functools import cache, wraps
+from glob import glob
 from pathlib import Path
 
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
@@ -21,21 +20,20 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader import utils
 from nbgrader.api import Gradebook, MissingEntry
-from nbgrader.converters import Autograde
+from nbgrader.converters import Autograde, GenerateFeedback
 from nbgrader.nbgraderformat import MetadataValidator
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor, OverwriteCells, SaveAutoGrades
 from nbgrader.preprocessors.execute import UnresponsiveKernelError
 from traitlets import Bool
+from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
-from manyranks.world.scratch import LARGEST
+from manyranks.world.scratch import as_it_is, heads, in_plain_letters, refused
 from manyranks.world.trouble import printable
 
-_MOST, _CODE = 200, 200_000  # cells with a name of nbgrader's; letters of a notebook's code, which feedback colors
-_PARTS, _TEXT = 100_000, 20_000  # of JSON in a notebook, each of which nbgrader copies many times; letters of a text cell
-_STRINGS, _PLAIN = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(r"\w[\w .@'-]*/\w[\w .@'-]*")
+_MOST, _CODE = 200, 200_000  # cells with a name of nbgrader's; letters of a notebook
+_PLAIN = re.compile(r"\w[\w .@'-]*/\w[\w .@'-]*")  # student and exercise
 _ID, _BLANK = re.compile(r"[\w.-]{1,100}"), re.compile(r"\s{1000}")  # of a cell; what takes hours to color
-_TIME = re.compile(rb"[\w :.+-]{0,60}\s*")  # of a submission
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
 
@@ -74,6 +72,9 @@ class JudgeApart(ExecuteWhatRuns):
                 nb.cells[judged.index].outputs = outputs(judged)
         except apart.Ended as error:
             self.log.warning("not judged to its end: %s", error)  # a check without a result has no points
+        code = [cell for cell in nb.cells if cell.cell_type == "code"]
+        for cell, short in zip(code, heads([cell.source for cell in code]), strict=True):  # which feedback colors
+            cell.source = short
         return nb, resources
 
 
@@ -86,7 +87,8 @@ def _judge(fewer_fences: bool) -> apart.Judge:
 def outputs(judged: apart.Judged) -> list[NotebookNode]:
     """What the cell shows: the report, and the points, as a share of those that the cell is worth."""
     report = judged.report
-    shown = {"text/html": report._repr_html_(), "text/plain": repr(report)}
+    html = f"<div class='tex2jax_ignore'>{report._repr_html_()}</div>"  # a learner's words may look like formulas
+    shown = {"text/html": html, "text/plain": repr(report)}
     return [
         new_output("display_data", data=shown),
         new_output("execute_result", data={"text/plain": f"{judged.points:g}"}, execution_count=1),
@@ -94,7 +96,7 @@ def outputs(judged: apart.Judged) -> list[NotebookNode]:
 
 
 class Tidied(NbGraderPreprocessor):
-    """Takes away what is no metadata of nbgrader's, and that of a cell which is there twice: the last one counts.
+    """Takes away what nbgrader stumbles over: other metadata, and that of a cell that is there twice: the last one counts.
 
     nbgrader leaves an empty entry in such a cell, takes it for one of an old version, and grades nobody after it. Long
     texts are cut: feedback on them takes minutes, or hours.
@@ -106,25 +108,18 @@ class Tidied(NbGraderPreprocessor):
             raise ValueError(f"the cells have more than {_CODE:,} letters")
         if any(_BLANK.search(cell.source) for cell in nb.cells if cell.cell_type == "code"):
             raise ValueError("a cell of code has 1,000 blanks in a row")
-        nb.metadata.pop("language_info", None)  # which says how its code is colored, at whatever price
+        nb.metadata = NotebookNode({key: nb.metadata[key] for key in nb.metadata if key == "kernelspec"})
         for cell in reversed(nb.cells):
-            name = submission.grade_id(cell) if _ID.fullmatch(submission.grade_id(cell)) else ""
-            cell.metadata = NotebookNode({"nbgrader": cell.metadata.nbgrader} if name else {})  # some say how code is colored
-            if name and name not in seen and len(seen) < _MOST:
+            told, name = cell.metadata.get("nbgrader"), submission.grade_id(cell)
+            cell.metadata = NotebookNode()  # some of it says how code is colored
+            cell.pop("attachments", None)
+            if cell.cell_type == "code":
+                cell |= {"outputs": [], "execution_count": None}
+            if _ID.fullmatch(name) and name not in seen and len(seen) < _MOST:
                 seen.add(name)
-                cell.metadata.nbgrader["schema_version"] = MetadataValidator.schema_version
-            else:
-                cell.metadata.pop("nbgrader", None)
-            if cell.cell_type == "markdown":
-                cell.source = _as_it_is(cell.source)
+                kinds = {kind: bool(told.get(kind)) for kind in ("grade", "solution", "locked", "task")}
+                cell.metadata.nbgrader = NotebookNode(kinds, grade_id=name, schema_version=MetadataValidator.schema_version)
         return nb, resources
-
-
-def _as_it_is(text: str) -> str:
-    """Shows a learner's text without its HTML, for feedback is opened by others; locked texts are put back by nbgrader."""
-    text = re.sub(r"\s{50,}", "\n", text[:_TEXT])
-    fence = "~" * (3 + max(map(len, re.findall("~+", text)), default=0))
-    return f"{fence}text\n{text}\n{fence}"
 
 
 def regular_files_only(start):
@@ -137,51 +132,50 @@ def regular_files_only(start):
     def checked(self, assignment_id: str, student_id: str) -> bool:
         graded_now = True
         try:
-            look(self, assignment_id, student_id)
+            if why := refused(Path(self._format_source(assignment_id, student_id))):
+                raise ValueError(why)
             graded_now = start(self, assignment_id, student_id)
         finally:
             if graded_now:
-                with suppress(MissingEntry):  # none yet
-                    _without_points(self, assignment_id, student_id)
+                _without_points(self, assignment_id, student_id)
         return graded_now
-
-    def look(self, assignment_id: str, student_id: str) -> None:
-        folder = Path(self._format_source(assignment_id, student_id))
-        for place, folders, files in os.walk(folder):
-            for path in (Path(place) / name for name in (*folders, *files)):
-                status = path.lstat()
-                only = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
-                if not only or status.st_size > LARGEST:
-                    raise ValueError(f"{printable(str(path))} is a link, no file, or larger than {LARGEST >> 20} MB")
-                text = path.read_bytes() if path.suffix == ".ipynb" or path.name == "timestamp.txt" else b""
-                if sum(map(_STRINGS.sub(b"", text).count, (b"{", b"[", b","))) > _PARTS:
-                    raise ValueError(f"{printable(str(path))} has more than {_PARTS:,} parts")
-                if path.name == "timestamp.txt" and not _TIME.fullmatch(text):
-                    raise ValueError(f"{printable(str(path))} has no time")
 
     return checked
 
 
 def with_names_of_one_line(start):
-    """Leaves out names that nbgrader takes for patterns, or for columns of its table. start: Autograde.init_notebooks."""
+    """Leaves out names that nbgrader takes for patterns, or for columns of its table; gives no points where no notebook is."""
 
     @wraps(start)
     def listed(self) -> None:
-        start(self)
-        for folder in [
-            name
-            for name in self.assignments
-            if not _PLAIN.fullmatch(last := "/".join(Path(name).parts[-2:])) or printable(last) != last
-        ]:
-            self.log.error("%s is left out: a name has letters, digits and . _ @ - ' only", printable(folder))
-            del self.assignments[folder]
+        for log in (self.log, get_logger()):
+            log.addFilter(in_plain_letters)
+        try:
+            start(self)
+        finally:
+            for folder in list(self.assignments):
+                if not _PLAIN.fullmatch(last := "/".join(Path(folder).parts[-2:])) or printable(last) != last:
+                    self.log.error("%s is left out: a name has letters, digits and . _ @ - ' only", printable(folder))
+                    del self.assignments[folder]
+            if self.coursedir.notebook_id == "*":
+                without_a_notebook(self)
+
+    def without_a_notebook(self) -> None:
+        path = re.compile(self._format_source("(?P<exercise>.*)", "(?P<student>.*)", escape=True), re.DOTALL)
+        for folder in glob(self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)):
+            whose = path.fullmatch(folder)
+            if folder not in self.assignments and whose["student"] not in self.coursedir.student_id_exclude.split(","):
+                self.log.error("%s has no notebook that can be graded, and no points", printable(folder))
+                with suppress(FileNotFoundError):
+                    utils.rmtree(self._format_dest(whose["exercise"], whose["student"]))
+                _without_points(self, whose["exercise"], whose["student"])
 
     return listed
 
 
 def _without_points(self: Autograde, assignment_id: str, student_id: str) -> None:
     """Points of an earlier submission are none of this one's, whatever becomes of it."""
-    with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as book:
+    with suppress(MissingEntry), Gradebook(self.coursedir.db_url, self.coursedir.course_id) as book:
         for notebook in book.find_submission(assignment_id, student_id).notebooks:
             for grade in notebook.grades:
                 grade.auto_score = 0
@@ -189,13 +183,21 @@ def _without_points(self: Autograde, assignment_id: str, student_id: str) -> Non
 
 
 class RemovedChecksLast(OverwriteCells):
-    """Puts back a check that a learner has removed, at the end: nbgrader stops where the cell before it is a text."""
+    """Puts back removed checks at the end, for nbgrader stops where a text comes before. Learners' texts show as they are."""
 
     def preprocess_cell(self, cell: NotebookNode, resources, cell_index: int):
+        where, locked = (submission.grade_id(cell), self.notebook_id, self.assignment_id), False
+        try:
+            locked = self.gradebook.find_source_cell(*where).locked
+        except MissingEntry:
+            cell.metadata.pop("nbgrader", None)
         with suppress(MissingEntry):
-            known = self.gradebook.find_grade_cell(submission.grade_id(cell), self.notebook_id, self.assignment_id)
+            known = self.gradebook.find_grade_cell(*where)
             cell.metadata.nbgrader |= {"grade": True, "points": known.max_score}  # whatever the learner says
-        return super().preprocess_cell(cell, resources, cell_index)
+        cell, resources = super().preprocess_cell(cell, resources, cell_index)
+        if cell.cell_type != "code" and not locked:
+            cell |= {"cell_type": "markdown", "source": as_it_is(cell.source)}
+        return cell, resources
 
     def add_missing_grade_cells(self, nb: NotebookNode, resources):
         source = self.gradebook.find_notebook(self.notebook_id, self.assignment_id)
@@ -230,10 +232,12 @@ def has_points(cell: NotebookNode) -> bool:
     return math.isfinite(points) and 0 <= points <= float(cell.metadata.nbgrader.points)
 
 
+@cache
 def first_steps() -> list[type]:
     """nbgrader's own steps of tidying a submission, after ours."""
     Autograde.init_destination = regular_files_only(Autograde.init_destination)  # nbgrader has no hooks here
     Autograde.init_notebooks = with_names_of_one_line(Autograde.init_notebooks)
+    GenerateFeedback.init_assignment = lambda self, assignment_id, student_id: None  # copies no file of a learner's
     return [Tidied, *_with({OverwriteCells: [RemovedChecksLast]}, Autograde.sanitize_preprocessors.default())]
 
 

@@ -1,12 +1,15 @@
 """A learner's notebook as text: its cells, and the checks among them. Nothing of it is run."""
 
 import ast
+import re
 from typing import NamedTuple
 
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
 from manyranks.grade.absent import Source
+
+_MAGIC = re.compile(r"""get_ipython\(\)\.\w+\((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|, )*\)""")
 
 
 class Check(NamedTuple):
@@ -64,8 +67,13 @@ def called(source: str) -> tuple[tuple[str, ...], str] | None:
 
 
 def _python(source: str) -> str:
-    """Magics as calls of get_ipython(), which no rank has."""
+    """Without magics, which no rank has, and each line in its place. Of a cell's own magic only those that run it leave it."""
+    first, _, rest = source.lstrip().partition("\n")
+    if first.startswith("%%"):
+        if first[2:].partition(" ")[0].strip() not in ("time", "timeit", "capture"):
+            return ""
+        source = f"# {first}\n{rest}"
     try:
-        return TransformerManager().transform_cell(source)
+        return _MAGIC.sub("None", TransformerManager().transform_cell(source))
     except Exception:  # what is no Python is no magic either
         return source

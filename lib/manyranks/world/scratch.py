@@ -1,16 +1,26 @@
-"""Files of strangers: reading one of theirs, and a folder that their ranks may write into."""
+"""Files and words of strangers: reading and showing what is theirs, and a folder that their ranks may write into."""
 
 import contextlib
 import hashlib
+import logging
 import os
+import re
 import stat
 import subprocess
 import time
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from manyranks.world.trouble import printable
 
 MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
+_HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
+_PARTS = 100_000  # of JSON in a notebook, each of which nbgrader copies many times
+_TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
+_CODE, _SHOWN = 10_000, 50_000  # letters of a cell's code that are colored, and of all cells together
+_TIME = re.compile(rb"[\w :.+-]{0,60}\s*")  # of a submission
 _TRIES, _MOMENT = 5, 0.2  # how often it is removed; seconds
 
 
@@ -74,3 +84,52 @@ def no_file(path: Path) -> str:
         return LINK if stat.S_ISLNK(path.lstat().st_mode) else ""
     except OSError as error:
         return os.strerror(error.errno or 0)
+
+
+def refused(folder: Path) -> str:
+    """Returns why nobody opens what is handed in there: links, devices, pipes, or far too much; empty where all is well."""
+    count = together = 0
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place) / name for name in (*folders, *files)):
+            status, shown = path.lstat(), printable(str(path))
+            plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+            if not (plain or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST:
+                return f"{shown} is a link, no file, or larger than {LARGEST >> 20} MB"
+            count, together = count + 1, together + status.st_size
+            if count > _HANDED_IN or together > _TOGETHER:
+                return (
+                    f"there are more than {_HANDED_IN} files and folders, or {_TOGETHER >> 20} MB, in {printable(str(folder))}"
+                )
+            if plain and path.name.endswith(".ipynb") and parts(path.read_bytes()) > _PARTS:
+                return f"{shown} has more than {_PARTS:,} parts"
+            if plain and path.name == "timestamp.txt" and not _TIME.fullmatch(path.read_bytes()):
+                return f"{shown} has no time"
+    return ""
+
+
+def parts(text: bytes) -> int:
+    """Returns how many lists, dictionaries and members JSON has, in a time that grows as its length does."""
+    bare = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", text, flags=re.DOTALL))
+    return sum(map(bare.count, (b"{", b"[", b",")))
+
+
+def as_it_is(text: str) -> str:
+    """Returns Markdown that shows a text with none of its HTML, and without long gaps, for others open it."""
+    text = re.sub(rf"\s{{{_BLANK},}}", "\n", text[:_TEXT])
+    fence = "~" * (3 + max(map(len, re.findall("~+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def heads(texts: Iterable[str]) -> Iterator[str]:
+    """Yields as much of each text as can be colored soon: a line of 100,000 dots would take hours."""
+    left = _SHOWN
+    for text in texts:
+        yield text if len(text) <= (most := min(_CODE, left)) else f"{text[:most]}…"
+        left -= min(most, len(text))
+
+
+def in_plain_letters(record: logging.LogRecord) -> bool:
+    """Keeps a stranger's words from moving about in the terminal that shows a log. As a filter of it, lets all records pass."""
+    with contextlib.suppress(TypeError, ValueError):
+        record.msg, record.args = re.sub(r"[^\n\t]+", lambda found: printable(found[0]), record.getMessage()), ()
+    return True
