@@ -17,6 +17,7 @@ from manyranks.grade.autograde import outputs
 from manyranks.grade.submission import checks, is_check
 from manyranks.world import confine
 from tests.conftest import ROOT, matrix
+from tests.fences import ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
 from tests.grading.course import answered
 
 RELEASE = nbformat.read(ROOT / "exercises" / "03_zero" / "03_zero.ipynb", 4)
@@ -221,43 +222,12 @@ def test_what_comes_back_is_only_data(kind, tmp_path):
     assert judged(RIGHT).points == 2, "whoever is judged afterwards has his own points"
 
 
-SOCKETS = """
-import gc, socket, struct, threading, time
-def shard(tensor):
-    found = sorted((one for one in gc.get_objects() if isinstance(one, socket.socket)), key=lambda one: one.fileno())
-    ATTEMPT
-"""
-ATTEMPTS_ON_SOCKETS = {
-    "a message that says it is huge": "[one.sendall(struct.pack('<IQ', 1, 1 << 50)) for one in found]",
-    "a flood of frames": "[one.sendall(struct.pack('<I', 3_000_000) + bytes(1 << 20)) for one in found]; time.sleep(60)",
-    "half a message to every question": "[one.sendall(struct.pack('<IQ', 1, 500) + b'x') for one in found]; time.sleep(60)",
-    "a reply that drips": "[one.sendall(struct.pack('<IQ', 1, 500)) for one in found]; "
-    "[(one.sendall(b'x'), time.sleep(0.5)) for _ in range(600) for one in found]",
-}
-
-
 @pytest.mark.parametrize("kind", matrix(ATTEMPTS_ON_SOCKETS, ["a message that says it is huge", "a flood of frames"]))
 def test_a_connection_that_is_misused_costs_this_task_its_points_and_little_time(kind, monkeypatch):
     monkeypatch.setattr(trial, "slowness", lambda: 1.0)
     started = time.monotonic()
     assert judged(SOCKETS.replace("ATTEMPT", ATTEMPTS_ON_SOCKETS[kind])).report.points == 0
     assert time.monotonic() - started < 120  # 20 on a machine that does nothing else
-
-
-BESIDE = """
-import socket, threading
-def shard(tensor):
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
-        other, _ = server.accept()
-        sender = threading.Thread(target=sock.sendall, args=(bytes(5_000_000),))
-        sender.start()
-        got = 0
-        while got < 5_000_000:
-            got += len(other.recv(1 << 20))
-        other.close()
-    rank, n = dist.get_rank(), dist.get_world_size()
-    return torch.nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n)).chunk(n)[rank].clone()
-"""
 
 
 def test_an_answer_to_who_did_not_live_to_hear_it_is_nobody_else_s():
@@ -269,35 +239,12 @@ def test_an_answer_to_who_did_not_live_to_hear_it_is_nobody_else_s():
         assert server.loopback_bytes() == 0
 
 
-COOKIE = """
-import socket
-with socket.socket() as one:
-    cookie = one.getsockopt(socket.SOL_SOCKET, 71, 8).hex()  # SO_NETNS_COOKIE: no network's comes twice, its inode may
-"""
-
-
 @pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
 def test_each_submission_has_a_network_of_its_own():
     """Else one of them could leave all ports taken for a minute."""
     inside = [judged(f"{COOKIE}\ndef shard(tensor):\n    print('in', cookie)\n").report.printed for _ in range(2)]
     exec(COOKIE, here := {})
     assert len({*(printed.partition("in ")[2].split()[0] for printed in inside), here["cookie"]}) == 3
-
-
-PORTS = """
-import socket
-def shard(tensor):
-    server = socket.create_server(("127.0.0.1", 20000), backlog=64)
-    for port in range(*map(int, open("/proc/sys/net/ipv4/ip_local_port_range").read().split())):
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-                one.connect(("127.0.0.1", 20000))
-                other, _ = server.accept()
-            except OSError:
-                continue
-        other.close()
-"""
 
 
 @pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
@@ -313,13 +260,6 @@ def test_what_ranks_send_beside_what_they_note_is_seen_by_the_kernel():
     assert "as the kernel counts it, and noted calls of" in f"{report}"
 
 
-FULL = {
-    "many files": "for i in range(3000): open(f'{i}', 'w').write('x')",
-    "large files": "for i in range(40): open(f'{i}', 'wb').write(bytes(15_000_000))",
-    "folders in folders": "name = str(os.getpid())\n    for i in range(3000):\n        os.mkdir(name); os.chdir(name)",
-}
-
-
 @pytest.mark.skipif("files" not in confine.fences().split(", "), reason="Landlock is Linux's")
 @pytest.mark.parametrize("kind", matrix(FULL, ["folders in folders"]))
 def test_a_disk_is_not_filled_and_all_of_it_is_removed(kind, tmp_path, monkeypatch):
@@ -327,67 +267,6 @@ def test_a_disk_is_not_filled_and_all_of_it_is_removed(kind, tmp_path, monkeypat
     with pytest.raises(apart.Ended, match="wrote more than"):
         judged(f"import os, time\ndef shard(tensor):\n    {FULL[kind]}\n    time.sleep(5)\n")
     assert list(tmp_path.iterdir()) == []
-
-
-OUTSIDE = {
-    "chmod": "os.chmod(_FILE_, 0)",
-    "utime": "os.utime(_FILE_, (0, 0))",
-    "a UNIX socket": "socket.socket(socket.AF_UNIX).connect(_UNIX_)",
-    "a UNIX socket of a pair": "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', _UNIX_)",
-    "shared memory": "open('/dev/shm/of-manyranks', 'w').write('x')",
-    "passwords": "found = open('/etc/shadow').read()",
-    "the network outside": "socket.create_connection(('127.0.0.1', _PORT_), timeout=3).send(b'x')",
-    "a signal": "os.kill(_PID_, 0)",
-    "a thread's signal": "done(libc.syscall(234 if x86 else 131, _PID_, _PID_, 0))",
-    "another's limits": "resource.prlimit(_PID_, resource.RLIMIT_CPU, resource.prlimit(_PID_, resource.RLIMIT_CPU))",
-    "another's priority": "os.setpriority(os.PRIO_PROCESS, _PID_, os.getpriority(os.PRIO_PROCESS, _PID_))",
-    "another's cores": "os.sched_setaffinity(_PID_, os.sched_getaffinity(0))",
-    "signals of files": "fcntl.fcntl(0, 8, _PID_)",
-    "signals of sockets": "fcntl.ioctl(socket.socket(), 0x8901, struct.pack('i', _PID_))",
-    "a file's flags": "fcntl.ioctl(os.open(os.__file__, os.O_RDONLY), 0x40086602, struct.pack('i', 0))",
-    "what others open": "done(libc.inotify_add_watch(libc.inotify_init(), b'/tmp', 0xFFF))",
-    "a file in memory": "os.memfd_create('x')",
-    "memory that is shared": "mmap.mmap(-1, 1 << 20)",
-    "memory of a device": "mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20)",
-    "memory that is written and sealed, again and again": "for _ in range(50): done(libc.mprotect(pages(0x22), 1 << 28, 1))",
-    "memory that grows downwards": "for _ in range(50): pages(0x122)",
-    "memory of pipes": "done(libc.syscall(278 if x86 else 75, os.pipe()[1], struct.pack('QQ', 0, 0), 1, 0))",
-    "memory of sockets": "found = len([socket.socketpair() for _ in range(150)])",
-    "memory that stays": "done(libc.mlock(ctypes.c_void_p(pages(0x22)), ctypes.c_size_t(4096)))",
-    "files of a thread": "done(libc.syscall(436, 900, 901, 2))",
-    "a file for another process": "found = socket.socketpair()[0].sendmsg([b'x'])",
-    "a lease": "fcntl.fcntl(os.open(os.__file__, os.O_RDONLY), 1024, 1)",
-    "what happens in a folder": "fcntl.fcntl(os.open('/usr', os.O_RDONLY), 1026, 1)",
-    "the user's watches": "done(libc.inotify_init())",
-    "the machine's queues": "done(libc.syscall(206 if x86 else 0, 8, ctypes.byref(ctypes.c_ulong())))",
-    "the kernel's lists of sockets": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)",
-    "a file that is cut": "os.truncate(os.__file__, 0)",
-    "a file that is emptied by who reads": "os.open('x', os.O_RDONLY | os.O_CREAT | os.O_TRUNC)",
-    "attributes of files": "done(libc.getxattr(b'/etc/passwd', b'user.x', None, 0))\n        found = ctypes.get_errno()",
-    "attributes by name": "os.listxattr(os.__file__)",
-    "memory that others have": "done(libc.syscall(31 if x86 else 195, 0, 13, ctypes.byref(ctypes.create_string_buffer(256))))",
-    "rules of its own": "done(libc.prctl(22, 2, struct.pack('HQ', 0, 0), 0, 0))",
-    "rules by seccomp": "done(libc.syscall(317 if x86 else 277, 2, 0, struct.pack('4x')))",
-    "room without size": "done(libc.fallocate(os.open('x', os.O_RDWR | os.O_CREAT), 1, 0, 4096))",
-    "a file without a name": "os.open('.', os.O_TMPFILE | os.O_RDWR)",
-    "removal": "open('y', 'w'); os.remove('y')",
-    "a new name": "open('y', 'w'); os.rename('y', 'z')",
-    "a link": "os.symlink('/etc/passwd', 'link')",
-    "a hard link": "open('y', 'w'); os.link('y', 'z')",
-    "a pipe": "os.mkfifo('pipe')",
-}
-TOOLS = """
-import ctypes, fcntl, mmap, os, platform, resource, socket, struct
-libc, x86 = ctypes.CDLL(None, use_errno=True), platform.machine() == "x86_64"
-libc.mmap.restype, libc.mprotect.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-def done(result):
-    if result < 0:
-        raise OSError(ctypes.get_errno())
-def pages(flags):
-    found = libc.mmap(None, ctypes.c_size_t(1 << 28), 3, flags, -1, ctypes.c_size_t(0))
-    done(-1 if found == 2**64 - 1 else 0)
-    return found
-"""
 
 
 @pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")

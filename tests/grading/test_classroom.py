@@ -14,7 +14,6 @@ from manyranks.grade.check import Report
 from manyranks.grade.submission import checks
 from manyranks.world.errors import NotStarted
 from manyranks.world.scratch import contents
-from manyranks.world.trouble import named
 from tests.conftest import ROOT
 from tests.grading import synthetic
 from tests.grading.course import Course, small
@@ -248,22 +247,6 @@ def test_who_has_handed_in_nothing_that_can_be_read_has_a_row(tmp_path):
     (tmp_path / "eve" / ".ipynb_checkpoints").mkdir(parents=True)
     found = {one.student: one.refused for one in classroom.submissions(tmp_path, [synthetic.NAME])}
     assert found == {"ada": "", "bob": classroom.NOTHING, "eve": classroom.NOTHING}
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("\u0430da", r"\u0430da"),  # Cyrillic
-        ("jose\u0301", r"jose\u0301"),
-        ("jos\u00e9", "jos\u00e9"),
-        ("\uff41da", r"\uff41da"),
-        ("ada\U0001d159", r"ada\U0001d159"),
-        ("\u0410\u0441\u044f", "\u0410\u0441\u044f"),
-        ("\u674e\u660e", "\u674e\u660e"),
-    ],
-)
-def test_letters_that_look_like_others_are_written_in_figures(name, shown):
-    assert named(name) == shown
 
 
 def test_names_that_differ_are_two_students_and_look_different(tmp_path):

@@ -1,13 +1,11 @@
 """nbgrader's whole round: release, submissions, autograding, feedback, export. No result is no points."""
 
 import json
-import time
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output, new_raw_cell
 
-from manyranks.world.scratch import parts, refused
 from tests.conftest import ROOT, matrix
 from tests.grading.course import Course, answered, graded, small
 
@@ -217,22 +215,6 @@ def test_feedback_and_log_have_nothing_of_a_learner_s_that_runs_or_takes_long(co
     assert [path.name for path in (course.root / "feedback" / "evil" / course.name).iterdir()] == [f"{course.name}.html"]
     assert "<a href=x" not in course.feedback("evil")
     assert 40_000 < course.feedback("evil").count(".") < 70_000
-
-
-def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
-    started = time.monotonic()
-    assert parts(b'"' + b'\\"' * 500_000) == 0
-    assert parts(rb'["a\\", "b\"[,{", {}]') == 4
-    assert time.monotonic() - started < 5
-    for i in range(200):
-        (tmp_path / f"{i}").touch()
-    assert refused(tmp_path) == ""
-    (tmp_path / "more").mkdir()
-    assert "more than 200 files and folders, or 100 MB" in refused(tmp_path)
-    for i in range(6):
-        with open(tmp_path / f"{i}", "wb") as file:
-            file.truncate(20 << 20)
-    assert "more than 200 files and folders, or 100 MB" in refused(tmp_path)
 
 
 def test_a_second_submission_has_its_own_points_only(course):

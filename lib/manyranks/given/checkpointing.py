@@ -6,6 +6,7 @@ Also what the exercise gives: layers as numbers, and what a choice of them holds
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from numbers import Integral
 from random import Random
 from typing import NamedTuple
 from zlib import crc32
@@ -303,3 +304,35 @@ CHAINS = (
     _real("a budget for everything", 1, _WIDE),
     _real("the least budget", 0, _WIDE),
 )
+
+
+_NUMBERS = (
+    "return the numbers of the layers to checkpoint, counted from 0, as a set or a list: {0, 2}; not a list of yes and no"
+)
+_OF_A_CHOICE = ("what need not be chosen", "the FLOPs that run again")
+
+
+def weighed(case: Chain, did: str, chosen: object) -> dict:
+    """What is judged of the layers that a rank has chosen, and of what choose did."""
+    if case.nothing_fits:
+        return {"what choose does": did}
+    if chosen is None:
+        return {"the choice": f"missing, for choose {did}"} | dict.fromkeys(_OF_A_CHOICE)
+    chosen = numbers(chosen, len(case.layers))
+    again, held = sum(case.layers[k].forward for k in chosen), peak(case.layers, chosen)
+    if case.shapes:
+        flops, held = measured(case.shapes, chosen)
+        again = flops - 3 * sum(layer.forward for layer in case.layers)  # forward, and backward's two products for each
+    if held > case.budget:
+        return {"the choice": f"{held - case.budget:,} bytes above the budget"} | dict.fromkeys(_OF_A_CHOICE)
+    spare = [k for k in chosen if peak(case.layers, {*chosen} - {k}) <= case.budget]
+    found = f"{spare} of {chosen}" if spare else "nothing", again
+    return {"the choice": "within the budget"} | dict(zip(_OF_A_CHOICE, found, strict=True))
+
+
+def numbers(chosen, n: int) -> list[int]:
+    """The learner's. Raises Stopped for others."""
+    numbers = list(chosen) if hasattr(chosen, "__iter__") else [None]
+    if any(isinstance(k, bool) or not isinstance(k, Integral) or not 0 <= k < n for k in numbers):
+        raise Stopped(f"choose returned {chosen!r:.60} for {n} layers", _NUMBERS)
+    return sorted(set(map(int, numbers)))

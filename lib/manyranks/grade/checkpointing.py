@@ -3,10 +3,9 @@
 All but the last task run on one rank, the last on several.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from numbers import Integral
 from types import SimpleNamespace
 
 import torch
@@ -14,13 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 from manyranks.given import checkpointing as model
-from manyranks.given.checkpointing import EXACT, HIDDEN, Chain, Function, Scene, checked, inputs, peak
+from manyranks.given.checkpointing import EXACT, HIDDEN, Chain, Function, Scene, checked, inputs
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, values
 from manyranks.grade.learner import Ready
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import Fact, size
+from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch
 
 _NO_SEEDS = "forward draws as many random numbers as the function does, from where they are: no seeds and no fork_rng there"
@@ -223,50 +222,16 @@ selective = _Task(
 # Task 4: a choice
 
 
-_NUMBERS = (
-    "return the numbers of the layers to checkpoint, counted from 0, as a set or a list: {0, 2}; not a list of yes and no"
-)
-
-
-_OF_A_CHOICE = ("what need not be chosen", "the FLOPs that run again")
-
-
 def _choose(case: Chain, choose: Callable, watch: Watch) -> dict:
     try:
         chosen = choose(list(case.layers), case.budget)
         if not case.nothing_fits or chosen is not None:
-            chosen = _numbers(chosen, len(case.layers))
+            chosen = model.numbers(chosen, len(case.layers))
         return {"did": f"returns {chosen}", "chosen": chosen}
     except Exception as error:
         if isinstance(error, Stopped | NotImplementedError) or (not case.nothing_fits and not isinstance(error, ValueError)):
             raise
         return {"did": f"raises {'ValueError' if isinstance(error, ValueError) else type(error).__name__}", "chosen": None}
-
-
-def _weighed(case: Chain, results: Mapping[str, Fact]) -> dict:
-    """What is judged of the layers that a rank has chosen; nothing else that has come counts."""
-    if case.nothing_fits:
-        return {"what choose does": results["did"]}
-    if results["chosen"] is None:
-        return {"the choice": f"missing, for choose {results['did']}"} | dict.fromkeys(_OF_A_CHOICE)
-    chosen = _numbers(results["chosen"], len(case.layers))
-    again, held = sum(case.layers[k].forward for k in chosen), peak(case.layers, chosen)
-    if case.shapes:
-        flops, held = model.measured(case.shapes, chosen)
-        again = flops - 3 * sum(layer.forward for layer in case.layers)  # forward, and backward's two products for each
-    if held > case.budget:
-        return {"the choice": f"{held - case.budget:,} bytes above the budget"} | dict.fromkeys(_OF_A_CHOICE)
-    spare = [k for k in chosen if peak(case.layers, {*chosen} - {k}) <= case.budget]
-    found = f"{spare} of {chosen}" if spare else "nothing", again
-    return {"the choice": "within the budget"} | dict(zip(_OF_A_CHOICE, found, strict=True))
-
-
-def _numbers(chosen, n: int) -> list[int]:
-    """The learner's. Raises Stopped for others."""
-    numbers = list(chosen) if hasattr(chosen, "__iter__") else [None]
-    if any(isinstance(k, bool) or not isinstance(k, Integral) or not 0 <= k < n for k in numbers):
-        raise Stopped(f"choose returned {chosen!r:.60} for {n} layers", _NUMBERS)
-    return sorted(set(map(int, numbers)))
 
 
 _FITS = "peak(layers, chosen) says what a choice holds, and must be within the budget: <=, so that what holds just that fits"
@@ -287,7 +252,7 @@ choose = _Task(
     ),
     cases=model.CHAINS,
     more=model.drawn,
-    then=_weighed,
+    then=lambda case, results: model.weighed(case, results["did"], results["chosen"]),
     worlds=(1,),
     call="choose(layers, budget)",
 )

@@ -160,7 +160,7 @@ def _rows(one: Submission, folder: Path, releases: dict[str, NotebookNode], judg
         refused, version, text = contents(folder, one.path)
         if refused or version != one.version:
             raise ValueError(f"the notebook has changed since the command began{refused and ': '}{refused}")
-        submission = nbformat.reads(text.decode(), 4)
+        submission = nbformat.reads(text.decode("utf-8-sig"), 4)
         return asked(submission, release or _closest(submission, releases.values()))
 
     try:

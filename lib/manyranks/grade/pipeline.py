@@ -88,8 +88,8 @@ def _can_run(share: float, what: str) -> Judge:
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         failed, problem = failure(trial.seen[0]), trial.seen[0].results.get(WHY)
-        missing = "its tables are missing" if problem is None else problem
-        return failed or Verdict(problem == "", f"{missing}", _CANNOT_RUN.get(kind(problem), ""))
+        found = "its tables are missing" if problem is None else f"{problem}"
+        return failed or Verdict(problem == "", found, _CANNOT_RUN.get(kind(problem), ""))
 
     return by(share, what, verdict, look)
 
@@ -174,8 +174,7 @@ under_a_cap = _table_task(
     ),
     cases=(*_CAPS, Case(8, 16, cap=8, times=_MEASURED), Case(8, 24, cap=15, times=_MEASURED)),
     more=lambda random: [
-        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=cap(p))
-        for cap in (lambda p: p, lambda p: 2 * p - 1, lambda p: p - 1)
+        Case(p := random.randint(3, 5), random.randint(2 * p, 3 * p), cap=k * p - e) for k, e in ((1, 0), (2, 1), (1, 1))
     ],
     call="under_a_cap(p, m, cap, times)",
 )
