@@ -63,9 +63,22 @@ class Setting(
     """Holds what the controls say; DP is the GPUs that are left."""
 
     @property
+    @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers; a redraw asks dozens of them
     def scenario(self) -> Scenario:
         """Raises ValueError, in words of the controls or of Plan, for what can't be."""
-        return _scenario(self)
+        (dp, left), others = divmod(self.gpus, self.tp * self.cp * self.pp), self.tp * self.cp * self.pp
+        shape, given = _task(self.model, self.cluster, self.gpus, self.seq)
+        if left or not dp:
+            product = f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,} ranks"
+            raise ValueError(f"{product} on {self.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
+        given |= self._asdict() | {"dp": dp, "dp_shard": None if self.dp_shard == ALL else self.dp_shard}
+        plan = Plan(**{name: value for name, value in given.items() if name not in ("model", "cluster", "gpus")})
+        plan.check(shape)
+        m, p, least = plan.microbatches, self.pp, pipeline.fewest(self.schedule, self.pp)
+        if p > 1 and (m < least or (self.virtual > 1 and m % p)):
+            needs = f"{least} or more" if m < least else f"a multiple of {p} with v = {self.virtual}"
+            raise ValueError(f"{m} micro-batches on PP {p}: {self.schedule} needs {needs}. Raise the batch, or lower PP or DP")
+        return Scenario(shape, plan, clusters[self.cluster])
 
     @property
     def limit(self) -> str:
@@ -103,23 +116,6 @@ class Setting(
         """The same task with this plan."""
         values = {name: getattr(plan, name) for name in self._fields[5:]}
         return self._replace(**values | {"dp_shard": plan.dp_shard or ALL})
-
-
-@functools.lru_cache(maxsize=16384)
-def _scenario(now: Setting) -> Scenario:
-    (dp, left), others = divmod(now.gpus, now.tp * now.cp * now.pp), now.tp * now.cp * now.pp
-    shape, given = _task(now.model, now.cluster, now.gpus, now.seq)
-    if left or not dp:
-        product = f"TP {now.tp} × CP {now.cp} × PP {now.pp} = {others:,} ranks"
-        raise ValueError(f"{product} on {now.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
-    given |= now._asdict() | {"dp": dp, "dp_shard": None if now.dp_shard == ALL else now.dp_shard}
-    plan = Plan(**{name: value for name, value in given.items() if name not in ("model", "cluster", "gpus")})
-    plan.check(shape)
-    m, p, least = plan.microbatches, now.pp, pipeline.fewest(now.schedule, now.pp)
-    if p > 1 and (m < least or (now.virtual > 1 and m % p)):
-        needs = f"{least} or more" if m < least else f"a multiple of {p} with v = {now.virtual}"
-        raise ValueError(f"{m} micro-batches on PP {p}: {now.schedule} needs {needs}. Raise the batch, or lower PP or DP")
-    return Scenario(shape, plan, clusters[now.cluster])
 
 
 def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, dict[str, object]]:

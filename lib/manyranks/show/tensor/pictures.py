@@ -26,8 +26,7 @@ class Matrix(NamedTuple):
 
 
 _Y, _FIRST = Matrix("Y", "b·s", "f", "columns"), (Matrix("X", "b·s", "h"), "×", Matrix("A", "h", "f", "columns"))
-_TERMS = "×", Matrix("B", "f", "h", "rows"), "=", Matrix("Z", "b·s", "h", "terms")
-_SECOND = *_TERMS, "all-\nreduce", Matrix("Z", "b·s", "h")
+_SECOND = "×", Matrix("B", "f", "h", "rows"), "=", Matrix("Z", "b·s", "h", "terms"), "all-\nreduce", Matrix("Z", "b·s", "h")
 # What `cut` draws from left to right, below its title.
 _CUTS = {
     "column": ("column-parallel: columns of A give columns of Y", (*_FIRST, "=", _Y)),
@@ -57,12 +56,11 @@ def cut(kind: str, t: int = 4) -> style.Figure:
         end = x + _width(part)
         if isinstance(part, Matrix):
             _draw_matrix(axes, part, x, t)
-            texts = (
-                (-0.68, f"$\\bf{{{part.name}}}$  {part.rows} × {part.columns}", 9, "normal"),
-                (-0.88, _SAID[part.cut], 8, "italic"),
-            )
-            for y, text, size, slant in texts:
-                axes.text((x + end) / 2, y, text, ha="center", va="top", fontsize=size, style=slant)
+            for y, text, look in (
+                (-0.68, f"$\\bf{{{part.name}}}$  {part.rows} × {part.columns}", {"fontsize": 9}),
+                (-0.88, _SAID[part.cut], {"fontsize": 8, "style": "italic"}),
+            ):
+                axes.text((x + end) / 2, y, text, ha="center", va="top", **look)
         elif len(part) == 1:
             axes.text((x + end) / 2, 0, part, fontsize=13, **_CENTER)
         else:
@@ -113,7 +111,8 @@ def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
 
 
 # Where a layer communicates: what happens in it, from its input to its output. f and g are what is sent.
-_LAYER = ["norm", "f", "q, k, v", "core", "output", "g", "dropout", "+", "norm", "f", "up", "GELU", "down", "g", "dropout", "+"]
+_BLOCKS = ("q, k, v", "core", "output"), ("up", "GELU", "down")
+_LAYER = [name for block in _BLOCKS for name in ("norm", "f", *block, "g", "dropout", "+")]
 _INCHES = {"norm": 0.44, "dropout": 0.52, "+": 0.22, "f": 0.48, "g": 0.48}  # else 0.5
 _ALL, _OWN, _INSIDE = "all tokens, on each rank", "own tokens", "own heads or columns"
 _SENDS, _AGAIN = "a collective", "gathered again"
