@@ -31,7 +31,8 @@ ALL = "all"  # data-parallel ranks
 CHOICES = {name: list(SHARED[name][1]) for name in ("tp", "cp", "pp", "ep", "microbatch", "zero", "recompute")}
 CHOICES |= {"dp_shard": [ALL, *(2**k for k in range(1, 12))], "virtual": [1, 2, 3, 4, 5, 6, 8]}
 CHOICES |= {"schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe"]}
-_TASK = "model cluster gpus batch seq"
+# The first five are the task.
+_CONTROLS = "model cluster gpus batch seq microbatch tp cp pp ep zero dp_shard schedule virtual recompute"
 HIDDEN, SHOWN, TAKEN = "not searched", "show them", tuple(f"take the {k}" for k in ("1st", "2nd", "3rd", "4th"))
 # What the planner tries here: values of the controls alone, and fewer where there are experts, so that it takes seconds.
 _TRIED = {"tp": CHOICES["tp"][:5], "pp": CHOICES["pp"], "microbatch": (1, 2, 4), "virtual": (1, 2, 4, 8)}
@@ -57,9 +58,7 @@ _WIDE, _HIGH, _BELOW = 9.2, 3.2, 6.45  # inches: of the figure, and the width of
 _PLACES = (0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (_WIDE - 0.1 - _BELOW, 0.02, _BELOW, 1.25)
 
 
-class Setting(
-    namedtuple("Setting", f"{_TASK} microbatch tp cp pp ep zero dp_shard schedule virtual recompute"), limits.Setting
-):
+class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
     """Holds what the controls say; DP is the GPUs that are left."""
 
     @property

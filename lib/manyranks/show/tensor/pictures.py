@@ -54,18 +54,16 @@ def cut(kind: str, t: int = 4) -> style.Figure:
     x = 0.2
     for part in parts:
         end = x + _width(part)
+        middle = (x + end) / 2
         if isinstance(part, Matrix):
             _draw_matrix(axes, part, x, t)
-            for y, text, look in (
-                (-0.68, f"$\\bf{{{part.name}}}$  {part.rows} × {part.columns}", {"fontsize": 9}),
-                (-0.88, _SAID[part.cut], {"fontsize": 8, "style": "italic"}),
-            ):
-                axes.text((x + end) / 2, y, text, ha="center", va="top", **look)
+            axes.text(middle, -0.68, f"$\\bf{{{part.name}}}$  {part.rows} × {part.columns}", ha="center", va="top", fontsize=9)
+            axes.text(middle, -0.88, _SAID[part.cut], ha="center", va="top", fontsize=8, style="italic")
         elif len(part) == 1:
-            axes.text((x + end) / 2, 0, part, fontsize=13, **_CENTER)
+            axes.text(middle, 0, part, fontsize=13, **_CENTER)
         else:
             axes.annotate("", (end - 0.08, 0), (x + 0.08, 0), arrowprops={"arrowstyle": "->", "linewidth": 1.4})
-            axes.text((x + end) / 2, 0.06, part, ha="center", va="bottom", fontsize=9, linespacing=1.0)
+            axes.text(middle, 0.06, part, ha="center", va="bottom", fontsize=9, linespacing=1.0)
         x = end
     return fig
 
