@@ -1,23 +1,37 @@
 """What an explorer says of the way out: another value of one control, with which a step is faster, or fits in memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from manyranks.show.scenario import Scenario
 
 BETTER = 0.97  # of the cost: what takes no more of it helps
 MUCH = 0.1  # of the time: what takes more of it limits
 
 
-class Setting(Protocol):
-    """Holds what the controls say; a NamedTuple.
+class Setting:
+    """Holds what the controls say, as a tuple with names, and the scenario that they make.
 
-    possible: whether the model allows it; fits: in memory; cost: what is to be small, such as the seconds of a step
+    possible: whether the model allows it; fits: in memory; cost: what is to be small, the seconds of a step unless a chapter
+    has another.
     """
 
-    possible: bool
-    fits: bool
-    cost: float
+    scenario: Scenario
 
-    def _replace(self, **values) -> Self: ...
+    @property
+    def possible(self) -> bool:
+        try:
+            return self.scenario is not None
+        except ValueError:
+            return False
+
+    @property
+    def fits(self) -> bool:
+        return self.scenario.fits
+
+    @property
+    def cost(self) -> float:
+        return self.scenario.time.seconds
 
 
 S = TypeVar("S", bound=Setting)
@@ -50,6 +64,16 @@ class Limits(NamedTuple):
         """Another value of one control that fits in memory: of the first control that has some, the cheapest."""
         each = ([other for other in self.others(now, name) if other.fits] for name in self.room)
         return min(next(filter(None, each), ()), key=lambda other: other.cost, default=None)
+
+    def memory(self, now: S, else_helps: str) -> str:
+        """What is said where memory limits: a change that fits, or what helps where there is none."""
+        other = self.fitting(now)
+        return f"memory; {self.change(now, other)} fits" if other else f"memory; {else_helps}"
+
+    def takes(self, now: S, limit: str, unit: Callable[[float], str]) -> str:
+        """What is said after another limit: "; TP 4 takes 8 s", or nothing where no change is worth it."""
+        other = self.faster(now, limit)
+        return f"; {self.change(now, other)} takes {unit(other.cost)}" if other else ""
 
     def change(self, now: S, other: S) -> str:
         """What is another in it: "TP 4"."""

@@ -83,10 +83,10 @@ def exchange(route: Route, size: float, constants: Constants) -> float:
     if route.ranks == 1:
         return 0.0
     near, far = route.inside - 1, route.ranks - route.inside
-    return _near_and_far(route, near * size / route.ranks, far * size / route.ranks, constants)
+    return near_and_far(route, near * size / route.ranks, far * size / route.ranks, constants)
 
 
-def _near_and_far(route: Route, near: float, far: float, constants: Constants) -> float:
+def near_and_far(route: Route, near: float, far: float, constants: Constants) -> float:
     """Bytes inside the node and to others: at the same time, so that the slower ones count."""
     inside, outside = (reached(link, constants).bandwidth for link in (route.near, route.pair))
     return constants.overhead + route.pair.latency + max(near / inside, far / outside)
@@ -187,7 +187,7 @@ def all_to_all(shape: ModelShape, route: Route, size: float, constants: Constant
     """
     nodes = route.ranks / route.inside
     far = other_nodes(shape, nodes) * size if nodes > 1 else 0.0
-    return _near_and_far(route, shape.top_k * (1 - 1 / route.inside) * size, far, constants)
+    return near_and_far(route, shape.top_k * (1 - 1 / route.inside) * size, far, constants)
 
 
 def other_nodes(shape: ModelShape, nodes: float) -> float:

@@ -80,11 +80,9 @@ def copies(measured: Numbers, predicted: Numbers, ylabel: str, said: Callable[[f
             rings = axes.plot(at, other, "o", **_RING)
             text, place = f"{said(one)}\ntheory {said(other)}", (at, max(one, other))
             axes.annotate(text, place, (0, 8), textcoords="offset points", ha="center", fontsize=8.5)
-    axes.set(ylabel=ylabel)
-    axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
+    axes.set(ylabel=ylabel, ylim=(0, 1.2 * axes.get_ylim()[1]))
     axes.yaxis.set_major_formatter(lambda number, _: said(number))
-    handles = [*axes.containers, *rings]
-    fig.legend(handles=handles, loc="outside upper left", ncols=len(handles), handlelength=1.8)
+    fig.legend(handles=[*axes.containers, *rings], loc="outside upper left", ncols=5, handlelength=1.8)
     return fig
 
 
@@ -96,7 +94,7 @@ def _groups(axes: Axes, named: Mapping, said: Callable[[float], str] | None = No
         look = {"color": colour, "hatch": hatch, "edgecolor": style.INK, "linewidth": 0.6}
         bars = axes.bar(x, [found[group] for group in groups], 0.94 * wide, label=name, **look)
         if said:
-            axes.bar_label(bars, [said(found[group]) for group in groups], padding=3, fontsize=8.5)
+            axes.bar_label(bars, fmt=said, padding=3, fontsize=8.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
@@ -157,10 +155,9 @@ def waiting(
     room, last = 0.1 * (x[-1] - x[0]) or 0.1, -np.inf
     for at, seconds, busy in zip(x, whole, works, strict=True):
         if at - last >= 1.4 * room:  # else numbers would lie on those before
-            text, last = {"textcoords": "offset points", "fontsize": 8.5}, at
-            axes.annotate(units.duration(seconds), (at, seconds), (2, 8), ha="right", **text)
-            look = {"ha": "center", "va": "center", "color": style.BLACK, "bbox": style.PAPER}
-            axes.annotate(units.duration(busy), (at, busy / 2), (0, 0), **look, **text)
+            last, look = at, {"ha": "center", "va": "center", "color": style.BLACK, "bbox": style.PAPER, "fontsize": 8.5}
+            axes.annotate(units.duration(seconds), (at, seconds), (2, 8), textcoords="offset points", ha="right", fontsize=8.5)
+            axes.text(at, busy / 2, units.duration(busy), **look)
     top = 1.3 * max([*whole, *predicted.values()])
     axes.set(xlabel="largest load ÷ mean load", ylabel=ylabel, xlim=(x[0] - room, x[-1] + room), ylim=(0, top))
     axes.yaxis.set_major_formatter(lambda seconds, _: units.duration(seconds) if seconds else "0")

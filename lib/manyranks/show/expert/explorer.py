@@ -1,21 +1,20 @@
 """Chapter 08's explorer: what the degrees of a model with experts make of a GPU's memory, a step's time, and its traffic."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import chain
 
 from matplotlib.artist import Artist
 
-from manyranks.show import style, units
+from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Measure, choice, value_slider
 from manyranks.show.labels import word
-from manyranks.show.limits import MUCH, Limits
-from manyranks.show.said import Part, Said
+from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls, percent
-from manyranks.theory import Plan, clusters, expert, layer, models, traffic
-from manyranks.theory.kernels import DEFAULT
+from manyranks.theory import Plan, clusters, expert, models
 from manyranks.theory.names import Named
 
 # GPUs, sequences of a step (4,096 tokens each), precision. DeepSeek-V3: arXiv 2412.19437, sections 3 and 4.2; V2's batch: arXiv
@@ -31,17 +30,8 @@ CHOICES |= {"imbalance": (1, 1.1, 1.2, 1.5, 2, 3, 4), "schedule": ("dualpipe", "
 WAYS = {"one hop": (1, 0), "two hops": (2, 0), "4 nodes at most": (2, 4), "2 nodes at most": (2, 2), "1 node at most": (2, 1)}
 
 
-class Setting(NamedTuple):
+class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance schedule"), limits.Setting):
     """Holds what the controls say. ep: as asked; with fewer data-parallel ranks or experts it is as many as these."""
-
-    model: str
-    cluster: str
-    pp: int
-    ep: int
-    tp: int
-    limit: int
-    imbalance: float
-    schedule: str
 
     @property
     def most(self) -> tuple[int, str]:
@@ -76,42 +66,24 @@ class Setting(NamedTuple):
     def possible(self) -> bool:
         return self.ranks == self.ep and tried(lambda: self.cost) is not None
 
-    @property
-    def fits(self) -> bool:
-        return self.scenario.fits
-
-    @property
-    def cost(self) -> float:
-        return self.scenario.time.seconds
-
     def parts(self) -> dict[str, float]:
         """Seconds of each part of a step with a balanced load, and "waits": what an unequal load adds."""
         balanced = self._replace(imbalance=1).scenario.time
         named = {name: getattr(balanced, name) for name in ("compute", "tensor", "expert", "bubble")}
         return named | {"waits": max(0.0, self.cost - balanced.seconds), "rest": balanced.seconds - sum(named.values())}
 
-    def way(self, hops: int = 2) -> tuple[float, float, float]:
-        """Bytes to a layer's experts and back, inside the node and between nodes, and seconds: of a micro-batch, forward."""
-        if self.ranks == 1:
-            return 0.0, 0.0, 0.0
-        here, copies_of = self.scenario, expert.one_hop_copies if hops == 1 else expert.two_hops_copies
-        shape, plan, route = here.shape, here.plan, here.cluster.route(self.ranks, self.tp)
-        groups, row = (shape.expert_groups, shape.groups_per_token), self.imbalance * layer.split_tokens(plan) * shape.hidden
-        inside, between = copies_of(shape.experts, shape.top_k, self.ranks, self.nodes, *groups)
-        there, back = (row * size for size in (min(traffic.HALF, plan.recipe.matmul), traffic.HALF))
-        near, far = (traffic.reached(link, DEFAULT).bandwidth for link in (route.near, route.pair))
-        start = DEFAULT.overhead + route.pair.latency
-        seconds = sum(start + max(inside * size / near, between * size / far) for size in (there, back))
-        return inside * (there + back), between * (there + back), seconds
+    def way(self, hops: int = 2) -> expert.Way:
+        here = self.scenario
+        return expert.way(here.shape, here.plan, here.cluster, here.imbalance, hops)
 
 
 _MEMORY = {"states": (style.BLUE, ""), "activations, buffers": (style.ORANGE, "////")}
-_TIME = {"compute": "computing", "waits": "waits for the fullest", "tensor": "tensor-parallel messages"}
-_TIME |= {"expert": "tokens to experts", "bubble": "bubble", "rest": "all else"}
-_COLOURS = style.BLUE, style.YELLOW, style.ORANGE, "#9ecae1", "#b0b0b0", style.INK
-_HATCHES = "", "||||", "////", "----", "\\\\\\\\", ""
+# Of each of Setting.parts its name in the picture, colour and hatch.
+_TIME = {"compute": ("computing", style.BLUE, ""), "waits": ("waits for the fullest", style.YELLOW, "||||")}
+_TIME |= {"tensor": ("tensor-parallel messages", style.ORANGE, "////"), "expert": ("tokens to experts", "#9ecae1", "----")}
+_TIME |= {"bubble": ("bubble", "#b0b0b0", "\\\\\\\\"), "rest": ("all else", style.INK, "")}
 _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
-_LIMITS = Limits(
+_LIMITS = limits.Limits(
     choices=CHOICES,
     remedies={"waits": ("imbalance",), "tensor": ("tp",), "expert": ("schedule",), "bubble": ("pp",), "rest": ("ep",)},
     room=("ep", "pp", "tp"),
@@ -119,6 +91,9 @@ _LIMITS = Limits(
 )
 _NAMED = {"waits": "all wait for the fullest rank", "tensor": "tensor-parallel messages", "rest": "gradients and parameters"}
 _NAMED |= {"expert": "tokens on their way to experts", "bubble": "the pipeline's bubble"}
+
+
+_NOT = "not possible"
 
 
 class Degrees:
@@ -130,7 +105,7 @@ class Degrees:
         grid = self.figure.add_gridspec(2, 2, width_ratios=(1, 1.25), height_ratios=(1, 1.05))
         left, above, below = (self.figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
         over_e, over_t = ([f"{name.upper()} {each}" for each in CHOICES[name]] for name in ("ep", "tp"))
-        looks = dict(zip(_TIME.values(), zip(_COLOURS, _HATCHES, strict=True), strict=True))
+        looks = {name: look for name, *look in _TIME.values()}
         self._memory = Bars(left, _MEMORY, "memory of a GPU, over e", over_e, outline=word)
         self._time = Bars(above, looks, "time of a step, over t", over_t, _seconds, columns=3, outline=word)
         self._traffic = Bars(below, _TRAFFIC, "a layer's way to experts and back, over hops", list(WAYS), outline=word)
@@ -142,42 +117,41 @@ class Degrees:
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name and what the model doesn't allow."""
-        said = _said(now := Setting(**values))
-        self._show_memory(now)
-        self._show_time(now)
+        now = Setting(**values)
+        said, room, (most, why) = _said(now), now.scenario.cost.room, now.most
+
+        others = {ep: now._replace(ep=ep, limit=0) for ep in CHOICES["ep"]}
+        peaks = [tried(lambda other=other: other.scenario.peak) if ep <= most else None for ep, other in others.items()]
+        bars = [
+            dict(zip(_MEMORY, (peak.states, peak.activations + peak.buffers), strict=True)) if peak else {} for peak in peaks
+        ]
+        missing = [_NOT if ep <= most else f"only {why}" for ep in others]
+        texts = [units.size(peak.total) if peak else text for peak, text in zip(peaks, missing, strict=True)]
+        self._memory.update(bars, texts, CHOICES["ep"].index(now.ranks), 2 * room, (room, units.size(room)))
+
+        others = [now._replace(tp=tp) for tp in CHOICES["tp"]]
+        bars = [
+            {name: parts[part] for part, (name, *_) in _TIME.items()} if (parts := tried(each.parts)) else {} for each in others
+        ]
+        totals = [sum(bar.values()) for bar in bars]
+        fewer = [f", EP {each.ranks}" * (each.ranks < now.ep) for each in others]
+        texts = [_seconds(total) + text if total else _NOT for total, text in zip(totals, fewer, strict=True)]
+        longest = min(max(totals), 3 * min(filter(None, totals)))  # a longer one is cut off, so that the others' parts are seen
+        self._time.update(bars, texts, CHOICES["tp"].index(now.tp), longest)
+
         ways = [tried(now._replace(limit=limit).way, hops) for hops, limit in WAYS.values()]
         bars = [dict(zip(_TRAFFIC, way or (), strict=False)) for way in ways]
-        texts = [f"{units.size(sum(way[:2]))}, {units.duration(way[2])}" if way and way[2] else "nothing" for way in ways]
-        texts = [text if way else "not possible" for text, way in zip(texts, ways, strict=True)]
+        texts = [_NOT if way is None else _sent(way) if way.seconds else "nothing" for way in ways]
         longest = max(sum(bar.values()) for bar in bars) or 1.0
         self._traffic.update(bars, texts, [*WAYS.values()].index((2, now.limit)), longest)
         return said
 
-    def _show_memory(self, now: Setting) -> None:
-        bars, texts, room, (most, why) = [], [], now.scenario.cost.room, now.most
-        for ep in CHOICES["ep"]:
-            peak = tried(lambda ep=ep: now._replace(ep=ep, limit=0).scenario.peak) if ep <= most else None
-            bars.append(dict(zip(_MEMORY, (peak.states, peak.activations + peak.buffers), strict=True)) if peak else {})
-            texts.append(units.size(peak.total) if peak else f"only {why}" if ep > most else "not possible")
-        self._memory.update(bars, texts, CHOICES["ep"].index(now.ranks), 2 * room, (room, units.size(room)))
-
-    def _show_time(self, now: Setting) -> None:
-        bars, texts = [], []
-        for each in (now._replace(tp=tp) for tp in CHOICES["tp"]):
-            parts = tried(each.parts)
-            bars.append({label: parts[part] for part, label in _TIME.items()} if parts else {})
-            fewer = f", EP {each.ranks}" * (each.ranks < now.ep)
-            texts.append(f"{_seconds(sum(parts.values()))}{fewer}" if parts else "not possible")
-        totals = [sum(bar.values()) for bar in bars if bar]
-        longest = min(max(totals), 3 * min(totals))  # a longer one is cut off, so that the others' parts can be seen
-        self._time.update(bars, texts, CHOICES["tp"].index(now.tp), longest)
-
-    def parts(self) -> Iterator[Part]:
-        """Yields what the bars say."""
-        return (part for panel in self._panels for part in panel.parts())
+    def parts(self) -> chain:
+        """What the bars say."""
+        return chain.from_iterable(panel.parts() for panel in self._panels)
 
     def idle(self, **values) -> list[str]:
-        """Returns the limit of nodes where all expert ranks are in one, and the load where there's only one rank."""
+        """The limit of nodes where all expert ranks are in one, and the load where there's only one rank."""
         now = Setting(**values)
         return ["limit"] * (tried(lambda: now.nodes) == 1) + ["imbalance"] * (now.ep == now.imbalance == 1)
 
@@ -208,6 +182,10 @@ def tried(find: Callable, *args):
         return None
 
 
+def _sent(way: expert.Way) -> str:
+    return f"{units.size(way.inside + way.between)}, {units.duration(way.seconds)}"
+
+
 def _seconds(of_a_step: float) -> str:
     """A step's time, always in the same unit, so that steps can be compared."""
     return f"{of_a_step:,.3g} s"
@@ -231,11 +209,8 @@ def _limit(now: Setting) -> str:
     """Says what limits. Raises ValueError for a setting that the model doesn't allow."""
     parts = now.parts()
     if not now.fits:
-        room = _LIMITS.fitting(now)
-        return f"memory; {_LIMITS.change(now, room)} fits" if room else "memory; no single degree helps: raise two of them"
+        return _LIMITS.memory(now, "no single degree helps: raise two of them")
     part = max((name for name in parts if name != "compute"), key=parts.get)
-    if (share := parts[part] / sum(parts.values())) < MUCH:
+    if (share := parts[part] / sum(parts.values())) < limits.MUCH:
         return "computing"
-    better = _LIMITS.faster(now, part)
-    way_out = f"; {_LIMITS.change(now, better)} takes {_seconds(better.cost)}" if better else ""
-    return f"{_NAMED[part]}, {percent(share)} of the time{way_out}"
+    return f"{_NAMED[part]}, {percent(share)} of the time{_LIMITS.takes(now, part, _seconds)}"

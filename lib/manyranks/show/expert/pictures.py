@@ -14,6 +14,7 @@ from manyranks.show.looks import LOOKS, box
 Rows = Sequence[Sequence[int]]
 _CROSSES, _INSIDE = (style.ORANGE, 2.5, "crosses"), (style.INK, 1.0, "inside")  # looks of arrows, and their names
 _LOST = {"facecolor": "none", "edgecolor": style.ORANGE, "linestyle": (0, (2, 1)), "linewidth": 1.3}
+_SMALL = {"fontsize": 8, "va": "center"}
 
 
 @style.styled
@@ -42,13 +43,12 @@ def routing(
             box(cells, (token - 0.5, expert - 0.5), 1, 1, expert // own, str(choice + 1))
         else:
             cells.add_patch(Rectangle((token - 0.45, expert - 0.45), 0.9, 0.9, **_LOST))
-            cells.text(token, expert, choice + 1, fontsize=8, ha="center", va="center")
-            across = np.array([-0.45, 0.45])
-            cells.plot(token + across, expert - across, "-", color=style.ORANGE, linewidth=1.2)
+            cells.text(token, expert, choice + 1, ha="center", **_SMALL)
+            cells.plot([token - 0.45, token + 0.45], [expert + 0.45, expert - 0.45], "-", color=style.ORANGE, linewidth=1.2)
     names = [f"rank {k // own}, expert {k}" if k % own == 0 and ranks > 1 else f"{k}" for k in range(experts)]
-    cells.set(xlim=(-0.5, T - 0.5), ylim=(experts - 0.5, -0.5), yticks=range(experts), yticklabels=names)
     dropped = "; crossed out: dropped" * bool((found < 0).any())
     cells.set(title="tokens and their choices", xlabel=f"token; 1: its first choice, 2: second, …{dropped}", xticks=range(T))
+    cells.set(xlim=(-0.5, T - 0.5), ylim=(experts - 0.5, -0.5), yticks=range(experts), yticklabels=names)
     _rule(cells, T, experts, own)
     _loads(loads, *(np.bincount(chosen[which], minlength=experts) for which in (found >= 0, found < 0)), own, capacity)
     return fig
@@ -56,13 +56,13 @@ def routing(
 
 def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: int | None) -> None:
     """A bar for each expert, what was dropped at its end, with the mean and the capacity as lines."""
-    experts, mean = range(len(kept)), (kept + lost).mean()
-    colours, hatches = zip(*(LOOKS[expert // own] for expert in experts), strict=True)
-    axes.barh(experts, kept, 0.72, color=colours, hatch=hatches, edgecolor="#666666", linewidth=0.6)
-    longest, said = max(*(kept + lost), capacity or 0), [f"dashed, the mean: {mean:.3g}"]
-    for expert, held, dropped in zip(experts, kept, lost, strict=True):
+    mean, longest = (kept + lost).mean(), max(*(kept + lost), capacity or 0)
+    said = [f"dashed, the mean: {mean:.3g}"]
+    for expert, (held, dropped) in enumerate(zip(kept, lost, strict=True)):
+        colour, hatch = LOOKS[expert // own]
+        axes.barh(expert, held, 0.72, color=colour, hatch=hatch, edgecolor="#666666", linewidth=0.6)
         axes.barh(expert, dropped, 0.72, left=held, visible=bool(dropped), **_LOST)
-        axes.text(1.08 * longest, expert, f"{held}" + f", {dropped} dropped" * bool(dropped), fontsize=8, va="center")
+        axes.text(1.08 * longest, expert, f"{held}" + f", {dropped} dropped" * bool(dropped), **_SMALL)
     axes.axvline(mean, color=style.INK, linestyle="--", linewidth=1.3)
     if capacity is not None:
         axes.axvline(capacity, color=style.ORANGE, linestyle="-", linewidth=2)
@@ -75,8 +75,8 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
 def _rule(axes: Axes, columns: int, rows: int, own: int) -> None:
     """Lines between cells, and thick ones after every so many rows."""
     axes.vlines(np.arange(columns + 1) - 0.5, -0.5, rows - 0.5, colors=style.INK, linestyles="-", linewidths=0.4)
-    for step, wide in ((1, 0.4), (own, 1.4)):
-        axes.hlines(np.arange(0, rows + 1, step) - 0.5, -0.5, columns - 0.5, colors=style.INK, linestyles="-", linewidths=wide)
+    wide = [0.4 if row % own else 1.4 for row in range(rows + 1)]
+    axes.hlines(np.arange(rows + 1) - 0.5, -0.5, columns - 0.5, colors=style.INK, linestyles="-", linewidths=wide)
     axes.grid(visible=False)
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)
@@ -121,7 +121,16 @@ def hops(chosen: Sequence[int] = (1, 9, 10, 14)) -> style.Figure:
             fig.block(*copy, 0.5, 0.24, "optimizer", "copy", size=8.5)
             fig.arrow(((token[0] + 0.5, 1.295), (copy[0], 1.295)), *_CROSSES)
         for expert in range(16):
-            y, far = _expert(fig, x, expert, expert in chosen), expert >= 8
+            far, y = expert // 8, 0.78 + expert % 8 * 0.2625
+            left = x + 2.35 * far
+            fig.block(
+                left + (0.3, 0.99)[far], y - 0.13, 0.36, 0.26, "parameters", f"{expert}", size=8.5, hollow=expert not in chosen
+            )
+            if expert % 4 == 0:
+                fig.frame(left, y - 0.13, 1.65, 1.05)
+                fig.write(left + (0.15, 1.5)[far], y + 0.4, f"rank {expert // 4}", size=8.5, rotation=90)
+            if expert % 8 == 0:
+                fig.write(left + 0.83, y - 0.25, f"node {far}", size=9)
             if expert in chosen:
                 start, end = (copy[0] + 0.5, x + 3.34) if far else (token[0], x + 0.66)
                 fig.arrow(((start, 1.295), (end, y)), *(_CROSSES if far and not two else _INSIDE))
@@ -130,15 +139,3 @@ def hops(chosen: Sequence[int] = (1, 9, 10, 14)) -> style.Figure:
         fig.write(x + 0.53, 3.02, said, size=9, ha="left")
     fig.write(4.2, 3.02, "filled: the experts that the token chose", size=9, ha="left")
     return fig
-
-
-def _expert(fig: Figure, x: float, expert: int, chosen: bool) -> float:
-    """Draws it, and the frames of its rank and node, if it's the first one there. Returns its height on the paper."""
-    far, y, left = expert // 8, 0.78 + expert % 8 * 0.2625, x + 2.35 * (expert // 8)
-    fig.block(left + (0.3, 0.99)[far], y - 0.13, 0.36, 0.26, "parameters", f"{expert}", size=8.5, hollow=not chosen)
-    if expert % 4 == 0:
-        fig.frame(left, y - 0.13, 1.65, 1.05)
-        fig.write(left + (0.15, 1.5)[far], y + 0.4, f"rank {expert // 4}", size=8.5, rotation=90)
-    if expert % 8 == 0:
-        fig.write(left + 0.83, y - 0.25, f"node {far}", size=9)
-    return y

@@ -2,22 +2,22 @@
 
 import functools
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate, chain
 from math import log2
 from operator import attrgetter
 
 import ipywidgets as widgets
 from matplotlib.artist import Artist
 
-from manyranks.show import page, style, units
+from manyranks.show import limits, page, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Measure, choice, value_slider
 from manyranks.show.labels import Labels, word
-from manyranks.show.limits import MUCH, Limits
 from manyranks.show.nd.meshes import BETWEEN, INSIDE
 from manyranks.show.nd.plans import PARTS, Steps, degrees, kept, written
-from manyranks.show.said import Part, Said
+from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
 from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner
 from manyranks.theory.planner import Found
@@ -31,9 +31,8 @@ ALL = "all"  # data-parallel ranks
 CHOICES = {name: list(SHARED[name][1]) for name in ("tp", "cp", "pp", "ep", "microbatch", "zero", "recompute")}
 CHOICES |= {"dp_shard": [ALL, *(2**k for k in range(1, 12))], "virtual": [1, 2, 3, 4, 5, 6, 8]}
 CHOICES |= {"schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe"]}
-_CONTROLS = (
-    "model cluster gpus batch seq microbatch tp cp pp ep zero dp_shard schedule virtual recompute"  # the first 5: the task
-)
+# The first five are the task.
+_CONTROLS = "model cluster gpus batch seq microbatch tp cp pp ep zero dp_shard schedule virtual recompute"
 HIDDEN, SHOWN, TAKEN = "not searched", "show them", tuple(f"take the {k}" for k in ("1st", "2nd", "3rd", "4th"))
 # What the planner tries here: values of the controls alone, and fewer where there are experts, so that it takes seconds.
 _TRIED = {"tp": CHOICES["tp"][:5], "pp": CHOICES["pp"], "microbatch": (1, 2, 4), "virtual": (1, 2, 4, 8)}
@@ -45,47 +44,46 @@ _REMEDIES |= {"data": ("zero", "microbatch", "dp_shard", "tp", "pp")}
 _ROOM = ("dp_shard", "zero", "recompute", "pp", "tp", "cp", "ep", "microbatch")
 _SAID = {name: f"{name.upper()} {{}}" for name in ("tp", "cp", "pp", "ep")} | {"zero": "ZeRO-{}", "virtual": "v = {}"}
 _SAID |= {"dp_shard": "dp_shard {}", "microbatch": "micro-batch {}", "recompute": "recompute {}"}
-_LIMITS = Limits(CHOICES, _REMEDIES, _ROOM, _SAID)
+_LIMITS = limits.Limits(CHOICES, _REMEDIES, _ROOM, _SAID)
 _AXES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "shards": "shards"}
 _ROW = {"tensor": "tp", "context": "cp", "expert": "ep", "pipeline": "pp", "bubble": "pp", "data": "dp", "optimizer": "shards"}
 _BEFORE = "before"  # the part of a bar that is not drawn: where its row begins
 _LINKS = {_BEFORE: ("none", ""), "inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], "")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
+_NONE = "no single control helps: move two of them, or take more GPUs"
 _EQUAL = 1.005  # of the best plan's time
 _LETTERS = "abcdefghijklmnopqrstuvwxyzACDEFGIHLMNOPRSTUVWXYZB0123456789 .,µ%:-–×»!="
 _WIDE, _HIGH, _BELOW = 9.2, 3.2, 6.45  # inches: of the figure, and the width of the panel below
 _PLACES = (0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (_WIDE - 0.1 - _BELOW, 0.02, _BELOW, 1.25)
 
 
-class Setting(namedtuple("Setting", _CONTROLS)):
+class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
     """Holds what the controls say; DP is the GPUs that are left."""
 
     @property
+    @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers; a redraw asks dozens of them
     def scenario(self) -> Scenario:
         """Raises ValueError, in words of the controls or of Plan, for what can't be."""
-        return _scenario(self)
-
-    @property
-    def possible(self) -> bool:
-        try:
-            return self.scenario is not None
-        except ValueError:
-            return False
-
-    @property
-    def fits(self) -> bool:
-        return self.scenario.fits
-
-    @property
-    def cost(self) -> float:
-        return self.scenario.time.seconds
+        (dp, left), others = divmod(self.gpus, self.tp * self.cp * self.pp), self.tp * self.cp * self.pp
+        shape, given = _task(self.model, self.cluster, self.gpus, self.seq)
+        if left or not dp:
+            product = f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,} ranks"
+            raise ValueError(f"{product} on {self.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
+        given |= self._asdict() | {"dp": dp, "dp_shard": None if self.dp_shard == ALL else self.dp_shard}
+        plan = Plan(**{name: value for name, value in given.items() if name not in ("model", "cluster", "gpus")})
+        plan.check(shape)
+        m, p, least = plan.microbatches, self.pp, pipeline.fewest(self.schedule, self.pp)
+        if p > 1 and (m < least or (self.virtual > 1 and m % p)):
+            needs = f"{least} or more" if m < least else f"a multiple of {p} with v = {self.virtual}"
+            raise ValueError(f"{m} micro-batches on PP {p}: {self.schedule} needs {needs}. Raise the batch, or lower PP or DP")
+        return Scenario(shape, plan, clusters[self.cluster])
 
     @property
     def limit(self) -> str:
         """The part of the step that limits: the longest one beside computing, unless that is short."""
         time = self.scenario.time
-        return time.limit if time.parts[time.limit] > MUCH * time.seconds else "compute"
+        return time.limit if time.parts[time.limit] > limits.MUCH * time.seconds else "compute"
 
     @property
     def held(self) -> dict[str, int]:
@@ -117,23 +115,6 @@ class Setting(namedtuple("Setting", _CONTROLS)):
         """The same task with this plan."""
         values = {name: getattr(plan, name) for name in self._fields[5:]}
         return self._replace(**values | {"dp_shard": plan.dp_shard or ALL})
-
-
-@functools.lru_cache(maxsize=16384)
-def _scenario(now: Setting) -> Scenario:
-    (dp, left), others = divmod(now.gpus, now.tp * now.cp * now.pp), now.tp * now.cp * now.pp
-    shape, given = _task(now.model, now.cluster, now.gpus, now.seq)
-    if left or not dp:
-        product = f"TP {now.tp} × CP {now.cp} × PP {now.pp} = {others:,} ranks"
-        raise ValueError(f"{product} on {now.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
-    given |= now._asdict() | {"dp": dp, "dp_shard": None if now.dp_shard == ALL else now.dp_shard}
-    plan = Plan(**{name: value for name, value in given.items() if name not in ("model", "cluster", "gpus")})
-    plan.check(shape)
-    m, p, least = plan.microbatches, now.pp, pipeline.fewest(now.schedule, now.pp)
-    if p > 1 and (m < least or (now.virtual > 1 and m % p)):
-        needs = f"{least} or more" if m < least else f"a multiple of {p} with v = {now.virtual}"
-        raise ValueError(f"{m} micro-batches on PP {p}: {now.schedule} needs {needs}. Raise the batch, or lower PP or DP")
-    return Scenario(shape, plan, clusters[now.cluster])
 
 
 def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, dict[str, object]]:
@@ -222,14 +203,12 @@ class Board:
         self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"))
 
     def _show_memory(self, now: Setting) -> None:
-        held, room, before, bars = now.held, now.scenario.cost.room, 0, []
-        for part, size in held.items():
-            bars.append({_BEFORE: before, part: size})
-            before += size
-        texts = [units.size(size) if size else "none" for size in held.values()]
-        texts.append(f"{units.size(before)}, {before / room:.0%}")
+        held, room = now.held, now.scenario.cost.room
+        *before, whole = accumulate(held.values(), initial=0)
+        bars = [{_BEFORE: start, part: size} for start, (part, size) in zip(before, held.items(), strict=True)]
+        texts = [units.size(size) if size else "none" for size in held.values()] + [f"{units.size(whole)}, {whole / room:.0%}"]
         row = list(held).index(max(held, key=held.get))
-        self._memory.update([*bars, held], texts, row, min(max(before, room), 4 * room), (room, units.size(room)))
+        self._memory.update([*bars, held], texts, row, min(max(whole, room), 4 * room), (room, units.size(room)))
 
     def _show_steps(self, rows: Sequence[tuple[str, Setting]]) -> None:
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
@@ -238,10 +217,9 @@ class Board:
         places = [(-0.008, row + 0.5 * k - 0.25 * (len(each) - 1)) for row, each in enumerate(lines) for k in range(len(each))]
         self._names.update(places, [line for each in lines for line in each])
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> chain:
         """What the bars say."""
-        for panel in self._panels:
-            yield from panel.parts()
+        return chain.from_iterable(panel.parts() for panel in self._panels)
 
     def idle(self, **values) -> list[str]:
         """Controls that do nothing: a pipeline's without one, shards of nothing, experts that the model doesn't have."""
@@ -267,22 +245,18 @@ def _said(now: Setting, found: Sequence[Found]) -> Said:
     numbers["micro-batches"] = f"{here.plan.microbatches:,}" + f" on {here.plan.stages} stages" * (now.pp > 1)
     numbers |= {"planner's best": units.duration(found[0].seconds)} if found else {}
     where = f"{now.model} on {now.gpus:,} GPU{'s' * (now.gpus > 1)}, {now.cluster}"
-    if here.fits:
-        return Said(where, numbers, _limit(now) + _compared(now, found), True, here)
-    other = _LIMITS.fitting(now)
-    way = f"{_LIMITS.change(now, other)} fits" if other else "no single control helps: move two of them, or take more GPUs"
-    return Said(where, numbers, f"memory; {way}", False, here)
+    limit = _limit(now) + _compared(now, found) if here.fits else _LIMITS.memory(now, _NONE)
+    return Said(where, numbers, limit, here.fits, here)
 
 
 def _limit(now: Setting) -> str:
     part, time, layers = now.limit, now.scenario.time, now.scenario.shape.layers
     slots, stages = layers + 2 * time.plan.embedding_slots, now.pp * now.virtual
     share, more = time.parts[part] / time.seconds, -(-slots // stages) * stages / slots - 1
-    if more > max(MUCH, share):
+    if more > max(limits.MUCH, share):
         return f"uneven stages: with {layers} layers on {stages} the fullest has {more:.0%} more than the mean"
     link = "" if part in ("bubble", "optimizer") else now.link(_ROW.get(part, ""))
-    other = _LIMITS.faster(now, part)
-    way = f"; {_LIMITS.change(now, other)} takes {units.duration(other.cost)}" if other else ""
+    way = _LIMITS.takes(now, part, units.duration)
     return f"{PARTS[part][0]}, {share:.0%} of the time{f' on {link}' * bool(link)}{way}"
 
 

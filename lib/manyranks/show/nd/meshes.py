@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from manyranks.show import style
@@ -16,6 +17,7 @@ _ROWS, _RANKS = 4, 8  # nodes, and ranks of one, that are drawn at most
 _WIDE, _LEFT, _BOX, _HIGH, _LANE, _GAP = 9.2, 0.75, 1.02, 0.72, 0.17, 0.3  # inches; a lane is for a line, a gap for links
 _NEAR = {"color": style.INK, "linestyle": "-", "linewidth": 1.6}
 _FAR = {"color": style.ORANGE, "linestyle": (0, (4, 2)), "linewidth": 1.8}
+_LETTER = {"ha": "center", "va": "center", "bbox": style.PAPER, "color": style.BLACK, "zorder": 4, "fontsize": 8}
 Mesh = Any  # parallel.mesh.Mesh, of a floor that is not imported here
 
 
@@ -32,10 +34,10 @@ def mesh(mesh: Mesh, node: int = 8, axis: str = "tp") -> style.Figure:
     if mesh.ranks > _ROWS * node:
         raise ValueError(f"{mesh.ranks:,} ranks in nodes of {node}: a picture shows {_ROWS} nodes; groups() shows any mesh")
     least, *_, most = sorted(2 * [len(_nodes(group, node)) for group in groups])
-    nodes = f"on {most} nodes" if least == most else f"on {least} to {most} nodes"
-    where = "nothing to send" if mesh.size(axis) == 1 else "inside a node" if most == 1 else "each " * (len(groups) > 1) + nodes
-    said = f"{NAMES[axis]}: {len(groups)} group{'s' * (len(groups) > 1)} of {mesh.size(axis)}, {where}"
-    return _Sheet(mesh, min(node, mesh.ranks), groups).draw(said)
+    many, nodes = len(groups) > 1, f"on {most} nodes" if least == most else f"on {least} to {most} nodes"
+    where = "nothing to send" if mesh.size(axis) == 1 else "inside a node" if most == 1 else "each " * many + nodes
+    title = f"{NAMES[axis]}: {len(groups)} group{'s' * many} of {mesh.size(axis)}, {where}"
+    return _draw(mesh, min(node, mesh.ranks), list(_pieces(groups, min(node, mesh.ranks))), most > 1, title)
 
 
 def _check(node: int, most: int | None = None) -> None:
@@ -59,63 +61,51 @@ def _pieces(groups: Sequence[tuple[int, ...]], node: int) -> Iterator[tuple[int,
             yield number, ranks, lane
 
 
-class _Sheet:
-    """Places in inches, and what is drawn there."""
-
-    def __init__(self, mesh: Mesh, node: int, groups: Sequence[tuple[int, ...]]):
-        self._mesh, self._node, self._pieces = mesh, node, list(_pieces(groups, node))
-        far = any(len(_nodes(group, node)) > 1 for group in groups)
-        self._row = _HIGH + 0.14 + _LANE * (1 + max(lane for *_, lane in self._pieces)) + _GAP * far
-        self._top = 0.32 + -(-mesh.ranks // node) * self._row - _GAP * far
-        self._figure, self._axes = sheet(_WIDE, self._top + 0.4)
-
-    def draw(self, title: str) -> style.Figure:
-        self._axes.text(0.1, self._top + 0.22, title, fontsize=11, fontweight="bold", va="center")
-        for first in range(0, self._mesh.ranks, self._node):
-            x, y = self._corner(first)
-            size = min(self._node, self._mesh.ranks - first) * _BOX + 0.08, _HIGH + 0.12
-            self._axes.add_patch(Rectangle((x - 0.07, y - 0.06), *size, facecolor="none", edgecolor="#555555", linewidth=1.3))
-            self._axes.text(0.1, y + _HIGH / 2, f"node {first // self._node}", fontsize=9, va="center")
-        for rank, group in sorted((rank, group) for group, ranks, _ in self._pieces for rank in ranks):
-            box(self._axes, self._corner(rank), _BOX - 0.06, _HIGH, group, self._said(rank))
-        self._draw_links()
-        for x, look, said in ((0.1, _NEAR, "link inside a node"), (2.2, _FAR, "link between nodes")):
-            self._axes.plot([x, x + 0.4], [0.18, 0.18], **look)
-            self._axes.text(x + 0.5, 0.18, said, fontsize=8.5, va="center")
-        self._axes.text(4.4, 0.18, "letter: group; frame: node", fontsize=8.5, va="center")
-        return self._figure
-
-    def _corner(self, rank: int) -> tuple[float, float]:
-        row, column = divmod(rank, self._node)
-        return _LEFT + column * _BOX, self._top - row * self._row - _HIGH
-
-    def _said(self, rank: int) -> str:
-        own = self._mesh.coordinates(rank)
-        words = [f"{axis}{own[axis]}" for axis in self._mesh.order if self._mesh.size(axis) > 1]
+def _draw(mesh: Mesh, node: int, pieces: list[tuple[int, list[int], int]], far: bool, title: str) -> style.Figure:
+    """far: some links are between nodes."""
+    row = _HIGH + 0.14 + _LANE * (1 + max(lane for *_, lane in pieces)) + _GAP * far
+    top = 0.32 + -(-mesh.ranks // node) * row - _GAP * far
+    fig, axes = sheet(_WIDE, top + 0.4)
+    corners = [(_LEFT + rank % node * _BOX, top - rank // node * row - _HIGH) for rank in range(mesh.ranks)]
+    axes.text(0.1, top + 0.22, title, fontsize=11, fontweight="bold", va="center")
+    for first in range(0, mesh.ranks, node):
+        x, y = corners[first]
+        size = min(node, mesh.ranks - first) * _BOX + 0.08, _HIGH + 0.12
+        axes.add_patch(Rectangle((x - 0.07, y - 0.06), *size, facecolor="none", edgecolor="#555555", linewidth=1.3))
+        axes.text(0.1, y + _HIGH / 2, f"node {first // node}", fontsize=9, va="center")
+    for rank, group in sorted((rank, group) for group, ranks, _ in pieces for rank in ranks):
+        words = [f"{axis}{at}" for axis, at in mesh.coordinates(rank).items() if mesh.size(axis) > 1]
         half = -(-len(words) // 2)
-        return "\n".join(filter(None, (f"rank {rank}", " ".join(words[:half]), " ".join(words[half:]))))
+        lines = f"rank {rank}", " ".join(words[:half]), " ".join(words[half:])
+        box(axes, corners[rank], _BOX - 0.06, _HIGH, group, "\n".join(filter(None, lines)))
+    _draw_links(axes, corners, pieces)
+    for x, look, said in ((0.1, _NEAR, "link inside a node"), (2.2, _FAR, "link between nodes")):
+        axes.plot([x, x + 0.4], [0.18, 0.18], **look)
+        axes.text(x + 0.5, 0.18, said, fontsize=8.5, va="center")
+    axes.text(4.4, 0.18, "letter: group; frame: node", fontsize=8.5, va="center")
+    return fig
 
-    def _draw_links(self) -> None:
-        """Joins the ranks of a group in one node below their boxes, and each node's to those in the next one."""
-        last, start = None, (0.0, 0.0)
-        for group, ranks, lane in self._pieces:
-            x, bottom = [self._corner(rank)[0] + _BOX / 2 - 0.03 for rank in ranks], self._corner(ranks[0])[1]
-            y = bottom - (0.18 + _LANE * lane if lane >= 0 else 0)
-            if group == last:
-                end = x[0], bottom + _HIGH
-                self._axes.plot(*zip(start, end, strict=True), **_FAR)
-                if lane < 0:
-                    self._name(group, (start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
-            if lane >= 0:
-                self._axes.plot([x[0], x[-1]], [y, y], **_NEAR)
-                self._axes.vlines(x, y, bottom, color=style.INK, linewidth=1.6)
-                self._name(group, (x[0] + x[1]) / 2, y)
-            last, start = group, (x[0], y)
 
-    def _name(self, group: int, x: float, y: float) -> None:
-        """A, B, …, Z, a, b, …: at most 32 groups have lines."""
-        look = {"ha": "center", "va": "center", "bbox": style.PAPER, "color": style.BLACK, "zorder": 4}
-        self._axes.text(x, y, chr(ord("A") + group + 6 * (group > 25)), fontsize=8, **look)
+def _draw_links(axes: Axes, corners: Sequence[tuple[float, float]], pieces: Iterable[tuple[int, list[int], int]]) -> None:
+    """Joins the ranks of a group in one node below their boxes, and each node's to those in the next one.
+
+    A group's name is a letter on a line: A, B, …, Z, a, b, …; at most 32 groups have lines.
+    """
+    last, start = None, (0.0, 0.0)
+    for group, ranks, lane in pieces:
+        x, bottom = [corners[rank][0] + _BOX / 2 - 0.03 for rank in ranks], corners[ranks[0]][1]
+        y, named = bottom - (0.18 + _LANE * lane if lane >= 0 else 0), []
+        if group == last:
+            end = x[0], bottom + _HIGH
+            axes.plot(*zip(start, end, strict=True), **_FAR)
+            named = [((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)]
+        if lane >= 0:
+            axes.plot([x[0], x[-1]], [y, y], **_NEAR)
+            axes.vlines(x, y, bottom, color=style.INK, linewidth=1.6)
+            named = [((x[0] + x[1]) / 2, y)]
+        for place in named:
+            axes.text(*place, chr(ord("A") + group + 6 * (group > 25)), **_LETTER)
+        last, start = group, (x[0], y)
 
 
 @style.styled

@@ -14,7 +14,7 @@ from manyranks.theory.planner import Found
 from manyranks.theory.published.layouts import Neighbour
 from manyranks.theory.step import StepTime
 
-_MOST, _PANELS, _ROWS = 12, 3, 16  # plans; layouts, neighbours of one
+_MOST = 6  # plans
 _EDGE = 1 + 1e-9  # a sum of parts is not longer than itself
 _SAME = 0.005  # of the time: what loses less is as fast
 # Of each of StepTime.parts its name in a picture, colour and hatch.
@@ -54,23 +54,21 @@ class Steps(Bars):
 
 
 @style.styled
-def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the fastest first", most: int = 6) -> style.Figure:
+def plans(found: Sequence[Found] | Mapping[str, Found], title: str = "Plans, the fastest first") -> style.Figure:
     """Draws the parts of each plan's step, and beside them its time, MFU and memory.
 
-    found: what theory.planner.search returns, or name -> one of them, from above
-    most: plans that are drawn, 1 to 12
-    Raises ValueError for no plans, and for another `most`.
+    found: what theory.planner.search returns, or name -> one of them: the first 6 are drawn, from above
+    Raises ValueError for no plans.
     """
     if not found:
         raise ValueError("no plans: give those of theory.planner.search; it finds none where none fits in memory")
-    if type(most) is not int or not 1 <= most <= _MOST:
-        raise ValueError(f"most={most!r}: a picture shows 1 to {_MOST} plans")
-    named = found.items() if isinstance(found, Mapping) else (("", each) for each in found)
-    shown = [(f"{name}: " * bool(name), each) for name, each in named][:most]
+    shown = list(found.values() if isinstance(found, Mapping) else found)[:_MOST]
+    names = [f"{name}: " for name in found] if isinstance(found, Mapping) else [""] * _MOST
+    rows = [f"{name}{degrees(each.plan)}\n{kept(each.plan)}" for name, each in zip(names, shown, strict=False)]
     fig, (axes,) = style.figure(width=9.2, height=1.1 + 0.42 * len(shown))
-    steps = Steps(axes, title, [f"{name}{degrees(each.plan)}\n{kept(each.plan)}" for name, each in shown])
+    steps = Steps(axes, title, rows)
     axes.tick_params(axis="y", labelsize=8.5)
-    steps.show([each.time for _, each in shown], [written(each.time, each.peak.total) for _, each in shown])
+    steps.show([each.time for each in shown], [written(each.time, each.peak.total) for each in shown])
     return fig
 
 
@@ -85,13 +83,10 @@ def layouts(named: Mapping[str, Sequence[Neighbour]]) -> style.Figure:
     """Draws each layout and its neighbours: the parts of a step, its time against the first one's, and bytes of a GPU.
 
     named: name -> what theory.published.layouts.why_not returns; the first is the layout as it was published
-    Raises ValueError for none, for more than 3 layouts or 16 neighbours, and where the first is not possible.
+    Raises ValueError for none, and where the first neighbour is not possible.
     """
-    if not 1 <= len(named) <= _PANELS:
-        raise ValueError(f"{len(named)} layouts: a picture shows 1 to {_PANELS}")
-    for name, each in named.items():
-        if not 1 <= len(each) <= _ROWS or each[0].time is None:
-            raise ValueError(f"{name!r} has {len(each)} rows: give 1 to {_ROWS}, the first one a layout that can be")
+    if not named or not all(each and each[0].time for each in named.values()):
+        raise ValueError("give 1 layout or more, and of each what why_not returns: the first row is one that can be")
     heights = [0.9 + 0.24 * len(each) for each in named.values()]
     fig = style.Figure(figsize=(9.2, sum(heights)), layout="constrained")
     panels = fig.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
@@ -117,14 +112,14 @@ def regimes(rows: Sequence[Comparison]) -> Table:
     """
     if not rows:
         raise ValueError("no rows: give those of theory.nd.rules.compare")
+    cells = []
+    for row in rows:
+        rule, best = units.duration(row.rule.seconds), units.duration(row.best.seconds)
+        losses = [f"{loss:.0%}" if loss >= _SAME else "–" for loss in (row.regime_loss, row.loss)]
+        regime = "the same" if row.same else row.best_regime
+        cells.append([row.name, f"{row.tokens:,.0f}", row.rule_regime, rule, regime, best, *losses])
     header = ["", "tokens/GPU", "rule of thumb", "step", "planner", "step", "its regime loses", "the rule loses"]
-    return table(header, [_regime(row) for row in rows])
-
-
-def _regime(row: Comparison) -> list[str]:
-    rule, best = units.duration(row.rule.seconds), units.duration(row.best.seconds)
-    losses = (f"{loss:.0%}" if loss >= _SAME else "–" for loss in (row.regime_loss, row.loss))
-    return [row.name, f"{row.tokens:,.0f}", row.rule_regime, rule, "the same" if row.same else row.best_regime, best, *losses]
+    return table(header, cells)
 
 
 def twin(
@@ -136,13 +131,13 @@ def twin(
     at: by rank, its coordinates, as Mesh.coordinates gives them
     Raises ValueError unless both have the same ranks and quantities.
     """
-    if len(theory) != len(measured) or not theory or (at and len(at) != len(theory)):
+    pairs = list(zip(theory, measured, strict=False))
+    if (
+        len({len(theory), len(measured), len(at or theory)}) > 1
+        or len({frozenset(each) for pair in pairs for each in pair}) != 1
+    ):
         given = f"{len(theory)} ranks in theory, {len(measured)} measured" + f", {len(at)} places" * bool(at)
-        raise ValueError(f"{given}: give as many of each, 1 or more")
-    pairs = list(zip(theory, measured, strict=True))
-    for rank, (one, other) in enumerate(pairs):
-        if one.keys() != other.keys() or one.keys() != theory[0].keys():
-            raise ValueError(f"rank {rank}: theory has {list(one)}, measured {list(other)}: give the same quantities in all")
+        raise ValueError(f"{given}: give as many of each, 1 or more, with the same quantities")
     shown = [name for name in theory[0] if any(one[name] or other[name] for one, other in pairs)]
     places = [[" ".join(f"{axis}{k}" for axis, k in each.items())] for each in at] or [[]] * len(pairs)
     cells = [[b[name] if a[name] == b[name] else f"{b[name]:,} ≠ {a[name]:,}" for name in shown] for a, b in pairs]

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -40,11 +41,8 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
         raise ValueError("no solutions: give those of theory.nd.cuts.solve; it finds none where none fits in memory")
     wide = _WIDE / max(2, len(shown))
     names = [textwrap.wrap(one.name, max(16, int(wide / 0.078)), max_lines=3, placeholder=" …") for one in shown]
-    head, tall = (
-        0.32 + 0.16 * max(map(len, names)),
-        max(sum(_HEAD + _ROW * len(run.operators) for run in runs(one)) for one in shown),
-    )
-    top = head + tall + 0.54 + 0.3 * bool(title)
+    head = 0.32 + 0.16 * max(map(len, names))
+    top = head + max(sum(map(_high, runs(one))) for one in shown) + 0.54 + 0.3 * bool(title)
     fig, axes = sheet(max(wide * len(shown), 4.6), top)
     axes.text(0.1, top - 0.16, title, fontsize=11, fontweight="bold", va="center")
     for k, (one, lines) in enumerate(zip(shown, names, strict=True)):
@@ -55,7 +53,7 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
         y += 0.14 - head
         for run in runs(one):
             _draw(axes, run, one, x, y)
-            y -= _HEAD + _ROW * len(run.operators)
+            y -= _high(run)
     for k, (split, look) in enumerate(_LOOKS.items()):
         box(axes, (0.1 + 1.12 * k, 0.32), 0.28, 0.16, look)
         axes.text(0.44 + 1.12 * k, 0.4, f"{split[0].upper()}: {split}", **_SMALL)
@@ -66,14 +64,15 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
 def runs(solution: Solution) -> list[Run]:
     """Layers of all stages, counted from 1; those that are split alike on equal meshes are one run."""
     found: dict[tuple, list[tuple[int, int]]] = {}
-    blocks = [
-        (stage.mesh, stage.choices[first : first + _BLOCK], number)
-        for number, stage in enumerate(solution.stages, 1)
-        for first in range(0, len(stage.choices), _BLOCK)
-    ]
-    for layer, (mesh, operators, number) in enumerate(blocks, 1):
-        found.setdefault((mesh, operators), []).append((layer, number))
+    layers = count(1)
+    for number, stage in enumerate(solution.stages, 1):
+        for first in range(0, len(stage.choices), _BLOCK):
+            found.setdefault((stage.mesh, stage.choices[first : first + _BLOCK]), []).append((next(layers), number))
     return [Run(tuple(n for n, _ in at), tuple(dict.fromkeys(s for _, s in at)), *alike) for alike, at in found.items()]
+
+
+def _high(run: Run) -> float:
+    return _HEAD + _ROW * len(run.operators)
 
 
 def _draw(axes: Axes, run: Run, one: Solution, x: float, top: float) -> None:

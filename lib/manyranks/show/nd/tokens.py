@@ -42,12 +42,12 @@ def tokens(
         line.set(linestyle=dashes, marker="")
         if check := checks.get(name):
             line.set_label(_label(name, check, x[0]))
-            for at, look in ((at, look) for at, look in ((check.real, "o"), (check.formula, "|")) if x[0] <= at < inf):
-                axes.plot([at], [1], look, color=line.get_color(), markersize=9, markeredgewidth=2)
+            for at, look in ((check.real, "o"), (check.formula, "|")):
+                if x[0] <= at < inf:
+                    axes.plot([at], [1], look, color=line.get_color(), markersize=9, markeredgewidth=2)
     axes.axhline(1, color=style.INK, linewidth=1.2)
-    said = "above 1: communication-bound; below 1: compute-bound" + (
-        "\n● step.estimate crosses 1, ❙ the closed form does" if checks else ""
-    )
+    said = "above 1: communication-bound; below 1: compute-bound"
+    said += "\n● step.estimate crosses 1, ❙ the closed form does" * bool(checks)
     axes.text(0.99, 0.99, said, fontsize=9, ha="right", va="top", transform=axes.transAxes)
     fig.set_size_inches(9.2, 4.4)
     ordered = sorted(lines, key=lambda name: -curves[name][-1].ratio)  # as they end from above

@@ -1,16 +1,15 @@
 """Chapter 06's explorer: what t ranks make of a layer's time and memory, and where the node ends."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import namedtuple
+from itertools import chain
 
 from matplotlib.artist import Artist
 
-from manyranks.show import style, units
+from manyranks.show import limits, style, units
 from manyranks.show.bars import LONGEST, Bars
 from manyranks.show.explorer import Explorer, Measure, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.limits import MUCH, Limits
-from manyranks.show.said import Part, Said
+from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, SWITCH, Scenario, controls, percent
 from manyranks.theory import Plan, clusters, passes, tensor
 from manyranks.theory.names import Named
@@ -21,33 +20,25 @@ DEGREES = [2**k for k in range(7)]  # 1 to 64
 # name -> tokens of a sequence, sequences of a micro-batch; Megatron's: arXiv 2205.05198, Table 3
 MODELS = {"megatron-22b": (2048, 4), "megatron-175b": (2048, 1), "llama3-405b": (8192, 1), "small GPT": (128, 4)}
 CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
-# what is computed again -> Plan's recompute and flash
-_AGAIN = {"nothing": ("none", False), "the core": ("selective", False), "the whole layer": ("full", False)}
-AGAIN = Named("kept", _AGAIN | {"nothing, flash attention": ("none", True)})
+# what is computed again -> fields of Plan
+AGAIN = {"nothing": "none", "the core": "selective", "the whole layer": "full"}
+AGAIN = {name: {"recompute": value, "flash": False} for name, value in AGAIN.items()}
+AGAIN = Named("kept", AGAIN | {"nothing, flash attention": {"recompute": "none", "flash": True}})
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
 _KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
-_SMALL_MODEL = {"model": "small GPT", "tp": 4}
 _SHOWN = 4  # times the shortest bar of GPU-time; what is longer is cut off
 
 
-class Setting(NamedTuple):
+class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather overlap_tensor kept"), limits.Setting):
     """Holds what the controls say. kept: a key of AGAIN."""
-
-    model: str
-    cluster: str
-    tp: int
-    sequence_parallel: bool
-    regather: bool
-    overlap_tensor: bool
-    kept: str
 
     @property
     def scenario(self) -> Scenario:
         """Tensor parallelism alone. Raises ValueError for an unknown name, and a switch that isn't one."""
-        (recompute, flash), shape, (seq, microbatch) = AGAIN[self.kept], SHAPES[self.model], MODELS[self.model]
-        split = {"tp": self.tp, "sequence_parallel": self.sequence_parallel, "regather": self.regather}
-        kept = {"recompute": recompute, "flash": flash, "overlap_tensor": self.overlap_tensor}
-        return Scenario(shape, Plan(seq=seq, microbatch=microbatch, **split, **kept), clusters[self.cluster])
+        shape, (seq, microbatch) = SHAPES[self.model], MODELS[self.model]
+        values = {name: getattr(self, name) for name in ("tp", "sequence_parallel", "regather", "overlap_tensor")}
+        plan = Plan(seq=seq, microbatch=microbatch, **values, **AGAIN[self.kept])
+        return Scenario(shape, plan, clusters[self.cluster])
 
     @property
     def possible(self) -> bool:
@@ -55,18 +46,14 @@ class Setting(NamedTuple):
         return not uncut(SHAPES[self.model], self.tp)
 
     @property
-    def fits(self) -> bool:
-        return self.scenario.fits
-
-    @property
     def cost(self) -> float:
-        """Returns the GPU-seconds of a layer: its time on all t together."""
+        """GPU-seconds of a layer: its time on all t together."""
         return self.tp * self.layer().seconds
 
     @property
     def waits(self) -> float:
-        """Returns how many seconds of a layer a rank waits for messages."""
-        return self.layer().forward.tensor + self.layer().backward.tensor
+        """Seconds of a layer in which a rank waits for messages."""
+        return sum(each.tensor for each in self.layer()[:2])
 
     def layer(self, node: int = 0) -> Both:
         """Returns one layer's time; node: GPUs of a node, if not the cluster's. Raises ValueError for a t that can't be."""
@@ -83,8 +70,13 @@ class Setting(NamedTuple):
         one = tensor.layer(plan.tokens, shape.hidden, self.tp, self.sequence_parallel, self.regather)
         return one.both.bytes + one.forward.bytes * (plan.recompute == "full")
 
+    def split(self) -> dict[str, float]:
+        """GPU-seconds of a layer, by part."""
+        parts = *(each.compute for each in self.layer()[:2]), self.waits
+        return {name: self.tp * part for name, part in zip(_TIMES, parts, strict=True)}
 
-_LIMITS = Limits(
+
+_LIMITS = limits.Limits(
     {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]},
     {"communication": ["overlap_tensor"], "small products": ["sequence_parallel"]},
     room=["tp"],
@@ -115,27 +107,25 @@ class Degrees:
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name, and a t that the model forbids."""
         now = Setting(**values)
-        now.layer()
+        said, cluster = _said(now), now.scenario.cluster  # refuses what can't be
         shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
         missing, alone = ["not this t"] * (len(DEGREES) - len(shown)), now._replace(tp=1).cost
         longest = min(max(each.cost for each in shown), _SHOWN * min(each.cost for each in shown))
         mark = (alone, f"t = 1: {units.duration(alone)}")
-        self._time.update([_split(each) for each in shown], [*map(_texts, shown), *missing], row, longest, mark)
+        self._time.update([each.split() for each in shown], [*map(_texts, shown), *missing], row, longest, mark)
         kept = [each.saved() for each in shown]
         bars = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
         self._kept.update(bars, [units.size(each.total) for each in kept] + missing, row, max(each.total for each in kept))
-        cluster = now.scenario.cluster
         inside = sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=inside < len(DEGREES))
         ends = [f"a node of {cluster.node} ends"] * (inside < len(DEGREES))
         self._node.update([(LONGEST, inside - 0.76)] * len(ends), ends)
-        return _said(now)
+        return said
 
-    def parts(self) -> Iterator[Part]:
-        """Yields what the bars say."""
-        yield from self._time.parts()
-        yield from self._kept.parts()
+    def parts(self) -> chain:
+        """What the bars say."""
+        return chain(self._time.parts(), self._kept.parts())
 
     def code(self, **values) -> str:
         """Python for the step's numbers, and for the layer's."""
@@ -153,21 +143,20 @@ def explorer(measure: Measure | None = None) -> Explorer:
     measure: what "Measure it" runs, manyranks.small's tensor
     """
     only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
+    presets = {
+        "two nodes": {"tp": 16},
+        "TP alone": {"sequence_parallel": False},
+        "small model": {"model": "small GPT", "tp": 4},
+    }
     return Explorer(
         Degrees(),
-        presets={"two nodes": {"tp": 16}, "TP alone": {"sequence_parallel": False}, "small model": _SMALL_MODEL},
+        presets=presets,
         measure=measure,
         **controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True),
         regather=choice("gather again", True, SWITCH),
         overlap_tensor=choice("overlap", True, SWITCH),
         kept=choice("recompute", "the core", list(AGAIN)),
     )
-
-
-def _split(now: Setting) -> dict[str, float]:
-    """GPU-seconds of a layer, by part."""
-    parts = now.layer().forward.compute, now.layer().backward.compute, now.waits
-    return {name: now.tp * part for name, part in zip(_TIMES, parts, strict=True)}
 
 
 def _texts(now: Setting) -> str:
@@ -184,10 +173,7 @@ def _said(now: Setting) -> Said:
 
 def _limit(now: Setting) -> str:
     if not now.fits:
-        way = _LIMITS.fitting(now)
-        return (
-            f"memory; {_LIMITS.change(now, way)} fits" if way else "memory; no t helps alone: add pipeline stages (chapter 05)"
-        )
+        return _LIMITS.memory(now, "no t helps alone: add pipeline stages (chapter 05)")
     if now.tp == 1:
         return "one GPU's arithmetic: nothing is cut, nothing is sent"
     seconds, cluster = now.layer().seconds, now.scenario.cluster
@@ -195,7 +181,7 @@ def _limit(now: Setting) -> str:
         return f"the node's boundary: in a node of {now.tp} a layer would take {units.duration(inside)}"
     together, alone = now.tp * (seconds - now.waits), now._replace(tp=1).cost
     more = (together - alone) / now.tp
-    if max(now.waits, more) < MUCH * seconds:
+    if max(now.waits, more) < limits.MUCH * seconds:
         return "computing"
     limit = "communication" if now.waits >= more else "small products"
     way = _LIMITS.faster(now, limit)

@@ -1,6 +1,6 @@
 """Chapter 06's figures: what a layer keeps, and how long it takes, over t."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -9,18 +9,14 @@ from matplotlib.axes import Axes
 
 from manyranks.show import style, units
 from manyranks.theory import Cluster, ModelShape, Plan, passes, tensor
+from manyranks.theory.names import nearest
 
 # name -> what it says of a plan
-VARIANTS = {
-    "TP": {"sequence_parallel": False},
-    "TP + SP": {"sequence_parallel": True, "regather": True},
-    "TP + SP, gathered inputs kept": {"sequence_parallel": True, "regather": False},
-}
+VARIANTS = {"TP": {"sequence_parallel": False}, "TP + SP": {"sequence_parallel": True, "regather": True}}
+VARIANTS |= {"TP + SP, gathered inputs kept": {"sequence_parallel": True, "regather": False}}
 _NARROW = dict(zip(VARIANTS, ("TP", "+ SP", "+ SP,\nkept"), strict=True))  # below the bars, where each t has several
-_PARTS = {
-    "norms, dropouts and the inputs of attention and MLP: cut by SP only": (style.ORANGE, "////"),
-    "inside attention and MLP: cut by t": (style.BLUE, ""),
-}
+_PARTS = {"norms, dropouts and the inputs of attention and MLP: cut by SP only": (style.ORANGE, "////")}
+_PARTS |= {"inside attention and MLP: cut by t": (style.BLUE, "")}
 _TIMES = {"computing": (style.BLUE, ""), "communication that nothing hides": (style.ORANGE, "////")}
 
 
@@ -43,7 +39,7 @@ def saved(
     Raises ValueError for an unknown variant, and where a plan doesn't fit the shape.
     """
     if unknown := [name for name in (*variants, *measured) if name not in VARIANTS]:
-        raise ValueError(f"variant {unknown[0]!r}: known are {', '.join(VARIANTS)}")
+        raise ValueError(f"variant {unknown[0]!r}: {nearest(unknown[0], VARIANTS)}")
     fig, (axes,) = style.figure(width=8.8, height=3.9)
     wide, small = 0.86 / len(variants), len(variants) * len(degrees) > 8
     places = [np.arange(len(degrees)) - 0.43 + (k + 0.5) * wide for k in range(len(variants))]
@@ -58,14 +54,12 @@ def saved(
             axes.plot(x[seen], rings[seen], "o", label=None if axes.lines else "measured", **look)
     axes.xaxis.remove_overlapping_locs = False  # the middle one of three bars stands where its t does
     names = [_NARROW[name] for name in variants]
+    two_lines = any("\n" in name for name in names)
     axes.set_xticks(np.ravel(places), np.repeat(names, len(degrees)), minor=True, fontsize=8)
-    axes.set_xticks(range(len(degrees)), [f"t = {t}" for t in degrees])
-    axes.tick_params(axis="x", which="both", length=0)
-    axes.tick_params(axis="x", pad=18 + 11 * any("\n" in name for name in names))
-    more = " (kept: the gathered inputs too)" * any("\n" in name for name in names)
-    axes.set(ylabel="kept by one layer, a rank", xlabel=f"tensor-parallel ranks{more}", ylim=(0, 1.12 * axes.get_ylim()[1]))
-    axes.yaxis.set_major_formatter(lambda size, _: units.size(size))
-    fig.legend(loc="outside upper left", ncols=3, handlelength=1.6)
+    axes.tick_params(axis="x", which="minor", length=0)
+    axes.tick_params(axis="x", pad=18 + 11 * two_lines)
+    _finish(fig, degrees, "kept by one layer, a rank", units.size, 1.12 * axes.get_ylim()[1])
+    axes.set_xlabel("tensor-parallel ranks" + " (kept: the gathered inputs too)" * two_lines)
     return fig
 
 
@@ -80,8 +74,8 @@ def layer_time(shape: ModelShape, plan: Plan, cluster: Cluster, degrees: Sequenc
     Raises ValueError where a plan doesn't fit the shape.
     """
     alone = passes.of_layer(shape, replace(plan, tp=1), cluster).seconds
-    found = [passes.of_layer(shape, replace(plan, tp=t), cluster) for t in degrees]
-    split = [(both.forward.compute + both.backward.compute, both.forward.tensor + both.backward.tensor) for both in found]
+    found = (passes.of_layer(shape, replace(plan, tp=t), cluster) for t in degrees)
+    split = [(sum(each.compute for each in both[:2]), sum(each.tensor for each in both[:2])) for both in found]
     x, totals, ideal = np.arange(len(degrees)), [sum(parts) for parts in split], [alone / t for t in degrees]
     fig, (axes,) = style.figure(width=8.6, height=3.9)
     _stack(axes, x, 0.6, split, _TIMES)
@@ -93,12 +87,18 @@ def layer_time(shape: ModelShape, plan: Plan, cluster: Cluster, degrees: Sequenc
         axes.axvline(inside - 0.5, color=style.INK, linestyle=":", linewidth=1.4)
         at = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 9}
         axes.text(inside - 0.46, 0.97, f"beyond a node of {cluster.node}", **at)
-    axes.set_xticks(x, [f"t = {t}" for t in degrees])
-    again = "\nwith recomputation" if plan.recompute != "none" else ""
-    axes.set(ylabel=f"one layer, forward + backward{again}", ylim=(0, 1.22 * max(totals)), xlabel="tensor-parallel ranks")
-    axes.yaxis.set_major_formatter(lambda seconds, _: units.duration(seconds) if seconds else "0")
-    fig.legend(loc="outside upper left", ncols=3, handlelength=2.2)
+    again = "\nwith recomputation" * (plan.recompute != "none")
+    _finish(fig, degrees, f"one layer, forward + backward{again}", units.duration, 1.22 * max(totals))
     return fig
+
+
+def _finish(fig: style.Figure, degrees: Sequence[int], ylabel: str, unit: Callable[[float], str], top: float) -> None:
+    (axes,) = fig.axes
+    axes.set_xticks(range(len(degrees)), [f"t = {t}" for t in degrees])
+    axes.tick_params(axis="x", length=0)
+    axes.set(xlabel="tensor-parallel ranks", ylabel=ylabel, ylim=(0, top))
+    axes.yaxis.set_major_formatter(lambda value, _: unit(value) if value else "0")
+    fig.legend(loc="outside upper left", ncols=3, handlelength=1.6)
 
 
 def _stack(axes: Axes, x: np.ndarray, wide: float, bars: list, parts: Mapping[str, tuple[str, str]]) -> None:

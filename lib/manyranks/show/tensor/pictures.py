@@ -14,11 +14,6 @@ _STEPS = {"×": 0.28, "=": 0.28, "GELU": 0.62, "all-\nreduce": 0.8}  # inches of
 _EDGE = {"edgecolor": style.INK, "linewidth": 0.8}
 _CENTER = {"ha": "center", "va": "center"}
 _SAID = {"whole": "whole on each", "rows": "own rows", "columns": "own columns", "terms": "a term on each"}
-_TITLES = {
-    "column": "column-parallel: columns of A give columns of Y",
-    "row": "row-parallel: rows of B give a term of the sum",
-    "mlp": "the pair: what the first layer has cut, the second takes as it is",
-}
 
 
 class Matrix(NamedTuple):
@@ -30,12 +25,14 @@ class Matrix(NamedTuple):
     cut: str = "whole"
 
 
-def _paper(wide: float, low: float, high: float, title: str = "") -> tuple[style.Figure, Axes]:
-    """Inches, from (0, low) at the lower left corner to (wide, high)."""
-    fig, axes = sheet(wide, high - low)
-    axes.set_ylim(low, high)
-    axes.text(0.15, high - 0.07, title, fontsize=11, fontweight="bold", va="top")
-    return fig, axes
+_Y, _FIRST = Matrix("Y", "b·s", "f", "columns"), (Matrix("X", "b·s", "h"), "×", Matrix("A", "h", "f", "columns"))
+_SECOND = "×", Matrix("B", "f", "h", "rows"), "=", Matrix("Z", "b·s", "h", "terms"), "all-\nreduce", Matrix("Z", "b·s", "h")
+# What `cut` draws from left to right, below its title.
+_CUTS = {
+    "column": ("column-parallel: columns of A give columns of Y", (*_FIRST, "=", _Y)),
+    "row": ("row-parallel: rows of B give a term of the sum", (_Y, *_SECOND)),
+    "mlp": ("the pair: what the first layer has cut, the second takes as it is", (*_FIRST, "GELU", _Y, *_SECOND)),
+}
 
 
 @style.styled
@@ -46,33 +43,28 @@ def cut(kind: str, t: int = 4) -> style.Figure:
     t: ranks, 2 to 8
     Raises ValueError for another kind or t.
     """
-    if kind not in _TITLES:
-        raise ValueError(f"kind={kind!r}: {nearest(kind, _TITLES)}")
+    if kind not in _CUTS:
+        raise ValueError(f"kind={kind!r}: {nearest(kind, _CUTS)}")
     if t not in range(2, len(LOOKS) + 1):
         raise ValueError(f"t={t!r}: a picture shows 2 to {len(LOOKS)} ranks")
-    y = Matrix("Y", "b·s", "f", "columns")
-    first = [Matrix("X", "b·s", "h"), "×", Matrix("A", "h", "f", "columns"), "GELU" if kind == "mlp" else "=", y]
-    second = [
-        "×",
-        Matrix("B", "f", "h", "rows"),
-        "=",
-        Matrix("Z", "b·s", "h", "terms"),
-        "all-\nreduce",
-        Matrix("Z", "b·s", "h"),
-    ]
-    parts = {"column": first, "row": [y, *second]}.get(kind, first + second)
-    fig, axes = _paper(max(sum(map(_width, parts)) + 0.4, 4.8), -1.12, 1.02, _TITLES[kind])
+    title, parts = _CUTS[kind]
+    fig, axes = sheet(max(sum(map(_width, parts)) + 0.4, 4.8), 2.14)
+    axes.set_ylim(-1.12, 1.02)  # a matrix's middle is at 0
+    axes.text(0.15, 0.95, title, fontsize=11, fontweight="bold", va="top")
     x = 0.2
     for part in parts:
-        middle = x + _width(part) / 2
+        end = x + _width(part)
+        middle = (x + end) / 2
         if isinstance(part, Matrix):
-            _draw_matrix(axes, part, x, middle, t)
+            _draw_matrix(axes, part, x, t)
+            axes.text(middle, -0.68, f"$\\bf{{{part.name}}}$  {part.rows} × {part.columns}", ha="center", va="top", fontsize=9)
+            axes.text(middle, -0.88, _SAID[part.cut], ha="center", va="top", fontsize=8, style="italic")
         elif len(part) == 1:
             axes.text(middle, 0, part, fontsize=13, **_CENTER)
         else:
-            axes.annotate("", (x + _width(part) - 0.08, 0), (x + 0.08, 0), arrowprops={"arrowstyle": "->", "linewidth": 1.4})
+            axes.annotate("", (end - 0.08, 0), (x + 0.08, 0), arrowprops={"arrowstyle": "->", "linewidth": 1.4})
             axes.text(middle, 0.06, part, ha="center", va="bottom", fontsize=9, linespacing=1.0)
-        x += _width(part)
+        x = end
     return fig
 
 
@@ -80,21 +72,20 @@ def _width(part: Matrix | str) -> float:
     return _STEPS[part] if isinstance(part, str) else _SIZES[part.columns] + 0.32 * (part.cut == "terms")
 
 
-def _draw_matrix(axes: Axes, matrix: Matrix, x: float, middle: float, t: int) -> None:
-    name, rows, columns, cut = matrix
-    high, wide = _SIZES[rows], _SIZES[columns]
-    if cut == "whole":
+def _draw_matrix(axes: Axes, matrix: Matrix, x: float, t: int) -> None:
+    high, wide = _SIZES[matrix.rows], _SIZES[matrix.columns]
+    if matrix.cut == "whole":
         axes.add_patch(Rectangle((x, -high / 2), wide, high, facecolor="#f2f2f2", **_EDGE))
-    for rank in reversed(range(t * (cut != "whole"))):
+        return
+    for rank in reversed(range(t)):
         back = 0.32 * rank / (t - 1)
-        places = {
-            "columns": ((x + rank * wide / t, -high / 2), wide / t, high, rank, str(rank)),
-            "rows": ((x, high / 2 - (rank + 1) * high / t), wide, high / t, rank, str(rank)),
-            "terms": ((x + back, back / 2 - high / 2), wide, high - 0.16, rank, "" if rank else "+"),
+        place = {
+            "columns": ((x + rank * wide / t, -high / 2), wide / t, high),
+            "rows": ((x, high / 2 - (rank + 1) * high / t), wide, high / t),
+            "terms": ((x + back, back / 2 - high / 2), wide, high - 0.16),
         }
-        box(axes, *places[cut])
-    axes.text(middle, -0.68, f"$\\bf{{{name}}}$  {rows} × {columns}", ha="center", va="top", fontsize=9)
-    axes.text(middle, -0.88, _SAID[cut], ha="center", va="top", fontsize=8, style="italic")
+        text = str(rank) if matrix.cut != "terms" else "" if rank else "+"
+        box(axes, *place[matrix.cut], rank, text)
 
 
 def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
@@ -105,11 +96,10 @@ def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
     t: ranks, at most 16
     Raises ValueError for other numbers, and for those that don't divide each other as they must.
     """
-    numbers = f"heads={heads!r}, kv_heads={kv_heads!r}, t={t!r}"
-    if not all(type(n) is int and n >= 1 for n in (heads, kv_heads, t)) or heads > 32 or t > 16:
-        raise ValueError(f"{numbers}: give whole numbers from 1 up, at most 32 heads and 16 ranks")
-    if heads % kv_heads or heads % t or (kv_heads % t and t % kv_heads):
-        raise ValueError(f"{numbers}: kv_heads and t must divide heads, and one of kv_heads and t the other")
+    whole = all(type(n) is int and n >= 1 for n in (heads, kv_heads, t)) and heads <= 32 and t <= 16
+    if not whole or heads % kv_heads or heads % t or (kv_heads % t and t % kv_heads):
+        give = "give whole numbers, at most 32 heads and 16 ranks; kv_heads and t divide heads, and one of them the other"
+        raise ValueError(f"heads={heads!r}, kv_heads={kv_heads!r}, t={t!r}: {give}")
     held = []
     for rank in range(t):
         own = range(rank * heads // t, (rank + 1) * heads // t)
@@ -118,9 +108,10 @@ def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
     return drawings.who_holds(held, height=0.45 * len(held[0]))
 
 
-# Where a layer communicates.
-
-_BLOCKS, _END = (("q, k, v", "core", "output"), ("up", "GELU", "down")), 0.48  # inches for what is sent
+# Where a layer communicates: what happens in it, from its input to its output. f and g are what is sent.
+_BLOCKS = ("q, k, v", "core", "output"), ("up", "GELU", "down")
+_LAYER = [name for block in _BLOCKS for name in ("norm", "f", *block, "g", "dropout", "+")]
+_INCHES = {"norm": 0.44, "dropout": 0.52, "+": 0.22, "f": 0.48, "g": 0.48}  # else 0.5
 _ALL, _OWN, _INSIDE = "all tokens, on each rank", "own tokens", "own heads or columns"
 _SENDS, _AGAIN = "a collective", "gathered again"
 _LOOKS = {_ALL: {"facecolor": "#e0e0e0"}, _INSIDE: {"facecolor": "#9ecae1"}, _OWN: {"facecolor": "#a1d99b", "hatch": "...."}}
@@ -142,40 +133,36 @@ def collectives() -> style.Figure:
 
     Source: arXiv 2205.05198, figures 4 and 5.
     """
-    fig, axes = _paper(9.6, 0.3, 5.6)
+    fig, axes = sheet(9.6, 5.3)
     for number, ((variant, direction), (f, g, counted, letters, note)) in enumerate(_SENT.items()):
-        y, split = 4.25 - 1.12 * number - 0.18 * (number > 1), variant != "TP"
+        y, split = 3.95 - 1.12 * number - 0.18 * (number > 1), variant != "TP"
         axes.text(0.08, y + 0.42, f"{variant}\n{direction}", va="center", fontsize=9)
         axes.text(0.08, y + 0.2, note, va="top", fontsize=7.5, style="italic", linespacing=1.1)
         axes.text(9.52, y + 0.42, counted + "\n2 reduce-scatters" * split, va="center", ha="right", fontsize=8)
-        _draw_layer(axes, y, _boxes(_OWN if split else _ALL, _end(f, letters[0]), _end(g, letters[1])))
+        x, sent = 1.13, {"f": (f, letters[0]), "g": (g, letters[1])}
+        for name in _LAYER:
+            wide = _INCHES.get(name, 0.5)
+            if name in sent:
+                _draw_sent(axes, x, y, wide, *sent[name])
+            else:
+                look = _INSIDE if name not in _INCHES else _OWN if split else _ALL
+                axes.add_patch(Rectangle((x, y + 0.14), wide, 0.56, **_LOOKS[look], **_EDGE))
+                paper = style.PAPER if look == _OWN else None
+                axes.text(x + wide / 2, y + 0.42, name, color=style.BLACK, fontsize=7.5, bbox=paper, **_CENTER)
+            x += wide
     handles = [Patch(label=name, **look, **_EDGE) for name, look in _LOOKS.items()]
     fig.legend(handles=handles, loc="upper left", ncols=5, bbox_to_anchor=(0.005, 1.0))
     return fig
 
 
-def _end(sent: str, letter: str) -> list[tuple[str, float, str, str]]:
-    """Name, inches, look and letter of each box where a block begins or ends."""
-    names = sent.split("|")
-    return [(name, _END / len(names), _AGAIN if k else _SENDS, "" if k else letter) for k, name in enumerate(names)]
-
-
-def _boxes(outside: str, f: list, g: list) -> list[tuple[str, float, str, str]]:
-    """The same of a layer's boxes, from its input to its output."""
-    before, after = [("norm", 0.44, outside, "")], [("dropout", 0.52, outside, ""), ("+", 0.22, outside, "")]
-    return [box for names in _BLOCKS for box in (*before, *f, *((name, 0.5, _INSIDE, "") for name in names), *g, *after)]
-
-
-def _draw_layer(axes: Axes, y: float, boxes: list[tuple[str, float, str, str]]) -> None:
-    x = 1.13
-    for name, wide, look, letter in boxes:
-        sends = look in (_SENDS, _AGAIN)
-        low, high = (0, 0.84) if sends else (0.14, 0.56)
-        if name:
-            axes.add_patch(Rectangle((x, y + low), wide, high, **_LOOKS[look], **_EDGE))
-        else:
-            axes.plot([x, x + wide], [y + 0.42] * 2, color=style.INK, linestyle="-", linewidth=0.8)
-        text = {"fontsize": 7.5, "rotation": 90 * sends, "bbox": style.PAPER if look == _OWN else None} | _CENTER
-        axes.text(x + wide / 2, y + 0.42, name, color="white" if look == _SENDS else style.BLACK, **text)
-        axes.text(x + _END / 2, y + 0.87, letter, ha="center", va="bottom", fontsize=9, style="italic")
-        x += wide
+def _draw_sent(axes: Axes, x: float, y: float, wide: float, names: str, letter: str) -> None:
+    """What is sent where a block begins or ends, side by side, below its letter; a line where nothing is."""
+    axes.text(x + wide / 2, y + 0.87, letter, ha="center", va="bottom", fontsize=9, style="italic")
+    if not names:
+        axes.plot([x, x + wide], [y + 0.42] * 2, color=style.INK, linestyle="-", linewidth=0.8)
+        return
+    each = names.split("|")
+    for k, name in enumerate(each):
+        left, part, (look, ink) = x + k * wide / len(each), wide / len(each), (_AGAIN, style.BLACK) if k else (_SENDS, "white")
+        axes.add_patch(Rectangle((left, y), part, 0.84, **_LOOKS[look], **_EDGE))
+        axes.text(left + part / 2, y + 0.42, name, color=ink, fontsize=7.5, rotation=90, **_CENTER)

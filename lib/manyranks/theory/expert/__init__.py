@@ -4,7 +4,7 @@ sends: every all-to-all from the routing itself; chances: copies on average, whe
 imbalance, capacity; pace: seconds of a layer whose fullest rank the others wait for; states: parameters and states of a rank.
 """
 
-from manyranks.theory.expert.chances import Copies, one_hop_copies, two_hops_copies
+from manyranks.theory.expert.chances import Copies, Way, one_hop_copies, two_hops_copies, way
 from manyranks.theory.expert.load import Full, capacity, counts, dropped, fullest, imbalance, of_ranks, worst
 from manyranks.theory.expert.pace import Paced, layer_seconds
 from manyranks.theory.expert.sends import Exchange, Sends, Split, inside_rows, node_rows, one_hop, rows, two_hops
@@ -18,6 +18,7 @@ __all__ = [
     "Sends",
     "Share",
     "Split",
+    "Way",
     "capacity",
     "counts",
     "dropped",
@@ -33,5 +34,6 @@ __all__ = [
     "rows",
     "two_hops",
     "two_hops_copies",
+    "way",
     "worst",
 ]

@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 from manyranks.theory import checks, traffic
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.kernels import DEFAULT
+from manyranks.theory.layer import split_tokens
+from manyranks.theory.plan import Plan
 
 
 class Copies(NamedTuple):
@@ -38,6 +42,29 @@ def two_hops_copies(experts: int, top_k: int, ranks: int, nodes: int, groups: in
     """
     shape = _shape(experts, top_k, ranks, nodes, groups, groups_per_token)
     return Copies(top_k * (1 - nodes / ranks), traffic.other_nodes(shape, nodes))
+
+
+class Way(NamedTuple):
+    """Of a layer's tokens of one rank, to their experts and back: bytes inside the node and between nodes, and seconds."""
+
+    inside: float = 0.0
+    between: float = 0.0
+    seconds: float = 0.0
+
+
+def way(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0, hops: int = 2) -> Way:
+    """Of the fullest rank and one micro-batch, forward; with two hops it's what traffic.expert charges.
+
+    Raises ValueError as one_hop_copies does.
+    """
+    if plan.ep == 1:
+        return Way()
+    route, row = cluster.route(plan.ep, plan.tp), imbalance * split_tokens(plan) * shape.hidden
+    sizes = shape.experts, shape.top_k, plan.ep, plan.ep // route.inside, shape.expert_groups, shape.groups_per_token
+    copies = one_hop_copies(*sizes) if hops == 1 else two_hops_copies(*sizes)
+    there, back = ([row * size * each for each in copies] for size in (min(traffic.HALF, plan.recipe.matmul), traffic.HALF))
+    seconds = sum(traffic.near_and_far(route, *each, DEFAULT) for each in (there, back))
+    return Way(*map(sum, zip(there, back, strict=True)), seconds)
 
 
 def _shape(experts: int, top_k: int, ranks: int, nodes: int, groups: int, groups_per_token: int) -> ModelShape:
