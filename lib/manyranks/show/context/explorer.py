@@ -8,10 +8,9 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 
 from manyranks.show import style, units
-from manyranks.show.bars import Bars
+from manyranks.show.bars import NOTHING, Bars, joined
 from manyranks.show.context.setting import LENGTHS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
 from manyranks.show.explorer import Explorer, Measure, choice
 from manyranks.show.labels import Labels, word
@@ -41,7 +40,7 @@ class _Timeline:
 
     def __init__(self, axes: Axes):
         self._axes, self._says = axes, []
-        self._paths = {part: PathPatch(Path([(0, 0)]), facecolor=c, hatch=h) for part, (c, h) in _PARTS.items()}
+        self._paths = {part: PathPatch(NOTHING, facecolor=c, hatch=h) for part, (c, h) in _PARTS.items()}
         for part, path in self._paths.items():
             axes.add_patch(path).set(edgecolor="white", linewidth=0.5, label=part)
         self._ends = axes.plot([], [], color=style.INK, linestyle=":", linewidth=0.8)[0]
@@ -65,8 +64,10 @@ class _Timeline:
         edges = np.pad(before + np.cumsum(split, axis=1), ((0, 0), (2, 1))) / one.seconds
         edges[:, 1], edges[:, -1] = before / one.seconds, 1.0
         parts = np.array([2, *[0, 1, 2] * len(hops), 2])  # places in _PARTS
+        row = np.broadcast_to(np.arange(len(ranks))[:, None], edges[:, 1:].shape) / len(ranks)
+        boxes = np.stack((edges[:, :-1], edges[:, 1:], row + 0.1 / len(ranks), row + 0.9 / len(ranks)), axis=2)
         for part, path in enumerate(self._paths.values()):
-            path.set_path(_boxes(edges[:, :-1][:, parts == part], edges[:, 1:][:, parts == part]))
+            path.set_path(joined(boxes[:, parts == part]))
         starts = edges[0, 1::3] if count <= SHOWN else []
         ends = starts[1:] if count > 1 else []
         self._ends.set_data([x for end in ends for x in (end, end, math.nan)], [0, 1, math.nan] * len(ends))
@@ -84,13 +85,6 @@ class _Timeline:
     def parts(self) -> Iterator[Part]:
         high = 1 / len(self._says)
         return (Part(self._axes, 0, 1, (row + 0.9) * high, (row + 0.1) * high, says) for row, says in enumerate(self._says))
-
-
-def _boxes(left: np.ndarray, right: np.ndarray) -> Path:
-    """Boxes in rows from top to bottom, as one path: to draw a hatch takes milliseconds for every path."""
-    row, rows = np.indices(left.shape)[0], len(left)
-    edges = np.stack((left, right, (row + 0.1) / rows, (row + 0.9) / rows))[:, right > left].T
-    return Path.make_compound_path_from_polys(edges[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]) if len(edges) else Path([(0, 0)])
 
 
 class _Lengths:
