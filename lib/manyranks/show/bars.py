@@ -84,7 +84,9 @@ class Bars:
         """
         self._drawn = bars, longest
         for part, boxes in self._boxes.items():
-            each = [(*ends, y - 0.3, y + 0.3) for y, bar in enumerate(bars) for name, *ends in _ends(bar, longest) if name == part]
+            each = [
+                (*ends, y - 0.3, y + 0.3) for y, bar in enumerate(bars) for name, *ends in _ends(bar, longest) if name == part
+            ]
             boxes.set_path(path := joined(each))
             boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
         texts = [f"» {text}" if bar and sum(bar.values()) > longest else text for bar, text in zip_longest(bars, texts)]
