@@ -111,7 +111,7 @@ def _ends(bar: Mapping[str, float], longest: float) -> Iterator[tuple[str, float
 def corners(boxes: Sequence[tuple[float, float, float, float]]) -> np.ndarray:
     """The four corners of each box (left, right, low, high), without the boxes that have no width."""
     boxes = np.reshape(boxes, (-1, 4))
-    return boxes[boxes[:, 1] > boxes[:, 0]][:, [[0, 2], [1, 2], [1, 3], [0, 3]]]
+    return boxes[boxes[:, 1] > boxes[:, 0] + 1e-9][:, [[0, 2], [1, 2], [1, 3], [0, 3]]]
 
 
 def joined(boxes: Sequence[tuple[float, float, float, float]]) -> Path:

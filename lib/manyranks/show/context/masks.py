@@ -67,7 +67,7 @@ def mask(
     layouts = layouts or context.LAYOUTS
     found = [scores(layout, n, seq, tile, documents, order) for layout in layouts]
     side = min(3.4, 9.2 / len(layouts) - 0.75)
-    fig, panels = style.figure(columns=len(layouts), width=len(layouts) * (side + 0.75), height=side + 1.45)
+    fig, panels = style.figure(columns=len(layouts), width=len(layouts) * (side + 0.75), height=side + 1.65)
     for axes, layout, (owned, visible, computed) in zip(panels, layouts, found, strict=True):
         nothing, work = computed & ~visible, [int(computed[owned == rank].sum()) for rank in range(n)]
         _fill(axes, np.where(visible, owned[:, None], np.nan), edgecolors="#bbbbbb", linewidth=0.4)
@@ -88,7 +88,7 @@ def mask(
         narrow = len(places) == 1
         axes.set_xticks(places, names, ha="left" if narrow else "center")
         axes.set_yticks(places, names, rotation=270 * narrow, va="top" if narrow else "center")
-        said = [f"scores of each rank: {', '.join(map(str, work))}", f"slowest ÷ mean: {max(work) * n / sum(work):.2f}"]
+        said = [f"scores of each rank:\n{', '.join(map(str, work))}", f"slowest ÷ mean: {max(work) * n / sum(work):.2f}"]
         said += [f"hatched, for nothing: {nothing.sum()} of {sum(work)}"] * bool(nothing.any())
         axes.text(0, seq * 1.03, "\n".join(said), va="top", fontsize=8)
     return fig
