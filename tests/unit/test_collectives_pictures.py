@@ -70,8 +70,8 @@ def test_what_was_shown_before_is_gone():
     assert extents(axes, "frames") == extents(axes, "stripes") == []
 
 
-def test_more_ranks_than_colours_are_refused():
-    with pytest.raises(ValueError, match=r"7 ranks: .* for 1 to 6"):
+def test_more_ranks_than_have_room_are_refused():
+    with pytest.raises(ValueError, match=r"7 ranks: .* for 1 to 6$"):
         shown([], n=7)
 
 

@@ -15,7 +15,7 @@ from manyranks.show.said import Part
 
 LONGEST = 0.52  # of an axis, for the longest bar: the rest is for texts
 _COLUMN = 0.23  # of an axis, for a text
-_NOTHING = Path(np.empty((0, 2)))
+NOTHING = Path(np.empty((0, 2)))
 
 
 class Bars:
@@ -36,7 +36,7 @@ class Bars:
         **labels,
     ):
         self._axes, self._rows, self._unit, self._drawn = axes, list(rows), unit, ([], 1.0)
-        self._boxes = {part: PathPatch(_NOTHING, facecolor=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
+        self._boxes = {part: PathPatch(NOTHING, facecolor=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
         self._labels = Labels(axes, left=0, name="texts", **labels)
@@ -84,7 +84,10 @@ class Bars:
         """
         self._drawn = bars, longest
         for part, boxes in self._boxes.items():
-            boxes.set_path(path := _boxes(part, bars, longest))
+            each = [
+                (*ends, y - 0.3, y + 0.3) for y, bar in enumerate(bars) for name, *ends in _ends(bar, longest) if name == part
+            ]
+            boxes.set_path(path := joined(each))
             boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
         texts = [f"» {text}" if bar and sum(bar.values()) > longest else text for bar, text in zip_longest(bars, texts)]
         places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
@@ -105,11 +108,13 @@ def _ends(bar: Mapping[str, float], longest: float) -> Iterator[tuple[str, float
     return ((part, *each) for part, each in zip(bar, pairwise(ends), strict=True))
 
 
-def _boxes(part: str, bars: Sequence[Mapping[str, float]], longest: float) -> Path:
-    """This part's boxes in all bars, as one path: to draw a hatch takes milliseconds for every path."""
-    corners = []
-    for y, bar in enumerate(bars):
-        for name, left, right in _ends(bar, longest):
-            if name == part and right > left:
-                corners.append([(left, y - 0.3), (right, y - 0.3), (right, y + 0.3), (left, y + 0.3)])
-    return Path.make_compound_path_from_polys(np.array(corners)) if corners else _NOTHING
+def corners(boxes: Sequence[tuple[float, float, float, float]]) -> np.ndarray:
+    """The four corners of each box (left, right, low, high), without the boxes that have no width."""
+    boxes = np.reshape(boxes, (-1, 4))
+    return boxes[boxes[:, 1] > boxes[:, 0] + 1e-9][:, [[0, 2], [1, 2], [1, 3], [0, 3]]]
+
+
+def joined(boxes: Sequence[tuple[float, float, float, float]]) -> Path:
+    """Boxes as one path: to draw a hatch takes milliseconds for every path."""
+    each = corners(boxes)
+    return Path.make_compound_path_from_polys(each) if len(each) else NOTHING

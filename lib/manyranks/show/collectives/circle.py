@@ -30,39 +30,28 @@ class Circle:
         self._labels = Labels(axes, colour=style.BLACK)
         self._note = axes.text(0, 0, "", ha="center", va="center", fontsize=9)
         self._title = axes.set_title("round")  # some text, so that the layout leaves room for it
+        self.moving: list[Artist] = [self._shafts, self._heads, self._discs, self._labels.artist, self._note, self._title]
         axes.set(xlim=(-_EDGE, _EDGE), ylim=(-_EDGE, _EDGE), aspect="equal", xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
 
-    @property
-    def moving(self) -> list[Artist]:
-        return [self._shafts, self._heads, self._discs, self._labels.artist, self._note, self._title]
-
     def update(self, n: int, messages: Sequence[tuple[int, int, float]], title: str = "") -> None:
         """Shows n ranks and messages (source, destination, share of the whole tensor); no share at all is a thin dotted arrow.
 
-        More than 16 ranks are not drawn: a text says so. Raises ValueError for n below 1, a rank outside 0 … n−1, a message of
-        a rank to itself, and a share below 0 or above 1.
+        More than 16 ranks are not drawn: a text says so.
         """
-        _check(n, messages)
-        drawn = n if n <= MOST else 0
         self._title.set_text(title)
-        self._note.set_text("" if drawn else f"drawn up to {MOST} ranks")
-        places = np.exp(1j * (np.pi / 2 - 2 * np.pi * np.arange(drawn) / max(drawn, 1)))
+        self._note.set_text("" if n <= MOST else f"drawn up to {MOST} ranks")
+        if n > MOST:
+            n, messages = 0, []
+        places = np.exp(1j * (np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)))
         radius = min(0.2, 0.62 * np.sin(np.pi / max(n, 2)))
-        self._place(places, radius)
-        self._point(places, radius, messages if drawn else [])
-
-    def _place(self, places: np.ndarray, radius: float) -> None:
         self._discs.set_verts([_points(place + radius * _CORNERS) for place in places])
-        self._labels.update(_points(places), range(len(places)))
-
-    def _point(self, places: np.ndarray, radius: float, messages: Sequence[tuple[int, int, float]]) -> None:
+        self._labels.update(_points(places), range(n))
+        ways = [_arrow(places[a], places[b], radius, s, (b - a) % n in (1, n - 1)) for a, b, s in messages]
         shares = np.array([share for *_, share in messages], dtype=float)
-        beside = (1, len(places) - 1)
-        ways = [_arrow(places[a], places[b], radius, s, (b - a) % len(places) in beside) for a, b, s in messages]
         self._shafts.set_segments([shaft for shaft, _ in ways])
-        self._shafts.set_linewidths(np.where(shares > 0, 1.2 + min(4, 26 / max(len(places), 1)) * shares, 0.9))
+        self._shafts.set_linewidths(np.where(shares > 0, 1.2 + min(4, 26 / max(n, 1)) * shares, 0.9))
         self._shafts.set_linestyles(["-" if share > 0 else ":" for share in shares] or "-")
         self._heads.set_verts([head for _, head in ways])
         self._heads.set_facecolors([style.BLUE if share > 0 else "white" for share in shares])
@@ -73,26 +62,13 @@ def _arrow(start: complex, end: complex, radius: float, share: float, neighbours
     middle, left = (start + end) / 2, 1j * (end - start)
     # Between others than neighbours it also bends inwards, past the discs that lie between.
     bend = middle + 0.24 * left if neighbours else 0.65 * middle + 0.14 * left
-    tail, tip = start + radius * _unit(bend - start), end + radius * _unit(bend - end)
-    long = min(0.11 + 0.09 * share, 0.65 * abs(tip - tail))
-    base, half = tip - long * _unit(tip - bend), 0.42j * long * _unit(tip - bend)
-    shaft = (1 - _ALONG) ** 2 * tail + 2 * _ALONG * (1 - _ALONG) * bend + _ALONG**2 * base
-    return _points(shaft), _points(np.array([tip, base + half, base - half]))
-
-
-def _unit(way: complex) -> complex:
-    return way / abs(way)
+    out, back = (place + radius * (bend - place) / abs(bend - place) for place in (start, end))
+    along = (bend - back) / abs(bend - back)
+    long = min(0.11 + 0.09 * share, 0.65 * abs(back - out))
+    base, half = back + long * along, 0.42j * long * along
+    shaft = (1 - _ALONG) ** 2 * out + 2 * _ALONG * (1 - _ALONG) * bend + _ALONG**2 * base
+    return _points(shaft), _points(np.array([back, base + half, base - half]))
 
 
 def _points(plane: np.ndarray) -> np.ndarray:
     return np.column_stack((plane.real, plane.imag))
-
-
-def _check(n: int, messages: Sequence[tuple[int, int, float]]) -> None:
-    if n < 1:
-        raise ValueError(f"n={n}: a circle has at least 1 rank")
-    for source, destination, share in messages:
-        if source == destination or not (0 <= source < n and 0 <= destination < n):
-            raise ValueError(f"a message of rank {source} to rank {destination}: two different ones of 0 to {n - 1}")
-        if not 0 <= share <= 1:
-            raise ValueError(f"a message's share of the whole tensor is {share}: must be from 0 to 1")

@@ -4,17 +4,22 @@ The chapters give rank r the numbers 1, 2, 3, … times 10**r. Then a sum shows 
 2 and 3. A cell has a stripe in the colour of each of these ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
 from manyranks.show import style
+from manyranks.show.bars import corners
+from manyranks.show.looks import LOOKS
+from manyranks.theory.collectives import chunk_sizes
 
-Row = Sequence[float] | None
-_COLOURS = ("#9CC9E8", "#F2B48C", "#8FD6BC", "#E8C2D8", "#F5D98A", "#C9C9C9")
-MOST = len(_COLOURS)  # ranks that have a colour
+Row = Sequence[float] | None  # a tensor, a list of numbers, or None for nothing
+_MOST = 6  # ranks whose numbers have room in a cell
+_GAP = 1.4  # columns between before and after
 
 
 def terms(value: float, n: int) -> list[int]:
@@ -23,17 +28,17 @@ def terms(value: float, n: int) -> list[int]:
 
 
 class Holdings:
-    """The grid on these axes, `left` from their left edge. Raises ValueError for more ranks than there are colours."""
+    """The grid on these axes, `left` from their left edge. Raises ValueError for more ranks than it has room for."""
 
     def __init__(self, axes: Axes, n: int, columns: int, left: float = 0.0):
-        if not 1 <= n <= MOST:
-            raise ValueError(f"{n} ranks: this picture has room and colours for 1 to {MOST}")
-        self.n, self.columns, self._left = n, columns, left
+        if not 1 <= n <= _MOST:
+            raise ValueError(f"{n} ranks: this picture has room for 1 to {_MOST}")
+        self._sizes, self._columns, self._left = chunk_sizes(columns, n), columns, left
         self._stripes = axes.add_collection(PolyCollection([], linewidths=0, gid="stripes"))
         frames = {"facecolors": "none", "edgecolors": style.INK, "linewidths": 0.8, "gid": "frames"}
         self._frames = axes.add_collection(PolyCollection([], **frames))
-        places = [(left + c + 0.5, r + 0.5) for r in range(n) for c in range(columns)]
-        self._texts = [axes.text(x, y, "", color=style.BLACK, ha="center", va="center", fontsize=9) for x, y in places]
+        look = {"color": style.BLACK, "ha": "center", "va": "center", "fontsize": 9}
+        self._texts = {(r, c): axes.text(left + c + 0.5, r + 0.5, "", **look) for r in range(n) for c in range(columns)}
         axes.set(xlim=(-0.05, left + columns + 0.05), ylim=(n + 0.02, -0.02), xticks=[])
         axes.set_yticks([r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)])
         axes.tick_params(length=0)
@@ -42,25 +47,46 @@ class Holdings:
 
     @property
     def moving(self) -> list[Artist]:
-        return [self._stripes, self._frames, *self._texts]
+        return [self._stripes, self._frames, *self._texts.values()]
 
     def update(self, rows: Sequence[Row]) -> None:
         """Shows these rows, one a rank. A row shorter than the grid is the rank's chunk, and stands where that chunk does."""
-        cells = {(r, c): value for r, row in enumerate(rows) if row is not None for c, value in self._placed(r, row)}
-        for at, text in enumerate(self._texts):
-            value = cells.get(divmod(at, self.columns))
-            text.set_text("" if value is None else f"{value:g}")
-        stripes = [(at, i, who) for at, value in cells.items() for i, who in enumerate(terms(value, self.n))]
-        widths = {at: max(1, len(terms(value, self.n))) for at, value in cells.items()}
-        self._stripes.set_verts([self._box(r, c + i / widths[r, c], 1 / widths[r, c]) for (r, c), i, _ in stripes])
-        self._stripes.set_facecolor([_COLOURS[who] for _, _, who in stripes])
-        self._frames.set_verts([self._box(r, c) for r, c in cells])
+        cells, frames, stripes, colours = {}, [], [], []
+        for rank, row in enumerate(rows):
+            first = 0 if row is None or len(row) == self._columns else sum(self._sizes[:rank])
+            cells |= {(rank, first + place): value for place, value in enumerate(() if row is None else row)}
+        for place, text in self._texts.items():
+            text.set_text(f"{cells[place]:g}" if place in cells else "")
+        for (rank, column), value in cells.items():
+            left, high, whose = self._left + column, (rank + 0.08, rank + 0.92), terms(value, len(rows))
+            frames.append((left, left + 1, *high))
+            stripes += [(*edges, *high) for edges in pairwise(np.linspace(left, left + 1, len(whose) + 1))]
+            colours += [LOOKS[other][0] for other in whose]
+        self._frames.set_verts(corners(frames))
+        self._stripes.set_verts(corners(stripes))
+        self._stripes.set_facecolor(colours)
 
-    def _placed(self, rank: int, row: Sequence[float]) -> list[tuple[int, float]]:
-        sizes = [self.columns // self.n + (r < self.columns % self.n) for r in range(self.n)]
-        first = sum(sizes[:rank]) if len(row) < self.columns else 0
-        return [(first + i, value) for i, value in enumerate(row)]
 
-    def _box(self, row: float, column: float, width: float = 1.0) -> list[tuple[float, float]]:
-        left, top, bottom = self._left + column, row + 0.08, row + 0.92
-        return [(left, top), (left + width, top), (left + width, bottom), (left, bottom)]
+@style.styled
+def before_after(operations: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> style.Figure:
+    """What each rank holds before and after each operation, two operations a line. operations: name -> (before, after).
+
+    Give rank r numbers times 10**r: then each digit of a sum is one rank's. A rank that has fewer elements than the largest
+    holds a chunk. Raises ValueError for more than 6 ranks, or where two pictures differ in their number of ranks.
+    """
+    counts = {name: (len(before), len(after)) for name, (before, after) in operations.items()}
+    if len({n for both in counts.values() for n in both}) != 1:
+        raise ValueError(f"ranks before and after: {counts}; give one row a rank, the same number everywhere")
+    n, lines = next(iter(counts.values()))[0], -(-len(operations) // 2)
+    fig, axes = style.figure(columns=2, rows=lines, width=8.8, height=lines * (0.65 + 0.26 * n))
+    fig.get_layout_engine().set(wspace=0.08)
+    for place, (name, both) in zip(axes, operations.items(), strict=False):
+        columns = max(len(row) for rows in both for row in rows if row is not None)
+        for left, rows in zip((0.0, columns + _GAP), both, strict=True):
+            Holdings(place, n, columns, left).update(rows)
+        start, end = ((columns + share * _GAP, n / 2) for share in (0.18, 0.82))
+        place.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": style.INK})
+        place.set_title(name)
+    for empty in axes[len(operations) :]:
+        empty.set_axis_off()
+    return fig

@@ -7,16 +7,16 @@ from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import ListedColormap
-from matplotlib.lines import Line2D
 
 from manyranks.show import style, units
+from manyranks.show.bars import corners
+from manyranks.show.collectives.circle import MOST
 from manyranks.show.labels import Labels
 from manyranks.show.said import Part
 
-MOST = 16  # ranks that the grid and the numbered bars have room for
-_DIGITS = 8  # and ranks whose cells have room for a digit
+_DIGITS = 8  # ranks whose cells have room for a digit
 _SHADES = ListedColormap(colormaps["Blues"](np.linspace(0, 1, 64)))
 # Colour, line and marker of an algorithm. Those that look alike are never algorithms of the same operation.
 LOOKS = {
@@ -41,6 +41,7 @@ class Grid:
         self._digits, self._beside = Labels(axes, zorder=3), Labels(axes, size=8)
         self._note = axes.text(0.5, 0.5, "", ha="center", va="center", fontsize=9)
         self._title = axes.set_title("held")
+        self.moving: list[Artist] = [self._cells, self._digits.artist, self._beside.artist, self._note, self._title]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
         axes.set_xlabel("chunk", labelpad=15)
         axes.set_ylabel("rank", labelpad=18)
@@ -49,61 +50,54 @@ class Grid:
         bar = axes.figure.colorbar(ScalarMappable(cmap=_SHADES), ax=axes, ticks=[0, 1], shrink=0.7, pad=0.02)
         bar.ax.set_yticklabels(["none", "all"])
 
-    @property
-    def moving(self) -> list[Artist]:
-        return [self._cells, self._digits.artist, self._beside.artist, self._note, self._title]
-
     def update(self, counts: Sequence[Sequence[int]], most: int, title: str) -> None:
         """Shows in cell [rank][chunk] how many of `most` terms are in it; no counts at all: only a text instead of the grid."""
         self._title.set_text(title)
         self._note.set_text("" if counts else f"drawn up to {MOST} ranks")
         rows, columns = len(counts), len(counts[0]) if counts else 0
-        places = [((c + 0.5) / columns, (r + 0.5) / rows) for r in range(rows) for c in range(columns)]
-        flat = [count for row in counts for count in row]
-        self._cells.set_verts([_box(x - 0.5 / columns, y - 0.5 / rows, 1 / columns, 1 / rows) for x, y in places])
-        self._cells.set_facecolors(_SHADES([count / most for count in flat]))
+        flat = [(r, c, count) for r, row in enumerate(counts) for c, count in enumerate(row)]
+        self._cells.set_verts(corners([(c / columns, (c + 1) / columns, r / rows, (r + 1) / rows) for r, c, _ in flat]))
+        self._cells.set_facecolors(_SHADES([count / most for *_, count in flat]))
         digits = flat if rows <= _DIGITS and most > 1 else []
-        self._digits.update(places[: len(digits)], digits, ["white" if 2 * d > most else style.BLACK for d in digits])
+        places = [((c + 0.5) / columns, (r + 0.5) / rows) for r, c, _ in digits]
+        colours = ["white" if 2 * count > most else style.BLACK for *_, count in digits]
+        self._digits.update(places, [count for *_, count in digits], colours)
         sides = [((c + 0.5) / columns, 1.05) for c in range(columns)] + [(-0.035, (r + 0.5) / rows) for r in range(rows)]
         self._beside.update(sides, [*range(columns), *range(rows)])
 
 
 class Sent:
-    """The bytes that each rank sends: a bar a rank, of many ranks their sorted outline; and the least possible."""
+    """The bytes that each rank sends: a bar a rank, many ranks from most to least; and the least possible."""
 
     def __init__(self, axes: Axes):
         self._bars = axes.add_collection(PolyCollection([], facecolors=style.BLUE, linewidths=0), autolim=False)
-        self._line = axes.add_collection(LineCollection([], colors=style.ORANGE, linestyles="--"), autolim=False)
+        self._line = axes.plot([0, 1], [0, 0], color=style.ORANGE, linestyle="--", linewidth=1.5)[0]
         self._right, self._left, self._numbers = Labels(axes, left=0), Labels(axes, left=1), Labels(axes, size=8)
         for x, align in ((1.01, "left"), (-0.015, "right")):
             axes.text(x, 1, "1,000 MB", ha=align, fontsize=9, color="none")  # the layout leaves this much room for amounts
         self._under = axes.text(0.5, -0.18, "rank", ha="center", va="center")
-        self._axes, self._shown = axes, ()
+        labels = self._right.artist, self._left.artist, self._numbers.artist
+        self.moving: list[Artist] = [self._bars, self._line, *labels, self._under]
+        self._axes, self._sent = axes, ()
         axes.set(xlim=(0, 1), ylim=(0, 1.08), xticks=[], title="bytes that each rank sends")
         axes.set_yticks(_PARTS, [""] * len(_PARTS))
         axes.tick_params(length=0)
 
-    @property
-    def moving(self) -> list[Artist]:
-        return [self._bars, self._line, self._right.artist, self._left.artist, self._numbers.artist, self._under]
-
     def parts(self) -> Iterator[Part]:
         """The bytes of each rank, where a bar is one rank's."""
-        n, top = len(self._shown), max(*self._shown, 1)
-        for rank, size in enumerate(self._shown if n <= MOST else ()):
-            yield Part(
-                self._axes, (rank + 0.14) / n, (rank + 0.86) / n, 0, max(size / top, 0.03), f"rank {rank}: {size:,} bytes"
-            )
+        n, top = len(self._sent), max(*self._sent, 1)
+        for rank, size in enumerate(self._sent if n <= MOST else ()):
+            place = (rank + 0.14) / n, (rank + 0.86) / n, 0, max(size / top, 0.03)
+            yield Part(self._axes, *place, f"rank {rank}: {size:,} bytes")
 
     def update(self, sent: Sequence[int], least: float) -> None:
         """Shows the bytes of rank 0, 1, …, and the bytes that the busiest rank cannot do without."""
-        n, top, self._shown = len(sent), max(*sent, least, 1), tuple(sent)
+        n, top, self._sent = len(sent), max(*sent, least, 1), sent
         few = n <= MOST
-        heights = [bytes / top for bytes in (sent if few else sorted(sent, reverse=True))]
-        self._bars.set_verts(
-            [_box((r + 0.14) / n, 0, 0.72 / n, h) for r, h in enumerate(heights)] if few else [_steps(heights)]
-        )
-        self._line.set_segments([[(0, least / top), (1, least / top)]])
+        apart = 0.14 if few else 0
+        bars = enumerate(sent if few else sorted(sent, reverse=True))
+        self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in bars]))
+        self._line.set_ydata([least / top] * 2)
         beside = [(1.01, least / top + 0.055), (1.01, least / top - 0.055)]
         self._right.update(beside, ["least", units.size(least)], [style.ORANGE] * 2)
         self._left.update([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
@@ -116,21 +110,22 @@ class Times:
 
     def __init__(self, axes: Axes):
         self._band = axes.loglog(SIZES, SIZES, linestyle="-", linewidth=7, alpha=0.3)[0]
-        self._curves = {name: _curve(axes, name, i) for i, name in enumerate(LOOKS)}
+        self._curves, self._samples = {}, {}  # samples: a legend of our own; matplotlib's would be laid out in every redraw
+        for place, (name, (colour, line, marker)) in enumerate(LOOKS.items()):
+            look = {"color": colour, "linestyle": line, "marker": marker, "markersize": 5}
+            # Markers of different curves stand at different sizes, so that those which lie on each other can all be seen.
+            self._curves[name] = axes.plot(SIZES, SIZES, markevery=(place % 6, 6), **look)[0]
+            self._samples[name] = axes.plot([0.02, 0.07, 0.12], [1] * 3, markevery=[1], transform=axes.transAxes, **look)[0]
         self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
-        # A legend of our own: matplotlib's would be laid out anew in every redraw.
-        self._samples = {name: _sample(axes, name) for name in LOOKS}
         self._names = Labels(axes, left=0, within=axes.transAxes)
+        lines = self._band, *self._curves.values(), self._dot, *self._samples.values()
+        self.moving: list[Artist] = [*lines, self._names.artist]
         axes.set(xlim=(0.6, 2e11), ylim=(5e-7, 1e4), xlabel="size of the tensor", ylabel="time")
         axes.set_title("time (circle: this tensor)")
         ticks = [1, 1e3, 1e6, 1e9]
         axes.set_xticks(ticks, [units.size(n) for n in ticks])
         axes.set_yticks([1e-6, 1e-3, 1, 1e3], ["1 µs", "1 ms", "1 s", "1,000 s"])
         axes.minorticks_off()
-
-    @property
-    def moving(self) -> list[Artist]:
-        return [self._band, *self._curves.values(), self._dot, *self._samples.values(), self._names.artist]
 
     def update(self, seconds: Mapping[str, Sequence[float]], chosen: str, at: tuple[float, float]) -> None:
         """Shows these algorithms' seconds at SIZES, the chosen one on a band, and a mark at `at`, (bytes, seconds)."""
@@ -143,26 +138,3 @@ class Times:
         self._band.set(ydata=seconds[chosen], color=LOOKS[chosen][0])
         self._dot.set_data([at[0]], [at[1]])
         self._names.update([(0.14, height) for height in heights.values()], list(heights))
-
-
-def _curve(axes: Axes, name: str, place: int) -> Line2D:
-    colour, line, marker = LOOKS[name]
-    # Markers of different curves stand at different sizes, so that those which lie on each other can all be seen.
-    every = (place % 6, 6)
-    return axes.loglog(SIZES, SIZES, color=colour, linestyle=line, marker=marker, markersize=5, markevery=every)[0]
-
-
-def _sample(axes: Axes, name: str) -> Line2D:
-    colour, line, marker = LOOKS[name]
-    look = {"color": colour, "linestyle": line, "marker": marker, "markersize": 5, "markevery": [1]}
-    return axes.plot([0.02, 0.07, 0.12], [1, 1, 1], transform=axes.transAxes, **look)[0]
-
-
-def _box(left: float, bottom: float, width: float, height: float) -> list[tuple[float, float]]:
-    return [(left, bottom), (left + width, bottom), (left + width, bottom + height), (left, bottom + height)]
-
-
-def _steps(heights: Sequence[float]) -> list[tuple[float, float]]:
-    n = len(heights)
-    tops = [(x / n, height) for r, height in enumerate(heights) for x in (r, r + 1)]
-    return [(0.0, 0.0), *tops, (1.0, 0.0)]

@@ -2,23 +2,23 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 
 from manyranks.show import style, units
-from manyranks.show.bars import Bars
-from manyranks.show.context.setting import LENGTHS, MODELS, RANKS, TILE, VARIANTS, Pass, Setting
+from manyranks.show.bars import NOTHING, Bars, joined
+from manyranks.show.context.setting import LENGTHS, MODELS, RANKS, TILE, VARIANTS, Setting
 from manyranks.show.explorer import Explorer, Measure, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.limits import MUCH, Limits
 from manyranks.show.said import Part, Said
 from manyranks.show.scenario import controls, percent
 from manyranks.theory import context
+from manyranks.theory.context.times import Pass
 
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
@@ -41,7 +41,7 @@ class _Timeline:
 
     def __init__(self, axes: Axes):
         self._axes, self._says = axes, []
-        self._paths = {part: PathPatch(Path([(0, 0)]), facecolor=c, hatch=h) for part, (c, h) in _PARTS.items()}
+        self._paths = {part: PathPatch(NOTHING, facecolor=c, hatch=h) for part, (c, h) in _PARTS.items()}
         for part, path in self._paths.items():
             axes.add_patch(path).set(edgecolor="white", linewidth=0.5, label=part)
         self._ends = axes.plot([], [], color=style.INK, linestyle=":", linewidth=0.8)[0]
@@ -56,41 +56,37 @@ class _Timeline:
         axes.set_xlabel("time; dotted: the end of a hop", labelpad=18)
 
     def update(self, one: Pass) -> None:
-        ranks = np.unique(np.linspace(0, len(one.own) - 1, min(len(one.own), SHOWN)).round().astype(int))
-        own, hops, late, before, count = one.own[ranks], one.hops, one.late, one.before, len(one.hops)
-        busy = own.sum(axis=1)
+        n, count, whole = len(one.own), len(one.hops), one.seconds
+        ranks = sorted({round(rank) for rank in np.linspace(0, n - 1, min(n, SHOWN))})
+        own, hops, late, before = [one.own[rank] for rank in ranks], one.hops, one.late, one.before
         if count > SHOWN:  # the sums
-            own, hops, late, before = busy[:, None], hops.sum(keepdims=True), np.array([one.messages]), 0.0
-        split = np.stack(np.broadcast_arrays(own, hops - own, late), axis=2).reshape(len(ranks), -1)
-        edges = np.pad(before + np.cumsum(split, axis=1), ((0, 0), (2, 1))) / one.seconds
-        edges[:, 1], edges[:, -1] = before / one.seconds, 1.0
-        parts = np.array([2, *[0, 1, 2] * len(hops), 2])  # places in _PARTS
-        for part, path in enumerate(self._paths.values()):
-            path.set_path(_boxes(edges[:, :-1][:, parts == part], edges[:, 1:][:, parts == part]))
-        starts = edges[0, 1::3] if count <= SHOWN else []
-        ends = starts[1:] if count > 1 else []
-        self._ends.set_data([x for end in ends for x in (end, end, math.nan)], [0, 1, math.nan] * len(ends))
-        above = [((a + b) / 2, hop) for hop, (a, b) in enumerate(pairwise(starts))] if len(ends) else []
-        above += [(0.5, f"sums of {count} hops")] * (count > SHOWN)
-        places = [(0, 1.035), (1, 1.035), *((x, -0.025) for x, _ in above)]
-        self._words.update(places, ["0", units.duration(one.seconds), *(text for _, text in above)])
-        self._names.update(
-            [(-0.015, (row + 0.5) / len(ranks)) for row in range(len(ranks))], [f"rank {rank}" for rank in ranks]
-        )
-        seconds = ((mine, max(0.0, one.hops.sum() - mine), one.messages) for mine in busy)
-        times = (zip(_PARTS, map(units.duration, each), strict=True) for each in seconds)
-        self._says = [f"rank {r}, forward: " + ", ".join(map(" ".join, each)) for r, each in zip(ranks, times, strict=True)]
+            own, hops, late, before = [[sum(each)] for each in own], [sum(hops)], [one.messages], 0.0
+        starts = [*accumulate(map(sum, zip(hops, late, strict=True)), initial=before)]  # of hops, and where the last ends
+        boxes: dict[str, list] = {part: [] for part in _PARTS}
+        self._says = []
+        for row, (rank, each) in enumerate(zip(ranks, own, strict=True)):
+            high = (row + 0.1) / len(ranks), (row + 0.9) / len(ranks)
+            for (start, end), mine, hop in zip(pairwise(starts), each, hops, strict=True):
+                for part, edges in zip(_PARTS, pairwise((start, start + mine, start + hop, end)), strict=True):
+                    boxes[part].append((*edges, *high))
+            boxes["waits for messages"] += [(0, before, *high), (starts[-1], whole, *high)]
+            seconds = sum(each), max(0.0, sum(hops) - sum(each)), one.messages
+            times = (f"{part} {units.duration(each)}" for part, each in zip(_PARTS, seconds, strict=True))
+            self._says.append(f"rank {rank}, forward: {', '.join(times)}")
+        for part, path in self._paths.items():
+            path.set_path(joined(np.divide(boxes[part], (whole, whole, 1, 1))))
+        starts = [start / whole for start in starts] if 1 < count <= SHOWN else []
+        self._ends.set_data([x for end in starts[1:] for x in (end, end, math.nan)], [0, 1, math.nan] * len(starts[1:]))
+        above = {(a + b) / 2: f"{hop}" for hop, (a, b) in enumerate(pairwise(starts))}
+        above |= {0.5: f"sums of {count} hops"} if count > SHOWN else {}
+        places = [(0, 1.035), (1, 1.035), *((x, -0.025) for x in above)]
+        self._words.update(places, ["0", units.duration(whole), *above.values()])
+        middles = [(-0.015, (row + 0.5) / len(ranks)) for row in range(len(ranks))]
+        self._names.update(middles, [f"rank {rank}" for rank in ranks])
 
     def parts(self) -> Iterator[Part]:
         high = 1 / len(self._says)
         return (Part(self._axes, 0, 1, (row + 0.9) * high, (row + 0.1) * high, says) for row, says in enumerate(self._says))
-
-
-def _boxes(left: np.ndarray, right: np.ndarray) -> Path:
-    """Boxes in rows from top to bottom, as one path: to draw a hatch takes milliseconds for every path."""
-    row, rows = np.indices(left.shape)[0], len(left)
-    edges = np.stack((left, right, (row + 0.1) / rows, (row + 0.9) / rows))[:, right > left].T
-    return Path.make_compound_path_from_polys(edges[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]) if len(edges) else Path([(0, 0)])
 
 
 class _Lengths:

@@ -13,20 +13,10 @@ _ARROW = {"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.3, "shrinkA": 
 
 
 @style.styled
-def balance(work: Mapping[str, Sequence[float]], label: str = "work of a rank", unit: str = "FLOP") -> style.Figure:
-    """Draws the work of each rank, a panel for each name, with the mean as a dashed line and slowest ÷ mean in words.
-
-    work: name -> numbers of rank 0, 1, …
-    label: what the numbers are
-    unit: theirs
-    Raises ValueError for none, more than 4 names, or a name without work.
-    """
-    if not 1 <= len(work) <= 4:
-        raise ValueError(f"{len(work)} names: a picture shows 1 to 4")
-    if empty := [name for name, numbers in work.items() if not sum(numbers) > 0]:
-        raise ValueError(f"{empty[0]!r}: no work, so there is no mean to compare with")
+def balance(work: Mapping[str, Sequence[float]]) -> style.Figure:
+    """Draws the FLOPs of each rank, a panel for each name, with the mean as a dashed line and slowest ÷ mean in words."""
     fig, panels = style.figure(columns=len(work), width=min(9.4, 1.2 + 2.9 * len(work)), height=3.2)
-    top, said = max(map(max, work.values())), EngFormatter(unit)
+    top, said = max(map(max, work.values())), EngFormatter("FLOP")
     for axes, (name, numbers) in zip(panels, work.items(), strict=True):
         mean, n = sum(numbers) / len(numbers), len(numbers)
         axes.bar(range(n), numbers, 0.7, color=style.BLUE, edgecolor="white")
@@ -37,14 +27,8 @@ def balance(work: Mapping[str, Sequence[float]], label: str = "work of a rank", 
         axes.tick_params(labelleft=axes is panels[0])
         text = f"slowest ÷ mean: {max(numbers) / mean:.2f}\ndashed, the mean: {said(float(f'{mean:.3g}'))}"
         axes.text(0.03, 0.98, text, transform=axes.transAxes, fontsize=9, va="top")
-    panels[0].set_ylabel(label)
+    panels[0].set_ylabel("work of a rank")
     return fig
-
-
-def owners(layout: str, seq: int, n: int) -> list[int]:
-    """Returns for each token of the sequence the rank that has it. Raises ValueError as theory.context.work does."""
-    places = {token: rank for rank in range(n) for chunk in context.chunks(seq, n, layout, rank) for token in chunk}
-    return [places[token] for token in range(seq)]
 
 
 @style.styled
@@ -63,7 +47,7 @@ def layouts(n: int = 4) -> style.Figure:
     for place in range(seq):
         axes.text(left + (place + 0.5) * side, high - 0.65, place, ha="center", va="bottom", fontsize=7)
     for row, layout in enumerate(context.LAYOUTS):
-        y, owned = high - 1.02 - 0.62 * row, owners(layout, seq, n)
+        y, owned = high - 1.02 - 0.62 * row, context.owners(seq, n, layout)
         axes.text(left - 0.12, y + 0.17, layout, fontsize=10, fontweight="bold", ha="right", va="center")
         for place, rank in enumerate(owned):
             box(axes, (left + place * side, y), side, 0.34, rank, str(rank), 8.5)
@@ -74,22 +58,13 @@ def layouts(n: int = 4) -> style.Figure:
     return fig
 
 
-def ring(n: int = 4, hop: int | Sequence[int] = (0, 1)) -> style.Figure:
-    """Draws which keys and values each rank has after so many hops; its queries stay.
-
-    n: ranks, 2 to 8
-    hop: one, or several beside each other
-    Raises ValueError for another n, and a hop that is not 0 to n − 1.
-    """
+def ring(n: int = 4) -> style.Figure:
+    """Draws which keys and values each rank has at first and after a hop; its queries stay. n: ranks, 2 to 8."""
     ranks(n)
-    shown = (hop,) if isinstance(hop, int) else tuple(hop)
-    if not shown or any(k not in range(n) for k in shown):
-        raise ValueError(f"hop={hop!r} of {n} ranks: after the first block there are hops 1 to {n - 1}; give 0 to {n - 1}")
-    panels, kv = {}, "K,V " if n * len(shown) <= 8 else ""  # without it where there's no room
-    for k in shown:
-        held = [[f"{kv}{source}" if source == (rank - k) % n else None for source in range(n)] for rank in range(n)]
-        panels[f"hop {k}" if k else "at first"] = held
-    return drawings.pieces(panels, [("to the next", "queries stay", "")] * (len(panels) - 1), "gathered")
+    panels, kv = {}, "K,V " if n <= 4 else ""  # without it where there's no room
+    for hop, title in enumerate(("at first", "hop 1")):
+        panels[title] = [[f"{kv}{other}" if other == (rank - hop) % n else None for other in range(n)] for rank in range(n)]
+    return drawings.pieces(panels, [("to the next", "queries stay", "")], "gathered")
 
 
 @style.styled
@@ -102,19 +77,14 @@ def all_to_all(heads: int = 8, n: int = 4, kv_heads: int | None = None) -> style
     Raises ValueError for other numbers, and those that don't divide each other as they must.
     """
     ranks(n)
-    kv_heads = heads if kv_heads is None else kv_heads
-    numbers = f"heads={heads!r}, kv_heads={kv_heads!r}, n={n}"
-    if not all(type(each) is int and 1 <= each <= 16 for each in (heads, kv_heads)):
-        raise ValueError(f"{numbers}: a picture has room for 1 to 16 heads")
-    if heads % kv_heads or heads % n or (kv_heads % n and n % kv_heads):
-        raise ValueError(f"{numbers}: kv_heads and n must divide heads, and one of kv_heads and n the other")
+    kv_heads = kv_heads or heads
+    if heads > 16:
+        raise ValueError(f"heads={heads}: a picture has room for 1 to 16 heads")
+    context.ulysses(1, n, heads, kv_heads, 1, n)  # raises
     received = max(kv_heads, n)
-    panels = {
-        "queries": [range(heads)] * 2,
-        "keys, values": [range(kv_heads), [k * kv_heads // received for k in range(received)]],
-    }
-    if kv_heads == heads:
-        panels = {"queries, keys, values": panels["queries"]}
+    keys = {"keys, values": (range(kv_heads), [k * kv_heads // received for k in range(received)])}
+    own = range(heads), range(heads)
+    panels = {"queries, keys, values": own} if kv_heads == heads else {"queries": own} | keys
     apart, columns = 0.1 + 2.0 * len(panels), sum(len(each) for both in panels.values() for each in both)
     side, x = min(0.3, (9.4 - apart) / columns), 0.55
     fig, axes = sheet(max(apart + columns * side, 4.6), 2.8)

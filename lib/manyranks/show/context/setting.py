@@ -1,15 +1,13 @@
 """Chapter 07's settings: a layer's attention on every rank, forward and backward, and its bytes."""
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from manyranks.show.scenario import SHAPES, Scenario
 from manyranks.theory import Plan, clusters, context, traffic
 from manyranks.theory.context import room
 from manyranks.theory.context.sends import Sizes
+from manyranks.theory.context.times import Times, inner, of_ranks
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.names import nearest
 
@@ -20,43 +18,6 @@ MODELS = {"llama3-8b": {"dp": 8, "zero": 3}, **_LARGE, "small GPT": {}}
 VARIANTS = ("ring", "all-gather", "ulysses", "ring-ulysses")
 LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
 TILE = 128  # of flash attention's kernels
-
-
-class Pass(NamedTuple):
-    """Forward or backward, in seconds.
-
-    own: of each rank in each hop; under: what travels under each hop; hops: of the slowest rank in each; late: how much longer
-    its message takes; before: what travels before all else. computing: of the mean rank; slower: what that waits for slower
-    ones; messages: what nothing hides; seconds: all of it
-    """
-
-    own: np.ndarray
-    under: np.ndarray
-    hops: np.ndarray
-    late: np.ndarray
-    before: float
-    computing: float
-    slower: float
-    messages: float
-    seconds: float
-
-    @classmethod
-    def of(cls, own: np.ndarray, under: Sequence[float] = (0.0,), before: float = 0.0, after: float = 0.0) -> "Pass":
-        """after: what travels when all is computed."""
-        hops, computing = own.max(axis=0), float(own.sum(axis=1).mean())
-        late, slower = np.maximum(0.0, under - hops), max(0.0, float(hops.sum()) - computing)
-        messages = before + float(late.sum()) + after
-        return cls(own, np.array(under), hops, late, before, computing, slower, messages, computing + slower + messages)
-
-
-class Times(NamedTuple):
-    """Holds one layer's attention, forward and backward."""
-
-    forward: Pass
-    backward: Pass
-
-    def both(self, part: str) -> float:
-        return getattr(self.forward, part) + getattr(self.backward, part)
 
 
 class Setting(NamedTuple):
@@ -100,8 +61,7 @@ class Setting(NamedTuple):
     @property
     def ring(self) -> Sizes:
         """Returns the sizes of a ring's attention: some heads of more tokens, if Ulysses is inside; n: its ranks."""
-        u, n = self.together, 1 if self.variant in ("all-gather", "ulysses") else self.cp // self.together
-        return self.sizes._replace(heads=self.sizes.heads // u, kv_heads=max(1, self.sizes.kv_heads // u), n=n)
+        return inner(self.sizes, self.variant, self.together)
 
     def bytes(self) -> int:
         """Returns the bytes that a rank sends for a layer. Raises ValueError where Ulysses cannot share the heads."""
@@ -168,30 +128,5 @@ def _longest(now: Setting) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _times(now: Setting) -> Times:
-    return Times(*(_pass(now, backward) for backward in (False, True)))
-
-
-def _pass(now: Setting, backward: bool) -> Pass:
-    cluster, mask, ring, u = clusters[now.cluster], (now.layout, now.causal, TILE), now.ring, now.together
-    seconds = context.hops(*ring, cluster, *mask, backward=backward, stride=now.tp * u)
-    if now.variant == "all-gather":  # each attends to all gathered keys at once: its share of the whole, and a kernel's start
-        scores = np.array(context.totals(context.work(now.seq, now.cp, *mask)), float)[:, None]
-        own = DEFAULT.overhead + (seconds.compute[0] - DEFAULT.overhead) * scores / scores.sum()
-        numbers, route = 2 * now.cp * now.sizes.keys, cluster.route(now.cp, now.tp)
-        gathers = [traffic.gather(route, size * numbers, DEFAULT) for size in (traffic.HALF, traffic.SUMS)[: 1 + backward]]
-        return Pass.of(own, (0.0,), *gathers)  # keys and values before, and backward their gradients after
-    scores = np.array(context.work(ring.seq, ring.n, *mask), float)
-    *under, home = seconds.messages
-    before, after = _exchanges(now, backward)
-    return Pass.of(np.repeat(scores / scores.max(axis=0) * seconds.compute, u, axis=0), under, before, home + after)
-
-
-def _exchanges(now: Setting, backward: bool) -> tuple[float, float]:
-    """Ulysses' all-to-alls: queries, keys and values before, the output after; backward the other way round."""
-    u, sizes = now.together, now.sizes
-    if u == 1:
-        return 0.0, 0.0
-    route, head = clusters[now.cluster].route(u, now.tp), traffic.HALF * sizes.shard * sizes.head_size
-    queries, keys = (traffic.exchange(route, head * each, DEFAULT) for each in (sizes.heads, max(sizes.kv_heads, u)))
-    both = queries + 2 * keys, queries
-    return both[::-1] if backward else both
+    mask, cluster = (now.layout, now.causal, TILE), clusters[now.cluster]
+    return of_ranks(now.sizes, cluster, now.variant, now.together, *mask, stride=now.tp)

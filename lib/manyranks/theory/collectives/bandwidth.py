@@ -28,6 +28,17 @@ def bus_bandwidth(op: str, bytes: float, seconds: float, n: int) -> float:
     return algorithm_bandwidth(bytes, seconds) * _FACTORS[op](n)
 
 
+def least_bytes(op: str, bytes: float, n: int) -> float:
+    """Bytes that the rank which sends most cannot do without; `bytes`: as in sent_bytes.
+
+    Those of bus_bandwidth's busiest link, but for gather: its busiest is the link into the root, which sends nothing, while
+    every other rank has to send its chunk.
+    """
+    if n == 1:
+        return 0.0
+    return bytes / n if op == "gather" else bus_bandwidth(op, bytes, 1.0, n)
+
+
 def _all_but_own(n: int) -> float:
     return (n - 1) / n
 

@@ -60,3 +60,10 @@ _SECONDS: dict[str, Callable[[float, Sequence[int], Link], float]] = {
     "all_gather": _half,
     "all_to_all": _all_to_all,
 }
+
+
+def cube(n: int) -> tuple[int, int, int]:
+    """The three axes of n chips that are nearest to a cube, longest first: 16 -> (4, 2, 2)."""
+    sides = [d for d in range(1, n + 1) if n % d == 0]
+    found = [(n // (b * c), b, c) for c in sides for b in sides if c <= b and n % (b * c) == 0 and b <= n // (b * c)]
+    return min(found, key=sum)

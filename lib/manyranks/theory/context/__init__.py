@@ -1,7 +1,8 @@
 """Context parallelism: what one rank sends, computes, keeps and waits for in attention over a sequence that N ranks share.
 
 sends: messages and bytes of each variant; masks: scores under a mask by layout, and balance; overlap: seconds of a hop, and
-when messages hide behind it; holds: bytes kept for backward, and the most at once; room: the longest sequence that fits.
+when messages hide behind it; holds: bytes kept for backward, and the most at once; room: the longest sequence that fits;
+times: seconds of every rank in every variant.
 """
 
 from manyranks.theory.context.holds import buffers, peak, saved
@@ -14,6 +15,7 @@ from manyranks.theory.context.masks import (
     document_work,
     flops,
     in_step,
+    owners,
     striped_balance,
     surplus,
     totals,
@@ -38,6 +40,7 @@ __all__ = [
     "in_step",
     "least_shard",
     "longest",
+    "owners",
     "peak",
     "ring",
     "ring_ulysses",

@@ -169,6 +169,12 @@ def chunks(seq: int, n: int, layout: str, rank: int) -> list[range]:
     return [range(place * length, (place + 1) * length) for place in places]
 
 
+def owners(seq: int, n: int, layout: str) -> list[int]:
+    """The rank of each token of the sequence. Raises ValueError as work does."""
+    places = {token: rank for rank in range(n) for chunk in chunks(seq, n, layout, rank) for token in chunk}
+    return [places[token] for token in range(seq)]
+
+
 def _within(chunk: range, document: range) -> range:
     """The chunk's positions inside the document."""
     first = chunk.start + max(0, -(-(document.start - chunk.start) // chunk.step)) * chunk.step

@@ -1,0 +1,102 @@
+"""Chapter 01's settings: a collective, its algorithm and where it runs; its rounds, what ranks then hold, how long it takes.
+
+Model: every round waits for its slowest message, which takes α + size/β on the link between its two ranks: NVLink inside a
+node, the ranks' own network cards between nodes (theory.collectives.cluster_seconds). Ranks 0 to 7 are the first node. A ring
+is one ring, a broadcast's is a chain of n pieces. On a torus there is one algorithm, which runs on all axes at once
+(theory.collectives.torus_seconds), over the shape that is nearest to a cube; every axis closes to a ring.
+"""
+
+import functools
+from typing import NamedTuple
+
+from manyranks.theory import clusters, collectives
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, topology
+from manyranks.theory.names import Named
+
+_SYSTEMS = {
+    "one H100 node (NVLink)": clusters["h100-dgx"].of(8),
+    "H100 nodes of 8 (InfiniBand)": clusters["h100-dgx"],
+    "TPU v5p torus": clusters["tpu-v5p"],
+    "laptop": clusters["laptop"],
+}
+TOPOLOGIES: dict[str, Cluster] = Named("topology", _SYSTEMS)
+_ON_TORUS = {each: collectives.usual(each) for each in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")}
+_rounds = functools.lru_cache(maxsize=256)(collectives.rounds)
+
+
+class Setting(NamedTuple):
+    """What the controls say; size: bytes of the whole tensor."""
+
+    operation: str
+    algorithm: str
+    n: int
+    size: int
+    topology: str
+
+    @property
+    def cluster(self) -> Cluster:
+        return TOPOLOGIES[self.topology]
+
+    @property
+    def node(self) -> int | None:
+        """Ranks of a node, for the algorithm that has nodes."""
+        return self.cluster.node if self.algorithm == "hierarchical" else None
+
+    @property
+    def chunks(self) -> int:
+        return contents.chunks(self.operation, self.algorithm, self.n)
+
+    @property
+    def torus(self) -> tuple[int, int, int]:
+        """Chips along each axis."""
+        return topology.cube(self.n)
+
+    def rounds(self, elements: int) -> list[Round]:
+        """Messages of a tensor of so many elements."""
+        return _rounds(self.operation, elements, self.n, self.algorithm, node=self.node)
+
+    def messages(self, step: int) -> list[tuple[int, int, float]]:
+        """Those of round `step`, counted from 1, as (source, destination, share of the whole tensor); none in round 0."""
+        drawn = self.rounds(self.size)[step - 1] if step else ()
+        return [(m.source, m.destination, m.count / self.size) for m in drawn]
+
+    def counts(self, step: int) -> list[list[int]]:
+        """[rank][chunk]: how many ranks' terms are in what that rank holds after so many rounds."""
+        first = contents.at_first(self.operation, self.n, self.chunks)
+        held = contents.after(self.operation, first, self.rounds(self.chunks)[:step])
+        return [[terms.bit_count() for terms in row] for row in held]
+
+    def seconds(self, size: float) -> float:
+        """Raises ValueError for what cannot be: an algorithm, ranks or a topology that do not suit."""
+        self._check()
+        if self.cluster.torus:
+            return collectives.torus_seconds(self.operation, size, self.torus, self.cluster.levels[0].link)
+        return collectives.cluster_seconds(self.operation, size, self.n, self.cluster, self.algorithm)
+
+    @property
+    def possible(self) -> bool:
+        try:
+            return self.seconds(1) >= 0
+        except ValueError:
+            return False
+
+    def offered(self) -> dict[str, "Setting"]:
+        """The operation's algorithms that can run here."""
+        each = {name: self._replace(algorithm=name) for name in ALGORITHMS[self.operation]}
+        return {name: one for name, one in each.items() if one.possible}
+
+    def _check(self) -> None:
+        operation, algorithm, n, size, topology = self
+        checks.algorithm(ALGORITHMS, operation, algorithm)
+        checks.group(operation, n, algorithm, node=n if self.node else None)
+        if size < 1:
+            raise ValueError(f"size={size}: a tensor has at least 1 byte")
+        if n > (room := self.cluster.gpus or self.cluster.levels[-1].size):
+            raise ValueError(f"n={n}: {topology} has room for {room} ranks; take fewer, or another topology")
+        if self.cluster.torus and _ON_TORUS.get(operation) != algorithm:
+            timed = ", ".join(f"{each} by {way}" for each, way in _ON_TORUS.items())
+            raise ValueError(f"{operation} by {algorithm} on a torus: no time is known here; there are those of {timed}")
+        if self.node and n <= self.node:
+            more = "take 16, 24, 32, … ranks in H100 nodes of 8"
+            raise ValueError(f"n={n}: hierarchical needs more than one node, here there is one; {more}")
