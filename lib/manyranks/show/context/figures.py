@@ -89,7 +89,7 @@ def ring(n: int = 4, hop: int | Sequence[int] = (0, 1)) -> style.Figure:
     for k in shown:
         held = [[f"{kv}{source}" if source == (rank - k) % n else None for source in range(n)] for rank in range(n)]
         panels[f"hop {k}" if k else "at first"] = held
-    return drawings.pieces(panels, [("to the next", "queries stay", "")] * (len(panels) - 1), "gathered")
+    return drawings.pieces(panels, [("to the next", "queries stay", "")] * (len(panels) - 1), ["gathered"] * len(panels))
 
 
 @style.styled
