@@ -111,6 +111,8 @@ class Gantt:
     def _move(self, boxes: np.recarray, end: float, ranks: list[int], kinds: list[str]) -> None:
         second, pixel = unit(end)[0], end / self.axes.bbox.width
         least = min(1.0, self.axes.bbox.width / 8 / np.bincount(boxes.row).max(initial=1))  # pixels of a box
+        high = self.axes.bbox.height / max(len(ranks), 1) * (_BAND - _MIDDLE) >= 1.4 * _NAME_POINTS
+        written = "FBIW" if high and np.isin(boxes.kind, [*"FBIW"]).sum() <= _MOST_NAMES else ""
         named, places = [], []
         for key, patch in self._patches.items():
             of = boxes[boxes.kind == key]
@@ -125,14 +127,12 @@ class Gantt:
             right -= np.clip(0.25 * ((right - of.started) / pixel - 2), 0, 1) * pixel  # a gap, cheaper than an outline
             patch.set_path(rectangles(np.column_stack([of.started / second, right / second, top, bottom])))
             patch.set_snap(None if least == 1 else False)  # to whole pixels would swallow what is narrower than one
-            if key in "FBIW":
+            if key in written:
                 points = (right - of.started) / pixel * 72 / self.axes.figure.dpi
                 room = [width(name, _NAME_POINTS) <= each for name, each in zip(of.name, points, strict=True)]
                 named += list(of.name[room])
                 places += zip(((of.started + right) / 2 / second)[room], ((top + bottom) / 2)[room], strict=True)
-        high = self.axes.bbox.height / max(len(ranks), 1) * (_BAND - _MIDDLE) >= 1.4 * _NAME_POINTS
-        shown = len(boxes) if high and len(boxes) <= _MOST_NAMES else 0
-        self._names.update(places[:shown], named[:shown])
+        self._names.update(places, named)
 
 
 def unit(end: float) -> tuple[float, str]:
