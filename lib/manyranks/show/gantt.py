@@ -150,9 +150,12 @@ def _lanes(boxes: np.recarray) -> np.ndarray:
     """For each box the first lane of its row that is free when it starts."""
     lanes, ends = np.zeros(len(boxes), int), defaultdict(list)
     order = np.lexsort((boxes.finished, boxes.started))
-    for index, (_, row, started, finished, _) in zip(order.tolist(), boxes[order].tolist(), strict=True):
-        lane = next((lane for lane, end in enumerate(ends[row]) if end <= started), len(ends[row]))
-        ends[row][lane : lane + 1] = [finished]
+    columns = (boxes[name][order].tolist() for name in ("row", "started", "finished"))
+    for index, row, started, finished in zip(order.tolist(), *columns, strict=True):
+        busy, lane = ends[row], 0
+        while lane < len(busy) and busy[lane] > started:
+            lane += 1
+        busy[lane : lane + 1] = [finished]
         lanes[index] = lane
     return lanes
 
