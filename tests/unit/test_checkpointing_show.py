@@ -12,9 +12,9 @@ from manyranks.show import bars
 from manyranks.show.checkpointing import explorer, peaks
 from manyranks.show.checkpointing import plan as picture
 from manyranks.show.checkpointing.explorer import ATTENTION, STRATEGIES, Setting, Tradeoff
-from manyranks.show.checkpointing.points import Point, front, segments
 from manyranks.theory import Plan, checkpointing, clusters, flops, memory, models, optimal_checkpoints, step
 from manyranks.theory.checkpointing import Action, Layer, run
+from manyranks.theory.equal_checkpoints import Point, front, segments
 from tests.drawn import named, widths, words
 
 DEFAULT = {

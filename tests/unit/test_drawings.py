@@ -1,13 +1,15 @@
-"""The four drawings of every lesson: every mark is what the data says, no text is on another, and both themes can be read."""
+"""The drawings of every lesson: every mark is what the data says, no text is on another, and both themes can be read."""
 
 import base64
 import io
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import PIL.Image
 import pytest
 from IPython.core.formatters import DisplayFormatter
+from matplotlib.colors import to_hex
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path
 
@@ -35,23 +37,12 @@ def stages(n=4):
 
 
 @cache
-def ring_of(n, ring=False):
-    return drawings.who_sends([(i, (i + 1) % n, 1.05e6) for i in range(n)], n, "gradients", ring=ring)
-
-
-@cache
-def everyone(n):
-    return drawings.who_sends([(i, j, "1 MB") for i in range(n) for j in range(n) if i != j], n)
-
-
-@cache
-def all_reduce(n=4, trace=None):
+def all_reduce(n=4):
     before = [[f"{c}{k}" for k in range(n)] for c in "abcdefgh"[:n]]
     sums = [[f"Σ{k}" if k == r else None for k in range(n)] for r in range(n)]
-    steps = [("reduce-scatter", 3e6, "+"), ("all-gather", "3 × 1 MB", "")]
-    return drawings.pieces(
-        {"before": before, "sums": sums, "after": [[f"Σ{k}" for k in range(n)]] * n}, steps, "gradients", trace
-    )
+    steps = [("reduce-scatter", "3 MB", "+"), ("all-gather", "3 × 1 MB", "")]
+    panels = {"before": before, "sums": sums, "after": [[f"Σ{k}" for k in range(n)]] * n}
+    return drawings.pieces(panels, steps, ["gradients"] * 3)
 
 
 WITHOUT = {
@@ -79,8 +70,7 @@ WITH = {
 @cache
 def fsdp():
     phases = {"without": [(0, 4, "forward"), (4, 11, "backward")], "with": [(0, 3, "forward"), (3, 8, "backward")]}
-    needs = [(("communication", 0), ("compute", 0)), (("communication", 1), ("compute", 1))]
-    return drawings.when({"without": WITHOUT, "with": WITH}, phases, needs, unit="{} ms".format)
+    return drawings.when({"without": WITHOUT, "with": WITH}, phases)
 
 
 HELD = {"optimizer": [12e9] * 5, "gradients": [0, 0, 1e9, 2e9, 2e9], "activations": [1e9, 2e9, 2e9, 1e9, 0]}
@@ -98,15 +88,12 @@ DRAWN = {
     "ZeRO on 8 ranks": lambda: stages(8),
     "layers": lambda: drawings.who_holds([[(f"layer {4 * r + i}", "parameters") for i in range(4)] for r in range(4)]),
     "other shards": lambda: drawings.who_holds([[("a long name", "gathered", (r, 8)), (f"b{r}", "compute")] for r in range(8)]),
-    **{f"row of {n}": lambda n=n: ring_of(n) for n in (2, 4, 8)},
-    **{f"ring of {n}": lambda n=n: ring_of(n, ring=True) for n in (2, 3, 8)},
-    "4 to each other": lambda: everyone(4),
     **{f"all-reduce of {n}": lambda n=n: all_reduce(n) for n in (2, 4, 8)},
-    "one piece": lambda: all_reduce(4, trace=(1,)),
+}
+OVER_TIME = {
     "FSDP": fsdp,
     "memory": memory,
-    "one series": lambda: drawings.memory_over_time(HELD, edges=[0, 1, 3, 4, 9, 10]),
-    "thin areas": lambda: drawings.memory_over_time({f"{n}": HELD | {"gathered": [1e7] * 5} for n in range(3)}, PHASES),
+    "three series": lambda: drawings.memory_over_time({f"{n}": HELD for n in range(3)}, PHASES),
 }
 
 
@@ -175,6 +162,16 @@ def test_every_text_has_a_color_that_both_pages_or_its_block_allow(drawn):
         assert not any(text.get_window_extent().shrunk(0.9, 0.9).overlaps(patch) for patch in faint), text.get_text()
 
 
+@pytest.mark.parametrize("draw", OVER_TIME.values(), ids=OVER_TIME)
+def test_no_text_is_on_another_over_time(draw):
+    figure = draw()
+    assert_readable(figure)
+    assert figure.get_figwidth() <= 7.2
+    for one, other in pairwise(axes.get_tightbbox() for axes in figure.axes):
+        assert not one.shrunk(0.99, 0.99).overlaps(other)
+    assert {text.get_color() for axes in figure.axes for text in axes.texts} <= {INK, "white", EDGE}
+
+
 def test_a_notebook_shows_twice_the_pixels_on_a_transparent_page():
     figure = fsdp()
     data, about = DisplayFormatter().format(figure)
@@ -211,16 +208,6 @@ def test_blocks_with_their_own_names_have_them_inside_and_others_have_them_once_
     assert texts(crowded)[-1] == "gathered"  # explained at the bottom
 
 
-def test_arrows_go_from_their_sender_to_their_receiver():
-    figure = drawings.who_sends([(0, 1, 1.5e6), (3, 0, "all of it")], 4)
-    found = marks(figure)
-    assert found["0 to 1"][0][0] < found["0 to 1"][-1][0]
-    assert found["0 to 1"][0][1] == found["0 to 1"][-1][1]
-    assert found["3 to 0"][0][0] > 6 > 1.2 > found["3 to 0"][-1][0]
-    assert texts(figure)[:2] == ["1.5 MB", "all of it"]
-    assert len([name for name in marks(everyone(4)) if " to " in name]) == 12
-
-
 def test_each_piece_goes_along_its_row_to_the_rank_that_gets_it():
     found = marks(all_reduce())
     for k in range(4):
@@ -232,75 +219,41 @@ def test_each_piece_goes_along_its_row_to_the_rank_that_gets_it():
         assert left + wide < found[f"all-gather {k}"][0][0] < left + wide + 0.1
     assert "sums 0 1" not in found
     assert texts(all_reduce()).count("+") == 4
-    assert texts(all_reduce(trace=(1,))).count("+") == 1
     assert "3 MB" in texts(all_reduce())
 
 
 def test_spans_are_where_their_times_are_and_panels_share_the_axis():
-    found = marks(fsdp())
-    zero_at, unit = found["without communication gather 1"][0], 0.0
-    for title, lanes in (("without", WITHOUT), ("with", WITH)):
-        for lane, spans in lanes.items():
-            start, end, label, _ = spans[-1]
-            left, _, wide, _ = found[f"{title} {lane} {label}"]
-            unit = unit or wide / (end - start)
-            assert wide == pytest.approx(unit * (end - start))
-            if label != "1":
-                assert left + wide == pytest.approx(found["with communication gather 2"][0] + unit * (end - 1))
-    assert zero_at > found["with communication gather 2"][0]  # the last of two with this name
-    assert {"forward", "backward", "11 ms", "8 ms", "time"} <= set(texts(fsdp()))
-
-
-def test_a_span_waits_for_what_its_arrow_says():
-    points = marks(fsdp())["communication 1 to compute 1"]
-    assert points[0][1] > points[-1][1]  # upwards
-
-
-def test_labels_without_room_keep_their_first_letter_which_is_explained():
-    lane = {"network": [(i, i + 1, f"{'gather' if i % 2 else 'reduce'} {i}", "gradients") for i in range(24)]}
-    found = texts(drawings.when(lane))
-    assert [f"{'g' if i % 2 else 'r'}{i}" for i in range(24)] == found[1:25]
-    assert found[-4:] == ["r", "reduce", "g", "gather"]
+    figure = fsdp()
+    for axes, lanes in zip(figure.axes, (WITHOUT, WITH), strict=True):
+        assert axes.get_xlim() == (0, 11)
+        bars = [bar for bar in axes.patches if not bar.get_alpha()]
+        found = [(round(b.get_y() + 0.4), b.get_x(), b.get_x() + b.get_width(), to_hex(b.get_facecolor())) for b in bars]
+        expected = [
+            (row, start, end, drawings.KINDS[kind].lower())
+            for row, spans in enumerate(lanes.values())
+            for start, end, _, kind in spans
+        ]
+        assert found == expected
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["forward", "backward"]
+    assert [text.get_text() for text in figure.axes[1].texts] == ["1", "2", "2", "1", "g1", "g2", "g1", "r2", "r1"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["g: gather", "r: reduce"]
 
 
 def test_areas_are_as_high_as_the_bytes_and_stand_on_each_other():
     figure = memory()
-    for title in ("kept", "freed"):
-        areas = {p.get_gid().split()[1]: p.get_xy() for p in figure.paper.patches if p.get_gid().startswith(title)}
-        scale = (areas["optimizer"][:, 1].max() - areas["optimizer"][:, 1].min()) / 12e9
-        tops = {kind: corners[:10:2, 1] for kind, corners in areas.items()}
-        floor = areas["optimizer"][:, 1].max()
-        total = np.zeros(5)
-        for kind in tops:
-            total += (HELD | {"gathered": [4e9, 8e9, 8e9, 4e9, 0] if title == "kept" else [4e9] * 4 + [0]})[kind]
-            np.testing.assert_allclose(floor - tops[kind], total * scale)
-    assert {"peak 23 GB", "peak 19 GB", "optimizer", "gathered", "20 GB", "forward"} <= set(texts(figure))
-    assert texts(DRAWN["thin areas"]())[-1] == "gathered"  # explained at the bottom
+    for axes, gathered in zip(figure.axes, ([4e9, 8e9, 8e9, 4e9, 0], [4e9] * 4 + [0]), strict=True):
+        low = np.zeros(5)
+        for area, (kind, held) in zip(axes.patches, (HELD | {"gathered": gathered}).items(), strict=True):
+            high, edges, baseline = area.get_data()
+            assert (area.get_label(), list(edges)) == (kind, [*range(6)])
+            np.testing.assert_allclose(baseline, low)
+            np.testing.assert_allclose(high, low := low + held)
+    assert [axes.texts[0].get_text() for axes in figure.axes] == ["peak 23 GB", "peak 19 GB"]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*HELD, "gathered"]
 
 
-HOLDS, SENDS, PIECES, WHEN, MEMORY = (
-    getattr(drawings, name) for name in ("who_holds", "who_sends", "pieces", "when", "memory_over_time")
-)
-WRONG = [
-    (lambda: HOLDS([[("w", "weights")]]), "'w' is of kind 'weights': use one of parameters, gathered"),
-    (lambda: HOLDS([[("w", "parameters", (4, 4))]]), "'w' is shard 4 of 4: count 4 shards from 0 to 3"),
-    (lambda: HOLDS([[("w", "parameters", None, 0)]]), "'w' has size 0: give one above 0"),
-    (lambda: HOLDS(zero(0), below=["a", "b"]), "2 texts below 1 panels"),
-    (lambda: HOLDS([]), "nothing to draw"),
-    (lambda: SENDS([(0, 4, 1)], 4), "from rank 0 to rank 4: give two different ranks from 0 to 3"),
-    (lambda: SENDS([(0, 1, -5)], 2), "a message of -5 bytes: give 0 or more"),
-    (lambda: SENDS([], 9), "9 ranks: draw 2 to 8"),
-    (lambda: PIECES({"a": [["x"]]}, [("gather", 1, "")], "parameters"), "1 steps between 1 panels: give 0"),
-    (lambda: PIECES({"a": [["x"], []]}, [], "parameters"), "give each rank the same number, None for what it lacks"),
-    (lambda: WHEN({"compute": [(3, 2, "f", "compute")]}), "'f' in lane 'compute' starts at 3 and ends at 2"),
-    (lambda: WHEN({"compute": [(0, 2, "f", "forward")]}), "'f' is of kind 'forward': use one of"),
-    (lambda: MEMORY({"gradients": [1, -3]}), "'gradients' holds -3 bytes in event 1: give 0 or more"),
-    (lambda: MEMORY({"gradients": [1, 3], "optimizer": [1]}), "2 for 'gradients', 1 for 'optimizer'; give one value per"),
-    (lambda: MEMORY({"weights": [1]}), "of kind 'weights'"),
-]
-
-
-@pytest.mark.parametrize(("draw", "message"), WRONG, ids=range(len(WRONG)))
-def test_an_error_says_what_was_given_and_what_to_give(draw, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        draw()
+def test_curves_are_over_their_steps():
+    (axes,) = drawings.curves({"a": [3.0, 2.0, 1.5], "b": [3.0, 2.5, 2.0]}, "step", "loss").axes
+    assert axes.lines[0].get_xydata().tolist() == [[0, 3.0], [1, 2.0], [2, 1.5]]
+    assert list(axes.get_xticks()) == [0, 1, 2]

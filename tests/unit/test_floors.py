@@ -46,7 +46,10 @@ MAY_IMPORT = {
 }
 # What a package may take from outside the standard library, where that is limited.
 OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}
-NUMPY = ("manyranks.theory.optimal_checkpoints",)  # the one module of the theory that computes with arrays
+NUMPY = (
+    "manyranks.theory.optimal_checkpoints",
+    "manyranks.theory.equal_checkpoints",
+)  # of the theory, they compute with arrays
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
 LONGEST_FILE, LONGEST_MEDIAN = 500, 15
 # Underscored names that are nevertheless public: IPython's, namedtuples', and os._exit.

@@ -1,7 +1,7 @@
 """A Timeline as a picture: one band a rank, compute in its upper half, communication in its lower one."""
 
-import functools
 import math
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +9,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
-from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Affine2D
 
 from manyranks.show import style
-from manyranks.show.labels import Words
-from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span, Timeline
+from manyranks.show.labels import Labels, width, word
+from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Timeline
 
 
 class Kind(NamedTuple):
@@ -23,9 +21,14 @@ class Kind(NamedTuple):
 
     label: str
     colour: str
-    hatch: str = ""
+    hatch: str | None = None
     top: float = 0.0
     bottom: float = 1.0
+
+    @property
+    def key(self) -> Patch:
+        """For a legend."""
+        return Patch(facecolor=self.colour, hatch=self.hatch, edgecolor="white", linewidth=0, label=self.label)
 
 
 KINDS = {
@@ -36,14 +39,14 @@ KINDS = {
     "W": Kind("W weight gradient", style.PINK, top=0.35),
     COMMUNICATION: Kind("communication", style.ORANGE, "////"),
 }
-_ACTIONS = frozenset("FBIW")
-UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+NOTHING = Path(np.empty((0, 2)))
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _ENDS = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10)  # of the axis, times a power of ten
 _BAND, _MIDDLE = 0.42, 0.02  # from a rank's row to the edge of its band; half the space between its parts
 _MOST_LANES = 6  # further transfers at the same time share the last lane
 _MOST_LABELS = 8  # of rows
 _MOST_NAMES, _NAME_POINTS = 400, 7.0
-_RECTANGLE = np.array([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY], Path.code_type)
+_COLUMNS = [("kind", "U13"), ("row", int), ("started", float), ("finished", float), ("name", object)]
 
 
 @style.styled
@@ -57,29 +60,6 @@ def timeline(recorded: Timeline, title: str = "", until: float = 0.0) -> style.F
     return fig
 
 
-class Frame(NamedTuple):
-    """What a chart's axes and legend depend on. end: seconds; unit: the axis counts in so many seconds of this name."""
-
-    end: float
-    unit: tuple[float, str]
-    ranks: tuple[int, ...]
-    kinds: tuple[str, ...]
-
-
-class Boxes(NamedTuple):
-    """A row for each span: the key of its kind, the row of its rank, its times in seconds, its name."""
-
-    kind: np.ndarray
-    row: np.ndarray
-    started: np.ndarray
-    finished: np.ndarray
-    name: np.ndarray
-
-    def of(self, kind: str) -> "Boxes":
-        chosen = self.kind == kind
-        return Boxes(*(column[chosen] for column in self))
-
-
 class Gantt:
     """A chart of a Timeline on `axes`, for a figure or for an explorer: `moving` are its boxes, `update` moves them.
 
@@ -89,12 +69,11 @@ class Gantt:
     """
 
     def __init__(self, axes: Axes, title: str = ""):
-        self.axes = axes
-        self._frame: Frame | None = None
-        self._patches = {key: axes.add_patch(_patch(kind, gid=key)) for key, kind in KINDS.items()}
-        self._names = Words([], facecolor=style.BLACK, linewidth=0, offset_transform=axes.transData)
-        self._names.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
-        axes.add_collection(self._names, autolim=False)
+        self.axes, self._frame = axes, ()
+        self._patches = {key: axes.add_patch(PathPatch(NOTHING, gid=key)) for key in KINDS}
+        for patch, kind in zip(self._patches.values(), KINDS.values(), strict=True):
+            patch.set(facecolor=kind.colour, hatch=kind.hatch, edgecolor="white", linewidth=0)
+        self._names = Labels(axes, _NAME_POINTS, outline=word, name="names", colour=style.BLACK)
         axes.set_title(title, pad=24)  # the legend is under it
         axes.grid(axis="y", visible=False)
         axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
@@ -102,119 +81,83 @@ class Gantt:
 
     @property
     def moving(self) -> list[Artist]:
-        return [*self._patches.values(), self._names]
+        return [*self._patches.values(), self._names.artist]
 
     def update(self, timeline: Timeline, until: float = 0.0) -> None:
         """Shows this timeline on an axis that reaches to its end, or to `until` seconds if that is more: to compare charts."""
-        ranks, boxes = _boxes(timeline)
-        end = _round_up(max(until, boxes.finished.max(initial=0.0)))
-        unit = next((unit for unit in UNITS if end >= unit[0]), UNITS[-1]) if end else UNITS[0]
-        frame = Frame(end or 1.0, unit, ranks, tuple(key for key in KINDS if key in boxes.kind))
+        spans = timeline.spans
+        keys = [s.name[0] if s.kind == COMPUTE and s.name[:1] in (*"FBIW",) else s.kind for s in spans]
+        rows = {rank: row for row, rank in enumerate(timeline.ranks)}
+        columns = [(key, rows[s.rank], s.started, s.finished, s.name) for key, s in zip(keys, spans, strict=True)]
+        boxes = np.array(columns, _COLUMNS).view(np.recarray)
+        end = _round_up(max(until, boxes.finished.max(initial=0.0))) or 1.0
+        frame = end, timeline.ranks, [key for key in KINDS if key in boxes.kind]
         if frame != self._frame:
-            self._draw_frame(frame)
-        self._move(boxes)
+            self._draw_frame(*frame)
+            self._frame = frame
+        self._move(boxes, *frame)
 
     @style.styled  # explorers call update when no style is set
-    def _draw_frame(self, frame: Frame) -> None:
-        """Draws anew what differs from the frame that is there: texts take most of the time."""
-        before, self._frame = self._frame, frame
-        second, unit = frame.unit
-        self.axes.set(xlim=(0, frame.end / second), xlabel=f"time ({unit})")
-        if before is None or before.ranks != frame.ranks:
-            rows = range(0, len(frame.ranks), -(-len(frame.ranks) // _MOST_LABELS) or 1)
-            self.axes.set_yticks(rows, [f"rank {frame.ranks[row]}" for row in rows])
-            self.axes.set_ylim(max(len(frame.ranks), 1) - 0.5, -0.5)
-        if before is None or before.kinds != frame.kinds:
-            handles = [_patch(KINDS[key], Patch, label=KINDS[key].label) for key in frame.kinds]
-            handles = handles or [Patch(alpha=0, label=" ")]  # keeps the legend's place
-            place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0.2}
-            self.axes.legend(handles=handles, ncols=len(KINDS), handlelength=1.4, columnspacing=1.2, **place)
+    def _draw_frame(self, end: float, ranks: list[int], kinds: list[str]) -> None:
+        second, name = unit(end)
+        self.axes.set(xlim=(0, end / second), xlabel=f"time ({name})")
+        rows = range(0, len(ranks), -(-len(ranks) // _MOST_LABELS) or 1)
+        self.axes.set_yticks(rows, [f"rank {ranks[row]}" for row in rows])
+        self.axes.set_ylim(max(len(ranks), 1) - 0.5, -0.5)
+        keys = [KINDS[kind].key for kind in kinds] or [Patch(alpha=0, label=" ")]  # keeps the legend's place
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0.2}
+        self.axes.legend(handles=keys, ncols=len(KINDS), handlelength=1.4, columnspacing=1.2, **place)
 
-    def _move(self, boxes: Boxes) -> None:
-        second, pixel = self._frame.unit[0], self._frame.end / self.axes.bbox.width
-        least = _least_pixels(boxes, self.axes.bbox.width)
-        named: list[tuple[Boxes, np.ndarray, np.ndarray, np.ndarray]] = []
+    def _move(self, boxes: np.recarray, end: float, ranks: list[int], kinds: list[str]) -> None:
+        second, pixel = unit(end)[0], end / self.axes.bbox.width
+        least = min(1.0, self.axes.bbox.width / 8 / np.bincount(boxes.row).max(initial=1))  # pixels of a box
+        high = self.axes.bbox.height / max(len(ranks), 1) * (_BAND - _MIDDLE) >= 1.4 * _NAME_POINTS
+        written = "FBIW" if high and np.isin(boxes.kind, [*"FBIW"]).sum() <= _MOST_NAMES else ""
+        named, places = [], []
         for key, patch in self._patches.items():
-            of = boxes.of(key)
-            top, bottom = self._edges(key, of)
+            of = boxes[boxes.kind == key]
+            upper = 2 * _BAND if COMMUNICATION not in kinds else _BAND - _MIDDLE
+            top, bottom = (of.row - _BAND + share * upper for share in (KINDS[key].top, KINDS[key].bottom))
+            if key == COMMUNICATION:
+                lanes = np.minimum(_lanes(of), _MOST_LANES - 1)
+                height = (_BAND - _MIDDLE) / (lanes.max(initial=0) + 1)
+                top = of.row + _MIDDLE + height * lanes
+                bottom = top + height * (0.85 if lanes.any() else 1)
             right = np.maximum(of.finished, of.started + least * pixel)
             right -= np.clip(0.25 * ((right - of.started) / pixel - 2), 0, 1) * pixel  # a gap, cheaper than an outline
-            patch.set_path(_rectangles(of.started / second, right / second, top, bottom))
+            patch.set_path(rectangles(np.column_stack([of.started / second, right / second, top, bottom])))
             patch.set_snap(None if least == 1 else False)  # to whole pixels would swallow what is narrower than one
-            if key in _ACTIONS:
-                named.append((of, (of.started + right) / 2 / second, (top + bottom) / 2, (right - of.started) / pixel))
-        self._write(named)
-
-    def _edges(self, key: str, of: Boxes) -> tuple[np.ndarray, np.ndarray]:
-        """Top and bottom of each box, in rows."""
-        if key == COMMUNICATION:
-            lanes = np.minimum(_lanes(of), _MOST_LANES - 1)
-            height = (_BAND - _MIDDLE) / (lanes.max(initial=0) + 1)
-            top = of.row + _MIDDLE + height * lanes
-            return top, top + height * (0.85 if lanes.any() else 1)
-        height = _BAND + (-_MIDDLE if COMMUNICATION in self._frame.kinds else _BAND)
-        return of.row - _BAND + KINDS[key].top * height, of.row - _BAND + KINDS[key].bottom * height
-
-    def _write(self, named: list[tuple[Boxes, np.ndarray, np.ndarray, np.ndarray]]) -> None:
-        """Puts the names of these boxes, with centres and widths in pixels, where they have room."""
-        texts, outlines, places = [], [], []
-        row = self.axes.bbox.height / max(len(self._frame.ranks), 1)
-        if sum(len(of.name) for of, *_ in named) <= _MOST_NAMES and row * (_BAND - _MIDDLE) >= 1.4 * _NAME_POINTS:
-            dots = self.axes.figure.dpi / 72
-            for of, *where in named:
-                for name, x, y, pixels in zip(of.name, *where, strict=True):
-                    outline, points = _text(name)
-                    if points * dots + 2 <= pixels:
-                        texts.append(name)
-                        outlines.append(outline)
-                        places.append((x, y))
-        self._names.texts = texts
-        self._names.set(paths=outlines, offsets=np.array(places).reshape(-1, 2))
+            if key in written:
+                points = (right - of.started) / pixel * 72 / self.axes.figure.dpi
+                room = [width(name, _NAME_POINTS) <= each for name, each in zip(of.name, points, strict=True)]
+                named += list(of.name[room])
+                places += zip(((of.started + right) / 2 / second)[room], ((top + bottom) / 2)[room], strict=True)
+        self._names.update(places, named)
 
 
-def _patch(kind: Kind, shape: type[Patch] = PathPatch, **options) -> Patch:
-    path = (_rectangles(*np.empty((4, 0))),) if shape is PathPatch else ()
-    return shape(*path, facecolor=kind.colour, edgecolor="white", linewidth=0, hatch=kind.hatch or None, **options)
+def unit(end: float) -> tuple[float, str]:
+    """What an axis that reaches to so many seconds counts in, and its name."""
+    return next((each for each in _UNITS if end >= each[0]), _UNITS[-1])
 
 
-def _rectangles(left: np.ndarray, right: np.ndarray, top: np.ndarray, bottom: np.ndarray) -> Path:
-    """One path of them all: three times as fast as a collection of as many polygons."""
-    corners = np.stack([left, top, right, top, right, bottom, left, bottom, left, top], axis=1)
-    return Path(corners.reshape(-1, 2), np.tile(_RECTANGLE, len(left)))
+def rectangles(corners: np.ndarray) -> Path:
+    """One path of them all, from left, right, top and bottom of each: much faster than a collection of as many polygons."""
+    polygons = corners[:, [0, 2, 1, 2, 1, 3, 0, 3]].reshape(-1, 4, 2)
+    return Path.make_compound_path_from_polys(polygons) if len(polygons) else NOTHING
 
 
-def _boxes(timeline: Timeline) -> tuple[tuple[int, ...], Boxes]:
-    """The ranks from top to bottom, and the spans in columns."""
-    columns = zip(*timeline.spans, strict=True) if timeline.spans else ((),) * len(Span._fields)
-    rank, kind, name, started, finished = columns
-    keys = [n[0] if k == COMPUTE and n[:1] in _ACTIONS else k for k, n in zip(kind, name, strict=True)]
-    ranks, row = np.unique(np.array(rank, int), return_inverse=True)
-    times = np.array(started, float), np.array(finished, float)
-    return tuple(ranks.tolist()), Boxes(np.array(keys, str), row, *times, np.array(name, object))
-
-
-def _lanes(boxes: Boxes) -> np.ndarray:
+def _lanes(boxes: np.recarray) -> np.ndarray:
     """For each box the first lane of its row that is free when it starts."""
-    lanes, row_before, ends = np.zeros(len(boxes.row), int), -1, []
-    order = np.lexsort((boxes.finished, boxes.started, boxes.row))
-    rows, starts, finishes = (column[order].tolist() for column in (boxes.row, boxes.started, boxes.finished))
-    for index, row, started, finished in zip(order.tolist(), rows, starts, finishes, strict=True):
-        if row != row_before:
-            row_before, ends = row, []
-        for lane, end in enumerate(ends):  # noqa: B007
-            if end <= started:
-                break
-        else:
-            lane = len(ends)
-        ends[lane : lane + 1] = [finished]
+    lanes, ends = np.zeros(len(boxes), int), defaultdict(list)
+    order = np.lexsort((boxes.finished, boxes.started))
+    columns = (boxes[name][order].tolist() for name in ("row", "started", "finished"))
+    for index, row, started, finished in zip(order.tolist(), *columns, strict=True):
+        busy, lane = ends[row], 0
+        while lane < len(busy) and busy[lane] > started:
+            lane += 1
+        busy[lane : lane + 1] = [finished]
         lanes[index] = lane
     return lanes
-
-
-def _least_pixels(boxes: Boxes, width: float) -> float:
-    """How wide every box is at least, so that boxes of that width take no more than an eighth of a row, and 1 is enough."""
-    most = np.bincount(boxes.row).max(initial=1)
-    return min(1.0, width / 8 / most)
 
 
 def _round_up(end: float) -> float:
@@ -223,11 +166,3 @@ def _round_up(end: float) -> float:
         return 0.0
     power = 10.0 ** math.floor(math.log10(end))
     return next(power * step for step in _ENDS if power * step >= end * (1 - 1e-9))
-
-
-@functools.cache
-def _text(name: str) -> tuple[Path, float]:
-    """The outline of a name around (0, 0), and its width, in points; drawn as a path it takes a tenth of a Text's time."""
-    outline = TextPath((0, 0), name, size=_NAME_POINTS)
-    box = outline.get_extents()
-    return outline.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2)), box.width

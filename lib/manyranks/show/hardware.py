@@ -3,15 +3,18 @@
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from manyranks.show import style, units
+from manyranks.show.lines import powers
 from manyranks.show.said import Said
 from manyranks.theory.hardware import Link
 
 _SIZES = [2**k for k in range(36)]
 _TICKS = [1, 1e3, 1e6, 1e9]
+_WIRE = {"color": "#777777", "linewidth": 1.2}
 
 
 @style.styled
@@ -26,10 +29,9 @@ def models_and_memory(
     ):
         years, amounts = zip(*[(year, factor * amount) for year, amount in points.values()], strict=True)
         axes.semilogy(years, amounts, marker, color=colour, label=label, linestyle="none", markersize=7)
-        above = colour == style.BLUE
-        for name, year, amount in zip(points, years, amounts, strict=True):
-            offset = (0, 7) if above else (0, -14)
-            axes.annotate(name, (year, amount), offset, textcoords="offset points", ha="center", fontsize=8.5)
+        for name, *at in zip(points, years, amounts, strict=True):
+            offset = 0, 7 if points is models else -14
+            axes.annotate(name, at, offset, textcoords="offset points", ha="center", fontsize=8.5)
     axes.set(ylabel="bytes", ylim=(3e9, 6e13), xlim=(2016.3, 2025.2), title="Training outgrew one device")
     axes.set_yticks([1e10, 1e11, 1e12, 1e13], ["10 GB", "100 GB", "1 TB", "10 TB"])
     axes.legend(loc="upper left")
@@ -51,15 +53,13 @@ class MessageTime:
         self._share = right.semilogx(_SIZES, _SIZES, color=style.BLUE)[0]
         self._points = [axes.plot([1], [1], "o", color=style.INK, markersize=8)[0] for axes in (left, right)]
         self._half = right.plot([1], [50], "s", color=style.ORANGE, markersize=8, label="half bandwidth, n = αβ")[0]
-        left.set(xlabel="message size n", ylabel="time T(n)", ylim=(1e-7, 10), title="T(n) = α + n/β")
-        left.set_yticks([1e-6, 1e-3, 1], ["1 µs", "1 ms", "1 s"])
+        left.set(ylim=(1e-7, 10))
+        _frame(left, "T(n) = α + n/β", "time T(n)", [1e-6, 1e-3, 1])
+        _frame(right, "n / T(n)", "achieved share of β (%)")
         left.legend([self._curve, *self._parts], ["T(n)", "α alone", "n/β alone"], loc="upper left")
-        right.set(xlabel="message size n", ylabel="achieved share of β (%)", ylim=(-4, 104), title="n / T(n)")
+        right.set(ylim=(-4, 104))
         self._points[1].set_label("this message")
         right.legend(loc="upper left")
-        for axes in (left, right):
-            axes.set_xticks(_TICKS, [units.size(n) for n in _TICKS])
-            axes.minorticks_off()
 
     @property
     def moving(self) -> list[Line2D]:
@@ -91,10 +91,7 @@ def links(chosen: Mapping[str, Link]) -> style.Figure:
         (line,) = axes.loglog(_SIZES, [link.seconds(n) for n in _SIZES], label=name)
         half = link.half_bandwidth_bytes
         axes.plot([half], [link.seconds(half)], marker, color=line.get_color(), markersize=7)
-    axes.set(xlabel="message size n", ylabel="time T(n)", title="A message over each link (marks: half bandwidth)")
-    axes.set_xticks(_TICKS, [units.size(n) for n in _TICKS])
-    axes.set_yticks([1e-6, 1e-3, 1], ["1 µs", "1 ms", "1 s"])
-    axes.minorticks_off()
+    _frame(axes, "A message over each link (marks: half bandwidth)", "time T(n)", [1e-6, 1e-3, 1])
     axes.legend(loc="upper left")
     return fig
 
@@ -107,21 +104,23 @@ def ping_pong(sizes: Sequence[int], seconds: Sequence[float], link: Link) -> sty
     fit = f"fit: α = {units.duration(link.latency)}, β = {units.rate(link.bandwidth)}"
     axes.loglog(sizes, [link.seconds(n) for n in sizes], color=style.BLUE, label=fit)
     axes.axvline(link.half_bandwidth_bytes, color=style.INK, linestyle=":", linewidth=1.2)
-    axes.annotate(
-        f"half bandwidth\n{units.size(link.half_bandwidth_bytes)}",
-        (link.half_bandwidth_bytes, min(seconds)),
-        (6, 0),
-        textcoords="offset points",
-        fontsize=9,
-    )
-    axes.set(xlabel="message size n", ylabel="time of one message", title="Ping-pong between two ranks")
-    axes.set_xticks(_TICKS[:3], [units.size(n) for n in _TICKS[:3]])
-    decades = [10.0**k for k in range(-7, 2) if min(seconds) / 3 < 10.0**k < max(seconds) * 3]
-    axes.set_yticks(decades, [units.duration(t) for t in decades])
-    axes.set_ylim(min(seconds) / 3, max(seconds) * 3)
-    axes.minorticks_off()
+    half = f"half bandwidth\n{units.size(link.half_bandwidth_bytes)}"
+    at = link.half_bandwidth_bytes, min(seconds)
+    axes.annotate(half, at, (6, 0), textcoords="offset points", fontsize=9)
+    ends = min(seconds) / 3, max(seconds) * 3
+    _frame(axes, "Ping-pong between two ranks", "time of one message", powers(ends), _TICKS[:3])
+    axes.set_ylim(ends)
     axes.legend(loc="upper left")
     return fig
+
+
+def _frame(axes: Axes, title: str, ylabel: str, times: Sequence[float] = (), sizes: Sequence[float] = _TICKS) -> None:
+    """Titles axes over message sizes, and numbers them."""
+    axes.set(title=title, xlabel="message size n", ylabel=ylabel)
+    axes.set_xticks(sizes, [units.size(n) for n in sizes])
+    if times:
+        axes.set_yticks(times, [units.duration(t) for t in times])
+    axes.minorticks_off()
 
 
 @style.styled
@@ -138,35 +137,27 @@ def topologies() -> style.Figure:
 
 
 def _fat_tree(axes) -> None:
-    spines = [(1.5, 3), (5.5, 3)]
-    for leaf in range(4):
-        x = 2 * leaf + 0.5
-        for spine in spines:
-            axes.plot(*zip((x, 1.6), spine, strict=True), color="#777777", linestyle="-", linewidth=1.2)
+    for x in (0.5, 2.5, 4.5, 6.5):
+        for spine in (1.5, 5.5):
+            axes.plot((x, spine), (1.6, 3), "-", **_WIRE)
         for gpu in (x - 0.5, x + 0.5):
-            axes.plot((gpu, x), (0.25, 1.6), color="#777777", linestyle="-", linewidth=1.2)
+            axes.plot((gpu, x), (0.25, 1.6), "-", **_WIRE)
             _box(axes, gpu, 0.2, "GPU", style.BLUE)
         _box(axes, x, 1.6, "leaf", style.GREEN)
-    for x, y in spines:
-        _box(axes, x, y, "spine", style.GREEN)
+    for spine in (1.5, 5.5):
+        _box(axes, spine, 3, "spine", style.GREEN)
     axes.axvline(3.5, color=style.ORANGE, linestyle="--")
     axes.set(xlim=(-0.7, 7.7), ylim=(-0.3, 3.6), title="Fat tree: any half to the other at full speed")
 
 
 def _torus(axes) -> None:
-    side = 4
-    for i in range(side):
-        for j in range(side):
-            for di, dj in ((1, 0), (0, 1)):
-                if i + di < side and j + dj < side:
-                    axes.plot((i, i + di), (j, j + dj), color="#777777", linestyle="-", linewidth=1.2)
-            axes.plot(i, j, "o", color=style.BLUE, markersize=11)
-        axes.plot((-0.55, 0), (i, i), color="#777777", linestyle=":", linewidth=1.2)
-        axes.plot((side - 1, side - 0.45), (i, i), color="#777777", linestyle=":", linewidth=1.2)
-        axes.plot((i, i), (-0.55, 0), color="#777777", linestyle=":", linewidth=1.2)
-        axes.plot((i, i), (side - 1, side - 0.45), color="#777777", linestyle=":", linewidth=1.2)
-    axes.axvline(side / 2 - 0.5, color=style.ORANGE, linestyle="--")
-    axes.set(xlim=(-1, side), ylim=(-0.8, side - 0.2), title="Torus: fast to neighbours (edges wrap around)")
+    for i in range(4):
+        for ends, look in (((0, 3), "-"), ((-0.55, 0), ":"), ((3, 3.55), ":")):
+            axes.plot(ends, (i, i), look, **_WIRE)
+            axes.plot((i, i), ends, look, **_WIRE)
+        axes.plot(range(4), [i] * 4, "o", color=style.BLUE, markersize=11, zorder=3)
+    axes.axvline(1.5, color=style.ORANGE, linestyle="--")
+    axes.set(xlim=(-1, 4), ylim=(-0.8, 3.8), title="Torus: fast to neighbours (edges wrap around)")
     axes.set_aspect(1 / sqrt(1.2))
 
 

@@ -49,10 +49,10 @@ def curves(
     return fig
 
 
-def powers(limits: tuple[float, float], least: int = 2) -> list[float]:
-    """Powers of ten inside the limits; of many every second or third one, and if there are fewer than `least`, 1, 2, 5, …"""
+def powers(limits: tuple[float, float]) -> list[float]:
+    """Powers of ten inside the limits; of many every second or third one, and if there is one at most, 1, 2, 5, …"""
     low, high = ceil(log10(limits[0])), floor(log10(limits[1]))
-    if high - low + 1 >= least:
+    if high > low:
         return [10.0**k for k in range(low, high + 1, max(1, ceil((high - low + 1) / _MOST)))]
     ticks = (digit * 10.0**k for k in range(low - 1, high + 1) for digit in (1, 2, 5))
     return [tick for tick in ticks if limits[0] <= tick <= limits[1]]

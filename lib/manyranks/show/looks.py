@@ -34,14 +34,7 @@ def box(
     colour, hatch = LOOKS[look % len(LOOKS)]
     axes.add_patch(Rectangle(corner, wide, high, facecolor=colour, hatch=hatch, **HATCH))
     axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=style.INK, linewidth=edge))
-    middle = corner[0] + wide / 2, corner[1] + high / 2
     if text:
-        axes.text(
-            *middle,
-            text,
-            ha="center",
-            va="center",
-            fontsize=min(size, 36 * min(wide, high)),
-            color=style.BLACK,
-            bbox=style.PAPER,
-        )
+        middle = corner[0] + wide / 2, corner[1] + high / 2
+        where = {"ha": "center", "va": "center", "fontsize": min(size, 36 * min(wide, high))}
+        axes.text(*middle, text, color=style.BLACK, bbox=style.PAPER, **where)

@@ -9,13 +9,13 @@ from matplotlib.artist import Artist
 
 from manyranks.show import style, units
 from manyranks.show.bars import Bars
-from manyranks.show.checkpointing.points import Point, front, segments
 from manyranks.show.explorer import Explorer, choice, log_slider, value_slider
 from manyranks.show.limits import Limits
 from manyranks.show.said import Part, Said
 from manyranks.show.scenario import SHAPES, Cost, Scenario, controls
 from manyranks.theory import Plan, checkpointing, clusters, flops
 from manyranks.theory.checkpointing import Layer
+from manyranks.theory.equal_checkpoints import Point, front, segments
 from manyranks.theory.layer import FLASH_BACKWARD
 from manyranks.theory.names import Named
 from manyranks.theory.plan import uncut

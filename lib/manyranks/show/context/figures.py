@@ -64,7 +64,7 @@ def ring(n: int = 4) -> style.Figure:
     panels, kv = {}, "K,V " if n <= 4 else ""  # without it where there's no room
     for hop, title in enumerate(("at first", "hop 1")):
         panels[title] = [[f"{kv}{other}" if other == (rank - hop) % n else None for other in range(n)] for rank in range(n)]
-    return drawings.pieces(panels, [("to the next", "queries stay", "")], "gathered")
+    return drawings.pieces(panels, [("to the next", "queries stay", "")], ["gathered"] * len(panels))
 
 
 @style.styled

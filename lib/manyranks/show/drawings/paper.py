@@ -1,7 +1,6 @@
 """The paper under every drawing: sharp, transparent, with the same colors everywhere."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
@@ -36,13 +35,6 @@ class Figure(style.Figure):
         self.paper = self.add_axes((0, 0, 1, 1))
         self.paper.set(xlim=(0, wide), ylim=(high, 0))
         self.paper.axis("off")
-
-    def measure(self, text: str, size: float = NORMAL) -> tuple[float, float]:
-        """Measures a text's width and height, in inches."""
-        found = self.paper.text(0, 0, text, fontsize=size)
-        box = found.get_window_extent()
-        found.remove()
-        return box.width / style.DOTS, box.height / style.DOTS
 
     def write(self, x: float, y: float, text: str, room: Sequence[float] = (9, 9), size: float = NORMAL, **look) -> Text | None:
         """Writes a text around (x, y), smaller if its room is too small, and not at all below 7 points.
@@ -80,16 +72,16 @@ class Figure(style.Figure):
         if text and not written:
             self.unnamed.setdefault(kind)
 
-    def key(self, x: float, kinds: Sequence[tuple[str, str, str]]) -> None:
-        """Adds a line at the bottom that explains letters or colors. kinds: (kind, letter, meaning) each."""
+    def key(self, x: float) -> None:
+        """Adds a line at the bottom, from x on, with the names of the blocks whose text had no room."""
         wide, high = self.get_size_inches()
-        for kind, letter, meaning in kinds:
-            self.block(x, high + 0.02, 0.22, 0.22, kind, letter)
-            self.write(x + 0.3, high + 0.13, meaning, ha="left")
-            x += self.measure(meaning)[0] + 0.55
-        if kinds:
+        if self.unnamed:
             self.set_size_inches(wide, high + 0.3)
             self.paper.set_ylim(high + 0.3, 0)
+        for kind in self.unnamed:
+            self.paper.add_patch(Rectangle((x, high + 0.02), 0.22, 0.22, facecolor=KINDS[kind], edgecolor=EDGE, linewidth=0.6))
+            name = self.write(x + 0.3, high + 0.13, kind, ha="left")
+            x += name.get_window_extent().width / style.DOTS + 0.55
 
     def ghost(self, x: float, y: float, wide: float, high: float, color: str) -> None:
         """Fills a block faintly, for what could be there. A text on it would be hard to read."""
@@ -98,20 +90,9 @@ class Figure(style.Figure):
     def frame(self, x: float, y: float, wide: float, high: float) -> None:
         self.paper.add_patch(Rectangle((x, y), wide, high, facecolor="none", edgecolor=INK, linewidth=1.2))
 
-    def arrow(self, points: Sequence[Sequence[float]], color: str = INK, thick: float = 2.0, name: str = "") -> None:
-        """Draws an arrow from the first point to the last; a third one in between bends it."""
-        path = Path(points, [Path.MOVETO, Path.LINETO] if len(points) == 2 else [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+    def arrow(self, ends: Sequence[Sequence[float]], color: str = INK, thick: float = 2.0, name: str = "") -> None:
         head = {"arrowstyle": "-|>", "mutation_scale": 6 * thick, "joinstyle": "miter"}
-        self.paper.add_patch(FancyArrowPatch(path=path, color=color, linewidth=thick, gid=name, **head))
-
-    def line(self, *points: Sequence[float], **look) -> None:
-        self.paper.plot(*zip(*points, strict=True), **{"color": INK, "linestyle": "-", "linewidth": 1.2} | look)
-
-    def bracket(self, left: float, right: float, y: float, text: str) -> None:
-        """Draws a bracket over what is below y, and its text above."""
-        left, right = left + 0.03, right - 0.03
-        self.line((left, y), (left, y - 0.07), (right, y - 0.07), (right, y))
-        self.write((left + right) / 2, y - 0.19, text, (right - left, 1))
+        self.paper.add_patch(FancyArrowPatch(path=Path(ends), color=color, linewidth=thick, gid=name, **head))
 
 
 def on(color: str) -> str:
@@ -123,21 +104,6 @@ def contrast(one: str, other: str) -> float:
     """Computes how well two colors tell apart, 1 to 21, as the Web Content Accessibility Guidelines do."""
     low, high = sorted(_luminance(color) for color in (one, other))
     return (high + 0.05) / (low + 0.05)
-
-
-def known(kind: str, what: str) -> str:
-    """Returns the kind; raises ValueError if it has no color."""
-    if kind not in KINDS:
-        raise ValueError(f"{what} is of kind {kind!r}: use one of {', '.join(KINDS)}")
-    return kind
-
-
-def titled(data: Any, one: type) -> dict:
-    """Returns the panels by title; a single one, which is of type `one` inside, gets the title ""."""
-    if not data:
-        raise ValueError("nothing to draw: give at least one panel")
-    many = isinstance(data, Mapping) and isinstance(next(iter(data.values())), one)
-    return dict(data) if many else {"": data}
 
 
 def _luminance(color: str) -> float:

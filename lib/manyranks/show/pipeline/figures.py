@@ -34,7 +34,6 @@ LIGHTER = (0.0, 0.45, 0.65, 0.8)  # share of white for a rank's first, second, â
 _BAND, _SIZE = 0.84, 7.0  # of a row; of names, in points
 _MOST_NAMES, _MOST_MESSAGES, _MOST_PARTS = 500, 700, 100
 _PARTED, _BARRED = 4, 6  # pixels from which on boxes have a gap between them, and bars that tell a rank's stages apart
-_NOTHING = Path(np.empty((0, 2)))
 _LINE = {"facecolor": "none", "linewidth": 0.6, "antialiased": True}
 _LOOKS = ((style.BLUE, ""), (style.ORANGE, "////"), (style.GREEN, "...."), (style.PINK, "\\\\\\\\"), (style.YELLOW, "xx"))
 _LOCATORS = [MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]) for most in (9, 3)]  # of numbers under bands, and under what is held
@@ -67,7 +66,7 @@ def compare(
             verify(schedule)
         runs[name] = run(schedule, measured.get(name) or replay(program(schedule), times[name]))
     end = max(each.makespan for each in runs.values())
-    second, unit = (1.0, unit) if unit else next((u for u in gantt.UNITS if end >= u[0]), gantt.UNITS[-1])
+    second, unit = (1.0, unit) if unit else gantt.unit(end)
     several = any(len(set(s.placement)) < s.stages for s in schedules.values())
     kinds = [kind for kind in KINDS if any(kind in each.boxes.kind for each in runs.values())]
     rows, linked = max(len(s.ranks) for s in schedules.values()), any(len(each.messages) for each in runs.values())
@@ -185,7 +184,7 @@ class Charts:
         for last, label in zip(axes[-1], (xlabel, "time"), strict=True):
             last.text(0.5, -0.36 / tall, label, transform=last.transAxes, ha="center", va="center")
         self.moving = [artist for each in self.figure.axes for artist in (*each.patches, *each.collections)]
-        handles: list[Artist] = [Patch(facecolor=gantt.KINDS[kind].colour, label=gantt.KINDS[kind].label) for kind in kinds]
+        handles: list[Artist] = [gantt.KINDS[kind].key for kind in kinds]
         later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         handles += [Patch(**later, label="lighter, with a bar: the rank's later stages")] * split
         handles += [Line2D([], [], color=style.INK, linewidth=0.6, label="message")] * links
@@ -246,11 +245,11 @@ class Chart:
         corners = np.column_stack([left, right, top, bottom])
         for look, patch in self._boxes.items():
             own = corners[(boxes.kind == look[0]) & (level == look[1])]
-            patch.set_path(_rectangles(own))
+            patch.set_path(gantt.rectangles(own))
             patch.set_visible(len(own) > 0)
         deep = level * (room >= _BARRED)
         bars = [corners[deep >= k][:, [0, 1, 3, 3]] - (0, 0, 3 * k - 1, 3 * k - 3) for k in range(1, len(LIGHTER))]
-        self._bars.set_path(_rectangles(np.concatenate(bars)))  # as many in a box as its rank has stages before it
+        self._bars.set_path(gantt.rectangles(np.concatenate(bars)))  # as many in a box as its rank has stages before it
         self._link(shown.messages if len(shown.messages) <= _MOST_MESSAGES else shown.messages[:0], scale, row)
         self._write(boxes, corners, room - 1)
         self._ranks.update([(-8, (rank + 0.5) * row) for rank in ranks], [f"rank {rank}" for rank in ranks])
@@ -291,23 +290,17 @@ class Chart:
         rank, since, until, count = shown.held.T
         floors = np.round((np.arange(len(shown.peaks)) + 0.5 + _BAND / 2) * row)
         x, floor = np.round(np.stack([since, until]) / end * self._held), floors[rank.astype(int)]
-        self._areas.set_path(_rectangles(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
+        self._areas.set_path(gantt.rectangles(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
         self._floors.set_path(_lines(0 * floors, floors, 0 * floors + self._held, floors))
         self._peaks.update([(self._held + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
 
 
 def _patch(axes: Axes, name: str, **look) -> PathPatch:
-    return axes.add_patch(PathPatch(_NOTHING, **{"linewidth": 0, "antialiased": False, "gid": name} | look))
+    return axes.add_patch(PathPatch(gantt.NOTHING, **{"linewidth": 0, "antialiased": False, "gid": name} | look))
 
 
 def _colour(kind: str, level: int) -> tuple[float, ...]:
     return tuple(part + (1 - part) * LIGHTER[level] for part in to_rgb(gantt.KINDS[kind].colour))
-
-
-def _rectangles(corners: np.ndarray) -> Path:
-    """One path of them all, from left, right, top and bottom of each."""
-    polygons = corners[:, [0, 2, 1, 2, 1, 3, 0, 3]].reshape(-1, 4, 2)
-    return Path.make_compound_path_from_polys(polygons) if len(polygons) else _NOTHING
 
 
 def _lines(*ends: np.ndarray) -> Path:

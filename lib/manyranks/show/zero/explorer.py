@@ -61,9 +61,8 @@ class Setting(NamedTuple):
         """Returns what a rank sends in a step, in bytes, with one forward and one backward, the units being the layers."""
         plan, cut = self.scenario.plan, sharding.unit_sizes(self.scenario.shape)
         itemsizes = plan.recipe.parameters, min(4, plan.recipe.gradients)
-        return dict(
-            zip(_SENT, sharding.sent(cut, self.dp, plan.zero, *itemsizes, replicas=self.dp // plan.shards), strict=True)
-        )
+        sent = sharding.sent(cut, self.dp, plan.zero, *itemsizes, replicas=self.dp // plan.shards)
+        return dict(zip(_SENT, sent, strict=True))
 
     def largest(self) -> int:
         """Returns the parameters of the largest model by its states alone, as in Table 2 of arXiv 1910.02054."""
@@ -86,11 +85,8 @@ class Stages:
         self._largest = Bars(
             largest, phi, "largest Φ (log)", list(STAGES), lambda at: count(_PHI[0] * (_PHI[1] / _PHI[0]) ** at)
         )
-        for axes, ends, ticks in (
-            (held, _BYTES, {"1 MB": 1e6, "1 GB": 1e9, "1 TB": 1e12}),
-            (largest, _PHI, {"1B": 1e9, "1T": 1e12}),
-        ):
-            axes.set_xticks([LONGEST * _place(value, ends) for value in ticks.values()], list(ticks))
+        for axes, ends, ticks, unit in ((held, _BYTES, (1e6, 1e9, 1e12), units.size), (largest, _PHI, (1e9, 1e12), count)):
+            axes.set_xticks([LONGEST * _place(value, ends) for value in ticks], list(map(unit, ticks)))
         band, *others = self._texts.moving
         self.moving: list[Artist] = [band, self._held, self._sums, *others, *self._sent.moving, *self._largest.moving]
 

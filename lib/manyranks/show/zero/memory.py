@@ -50,12 +50,16 @@ def memory_over_a_step(samples: Mapping[str, Sequence[tuple[str, int]]]) -> styl
 
     samples: name -> [(moment, bytes), …] in their order. A moment's first word is its phase, as in "forward layer 3": phases
         have equal widths, so that all lines change phase at one place, whose end is marked
-    Raises ValueError for no samples, negative bytes, a phase that comes back, and lines with other phases than the first's.
+    Raises ValueError unless all go through the same phases, each of them once.
     """
-    phases = _phases(samples)
+    runs = [_runs(moments) for moments in samples.values()]
+    found = [[phase for phase, _ in run] for run in runs]
+    phases = found[0] if found else []
+    if not phases or len(set(phases)) < len(phases) or any(each != phases for each in found):
+        raise ValueError(f"samples go through {found}: give each name the same phases, each once, as [(moment, bytes), …]")
     fig, (axes,) = style.figure(width=8.4, height=4.0)
-    for (name, moments), marker in zip(samples.items(), cycle(style.MARKERS)):
-        edges = [place + k / many for place, (_, many) in enumerate(_runs(moments)) for k in range(many)] + [len(phases)]
+    for (name, moments), run, marker in zip(samples.items(), runs, cycle(style.MARKERS), strict=False):
+        edges = [place + k / many for place, (_, many) in enumerate(run) for k in range(many)] + [len(phases)]
         values = [size for _, size in moments]
         (line,) = axes.step(edges, [*values, values[-1]], where="post")
         at, label = values.index(max(values)), f"{name}: at most {units.size(max(values))}"
@@ -72,20 +76,6 @@ def memory_over_a_step(samples: Mapping[str, Sequence[tuple[str, int]]]) -> styl
     axes.grid(visible=False, axis="x")
     fig.legend(loc="outside upper left", ncols=2, handlelength=2.6)
     return fig
-
-
-def _phases(samples: Mapping[str, Sequence[tuple[str, int]]]) -> list[str]:
-    """The phases that all have. Raises ValueError as memory_over_a_step does."""
-    if not samples or not all(samples.values()):
-        raise ValueError(f"samples of {list(samples)}: give a name or more, each with [(moment, bytes), …]")
-    found = {name: [phase for phase, _ in _runs(moments)] for name, moments in samples.items()}
-    first = next(iter(found.values()))
-    for name, phases in found.items():
-        if len(set(phases)) < len(phases) or phases != first:
-            raise ValueError(f"{name!r} goes through {phases}: give every line each of the phases {first} once, in this order")
-        if below := [moment for moment, size in samples[name] if size < 0]:
-            raise ValueError(f"{name!r} has fewer than 0 bytes at {below[0]!r}: give what is alive, not what changes")
-    return first
 
 
 def _runs(moments: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

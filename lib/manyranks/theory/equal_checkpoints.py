@@ -1,4 +1,4 @@
-"""What strategies hold and compute again, for chains of equal layers: in closed form, so that an explorer needs no plan."""
+"""What strategies hold and compute again, for chains of equal layers: in closed form, without a plan."""
 
 import functools
 import math
