@@ -115,3 +115,24 @@ FULL = {
     "large files": "for i in range(40): open(f'{i}', 'wb').write(bytes(15_000_000))",
     "folders in folders": "name = str(os.getpid())\n    for i in range(3000):\n        os.mkdir(name); os.chdir(name)",
 }
+
+ATTEMPTS = {
+    "changes the check": """
+import builtins, manyranks.grade.trial
+manyranks.grade.trial.rehearse = lambda *a: 1 / 0
+builtins.AssertionError = int
+""",
+    "changes torch": """
+dist.get_world_size = lambda *a: 1
+torch.equal = torch.allclose = lambda *a, **k: True
+""",
+    "changes what is noted": """
+from manyranks.measure.journal import Journal
+Journal.__exit__ = lambda *a: True
+""",
+    "ends Python": "import sys\nsys.exit(0)\n",
+    "raises": "1 / 0\n",
+    "is no Python": "%matplotlib inline\n!ls\nthis is no Python\n",
+    "prints without end": "for _ in range(200_000): print('x' * 1000)\n",
+    "has its own atexit": "import atexit, os\natexit.register(os._exit, 0)\n",
+}

@@ -17,7 +17,7 @@ from manyranks.grade.autograde import outputs
 from manyranks.grade.submission import checks, is_check
 from manyranks.world import confine
 from tests.conftest import ROOT, matrix
-from tests.fences import ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
+from tests.fences import ATTEMPTS, ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
 from tests.grading.course import answered
 
 RELEASE = nbformat.read(ROOT / "exercises" / "03_zero" / "03_zero.ipynb", 4)
@@ -62,28 +62,6 @@ def outside(tmp_path):
     for name in ("solution.ipynb", "other.ipynb", "gradebook.db"):
         (tmp_path / name).write_text(SECRET)
     return tmp_path
-
-
-ATTEMPTS = {
-    "changes the check": """
-import builtins, manyranks.grade.trial
-manyranks.grade.trial.rehearse = lambda *a: 1 / 0
-builtins.AssertionError = int
-""",
-    "changes torch": """
-dist.get_world_size = lambda *a: 1
-torch.equal = torch.allclose = lambda *a, **k: True
-""",
-    "changes what is noted": """
-from manyranks.measure.journal import Journal
-Journal.__exit__ = lambda *a: True
-""",
-    "ends Python": "import sys\nsys.exit(0)\n",
-    "raises": "1 / 0\n",
-    "is no Python": "%matplotlib inline\n!ls\nthis is no Python\n",
-    "prints without end": "for _ in range(200_000): print('x' * 1000)\n",
-    "has its own atexit": "import atexit, os\natexit.register(os._exit, 0)\n",
-}
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
@@ -177,6 +155,14 @@ def test_no_process_can_be_started_and_none_is_left(start):
 
 
 @pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")
+def test_what_forks_ranks_stays_as_long_as_a_submission_is_judged(monkeypatch):
+    with apart._for_strangers():
+        apart.local.the_forkserver(hold=True).release()
+        monkeypatch.setattr(apart.local, "IDLE", 0.2)
+        apart.local.the_forkserver(hold=True).release()  # from now on it would leave soon
+    assert judged(f"import time\ntime.sleep(1)\n{RIGHT}").points > 0
+
+
 def test_the_judge_cannot_be_killed():
     answer = f"import os\ndef shard(tensor):\n    os.kill({os.getpid()}, 9)\n"
     assert "PermissionError" in f"{judged(answer).report}"

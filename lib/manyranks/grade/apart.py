@@ -111,10 +111,13 @@ class Judge:
         Raises Ended, or NotJudged.
         """
         with _for_strangers():
-            yield from self._judged(read)
+            server = local.the_forkserver(hold=True)  # the worlds of a submission are another process's
+            try:
+                yield from self._judged(read, server)
+            finally:
+                server.release()
 
-    def _judged(self, read: Callable[[], NotebookNode]) -> Iterator[Judged]:
-        server = local.the_forkserver()
+    def _judged(self, read: Callable[[], NotebookNode], server: local.Forkserver) -> Iterator[Judged]:
         server.wait_until_ready()
         server.renew_network()
         for stream in (sys.stdout, sys.stderr):
