@@ -160,7 +160,7 @@ def test_what_forks_ranks_stays_as_long_as_a_submission_is_judged(monkeypatch):
         apart.local.the_forkserver(hold=True).release()
         monkeypatch.setattr(apart.local, "IDLE", 0.2)
         apart.local.the_forkserver(hold=True).release()  # from now on it would leave soon
-    assert judged(f"import time\ntime.sleep(1)\n{RIGHT}").points > 0
+    assert judged(f"import time\ntime.sleep(3)\n{RIGHT}").points > 0
 
 
 def test_the_judge_cannot_be_killed():
