@@ -108,12 +108,18 @@ _ERRORS = f"""() => {{
         ...texts('.jp-Dialog-content').map(text => `dialog: ${{text}}`),
     ];
 }}"""
-# A widget has at most one change under way; it sends the next one when that is answered, hence two requests. The second
-# lasts longer than an explorer waits before it redraws.
+# A widget has at most one change under way; it sends the next one when that is answered, hence two rounds. The second lasts
+# longer than an explorer waits before it redraws. A change is handled by the kernel's main thread or by that for widgets.
 _SETTLE = """async () => {
     const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const widgets = [...kernel._comms.values()].find(comm => comm.targetName === 'jupyter.widget');
     for (const code of ['', 'await __import__("asyncio").sleep(0.2)'])
-        await kernel.requestExecute({code, silent: true}).done;
+        await Promise.all([null, widgets?.subshellId ?? null].map(thread => {
+            kernel.subshellId = thread;
+            const answer = kernel.requestExecute({code, silent: true}).done;
+            kernel.subshellId = null;
+            return answer;
+        }));
 }"""
 _PIXELS = """async image => {
     for (let seen = null; seen !== image.src;) {  // a picture that is being replaced is not the one that was asked for

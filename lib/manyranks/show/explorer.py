@@ -89,6 +89,7 @@ class Explorer:
         self._background = None  # what does not move, drawn
         self._shown: np.ndarray | None = None  # the last picture that belonged to its setting
         self._said, self._before, self._moved = None, None, 0.0
+        self._drawing = threading.RLock()  # a kernel may handle one control's change beside another's, in two threads
         for artist in plot.moving:
             artist.set_animated(True)  # leaves it out of the drawing that the redraws start from
         if isinstance(layout := self.figure.get_layout_engine(), ConstrainedLayoutEngine):
@@ -198,6 +199,10 @@ class Explorer:
 
     def _redraw(self, dragged: bool = False) -> None:
         """dragged: the setting before was on the way, so that the one to compare with is the one before that."""
+        with self._drawing:
+            self._redraw_alone(dragged)
+
+    def _redraw_alone(self, dragged: bool) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
         self._waiting, self._moved = None, time.monotonic()
