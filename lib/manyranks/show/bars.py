@@ -21,8 +21,8 @@ NOTHING = Path(np.empty((0, 2)))
 class Bars:
     """Bars in rows with these names, with texts at their ends, a band behind one, a dashed limit.
 
-    parts: name -> colour and hatch, from left to right; unit: how a part's number is written; columns: of the legend. labels:
-    how texts are drawn, as Labels takes it: outline=word for texts that are seldom those of another setting.
+    parts: name -> colour and hatch, from left to right; unit: how a part's number is written; columns: of the legend, 0 for
+    none. labels: how texts are drawn, as Labels takes it: outline=word for texts that are seldom those of another setting.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class Bars:
         self._band.set_gid("band")
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6), xticks=[])
         axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_title(title, pad=6 + 19 * -(-len(parts) // columns) * (len(parts) > 1))
+        columns *= len(parts) > 1
+        axes.set_title(title, pad=6 + 19 * -(-len(parts) // columns) if columns else 6)
         axes.tick_params(length=0)
         axes.grid(visible=False)
-        if len(parts) > 1:
+        if columns:
             at = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1}
             axes.legend(ncols=columns, columnspacing=1.0, handlelength=1.4, fontsize=8.5, **at)
 

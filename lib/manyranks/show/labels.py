@@ -1,6 +1,7 @@
 """Short texts in a plot, all of them one artist: many Texts cost more than all else in a redraw."""
 
 import functools
+import string
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.transforms import Affine2D, Bbox, Transform
 from manyranks.show import style
 
 _POINT = 1 / 72  # inch
+_LETTERS = string.ascii_letters + string.digits + " .,:%-–+×÷µ»!="
 _BLANK = Path(np.empty((0, 2)), np.empty(0, Path.code_type))
 
 
@@ -64,6 +66,8 @@ class Labels:
         colour: str = style.INK,
     ):
         self._size, self._left, self._outline, self._colour = size, left, outline, colour
+        if outline is word:
+            word(_LETTERS, 10, 0)  # a letter takes milliseconds, the first time: not while a control is moved
         self.artist = Words([], offsets=[], offset_transform=within or axes.transData, linewidths=0, zorder=zorder, gid=name)
         self.artist.set(transform=Affine2D().scale(_POINT) + axes.figure.dpi_scale_trans, clip_on=False)
         axes.add_collection(self.artist, autolim=False)
@@ -85,7 +89,7 @@ def _extents(path: Path) -> Bbox:
 @functools.cache
 def _letter(character: str) -> tuple[Path, float]:
     """Its outline in 10 points, from x = 0 and half a digit below y = 0, and its width with the space around it."""
-    bars, between = (TextPath((0, 0), text, size=10).get_extents() for text in ("||", f"|{character}|"))
+    bars, between = (_extents(TextPath((0, 0), text, size=10)) for text in ("||", f"|{character}|"))
     path = _BLANK if character.isspace() else TextPath((0, 0), character, size=10)
     return Path(np.subtract(path.vertices, (0, _digit_height(10) / 2)), path.codes), between.width - bars.width
 
