@@ -1,16 +1,15 @@
 """Chapter 04's explorer: activation memory against extra compute."""
 
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
 
-from manyranks.show import style, units
+from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, choice, log_slider, value_slider
-from manyranks.show.limits import Limits
 from manyranks.show.said import Part, Said
 from manyranks.show.scenario import SHAPES, Cost, Scenario, controls
 from manyranks.theory import Plan, checkpointing, clusters, flops
@@ -18,7 +17,6 @@ from manyranks.theory.checkpointing import Layer
 from manyranks.theory.equal_checkpoints import Point, front, segments
 from manyranks.theory.layer import FLASH_BACKWARD
 from manyranks.theory.names import Named
-from manyranks.theory.plan import uncut
 
 KEEP_ALL, EVERY, SEGMENTS, INPUT, OPTIMAL = "keep everything", "every layer", "C segments", "from the input", "optimal"
 STRATEGIES = dict(zip((KEEP_ALL, EVERY, SEGMENTS, INPUT, OPTIMAL), "os^vP", strict=True))  # with their markers
@@ -33,7 +31,7 @@ _HELD = {"checkpoints": (style.BLUE, ""), "gradients": (style.GREEN, "....")}
 _HELD |= {"attention scores": (style.PINK, "\\\\\\\\"), "other kept activations": (style.ORANGE, "////")}
 _ROOM = {"sequence_parallel": [True], "attention": ["flash"], "strategy": [OPTIMAL], "tp": ONLY["tp"], "microbatch": [1]}
 _SAID = {"sequence_parallel": "sequence parallelism", "attention": "flash attention", "strategy": "the optimal plan"}
-_WAYS = Limits(_ROOM, {}, list(_ROOM), _SAID | {"tp": "t = {}", "microbatch": "a micro-batch of {}"})
+_WAYS = limits.Limits(_ROOM, {}, list(_ROOM), _SAID | {"tp": "t = {}", "microbatch": "a micro-batch of {}"})
 
 
 @dataclass(frozen=True)
@@ -66,18 +64,11 @@ class Step(Scenario):
         )
 
 
-class Setting(NamedTuple):
-    """Holds what the controls say. attention: a key of ATTENTION; count: C; budget: bytes."""
+_CONTROLS = "model seq microbatch tp sequence_parallel attention strategy count budget"
 
-    model: str
-    seq: int
-    microbatch: int
-    tp: int
-    sequence_parallel: bool
-    attention: str
-    strategy: str
-    count: int
-    budget: float
+
+class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
+    """Holds what the controls say. attention: a key of ATTENTION; count: C; budget: bytes."""
 
     @property
     def plan(self) -> Plan:
@@ -94,14 +85,9 @@ class Setting(NamedTuple):
     @property
     def scenario(self) -> Scenario:
         """Takes the paper's A100s, and ranks that have all layers."""
-        shape, found, layer = SHAPES[self.model], self.points(), self.layer
-        point, whole = found[self.strategy], found[KEEP_ALL]
-        more = point.bytes(layer) - whole.bytes(layer)
-        return Step(shape, self.plan, clusters["a100-dgx"], more=more, again=point.forwards / shape.layers)
-
-    @property
-    def possible(self) -> bool:
-        return not uncut(SHAPES[self.model], self.tp)
+        shape, layer = SHAPES[self.model], self.layer
+        more = self.point.bytes(layer) - self.points()[KEEP_ALL].bytes(layer)
+        return Step(shape, self.plan, clusters["a100-dgx"], more=more, again=self.point.forwards / shape.layers)
 
     @property
     def point(self) -> Point:
@@ -174,7 +160,7 @@ class Tradeoff:
         row, sizes = list(STRATEGIES).index(now.strategy), [point.bytes(layer) for point in found.values()]
         self._ring.set_data([share * chosen.bytes(layer)], [now.extra(chosen.forwards)])
         self._room.set_data([share * now.budget] * 2, [-5.5, 60])
-        texts = [f"{units.size(p.bytes(layer))}|+{_percent(now.extra(p.forwards))}" for p in found.values()]
+        texts = [f"{units.size(p.bytes(layer))}|+{units.short(now.extra(p.forwards))}%" for p in found.values()]
         longest = max(min(now.budget, 4 * max(sizes)), min(max(sizes), max(4 * now.budget, sizes[row])))
         room = now.budget, f"room: {units.size(now.budget)}"
         self._bars.update(list(map(now.parts, found.values())), texts, row, longest, room)
@@ -184,7 +170,7 @@ class Tradeoff:
         """Yields what each marker and each bar says."""
         for line in self._dots:
             ((x, y),) = line.get_xydata()
-            says = f"{line.get_label()}: {_percent(x)} of the memory, {_percent(y)} of a step's FLOPs again"
+            says = f"{line.get_label()}: {units.short(x)}% of the memory, {units.short(y)}% of a step's FLOPs again"
             yield Part(line.axes, x / 1.1, x * 1.1, 0.93 * y - 2, 1.07 * y + 2, says)
         yield from self._bars.parts()
 
@@ -195,15 +181,12 @@ class Tradeoff:
 
 def explorer() -> Explorer:
     """Returns the explorer of chapter 04. It opens on the smallest model of arXiv 2205.05198, Table 3: 8 GPUs, 4 sequences."""
+    presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}}
+    presets |= {f"optimal, {how}": {"strategy": OPTIMAL, "attention": how} for how in ("selective", "flash")}
+    presets["long sequence"] = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "attention": "flash"}
     return Explorer(
         Tradeoff(),
-        {
-            "16 segments": {"count": 16},
-            "optimal": {"strategy": OPTIMAL},
-            "optimal, selective": {"strategy": OPTIMAL, "attention": "selective"},
-            "optimal, flash": {"strategy": OPTIMAL, "attention": "flash"},
-            "long sequence": {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "attention": "flash"},
-        },
+        presets,
         **controls(ONLY, model="megatron-22b", seq=2048, microbatch=4, tp=8, sequence_parallel=True),
         attention=choice("attention", "core kept", list(ATTENTION)),
         strategy=choice("strategy", SEGMENTS, list(STRATEGIES)),
@@ -212,18 +195,14 @@ def explorer() -> Explorer:
     )
 
 
-def _percent(value: float) -> str:
-    return f"{value:,.0f}%" if value >= 100 else f"{value:.3g}%"
-
-
 def _said(now: Setting, chosen: Point, best: float) -> Said:
     """best: FLOPs that the optimal plan computes again, in %."""
     where = f"{now.model}, " + (f"C = {now.count} segments" if now.strategy == SEGMENTS else now.strategy)
     numbers = {
         "activations": f"{units.size(chosen.bytes(now.layer))} of {units.size(now.budget)}",
         "checkpoints + layers kept": f"{chosen.stored:.3g} + {chosen.kept}",
-        "FLOPs again": f"{_percent(now.cost)} of a step",
-        "optimal plan": f"{_percent(best)} of a step",
+        "FLOPs again": f"{units.short(now.cost)}% of a step",
+        "optimal plan": f"{units.short(best)}% of a step",
     }
     return Said(where, numbers, _limit(now, chosen, best), now.fits, now.scenario)
 
@@ -232,12 +211,12 @@ def _limit(now: Setting, chosen: Point, best: float) -> str:
     """Says what limits, and the first of the ways out."""
     if now.fits:
         if best < 0.99 * now.cost:
-            return f"computing; the optimal plan for this room needs {_percent(best)}"
+            return f"computing; the optimal plan for this room needs {units.short(best)}%"
         return "memory: no plan for this room needs less" if chosen.forwards else "neither memory nor recomputation"
     parts = now.parts(chosen)
     most = f"memory, most of it {max(parts, key=parts.get)}"
     if other := _WAYS.fitting(now):
-        return f"{most}: {_WAYS.change(now, other)} fits, with {_percent(other.cost)} of a step's FLOPs again"
+        return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs again"
     last = now._replace(attention="flash", sequence_parallel=True, microbatch=1, strategy=OPTIMAL)
     last = [now, *_WAYS.others(last, "tp")][-1]
     if last.fits:

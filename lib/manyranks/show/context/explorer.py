@@ -1,8 +1,8 @@
 """Chapter 07's explorer: what each rank computes and waits for in attention over a sequence that many ranks share."""
 
 import math
-from collections.abc import Iterator, Mapping
-from itertools import accumulate, pairwise
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -22,17 +22,13 @@ from manyranks.theory.context.times import Pass
 
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
-_PARTS = {
-    "computing": (style.BLUE, ""),
-    "waits for slower ranks": ("#78787855", ""),
-    "waits for messages": (style.ORANGE, "////"),
-}
-_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 .,:µsmGMTkBN"
+_PARTS = {"computing": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
+_PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _LIMITS = Limits(
     {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS, "seq": LENGTHS},
     {"slower": ["layout"], "messages": ["variant"]},
     room=["cp"],
-    said={"cp": "{} ranks"},
+    said={"cp": "c = {}"},
 )
 
 
@@ -57,25 +53,24 @@ class _Timeline:
 
     def update(self, one: Pass) -> None:
         n, count, whole = len(one.own), len(one.hops), one.seconds
-        ranks = sorted({round(rank) for rank in np.linspace(0, n - 1, min(n, SHOWN))})
-        own, hops, late, before = [one.own[rank] for rank in ranks], one.hops, one.late, one.before
+        ranks = np.linspace(0, n - 1, min(n, SHOWN)).round().astype(int)
+        own, hops, late, before = np.array(one.own)[ranks], one.hops, one.late, one.before
         if count > SHOWN:  # the sums
-            own, hops, late, before = [[sum(each)] for each in own], [sum(hops)], [one.messages], 0.0
-        starts = [*accumulate(map(sum, zip(hops, late, strict=True)), initial=before)]  # of hops, and where the last ends
-        boxes: dict[str, list] = {part: [] for part in _PARTS}
+            own, hops, late, before = own.sum(axis=1, keepdims=True), [np.sum(hops)], [one.messages], 0.0
+        # Messages before and after all hops are late in a hop without computing.
+        own, hops = np.pad(own, ((0, 0), (1, 1))), np.array([0, *hops, 0])
+        late = np.array([before, *late, one.messages - before - sum(late)])
+        starts = np.cumsum([0, *(hops + late)]) / whole
+        edges = starts[:-1] + np.stack(np.broadcast_arrays(0, own, hops, hops + late)) / whole
+        top, bottom = ((np.arange(len(ranks))[:, None] + at) / len(ranks) for at in (0.1, 0.9))
+        for path, left, right in zip(self._paths.values(), edges, edges[1:], strict=False):
+            path.set_path(joined(np.stack(np.broadcast_arrays(left, right, top, bottom), axis=-1)))
         self._says = []
-        for row, (rank, each) in enumerate(zip(ranks, own, strict=True)):
-            high = (row + 0.1) / len(ranks), (row + 0.9) / len(ranks)
-            for (start, end), mine, hop in zip(pairwise(starts), each, hops, strict=True):
-                for part, edges in zip(_PARTS, pairwise((start, start + mine, start + hop, end)), strict=True):
-                    boxes[part].append((*edges, *high))
-            boxes["waits for messages"] += [(0, before, *high), (starts[-1], whole, *high)]
-            seconds = sum(each), max(0.0, sum(hops) - sum(each)), one.messages
+        for rank, mine in zip(ranks, own, strict=True):
+            seconds = mine.sum(), (hops - mine).sum(), one.messages
             times = (f"{part} {units.duration(each)}" for part, each in zip(_PARTS, seconds, strict=True))
             self._says.append(f"rank {rank}, forward: {', '.join(times)}")
-        for part, path in self._paths.items():
-            path.set_path(joined(np.divide(boxes[part], (whole, whole, 1, 1))))
-        starts = [start / whole for start in starts] if 1 < count <= SHOWN else []
+        starts = starts[1:-1] if 1 < count <= SHOWN else ()
         self._ends.set_data([x for end in starts[1:] for x in (end, end, math.nan)], [0, 1, math.nan] * len(starts[1:]))
         above = {(a + b) / 2: f"{hop}" for hop, (a, b) in enumerate(pairwise(starts))}
         above |= {0.5: f"sums of {count} hops"} if count > SHOWN else {}
@@ -124,11 +119,9 @@ class Ranks:
         grid = self.figure.add_gridspec(2, 2, width_ratios=(1, 1.15), height_ratios=(1.15, 1))
         left, above, below = (self.figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
         self._timeline, self._lengths = _Timeline(left), _Lengths(above)
-        self._variants = Bars(below, _PARTS, "", VARIANTS, units.duration, outline=word)
-        below.get_legend().remove()
-        below.set_title("Forward + backward, and what a rank sends")
+        title = "Forward + backward, and what a rank sends"
+        self._variants = Bars(below, _PARTS, title, VARIANTS, units.duration, columns=0, outline=word)
         self.figure.legend(handles=[*self._timeline.moving[:3]], loc="outside upper left", ncols=3, handlelength=1.6)
-        word(_LETTERS, 8.5, 0)  # a letter's outline takes milliseconds, the first time
         self.moving: list[Artist] = [*self._timeline.moving, *self._lengths.moving, *self._variants.moving]
 
     def update(self, **values) -> Said:
@@ -164,16 +157,12 @@ def explorer(measure: Measure | None = None) -> Explorer:
     measure: what "Measure it" runs, manyranks.small's context
     """
     only = {"model": MODELS, "cluster": CLUSTERS, "seq": LENGTHS, "cp": RANKS}
+    presets = {"zigzag": {}, "two nodes": {"cp": 16}, "ring × Ulysses": {"variant": "ring-ulysses"}}
+    presets |= {"64 ranks": (many := {"cp": 64, "seq": 2**15}), "no grouped heads": {"model": "gpt3-175b", **many}}
     return Explorer(
         Ranks(),
-        presets={
-            "zigzag": (zigzag := {"layout": "zigzag"}),
-            "two nodes": {"cp": 16, **zigzag},
-            "ring × Ulysses": {"variant": "ring-ulysses", **zigzag},
-            "64 ranks": {"cp": 64, "seq": 2**15, **zigzag},
-            "no grouped heads": {"model": "gpt3-175b", "cp": 64, "seq": 2**15, **zigzag},
-        },
-        measure=measure,
+        {name: {"layout": "zigzag", **change} for name, change in presets.items()},
+        measure,
         **controls(only, model="llama3-8b", cluster="h100-dgx", seq=2**17, cp=8),
         causal=choice("mask", True, {"causal": True, "full": False}),
         layout=choice("layout", "contiguous", list(context.LAYOUTS)),
@@ -181,7 +170,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     )
 
 
-def _split(now: Setting) -> Mapping[str, float]:
+def _split(now: Setting) -> dict[str, float]:
     """Seconds forward and backward, by part."""
     return {name: now.times().both(part) for name, part in zip(_PARTS, ("computing", "slower", "messages"), strict=True)}
 
@@ -195,16 +184,14 @@ def _said(now: Setting) -> Said:
         "a rank sends": units.size(now.bytes()),
         "fits up to": f"s = {longest:,}" if longest else "no s",
     }
-    now.scenario.time  # noqa: B018 - raises for more GPUs than the cluster has
     where = f"{now.model}, s = {now.seq:,}, c = {now.cp}, {now.cluster}"
     return Said(where, numbers, _limit(now), now.fits, now.scenario)
 
 
 def _limit(now: Setting) -> str:
     if not now.fits:
-        way = _LIMITS.fitting(now)
         helps = "no c helps alone: recompute whole layers (chapter 04), or cut the model further (chapters 03, 05, 06)"
-        return f"memory; {f'c = {way.cp} fits' if way else helps}"
+        return _LIMITS.memory(now, helps)
     if now.cp == 1:
         return "one GPU's arithmetic: nothing is cut, nothing is sent"
     times, alone = now.times(), now._replace(cp=1, variant="ring").times().both("computing")
@@ -216,12 +203,11 @@ def _limit(now: Setting) -> str:
     if part == "small":
         ratio = now.cp * times.both("computing") / alone
         return f"small blocks: {now.cp} GPUs together compute {units.three(ratio)} times as long as one"
-    way = _LIMITS.faster(now, part)
-    helps = f"{_LIMITS.change(now, way)} takes {units.duration(way.seconds)}" if way else ""
+    takes = _LIMITS.takes(now, part, lambda cost: units.duration(cost / now.cp))
     if part == "slower":
-        return "ranks that wait for the slowest" + f"; {helps}" * bool(way)
+        return f"ranks that wait for the slowest{takes}"
     inside = now.cp * now.scenario.plan.tp <= now.scenario.cluster.node or now.scenario.cluster.torus
-    return f"messages {'inside a node' if inside else 'between nodes'}; {helps or _longer(now)}"
+    return f"messages {'inside a node' if inside else 'between nodes'}{takes or f'; {_longer(now)}'}"
 
 
 def _longer(now: Setting) -> str:

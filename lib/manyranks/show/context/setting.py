@@ -1,8 +1,9 @@
 """Chapter 07's settings: a layer's attention on every rank, forward and backward, and its bytes."""
 
 import functools
-from typing import NamedTuple
+from collections import namedtuple
 
+from manyranks.show import limits
 from manyranks.show.scenario import SHAPES, Scenario
 from manyranks.theory import Plan, clusters, context, traffic
 from manyranks.theory.context import room
@@ -20,23 +21,22 @@ LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
 TILE = 128  # of flash attention's kernels
 
 
-class Setting(NamedTuple):
-    """Holds what the controls say: one sequence of seq tokens on cp ranks, each `tp` ranks after the one before."""
+_longest = functools.lru_cache(maxsize=4096)(context.longest)
 
-    model: str
-    cluster: str
-    seq: int
-    cp: int
-    causal: bool
-    layout: str
-    variant: str
+
+class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"), limits.Setting):
+    """Holds what the controls say: one sequence of seq tokens on cp ranks, each `tp` ranks after the one before."""
 
     @property
     def scenario(self) -> Scenario:
-        """Returns the step around it, causal and zigzag, with a ring for ring-ulysses. Raises ValueError for unknown names."""
+        """Returns the step around it, causal and zigzag, with a ring for ring-ulysses. Raises ValueError for an unknown name,
+        where Ulysses cannot share the heads, and for more GPUs than the cluster has."""
+        self.bytes()
         shape, variant = SHAPES[self.model], "ring" if self.variant == "ring-ulysses" else self.variant
         plan = Plan(cp=self.cp, seq=self.seq, context=variant, **MODELS[self.model])
-        return Scenario(shape, plan, clusters[self.cluster])
+        here = Scenario(shape, plan, clusters[self.cluster])
+        here.time  # noqa: B018 - raises
+        return here
 
     @property
     def sizes(self) -> Sizes:
@@ -67,21 +67,11 @@ class Setting(NamedTuple):
         """Returns the bytes that a rank sends for a layer. Raises ValueError where Ulysses cannot share the heads."""
         if self.variant not in VARIANTS:
             raise ValueError(f"variant {self.variant!r}: {nearest(self.variant, VARIANTS)}")
-        if self.variant == "ring-ulysses":
-            return context.ring_ulysses(*self.sizes[:-1], self.ring.n, self.together).both.bytes
-        try:
-            return context.VARIANTS[self.variant](*self.sizes).both.bytes
+        try:  # an all-gather sends the bytes of a ring
+            return context.ring_ulysses(*self.sizes[:-1], self.cp // self.together, self.together).both.bytes
         except ValueError as error:
             others = ", ".join(name for name in VARIANTS if name != self.variant)
             raise ValueError(f"{self.model}: {error}, or take another variant: {others}") from error
-
-    @property
-    def possible(self) -> bool:
-        """Whether the variant can share the heads, and the cluster has so many GPUs."""
-        try:
-            return self.bytes() >= 0 and self.scenario.plan.gpus <= self.scenario.cluster.levels[-1].size
-        except ValueError:
-            return False
 
     @property
     def seconds(self) -> float:
@@ -99,14 +89,17 @@ class Setting(NamedTuple):
         here = self.scenario
         return here.peak.total + room.of_others(here.shape, here.plan) <= here.cluster.accelerator.memory
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 a setting is a few numbers
     def times(self) -> Times:
         """Raises ValueError as bytes does."""
         self.bytes()
-        return _times(self)
+        mask = self.layout, self.causal, TILE
+        return of_ranks(self.sizes, clusters[self.cluster], self.variant, self.together, *mask, stride=self.tp)
 
     def longest(self) -> int:
         """Returns the tokens of the longest sequence that fits."""
-        return _longest(self._replace(seq=LENGTHS[0], causal=True, layout=context.LAYOUTS[0]))
+        here = self._replace(seq=LENGTHS[0]).scenario
+        return _longest(here.shape, here.plan, here.cluster)
 
     def hop(self) -> tuple[float, float]:
         """Seconds forward of what is computed while a message travels, by the slowest rank, and of that message; of a variant
@@ -119,14 +112,3 @@ class Setting(NamedTuple):
         two = ring._replace(seq=2 * self.seq // ring.n, n=2)
         message = traffic.hop(cluster.route(ring.n, self.tp * self.together), 2 * traffic.HALF * ring.keys, DEFAULT)
         return context.hops(*two, cluster, self.layout, self.causal, TILE).compute[1], message
-
-
-@functools.lru_cache(maxsize=4096)
-def _longest(now: Setting) -> int:
-    return context.longest(now.scenario.shape, now.scenario.plan, now.scenario.cluster)
-
-
-@functools.lru_cache(maxsize=4096)
-def _times(now: Setting) -> Times:
-    mask, cluster = (now.layout, now.causal, TILE), clusters[now.cluster]
-    return of_ranks(now.sizes, cluster, now.variant, now.together, *mask, stride=now.tp)
