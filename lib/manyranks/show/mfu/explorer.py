@@ -1,16 +1,15 @@
 """Chapter 09's explorer: the model's operators under the chip's roof, and where the time of a step goes."""
 
 import functools
+from collections import namedtuple
 from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from manyranks.show import style, units
+from manyranks.show import limits, style, units
 from manyranks.show.explorer import Explorer, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.limits import MUCH, Limits
 from manyranks.show.mfu.waterfall import Falls
 from manyranks.show.said import Part, Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
@@ -27,32 +26,22 @@ _LIMITS = {"other": "memory: operators that only move it", "overhead": "overhead
 _LIMITS |= {"tensor": "tensor-parallel messages", "expert": "tokens on their way to experts"}
 _LIMITS |= {"data": "gradients and parameters", "optimizer": "the optimizer's memory traffic"}
 _SAID = {"flash": "flash attention", "microbatch": "micro-batch {}", "recompute": "recompute {}", "tp": "TP {}", "dp": "DP {}"}
-LIMITS = Limits(
-    choices={name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)},
-    remedies={"other": ("flash",), "attention core": ("flash",), "tensor": ("tp",), "expert": ("dp",)}
-    | dict.fromkeys(("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",)),
-    room=("flash", "recompute", "microbatch", "dp", "tp"),
-    said=_SAID,
-)
+_CHOICES = {name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)}
+_MORE_TOKENS = "overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"
+_REMEDIES = {"other": ("flash",), "attention core": ("flash",), "tensor": ("tp",), "expert": ("dp",)}
+_REMEDIES |= dict.fromkeys(_MORE_TOKENS, ("microbatch",))
+_WAYS = limits.Limits(_CHOICES, _REMEDIES, ("flash", "recompute", "microbatch", "dp", "tp"), _SAID)
 _X, _Y = (1.0, 2e5), (0.05, 300.0)  # intensities, and shares of the peak in percent
 _OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
 _OPERATORS |= {"head": ("^", style.PINK), "router": ("v", style.INK)}
 _USES = {"MFU": style.BLUE, "HFU": "#56B4E9"}
 
 
-class Setting(NamedTuple):
-    """Holds what the controls say: each of tp·dp GPUs takes `microbatch` sequences a step; states are sharded (ZeRO-3)."""
+_CONTROLS = "model cluster precision seq microbatch recompute flash tp dp convention"
 
-    model: str
-    cluster: str
-    precision: str
-    seq: int
-    microbatch: int
-    recompute: str
-    flash: bool
-    tp: int
-    dp: int
-    convention: str
+
+class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
+    """Holds what the controls say: each of tp·dp GPUs takes `microbatch` sequences a step; states are sharded (ZeRO-3)."""
 
     @property
     def scenario(self) -> Scenario:
@@ -67,20 +56,10 @@ class Setting(NamedTuple):
             raise ValueError(f"{self.model} has learned positions for {positions:,} tokens, not for {self.seq:,}: lower s")
         experts = min(self.dp, {"mixtral-8x7b": 8, "deepseek-v3": 64}.get(self.model, 1))  # ranks that share them
         more = {"recompute": self.recompute, "flash": self.flash, "precision": self.precision, "zero": 3}
-        return Scenario(
-            shape, Plan(dp=self.dp, tp=self.tp, ep=experts, seq=self.seq, microbatch=self.microbatch, **more), cluster
-        )
-
-    @property
-    def possible(self) -> bool:
-        try:
-            return self.scenario.time.seconds > 0
-        except ValueError:
-            return False
-
-    @property
-    def fits(self) -> bool:
-        return self.scenario.fits
+        plan = Plan(dp=self.dp, tp=self.tp, ep=experts, seq=self.seq, microbatch=self.microbatch, **more)
+        here = Scenario(shape, plan, cluster)
+        here.time  # noqa: B018 - raises
+        return here
 
     @property
     def cost(self) -> float:
@@ -160,9 +139,6 @@ class Utilisation:
         left, right = self.figure.subplots(1, 2, width_ratios=(1.1, 1))
         self._roofline, self._time = _Roofline(left), Falls(right, BUDGET, "Where the time of a step goes", _USES, outline=word)
         right.set_xlabel("MFU and HFU: what their FLOPs take at the peak", fontsize=9, loc="right")
-        word(
-            "abcdefghijklmnopqrstuvwxyzFLOPMGTHADRBEN»0123456789 .,µ%:/", 9, 0
-        )  # a letter's outline takes milliseconds, the first time
         self.moving = [*self._roofline.moving, *self._time.moving]
 
     def update(self, **values) -> Said:
@@ -206,10 +182,9 @@ def _limit(now: Setting) -> tuple[str, str]:
     longest = max((each for each in operators.values() if each.flops), key=lambda each: each.seconds - each.overhead)
     part, whole, ridge = max(BUDGET[1:], key=budget.get), sum(budget.values()), units.short(now.roof.ridge)
     starved = longest.bound == "memory" and budget["matmul"] >= budget[part]
-    part = "matmul" if starved or budget[part] < MUCH * whole else part
+    part = "matmul" if starved or budget[part] < limits.MUCH * whole else part
     if not now.fits:
-        other = LIMITS.fitting(now)
-        return part, f"memory; {LIMITS.change(now, other)} fits" if other else "memory; no single control helps: move two"
+        return part, _WAYS.memory(now, "no single control helps: move two")
     if part != "matmul":
         said = f"{_LIMITS[part]}, {budget[part] / whole:.0%} of the time"
     elif longest.bound == "memory":
@@ -217,6 +192,6 @@ def _limit(now: Setting) -> tuple[str, str]:
     else:
         rate = longest.flops_per_second / now.roof.peak
         said = f"computing: products take {budget[part] / whole:.0%} of the time, the {longest.name} at {rate:.0%} of the peak"
-    if other := LIMITS.faster(now, longest.name if part == "matmul" else part):
-        said += f"; {LIMITS.change(now, other)} gives {units.three(1 / other.cost)} tokens/s"
+    if other := _WAYS.faster(now, longest.name if part == "matmul" else part):
+        said += f"; {_WAYS.change(now, other)} gives {units.three(1 / other.cost)} tokens/s"
     return part, said + "; HFU is above 100% as flash attention skips scores that are counted here" * (now.uses["HFU"] > 1)

@@ -14,7 +14,7 @@ from manyranks.show.looks import LOOKS
 from manyranks.show.mfu.figures import count, rows
 from manyranks.theory import Cluster, ModelShape, Plan, roofline, step
 
-_BEFORE = "before"  # the part of a bar that is not drawn: where its row's time begins
+_BEFORE = "before"  # what a bar begins with, and what Bars doesn't draw, for it doesn't know it
 # A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
 _KNOWN = {"matmul": ("matmul", style.BLUE, ""), "other": ("other operators", "#9ecae1", "....")}
 _KNOWN |= {"communication": ("communication", style.ORANGE, "////"), "waiting": ("waiting", style.YELLOW, "||||")}
@@ -34,12 +34,10 @@ class Falls:
     """Rows of a step's parts, each beginning where the one above ends. A row's name says what its bar is: no hatches."""
 
     def __init__(self, axes: Axes, parts: Sequence[str], title: str, uses: Mapping[str, str] = {}, **labels):
-        looks = {_BEFORE: ("none", "")} | {use: (colour, "") for use, colour in uses.items()}
-        looks |= {name: (colour, "") for name, colour, _ in _looks(parts).values()}
-        (_, *self._rows), self._every = looks, dict.fromkeys(looks, 0.0)
-        self._bars = Bars(axes, looks, title, [""] * len(self._rows), units.duration, **labels)
-        self._bars.hide(_BEFORE)
-        axes.get_legend().remove()
+        colours = dict(uses) | {name: colour for name, colour, _ in _looks(parts).values()}
+        looks = {name: (colour, "") for name, colour in colours.items()}
+        self._rows = list(looks)
+        self._bars = Bars(axes, looks, title, [""] * len(looks), units.duration, columns=0, **labels)
         axes.set_title(title, pad=8)
         axes.set_ylim(len(self._rows) + 0.2, -0.6)  # with room for the limit's name
         axes.set_yticks(range(len(self._rows)), [row.removesuffix(" messages") for row in self._rows], fontsize=9)
@@ -52,7 +50,7 @@ class Falls:
         bars = zip(self._rows, begun, [*(share * whole for share in uses.values()), *spent], strict=True)
         texts = [f"{share:.1%}" for share in uses.values()]
         texts += [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in spent]
-        every = [self._every | {_BEFORE: start, name: x} for name, start, x in bars]
+        every = [{_BEFORE: start, name: x} for name, start, x in bars]
         self._bars.update(every, texts, row, longest, (whole, f"together {units.duration(whole)}"))
 
 
