@@ -8,9 +8,8 @@ import pytest
 from matplotlib.axes import Axes
 
 from manyranks.show import context, units
-from manyranks.show.context.explorer import CLUSTERS, SHOWN, Ranks
-from manyranks.show.context.masks import ORDERS, scores, shares
-from manyranks.show.context.setting import LENGTHS, MODELS, RANKS, TILE, VARIANTS, Setting
+from manyranks.show.context.explorer import CLUSTERS, LENGTHS, MODELS, RANKS, SHOWN, TILE, VARIANTS, Ranks, Setting
+from manyranks.show.context.figures import ORDERS, scores, shares
 from manyranks.show.scenario import percent
 from manyranks.theory import Plan, clusters, models, step
 from manyranks.theory import context as theory

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from manyranks.show import limits, style, units
 from manyranks.show.explorer import Explorer, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.mfu.waterfall import Falls
+from manyranks.show.mfu.figures import Falls
 from manyranks.show.said import Part, Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, clusters, flops, hardware, kernels, roofline

@@ -1,16 +1,32 @@
-"""Chapter 09's charts: MFU of published runs and under every convention, measured rates, and measured times in their order."""
+"""Chapter 09's figures: what was bought and what was used, rates and times, the roofline, and where a step's time goes."""
 
-from collections.abc import Mapping, Sequence
-from math import nan, sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, cycle
+from math import inf, nan, sqrt
 from statistics import fmean, median
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from manyranks.show import style, units
+from manyranks.show import scenario, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.lines import curves
+from manyranks.show.lines import curves, powers
 from manyranks.show.looks import LOOKS
-from manyranks.theory import flops
+from manyranks.theory import Cluster, ModelShape, Plan, flops, step
+from manyranks.theory.roofline import Roof, time_budget
+
+_BEFORE = "before"  # what a bar begins with, and what Bars doesn't draw, for it doesn't know it
+# A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
+_KNOWN = {"matmul": ("matmul", style.BLUE, ""), "other": ("other operators", "#9ecae1", "....")}
+_KNOWN |= {"communication": ("communication", style.ORANGE, "////"), "waiting": ("waiting", style.YELLOW, "||||")}
+_KNOWN |= {"python": ("Python", "#b0b0b0", "\\\\\\\\"), "overhead": ("starting kernels", "#b0b0b0", "\\\\\\\\")}
+_KNOWN |= {"tensor": ("tensor-parallel messages", style.ORANGE, "////")}
+_KNOWN |= {"context": ("context-parallel messages", "#fdd9b5", "oo"), "expert": ("tokens to experts", "#e7a6c8", "xxxx")}
+_KNOWN |= {"pipeline": ("messages between stages", "#fdd9b5", "++"), "bubble": ("bubble", style.FAINT, "||||")}
+_KNOWN |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
+_COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#56B4E9")
 
 
 def published(runs: Sequence[tuple[str, str, float]], title: str = "MFU of published runs") -> style.Figure:
@@ -123,3 +139,166 @@ def count(what: str, given: Sequence | Mapping, most: int, least: int = 1) -> No
     """Raises ValueError where a picture can't show so many."""
     if not least <= len(given) <= most:
         raise ValueError(f"{len(given)} {what}: a picture shows {least} to {most}")
+
+
+class Point(NamedTuple):
+    """An operator: FLOP/byte, and the FLOP/s that it was measured at; None: as fast as the roof lets it be."""
+
+    name: str
+    intensity: float
+    flops_per_second: float | None = None
+    group: str = ""
+
+
+@style.styled
+def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = (), title: str = "") -> style.Figure:
+    """Draws FLOP/s over arithmetic intensity: a roof for each name, and numbered points, listed at the right.
+
+    roofs: name ("H100, bfloat16") -> theory.roofline.Roof
+    points: one without FLOP/s is hollow, on the first roof; one with them is filled, and hangs by a dotted line from where that
+    roof would let it be. One of intensity 0 has no place on logarithmic axes: it is only listed
+    Raises ValueError for no or more than 4 roofs, more than 20 points or 6 groups, an intensity below 0, a rate not above 0.
+    """
+    groups = list(dict.fromkeys(point.group for point in points))
+    for what, given, least, most in (("roofs", roofs, 1, 4), ("points", points, 0, 20), ("groups of points", groups, 0, 6)):
+        count(what, given, most, least)
+    for name, x, rate, _ in points:
+        if not 0 <= x < inf or (x and rate is not None and not 0 < rate < inf):
+            raise ValueError(f"{name!r} at {x!r} FLOP/byte and {rate!r} FLOP/s: an intensity is 0 or more, a rate above 0")
+    roof = next(iter(roofs.values()))
+    places = [(each.intensity, each.flops_per_second or roof.flops_per_second(each.intensity)) for each in points]
+    fig, (axes,) = style.figure(width=9.2 if points else 6.4, height=4.0 + 0.2 * len(roofs))
+    _draw_roofs(axes, roofs, [place for place in places if place[0]])
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), handlelength=3)
+    axes.set_title(title, pad=10 + 15 * len(roofs))
+    listed = [axes.plot([], [], style.MARKERS[k], color=_COLOURS[k], label=group)[0] for k, group in enumerate(groups) if group]
+    for k, (point, (x, y)) in enumerate(zip(points, places, strict=True), 1):
+        marker, colour = ((style.MARKERS, _COLOURS)[each][groups.index(point.group)] for each in (0, 1))
+        measured, said = point.flops_per_second is not None, units.flop_rate(y) if x else "moves memory"
+        look = {"color": colour, "markerfacecolor": colour if measured else "white", "markersize": 7, "markeredgewidth": 1.6}
+        look |= {"label": f"{k if x else '–'}  {point.name}: {units.short(x)}; {said}", "linestyle": "none", "zorder": 3}
+        listed += axes.plot([x] * bool(x), [y] * bool(x), marker, **look)
+        axes.vlines([x] * (measured and x > 0), y, roof.flops_per_second(x), colors=colour, linestyles=":", linewidth=1.2)
+    if listed:
+        fig.legend(handles=listed, loc="outside right upper", title="FLOP/byte; FLOP/s", fontsize=8, labelspacing=0.3)
+    fig.draw_without_rendering()  # places the axes: which numbers would meet depends on it
+    _number(axes, {number: place for number, place in enumerate(places, 1) if place[0]})
+    return fig
+
+
+def _draw_roofs(axes: Axes, roofs: Mapping[str, Roof], places: Sequence[tuple[float, float]]) -> None:
+    """On axes with at least a decade on both sides of every ridge, all places, and room above for texts."""
+    ridges, peaks = [roof.ridge for roof in roofs.values()], [roof.peak for roof in roofs.values()]
+    left = min([min(ridges) / 20, *(x / 2.5 for x, _ in places)])
+    right = max([max(ridges) * 20, *(2 * x for x, _ in places)])
+    low = min([roof.flops_per_second(left) for roof in roofs.values()] + [y / 2 for _, y in places])
+    high = max(peaks) * (max(peaks) / low) ** 0.2
+    for (name, roof), line in zip(roofs.items(), ("-", "--", "-.", ":"), strict=False):
+        said = f"{name}: {units.flop_rate(roof.peak)}, {units.rate(roof.bandwidth)}, ridge at {units.short(roof.ridge)}"
+        rates = [roof.flops_per_second(each) for each in (left, roof.ridge, right)]
+        axes.plot([left, roof.ridge, right], rates, color=style.INK, linestyle=line, label=f"{said} FLOP/byte")
+    axes.vlines(ridges, low, peaks, colors="#666666", linestyles=":", linewidth=1.0)
+    axes.axvspan(left, min(ridges), color=style.FAINT, zorder=0, linewidth=0)
+    for x, text, side in ((min(ridges), "memory-bound  ", "right"), (max(ridges), "  compute-bound", "left")):
+        axes.text(x, 0.97 * high, text, fontsize=9, fontstyle="italic", ha=side, va="top")
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
+    axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate of an operator")
+    axes.set_xticks(at := powers((left, right)), [f"{x:,g}" for x in at])
+    axes.set_yticks(at := powers((low, high)), [units.flop_rate(y) for y in at])
+    axes.minorticks_off()
+    axes.grid(visible=False)
+
+
+def _number(axes: Axes, places: Mapping[int, tuple[float, float]]) -> None:
+    """A number above each point; where it would meet a point or another number, above that."""
+    taken = [tuple(72 / axes.figure.dpi * axes.transData.transform(place)) for place in places.values()]
+    for (number, place), (x, y) in zip(places.items(), list(taken), strict=True):
+        up = 10.0  # points; a number is 12 wide and 9 high
+        while any(abs(x - a) < 12 and abs(y + up - b) < 9 for a, b in taken):
+            up += 4.5
+        taken.append((x, y + up))
+        look = {"fontsize": 8.5, "ha": "center", "va": "center", "fontweight": "bold", "zorder": 4}
+        axes.annotate(str(number), place, (0, up), textcoords="offset points", **look)
+
+
+def _looks(parts: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+    others = cycle(LOOKS)
+    return {part: _KNOWN.get(part) or (part, *next(others)) for part in parts}
+
+
+class Falls:
+    """Rows of a step's parts, each beginning where the one above ends. A row's name says what its bar is: no hatches."""
+
+    def __init__(self, axes: Axes, parts: Sequence[str], title: str, uses: Mapping[str, str] = {}, **labels):
+        colours = dict(uses) | {name: colour for name, colour, _ in _looks(parts).values()}
+        looks = {name: (colour, "") for name, colour in colours.items()}
+        self._rows = list(looks)
+        self._bars = Bars(axes, looks, title, [""] * len(looks), units.duration, columns=0, **labels)
+        axes.set_title(title, pad=8)
+        axes.set_ylim(len(self._rows) + 0.2, -0.6)  # with room for the limit's name
+        axes.set_yticks(range(len(self._rows)), [row.removesuffix(" messages") for row in self._rows], fontsize=9)
+        self.moving, self.parts = self._bars.moving, self._bars.parts
+
+    def update(self, seconds: Mapping[str, float], longest: float, row: int, uses: Mapping[str, float] = {}) -> None:
+        """seconds: of each part; longest: of the axis; row: of the band; uses: shares of the step, in rows above the parts."""
+        spent, whole = list(seconds.values()), sum(seconds.values())
+        begun = [*[0.0] * len(uses), *accumulate(spent[:-1], initial=0.0)]
+        bars = zip(self._rows, begun, [*(share * whole for share in uses.values()), *spent], strict=True)
+        texts = [f"{share:.1%}" for share in uses.values()]
+        texts += [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in spent]
+        every = [{_BEFORE: start, name: x} for name, start, x in bars]
+        self._bars.update(every, texts, row, longest, (whole, f"together {units.duration(whole)}"))
+
+
+@style.styled
+def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str = "") -> style.Figure:
+    """Draws the parts of a step's time, one after another from 0 to their sum, with their seconds and shares.
+
+    budgets: rank -> measure.budget.Budget, or name -> {part: seconds}. Up to 4 have a waterfall each, side by side; up to 16 a
+    bar each. Where there are more than 5 parts, those without time are left out
+    Raises ValueError for none, more than 16, other parts than the first one's, more than 10 of them, and negative seconds.
+    """
+    names = [f"rank {key}" if isinstance(key, int) else str(key) for key in budgets]
+    spent = [dict(found) if isinstance(found, Mapping) else found._asdict() for found in budgets.values()]
+    count("budgets", spent, 16)
+    count("parts", spent[0], 10)
+    for name, parts in zip(names, spent, strict=True):
+        if [*parts] != [*spent[0]] or any(not 0 <= x < inf for x in parts.values()) or not sum(parts.values()):
+            raise ValueError(f"{name!r} has {parts}: give seconds of {', '.join(spent[0])}, 0 or more, not all of them 0")
+    shown = [part for part in spent[0] if len(spent[0]) <= 5 or any(parts[part] for parts in spent)]
+    spent, longest = [{part: parts[part] for part in shown} for parts in spent], max(sum(parts.values()) for parts in spent)
+    if len(names) > 4:
+        looks = {name: look for name, *look in _looks(shown).values()}
+        bars = {name: dict(zip(looks, parts.values(), strict=True)) for name, parts in zip(names, spent, strict=True)}
+        return rows(title, looks, bars, [units.duration(sum(parts.values())) for parts in spent], longest)
+    fig = style.Figure(figsize=(min(9.2, 3.4 + 3.0 * len(names)), 0.9 + 0.36 * len(shown)), layout="constrained")
+    for axes, name, parts in zip(fig.subplots(1, len(names), squeeze=False)[0], names, spent, strict=True):
+        Falls(axes, shown, name if len(names) > 1 else title or name, size=8).update(parts, longest, -9)
+        axes.label_outer()
+    fig.suptitle(title if len(names) > 1 else "", fontsize=11, fontweight="bold", x=0.01, ha="left")
+    return fig
+
+
+@style.styled
+def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, values: Sequence[int]) -> style.Figure:
+    """Draws MFU over one degree of a plan, and the shares of a step that are lost to all else; the batch stays what it is.
+
+    shape, plan, cluster: as theory.step.estimate takes them
+    degree: "dp", "tp", "pp", or another degree of the plan
+    values: what it is set to, one or more, from low to high
+    MFU counts the causal half of the scores; "slow products" is the time of products beyond that of these FLOPs at the peak.
+    Raises ValueError for no values, and for one that model, batch or cluster don't allow.
+    """
+    count("values", values, 16)
+    steps = []
+    for each in (replace(plan, **{degree: value}) for value in values):
+        time, budget = step.estimate(shape, each, cluster), time_budget(shape, each, cluster)
+        used = time.utilisation("causal") * time.seconds
+        spent = {"MFU": used, "slow products": budget.pop("matmul") - used}
+        spent |= {"other operators": budget.pop("other") + budget.pop("overhead")}
+        spent |= {name: budget[part] for part, (name, *_) in _looks(budget).items()}
+        steps.append({name: 100 * seconds / time.seconds for name, seconds in spent.items()})
+    shown = {name: [each[name] for each in steps] for name in steps[0] if max(each[name] for each in steps) > 1}  # percent
+    fig = curves(values, shown, scenario.SHARED[degree][0], "share of a step (%)", title=shape.name, xticks=values, ylog=False)
+    fig.axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))  # inside it would lie on curves
+    return fig
