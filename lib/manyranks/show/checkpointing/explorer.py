@@ -32,6 +32,7 @@ _HELD |= {"attention scores": (style.PINK, "\\\\\\\\"), "other kept activations"
 _ROOM = {"sequence_parallel": [True], "attention": ["flash"], "strategy": [OPTIMAL], "tp": ONLY["tp"], "microbatch": [1]}
 _SAID = {"sequence_parallel": "sequence parallelism", "attention": "flash attention", "strategy": "the optimal plan"}
 _WAYS = limits.Limits(_ROOM, {}, list(_ROOM), _SAID | {"tp": "t = {}", "microbatch": "a micro-batch of {}"})
+_CONTROLS = "model seq microbatch tp sequence_parallel attention strategy count budget"
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,6 @@ class Step(Scenario):
             "none, full = (step.estimate(shape, each, cluster).seconds for each in ends)\n"
             f"print(time.seconds + {self.again:g} * (full - none), memory.peak(shape, plan).total - {-self.more})\n"
         )
-
-
-_CONTROLS = "model seq microbatch tp sequence_parallel attention strategy count budget"
 
 
 class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
@@ -101,6 +99,11 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
     def cost(self) -> float:
         """FLOPs that the strategy computes again, in % of a step's."""
         return float(self.extra(self.point.forwards))
+
+    @property
+    def best(self) -> float:
+        """The same of the optimal plan for this room."""
+        return self._replace(strategy=OPTIMAL).cost
 
     def points(self) -> dict[str, Point]:
         """Every strategy's; no more segments than layers. The optimal plan: the smallest, where none is within the budget."""
@@ -152,19 +155,19 @@ class Tradeoff:
         layers where segments are chosen."""
         now = Setting(**values)
         layer, found, n = now.layer, now.points(), SHAPES[now.model].layers
-        chosen, share = found[now.strategy], 100 / found[KEEP_ALL].bytes(layer)
         if now.strategy == SEGMENTS and now.count > n:
             raise ValueError(f"C = {now.count} segments of the {n} layers of {now.model}: choose C up to {n}")
-        for line, points in (self._front, front(n, layer)), *zip(self._dots, ([p] for p in found.values()), strict=True):
+        each = front(n, layer), [found[now.strategy]], *([point] for point in found.values())
+        row, sizes = list(found).index(now.strategy), [point.bytes(layer) for point in found.values()]
+        share = 100 / sizes[0]
+        for line, points in zip((self._front, self._ring, *self._dots), each, strict=True):
             line.set_data([share * p.bytes(layer) for p in points], now.extra([p.forwards for p in points]))
-        row, sizes = list(STRATEGIES).index(now.strategy), [point.bytes(layer) for point in found.values()]
-        self._ring.set_data([share * chosen.bytes(layer)], [now.extra(chosen.forwards)])
         self._room.set_data([share * now.budget] * 2, [-5.5, 60])
         texts = [f"{units.size(p.bytes(layer))}|+{units.short(now.extra(p.forwards))}%" for p in found.values()]
         longest = max(min(now.budget, 4 * max(sizes)), min(max(sizes), max(4 * now.budget, sizes[row])))
         room = now.budget, f"room: {units.size(now.budget)}"
-        self._bars.update(list(map(now.parts, found.values())), texts, row, longest, room)
-        return _said(now, chosen, now.extra(found[OPTIMAL].forwards))
+        self._bars.update([now.parts(point) for point in found.values()], texts, row, longest, room)
+        return _said(now)
 
     def parts(self) -> Iterator[Part]:
         """Yields what each marker and each bar says."""
@@ -195,25 +198,21 @@ def explorer() -> Explorer:
     )
 
 
-def _said(now: Setting, chosen: Point, best: float) -> Said:
-    """best: FLOPs that the optimal plan computes again, in %."""
+def _said(now: Setting) -> Said:
     where = f"{now.model}, " + (f"C = {now.count} segments" if now.strategy == SEGMENTS else now.strategy)
-    numbers = {
-        "activations": f"{units.size(chosen.bytes(now.layer))} of {units.size(now.budget)}",
-        "checkpoints + layers kept": f"{chosen.stored:.3g} + {chosen.kept}",
-        "FLOPs again": f"{units.short(now.cost)}% of a step",
-        "optimal plan": f"{units.short(best)}% of a step",
-    }
-    return Said(where, numbers, _limit(now, chosen, best), now.fits, now.scenario)
+    numbers = {"activations": f"{units.size(now.point.bytes(now.layer))} of {units.size(now.budget)}"}
+    numbers |= {"checkpoints + layers kept": f"{now.point.stored:.3g} + {now.point.kept}"}
+    numbers |= {"FLOPs again": f"{units.short(now.cost)}% of a step", "optimal plan": f"{units.short(now.best)}% of a step"}
+    return Said(where, numbers, _limit(now), now.fits, now.scenario)
 
 
-def _limit(now: Setting, chosen: Point, best: float) -> str:
+def _limit(now: Setting) -> str:
     """Says what limits, and the first of the ways out."""
     if now.fits:
-        if best < 0.99 * now.cost:
-            return f"computing; the optimal plan for this room needs {units.short(best)}%"
-        return "memory: no plan for this room needs less" if chosen.forwards else "neither memory nor recomputation"
-    parts = now.parts(chosen)
+        if now.best < 0.99 * now.cost:
+            return f"computing; the optimal plan for this room needs {units.short(now.best)}%"
+        return "memory: no plan for this room needs less" if now.point.forwards else "neither memory nor recomputation"
+    parts = now.parts(now.point)
     most = f"memory, most of it {max(parts, key=parts.get)}"
     if other := _WAYS.fitting(now):
         return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs again"

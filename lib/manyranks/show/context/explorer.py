@@ -33,6 +33,7 @@ LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
 TILE = 128  # of flash attention's kernels
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
+_NOT = "not so many ranks"
 _PARTS = {"computing": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS}
@@ -163,11 +164,9 @@ class _Timeline:
         top, bottom = ((np.arange(len(ranks))[:, None] + at) / len(ranks) for at in (0.1, 0.9))
         for path, left, right in zip(self._paths.values(), edges, edges[1:], strict=False):
             path.set_path(joined(np.stack(np.broadcast_arrays(left, right, top, bottom), axis=-1)))
-        self._says = []
-        for rank, mine in zip(ranks, own, strict=True):
-            seconds = mine.sum(), (hops - mine).sum(), one.messages
-            times = (f"{part} {units.duration(each)}" for part, each in zip(_PARTS, seconds, strict=True))
-            self._says.append(f"rank {rank}, forward: {', '.join(times)}")
+        spent = zip(own.sum(axis=1), (hops - own).sum(axis=1), [one.messages] * len(ranks), strict=True)
+        said = (", ".join(map("{} {}".format, _PARTS, map(units.duration, seconds))) for seconds in spent)
+        self._says = [f"rank {rank}, forward: {each}" for rank, each in zip(ranks, said, strict=True)]
         starts = starts[1:-1] if 1 < count <= SHOWN else ()
         self._ends.set_data([x for end in starts[1:] for x in (end, end, math.nan)], [0, 1, math.nan] * len(starts[1:]))
         above = {(a + b) / 2: f"{hop}" for hop, (a, b) in enumerate(pairwise(starts))}
@@ -230,9 +229,7 @@ class Ranks:
         self._lengths.update(now)
         each = [now._replace(variant=name) for name in VARIANTS]
         bars = [_split(one) if one.possible else {} for one in each]
-        texts = [
-            f"{units.duration(one.seconds)}, {units.size(one.bytes())}" if one.possible else "not so many ranks" for one in each
-        ]
+        texts = [f"{units.duration(one.seconds)}, {units.size(one.bytes())}" if one.possible else _NOT for one in each]
         self._variants.update(bars, texts, VARIANTS.index(now.variant), max(sum(bar.values()) for bar in bars))
         return said
 
@@ -276,12 +273,8 @@ def _split(now: Setting) -> dict[str, float]:
 def _said(now: Setting) -> Said:
     times, longest = now.times(), now.longest()
     slower, messages = (percent(times.both(part) / now.seconds) for part in ("slower", "messages"))
-    numbers = {
-        "attention takes": units.duration(now.seconds),
-        "of it waits": f"{slower} ranks, {messages} messages",
-        "a rank sends": units.size(now.bytes()),
-        "fits up to": f"s = {longest:,}" if longest else "no s",
-    }
+    numbers = {"attention takes": units.duration(now.seconds), "of it waits": f"{slower} ranks, {messages} messages"}
+    numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "no s"}
     where = f"{now.model}, s = {now.seq:,}, c = {now.cp}, {now.cluster}"
     return Said(where, numbers, _limit(now), now.fits, now.scenario)
 

@@ -1,7 +1,7 @@
 """Chapter 07's figures: who has which tokens and computes which scores, how keys and values travel, each rank's work."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, groupby, product
+from itertools import accumulate, product
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -39,10 +39,7 @@ def balance(work: Mapping[str, Sequence[float]]) -> style.Figure:
 
 @style.styled
 def layouts(n: int = 4) -> style.Figure:
-    """Draws the tokens of a sequence of 4n, each with its rank, in every layout, and how many scores a rank computes.
-
-    n: ranks, 2 to 8; otherwise raises ValueError
-    """
+    """Draws a sequence's 4n tokens, each with its rank, in every layout, and how many scores a rank computes. n: ranks, 2 to 8."""
     ranks(n)
     seq, left, high = 4 * n, 1.15, 0.62 + 3 * 0.62
     side = min(0.36, 6.4 / seq)
@@ -57,7 +54,7 @@ def layouts(n: int = 4) -> style.Figure:
         axes.text(left - 0.12, y + 0.17, layout, fontsize=10, fontweight="bold", ha="right", va="center")
         for place, rank in enumerate(owned):
             box(axes, (left + place * side, y), side, 0.34, rank, str(rank), 8.5)
-        ends = (0, *(k for k in range(1, seq) if owned[k] != owned[k - 1]), seq)  # where the next token is another rank's
+        ends = 0, *_ends(owned), seq
         axes.vlines([left + k * side for k in ends], y, y + 0.34, color=style.INK, linewidth=2)
         work = context.totals(context.work(seq, n, layout))
         axes.text(end + 0.2, y + 0.17, ", ".join(map(str, work)), va="center", fontsize=9 if n <= 4 else 7)
@@ -77,10 +74,8 @@ def ring(n: int = 4) -> style.Figure:
 def all_to_all(heads: int = 8, n: int = 4, kv_heads: int | None = None) -> style.Figure:
     """Draws Ulysses: before, a rank has all heads of its tokens; after the all-to-all, some heads of all tokens.
 
-    heads: query heads, at most 16
-    n: ranks, 2 to 8
-    kv_heads: if they're fewer than ranks, each goes to all ranks whose queries read it
-    Raises ValueError for other numbers, and those that don't divide each other as they must.
+    heads: query heads, at most 16; n: ranks, 2 to 8; kv_heads: if they're fewer than ranks, each goes to all ranks whose
+    queries read it. Raises ValueError for other numbers, and those that don't divide each other as they must.
     """
     ranks(n)
     kv_heads = kv_heads or heads
@@ -158,23 +153,15 @@ def scores(
 
 @style.styled
 def mask(
-    *layouts: str,
-    n: int = 4,
-    seq: int = 16,
-    tile: int | None = None,
-    documents: Sequence[int] = (),
-    order: str = "sequence",
+    *layouts: str, n: int = 4, seq: int = 16, tile: int | None = None, documents: Sequence[int] = (), order: str = "sequence"
 ) -> style.Figure:
     """Draws scores of queries (rows) with keys (columns), each in its rank's colour; a panel for each layout.
 
-    layouts: theory.context.LAYOUTS, unless some are given
-    n: ranks, 2 to 8
-    seq: tokens
-    tile: a rank's tokens are cut, chunk by chunk, into tiles of at most so many; where any of a pair of tiles is visible, all
-        of it is computed, and what is computed for nothing is hatched
-    documents: their lengths; a token sees its own only, up to the dashed lines
-    order: "sequence", or "ranks": by rank, so that a block of rows and columns is what a rank does in one hop
-    Raises ValueError for unknown names, another n, a seq without equal shards, and lengths that don't add up.
+    layouts: theory.context.LAYOUTS, unless some are given; n: ranks, 2 to 8; seq: tokens; tile: a rank's tokens are cut, chunk
+    by chunk, into tiles of at most so many; where any of a pair of tiles is visible, all of it is computed, and what is
+    computed for nothing is hatched; documents: their lengths; a token sees its own only, up to the dashed lines; order:
+    "sequence", or "ranks": by rank, so that a block of rows and columns is what a rank does in one hop. Raises ValueError for
+    unknown names, another n, a seq without equal shards, and lengths that don't add up.
     """
     ranks(n)
     layouts = layouts or context.LAYOUTS
@@ -184,12 +171,10 @@ def mask(
     for axes, layout, (owned, visible, computed) in zip(panels, layouts, found, strict=True):
         nothing, work = computed & ~visible, [int(computed[owned == rank].sum()) for rank in range(n)]
         _fill(axes, np.where(visible, owned[:, None], np.nan), edgecolors="#bbbbbb", linewidth=0.4)
-        hatched = np.ma.masked_array(nothing, ~nothing)
-        axes.pcolor(
-            hatched, cmap=ListedColormap(["white"]), hatch="xxxxxx", edgecolors="#777777", linewidth=0, gid="for nothing"
-        )
+        look = {"cmap": ListedColormap(["white"]), "hatch": "xxxxxx", "edgecolors": "#777777", "linewidth": 0}
+        axes.pcolor(np.ma.masked_array(nothing, ~nothing), gid="for nothing", **look)
         by_ranks = order == "ranks"
-        for end in [k for k in range(1, seq) if owned[k] != owned[k - 1]] if by_ranks else accumulate(documents[:-1]):
+        for end in _ends(owned) if by_ranks else accumulate(documents[:-1]):
             for line in (axes.axhline, axes.axvline):
                 line(end, color=style.INK, linestyle="-" if by_ranks else "--", linewidth=1.0)
         axes.xaxis.tick_top()
@@ -207,6 +192,11 @@ def mask(
     return fig
 
 
+def _ends(owned: Sequence[int]) -> np.ndarray:
+    """The places of tokens that are another rank's than the one before."""
+    return np.flatnonzero(np.diff(owned)) + 1
+
+
 def _fill(axes: Axes, cells: np.ndarray, **look) -> None:
     """Draws a square of cells in the colours of these ranks, NaN for none, the first row on top."""
     axes.pcolormesh(cells, cmap=_COLOURS, vmin=-0.5, vmax=len(LOOKS) - 0.5, gid="cells", **look)
@@ -216,22 +206,21 @@ def _fill(axes: Axes, cells: np.ndarray, **look) -> None:
     axes.spines[:].set_visible(True)
 
 
-def _numbers(owned: np.ndarray, side: float) -> tuple[list[float], list[str]]:
+def _numbers(owned: np.ndarray, side: float) -> tuple[Sequence[float], list[str]]:
     """Where to write which ranks, beside cells of so many inches; if they're too narrow, only how it begins."""
-    groups = [(str(rank), len(list(group))) for rank, group in groupby(owned)]
-    names, sizes = zip(*groups, strict=True)
-    if min(sizes) * side < _LEGIBLE:
+    ends = np.array([0, *_ends(owned), len(owned)])
+    names = [str(rank) for rank in owned[ends[:-1]]]
+    if np.diff(ends).min() * side < _LEGIBLE:
         return [0], [", ".join((*names[: max(owned) + 2], "…"))]
-    return [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)], list(names)
+    return (ends[:-1] + ends[1:]) / 2, names
 
 
 @style.styled
 def hops(layout: str, n: int = 4) -> style.Figure:
     """Draws what each rank computes in each hop of the ring: its scores, their share of the block, and whose keys they are.
 
-    A thick frame is a rank for which the others wait. The sequence counts as so long that a single diagonal doesn't matter.
-    n: ranks, 2 to 8
-    Raises ValueError for an unknown layout, and another n.
+    A thick frame is a rank for which the others wait. The sequence counts as so long that a single diagonal doesn't matter. n:
+    ranks, 2 to 8. Raises ValueError for an unknown layout, and another n.
     """
     ranks(n)
     (owned, visible, _), share = scores(layout, n, 8 * n, order="ranks"), shares(layout, n)

@@ -35,8 +35,6 @@ _X, _Y = (1.0, 2e5), (0.05, 300.0)  # intensities, and shares of the peak in per
 _OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
 _OPERATORS |= {"head": ("^", style.PINK), "router": ("v", style.INK)}
 _USES = {"MFU": style.BLUE, "HFU": "#56B4E9"}
-
-
 _CONTROLS = "model cluster precision seq microbatch recompute flash tp dp convention"
 
 

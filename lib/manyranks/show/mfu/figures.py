@@ -32,26 +32,22 @@ _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#5
 def published(runs: Sequence[tuple[str, str, float]], title: str = "MFU of published runs") -> style.Figure:
     """Draws of each run the share of the peak that was used, and the rest of what was bought.
 
-    runs: (name, chips, MFU as a share), from above
-    Raises ValueError for none, more than 16, and a share that is not 0 to 1.
+    runs: (name, chips, MFU as a share), from above. Raises ValueError for none, more than 16, and a share that is not 0 to 1.
     """
     count("runs", runs, 16)
     if wrong := {name: share for name, _, share in runs if not 0 <= share <= 1}:
         raise ValueError(f"the shares are {wrong}: give numbers from 0 to 1, not in percent")
-    names = [f"{name}, {chips}" if chips else name for name, chips, _ in runs]
     looks = {"model FLOPs (MFU)": (style.BLUE, ""), "all else": (style.FAINT, "")}
-    bars = [dict(zip(looks, (share, 1 - share), strict=True)) for *_, share in runs]
-    return rows(title, looks, dict(zip(names, bars, strict=True)), [f"{share:.1%}" for *_, share in runs], 1.0)
+    bars = {", ".join(filter(None, run)): dict(zip(looks, (share, 1 - share), strict=True)) for *run, share in runs}
+    return rows(title, looks, bars, [f"{share:.1%}" for *_, share in runs], 1.0)
 
 
 def conventions(shares: Mapping[str, float]) -> style.Figure:
     """Draws MFU of one run under each convention, with what that counts.
 
-    shares: one of theory.flops.CONVENTIONS -> MFU as a share, from above
-    Raises ValueError for none, and for another convention.
+    shares: one of theory.flops.CONVENTIONS -> MFU as a share, from above. Raises ValueError for none, and another one.
     """
-    counted = {name: f"{name}\n{_counts(flops.CONVENTIONS[name])}" for name in shares}
-    bars = {counted[name]: {"MFU": share} for name, share in shares.items()}
+    bars = {f"{name}\n{_counts(flops.CONVENTIONS[name])}": {"MFU": share} for name, share in shares.items()}
     said = [f"{share:.1%}" for share in shares.values()]
     return rows("One run's MFU under every convention", {"MFU": (style.BLUE, "")}, bars, said, max(shares.values()) or 1.0)
 
@@ -66,9 +62,8 @@ def _counts(rule: flops.Convention) -> str:
 def bought(parts: Mapping[str, float], gpus: int = 16384) -> style.Figure:
     """Draws what all GPUs of a run do, as if each part of the time were so many GPUs that do nothing else: 8 a cell.
 
-    parts: name -> share of the whole, at most 6; together 1
-    gpus: how many there are, from 256 to 32,768
-    Raises ValueError for other parts, and for too few or too many GPUs.
+    parts: name -> share of the whole, at most 6; together 1. gpus: how many there are, from 256 to 32,768. Raises ValueError
+    for other parts, and for too few or too many GPUs.
     """
     count("parts", parts, 6)
     if abs(sum(parts.values()) - 1) > 1e-6 or not 32 <= (cells := gpus // 8) <= 4096:
@@ -91,8 +86,7 @@ def bought(parts: Mapping[str, float], gpus: int = 16384) -> style.Figure:
 def rates(found: Mapping[str, Mapping[float, float]], title: str = "") -> style.Figure:
     """Draws FLOP/s of matrix products over their size, a line for each name, on logarithmic axes.
 
-    found: name ("bfloat16") -> size -> FLOP/s
-    Raises ValueError for none, more than 6 lines, and a line without points.
+    found: name ("bfloat16") -> size -> FLOP/s. Raises ValueError for none, more than 6 lines, and a line without points.
     """
     count("lines", found, 6)
     sizes = sorted({size for points in found.values() for size in points})
@@ -106,8 +100,7 @@ def rates(found: Mapping[str, Mapping[float, float]], title: str = "") -> style.
 def timings(samples: Mapping[str, Sequence[float]]) -> style.Figure:
     """Draws times of repeated calls in their order, with the first one ringed, and lines for their median and mean.
 
-    samples: name -> seconds
-    Raises ValueError for none, more than 4 names, and no times.
+    samples: name -> seconds. Raises ValueError for none, more than 4 names, and no times.
     """
     count("names", samples, 4)
     calls = range(1, max(map(len, samples.values())) + 1)
@@ -154,9 +147,9 @@ class Point(NamedTuple):
 def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = (), title: str = "") -> style.Figure:
     """Draws FLOP/s over arithmetic intensity: a roof for each name, and numbered points, listed at the right.
 
-    roofs: name ("H100, bfloat16") -> theory.roofline.Roof
-    points: one without FLOP/s is hollow, on the first roof; one with them is filled, and hangs by a dotted line from where that
-    roof would let it be. One of intensity 0 has no place on logarithmic axes: it is only listed
+    roofs: name ("H100, bfloat16") -> theory.roofline.Roof; points: one without FLOP/s is hollow, on the first roof; one with
+    them is filled, and hangs by a dotted line from where that roof would let it be. One of intensity 0 has no place on
+    logarithmic axes: it is only listed.
     Raises ValueError for no or more than 4 roofs, more than 20 points or 6 groups, an intensity below 0, a rate not above 0.
     """
     groups = list(dict.fromkeys(point.group for point in points))
@@ -230,8 +223,7 @@ class Falls:
     """Rows of a step's parts, each beginning where the one above ends. A row's name says what its bar is: no hatches."""
 
     def __init__(self, axes: Axes, parts: Sequence[str], title: str, uses: Mapping[str, str] = {}, **labels):
-        colours = dict(uses) | {name: colour for name, colour, _ in _looks(parts).values()}
-        looks = {name: (colour, "") for name, colour in colours.items()}
+        looks = {name: (colour, "") for name, colour, *_ in (*uses.items(), *_looks(parts).values())}
         self._rows = list(looks)
         self._bars = Bars(axes, looks, title, [""] * len(looks), units.duration, columns=0, **labels)
         axes.set_title(title, pad=8)
@@ -241,13 +233,13 @@ class Falls:
 
     def update(self, seconds: Mapping[str, float], longest: float, row: int, uses: Mapping[str, float] = {}) -> None:
         """seconds: of each part; longest: of the axis; row: of the band; uses: shares of the step, in rows above the parts."""
-        spent, whole = list(seconds.values()), sum(seconds.values())
-        begun = [*[0.0] * len(uses), *accumulate(spent[:-1], initial=0.0)]
-        bars = zip(self._rows, begun, [*(share * whole for share in uses.values()), *spent], strict=True)
+        *begun, whole = accumulate(seconds.values(), initial=0.0)
+        bars = [{use: share * whole} for use, share in uses.items()]
+        spent = zip(self._rows[len(uses) :], begun, seconds.values(), strict=True)
+        bars += [{_BEFORE: start, name: x} for name, start, x in spent]
         texts = [f"{share:.1%}" for share in uses.values()]
-        texts += [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in spent]
-        every = [{_BEFORE: start, name: x} for name, start, x in bars]
-        self._bars.update(every, texts, row, longest, (whole, f"together {units.duration(whole)}"))
+        texts += [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in seconds.values()]
+        self._bars.update(bars, texts, row, longest, (whole, f"together {units.duration(whole)}"))
 
 
 @style.styled
@@ -283,11 +275,10 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
 def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, values: Sequence[int]) -> style.Figure:
     """Draws MFU over one degree of a plan, and the shares of a step that are lost to all else; the batch stays what it is.
 
-    shape, plan, cluster: as theory.step.estimate takes them
-    degree: "dp", "tp", "pp", or another degree of the plan
-    values: what it is set to, one or more, from low to high
-    MFU counts the causal half of the scores; "slow products" is the time of products beyond that of these FLOPs at the peak.
-    Raises ValueError for no values, and for one that model, batch or cluster don't allow.
+    shape, plan, cluster: as theory.step.estimate takes them; degree: "dp", "tp", "pp", or another degree of the plan; values:
+    what it is set to, one or more, from low to high. MFU counts the causal half of the scores; "slow products" is the time of
+    products beyond that of these FLOPs at the peak. Raises ValueError for no values, and for one that model, batch or cluster
+    don't allow.
     """
     count("values", values, 16)
     steps = []
