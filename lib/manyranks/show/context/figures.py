@@ -39,7 +39,10 @@ def balance(work: Mapping[str, Sequence[float]]) -> style.Figure:
 
 @style.styled
 def layouts(n: int = 4) -> style.Figure:
-    """Draws a sequence's 4n tokens, each with its rank, in every layout, and how many scores a rank computes. n: ranks, 2 to 8."""
+    """Draws the tokens of a sequence of 4n, each with its rank, in every layout, and how many scores a rank computes.
+
+    n: ranks, 2 to 8; otherwise raises ValueError
+    """
     ranks(n)
     seq, left, high = 4 * n, 1.15, 0.62 + 3 * 0.62
     side = min(0.36, 6.4 / seq)
