@@ -6,7 +6,7 @@ pixels of the axes, so that edges are sharp without antialiasing.
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +18,12 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
-from manyranks.parallel.pipeline.actions import FORWARD, KINDS, Schedule, singles
+from manyranks.parallel.pipeline import program as programs
+from manyranks.parallel.pipeline.actions import KINDS, Pair, Schedule, singles
 from manyranks.parallel.pipeline.program import Times, program
-from manyranks.parallel.pipeline.program import in_flight as checked
-from manyranks.parallel.pipeline.verify import held, peaks, verify
+from manyranks.parallel.pipeline.verify import peaks, verify
 from manyranks.show import gantt, style, units
+from manyranks.show.bars import NOTHING, joined
 from manyranks.show.labels import Labels, width, word
 from manyranks.show.said import Part
 from manyranks.theory import pipeline as theory
@@ -74,7 +75,7 @@ def compare(
     for name, each in runs.items():
         ideal, whole = (units.three(100 * each.bubble / of) for of in (each.work, each.work + each.bubble))
         said = f"bubble {ideal}% of ideal, {whole}% of the whole; makespan {each.makespan / second:.4g} {unit}"
-        titles.append(f"{name}: {said}".rstrip())
+        titles.append(f"{name}: {said}")
     charts.show(list(zip(titles, runs.values(), strict=True)), second)
     return charts.figure
 
@@ -111,12 +112,15 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
 class Run(NamedTuple):
     """Holds what a chart shows of a schedule and its timeline, and what is said of it.
 
-    boxes: columns of all actions: kind, level (which of its rank's stages), rank, top and bottom (shares of the rank's band),
-    microbatch, started, finished. messages: rank and time where each starts, rank and time where it ends. held: rank, since
-    when, until when, how many micro-batches, each counted on all stages of the rank; peaks: the most. work: the busiest rank's.
+    boxes: of each action its kind, level (which of its rank's stages), rank, top and bottom (shares of the rank's band), and
+    microbatch; started, finished: of these. messages: rank and time where each starts, rank and time where it ends. held: rank,
+    since when, until when, how many micro-batches, each counted on all stages of the rank; peaks: the most. work: the busiest
+    rank's.
     """
 
-    boxes: SimpleNamespace
+    boxes: np.recarray
+    started: np.ndarray
+    finished: np.ndarray
     messages: np.ndarray
     held: np.ndarray
     peaks: list[float]
@@ -128,42 +132,34 @@ class Run(NamedTuple):
 def run(schedule: Schedule, timeline: Timeline) -> Run:
     """Returns what is shown of a timeline of the schedule's program, or a measured one.
 
-    Raises ValueError where it has another number of actions."""
-    columns, counts, stages = _table(schedule)
-    spans = np.array([(*span[3:], span.rank) for span in timeline.spans if span.kind == COMPUTE]).reshape(-1, 3)
-    started, finished, rank = spans[np.lexsort(spans.T[[1, 0, 2]])].T
-    if rank.tolist() != columns["rank"].tolist():
-        [checked(schedule, timeline, each) for each in range(len(schedule.ranks))]  # says where
-    # An activation comes when its F starts and goes when its B or W ends, as program.in_flight has it; in the end all are gone.
-    changed = np.flatnonzero(np.diff(counts, prepend=0))
-    when, count = np.where(columns["kind"] == FORWARD, started, finished)[changed], counts[changed] / stages
-    steps = np.column_stack([rank[changed][:-1], when[:-1], when[1:], count[:-1]])[count[:-1] > 0]
-    peaks = [float(steps[steps[:, 0] == each, 3].max(initial=0)) for each in range(len(schedule.ranks))]
-    first = np.unique(rank, return_index=True)[1]
-    work = np.add.reduceat(finished - started, first).max()
-    bubble = max(0.0, round((np.maximum.reduceat(finished, first) - started[first]).max() - work, 12))  # as program.bubble
+    Raises ValueError where it has another number of actions.
+    """
+    boxes, ranks, stages = _boxes(schedule), range(len(schedule.ranks)), max(map(schedule.placement.count, schedule.placement))
+    steps = [programs.in_flight(schedule, timeline, rank) for rank in ranks]
+    held = [(r, since, until, n / stages) for r in ranks for (since, n), (until, _) in pairwise(steps[r]) if n]
+    most = [max(n for _, n in each) / stages for each in steps]
+    started, finished = np.array([span[3:] for rank in ranks for span in timeline.of(rank, COMPUTE)]).T
     # The sender's span says all of a message that was replayed: "send → 1" ends when rank 1 has it.
     sent = [(s.rank, s.started, int(s.name[7:]), s.finished) for s in timeline.spans if s.name.startswith("send → ")]
-    boxes = SimpleNamespace(**columns, started=started[columns["first"]], finished=finished[columns["last"]])
-    return Run(boxes, np.array(sent, float).reshape(-1, 4), steps, peaks, work, bubble, timeline.makespan)
+    both = np.reshape(np.array(sent, float), (-1, 4)), np.array(held)
+    bubble = max(0.0, round(programs.bubble(timeline), 12))
+    times = started[boxes.first], finished[boxes.last]
+    return Run(boxes, *times, *both, most, max(map(timeline.busy, ranks)), bubble, timeline.makespan)
 
 
 @functools.lru_cache(maxsize=64)
-def _table(schedule: Schedule) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
-    """Columns of boxes, and first and last, the spans that have a box's times, which the halves of a Pair share; how many
-    activations a rank holds after each action, and how many of them make a micro-batch on all its stages.
-    """
-    ranks, placement = range(len(schedule.ranks)), schedule.placement
-    kind, stage, microbatch = map(np.array, zip(*(each for rank in ranks for each in schedule.actions(rank)), strict=True))
-    sizes = [len(singles(item)) for items in schedule.ranks for item in items]
-    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    last, half = first + np.repeat(sizes, sizes) - 1, np.arange(len(kind)) - first  # half: 1 for the second of a Pair
-    whole = np.array([(gantt.KINDS[each].top, gantt.KINDS[each].bottom) for each in kind])
-    top, bottom = np.where(last > first, (0.52 * half, 0.48 + 0.52 * half), whole.T)
-    rank, level = (np.array(each)[stage] for each in (placement, [placement[:s].count(r) for s, r in enumerate(placement)]))
-    columns = {"kind": kind, "level": level, "rank": rank, "top": top, "bottom": bottom, "microbatch": microbatch}
-    counts = [count for rank in ranks for count in held(schedule, rank)]
-    return columns | {"first": first, "last": last}, np.array(counts), max(map(placement.count, ranks))
+def _boxes(schedule: Schedule) -> np.recarray:
+    """What Run has of each action, and first and last, the spans that have its box's times: the halves of a Pair share them."""
+    rows: list[tuple] = []
+    for rank, items in enumerate(schedule.ranks):
+        own = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
+        for item in items:
+            first, last = len(rows), len(rows) + len(singles(item)) - 1
+            for half, (kind, stage, i) in enumerate(singles(item)):
+                look = gantt.KINDS[kind]
+                share = (0.52 * half, 0.48 + 0.52 * half) if type(item) is Pair else (look.top, look.bottom)
+                rows.append((kind, own.index(stage), rank, *share, i, first, last))
+    return np.rec.fromrecords(rows, names="kind, level, rank, top, bottom, microbatch, first, last")
 
 
 class Charts:
@@ -184,7 +180,7 @@ class Charts:
         for last, label in zip(axes[-1], (xlabel, "time"), strict=True):
             last.text(0.5, -0.36 / tall, label, transform=last.transAxes, ha="center", va="center")
         self.moving = [artist for each in self.figure.axes for artist in (*each.patches, *each.collections)]
-        handles: list[Artist] = [gantt.KINDS[kind].key for kind in kinds]
+        handles: list[Artist] = [Patch(**gantt.KINDS[kind].look) for kind in kinds]
         later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         handles += [Patch(**later, label="lighter, with a bar: the rank's later stages")] * split
         handles += [Line2D([], [], color=style.INK, linewidth=0.6, label="message")] * links
@@ -192,7 +188,7 @@ class Charts:
 
     def show(self, titled: Sequence[tuple[str, Run]], second: float = 1.0) -> None:
         """Shows each run under its title. second: what the time axis counts, in seconds."""
-        end = max(each.boxes.finished.max() for _, each in titled)
+        end = max(each.finished.max() for _, each in titled)
         most = max(max(each.peaks) for _, each in titled)
         times = [each.tick_values(0, end / second) * second for each in _LOCATORS]
         times = [each[each <= end * (1 + 1e-9)] for each in times]
@@ -237,19 +233,19 @@ class Chart:
             ticks.set_path(_lines(x, 0 * x, x, 0 * x + self._tall))
         boxes, ranks, scale = shown.boxes, range(len(shown.peaks)), self._wide / end
         row = self._tall / max(len(ranks), self._least)
-        room = (boxes.finished - boxes.started) * scale
-        left = np.round(boxes.started * scale)
-        right = np.maximum(np.round(boxes.finished * scale), left + 1) - (room >= _PARTED)  # a gap
+        room = (shown.finished - shown.started) * scale
+        left = np.round(shown.started * scale)
+        right = np.maximum(np.round(shown.finished * scale), left + 1) - (room >= _PARTED)  # a gap
         top, bottom = (np.round((boxes.rank + (1 - _BAND) / 2 + share * _BAND) * row) for share in (boxes.top, boxes.bottom))
         level = np.minimum(boxes.level, len(LIGHTER) - 1)
         corners = np.column_stack([left, right, top, bottom])
         for look, patch in self._boxes.items():
             own = corners[(boxes.kind == look[0]) & (level == look[1])]
-            patch.set_path(gantt.rectangles(own))
+            patch.set_path(joined(own))
             patch.set_visible(len(own) > 0)
         deep = level * (room >= _BARRED)
         bars = [corners[deep >= k][:, [0, 1, 3, 3]] - (0, 0, 3 * k - 1, 3 * k - 3) for k in range(1, len(LIGHTER))]
-        self._bars.set_path(gantt.rectangles(np.concatenate(bars)))  # as many in a box as its rank has stages before it
+        self._bars.set_path(joined(np.concatenate(bars)))  # as many in a box as its rank has stages before it
         self._link(shown.messages if len(shown.messages) <= _MOST_MESSAGES else shown.messages[:0], scale, row)
         self._write(boxes, corners, room - 1)
         self._ranks.update([(-8, (rank + 0.5) * row) for rank in ranks], [f"rank {rank}" for rank in ranks])
@@ -266,10 +262,10 @@ class Chart:
             texts = [f"rank {rank} holds {peak:.3g} micro-batches at most" for rank, peak in enumerate(shown.peaks)]
         else:
             names = [gantt.KINDS[kind].label[2:] for kind in b.kind]
-            texts = map(says, b.rank, names, b.microbatch, b.started, b.finished)
+            texts = map(says, b.rank, names, b.microbatch, shown.started, shown.finished)
         return (Part(self._bands, *each, text) for each, text in zip(corners, texts, strict=True))
 
-    def _write(self, boxes: SimpleNamespace, corners: np.ndarray, room: np.ndarray) -> None:
+    def _write(self, boxes: np.recarray, corners: np.ndarray, room: np.ndarray) -> None:
         """Names the boxes that have room, in pixels: F3, or 3."""
         named = []
         high = (corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * self._dots) & (room >= width("1", _SIZE) * self._dots)
@@ -290,13 +286,13 @@ class Chart:
         rank, since, until, count = shown.held.T
         floors = np.round((np.arange(len(shown.peaks)) + 0.5 + _BAND / 2) * row)
         x, floor = np.round(np.stack([since, until]) / end * self._held), floors[rank.astype(int)]
-        self._areas.set_path(gantt.rectangles(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
+        self._areas.set_path(joined(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
         self._floors.set_path(_lines(0 * floors, floors, 0 * floors + self._held, floors))
         self._peaks.update([(self._held + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
 
 
 def _patch(axes: Axes, name: str, **look) -> PathPatch:
-    return axes.add_patch(PathPatch(gantt.NOTHING, **{"linewidth": 0, "antialiased": False, "gid": name} | look))
+    return axes.add_patch(PathPatch(NOTHING, **{"linewidth": 0, "antialiased": False, "gid": name} | look))
 
 
 def _colour(kind: str, level: int) -> tuple[float, ...]:
