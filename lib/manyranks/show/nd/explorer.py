@@ -26,7 +26,6 @@ MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3
 MODELS += ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3")
 # Trained so: arXiv 2412.19437, section 3.3; 2407.21783, section 3.3.2 (126 layers and two more places on a pipeline's stages).
 EIGHT_BITS, EMBEDDING_SLOTS = "deepseek-v3", "llama3-405b"
-CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h800", "b200-dgx", "gb200-nvl72", "tpu-v5p", "tpu-v6e")
 ALL = "all"  # data-parallel ranks
 CHOICES = {name: list(SHARED[name][1]) for name in ("tp", "cp", "pp", "ep", "microbatch", "zero", "recompute")}
 CHOICES |= {"dp_shard": [ALL, *(2**k for k in range(1, 12))], "virtual": [1, 2, 3, 4, 5, 6, 8]}
@@ -65,13 +64,13 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
     @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers; a redraw asks dozens of them
     def scenario(self) -> Scenario:
         """Raises ValueError, in words of the controls or of Plan, for what can't be."""
-        (dp, left), others = divmod(self.gpus, self.tp * self.cp * self.pp), self.tp * self.cp * self.pp
         shape, given = _task(self.model, self.cluster, self.gpus, self.seq)
+        dp, left = divmod(self.gpus, others := self.tp * self.cp * self.pp)
         if left or not dp:
             product = f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,} ranks"
             raise ValueError(f"{product} on {self.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
-        given |= self._asdict() | {"dp": dp, "dp_shard": None if self.dp_shard == ALL else self.dp_shard}
-        plan = Plan(**{name: value for name, value in given.items() if name not in ("model", "cluster", "gpus")})
+        given |= dict(zip(self._fields[3:], self[3:], strict=True)) | {"dp": dp}
+        plan = Plan(**given | {"dp_shard": None if self.dp_shard == ALL else self.dp_shard})
         plan.check(shape)
         m, p, least = plan.microbatches, self.pp, pipeline.fewest(self.schedule, self.pp)
         if p > 1 and (m < least or (self.virtual > 1 and m % p)):
@@ -92,8 +91,7 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         each = (memory.states_of(held, here.plan) for held in set(memory.rank_parameters(here.shape, here.plan)))
         # The rank with the most of these may have fewer activations.
         states = next(one for one in each if one.total == here.peak.states)
-        sizes = states.parameters, states.gradients, states.optimizer, here.peak.activations, here.peak.buffers
-        return dict(zip(_HELD, sizes, strict=True))
+        return dict(zip(_HELD, (*states[:3], here.peak.activations, here.peak.buffers), strict=True))
 
     @property
     def reaches(self) -> dict[str, tuple[int, int]]:
@@ -306,9 +304,9 @@ def explorer(measure: Measure | None = None) -> PlanBoard:
 
     measure: what "Measure it" runs, manyranks.small's nd
     """
-    only = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)]}
-    others = controls(only, model="llama3-70b", cluster="h100-dgx", gpus=1024, batch=1024, seq=8192, microbatch=1)
-    others |= controls(tp=8, cp=1, pp=4, ep=1, zero=1)
+    only = {"model": MODELS, "seq": [2**k for k in range(7, 18)]}
+    task = {"model": "llama3-70b", "cluster": "h100-dgx", "gpus": 1024, "batch": 1024, "seq": 8192}
+    others = controls(only, **task, microbatch=1, tp=8, cp=1, pp=4, ep=1, zero=1)
     others |= {"dp_shard": value_slider("HSDP dp_shard", ALL, CHOICES["dp_shard"])}
     others |= {"schedule": choice("schedule", "1f1b", CHOICES["schedule"])}
     others |= {"virtual": value_slider("virtual stages v", 1, CHOICES["virtual"])} | controls(recompute="selective")
