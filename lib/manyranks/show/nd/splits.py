@@ -59,7 +59,9 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
     looks = {f"{split[0].upper()}: {split}": LOOKS[look] for split, look in _LOOKS.items()}
     keys = [Patch(facecolor=colour, hatch=hatch, label=label, **HATCH) for label, (colour, hatch) in looks.items()]
     said = "under layers: a micro-batch + once a step, memory of a rank"
-    fig.legend(handles=keys, loc="outside lower left", ncols=4, title=said, title_fontsize=8.5, alignment="left")
+    fig.legend(
+        handles=keys, loc="outside lower left", ncols=4, title=said, title_fontsize=8.5, alignment="left", columnspacing=1.2
+    )
     return fig
 
 

@@ -73,10 +73,9 @@ class Two(Charts):
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name."""
         now = Setting(**values)
-        both = [(now.first, now.run(now.first)), (now.second, now.run(now.second))]
+        both, numbers = [(name, now.run(name)) for name in (now.first, now.second)], {}
         self.show([(title(name, shown, now), shown) for name, shown in both])
         where = f"{theory.WRITTEN[now.first]} above {theory.WRITTEN[now.second]}, p = {now.pp}, m = {now.m}"
-        numbers = {}
         for place, (_, shown) in zip(("above", "below"), both, strict=True):
             numbers[f"bubble {place}"] = f"{units.three(100 * shown.bubble / shown.work)}% of ideal"
             numbers[f"held {place}"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
