@@ -1,6 +1,7 @@
 """Chapter 10's explorer, the plan board: where each axis lies, a GPU's memory, a step's time, and the planner's plans."""
 
 import functools
+import string
 from collections import namedtuple
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,9 +53,8 @@ _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimize
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _NONE = "no single control helps: move two of them, or take more GPUs"
 _EQUAL = 1.005  # of the best plan's time
-_LETTERS = "abcdefghijklmnopqrstuvwxyzACDEFGIHLMNOPRSTUVWXYZB0123456789 .,µ%:-–×»!="
-_WIDE, _HIGH, _BELOW = 9.2, 3.2, 6.45  # inches: of the figure, and the width of the panel below
-_PLACES = (0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (_WIDE - 0.1 - _BELOW, 0.02, _BELOW, 1.25)
+# Of the panels, on the figure.
+_PLACES = (0.0652, 0.6, 0.4239, 0.3125), (0.6033, 0.6, 0.3859, 0.3125), (0.288, 0.00625, 0.7011, 0.3906)
 
 
 class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
@@ -142,9 +142,8 @@ class Board:
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(_WIDE, _HIGH), layout="none")
-        places = ((x / _WIDE, y / _HIGH, wide / _WIDE, high / _HIGH) for x, y, wide, high in _PLACES)
-        left, right, below = (self.figure.add_axes(place) for place in places)
+        self.figure = style.Figure(figsize=(9.2, 3.2), layout="none")
+        left, right, below = map(self.figure.add_axes, _PLACES)
         look = {"size": 8, "outline": word}
         self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", **look)
         self._memory = Bars(right, {_BEFORE: ("none", "")} | _HELD, "", [*_HELD, "together"], **look)
@@ -155,17 +154,17 @@ class Board:
         self._memory.hide(_BEFORE)
         right.set_xlim(0, 0.74)  # its texts are short
         titles = "Axes on links", "Memory of the fullest GPU", "Time of a step, of this plan and others"
-        for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -2.5 / _BELOW), strict=True):
+        for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -0.388), strict=True):
             axes.set_title(title, pad=pad, x=x, fontsize=10.5)
             axes.tick_params(axis="y", labelsize=9)
             axes.spines["bottom"].set_visible(False)
             axes.get_legend().remove()
-        for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / _BELOW, 1))):
+        for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-0.403, 1))):
             anchor = {"loc": place, "bbox_to_anchor": at, "borderaxespad": 0.1, "handles": axes.get_legend_handles_labels()[0]}
             axes.legend(**anchor, ncols=8, columnspacing=0.9, handlelength=1.3, fontsize=8)
         left.set_xlabel("ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
         below.spines[:].set_visible(False)
-        word(_LETTERS, 8, 0)  # a letter's outline takes milliseconds, the first time
+        word(string.ascii_letters + string.digits + " .,µ%:-–×»!=", 8, 0)  # an outline takes milliseconds, at first
         self.moving: list[Artist] = [*(artist for panel in self._panels for artist in panel.moving), self._names.artist]
 
     def update(self, best: str, **values) -> Said:
@@ -228,13 +227,13 @@ class Board:
 
 def _near(now: Setting) -> list[Setting]:
     """Settings that fit and differ in one control that may help: the fastest of each control, then others."""
-    ways, cost = [], attrgetter("cost")
+    places, cost = [], attrgetter("cost")
     for name in _REMEDIES[now.limit] if now.fits else _ROOM:
-        ways.append(sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost))
-        if not now.fits and sum(map(len, ways)) >= len(TAKEN):  # of _ROOM the first: to try all would take long
+        places += enumerate(sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost))
+        if not now.fits and len(places) >= len(TAKEN):  # of _ROOM the first: to try all would take long
             break
-    places = sorted(((k, each.cost, each) for way in ways for k, each in enumerate(way)), key=lambda place: place[:2])
-    return sorted((each for *_, each in places[: len(TAKEN)]), key=cost)
+    places.sort(key=lambda place: (place[0], place[1].cost))
+    return sorted((each for _, each in places[: len(TAKEN)]), key=cost)
 
 
 def _said(now: Setting, found: Sequence[Found]) -> Said:
