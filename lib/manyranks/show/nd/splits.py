@@ -1,16 +1,15 @@
 """Chapter 10's picture of operator splits: for each operator of a layer, how each axis of the mesh cuts it, and the cost."""
 
 import textwrap
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
 
 from matplotlib.patches import Patch
 
 from manyranks.show import style, units
 from manyranks.show.looks import HATCH, LOOKS, box
 from manyranks.theory.nd.cuts import Solution
-from manyranks.theory.nd.operators import Choice
 
 _MOST, _BLOCK = 4, 7  # solutions side by side, operators of a layer
 _WIDE, _ROW, _COLUMN = 9.2, 0.21, 0.45  # inches: of a figure at most, a row, a column
@@ -18,13 +17,8 @@ _LOOKS = {"tokens": 0, "columns": 1, "rows": 2, "whole": 5}  # of looks.LOOKS; t
 _SMALL = {"fontsize": 8.5, "va": "center"}
 
 
-class Run(NamedTuple):
+class Run(namedtuple("Run", "layers stages mesh operators")):
     """Layers that are split alike on equal meshes; operators: name and choice of each, in order."""
-
-    layers: tuple[int, ...]
-    stages: tuple[int, ...]
-    mesh: tuple[int, ...]
-    operators: tuple[tuple[str, Choice], ...]
 
 
 @style.styled

@@ -5,9 +5,9 @@ pixels of the axes, so that edges are sharp without antialiasing.
 """
 
 import functools
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -108,22 +108,13 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
     return fig
 
 
-class Run(NamedTuple):
+class Run(namedtuple("Run", "boxes corners messages held peaks work bubble makespan")):
     """Holds what a chart shows of a schedule and its timeline, and what is said of it. A rank's row is 1 high.
 
     boxes: of each action kind, level (which of its rank's stages), rank and microbatch; corners: when it starts and ends, and
     where in the rows. messages: time and row where each starts, time and row where it ends. held: rank, since when, until when,
     how many micro-batches, each counted on all stages of the rank; peaks: the most. work: the busiest rank's.
     """
-
-    boxes: np.recarray
-    corners: np.ndarray
-    messages: np.ndarray
-    held: np.ndarray
-    peaks: list[float]
-    work: float
-    bubble: float
-    makespan: float
 
 
 def run(schedule: Schedule, timeline: Timeline) -> Run:
