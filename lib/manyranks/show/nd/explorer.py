@@ -10,6 +10,7 @@ from math import log2
 from operator import attrgetter
 
 import ipywidgets as widgets
+import numpy as np
 from matplotlib.artist import Artist
 
 from manyranks.show import limits, page, style, units
@@ -53,8 +54,7 @@ _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimize
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _NONE = "no single control helps: move two of them, or take more GPUs"
 _EQUAL = 1.005  # of the best plan's time
-# Of the panels, on the figure.
-_PLACES = (0.0652, 0.6, 0.4239, 0.3125), (0.6033, 0.6, 0.3859, 0.3125), (0.288, 0.00625, 0.7011, 0.3906)
+_SIZE, _PLACES = (9.2, 3.2), ((0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (2.65, 0.02, 6.45, 1.25))  # inches
 
 
 class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
@@ -142,8 +142,8 @@ class Board:
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 3.2), layout="none")
-        left, right, below = map(self.figure.add_axes, _PLACES)
+        self.figure = style.Figure(figsize=_SIZE, layout="none")
+        left, right, below = map(self.figure.add_axes, np.divide(_PLACES, 2 * _SIZE))
         look = {"size": 8, "outline": word}
         self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", **look)
         self._memory = Bars(right, {_BEFORE: ("none", "")} | _HELD, "", [*_HELD, "together"], **look)
@@ -154,12 +154,12 @@ class Board:
         self._memory.hide(_BEFORE)
         right.set_xlim(0, 0.74)  # its texts are short
         titles = "Axes on links", "Memory of the fullest GPU", "Time of a step, of this plan and others"
-        for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -0.388), strict=True):
+        for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -2.5 / 6.45), strict=True):
             axes.set_title(title, pad=pad, x=x, fontsize=10.5)
             axes.tick_params(axis="y", labelsize=9)
             axes.spines["bottom"].set_visible(False)
             axes.get_legend().remove()
-        for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-0.403, 1))):
+        for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / 6.45, 1))):
             anchor = {"loc": place, "bbox_to_anchor": at, "borderaxespad": 0.1, "handles": axes.get_legend_handles_labels()[0]}
             axes.legend(**anchor, ncols=8, columnspacing=0.9, handlelength=1.3, fontsize=8)
         left.set_xlabel("ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
