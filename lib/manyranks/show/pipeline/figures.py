@@ -7,7 +7,7 @@ pixels of the axes, so that edges are sharp without antialiasing.
 import functools
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -18,9 +18,10 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
-from manyranks.parallel.pipeline import program as programs
-from manyranks.parallel.pipeline.actions import KINDS, Pair, Schedule, singles
+from manyranks.parallel.pipeline.actions import FORWARD, KINDS, Pair, Schedule, singles
 from manyranks.parallel.pipeline.program import Times, program
+from manyranks.parallel.pipeline.program import in_flight as in_flight_of
+from manyranks.parallel.pipeline.verify import held as counted
 from manyranks.parallel.pipeline.verify import peaks, verify
 from manyranks.show import gantt, style, units
 from manyranks.show.bars import NOTHING, joined
@@ -123,18 +124,24 @@ def run(schedule: Schedule, timeline: Timeline) -> Run:
     Raises ValueError where it has another number of actions.
     """
     boxes, ranks, stages = _boxes(schedule), range(len(schedule.ranks)), max(map(schedule.placement.count, schedule.placement))
-    steps = [programs.in_flight(schedule, timeline, rank) for rank in ranks]
-    held = [(r, since, until, n / stages) for r in ranks for (since, n), (until, _) in pairwise(steps[r]) if n]
-    most = [max(n for _, n in each) / stages for each in steps]
-    started, finished = np.array([span[3:] for rank in ranks for span in timeline.of(rank, COMPUTE)]).T
+    spans = [(*span[3:], rank) for rank in ranks for span in timeline.of(rank, COMPUTE)]
+    if [rank for *_, rank in spans] != boxes.rank.tolist():
+        [in_flight_of(schedule, timeline, rank) for rank in ranks]  # says where
+    started, finished, _ = np.array(spans).T
+    # An activation comes when its F starts and goes when its B or W ends, as program.in_flight has it; in the end all are gone.
+    changed = np.flatnonzero(np.diff(boxes.counts, prepend=0))
+    when, n = np.where(boxes.kind == FORWARD, started, finished)[changed], boxes.counts[changed] / stages
+    held = np.column_stack([boxes.rank[changed][:-1], when[:-1], when[1:], n[:-1]])[n[:-1] > 0]
+    first, work = np.unique(boxes.rank, return_index=True)[1], np.bincount(boxes.rank, finished - started).max()
+    bubble = max(0.0, round((np.maximum.reduceat(finished, first) - started[first]).max() - work, 12))  # as program.bubble
     corners = np.column_stack([started[boxes.first], finished[boxes.last], boxes.top, boxes.bottom])
     # The sender's span says all of a message that was replayed: "send → 1" ends when rank 1 has it.
     sent = [(s.started, s.rank, s.finished, int(s.name[7:])) for s in timeline.spans if s.name.startswith("send → ")]
     messages = np.reshape(np.array(sent, float), (-1, 4))
     edge = _BAND / 2 * np.sign(messages[:, 3] - messages[:, 1])  # of a band, which a line begins and ends at
     messages[:, 1::2] += np.column_stack([0.5 + edge, 0.5 - edge])
-    bubble = max(0.0, round(programs.bubble(timeline), 12))
-    return Run(boxes, corners, messages, np.array(held), most, max(map(timeline.busy, ranks)), bubble, timeline.makespan)
+    most = (np.maximum.reduceat(boxes.counts, first) / stages).tolist()
+    return Run(boxes, corners, messages, held, most, work, bubble, timeline.makespan)
 
 
 @functools.lru_cache(maxsize=64)
@@ -143,13 +150,16 @@ def _boxes(schedule: Schedule) -> np.recarray:
     rows: list[tuple] = []
     for rank, items in enumerate(schedule.ranks):
         own, top = [stage for stage, owner in enumerate(schedule.placement) if owner == rank], rank + (1 - _BAND) / 2
+        counts = counted(schedule, rank)
         for item in items:
             first, last = len(rows), len(rows) + len(singles(item)) - 1
             for half, (kind, stage, i) in enumerate(singles(item)):
                 look = gantt.KINDS[kind]
                 share = (0.52 * half, 0.48 + 0.52 * half) if type(item) is Pair else (look.top, look.bottom)
-                rows.append((kind, own.index(stage), rank, i, *(top + _BAND * each for each in share), first, last))
-    return np.rec.fromrecords(rows, names="kind, level, rank, microbatch, top, bottom, first, last")
+                rows.append(
+                    (kind, own.index(stage), rank, i, *(top + _BAND * each for each in share), first, last, next(counts))
+                )
+    return np.rec.fromrecords(rows, names="kind, level, rank, microbatch, top, bottom, first, last, counts")
 
 
 class Charts:
@@ -230,7 +240,8 @@ class Chart:
         corners[:, 1] = np.maximum(corners[:, 1], corners[:, 0] + 1) - (room >= _PARTED)  # a gap
         level = np.minimum(boxes.level, len(LIGHTER) - 1)
         for (kind, k), patch in self._boxes.items():
-            patch.set_path(joined(corners[(boxes.kind == kind) & (level == k)]))
+            patch.set_path(path := joined(corners[(boxes.kind == kind) & (level == k)]))
+            patch.set_visible(path is not NOTHING)
         deep = level * (room >= _BARRED)
         bars = [corners[deep >= k][:, [0, 1, 3, 3]] - (0, 0, 3 * k - 1, 3 * k - 3) for k in range(1, len(LIGHTER))]
         self._bars.set_path(joined(np.concatenate(bars)))  # as many in a box as its rank has stages before it
