@@ -140,7 +140,7 @@ def run(schedule: Schedule, timeline: Timeline) -> Run:
     messages = np.reshape(np.array(sent, float), (-1, 4))
     edge = _BAND / 2 * np.sign(messages[:, 3] - messages[:, 1])  # of a band, which a line begins and ends at
     messages[:, 1::2] += np.column_stack([0.5 + edge, 0.5 - edge])
-    most = (np.maximum.reduceat(boxes.counts, first) / stages).tolist()
+    most = [float(held[held[:, 0] == rank, 3].max(initial=0)) for rank in ranks]
     return Run(boxes, corners, messages, held, most, work, bubble, timeline.makespan)
 
 
@@ -156,9 +156,7 @@ def _boxes(schedule: Schedule) -> np.recarray:
             for half, (kind, stage, i) in enumerate(singles(item)):
                 look = gantt.KINDS[kind]
                 share = (0.52 * half, 0.48 + 0.52 * half) if type(item) is Pair else (look.top, look.bottom)
-                rows.append(
-                    (kind, own.index(stage), rank, i, *(top + _BAND * each for each in share), first, last, next(counts))
-                )
+                rows.append((kind, own.index(stage), rank, i, *(top + _BAND * k for k in share), first, last, next(counts)))
     return np.rec.fromrecords(rows, names="kind, level, rank, microbatch, top, bottom, first, last, counts")
 
 
