@@ -151,6 +151,8 @@ def test_what_is_held_is_drawn_as_it_was_in_flight(schedule, times):
         own = areas[(areas[:, 3] > rank * row) & (areas[:, 3] <= (rank + 1) * row)]
         steps = itertools.pairwise(in_flight(schedule, timeline, rank))
         left, right, count = np.array([(since, until, held) for (since, held), (until, _) in steps if held]).T
+        seen = np.round(left / end * wide) < np.round(right / end * wide)  # what is over in the same pixel isn't drawn
+        left, right, count = left[seen], right[seen], count[seen]
         assert own[:, :2] == pytest.approx(np.column_stack([left, right]) / end * wide, abs=0.51)
         assert own[:, 3] - own[:, 2] == pytest.approx(count / most * highest, abs=1.01)
 

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, PathPatch
-from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from manyranks.show import style
+from manyranks.show.bars import NOTHING, joined
 from manyranks.show.labels import Labels, width, word
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Timeline
 
@@ -26,9 +26,9 @@ class Kind(NamedTuple):
     bottom: float = 1.0
 
     @property
-    def key(self) -> Patch:
-        """For a legend."""
-        return Patch(facecolor=self.colour, hatch=self.hatch, edgecolor="white", linewidth=0, label=self.label)
+    def look(self) -> dict:
+        """Of a Patch, which with its label is a legend's key."""
+        return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": "white", "linewidth": 0, "label": self.label}
 
 
 KINDS = {
@@ -39,14 +39,13 @@ KINDS = {
     "W": Kind("W weight gradient", style.PINK, top=0.35),
     COMMUNICATION: Kind("communication", style.ORANGE, "////"),
 }
-NOTHING = Path(np.empty((0, 2)))
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _ENDS = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10)  # of the axis, times a power of ten
 _BAND, _MIDDLE = 0.42, 0.02  # from a rank's row to the edge of its band; half the space between its parts
 _MOST_LANES = 6  # further transfers at the same time share the last lane
 _MOST_LABELS = 8  # of rows
 _MOST_NAMES, _NAME_POINTS = 400, 7.0
-_COLUMNS = [("kind", "U13"), ("row", int), ("started", float), ("finished", float), ("name", object)]
+_COLUMNS = [("row", int), ("kind", "U13"), ("name", object), ("started", float), ("finished", float)]
 
 
 @style.styled
@@ -70,9 +69,7 @@ class Gantt:
 
     def __init__(self, axes: Axes, title: str = ""):
         self.axes, self._frame = axes, ()
-        self._patches = {key: axes.add_patch(PathPatch(NOTHING, gid=key)) for key in KINDS}
-        for patch, kind in zip(self._patches.values(), KINDS.values(), strict=True):
-            patch.set(facecolor=kind.colour, hatch=kind.hatch, edgecolor="white", linewidth=0)
+        self._patches = {key: axes.add_patch(PathPatch(NOTHING, gid=key, **kind.look)) for key, kind in KINDS.items()}
         self._names = Labels(axes, _NAME_POINTS, outline=word, name="names", colour=style.BLACK)
         axes.set_title(title, pad=24)  # the legend is under it
         axes.grid(axis="y", visible=False)
@@ -85,13 +82,11 @@ class Gantt:
 
     def update(self, timeline: Timeline, until: float = 0.0) -> None:
         """Shows this timeline on an axis that reaches to its end, or to `until` seconds if that is more: to compare charts."""
-        spans = timeline.spans
-        keys = [s.name[0] if s.kind == COMPUTE and s.name[:1] in (*"FBIW",) else s.kind for s in spans]
-        rows = {rank: row for row, rank in enumerate(timeline.ranks)}
-        columns = [(key, rows[s.rank], s.started, s.finished, s.name) for key, s in zip(keys, spans, strict=True)]
-        boxes = np.array(columns, _COLUMNS).view(np.recarray)
-        end = _round_up(max(until, boxes.finished.max(initial=0.0))) or 1.0
-        frame = end, timeline.ranks, [key for key in KINDS if key in boxes.kind]
+        spans = [(row, *span[1:]) for row, rank in enumerate(timeline.ranks) for span in timeline.of(rank)]
+        boxes = np.array(spans, _COLUMNS).view(np.recarray)
+        boxes.kind = [name[0] if kind == COMPUTE and name[:1] in KINDS else kind for _, kind, name, *_ in spans]
+        end = max(until, boxes.finished.max(initial=0.0))
+        frame = _round_up(end) if end > 0 else 1.0, timeline.ranks, [key for key in KINDS if key in boxes.kind]
         if frame != self._frame:
             self._draw_frame(*frame)
             self._frame = frame
@@ -104,7 +99,7 @@ class Gantt:
         rows = range(0, len(ranks), -(-len(ranks) // _MOST_LABELS) or 1)
         self.axes.set_yticks(rows, [f"rank {ranks[row]}" for row in rows])
         self.axes.set_ylim(max(len(ranks), 1) - 0.5, -0.5)
-        keys = [KINDS[kind].key for kind in kinds] or [Patch(alpha=0, label=" ")]  # keeps the legend's place
+        keys = [Patch(**KINDS[kind].look) for kind in kinds] or [Patch(alpha=0, label=" ")]  # keeps the legend's place
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0.2}
         self.axes.legend(handles=keys, ncols=len(KINDS), handlelength=1.4, columnspacing=1.2, **place)
 
@@ -113,19 +108,18 @@ class Gantt:
         least = min(1.0, self.axes.bbox.width / 8 / np.bincount(boxes.row).max(initial=1))  # pixels of a box
         high = self.axes.bbox.height / max(len(ranks), 1) * (_BAND - _MIDDLE) >= 1.4 * _NAME_POINTS
         written = "FBIW" if high and np.isin(boxes.kind, [*"FBIW"]).sum() <= _MOST_NAMES else ""
-        named, places = [], []
+        upper, named, places = _BAND - _MIDDLE if COMMUNICATION in kinds else 2 * _BAND, [], []
         for key, patch in self._patches.items():
             of = boxes[boxes.kind == key]
-            upper = 2 * _BAND if COMMUNICATION not in kinds else _BAND - _MIDDLE
             top, bottom = (of.row - _BAND + share * upper for share in (KINDS[key].top, KINDS[key].bottom))
             if key == COMMUNICATION:
-                lanes = np.minimum(_lanes(of), _MOST_LANES - 1)
+                lanes = _lanes(of)
                 height = (_BAND - _MIDDLE) / (lanes.max(initial=0) + 1)
                 top = of.row + _MIDDLE + height * lanes
                 bottom = top + height * (0.85 if lanes.any() else 1)
             right = np.maximum(of.finished, of.started + least * pixel)
             right -= np.clip(0.25 * ((right - of.started) / pixel - 2), 0, 1) * pixel  # a gap, cheaper than an outline
-            patch.set_path(rectangles(np.column_stack([of.started / second, right / second, top, bottom])))
+            patch.set_path(joined(np.column_stack([of.started / second, right / second, top, bottom])))
             patch.set_snap(None if least == 1 else False)  # to whole pixels would swallow what is narrower than one
             if key in written:
                 points = (right - of.started) / pixel * 72 / self.axes.figure.dpi
@@ -140,29 +134,16 @@ def unit(end: float) -> tuple[float, str]:
     return next((each for each in _UNITS if end >= each[0]), _UNITS[-1])
 
 
-def rectangles(corners: np.ndarray) -> Path:
-    """One path of them all, from left, right, top and bottom of each: much faster than a collection of as many polygons."""
-    polygons = corners[:, [0, 2, 1, 2, 1, 3, 0, 3]].reshape(-1, 4, 2)
-    return Path.make_compound_path_from_polys(polygons) if len(polygons) else NOTHING
-
-
 def _lanes(boxes: np.recarray) -> np.ndarray:
-    """For each box the first lane of its row that is free when it starts."""
-    lanes, ends = np.zeros(len(boxes), int), defaultdict(list)
-    order = np.lexsort((boxes.finished, boxes.started))
-    columns = (boxes[name][order].tolist() for name in ("row", "started", "finished"))
-    for index, row, started, finished in zip(order.tolist(), *columns, strict=True):
-        busy, lane = ends[row], 0
-        while lane < len(busy) and busy[lane] > started:
-            lane += 1
-        busy[lane : lane + 1] = [finished]
-        lanes[index] = lane
-    return lanes
+    """For each box, in order of start, the first lane of its row that is free when it starts, or else the last one."""
+    lanes, ends = [], defaultdict(lambda: [-math.inf] * _MOST_LANES)
+    for row, _, _, started, finished in boxes.tolist():
+        lanes.append(next((k for k, end in enumerate(ends[row]) if end <= started), _MOST_LANES - 1))
+        ends[row][lanes[-1]] = finished
+    return np.array(lanes, int)
 
 
 def _round_up(end: float) -> float:
     """The next end of an axis: one that stays where it is while a control moves the data a little."""
-    if end <= 0:
-        return 0.0
     power = 10.0 ** math.floor(math.log10(end))
     return next(power * step for step in _ENDS if power * step >= end * (1 - 1e-9))

@@ -1,6 +1,7 @@
 """Chapter 10's explorer, the plan board: where each axis lies, a GPU's memory, a step's time, and the planner's plans."""
 
 import functools
+import string
 from collections import namedtuple
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from math import log2
 from operator import attrgetter
 
 import ipywidgets as widgets
+import numpy as np
 from matplotlib.artist import Artist
 
 from manyranks.show import limits, page, style, units
@@ -26,7 +28,6 @@ MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3
 MODELS += ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3")
 # Trained so: arXiv 2412.19437, section 3.3; 2407.21783, section 3.3.2 (126 layers and two more places on a pipeline's stages).
 EIGHT_BITS, EMBEDDING_SLOTS = "deepseek-v3", "llama3-405b"
-CLUSTERS = ("laptop", "v100-dgx", "a100-dgx", "h100-dgx", "h800", "b200-dgx", "gb200-nvl72", "tpu-v5p", "tpu-v6e")
 ALL = "all"  # data-parallel ranks
 CHOICES = {name: list(SHARED[name][1]) for name in ("tp", "cp", "pp", "ep", "microbatch", "zero", "recompute")}
 CHOICES |= {"dp_shard": [ALL, *(2**k for k in range(1, 12))], "virtual": [1, 2, 3, 4, 5, 6, 8]}
@@ -53,9 +54,7 @@ _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimize
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _NONE = "no single control helps: move two of them, or take more GPUs"
 _EQUAL = 1.005  # of the best plan's time
-_LETTERS = "abcdefghijklmnopqrstuvwxyzACDEFGIHLMNOPRSTUVWXYZB0123456789 .,µ%:-–×»!="
-_WIDE, _HIGH, _BELOW = 9.2, 3.2, 6.45  # inches: of the figure, and the width of the panel below
-_PLACES = (0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (_WIDE - 0.1 - _BELOW, 0.02, _BELOW, 1.25)
+_SIZE, _PLACES = (9.2, 3.2), ((0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (2.65, 0.02, 6.45, 1.25))  # inches
 
 
 class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
@@ -65,13 +64,13 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
     @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers; a redraw asks dozens of them
     def scenario(self) -> Scenario:
         """Raises ValueError, in words of the controls or of Plan, for what can't be."""
-        (dp, left), others = divmod(self.gpus, self.tp * self.cp * self.pp), self.tp * self.cp * self.pp
         shape, given = _task(self.model, self.cluster, self.gpus, self.seq)
+        dp, left = divmod(self.gpus, others := self.tp * self.cp * self.pp)
         if left or not dp:
             product = f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,} ranks"
             raise ValueError(f"{product} on {self.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
-        given |= self._asdict() | {"dp": dp, "dp_shard": None if self.dp_shard == ALL else self.dp_shard}
-        plan = Plan(**{name: value for name, value in given.items() if name not in ("model", "cluster", "gpus")})
+        given |= dict(zip(self._fields[3:], self[3:], strict=True)) | {"dp": dp}
+        plan = Plan(**given | {"dp_shard": None if self.dp_shard == ALL else self.dp_shard})
         plan.check(shape)
         m, p, least = plan.microbatches, self.pp, pipeline.fewest(self.schedule, self.pp)
         if p > 1 and (m < least or (self.virtual > 1 and m % p)):
@@ -92,8 +91,7 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         each = (memory.states_of(held, here.plan) for held in set(memory.rank_parameters(here.shape, here.plan)))
         # The rank with the most of these may have fewer activations.
         states = next(one for one in each if one.total == here.peak.states)
-        sizes = states.parameters, states.gradients, states.optimizer, here.peak.activations, here.peak.buffers
-        return dict(zip(_HELD, sizes, strict=True))
+        return dict(zip(_HELD, (*states[:3], here.peak.activations, here.peak.buffers), strict=True))
 
     @property
     def reaches(self) -> dict[str, tuple[int, int]]:
@@ -144,9 +142,8 @@ class Board:
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(_WIDE, _HIGH), layout="none")
-        places = ((x / _WIDE, y / _HIGH, wide / _WIDE, high / _HIGH) for x, y, wide, high in _PLACES)
-        left, right, below = (self.figure.add_axes(place) for place in places)
+        self.figure = style.Figure(figsize=_SIZE, layout="none")
+        left, right, below = map(self.figure.add_axes, np.divide(_PLACES, 2 * _SIZE))
         look = {"size": 8, "outline": word}
         self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", **look)
         self._memory = Bars(right, {_BEFORE: ("none", "")} | _HELD, "", [*_HELD, "together"], **look)
@@ -157,17 +154,17 @@ class Board:
         self._memory.hide(_BEFORE)
         right.set_xlim(0, 0.74)  # its texts are short
         titles = "Axes on links", "Memory of the fullest GPU", "Time of a step, of this plan and others"
-        for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -2.5 / _BELOW), strict=True):
+        for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -2.5 / 6.45), strict=True):
             axes.set_title(title, pad=pad, x=x, fontsize=10.5)
             axes.tick_params(axis="y", labelsize=9)
             axes.spines["bottom"].set_visible(False)
             axes.get_legend().remove()
-        for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / _BELOW, 1))):
+        for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / 6.45, 1))):
             anchor = {"loc": place, "bbox_to_anchor": at, "borderaxespad": 0.1, "handles": axes.get_legend_handles_labels()[0]}
             axes.legend(**anchor, ncols=8, columnspacing=0.9, handlelength=1.3, fontsize=8)
         left.set_xlabel("ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
         below.spines[:].set_visible(False)
-        word(_LETTERS, 8, 0)  # a letter's outline takes milliseconds, the first time
+        word(string.ascii_letters + string.digits + " .,µ%:-–×»!=", 8, 0)  # an outline takes milliseconds, at first
         self.moving: list[Artist] = [*(artist for panel in self._panels for artist in panel.moving), self._names.artist]
 
     def update(self, best: str, **values) -> Said:
@@ -230,13 +227,13 @@ class Board:
 
 def _near(now: Setting) -> list[Setting]:
     """Settings that fit and differ in one control that may help: the fastest of each control, then others."""
-    ways, cost = [], attrgetter("cost")
+    places, cost = [], attrgetter("cost")
     for name in _REMEDIES[now.limit] if now.fits else _ROOM:
-        ways.append(sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost))
-        if not now.fits and sum(map(len, ways)) >= len(TAKEN):  # of _ROOM the first: to try all would take long
+        places += enumerate(sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost))
+        if not now.fits and len(places) >= len(TAKEN):  # of _ROOM the first: to try all would take long
             break
-    places = sorted(((k, each.cost, each) for way in ways for k, each in enumerate(way)), key=lambda place: place[:2])
-    return sorted((each for *_, each in places[: len(TAKEN)]), key=cost)
+    places.sort(key=lambda place: (place[0], place[1].cost))
+    return sorted((each for _, each in places[: len(TAKEN)]), key=cost)
 
 
 def _said(now: Setting, found: Sequence[Found]) -> Said:
@@ -306,9 +303,9 @@ def explorer(measure: Measure | None = None) -> PlanBoard:
 
     measure: what "Measure it" runs, manyranks.small's nd
     """
-    only = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)]}
-    others = controls(only, model="llama3-70b", cluster="h100-dgx", gpus=1024, batch=1024, seq=8192, microbatch=1)
-    others |= controls(tp=8, cp=1, pp=4, ep=1, zero=1)
+    only = {"model": MODELS, "seq": [2**k for k in range(7, 18)]}
+    task = {"model": "llama3-70b", "cluster": "h100-dgx", "gpus": 1024, "batch": 1024, "seq": 8192}
+    others = controls(only, **task, microbatch=1, tp=8, cp=1, pp=4, ep=1, zero=1)
     others |= {"dp_shard": value_slider("HSDP dp_shard", ALL, CHOICES["dp_shard"])}
     others |= {"schedule": choice("schedule", "1f1b", CHOICES["schedule"])}
     others |= {"virtual": value_slider("virtual stages v", 1, CHOICES["virtual"])} | controls(recompute="selective")

@@ -1,6 +1,8 @@
 """Chapter 10's meshes: which ranks share an axis, and in which node they lie."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,11 +35,11 @@ def mesh(mesh: Mesh, node: int = 8, axis: str = "tp") -> style.Figure:
     _check(node, _RANKS)
     if mesh.ranks > _ROWS * node:
         raise ValueError(f"{mesh.ranks:,} ranks in nodes of {node}: a picture shows {_ROWS} nodes; groups() shows any mesh")
-    least, *_, most = sorted(2 * [len(_nodes(group, node)) for group in groups])
+    least, *_, most = sorted(2 * [len({rank // node for rank in group}) for group in groups])
     many, nodes = len(groups) > 1, f"on {most} nodes" if least == most else f"on {least} to {most} nodes"
     where = "nothing to send" if mesh.size(axis) == 1 else "inside a node" if most == 1 else "each " * many + nodes
     title = f"{NAMES[axis]}: {len(groups)} group{'s' * many} of {mesh.size(axis)}, {where}"
-    return _draw(mesh, min(node, mesh.ranks), list(_pieces(groups, min(node, mesh.ranks))), most > 1, title)
+    return _draw(mesh, min(node, mesh.ranks), list(_pieces(groups, node)), most > 1, title)
 
 
 def _check(node: int, most: int | None = None) -> None:
@@ -45,19 +47,15 @@ def _check(node: int, most: int | None = None) -> None:
         raise ValueError(f"node={node!r}: a node has a whole number of accelerators, 1 {f'to {most}' if most else 'or more'}")
 
 
-def _nodes(ranks: Iterable[int], node: int) -> list[int]:
-    return sorted({rank // node for rank in ranks})
-
-
 def _pieces(groups: Sequence[tuple[int, ...]], node: int) -> Iterator[tuple[int, list[int], int]]:
     """Of each group in each node its number, its ranks, and the lane of the line that joins them; -1 for a rank alone."""
-    ends: dict[int, list[int]] = {}  # of a node's lanes, the last rank
+    ends = defaultdict(list)  # of a node's lanes, the last rank
     for number, group in enumerate(groups):
-        for at in _nodes(group, node):
-            ranks, lanes, lane = [rank for rank in group if rank // node == at], ends.setdefault(at, []), -1
+        for at, together in groupby(group, lambda rank: rank // node):
+            ranks, lanes, lane = list(together), ends[at], -1
             if len(ranks) > 1:
                 lane = next((k for k, end in enumerate(lanes) if end < ranks[0]), len(lanes))
-                lanes[lane:] = [ranks[-1], *lanes[lane + 1 :]]
+                lanes[lane : lane + 1] = [ranks[-1]]
             yield number, ranks, lane
 
 
@@ -77,7 +75,7 @@ def _draw(mesh: Mesh, node: int, pieces: list[tuple[int, list[int], int]], far: 
         words = [f"{axis}{at}" for axis, at in mesh.coordinates(rank).items() if mesh.size(axis) > 1]
         half = -(-len(words) // 2)
         lines = f"rank {rank}", " ".join(words[:half]), " ".join(words[half:])
-        box(axes, corners[rank], _BOX - 0.06, _HIGH, group, "\n".join(filter(None, lines)))
+        box(axes, corners[rank], _BOX - 0.06, _HIGH, group, "\n".join(lines).rstrip())
     _draw_links(axes, corners, pieces)
     for x, look, said in ((0.1, _NEAR, "link inside a node"), (2.2, _FAR, "link between nodes")):
         axes.plot([x, x + 0.4], [0.18, 0.18], **look)
@@ -86,7 +84,7 @@ def _draw(mesh: Mesh, node: int, pieces: list[tuple[int, list[int], int]], far: 
     return fig
 
 
-def _draw_links(axes: Axes, corners: Sequence[tuple[float, float]], pieces: Iterable[tuple[int, list[int], int]]) -> None:
+def _draw_links(axes: Axes, corners: Sequence[tuple[float, float]], pieces: Sequence[tuple[int, list[int], int]]) -> None:
     """Joins the ranks of a group in one node below their boxes, and each node's to those in the next one.
 
     A group's name is a letter on a line: A, B, …, Z, a, b, …; at most 32 groups have lines.
@@ -94,16 +92,15 @@ def _draw_links(axes: Axes, corners: Sequence[tuple[float, float]], pieces: Iter
     last, start = None, (0.0, 0.0)
     for group, ranks, lane in pieces:
         x, bottom = [corners[rank][0] + _BOX / 2 - 0.03 for rank in ranks], corners[ranks[0]][1]
-        y, named = bottom - (0.18 + _LANE * lane if lane >= 0 else 0), []
+        y, place = bottom - (0.18 + _LANE * lane if lane >= 0 else 0), None
         if group == last:
-            end = x[0], bottom + _HIGH
-            axes.plot(*zip(start, end, strict=True), **_FAR)
-            named = [((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)]
+            axes.plot([start[0], x[0]], [start[1], bottom + _HIGH], **_FAR)
+            place = (start[0] + x[0]) / 2, (start[1] + bottom + _HIGH) / 2
         if lane >= 0:
             axes.plot([x[0], x[-1]], [y, y], **_NEAR)
             axes.vlines(x, y, bottom, color=style.INK, linewidth=1.6)
-            named = [((x[0] + x[1]) / 2, y)]
-        for place in named:
+            place = (x[0] + x[1]) / 2, y
+        if place:
             axes.text(*place, chr(ord("A") + group + 6 * (group > 25)), **_LETTER)
         last, start = group, (x[0], y)
 
@@ -150,6 +147,6 @@ def _used(mesh: Mesh, rank: int) -> dict[str, tuple[int, ...]]:
 
 def _listed(group: Sequence[int], node: int) -> str:
     """12, 13 in node 1; 8 ranks, every 16th, on 8 nodes."""
-    nodes, few = _nodes(group, node), len(group) <= 4 and group[-1] < 1000
+    nodes, few = {rank // node for rank in group}, len(group) <= 4 and group[-1] < 1000
     named = ", ".join(map(str, group)) if few else f"{len(group):,} ranks, {group[0]:,} to {group[-1]:,}"
-    return f"{named}; " + (f"in node {nodes[0]:,}" if len(nodes) == 1 else f"on {len(nodes):,} nodes")
+    return f"{named}; " + (f"in node {group[0] // node:,}" if len(nodes) == 1 else f"on {len(nodes):,} nodes")

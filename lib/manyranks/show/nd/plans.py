@@ -9,6 +9,7 @@ from manyranks.show import style, units
 from manyranks.show.bars import Bars
 from manyranks.show.tables import Table, table
 from manyranks.theory.nd.rules import Comparison
+from manyranks.theory.pipeline import WRITTEN
 from manyranks.theory.plan import Plan
 from manyranks.theory.planner import Found
 from manyranks.theory.published.layouts import Neighbour
@@ -22,8 +23,6 @@ PARTS = {"compute": ("computing", style.BLUE, ""), "tensor": ("TP messages", sty
 PARTS |= {"context": ("CP messages", style.PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
 PARTS |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}
 PARTS |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
-_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "zb-h1": "ZB-H1", "zb-h2": "ZB-H2", "zb-v": "ZB-V"}
-_SCHEDULES |= {"dualpipe": "DualPipe", "dualpipe-v": "DualPipe-V"}
 
 
 def degrees(plan: Plan) -> str:
@@ -36,7 +35,7 @@ def degrees(plan: Plan) -> str:
 
 def kept(plan: Plan) -> str:
     """ZB-V, ZeRO-1, b 2, selective: how a pipeline runs, what is sharded, a micro-batch, what is computed again."""
-    turns = f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{f' v {plan.virtual}' * (plan.virtual > 1)}, " * (plan.pp > 1)
+    turns = f"{WRITTEN[plan.schedule]}{f' v {plan.virtual}' * (plan.virtual > 1)}, " * (plan.pp > 1)
     again = {"none": "nothing", "full": "all"}.get(plan.recompute, plan.recompute)
     return f"{turns}ZeRO-{plan.zero}, b {plan.microbatch}, recompute {again}"
 
@@ -118,8 +117,7 @@ def regimes(rows: Sequence[Comparison]) -> Table:
         losses = [f"{loss:.0%}" if loss >= _SAME else "–" for loss in (row.regime_loss, row.loss)]
         regime = "the same" if row.same else row.best_regime
         cells.append([row.name, f"{row.tokens:,.0f}", row.rule_regime, rule, regime, best, *losses])
-    header = ["", "tokens/GPU", "rule of thumb", "step", "planner", "step", "its regime loses", "the rule loses"]
-    return table(header, cells)
+    return table(["", "tokens/GPU", "rule of thumb", "step", "planner", "step", "its regime loses", "the rule loses"], cells)
 
 
 def twin(
@@ -131,17 +129,16 @@ def twin(
     at: by rank, its coordinates, as Mesh.coordinates gives them
     Raises ValueError unless both have the same ranks and quantities.
     """
-    pairs = list(zip(theory, measured, strict=False))
-    if (
-        len({len(theory), len(measured), len(at or theory)}) > 1
-        or len({frozenset(each) for pair in pairs for each in pair}) != 1
-    ):
+    numbers, quantities = map(len, (theory, measured, at or theory)), map(frozenset, (*theory, *measured))
+    if len(set(numbers)) > 1 or len(set(quantities)) != 1:
         given = f"{len(theory)} ranks in theory, {len(measured)} measured" + f", {len(at)} places" * bool(at)
         raise ValueError(f"{given}: give as many of each, 1 or more, with the same quantities")
-    shown = [name for name in theory[0] if any(one[name] or other[name] for one, other in pairs)]
+    pairs = list(zip(theory, measured, strict=True))
+    shown = [name for name in theory[0] if any(each[name] for each in (*theory, *measured))]
     places = [[" ".join(f"{axis}{k}" for axis, k in each.items())] for each in at] or [[]] * len(pairs)
-    cells = [[b[name] if a[name] == b[name] else f"{b[name]:,} ≠ {a[name]:,}" for name in shown] for a, b in pairs]
-    rows = [[rank, *place, *row] for rank, (place, row) in enumerate(zip(places, cells, strict=True))]
+    rows = [[rank, *place] for rank, place in enumerate(places)]
+    for row, (a, b) in zip(rows, pairs, strict=True):
+        row += [b[name] if a[name] == b[name] else f"{b[name]:,} ≠ {a[name]:,}" for name in shown]
     sums = {"all, theory": lambda a, b: a, "all, measured": lambda a, b: b, "difference": lambda a, b: abs(b - a)}
     rows += [[said, *[""] * bool(at), *(sum(of(a[n], b[n]) for a, b in pairs) for n in shown)] for said, of in sums.items()]
     return table(["rank", *["at"] * bool(at), *shown], rows)

@@ -1,16 +1,16 @@
 """Chapter 05's explorer: two schedules on one time axis, and what the upper one makes of a model on a cluster."""
 
 import functools
+from collections import namedtuple
 from contextlib import suppress
-from typing import NamedTuple
 
-from manyranks.parallel.pipeline.actions import KINDS
+from manyranks.parallel.pipeline import actions
 from manyranks.parallel.pipeline.program import Times, program
 from manyranks.parallel.pipeline.schedules import named
-from manyranks.show import style, units
+from manyranks.show import limits, style, units
 from manyranks.show.explorer import Explorer, Measure, choice, slider, value_slider
+from manyranks.show.gantt import KINDS
 from manyranks.show.labels import width
-from manyranks.show.limits import MUCH, Limits
 from manyranks.show.pipeline.figures import Charts, Run, run
 from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
@@ -23,49 +23,25 @@ MODELS = [name for name, shape in SHAPES.items() if shape.layers >= 32]  # layer
 NAMES = {theory.WRITTEN[name]: name for name in SCHEDULES if name != "dualpipe"}  # that one has no program
 _TIMES, _MESSAGES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0), (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 _ROOM = {"first": NAMES.values(), "pp": range(1, 9), "tp": (1, 2, 4, 8)}  # controls that may make room in memory
-_LIMITS = Limits(_ROOM, {}, tuple(_ROOM), {"pp": "p = {}", "tp": "t = {}"})
+_LIMITS = limits.Limits(_ROOM, {}, tuple(_ROOM), {"pp": "p = {}", "tp": "t = {}"})
 
 
-class Setting(NamedTuple):
+class Setting(namedtuple("Setting", "first second model cluster tp pp m v F I W message"), limits.Setting):
     """Holds what the controls say. F, I, W: of a micro-batch on all stages of a rank; message: between two stages; one unit."""
-
-    first: str
-    second: str
-    model: str
-    cluster: str
-    tp: int
-    pp: int
-    m: int
-    v: int
-    F: float
-    I: float  # noqa: E741
-    W: float
-    message: float
 
     @property
     def scenario(self) -> Scenario:
-        """The upper schedule's."""
+        """The upper schedule's. Raises ValueError where theory has no step time."""
         plan = Plan(pp=self.pp, tp=self.tp, batch=self.m, schedule=self.first, virtual=self.stages(self.first))
-        return Scenario(SHAPES[self.model], plan, clusters[self.cluster])
-
-    possible = property(lambda self: not self.refused)
-    fits = property(lambda self: self.scenario.fits)
-    cost = property(lambda self: self.scenario.time.seconds)
-
-    @property
-    def refused(self) -> str:
-        """Why theory has no step time; empty where it has one."""
-        try:
-            self.scenario.cost  # noqa: B018
-        except ValueError as error:
-            return str(error)
-        return ""
+        here = Scenario(SHAPES[self.model], plan, clusters[self.cluster])
+        _ = here.time  # it says why there is none
+        return here
 
     def stages(self, name: str) -> int:
         return self.v if name == "interleaved" else 1
 
     def run(self, name: str) -> Run:
-        return _run(name, self.pp, self.m, self.stages(name), self.F, self.I, self.W, self.message)
+        return _run(name, self.pp, self.m, self.stages(name), self.message, self.F, self.I, self.W)
 
     def expected(self, name: str) -> float:
         """The bubble's closed form. Raises ValueError for fewer micro-batches than it holds for."""
@@ -76,10 +52,10 @@ _named, _program = functools.lru_cache(8)(named), functools.lru_cache(8)(program
 
 
 @functools.lru_cache(maxsize=256)
-def _run(name: str, p: int, m: int, v: int, F: float, I: float, W: float, message: float) -> Run:  # noqa: E741
+def _run(name: str, p: int, m: int, v: int, message: float, *times: float) -> Run:
     schedule = _named(name, p, m, v)
-    each = schedule.stages / p
-    return run(schedule, replay(_program(schedule), Times(F / each, I / each, W / each, latency=message)))
+    F, I, W = (each / (schedule.stages / p) for each in times)  # noqa: E741
+    return run(schedule, replay(_program(schedule), Times(F, I, W, latency=message)))
 
 
 class Two(Charts):
@@ -87,7 +63,7 @@ class Two(Charts):
 
     @style.styled
     def __init__(self):
-        super().__init__(2, 4, 0.288, "time (in the unit of F, I and W)", KINDS, True, True)
+        super().__init__(2, 4, 0.288, "time (in the unit of F, I and W)", actions.KINDS, True, True)
         width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
     def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
@@ -97,16 +73,17 @@ class Two(Charts):
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name."""
         now = Setting(**values)
-        both = [(now.first, now.run(now.first)), (now.second, now.run(now.second))]
+        both, numbers = [(name, now.run(name)) for name in (now.first, now.second)], {}
         self.show([(title(name, shown, now), shown) for name, shown in both])
         where = f"{theory.WRITTEN[now.first]} above {theory.WRITTEN[now.second]}, p = {now.pp}, m = {now.m}"
-        numbers = {}
         for place, (_, shown) in zip(("above", "below"), both, strict=True):
             numbers[f"bubble {place}"] = f"{units.three(100 * shown.bubble / shown.work)}% of ideal"
             numbers[f"held {place}"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
-        if refused := now.refused:
-            return Said(where, numbers, f"{_limits(both, now)}; no step time: {refused}")
-        return Said(where, numbers, _limits(both, now) if now.fits else _memory(now), now.fits, now.scenario)
+        try:
+            here = now.scenario
+        except ValueError as error:
+            return Said(where, numbers, f"{_limits(both, now)}; no step time: {error}")
+        return Said(where, numbers, _limits(both, now) if here.fits else _memory(now), here.fits, here)
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -130,9 +107,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
         pp=slider("pipeline ranks p", 4, 1, 8),
         m=slider("micro-batches m", 8, 1, 32),
         v=slider("v (of interleaved)", 2, 1, 4),
-        F=value_slider("F forward", 1.0, _TIMES, "{:g}".format),
-        I=value_slider("I input gradient", 1.0, _TIMES, "{:g}".format),
-        W=value_slider("W weight gradient", 1.0, _TIMES, "{:g}".format),
+        **{kind: value_slider(KINDS[kind].label, 1.0, _TIMES, "{:g}".format) for kind in "FIW"},
         message=value_slider("message", 0.0, _MESSAGES, "{:g}".format),
     )
 
@@ -175,7 +150,7 @@ def _limit(name: str, shown: Run, now: Setting) -> str:
         return f"unequal times (bubble {bubble:.4g} with F = I = W{besides})"
     if best.m != now.m and now.v > 1:
         return f"p does not divide m (bubble {bubble:.4g} with m = {whole}{besides})"
-    if without < (1 - MUCH) * shown.bubble:
+    if without < (1 - limits.MUCH) * shown.bubble:
         rest = f"messages {shown.bubble - without:.4g}"
         return f"warm-up and drain {without:.4g}, {rest} (more micro-batches dilute the first only)"
     return "warm-up and drain (more micro-batches dilute them)"

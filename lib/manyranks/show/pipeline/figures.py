@@ -5,9 +5,9 @@ pixels of the axes, so that edges are sharp without antialiasing.
 """
 
 import functools
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
-from typing import NamedTuple
+from itertools import product
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -18,11 +18,13 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
-from manyranks.parallel.pipeline.actions import FORWARD, KINDS, Schedule, singles
+from manyranks.parallel.pipeline.actions import FORWARD, KINDS, Pair, Schedule, singles
 from manyranks.parallel.pipeline.program import Times, program
-from manyranks.parallel.pipeline.program import in_flight as checked
-from manyranks.parallel.pipeline.verify import held, peaks, verify
+from manyranks.parallel.pipeline.program import in_flight as in_flight_of
+from manyranks.parallel.pipeline.verify import held as counted
+from manyranks.parallel.pipeline.verify import peaks, verify
 from manyranks.show import gantt, style, units
+from manyranks.show.bars import NOTHING, joined
 from manyranks.show.labels import Labels, width, word
 from manyranks.show.said import Part
 from manyranks.theory import pipeline as theory
@@ -60,7 +62,7 @@ def compare(
     if not schedules or not set(measured) <= set(schedules) or set(times) != set(schedules):
         given = f"schedules {[*schedules]}, times {[*times]}, timelines {[*measured]}"
         raise ValueError(f"{given}: give a schedule or more, times for all of them, and timelines of no others")
-    runs, titles = {}, []
+    runs, titled = {}, []
     for name, schedule in schedules.items():
         if name not in measured:
             verify(schedule)
@@ -74,8 +76,8 @@ def compare(
     for name, each in runs.items():
         ideal, whole = (units.three(100 * each.bubble / of) for of in (each.work, each.work + each.bubble))
         said = f"bubble {ideal}% of ideal, {whole}% of the whole; makespan {each.makespan / second:.4g} {unit}"
-        titles.append(f"{name}: {said}".rstrip())
-    charts.show(list(zip(titles, runs.values(), strict=True)), second)
+        titled.append((f"{name}: {said}", each))
+    charts.show(titled, second)
     return charts.figure
 
 
@@ -90,11 +92,10 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
         raise ValueError(f"schedules of {ranks} ranks: give 1 to {len(_LOOKS)}, of equally many ranks")
     p, wide = max(ranks.values()), 0.8 / len(schedules)
     fig, (axes,) = style.figure(width=9, height=3.2)
-    for k, (name, each) in enumerate(schedules.items()):
-        x = np.arange(p) - 0.4 + (k + 0.5) * wide
-        heights = [count * p / each.stages for count in peaks(each)]
-        look = dict(zip(("color", "hatch"), _LOOKS[k], strict=True), edgecolor="white", linewidth=0.4, label=name)
-        axes.bar_label(axes.bar(x, heights, 0.94 * wide, **look), [f"{h:.3g}" for h in heights], fontsize=7.5, padding=1)
+    for k, ((name, each), (colour, hatch)) in enumerate(zip(schedules.items(), _LOOKS, strict=False)):
+        x, heights = np.arange(p) - 0.4 + (k + 0.5) * wide, [count * p / each.stages for count in peaks(each)]
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4, "label": name}
+        axes.bar_label(axes.bar(x, heights, 0.94 * wide, **look), fmt="{:.3g}", fontsize=7.5, padding=1)
         if each.name in SCHEDULES:
             v = each.stages // p if each.name == "interleaved" else 1
             expected = [theory.in_flight(each.name, p, each.microbatches, v, rank) for rank in range(p)]
@@ -108,62 +109,55 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
     return fig
 
 
-class Run(NamedTuple):
-    """Holds what a chart shows of a schedule and its timeline, and what is said of it.
+class Run(namedtuple("Run", "boxes corners messages held peaks work bubble makespan")):
+    """Holds what a chart shows of a schedule and its timeline, and what is said of it. A rank's row is 1 high.
 
-    boxes: columns of all actions: kind, level (which of its rank's stages), rank, top and bottom (shares of the rank's band),
-    microbatch, started, finished. messages: rank and time where each starts, rank and time where it ends. held: rank, since
-    when, until when, how many micro-batches, each counted on all stages of the rank; peaks: the most. work: the busiest rank's.
+    boxes: of each action kind, level (which of its rank's stages), rank and microbatch; corners: when it starts and ends, and
+    where in the rows. messages: time and row where each starts, time and row where it ends. held: rank, since when, until when,
+    how many micro-batches, each counted on all stages of the rank; peaks: the most. work: the busiest rank's.
     """
-
-    boxes: SimpleNamespace
-    messages: np.ndarray
-    held: np.ndarray
-    peaks: list[float]
-    work: float
-    bubble: float
-    makespan: float
 
 
 def run(schedule: Schedule, timeline: Timeline) -> Run:
     """Returns what is shown of a timeline of the schedule's program, or a measured one.
 
-    Raises ValueError where it has another number of actions."""
-    columns, counts, stages = _table(schedule)
-    spans = np.array([(*span[3:], span.rank) for span in timeline.spans if span.kind == COMPUTE]).reshape(-1, 3)
-    started, finished, rank = spans[np.lexsort(spans.T[[1, 0, 2]])].T
-    if rank.tolist() != columns["rank"].tolist():
-        [checked(schedule, timeline, each) for each in range(len(schedule.ranks))]  # says where
+    Raises ValueError where it has another number of actions.
+    """
+    boxes, ranks, stages = _boxes(schedule), range(len(schedule.ranks)), max(map(schedule.placement.count, schedule.placement))
+    spans = [(*span[3:], rank) for rank in ranks for span in timeline.of(rank, COMPUTE)]
+    if [rank for *_, rank in spans] != boxes.rank.tolist():
+        [in_flight_of(schedule, timeline, rank) for rank in ranks]  # says where
+    started, finished, _ = np.array(spans).T
     # An activation comes when its F starts and goes when its B or W ends, as program.in_flight has it; in the end all are gone.
-    changed = np.flatnonzero(np.diff(counts, prepend=0))
-    when, count = np.where(columns["kind"] == FORWARD, started, finished)[changed], counts[changed] / stages
-    steps = np.column_stack([rank[changed][:-1], when[:-1], when[1:], count[:-1]])[count[:-1] > 0]
-    peaks = [float(steps[steps[:, 0] == each, 3].max(initial=0)) for each in range(len(schedule.ranks))]
-    first = np.unique(rank, return_index=True)[1]
-    work = np.add.reduceat(finished - started, first).max()
+    changed = np.flatnonzero(np.diff(boxes.counts, prepend=0))
+    when, n = np.where(boxes.kind == FORWARD, started, finished)[changed], boxes.counts[changed] / stages
+    held = np.column_stack([boxes.rank[changed][:-1], when[:-1], when[1:], n[:-1]])[n[:-1] > 0]
+    first, work = np.unique(boxes.rank, return_index=True)[1], np.bincount(boxes.rank, finished - started).max()
     bubble = max(0.0, round((np.maximum.reduceat(finished, first) - started[first]).max() - work, 12))  # as program.bubble
+    corners = np.column_stack([started[boxes.first], finished[boxes.last], boxes.top, boxes.bottom])
     # The sender's span says all of a message that was replayed: "send → 1" ends when rank 1 has it.
-    sent = [(s.rank, s.started, int(s.name[7:]), s.finished) for s in timeline.spans if s.name.startswith("send → ")]
-    boxes = SimpleNamespace(**columns, started=started[columns["first"]], finished=finished[columns["last"]])
-    return Run(boxes, np.array(sent, float).reshape(-1, 4), steps, peaks, work, bubble, timeline.makespan)
+    sent = [(s.started, s.rank, s.finished, int(s.name[7:])) for s in timeline.spans if s.name.startswith("send → ")]
+    messages = np.reshape(np.array(sent, float), (-1, 4))
+    edge = _BAND / 2 * np.sign(messages[:, 3] - messages[:, 1])  # of a band, which a line begins and ends at
+    messages[:, 1::2] += np.column_stack([0.5 + edge, 0.5 - edge])
+    most = [float(held[held[:, 0] == rank, 3].max(initial=0)) for rank in ranks]
+    return Run(boxes, corners, messages, held, most, work, bubble, timeline.makespan)
 
 
 @functools.lru_cache(maxsize=64)
-def _table(schedule: Schedule) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
-    """Columns of boxes, and first and last, the spans that have a box's times, which the halves of a Pair share; how many
-    activations a rank holds after each action, and how many of them make a micro-batch on all its stages.
-    """
-    ranks, placement = range(len(schedule.ranks)), schedule.placement
-    kind, stage, microbatch = map(np.array, zip(*(each for rank in ranks for each in schedule.actions(rank)), strict=True))
-    sizes = [len(singles(item)) for items in schedule.ranks for item in items]
-    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    last, half = first + np.repeat(sizes, sizes) - 1, np.arange(len(kind)) - first  # half: 1 for the second of a Pair
-    whole = np.array([(gantt.KINDS[each].top, gantt.KINDS[each].bottom) for each in kind])
-    top, bottom = np.where(last > first, (0.52 * half, 0.48 + 0.52 * half), whole.T)
-    rank, level = (np.array(each)[stage] for each in (placement, [placement[:s].count(r) for s, r in enumerate(placement)]))
-    columns = {"kind": kind, "level": level, "rank": rank, "top": top, "bottom": bottom, "microbatch": microbatch}
-    counts = [count for rank in ranks for count in held(schedule, rank)]
-    return columns | {"first": first, "last": last}, np.array(counts), max(map(placement.count, ranks))
+def _boxes(schedule: Schedule) -> np.recarray:
+    """What Run has of each action, its place in the rows, and the spans of its times, which the halves of a Pair share."""
+    rows: list[tuple] = []
+    for rank, items in enumerate(schedule.ranks):
+        own, top = [stage for stage, owner in enumerate(schedule.placement) if owner == rank], rank + (1 - _BAND) / 2
+        counts = counted(schedule, rank)
+        for item in items:
+            first, last = len(rows), len(rows) + len(singles(item)) - 1
+            for half, (kind, stage, i) in enumerate(singles(item)):
+                look = gantt.KINDS[kind]
+                share = (0.52 * half, 0.48 + 0.52 * half) if type(item) is Pair else (look.top, look.bottom)
+                rows.append((kind, own.index(stage), rank, i, *(top + _BAND * k for k in share), first, last, next(counts)))
+    return np.rec.fromrecords(rows, names="kind, level, rank, microbatch, top, bottom, first, last, counts")
 
 
 class Charts:
@@ -184,7 +178,7 @@ class Charts:
         for last, label in zip(axes[-1], (xlabel, "time"), strict=True):
             last.text(0.5, -0.36 / tall, label, transform=last.transAxes, ha="center", va="center")
         self.moving = [artist for each in self.figure.axes for artist in (*each.patches, *each.collections)]
-        handles: list[Artist] = [gantt.KINDS[kind].key for kind in kinds]
+        handles: list[Artist] = [Patch(**gantt.KINDS[kind].look) for kind in kinds]
         later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         handles += [Patch(**later, label="lighter, with a bar: the rank's later stages")] * split
         handles += [Line2D([], [], color=style.INK, linewidth=0.6, label="message")] * links
@@ -192,7 +186,7 @@ class Charts:
 
     def show(self, titled: Sequence[tuple[str, Run]], second: float = 1.0) -> None:
         """Shows each run under its title. second: what the time axis counts, in seconds."""
-        end = max(each.boxes.finished.max() for _, each in titled)
+        end = max(each.corners[:, 1].max() for _, each in titled)
         most = max(max(each.peaks) for _, each in titled)
         times = [each.tick_values(0, end / second) * second for each in _LOCATORS]
         times = [each[each <= end * (1 + 1e-9)] for each in times]
@@ -221,8 +215,10 @@ class Chart:
         held.text(0, -12, "micro-batches held, at most →", fontsize=9, va="center")
         self._ticks = [_patch(axes, "ticks", **_LINE, edgecolor="#7878784d", zorder=0) for axes in (bands, held)]
         self._links = _patch(bands, "messages", **_LINE, edgecolor=style.INK, zorder=0.5)
-        looks = [(kind, level) for kind in KINDS for level in range(len(LIGHTER))]
-        self._boxes = {look: _patch(bands, "{}{}".format(*look), facecolor=_colour(*look)) for look in looks}
+        self._boxes = {}
+        for kind, (level, white) in product(KINDS, enumerate(LIGHTER)):
+            colour = white + (1 - white) * np.array(to_rgb(gantt.KINDS[kind].colour))
+            self._boxes[kind, level] = _patch(bands, f"{kind}{level}", facecolor=colour)
         self._bars = _patch(bands, "bars", facecolor=style.BLACK, zorder=2)
         self._areas = _patch(held, "areas", facecolor=style.BLUE)
         self._floors = _patch(held, "floors", **_LINE, edgecolor=style.INK)
@@ -234,23 +230,21 @@ class Chart:
         """end: seconds of the whole axis; most: micro-batches that a row has room for; times: of the ticks of both axes."""
         for ticks, wide, each in zip(self._ticks, (self._wide, self._held), times, strict=True):
             x = np.round(each / end * wide)
-            ticks.set_path(_lines(x, 0 * x, x, 0 * x + self._tall))
+            ticks.set_path(_lines(np.column_stack([x, 0 * x, x, 0 * x + self._tall])))
         boxes, ranks, scale = shown.boxes, range(len(shown.peaks)), self._wide / end
         row = self._tall / max(len(ranks), self._least)
-        room = (boxes.finished - boxes.started) * scale
-        left = np.round(boxes.started * scale)
-        right = np.maximum(np.round(boxes.finished * scale), left + 1) - (room >= _PARTED)  # a gap
-        top, bottom = (np.round((boxes.rank + (1 - _BAND) / 2 + share * _BAND) * row) for share in (boxes.top, boxes.bottom))
+        room = (shown.corners[:, 1] - shown.corners[:, 0]) * scale
+        corners = np.round(shown.corners * (scale, scale, row, row))
+        corners[:, 1] = np.maximum(corners[:, 1], corners[:, 0] + 1) - (room >= _PARTED)  # a gap
         level = np.minimum(boxes.level, len(LIGHTER) - 1)
-        corners = np.column_stack([left, right, top, bottom])
-        for look, patch in self._boxes.items():
-            own = corners[(boxes.kind == look[0]) & (level == look[1])]
-            patch.set_path(gantt.rectangles(own))
-            patch.set_visible(len(own) > 0)
+        for (kind, k), patch in self._boxes.items():
+            patch.set_path(path := joined(corners[(boxes.kind == kind) & (level == k)]))
+            patch.set_visible(path is not NOTHING)
         deep = level * (room >= _BARRED)
         bars = [corners[deep >= k][:, [0, 1, 3, 3]] - (0, 0, 3 * k - 1, 3 * k - 3) for k in range(1, len(LIGHTER))]
-        self._bars.set_path(gantt.rectangles(np.concatenate(bars)))  # as many in a box as its rank has stages before it
-        self._link(shown.messages if len(shown.messages) <= _MOST_MESSAGES else shown.messages[:0], scale, row)
+        self._bars.set_path(joined(np.concatenate(bars)))  # as many in a box as its rank has stages before it
+        self._links.set_path(_lines(shown.messages * (scale, row, scale, row)))
+        self._links.set_visible(len(shown.messages) <= _MOST_MESSAGES)
         self._write(boxes, corners, room - 1)
         self._ranks.update([(-8, (rank + 0.5) * row) for rank in ranks], [f"rank {rank}" for rank in ranks])
         self._title.update([(0, -12)], [title])
@@ -266,43 +260,32 @@ class Chart:
             texts = [f"rank {rank} holds {peak:.3g} micro-batches at most" for rank, peak in enumerate(shown.peaks)]
         else:
             names = [gantt.KINDS[kind].label[2:] for kind in b.kind]
-            texts = map(says, b.rank, names, b.microbatch, b.started, b.finished)
+            texts = map(says, b.rank, names, b.microbatch, *shown.corners.T[:2])
         return (Part(self._bands, *each, text) for each, text in zip(corners, texts, strict=True))
 
-    def _write(self, boxes: SimpleNamespace, corners: np.ndarray, room: np.ndarray) -> None:
+    def _write(self, boxes: np.recarray, corners: np.ndarray, room: np.ndarray) -> None:
         """Names the boxes that have room, in pixels: F3, or 3."""
-        named = []
-        high = (corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * self._dots) & (room >= width("1", _SIZE) * self._dots)
-        if len(room) <= _MOST_NAMES:
-            for kind, i, at, pixels in zip(*(c[high] for c in (boxes.kind, boxes.microbatch, corners, room)), strict=True):
-                text = next((text for text in (f"{kind}{i}", f"{i}") if width(text, _SIZE) * self._dots <= pixels), "")
-                named += [((at[:2].mean(), at[2:].mean()), text)] * bool(text)
-        self._names.update([place for place, _ in named], [text for _, text in named])
-
-    def _link(self, messages: np.ndarray, scale: float, row: float) -> None:
-        """Draws a line from one band's edge to another's for each message."""
-        source, started, to, finished = messages.T
-        edge = _BAND / 2 * np.sign(to - source)
-        self._links.set_path(_lines(started * scale, (source + 0.5 + edge) * row, finished * scale, (to + 0.5 - edge) * row))
+        high = (corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * self._dots) & (len(room) <= _MOST_NAMES)
+        named = {}
+        for kind, i, box, pixels in zip(boxes.kind[high], boxes.microbatch[high], corners[high], room[high], strict=True):
+            fits = [text for text in (f"{kind}{i}", f"{i}") if width(text, _SIZE) * self._dots <= pixels]
+            named |= {tuple(box.reshape(2, 2).mean(axis=1)): text for text in fits[:1]}
+        self._names.update(list(named), list(named.values()))
 
     def _hold(self, shown: Run, end: float, most: float, row: float) -> None:
         """Draws areas on floors, and writes the peaks."""
         rank, since, until, count = shown.held.T
         floors = np.round((np.arange(len(shown.peaks)) + 0.5 + _BAND / 2) * row)
         x, floor = np.round(np.stack([since, until]) / end * self._held), floors[rank.astype(int)]
-        self._areas.set_path(gantt.rectangles(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
-        self._floors.set_path(_lines(0 * floors, floors, 0 * floors + self._held, floors))
+        self._areas.set_path(joined(np.column_stack([*x, floor - np.round(count / most * _BAND * row), floor])))
+        self._floors.set_path(_lines(np.column_stack([0 * floors, floors, 0 * floors + self._held, floors])))
         self._peaks.update([(self._held + 6, floor - row / 2 + 2) for floor in floors], [f"{peak:.3g}" for peak in shown.peaks])
 
 
 def _patch(axes: Axes, name: str, **look) -> PathPatch:
-    return axes.add_patch(PathPatch(gantt.NOTHING, **{"linewidth": 0, "antialiased": False, "gid": name} | look))
+    return axes.add_patch(PathPatch(NOTHING, **{"linewidth": 0, "antialiased": False, "gid": name} | look))
 
 
-def _colour(kind: str, level: int) -> tuple[float, ...]:
-    return tuple(part + (1 - part) * LIGHTER[level] for part in to_rgb(gantt.KINDS[kind].colour))
-
-
-def _lines(*ends: np.ndarray) -> Path:
+def _lines(ends: np.ndarray) -> Path:
     """One path of them all, from x, y of the one end and of the other."""
-    return Path(np.column_stack(ends).reshape(-1, 2), np.tile([Path.MOVETO, Path.LINETO], len(ends[0])))
+    return Path(ends.reshape(-1, 2), np.tile([Path.MOVETO, Path.LINETO], len(ends)))
