@@ -75,13 +75,17 @@ class Bars:
         bars: Sequence[Mapping[str, float]],
         texts: Sequence[str],
         row: int,
-        longest: float,
+        longest: float | None = None,
         limit: tuple[float, str] | None = None,
+        missing: str = "",
     ) -> None:
-        """Shows bars, cut off at `longest`, and a text for each row, in columns between "|". The last rows may have no bar.
+        """Shows bars, cut off at `longest` if it's given, and a text for each row, in columns between "|".
 
-        row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`.
+        row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`; missing: what the
+        last rows say, if they have neither bar nor text.
         """
+        longest = longest or max(sum(bar.values()) for bar in bars) or 1.0
+        texts = [*texts, *[missing] * (len(self._rows) - len(texts) if missing else 0)]
         self._drawn = bars, longest
         for part, boxes in self._boxes.items():
             each = [
