@@ -1,16 +1,12 @@
 """Chapter 03's explorer: what each stage of ZeRO holds and sends, and the largest model that fits."""
 
+from collections import namedtuple
 from collections.abc import Iterator
-from math import log10
-from typing import NamedTuple
 
-from matplotlib.artist import Artist
-from matplotlib.collections import PolyCollection
-
-from manyranks.show import style, units
-from manyranks.show.bars import LONGEST, Bars
-from manyranks.show.explorer import Explorer, Measure, choice, log_slider
-from manyranks.show.said import Part, Said
+from manyranks.show import limits, style, units
+from manyranks.show.bars import Bars
+from manyranks.show.explorer import Explorer, Measure, Panels, choice, log_slider
+from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, clusters, memory, sharding
 from manyranks.theory.names import Named
@@ -24,18 +20,10 @@ _HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, ""), "optim
 _HELD |= {"one sequence": (style.PINK, "")}
 _SENT = {"gathers, forward": (style.BLUE, ""), "gathers, backward": (style.PINK, "\\\\\\\\")}
 _SENT |= {"reduce-scatter": (style.ORANGE, "////"), "all-reduce": (style.YELLOW, "xxxx")}
-_BYTES, _PHI = (1e6, 3e13), (1e8, 1.2e13)  # the ends of logarithmic axes
 
 
-class Setting(NamedTuple):
+class Setting(namedtuple("Setting", "model cluster dp stage k precision"), limits.Setting):
     """Holds what the controls say. stage: a key of STAGES; k: shards of HSDP; precision: a key of theory.plan.RECIPES."""
-
-    model: str
-    cluster: str
-    dp: int
-    stage: str
-    k: int
-    precision: str
 
     @property
     def possible(self) -> bool:
@@ -70,62 +58,40 @@ class Setting(NamedTuple):
         return sharding.largest(plan.zero, self.dp, int(room), self.precision, self.dp // plan.shards)
 
 
-class Stages:
+class Stages(Panels):
     """Shows a row for each stage: the memory of one GPU, what it sends in a step, and the largest model that fits."""
 
     @style.styled
     def __init__(self):
         self.figure = style.Figure(figsize=(9.2, 4.2), layout="constrained")
         held, sent, largest = self.figure.subplots(1, 3, sharey=True, width_ratios=(1.6, 1.2, 1))
-        self._texts = Bars(held, _HELD, "memory (log; | is the sum)", list(STAGES))
-        self._held = held.add_collection(PolyCollection([], linewidths=0, gid="held"), autolim=False)
-        self._sums = held.plot([], [], "|", color=style.INK, markersize=32, markeredgewidth=2, gid="sums")[0]
-        self._sent = Bars(sent, _SENT, "sent in a step", list(STAGES))
+        self._held = Bars(held, _HELD, "memory (log; | is the sum)", [*STAGES], ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
+        self._sent = Bars(sent, _SENT, "sent in a step", [*STAGES])
         phi = {"parameters": _HELD["parameters"]}
-        self._largest = Bars(
-            largest, phi, "largest Φ (log)", list(STAGES), lambda at: count(_PHI[0] * (_PHI[1] / _PHI[0]) ** at)
-        )
-        for axes, ends, ticks, unit in ((held, _BYTES, (1e6, 1e9, 1e12), units.size), (largest, _PHI, (1e9, 1e12), count)):
-            axes.set_xticks([LONGEST * _place(value, ends) for value in ticks], list(map(unit, ticks)))
-        band, *others = self._texts.moving
-        self.moving: list[Artist] = [band, self._held, self._sums, *others, *self._sent.moving, *self._largest.moving]
+        self._largest = Bars(largest, phi, "largest Φ (log)", [*STAGES], count, ends=(1e8, 1.2e13), ticks=(1e9, 1e12))
+        self._sums = held.plot([], [], "|", color=style.INK, markersize=32, markeredgewidth=2, gid="sums")[0]
+        self.panels, self.others = (self._held, self._sent, self._largest), (self._sums,)
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name, and as Setting.scenario does."""
         now = Setting(**values)
-        here, row = now.scenario, list(STAGES).index(now.stage)
-        self._shown = [each for each in (now._replace(stage=name) for name in STAGES) if each.possible]
-        missing = ["K > d"] * (len(STAGES) - len(self._shown))  # HSDP, where it isn't possible
+        here, row, missing = now.scenario, [*STAGES].index(now.stage), "K > d"  # HSDP, where it isn't possible
+        shown = [each for each in (now._replace(stage=name) for name in STAGES) if each.possible]
         room, phi = here.cluster.accelerator.memory, here.shape.parameters
-        texts = ["|+ ".join(map(units.size, _sizes(each.scenario))) for each in self._shown]
-        self._texts.update([], texts + missing, row, 1.0, (_place(room, _BYTES), f"memory: {units.size(room)}"))
-        corners = ((x0, x1, y0, y1) for _, x0, x1, y0, y1, _ in self._lanes())
-        self._held.set_verts([[(x0, y0), (x1, y0), (x1, y1), (x0, y1)] for x0, x1, y0, y1 in corners])
-        self._held.set_facecolors([colour for _ in self._shown for colour, _ in _HELD.values()])
-        peaks = [each.scenario.peak.total for each in self._shown]
-        self._sums.set_data([LONGEST * _place(peak, _BYTES) for peak in peaks], range(len(peaks)))
-        sent, sizes = [each.sent() for each in self._shown], [each.largest() for each in self._shown]
-        totals = [sum(parts.values()) for parts in sent]
-        self._sent.update(sent, [*map(units.size, totals), *missing], row, max(1, *totals))
-        bars = [{"parameters": _place(size, _PHI)} for size in sizes]
-        self._largest.update(bars, [*map(count, sizes), *missing], row, 1.0, (_place(phi, _PHI), f"Φ = {count(phi)}"))
+        texts = ["|+ ".join(map(units.size, _sizes(each.scenario))) for each in shown]
+        bars, mark = [each.held() for each in shown], (room, f"memory: {units.size(room)}")
+        self._held.update(bars, texts, row, limit=mark, missing=missing)
+        self._sums.set_data([self._held.place(sum(bar.values())) for bar in bars], range(len(bars)))
+        bars = [each.sent() for each in shown]
+        totals = [sum(bar.values()) for bar in bars]
+        self._sent.update(bars, [*map(units.size, totals)], row, missing=missing)
+        sizes, mark = [each.largest() for each in shown], (phi, f"Φ = {count(phi)}")
+        self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
         where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.stage}, {now.cluster}"
         traffic = f"{units.three(totals[row] / max(1, totals[0]))} × data parallelism"
         numbers = (*map(units.size, (*_sizes(here), totals[row])), traffic)[: 4 if now.dp > 1 else 2]
         numbers = dict(zip(("states", "one sequence", "sent", "traffic"), numbers, strict=False))
         return Said(where, numbers, _limit(now), here.fits, here)
-
-    def _lanes(self) -> Iterator[Part]:
-        """A thin bar for each part of a row, one below the other: where a part is small beside another, it's seen, too."""
-        for y, each in enumerate(self._shown):
-            for lane, (part, size) in enumerate(each.held().items()):
-                top, says = y - 0.38 + 0.19 * lane, f"{each.stage}, {part}: {units.size(size)}"
-                yield Part(self._held.axes, 0, LONGEST * _place(size, _BYTES), top + 0.16, top, says)
-
-    def parts(self) -> Iterator[Part]:
-        """Yields what each bar says."""
-        for each in (self._lanes(), self._sent.parts(), self._largest.parts()):
-            yield from each
 
     def idle(self, stage: str, **values) -> tuple[str, ...]:
         """Switches K off but for HSDP."""
@@ -155,11 +121,6 @@ def explorer(measure: Measure | None = None) -> Explorer:
 def count(parameters: float) -> str:
     """7.64e9 -> "7.64B", as papers write it."""
     return units.size(parameters).removesuffix("B").replace("G", "B").replace(" ", "")
-
-
-def _place(value: float, ends: tuple[float, float]) -> float:
-    """From 0 to 1 on a logarithmic axis with these ends."""
-    return log10(max(value, ends[0]) / ends[0]) / log10(ends[1] / ends[0])
 
 
 def _sizes(here: Scenario) -> tuple[int, int]:
