@@ -26,13 +26,9 @@ class Setting(namedtuple("Setting", "model cluster dp stage k precision"), limit
     """Holds what the controls say. stage: a key of STAGES; k: shards of HSDP; precision: a key of theory.plan.RECIPES."""
 
     @property
-    def possible(self) -> bool:
-        return self.stage != "HSDP" or self.dp % self.k == 0
-
-    @property
     def scenario(self) -> Scenario:
         """Takes one sequence a GPU; all layers run again; no overlap. Raises ValueError for K above d in HSDP."""
-        if not self.possible:
+        if self.stage == "HSDP" and self.dp % self.k:
             ways = f"replicas × shards = d, so choose K up to {self.dp:,}, or more ranks"
             raise ValueError(f"HSDP with K = {self.k:,} shards on d = {self.dp:,} ranks: {ways}")
         how = {"zero": STAGES[self.stage], "dp_shard": self.k if self.stage == "HSDP" else None, "overlap": False}
@@ -130,10 +126,10 @@ def _sizes(here: Scenario) -> tuple[int, int]:
 
 def _limit(now: Setting) -> str:
     """Says what limits, and what would help. Computing grows with a step's tokens, what is sent does not."""
-    if not now.scenario.fits:
+    if not now.fits:
         held = now.held()
         most = f"memory, most of it {max(held, key=held.get)}".replace("optimizer", "optimizer states")
-        way = next((name for name, each in _ways(now) if each.possible and each.scenario.fits), None)
+        way = next((name for name, each in _ways(now) if each.possible and each.fits), None)
         return f"{most}: {way or 'ZeRO does not help, on however many GPUs; split the layers themselves (chapters 05 and 06)'}"
     if now.dp == 1:
         return "one GPU: nothing to share, nothing to send"
