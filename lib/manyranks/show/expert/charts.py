@@ -22,10 +22,7 @@ _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
 
 @style.styled
 def parameters(*shapes: ModelShape) -> style.Figure:
-    """Draws what a model holds beside what a token uses of it: parameters, and the FLOPs of training on one token.
-
-    shapes: the models; of sequences of 4,096 tokens
-    """
+    """Draws what models hold beside what a token, one of 4,096, uses: parameters, and the FLOPs of training on one token."""
     fig, (held, used) = style.figure(columns=2, width=9.2, height=1.3 + 0.62 * len(shapes))
     rows, work = range(len(shapes)), [flops.per_token(shape, 4096) for shape in shapes]
     every, active = ([getattr(shape, name) for shape in shapes] for name in ("parameters", "active_parameters"))
@@ -102,12 +99,11 @@ def balancing(runs: Mapping[str, Floats], loads: Mapping[str, Sequence[Floats]])
     axes.locator_params(axis="x", integer=True)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, handlelength=3)
     for place, (name, each) in enumerate(loads.items()):
-        panel = fig.add_subplot(grid[1, place], ylabel="" if place else "expert")
         found = np.asarray(each, float).T  # of an expert in each step
+        ticks = range(0, len(found), -(-len(found) // 8))
+        panel = fig.add_subplot(grid[1, place], title=name, xlabel="step", ylabel="" if place else "expert", yticks=ticks)
         look = {"cmap": "Greys", "vmin": 0, "vmax": 3, "aspect": "auto", "interpolation": "nearest"}
         drawn = panel.imshow(found / found.mean(axis=0), extent=(0.5, len(each) + 0.5, len(found) - 0.5, -0.5), **look)
-        panel.set_title(name, fontsize=10)
-        panel.set(xlabel="step", yticks=range(0, len(found), -(-len(found) // 8)))
         panel.locator_params(axis="x", nbins=4, integer=True)
         panel.grid(visible=False)
     bar = fig.colorbar(drawn, ax=fig.axes[1:], aspect=12, pad=0.01, label="load ÷ mean")
@@ -123,8 +119,7 @@ def waiting(
 
     imbalance: load of the fullest rank, rank 0, ÷ the mean; one for each run, as in the next three
     replayed: seconds of a step; computes, messages: those in which rank 1 computes, and its messages are on the way
-    predicted: imbalance -> seconds
-    ylabel: what the seconds are
+    predicted: imbalance -> seconds; ylabel: what the seconds are
     """
     order = np.argsort(imbalance)
     x, whole, works, sends = (np.asarray(each, float)[order] for each in (imbalance, replayed, computes, messages))

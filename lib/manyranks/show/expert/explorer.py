@@ -73,6 +73,7 @@ class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance sche
         return expert.way(here.shape, here.plan, here.cluster, here.imbalance, hops)
 
 
+_seconds = "{:,.3g} s".format  # of a step, always in the same unit, so that steps can be compared
 _MEMORY = {"states": (style.BLUE, ""), "activations, buffers": (style.ORANGE, "////")}
 # Of each of Setting.parts its name in the picture, colour and hatch.
 _TIME = {"compute": ("computing", style.BLUE, ""), "waits": ("waits for the fullest", style.YELLOW, "||||")}
@@ -175,11 +176,6 @@ def _way(now: Setting, hops: int, limit: int) -> tuple[dict, str]:
     inside, between, seconds = way = now._replace(limit=limit).way(hops)
     text = f"{units.size(inside + between)}, {units.duration(seconds)}" if seconds else "nothing"
     return dict(zip(_TRAFFIC, way, strict=False)), text
-
-
-def _seconds(of_a_step: float) -> str:
-    """A step's time, always in the same unit, so that steps can be compared."""
-    return f"{of_a_step:,.3g} s"
 
 
 def _said(now: Setting) -> Said:

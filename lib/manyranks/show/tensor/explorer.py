@@ -88,8 +88,7 @@ class Degrees(Panels):
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
-        time, kept = self.figure.subplots(1, 2, sharey=True, width_ratios=(1.7, 1))
+        self.figure, (time, kept) = style.figure(2, width=9.2, height=3.95, sharey=True, width_ratios=(1.7, 1))
         rows = [f"t = {t}" for t in DEGREES]
         self._time = Bars(time, _TIMES, "GPU-time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
         self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows, outline=word)

@@ -31,11 +31,8 @@ def saved(
 ) -> style.Figure:
     """Draws the bytes that one layer keeps for backward on one rank, over t: a bar for each variant.
 
-    plan: all but tp and what the variant says
-    degrees: the t that get a bar
-    measured: variant -> t -> bytes, drawn as rings
-    variants: keys of VARIANTS
-    itemsize: bytes of the norms' statistics, as in theory.tensor.saved
+    plan: all but tp and what the variant says; degrees: the t that get a bar; variants: keys of VARIANTS
+    measured: variant -> t -> bytes, drawn as rings; itemsize: bytes of the norms' statistics, as in theory.tensor.saved
     Raises ValueError for an unknown variant, and where a plan doesn't fit the shape.
     """
     if unknown := [name for name in (*variants, *measured) if name not in VARIANTS]:
@@ -69,9 +66,7 @@ def layer_time(shape: ModelShape, plan: Plan, cluster: Cluster, degrees: Sequenc
     """Draws the seconds of one layer, forward and backward, over t: computing, and communication that nothing hides.
 
     Dashed lines are the time of t = 1 divided by t; the dotted one is where groups leave the node.
-    plan: all but tp
-    cluster: where it runs
-    degrees: the t that get a bar
+    plan: all but tp; cluster: where it runs; degrees: the t that get a bar
     Raises ValueError where a plan doesn't fit the shape.
     """
     alone, *found = (passes.of_layer(shape, replace(plan, tp=t), cluster) for t in (1, *degrees))

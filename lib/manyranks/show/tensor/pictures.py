@@ -39,8 +39,7 @@ _CUTS = {
 def cut(kind: str, t: int = 4) -> style.Figure:
     """Draws the matrices of a cut product, with the rank that holds each part.
 
-    kind: "column" (Y = X·A), "row" (Z = Y·B) or "mlp" (both, with GELU between them)
-    t: ranks, 2 to 8
+    kind: "column" (Y = X·A), "row" (Z = Y·B) or "mlp" (both, with GELU between them); t: ranks, 2 to 8
     Raises ValueError for another kind or t.
     """
     if kind not in _CUTS:
@@ -91,8 +90,7 @@ def _draw_matrix(axes: Axes, matrix: Matrix, x: float, t: int) -> None:
 def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
     """Draws the query heads of each rank, and below them the key/value heads that they read.
 
-    heads: query heads, at most 32
-    kv_heads: key/value heads; with t > kv_heads several ranks have the same
+    heads: query heads, at most 32; kv_heads: key/value heads; with t > kv_heads several ranks have the same
     t: ranks, at most 16
     Raises ValueError for other numbers, and for those that don't divide each other as they must.
     """

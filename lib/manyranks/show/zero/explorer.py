@@ -1,7 +1,6 @@
 """Chapter 03's explorer: what each stage of ZeRO holds and sends, and the largest model that fits."""
 
 from collections import namedtuple
-from collections.abc import Iterator
 
 from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
@@ -59,8 +58,7 @@ class Stages(Panels):
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 4.2), layout="constrained")
-        held, sent, largest = self.figure.subplots(1, 3, sharey=True, width_ratios=(1.6, 1.2, 1))
+        self.figure, (held, sent, largest) = style.figure(3, 1, 9.2, 4.2, sharey=True, width_ratios=(1.6, 1.2, 1))
         self._held = Bars(held, _HELD, "memory (log; | is the sum)", [*STAGES], ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
         self._sent = Bars(sent, _SENT, "sent in a step", [*STAGES])
         phi = {"parameters": _HELD["parameters"]}
@@ -74,9 +72,9 @@ class Stages(Panels):
         here, row, missing = now.scenario, [*STAGES].index(now.stage), "K > d"  # HSDP, where it isn't possible
         shown = [each for each in (now._replace(stage=name) for name in STAGES) if each.possible]
         room, phi = here.cluster.accelerator.memory, here.shape.parameters
-        texts = ["|+ ".join(map(units.size, _sizes(each.scenario))) for each in shown]
         bars, mark = [each.held() for each in shown], (room, f"memory: {units.size(room)}")
-        self._held.update(bars, texts, row, limit=mark, missing=missing)
+        both = [(each.scenario.peak.states, bar["one sequence"]) for each, bar in zip(shown, bars, strict=True)]
+        self._held.update(bars, ["|+ ".join(map(units.size, each)) for each in both], row, limit=mark, missing=missing)
         self._sums.set_data([self._held.place(sum(bar.values())) for bar in bars], range(len(bars)))
         bars = [each.sent() for each in shown]
         totals = [sum(bar.values()) for bar in bars]
@@ -85,7 +83,7 @@ class Stages(Panels):
         self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
         where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.stage}, {now.cluster}"
         traffic = f"{units.three(totals[row] / max(1, totals[0]))} × data parallelism"
-        numbers = (*map(units.size, (*_sizes(here), totals[row])), traffic)[: 4 if now.dp > 1 else 2]
+        numbers = (*map(units.size, (*both[row], totals[row])), traffic)[: 4 if now.dp > 1 else 2]
         numbers = dict(zip(("states", "one sequence", "sent", "traffic"), numbers, strict=False))
         return Said(where, numbers, _limit(now), here.fits, here)
 
@@ -119,17 +117,13 @@ def count(parameters: float) -> str:
     return units.size(parameters).removesuffix("B").replace("G", "B").replace(" ", "")
 
 
-def _sizes(here: Scenario) -> tuple[int, int]:
-    """Bytes of the states, and of what one sequence needs beside them."""
-    return here.peak.states, here.peak.total - here.peak.states
-
-
 def _limit(now: Setting) -> str:
     """Says what limits, and what would help. Computing grows with a step's tokens, what is sent does not."""
     if not now.fits:
         held = now.held()
         most = f"memory, most of it {max(held, key=held.get)}".replace("optimizer", "optimizer states")
-        way = next((name for name, each in _ways(now) if each.possible and each.fits), None)
+        ways = ((says, now._replace(**change)) for says, change in _ways(now.stage == "HSDP").items())
+        way = next((says for says, each in ways if each.possible and each.fits), None)
         return f"{most}: {way or 'ZeRO does not help, on however many GPUs; split the layers themselves (chapters 05 and 06)'}"
     if now.dp == 1:
         return "one GPU: nothing to share, nothing to send"
@@ -139,9 +133,10 @@ def _limit(now: Setting) -> str:
     return f"the network, busy for as long as computing {sequences:.2g} sequences a GPU: give each that many a step, or more"
 
 
-def _ways(now: Setting) -> Iterator[tuple[str, Setting]]:
-    """Settings that shard more: of one control, then of both."""
+def _ways(hsdp: bool) -> dict[str, dict]:
+    """What shards more: another value of one control, then of two."""
     ranks = [2**k for k in range(11)]
-    later = ((f"{name} fits", now._replace(stage=name)) for name in list(STAGES)[1:4])
-    yield from ((f"K = {k:,} fits", now._replace(k=k)) for k in ranks) if now.stage == "HSDP" else later
-    yield from ((f"ZeRO-3 fits from {dp:,} GPUs on", now._replace(stage="ZeRO-3", dp=dp)) for dp in ranks)
+    ways = (
+        {f"K = {k:,} fits": {"k": k} for k in ranks} if hsdp else {f"{name} fits": {"stage": name} for name in [*STAGES][1:4]}
+    )
+    return ways | {f"ZeRO-3 fits from {dp:,} GPUs on": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}

@@ -1,7 +1,9 @@
 """Chapter 03's figures of memory over a step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, groupby
+from itertools import accumulate, cycle, groupby
+
+import numpy as np
 
 from manyranks.show import drawings, style, units
 
@@ -49,15 +51,14 @@ def memory_over_a_step(samples: Mapping[str, Sequence[tuple[str, int]]]) -> styl
     Raises ValueError unless all go through the same phases, each of them once.
     """
     names = [[moment.partition(" ")[0] for moment, _ in moments] for moments in samples.values()]
-    runs = [[(phase, len(list(moments))) for phase, moments in groupby(each)] for each in names]
-    found = [[phase for phase, _ in run] for run in runs]
+    found = [[phase for phase, _ in groupby(each)] for each in names]
     phases = found[0] if found else []
     if not phases or len(set(phases)) < len(phases) or any(each != phases for each in found):
         raise ValueError(f"samples go through {found}: give each name the same phases, each once, as [(moment, bytes), …]")
     fig, (axes,) = style.figure(width=8.4, height=4.0)
-    for (name, moments), run, marker in zip(samples.items(), runs, cycle(style.MARKERS), strict=False):
-        edges = [place + k / many for place, (_, many) in enumerate(run) for k in range(many)] + [len(phases)]
-        values = [size for _, size in moments]
+    for (name, moments), each, marker in zip(samples.items(), names, cycle(style.MARKERS), strict=False):
+        values, ends = [size for _, size in moments], [0, *accumulate(map(each.count, phases))]
+        edges = np.interp(range(len(values) + 1), ends, range(len(ends)))
         (line,) = axes.step(edges, [*values, values[-1]], where="post")
         at, label = values.index(max(values)), f"{name}: at most {units.size(max(values))}"
         look = {"color": line.get_color(), "linestyle": line.get_linestyle(), "marker": marker, "markersize": 7}
