@@ -35,7 +35,7 @@ def columns(
             below += heights
             seen.add(part)
     axes.set_xticks(range(len(groups)), groups)
-    axes.tick_params(axis="x", length=0)
+    axes.tick_params(axis="x", which="both", length=0)
     axes.grid(visible=False, axis="x")
     axes.yaxis.set_major_formatter(lambda number, _: unit(number) if number else "0")
     return places
