@@ -22,8 +22,8 @@ _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
 
 @style.styled
 def parameters(*shapes: ModelShape) -> style.Figure:
-    """Draws what models hold beside what a token, one of 4,096, uses: parameters, and the FLOPs of training on one token."""
-    fig, (held, used) = style.figure(columns=2, width=9.2, height=1.3 + 0.62 * len(shapes))
+    """Draws what models hold beside what a token uses of it: parameters, and the FLOPs of training on it, with s = 4,096."""
+    fig, (held, used) = style.figure(columns=2, width=9.2, height=1.3 + 0.62 * len(shapes), sharey=True)
     rows, work = range(len(shapes)), [flops.per_token(shape, 4096) for shape in shapes]
     every, active = ([getattr(shape, name) for shape in shapes] for name in ("parameters", "active_parameters"))
     bars = held.barh(rows, every, 0.62, label="held: all parameters", **_HELD), used.barh(rows, work, 0.34, **_USED)
@@ -31,13 +31,13 @@ def parameters(*shapes: ModelShape) -> style.Figure:
     names = [f"{s.name}\n" + (f"{s.top_k} of {s.experts} experts" if s.experts else "dense") for s in shapes]
     billions = ([f"{n / 1e9:.3g} B" for n in numbers] for numbers in (every, active))
     texts = [f"{n}, used: {m}" if n != m else f"{n}: all" for n, m in zip(*billions, strict=True)], map(units.flops, work)
-    for axes, drawn, said, longest in zip((held, used), bars, texts, (max(every), max(work)), strict=True):
+    for axes, drawn, said in zip((held, used), bars, texts, strict=True):
         axes.bar_label(drawn, said, padding=5, fontsize=9)
-        axes.set(xlim=(0, 1.42 * longest), ylim=(len(shapes) - 0.5, -0.5), yticks=rows, yticklabels=names)
+        axes.set_xlim(0, 1.42 * max(drawn.datavalues))
         axes.locator_params(axis="x", nbins=5)
         axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0, labelleft=axes is held)
-    held.set(title="Held", xlabel="parameters")
+        axes.tick_params(axis="y", length=0)
+    held.set(title="Held", xlabel="parameters", ylim=(len(shapes) - 0.5, -0.5), yticks=rows, yticklabels=names)
     used.set(title="Used", xlabel="FLOPs of a token, forward + backward, s = 4,096")
     held.xaxis.set_major_formatter(lambda number, _: f"{number / 1e9:,.0f} B" if number else "0")
     used.xaxis.set_major_formatter(EngFormatter("FLOP"))

@@ -92,8 +92,8 @@ class Degrees(Panels):
         rows = [f"t = {t}" for t in DEGREES]
         self._time = Bars(time, _TIMES, "GPU-time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
         self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows, outline=word)
-        time.set(xlim=(0, 1.25))
         kept.set(xlim=(0, LONGEST + 0.25))
+        time.set(xlim=(0, 1.25))
         time.set_xlabel("at the right: the layer's time, what of it waits for messages, the step's MFU (»: longer)", loc="left")
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
         self._node = Labels(kept, left=1, name="node")
@@ -111,10 +111,10 @@ class Degrees(Panels):
         bars = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
         self._kept.update(bars, [units.size(each.total) for each in kept], row, missing=missing)
         inside = sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)
+        ends = inside < len(DEGREES)
         for line in self._ends:
-            line.set(ydata=[inside - 0.5] * 2, visible=inside < len(DEGREES))
-        ends = [f"a node of {cluster.node} ends"] * (inside < len(DEGREES))
-        self._node.update([(LONGEST, inside - 0.76)] * len(ends), ends)
+            line.set(ydata=[inside - 0.5] * 2, visible=ends)
+        self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node of {cluster.node} ends"] * ends)
         return said
 
     def code(self, **values) -> str:

@@ -53,7 +53,6 @@ def saved(
     axes.xaxis.remove_overlapping_locs = False  # the middle one of three bars stands where its t does
     two_lines = any("\n" in name for name in names)
     axes.set_xticks(np.ravel(places), np.repeat(names, len(degrees)), minor=True, fontsize=8)
-    axes.tick_params(axis="x", which="minor", length=0)
     axes.tick_params(axis="x", pad=18 + 11 * two_lines)
     xlabel = "tensor-parallel ranks" + " (kept: the gathered inputs too)" * two_lines
     axes.set(xlabel=xlabel, ylabel="kept by one layer, a rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
