@@ -13,7 +13,6 @@ from manyranks.theory import Plan, batch, clusters, memory
 
 RANKS = [2**k for k in range(11)]  # 1 to 1,024
 MODELS = ("small GPT", "gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b", "llama3-70b")
-_MUCH = 0.05  # of a step: what waits longer for gradients limits
 _PARTS = {"compute": (style.BLUE, ""), "communication": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
 _HELD |= {"activations": (style.PINK, "\\\\\\\\"), "buffers": (style.FAINT, "")}
@@ -99,13 +98,9 @@ def explorer(measure: Measure | None = None) -> Explorer:
     """Returns the explorer of chapter 02. measure: what "Measure it" runs, manyranks.small's data_parallel."""
     presets = {"1 sequence a GPU": {"microbatch": 1}, "after backward": {"microbatch": 1, "overlap": False}}
     presets |= {"the batch-size wall": {"dp": 1024}, "Llama 3 8B": {"model": "llama3-8b", "microbatch": 1}}
-    return Explorer(
-        Scaling(),
-        presets,
-        measure,
-        **controls({"model": MODELS}, model="gpt2-xl", cluster="h100-dgx", dp=64, microbatch=8, overlap=True),
-        critical=log_slider("critical batch", 2**20, 12, 26, show=_count),
-    )
+    shared = controls({"model": MODELS}, model="gpt2-xl", cluster="h100-dgx", dp=64, microbatch=8, overlap=True)
+    critical = log_slider("critical batch", 2**20, 12, 26, show=_count)
+    return Explorer(Scaling(), presets, measure, **shared, critical=critical)
 
 
 def _said(now: Setting, one: Setting) -> Said:
@@ -132,7 +127,7 @@ def _limit(now: Setting) -> str:
         return "one GPU: nothing to communicate"
     if time.plan.tokens > now.critical:
         return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical one: more GPUs hardly save time"
-    if time.data > _MUCH * time.seconds:
+    if time.data > 0.05 * time.seconds:
         return f"{time.data / time.seconds:.0%} of a step waits for gradients"
     return "computing"
 

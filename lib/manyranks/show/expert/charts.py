@@ -14,7 +14,6 @@ Numbers = Mapping[str, Mapping[str, float]]
 Floats = Sequence[float]
 _HELD = {"color": "#cfe3f1", "hatch": "////", "edgecolor": style.BLUE, "linewidth": 0.8}
 _USED = {"color": style.BLUE, "edgecolor": style.INK, "linewidth": 0.8}
-_RING = {"color": style.INK, "markerfacecolor": "white", "markersize": 10, "markeredgewidth": 1.8, "label": "theory"}
 # What a rank does, from below: colour, hatch and its colour.
 _PARTS = {"rank 1 computes": (style.BLUE, "", style.BLUE), "its messages are on the way": ("#cfe3f1", "....", style.BLUE)}
 _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
@@ -73,7 +72,7 @@ def copies(measured: Numbers, predicted: Numbers, ylabel: str, said: Callable[[f
     found, theory = (np.array([[of[way][name] for way in measured] for name in routings]) for of in (measured, predicted))
     sides = [{f"{name}, measured": numbers} for name, numbers in zip(routings, found, strict=True)]
     x = np.ravel(columns(axes, list(measured), sides, said))
-    axes.plot(x, theory.flat, "o", **_RING)
+    axes.plot(x, theory.flat, "o", color=style.INK, markerfacecolor="white", markersize=10, markeredgewidth=1.8, label="theory")
     texts = [f"{said(one)}\ntheory {said(other)}" for one, other in zip(found.flat, theory.flat, strict=True)]
     write(axes, x, np.fmax(found, theory).flat, texts, 8, 8.5)
     axes.set(ylabel=ylabel, ylim=(0, 1.2 * axes.get_ylim()[1]))

@@ -135,15 +135,12 @@ def explorer(measure: Measure | None = None) -> Explorer:
     """
     presets = {"8 tensor ranks": {"tp": 8}, "8 expert ranks": {"ep": 8}, "twice the load": {"imbalance": 2}}
     presets |= {"one node": {"limit": 1}, "Mixtral 8x7B": {"model": "mixtral-8x7b"}}
-    return Explorer(
-        Degrees(),
-        presets,
-        measure,
-        **controls({"model": MODELS, "cluster": CLUSTERS} | CHOICES, model="deepseek-v3", cluster="h800", pp=16, ep=64, tp=1),
-        limit=value_slider("nodes for a token", 4, CHOICES["limit"], lambda m: str(m) if m else "all"),
-        imbalance=value_slider("fullest ÷ mean", 1, CHOICES["imbalance"]),
-        schedule=choice("schedule", "dualpipe", CHOICES["schedule"]),
-    )
+    only = {"model": MODELS, "cluster": CLUSTERS} | CHOICES
+    shared = controls(only, model="deepseek-v3", cluster="h800", pp=16, ep=64, tp=1)
+    own = {"limit": value_slider("nodes for a token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")}
+    own["imbalance"] = value_slider("fullest ÷ mean", 1, CHOICES["imbalance"])
+    own["schedule"] = choice("schedule", "dualpipe", CHOICES["schedule"])
+    return Explorer(Degrees(), presets, measure, **shared, **own)
 
 
 def tried(find: Callable, *args):

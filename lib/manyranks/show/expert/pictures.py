@@ -56,7 +56,7 @@ def routing(
 def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: int | None) -> None:
     """A bar for each expert, what was dropped at its end, with the mean and the capacity as lines."""
     mean, longest = (kept + lost).mean(), max(*(kept + lost), capacity or 0)
-    said = [f"dashed, the mean: {mean:.3g}"]
+    said = [f"dashed, the mean: {mean:.3g}", f"largest ÷ mean: {max(kept + lost) / mean:.2f}"]
     for expert, (held, dropped) in enumerate(zip(kept, lost, strict=True)):
         colour, hatch = LOOKS[expert // own]
         axes.barh(expert, held, 0.72, color=colour, hatch=hatch, edgecolor="#666666", linewidth=0.6)
@@ -65,8 +65,7 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
     axes.axvline(mean, color=style.INK, linestyle="--", linewidth=1.3)
     if capacity is not None:
         axes.axvline(capacity, color=style.ORANGE, linestyle="-", linewidth=2)
-        said.append(f"thick line, the capacity: {capacity}")
-    said.append(f"largest ÷ mean: {max(kept + lost) / mean:.2f}")
+        said.insert(1, f"thick line, the capacity: {capacity}")
     axes.set(title="copies of each expert", xlabel="\n".join(said), xlim=(0, 1.9 * longest), xticks=[])
     axes.grid(visible=False)
 

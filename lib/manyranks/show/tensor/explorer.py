@@ -22,7 +22,6 @@ AGAIN = {"nothing": ("none", False), "the core": ("selective", False), "the whol
 AGAIN = Named("kept", AGAIN | {"nothing, flash attention": ("none", True)})
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
 _KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
-_SHOWN = 4  # times the shortest bar of GPU-time; what is longer is cut off
 
 
 class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather overlap_tensor kept"), limits.Setting):
@@ -38,7 +37,6 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
 
     @property
     def possible(self) -> bool:
-        """Tells whether the model's sizes allow this t."""
         return not uncut(SHAPES[self.model], self.tp)
 
     @property
@@ -105,7 +103,7 @@ class Degrees(Panels):
         said, cluster = _said(now), now.scenario.cluster  # refuses what can't be
         shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
         costs, missing = [each.cost for each in shown], "not this t"
-        longest, mark = min(max(costs), _SHOWN * min(costs)), (costs[0], f"t = 1: {units.duration(costs[0])}")
+        longest, mark = min(max(costs), 4 * min(costs)), (costs[0], f"t = 1: {units.duration(costs[0])}")
         self._time.update([each.split() for each in shown], [*map(_texts, shown)], row, longest, mark, missing)
         kept = [each.saved() for each in shown]
         bars = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
@@ -132,17 +130,12 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
     measure: what "Measure it" runs, manyranks.small's tensor
     """
-    only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
     presets = {"two nodes": {"tp": 16}, "TP alone": {"sequence_parallel": False}}
-    return Explorer(
-        Degrees(),
-        presets | {"small model": {"model": "small GPT", "tp": 4}},
-        measure,
-        **controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True),
-        regather=choice("gather again", True, SWITCH),
-        overlap_tensor=choice("overlap", True, SWITCH),
-        kept=choice("recompute", "the core", list(AGAIN)),
-    )
+    presets["small model"] = {"model": "small GPT", "tp": 4}
+    only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
+    shared = controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True)
+    own = {"regather": choice("gather again", True, SWITCH), "overlap_tensor": choice("overlap", True, SWITCH)}
+    return Explorer(Degrees(), presets, measure, **shared, **own, kept=choice("recompute", "the core", list(AGAIN)))
 
 
 def _texts(now: Setting) -> str:

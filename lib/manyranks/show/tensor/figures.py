@@ -9,10 +9,10 @@ import numpy as np
 from manyranks.show import style, units
 from manyranks.show.columns import columns, write
 from manyranks.theory import Cluster, ModelShape, Plan, passes, tensor
-from manyranks.theory.names import nearest
+from manyranks.theory.names import Named
 
 # name -> what it says of a plan
-VARIANTS = {"TP": {"sequence_parallel": False}, "TP + SP": {"sequence_parallel": True, "regather": True}}
+VARIANTS = Named("variant", {"TP": {"sequence_parallel": False}, "TP + SP": {"sequence_parallel": True, "regather": True}})
 VARIANTS |= {"TP + SP, gathered inputs kept": {"sequence_parallel": True, "regather": False}}
 _NARROW = dict(zip(VARIANTS, ("TP", "+ SP", "+ SP,\nkept"), strict=True))  # below the bars, where each t has several
 _PARTS = {"norms, dropouts and the inputs of attention and MLP: cut by SP only": (style.ORANGE, "////")}
@@ -35,11 +35,10 @@ def saved(
     measured: variant -> t -> bytes, drawn as rings; itemsize: bytes of the norms' statistics, as in theory.tensor.saved
     Raises ValueError for an unknown variant, and where a plan doesn't fit the shape.
     """
-    if unknown := [name for name in (*variants, *measured) if name not in VARIANTS]:
-        raise ValueError(f"variant {unknown[0]!r}: {nearest(unknown[0], VARIANTS)}")
+    ways = [VARIANTS[name] for name in (*variants, *measured)]  # refuses what can't be
     fig, (axes,) = style.figure(width=8.8, height=3.9)
     small, names = len(variants) * len(degrees) > 8, [_NARROW[name] for name in variants]
-    plans = [[replace(plan, tp=t, **VARIANTS[name]) for t in degrees] for name in variants]
+    plans = [[replace(plan, tp=t, **way) for t in degrees] for way in ways[: len(variants)]]
     each = [[tensor.saved(shape, plan, itemsize=itemsize) for plan in of] for of in plans]
     parts = [np.transpose([(one.outside + one.statistics, one.inside) for one in of]) for of in each]
     sides = [dict(zip(_PARTS, both, strict=True)) for both in parts]

@@ -101,15 +101,9 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets["Llama 70B"] = {"model": "llama3-70b", "cluster": "h100-dgx", "stage": "ZeRO-3"}
     presets["a trillion"] = {"model": "megatron-1t", "cluster": "h100-dgx", "dp": 1024, "stage": "ZeRO-3"}
     presets["32-bit gradients"] = {"precision": "bf16-fp32-gradients"}
-    return Explorer(
-        Stages(),
-        presets,
-        measure,
-        **controls(ONLY, model="megatron-7.5b", cluster="v100-dgx", dp=64),
-        stage=choice("stage", "ZeRO-2", list(STAGES)),
-        k=log_slider("shards K (HSDP)", 16, 0, 10, show="{:,}".format),
-        precision=choice("bytes a parameter", "bf16", RECIPES),
-    )
+    shared = controls(ONLY, model="megatron-7.5b", cluster="v100-dgx", dp=64)
+    own = {"stage": choice("stage", "ZeRO-2", list(STAGES)), "k": log_slider("shards K (HSDP)", 16, 0, 10, show="{:,}".format)}
+    return Explorer(Stages(), presets, measure, **shared, **own, precision=choice("bytes a parameter", "bf16", RECIPES))
 
 
 def count(parameters: float) -> str:
