@@ -161,7 +161,7 @@ def test_phases_and_copies_have_their_numbers_on_their_bars():
     assert texts(axes) == ["1.13", "2.06", "0.29", "2.26", "4.12", "0.58"]
     (axes,) = expert.copies(COPIES, EXPECTED, "copies", "{:,.0f}".format).axes
     assert [[bar.get_height() for bar in bars] for bars in axes.containers] == [[1520, 1010], [1490, 505]]
-    assert [*(line.get_ydata()[0] for line in axes.lines)] == [1536, 1003, 1536, 512]
+    assert list(axes.lines[0].get_ydata()) == [1536, 1003, 1536, 512]
     assert texts(axes)[-1] == "505\ntheory 512"
     assert axes.lines[0].get_label() == "theory"
 

@@ -68,7 +68,7 @@ def test_the_pair_needs_one_message_between_its_input_and_its_output():
     ]
 
 
-@pytest.mark.parametrize(("kind", "t", "said"), [("columns", 4, "kind='columns': did you mean 'column'"), ("row", 9, "t=9: ")])
+@pytest.mark.parametrize(("kind", "t", "said"), [("columns", 4, "kind 'columns': did you mean 'column'"), ("row", 9, "t=9: ")])
 def test_a_picture_that_cannot_be_drawn_is_refused(kind, t, said):
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         tensor.cut(kind, t)

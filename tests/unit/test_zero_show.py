@@ -9,7 +9,7 @@ from manyranks.show import bars, units, zero
 from manyranks.show.zero import explorer, memory_over_a_step
 from manyranks.show.zero.explorer import RECIPES, STAGES, Stages
 from manyranks.theory import Plan, clusters, memory, models, published, sharding
-from tests.drawn import named, widths, words
+from tests.drawn import boxes, named, widths, words
 
 DEFAULT = {"model": "megatron-7.5b", "cluster": "v100-dgx", "dp": 64, "stage": "ZeRO-2", "k": 16, "precision": "bf16"}
 
@@ -28,7 +28,8 @@ def written(**change) -> list[list[str]]:
 
 def lanes(held: Axes) -> list[float]:
     """How long each lane is, from top to bottom."""
-    return [path.vertices[:, 0].max() for path in named(held, "held").get_paths()]
+    parts = ("parameters", "gradients", "optimizer", "one sequence")
+    return [right for _, right in sorted((top, right) for part in parts for _, right, top, _ in boxes(held, part))]
 
 
 # The explorer

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, zip_longest
+from math import log10
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -23,6 +24,7 @@ class Bars:
 
     parts: name -> colour and hatch, from left to right; unit: how a part's number is written; columns: of the legend, 0 for
     none. labels: how texts are drawn, as Labels takes it: outline=word for texts that are seldom those of another setting.
+    ends, ticks: of a logarithmic axis, on which the parts of a row are below each other.
     """
 
     def __init__(
@@ -33,9 +35,11 @@ class Bars:
         rows: Sequence[str],
         unit: Callable[[float], str] = units.size,
         columns: int = 2,
+        ends: tuple[float, float] | None = None,
+        ticks: Sequence[float] = (),
         **labels,
     ):
-        self._axes, self._rows, self._unit, self._drawn = axes, list(rows), unit, ([], 1.0)
+        self._axes, self._rows, self._unit, self._ends, self._bars, self._longest = axes, list(rows), unit, ends, [], 1.0
         self._boxes = {part: PathPatch(NOTHING, facecolor=colour, hatch=hatch) for part, (colour, hatch) in parts.items()}
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
@@ -44,7 +48,8 @@ class Bars:
         self._band = axes.axhspan(0, 0.9, color=style.FAINT, linewidth=0, zorder=0)
         self._limit.set_gid("limit")
         self._band.set_gid("band")
-        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6), xticks=[])
+        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6))
+        axes.set_xticks([self.place(tick) for tick in ticks], list(map(unit, ticks)))
         axes.set_yticks(range(len(rows)), list(rows))
         columns *= len(parts) > 1
         axes.set_title(title, pad=6 + 19 * -(-len(parts) // columns) if columns else 6)
@@ -64,37 +69,37 @@ class Bars:
 
     def parts(self) -> Iterator[Part]:
         """What each part of each bar says, as it was drawn last."""
-        bars, longest = self._drawn
-        for y, bar in enumerate(bars):
-            for part, left, right in _ends(bar, longest):
+        for y, bar in enumerate(self._bars):
+            for part, left, right, top, bottom in self._places(y, bar):
                 if right > left and part in self._boxes:
                     name = ", ".join(filter(None, (self._rows[y], part)))
-                    yield Part(self._axes, left, right, y + 0.3, y - 0.3, f"{name}: {self._unit(bar[part])}")
+                    yield Part(self._axes, left, right, bottom, top, f"{name}: {self._unit(bar[part])}")
 
     def update(
         self,
         bars: Sequence[Mapping[str, float]],
         texts: Sequence[str],
         row: int,
-        longest: float,
+        longest: float | None = None,
         limit: tuple[float, str] | None = None,
+        missing: str = "",
     ) -> None:
-        """Shows bars, cut off at `longest`, and a text for each row, in columns between "|". The last rows may have no bar.
+        """Shows bars, cut off at `longest` if it's given, and a text for each row, in columns between "|".
 
-        row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`.
+        row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`; missing: what the
+        last rows say, if they have neither bar nor text.
         """
-        self._drawn = bars, longest
+        self._longest = longest = self._ends[1] if self._ends else longest or max(sum(bar.values()) for bar in bars) or 1.0
+        self._bars, texts = bars, [*texts, *[missing] * (len(self._rows) - len(texts) if missing else 0)]
         for part, boxes in self._boxes.items():
-            each = [
-                (*ends, y - 0.3, y + 0.3) for y, bar in enumerate(bars) for name, *ends in _ends(bar, longest) if name == part
-            ]
-            boxes.set_path(path := joined(each))
+            each = (box for y, bar in enumerate(bars) for box in self._places(y, bar))
+            boxes.set_path(path := joined([place for name, *place in each if name == part]))
             boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
         texts = [f"» {text}" if bar and sum(bar.values()) > longest else text for bar, text in zip_longest(bars, texts)]
         places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
         words = [word for text in texts for word in text.split("|")]
         if limit:
-            at = min(limit[0] / longest, 1) * LONGEST
+            at = self.place(limit[0])
             self._limit.set_xdata([at, at])
             words.append(limit[1] + " »" * (limit[0] > longest))
             places.append((at, len(self._rows) - 0.3))
@@ -102,11 +107,18 @@ class Bars:
         self._band.set_y(row - 0.45)
         self._labels.update(places, words)
 
+    def place(self, x: float) -> float:
+        """Where a number is on the axis."""
+        low, high = self._ends or (0, 0)
+        return LONGEST * (log10(max(x / low, 1)) / log10(high / low) if low else min(x / self._longest, 1))
 
-def _ends(bar: Mapping[str, float], longest: float) -> Iterator[tuple[str, float, float]]:
-    """Where each part of a bar begins and ends on the axis."""
-    ends = [min(x / longest, 1) * LONGEST for x in accumulate(bar.values(), initial=0.0)]
-    return ((part, *each) for part, each in zip(bar, pairwise(ends), strict=True))
+    def _places(self, y: int, bar: Mapping[str, float]) -> Iterator[tuple[str, float, float, float, float]]:
+        """Left, right, top and bottom of each part of a bar."""
+        if self._ends and len(bar) > 1:
+            lanes = np.linspace(y - 0.38, y + 0.38, len(bar), endpoint=False)
+            return ((part, 0, self.place(x), top, top + 0.16) for (part, x), top in zip(bar.items(), lanes, strict=True))
+        ends = map(self.place, accumulate(bar.values(), initial=0.0))
+        return ((part, *each, y - 0.3, y + 0.3) for part, each in zip(bar, pairwise(ends), strict=True))
 
 
 def corners(boxes: Sequence[tuple[float, float, float, float]]) -> np.ndarray:

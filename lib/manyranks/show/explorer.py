@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import ipywidgets as widgets
@@ -35,7 +35,7 @@ from manyranks.show import page, scenario, style
 from manyranks.show.said import Part, Said
 from manyranks.show.scenario import choice, log_slider, slider, value_slider
 
-__all__ = ["Explorer", "Part", "Plot", "Said", "choice", "log_slider", "slider", "value_slider"]
+__all__ = ["Explorer", "Panels", "Part", "Plot", "Said", "choice", "log_slider", "slider", "value_slider"]
 
 _REST = 1.0  # seconds without a change after which a setting is one that the next is compared with
 _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged slider does not queue up pictures
@@ -52,6 +52,20 @@ class Plot(Protocol):
     moving: Sequence[Artist]
 
     def update(self, **values) -> Said | str: ...
+
+
+class Panels:
+    """A plot made of panels, in the order in which they're drawn; others: artists over them that move, too."""
+
+    panels: Sequence
+    others: Sequence[Artist] = ()
+
+    @property
+    def moving(self) -> list[Artist]:
+        return [*(artist for panel in self.panels for artist in panel.moving), *self.others]
+
+    def parts(self) -> Iterator[Part]:
+        return (part for panel in self.panels if hasattr(panel, "parts") for part in panel.parts())
 
 
 class Measure(Protocol):

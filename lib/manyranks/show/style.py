@@ -56,7 +56,7 @@ def styled(draw: Callable) -> Callable:
     return drawn
 
 
-def figure(columns: int = 1, rows: int = 1, width: float = 7.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """A Figure with its axes from left to right, top to bottom; pyplot never hears of it."""
+def figure(columns: int = 1, rows: int = 1, width: float = 7.2, height: float = 3.6, **more) -> tuple[Figure, list[Axes]]:
+    """A Figure with its axes from left to right, top to bottom; pyplot never hears of it. more: as subplots takes it."""
     fig = Figure(figsize=(width, height), layout="constrained")
-    return fig, list(fig.subplots(rows, columns, squeeze=False).flat)
+    return fig, list(fig.subplots(rows, columns, squeeze=False, **more).flat)

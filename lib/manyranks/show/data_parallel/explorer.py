@@ -1,36 +1,26 @@
 """Chapter 02's explorer: the time of a step, MFU, memory, and the time to a given loss, of d replicas."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import namedtuple
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from manyranks.show import style, units
+from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Measure, log_slider
-from manyranks.show.said import Part, Said
+from manyranks.show.explorer import Explorer, Measure, Panels, log_slider
+from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, batch, clusters, memory
 
 RANKS = [2**k for k in range(11)]  # 1 to 1,024
 MODELS = ("small GPT", "gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b", "llama3-70b")
-_MUCH = 0.05  # of a step: what waits longer for gradients limits
 _PARTS = {"compute": (style.BLUE, ""), "communication": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
 _HELD |= {"activations": (style.PINK, "\\\\\\\\"), "buffers": (style.FAINT, "")}
 _OVERLAP = {True: "overlapped", False: "after backward"}
 
 
-class Setting(NamedTuple):
+class Setting(namedtuple("Setting", "model cluster dp microbatch overlap critical"), limits.Setting):
     """Holds what the controls say. critical: the critical batch in tokens."""
-
-    model: str
-    cluster: str
-    dp: int
-    microbatch: int
-    overlap: bool
-    critical: float
 
     @property
     def scenario(self) -> Scenario:
@@ -39,17 +29,18 @@ class Setting(NamedTuple):
         return Scenario(SHAPES[self.model], plan, clusters[self.cluster])
 
     @property
-    def steps(self) -> float:
-        """Of a training to a given loss, as a multiple of the fewest possible."""
-        return batch.steps(self.scenario.plan.tokens, self.critical)
+    def cost(self) -> float:
+        """Seconds of a training to a given loss, in relation to other settings."""
+        return batch.steps(self.scenario.plan.tokens, self.critical) * self.scenario.time.seconds
 
-    @property
-    def seconds(self) -> float:
-        """Of a training to a given loss, in relation to other settings with these steps."""
-        return self.steps * self.scenario.time.seconds
+    def held(self) -> dict[str, float]:
+        """Bytes of one accelerator; their sum is the peak."""
+        here = self.scenario
+        states = memory.model_states(here.shape, here.plan)[:3]
+        return dict(zip(_HELD, (*states, here.peak.activations, here.peak.buffers), strict=True))
 
 
-class Scaling:
+class Scaling(Panels):
     """Four panels: a step's time, the MFU of d accelerators, the memory of one, and the time to train."""
 
     @style.styled
@@ -61,46 +52,37 @@ class Scaling:
         self._training = _Curves(training, ("d times as fast", "data parallelism"), "time (1 = one GPU)", "lower left")
         mfu.set(ylim=(0, 100), title="MFU over d")
         training.set(yscale="log", ylim=(1e-4, 2), title="time to a given loss")
-        panels = self._step, self._mfu, self._held, self._training
-        self.moving: list[Artist] = [artist for panel in panels for artist in panel.moving]
+        self.panels = self._step, self._mfu, self._held, self._training
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown model or cluster, and numbers below 1."""
         now = Setting(**values)
         here, one = now.scenario, now._replace(dp=1)
-        ways = [now._replace(overlap=overlap) for overlap in _OVERLAP]
+        ways, row = [now._replace(overlap=overlap) for overlap in _OVERLAP], [*_OVERLAP].index(now.overlap)
         times = [each.scenario.time for each in ways]
-        row = list(_OVERLAP).index(now.overlap)
         bars = [dict(zip(_PARTS, (time.compute, time.data, time.optimizer), strict=True)) for time in times]
-        texts = [units.duration(time.seconds) for time in times]
-        self._step.update(bars, texts, row, max(time.seconds for time in times))
-        held, room = _held(here), here.cost.room
-        longest = max(room, min(4 * room, here.peak.total))
-        self._held.update([held], [units.size(here.peak.total)], 0, longest, (room, f"memory: {units.size(room)}"))
+        self._step.update(bars, [units.duration(time.seconds) for time in times], row)
+        whole, room = here.peak.total, here.cost.room
+        mark = room, f"memory: {units.size(room)}"
+        self._held.update([now.held()], [units.size(whole)], 0, max(room, min(4 * room, whole)), mark)
         ranks = [n for n in RANKS if n <= here.cluster.levels[-1].size]
         self._mfu.update(ranks, [[100 * way._replace(dp=n).scenario.time.mfu for n in ranks] for way in ways], now.dp, row)
-        relative = [now._replace(dp=n).seconds / one.seconds for n in ranks]
+        relative = [now._replace(dp=n).cost / one.cost for n in ranks]
         self._training.update(ranks, [[1 / n for n in ranks], relative], now.dp, 1)
-        return _said(now, one, held)
-
-    def parts(self) -> Iterator[Part]:
-        """What the bars say."""
-        yield from self._step.parts()
-        yield from self._held.parts()
+        return _said(now, one)
 
 
 class _Curves:
     """Two curves over the number of accelerators, and a mark."""
 
     def __init__(self, axes: Axes, names: tuple[str, ...], ylabel: str, legend: str):
-        looks = ((style.BLUE, "-", "o"), (style.ORANGE, "--", "s"))
+        look = {"base": 2, "markersize": 4}
         self._lines = [
-            axes.semilogx(RANKS, RANKS, base=2, color=c, linestyle=line, marker=m, markersize=4, label=name)[0]
-            for name, (c, line, m) in zip(names, looks, strict=True)
+            axes.semilogx(RANKS, RANKS, marker=marker, label=name, **look)[0] for name, marker in zip(names, "os", strict=True)
         ]
         self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
         axes.set(xlabel="data ranks d", ylabel=ylabel, xlim=(0.8, 1280))
-        axes.set_xticks([1, 4, 16, 64, 256, 1024], ["1", "4", "16", "64", "256", "1,024"])
+        axes.set_xticks(RANKS[::2], [f"{n:,}" for n in RANKS[::2]])
         axes.minorticks_off()
         axes.legend(loc=legend)
         self.moving = [*self._lines, self._dot]
@@ -113,32 +95,15 @@ class _Curves:
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 02.
-
-    measure: what "Measure it" runs, manyranks.small's data_parallel
-    """
-    return Explorer(
-        Scaling(),
-        presets={
-            "1 sequence a GPU": {"microbatch": 1},
-            "after backward": {"microbatch": 1, "overlap": False},
-            "the batch-size wall": {"dp": 1024},
-            "Llama 3 8B": {"model": "llama3-8b", "microbatch": 1},
-        },
-        measure=measure,
-        **controls({"model": MODELS}, model="gpt2-xl", cluster="h100-dgx", dp=64, microbatch=8, overlap=True),
-        critical=log_slider("critical batch", 2**20, 12, 26, show=_count),
-    )
+    """Returns the explorer of chapter 02. measure: what "Measure it" runs, manyranks.small's data_parallel."""
+    presets = {"1 sequence a GPU": {"microbatch": 1}, "after backward": {"microbatch": 1, "overlap": False}}
+    presets |= {"the batch-size wall": {"dp": 1024}, "Llama 3 8B": {"model": "llama3-8b", "microbatch": 1}}
+    shared = controls({"model": MODELS}, model="gpt2-xl", cluster="h100-dgx", dp=64, microbatch=8, overlap=True)
+    critical = log_slider("critical batch", 2**20, 12, 26, show=_count)
+    return Explorer(Scaling(), presets, measure, **shared, critical=critical)
 
 
-def _held(here: Scenario) -> dict[str, float]:
-    """Bytes of one accelerator; their sum is the peak."""
-    parameters, gradients, optimizer, _ = memory.model_states(here.shape, here.plan)
-    parts = (parameters, gradients, optimizer, here.peak.activations, here.peak.buffers)
-    return dict(zip(_HELD, parts, strict=True))
-
-
-def _said(now: Setting, one: Setting, held: dict[str, float]) -> Said:
+def _said(now: Setting, one: Setting) -> Said:
     here, time = now.scenario, now.scenario.time
     speed = time.tokens_per_second / one.scenario.time.tokens_per_second
     more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
@@ -146,13 +111,13 @@ def _said(now: Setting, one: Setting, held: dict[str, float]) -> Said:
         "tokens a step": _count(time.plan.tokens),
         "tokens/s of one GPU": f"{units.three(speed)} ×",
         "tokens to a loss": f"{units.three(more)} ×",
-        "loss reached": f"{units.three(one.seconds / now.seconds)} × as fast",
+        "loss reached": f"{units.three(one.cost / now.cost)} × as fast",
     }
     where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.cluster}"
-    return Said(where, numbers if now.dp > 1 else dict([*numbers.items()][:1]), _limit(now, held), here.fits, here)
+    return Said(where, numbers if now.dp > 1 else dict([*numbers.items()][:1]), _limit(now), here.fits, here)
 
 
-def _limit(now: Setting, held: dict[str, float]) -> str:
+def _limit(now: Setting) -> str:
     here, time = now.scenario, now.scenario.time
     if not here.fits:
         if (states := here.peak.states) <= here.cost.room:
@@ -162,7 +127,7 @@ def _limit(now: Setting, held: dict[str, float]) -> str:
         return "one GPU: nothing to communicate"
     if time.plan.tokens > now.critical:
         return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical one: more GPUs hardly save time"
-    if time.data > _MUCH * time.seconds:
+    if time.data > 0.05 * time.seconds:
         return f"{time.data / time.seconds:.0%} of a step waits for gradients"
     return "computing"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.patheffects import withStroke
-from matplotlib.textpath import TextPath
 
 from manyranks.show import style, units
 from manyranks.show.gantt import KINDS, Gantt
-from manyranks.show.labels import Labels
+from manyranks.show.labels import Labels, width
 from manyranks.timeline import Timeline
+from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
 
 
@@ -46,14 +46,18 @@ def _write_names(chart: Gantt, stacked: Timeline) -> None:
     spans = [span for span in stacked.spans if span.kind == COMMUNICATION]
     boxes = chart.moving[list(KINDS).index(COMMUNICATION)].get_path().vertices.reshape(len(spans), 5, 2)
     (left, top), (right, bottom) = boxes[:, 0].T, boxes[:, 2].T
-    pixels = (right - left) * chart.axes.bbox.width / chart.axes.get_xlim()[1]
-    texts = list(map(_that_fits, _names(spans), pixels))
-    places = np.column_stack([left + right, top + bottom]) / 2
+    points = (right - left) * chart.axes.bbox.width / chart.axes.get_xlim()[1] * 72 / style.DOTS
+    texts = [
+        next((name for name in names if width(name, 8) + 4 <= room), "")
+        for names, room in zip(_names(spans), points, strict=True)
+    ]
+    named = [(place, text) for *place, text in zip((left + right) / 2, (top + bottom) / 2, texts, strict=True) if text]
     labels = Labels(chart.axes, size=8, colour=style.BLACK)
     labels.artist.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
-    labels.update([place for place, text in zip(places, texts, strict=True) if text], list(filter(None, texts)))
+    labels.update([place for place, _ in named], [text for _, text in named])
     for span, end in zip(spans, right, strict=True):
-        for part in _exposed(stacked.of(span.rank, COMPUTE), span):
+        busy = [(each.started, each.finished) for each in stacked.of(span.rank, COMPUTE)]
+        for part in outside(busy, span.started, span.finished):
             x = np.array(part) * end / span.finished  # seconds in the axis's unit
             chart.axes.plot(x, [span.rank - 0.2] * 2, "-|", color=style.INK, linewidth=1.2)
 
@@ -69,20 +73,6 @@ def _names(spans: Sequence[Span]) -> Iterator[tuple[str, ...]]:
             yield f"{recorded[1]}, {size}", size
         else:
             yield (f"{name} {number}", str(number)) if alike[key] > 1 else (name,)
-
-
-def _that_fits(names: tuple[str, ...], pixels: float) -> str:
-    widths = (TextPath((0, 0), name, size=8).get_extents().width * 100 / 72 for name in names)
-    return next((name for name, width in zip(names, widths, strict=True) if width + 6 <= pixels), "")
-
-
-def _exposed(busy: list[Span], span: Span) -> list[tuple[float, float]]:
-    """The parts of a span in which nothing of `busy` runs."""
-    parts = [(span.started, span.finished)]
-    for other in busy:
-        cut = [((start, min(end, other.started)), (max(start, other.finished), end)) for start, end in parts]
-        parts = [part for both in cut for part in both if part[0] < part[1]]
-    return parts
 
 
 @style.styled

@@ -4,18 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
 from manyranks.show import style, units
+from manyranks.show.columns import columns, write
 from manyranks.theory import ModelShape, flops
 
 Numbers = Mapping[str, Mapping[str, float]]
 Floats = Sequence[float]
 _HELD = {"color": "#cfe3f1", "hatch": "////", "edgecolor": style.BLUE, "linewidth": 0.8}
 _USED = {"color": style.BLUE, "edgecolor": style.INK, "linewidth": 0.8}
-_LOOKS = ((style.BLUE, ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))  # of a name, in groups of bars
-_RING = {"color": style.ORANGE, "fillstyle": "none", "markersize": 10, "markeredgewidth": 1.8, "label": "theory"}
 # What a rank does, from below: colour, hatch and its colour.
 _PARTS = {"rank 1 computes": (style.BLUE, "", style.BLUE), "its messages are on the way": ("#cfe3f1", "....", style.BLUE)}
 _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
@@ -23,26 +21,22 @@ _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
 
 @style.styled
 def parameters(*shapes: ModelShape) -> style.Figure:
-    """Draws what a model holds beside what a token uses of it: parameters, and the FLOPs of training on one token.
-
-    shapes: the models; of sequences of 4,096 tokens
-    """
-    fig, (held, used) = style.figure(columns=2, width=9.2, height=1.3 + 0.62 * len(shapes))
-    every, active = ([getattr(shape, name) for shape in shapes] for name in ("parameters", "active_parameters"))
+    """Draws what models hold beside what a token uses of it: parameters, and the FLOPs of training on it, with s = 4,096."""
+    fig, (held, used) = style.figure(columns=2, width=9.2, height=1.3 + 0.62 * len(shapes), sharey=True)
     rows, work = range(len(shapes)), [flops.per_token(shape, 4096) for shape in shapes]
+    every, active = ([getattr(shape, name) for shape in shapes] for name in ("parameters", "active_parameters"))
     bars = held.barh(rows, every, 0.62, label="held: all parameters", **_HELD), used.barh(rows, work, 0.34, **_USED)
     held.barh(rows, active, 0.34, label="used: those that a token meets", **_USED)
-    held.set_yticks(rows, [f"{s.name}\n" + (f"{s.top_k} of {s.experts} experts" if s.experts else "dense") for s in shapes])
-    used.set_yticks(rows, [""] * len(shapes))
-    billions = ((f"{n / 1e9:.3g} B", f"{m / 1e9:.3g} B") for n, m in zip(every, active, strict=True))
-    texts = [f"{n}, used: {m}" if n != m else f"{n}: all" for n, m in billions], [units.flops(each) for each in work]
-    for axes, longest, said, drawn in zip((held, used), (every, work), texts, bars, strict=True):
+    names = [f"{s.name}\n" + (f"{s.top_k} of {s.experts} experts" if s.experts else "dense") for s in shapes]
+    billions = ([f"{n / 1e9:.3g} B" for n in numbers] for numbers in (every, active))
+    texts = [f"{n}, used: {m}" if n != m else f"{n}: all" for n, m in zip(*billions, strict=True)], map(units.flops, work)
+    for axes, drawn, said in zip((held, used), bars, texts, strict=True):
         axes.bar_label(drawn, said, padding=5, fontsize=9)
-        axes.set(xlim=(0, 1.42 * max(longest)), ylim=(len(shapes) - 0.5, -0.5))
+        axes.set_xlim(0, 1.42 * max(drawn.datavalues))
         axes.locator_params(axis="x", nbins=5)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-    held.set(title="Held", xlabel="parameters")
+    held.set(title="Held", xlabel="parameters", ylim=(len(shapes) - 0.5, -0.5), yticks=rows, yticklabels=names)
     used.set(title="Used", xlabel="FLOPs of a token, forward + backward, s = 4,096")
     held.xaxis.set_major_formatter(lambda number, _: f"{number / 1e9:,.0f} B" if number else "0")
     used.xaxis.set_major_formatter(EngFormatter("FLOP"))
@@ -54,12 +48,14 @@ def parameters(*shapes: ModelShape) -> style.Figure:
 def phases(named: Numbers) -> style.Figure:
     """Draws the phases of a step as several sources have them: a group of bars for each phase, with its numbers.
 
-    named: 1 to 4 sources ("published", "ours") -> phase ("1F", "bubble", …) -> seconds; their sums are in the legend
+    named: 1 to 5 sources ("published", "ours") -> phase ("1F", "bubble", …) -> seconds; their sums are in the legend
     """
     fig, (axes,) = style.figure(width=8.8, height=3.6)
-    each = {f"{source}: {sum(found.values()):.2f} s together": found for source, found in named.items()}
-    _groups(axes, each, "{:.2f}".format)
-    axes.set(ylabel="seconds of a step", xlabel="phase", ylim=(0, 1.1 * max(max(found.values()) for found in named.values())))
+    each = [list(found.values()) for found in named.values()]
+    sides = [{f"{source}: {sum(found):.2f} s together": found} for source, found in zip(named, each, strict=True)]
+    for x, found in zip(columns(axes, list(next(iter(named.values()))), sides, "{:g}".format), each, strict=True):
+        write(axes, x, found, [f"{seconds:.2f}" for seconds in found], 3, 8.5)
+    axes.set(ylabel="seconds of a step", xlabel="phase", ylim=(0, 1.1 * max(map(max, each))))
     fig.legend(loc="outside upper left", ncols=3, handlelength=1.8)
     return fig
 
@@ -68,37 +64,20 @@ def phases(named: Numbers) -> style.Figure:
 def copies(measured: Numbers, predicted: Numbers, ylabel: str, said: Callable[[float], str]) -> style.Figure:
     """Draws what leaves its node, measured as bars and theory's as rings: a group for each way, a bar for each routing.
 
-    measured, predicted: way ("one hop", "two hops") -> routing ("free", "node-limited"; up to 4) -> copies, or bytes
+    measured, predicted: way ("one hop", "two hops") -> routing ("free", "node-limited"; up to 5) -> copies, or bytes
     ylabel, said: what the numbers are, and number -> text; units.size for bytes
     """
     fig, (axes,) = style.figure(width=7.6, height=3.5)
     routings = list(next(iter(measured.values())))
-    found = {f"{name}, measured": {way: each[name] for way, each in measured.items()} for name in routings}
-    for x, name in zip(_groups(axes, found), routings, strict=True):
-        for at, way in zip(x, measured, strict=True):
-            one, other = measured[way][name], predicted[way][name]
-            rings = axes.plot(at, other, "o", **_RING)
-            text, place = f"{said(one)}\ntheory {said(other)}", (at, max(one, other))
-            axes.annotate(text, place, (0, 8), textcoords="offset points", ha="center", fontsize=8.5)
+    found, theory = (np.array([[of[way][name] for way in measured] for name in routings]) for of in (measured, predicted))
+    sides = [{f"{name}, measured": numbers} for name, numbers in zip(routings, found, strict=True)]
+    x = np.ravel(columns(axes, list(measured), sides, said))
+    axes.plot(x, theory.flat, "o", color=style.INK, markerfacecolor="white", markersize=10, markeredgewidth=1.8, label="theory")
+    texts = [f"{said(one)}\ntheory {said(other)}" for one, other in zip(found.flat, theory.flat, strict=True)]
+    write(axes, x, np.fmax(found, theory).flat, texts, 8, 8.5)
     axes.set(ylabel=ylabel, ylim=(0, 1.2 * axes.get_ylim()[1]))
-    axes.yaxis.set_major_formatter(lambda number, _: said(number))
-    fig.legend(handles=[*axes.containers, *rings], loc="outside upper left", ncols=5, handlelength=1.8)
+    fig.legend(loc="outside upper left", ncols=5, handlelength=1.8)
     return fig
-
-
-def _groups(axes: Axes, named: Mapping, said: Callable[[float], str] | None = None) -> list[np.ndarray]:
-    """Bars side by side: name -> group -> number, with their numbers where `said` writes them. Returns each name's places."""
-    groups, wide = list(next(iter(named.values()))), 0.84 / len(named)
-    places = [np.arange(len(groups)) - 0.42 + (k + 0.5) * wide for k in range(len(named))]
-    for x, (name, found), (colour, hatch) in zip(places, named.items(), _LOOKS, strict=False):
-        look = {"color": colour, "hatch": hatch, "edgecolor": style.INK, "linewidth": 0.6}
-        bars = axes.bar(x, [found[group] for group in groups], 0.94 * wide, label=name, **look)
-        if said:
-            axes.bar_label(bars, fmt=said, padding=3, fontsize=8.5)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.tick_params(axis="x", length=0)
-    axes.grid(visible=False, axis="x")
-    return places
 
 
 @style.styled
@@ -119,12 +98,11 @@ def balancing(runs: Mapping[str, Floats], loads: Mapping[str, Sequence[Floats]])
     axes.locator_params(axis="x", integer=True)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, handlelength=3)
     for place, (name, each) in enumerate(loads.items()):
-        panel = fig.add_subplot(grid[1, place], ylabel="" if place else "expert")
         found = np.asarray(each, float).T  # of an expert in each step
+        ticks = range(0, len(found), -(-len(found) // 8))
+        panel = fig.add_subplot(grid[1, place], title=name, xlabel="step", ylabel="" if place else "expert", yticks=ticks)
         look = {"cmap": "Greys", "vmin": 0, "vmax": 3, "aspect": "auto", "interpolation": "nearest"}
         drawn = panel.imshow(found / found.mean(axis=0), extent=(0.5, len(each) + 0.5, len(found) - 0.5, -0.5), **look)
-        panel.set_title(name, fontsize=10)
-        panel.set(xlabel="step", yticks=range(0, len(found), -(-len(found) // 8)))
         panel.locator_params(axis="x", nbins=4, integer=True)
         panel.grid(visible=False)
     bar = fig.colorbar(drawn, ax=fig.axes[1:], aspect=12, pad=0.01, label="load ÷ mean")
@@ -140,8 +118,7 @@ def waiting(
 
     imbalance: load of the fullest rank, rank 0, ÷ the mean; one for each run, as in the next three
     replayed: seconds of a step; computes, messages: those in which rank 1 computes, and its messages are on the way
-    predicted: imbalance -> seconds
-    ylabel: what the seconds are
+    predicted: imbalance -> seconds; ylabel: what the seconds are
     """
     order = np.argsort(imbalance)
     x, whole, works, sends = (np.asarray(each, float)[order] for each in (imbalance, replayed, computes, messages))

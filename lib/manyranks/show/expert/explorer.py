@@ -2,15 +2,12 @@
 
 import functools
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import chain
-
-from matplotlib.artist import Artist
 
 from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Measure, choice, value_slider
+from manyranks.show.explorer import Explorer, Measure, Panels, choice, value_slider
 from manyranks.show.labels import word
 from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls, percent
@@ -21,9 +18,8 @@ from manyranks.theory.names import Named
 # 2405.04434, section 3.1.2. The rest are round numbers.
 MODELS = {"deepseek-v3": (2048, 15360, "fp8"), "deepseek-v2": (1024, 9216, "bf16"), "qwen3-235b-a22b": (1024, 4096, "bf16")}
 MODELS = Named("model", MODELS | {"mixtral-8x22b": (512, 2048, "bf16"), "mixtral-8x7b": (256, 1024, "bf16")})
-RACK = "gb200-nvl72"  # 64 of whose 72 GPUs work: its nodes are 64
-CLUSTERS = {name: clusters[name] for name in ("h800", "h100-dgx", "a100-dgx", "b200-dgx", RACK, "tpu-v5p")}
-CLUSTERS = Named("cluster", CLUSTERS | {RACK: clusters[RACK].with_nodes_of(64)})
+CLUSTERS = {name: clusters[name] for name in ("h800", "h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p")}
+CLUSTERS = Named("cluster", CLUSTERS | {"gb200-nvl72": clusters["gb200-nvl72"].with_nodes_of(64)})  # of its 72, 64 work
 # limit: nodes that a token may reach, 0 for all
 CHOICES = {"pp": [1, 2, 4, 8, 16, 32], "ep": [1, 2, 4, 8, 16, 32, 64, 128], "tp": [1, 2, 4, 8], "limit": (0, 4, 2, 1)}
 CHOICES |= {"imbalance": (1, 1.1, 1.2, 1.5, 2, 3, 4), "schedule": ("dualpipe", "zb-v", "1f1b")}
@@ -77,6 +73,7 @@ class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance sche
         return expert.way(here.shape, here.plan, here.cluster, here.imbalance, hops)
 
 
+_seconds = "{:,.3g} s".format  # of a step, always in the same unit, so that steps can be compared
 _MEMORY = {"states": (style.BLUE, ""), "activations, buffers": (style.ORANGE, "////")}
 # Of each of Setting.parts its name in the picture, colour and hatch.
 _TIME = {"compute": ("computing", style.BLUE, ""), "waits": ("waits for the fullest", style.YELLOW, "||||")}
@@ -93,10 +90,7 @@ _NAMED = {"waits": "all wait for the fullest rank", "tensor": "tensor-parallel m
 _NAMED |= {"expert": "tokens on their way to experts", "bubble": "the pipeline's bubble"}
 
 
-_NOT = "not possible"
-
-
-class Degrees:
+class Degrees(Panels):
     """Three panels: memory over e, a step's time over t, and what travels to experts over hops and the limit of nodes."""
 
     @style.styled
@@ -112,43 +106,21 @@ class Degrees:
         left.set_xlabel("»: longer than the axis", fontsize=9)
         below.set_xlabel("bytes and time of a GPU and micro-batch, forward", fontsize=9)
         word("abcdefghijklmnopqrstuvwxyzDRPETGMBk0123456789 .,µ»", 9, 0)  # a letter takes milliseconds, the first time
-        self._panels = self._memory, self._time, self._traffic
-        self.moving: list[Artist] = [artist for panel in self._panels for artist in panel.moving]
+        self.panels = self._memory, self._time, self._traffic
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name and what the model doesn't allow."""
         now = Setting(**values)
-        said, room, (most, why) = _said(now), now.scenario.cost.room, now.most
-
-        others = {ep: now._replace(ep=ep, limit=0) for ep in CHOICES["ep"]}
-        peaks = [tried(lambda other=other: other.scenario.peak) if ep <= most else None for ep, other in others.items()]
-        bars = [
-            dict(zip(_MEMORY, (peak.states, peak.activations + peak.buffers), strict=True)) if peak else {} for peak in peaks
-        ]
-        missing = [_NOT if ep <= most else f"only {why}" for ep in others]
-        texts = [units.size(peak.total) if peak else text for peak, text in zip(peaks, missing, strict=True)]
+        said, room = _said(now), now.scenario.cost.room
+        bars, texts = _rows(lambda ep: _memory(now._replace(ep=ep, limit=0)), CHOICES["ep"])
         self._memory.update(bars, texts, CHOICES["ep"].index(now.ranks), 2 * room, (room, units.size(room)))
-
-        others = [now._replace(tp=tp) for tp in CHOICES["tp"]]
-        bars = [
-            {name: parts[part] for part, (name, *_) in _TIME.items()} if (parts := tried(each.parts)) else {} for each in others
-        ]
-        totals = [sum(bar.values()) for bar in bars]
-        fewer = [f", EP {each.ranks}" * (each.ranks < now.ep) for each in others]
-        texts = [_seconds(total) + text if total else _NOT for total, text in zip(totals, fewer, strict=True)]
-        longest = min(max(totals), 3 * min(filter(None, totals)))  # a longer one is cut off, so that the others' parts are seen
+        bars, texts = _rows(lambda tp: _step(now._replace(tp=tp)), CHOICES["tp"])
+        totals = [sum(bar.values()) for bar in bars if bar]
+        longest = min(max(totals), 3 * min(totals))  # a longer one is cut off, so that the others' parts are seen
         self._time.update(bars, texts, CHOICES["tp"].index(now.tp), longest)
-
-        ways = [tried(now._replace(limit=limit).way, hops) for hops, limit in WAYS.values()]
-        bars = [dict(zip(_TRAFFIC, way or (), strict=False)) for way in ways]
-        texts = [_NOT if way is None else _sent(way) if way.seconds else "nothing" for way in ways]
-        longest = max(sum(bar.values()) for bar in bars) or 1.0
-        self._traffic.update(bars, texts, [*WAYS.values()].index((2, now.limit)), longest)
+        bars, texts = _rows(lambda way: _way(now, *way), WAYS.values())
+        self._traffic.update(bars, texts, [*WAYS.values()].index((2, now.limit)))
         return said
-
-    def parts(self) -> chain:
-        """What the bars say."""
-        return chain.from_iterable(panel.parts() for panel in self._panels)
 
     def idle(self, **values) -> list[str]:
         """The limit of nodes where all expert ranks are in one, and the load where there's only one rank."""
@@ -163,15 +135,12 @@ def explorer(measure: Measure | None = None) -> Explorer:
     """
     presets = {"8 tensor ranks": {"tp": 8}, "8 expert ranks": {"ep": 8}, "twice the load": {"imbalance": 2}}
     presets |= {"one node": {"limit": 1}, "Mixtral 8x7B": {"model": "mixtral-8x7b"}}
-    return Explorer(
-        Degrees(),
-        presets,
-        measure,
-        **controls({"model": MODELS, "cluster": CLUSTERS} | CHOICES, model="deepseek-v3", cluster="h800", pp=16, ep=64, tp=1),
-        limit=value_slider("nodes for a token", 4, CHOICES["limit"], lambda m: str(m) if m else "all"),
-        imbalance=value_slider("fullest ÷ mean", 1, CHOICES["imbalance"]),
-        schedule=choice("schedule", "dualpipe", CHOICES["schedule"]),
-    )
+    only = {"model": MODELS, "cluster": CLUSTERS} | CHOICES
+    shared = controls(only, model="deepseek-v3", cluster="h800", pp=16, ep=64, tp=1)
+    own = {"limit": value_slider("nodes for a token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")}
+    own["imbalance"] = value_slider("fullest ÷ mean", 1, CHOICES["imbalance"])
+    own["schedule"] = choice("schedule", "dualpipe", CHOICES["schedule"])
+    return Explorer(Degrees(), presets, measure, **shared, **own)
 
 
 def tried(find: Callable, *args):
@@ -182,13 +151,28 @@ def tried(find: Callable, *args):
         return None
 
 
-def _sent(way: expert.Way) -> str:
-    return f"{units.size(way.inside + way.between)}, {units.duration(way.seconds)}"
+def _rows(show: Callable, values: Iterable) -> tuple[tuple, tuple]:
+    """A bar and a text for each value."""
+    return tuple(zip(*(tried(show, value) or ({}, "not possible") for value in values), strict=True))
 
 
-def _seconds(of_a_step: float) -> str:
-    """A step's time, always in the same unit, so that steps can be compared."""
-    return f"{of_a_step:,.3g} s"
+def _memory(now: Setting) -> tuple[dict, str]:
+    if now.ep > now.most[0]:
+        return {}, f"only {now.most[1]}"
+    peak = now.scenario.peak
+    return dict(zip(_MEMORY, (peak.states, peak.activations + peak.buffers), strict=True)), units.size(peak.total)
+
+
+def _step(now: Setting) -> tuple[dict, str]:
+    parts = now.parts()
+    bar = {name: parts[part] for part, (name, *_) in _TIME.items()}
+    return bar, _seconds(sum(bar.values())) + f", EP {now.ranks}" * (now.ranks < now.ep)
+
+
+def _way(now: Setting, hops: int, limit: int) -> tuple[dict, str]:
+    inside, between, seconds = way = now._replace(limit=limit).way(hops)
+    text = f"{units.size(inside + between)}, {units.duration(seconds)}" if seconds else "nothing"
+    return dict(zip(_TRAFFIC, way, strict=False)), text
 
 
 def _said(now: Setting) -> Said:

@@ -24,9 +24,8 @@ def routing(
     """Draws which token goes to which expert, in the look of the rank that has it; beside it the copies that experts get.
 
     chosen_TK: each token's experts, its first choice first; a cell says which choice it is
-    experts, ranks: how many there are; up to 8 ranks share the experts in blocks
     kept_TK: the same with −1 where a copy was dropped, as Routing.experts_TK; their numbers are crossed out
-    capacity: copies that an expert takes
+    experts, ranks: how many there are; up to 8 ranks share the experts in blocks; capacity: copies that an expert takes
     Raises ValueError for experts that are not there, ranks that do not share them, and copies that nobody chose.
     """
     chosen = np.asarray(chosen_TK)
@@ -36,8 +35,8 @@ def routing(
         raise ValueError(f"chosen_TK has {chosen.min()} to {chosen.max()}, ranks={ranks}: {there}")
     if found.shape != chosen.shape or ((found != chosen) & (found != -1)).any():
         raise ValueError("kept_TK is not chosen_TK with −1 where a copy was dropped: give experts before and after dropping")
-    fig = style.Figure(figsize=(min(9.4, 4.4 + 0.3 * T), 1.7 + 0.27 * experts), layout="constrained")
-    cells, loads = fig.subplots(1, 2, sharey=True, width_ratios=(0.3 * T, 2.6))
+    wide, high = min(9.4, 4.4 + 0.3 * T), 1.7 + 0.27 * experts
+    fig, (cells, loads) = style.figure(2, 1, wide, high, sharey=True, width_ratios=(0.3 * T, 2.6))
     for (token, choice), expert in np.ndenumerate(chosen):
         if found[token, choice] >= 0:
             box(cells, (token - 0.5, expert - 0.5), 1, 1, expert // own, str(choice + 1))
@@ -57,7 +56,7 @@ def routing(
 def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: int | None) -> None:
     """A bar for each expert, what was dropped at its end, with the mean and the capacity as lines."""
     mean, longest = (kept + lost).mean(), max(*(kept + lost), capacity or 0)
-    said = [f"dashed, the mean: {mean:.3g}"]
+    said = [f"dashed, the mean: {mean:.3g}", f"largest ÷ mean: {max(kept + lost) / mean:.2f}"]
     for expert, (held, dropped) in enumerate(zip(kept, lost, strict=True)):
         colour, hatch = LOOKS[expert // own]
         axes.barh(expert, held, 0.72, color=colour, hatch=hatch, edgecolor="#666666", linewidth=0.6)
@@ -66,8 +65,7 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
     axes.axvline(mean, color=style.INK, linestyle="--", linewidth=1.3)
     if capacity is not None:
         axes.axvline(capacity, color=style.ORANGE, linestyle="-", linewidth=2)
-        said.append(f"thick line, the capacity: {capacity}")
-    said.append(f"largest ÷ mean: {max(kept + lost) / mean:.2f}")
+        said.insert(1, f"thick line, the capacity: {capacity}")
     axes.set(title="copies of each expert", xlabel="\n".join(said), xlim=(0, 1.9 * longest), xticks=[])
     axes.grid(visible=False)
 
@@ -123,9 +121,8 @@ def hops(chosen: Sequence[int] = (1, 9, 10, 14)) -> style.Figure:
         for expert in range(16):
             far, y = expert // 8, 0.78 + expert % 8 * 0.2625
             left = x + 2.35 * far
-            fig.block(
-                left + (0.3, 0.99)[far], y - 0.13, 0.36, 0.26, "parameters", f"{expert}", size=8.5, hollow=expert not in chosen
-            )
+            look = {"size": 8.5, "hollow": expert not in chosen}
+            fig.block(left + (0.3, 0.99)[far], y - 0.13, 0.36, 0.26, "parameters", f"{expert}", **look)
             if expert % 4 == 0:
                 fig.frame(left, y - 0.13, 1.65, 1.05)
                 fig.write(left + (0.15, 1.5)[far], y + 0.4, f"rank {expert // 4}", size=8.5, rotation=90)

@@ -1,13 +1,10 @@
 """Chapter 06's explorer: what t ranks make of a layer's time and memory, and where the node ends."""
 
 from collections import namedtuple
-from itertools import chain
-
-from matplotlib.artist import Artist
 
 from manyranks.show import limits, style, units
 from manyranks.show.bars import LONGEST, Bars
-from manyranks.show.explorer import Explorer, Measure, choice
+from manyranks.show.explorer import Explorer, Measure, Panels, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, SWITCH, Scenario, controls, percent
@@ -20,13 +17,11 @@ DEGREES = [2**k for k in range(7)]  # 1 to 64
 # name -> tokens of a sequence, sequences of a micro-batch; Megatron's: arXiv 2205.05198, Table 3
 MODELS = {"megatron-22b": (2048, 4), "megatron-175b": (2048, 1), "llama3-405b": (8192, 1), "small GPT": (128, 4)}
 CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
-# what is computed again -> fields of Plan
-AGAIN = {"nothing": "none", "the core": "selective", "the whole layer": "full"}
-AGAIN = {name: {"recompute": value, "flash": False} for name, value in AGAIN.items()}
-AGAIN = Named("kept", AGAIN | {"nothing, flash attention": {"recompute": "none", "flash": True}})
+# what is computed again -> Plan's recompute and flash
+AGAIN = {"nothing": ("none", False), "the core": ("selective", False), "the whole layer": ("full", False)}
+AGAIN = Named("kept", AGAIN | {"nothing, flash attention": ("none", True)})
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
 _KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
-_SHOWN = 4  # times the shortest bar of GPU-time; what is longer is cut off
 
 
 class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather overlap_tensor kept"), limits.Setting):
@@ -37,12 +32,11 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
         """Tensor parallelism alone. Raises ValueError for an unknown name, and a switch that isn't one."""
         shape, (seq, microbatch) = SHAPES[self.model], MODELS[self.model]
         values = {name: getattr(self, name) for name in ("tp", "sequence_parallel", "regather", "overlap_tensor")}
-        plan = Plan(seq=seq, microbatch=microbatch, **values, **AGAIN[self.kept])
-        return Scenario(shape, plan, clusters[self.cluster])
+        values["recompute"], values["flash"] = AGAIN[self.kept]
+        return Scenario(shape, Plan(seq=seq, microbatch=microbatch, **values), clusters[self.cluster])
 
     @property
     def possible(self) -> bool:
-        """Tells whether the model's sizes allow this t."""
         return not uncut(SHAPES[self.model], self.tp)
 
     @property
@@ -80,11 +74,11 @@ _LIMITS = limits.Limits(
     {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]},
     {"communication": ["overlap_tensor"], "small products": ["sequence_parallel"]},
     room=["tp"],
-    said={"tp": "t = {}", "overlap_tensor": "overlap", "sequence_parallel": "sequence parallelism"},
+    said={"tp": "t = {}", "overlap_tensor": "with overlap a layer", "sequence_parallel": "with sequence parallelism a layer"},
 )
 
 
-class Degrees:
+class Degrees(Panels):
     """A row for each t: the time of a layer on all t GPUs together, and what one of them keeps of it.
 
     With no communication, and nothing done twice, t times the time would be the same in every row.
@@ -92,40 +86,34 @@ class Degrees:
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
-        time, kept = self.figure.subplots(1, 2, sharey=True, width_ratios=(1.7, 1))
+        self.figure, (time, kept) = style.figure(2, width=9.2, height=3.95, sharey=True, width_ratios=(1.7, 1))
         rows = [f"t = {t}" for t in DEGREES]
         self._time = Bars(time, _TIMES, "GPU-time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
         self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows, outline=word)
-        time.set(xlim=(0, 1.25))
         kept.set(xlim=(0, LONGEST + 0.25))
+        time.set(xlim=(0, 1.25))
         time.set_xlabel("at the right: the layer's time, what of it waits for messages, the step's MFU (»: longer)", loc="left")
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
         self._node = Labels(kept, left=1, name="node")
-        self.moving: list[Artist] = [*self._time.moving, *self._kept.moving, *self._ends, self._node.artist]
+        self.panels, self.others = (self._time, self._kept), (*self._ends, self._node.artist)
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name, and a t that the model forbids."""
         now = Setting(**values)
         said, cluster = _said(now), now.scenario.cluster  # refuses what can't be
         shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
-        missing, alone = ["not this t"] * (len(DEGREES) - len(shown)), now._replace(tp=1).cost
-        longest = min(max(each.cost for each in shown), _SHOWN * min(each.cost for each in shown))
-        mark = (alone, f"t = 1: {units.duration(alone)}")
-        self._time.update([each.split() for each in shown], [*map(_texts, shown), *missing], row, longest, mark)
+        costs, missing = [each.cost for each in shown], "not this t"
+        longest, mark = min(max(costs), 4 * min(costs)), (costs[0], f"t = 1: {units.duration(costs[0])}")
+        self._time.update([each.split() for each in shown], [*map(_texts, shown)], row, longest, mark, missing)
         kept = [each.saved() for each in shown]
         bars = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
-        self._kept.update(bars, [units.size(each.total) for each in kept] + missing, row, max(each.total for each in kept))
+        self._kept.update(bars, [units.size(each.total) for each in kept], row, missing=missing)
         inside = sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)
+        ends = inside < len(DEGREES)
         for line in self._ends:
-            line.set(ydata=[inside - 0.5] * 2, visible=inside < len(DEGREES))
-        ends = [f"a node of {cluster.node} ends"] * (inside < len(DEGREES))
-        self._node.update([(LONGEST, inside - 0.76)] * len(ends), ends)
+            line.set(ydata=[inside - 0.5] * 2, visible=ends)
+        self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node of {cluster.node} ends"] * ends)
         return said
-
-    def parts(self) -> chain:
-        """What the bars say."""
-        return chain(self._time.parts(), self._kept.parts())
 
     def code(self, **values) -> str:
         """Python for the step's numbers, and for the layer's."""
@@ -142,21 +130,12 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
     measure: what "Measure it" runs, manyranks.small's tensor
     """
+    presets = {"two nodes": {"tp": 16}, "TP alone": {"sequence_parallel": False}}
+    presets["small model"] = {"model": "small GPT", "tp": 4}
     only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
-    presets = {
-        "two nodes": {"tp": 16},
-        "TP alone": {"sequence_parallel": False},
-        "small model": {"model": "small GPT", "tp": 4},
-    }
-    return Explorer(
-        Degrees(),
-        presets=presets,
-        measure=measure,
-        **controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True),
-        regather=choice("gather again", True, SWITCH),
-        overlap_tensor=choice("overlap", True, SWITCH),
-        kept=choice("recompute", "the core", list(AGAIN)),
-    )
+    shared = controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True)
+    own = {"regather": choice("gather again", True, SWITCH), "overlap_tensor": choice("overlap", True, SWITCH)}
+    return Explorer(Degrees(), presets, measure, **shared, **own, kept=choice("recompute", "the core", list(AGAIN)))
 
 
 def _texts(now: Setting) -> str:
@@ -184,8 +163,7 @@ def _limit(now: Setting) -> str:
     if max(now.waits, more) < limits.MUCH * seconds:
         return "computing"
     limit = "communication" if now.waits >= more else "small products"
-    way = _LIMITS.faster(now, limit)
-    helps = f"; with {_LIMITS.change(now, way)} a layer takes {units.duration(way.layer().seconds)}" if way else ""
+    helps = _LIMITS.takes(now, limit, lambda together: units.duration(together / now.tp))
     if limit == "communication":
         return limit + (helps or f": {units.duration(now.waits)} that only rings in chunks (asynchronous TP) would hide")
     repeated = " and norms that every rank repeats" * (not now.sequence_parallel)

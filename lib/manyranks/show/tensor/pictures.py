@@ -7,7 +7,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from manyranks.show import drawings, style
 from manyranks.show.looks import LOOKS, box, sheet
-from manyranks.theory.names import nearest
+from manyranks.theory.names import Named
 
 _SIZES = {"b·s": 1.25, "h": 0.7, "f": 1.2}  # inches of a matrix
 _STEPS = {"×": 0.28, "=": 0.28, "GELU": 0.62, "all-\nreduce": 0.8}  # inches of what stands between two
@@ -28,26 +28,21 @@ class Matrix(NamedTuple):
 _Y, _FIRST = Matrix("Y", "b·s", "f", "columns"), (Matrix("X", "b·s", "h"), "×", Matrix("A", "h", "f", "columns"))
 _SECOND = "×", Matrix("B", "f", "h", "rows"), "=", Matrix("Z", "b·s", "h", "terms"), "all-\nreduce", Matrix("Z", "b·s", "h")
 # What `cut` draws from left to right, below its title.
-_CUTS = {
-    "column": ("column-parallel: columns of A give columns of Y", (*_FIRST, "=", _Y)),
-    "row": ("row-parallel: rows of B give a term of the sum", (_Y, *_SECOND)),
-    "mlp": ("the pair: what the first layer has cut, the second takes as it is", (*_FIRST, "GELU", _Y, *_SECOND)),
-}
+_CUTS = Named("kind", {"column": ("column-parallel: columns of A give columns of Y", (*_FIRST, "=", _Y))})
+_CUTS |= {"row": ("row-parallel: rows of B give a term of the sum", (_Y, *_SECOND))}
+_CUTS |= {"mlp": ("the pair: what the first layer has cut, the second takes as it is", (*_FIRST, "GELU", _Y, *_SECOND))}
 
 
 @style.styled
 def cut(kind: str, t: int = 4) -> style.Figure:
     """Draws the matrices of a cut product, with the rank that holds each part.
 
-    kind: "column" (Y = X·A), "row" (Z = Y·B) or "mlp" (both, with GELU between them)
-    t: ranks, 2 to 8
+    kind: "column" (Y = X·A), "row" (Z = Y·B) or "mlp" (both, with GELU between them); t: ranks, 2 to 8
     Raises ValueError for another kind or t.
     """
-    if kind not in _CUTS:
-        raise ValueError(f"kind={kind!r}: {nearest(kind, _CUTS)}")
+    title, parts = _CUTS[kind]
     if t not in range(2, len(LOOKS) + 1):
         raise ValueError(f"t={t!r}: a picture shows 2 to {len(LOOKS)} ranks")
-    title, parts = _CUTS[kind]
     fig, axes = sheet(max(sum(map(_width, parts)) + 0.4, 4.8), 2.14)
     axes.set_ylim(-1.12, 1.02)  # a matrix's middle is at 0
     axes.text(0.15, 0.95, title, fontsize=11, fontweight="bold", va="top")
@@ -91,8 +86,7 @@ def _draw_matrix(axes: Axes, matrix: Matrix, x: float, t: int) -> None:
 def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
     """Draws the query heads of each rank, and below them the key/value heads that they read.
 
-    heads: query heads, at most 32
-    kv_heads: key/value heads; with t > kv_heads several ranks have the same
+    heads: query heads, at most 32; kv_heads: key/value heads; with t > kv_heads several ranks have the same
     t: ranks, at most 16
     Raises ValueError for other numbers, and for those that don't divide each other as they must.
     """
@@ -158,10 +152,8 @@ def collectives() -> style.Figure:
 def _draw_sent(axes: Axes, x: float, y: float, wide: float, names: str, letter: str) -> None:
     """What is sent where a block begins or ends, side by side, below its letter; a line where nothing is."""
     axes.text(x + wide / 2, y + 0.87, letter, ha="center", va="bottom", fontsize=9, style="italic")
-    if not names:
-        axes.plot([x, x + wide], [y + 0.42] * 2, color=style.INK, linestyle="-", linewidth=0.8)
-        return
-    each = names.split("|")
+    axes.plot([x, x + wide], [y + 0.42] * 2, color=style.INK, linestyle="-", linewidth=0.8, zorder=0)
+    each = [name for name in names.split("|") if name]
     for k, name in enumerate(each):
         left, part, (look, ink) = x + k * wide / len(each), wide / len(each), (_AGAIN, style.BLACK) if k else (_SENDS, "white")
         axes.add_patch(Rectangle((left, y), part, 0.84, **_LOOKS[look], **_EDGE))

@@ -4,10 +4,7 @@ from manyranks.show import drawings, style
 
 
 def who_holds_what(n: int = 4) -> style.Figure:
-    """Draws what each of n ranks holds of a model's states in stages 0 to 3, with Adam in mixed precision.
-
-    n: ranks, 2 or more
-    """
+    """Draws what each of n ranks, 2 or more, holds of a model's states in stages 0 to 3, with Adam in mixed precision."""
     sizes = {"parameters": 2, "gradients": 2, "optimizer": 12}  # bytes per parameter
     panels = {}
     for stage, name in enumerate(("data parallelism", "stage 1", "stage 2", "stage 3")):
@@ -17,10 +14,7 @@ def who_holds_what(n: int = 4) -> style.Figure:
 
 
 def stage_1(n: int = 4) -> style.Figure:
-    """Draws where each piece of the gradients goes in stage 1, and where the new weights come from.
-
-    n: ranks, 2 to 8
-    """
+    """Draws where each piece of the gradients goes in stage 1, and where the new weights come from. n: ranks, 2 to 8."""
     gradients = [[f"{rank}{k}" for k in range(n)] for rank in "abcdefgh"[:n]]
     means = [[f"Σ{k}" if k == rank else None for k in range(n)] for rank in range(n)]
     weights = [[f"w{k}" for k in range(n)] for _ in range(n)]
@@ -30,24 +24,17 @@ def stage_1(n: int = 4) -> style.Figure:
 
 
 def unit_by_unit(layers: int = 4, here: int = 2, n: int = 4) -> style.Figure:
-    """Draws what n ranks hold of a GPT's parts in stage 3: between steps, and while one layer computes.
-
-    layers: of the GPT; here: the number of the layer that computes
-    """
+    """Draws what n ranks hold of a GPT's parts in stage 3: between steps, and while one of its layers, `here`, computes."""
     names = ["embedding", *(f"layer {k}" for k in range(layers)), "head"]
-    panels = {}
-    for title, whole in (("between steps", None), (f"layer {here} computes", f"layer {here}")):
-        panels[title] = [
-            [(name, "gathered", None) if name == whole else (name, "parameters", (r, n)) for name in names] for r in range(n)
-        ]
-    return drawings.who_holds(panels)
+    cut = [[(name, "parameters", (rank, n)) for name in names] for rank in range(n)]
+    whole = [[(block[0], "gathered") if block[0] == f"layer {here}" else block for block in rank] for rank in cut]
+    return drawings.who_holds({"between steps": cut, f"layer {here} computes": whole})
 
 
 def step_over_time(units: int = 4, gather: float = 1.0, compute: float = 1.4) -> style.Figure:
     """Draws one step of stage 3, without and with prefetching, on one axis of time.
 
-    units: of the model, 2 or more; gather: time of a gather, and of a reduce-scatter; compute: of a unit's forward, half of
-    its backward's
+    units: 2 or more; gather: time of a gather, and of a reduce-scatter; compute: of a unit's forward, half its backward's
     """
     lanes, phases = {}, {}
     for title, ahead in (("one at a time: stage 3", False), ("fetch ahead: FSDP", True)):
@@ -57,16 +44,13 @@ def step_over_time(units: int = 4, gather: float = 1.0, compute: float = 1.4) ->
 
 
 def _lanes(units: int, gather: float, compute: float, ahead: bool) -> tuple[dict[str, list], float, float]:
-    """Two lanes; every span starts as soon as its lane is free and what it needs is there."""
+    """Two lanes, and when forward and backward end; a span starts as soon as its lane is free and what it needs is there."""
     lanes: dict[str, list] = {"compute": [], "network": []}
 
     def run(lane: str, seconds: float, label: str, kind: str, after: float) -> float:
-        start = max(free(lane), after)
+        start = max([after, *(end for _, end, *_ in lanes[lane][-1:])])
         lanes[lane].append((start, start + seconds, label, kind))
         return start + seconds
-
-    def free(lane: str) -> float:
-        return lanes[lane][-1][1] if lanes[lane] else 0.0
 
     ends, here = [0.0], {}  # of the passes; unit -> when it's whole
     for backward, order in enumerate((range(units), range(units)[::-1])):
@@ -74,13 +58,12 @@ def _lanes(units: int, gather: float, compute: float, ahead: bool) -> tuple[dict
         for k in order:
             if k not in here:
                 here[k] = run("network", gather, f"gather {k}", "gathered", done)
-            start, after = max(here[k], free("compute")), k + order.step
+            done, after = run("compute", (1 + backward) * compute, f"{k}", "compute", here[k]), k + order.step
             if ahead and after in order:
-                here[after] = run("network", gather, f"gather {after}", "gathered", start)
-            done = run("compute", (1 + backward) * compute, f"{k}", "compute", here[k])
+                here[after] = run("network", gather, f"gather {after}", "gathered", lanes["compute"][-1][0])
             if backward:
                 reduced = run("network", gather, f"reduce {k}", "gradients", done)
                 done = done if ahead else reduced
         ends.append(done)
         here = {units - 1: done} if ahead else {}
-    return lanes, ends[1], max(map(free, lanes))
+    return lanes, ends[1], max(lane[-1][1] for lane in lanes.values())

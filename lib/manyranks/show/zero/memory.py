@@ -1,17 +1,15 @@
 """Chapter 03's figures of memory over a step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, groupby
+from itertools import accumulate, cycle, groupby
+
+import numpy as np
 
 from manyranks.show import drawings, style, units
 
 
-def _over_a_step(run: Callable, train: Callable, stage: type, held: Callable) -> list:
-    """Returns what held(stage) says on rank 0 after each part's forward and backward, in the second step. run: a world's."""
-    return run(_watched, train, stage, held)[0]
-
-
 def _watched(train: Callable, stage: type, held: Callable) -> list:
+    """Returns what held(stage) says after each part's forward and backward, in the second step."""
     seen = []
 
     class Watched(stage):
@@ -29,7 +27,7 @@ def _watched(train: Callable, stage: type, held: Callable) -> list:
 
 def whole_units(run: Callable, train: Callable, stage: type) -> str:
     """Returns the units that have memory at the moments of a step, such as "0 1 2 2 1 0" for three, one at a time."""
-    return " ".join("".join(map(str, units)) or "-" for units in _over_a_step(run, train, stage, _whole))
+    return " ".join("".join(map(str, units)) or "-" for units in run(_watched, train, stage, _whole)[0])
 
 
 def _whole(stage) -> list[int]:
@@ -38,7 +36,7 @@ def _whole(stage) -> list[int]:
 
 def steps_over_time(run: Callable, train: Callable, held: Callable, stages: Mapping[str, type]) -> style.Figure:
     """Draws what rank 0 holds over the second step of several stages, by name, side by side."""
-    steps = {name: _over_a_step(run, train, stage, held) for name, stage in stages.items()}
+    steps = {name: run(_watched, train, stage, held)[0] for name, stage in stages.items()}
     samples = {name: {kind: [moment[kind] for moment in step] for kind in step[0]} for name, step in steps.items()}
     events = len(next(iter(steps.values())))
     return drawings.memory_over_time(samples, [(0, events / 2, "forward"), (events / 2, events, "backward")])
@@ -52,15 +50,15 @@ def memory_over_a_step(samples: Mapping[str, Sequence[tuple[str, int]]]) -> styl
         have equal widths, so that all lines change phase at one place, whose end is marked
     Raises ValueError unless all go through the same phases, each of them once.
     """
-    runs = [_runs(moments) for moments in samples.values()]
-    found = [[phase for phase, _ in run] for run in runs]
+    names = [[moment.partition(" ")[0] for moment, _ in moments] for moments in samples.values()]
+    found = [[phase for phase, _ in groupby(each)] for each in names]
     phases = found[0] if found else []
     if not phases or len(set(phases)) < len(phases) or any(each != phases for each in found):
         raise ValueError(f"samples go through {found}: give each name the same phases, each once, as [(moment, bytes), …]")
     fig, (axes,) = style.figure(width=8.4, height=4.0)
-    for (name, moments), run, marker in zip(samples.items(), runs, cycle(style.MARKERS), strict=False):
-        edges = [place + k / many for place, (_, many) in enumerate(run) for k in range(many)] + [len(phases)]
-        values = [size for _, size in moments]
+    for (name, moments), each, marker in zip(samples.items(), names, cycle(style.MARKERS), strict=False):
+        values, ends = [size for _, size in moments], [0, *accumulate(map(each.count, phases))]
+        edges = np.interp(range(len(values) + 1), ends, range(len(ends)))
         (line,) = axes.step(edges, [*values, values[-1]], where="post")
         at, label = values.index(max(values)), f"{name}: at most {units.size(max(values))}"
         look = {"color": line.get_color(), "linestyle": line.get_linestyle(), "marker": marker, "markersize": 7}
@@ -76,8 +74,3 @@ def memory_over_a_step(samples: Mapping[str, Sequence[tuple[str, int]]]) -> styl
     axes.grid(visible=False, axis="x")
     fig.legend(loc="outside upper left", ncols=2, handlelength=2.6)
     return fig
-
-
-def _runs(moments: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Each phase, with the number of its moments."""
-    return [(phase, len(list(each))) for phase, each in groupby(moment.partition(" ")[0] for moment, _ in moments)]
