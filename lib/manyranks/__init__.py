@@ -17,6 +17,7 @@ _WORLD_NAMES = ("World", "WorldError", "RankFailed", "RankDied", "RankHung")
 __getattr__, __dir__, __all__ = lazy.names(
     __name__,
     *("timeline", "theory", "measure", "world", "parallel", "training", "given", "small", "show", "grade"),
+    attempt="lesson",
     my_progress="progress",
     **dict.fromkeys(_WORLD_NAMES, "world"),
 )

@@ -82,7 +82,7 @@ def _kind(cell) -> str:
     tags = cell.metadata.get("tags", [])
     if "write" in tags:
         return "S"
-    return "A" if "answer" in tags else "C" if "show.attempt(" in cell.source else "."
+    return "A" if "answer" in tags else "C" if "mr.attempt(" in cell.source else "."
 
 
 def _problems(stub, check, answer) -> list[str]:
@@ -93,7 +93,7 @@ def _problems(stub, check, answer) -> list[str]:
         "the stub must define a function or class": names,
         'the stub must end in "raise NotImplementedError  # your N lines"': re.search(rf"{_STUB_END.pattern}\Z", stub.source),
         f"the stub says {sum(said)} lines, but the answer has {lines} of its own": sum(said) == lines,
-        "the check must assign the result of show.attempt to a name": result,
+        "the check must assign the result of mr.attempt to a name": result,
         f'the answer must begin with "if not {result}:"': asked and asked[1] == result,
         f"the answer must define {', '.join(names)}": set(names) <= set(_defined(answer_of(answer))),
         "the answer's source must be hidden": answer.metadata.get("jupyter", {}).get("source_hidden"),
@@ -107,9 +107,9 @@ def _defined(source: str) -> list[str]:
 
 
 def _result_of_check(source: str) -> str:
-    """Returns the name that a check cell gives to the result of show.attempt, "" if it doesn't."""
+    """Returns the name that a check cell gives to the result of mr.attempt, "" if it doesn't."""
     for node in ast.parse(python(source)).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "show.attempt":
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "mr.attempt":
             return ast.unparse(node.targets[0])
     return ""
 

@@ -74,7 +74,7 @@ BROKEN_LESSONS = [
     (form.nothing_is_folded, add(new_markdown_cell("<details>\nmore</details>")), "folded: <details>"),
     (form.the_reader_writes, remove("product"), "2 tasks"),
     (form.the_reader_writes, remove("right_total = "), "must be three code cells in a row"),
-    (form.the_reader_writes, replace("right_total = show", "show"), "must assign the result"),
+    (form.the_reader_writes, replace("right_total = mr", "mr"), "must assign the result"),
     (form.the_reader_writes, replace("if not right_total:", "if not right:"), 'must begin with "if not right_total:"'),
     (form.the_reader_writes, replace("    def total(x):", "    def sum_up(x):"), "the answer must define total"),
     (form.the_reader_writes, unmark("if not right_total:"), "source must be hidden"),

@@ -1,4 +1,4 @@
-"""show.attempt tells readers what their code did, on real ranks and without any."""
+"""mr.attempt tells readers what their code did, on real ranks and without any."""
 
 import math
 import os
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import manyranks as mr
-from manyranks.show import attempt
+from manyranks import attempt
 
 NOT_WRITTEN = "Not written yet. Fill in the cell above and run it again; until then the answer below steps in.\n"
 

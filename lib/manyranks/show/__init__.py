@@ -32,5 +32,4 @@ __getattr__, __dir__, __all__ = lazy.names(
     timeline="gantt",
     Gantt="gantt",
     curves="lines",
-    attempt="lesson",
 )
