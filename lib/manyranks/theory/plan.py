@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -37,6 +36,39 @@ RECIPES = {
     "bf16-moments": Recipe(2, 4, 8),  # arXiv 2412.19437, section 3.3.3: fp32 master and gradients, both moments in bf16
     "fp8": Recipe(2, 4, 8, matmul=1),  # the same section: matrices of linear layers in 8 bits
 }
+
+
+class Layout(NamedTuple):
+    """What of a plan decides which parameters a rank holds: plans that agree in it hold the same."""
+
+    tp: int
+    pp: int
+    ep: int
+    stages: int
+    schedule: str
+    embedding_slots: bool
+
+
+class Local(NamedTuple):
+    """What of a plan decides a layer's time and activations on one rank, whatever the other degrees are."""
+
+    cp: int
+    tp: int
+    ep: int
+    seq: int
+    microbatch: int
+    sequence_parallel: bool
+    recompute: str
+    precision: str
+    overlap: bool
+    overlap_tensor: bool
+    flash: bool
+    context: str
+    regather: bool
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.precision]
 
 
 @dataclass(frozen=True)
@@ -119,14 +151,12 @@ class Plan:
             )
 
     @property
-    def layout(self) -> tuple:
-        """What decides which parameters a rank holds: plans that agree in it hold the same."""
-        return self.tp, self.pp, self.ep, self.stages, self.schedule, self.embedding_slots
+    def layout(self) -> Layout:
+        return Layout(self.tp, self.pp, self.ep, self.stages, self.schedule, self.embedding_slots)
 
     @property
-    def local(self) -> tuple:
-        """What decides a layer's time and activations, in the order of LOCAL."""
-        return _local(self)
+    def local(self) -> Local:
+        return Local._make(_local(self))
 
     def __repr__(self) -> str:
         return concise(self, "dp", "pp", "cp", "tp", "seq", "batch")
@@ -228,14 +258,4 @@ def multiples(value: int, of: int) -> str:
 _WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int | None))
 _FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
 _CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}
-# What a layer on one rank depends on, whatever the other degrees are.
-LOCAL = ("cp", "tp", "ep", "seq", "microbatch", "sequence_parallel", "recompute", "precision", "overlap", "overlap_tensor")
-LOCAL += ("flash", "context", "regather")
-_local = attrgetter(*LOCAL)
-
-
-@lru_cache(maxsize=4096)
-def plan_of(local: tuple) -> Plan:
-    """A plan with these local fields, on as few ranks as they need."""
-    values = dict(zip(LOCAL, local, strict=True))
-    return Plan(dp=values["ep"], **values)
+_local = attrgetter(*Local._fields)

@@ -21,7 +21,7 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.memory import Held
 from manyranks.theory.passes import Both, Pass
-from manyranks.theory.plan import Plan, plan_of
+from manyranks.theory.plan import Layout, Local, Plan
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -153,8 +153,8 @@ class Pace(NamedTuple):
 @functools.lru_cache(maxsize=65536)
 def _paces(
     shape: ModelShape,
-    layout: tuple,
-    local: tuple,
+    layout: Layout,
+    local: Local,
     stride: int,
     m: int,
     virtual: int,
@@ -162,12 +162,12 @@ def _paces(
     constants: Constants,
     imbalance: float = 1.0,
 ) -> list[Pace]:
-    _, p, _, all_stages, schedule, _ = layout
+    p, schedule = layout.pp, layout.schedule
     once = traffic.stage_message(shape, local, p, stride, cluster, constants) if p > 1 else 0.0
     found = []
     for own, others, held in _rank_costs(shape, layout, local, cluster, constants, imbalance):
         forward, backward, _ = own
-        waits = steady_waits(own, once * all_stages / p, plan_of(local).overlap)
+        waits = steady_waits(own, once * layout.stages / p, local.overlap)
         passes_of_m = [m * (f + b) for f, b in zip(forward, backward, strict=True)]
         # Filling and draining pass p − 1 times each, and nothing hides their messages.
         # The bubble is the closed form of equal stages, with the mean of the others: it passes through each of them.
@@ -202,15 +202,15 @@ class Rank(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def _rank_costs(
-    shape: ModelShape, layout: tuple, local: tuple, cluster: Cluster, constants: Constants, imbalance: float = 1.0
+    shape: ModelShape, layout: Layout, local: Local, cluster: Cluster, constants: Constants, imbalance: float = 1.0
 ) -> tuple[Rank, ...]:
     """One for each kind of pipeline rank: those with equal layers take as long."""
-    dealt, schedule, held = stages.dealt(shape, layout), layout[4], memory.held_by_rank(shape, layout)
+    dealt, schedule, held = stages.dealt(shape, layout), layout.schedule, memory.held_by_rank(shape, layout)
     cost = {stage: passes.of_stage(shape, local, cluster, constants, stage, imbalance) for stage in set(dealt)}
     costs = [cost[stage] for stage in dealt]
     if schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [passes.total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
-    counted, paired = Counter(costs), schedule.startswith("dualpipe") and plan_of(local).overlap
+    counted, paired = Counter(costs), schedule.startswith("dualpipe") and local.overlap
     found = []
     for own, parameters in dict.fromkeys(zip(costs, held, strict=True)):
         # While the pipeline fills and drains, passes have no partner to hide behind.
