@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.names import concise, nearest
+from manyranks.theory.stacks import STACKS, Stack
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
@@ -65,10 +66,15 @@ class Local(NamedTuple):
     flash: bool
     context: str
     regather: bool
+    stack: str
 
     @property
     def recipe(self) -> Recipe:
         return RECIPES[self.precision]
+
+    @property
+    def framework(self) -> Stack:
+        return STACKS[self.stack]
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class Plan:
     context-parallel ranks. embedding_slots: the embedding and the head take the place of one layer each when layers are dealt
     to stages. offload: states kept in the host's memory, "none", "optimizer" or "all". regather: with sequence parallelism, a
     column-parallel layer keeps its shard of the input and gathers the rest again in backward; False: it keeps what it gathered.
+    stack: what runs it, a key of STACKS.
     Raises ValueError, naming the field, for a value that is not allowed or values that do not go together.
     """
 
@@ -111,6 +118,7 @@ class Plan:
     embedding_slots: bool = False
     offload: str = "none"
     regather: bool = True
+    stack: str = "megatron-core"
 
     def __post_init__(self):
         for name in _WHOLE:
@@ -189,6 +197,10 @@ class Plan:
     def recipe(self) -> Recipe:
         return RECIPES[self.precision]
 
+    @property
+    def framework(self) -> Stack:
+        return STACKS[self.stack]
+
     def check(self, shape: ModelShape, gpus: int | None = None) -> None:
         """Raises ValueError where the plan does not fit the shape, or is not for this number of accelerators."""
         if gpus is not None and gpus != self.gpus:
@@ -258,4 +270,5 @@ def multiples(value: int, of: int) -> str:
 _WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int | None))
 _FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
 _CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}
+_CHOICES["stack"] = STACKS
 _local = attrgetter(*Local._fields)
