@@ -224,7 +224,7 @@ def _clusters() -> Named:
         dgx("b200-dgx", "B200 (HGX)", 8),
         dgx("gb200-nvl72", "GB200 (per GPU)", 72),
         dgx("mi300x", "MI300X", 8),
-        # Meta's with a limit of 500 W: dynamic power grows with the cube of the clock, so that products run at 0.89 of their rate.
+        # Meta's, limited to 500 W: dynamic power grows with the cube of the clock, so that products run at 0.89 of their rate.
         _slower(dgx("grand-teton", "H100 SXM", 8), (500 / 700) ** (1 / 3), memory=96 * GB, memory_bandwidth=2400 * GB),
         # DeepSeek's: 20 of an H800's 132 processors move tokens instead of multiplying.
         replace(dgx("h800", "H800 SXM", 8), reserved=20 / 132, source="arXiv 2412.19437, section 3.2"),

@@ -103,14 +103,11 @@ def seconds(
 
 
 def _copying(held: Held, plan: Plan, cluster: Cluster, constants: Constants) -> float:
-    """Seconds of copies out of what is gathered and into what is reduced: the processors make them, so that nothing hides them."""
+    """Seconds of what gathers and reductions move in the chip's own memory. Nothing hides it: who computes needs the memory."""
     often, copies = times(plan), plan.framework.copies
     if plan.zero < 3 or plan.shards == 1:
         return 0.0
-    # Around a ring, what a rank receives is written and read again to be sent on; what is summed is read once more.
-    gathered = copies.gathered + 2 * plan.recipe.parameters * (plan.framework.beside > 0)
-    reduced = copies.reduced + 3 * _reduced(plan.recipe) * (plan.framework.beside > 0)
-    each = (often.forward + often.backward) * gathered + often.reduces * reduced
+    each = (often.forward + often.backward) * copies.gathered + often.reduces * copies.reduced
     return each * sum(held) / (cluster.accelerator.memory_bandwidth * constants.bandwidth)
 
 

@@ -1,4 +1,4 @@
-"""Stacks: what a framework does with a plan, beside computing it. They describe structure; no number here is fitted to a run."""
+"""Stacks: what a framework does with a plan. They describe structure, with sources; no number is fitted to a run."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -42,10 +42,15 @@ class Moved(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Bytes a parameter of what FSDP copies out of the buffer that a gather fills, and into the one that is reduced."""
+    """Bytes a parameter that pass a chip's memory beside computing, for each gather and each reduction: copies out of the buffer
+    that is gathered and into the one that is reduced, and the ring, where what arrives is written and read to be sent on.
+    """
 
     gathered: float = 0
     reduced: float = 0
+
+
+_FUSED, _NO_COPIES = Moved(), Copies()
 
 
 @dataclass(frozen=True)
@@ -53,18 +58,17 @@ class Stack:
     """One framework's way. attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with the
     exponentials beside it. moved: see Moved. every_other: selective recomputation runs every other product again, and all that
     is no product, instead of what is cheap. prefetch: backward gathers the next unit's parameters while it computes this one's.
-    beside: share of the processors that a collective takes from computing while it runs beside it; what it sends and receives
-    passes the memory, too. copies: see Copies.
+    beside: share of the processors that a collective takes from computing while it runs beside it. copies: see Copies.
     optimizer: bytes that a parameter's update passes between chip and memory; 0: one fused kernel.
     """
 
     name: str
     attention: str = "own"
-    moved: Moved = Moved()
+    moved: Moved = _FUSED
     every_other: bool = False
     prefetch: bool = True
     beside: float = 0.0
-    copies: Copies = Copies()
+    copies: Copies = _NO_COPIES
     optimizer: float = 0.0
     source: str = field(default="", repr=False)
 
@@ -72,7 +76,8 @@ class Stack:
 # torch.optim's multi-tensor AdamW: 21 reads and writes of a 32-bit tensor, and 3 for the gradients' norm and their clipping.
 _FOREACH = 96.0
 _NCCL = 16 / 132  # one processor a channel, 16 channels, of an H100's 132
-_FSDP2 = Copies(4, 6)  # 16-bit parameters read and written; 16-bit gradients read, 32-bit ones written
+_FSDP2 = Copies(4 + 2 * 2, 6 + 3 * 4)  # parameters in 16 bits, gradients copied from 16 bits to 32, in which they are summed
+_FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of what is gathered
 _EAGER = Moved(norm=36, rotary=20, gated=10)  # RMSNorm and rotary positions operator by operator, in 32 bits
 _TITAN = {"attention": "flash-2", "every_other": True, "beside": _NCCL, "copies": _FSDP2, "optimizer": _FOREACH}
 
@@ -88,14 +93,14 @@ STACKS = Named(
                 "torchtitan-rowwise",
                 moved=Moved(quantised=10),
                 **_TITAN,
-                source="the same with float8's rowwise recipe: two kernels, by rows and by columns; pytorch/torchtitan issue 1207",
+                source="the same in float8's rowwise recipe: kernels by rows and by columns; pytorch/torchtitan issue 1207",
             ),
             Stack(
                 "fsdp1",
                 attention="flash-1",
                 prefetch=False,
                 beside=_NCCL,
-                copies=Copies(0, 4),
+                copies=_FSDP1,
                 optimizer=_FOREACH,
                 source="llm-foundry with Composer: BACKWARD_POST prefetches no gather; Triton's FlashAttention with ALiBi",
             ),

@@ -4,7 +4,8 @@ import math
 
 from manyranks import busy
 from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.published.steps import KORTHIKANTI, SC21, TABLES, Row, rows
+from manyranks.theory.published.runs import KORTHIKANTI, SC21, Row
+from manyranks.theory.published.steps import TABLES, rows
 
 FITTED_ON = (SC21, KORTHIKANTI)
 RANGE, STEPS = (0.5, 1.0), 50
