@@ -15,8 +15,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import checks, data, flops, memory, passes, pipeline, stages, traffic
+from manyranks.theory import checked, checks, data, flops, memory, passes, pipeline, stages, traffic
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.checked import Checked
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.memory import Held
@@ -85,6 +86,11 @@ class StepTime:
         """What takes most of the step beside computing."""
         parts = {name: value for name, value in self.parts.items() if name != "compute"}
         return max(parts, key=parts.get)
+
+    @property
+    def checked(self) -> Checked:
+        """The error of the published runs that are closest to this prediction, or why none is close: "± 8% (12 runs)"."""
+        return checked.against_runs(self.shape, self.plan, self.cluster)
 
     @property
     def warning(self) -> str:

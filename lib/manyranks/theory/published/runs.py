@@ -42,3 +42,7 @@ class Row:
     def error(self, constants: Constants = DEFAULT) -> float:
         """Predicted ÷ measured − 1, of what is printed."""
         return self.predict(constants) / self.measured - 1
+
+    def time_error(self) -> float:
+        """The same of the step's time, which is the inverse of a rate."""
+        return self.error() if self.unit == "s" else self.measured / self.predict() - 1
