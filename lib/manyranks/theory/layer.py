@@ -26,11 +26,7 @@ def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) ->
 def backward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
     """Gradients of inputs and of weights, and what has to be computed again first."""
     kernels = forward(shape, plan, moe, imbalance)
-    again = [kernel for kernel in kernels if recomputed(kernel, plan)]
-    if plan.recompute == "selective" and plan.framework.every_other:
-        products = [kernel for kernel in kernels if kernel.flops and kernel.part != "core"]
-        again = products[1::2] + [kernel for kernel in kernels if not kernel.flops]
-    return again + [gradient for kernel in kernels for gradient in gradients(kernel, plan)]
+    return again(kernels, plan) + [gradient for kernel in kernels for gradient in gradients(kernel, plan)]
 
 
 def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
@@ -46,8 +42,22 @@ def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
     return [kernel._replace(bytes=1.5 * kernel.bytes)]
 
 
+def again(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
+    """Those of forward that backward runs again."""
+    if plan.recompute == "selective" and plan.framework.every_other:
+        products = [kernel for kernel in kernels if kernel.flops and kernel.part != "core"]
+        return products[1::2] + [kernel for kernel in kernels if not kernel.flops]
+    return [kernel for kernel in kernels if recomputed(kernel, plan)]
+
+
+def again_flops(shape: ModelShape, plan: Plan) -> float:
+    """Of a token, in all layers: what the products that run again compute."""
+    counts = {True: shape.moe_layers, False: shape.layers - shape.moe_layers}
+    each = {moe: again(forward(shape, plan, moe), plan) for moe, count in counts.items() if count}
+    return plan.tp * sum(counts[moe] * kernel.flops for moe, kernels in each.items() for kernel in kernels) / tokens(plan)
+
+
 def recomputed(kernel: Kernel, plan: Plan) -> bool:
-    """Whether backward runs this kernel of forward again."""
     if plan.recompute == "selective":
         return kernel.part in CHEAP or (kernel.part == "core" and not plan.flash)
     return plan.recompute == "full"

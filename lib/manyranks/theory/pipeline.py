@@ -13,7 +13,7 @@ from manyranks.theory.plan import SCHEDULES
 # As their papers write them: a schedule's name, and its bubble in closed form.
 WRITTEN = {"naive": "naive", "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb-h1": "ZB-H1"}
 WRITTEN |= {"zb-h2": "ZB-H2", "zb-v": "ZB-V", "dualpipe": "DualPipe", "dualpipe-v": "DualPipeV"}
-# Share of the waits in forward that earlier micro-batches' backwards do not fill: between 0 and 0.43 in replays of 2 to 16 ranks.
+# Share of the waits in forward that no earlier backward fills: 0 to 0.43 in replays of 2 to 16 ranks.
 LAST_TURNS = 0.2
 FORMS = {
     "naive": "(p − 1)m(F + B)",

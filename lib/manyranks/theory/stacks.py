@@ -42,8 +42,8 @@ class Moved(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Bytes a parameter that pass a chip's memory beside computing, for each gather and each reduction: copies out of the
-    buffer that is gathered and into the one that is reduced, and the ring, where what arrives is written and read to be sent on.
+    """Bytes a parameter that pass a chip's memory beside computing, for each gather and each reduction: the copies out of and
+    into their buffers, and those of the ring, which writes what arrives and reads it to send it on.
     """
 
     gathered: float = 0

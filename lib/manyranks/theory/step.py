@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import checked, checks, data, flops, memory, passes, pipeline, stages, traffic
+from manyranks.theory import checked, checks, data, flops, layer, memory, passes, pipeline, stages, traffic
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.checked import Checked
 from manyranks.theory.cluster import Cluster
@@ -74,7 +74,10 @@ class StepTime:
         peak, plan = self.cluster.accelerator.flops, self.plan
         # Flash attention keeps no scores, so that selective recomputation has no core to run again.
         again = "none" if plan.flash and plan.recompute == "selective" else plan.recompute
-        return flops.hfu(self.shape, plan.seq, self.tokens_per_second, plan.gpus, peak, again)
+        share = flops.hfu(self.shape, plan.seq, self.tokens_per_second, plan.gpus, peak, again)
+        if plan.recompute != "selective" or not plan.framework.every_other:
+            return share
+        return share * (1 + layer.again_flops(self.shape, plan) / flops.per_token(self.shape, plan.seq))
 
     def utilisation(self, convention: str) -> float:
         """MFU under a named convention of flops.CONVENTIONS."""
