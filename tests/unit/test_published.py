@@ -8,7 +8,7 @@ from manyranks.theory import kernels, memory
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import __main__ as printed
 from manyranks.theory.published import conversions, fit, layers, rows, steps
-from manyranks.theory.published.steps import DEEPSEEK, KORTHIKANTI, LLAMA3, SC21
+from manyranks.theory.published.runs import DEEPSEEK, FOUNDRY, KORTHIKANTI, LLAMA3, SC21, TORCHTITAN
 from tests.conftest import ROOT
 
 ROWS = steps.rows()
@@ -17,6 +17,9 @@ NAMES = [f"{row.table}: {row.name}" for row in ROWS]
 
 def of(table: str) -> list[steps.Row]:
     return [row for row in ROWS if row.table == table]
+
+
+PRETRAINING = [row for row in ROWS if row.table in steps.PRETRAINING]
 
 
 # Conversions: a formula and the table's own numbers ----------------------------------------------------------------------
@@ -60,8 +63,9 @@ def test_a_check_that_does_not_hold_says_so():
 # Steps: predicted from the configuration alone ---------------------------------------------------------------------------
 
 
-def test_all_rows_of_four_tables_are_predicted():
-    assert {table: len(of(table)) for table in steps.TABLES} == {SC21: 10, KORTHIKANTI: 9, LLAMA3: 3, DEEPSEEK: 1}
+def test_all_rows_of_the_tables_are_predicted():
+    pretraining = {SC21: 10, KORTHIKANTI: 9, LLAMA3: 3, DEEPSEEK: 1}
+    assert {table: len(of(table)) for table in steps.TABLES} == pretraining | {TORCHTITAN: 30, FOUNDRY: 70}
 
 
 def test_the_rows_are_the_configurations_that_were_printed():
@@ -74,13 +78,17 @@ def test_the_rows_are_the_configurations_that_were_printed():
     assert (deepseek.plan.gpus, deepseek.plan.tokens, deepseek.plan.tp) == (2048, 15360 * 4096, 1)
 
 
-def test_the_mean_error_is_at_most_ten_percent():
-    assert fit.mean_error(ROWS) <= 0.10
+def test_runs_of_pretraining_are_foretold_to_four_percent():
+    assert fit.mean_error(PRETRAINING) <= 0.04
+    assert max(abs(row.error()) for row in PRETRAINING) <= 0.12
 
 
-@pytest.mark.parametrize("row", ROWS, ids=NAMES)
-def test_no_row_is_off_by_more_than_twenty_percent(row):
-    assert abs(row.predict() / row.measured - 1) <= 0.20
+def test_runs_of_fsdp_are_foretold_to_twelve_percent():
+    assert fit.mean_error([*of(TORCHTITAN), *of(FOUNDRY)]) <= 0.12
+    # With context parallelism torchtitan is slower than we can say why.
+    known = [row for row in of(TORCHTITAN) if row.plan.cp == 1]
+    assert max(abs(row.time_error()) for row in [*known, *of(FOUNDRY)]) <= 0.23
+    assert all(row.time_error() < 0 for row in of(TORCHTITAN) if row.plan.cp > 1)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
@@ -150,7 +158,7 @@ def test_the_fit_is_a_minimum_of_the_errors_that_it_is_judged_by():
 
 def test_no_table_needs_to_be_in_the_fit():
     for table, (matmul, error) in fit.leave_one_out().items():
-        assert error <= 0.10, table
+        assert error <= (0.18 if table == TORCHTITAN else 0.10), table
         assert 0.5 < matmul < 1.0, table
 
 
@@ -183,7 +191,7 @@ def test_everything_is_printed(capsys):
         assert re.split("  +", line)[2:4] == times
     for start in (*steps.TABLES, "matmul", "bandwidth", "overhead", "Mean absolute error"):
         assert any(line.startswith(start) for line in lines), start
-    last = lines[-4:]
+    last = lines[-len(steps.TABLES) :]
     assert [line[: len(table)] for line, table in zip(last, steps.TABLES, strict=True)] == list(steps.TABLES)
     assert all(line.count("%") == 2 for line in last)
     assert not any("TOO FAR" in line for line in lines)
@@ -197,7 +205,10 @@ def test_unknown_tables_are_named():
 def test_the_readme_s_figures_are_those_of_the_table():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows_said, mean, worst = re.search(
-        r"of (\d+) published runs .* mean error of ([\d.]+) %, none off by more than (\d+) %", text
+        r"Of (\d+) published runs of pretraining .* ([\d.]+) % .* none by more than (\d+) %", text
     ).groups()
-    assert (int(rows_said), float(mean)) == (len(ROWS), round(100 * fit.mean_error(ROWS), 1))
-    assert 100 * max(abs(row.error()) for row in ROWS) <= int(worst)
+    assert (int(rows_said), float(mean)) == (len(PRETRAINING), round(100 * fit.mean_error(PRETRAINING), 1))
+    assert 100 * max(abs(row.error()) for row in PRETRAINING) <= int(worst)
+    said = re.search(r"([\d.]+) % of (\d+) FSDP runs of llm-foundry and ([\d.]+) % of (\d+) of torchtitan", text).groups()
+    found = [(f"{100 * fit.mean_error(of(table)):.1f}", str(len(of(table)))) for table in (FOUNDRY, TORCHTITAN)]
+    assert said == (*found[0], *found[1])

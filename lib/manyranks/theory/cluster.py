@@ -185,6 +185,14 @@ def _dgx(name: str, chip: str, node: int, near: float, far: float, source: str, 
     return Cluster(name, accelerator, levels, source=source, host=host, **more)
 
 
+def _slower(cluster: Cluster, clock: float, **chip: float) -> Cluster:
+    """The same with another memory, and products at this share of their rate."""
+    own = cluster.accelerator
+    other = replace(own, matmul_fraction=clock * own.matmul_fraction, specials=clock * own.specials, **chip)
+    source = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md: 96 GB of HBM2e at 2.4 TB/s, 500 W"
+    return replace(cluster, accelerator=other, source=source)
+
+
 def _torus(name: str, chip: str, link: float, axes: int, size: int, source: str) -> Cluster:
     ici = Link("ICI", 1e-6, link, source)  # α: about 1 µs a hop, jax-ml/scaling-book, tpus.md
     return Cluster(name, hardware.accelerators[chip], (Level("torus", size, ici),), torus=2 * axes, source=source)
@@ -216,6 +224,8 @@ def _clusters() -> Named:
         dgx("b200-dgx", "B200 (HGX)", 8),
         dgx("gb200-nvl72", "GB200 (per GPU)", 72),
         dgx("mi300x", "MI300X", 8),
+        # Meta's, limited to 500 W: dynamic power grows with the cube of the clock, so that products run at 0.89 of their rate.
+        _slower(dgx("grand-teton", "H100 SXM", 8), (500 / 700) ** (1 / 3), memory=96 * GB, memory_bandwidth=2400 * GB),
         # DeepSeek's: 20 of an H800's 132 processors move tokens instead of multiplying.
         replace(dgx("h800", "H800 SXM", 8), reserved=20 / 132, source="arXiv 2412.19437, section 3.2"),
         replace(

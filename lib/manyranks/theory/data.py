@@ -99,7 +99,16 @@ def seconds(
     if plan.offload == "all":  # a micro-batch's parameters come from the host for forward and again for backward
         fetched = 2 * plan.microbatches * plan.recipe.parameters * sum(held) / (plan.shards if plan.zero == 3 else 1)
         return fetched / (cluster.host * constants.bandwidth) + _shown(plan, reduce, gather, forward, backward, units)
-    return _shown(plan, reduce, gather, forward, backward, units)
+    return _shown(plan, reduce, gather, forward, backward, units) + _copying(held, plan, cluster, constants)
+
+
+def _copying(held: Held, plan: Plan, cluster: Cluster, constants: Constants) -> float:
+    """Seconds of what gathers and reductions move in the chip's own memory. Nothing hides it: who computes needs the memory."""
+    often, copies = times(plan), plan.framework.copies
+    if plan.zero < 3 or plan.shards == 1:
+        return 0.0
+    each = (often.forward + often.backward) * copies.gathered + often.reduces * copies.reduced
+    return each * sum(held) / (cluster.accelerator.memory_bandwidth * constants.bandwidth)
 
 
 def buckets(held: Held, plan: Plan, layers: int) -> int:
@@ -116,14 +125,20 @@ def _reduced(recipe: Recipe) -> int:
 
 def _shown(plan: Plan, reduce: float, gather: float, forward: float, backward: float, units: int) -> float:
     often = times(plan)
-    shown = often.forward * _exposed(gather, forward, units, plan.overlap)
+    shown = often.forward * _exposed(gather, forward, units, plan)
     if not often.backward:
-        return shown + often.reduces * _exposed(reduce, backward, units, plan.overlap)
-    return shown + often.reduces * _exposed(reduce + gather, backward, units, plan.overlap)
+        return shown + often.reduces * _exposed(reduce, backward, units, plan)
+    if not plan.framework.prefetch:
+        return shown + often.reduces * (gather + _exposed(reduce, backward, units, plan))
+    return shown + often.reduces * _exposed(reduce + gather, backward, units, plan)
 
 
-def _exposed(seconds: float, hidden_behind: float, units: int, overlap: bool) -> float:
-    return max(seconds / units, seconds - hidden_behind) if overlap else seconds
+def _exposed(seconds: float, hidden_behind: float, units: int, plan: Plan) -> float:
+    """What nothing hides, and what the collective's kernels take from the processors that compute beside it."""
+    if not plan.overlap:
+        return seconds
+    shown = max(seconds / units, seconds - hidden_behind)
+    return shown + plan.framework.beside * (seconds - shown)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -163,5 +178,5 @@ def optimizer_seconds(shape: ModelShape, plan: Plan, cluster: Cluster, constants
     elements = memory.before_offload(shape, plan).optimizer / recipe.optimizer
     if plan.offload != "none":
         return elements * (recipe.gradients + recipe.parameters) / (cluster.host * constants.bandwidth)
-    moved = elements * (2 * recipe.gradients + 2 * recipe.optimizer + recipe.parameters)
+    moved = elements * (plan.framework.optimizer or 2 * recipe.gradients + 2 * recipe.optimizer + recipe.parameters)
     return moved / (cluster.accelerator.memory_bandwidth * constants.bandwidth)

@@ -7,7 +7,7 @@ import functools
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Plan, plan_of
+from manyranks.theory.plan import Local, Plan
 
 
 class Kept(NamedTuple):
@@ -19,8 +19,8 @@ class Kept(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16384)
-def of_layer(shape: ModelShape, local: tuple, moe: bool) -> int:
-    return round(sum(parts(shape, plan_of(local), moe)))
+def of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
+    return round(sum(parts(shape, local, moe)))
 
 
 def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:

@@ -29,6 +29,7 @@ class Kernel(NamedTuple):
     rate: str = "bf16"  # of the FLOPs: or "fp8", "fp32"
     weights: float = 0.0
     specials: float = 0.0  # exponentials
+    reach: float = 0.0  # share of the peak that its products reach, with an A100's instructions; 0: what every product does
 
 
 def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: float = 0.0) -> float:
@@ -38,7 +39,8 @@ def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: f
     reserved: share of the processors that communicate instead.
     """
     processors = 1 - reserved
-    compute = kernel.flops / (peak(chip, kernel.rate) * chip.matmul_fraction * constants.matmul * processors)
+    reach = kernel.reach * chip.ampere or chip.matmul_fraction * constants.matmul
+    compute = kernel.flops / (peak(chip, kernel.rate) * reach * processors)
     specials = kernel.specials / (chip.specials * processors) if chip.specials else 0.0
     return compute + specials + kernel.bytes / (chip.memory_bandwidth * constants.bandwidth) + constants.overhead
 

@@ -10,6 +10,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.flops import attended_length
 from manyranks.theory.kernels import Kernel, matmul, moved
 from manyranks.theory.plan import Plan
+from manyranks.theory.stacks import ATTENTION
 
 # What selective recomputation runs again beside the attention core: arXiv 2412.19437, section 3.2.3.
 CHEAP = ("rmsnorm", "product", "latent")
@@ -25,8 +26,7 @@ def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) ->
 def backward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
     """Gradients of inputs and of weights, and what has to be computed again first."""
     kernels = forward(shape, plan, moe, imbalance)
-    again = [kernel for kernel in kernels if recomputed(kernel, plan)]
-    return again + [gradient for kernel in kernels for gradient in gradients(kernel, plan)]
+    return again(kernels, plan) + [gradient for kernel in kernels for gradient in gradients(kernel, plan)]
 
 
 def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
@@ -34,15 +34,30 @@ def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
     tensor more."""
     if kernel.specials:
         # The exponentials again, and as many multiplications and subtractions for the scores' gradients.
-        return [kernel._replace(flops=FLASH_BACKWARD * kernel.flops, bytes=2 * kernel.bytes, specials=2 * kernel.specials)]
+        twice = {"flops": FLASH_BACKWARD * kernel.flops, "bytes": 2 * kernel.bytes, "specials": 2 * kernel.specials}
+        return [kernel._replace(**twice, reach=ATTENTION[plan.framework.attention].backward if kernel.reach else 0.0)]
     if kernel.flops:
         added = kernel.weights * (2 * min(4, plan.recipe.gradients) - plan.recipe.matmul)
         return [kernel, kernel._replace(bytes=kernel.bytes + added)]
     return [kernel._replace(bytes=1.5 * kernel.bytes)]
 
 
+def again(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
+    """Those of forward that backward runs again."""
+    if plan.recompute == "selective" and plan.framework.every_other:
+        products = [kernel for kernel in kernels if kernel.flops and kernel.part != "core"]
+        return products[1::2] + [kernel for kernel in kernels if not kernel.flops]
+    return [kernel for kernel in kernels if recomputed(kernel, plan)]
+
+
+def again_flops(shape: ModelShape, plan: Plan) -> float:
+    """Of a token, in all layers: what the products that run again compute."""
+    counts = {True: shape.moe_layers, False: shape.layers - shape.moe_layers}
+    each = {moe: again(forward(shape, plan, moe), plan) for moe, count in counts.items() if count}
+    return plan.tp * sum(counts[moe] * kernel.flops for moe, kernels in each.items() for kernel in kernels) / tokens(plan)
+
+
 def recomputed(kernel: Kernel, plan: Plan) -> bool:
-    """Whether backward runs this kernel of forward again."""
     if plan.recompute == "selective":
         return kernel.part in CHEAP or (kernel.part == "core" and not plan.flash)
     return plan.recompute == "full"
@@ -61,7 +76,7 @@ def split_tokens(plan: Plan) -> float:
 def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
     """A linear layer in the plan's precision; 8-bit matrices are first written from 16-bit activations."""
     if plan.recipe.matmul == 1:
-        return [matmul(part, m, n, k, 1, rate="fp8"), moved("quantise", m * (n + k), 3)]
+        return [matmul(part, m, n, k, 1, rate="fp8"), moved("quantise", m * (n + k), plan.framework.moved.quantised)]
     return [unquantised(part, m, n, k, plan)]
 
 
@@ -79,7 +94,7 @@ def attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
         return latent_attention(shape, plan)
     queries, keys = shape.heads * shape.head_size, 2 * shape.kv_heads * shape.head_size
     width = (queries + max(keys, keys * t // shape.kv_heads if t > shape.kv_heads else 0)) / t
-    rotary = [] if shape.positions else [moved("rotary", T * (queries + keys / 2) / t, 4)]
+    rotary = [] if shape.positions else [moved("rotary", T * (queries + keys / 2) / t, plan.framework.moved.rotary)]
     return [
         *linear("attention", T, width, h, plan),
         *rotary,
@@ -112,7 +127,12 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
         moved_once = 2 * T * (shape.heads + shape.kv_heads) / plan.tp * (key_size + value_size)
         rate = "fp32" if plan.recipe.matmul == 4 else "bf16"
         flops = 2 * T * length * heads * (key_size + value_size)
-        return [Kernel("core", flops, moved_once, rate, specials=T * length * heads)]
+        whole = Kernel("core", flops, moved_once, rate, specials=T * length * heads)
+        if plan.framework.attention == "own":
+            return [whole]
+        one = ATTENTION[plan.framework.attention]
+        diagonal = 1 + one.block / plan.seq
+        return [whole._replace(flops=diagonal * flops, specials=diagonal * whole.specials, reach=one.forward)]
     scores = T * plan.seq * heads
     rows = plan.seq / plan.cp
     softmax = [moved("core", scores, 4), *([moved("core", scores, 5)] if shape.dropout else [])]
@@ -134,7 +154,7 @@ def mlp(shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | Non
     into = 2 if shape.gated else 1
     return [
         *linear("mlp", rows, into * width, shape.hidden, plan),
-        moved("product" if shape.gated else "gelu", rows * width, 2 * into + 2),
+        moved("product", rows * width, plan.framework.moved.gated) if shape.gated else moved("gelu", rows * width, 4),
         *linear("mlp", rows, shape.hidden, width, plan),
     ]
 
@@ -172,15 +192,19 @@ def _of_experts(kernel: Kernel, local: float) -> Kernel:
 def norms(shape: ModelShape, plan: Plan) -> list[Kernel]:
     """A layer's norms and its two residual additions, fused with bias and dropout."""
     elements = split_tokens(plan) * shape.hidden
-    norm = [moved(shape.norm, elements, 4)] * shape.norms_per_layer
+    norm = [moved(shape.norm, elements, _norm_bytes(shape, plan))] * shape.norms_per_layer
     return norm + [moved("residual", elements, 7 if shape.dropout else 6)] * 2
+
+
+def _norm_bytes(shape: ModelShape, plan: Plan) -> float:
+    return plan.framework.moved.norm if shape.norm == "rmsnorm" else 4
 
 
 def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
     """The last norm, logits and the loss over them, in 32 bits."""
     T, columns = tokens(plan), shape.vocab / plan.tp
     return [
-        moved(shape.norm, split_tokens(plan) * shape.hidden, 4),
+        moved(shape.norm, split_tokens(plan) * shape.hidden, _norm_bytes(shape, plan)),
         unquantised("head", T, columns, shape.hidden, plan),
         moved("head", T * columns, 14),
     ]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from manyranks.theory import checks, pipeline, stages
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.kept import itemsize, of_layer, tokens
-from manyranks.theory.plan import Plan, Recipe, plan_of
+from manyranks.theory.plan import Layout, Local, Plan, Recipe
 from manyranks.theory.stages import Stage
 
 
@@ -92,19 +92,18 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
 
 
 @functools.lru_cache(maxsize=16384)
-def held_by_rank(shape: ModelShape, layout: tuple) -> tuple[Held, ...]:
+def held_by_rank(shape: ModelShape, layout: Layout) -> tuple[Held, ...]:
     """As rank_parameters, from Plan.layout alone."""
-    tp, _, ep, _, schedule, _ = layout
     dealt = stages.dealt(shape, layout)
-    kinds = {stage: _held(shape, tp, ep, stage) for stage in set(dealt)}
+    kinds = {stage: _held(shape, layout.tp, layout.ep, stage) for stage in set(dealt)}
     held = [kinds[stage] for stage in dealt]
-    if schedule == "dualpipe" and layout[1] > 1:  # each rank has a copy of the stage at the other end, too
+    if layout.schedule == "dualpipe" and layout.pp > 1:  # each rank has a copy of the stage at the other end, too
         return tuple(Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True))
     return tuple(held)
 
 
 @functools.lru_cache(maxsize=16384)
-def _kinds(shape: ModelShape, layout: tuple) -> tuple[Held, ...]:
+def _kinds(shape: ModelShape, layout: Layout) -> tuple[Held, ...]:
     return tuple(dict.fromkeys(held_by_rank(shape, layout)))
 
 
@@ -155,9 +154,9 @@ class Rank(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16384)
-def _ranks(shape: ModelShape, layout: tuple, local: tuple, m: int, virtual: int) -> list[Rank]:
+def _ranks(shape: ModelShape, layout: Layout, local: Local, m: int, virtual: int) -> list[Rank]:
     """One for each kind of rank, the earliest: of equal ranks it holds as many micro-batches in flight, or more."""
-    p, schedule = layout[1], layout[4]
+    p, schedule = layout.pp, layout.schedule
     dealt, held = stages.dealt(shape, layout), held_by_rank(shape, layout)
     if schedule == "dualpipe" and p > 1:
         return _dualpipe_ranks(shape, local, dealt, held, m)
@@ -169,7 +168,7 @@ def _ranks(shape: ModelShape, layout: tuple, local: tuple, m: int, virtual: int)
     return found
 
 
-def _dualpipe_ranks(shape: ModelShape, local: tuple, dealt: tuple[Stage, ...], held: tuple[Held, ...], m: int) -> list[Rank]:
+def _dualpipe_ranks(shape: ModelShape, local: Local, dealt: tuple[Stage, ...], held: tuple[Held, ...], m: int) -> list[Rank]:
     """Half the micro-batches come from each end, p + 1 in flight in all: p − r on a rank's own stage, r + 1 on its mirror's."""
     p, half, found = len(dealt), (m + 1) // 2, []
     for rank, (own, mirror) in enumerate(zip(dealt, reversed(dealt), strict=True)):
@@ -180,15 +179,14 @@ def _dualpipe_ranks(shape: ModelShape, local: tuple, dealt: tuple[Stage, ...], h
     return found
 
 
-def _again(shape: ModelShape, local: tuple, stage: Stage) -> int:
+def _again(shape: ModelShape, local: Local, stage: Stage) -> int:
     kinds = [moe for moe, layers in ((False, stage.dense), (True, stage.moe)) if layers]
     return max((_again_of_layer(shape, local, moe) for moe in kinds), default=0)
 
 
 @functools.lru_cache(maxsize=16384)
-def _again_of_layer(shape: ModelShape, local: tuple, moe: bool) -> int:
-    whole = tuple("none" if value in ("selective", "full") else value for value in local)
-    return of_layer(shape, whole, moe) - of_layer(shape, local, moe)
+def _again_of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
+    return of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
 
 
 def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
@@ -243,13 +241,12 @@ def _states(held: Held, zero: int, shards: int, ep: int, recipe: Recipe) -> Mode
     )
 
 
-def _kept(shape: ModelShape, local: tuple, stage: Stage, schedule: str, flying: float, once: int) -> int:
+def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: float, once: int) -> int:
     """flying: micro-batches in flight, each counted on all layers; once: those that 1F1B holds on the model's first stage."""
-    plan = plan_of(local)
     split = plan.tp if plan.sequence_parallel else 1
     moe = stage.moe + (stage.mtp if shape.moe_layers else 0)
-    kept = flying * (stage.layers + stage.mtp - moe) * of_layer(shape, local, False)
-    kept += flying * moe * of_layer(shape, local, True) if moe else 0
+    kept = flying * (stage.layers + stage.mtp - moe) * of_layer(shape, plan, False)
+    kept += flying * moe * of_layer(shape, plan, True) if moe else 0
     if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
         kept += (once if schedule in ("1f1b", "interleaved") else flying) * tokens(plan) * shape.hidden / split
     if stage.head:  # the last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)

@@ -7,7 +7,7 @@ from manyranks.theory import checks, kernels, layer, traffic
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT, Constants, Kernel
-from manyranks.theory.plan import Plan, plan_of
+from manyranks.theory.plan import Local, Plan
 from manyranks.theory.stages import Stage
 
 
@@ -79,7 +79,7 @@ def check_imbalance(shape: ModelShape, plan: Plan, imbalance: float) -> None:
 
 @functools.lru_cache(maxsize=65536)
 def of_stage(
-    shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, stage: Stage, imbalance: float = 1.0
+    shape: ModelShape, local: Local, cluster: Cluster, constants: Constants, stage: Stage, imbalance: float = 1.0
 ) -> Both:
     """One micro-batch on a rank that holds these layers. local: Plan.local."""
     parts = [
@@ -97,8 +97,7 @@ def of_stage(
 
 
 @functools.lru_cache(maxsize=8192)
-def _layer(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants, moe: bool, imbalance: float = 1.0) -> Both:
-    plan = plan_of(local)
+def _layer(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constants, moe: bool, imbalance: float = 1.0) -> Both:
     forward, backward = (pass_(shape, plan, moe, imbalance) for pass_ in (layer.forward, layer.backward))
     seconds = functools.partial(_seconds, cluster=cluster, constants=constants)
     weight = seconds([k for k in forward if k.flops and k.part != "core"])
@@ -118,8 +117,7 @@ def _layer(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constan
 
 
 @functools.lru_cache(maxsize=4096)
-def _head(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants) -> Both:
-    plan = plan_of(local)
+def _head(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constants) -> Both:
     forward = layer.head(shape, plan)
     backward = [gradient for kernel in forward for gradient in layer.gradients(kernel, plan)]
     weight = _seconds([k for k in forward if k.flops], cluster, constants)
@@ -130,8 +128,7 @@ def _head(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constant
 
 
 @functools.lru_cache(maxsize=4096)
-def _embedding(shape: ModelShape, local: tuple, cluster: Cluster, constants: Constants) -> Both:
-    plan = plan_of(local)
+def _embedding(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constants) -> Both:
     once = _seconds([layer.embedding(shape, plan)], cluster, constants)
     tensor = traffic.embedding(shape, plan, cluster, constants)
     return Both(Pass(once, tensor[0]), Pass(2 * once, tensor[1]))

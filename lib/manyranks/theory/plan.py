@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.names import concise, nearest
+from manyranks.theory.stacks import STACKS, Stack
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
@@ -39,6 +39,44 @@ RECIPES = {
 }
 
 
+class Layout(NamedTuple):
+    """What of a plan decides which parameters a rank holds: plans that agree in it hold the same."""
+
+    tp: int
+    pp: int
+    ep: int
+    stages: int
+    schedule: str
+    embedding_slots: bool
+
+
+class Local(NamedTuple):
+    """What of a plan decides a layer's time and activations on one rank, whatever the other degrees are."""
+
+    cp: int
+    tp: int
+    ep: int
+    seq: int
+    microbatch: int
+    sequence_parallel: bool
+    recompute: str
+    precision: str
+    overlap: bool
+    overlap_tensor: bool
+    flash: bool
+    context: str
+    regather: bool
+    stack: str
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.precision]
+
+    @property
+    def framework(self) -> Stack:
+        return STACKS[self.stack]
+
+
 @dataclass(frozen=True)
 class Plan:
     """One way to train: dp·cp·tp·pp accelerators; ep divides dp·cp and is not in the product.
@@ -53,6 +91,7 @@ class Plan:
     context-parallel ranks. embedding_slots: the embedding and the head take the place of one layer each when layers are dealt
     to stages. offload: states kept in the host's memory, "none", "optimizer" or "all". regather: with sequence parallelism, a
     column-parallel layer keeps its shard of the input and gathers the rest again in backward; False: it keeps what it gathered.
+    stack: what runs it, a key of STACKS.
     Raises ValueError, naming the field, for a value that is not allowed or values that do not go together.
     """
 
@@ -79,6 +118,7 @@ class Plan:
     embedding_slots: bool = False
     offload: str = "none"
     regather: bool = True
+    stack: str = "megatron-core"
 
     def __post_init__(self):
         for name in _WHOLE:
@@ -119,14 +159,12 @@ class Plan:
             )
 
     @property
-    def layout(self) -> tuple:
-        """What decides which parameters a rank holds: plans that agree in it hold the same."""
-        return self.tp, self.pp, self.ep, self.stages, self.schedule, self.embedding_slots
+    def layout(self) -> Layout:
+        return Layout(self.tp, self.pp, self.ep, self.stages, self.schedule, self.embedding_slots)
 
     @property
-    def local(self) -> tuple:
-        """What decides a layer's time and activations, in the order of LOCAL."""
-        return _local(self)
+    def local(self) -> Local:
+        return Local._make(_local(self))
 
     def __repr__(self) -> str:
         return concise(self, "dp", "pp", "cp", "tp", "seq", "batch")
@@ -158,6 +196,10 @@ class Plan:
     @property
     def recipe(self) -> Recipe:
         return RECIPES[self.precision]
+
+    @property
+    def framework(self) -> Stack:
+        return STACKS[self.stack]
 
     def check(self, shape: ModelShape, gpus: int | None = None) -> None:
         """Raises ValueError where the plan does not fit the shape, or is not for this number of accelerators."""
@@ -228,14 +270,5 @@ def multiples(value: int, of: int) -> str:
 _WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int | None))
 _FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
 _CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}
-# What a layer on one rank depends on, whatever the other degrees are.
-LOCAL = ("cp", "tp", "ep", "seq", "microbatch", "sequence_parallel", "recompute", "precision", "overlap", "overlap_tensor")
-LOCAL += ("flash", "context", "regather")
-_local = attrgetter(*LOCAL)
-
-
-@lru_cache(maxsize=4096)
-def plan_of(local: tuple) -> Plan:
-    """A plan with these local fields, on as few ranks as they need."""
-    values = dict(zip(LOCAL, local, strict=True))
-    return Plan(dp=values["ep"], **values)
+_CHOICES["stack"] = STACKS
+_local = attrgetter(*Local._fields)

@@ -19,6 +19,7 @@ def _models() -> Named:
         _gemma,
         _gemma2,
         _gpt,
+        _mpt,
         _megatron,
         _korthikanti,
         _zero_bubble,
@@ -135,6 +136,14 @@ def _gpt() -> Iterator[ModelShape]:
     source = "arXiv 2304.01373 Table 1; pythia config.json"
     yield _gpt_shape("pythia-6.9b", 32, 4096, 32, 50432, source=source, **untied)
     yield _gpt_shape("pythia-12b", 36, 5120, 40, 50688, source=source, **untied)
+
+
+def _mpt() -> Iterator[ModelShape]:
+    sizes = {"760m": (24, 1536, 12), "1b": (24, 2048, 16), "3b": (32, 2560, 20), "7b": (32, 4096, 32)}
+    sizes |= {"13b": (40, 5120, 40), "30b": (48, 7168, 56), "70b": (80, 8192, 64)}
+    source = "mosaicml/llm-foundry scripts/train/yamls/pretrain"  # positions are learned: the table's parameter counts
+    for model, (layers, hidden, heads) in sizes.items():
+        yield _gpt_shape(f"mpt-{model}", layers, hidden, heads, 50368, dropout=False, source=source)
 
 
 def _megatron() -> Iterator[ModelShape]:

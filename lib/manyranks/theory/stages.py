@@ -4,7 +4,7 @@ import functools
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Plan
+from manyranks.theory.plan import Layout, Plan
 
 
 class Stage(NamedTuple):
@@ -31,11 +31,10 @@ def of_rank(shape: ModelShape, plan: Plan) -> tuple[Stage, ...]:
 
 
 @functools.lru_cache(maxsize=16384)
-def dealt(shape: ModelShape, layout: tuple) -> tuple[Stage, ...]:
+def dealt(shape: ModelShape, layout: Layout) -> tuple[Stage, ...]:
     """As of_rank, from Plan.layout alone."""
-    _, p, _, stages, schedule, slots = layout
-    each = deal(shape, stages, slots)
-    own = [[each[s] for s in stages_of(rank, p, stages, schedule)] for rank in range(p)]
+    each = deal(shape, layout.stages, layout.embedding_slots)
+    own = [[each[s] for s in stages_of(rank, layout.pp, layout.stages, layout.schedule)] for rank in range(layout.pp)]
     return tuple(Stage(*map(sum, zip(*mine, strict=True))) for mine in own)
 
 

@@ -15,13 +15,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import checks, data, flops, memory, passes, pipeline, stages, traffic
+from manyranks.theory import checked, checks, data, flops, layer, memory, passes, pipeline, stages, traffic
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.checked import Checked
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.memory import Held
 from manyranks.theory.passes import Both, Pass
-from manyranks.theory.plan import Plan, plan_of
+from manyranks.theory.plan import Layout, Local, Plan
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,7 +74,10 @@ class StepTime:
         peak, plan = self.cluster.accelerator.flops, self.plan
         # Flash attention keeps no scores, so that selective recomputation has no core to run again.
         again = "none" if plan.flash and plan.recompute == "selective" else plan.recompute
-        return flops.hfu(self.shape, plan.seq, self.tokens_per_second, plan.gpus, peak, again)
+        share = flops.hfu(self.shape, plan.seq, self.tokens_per_second, plan.gpus, peak, again)
+        if plan.recompute != "selective" or not plan.framework.every_other:
+            return share
+        return share * (1 + layer.again_flops(self.shape, plan) / flops.per_token(self.shape, plan.seq))
 
     def utilisation(self, convention: str) -> float:
         """MFU under a named convention of flops.CONVENTIONS."""
@@ -85,6 +89,11 @@ class StepTime:
         """What takes most of the step beside computing."""
         parts = {name: value for name, value in self.parts.items() if name != "compute"}
         return max(parts, key=parts.get)
+
+    @property
+    def checked(self) -> Checked:
+        """The error of the published runs that are closest to this prediction, or why none is close: "± 8% (12 runs)"."""
+        return checked.against_runs(self.shape, self.plan, self.cluster)
 
     @property
     def warning(self) -> str:
@@ -153,8 +162,8 @@ class Pace(NamedTuple):
 @functools.lru_cache(maxsize=65536)
 def _paces(
     shape: ModelShape,
-    layout: tuple,
-    local: tuple,
+    layout: Layout,
+    local: Local,
     stride: int,
     m: int,
     virtual: int,
@@ -162,12 +171,12 @@ def _paces(
     constants: Constants,
     imbalance: float = 1.0,
 ) -> list[Pace]:
-    _, p, _, all_stages, schedule, _ = layout
+    p, schedule = layout.pp, layout.schedule
     once = traffic.stage_message(shape, local, p, stride, cluster, constants) if p > 1 else 0.0
     found = []
     for own, others, held in _rank_costs(shape, layout, local, cluster, constants, imbalance):
         forward, backward, _ = own
-        waits = steady_waits(own, once * all_stages / p, plan_of(local).overlap)
+        waits = steady_waits(own, once * layout.stages / p, local.overlap)
         passes_of_m = [m * (f + b) for f, b in zip(forward, backward, strict=True)]
         # Filling and draining pass p − 1 times each, and nothing hides their messages.
         # The bubble is the closed form of equal stages, with the mean of the others: it passes through each of them.
@@ -202,15 +211,15 @@ class Rank(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def _rank_costs(
-    shape: ModelShape, layout: tuple, local: tuple, cluster: Cluster, constants: Constants, imbalance: float = 1.0
+    shape: ModelShape, layout: Layout, local: Local, cluster: Cluster, constants: Constants, imbalance: float = 1.0
 ) -> tuple[Rank, ...]:
     """One for each kind of pipeline rank: those with equal layers take as long."""
-    dealt, schedule, held = stages.dealt(shape, layout), layout[4], memory.held_by_rank(shape, layout)
+    dealt, schedule, held = stages.dealt(shape, layout), layout.schedule, memory.held_by_rank(shape, layout)
     cost = {stage: passes.of_stage(shape, local, cluster, constants, stage, imbalance) for stage in set(dealt)}
     costs = [cost[stage] for stage in dealt]
     if schedule == "dualpipe":  # half the micro-batches come from the other end
         costs = [passes.total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
-    counted, paired = Counter(costs), schedule.startswith("dualpipe") and plan_of(local).overlap
+    counted, paired = Counter(costs), schedule.startswith("dualpipe") and local.overlap
     found = []
     for own, parameters in dict.fromkeys(zip(costs, held, strict=True)):
         # While the pipeline fills and drains, passes have no partner to hide behind.

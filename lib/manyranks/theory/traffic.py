@@ -14,7 +14,7 @@ from manyranks.theory.cluster import Cluster, Route
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import Constants
 from manyranks.theory.layer import split_tokens, tokens
-from manyranks.theory.plan import Plan, plan_of
+from manyranks.theory.plan import Local, Plan
 
 HALF, SUMS = 2, 4  # bytes: of an activation, and of a gradient that ranks sum up
 
@@ -214,12 +214,12 @@ def _some(all_of_them: float, own: float, drawn: float) -> float:
 
 
 @functools.lru_cache(maxsize=16384)
-def stage_message(shape: ModelShape, local: tuple, stages: int, stride: int, cluster: Cluster, constants: Constants) -> float:
+def stage_message(shape: ModelShape, plan: Local, stages: int, stride: int, cluster: Cluster, constants: Constants) -> float:
     """One micro-batch from a stage to the next: each tensor-parallel rank sends its share; arXiv 2104.04473, section 4.1.
 
     stride: ranks between a stage and the next.
     """
-    plan, route = plan_of(local), cluster.route(stages, stride)
+    route = cluster.route(stages, stride)
     size = HALF * tokens(plan) * shape.hidden
     sent = hop(route, size / plan.tp, constants)
     return sent + (0.0 if plan.sequence_parallel else gather(cluster.route(plan.tp), size, constants))

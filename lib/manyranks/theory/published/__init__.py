@@ -6,7 +6,7 @@ from importlib.resources import files
 from manyranks import lazy
 
 __getattr__, __dir__, __all__ = lazy.names(
-    __name__, "context", "conversions", "expert", "fit", "layers", "layouts", "mfu", "steps"
+    __name__, "context", "conversions", "expert", "fit", "fsdp", "layers", "layouts", "mfu", "runs", "steps"
 )
 __all__ += ["rows"]
 

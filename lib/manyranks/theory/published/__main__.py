@@ -10,7 +10,10 @@ def main() -> None:
     _print(("table", "what", "computed", "published", "error"), [_conversion(check) for check in conversions.checks()])
     print("\nPredicted from the configuration alone, with the same constants for every row\n")
     _print(("table", "run", "predicted", "published", "unit", "error"), [_prediction(row) for row in steps.rows()])
-    print(f"\nMean absolute error: {fit.mean_error(steps.rows()):.1%}")
+    print(f"\nMean absolute error of what the constant was fitted on: {_error(fit.FITTED_ON)}; of the others:")
+    for table in steps.TABLES:
+        if table not in fit.FITTED_ON:
+            print(f"  {table}: {_error((table,))}")
     header = ("table", "run", "forward ms", "published", "backward ms", "published", "overhead", "published")
     print("\nOne layer, with the same constants\n")
     _print(header, [_layer(row) for row in layers.rows()])
@@ -49,6 +52,11 @@ def _constants() -> list[tuple[str, ...]]:
 
 def _own(table: str) -> float:
     return fit.mean_error([row for row in steps.rows() if row.table == table])
+
+
+def _error(tables: tuple[str, ...]) -> str:
+    chosen = [row for row in steps.rows() if row.table in tables]
+    return f"{fit.mean_error(chosen):.1%} ({len(chosen)} runs)"
 
 
 def _print(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:

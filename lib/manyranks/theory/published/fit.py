@@ -4,22 +4,22 @@ import math
 
 from manyranks import busy
 from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.published.steps import KORTHIKANTI, SC21, TABLES, Row, rows
+from manyranks.theory.published.runs import KORTHIKANTI, SC21, Row
+from manyranks.theory.published.steps import TABLES, rows
 
 FITTED_ON = (SC21, KORTHIKANTI)
-RANGE, STEPS = (0.5, 1.0), 50
+COARSE, FINE = [x / 20 for x in range(10, 21)], [x / 100 for x in range(-4, 5)]  # candidates, and around the best of these
 
 
 def fit(tables: tuple[str, ...] = FITTED_ON) -> float:
     """The share of the best matrix product (Constants.matmul), to two digits, with the least mean square of log errors."""
     chosen = [row for row in rows() if row.table in tables]
-    low, high = RANGE
-    candidates = [round(low + (high - low) * i / STEPS, 2) for i in range(STEPS + 1)]
-    return min(candidates, key=lambda matmul: _squares(chosen, Constants(matmul=matmul)))
+    best = min(COARSE, key=lambda matmul: _squares(chosen, matmul))
+    return min((round(best + x, 2) for x in FINE), key=lambda matmul: _squares(chosen, matmul))
 
 
-def _squares(chosen: list[Row], constants: Constants) -> float:
-    return sum(math.log1p(row.error(constants)) ** 2 for row in chosen)
+def _squares(chosen: list[Row], matmul: float) -> float:
+    return sum(math.log1p(row.error(Constants(matmul=matmul))) ** 2 for row in chosen)
 
 
 def mean_error(chosen: list[Row], constants: Constants = DEFAULT) -> float:

@@ -1,54 +1,24 @@
-"""Published step times as configurations: what each row ran, on what, and what its authors measured.
-
-A row holds nothing that was measured but its `measured`; predict() is given the configuration alone.
-"""
+"""Published step times as configurations: what each row ran, on what, and what its authors measured."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from manyranks.theory import flops, published, step
+from manyranks.theory import published
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.cluster import Cluster, clusters
-from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.cluster import clusters
 from manyranks.theory.plan import Plan
+from manyranks.theory.published import fsdp
+from manyranks.theory.published.runs import DEEPSEEK, FOUNDRY, KORTHIKANTI, LLAMA3, SC21, TORCHTITAN, Row
 from manyranks.theory.shapes import models
 
-SC21, KORTHIKANTI = "SC21 Table 1", "Korthikanti Table 5"
-LLAMA3, DEEPSEEK = "Llama 3 Table 4", "DeepSeek-V3 (ISCA'25 Table 4)"
-TABLES = (SC21, KORTHIKANTI, LLAMA3, DEEPSEEK)
+PRETRAINING = (SC21, KORTHIKANTI, LLAMA3, DEEPSEEK)  # by the frameworks of those who trained
+TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY)
 
 # Megatron-LM in 2021: nothing fused into flash attention, no communication under compute.
 _MEGATRON = {"seq": 2048, "precision": "fp16", "flash": False, "zero": 0}
 
 
-@dataclass(frozen=True)
-class Row:
-    """One run. measured: seconds a step, or FLOP/s an accelerator under `counting`, which turns a step time into FLOP/s."""
-
-    table: str
-    name: str
-    shape: ModelShape
-    plan: Plan
-    cluster: Cluster
-    measured: float
-    unit: str  # "s" or "TFLOP/s"
-    counting: str = "full"
-    recompute: str = "none"  # counted a second time in FLOP/s
-
-    def predict(self, constants: Constants = DEFAULT) -> float:
-        time = step.estimate(self.shape, self.plan, self.cluster, constants)
-        if self.unit == "s":
-            return time.seconds
-        each = flops.hardware_per_token(self.shape, self.plan.seq, self.recompute, self.counting)
-        return each * time.tokens_per_second / self.plan.gpus / 1e12
-
-    def error(self, constants: Constants = DEFAULT) -> float:
-        """Predicted ÷ measured − 1."""
-        return self.predict(constants) / self.measured - 1
-
-
 def rows() -> list[Row]:
-    return [*sc21(), *korthikanti(), *llama3(), *deepseek()]
+    return [*sc21(), *korthikanti(), *llama3(), *deepseek(), *fsdp.torchtitan(), *fsdp.foundry()]
 
 
 def sc21() -> Iterator[Row]:

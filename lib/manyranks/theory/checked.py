@@ -1,0 +1,107 @@
+"""How far a prediction can be trusted: the error of the published runs that are closest to it."""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.plan import Plan
+
+CLOSEST = 12  # runs whose mean error is said
+FAR = 3  # doublings of a size from which on a run says nothing of another
+_GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH200"), "B200": ("B200", "GB200", "B300")}
+
+
+class Checked(NamedTuple):
+    """What published runs say of a prediction. runs: how many are close; error: mean of |predicted ÷ measured − 1| of their step
+    times; missing: what no run has that the prediction has, where there is none to compare with.
+    """
+
+    runs: int
+    error: float
+    missing: str = ""
+
+    def __str__(self) -> str:
+        if self.missing:
+            return f"not checked: no run {self.missing}"
+        if self.runs == 1:
+            return f"the one run like it was {self.error:.0%} off"
+        return f"± {self.error:.0%} ({self.runs} runs)"
+
+
+class _Known(NamedTuple):
+    """A published run, as far as it decides whether it is close."""
+
+    chip: str
+    stack: str
+    uses: frozenset[str]
+    sizes: tuple[float, ...]
+    error: float
+
+
+def against_runs(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
+    """Compares with runs of the same stack on the same generation of chips that use all that the plan uses; of these, with the
+    closest in hidden size, sequence length, tokens of a micro-batch and accelerators."""
+    chip, uses, sizes = _generation(cluster), frozenset(_uses(shape, plan)), _sizes(shape, plan)
+    here = [run for run in _known() if run.chip == chip]
+    if not here:
+        return Checked(0, math.nan, f"on {chip}")
+    here = [run for run in here if run.stack == plan.stack]
+    if not here:
+        return Checked(0, math.nan, f"of {plan.stack} on {chip}")
+    same = [run for run in here if uses <= run.uses]
+    if not same:
+        return Checked(0, math.nan, f"of {plan.stack} on {chip} with {_missing(uses, here)}")
+    near = [run for run in same if all(abs(a - b) <= FAR for a, b in zip(run.sizes, sizes, strict=True))]
+    if not near:
+        return Checked(0, math.nan, f"of {plan.stack} on {chip} at sizes like these")
+    closest = sorted(near, key=lambda run: math.dist(run.sizes, sizes))[:CLOSEST]
+    return Checked(len(closest), sum(run.error for run in closest) / len(closest))
+
+
+def _missing(uses: frozenset[str], runs: list[_Known]) -> str:
+    """What none of the runs has; where each is in some run, all that the plan uses, together."""
+    never = sorted(one for one in uses if not any(one in run.uses for run in runs))
+    return " or ".join(never) if never else " and ".join(sorted(uses)) + " together"
+
+
+def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:
+    for name in ("tp", "pp", "cp"):
+        if getattr(plan, name) > 1:
+            yield name.upper()
+    if shape.experts:
+        yield "experts"
+    if plan.zero == 3:
+        yield "ZeRO-3"
+    if plan.precision in ("fp8", "fp32"):
+        yield plan.precision.upper()
+    if plan.flash:
+        yield "flash attention"
+
+
+def _sizes(shape: ModelShape, plan: Plan) -> tuple[float, ...]:
+    tokens = plan.microbatch * plan.seq / plan.cp
+    return tuple(math.log2(size) for size in (shape.hidden, plan.seq, tokens, plan.gpus))
+
+
+def _generation(cluster: Cluster) -> str:
+    name = cluster.accelerator.name
+    return next((chip for chip, names in _GENERATIONS.items() if name.startswith(names)), name)
+
+
+@functools.cache
+def _known() -> list[_Known]:
+    from manyranks.theory.published import steps  # which predicts its rows with theory.step, that asks here
+
+    return [
+        _Known(
+            _generation(row.cluster),
+            row.plan.stack,
+            frozenset(_uses(row.shape, row.plan)),
+            _sizes(row.shape, row.plan),
+            abs(row.time_error()),
+        )
+        for row in steps.rows()
+    ]

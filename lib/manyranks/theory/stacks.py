@@ -1,0 +1,109 @@
+"""Stacks: what a framework does with a plan. They describe structure, with sources; no number is fitted to a run."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from manyranks.theory.names import Named
+
+
+class Attention(NamedTuple):
+    """A fused attention kernel written for the A100: the share of that chip's peak that its products reach between the
+    exponentials. Later chips run its instructions at a part of their peak (Accelerator.ampere).
+
+    block: rows and columns of a tile; the tiles on the diagonal of a causal mask are computed whole.
+    """
+
+    forward: float
+    backward: float
+    block: int
+    source: str
+
+
+# Of an A100's 312 TFLOP/s a forward takes 512 FLOPs and one exponential a score with heads of 128, a backward 1,280 and two:
+# what the papers print as a share of the peak, less the time of the exponentials.
+_FLASH = "arXiv 2307.08691, sections 1 and 4.1: of the peak, {} forward and {} backward on A100"
+ATTENTION = Named(
+    "attention",
+    {
+        "flash-1": Attention(0.445, 0.318, 128, _FLASH.format("30 to 50 %", "25 to 35 %")),
+        "flash-2": Attention(0.892, 0.721, 128, _FLASH.format("up to 73 %", "up to 63 %")),
+    },
+)
+
+
+class Moved(NamedTuple):
+    """Bytes that one element passes between chip and memory in the forward of what is not a product, in 16 bits."""
+
+    norm: float = 4
+    rotary: float = 4
+    gated: float = 6  # the activation of a gated MLP and its product
+    residual: float = 6
+    quantised: float = 3  # what linear layers read in 8 bits: 2 bytes read, 1 written
+
+
+class Copies(NamedTuple):
+    """Bytes a parameter that pass a chip's memory beside computing, for each gather and each reduction: the copies out of and
+    into their buffers, and those of the ring, which writes what arrives and reads it to send it on.
+    """
+
+    gathered: float = 0
+    reduced: float = 0
+
+
+_FUSED, _NO_COPIES = Moved(), Copies()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One framework's way. attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with the
+    exponentials beside it. moved: see Moved. every_other: selective recomputation runs every other product again, and all that
+    is no product, instead of what is cheap. prefetch: backward gathers the next unit's parameters while it computes this one's.
+    beside: share of the processors that a collective takes from computing while it runs beside it. copies: see Copies.
+    optimizer: bytes that a parameter's update passes between chip and memory; 0: one fused kernel.
+    """
+
+    name: str
+    attention: str = "own"
+    moved: Moved = _FUSED
+    every_other: bool = False
+    prefetch: bool = True
+    beside: float = 0.0
+    copies: Copies = _NO_COPIES
+    optimizer: float = 0.0
+    source: str = field(default="", repr=False)
+
+
+# torch.optim's multi-tensor AdamW: 21 reads and writes of a 32-bit tensor, and 3 for the gradients' norm and their clipping.
+_FOREACH = 96.0
+_NCCL = 16 / 132  # one processor a channel, 16 channels, of an H100's 132
+_FSDP2 = Copies(4 + 2 * 2, 6 + 3 * 4)  # parameters in 16 bits, gradients copied from 16 bits to 32, in which they are summed
+_FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of what is gathered
+_EAGER = Moved(norm=36, rotary=20, gated=10)  # RMSNorm and rotary positions operator by operator, in 32 bits
+_TITAN = {"attention": "flash-2", "every_other": True, "beside": _NCCL, "copies": _FSDP2, "optimizer": _FOREACH}
+
+STACKS = Named(
+    "stack",
+    {
+        stack.name: stack
+        for stack in (
+            Stack("megatron-core", source="Megatron-LM: fused bias, GeLU, dropout, norms and Adam; cuDNN's attention"),
+            Stack("torchtitan", **_TITAN, source="torchtitan, late 2024: FSDP2, torch.compile, op-level recomputation"),
+            Stack("torchtitan-eager", moved=_EAGER, **_TITAN, source="the same without torch.compile"),
+            Stack(
+                "torchtitan-rowwise",
+                moved=Moved(quantised=10),
+                **_TITAN,
+                source="the same in float8's rowwise recipe: kernels by rows and by columns; pytorch/torchtitan issue 1207",
+            ),
+            Stack(
+                "fsdp1",
+                attention="flash-1",
+                prefetch=False,
+                beside=_NCCL,
+                copies=_FSDP1,
+                optimizer=_FOREACH,
+                source="llm-foundry with Composer: BACKWARD_POST prefetches no gather; Triton's FlashAttention with ALiBi",
+            ),
+        )
+    },
+)
