@@ -10,13 +10,13 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.plan import Plan
 
 CLOSEST = 12  # runs whose mean error is said
-FAR = 3  # doublings of a size from which on a run says nothing of another
+FAR = 4  # doublings of a size from which on a run says nothing of another
 _GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH200"), "B200": ("B200", "GB200", "B300")}
 
 
 class Checked(NamedTuple):
-    """What published runs say of a prediction. runs: how many are close; error: mean of |predicted ÷ measured − 1| of their step
-    times; missing: what no run has that the prediction has, where there is none to compare with.
+    """What published runs say of a prediction. runs: how many are close; error: mean of |predicted ÷ measured − 1| of their
+    step times; missing: what no run has that the prediction has, where there is none to compare with.
     """
 
     runs: int

@@ -46,7 +46,7 @@ class StepTime:
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}={value:.4g}" for name, value in self.parts.items())
         warning = f", warning={self.warning!r}" if self.warning else ""
-        return f"StepTime(seconds={self.seconds:.4g}, mfu={self.mfu:.3f}, {parts}{warning})"
+        return f"StepTime(seconds={self.seconds:.4g}, checked={str(self.checked)!r}, mfu={self.mfu:.3f}, {parts}{warning})"
 
     @property
     def parts(self) -> dict[str, float]:

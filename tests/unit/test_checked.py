@@ -1,0 +1,57 @@
+"""What is said of a prediction: how far the closest published runs were off, or what none of them has."""
+
+import math
+
+import pytest
+
+from manyranks.theory import Plan, checked, clusters, models, step
+from manyranks.theory.published import steps
+
+FSDP = {"dp": 128, "zero": 3, "seq": 8192, "microbatch": 2, "precision": "bf16-fp32-gradients"}
+
+
+def said(model, cluster, **plan):
+    return step.estimate(models[model], Plan(**plan), clusters[cluster]).checked
+
+
+def test_runs_of_the_same_stack_and_chip_that_use_as_much_are_the_error_bar():
+    found = said("llama3-8b", "grand-teton", stack="torchtitan", **FSDP)
+    own = [row for row in steps.rows() if row.plan.stack == "torchtitan"]
+    assert found.runs == min(checked.CLOSEST, len(own))
+    assert 0.02 < found.error < 0.15
+    assert str(found) == f"± {found.error:.0%} ({found.runs} runs)"
+
+
+def test_the_closest_runs_come_first(monkeypatch):
+    monkeypatch.setattr(checked, "CLOSEST", 1)
+    for row in steps.rows():
+        found = checked.against_runs(row.shape, row.plan, row.cluster)
+        twins = [abs(other.time_error()) for other in steps.rows() if same_sizes(row, other)]
+        assert found.runs == 1
+        assert any(found.error == pytest.approx(error) for error in twins), row.name
+
+
+def same_sizes(one, other):
+    sizes = [(row.shape.hidden, row.plan.seq, row.plan.microbatch / row.plan.cp, row.plan.gpus) for row in (one, other)]
+    return sizes[0] == sizes[1] and one.plan.stack == other.plan.stack
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "plan", "words"),
+    [
+        ("llama3-8b", "h100-dgx", FSDP, "no run of megatron-core on H100 with ZeRO-3"),
+        ("llama3-8b", "b200-dgx", FSDP, "no run on B200"),
+        ("llama3-8b", "a100-dgx", FSDP | {"stack": "torchtitan"}, "no run of torchtitan on A100"),
+        ("gpt2", "h100-dgx", {"dp": 2}, "no run of megatron-core on H100 at sizes like these"),
+        ("llama3-8b", "tpu-v5p", {"dp": 64}, "no run on TPU v5p"),
+    ],
+)
+def test_what_nobody_has_checked_is_said(model, cluster, plan, words):
+    found = said(model, cluster, **plan)
+    assert (found.runs, str(found)) == (0, f"not checked: {words}")
+    assert math.isnan(found.error)
+
+
+def test_the_words_are_in_what_is_printed():
+    time = step.estimate(models["llama3-8b"], Plan(**FSDP), clusters["b200-dgx"])
+    assert "checked='not checked: no run on B200'" in repr(time)
