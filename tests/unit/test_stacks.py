@@ -1,0 +1,76 @@
+"""Stacks: what a framework does changes a prediction the way its structure says."""
+
+from dataclasses import replace
+
+import pytest
+
+from manyranks.theory import Plan, clusters, data, flops, kernels, layer, memory, models, step
+from manyranks.theory.stacks import ATTENTION, STACKS
+
+SHAPE, H100, A100 = models["llama3-8b"], clusters["h100-dgx"], clusters["a100-dgx"]
+PLAN = Plan(dp=64, zero=3, seq=8192, microbatch=2)
+
+
+def estimate(stack, plan=PLAN, cluster=H100, **changes):
+    return step.estimate(SHAPE, replace(plan, stack=stack, **changes), cluster)
+
+
+def attention(name, cluster, head=128, seq=2**20):
+    """Share of the chip's peak that a kernel reaches, forward and backward together."""
+    shape = replace(SHAPE, heads=SHAPE.hidden // head, head_size=head, kv_heads=SHAPE.hidden // head)
+    stack = next(each for each in STACKS if STACKS[each].attention == name)
+    plan = Plan(seq=seq, stack=stack)
+    forward = layer.core(shape, plan, head, head)
+    backward = [gradient for kernel in forward for gradient in layer.gradients(kernel, plan)]
+    work = [*forward, *backward]
+    chip = cluster.accelerator
+    rate = chip.flops * chip.ampere
+    seconds = sum(kernel.flops / (rate * kernel.reach) + kernel.specials / chip.specials for kernel in work)
+    return sum(kernel.flops for kernel in work) / seconds / chip.flops
+
+
+def test_kernels_reach_what_their_papers_print():
+    # arXiv 2307.08691: FlashAttention 30-50 % and 25-35 %, FlashAttention-2 up to 73 % and 63 %; arXiv 2407.08608: 35 % on H100.
+    assert attention("flash-2", A100) == pytest.approx(3.5 / (1 / 0.73 + 2.5 / 0.63), rel=0.01)
+    assert 3.5 / (1 / 0.5 + 2.5 / 0.35) > attention("flash-1", A100) > 3.5 / (1 / 0.3 + 2.5 / 0.25)
+    assert attention("flash-2", H100) == pytest.approx(0.35, abs=0.005)
+
+
+def test_small_heads_and_short_sequences_are_slower():
+    assert attention("flash-2", H100, head=64) < 0.9 * attention("flash-2", H100)
+    short, long = (layer.core(SHAPE, Plan(seq=seq, stack="torchtitan"), 128, 128)[0] for seq in (512, 65536))
+    assert short.flops / 512**2 == pytest.approx(long.flops / 65536**2 * (1 + 128 / 512) / (1 + 128 / 65536))
+
+
+def test_what_is_not_fused_takes_longer_and_changes_nothing_else():
+    compiled, eager = estimate("torchtitan"), estimate("torchtitan-eager")
+    assert eager.compute > 1.1 * compiled.compute
+    assert (eager.data, eager.optimizer) == (compiled.data, compiled.optimizer)
+
+
+def test_every_other_product_runs_again_between_none_and_all():
+    none, some, every = (estimate("torchtitan", recompute=each) for each in ("none", "selective", "full"))
+    assert none.compute < some.compute < every.compute
+    assert none.hfu < none.mfu * 1.1
+    # Of queries, keys and values, output, gate and up, down it's the output and down: 36 % of their parameters.
+    again = layer.again_flops(SHAPE, some.plan)
+    assert again == pytest.approx(2 * SHAPE.layers * SHAPE.hidden * (SHAPE.hidden + SHAPE.ffn))
+    assert some.hfu / some.mfu == pytest.approx(1 + again / flops.per_token(SHAPE, PLAN.seq))
+
+
+def test_without_a_prefetch_backward_waits_for_every_gather(monkeypatch):
+    """With long passes a prefetch hides all gathers but the first one of a layer."""
+    (held,) = memory.rank_parameters(SHAPE, PLAN)
+    plan = replace(PLAN, stack="fsdp1")
+    waits = data.seconds(SHAPE, plan, H100, kernels.DEFAULT, held, 1e3, 1e3)
+    monkeypatch.setitem(STACKS, "fsdp1", replace(STACKS["fsdp1"], prefetch=True))
+    hidden = data.seconds(SHAPE, plan, H100, kernels.DEFAULT, held, 1e3, 1e3)
+    once = PLAN.recipe.parameters * held.dense * 63 / 64 / (kernels.BANDWIDTH * 8 * H100.levels[1].share)
+    assert waits - hidden == pytest.approx((1 - 1 / SHAPE.layers) * once * (1 - STACKS["fsdp1"].beside), rel=0.1)  # and α
+
+
+def test_an_unknown_stack_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"stack='torchtitn': .*torchtitan"):
+        Plan(stack="torchtitn")
+    assert set(ATTENTION) == {"flash-1", "flash-2"}
+    assert all(stack.source for stack in STACKS.values())
