@@ -30,7 +30,7 @@ def attention(name, cluster, head=128, seq=2**20):
 
 
 def test_kernels_reach_what_their_papers_print():
-    # arXiv 2307.08691: FlashAttention 30-50 % and 25-35 %, FlashAttention-2 up to 73 % and 63 %; arXiv 2407.08608: 35 % on H100.
+    # arXiv 2307.08691: the first 30-50 % and 25-35 %, the second up to 73 % and 63 %; arXiv 2407.08608: 35 % on H100.
     assert attention("flash-2", A100) == pytest.approx(3.5 / (1 / 0.73 + 2.5 / 0.63), rel=0.01)
     assert 3.5 / (1 / 0.5 + 2.5 / 0.35) > attention("flash-1", A100) > 3.5 / (1 / 0.3 + 2.5 / 0.25)
     assert attention("flash-2", H100) == pytest.approx(0.35, abs=0.005)

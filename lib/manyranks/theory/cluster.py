@@ -242,7 +242,18 @@ def _clusters() -> Named:
     ]
     short = {chip: f"{chip}-dgx" for chip in ("v100", "a100", "h100", "h200", "b200")} | {"h800-dgx": "h800"}
     named = {cluster.name: cluster for cluster in found}
-    return Named("cluster", named | {alias: named[name] for alias, name in short.items()})
+    return _Clusters("cluster", named | {alias: named[name] for alias, name in short.items()})
+
+
+class _Clusters(Named):
+    """By name, or by the path of a file that calibration.save has written: "mine.json"."""
+
+    def __missing__(self, name: object):
+        if str(name).endswith(".json"):
+            from manyranks.theory import calibration  # which needs a Cluster
+
+            return calibration.load(name)
+        return super().__missing__(name)
 
 
 def laptop(flops: float = 50e9, memory: float = 8 * GB, bandwidth: float = 2 * GB, latency: float = 50e-6) -> Cluster:

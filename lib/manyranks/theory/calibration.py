@@ -1,0 +1,87 @@
+"""A cluster's constants from what was measured on it: products, a copy, a collective. They're kept in a JSON file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from manyranks.theory import checks
+from manyranks.theory.cluster import Cluster, Level
+from manyranks.theory.hardware import Accelerator, Link, fit_link
+from manyranks.theory.kernels import BANDWIDTH
+
+FORMAT = "manyranks cluster 1"
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What one machine did.
+
+    products: FLOP/s of some matrix products in 16 bits (32 on a CPU), large ones among them
+    copy: bytes/s that a copy read and wrote
+    ranks: how many took part in the collective
+    sizes: bytes of the tensors that were all-reduced
+    seconds: what each of these took, in their order
+    Raises ValueError for a rate or time that is not above 0, and for fewer than two different sizes.
+    """
+
+    products: Sequence[float]
+    copy: float
+    ranks: int
+    sizes: Sequence[float]
+    seconds: Sequence[float]
+
+    def __post_init__(self):
+        if not self.products or not min(*self.products, self.copy) > 0:
+            raise ValueError(f"products={self.products!r}, copy={self.copy!r}: give one product or more, and rates above 0")
+        if type(self.ranks) is not int or self.ranks < 2:
+            raise ValueError(f"ranks={self.ranks!r}: a collective that is measured has 2 ranks or more")
+
+
+def calibrate(measured: Measurements, cluster: Cluster, name: str = "") -> Cluster:
+    """Returns the cluster with the rates that were measured on it, in place of what its data sheet and published figures say.
+
+    measured: what one of its nodes did, or a whole cluster of one level
+    cluster: its accelerators and levels, as theory.clusters["h100-dgx"]
+    name: of the result; default the cluster's, "calibrated"
+    Only the innermost level changes: the collective has ranks of one node. Raises ValueError for more ranks than it has, and
+    for times that do not grow with the size.
+    """
+    checks.is_cluster(cluster)
+    if measured.ranks > cluster.node:
+        raise ValueError(f"ranks={measured.ranks}: a node of {cluster.name} has {cluster.node}; measure inside one")
+    chip = replace(
+        cluster.accelerator,
+        matmul_fraction=max(measured.products) / cluster.accelerator.flops,
+        memory_bandwidth=measured.copy / BANDWIDTH,
+        source="measured",
+    )
+    node, *others = cluster.levels
+    calibrated = node._replace(link=_link(measured, node.link.name))
+    return replace(cluster, name=name or f"{cluster.name}, calibrated", accelerator=chip, levels=(calibrated, *others))
+
+
+def _link(measured: Measurements, name: str) -> Link:
+    """An all-reduce around a ring of n takes 2(n − 1)α + 2(n − 1)/n · S/β."""
+    n = measured.ranks
+    whole = fit_link(name, [2 * (n - 1) / n * size for size in measured.sizes], measured.seconds)
+    return Link(name, max(0.0, whole.latency) / (2 * (n - 1)), whole.bandwidth / BANDWIDTH, "measured")
+
+
+def save(cluster: Cluster, path: str | Path) -> None:
+    """Writes the cluster to a file that theory.clusters[path] reads."""
+    checks.is_cluster(cluster)
+    text = json.dumps({"format": FORMAT} | asdict(cluster), indent=1, ensure_ascii=False)
+    Path(path).write_text(f"{text}\n", encoding="utf-8")
+
+
+def load(path: str | Path) -> Cluster:
+    """Reads what save wrote. Raises ValueError, with what is wrong, for any other file."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if found.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        levels = tuple(Level(name, size, Link(**link), more) for name, size, link, more in found["levels"])
+        return Cluster(**found | {"accelerator": Accelerator(**found["accelerator"]), "levels": levels})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: no cluster file that calibrate has written ({error})") from error

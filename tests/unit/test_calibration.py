@@ -1,0 +1,84 @@
+"""theory.calibrate: a cluster's constants come back from what it would measure, and survive a file."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from manyranks.theory import Plan, calibration, clusters, collectives, kernels, models, step, traffic
+from manyranks.theory.calibration import Measurements
+
+H100, SIZES = clusters["h100-dgx"], [2**k for k in range(12, 30, 3)]
+
+
+def measured(cluster, ranks=8, **changes):
+    """What a node of this cluster would measure, by the model."""
+    chip, link = cluster.accelerator, traffic.reached(cluster.route(ranks).ring, kernels.DEFAULT)
+    times = [collectives.seconds("all_reduce", size, ranks, link) for size in SIZES]
+    given = {
+        "products": [0.4 * chip.flops, chip.matmul_fraction * chip.flops],
+        "copy": kernels.BANDWIDTH * chip.memory_bandwidth,
+    }
+    return Measurements(**given | {"ranks": ranks, "sizes": SIZES, "seconds": times} | changes)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_cluster_that_measures_itself_is_as_before(ranks):
+    found = calibration.calibrate(measured(H100, ranks), H100)
+    assert found.name == "h100-dgx, calibrated"
+    assert found.accelerator.matmul_fraction == pytest.approx(H100.accelerator.matmul_fraction)
+    assert found.accelerator.memory_bandwidth == pytest.approx(H100.accelerator.memory_bandwidth)
+    assert found.levels[0].link.latency == pytest.approx(H100.levels[0].link.latency)
+    assert found.levels[0].link.bandwidth == pytest.approx(H100.levels[0].link.bandwidth)
+    assert found.levels[1:] == H100.levels[1:]
+
+
+def test_a_slower_machine_is_foretold_to_be_slower():
+    chip = H100.accelerator
+    slow = replace(H100, accelerator=replace(chip, matmul_fraction=0.5 * chip.matmul_fraction, memory_bandwidth=1e12))
+    slow = replace(slow, name="slow").with_link("node", latency=20e-6, bandwidth=100e9)
+    plan = Plan(dp=2, tp=4, seq=4096, microbatch=2)
+    times = [step.estimate(models["llama3-8b"], plan, each).seconds for each in (H100, slow)]
+    found = step.estimate(models["llama3-8b"], plan, calibration.calibrate(measured(slow), H100)).seconds
+    assert times[0] < times[1] == pytest.approx(found)
+
+
+def test_a_cluster_survives_its_file(tmp_path):
+    for name in ("h100-dgx", "llama3-cluster", "tpu-v4", "laptop"):
+        path = tmp_path / f"{name}.json"
+        calibration.save(clusters[name].of(8), path)
+        assert calibration.load(path) == clusters[str(path)] == clusters[name].of(8)
+
+
+@pytest.mark.parametrize("change", [lambda d: d.pop("levels"), lambda d: d.update(format="2"), lambda d: d.update(torus=3)])
+def test_another_file_is_refused_with_what_is_wrong(change, tmp_path):
+    path = tmp_path / "mine.json"
+    calibration.save(H100, path)
+    data = json.loads(path.read_text())
+    change(data)
+    for text in (json.dumps(data), "[]", "{", ""):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"mine.json: no cluster file that calibrate has written \("):
+            clusters[str(path)]
+    with pytest.raises(ValueError, match=r"none.json: no cluster file"):
+        clusters[str(tmp_path / "none.json")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"products": []}, "give one product or more"),
+        ({"copy": 0.0}, "rates above 0"),
+        ({"ranks": 1}, "2 ranks or more"),
+        ({"seconds": [1.0]}, "at least two different sizes"),
+        ({"seconds": [0.0] * len(SIZES)}, "must be above 0"),
+    ],
+)
+def test_what_cannot_have_been_measured_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        calibration.calibrate(measured(H100, **changes), H100)
+
+
+def test_more_ranks_than_a_node_has_are_refused():
+    with pytest.raises(ValueError, match="ranks=16: a node of h100-dgx has 8; measure inside one"):
+        calibration.calibrate(replace(measured(H100), ranks=16), H100)
