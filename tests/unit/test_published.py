@@ -96,6 +96,16 @@ def test_what_was_run_fits_in_memory(row):
     assert memory.peak(row.shape, row.plan).total <= row.cluster.accelerator.memory
 
 
+def test_the_allocator_s_peaks_of_fsdp_are_foretold():
+    runs = [row for row in of(TORCHTITAN) if row.memory]
+    errors = {row.name: memory.peak(row.shape, row.plan).total / row.memory - 1 for row in runs}
+    alone = [error for name, error in errors.items() if name.startswith("8B")]
+    assert (len(errors), len(alone)) == (18, 10)
+    assert sum(map(abs, alone)) / len(alone) <= 0.06
+    # With tensor and pipeline parallelism something is missing: all of these are too small.
+    assert all(-0.27 < error < 0.03 for error in errors.values())
+
+
 @pytest.mark.parametrize("size", ["22B", "175B", "530B", "1T"])
 def test_selective_recomputation_with_sequence_parallelism_is_25_to_35_percent_faster_than_full(size):
     seconds = {row.name: row.predict() for row in of(KORTHIKANTI)}

@@ -36,9 +36,10 @@ def times(plan: Plan) -> Times:
     m = plan.microbatches
     if plan.zero < 3:
         return Times(m if plan.zero == 2 else 1, min(plan.zero, 1), 0)
+    reduces = 1 if plan.pp > 1 and plan.framework.reduce_once else m
     if plan.reshard_after_forward:
-        return Times(m, m, m)
-    return Times(m, m if plan.pp == 1 else 1, 0)
+        return Times(reduces, m, m)
+    return Times(reduces, m if plan.pp == 1 else 1, 0)
 
 
 def sent_bytes(shape: ModelShape | float, plan: Plan) -> float:

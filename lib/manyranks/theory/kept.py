@@ -25,8 +25,17 @@ def of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
 
 def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
     """As of_layer, apart: (10sbh, sbh(24/t + 5as/(ht))) for the paper's layer without sequence parallelism."""
+    if plan.recompute == "selective" and plan.framework.every_other and not moe and not shape.latent:
+        return Kept(*(tokens(plan) * part for part in _every_other(shape, plan)))
     both = zip(_attention_bytes(shape, plan), _mlp_bytes(shape, plan, moe), strict=True)
     return Kept(*(tokens(plan) * sum(part) for part in both))
+
+
+def _every_other(shape: ModelShape, plan: Plan) -> Kept:
+    """Of one token: the layer's input, attention's result, and what every other product makes: queries, values, gate, down."""
+    item, split = itemsize(plan), plan.tp if plan.sequence_parallel else 1
+    inside = item * (2 * shape.query_size + _kv_size(shape, plan.tp) + shape.ffn) + 4 * shape.heads
+    return Kept(2 * item * shape.hidden / split, inside / plan.tp)
 
 
 def tokens(plan: Plan) -> float:

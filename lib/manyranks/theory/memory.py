@@ -141,7 +141,8 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
     _check(shape, plan)
     ranks = _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual)
     sizes = [(_on_device(rank.held, plan), rank.kept, _buffers(rank, plan)) for rank in ranks]
-    return Peak(*max(sizes, key=sum))
+    states, kept, buffers = max(sizes, key=sum)
+    return Peak(states, kept, buffers + round(plan.framework.reserved * (states + kept + buffers)))
 
 
 class Rank(NamedTuple):
@@ -251,7 +252,7 @@ def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: f
         kept += (once if schedule in ("1f1b", "interleaved") else flying) * tokens(plan) * shape.hidden / split
     if stage.head:  # the last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)
         inputs = 2 if plan.regather or not plan.sequence_parallel else 1 + split  # the head's is kept whole
-        one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + 4 * shape.vocab / plan.tp)
+        one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + plan.framework.logits * shape.vocab / plan.tp)
         kept += (flying if schedule == "gpipe" else 1) * (stage.head + stage.mtp) * one
     return round(kept)
 
@@ -266,5 +267,5 @@ def _buffers(rank: Rank, plan: Plan) -> int:
     if plan.zero == 3 or plan.offload == "all":
         gathered = whole if plan.zero == 3 and not plan.reshard_after_forward else min(2 * unit, whole)
     if plan.zero >= 2 or plan.offload == "all":
-        gradients = unit
+        gradients = whole if plan.pp > 1 and plan.framework.reduce_once else unit
     return rank.again + round(plan.recipe.parameters * gathered + plan.recipe.gradients * gradients)

@@ -59,7 +59,9 @@ class Stack:
     exponentials beside it. moved: see Moved. every_other: selective recomputation runs every other product again, and all that
     is no product, instead of what is cheap. prefetch: backward gathers the next unit's parameters while it computes this one's.
     beside: share of the processors that a collective takes from computing while it runs beside it. copies: see Copies.
-    optimizer: bytes that a parameter's update passes between chip and memory; 0: one fused kernel.
+    optimizer: bytes that a parameter's update passes between chip and memory; 0: one fused kernel. logits: bytes of one at the
+    most; a fused loss keeps it in 32 bits, PyTorch's also its softmax and their gradient. reserved: share of what is held that
+    the allocator holds beside it. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at its end.
     """
 
     name: str
@@ -70,6 +72,9 @@ class Stack:
     beside: float = 0.0
     copies: Copies = _NO_COPIES
     optimizer: float = 0.0
+    logits: float = 4.0
+    reserved: float = 0.0
+    reduce_once: bool = False
     source: str = field(default="", repr=False)
 
 
@@ -79,7 +84,8 @@ _NCCL = 16 / 132  # one processor a channel, 16 channels, of an H100's 132
 _FSDP2 = Copies(4 + 2 * 2, 6 + 3 * 4)  # parameters in 16 bits, gradients copied from 16 bits to 32, in which they are summed
 _FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of what is gathered
 _EAGER = Moved(norm=36, rotary=20, gated=10)  # RMSNorm and rotary positions operator by operator, in 32 bits
-_TITAN = {"attention": "flash-2", "every_other": True, "beside": _NCCL, "copies": _FSDP2, "optimizer": _FOREACH}
+_PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "logits": 12.0, "reserved": 0.05}  # reserved: a round number
+_TITAN = _PYTORCH | {"attention": "flash-2", "every_other": True, "copies": _FSDP2, "reduce_once": True}
 
 STACKS = Named(
     "stack",
@@ -99,9 +105,8 @@ STACKS = Named(
                 "fsdp1",
                 attention="flash-1",
                 prefetch=False,
-                beside=_NCCL,
                 copies=_FSDP1,
-                optimizer=_FOREACH,
+                **_PYTORCH,
                 source="llm-foundry with Composer: BACKWARD_POST prefetches no gather; Triton's FlashAttention with ALiBi",
             ),
         )

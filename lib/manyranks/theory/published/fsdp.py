@@ -18,7 +18,8 @@ def torchtitan() -> Iterator[Row]:
     """
     for row in published.rows("fsdp_torchtitan"):
         if row["seq"]:
-            yield Row(TORCHTITAN, _name(row), *_torchtitan(row), float(row["tok_per_s_per_gpu"]), "tokens/s")
+            peak = 2**30 * float(row["memory_GiB"] or 0)
+            yield Row(TORCHTITAN, _name(row), *_torchtitan(row), float(row["tok_per_s_per_gpu"]), "tokens/s", memory=peak)
 
 
 def _name(row: dict[str, str]) -> str:

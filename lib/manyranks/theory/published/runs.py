@@ -29,6 +29,7 @@ class Row:
     unit: str  # "s", "tokens/s" or "TFLOP/s"
     counting: str = "full"
     recompute: str = "none"  # counted a second time in FLOP/s
+    memory: float = 0.0  # bytes of the allocator's peak on the fullest accelerator, if they're printed
 
     def predict(self, constants: Constants = DEFAULT) -> float:
         time = step.estimate(self.shape, self.plan, self.cluster, constants)
