@@ -1,12 +1,12 @@
 """Chapter 01's explorer: a collective, its algorithm, ranks, size and topology; its messages, contents, bytes and time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from matplotlib.artist import Artist
 
 from manyranks.show import style, units
 from manyranks.show.collectives.circle import MOST, Circle
-from manyranks.show.collectives.panels import LOOKS, SIZES, Grid, Sent, Times
+from manyranks.show.collectives.panels import LOOKS, Grid, Sent, Times
 from manyranks.show.collectives.setting import TOPOLOGIES, Setting
 from manyranks.show.explorer import Explorer, Measure, choice, log_slider, slider, value_slider
 from manyranks.show.said import Part, Said
@@ -36,8 +36,8 @@ class Knobs:
         """
         now = Setting(**values)
         time = now.size, now.seconds(now.size)
-        sent, offered = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node), now.offered()
-        total, drawn = len(now.rounds(now.chunks)), now.n <= MOST
+        sent = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node)
+        total, drawn = now.steps, now.n <= MOST
         last = min(step, total)
         title = f"round {last} of {total}" if drawn else f"{total:,} rounds"
         title += " on one ring" * (drawn and now.cluster.torus > 0 and now.algorithm == "ring")
@@ -45,9 +45,8 @@ class Knobs:
         whole = contents.complete(now.operation, now.n)
         self._grid.update(now.counts(last) if drawn else [], whole, _held(now.operation))
         self._sent.update(sent, least_bytes(now.operation, now.size, now.n))
-        seconds = {name: [one.seconds(size) for size in SIZES] for name, one in offered.items()}
-        self._times.update(seconds, now.algorithm, time)
-        return _said(now, sent, offered)
+        self._times.update(now.times, now.algorithm, time)
+        return _said(now, sent)
 
     def parts(self) -> Iterator[Part]:
         """What each rank sends."""
@@ -84,7 +83,7 @@ def _held(operation: str) -> str:
     return "arrived, by sender" if operation == "all_to_all" else "chunks that have arrived"
 
 
-def _said(now: Setting, sent: list[int], offered: Mapping[str, Setting]) -> Said:
+def _said(now: Setting, sent: list[int]) -> Said:
     where = f"{now.operation} by {now.algorithm}, {now.n:,} rank{'s' * (now.n != 1)}, {units.size(now.size)}"
     if now.n == 1:
         return Said(where, limit="one rank: nothing is sent")
@@ -93,15 +92,15 @@ def _said(now: Setting, sent: list[int], offered: Mapping[str, Setting]) -> Said
     if now.cluster.torus:
         numbers["torus"] = "×".join(str(side) for side in now.torus if side > 1)
     else:
-        numbers["rounds"] = f"{len(now.rounds(now.chunks)):,}"
+        numbers["rounds"] = f"{now.steps:,}"
     numbers |= {"time": units.duration(seconds), "latency": f"{units.duration(latency)}, {latency / seconds:.0%}"}
-    return Said(where, numbers, f"{'latency' if latency > seconds / 2 else 'bandwidth'}; {_fastest(now, offered)}")
+    return Said(where, numbers, f"{'latency' if latency > seconds / 2 else 'bandwidth'}; {_fastest(now)}")
 
 
-def _fastest(now: Setting, offered: Mapping[str, Setting]) -> str:
-    if len(offered) == 1:
+def _fastest(now: Setting) -> str:
+    if len(now.times) == 1:
         return "there is no other algorithm here"
-    seconds = {name: one.seconds(now.size) for name, one in offered.items()}
+    seconds = {name: now._replace(algorithm=name).seconds(now.size) for name in now.times}
     best = min(seconds, key=seconds.get)
     if best == now.algorithm:
         return f"{best} is the fastest here"

@@ -33,6 +33,11 @@ def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: 
     return sum(times * max(leg.link.seconds(leg.share * bytes) for leg in legs) for legs, times in alike)
 
 
+def round_count(op: str, n: int, cluster: Cluster, algorithm: str) -> int:
+    """Rounds of one collective, as cluster_seconds counts them."""
+    return sum(times for _, times in _rounds(op, n, cluster, algorithm, 0))
+
+
 @functools.lru_cache(maxsize=1024)
 def _rounds(op: str, n: int, cluster: Cluster, algorithm: str, root: int) -> tuple[tuple[tuple[Leg, ...], int], ...]:
     """The rounds by their largest message on each kind of link, and how many are alike."""
