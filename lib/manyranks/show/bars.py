@@ -40,10 +40,9 @@ class Bars:
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
         self._labels = Labels(axes, left=0, name="texts", **labels)
-        self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], color=style.INK, linestyle="--", linewidth=1.4)[0]
-        self._band = axes.axhspan(0, 0.9, color=style.FAINT, linewidth=0, zorder=0)
-        self._limit.set_gid("limit")
-        self._band.set_gid("band")
+        look = {"color": style.INK, "linestyle": "--", "linewidth": 1.4, "gid": "limit"}
+        self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], **look)[0]
+        self._band = axes.axhspan(0, 0.9, color=style.FAINT, linewidth=0, zorder=0, gid="band")
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6), xticks=[])
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_title(title, pad=6 + 19 * -(-len(parts) // columns) * (len(parts) > 1))
@@ -84,10 +83,8 @@ class Bars:
         """
         self._drawn = bars, longest
         for part, boxes in self._boxes.items():
-            each = [
-                (*ends, y - 0.3, y + 0.3) for y, bar in enumerate(bars) for name, *ends in _ends(bar, longest) if name == part
-            ]
-            boxes.set_path(path := joined(each))
+            ends = ((y, *each) for y, bar in enumerate(bars) for each in _ends(bar, longest))
+            boxes.set_path(path := joined([(left, right, y - 0.3, y + 0.3) for y, name, left, right in ends if name == part]))
             boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
         texts = [f"» {text}" if bar and sum(bar.values()) > longest else text for bar, text in zip_longest(bars, texts)]
         places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]

@@ -67,7 +67,7 @@ class Scenario:
         """Raises ValueError for a plan that the shape doesn't allow."""
         return _time(self.shape, self.plan, self.cluster, self.imbalance)
 
-    @functools.cached_property
+    @property
     def peak(self) -> memory.Peak:
         return _peak(self.shape, self.plan)
 
@@ -78,9 +78,9 @@ class Scenario:
     @property
     def cost(self) -> Cost:
         time = self.time
-        exposed = time.tensor + time.context + time.expert + time.pipeline + time.data
-        shares = (each / time.seconds for each in (time.bubble, exposed))
-        return Cost(self.peak.total, self.cluster.accelerator.memory, *shares, time.seconds, time.mfu)
+        exposed = (time.tensor + time.context + time.expert + time.pipeline + time.data) / time.seconds
+        held, room = self.peak.total, self.cluster.accelerator.memory
+        return Cost(held, room, time.bubble / time.seconds, exposed, time.seconds, time.mfu)
 
     def code(self) -> str:
         """Python that computes the same numbers."""
@@ -109,9 +109,7 @@ def _time(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float) -> 
     return step.estimate(shape, plan, cluster, imbalance=imbalance)
 
 
-@functools.lru_cache(maxsize=16384)
-def _peak(shape: ModelShape, plan: Plan) -> memory.Peak:
-    return memory.peak(shape, plan)
+_peak = functools.lru_cache(maxsize=16384)(memory.peak)
 
 
 # The controls
@@ -176,8 +174,7 @@ def controls(only: Mapping[str, Iterable] | None = None, **defaults) -> dict[str
 def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWidget:
     label, options = SHARED[name]
     if isinstance(options, Mapping):
-        said = {each: text for text, each in options.items()}
-        return choice(label, value, {said.get(each, str(each)): each for each in (only or options.values())})
+        return choice(label, value, {_said(name, each): each for each in (only or options.values())})
     return value_slider(label, value, list(only or options), lambda number: f"{number:,}")
 
 
@@ -186,9 +183,8 @@ def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWi
 
 def saved() -> dict[str, object]:
     """What the reader has set in any explorer: name of a shared control -> value."""
-    return {
-        name: value for name, value in settings.read("scenario").items() if name in SHARED and type(value) in (str, int, bool)
-    }
+    kept = settings.read("scenario").items()
+    return {name: value for name, value in kept if name in SHARED and type(value) in (str, int, bool)}
 
 
 def save(values: Mapping[str, object]) -> None:

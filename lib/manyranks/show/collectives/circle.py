@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
@@ -29,7 +28,7 @@ class Circle:
         self._heads = axes.add_collection(PolyCollection([], linewidths=0.8, edgecolors=style.BLUE, zorder=2), autolim=False)
         self._discs = axes.add_collection(PolyCollection([], facecolors="white", edgecolors=style.INK, zorder=3), autolim=False)
         self._labels, self._title = Labels(axes), heading(axes)
-        self.moving: list[Artist] = [self._shafts, self._heads, self._discs, self._labels.artist, self._title.artist]
+        self.moving = [self._shafts, self._heads, self._discs, self._labels.artist, self._title.artist]
         axes.set(xlim=(-_EDGE, _EDGE), ylim=(-_EDGE, _EDGE), aspect="equal", xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
@@ -48,8 +47,8 @@ class Circle:
         self._discs.set_verts(_points(places[:, None] + radius * _CORNERS))
         if n:
             self._labels.update(_points(places), range(n), [style.BLACK] * n)
-        start, end, shares = np.reshape(messages, (-1, 3)).T
-        start, end = start.astype(int), end.astype(int)
+        *ends, shares = np.reshape(messages, (-1, 3)).T
+        start, end = np.array(ends, int)
         neighbours = np.isin((end - start) % max(n, 1), (1, n - 1))
         shafts, heads = _arrows(places[start], places[end], radius, shares, neighbours)
         self._shafts.set_segments(shafts)
@@ -59,9 +58,7 @@ class Circle:
         self._heads.set_facecolors([style.BLUE if share > 0 else "white" for share in shares])
 
 
-def _arrows(
-    start: np.ndarray, end: np.ndarray, radius: float, share: np.ndarray, neighbours: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _arrows(start: np.ndarray, end: np.ndarray, radius: float, share: np.ndarray, neighbours: np.ndarray) -> tuple:
     """The points of each shaft, and those of its head, whose tip touches the disc around `end`."""
     middle, left = (start + end) / 2, 1j * (end - start)
     # Between others than neighbours it also bends inwards, past the discs that lie between.

@@ -1,15 +1,11 @@
 """Chapter 01's explorer: a collective, its algorithm, ranks, size and topology; its messages, contents, bytes and time."""
 
-from collections.abc import Iterator
-
-from matplotlib.artist import Artist
-
 from manyranks.show import style, units
 from manyranks.show.collectives.circle import MOST, Circle
 from manyranks.show.collectives.panels import LOOKS, Grid, Sent, Times
 from manyranks.show.collectives.setting import TOPOLOGIES, Setting
 from manyranks.show.explorer import Explorer, Measure, choice, log_slider, slider, value_slider
-from manyranks.show.said import Part, Said
+from manyranks.show.said import Said
 from manyranks.theory.collectives import ALGORITHMS, contents, least_bytes, sent_bytes
 
 _RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
@@ -25,9 +21,8 @@ class Knobs:
     @style.styled
     def __init__(self):
         self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=4.4)
-        self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
-        panels = self._circle, self._grid, self._sent, self._times
-        self.moving: list[Artist] = [artist for panel in panels for artist in panel.moving]
+        panels = self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
+        self.moving, self.parts = [artist for panel in panels for artist in panel.moving], self._sent.parts
 
     def update(self, step: int, **values) -> Said:
         """Shows round `step` of the Setting of these values, counted from 1, or the last where there are fewer.
@@ -35,22 +30,18 @@ class Knobs:
         Raises ValueError for what cannot be, and then leaves the figure as it was.
         """
         now = Setting(**values)
-        time = now.size, now.seconds(now.size)
+        time = now.seconds(now.size)
         sent = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node)
         total, drawn = now.steps, now.n <= MOST
         last = min(step, total)
         title = f"round {last} of {total}" if drawn else f"{total:,} rounds"
         title += " on one ring" * (drawn and now.cluster.torus > 0 and now.algorithm == "ring")
         self._circle.update(now.n, now.messages(last) if drawn else [], title if total else "no rounds")
-        whole = contents.complete(now.operation, now.n)
-        self._grid.update(now.counts(last) if drawn else [], whole, _held(now.operation))
+        counts = now.counts(last) if drawn else []
+        self._grid.update(counts, contents.complete(now.operation, now.n), _held(now.operation))
         self._sent.update(sent, least_bytes(now.operation, now.size, now.n))
-        self._times.update(now.times, now.algorithm, time)
+        self._times.update(now.times, now.algorithm, (now.size, time))
         return _said(now, sent)
-
-    def parts(self) -> Iterator[Part]:
-        """What each rank sends."""
-        return self._sent.parts()
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PathCollection, PolyCollection
@@ -44,7 +43,7 @@ class Grid:
     def __init__(self, axes: Axes):
         self._cells = axes.add_collection(PathCollection([]), autolim=False)
         self._inside, self._beside, self._title = Labels(axes), Labels(axes, size=8), heading(axes)
-        self.moving: list[Artist] = [self._cells, self._inside.artist, self._beside.artist, self._title.artist]
+        self.moving = [self._cells, self._inside.artist, self._beside.artist, self._title.artist]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
         axes.set_xlabel("chunk", labelpad=15)
         axes.set_ylabel("rank", labelpad=18)
@@ -57,8 +56,9 @@ class Grid:
         """Shows in cell [rank][chunk] how many of `most` terms are in it; no counts at all: only a text instead of the grid."""
         self._title.update([(0, 1)], [title])
         rows, columns = np.shape(counts) if counts else (0, 0)
-        flat, (middles, boxes) = np.ravel(counts), _grid(rows, columns)
-        shades = np.unique(flat)
+        flat, (down, across) = np.ravel(counts), np.indices((rows, columns)).reshape(2, -1)
+        boxes = np.stack((across / columns, (across + 1) / columns, down / rows, (down + 1) / rows), axis=1)
+        middles, shades = boxes.reshape(-1, 2, 2).mean(axis=2), np.unique(flat)
         self._cells.set_paths([joined(boxes[flat == count]) for count in shades] + [joined(boxes)] * (rows > 0))
         self._cells.set(facecolors=[*_SHADES(shades / most), (0, 0, 0, 0)], edgecolors=["none"] * len(shades) + ["#b0b0b0"])
         self._cells.set_linewidths([0] * len(shades) + [0.6])
@@ -68,17 +68,8 @@ class Grid:
             self._inside.update(middles, flat, np.where(2 * flat > most, "white", style.BLACK))
         else:
             self._inside.update([], [])
-        sides = [((c + 0.5) / columns, 1.05) for c in range(columns)] + [(-0.035, (r + 0.5) / rows) for r in range(rows)]
+        sides = [(x, 1.05) for x in middles[:columns, 0]] + [(-0.035, y) for y in middles[::columns, 1]] if rows else []
         self._beside.update(sides, [*range(columns), *range(rows)])
-
-
-@functools.cache
-def _grid(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """The middle of each cell, and its left, right, top and bottom; row by row."""
-    down, across = np.indices((rows, columns)).reshape(2, -1)
-    wide, high = 1 / max(columns, 1), 1 / max(rows, 1)
-    middles = np.stack(((across + 0.5) * wide, (down + 0.5) * high), axis=1)
-    return middles, np.stack((across * wide, (across + 1) * wide, down * high, (down + 1) * high), axis=1)
 
 
 class Sent:
@@ -91,9 +82,8 @@ class Sent:
         self._numbers, self._under = Labels(axes, size=8), Labels(axes, size=10)
         for x, align in ((1.01, "left"), (-0.015, "right")):
             axes.text(x, 1, "1,000 MB", ha=align, fontsize=9, color="none")  # the layout leaves this much room for amounts
-        labels = self._right, self._left, self._numbers, self._under
-        self.moving: list[Artist] = [self._bars, self._line, *(each.artist for each in labels)]
-        self._axes, self._sent = axes, ()
+        texts = (each.artist for each in (self._right, self._left, self._numbers, self._under))
+        self.moving, self._axes, self._sent = [self._bars, self._line, *texts], axes, ()
         axes.set(xlim=(0, 1), ylim=(0, 1.08), xticks=[], title="bytes that each rank sends")
         axes.set_yticks(_PARTS, [""] * len(_PARTS))
         axes.tick_params(length=0)
@@ -112,7 +102,7 @@ class Sent:
         apart, each = (0.14, sent) if few else (0, sorted(sent, reverse=True))
         self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in enumerate(each)]))
         self._line.set_ydata([least / top] * 2)
-        beside = [(1.01, least / top + 0.055), (1.01, least / top - 0.055)]
+        beside = [(1.01, least / top + up) for up in (0.055, -0.055)]
         self._right.update(beside, ["least", units.size(least)], [style.ORANGE] * 2)
         self._left.update([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
         self._numbers.update([((r + 0.5) / n, -0.07) for r in range(n)] if few else [], range(n if few else 0))
@@ -128,7 +118,7 @@ class Times:
         self._marks.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
         axes.add_collection(self._marks, autolim=False)
         self._names = Labels(axes, left=0, within=axes.transAxes)
-        self.moving: list[Artist] = [self._lines, self._marks, self._names.artist]
+        self.moving = [self._lines, self._marks, self._names.artist]
         axes.set(xscale="log", yscale="log", xlim=_BYTES, ylim=_SECONDS, xlabel="size of the tensor", ylabel="time")
         axes.set_title("time (circle: this tensor)")
         ticks = [1, 1e3, 1e6, 1e9]
