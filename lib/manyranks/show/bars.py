@@ -99,6 +99,19 @@ class Bars:
         self._labels.update(places, words)
 
 
+class Panels:
+    """A plot of several `panels`, such as Bars: what moves in them, and what their parts say."""
+
+    panels: Sequence
+
+    @property
+    def moving(self) -> list[Artist]:
+        return [artist for panel in self.panels for artist in panel.moving]
+
+    def parts(self) -> Iterator[Part]:
+        return (part for panel in self.panels if hasattr(panel, "parts") for part in panel.parts())
+
+
 def _ends(bar: Mapping[str, float], longest: float) -> Iterator[tuple[str, float, float]]:
     """Where each part of a bar begins and ends on the axis."""
     ends = [min(x / longest, 1) * LONGEST for x in accumulate(bar.values(), initial=0.0)]

@@ -1,6 +1,7 @@
 """Chapter 01's explorer: a collective, its algorithm, ranks, size and topology; its messages, contents, bytes and time."""
 
 from manyranks.show import style, units
+from manyranks.show.bars import Panels
 from manyranks.show.collectives.circle import MOST, Circle
 from manyranks.show.collectives.panels import LOOKS, Grid, Sent, Times
 from manyranks.show.collectives.setting import TOPOLOGIES, Setting
@@ -11,7 +12,7 @@ from manyranks.theory.collectives import ALGORITHMS, contents, least_bytes, sent
 _RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
 
 
-class Knobs:
+class Knobs(Panels):
     """One collective: a round's messages, what the ranks then hold, the bytes that each sends, and time against size.
 
     Rank 0 is the root. On a torus the messages and bytes shown are those of one ring (of pairs for all_to_all), the time is
@@ -21,8 +22,7 @@ class Knobs:
     @style.styled
     def __init__(self):
         self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=4.4)
-        panels = self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
-        self.moving, self.parts = [artist for panel in panels for artist in panel.moving], self._sent.parts
+        self.panels = self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
 
     def update(self, step: int, **values) -> Said:
         """Shows round `step` of the Setting of these values, counted from 1, or the last where there are fewer.
