@@ -43,11 +43,11 @@ def _rounds(op: str, n: int, cluster: Cluster, algorithm: str, root: int) -> tup
     """The rounds by their largest message on each kind of link, and how many are alike."""
     elements = 16 * n * 2 ** max(n - 1, 0).bit_length()  # a multiple of every number of chunks that an algorithm cuts
     node = min(cluster.node, n) if algorithm == "hierarchical" else None
-    found: Counter = Counter()
+    found, between = Counter(), functools.cache(cluster.between)
     for messages in rounds(op, elements, n, algorithm, root, node):
         largest: dict[Link, int] = {}
         for message in messages:
-            link = cluster.between(message.source, message.destination)
+            link = between(message.source, message.destination)
             largest[link] = max(largest.get(link, 0), message.count)
         found[tuple(Leg(link, count / elements) for link, count in largest.items())] += 1
     return tuple(found.items())
