@@ -22,15 +22,13 @@ def models_and_memory(
 ) -> style.Figure:
     """Bytes to train models against the memory of one device, by year. Values are (year, parameters) and (year, bytes)."""
     fig, (axes,) = style.figure(height=3.8)
-    for label, points, marker, colour, factor in (
-        (f"model: {bytes_each} bytes a parameter", models, "o", style.BLUE, bytes_each),
-        ("memory of one device", devices, "s", style.ORANGE, 1),
-    ):
+    of_models = f"model: {bytes_each} bytes a parameter", models, "o", style.BLUE, bytes_each, 7
+    of_devices = "memory of one device", devices, "s", style.ORANGE, 1, -14
+    for label, points, marker, color, factor, above in (of_models, of_devices):
         years, amounts = zip(*[(year, factor * amount) for year, amount in points.values()], strict=True)
-        axes.semilogy(years, amounts, marker, color=colour, label=label, linestyle="none", markersize=7)
+        axes.semilogy(years, amounts, marker, color=color, label=label, linestyle="none", markersize=7)
         for name, *at in zip(points, years, amounts, strict=True):
-            offset = 0, 7 if points is models else -14
-            axes.annotate(name, at, offset, textcoords="offset points", ha="center", fontsize=8.5)
+            axes.annotate(name, at, (0, above), textcoords="offset points", ha="center", fontsize=8.5)
     axes.set(ylabel="bytes", ylim=(3e9, 6e13), xlim=(2016.3, 2025.2), title="Training outgrew one device")
     axes.set_yticks([1e10, 1e11, 1e12, 1e13], ["10 GB", "100 GB", "1 TB", "10 TB"])
     axes.legend(loc="upper left")
@@ -118,10 +116,9 @@ def _frame(axes: Axes, title: str, ylabel: str, times: Sequence[float] = (), siz
 @style.styled
 def topologies() -> style.Figure:
     """A fat tree of GPUs beside a torus of TPUs, with the cut through the middle of each."""
-    fig, (tree, torus) = style.figure(columns=2, width=8.6, height=3.6)
-    _fat_tree(tree)
-    _torus(torus)
-    for axes in (tree, torus):
+    fig, panels = style.figure(columns=2, width=8.6, height=3.6)
+    for draw, axes in zip((_fat_tree, _torus), panels, strict=True):
+        draw(axes)
         axes.set_axis_off()
     return fig
 

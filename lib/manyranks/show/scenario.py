@@ -115,19 +115,18 @@ _peak = functools.lru_cache(maxsize=16384)(memory.peak)
 # The controls
 
 # Three controls side by side where there is room, else two.
-_LAYOUT = {"width": "33%", "min_width": "268px", "margin": "1px 0"}
-_LABELS = {"description_width": "128px"}
+_LOOK = {"layout": {"width": "33%", "min_width": "268px", "margin": "1px 0"}, "style": {"description_width": "128px"}}
 
 
 def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
     """A control for a whole number."""
-    return widgets.IntSlider(value, low, high, step, description=label, layout=_LAYOUT, style=_LABELS)
+    return widgets.IntSlider(value, low, high, step, description=label, **_LOOK)
 
 
 def value_slider(label: str, value: float, values: Sequence[float], show: Callable = str) -> widgets.SelectionSlider:
     """A control for one of several numbers, in their order; show: value -> text beside the slider."""
     options = [(show(number), number) for number in values]
-    return widgets.SelectionSlider(options=options, value=value, description=label, layout=_LAYOUT, style=_LABELS)
+    return widgets.SelectionSlider(options=options, value=value, description=label, **_LOOK)
 
 
 def log_slider(label: str, value: float, low: int, high: int, base: int = 2, show: Callable = str) -> widgets.SelectionSlider:
@@ -138,7 +137,7 @@ def log_slider(label: str, value: float, low: int, high: int, base: int = 2, sho
 def choice(label: str, value: object, options: Sequence[str] | Mapping[str, object]) -> widgets.Dropdown:
     """A control for one of several names, or for what they stand for."""
     options = list(options.items() if isinstance(options, Mapping) else options)
-    return widgets.Dropdown(options=options, value=value, description=label, layout=_LAYOUT, style=_LABELS)
+    return widgets.Dropdown(options=options, value=value, description=label, **_LOOK)
 
 
 SWITCH = {"on": True, "off": False}
@@ -175,7 +174,7 @@ def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWi
     label, options = SHARED[name]
     if isinstance(options, Mapping):
         return choice(label, value, {_said(name, each): each for each in (only or options.values())})
-    return value_slider(label, value, list(only or options), lambda number: f"{number:,}")
+    return value_slider(label, value, list(only or options), "{:,}".format)
 
 
 # What is carried from one explorer to the next
