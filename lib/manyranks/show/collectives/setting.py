@@ -45,10 +45,6 @@ class Setting(NamedTuple):
         return self.cluster.node if self.algorithm == "hierarchical" else None
 
     @property
-    def chunks(self) -> int:
-        return contents.chunks(self.operation, self.algorithm, self.n)
-
-    @property
     def torus(self) -> tuple[int, int, int]:
         """Chips along each axis."""
         return topology.cube(self.n)
@@ -69,8 +65,9 @@ class Setting(NamedTuple):
 
     def counts(self, step: int) -> list[list[int]]:
         """[rank][chunk]: how many ranks' terms are in what that rank holds after so many rounds."""
-        first = contents.at_first(self.operation, self.n, self.chunks)
-        held = contents.after(self.operation, first, self.rounds(self.chunks)[:step])
+        chunks = contents.chunks(self.operation, self.algorithm, self.n)
+        first = contents.at_first(self.operation, self.n, chunks)
+        held = contents.after(self.operation, first, self.rounds(chunks)[:step])
         return [[terms.bit_count() for terms in row] for row in held]
 
     def seconds(self, size: float) -> float:
