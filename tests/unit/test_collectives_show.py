@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.collections import LineCollection
 from matplotlib.text import Text
 
 from manyranks.show import style
@@ -13,9 +13,11 @@ from manyranks.show.collectives.circle import Circle
 from manyranks.show.collectives.explorer import Knobs, explorer
 from manyranks.show.collectives.panels import LOOKS
 from manyranks.show.collectives.setting import TOPOLOGIES, Setting
+from manyranks.show.labels import Words
 from manyranks.show.said import Said
 from manyranks.theory.collectives import ALGORITHMS, Message, contents, least_bytes, rounds, sent_bytes
 from manyranks.theory.collectives.topology import cube
+from tests.drawn import words
 
 PAIRS = [(operation, algorithm) for operation, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 NODE, NODES, TORUS, LAPTOP = TOPOLOGIES
@@ -232,7 +234,7 @@ def test_a_circle_draws_up_to_16_ranks_and_says_so_above():
     circle = Circle(axes)
     circle.update(17, [(0, 16, 1.0)], "round 1 of 5")
     assert not circle.moving[0].get_segments()
-    assert {text.get_text() for text in circle.moving if isinstance(text, Text)} == {"round 1 of 5", "drawn up to 16 ranks"}
+    assert set(words(axes)) == {"round 1 of 5", "drawn up to 16 ranks"}
 
 
 def update(plot: Knobs, operation: str, algorithm: str, n: int, size: int, topology: str, step: int = 1) -> Said:
@@ -282,7 +284,7 @@ def texts(plot: Knobs, renderer) -> list[tuple[str, object]]:
 
 def labels(plot: Knobs) -> list[tuple[str, object]]:
     boxes = []
-    for artist in (artist for artist in plot.moving if isinstance(artist, PathCollection)):
+    for artist in (artist for artist in plot.moving if isinstance(artist, Words)):
         offsets = artist.get_offset_transform().transform(artist.get_offsets())
         for path, (x, y) in zip(artist.get_paths(), offsets, strict=True):
             boxes.append((f"label at {x:.0f}, {y:.0f}", path.get_extents(artist.get_transform()).translated(x, y)))

@@ -44,10 +44,9 @@ class Bars:
         for part, boxes in self._boxes.items():
             axes.add_patch(boxes).set(edgecolor="white", linewidth=0.6, label=part)
         self._labels = Labels(axes, left=0, name="texts", **labels)
-        self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], color=style.INK, linestyle="--", linewidth=1.4)[0]
-        self._band = axes.axhspan(0, 0.9, color=style.FAINT, linewidth=0, zorder=0)
-        self._limit.set_gid("limit")
-        self._band.set_gid("band")
+        look = {"color": style.INK, "linestyle": "--", "linewidth": 1.4, "gid": "limit"}
+        self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], **look)[0]
+        self._band = axes.axhspan(0, 0.9, color=style.FAINT, linewidth=0, zorder=0, gid="band")
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6))
         axes.set_xticks([self.place(tick) for tick in ticks], list(map(unit, ticks)))
         axes.set_yticks(range(len(rows)), list(rows))

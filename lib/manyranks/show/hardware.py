@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from manyranks.show import style, units
@@ -23,15 +22,13 @@ def models_and_memory(
 ) -> style.Figure:
     """Bytes to train models against the memory of one device, by year. Values are (year, parameters) and (year, bytes)."""
     fig, (axes,) = style.figure(height=3.8)
-    for label, points, marker, colour, factor in (
-        (f"model: {bytes_each} bytes a parameter", models, "o", style.BLUE, bytes_each),
-        ("memory of one device", devices, "s", style.ORANGE, 1),
-    ):
+    of_models = f"model: {bytes_each} bytes a parameter", models, "o", style.BLUE, bytes_each, 7
+    of_devices = "memory of one device", devices, "s", style.ORANGE, 1, -14
+    for label, points, marker, color, factor, above in (of_models, of_devices):
         years, amounts = zip(*[(year, factor * amount) for year, amount in points.values()], strict=True)
-        axes.semilogy(years, amounts, marker, color=colour, label=label, linestyle="none", markersize=7)
+        axes.semilogy(years, amounts, marker, color=color, label=label, linestyle="none", markersize=7)
         for name, *at in zip(points, years, amounts, strict=True):
-            offset = 0, 7 if points is models else -14
-            axes.annotate(name, at, offset, textcoords="offset points", ha="center", fontsize=8.5)
+            axes.annotate(name, at, (0, above), textcoords="offset points", ha="center", fontsize=8.5)
     axes.set(ylabel="bytes", ylim=(3e9, 6e13), xlim=(2016.3, 2025.2), title="Training outgrew one device")
     axes.set_yticks([1e10, 1e11, 1e12, 1e13], ["10 GB", "100 GB", "1 TB", "10 TB"])
     axes.legend(loc="upper left")
@@ -46,10 +43,8 @@ class MessageTime:
         self.links = dict(links)
         self.figure, (left, right) = style.figure(columns=2, width=8.6, height=3.7)
         self._curve = left.loglog(_SIZES, _SIZES, color=style.BLUE)[0]
-        self._parts = [
-            left.loglog(_SIZES, _SIZES, color=colour, linestyle=line, linewidth=1.2)[0]
-            for colour, line in ((style.ORANGE, "--"), (style.GREEN, ":"))
-        ]
+        looks = (style.ORANGE, "--"), (style.GREEN, ":")
+        self._parts = [left.plot(_SIZES, _SIZES, color=color, linestyle=line, linewidth=1.2)[0] for color, line in looks]
         self._share = right.semilogx(_SIZES, _SIZES, color=style.BLUE)[0]
         self._points = [axes.plot([1], [1], "o", color=style.INK, markersize=8)[0] for axes in (left, right)]
         self._half = right.plot([1], [50], "s", color=style.ORANGE, markersize=8, label="half bandwidth, n = αβ")[0]
@@ -60,10 +55,7 @@ class MessageTime:
         right.set(ylim=(-4, 104))
         self._points[1].set_label("this message")
         right.legend(loc="upper left")
-
-    @property
-    def moving(self) -> list[Line2D]:
-        return [self._curve, *self._parts, self._share, *self._points, self._half]
+        self.moving = [self._curve, *self._parts, self._share, *self._points, self._half]
 
     def update(self, link: str, n: float) -> Said:
         """Shows this link with a message of n bytes."""
@@ -77,10 +69,9 @@ class MessageTime:
         self._points[0].set_data([n], [chosen.seconds(n)])
         self._points[1].set_data([n], [100 * share])
         self._half.set_xdata([chosen.half_bandwidth_bytes])
-        half = units.size(chosen.half_bandwidth_bytes)
         numbers = {"time": units.duration(chosen.seconds(n)), "share of β": f"{share:.0%} of {units.rate(chosen.bandwidth)}"}
-        bound = "latency" if n < chosen.half_bandwidth_bytes else "bandwidth"
-        return Said(f"{units.size(n)} over {link}", numbers | {"half bandwidth": f"at {half}"}, bound)
+        numbers |= {"half bandwidth": f"at {units.size(chosen.half_bandwidth_bytes)}"}
+        return Said(f"{units.size(n)} over {link}", numbers, "latency" if n < chosen.half_bandwidth_bytes else "bandwidth")
 
 
 @style.styled
@@ -103,10 +94,9 @@ def ping_pong(sizes: Sequence[int], seconds: Sequence[float], link: Link) -> sty
     axes.loglog(sizes, seconds, "o", color=style.ORANGE, linestyle="none", label="measured")
     fit = f"fit: α = {units.duration(link.latency)}, β = {units.rate(link.bandwidth)}"
     axes.loglog(sizes, [link.seconds(n) for n in sizes], color=style.BLUE, label=fit)
-    axes.axvline(link.half_bandwidth_bytes, color=style.INK, linestyle=":", linewidth=1.2)
-    half = f"half bandwidth\n{units.size(link.half_bandwidth_bytes)}"
-    at = link.half_bandwidth_bytes, min(seconds)
-    axes.annotate(half, at, (6, 0), textcoords="offset points", fontsize=9)
+    half = link.half_bandwidth_bytes
+    axes.axvline(half, color=style.INK, linestyle=":", linewidth=1.2)
+    axes.annotate(f"half bandwidth\n{units.size(half)}", (half, min(seconds)), (6, 0), textcoords="offset points", fontsize=9)
     ends = min(seconds) / 3, max(seconds) * 3
     _frame(axes, "Ping-pong between two ranks", "time of one message", powers(ends), _TICKS[:3])
     axes.set_ylim(ends)
@@ -126,13 +116,10 @@ def _frame(axes: Axes, title: str, ylabel: str, times: Sequence[float] = (), siz
 @style.styled
 def topologies() -> style.Figure:
     """A fat tree of GPUs beside a torus of TPUs, with the cut through the middle of each."""
-    fig, (tree, torus) = style.figure(columns=2, width=8.6, height=3.6)
-    _fat_tree(tree)
-    _torus(torus)
-    for axes in (tree, torus):
-        axes.set(xticks=[], yticks=[])
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
+    fig, panels = style.figure(columns=2, width=8.6, height=3.6)
+    for draw, axes in zip((_fat_tree, _torus), panels, strict=True):
+        draw(axes)
+        axes.set_axis_off()
     return fig
 
 

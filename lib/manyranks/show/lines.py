@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
 
+from matplotlib.ticker import MaxNLocator
+
 from manyranks.show import style
 
 _MOST = 7  # ticks on an axis
+_WHOLE = MaxNLocator(_MOST - 1, integer=True)
 
 
 @style.styled
@@ -23,12 +26,10 @@ def curves(
 ) -> style.Figure:
     """A curve for each name, over x, on logarithmic axes.
 
-    xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten unless given; ylog: False
-    for a linear y axis that begins at 0; xlog: False for a linear x axis, which needs xticks. On a logarithmic one, values that
-    are not above 0 are left out. Raises ValueError for a curve of another length than x, and for a linear x axis without ticks.
+    xunit, yunit: number -> text of a tick, as units.size or units.duration; xticks: powers of ten, or a few whole numbers of a
+    linear axis, unless given; ylog: False for a linear y axis that begins at 0; xlog: False for a linear x axis. On a
+    logarithmic one, values that are not above 0 are left out. Raises ValueError for a curve of another length than x.
     """
-    if not xlog and xticks is None:
-        raise ValueError("xlog=False needs xticks: the places on the x axis that get a number")
     fig, (axes,) = style.figure(height=3.5)
     for number, (name, y) in enumerate(named.items()):
         if len(y) != len(x):
@@ -38,7 +39,9 @@ def curves(
         axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=5, markevery=max(1, len(points) // 8))
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.set(xscale="log" if xlog else "linear", yscale="log" if ylog else "linear")
-    axes.set_xticks(at := powers(axes.get_xlim()) if xticks is None else xticks, [xunit(x) for x in at])
+    if xticks is None:
+        xticks = powers(axes.get_xlim()) if xlog else [tick for tick in _WHOLE.tick_values(min(x), max(x)) if tick <= max(x)]
+    axes.set_xticks(xticks, [xunit(x) for x in xticks])
     if ylog:
         axes.set_yticks(at := powers(axes.get_ylim()), [yunit(y) for y in at])
     else:

@@ -20,10 +20,8 @@ class Listing:
         return "\n\n\n".join([self.text, *self.folded])
 
     def _repr_html_(self) -> str:
-        return _coloured(self.text) + "".join(
-            f"<details><summary><code>{html.escape(_name(text))}</code></summary>{_coloured(text)}</details>"
-            for text in self.folded
-        )
+        each = "<details><summary><code>{}</code></summary>{}</details>".format
+        return _coloured(self.text) + "".join(each(html.escape(_name(text)), _coloured(text)) for text in self.folded)
 
 
 def source(thing: Callable, *folded: Callable) -> Listing:

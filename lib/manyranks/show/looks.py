@@ -20,21 +20,11 @@ def sheet(wide: float, high: float) -> tuple[style.Figure, Axes]:
     return fig, axes
 
 
-def box(
-    axes: Axes,
-    corner: tuple[float, float],
-    wide: float,
-    high: float,
-    look: int,
-    text: str = "",
-    size: float = 8,
-    edge: float = 0.8,
-) -> None:
+def box(axes: Axes, corner: tuple, wide: float, high: float, look: int, text: str = "", size: float = 8, edge=0.8) -> None:
     """A rectangle that looks like rank `look`, with a text on white. edge: points."""
     colour, hatch = LOOKS[look % len(LOOKS)]
     axes.add_patch(Rectangle(corner, wide, high, facecolor=colour, hatch=hatch, **HATCH))
     axes.add_patch(Rectangle(corner, wide, high, facecolor="none", edgecolor=style.INK, linewidth=edge))
     if text:
-        middle = corner[0] + wide / 2, corner[1] + high / 2
-        where = {"ha": "center", "va": "center", "fontsize": min(size, 36 * min(wide, high))}
-        axes.text(*middle, text, color=style.BLACK, bbox=style.PAPER, **where)
+        look = {"ha": "center", "va": "center", "fontsize": min(size, 36 * min(wide, high)), "color": style.BLACK}
+        axes.text(corner[0] + wide / 2, corner[1] + high / 2, text, bbox=style.PAPER, **look)

@@ -67,7 +67,7 @@ class Scenario:
         """Raises ValueError for a plan that the shape doesn't allow."""
         return _time(self.shape, self.plan, self.cluster, self.imbalance)
 
-    @functools.cached_property
+    @property
     def peak(self) -> memory.Peak:
         return _peak(self.shape, self.plan)
 
@@ -78,9 +78,9 @@ class Scenario:
     @property
     def cost(self) -> Cost:
         time = self.time
-        exposed = time.tensor + time.context + time.expert + time.pipeline + time.data
-        shares = (each / time.seconds for each in (time.bubble, exposed))
-        return Cost(self.peak.total, self.cluster.accelerator.memory, *shares, time.seconds, time.mfu)
+        exposed = (time.tensor + time.context + time.expert + time.pipeline + time.data) / time.seconds
+        held, room = self.peak.total, self.cluster.accelerator.memory
+        return Cost(held, room, time.bubble / time.seconds, exposed, time.seconds, time.mfu)
 
     def code(self) -> str:
         """Python that computes the same numbers."""
@@ -109,27 +109,24 @@ def _time(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float) -> 
     return step.estimate(shape, plan, cluster, imbalance=imbalance)
 
 
-@functools.lru_cache(maxsize=16384)
-def _peak(shape: ModelShape, plan: Plan) -> memory.Peak:
-    return memory.peak(shape, plan)
+_peak = functools.lru_cache(maxsize=16384)(memory.peak)
 
 
 # The controls
 
 # Three controls side by side where there is room, else two.
-_LAYOUT = {"width": "33%", "min_width": "268px", "margin": "1px 0"}
-_LABELS = {"description_width": "128px"}
+_LOOK = {"layout": {"width": "33%", "min_width": "268px", "margin": "1px 0"}, "style": {"description_width": "128px"}}
 
 
 def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
     """A control for a whole number."""
-    return widgets.IntSlider(value, low, high, step, description=label, layout=_LAYOUT, style=_LABELS)
+    return widgets.IntSlider(value, low, high, step, description=label, **_LOOK)
 
 
 def value_slider(label: str, value: float, values: Sequence[float], show: Callable = str) -> widgets.SelectionSlider:
     """A control for one of several numbers, in their order; show: value -> text beside the slider."""
     options = [(show(number), number) for number in values]
-    return widgets.SelectionSlider(options=options, value=value, description=label, layout=_LAYOUT, style=_LABELS)
+    return widgets.SelectionSlider(options=options, value=value, description=label, **_LOOK)
 
 
 def log_slider(label: str, value: float, low: int, high: int, base: int = 2, show: Callable = str) -> widgets.SelectionSlider:
@@ -140,7 +137,7 @@ def log_slider(label: str, value: float, low: int, high: int, base: int = 2, sho
 def choice(label: str, value: object, options: Sequence[str] | Mapping[str, object]) -> widgets.Dropdown:
     """A control for one of several names, or for what they stand for."""
     options = list(options.items() if isinstance(options, Mapping) else options)
-    return widgets.Dropdown(options=options, value=value, description=label, layout=_LAYOUT, style=_LABELS)
+    return widgets.Dropdown(options=options, value=value, description=label, **_LOOK)
 
 
 SWITCH = {"on": True, "off": False}
@@ -176,9 +173,8 @@ def controls(only: Mapping[str, Iterable] | None = None, **defaults) -> dict[str
 def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWidget:
     label, options = SHARED[name]
     if isinstance(options, Mapping):
-        said = {each: text for text, each in options.items()}
-        return choice(label, value, {said.get(each, str(each)): each for each in (only or options.values())})
-    return value_slider(label, value, list(only or options), lambda number: f"{number:,}")
+        return choice(label, value, {_said(name, each): each for each in (only or options.values())})
+    return value_slider(label, value, list(only or options), "{:,}".format)
 
 
 # What is carried from one explorer to the next
@@ -186,9 +182,8 @@ def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWi
 
 def saved() -> dict[str, object]:
     """What the reader has set in any explorer: name of a shared control -> value."""
-    return {
-        name: value for name, value in settings.read("scenario").items() if name in SHARED and type(value) in (str, int, bool)
-    }
+    kept = settings.read("scenario").items()
+    return {name: value for name, value in kept if name in SHARED and type(value) in (str, int, bool)}
 
 
 def save(values: Mapping[str, object]) -> None:

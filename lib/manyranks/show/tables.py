@@ -5,28 +5,28 @@ from collections.abc import Mapping, Sequence
 
 
 class Table:
-    """Rows under a header; displays itself."""
+    """Rows under a header; displays itself. The first column is left-aligned, the others right-aligned.
+
+    Numbers get thousands separators.
+    """
 
     def __init__(self, header: Sequence[str], rows: Sequence[Sequence]):
         self.header, self.rows = list(header), [[_text(cell) for cell in row] for row in rows]
 
     def __repr__(self) -> str:
-        widths = [max(len(row[i]) for row in [self.header, *self.rows]) for i in range(len(self.header))]
-        lines = [_line(row, widths) for row in [self.header, *self.rows]]
-        return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+        head, *lines = (
+            "  ".join(f"{cell:{'>' if i else '<'}{widths[i]}}" for i, cell in enumerate(row)).rstrip()
+            for row in [self.header, *self.rows]
+        )
+        return "\n".join([head, "─" * len(head), *lines])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th style='text-align:{_align(i)}'>{html.escape(name)}</th>" for i, name in enumerate(self.header))
-        body = "".join(
-            "<tr>" + "".join(f"<td style='text-align:{_align(i)}'>{html.escape(c)}</td>" for i, c in enumerate(row)) + "</tr>"
-            for row in self.rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in self.rows)
+        return f"<table><thead><tr>{_cells('th', self.header)}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence]) -> Table:
-    """A table; the first column is left-aligned, the others right-aligned. Numbers get thousands separators."""
-    return Table(header, rows)
+table = Table
 
 
 def reconcile(theory: Mapping[str, float], measured: Mapping[str, float | None], against: str = "measured") -> Table:
@@ -45,8 +45,7 @@ def _difference(theory: float, measured: float | None) -> str:
         return ""
     if measured == theory:
         return "0"
-    share = f" ({(measured - theory) / theory:+.1%})" if theory else ""
-    return f"{_text(measured - theory)}{share}"
+    return _text(measured - theory) + (f" ({(measured - theory) / theory:+.1%})" if theory else "")
 
 
 def _text(cell) -> str:
@@ -57,10 +56,6 @@ def _text(cell) -> str:
     return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-    return "  ".join(cells).rstrip()
-
-
-def _align(column: int) -> str:
-    return "right" if column else "left"
+def _cells(tag: str, row: Sequence[str]) -> str:
+    look = "<{0} style='text-align:{1}'>{2}</{0}>".format
+    return "".join(look(tag, "right" if i else "left", html.escape(cell)) for i, cell in enumerate(row))

@@ -84,8 +84,8 @@ _NCCL = 16 / 132  # one processor a channel, 16 channels, of an H100's 132
 _FSDP2 = Copies(4 + 2 * 2, 6 + 3 * 4)  # parameters in 16 bits, gradients copied from 16 bits to 32, in which they are summed
 _FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of what is gathered
 _EAGER = Moved(norm=36, rotary=20, gated=10)  # RMSNorm and rotary positions operator by operator, in 32 bits
-_PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "logits": 12.0, "reserved": 0.05}  # reserved: a round number
-_TITAN = _PYTORCH | {"attention": "flash-2", "every_other": True, "copies": _FSDP2, "reduce_once": True}
+_PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "reserved": 0.05}  # reserved: a round number
+_TITAN = {"attention": "flash-2", "every_other": True, "copies": _FSDP2, "logits": 12.0, "reduce_once": True} | _PYTORCH
 
 STACKS = Named(
     "stack",
@@ -107,7 +107,7 @@ STACKS = Named(
                 prefetch=False,
                 copies=_FSDP1,
                 **_PYTORCH,
-                source="llm-foundry with Composer: BACKWARD_POST prefetches no gather; Triton's FlashAttention with ALiBi",
+                source="llm-foundry with Composer: BACKWARD_POST prefetches no gather; Triton's FlashAttention, a fused loss",
             ),
         )
     },

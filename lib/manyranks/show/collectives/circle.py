@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
 from manyranks.show import style
-from manyranks.show.labels import Labels
+from manyranks.show.labels import Labels, heading
 
 MOST = 16  # ranks that can still be read
 _EDGE = 1.24  # half the side of the drawing; the discs' centres are at a distance of 1 from the middle
 _CORNERS = np.exp(2j * np.pi * np.arange(32) / 32)
 _ALONG = np.linspace(0, 1, 12)
+_BEZIER = np.array([(1 - _ALONG) ** 2, 2 * _ALONG * (1 - _ALONG), _ALONG**2])
 
 
 class Circle:
@@ -27,10 +27,8 @@ class Circle:
         self._shafts = axes.add_collection(LineCollection([], colors=style.BLUE, zorder=2), autolim=False)
         self._heads = axes.add_collection(PolyCollection([], linewidths=0.8, edgecolors=style.BLUE, zorder=2), autolim=False)
         self._discs = axes.add_collection(PolyCollection([], facecolors="white", edgecolors=style.INK, zorder=3), autolim=False)
-        self._labels = Labels(axes, colour=style.BLACK)
-        self._note = axes.text(0, 0, "", ha="center", va="center", fontsize=9)
-        self._title = axes.set_title("round")  # some text, so that the layout leaves room for it
-        self.moving: list[Artist] = [self._shafts, self._heads, self._discs, self._labels.artist, self._note, self._title]
+        self._labels, self._title = Labels(axes), heading(axes)
+        self.moving = [self._shafts, self._heads, self._discs, self._labels.artist, self._title.artist]
         axes.set(xlim=(-_EDGE, _EDGE), ylim=(-_EDGE, _EDGE), aspect="equal", xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
@@ -40,35 +38,37 @@ class Circle:
 
         More than 16 ranks are not drawn: a text says so.
         """
-        self._title.set_text(title)
-        self._note.set_text("" if n <= MOST else f"drawn up to {MOST} ranks")
+        self._title.update([(0, 1)], [title])
         if n > MOST:
+            self._labels.update([(0, 0)], [f"drawn up to {MOST} ranks"])
             n, messages = 0, []
         places = np.exp(1j * (np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)))
         radius = min(0.2, 0.62 * np.sin(np.pi / max(n, 2)))
-        self._discs.set_verts([_points(place + radius * _CORNERS) for place in places])
-        self._labels.update(_points(places), range(n))
-        ways = [_arrow(places[a], places[b], radius, s, (b - a) % n in (1, n - 1)) for a, b, s in messages]
-        shares = np.array([share for *_, share in messages], dtype=float)
-        self._shafts.set_segments([shaft for shaft, _ in ways])
+        self._discs.set_verts(_points(places[:, None] + radius * _CORNERS))
+        if n:
+            self._labels.update(_points(places), range(n), [style.BLACK] * n)
+        *ends, shares = np.reshape(messages, (-1, 3)).T
+        start, end = np.array(ends, int)
+        neighbours = np.isin((end - start) % max(n, 1), (1, n - 1))
+        shafts, heads = _arrows(places[start], places[end], radius, shares, neighbours)
+        self._shafts.set_segments(shafts)
         self._shafts.set_linewidths(np.where(shares > 0, 1.2 + min(4, 26 / max(n, 1)) * shares, 0.9))
         self._shafts.set_linestyles(["-" if share > 0 else ":" for share in shares] or "-")
-        self._heads.set_verts([head for _, head in ways])
+        self._heads.set_verts(heads)
         self._heads.set_facecolors([style.BLUE if share > 0 else "white" for share in shares])
 
 
-def _arrow(start: complex, end: complex, radius: float, share: float, neighbours: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The points of a shaft, and those of its head, whose tip touches the disc around `end`."""
+def _arrows(start: np.ndarray, end: np.ndarray, radius: float, share: np.ndarray, neighbours: np.ndarray) -> tuple:
+    """The points of each shaft, and those of its head, whose tip touches the disc around `end`."""
     middle, left = (start + end) / 2, 1j * (end - start)
     # Between others than neighbours it also bends inwards, past the discs that lie between.
-    bend = middle + 0.24 * left if neighbours else 0.65 * middle + 0.14 * left
+    bend = np.where(neighbours, middle + 0.24 * left, 0.65 * middle + 0.14 * left)
     out, back = (place + radius * (bend - place) / abs(bend - place) for place in (start, end))
     along = (bend - back) / abs(bend - back)
-    long = min(0.11 + 0.09 * share, 0.65 * abs(back - out))
+    long = np.minimum(0.11 + 0.09 * share, 0.65 * abs(back - out))
     base, half = back + long * along, 0.42j * long * along
-    shaft = (1 - _ALONG) ** 2 * out + 2 * _ALONG * (1 - _ALONG) * bend + _ALONG**2 * base
-    return _points(shaft), _points(np.array([back, base + half, base - half]))
+    return _points(np.array([out, bend, base]).T @ _BEZIER), _points(np.array([back, base + half, base - half]).T)
 
 
 def _points(plane: np.ndarray) -> np.ndarray:
-    return np.column_stack((plane.real, plane.imag))
+    return np.stack((plane.real, plane.imag), axis=-1)

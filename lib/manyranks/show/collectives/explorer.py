@@ -1,21 +1,17 @@
 """Chapter 01's explorer: a collective, its algorithm, ranks, size and topology; its messages, contents, bytes and time."""
 
-from collections.abc import Iterator, Mapping
-
-from matplotlib.artist import Artist
-
 from manyranks.show import style, units
 from manyranks.show.collectives.circle import MOST, Circle
-from manyranks.show.collectives.panels import LOOKS, SIZES, Grid, Sent, Times
+from manyranks.show.collectives.panels import LOOKS, Grid, Sent, Times
 from manyranks.show.collectives.setting import TOPOLOGIES, Setting
-from manyranks.show.explorer import Explorer, Measure, choice, log_slider, slider, value_slider
-from manyranks.show.said import Part, Said
+from manyranks.show.explorer import Explorer, Measure, Panels, choice, log_slider, slider, value_slider
+from manyranks.show.said import Said
 from manyranks.theory.collectives import ALGORITHMS, contents, least_bytes, sent_bytes
 
 _RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
 
 
-class Knobs:
+class Knobs(Panels):
     """One collective: a round's messages, what the ranks then hold, the bytes that each sends, and time against size.
 
     Rank 0 is the root. On a torus the messages and bytes shown are those of one ring (of pairs for all_to_all), the time is
@@ -25,9 +21,7 @@ class Knobs:
     @style.styled
     def __init__(self):
         self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=4.4)
-        self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
-        panels = self._circle, self._grid, self._sent, self._times
-        self.moving: list[Artist] = [artist for panel in panels for artist in panel.moving]
+        self.panels = self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
 
     def update(self, step: int, **values) -> Said:
         """Shows round `step` of the Setting of these values, counted from 1, or the last where there are fewer.
@@ -35,23 +29,18 @@ class Knobs:
         Raises ValueError for what cannot be, and then leaves the figure as it was.
         """
         now = Setting(**values)
-        time = now.size, now.seconds(now.size)
-        sent, offered = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node), now.offered()
-        total, drawn = len(now.rounds(now.chunks)), now.n <= MOST
+        time = now.seconds(now.size)
+        sent = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node)
+        total, drawn = now.steps, now.n <= MOST
         last = min(step, total)
         title = f"round {last} of {total}" if drawn else f"{total:,} rounds"
         title += " on one ring" * (drawn and now.cluster.torus > 0 and now.algorithm == "ring")
         self._circle.update(now.n, now.messages(last) if drawn else [], title if total else "no rounds")
-        whole = contents.complete(now.operation, now.n)
-        self._grid.update(now.counts(last) if drawn else [], whole, _held(now.operation))
+        counts = now.counts(last) if drawn else []
+        self._grid.update(counts, contents.complete(now.operation, now.n), _held(now.operation))
         self._sent.update(sent, least_bytes(now.operation, now.size, now.n))
-        seconds = {name: [one.seconds(size) for size in SIZES] for name, one in offered.items()}
-        self._times.update(seconds, now.algorithm, time)
-        return _said(now, sent, offered)
-
-    def parts(self) -> Iterator[Part]:
-        """What each rank sends."""
-        return self._sent.parts()
+        self._times.update(now.times, now.algorithm, (now.size, time))
+        return _said(now, sent)
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -84,7 +73,7 @@ def _held(operation: str) -> str:
     return "arrived, by sender" if operation == "all_to_all" else "chunks that have arrived"
 
 
-def _said(now: Setting, sent: list[int], offered: Mapping[str, Setting]) -> Said:
+def _said(now: Setting, sent: list[int]) -> Said:
     where = f"{now.operation} by {now.algorithm}, {now.n:,} rank{'s' * (now.n != 1)}, {units.size(now.size)}"
     if now.n == 1:
         return Said(where, limit="one rank: nothing is sent")
@@ -93,15 +82,15 @@ def _said(now: Setting, sent: list[int], offered: Mapping[str, Setting]) -> Said
     if now.cluster.torus:
         numbers["torus"] = "×".join(str(side) for side in now.torus if side > 1)
     else:
-        numbers["rounds"] = f"{len(now.rounds(now.chunks)):,}"
+        numbers["rounds"] = f"{now.steps:,}"
     numbers |= {"time": units.duration(seconds), "latency": f"{units.duration(latency)}, {latency / seconds:.0%}"}
-    return Said(where, numbers, f"{'latency' if latency > seconds / 2 else 'bandwidth'}; {_fastest(now, offered)}")
+    return Said(where, numbers, f"{'latency' if latency > seconds / 2 else 'bandwidth'}; {_fastest(now)}")
 
 
-def _fastest(now: Setting, offered: Mapping[str, Setting]) -> str:
-    if len(offered) == 1:
+def _fastest(now: Setting) -> str:
+    if len(now.times) == 1:
         return "there is no other algorithm here"
-    seconds = {name: one.seconds(now.size) for name, one in offered.items()}
+    seconds = {name: now._replace(algorithm=name).seconds(now.size) for name in now.times}
     best = min(seconds, key=seconds.get)
     if best == now.algorithm:
         return f"{best} is the fastest here"

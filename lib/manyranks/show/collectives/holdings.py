@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
@@ -35,8 +34,8 @@ class Holdings:
             raise ValueError(f"{n} ranks: this picture has room for 1 to {_MOST}")
         self._sizes, self._columns, self._left = chunk_sizes(columns, n), columns, left
         self._stripes = axes.add_collection(PolyCollection([], linewidths=0, gid="stripes"))
-        frames = {"facecolors": "none", "edgecolors": style.INK, "linewidths": 0.8, "gid": "frames"}
-        self._frames = axes.add_collection(PolyCollection([], **frames))
+        look = {"facecolors": "none", "edgecolors": style.INK, "linewidths": 0.8, "gid": "frames"}
+        self._frames = axes.add_collection(PolyCollection([], **look))
         look = {"color": style.BLACK, "ha": "center", "va": "center", "fontsize": 9}
         self._texts = {(r, c): axes.text(left + c + 0.5, r + 0.5, "", **look) for r in range(n) for c in range(columns)}
         axes.set(xlim=(-0.05, left + columns + 0.05), ylim=(n + 0.02, -0.02), xticks=[])
@@ -44,10 +43,7 @@ class Holdings:
         axes.tick_params(length=0)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-
-    @property
-    def moving(self) -> list[Artist]:
-        return [self._stripes, self._frames, *self._texts.values()]
+        self.moving = [self._stripes, self._frames, *self._texts.values()]
 
     def update(self, rows: Sequence[Row]) -> None:
         """Shows these rows, one a rank. A row shorter than the grid is the rank's chunk, and stands where that chunk does."""

@@ -1,19 +1,23 @@
 """Three panels of chapter 01's explorer: what ranks hold, the bytes that they send, and time against message size."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PathCollection, PolyCollection
 from matplotlib.colors import ListedColormap
+from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path
+from matplotlib.transforms import Affine2D
 
 from manyranks.show import style, units
-from manyranks.show.bars import corners
+from manyranks.show.bars import corners, joined
 from manyranks.show.collectives.circle import MOST
-from manyranks.show.labels import Labels
+from manyranks.show.collectives.setting import SIZES
+from manyranks.show.labels import Labels, heading, word
 from manyranks.show.said import Part
 
 _DIGITS = 8  # ranks whose cells have room for a digit
@@ -29,19 +33,17 @@ LOOKS = {
     "halving": (style.INK, "-", "v"),
     "pairwise": (style.YELLOW, "--", "P"),
 }
+_BYTES, _SECONDS = (0.6, 2e11), (5e-7, 1e4)  # ends of axes
 _PARTS = (0, 0.5, 1)  # of the highest bar, where there is a line with its amount
-SIZES = [2**k for k in range(0, 37, 2)]  # 1 B to 64 GiB
 
 
 class Grid:
     """A row for each rank, a column for each chunk; the darker a cell, the more of what belongs there has come."""
 
     def __init__(self, axes: Axes):
-        self._cells = axes.add_collection(PolyCollection([], edgecolors="#b0b0b0", linewidths=0.6), autolim=False)
-        self._digits, self._beside = Labels(axes, zorder=3), Labels(axes, size=8)
-        self._note = axes.text(0.5, 0.5, "", ha="center", va="center", fontsize=9)
-        self._title = axes.set_title("held")
-        self.moving: list[Artist] = [self._cells, self._digits.artist, self._beside.artist, self._note, self._title]
+        self._cells = axes.add_collection(PathCollection([]), autolim=False)
+        self._inside, self._beside, self._title = Labels(axes), Labels(axes, size=8), heading(axes)
+        self.moving = [self._cells, self._inside.artist, self._beside.artist, self._title.artist]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
         axes.set_xlabel("chunk", labelpad=15)
         axes.set_ylabel("rank", labelpad=18)
@@ -52,17 +54,21 @@ class Grid:
 
     def update(self, counts: Sequence[Sequence[int]], most: int, title: str) -> None:
         """Shows in cell [rank][chunk] how many of `most` terms are in it; no counts at all: only a text instead of the grid."""
-        self._title.set_text(title)
-        self._note.set_text("" if counts else f"drawn up to {MOST} ranks")
-        rows, columns = len(counts), len(counts[0]) if counts else 0
-        flat = [(r, c, count) for r, row in enumerate(counts) for c, count in enumerate(row)]
-        self._cells.set_verts(corners([(c / columns, (c + 1) / columns, r / rows, (r + 1) / rows) for r, c, _ in flat]))
-        self._cells.set_facecolors(_SHADES([count / most for *_, count in flat]))
-        digits = flat if rows <= _DIGITS and most > 1 else []
-        places = [((c + 0.5) / columns, (r + 0.5) / rows) for r, c, _ in digits]
-        colours = ["white" if 2 * count > most else style.BLACK for *_, count in digits]
-        self._digits.update(places, [count for *_, count in digits], colours)
-        sides = [((c + 0.5) / columns, 1.05) for c in range(columns)] + [(-0.035, (r + 0.5) / rows) for r in range(rows)]
+        self._title.update([(0, 1)], [title])
+        rows, columns = np.shape(counts) if counts else (0, 0)
+        flat, (down, across) = np.ravel(counts), np.indices((rows, columns)).reshape(2, -1)
+        boxes = np.stack((across / columns, (across + 1) / columns, down / rows, (down + 1) / rows), axis=1)
+        middles, shades = boxes.reshape(-1, 2, 2).mean(axis=2), np.unique(flat)
+        self._cells.set_paths([joined(boxes[flat == count]) for count in shades] + [joined(boxes)] * (rows > 0))
+        self._cells.set(facecolors=[*_SHADES(shades / most), (0, 0, 0, 0)], edgecolors=["none"] * len(shades) + ["#b0b0b0"])
+        self._cells.set_linewidths([0] * len(shades) + [0.6])
+        if not rows:
+            self._inside.update([(0.5, 0.5)], [f"drawn up to {MOST} ranks"])
+        elif rows <= _DIGITS and most > 1:
+            self._inside.update(middles, flat, np.where(2 * flat > most, "white", style.BLACK))
+        else:
+            self._inside.update([], [])
+        sides = [(x, 1.05) for x in middles[:columns, 0]] + [(-0.035, y) for y in middles[::columns, 1]] if rows else []
         self._beside.update(sides, [*range(columns), *range(rows)])
 
 
@@ -72,13 +78,12 @@ class Sent:
     def __init__(self, axes: Axes):
         self._bars = axes.add_collection(PolyCollection([], facecolors=style.BLUE, linewidths=0), autolim=False)
         self._line = axes.plot([0, 1], [0, 0], color=style.ORANGE, linestyle="--", linewidth=1.5)[0]
-        self._right, self._left, self._numbers = Labels(axes, left=0), Labels(axes, left=1), Labels(axes, size=8)
+        self._right, self._left = Labels(axes, left=0, outline=word), Labels(axes, left=1, outline=word)
+        self._numbers, self._under = Labels(axes, size=8), Labels(axes, size=10)
         for x, align in ((1.01, "left"), (-0.015, "right")):
             axes.text(x, 1, "1,000 MB", ha=align, fontsize=9, color="none")  # the layout leaves this much room for amounts
-        self._under = axes.text(0.5, -0.18, "rank", ha="center", va="center")
-        labels = self._right.artist, self._left.artist, self._numbers.artist
-        self.moving: list[Artist] = [self._bars, self._line, *labels, self._under]
-        self._axes, self._sent = axes, ()
+        texts = (each.artist for each in (self._right, self._left, self._numbers, self._under))
+        self.moving, self._axes, self._sent = [self._bars, self._line, *texts], axes, ()
         axes.set(xlim=(0, 1), ylim=(0, 1.08), xticks=[], title="bytes that each rank sends")
         axes.set_yticks(_PARTS, [""] * len(_PARTS))
         axes.tick_params(length=0)
@@ -94,33 +99,27 @@ class Sent:
         """Shows the bytes of rank 0, 1, …, and the bytes that the busiest rank cannot do without."""
         n, top, self._sent = len(sent), max(*sent, least, 1), sent
         few = n <= MOST
-        apart = 0.14 if few else 0
-        bars = enumerate(sent if few else sorted(sent, reverse=True))
-        self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in bars]))
+        apart, each = (0.14, sent) if few else (0, sorted(sent, reverse=True))
+        self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in enumerate(each)]))
         self._line.set_ydata([least / top] * 2)
-        beside = [(1.01, least / top + 0.055), (1.01, least / top - 0.055)]
+        beside = [(1.01, least / top + up) for up in (0.055, -0.055)]
         self._right.update(beside, ["least", units.size(least)], [style.ORANGE] * 2)
         self._left.update([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
         self._numbers.update([((r + 0.5) / n, -0.07) for r in range(n)] if few else [], range(n if few else 0))
-        self._under.set_text("rank" if few else f"{n} ranks, from most to least")
+        self._under.update([(0.5, -0.18)], ["rank" if few else f"{n} ranks, from most to least"])
 
 
 class Times:
     """Time against the size of the tensor, a curve for each algorithm, which always looks the same."""
 
     def __init__(self, axes: Axes):
-        self._band = axes.loglog(SIZES, SIZES, linestyle="-", linewidth=7, alpha=0.3)[0]
-        self._curves, self._samples = {}, {}  # samples: a legend of our own; matplotlib's would be laid out in every redraw
-        for place, (name, (colour, line, marker)) in enumerate(LOOKS.items()):
-            look = {"color": colour, "linestyle": line, "marker": marker, "markersize": 5}
-            # Markers of different curves stand at different sizes, so that those which lie on each other can all be seen.
-            self._curves[name] = axes.plot(SIZES, SIZES, markevery=(place % 6, 6), **look)[0]
-            self._samples[name] = axes.plot([0.02, 0.07, 0.12], [1] * 3, markevery=[1], transform=axes.transAxes, **look)[0]
-        self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
+        self._lines = axes.add_collection(LineCollection([], transform=axes.transAxes), autolim=False)
+        self._marks = PathCollection([], offsets=[], offset_transform=axes.transAxes)
+        self._marks.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
+        axes.add_collection(self._marks, autolim=False)
         self._names = Labels(axes, left=0, within=axes.transAxes)
-        lines = self._band, *self._curves.values(), self._dot, *self._samples.values()
-        self.moving: list[Artist] = [*lines, self._names.artist]
-        axes.set(xlim=(0.6, 2e11), ylim=(5e-7, 1e4), xlabel="size of the tensor", ylabel="time")
+        self.moving = [self._lines, self._marks, self._names.artist]
+        axes.set(xscale="log", yscale="log", xlim=_BYTES, ylim=_SECONDS, xlabel="size of the tensor", ylabel="time")
         axes.set_title("time (circle: this tensor)")
         ticks = [1, 1e3, 1e6, 1e9]
         axes.set_xticks(ticks, [units.size(n) for n in ticks])
@@ -129,12 +128,32 @@ class Times:
 
     def update(self, seconds: Mapping[str, Sequence[float]], chosen: str, at: tuple[float, float]) -> None:
         """Shows these algorithms' seconds at SIZES, the chosen one on a band, and a mark at `at`, (bytes, seconds)."""
-        heights = {name: 0.95 - 0.1 * place for place, name in enumerate(seconds)}
-        for name in LOOKS:
-            self._curves[name].set_ydata(seconds.get(name, SIZES))
-            self._samples[name].set_ydata([heights.get(name, 0)] * 3)
-            for line in (self._curves[name], self._samples[name]):
-                line.set(visible=name in seconds, linewidth=2.6 if name == chosen else 1.2)
-        self._band.set(ydata=seconds[chosen], color=LOOKS[chosen][0])
-        self._dot.set_data([at[0]], [at[1]])
-        self._names.update([(0.14, height) for height in heights.values()], list(heights))
+        curves = {name: np.stack((_share(SIZES, _BYTES), _share(times, _SECONDS)), axis=1) for name, times in seconds.items()}
+        heights = {name: 0.95 - 0.1 * place for place, name in enumerate(curves)}
+        samples = [[(0.02, y), (0.12, y)] for y in heights.values()]  # a legend: matplotlib's would be laid out in every redraw
+        colours, lines, _ = zip(*(LOOKS[name] for name in curves), strict=True)
+        widths = [2.6 if name == chosen else 1.2 for name in curves]
+        self._lines.set_segments([curves[chosen], *curves.values(), *samples])
+        self._lines.set(colors=[(LOOKS[chosen][0], 0.3), *2 * colours])
+        self._lines.set(linestyles=["-", *2 * lines], linewidths=[7, *2 * widths])
+        # Markers of different curves stand at different sizes, so that those which lie on each other can all be seen.
+        marks = [(name, place) for name, curve in curves.items() for place in curve[list(LOOKS).index(name) % 6 :: 6]]
+        marks += [(name, (0.07, y)) for name, y in heights.items()]
+        colours = [LOOKS[name][0] for name, _ in marks]
+        self._marks.set_paths([_marker(LOOKS[name][2], 5) for name, _ in marks] + [_marker("o", 11)])
+        self._marks.set_offsets([place for _, place in marks] + [(_share(at[0], _BYTES), _share(at[1], _SECONDS))])
+        self._marks.set(facecolors=[*colours, "none"], edgecolors=[*colours, style.INK], linewidths=[1] * len(marks) + [1.8])
+        self._names.update([(0.14, y) for y in heights.values()], list(heights))
+
+
+def _share(values: float | Sequence[float], ends: tuple[float, float]) -> np.ndarray:
+    """Where they are on a logarithmic axis with these ends, from 0 to 1."""
+    low, high = np.log10(ends)
+    return (np.log10(np.maximum(values, 1e-30)) - low) / (high - low)
+
+
+@functools.cache
+def _marker(shape: str, size: float) -> Path:
+    """In points."""
+    marker = MarkerStyle(shape)
+    return marker.get_path().transformed(marker.get_transform().scale(size))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from manyranks.theory import clusters, collectives
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, topology
+from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, levels, topology
 from manyranks.theory.names import Named
 
 _SYSTEMS = {
@@ -22,6 +22,7 @@ _SYSTEMS = {
 }
 TOPOLOGIES: dict[str, Cluster] = Named("topology", _SYSTEMS)
 _ON_TORUS = {each: collectives.usual(each) for each in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")}
+SIZES = [2**k for k in range(0, 37, 2)]  # 1 B to 64 GiB
 _rounds = functools.lru_cache(maxsize=256)(collectives.rounds)
 
 
@@ -44,10 +45,6 @@ class Setting(NamedTuple):
         return self.cluster.node if self.algorithm == "hierarchical" else None
 
     @property
-    def chunks(self) -> int:
-        return contents.chunks(self.operation, self.algorithm, self.n)
-
-    @property
     def torus(self) -> tuple[int, int, int]:
         """Chips along each axis."""
         return topology.cube(self.n)
@@ -56,6 +53,11 @@ class Setting(NamedTuple):
         """Messages of a tensor of so many elements."""
         return _rounds(self.operation, elements, self.n, self.algorithm, node=self.node)
 
+    @property
+    def steps(self) -> int:
+        """Rounds that it takes."""
+        return levels.round_count(self.operation, self.n, self.cluster, self.algorithm)
+
     def messages(self, step: int) -> list[tuple[int, int, float]]:
         """Those of round `step`, counted from 1, as (source, destination, share of the whole tensor); none in round 0."""
         drawn = self.rounds(self.size)[step - 1] if step else ()
@@ -63,8 +65,9 @@ class Setting(NamedTuple):
 
     def counts(self, step: int) -> list[list[int]]:
         """[rank][chunk]: how many ranks' terms are in what that rank holds after so many rounds."""
-        first = contents.at_first(self.operation, self.n, self.chunks)
-        held = contents.after(self.operation, first, self.rounds(self.chunks)[:step])
+        chunks = contents.chunks(self.operation, self.algorithm, self.n)
+        first = contents.at_first(self.operation, self.n, chunks)
+        held = contents.after(self.operation, first, self.rounds(chunks)[:step])
         return [[terms.bit_count() for terms in row] for row in held]
 
     def seconds(self, size: float) -> float:
@@ -81,10 +84,10 @@ class Setting(NamedTuple):
         except ValueError:
             return False
 
-    def offered(self) -> dict[str, "Setting"]:
-        """The operation's algorithms that can run here."""
-        each = {name: self._replace(algorithm=name) for name in ALGORITHMS[self.operation]}
-        return {name: one for name, one in each.items() if one.possible}
+    @property
+    def times(self) -> dict[str, list[float]]:
+        """For each of the operation's algorithms that can run here, its seconds at SIZES."""
+        return _times(self.operation, self.n, self.topology)
 
     def _check(self) -> None:
         operation, algorithm, n, size, topology = self
@@ -100,3 +103,9 @@ class Setting(NamedTuple):
         if self.node and n <= self.node:
             more = "take 16, 24, 32, … ranks in H100 nodes of 8"
             raise ValueError(f"n={n}: hierarchical needs more than one node, here there is one; {more}")
+
+
+@functools.lru_cache(maxsize=256)
+def _times(operation: str, n: int, topology: str) -> dict[str, list[float]]:
+    each = {name: Setting(operation, name, n, 1, topology) for name in ALGORITHMS[operation]}
+    return {name: [one.seconds(size) for size in SIZES] for name, one in each.items() if one.possible}

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.artist import Artist
 from torch import Tensor
 
 from manyranks.show import style, units
 from manyranks.show.collectives.circle import Circle
 from manyranks.show.collectives.holdings import Holdings
 from manyranks.show.explorer import Explorer, slider
+from manyranks.show.labels import heading
 from manyranks.show.said import Said
 
 Rounds = Sequence[Sequence[tuple[int, int, int]]]  # (source, destination, bytes) of each message, as Measurement.rounds
@@ -45,21 +45,19 @@ class Steps:
         self._whole = max(row.nbytes for row in held[0])
         self.figure, (left, right) = style.figure(columns=2, width=7.6, height=3.1)
         self._circle, self._grid = Circle(left), Holdings(right, self._n, max(row.numel() for row in held[0]))
-        self._title = right.set_title("held")
-
-    @property
-    def moving(self) -> list[Artist]:
-        return [*self._circle.moving, *self._grid.moving, self._title]
+        self._title = heading(right)
+        self.moving = [*self._circle.moving, *self._grid.moving, self._title.artist]
 
     def update(self, step: int) -> Said:
         """Shows the messages of this round, counted from 1, and the ranks after it; 0 is the start."""
         messages = self._run[step - 1] if step else []
         self._circle.update(self._n, _shares(messages, self._whole), f"round {step} of {len(self._run)}" if step else "start")
         self._grid.update([row.tolist() for row in self._held[step]])
-        self._title.set_text(f"held after round {step}" if step else "held at the start")
+        self._title.update([(0, 1)], [f"held after round {step}" if step else "held at the start"])
         sent = [sum(b for done in self._run[:step] for s, _, b in done if s == rank) for rank in range(self._n)]
-        now = {"messages": f"{len(messages)} of {_span([b for *_, b in messages])}"} if messages else {"messages": "none yet"}
-        return Said("", now | {"sent so far, a rank": _span(sent), "the whole tensor": units.size(self._whole)})
+        now = f"{len(messages)} of {_span([b for *_, b in messages])}" if messages else "none yet"
+        whole = units.size(self._whole)
+        return Said("", {"messages": now, "sent so far, a rank": _span(sent), "the whole tensor": whole})
 
 
 def stepper(run: Rounds, held: Sequence[Sequence[Tensor]]) -> Explorer:

@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from manyranks.show import lines, style, units
 from manyranks.show.drawings.paper import EDGE, INK, KINDS, WIDTH, on
 
 Phases = Sequence[tuple[float, float, str]]  # (start, end, label) of each
-_LOCATOR = MaxNLocator(6, integer=True)
 
 
 @style.styled
@@ -21,9 +19,8 @@ def when(lanes: Mapping[str, Mapping[str, Sequence]], phases: Mapping[str, Phase
     lanes: title -> lane -> (start, end, label, kind) of each span; of "gather 2" the bar has "g2", and the legend "g: gather"
     phases: title -> those of the panel
     """
-    fig, panels = style.figure(
-        rows=len(lanes), width=WIDTH, height=0.5 + sum(0.75 + 0.45 * len(panel) for panel in lanes.values())
-    )
+    high = 0.5 + sum(0.75 + 0.45 * len(panel) for panel in lanes.values())
+    fig, panels = style.figure(rows=len(lanes), width=WIDTH, height=high)
     ends = {title: max(end for row in panel.values() for _, end, *_ in row) for title, panel in lanes.items()}
     words = {}
     for axes, (title, panel) in zip(panels, lanes.items(), strict=True):
@@ -79,6 +76,5 @@ def _frame(axes: Axes, title: str, phases: Phases) -> None:
 
 def curves(named: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> style.Figure:
     """Draws a curve per name over 0, 1, 2 …, such as losses over steps, on linear axes. ylabel: with its unit."""
-    x = range(max(map(len, named.values())))
-    ticks = [tick for tick in _LOCATOR.tick_values(0, x[-1]) if tick <= x[-1]]
-    return lines.curves(x, named, xlabel, ylabel, yunit="{:g}".format, xticks=ticks, ylog=False, xlog=False)
+    steps = range(max(map(len, named.values())))
+    return lines.curves(steps, named, xlabel, ylabel, yunit="{:g}".format, ylog=False, xlog=False)

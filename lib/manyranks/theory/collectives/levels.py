@@ -33,16 +33,21 @@ def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: 
     return sum(times * max(leg.link.seconds(leg.share * bytes) for leg in legs) for legs, times in alike)
 
 
+def round_count(op: str, n: int, cluster: Cluster, algorithm: str) -> int:
+    """Rounds of one collective, as cluster_seconds counts them."""
+    return sum(times for _, times in _rounds(op, n, cluster, algorithm, 0))
+
+
 @functools.lru_cache(maxsize=1024)
 def _rounds(op: str, n: int, cluster: Cluster, algorithm: str, root: int) -> tuple[tuple[tuple[Leg, ...], int], ...]:
     """The rounds by their largest message on each kind of link, and how many are alike."""
     elements = 16 * n * 2 ** max(n - 1, 0).bit_length()  # a multiple of every number of chunks that an algorithm cuts
     node = min(cluster.node, n) if algorithm == "hierarchical" else None
-    found: Counter = Counter()
+    found, between = Counter(), functools.cache(cluster.between)
     for messages in rounds(op, elements, n, algorithm, root, node):
         largest: dict[Link, int] = {}
         for message in messages:
-            link = cluster.between(message.source, message.destination)
+            link = between(message.source, message.destination)
             largest[link] = max(largest.get(link, 0), message.count)
         found[tuple(Leg(link, count / elements) for link, count in largest.items())] += 1
     return tuple(found.items())
