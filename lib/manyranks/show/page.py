@@ -76,7 +76,8 @@ def tiles(said: Said, before: Said | None = None) -> str:
     if said.scenario is None:
         return _row(own)
     cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
-    return _row(own) + _row([_compared(name, cost, past) for name in scenario.STRIP])
+    strip = _row([_compared(name, cost, past) for name in scenario.STRIP])
+    return _row(own) + strip + small_print(f"The step time is predicted; {said.scenario.time.checked}.")
 
 
 def _compared(name: str, cost: Cost, past: Cost | None) -> str:
