@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Bar:
-    """A bar with these words. total: steps to come; 0 where nobody knows, and only the seconds are shown."""
+    """A bar with these words. total: number of steps; 0 if unknown, and then only the seconds are shown."""
 
     def __init__(self, words: str, total: int = 0):
         self._words, self._total, self._done = words, total, 0

@@ -43,7 +43,7 @@ def after(exercise: str, task: str, points: float, hints: Sequence[str]) -> Told
         said = f"All done: {total}. {_onwards(exercise)}"
     else:
         said = f"So far {total}; {right} of {len(worth)} tasks are right."
-    return Told(f"{said} It's the same mistake as in {same}: mend that one first, then check this one again." if same else said)
+    return Told(f"{said} It's the same mistake as in {same}: fix that one first, then check this one again." if same else said)
 
 
 def _onwards(exercise: str) -> str:

@@ -73,7 +73,7 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
         chapters.screenshot("chapter_01_explorer")
         assert unchanged(pictures) == []
         assert pictures[3] == pictures[5]  # to another topology and back
-        assert lines[0] == "Limit: bandwidth; ring is the fastest here, to within 1%."
+        assert lines[0] == "Limit: bandwidth; ring is within 1% of the fastest here."
         assert "the fastest here is " in lines[3]
         assert lines[6].startswith("Not possible: algorithm='tree' of reduce_scatter: known are ring, ")
         assert lines[7] == lines[8]  # another round of the same
@@ -144,7 +144,7 @@ def test_the_explorer_of_chapter_04_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more segments and back
-        assert lines[0] == lines[1] == "Limit: computing; the optimal plan for this room needs 8.22%."
+        assert lines[0] == lines[1] == "Limit: computing; the optimal plan in this budget recomputes 8.22%."
         assert lines[3].startswith("Does not fit. Limit: memory, most of it attention scores: flash attention fits")
         assert lines[5] == "Limit: neither memory nor recomputation."
         tensor.press("End")
@@ -198,7 +198,7 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more ranks and back
-        assert lines[0] == "Limit: communication: 2.4 ms that only rings in chunks (asynchronous TP) would hide."
+        assert lines[0] == "Limit: communication: only chunked rings (asynchronous TP) would hide its 2.4 ms."
         assert lines[1] == "Limit: the node's boundary: in a node of 16 a layer would take 12.2 ms."
         assert lines[9].startswith("Does not fit. Limit: memory; no t helps alone")
         explorer.move(model, 2)
@@ -386,7 +386,7 @@ def test_a_reopened_explorer_shows_its_picture_and_how_to_bring_it_to_life(lab):
         expect(note).to_be_hidden()
         expect(picture).to_be_hidden()
         notebook.reopen()
-        expect(note).to_have_text("The controls come when you run this cell.")
+        expect(note).to_have_text("Run this cell to get the controls.")
         expect(picture).to_be_visible()
         expect(notebook.page.get_by_text("model not found")).to_be_hidden()
         notebook.run_all()

@@ -104,7 +104,7 @@ REFUSED = {
     ("all_reduce", "hierarchical", 16, LAPTOP): "hierarchical needs more than one node",
     ("all_reduce", "hierarchical", 12, NODES): "ranks of a node must divide n=12",
     ("all_reduce", "ring", 16, NODE): "has room for 8 ranks",
-    ("all_reduce", "tree", 16, TORUS): "all_reduce by tree on a torus: no time is known here",
+    ("all_reduce", "tree", 16, TORUS): "all_reduce by tree on a torus: its time is not known here",
     ("broadcast", "ring", 16, TORUS): "broadcast by ring on a torus: .* all_to_all by pairwise",
     ("all_reduce", "ring", 8, "a moon"): "topology 'a moon'",
 }
@@ -157,7 +157,7 @@ def test_the_figures_are_those_computed_by_hand(setting, text):
 def test_the_explorer_opens_on_a_ring_and_names_the_fastest():
     shown = explorer()
     assert shown.status.startswith("all_reduce by ring, 8 ranks, 1.07 GB: each rank sends 1.88 GB; rounds 14; time 4.22 ms")
-    assert shown.status.endswith("Limit: bandwidth; ring is the fastest here, to within 1%.")
+    assert shown.status.endswith("Limit: bandwidth; ring is within 1% of the fastest here.")
     assert shown.set(size=1).status.endswith("Limit: latency; the fastest here is recursive_doubling, 10.2 µs.")
     assert shown.set(n=0).status.startswith("Not possible: n=0")
     assert shown.set(n=1).status == "all_reduce by ring, 1 rank, 1 B. Limit: one rank: nothing is sent."

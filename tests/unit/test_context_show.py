@@ -354,7 +354,7 @@ def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message(
         ),
         ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs together compute 2.29 times as long as one."),
         ({"causal": False}, "of it waits 0% ranks"),
-        ({"model": "llama3-405b", "cluster": "tpu-v5p", "cp": 16}, "Not possible: 16,384 GPUs: tpu-v5p ends at 8,960"),
+        ({"model": "llama3-405b", "cluster": "tpu-v5p", "cp": 16}, "Not possible: 16,384 GPUs: tpu-v5p has only 8,960"),
     ],
 )
 def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
@@ -414,7 +414,7 @@ def test_every_choice_is_shown_or_refused():
             assert said.limit
             assert "nan" not in str(said)
         else:
-            with pytest.raises(ValueError, match=r"as Ulysses needs|GPUs: .* ends at"):
+            with pytest.raises(ValueError, match=r"as Ulysses needs|GPUs: .* has only"):
                 plot.update(**setting)
 
 

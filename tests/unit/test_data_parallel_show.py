@@ -22,7 +22,7 @@ def drawn(**change) -> Scaling:
 
 def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
     assert explorer().status == (
-        "gpt2-xl on 64 GPUs, h100-dgx: tokens a step 524 k; tokens/s of one GPU 63.8 ×; tokens to a loss 1.49 ×; "
+        "gpt2-xl on 64 GPUs, h100-dgx: tokens per step 524 k; tokens/s 63.8 × one GPU; tokens to a loss 1.49 ×; "
         "loss reached 42.9 × as fast. Limit: computing."
     )
     # 64 · 99.7 % as many tokens a second, of which the loss takes (1 + 1/2)/(1 + 1/128) as many.
@@ -34,11 +34,11 @@ def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
     [
         ({"model": "llama3-8b"}, "Does not fit. Limit: memory. Every GPU holds the whole model"),
         ({"cluster": "v100-dgx"}, "Limit: memory. The model's states alone, 24.9 GB, fit: take fewer"),
-        ({"dp": 1024}, "; tokens/s of one GPU 1,020 ×"),
-        ({"dp": 512}, "the batch is 4 times the critical one: more GPUs hardly save time"),
+        ({"dp": 1024}, "; tokens/s 1,020 × one GPU"),
+        ({"dp": 512}, "the batch is 4 times the critical one: more GPUs save hardly any time"),
         ({"overlap": False, "microbatch": 1}, "of a step waits for gradients"),
         ({"microbatch": 1}, "Limit: 10% of a step waits for gradients"),
-        ({"dp": 1}, "gpt2-xl on 1 GPU, h100-dgx: tokens a step 8.19 k. Limit: one GPU: nothing to"),
+        ({"dp": 1}, "gpt2-xl on 1 GPU, h100-dgx: tokens per step 8.19 k. Limit: one GPU: nothing to"),
     ],
 )
 def test_the_sentence_names_the_limit(change, said):

@@ -215,10 +215,10 @@ def test_unknown_tables_are_named():
 def test_the_readme_s_figures_are_those_of_the_table():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows_said, mean, worst = re.search(
-        r"Of (\d+) published runs of pretraining .* ([\d.]+) % .* none by more than (\d+) %", text
+        r"On (\d+) published pretraining runs .* ([\d.]+) % .* never by more than (\d+) %", text
     ).groups()
     assert (int(rows_said), float(mean)) == (len(PRETRAINING), round(100 * fit.mean_error(PRETRAINING), 1))
     assert 100 * max(abs(row.error()) for row in PRETRAINING) <= int(worst)
-    said = re.search(r"([\d.]+) % of (\d+) FSDP runs of llm-foundry and ([\d.]+) % of (\d+) of torchtitan", text).groups()
+    said = re.search(r"([\d.]+) % over (\d+) FSDP runs of llm-foundry and ([\d.]+) % over (\d+) of torchtitan", text).groups()
     found = [(f"{100 * fit.mean_error(of(table)):.1f}", str(len(of(table)))) for table in (FOUNDRY, TORCHTITAN)]
     assert said == (*found[0], *found[1])

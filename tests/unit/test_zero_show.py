@@ -115,13 +115,13 @@ def test_bars_say_their_numbers():
         ({"stage": "data parallelism"}, "Does not fit. Limit: memory, most of it optimizer states: ZeRO-1 fits."),
         ({"stage": "ZeRO-3"}, "sent 44.1 GB; traffic 1.5 × data parallelism. Limit: computing"),
         ({"precision": "bf16-fp32-gradients"}, "traffic 0.75 × data parallelism"),
-        ({"model": "llama3-70b", "dp": 8, "stage": "ZeRO-3"}, ": ZeRO-3 fits from 64 GPUs on."),
+        ({"model": "llama3-70b", "dp": 8, "stage": "ZeRO-3"}, ": ZeRO-3 fits on 64 GPUs or more."),
         ({"model": "llama3-70b", "dp": 256, "stage": "HSDP", "k": 4}, ": K = 64 fits."),
-        ({"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"}, "on however many GPUs; split the layers themselves"),
+        ({"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"}, "at any GPU count; split the layers themselves"),
         ({"model": "gpt2-xl", "dp": 1}, "one sequence 424 MB. Limit: one GPU: nothing to share, nothing to send."),
         (
             {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024},
-            "Limit: the network, busy for as long as computing 1.4 sequences",
+            "Limit: the network, busy as long as 1.4 sequences take to compute",
         ),
         (
             {"stage": "HSDP", "k": 128},

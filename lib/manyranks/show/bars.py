@@ -63,7 +63,7 @@ class Bars:
         return [self._band, *self._boxes.values(), self._limit, self._labels.artist]
 
     def hide(self, part: str) -> None:
-        """Leaves the room of this part empty: a waterfall's bars begin after what came before."""
+        """Leaves this part's space empty: in a waterfall each bar begins where the last one ended."""
         self._boxes.pop(part).remove()
 
     def parts(self) -> Iterator[Part]:

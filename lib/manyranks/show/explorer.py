@@ -4,11 +4,11 @@ An explorer is driven by a plot: an object with `figure`, `moving` (the artists 
 `update(**values)`, which moves them and returns a Said, or one line of text. It may also have
 
 * `idle(**values)`: the names of controls that do nothing right now; they're switched off.
-* `parts()`: what says its number when a mouse is over it, as a Part each.
+* `parts()`: a Part for each thing that shows its number under the mouse.
 * `code(**values)`: Python that computes what is shown; without it, that of the scenario.
 
-What else is in the figure, such as axes and legends, is drawn again only when an update has changed it: that takes a few times
-as long. What a plot cannot show it refuses with a ValueError, whose text becomes the sentence.
+What else is in the figure, such as axes and legends, is drawn again only when an update has changed it: that is several
+times slower. For a setting it can't show, a plot raises ValueError, and the text becomes the sentence.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ from manyranks.show.scenario import choice, log_slider, slider, value_slider
 
 __all__ = ["Explorer", "Panels", "Part", "Plot", "Said", "choice", "log_slider", "slider", "value_slider"]
 
-_REST = 1.0  # seconds without a change after which a setting is one that the next is compared with
+_REST = 1.0  # seconds without a change before a setting counts as the one to compare with
 _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged slider does not queue up pictures
 _MARGIN = 0.12  # inches, for labels that grow when a control is moved
-_LATER = "The controls come when you run this cell."
+_LATER = "Run this cell to get the controls."
 _TIGHT = widgets.Layout(margin="1px 2px")
 _BUTTON = widgets.Layout(width="auto", height="24px", margin="1px")
 
@@ -79,7 +79,7 @@ class Measure(Protocol):
 class Explorer:
     """Shows `plot` under `controls`; every change calls plot.update(**values).
 
-    presets: name of a button -> values that it sets, the others going back to where they were at first; measure: what "Measure
+    presets: button name -> values that it sets, while all others go back to their first values; measure: what "Measure
     it" runs. figure, controls (by name), values, status, png, tiles and parts can be read. A picture that doesn't belong to the
     controls, because the plot has refused them, is dimmed. In a notebook, shared controls (scenario.SHARED) open where the
     reader has left them in the explorer before.
@@ -191,7 +191,7 @@ class Explorer:
             if self.status.startswith("Not possible"):
                 self.set(**self._first)
             else:
-                words = f"From your last explorer: {scenario.shown(carried)}. Reset takes it back."
+                words = f"From your last explorer: {scenario.shown(carried)}. Reset undoes it."
                 self.carried.value = page.small_print(words)
         self._before = None
 
@@ -207,12 +207,12 @@ class Explorer:
         self._waiting = loop.call_later(_PAUSE, self._follow)
 
     def _follow(self) -> None:
-        """Redraws after a moved control, where nobody could catch an error: the sentence says it."""
+        """Redraws after a control has moved. Nobody can catch an error here, so the sentence reports it."""
         with contextlib.suppress(Exception):
             self._redraw(dragged=time.monotonic() - self._moved < _REST)
 
     def _redraw(self, dragged: bool = False) -> None:
-        """dragged: the setting before was on the way, so that the one to compare with is the one before that."""
+        """dragged: the last setting was mid-drag, so compare with the one before it."""
         with self._drawing:
             self._redraw_alone(dragged)
 
@@ -307,7 +307,7 @@ class _Measuring:
     def __init__(self, explorer: Explorer, measure: Measure):
         self._explorer, self._measure, self._thread, self._stopped = explorer, measure, None, False
         self._start = _button("Measure it", self._clicked)
-        self._start.tooltip = "Runs this small, on real ranks of this machine"
+        self._start.tooltip = "Runs a small version on real ranks on this machine"
         self._bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, layout=widgets.Layout(width="90px", display="none"))
         self._words = widgets.HTML()
         self.widgets = [self._start, self._bar, self._words]
@@ -384,7 +384,7 @@ def _allowed(control: widgets.ValueWidget) -> str:
     """What this control can be set to; empty if it does not say."""
     if hasattr(control, "options"):
         values = [repr(option[1] if isinstance(option, tuple) else option) for option in control.options]
-        return "one of " + ", ".join(values if len(values) <= 12 else [*values[:3], "…", values[-1]])
+        return "choose one of " + ", ".join(values if len(values) <= 12 else [*values[:3], "…", values[-1]])
     if hasattr(control, "min"):
         return f"from {control.min} to {control.max} in steps of {control.step}"
     return ""

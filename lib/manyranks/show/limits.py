@@ -1,4 +1,4 @@
-"""What an explorer says of the way out: another value of one control, with which a step is faster, or fits in memory."""
+"""The way out an explorer suggests: another value for one control that makes a step faster, or makes it fit in memory."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -12,8 +12,8 @@ MUCH = 0.1  # of the time: what takes more of it limits
 class Setting:
     """Holds what the controls say, as a tuple with names, and the scenario that they make.
 
-    possible: whether the model allows it; fits: in memory; cost: what is to be small, the seconds of a step unless a chapter
-    has another.
+    possible: whether the model allows it; fits: in memory; cost: what to minimize, the seconds of a step unless a
+    chapter has its own.
     """
 
     scenario: Scenario
@@ -76,6 +76,6 @@ class Limits(NamedTuple):
         return f"; {self.change(now, other)} takes {unit(other.cost)}" if other else ""
 
     def change(self, now: S, other: S) -> str:
-        """What is another in it: "TP 4"."""
+        """Names the value that changed: "TP 4"."""
         name = next(name for name in self.choices if getattr(now, name) != getattr(other, name))
         return self.said.get(name, "{}").format(getattr(other, name))

@@ -27,13 +27,13 @@ class Said(NamedTuple):
         return "Does not fit. " * (not self.fits) + (f"Limit: {self.limit}." if self.limit else "")
 
     def __str__(self) -> str:
-        """All of it as one line, for those who see no tiles."""
+        """Everything in one line, for readers who don't see the tiles."""
         numbers = "; ".join(f"{name} {text}" for name, text in self.numbers.items())
         return " ".join(filter(None, (": ".join(filter(None, (self.where, numbers))) + ".", self.sentence)))
 
 
 class Part(NamedTuple):
-    """A box on the scales of `axes` that says its number when a mouse is over it, or has selected it."""
+    """A box on the scales of `axes` that shows its number when the mouse is over it or has selected it."""
 
     axes: Axes
     left: float

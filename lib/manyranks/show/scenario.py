@@ -1,6 +1,6 @@
 """One scenario for all explorers: a model, a plan and a cluster; what a step of it costs; the controls that set it.
 
-What a reader has chosen in one chapter is there in the next: it's kept in a file of the user's settings, of Jupyter's.
+What you choose in one chapter is still set in the next. A file beside the user's Jupyter settings keeps it.
 """
 
 import functools
@@ -110,7 +110,7 @@ class Scenario:
 @functools.lru_cache(maxsize=16384)
 def _time(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float) -> step.StepTime:
     if plan.gpus > (most := cluster.levels[-1].size):
-        raise ValueError(f"{plan.gpus:,} GPUs: {cluster.name} ends at {most:,}, so take no more")
+        raise ValueError(f"{plan.gpus:,} GPUs: {cluster.name} has only {most:,}, so choose fewer")
     return step.estimate(shape, plan, cluster, imbalance=imbalance)
 
 

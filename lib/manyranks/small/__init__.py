@@ -1,4 +1,4 @@
-"""Floor 5: what an explorer's "Measure it" runs: a chapter's technique, small, on real ranks, with theory beside it.
+"""Floor 5: what an explorer's "Measure it" runs: a small version of a chapter's technique on real ranks, next to theory.
 
 show.zero.explorer(measure=small.zero): one function for a chapter, each an OnRanks.
 """

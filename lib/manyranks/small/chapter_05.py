@@ -39,7 +39,7 @@ def pipeline(values, ranks, say):
         timeline = replay(counted.program, _ByWork())
         busy = max(map(timeline.busy, timeline.ranks))
         ideal = theory.bubble_of_ideal(name, p, m, v)
-        rows.append(Beside(f"bubble of ideal, {written}", ideal, bubble(timeline) / busy, "share"))
+        rows.append(Beside(f"bubble ÷ ideal, {written}", ideal, bubble(timeline) / busy, "share"))
         crossings = sum(a != b for a, b in pairwise(schedule.placement))
         sent = sum((counted.sent_bytes or counted.payload_bytes).values())
         rows.append(Beside(f"sent by all, {written}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
@@ -60,7 +60,7 @@ class _ByWork:
 
 
 def _first_step(schedule: Schedule) -> None:
-    """In it the ranks tell each other shapes. Before stage 0 is an embedding: with it each stage has an input's gradient."""
+    """A first step, in which ranks exchange shapes. With an embedding before stage 0, every stage has an input gradient."""
     torch.manual_seed(0)
     own = [stage for stage, owner in enumerate(schedule.placement) if owner == dist.get_rank()]
     layers = {stage: nn.Linear(_WIDTH, _WIDTH, bias=False) for stage in own}

@@ -31,7 +31,7 @@ def expert(values, ranks, say):
         rows.append(Beside(f"sent by the fullest rank, {name}", max(sent.payload), most))
     rows.append(Beside("a rank's experts", EXPERTS // n * 3 * HIDDEN * FFN * 4, max(held)))
     loads = theory.of_ranks(theory.counts(routing, EXPERTS), n)
-    where = f"{n} ranks of this machine in {NODES} nodes, {TOKENS} tokens of each, fullest ÷ mean {theory.imbalance(loads):.2f}"
+    where = f"{n} ranks of this machine, {NODES} nodes, {TOKENS} tokens per rank, fullest ÷ mean {theory.imbalance(loads):.2f}"
     return Small(where, tuple(rows))
 
 

@@ -31,7 +31,7 @@ def nd(values, ranks, say):
     for group, shared in _groups(mesh).items():
         sent = sum(measurement.payload(call, 0) for call in counted.calls[0] if call.ranks == group)
         name = " and ".join(_NAMED[axis] for axis in shared)
-        rows.append(Beside(f"of it on {name}", sum(theory[axis] for axis in shared), sent))
+        rows.append(Beside(f"sent by rank 0 on {name}", sum(theory[axis] for axis in shared), sent))
     rows.append(Beside("model states of rank 0", of_rank(shape, plan).total, counted.results[0]))
     where = f"{plan.gpus} ranks of this machine: {axes}, ZeRO-{plan.zero}, {plan.schedule}"
     return Small(f"{where}; {shape.parameters:,} parameters in float32", tuple(rows))

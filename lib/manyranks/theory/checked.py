@@ -10,13 +10,13 @@ from manyranks.theory.cluster import Cluster
 from manyranks.theory.plan import Plan
 
 CLOSEST = 12  # runs whose mean error is said
-FAR = 4  # doublings of a size from which on a run says nothing of another
+FAR = 4  # doublings of a size beyond which a run says nothing about the prediction
 _GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH200"), "B200": ("B200", "GB200", "B300")}
 
 
 class Checked(NamedTuple):
     """What published runs say of a prediction. runs: how many are close; error: mean of |predicted ÷ measured − 1| of their
-    step times; missing: what no run has that the prediction has, where there is none to compare with.
+    step times; missing: what the prediction uses and no run does, if there is nothing to compare with.
     """
 
     runs: int
@@ -27,7 +27,7 @@ class Checked(NamedTuple):
         if self.missing:
             return f"not checked: no run {self.missing}"
         if self.runs == 1:
-            return f"the one run like it was {self.error:.0%} off"
+            return f"the only similar run was {self.error:.0%} off"
         return f"± {self.error:.0%} ({self.runs} runs)"
 
 
@@ -62,7 +62,7 @@ def against_runs(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
 
 
 def _missing(uses: frozenset[str], runs: list[_Known]) -> str:
-    """What none of the runs has; where each is in some run, all that the plan uses, together."""
+    """What no run has. If each thing is in some run, everything the plan uses, together."""
     never = sorted(one for one in uses if not any(one in run.uses for run in runs))
     return " or ".join(never) if never else " and ".join(sorted(uses)) + " together"
 

@@ -19,8 +19,8 @@ class Attention(NamedTuple):
     source: str
 
 
-# Of an A100's 312 TFLOP/s a forward takes 512 FLOPs and one exponential a score with heads of 128, a backward 1,280 and two:
-# what the papers print as a share of the peak, less the time of the exponentials.
+# With heads of 128, a forward takes 512 FLOPs and one exponential per score, a backward 1,280 and two. The shares of an A100's
+# 312 TFLOP/s are the ones the papers print, less the time of the exponentials.
 _FLASH = "arXiv 2307.08691, sections 1 and 4.1: of the peak, {} forward and {} backward on A100"
 ATTENTION = Named(
     "attention",

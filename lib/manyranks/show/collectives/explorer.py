@@ -95,5 +95,5 @@ def _fastest(now: Setting) -> str:
     if best == now.algorithm:
         return f"{best} is the fastest here"
     if seconds[now.algorithm] <= 1.01 * seconds[best]:
-        return f"{now.algorithm} is the fastest here, to within 1%"
+        return f"{now.algorithm} is within 1% of the fastest here"
     return f"the fastest here is {best}, {units.duration(seconds[best])}"

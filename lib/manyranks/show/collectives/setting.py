@@ -99,7 +99,7 @@ class Setting(NamedTuple):
             raise ValueError(f"n={n}: {topology} has room for {room} ranks; take fewer, or another topology")
         if self.cluster.torus and _ON_TORUS.get(operation) != algorithm:
             timed = ", ".join(f"{each} by {way}" for each, way in _ON_TORUS.items())
-            raise ValueError(f"{operation} by {algorithm} on a torus: no time is known here; there are those of {timed}")
+            raise ValueError(f"{operation} by {algorithm} on a torus: its time is not known here; choose {timed}")
         if self.node and n <= self.node:
             more = "take 16, 24, 32, … ranks in H100 nodes of 8"
             raise ValueError(f"n={n}: hierarchical needs more than one node, here there is one; {more}")

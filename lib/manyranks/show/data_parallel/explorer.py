@@ -108,8 +108,8 @@ def _said(now: Setting, one: Setting) -> Said:
     speed = time.tokens_per_second / one.scenario.time.tokens_per_second
     more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
     numbers = {
-        "tokens a step": _count(time.plan.tokens),
-        "tokens/s of one GPU": f"{units.three(speed)} ×",
+        "tokens per step": _count(time.plan.tokens),
+        "tokens/s": f"{units.three(speed)} × one GPU",
         "tokens to a loss": f"{units.three(more)} ×",
         "loss reached": f"{units.three(one.cost / now.cost)} × as fast",
     }
@@ -126,7 +126,7 @@ def _limit(now: Setting) -> str:
     if now.dp == 1:
         return "one GPU: nothing to communicate"
     if time.plan.tokens > now.critical:
-        return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical one: more GPUs hardly save time"
+        return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical one: more GPUs save hardly any time"
     if time.data > 0.05 * time.seconds:
         return f"{time.data / time.seconds:.0%} of a step waits for gradients"
     return "computing"

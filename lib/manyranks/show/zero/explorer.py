@@ -103,7 +103,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets["32-bit gradients"] = {"precision": "bf16-fp32-gradients"}
     shared = controls(ONLY, model="megatron-7.5b", cluster="v100-dgx", dp=64)
     own = {"stage": choice("stage", "ZeRO-2", list(STAGES)), "k": log_slider("shards K (HSDP)", 16, 0, 10, show="{:,}".format)}
-    return Explorer(Stages(), presets, measure, **shared, **own, precision=choice("bytes a parameter", "bf16", RECIPES))
+    return Explorer(Stages(), presets, measure, **shared, **own, precision=choice("bytes per parameter", "bf16", RECIPES))
 
 
 def count(parameters: float) -> str:
@@ -118,13 +118,13 @@ def _limit(now: Setting) -> str:
         most = f"memory, most of it {max(held, key=held.get)}".replace("optimizer", "optimizer states")
         ways = ((says, now._replace(**change)) for says, change in _ways(now.stage == "HSDP").items())
         way = next((says for says, each in ways if each.possible and each.fits), None)
-        return f"{most}: {way or 'ZeRO does not help, on however many GPUs; split the layers themselves (chapters 05 and 06)'}"
+        return f"{most}: {way or 'ZeRO does not help at any GPU count; split the layers themselves (chapters 05 and 06)'}"
     if now.dp == 1:
         return "one GPU: nothing to share, nothing to send"
     sequences = now.scenario.time.data / now.scenario.time.compute
     if sequences <= 1:
         return f"computing; the network is busy for {sequences:.0%} of that time"
-    return f"the network, busy for as long as computing {sequences:.2g} sequences a GPU: give each that many a step, or more"
+    return f"the network, busy as long as {sequences:.2g} sequences take to compute: give each GPU that many per step, or more"
 
 
 def _ways(hsdp: bool) -> dict[str, dict]:
@@ -133,4 +133,4 @@ def _ways(hsdp: bool) -> dict[str, dict]:
     ways = (
         {f"K = {k:,} fits": {"k": k} for k in ranks} if hsdp else {f"{name} fits": {"stage": name} for name in [*STAGES][1:4]}
     )
-    return ways | {f"ZeRO-3 fits from {dp:,} GPUs on": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}
+    return ways | {f"ZeRO-3 fits on {dp:,} GPUs or more": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}
