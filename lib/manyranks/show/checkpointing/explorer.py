@@ -143,7 +143,7 @@ class Tradeoff(Panels):
         both.minorticks_off()
         both.set(xlabel="activation memory (share of keeping everything)", ylabel="FLOPs computed again (share of a step)")
         both.legend(loc="upper right", handlelength=1.6)
-        self._bars = Bars(held, _HELD, "held at most, and FLOPs again", list(STRATEGIES))
+        self._bars = Bars(held, _HELD, "peak memory, and FLOPs recomputed", list(STRATEGIES))
         self.panels, self.others = [self._bars], [self._room, self._front, *self._dots, self._ring]
 
     def update(self, **values) -> Said:
@@ -167,7 +167,7 @@ class Tradeoff(Panels):
     def parts(self) -> Iterator[Part]:
         for line in self._dots:
             ((x, y),) = line.get_xydata()
-            says = f"{line.get_label()}: {units.short(x)}% of the memory, {units.short(y)}% of a step's FLOPs again"
+            says = f"{line.get_label()}: {units.short(x)}% of the memory, {units.short(y)}% of a step's FLOPs recomputed"
             yield Part(line.axes, x / 1.1, x * 1.1, 0.93 * y - 2, 1.07 * y + 2, says)
         yield from super().parts()
 
@@ -184,7 +184,7 @@ def explorer() -> Explorer:
     shared = controls(ONLY, model="megatron-22b", seq=2048, microbatch=4, tp=8, sequence_parallel=True)
     own = {"attention": choice("attention", "core kept", [*ATTENTION])}
     own |= {"strategy": choice("strategy", SEGMENTS, [*STRATEGIES]), "count": log_slider("segments C", 8, 0, 7)}
-    own["budget"] = value_slider("activations' room", 32e9, _BUDGETS, units.size)
+    own["budget"] = value_slider("activation budget", 32e9, _BUDGETS, units.size)
     return Explorer(Tradeoff(), presets, **shared, **own)
 
 
@@ -192,7 +192,7 @@ def _said(now: Setting) -> Said:
     where = f"{now.model}, " + (f"C = {now.count} segments" if now.strategy == SEGMENTS else now.strategy)
     numbers = {"activations": f"{units.size(now.point.bytes(now.layer))} of {units.size(now.budget)}"}
     numbers |= {"checkpoints + layers kept": f"{now.point.stored:.3g} + {now.point.kept}"}
-    numbers |= {"FLOPs again": f"{units.short(now.cost)}% of a step", "optimal plan": f"{units.short(now.best)}% of a step"}
+    numbers |= {"recomputed": f"{units.short(now.cost)}% of a step", "optimal plan": f"{units.short(now.best)}% of a step"}
     return Said(where, numbers, _limit(now), now.fits, now.scenario)
 
 
@@ -200,12 +200,12 @@ def _limit(now: Setting) -> str:
     """Says what limits, and the first of the ways out."""
     if now.fits:
         if now.best < 0.99 * now.cost:
-            return f"computing; the optimal plan for this room needs {units.short(now.best)}%"
-        return "memory: no plan for this room needs less" if now.point.forwards else "neither memory nor recomputation"
+            return f"computing; the optimal plan in this budget recomputes {units.short(now.best)}%"
+        return "memory: no plan in this budget recomputes less" if now.point.forwards else "neither memory nor recomputation"
     parts = now.parts(now.point)
     most = f"memory, most of it {max(parts, key=parts.get)}"
     if other := _WAYS.fitting(now):
-        return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs again"
+        return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs recomputed"
     last = now._replace(attention="flash", sequence_parallel=True, microbatch=1, strategy=OPTIMAL)
     last = [now, *_WAYS.others(last, "tp")][-1]
     if last.fits:

@@ -30,7 +30,7 @@ LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
 TILE = 128  # of flash attention's kernels
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
-_NOT = "not so many ranks"
+_NOT = "too many ranks"
 _PARTS = {"computing": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS}
@@ -198,7 +198,7 @@ class _Lengths:
         self._computing.set_data(LENGTHS, computing)
         self._message.set_data(LENGTHS, [seconds or math.nan for seconds in message])
         self._now.set_data([now.seq] * 2, [1e-6, 1e3])
-        ring = "of one hop; a shorter message is hidden" if now.ring.n > 1 else "of the whole; nothing hides the messages"
+        ring = "one hop; a shorter message is hidden" if now.ring.n > 1 else "whole attention; nothing hides the messages"
         self._words.update([(0.02, 0.93)], [ring if now.cp > 1 else "one rank: no messages"])
 
 
@@ -249,7 +249,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 def _said(now: Setting) -> Said:
     longest, (_, slower, messages) = now.longest(), (percent(each / now.seconds) for each in now.spent())
-    numbers = {"attention takes": units.duration(now.seconds), "of it waits": f"{slower} ranks, {messages} messages"}
+    numbers = {"attention takes": units.duration(now.seconds), "waiting": f"{slower} for ranks, {messages} for messages"}
     numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "no s"}
     where = f"{now.model}, s = {now.seq:,}, c = {now.cp}, {now.cluster}"
     return Said(where, numbers, _limit(now), now.fits, now.scenario)
@@ -279,4 +279,4 @@ def _longer(now: Setting) -> str:
     """Returns the least s at which messages take little time."""
     longer = (now._replace(seq=s) for s in LENGTHS if s > now.seq)
     enough = (each.seq for each in longer if each.times().both("messages") < limits.MUCH * each.seconds)
-    return next((f"they take less than {limits.MUCH:.0%} from s = {s:,} on" for s in enough), "no s of these hides them")
+    return next((f"they take less than {limits.MUCH:.0%} from s = {s:,} on" for s in enough), "no s here hides them")

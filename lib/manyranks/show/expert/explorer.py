@@ -51,7 +51,7 @@ class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance sche
         (gpus, batch, precision), whole, nodes = MODELS[self.model], models[self.model], self.nodes
         groups, chosen = (nodes, self.limit) if 0 < self.limit < nodes and whole.experts % self.ranks == 0 else (1, 1)
         if (found := whole.experts // groups * chosen) < whole.top_k:
-            raise ValueError(f"{self.limit} of {nodes} nodes have {found} experts, a token takes {whole.top_k}: allow more")
+            raise ValueError(f"{self.limit} of {nodes} nodes hold {found} experts, a token needs {whole.top_k}: allow more")
         degrees = {"dp": gpus // (self.pp * self.tp), "pp": self.pp, "tp": self.tp, "ep": self.ranks}
         plan = Plan(**degrees, seq=4096, batch=batch, precision=precision, schedule=self.schedule)
         shape = replace(whole, expert_groups=groups, groups_per_token=chosen)
@@ -97,9 +97,9 @@ class Degrees(Panels):
         looks = {name: look for name, *look in _TIME.values()}
         self._memory = Bars(left, _MEMORY, "memory of a GPU, over e", over_e, outline=word)
         self._time = Bars(above, looks, "time of a step, over t", over_t, _seconds, columns=3, outline=word)
-        self._traffic = Bars(below, _TRAFFIC, "a layer's way to experts and back, over hops", list(WAYS), outline=word)
+        self._traffic = Bars(below, _TRAFFIC, "to the experts and back, one layer", list(WAYS), outline=word)
         left.set_xlabel("»: longer than the axis", fontsize=9)
-        below.set_xlabel("bytes and time of a GPU and micro-batch, forward", fontsize=9)
+        below.set_xlabel("bytes and time per GPU per micro-batch, forward", fontsize=9)
         self.panels = self._memory, self._time, self._traffic
 
     def update(self, **values) -> Said:
@@ -128,7 +128,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets |= {"one node": {"limit": 1}, "Mixtral 8x7B": {"model": "mixtral-8x7b"}}
     only = {"model": MODELS, "cluster": CLUSTERS} | CHOICES
     shared = controls(only, model="deepseek-v3", cluster="h800", pp=16, ep=64, tp=1)
-    own = {"limit": value_slider("nodes for a token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")}
+    own = {"limit": value_slider("nodes per token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")}
     own["imbalance"] = value_slider("fullest ÷ mean", 1, CHOICES["imbalance"])
     own["schedule"] = choice("schedule", "dualpipe", CHOICES["schedule"])
     return Explorer(Degrees(), presets, measure, **shared, **own)
@@ -171,7 +171,7 @@ def _said(now: Setting) -> Said:
     here, (inside, between, _), experts = now.scenario, now.way(), models[now.model].experts
     nodes = f"{now.ranks} in {now.nodes} node{'s' * (now.nodes > 1)}"
     numbers = {"expert ranks": nodes if now.ranks == now.ep else f"{now.ranks}: only {now.most[1]}"}
-    numbers |= {"experts of a GPU": f"{experts // now.ranks} of {experts}"}
+    numbers |= {"experts per GPU": f"{experts // now.ranks} of {experts}"}
     numbers |= {"sent inside a node": units.size(inside), "sent between nodes": units.size(between)}
     degrees = f"PP {now.pp} × EP {now.ranks}, TP {now.tp}, DP {here.plan.dp}, {now.schedule}"
     return Said(f"{now.model} on {here.plan.gpus:,} GPUs, {here.cluster.name}, {degrees}", numbers, limit, here.fits, here)

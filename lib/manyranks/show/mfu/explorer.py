@@ -20,7 +20,7 @@ CLUSTERS += ("tpu-v4", "tpu-v5p", "tpu-v6e")
 OFFERED = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)], "microbatch": [2**k for k in range(8)]}
 OFFERED |= {"recompute": ("none", "selective", "full"), "tp": [1, 2, 4, 8], "dp": [2**k for k in range(11)]}
 BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
-_LIMITS = {"other": "memory: operators that only move it", "overhead": "overhead: starting kernels"}
+_LIMITS = {"other": "memory: operators that only move data", "overhead": "overhead: starting kernels"}
 _LIMITS |= {"tensor": "tensor-parallel messages", "expert": "tokens on their way to experts"}
 _LIMITS |= {"data": "gradients and parameters", "optimizer": "the optimizer's memory traffic"}
 _SAID = {"flash": "flash attention", "microbatch": "micro-batch {}", "recompute": "recompute {}", "tp": "TP {}", "dp": "DP {}"}
@@ -143,7 +143,7 @@ class Utilisation(Panels):
         numbers = {"MFU as counted": f"{now.uses['MFU']:.1%}, {now.convention}", "HFU": f"{now.uses['HFU']:.1%}"}
         numbers |= {"peak": units.flop_rate(now.roof.peak), "each GPU": f"{units.three(1 / now.cost)} tokens/s"}
         where = f"{now.model}, {now.cluster}, TP {now.tp} × DP {now.dp:,}" + f", EP {here.plan.ep}" * (here.plan.ep > 1)
-        return Said(f"{where}, {now.microbatch} × {now.seq:,} tokens a DP rank", numbers, said, here.fits, here)
+        return Said(f"{where}, {now.microbatch} × {now.seq:,} tokens per DP rank", numbers, said, here.fits, here)
 
     def code(self, **values) -> str:
         """Python that computes the same numbers."""

@@ -115,7 +115,7 @@ def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, di
     """The shape, and fields of Plan that are as it was trained; bf16 where the chip multiplies no faster in 8 bits."""
     shape, on = SHAPES[model], clusters[cluster]
     if gpus > (most := on.levels[-1].size):
-        raise ValueError(f"{gpus:,} GPUs: {cluster} ends at {most:,}; take no more than these")
+        raise ValueError(f"{gpus:,} GPUs: {cluster} has only {most:,}; choose fewer")
     if 0 < shape.positions < seq:
         raise ValueError(f"{model} has learned positions for {shape.positions:,} tokens: lower the sequence")
     eight = model == EIGHT_BITS and on.accelerator.flops_fp8 > on.accelerator.flops
@@ -155,7 +155,7 @@ class Board(Panels):
         for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / 6.45, 1))):
             look = {"borderaxespad": 0.1, "columnspacing": 0.9, "handlelength": 1.3, "fontsize": 8}
             axes.legend(loc=place, bbox_to_anchor=at, ncols=8, **look)
-        left.set_xlabel("ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
+        left.set_xlabel("distance in ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
         below.spines[:].set_visible(False)
 
     def update(self, best: str, **values) -> Said:

@@ -257,7 +257,7 @@ class Chart:
         b = shown.boxes
         if len(corners) > _MOST_PARTS:
             corners = [(0, self._wide, rank * row, (rank + 1) * row) for rank in range(len(shown.peaks))]
-            texts = [f"rank {rank} holds {peak:.3g} micro-batches at most" for rank, peak in enumerate(shown.peaks)]
+            texts = [f"rank {rank}, most micro-batches held: {peak:.3g}" for rank, peak in enumerate(shown.peaks)]
         else:
             names = [gantt.KINDS[kind].label[2:] for kind in b.kind]
             texts = map(says, b.rank, names, b.microbatch, *shown.corners.T[:2])

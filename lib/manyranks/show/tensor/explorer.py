@@ -82,10 +82,10 @@ class Degrees(Panels):
         self.figure, (time, kept) = style.figure(2, width=9.2, height=3.95, sharey=True, width_ratios=(1.7, 1))
         rows = [f"t = {t}" for t in DEGREES]
         self._time = Bars(time, _TIMES, "GPU-time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
-        self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows, outline=word)
+        self._kept = Bars(kept, _KEPT, "kept by a layer, per rank", rows, outline=word)
         kept.set_xlim(0, LONGEST + 0.25)
         time.set_xlim(0, 1.25)
-        time.set_xlabel("at the right: the layer's time, what of it waits for messages, the step's MFU (»: longer)", loc="left")
+        time.set_xlabel("on the right: the layer's time, how much of it is waiting, the step's MFU (»: longer)", loc="left")
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
         self._node = Labels(kept, left=1, name="node")
         self.panels, self.others = (self._time, self._kept), (*self._ends, self._node.artist)
@@ -95,7 +95,7 @@ class Degrees(Panels):
         now = Setting(**values)
         said, cluster = _said(now), now.scenario.cluster  # refuses what can't be
         shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
-        costs, missing = [each.cost for each in shown], "not this t"
+        costs, missing = [each.cost for each in shown], "not possible"
         longest, mark = min(max(costs), 4 * min(costs)), (costs[0], f"t = 1: {units.duration(costs[0])}")
         self._time.update([each.split() for each in shown], [*map(_texts, shown)], row, longest, mark, missing)
         kept = [each.saved() for each in shown]
@@ -130,12 +130,12 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 def _texts(now: Setting) -> str:
     seconds = now.layer().seconds
-    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waits|MFU {percent(now.scenario.time.mfu)}"
+    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waiting|MFU {percent(now.scenario.time.mfu)}"
 
 
 def _said(now: Setting) -> Said:
     time, waits, _ = _texts(now).split("|")
-    numbers = {"a layer takes": time, "of it waits": waits.removesuffix(" waits"), "it keeps": units.size(now.saved().total)}
+    numbers = {"a layer takes": time, "waiting": waits.removesuffix(" waiting"), "it keeps": units.size(now.saved().total)}
     where = f"{now.model}, t = {now.tp}, {now.cluster}"
     return Said(where, numbers | {"a rank sends": units.size(now.sent())}, _limit(now), now.fits, now.scenario)
 
@@ -155,6 +155,6 @@ def _limit(now: Setting) -> str:
     limit = "communication" if now.waits >= more else "small products"
     helps = _LIMITS.takes(now, limit, lambda together: units.duration(together / now.tp))
     if limit == "communication":
-        return limit + (helps or f": {units.duration(now.waits)} that only rings in chunks (asynchronous TP) would hide")
+        return limit + (helps or f": only chunked rings (asynchronous TP) would hide its {units.duration(now.waits)}")
     repeated = " and norms that every rank repeats" * (not now.sequence_parallel)
     return f"{limit}{repeated}: {now.tp} GPUs together compute {units.three(together / alone)} times as long as one{helps}"
