@@ -87,29 +87,19 @@ class Two(Charts):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 05.
-
-    measure: what "Measure it" runs, manyranks.small's pipeline
-    """
-    return Explorer(
-        Two(),
-        presets={
-            "GPipe's memory": {"first": "gpipe", "second": "1f1b", "m": 32},
-            "interleaved": {"second": "interleaved", "v": 4},
-            "slow messages": {"second": "interleaved", "v": 4, "message": 0.5},
-            "zero bubble": {"first": "zb-h1", "second": "zb-h2", "pp": 8, "m": 16},
-            "ZB-V": {"first": "zb-v", "second": "1f1b", "m": 16},
-        },
-        measure=measure,
-        first=choice("above", "1f1b", NAMES),
-        second=choice("below", "zb-h1", NAMES),
-        **controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1),
-        pp=slider("pipeline ranks p", 4, 1, 8),
-        m=slider("micro-batches m", 8, 1, 32),
-        v=slider("v (of interleaved)", 2, 1, 4),
-        **{kind: value_slider(KINDS[kind].label, 1.0, _TIMES, "{:g}".format) for kind in "FIW"},
-        message=value_slider("message", 0.0, _MESSAGES, "{:g}".format),
-    )
+    """Returns the explorer of chapter 05. measure: what "Measure it" runs, manyranks.small's pipeline."""
+    presets = {"GPipe's memory": {"first": "gpipe", "second": "1f1b", "m": 32}}
+    presets["interleaved"] = {"second": "interleaved", "v": 4}
+    presets["slow messages"] = presets["interleaved"] | {"message": 0.5}
+    presets["zero bubble"] = {"first": "zb-h1", "second": "zb-h2", "pp": 8, "m": 16}
+    presets["ZB-V"] = {"first": "zb-v", "second": "1f1b", "m": 16}
+    names = {"first": choice("above", "1f1b", NAMES), "second": choice("below", "zb-h1", NAMES)}
+    shared = controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1)
+    counts = {"pp": slider("pipeline ranks p", 4, 1, 8), "m": slider("micro-batches m", 8, 1, 32)}
+    counts["v"] = slider("v (of interleaved)", 2, 1, 4)
+    times = {kind: value_slider(KINDS[kind].label, 1.0, _TIMES, "{:g}".format) for kind in "FIW"}
+    times["message"] = value_slider("message", 0.0, _MESSAGES, "{:g}".format)
+    return Explorer(Two(), presets, measure, **names, **shared, **counts, **times)
 
 
 def title(name: str, shown: Run, now: Setting) -> str:
