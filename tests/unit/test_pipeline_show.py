@@ -428,7 +428,9 @@ def test_every_control_changes_the_picture_or_the_strip(opened):
 def test_axes_are_never_drawn_again():
     new = explorer()
     drawn = drawings(new.figure)
-    new.set(pp=8, m=32, first="dualpipe-v", second="interleaved", message=1.0).set(pp=1, m=1)
+    new.set(pp=8, m=32, first="dualpipe-v", second="interleaved", message=1.0)
+    assert words(new.figure.axes[0], "ranks") == [f"rank {rank}" for rank in range(8)]
+    new.set(pp=1, m=1)
     assert not drawn
 
 

@@ -122,7 +122,7 @@ class Gantt(Clock):
             drawn.set_antialiased(least < 1)
             drawn.set_snap(None if least == 1 else False)  # to whole pixels would swallow what is narrower than one
         self._write(boxes.name, corners, room - 1)
-        shown = range(0, len(rows), int(-(-15 // self.pixels[2])))  # 15 pixels for each name
+        shown = range(0, len(rows), int(-(-14 // self.pixels[2])))  # 14 pixels for each name
         self._ranks.update([(-8, (row + 0.5) * self.pixels[2]) for row in shown], [rows[row] for row in shown])
         self._title.update([(0, -12)], [title] * bool(title))
         return corners
@@ -154,9 +154,8 @@ def frame(tall: float, labels: Sequence[str], keys: Sequence[Artist], left: floa
     figure = style.Figure(figsize=(wide, high), layout="none")
     edges = {"left": left / wide, "right": 1 - 0.42 / wide, "bottom": 0.46 / high, "top": 1 - 0.61 / high}
     space = {"hspace": 0.27 / tall, "wspace": 0.07, "width_ratios": (0.76, 0.24)[: len(labels)]}
-    for axes, label in zip(
-        figure.subplots(count, len(labels), squeeze=False, gridspec_kw=edges | space)[-1], labels, strict=True
-    ):
+    *_, last = figure.subplots(count, len(labels), squeeze=False, gridspec_kw=edges | space)
+    for axes, label in zip(last, labels, strict=True):
         axes.set_xlabel(label, labelpad=20)
     figure.legend(handles=keys, loc="upper left", ncols=7, handlelength=1.2, columnspacing=1.0)
     return figure

@@ -4,9 +4,7 @@ import functools
 from collections import namedtuple
 from contextlib import suppress
 
-from manyranks.parallel.pipeline import actions
-from manyranks.parallel.pipeline.program import Times, program
-from manyranks.parallel.pipeline.schedules import named
+from manyranks.parallel.pipeline import actions, program, schedules
 from manyranks.show import limits, style, units
 from manyranks.show.explorer import Explorer, Measure, choice, slider, value_slider
 from manyranks.show.gantt import KINDS
@@ -48,14 +46,14 @@ class Setting(namedtuple("Setting", "first second model cluster tp pp m v F I W 
         return theory.bubble(name, self.pp, self.m, self.stages(name), self.F, self.I + self.W, self.W)
 
 
-_named, _program = functools.lru_cache(8)(named), functools.lru_cache(8)(program)
+_named, _program = functools.lru_cache(8)(schedules.named), functools.lru_cache(8)(program.program)
 
 
 @functools.lru_cache(maxsize=256)
 def _run(name: str, p: int, m: int, v: int, message: float, *times: float) -> Run:
     schedule = _named(name, p, m, v)
     F, I, W = (each / (schedule.stages / p) for each in times)  # noqa: E741
-    return run(schedule, replay(_program(schedule), Times(F, I, W, latency=message)))
+    return run(schedule, replay(_program(schedule), program.Times(F, I, W, latency=message)))
 
 
 class Two(Charts):

@@ -13,7 +13,6 @@ from matplotlib.patches import Patch
 
 from manyranks.parallel.pipeline import program, verify
 from manyranks.parallel.pipeline.actions import FORWARD, KINDS, Pair, Schedule, singles
-from manyranks.parallel.pipeline.program import Times
 from manyranks.show import columns, gantt, style, units
 from manyranks.show.bars import joined
 from manyranks.show.explorer import Panels
@@ -34,7 +33,7 @@ _BOX = [*gantt.BOX, ("kind", "U1"), *((name, int) for name in ("rank", "level", 
 @style.styled
 def compare(
     schedules: Mapping[str, Schedule],
-    times: Times | Mapping[str, Times] = Times(),  # noqa: B008 frozen
+    times: program.Times | Mapping[str, program.Times] = program.Times(),  # noqa: B008 frozen
     timelines: Mapping[str, Timeline] | None = None,
     unit: str = "",
 ) -> style.Figure:
@@ -58,7 +57,7 @@ def compare(
         runs[name] = run(schedule, measured.get(name) or replay(program.program(schedule), times[name]))
     end = max(each.makespan for each in runs.values())
     second, unit = (1.0, unit) if unit else gantt.unit(end)
-    several = any(len(set(s.placement)) < s.stages for s in schedules.values())
+    several = any(each.boxes.level.any() for each in runs.values())
     kinds = [kind for kind in KINDS if any(kind in each.boxes.kind for each in runs.values())]
     rows, linked = max(len(s.ranks) for s in schedules.values()), any(len(each.messages) for each in runs.values())
     charts = Charts(len(runs), rows, 0.42 if rows <= 4 else 0.3, f"time ({unit})", kinds, several, linked)
@@ -81,16 +80,15 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
         raise ValueError(f"schedules of {ranks} ranks: give 1 to {len(columns.LOOKS)}, of equally many ranks")
     p = max(ranks.values())
     held = {name: [count * p / each.stages for count in verify.peaks(each)] for name, each in schedules.items()}
+    sides, groups = [{name: heights} for name, heights in held.items()], [f"rank {rank}" for rank in range(p)]
     fig, (axes,) = style.figure(width=9, height=3.2)
-    sides = [{name: heights} for name, heights in held.items()]
-    places = columns.columns(axes, [f"rank {rank}" for rank in range(p)], sides, "{:.3g}".format, gap=0.2)
+    places = columns.columns(axes, groups, sides, "{:.3g}".format, gap=0.2)
     for x, (name, each) in zip(places, schedules.items(), strict=True):
         columns.write(axes, x, held[name], map("{:.3g}".format, held[name]), 1, 7.5)
         if each.name in SCHEDULES:
             v = each.stages // p if each.name == "interleaved" else 1
             expected = [theory.in_flight(each.name, p, each.microbatches, v, rank) for rank in range(p)]
-            wide = 0.4 / len(schedules)
-            axes.hlines(expected, x - wide, x + wide, color=style.INK, label="closed form")
+            axes.hlines(expected, x - 0.4 / len(held), x + 0.4 / len(held), color=style.INK, label="closed form")
     axes.set(ylabel="micro-batches held at most")
     fig.legend(handles=[*axes.containers, *axes.collections[:1]], loc="outside upper left", ncols=6)
     return fig
@@ -99,7 +97,7 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
 class Run(namedtuple("Run", "boxes messages held peaks work bubble makespan")):
     """Holds what a chart shows of a schedule and its timeline, and what is said of it. A rank's row is 1 high.
 
-    boxes: as a Gantt takes them, and of each action kind, rank, level (which of its rank's stages) and microbatch. messages:
+    boxes: as a Gantt takes them, and of each action kind, rank, level (its look's in LIGHTER) and microbatch. messages:
     time and row where each starts, time and row where it ends. held: rank, since when, until when, how many micro-batches, each
     counted on all stages of the rank; peaks: the most. work: the busiest rank's.
     """
@@ -142,11 +140,10 @@ def _boxes(schedule: Schedule) -> np.recarray:
         for item in items:
             first, last = len(rows), len(rows) + len(singles(item)) - 1
             for half, (kind, stage, i) in enumerate(singles(item)):
-                level, look = own.index(stage), gantt.KINDS[kind]
+                level, look = min(own.index(stage), len(LIGHTER) - 1), gantt.KINDS[kind]
                 share = (0.52 * half, 0.48 + 0.52 * half) if type(item) is Pair else (look.top, look.bottom)
                 corners = 0, 0, *(top + gantt.BAND * k for k in share)
-                key = f"{kind}{min(level, len(LIGHTER) - 1)}"
-                rows.append((key, f"{kind}{i}|{i}", corners, kind, rank, level, i, first, last, next(counts)))
+                rows.append((f"{kind}{level}", f"{kind}{i}|{i}", corners, kind, rank, level, i, first, last, next(counts)))
     return np.array(rows, _BOX).view(np.recarray)
 
 
@@ -184,7 +181,7 @@ class Chart(gantt.Gantt):
     def show(self, title: str, shown: Run, end: float, second: float) -> None:
         corners = self.update(title, [f"rank {rank}" for rank in range(len(shown.peaks))], shown.boxes, end, second)
         room = np.diff(shown.boxes.corners[:, :2])[:, 0] * self.pixels[0]
-        deep = np.minimum(shown.boxes.level, len(LIGHTER) - 1) * (room >= 6)  # pixels: narrower boxes have no bars
+        deep = shown.boxes.level * (room >= 6)  # pixels: narrower boxes have no bars
         bars = [corners[deep >= k][:, [0, 1, 3, 3]] - (0, 0, 3 * k - 1, 3 * k - 3) for k in range(1, len(LIGHTER))]
         self._bars.set_path(joined(np.concatenate(bars)))  # as many in a box as its rank has stages before it
         self._links.set_path(gantt.lines(shown.messages * self.pixels[[0, 2, 0, 2]]))
@@ -193,14 +190,12 @@ class Chart(gantt.Gantt):
 
     def parts(self) -> Iterator[Part]:
         """Yields one for each box of the run that was drawn last, or where there are many for each rank."""
-        (shown, corners), says = self._drawn, "rank {}, {} {}: from {:.4g} to {:.4g}".format
-        b, row = shown.boxes, self.pixels[2]
+        shown, corners = self._drawn
+        b, row, says = shown.boxes, self.pixels[2], "rank {}, {} {}: from {:.4g} to {:.4g}".format
+        texts = map(says, b.rank, [gantt.KINDS[kind].label[2:] for kind in b.kind], b.microbatch, *b.corners.T[:2])
         if len(b) > 100:
             corners = [(0, self.wide, rank * row, (rank + 1) * row) for rank in range(len(shown.peaks))]
             texts = [f"rank {rank} holds {peak:.3g} micro-batches at most" for rank, peak in enumerate(shown.peaks)]
-        else:
-            names = [gantt.KINDS[kind].label[2:] for kind in b.kind]
-            texts = map(says, b.rank, names, b.microbatch, *b.corners.T[:2])
         return (Part(self.axes, *each, text) for each, text in zip(corners, texts, strict=True))
 
 
