@@ -270,8 +270,8 @@ def test_it_opens_on_contiguous_shards_and_says_what_helps():
     opened = context.explorer()
     assert opened.values == DEFAULT
     assert opened.status == (
-        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 213 ms; waiting 47% for ranks, 0.2% for messages; a rank sends "
-        "1.88 GB; fits up to s = 168,368. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 213 ms; waiting 47% for ranks, 0.2% for messages; a rank "
+        "sends 1.88 GB; fits up to s = 168,368. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
     )
 
 

@@ -217,7 +217,7 @@ def test_a_value_outside_a_slider_is_refused_and_moves_nothing(values, allowed):
 
 def test_a_value_that_a_list_does_not_have_is_refused_with_those_it_has():
     shown = show.Explorer(Schedules(), n=widgets.Dropdown(options=[("one", 1), ("two", 2)], value=1))
-    with pytest.raises(ValueError, match="n=3: one of 1, 2"):
+    with pytest.raises(ValueError, match="n=3: choose one of 1, 2"):
         shown.set(n=3)
 
 

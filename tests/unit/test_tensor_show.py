@@ -220,7 +220,7 @@ def test_bars_are_the_theory_s_for_every_t():
         duration, *others = words(time, "texts")[3 * row : 3 * row + 3]
         assert duration.removeprefix("» ") == units.duration(both.seconds)
         assert others == [
-            f"{percent((both.forward.tensor + both.backward.tensor) / both.seconds)} waits",
+            f"{percent((both.forward.tensor + both.backward.tensor) / both.seconds)} waiting",
             f"MFU {percent(mfu)}",
         ]
         assert words(kept, "texts")[row] == units.size(theory.saved(PAPER, replace(plan, tp=t)).total)

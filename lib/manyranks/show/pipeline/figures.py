@@ -195,7 +195,7 @@ class Chart(gantt.Gantt):
         texts = map(says, b.rank, [gantt.KINDS[kind].label[2:] for kind in b.kind], b.microbatch, *b.corners.T[:2])
         if len(b) > 100:
             corners = [(0, self.wide, rank * row, (rank + 1) * row) for rank in range(len(shown.peaks))]
-            texts = [f"rank {rank} holds {peak:.3g} micro-batches at most" for rank, peak in enumerate(shown.peaks)]
+            texts = [f"rank {rank}, most micro-batches held: {peak:.3g}" for rank, peak in enumerate(shown.peaks)]
         return (Part(self.axes, *each, text) for each, text in zip(corners, texts, strict=True))
 
 
