@@ -94,8 +94,8 @@ class Clock:
 class Gantt(Clock):
     """A chart of boxes over time, for a figure or for an explorer: `moving` are its artists, `update` moves them.
 
-    looks: of boxes with a key. A box shorter than a pixel is widened to one, as long as such boxes take no more than an eighth
-    of a row: what a large chart shows of them is their share.
+    looks: of boxes with a key. A box shorter than a pixel is widened to one, as long as such boxes take no more than a quarter
+    of a row, and else as far as they take an eighth: what a large chart shows of them is their share.
     """
 
     def __init__(self, axes: Axes, looks: dict[str, Kind] = KINDS, rows: int = 1):
@@ -111,7 +111,7 @@ class Gantt(Clock):
         corners = boxes.corners * self.pixels
         room = corners[:, 1] - corners[:, 0]
         short = np.bincount(boxes.corners[room < 1, 2].astype(int)).max(initial=0)
-        least = min(1.0, self.wide / 8 / max(short, 1))
+        least = 1.0 if 4 * short <= self.wide else self.wide / 8 / short
         corners = np.round(corners) if least == 1 else corners
         corners[:, 0] = np.minimum(corners[:, 0], self.wide - 1)  # what ends the axis is seen, too
         corners[:, 1::2] = np.maximum(corners[:, 1::2], corners[:, ::2] + (least, 1))
