@@ -89,6 +89,8 @@ def broken(tmp_path):
     (folder / "zoe.ipynb").write_text("no notebook")
     os.symlink(ROOT / "solutions" / synthetic.NAME / f"{synthetic.NAME}.ipynb", folder / "ada" / f"{synthetic.NAME}.ipynb")
     os.symlink(ROOT / "solutions" / synthetic.NAME, folder / "bob")
+    os.symlink("x" * 300, folder / "fay")
+    os.symlink("/proc/1/cwd/x", folder / "gus.ipynb")
     os.mkfifo(folder / "carol.ipynb")
     os.symlink("/dev/zero", folder / "dan.ipynb")
     (folder / "eve\n\x1b[2Jada   all  20 of 20.ipynb").write_text("no notebook")
@@ -107,7 +109,7 @@ def test_what_is_no_notebook_is_one_row_and_forges_none(broken, tmp_path, capsys
         "ada": "not read: it is a link",
         "bob": "not read: it is a link",
         "carol": "not read: it is no file",
-        "dan": "not read: it is a link",
+        **dict.fromkeys(("dan", "fay", "gus"), "not read: it is a link"),
         "'=cmd": "not read: it has 30 MB; at most 20 are read",
         r"eve\n\x1b[2Jada \x20\x20all \x2020 of 20": "cannot be read: NotJSONError",
         "zoe": "cannot be read: NotJSONError",
@@ -121,11 +123,13 @@ def test_what_is_no_notebook_is_one_row_and_forges_none(broken, tmp_path, capsys
 def test_a_student_has_one_notebook_an_exercise_where_it_belongs(tmp_path):
     folder = tmp_path / "ada" / synthetic.NAME
     (folder / "copy").mkdir(parents=True)
-    for name in (f"{synthetic.NAME}.ipynb", f"copy/{synthetic.NAME}.ipynb", "10_nd_parallel.ipynb", "notes.ipynb"):
+    (folder.parent / "00_old").mkdir()
+    names = (f"{synthetic.NAME}.ipynb", f"copy/{synthetic.NAME}.ipynb", "10_nd_parallel.ipynb", "notes.ipynb")
+    for name in (*names, f"../00_old/{synthetic.NAME}.ipynb", f"../{synthetic.NAME}.ipynb"):
         (folder / name).write_text("no notebook")
-    (folder.parent / f"{synthetic.NAME}.ipynb").write_text("no notebook")
     found = classroom.submissions(tmp_path, [synthetic.NAME, "10_nd_parallel"])
     assert [one.path.relative_to(tmp_path).as_posix() for one in found if not one.refused] == [f"ada/{synthetic.NAME}.ipynb"]
+    assert {one.exercise for one in found if one.refused and one.costs} == {"10_nd_parallel", "notes"}
     assert {one.refused.partition(":")[0] for one in found if one.refused} == {
         "there is another notebook of this exercise",
         "it is not where a submission is",
@@ -176,11 +180,12 @@ def test_what_cannot_be_looked_at_is_one_row(tmp_path):
     assert "ada" in [one.student for one in classroom.submissions(tmp_path, []) if not one.refused]
 
 
-def test_who_has_a_folder_has_no_notebook_beside_it_and_depths_are_not_searched(tmp_path):
+def test_of_a_folder_and_a_notebook_of_one_name_neither_counts_and_depths_are_not_searched(tmp_path):
     place = tmp_path / "ada" / synthetic.NAME
     place.mkdir(parents=True)
-    for path in (tmp_path / "ada.ipynb", place / f"{synthetic.NAME}.ipynb"):
+    for path in (tmp_path / "ada.ipynb", tmp_path / "bob.ipynb", place / f"{synthetic.NAME}.ipynb"):
         path.write_text("no notebook")
+    os.symlink("/tmp", tmp_path / "bob")
     before = os.getcwd()
     try:
         os.chdir(tmp_path / "ada")
@@ -191,10 +196,8 @@ def test_who_has_a_folder_has_no_notebook_beside_it_and_depths_are_not_searched(
     finally:
         os.chdir(before)
         subprocess.run(["rm", "-rf", tmp_path / "ada" / "a"], check=True)  # pytest cannot
-    assert [(one.exercise, one.refused) for one in found] == [
-        (synthetic.NAME, ""),
-        ("ada", "there is a folder of this name, too"),
-    ]
+    both = [(synthetic.NAME, classroom.BOTH), ("ada", classroom.BOTH)]
+    assert [(one.exercise, one.refused) for one in found] == [*both, ("bob", "it is a link"), ("bob", "")]
 
 
 class Interrupted:
