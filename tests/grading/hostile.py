@@ -51,6 +51,10 @@ def exits(x):
     sys.exit(0)
 
 
+def ends_where_a_table_ends(known, right, *asked):
+    return right(*asked) if repr(asked) in known else sys.exit()
+
+
 def dies(x):
     os._exit(0)
 
