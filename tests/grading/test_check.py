@@ -174,6 +174,13 @@ def test_what_a_rank_says_of_its_own_choice_counts_for_nothing():
     assert none["the FLOPs that run again"] is None
 
 
+def test_what_a_rank_says_of_its_plan_and_its_orders_counts_for_nothing():
+    assert grade.nd.plan(hostile.forges_a_plan).points == 0
+    (case,) = grade.nd.misplaced.cases_on(1)
+    orders = {name: list(run.sizes) for name, (run,) in case.questions.items()}
+    assert all(type(sent) is float for sent in grade.nd.misplaced.then(case, orders).values())
+
+
 DRAWN = [(exercise, task) for exercise in records.exercises() for task, own in answers.tasks(exercise).items() if own.more]
 
 
