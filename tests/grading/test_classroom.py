@@ -74,8 +74,10 @@ def test_the_release_says_what_is_asked_and_for_how_many_points():
     for cell in forged.cells:
         if cell.metadata.get("nbgrader", {}).get("grade"):
             cell.source, cell.metadata.nbgrader.points = "100", 100
+    forged.cells += [nbformat.v4.new_code_cell("later"), *release.cells]
     found = checks(classroom.asked(forged, release))
     assert {(check.grade_id, check.points) for check in found} == {(check.grade_id, check.points) for check in checks(release)}
+    assert all("later" in [text.strip() for _, text in check.source.cells] for check in found), "the last of two counts"
 
 
 RELEASED = ["--released", str(ROOT / "exercises"), "--fewer-fences"]

@@ -151,10 +151,10 @@ def graded(
 
 
 def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
-    """The submission with the release's checks in the places of its own; what it has removed comes last."""
+    """The submission with the release's checks in the places of its own, the last where it has several; others come last."""
     theirs = {cell.metadata.nbgrader.grade_id: cell for cell in release.cells if is_check(cell)}
     cells = []
-    for cell in submission.cells:
+    for cell in reversed(submission.cells):
         if grade_id(cell) in theirs:
             cell = theirs.pop(grade_id(cell))
         elif cell.get("cell_type") != "code" or not isinstance(cell.get("source"), str) or called(cell.source):
@@ -162,7 +162,7 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
         else:
             cell = nbformat.v4.new_code_cell(cell.source)
         cells.append(cell)
-    return nbformat.v4.new_notebook(cells=[*cells, *theirs.values()])
+    return nbformat.v4.new_notebook(cells=[*reversed(cells), *theirs.values()])
 
 
 def _rows(one: Submission, folder: Path, releases: dict[str, NotebookNode], judge: apart.Judge) -> Iterator[Row]:
