@@ -6,6 +6,7 @@ import tempfile
 import time
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -379,6 +380,18 @@ def test_a_full_disk_ends_nobody_else_s_ranks():
         with pytest.raises(apart.Ended, match="wrote more than"):
             judged("import os, time\nfor i in range(510): os.mkdir(f'd{i}')\ntime.sleep(5)\n" + RIGHT, judge)
         assert judged(RIGHT, judge).points == 2
+
+
+def test_a_disk_without_room_for_notes_is_nobody_s_fault(monkeypatch):
+    def full(**where):
+        raise OSError(28, "No space left on device")
+
+    assert judged(RIGHT).points == 2
+    monkeypatch.setattr(trial, "tempfile", SimpleNamespace(mkdtemp=full, TemporaryDirectory=full))
+    with judges() as other:
+        for judge in (other, None):  # the process above runs the right answer first, or has done so
+            with pytest.raises(apart.NotJudged, match="No space left on device"):
+                judged(RIGHT, judge)
 
 
 NOTES_TOO_MUCH = f"""{RIGHT}

@@ -167,7 +167,7 @@ class Judge:
                 continue
             try:
                 record = self._record(told)
-            except (WorldError, ValueError) as error:  # the right answer did not run
+            except (WorldError, ValueError, OSError) as error:  # the right answer did not run
                 raise NotJudged(f"{error}") from error
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 messages.send(other, [record])

@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -180,11 +180,12 @@ def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> T
 @contextmanager
 def _folder() -> Iterator[str]:
     """For notes. One that strangers could write into is removed with all of theirs, by who judges."""
-    if confined:
-        yield tempfile.mkdtemp(dir=confined.scratch)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            yield folder
+    try:
+        made = tempfile.mkdtemp(dir=confined.scratch) if confined else tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise NotStarted(f"there is no room for notes: {error}") from error
+    with nullcontext(made) if confined else made as folder:
+        yield folder
 
 
 def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: bool) -> dict:
