@@ -12,7 +12,7 @@ import pytest
 from manyranks.grade import apart, classroom
 from manyranks.grade.check import Report
 from manyranks.grade.submission import checks
-from manyranks.world.errors import NotStarted
+from manyranks.world import limits
 from manyranks.world.scratch import contents
 from tests.conftest import ROOT
 from tests.grading import synthetic
@@ -74,8 +74,10 @@ def test_the_release_says_what_is_asked_and_for_how_many_points():
     for cell in forged.cells:
         if cell.metadata.get("nbgrader", {}).get("grade"):
             cell.source, cell.metadata.nbgrader.points = "100", 100
+    forged.cells += [nbformat.v4.new_code_cell("later"), *release.cells]
     found = checks(classroom.asked(forged, release))
     assert {(check.grade_id, check.points) for check in found} == {(check.grade_id, check.points) for check in checks(release)}
+    assert all("later" in [text.strip() for _, text in check.source.cells] for check in found), "the last of two counts"
 
 
 RELEASED = ["--released", str(ROOT / "exercises"), "--fewer-fences"]
@@ -89,6 +91,8 @@ def broken(tmp_path):
     (folder / "zoe.ipynb").write_text("no notebook")
     os.symlink(ROOT / "solutions" / synthetic.NAME / f"{synthetic.NAME}.ipynb", folder / "ada" / f"{synthetic.NAME}.ipynb")
     os.symlink(ROOT / "solutions" / synthetic.NAME, folder / "bob")
+    os.symlink("x" * 300, folder / "fay")
+    os.symlink("/proc/1/cwd/x", folder / "gus.ipynb")
     os.mkfifo(folder / "carol.ipynb")
     os.symlink("/dev/zero", folder / "dan.ipynb")
     (folder / "eve\n\x1b[2Jada   all  20 of 20.ipynb").write_text("no notebook")
@@ -107,7 +111,7 @@ def test_what_is_no_notebook_is_one_row_and_forges_none(broken, tmp_path, capsys
         "ada": "not read: it is a link",
         "bob": "not read: it is a link",
         "carol": "not read: it is no file",
-        "dan": "not read: it is a link",
+        **dict.fromkeys(("dan", "fay", "gus"), "not read: it is a link"),
         "'=cmd": "not read: it has 30 MB; at most 20 are read",
         r"eve\n\x1b[2Jada \x20\x20all \x2020 of 20": "cannot be read: NotJSONError",
         "zoe": "cannot be read: NotJSONError",
@@ -121,11 +125,13 @@ def test_what_is_no_notebook_is_one_row_and_forges_none(broken, tmp_path, capsys
 def test_a_student_has_one_notebook_an_exercise_where_it_belongs(tmp_path):
     folder = tmp_path / "ada" / synthetic.NAME
     (folder / "copy").mkdir(parents=True)
-    for name in (f"{synthetic.NAME}.ipynb", f"copy/{synthetic.NAME}.ipynb", "10_nd_parallel.ipynb", "notes.ipynb"):
+    (folder.parent / "00_old").mkdir()
+    names = (f"{synthetic.NAME}.ipynb", f"copy/{synthetic.NAME}.ipynb", "10_nd_parallel.ipynb", "notes.ipynb")
+    for name in (*names, f"../00_old/{synthetic.NAME}.ipynb", f"../{synthetic.NAME}.ipynb"):
         (folder / name).write_text("no notebook")
-    (folder.parent / f"{synthetic.NAME}.ipynb").write_text("no notebook")
     found = classroom.submissions(tmp_path, [synthetic.NAME, "10_nd_parallel"])
     assert [one.path.relative_to(tmp_path).as_posix() for one in found if not one.refused] == [f"ada/{synthetic.NAME}.ipynb"]
+    assert {one.exercise for one in found if one.refused and one.costs} == {"10_nd_parallel", "notes"}
     assert {one.refused.partition(":")[0] for one in found if one.refused} == {
         "there is another notebook of this exercise",
         "it is not where a submission is",
@@ -133,17 +139,14 @@ def test_a_student_has_one_notebook_an_exercise_where_it_belongs(tmp_path):
 
 
 def test_what_this_machine_cannot_start_is_not_judged_and_nobody_s_fault(tmp_path, capsys, monkeypatch):
-    def no_room(*args, **more):
-        raise NotStarted("rank 0 ended while it started: no space left on device")
-
-    monkeypatch.setattr(apart, "World", no_room)  # the process that judges is a fork of this one
+    monkeypatch.setattr(limits, "available_bytes", int)  # the process that judges is a fork of this one
     (tmp_path / "ada.ipynb").write_text((ROOT / "solutions" / synthetic.NAME / f"{synthetic.NAME}.ipynb").read_text())
     said = classroom.main([str(tmp_path), *RELEASED, "--csv", str(tmp_path / "rows.csv")])
     assert "1 of the submissions could not be judged on this machine" in said
     (row,) = classroom.read(tmp_path / "rows.csv")
     assert row.failed.startswith("not judged")
     assert row.version == "", "the next run judges it"
-    assert "no space left" in capsys.readouterr().out
+    assert "World(1) needs about" in capsys.readouterr().out
 
 
 class EndedSoon:
@@ -176,11 +179,12 @@ def test_what_cannot_be_looked_at_is_one_row(tmp_path):
     assert "ada" in [one.student for one in classroom.submissions(tmp_path, []) if not one.refused]
 
 
-def test_who_has_a_folder_has_no_notebook_beside_it_and_depths_are_not_searched(tmp_path):
+def test_of_a_folder_and_a_notebook_of_one_name_neither_counts_and_depths_are_not_searched(tmp_path):
     place = tmp_path / "ada" / synthetic.NAME
     place.mkdir(parents=True)
-    for path in (tmp_path / "ada.ipynb", place / f"{synthetic.NAME}.ipynb"):
+    for path in (tmp_path / "ada.ipynb", tmp_path / "bob.ipynb", place / f"{synthetic.NAME}.ipynb"):
         path.write_text("no notebook")
+    os.symlink("/tmp", tmp_path / "bob")
     before = os.getcwd()
     try:
         os.chdir(tmp_path / "ada")
@@ -191,10 +195,8 @@ def test_who_has_a_folder_has_no_notebook_beside_it_and_depths_are_not_searched(
     finally:
         os.chdir(before)
         subprocess.run(["rm", "-rf", tmp_path / "ada" / "a"], check=True)  # pytest cannot
-    assert [(one.exercise, one.refused) for one in found] == [
-        (synthetic.NAME, ""),
-        ("ada", "there is a folder of this name, too"),
-    ]
+    both = [(synthetic.NAME, classroom.BOTH), ("ada", classroom.BOTH)]
+    assert [(one.exercise, one.refused) for one in found] == [*both, ("bob", "it is a link"), ("bob", "")]
 
 
 class Interrupted:

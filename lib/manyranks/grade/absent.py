@@ -60,6 +60,8 @@ def load(source: Source, name: str) -> Any:
     Raises NameError where no cell defines it.
     """
     variables = vars(sys.modules["__main__"])
+    for known, value in {"display": _display, "In": [""], "Out": {}, "_": ""}.items():
+        variables.setdefault(known, value)
     errors = [] if source.cells in _ran else _run(source, variables)
     _ran.add(source.cells)
     if name not in variables:
@@ -76,6 +78,11 @@ def known(source: Source, name: str) -> Known:
     methods = tuple(str(key) for key in vars(found))[:100] if isclass(found) else ()
     kind = "class" if isclass(found) else "function" if callable(found) else type(found).__name__
     return Known(str(kind)[:60], methods)
+
+
+def _display(*objects, **_) -> None:
+    """What Jupyter's function does, where there are only words."""
+    print(*objects, sep="\n")
 
 
 def _run(source: Source, variables: dict) -> list[str]:

@@ -30,6 +30,7 @@ from manyranks.world.trouble import FORMULA, named, printable
 _LONG, _EVERY = 100, 1.0  # letters of what failed; seconds between two times that the table is written
 _FEW = 20  # rows of a student for files that are refused
 NOTHING = "it has no notebook where a submission is: student/exercise/exercise.ipynb"
+BOTH = "there is a notebook and a folder of this name, perhaps of two students: keep one, or rename it"
 NOT_JUDGED = "not judged, for this machine could not start its ranks"
 
 
@@ -47,13 +48,17 @@ class Row(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """A notebook below the folder. refused: why it is not read; empty where it is. version: as a row's."""
+    """A notebook below the folder. refused: why it is not read; empty where it is. version: as a row's.
+
+    costs: whether points are lost where it is refused: not where there is another one of the exercise.
+    """
 
     path: Path
     student: str
     exercise: str
     refused: str
     version: str
+    costs: bool = True
 
 
 def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
@@ -61,34 +66,45 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
 
     Raises ValueError where there are none.
     """
-    found, met, unread = [], set(), []
+    found, unread, tops = [], [], []
     ways = [[], *([one] for one in exercises), *([one, one] for one in exercises)]
     for place, folders, files in os.walk(folder, onerror=lambda error: unread.append(Path(error.filename))):
         deep = len(Path(place).relative_to(folder).parts) > 2  # nothing is handed in there
         folders[:] = [] if deep else sorted(name for name in folders if name != ".ipynb_checkpoints")
+        tops = tops or [Path(place) / name for name in folders]
         for path in (Path(place) / name for name in (*files, *folders)):
             student, *inside = (*path.relative_to(folder).parts[:-1], path.name.removesuffix(".ipynb"))
-            refused = no_file(path)
+            refused, version = no_file(path), ""
             if not refused and (path.suffix != ".ipynb" or path.name in folders):
                 continue
-            if not refused and inside not in ways:
+            if not refused and inside in ways:
+                refused, version, _ = contents(folder, path)
+            elif not refused:
                 refused = "it is not where a submission is: student/exercise/exercise.ipynb"
-            elif not refused and (student, path.stem) in met:
-                refused = "there is another notebook of this exercise"
-            elif not refused and not inside and any(chain(*map((folder / student).glob, ("*.ipynb", "*/*.ipynb")))):
-                refused = "there is a folder of this name, too"
-            refused, version, _ = (refused, "", b"") if refused else contents(folder, path)
-            met.add((student, path.stem))
             found.append(Submission(path, student, path.stem, refused, version))
+    found = list(_one_each(found, folder))
     found += [Submission(path, (*path.relative_to(folder).parts, "")[0], "", "it cannot be listed", "") for path in unread]
     if not found:
         raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
     here = {one.student for one in found}
-    found += [
-        Submission(each, each.name, "", NOTHING, "") for each in folder.iterdir() if each.is_dir() and each.name not in here
-    ]
+    found += [Submission(each, each.name, "", NOTHING, "") for each in tops if each.name not in here]
     each = groupby(sorted(found, key=lambda one: (one.student, one.exercise, str(one.path))), lambda one: one.student)
     return list(chain(*(_few(list(own)) for _, own in each)))
+
+
+def _one_each(found: list[Submission], folder: Path) -> Iterator[Submission]:
+    """Of a student one notebook an exercise; what is refused beside it costs nothing. None where two students may be meant."""
+    read, counts = [one for one in found if not one.refused], set()
+    beside = {one.student for one in read if one.path.parent == folder}
+    both = {one.student for one in read if one.path.parent != folder} & beside
+    for one in read + [one for one in found if one.refused]:
+        key = one.student, one.exercise
+        again = BOTH if one.student in both else "there is another notebook of this exercise" if key in counts else ""
+        if refused := one.refused or again:
+            costs = key not in counts and (one.student, one.student) not in counts  # that one may be of any exercise
+            one = one._replace(refused=refused, version="", costs=costs)
+        counts.add(key)
+        yield one
 
 
 def _few(own: list[Submission]) -> list[Submission]:
@@ -135,10 +151,10 @@ def graded(
 
 
 def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
-    """The submission with the release's checks in the places of its own; what it has removed comes last."""
+    """The submission with the release's checks in the places of its own, the last where it has several; others come last."""
     theirs = {cell.metadata.nbgrader.grade_id: cell for cell in release.cells if is_check(cell)}
     cells = []
-    for cell in submission.cells:
+    for cell in reversed(submission.cells):
         if grade_id(cell) in theirs:
             cell = theirs.pop(grade_id(cell))
         elif cell.get("cell_type") != "code" or not isinstance(cell.get("source"), str) or called(cell.source):
@@ -146,14 +162,14 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
         else:
             cell = nbformat.v4.new_code_cell(cell.source)
         cells.append(cell)
-    return nbformat.v4.new_notebook(cells=[*cells, *theirs.values()])
+    return nbformat.v4.new_notebook(cells=[*reversed(cells), *theirs.values()])
 
 
 def _rows(one: Submission, folder: Path, releases: dict[str, NotebookNode], judge: apart.Judge) -> Iterator[Row]:
     """Whatever ends it becomes its row, with the points that are lost by it."""
     release, judged = releases.get(one.exercise), set()
     if one.refused:
-        yield _none(one, release, f"not read: {one.refused}")
+        yield _none(one, release if one.costs else None, f"not read: {one.refused}")
         return
 
     def read() -> NotebookNode:
