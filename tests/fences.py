@@ -136,3 +136,10 @@ Journal.__exit__ = lambda *a: True
     "prints without end": "for _ in range(200_000): print('x' * 1000)\n",
     "has its own atexit": "import atexit, os\natexit.register(os._exit, 0)\n",
 }
+
+SLOW_TO_COLOR = [  # where a cell says what language its lines are in
+    "!echo $'" + 120 * "\\",
+    "'\"'+'\\\\'*120+'\\n!'",
+    "%%perl\nx = m{" + 120 * "\\" + "\n!",
+    '"""' + 9_000 * '\\"',
+]

@@ -369,11 +369,6 @@ REFUSED = {  # name of a file, what it has, why
         nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("#" * 200_001)])),
         "more than 200,000 letters",
     ),
-    "blanks": (
-        "99_double.ipynb",
-        nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x" + "\n " * 900 + "x")])),
-        "1,000 blanks in a row",
-    ),
     "no time": ("timestamp.txt", "2026-01-01 00:00:00 /../../../../etc/passwd", "has no time"),
 }
 

@@ -1,11 +1,14 @@
 """Files and names of strangers: refused soon where reading would take long, and written so that none passes for another."""
 
+import html
+import re
 import time
 
 import pytest
 
-from manyranks.world.scratch import parts, refused
+from manyranks.world.scratch import colored, parts, refused
 from manyranks.world.trouble import named
+from tests.fences import SLOW_TO_COLOR
 
 
 def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
@@ -38,3 +41,25 @@ def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
 )
 def test_letters_that_look_like_others_are_written_in_figures(name, shown):
     assert named(name) == shown
+
+
+def test_code_is_colored_in_a_time_that_grows_as_its_length_does():
+    started = time.monotonic()
+    for code in (*SLOW_TO_COLOR, "'", "\\'", "'\\", '"""', '"""\\', "\"'", "#", " ", "in "):
+        for end in ("", "\\", "\n'"):
+            colored((200_000 // len(code) * code) + end)
+    assert time.monotonic() - started < 60
+
+
+def test_code_is_shown_as_it_is():
+    code = 'if x < 1:  # "why"\n    s = """<b>\n"""; t = \'\\\'#\'; u = "open\nreturn 2'
+    shown = colored(code, metadata={})
+    assert html.unescape(re.sub("<[^>]*>", "", shown)) == code
+    assert re.findall('<span class="(..?)">([^<]*)', shown) == [
+        ("k", "if"),
+        ("c1", '# "why"'),
+        ("s2", '"""&lt;b&gt;\n"""'),
+        ("s2", "'\\'#'"),
+        ("s2", '"open'),
+        ("k", "return"),
+    ]
