@@ -32,7 +32,7 @@ from manyranks.world.scratch import as_it_is, in_plain_letters, refused
 from manyranks.world.trouble import printable
 
 _MOST, _CODE = 200, 200_000  # cells with a name of nbgrader's; letters of a notebook
-_PLAIN = re.compile(r"\w[\w .@'-]*/\w[\w .@'-]*")  # student and exercise
+_PLAIN = re.compile(r"\w[\w.@'-]*( [\w.@'-]+)*/\w[\w.@'-]*( [\w.@'-]+)*")  # student and exercise
 _ID = re.compile(r"[\w.-]{1,100}")  # of a cell
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
@@ -147,22 +147,21 @@ def with_names_of_one_line(start):
         try:
             start(self)
         finally:
-            for folder in list(self.assignments):
+            for folder in glob(self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)):
                 if not _PLAIN.fullmatch(last := "/".join(Path(folder).parts[-2:])) or printable(last) != last:
-                    self.log.error("%s is left out: a name has letters, digits and . _ @ - ' only", printable(folder))
-                    del self.assignments[folder]
-            if self.coursedir.notebook_id == "*":
-                without_a_notebook(self)
+                    self.log.error("%s is left out: a name has letters, digits, . _ @ - ' and single blanks", printable(folder))
+                    self.assignments.pop(folder, None)
+                elif folder not in self.assignments and self.coursedir.notebook_id == "*":
+                    without_a_notebook(self, folder)
 
-    def without_a_notebook(self) -> None:
-        path = re.compile(self._format_source("(?P<exercise>.*)", "(?P<student>.*)", escape=True), re.DOTALL)
-        for folder in glob(self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)):
-            whose = path.fullmatch(folder)
-            if folder not in self.assignments and whose["student"] not in self.coursedir.student_id_exclude.split(","):
-                self.log.error("%s has no notebook that can be graded, and no points", printable(folder))
-                with suppress(FileNotFoundError):
-                    utils.rmtree(self._format_dest(whose["exercise"], whose["student"]))
-                _without_points(self, whose["exercise"], whose["student"])
+    def without_a_notebook(self, folder: str) -> None:
+        path = self._format_source("(?P<exercise>.*)", "(?P<student>.*)", escape=True)
+        whose = re.fullmatch(path, folder).groupdict()
+        if whose["student"] not in self.coursedir.student_id_exclude.split(","):
+            self.log.error("%s has no notebook that can be graded, and no points", folder)
+            with suppress(FileNotFoundError):
+                utils.rmtree(self._format_dest(whose["exercise"], whose["student"]))
+            _without_points(self, whose["exercise"], whose["student"])
 
     return listed
 
