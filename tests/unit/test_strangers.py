@@ -27,6 +27,14 @@ def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
     assert "more than 200 files and folders, or 100 MB" in refused(tmp_path)
 
 
+def test_a_folder_is_refused_that_a_link_leads_to(tmp_path):
+    (tmp_path / "ada" / "01").mkdir(parents=True)
+    (tmp_path / "bob").symlink_to("ada")
+    (tmp_path / "ada" / "02").symlink_to("01")
+    found = {name: refused(tmp_path / name) for name in ("ada/01", "ada/02", "bob/01")}
+    assert [name for name, why in found.items() if "is a link, or in one" in why] == ["ada/02", "bob/01"]
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

@@ -91,6 +91,8 @@ def no_file(path: Path) -> str:
 
 def refused(folder: Path) -> str:
     """Returns why nobody opens what is handed in there: links, devices, pipes, or far too much; empty where all is well."""
+    if folder.is_symlink() or folder.parent.is_symlink():  # a student's own folder is the parent
+        return f"{printable(str(folder))} is a link, or in one"
     count = together = 0
     for place, folders, files in os.walk(folder):
         for path in (Path(place) / name for name in (*folders, *files)):
