@@ -207,11 +207,12 @@ def test_feedback_and_log_have_nothing_of_a_learner_s_that_runs_or_takes_long(co
     evil.cells += [new_raw_cell("<a href=x class=btn>y</a>"), *(new_code_cell("#" + "." * 19_000) for _ in range(9))]
     evil.cells[2].metadata.nbgrader["locked"] = "yes\r\x1b[K"
     course._write("submitted/evil", evil)
-    for name in ("other.html", "a\r\x1b[Kb.txt"):
+    for name in ("other.html", "a\r\x1b[Kb.txt\n[INFO] y"):
         (course.root / "submitted" / "evil" / course.name / name).write_text("<script>1</script>")
     log = course.api.autograde(course.name, "evil")["log"]
     assert "\r" not in log
     assert "\x1b[K" not in log
+    assert "\n[INFO] y" not in log
     assert r"a\r\x1b[Kb.txt" in log
     course._do(course.api.generate_feedback(course.name, "evil"))
     assert [path.name for path in (course.root / "feedback" / "evil" / course.name).iterdir()] == [f"{course.name}.html"]

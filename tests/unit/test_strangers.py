@@ -1,12 +1,13 @@
 """Files and names of strangers: refused soon where reading would take long, and written so that none passes for another."""
 
 import html
+import logging
 import re
 import time
 
 import pytest
 
-from manyranks.world.scratch import colored, parts, refused
+from manyranks.world.scratch import colored, in_plain_letters, parts, refused
 from manyranks.world.trouble import named
 from tests.fences import SLOW_TO_COLOR
 
@@ -49,6 +50,22 @@ def test_a_folder_is_refused_that_a_link_leads_to(tmp_path):
 )
 def test_letters_that_look_like_others_are_written_in_figures(name, shown):
     assert named(name) == shown
+
+
+@pytest.mark.parametrize("logged", [("copying %s", "x\n[App | INFO] y\r"), ("Traceback:\n  line\n[App | INFO] y\r",)])
+def test_no_word_of_a_stranger_begins_a_line_of_a_log(logged):
+    record = logging.LogRecord("", logging.INFO, "", 1, logged[0], logged[1:], None)
+    assert in_plain_letters(record)
+    _, *more = record.getMessage().split("\n")
+    assert more[-1] == r"  | [App | INFO] y\r"
+    assert all(line.startswith("  | ") for line in more)
+
+
+def test_a_log_has_the_ends_of_a_long_message():
+    record = logging.LogRecord("", logging.INFO, "", 1, "first %s last", ("x" * 1_000_000,), None)
+    in_plain_letters(record)
+    assert len(record.getMessage()) < 11_000
+    assert re.fullmatch("first x+\n.*…\n.*x last", record.getMessage())
 
 
 def test_code_is_colored_in_a_time_that_grows_as_its_length_does():

@@ -20,6 +20,7 @@ LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why 
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
 _PARTS = 100_000  # of JSON in a notebook, each of which nbgrader copies many times
 _TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
+_LOGGED = 10_000  # letters of a message in a log
 _COMMENT, _KEYWORD = r"(?P<c1>#.*)", rf"(?P<k>\b(?:{'|'.join(keyword.kwlist)})\b)"  # named as Pygments names them
 _STRING = r"""(?P<s2>("{3}|'{3})(?>\\?[\s\S])*?(?:\4|\Z)|(["'])(?>\\[\s\S]|.)*?(?:\5|$))"""  # one without an end is one, too
 _COLORED = re.compile(f"{_COMMENT}|{_KEYWORD}|{_STRING}", re.MULTILINE)  # takes a time that grows as the text does
@@ -132,7 +133,15 @@ def colored(code: str, **_) -> str:
 
 
 def in_plain_letters(record: logging.LogRecord) -> bool:
-    """Keeps a stranger's words from moving about in the terminal that shows a log. As a filter of it, lets all records pass."""
+    """Keeps a stranger's words from passing for lines of a log, and from moving about in the terminal that shows it.
+
+    As a filter, lets all records pass.
+    """
     with contextlib.suppress(TypeError, ValueError):
-        record.msg, record.args = re.sub(r"[^\n\t]+", lambda found: printable(found[0]), record.getMessage()), ()
+        text, error, record.exc_info = record.getMessage(), record.exc_info, None
+        if error:
+            text += "\n" + logging.Formatter().formatException(error)
+        if len(text) > _LOGGED:
+            text = f"{text[: _LOGGED // 2]}\n…\n{text[-_LOGGED // 2 :]}"
+        record.msg, record.args = "\n  | ".join(map(printable, text.expandtabs(4).split("\n"))), ()
     return True
