@@ -1,6 +1,7 @@
 """nbgrader: solutions/ is what instructors write, exercises/ what learners get."""
 
 from manyranks.grade import autograde
+from manyranks.world.scratch import colored
 
 c = get_config()  # noqa: F821  nbgrader provides it
 
@@ -14,3 +15,4 @@ c.OverwriteCells.add_missing_cells = True  # a check that a learner has deleted
 c.ExecutePreprocessor.timeout = 60  # seconds a cell; a check ends within 20
 c.Autograde.sanitize_preprocessors = autograde.first_steps()  # one submission does not stop the others
 c.Autograde.autograde_preprocessors = autograde.steps()  # a test cell that ends without its points is worth none
+c.HTMLExporter.filters = {"highlight_code": colored}  # learners do not choose who colors their code

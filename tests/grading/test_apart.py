@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import nbformat
 import psutil
 import pytest
+from nbformat.v4 import new_code_cell
 
 from manyranks.grade import apart, trial
 from manyranks.grade.absent import Known, Source, stand_in
@@ -18,7 +19,7 @@ from manyranks.grade.autograde import outputs
 from manyranks.grade.submission import checks, is_check
 from manyranks.world import confine
 from tests.conftest import ROOT, matrix
-from tests.fences import ATTEMPTS, ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
+from tests.fences import ACCIDENTS, ATTEMPTS, ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
 from tests.grading.course import answered
 
 RELEASE = nbformat.read(ROOT / "exercises" / "03_zero" / "03_zero.ipynb", 4)
@@ -68,6 +69,14 @@ def outside(tmp_path):
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_what_a_cell_does_before_a_wrong_answer_gives_it_no_points(attempt):
     assert judged(ATTEMPTS[attempt] + WRONG).report.points == 0
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_what_goes_wrong_in_other_cells_costs_a_right_answer_nothing(accident):
+    notebook = submission(RIGHT)
+    notebook["cells"][1:1] = map(new_code_cell, ACCIDENTS[accident])
+    (one,) = OPEN[0].judged(lambda: nbformat.from_dict(notebook))
+    assert one.report.passed
 
 
 FATAL = {
