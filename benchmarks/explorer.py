@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 
 import ipywidgets as widgets
 from matplotlib import pyplot
+from matplotlib.patches import Patch
 
 from benchmarks.compare import Row, pairs, processor_seconds
 from benchmarks.replay import COSTS, one_f_one_b
 from manyranks import show, theory
-from manyranks.show import style
-from manyranks.show.gantt import KINDS, Gantt
+from manyranks.show import gantt, style
 from manyranks.timeline import Timeline, replay
+from manyranks.timeline.spans import COMMUNICATION
 
 ROUNDS = 21
 
@@ -28,13 +29,15 @@ class Schedules:
     @style.styled
     def __init__(self, stages: int, microbatches: tuple[int, ...]):
         self.timelines = {m: replay(one_f_one_b(stages, m), COSTS) for m in microbatches}
-        self.figure, (axes,) = style.figure(width=8.6, height=1.3 + min(0.5 * stages, 5.0))
-        self._chart = Gantt(axes, "1F1B")
+        keys = [Patch(**gantt.KINDS[kind].look) for kind in ("F", "B", COMMUNICATION)]
+        self.figure = gantt.frame(min(0.5 * stages, 5.0), ["time (s)"], keys)
+        self._chart = gantt.Gantt(self.figure.axes[0])
         self.moving = self._chart.moving
 
     def update(self, m: int) -> str:
-        self._chart.update(self.timelines[m])
-        return f"{m} micro-batches: bubble {self.timelines[m].bubble(0):.1%}"
+        timeline = self.timelines[m]
+        self._chart.update("1F1B", [f"rank {rank}" for rank in timeline.ranks], gantt.boxes(timeline), timeline.makespan)
+        return f"{m} micro-batches: bubble {timeline.bubble(0):.1%}"
 
 
 # Chapter -> its explorer, a setting to start from, and controls that start longer work, and say so.
@@ -61,7 +64,7 @@ def rows() -> Iterator[Row]:
         plot = Schedules(stages, (m - 1, m, m // 2))
         ours, theirs = _moves(plot, m - 1, m), _new_figures(plot, m - 1, m)
         yield Row(f"{what}: explorer; new pyplot figures", **pairs(ours, theirs, ROUNDS), at_most=at_most)
-        yield Row("  … when the time axis changes too", _each(_moves(plot, m // 2, m)))
+        yield Row("  … to half as many micro-batches", _each(_moves(plot, m // 2, m)))
     for chapter, (make, setting, but) in CHAPTERS.items():
         for scale, at_most in SCALES:
             for when, seconds in _worst(_scaled(make().set(**setting), scale), but):
@@ -102,7 +105,7 @@ def _figure(timeline: Timeline, inches: tuple[float, float]) -> pyplot.Figure:
         for letters, kind, top in (("F", "compute", -0.42), ("B", "compute", -0.42), ("", "communication", 0.02)):
             spans = [s for s in timeline.of(rank, kind) if s.name.startswith(letters)]
             bars = [(s.started, s.seconds) for s in spans]
-            axes.broken_barh(bars, (rank + top, 0.4), facecolor=KINDS[letters or kind].colour, label=letters or kind)
+            axes.broken_barh(bars, (rank + top, 0.4), facecolor=gantt.KINDS[letters or kind].colour, label=letters or kind)
     axes.set(xlabel="time (s)", yticks=range(len(timeline.ranks)), yticklabels=[f"rank {r}" for r in timeline.ranks])
     axes.legend(*(part[:3] for part in axes.get_legend_handles_labels()), loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     return figure

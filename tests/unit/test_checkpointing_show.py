@@ -143,8 +143,8 @@ def opened():
 def test_it_opens_on_korthikanti_s_smallest_model_and_says_what_limits(opened):
     assert opened.set(**DEFAULT).status == (
         "megatron-22b, C = 8 segments: activations 5.42 GB of 32 GB; checkpoints + layers kept 7 + 6; "
-        "FLOPs again 32.9% of a step; optimal plan 8.22% of a step. "
-        "Limit: computing; the optimal plan for this room needs 8.22%."
+        "recomputed 32.9% of a step; optimal plan 8.22% of a step. "
+        "Limit: computing; the optimal plan in this budget recomputes 8.22%."
     )
     assert opened.values == DEFAULT
 
@@ -174,7 +174,7 @@ def test_markers_and_bars_say_their_numbers(opened):
     plot = Tradeoff()
     plot.update(**DEFAULT)
     said = {part.says for part in plot.parts()}
-    assert "every layer: 3.53% of the memory, 32.9% of a step's FLOPs again" in said
+    assert "every layer: 3.53% of the memory, 32.9% of a step's FLOPs recomputed" in said
     assert "keep everything, attention scores: 32.2 GB" in said
 
 
@@ -255,11 +255,11 @@ def test_a_bar_s_texts_are_its_bytes_and_its_flops():
             {"strategy": "keep everything"},
             "Does not fit. Limit: memory, most of it attention scores: flash attention fits, with 0.865%",
         ),
-        ({"strategy": "optimal"}, "FLOPs again 8.22% of a step; optimal plan 8.22% of a step. Limit: memory: no plan for this"),
+        ({"strategy": "optimal"}, "recomputed 8.22% of a step; optimal plan 8.22% of a step. Limit: memory: no plan in this"),
         ({"strategy": "keep everything", "attention": "flash"}, "Limit: neither memory nor recomputation."),
         ({"strategy": "keep everything", "attention": "flash", "budget": 8e9}, ": the optimal plan fits, with"),
         ({"strategy": "every layer", "sequence_parallel": False, "budget": 4e9}, ": sequence parallelism fits, with 32.9%"),
-        ({"strategy": "optimal", "microbatch": 32, "seq": 8192, "attention": "flash"}, "Limit: memory: no plan for this"),
+        ({"strategy": "optimal", "microbatch": 32, "seq": 8192, "attention": "flash"}, "Limit: memory: no plan in this"),
         (
             {"seq": 65536, "microbatch": 1, "tp": 4, "strategy": "optimal", "attention": "flash", "budget": 4e9},
             ": t = 16 fits, with",
@@ -286,7 +286,7 @@ def test_a_way_out_is_one():
     assert "the optimal plan fits, with 8" in plot.update(**tight | {"attention": "flash", "budget": 8e9}).limit
     found = plot.update(**tight | {"attention": "flash", "budget": 8e9, "strategy": "optimal"})
     assert found.fits
-    assert found.numbers["FLOPs again"].startswith("8")
+    assert found.numbers["recomputed"].startswith("8")
 
 
 @pytest.mark.parametrize(

@@ -270,8 +270,8 @@ def test_it_opens_on_contiguous_shards_and_says_what_helps():
     opened = context.explorer()
     assert opened.values == DEFAULT
     assert opened.status == (
-        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 213 ms; of it waits 47% ranks, 0.2% messages; a rank sends "
-        "1.88 GB; fits up to s = 168,368. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 213 ms; waiting 47% for ranks, 0.2% for messages; a rank "
+        "sends 1.88 GB; fits up to s = 168,368. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
     )
 
 
@@ -313,7 +313,7 @@ def test_bars_and_numbers_of_the_variants_are_theirs():
     assert lengths == pytest.approx([one / max(seconds) * max(lengths) for one in seconds])
     assert words(variants) == [f"{units.duration(one.times().both('seconds'))}, {units.size(one.bytes())}" for one in each]
     *_, variants = drawn(cp=64)
-    assert words(variants)[VARIANTS.index("ulysses")] == "not so many ranks"
+    assert words(variants)[VARIANTS.index("ulysses")] == "too many ranks"
 
 
 def test_many_ranks_are_some_rows_and_many_hops_a_sum():
@@ -353,7 +353,7 @@ def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message(
             "Limit: messages between nodes; they take less than 10% from s = 262,144 on.",
         ),
         ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs together compute 2.29 times as long as one."),
-        ({"causal": False}, "of it waits 0% ranks"),
+        ({"causal": False}, "waiting 0% for ranks"),
         ({"model": "llama3-405b", "cluster": "tpu-v5p", "cp": 16}, "Not possible: 16,384 GPUs: tpu-v5p has only 8,960"),
     ],
 )

@@ -143,30 +143,39 @@ def texts(figure) -> list[str]:
 
 
 def names(*timelines: Timeline) -> list[str]:
-    return words(data_parallel.steps({str(number): timeline for number, timeline in enumerate(timelines)}).axes[0])
+    return words(data_parallel.steps({str(number): timeline for number, timeline in enumerate(timelines)}).axes[0], "names")
+
+
+def scale(figure, until: float) -> tuple[float, float]:
+    """Pixels of a second, and of the row of each text."""
+    (axes,) = figure.axes
+    return axes.get_xlim()[1] / until, axes.get_ylim()[0] / len(axes.texts)
 
 
 def test_timelines_stand_under_each_other_on_one_scale():
     figure = data_parallel.steps({"Bucketed": AFTER, "Overlapped": DURING})
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["Bucketed", "Overlapped"]
+    assert words(axes, "ranks") == ["Bucketed", "Overlapped"]
     assert axes.get_xlabel() == "time (ms)"
-    assert axes.get_xlim()[1] >= 90
-    expected = [(30, 60, 0), (60, 90, 0), (20, 50, 1), (50, 65, 1)]
-    for (left, right, top, _), wanted in zip(boxes(axes, COMMUNICATION), expected, strict=True):
-        assert (left, right, round(top)) == pytest.approx(wanted, abs=0.5)
+    assert words(axes, "numbers") == ["0", "20", "40", "60", "80", "100"]
+    second, row = scale(figure, 1.3 * 0.09)
+    expected = [(0.03, 0.06, 0), (0.06, 0.09, 0), (0.02, 0.05, 1), (0.05, 0.065, 1)]
+    for (left, right, top, _), (started, finished, which) in zip(boxes(axes, COMMUNICATION), expected, strict=True):
+        assert (left, right) == pytest.approx((started * second, finished * second), abs=1.51)
+        assert which + 0.5 < top / row < which + 1
 
 
 def test_the_exposed_time_is_written_and_lies_where_nothing_computes():
     figure = data_parallel.steps({"Bucketed": AFTER, "Overlapped": DURING, "alone": Timeline((compute(0, 0.01),))})
     assert texts(figure) == ["|—| 60 ms exposed", "|—| 35 ms exposed", "nothing exposed"]
-    lines = [(*line.get_xdata(), round(line.get_ydata()[0])) for line in figure.axes[0].lines]
-    for found, wanted in zip(lines, [(30, 60, 0), (60, 90, 0), (30, 50, 1), (50, 65, 1)], strict=True):
+    second, row = scale(figure, 1.3 * 0.09)
+    lines = [(*line.get_xdata() / second, line.get_ydata()[0] // row) for line in figure.axes[0].lines]
+    for found, wanted in zip(lines, [(0.03, 0.06, 0), (0.06, 0.09, 0), (0.03, 0.05, 1), (0.05, 0.065, 1)], strict=True):
         assert found == pytest.approx(wanted, rel=0.01)
 
 
 def test_bars_bear_their_name_their_number_or_their_size():
-    narrow = Timeline((communication(0, 0.08), communication(0.08, 0.09)))
+    narrow = Timeline((communication(0, 0.08), communication(0.08, 0.085)))
     assert names(AFTER, narrow) == ["all_reduce 0", "all_reduce 1", "all_reduce 0", "1"]
     assert names(Timeline((communication(0, 1, "bucket 7"), communication(1, 2, "loss")))) == ["bucket 7", "loss"]
     recorded = [communication(k, k + 1, f"all_reduce #{k + 5} of 2,000,000 bytes") for k in range(2)]
@@ -177,7 +186,7 @@ def test_bars_bear_their_name_their_number_or_their_size():
 
 def test_the_axis_reaches_as_far_as_it_is_told_and_another_rank_may_be_shown():
     figure = data_parallel.steps({"Bucketed": AFTER}, rank=1, until=0.5)
-    assert figure.axes[0].get_xlim()[1] == pytest.approx(500)
+    assert boxes(figure.axes[0], COMPUTE)[0, 1] == pytest.approx(0.09 * scale(figure, 0.5)[0], abs=1.51)
     assert texts(figure) == ["nothing exposed"]
 
 

@@ -235,7 +235,7 @@ def test_it_opens_on_deepseek_v3_s_layout():
     assert opened.values == DEFAULT_VALUES
     assert opened.status == (
         "deepseek-v3 on 2,048 GPUs, h800, PP 16 × EP 64, TP 1, DP 128, dualpipe: expert ranks 64 in 8 nodes; "
-        "experts of a GPU 4 of 256; sent inside a node 617 MB; sent between nodes 308 MB. Limit: computing."
+        "experts per GPU 4 of 256; sent inside a node 617 MB; sent between nodes 308 MB. Limit: computing."
     )
 
 

@@ -157,7 +157,8 @@ def test_what_was_measured_stands_beside_theory():
     assert "64 ranks" in shown.tiles.value
     assert "<b>101 B</b> <small>theory 100 B, +1.0%</small>" in shown.tiles.value
     assert "theory 8, equal" in shown.tiles.value
-    assert "measured" not in shown.set(dp=8).tiles.value
+    assert "<small>Measured: " in shown.tiles.value
+    assert "Measured" not in shown.set(dp=8).tiles.value
     with pytest.raises(ValueError, match="nothing to measure"):
         explorer().measured()
 

@@ -62,7 +62,7 @@ def test_it_opens_on_llama_3_8b_on_64_h100s():
     opened = mfu.explorer()
     assert opened.values == DEFAULT
     assert opened.status == (
-        "llama3-8b, h100-dgx, TP 1 × DP 64, 1 × 8,192 tokens a DP rank: MFU as counted 62.6%, full; HFU 64.9%; "
+        "llama3-8b, h100-dgx, TP 1 × DP 64, 1 × 8,192 tokens per DP rank: MFU as counted 62.6%, full; HFU 64.9%; "
         "peak 989 TFLOP/s; each GPU 10,700 tokens/s. Limit: computing: products take 91% of the time, the MLP at 65% of the "
         "peak."
     )
@@ -146,7 +146,7 @@ def test_a_rate_below_the_axes_is_drawn_at_their_edge():
         ),
         ({"tp": 2, "recompute": "full"}, "the MLP at 64% of the peak; micro-batch 16 gives 7,900 tokens/s."),
         ({"microbatch": 4}, "Does not fit. Limit: memory; recompute full fits."),
-        ({"model": "deepseek-v3", "dp": 256, "seq": 4096}, "TP 1 × DP 256, EP 64, 1 × 4,096 tokens a DP rank"),
+        ({"model": "deepseek-v3", "dp": 256, "seq": 4096}, "TP 1 × DP 256, EP 64, 1 × 4,096 tokens per DP rank"),
     ],
 )
 def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
@@ -239,5 +239,5 @@ def test_every_choice_gives_a_limit_or_a_reason(explorer):
         except ValueError as error:
             reasons.append(str(error))
     assert all(each.limit and "nan" not in str(each) for each in said)
-    assert all(re.search(r"learned positions|does not divide|8 bits|TF32|\bends at\b|has only", each) for each in reasons), reasons
+    assert all(re.search(r"learned positions|does not divide|8 bits|TF32|has only", each) for each in reasons), reasons
     assert len(said) > len(reasons) > 0

@@ -189,7 +189,7 @@ def test_the_sentence_names_the_limit_and_a_way_out(board, change, said):
         ({"dp_shard": 64}, "dp_shard=64 does not divide dp=32: replicas × shards = dp, so choose a divisor of 32"),
         ({"ep": 8}, "ep=8: llama3-70b has no experts; say ep=1"),
         ({"ep": 64}, "ep=64 does not divide dp·cp = 32·1 = 32: choose a divisor of 32"),
-        ({"cluster": "tpu-v6e"}, "1,024 GPUs: tpu-v6e ends at 256; take no more than these"),
+        ({"cluster": "tpu-v6e"}, "1,024 GPUs: tpu-v6e has only 256; choose fewer"),
         ({"model": "gpt3-175b"}, "gpt3-175b has learned positions for 2,048 tokens: lower the sequence"),
         ({"model": "gpt5"}, "model 'gpt5': did you mean "),
     ],
@@ -274,9 +274,7 @@ def test_where_nothing_fits_the_planner_says_so():
     assert explorer.set(best=TAKEN[0]).status == (
         "Not possible: the planner finds no plan that fits in 80 GB a GPU: take more GPUs, or another model or chip"
     )
-    assert (
-        explorer.set(cluster="tpu-v6e", gpus=1024).set(best=SHOWN).status.startswith("Not possible: 1,024 GPUs: tpu-v6e ends")
-    )
+    assert explorer.set(cluster="tpu-v6e", gpus=1024).set(best=SHOWN).status.startswith("Not possible: 1,024 GPUs: tpu-v6e has")
     assert " Does not fit. " in explorer.set(cluster="h100-dgx", gpus=1024, batch=1024, best=HIDDEN).status
 
 

@@ -198,8 +198,8 @@ def now(**change) -> Setting:
 def test_it_opens_on_table_4_and_says_what_limits():
     assert tensor.explorer().values == DEFAULT
     assert tensor.explorer().status == (
-        "megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms; of it waits 12%; it keeps 214 MB; a rank sends 881 MB. "
-        "Limit: communication: 2.4 ms that only rings in chunks (asynchronous TP) would hide."
+        "megatron-22b, t = 8, a100-dgx: a layer takes 20.5 ms; waiting 12%; it keeps 214 MB; a rank sends 881 MB. "
+        "Limit: communication: only chunked rings (asynchronous TP) would hide its 2.4 ms."
     )
     row = layers.rows()[-1]  # selective recomputation with sequence parallelism
     assert f"{1e3 * row.predict().both:.1f}" == "20.5"
@@ -220,7 +220,7 @@ def test_bars_are_the_theory_s_for_every_t():
         duration, *others = words(time, "texts")[3 * row : 3 * row + 3]
         assert duration.removeprefix("» ") == units.duration(both.seconds)
         assert others == [
-            f"{percent((both.forward.tensor + both.backward.tensor) / both.seconds)} waits",
+            f"{percent((both.forward.tensor + both.backward.tensor) / both.seconds)} waiting",
             f"MFU {percent(mfu)}",
         ]
         assert words(kept, "texts")[row] == units.size(theory.saved(PAPER, replace(plan, tp=t)).total)
@@ -333,7 +333,7 @@ def test_what_does_nothing_is_switched_off():
 
 def test_degrees_that_a_model_forbids_have_no_bar():
     panels = drawn(model="small GPT", tp=4)
-    assert [words(panel, "texts").count("not this t") for panel in panels] == [4] * 2
+    assert [words(panel, "texts").count("not possible") for panel in panels] == [4] * 2
     assert [len(widths(panel)) for panel in panels] == [len(DEGREES) - 4] * 2
 
 

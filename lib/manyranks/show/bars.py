@@ -52,8 +52,7 @@ class Bars:
         axes.set_yticks(range(len(rows)), list(rows))
         columns *= len(parts) > 1
         axes.set_title(title, pad=6 + 19 * -(-len(parts) // columns) if columns else 6)
-        axes.tick_params(length=0)
-        axes.grid(visible=False)
+        axes.tick_params(length=0, grid_linewidth=0)
         if columns:
             at = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.1}
             axes.legend(ncols=columns, columnspacing=1.0, handlelength=1.4, fontsize=8.5, **at)
@@ -61,10 +60,6 @@ class Bars:
     @property
     def moving(self) -> list[Artist]:
         return [self._band, *self._boxes.values(), self._limit, self._labels.artist]
-
-    def hide(self, part: str) -> None:
-        """Leaves this part's space empty: in a waterfall each bar begins where the last one ended."""
-        self._boxes.pop(part).remove()
 
     def parts(self) -> Iterator[Part]:
         """What each part of each bar says, as it was drawn last."""
@@ -85,6 +80,7 @@ class Bars:
     ) -> None:
         """Shows bars, cut off at `longest` if it's given, and a text for each row, in columns between "|".
 
+        bars: name of a part -> number; the room of another name stays empty, as where a waterfall's bar has not begun yet
         row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`; missing: what the
         last rows say, if they have neither bar nor text.
         """

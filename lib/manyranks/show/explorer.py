@@ -230,7 +230,9 @@ class Explorer:
             refused = isinstance(error, ValueError)
             self.status = f"Not possible: {error}" if refused else f"Error: {type(error).__name__}: {error}"
             self._show(_dimmed(self._drawn() if self._shown is None else self._shown), page.with_limit(self.status))
-            self.parts.value = ""
+            self.parts.value = self._copy.value = ""
+            if isinstance(self._said, Said):
+                self.tiles.value = page.TILES + page.faded(page.tiles(self._said))
             if not refused:
                 raise
         else:
@@ -274,7 +276,7 @@ class Explorer:
         self.parts.value = "".join(boxes)
 
     def _show_small(self, small: Small) -> None:
-        self.tiles.value = page.TILES + page.measured(small)
+        self.tiles.value = page.TILES + page.measured(small, self._said or Said())
 
     def _ipython_display_(self) -> None:
         keys = widgets.HTML(page.KEYS + page.PICTURE, layout=widgets.Layout(display="none"))

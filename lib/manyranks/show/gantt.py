@@ -1,13 +1,18 @@
-"""A Timeline as a picture: one band a rank, compute in its upper half, communication in its lower one."""
+"""What ranks do over time: boxes in rows. Places are pixels of a page, so that edges are sharp without antialiasing.
 
+All of a chart that depends on the data moves, also the axis's numbers: an explorer never draws the rest again.
+"""
+
+import functools
 import math
-from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from manyranks.show import style
@@ -39,13 +44,13 @@ KINDS = {
     "W": Kind("W weight gradient", style.PINK, top=0.35),
     COMMUNICATION: Kind("communication", style.ORANGE, "////"),
 }
+BAND, _BETWEEN = 0.84, 0.04  # of a row; between compute and communication
+LINE = {"facecolor": "none", "linewidth": 0.6, "antialiased": True}
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_ENDS = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10)  # of the axis, times a power of ten
-_BAND, _MIDDLE = 0.42, 0.02  # from a rank's row to the edge of its band; half the space between its parts
+BOX = [("key", "U13"), ("name", object), ("corners", float, 4)]
 _MOST_LANES = 6  # further transfers at the same time share the last lane
-_MOST_LABELS = 8  # of rows
-_MOST_NAMES, _NAME_POINTS = 400, 7.0
-_COLUMNS = [("row", int), ("kind", "U13"), ("name", object), ("started", float), ("finished", float)]
+_MOST_NAMES, _SIZE, _POINT = 500, 7.0, style.DOTS / 72  # of names: points, and a point's pixels
+Texts = functools.partial(Labels, outline=word)  # new ones with every move
 
 
 @style.styled
@@ -54,79 +59,135 @@ def timeline(recorded: Timeline, title: str = "", until: float = 0.0) -> style.F
 
     until: seconds that the axis reaches to at least, so that several pictures have one scale.
     """
-    fig, (axes,) = style.figure(height=1.3 + min(0.5 * max(len(recorded.ranks), 1), 5.0))
-    Gantt(axes, title).update(recorded, until)
-    return fig
+    return chart(title, [f"rank {rank}" for rank in recorded.ranks], boxes(recorded), until).axes.figure
 
 
-class Gantt:
-    """A chart of a Timeline on `axes`, for a figure or for an explorer: `moving` are its boxes, `update` moves them.
+class Clock:
+    """Axes with rows and a time scale that moves: lines at times and, below a figure's last axes, numbers.
 
-    Compute whose name begins with F, B, I or W is drawn as that action of a pipeline schedule, with its name where there is
-    room. Where nothing communicates compute has the whole band. A span shorter than a pixel is widened to one, as long as
-    such spans take no more than an eighth of a band: what a large chart shows of communication is its share.
+    most: numbers; rows: that there is room for also where fewer are shown
     """
 
-    def __init__(self, axes: Axes, title: str = ""):
-        self.axes, self._frame = axes, ()
-        self._patches = {key: axes.add_patch(PathPatch(NOTHING, gid=key, **kind.look)) for key, kind in KINDS.items()}
-        self._names = Labels(axes, _NAME_POINTS, outline=word, name="names", colour=style.BLACK)
-        axes.set_title(title, pad=24)  # the legend is under it
-        axes.grid(axis="y", visible=False)
-        axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-        self.update(Timeline(()))
+    def __init__(self, axes: Axes, most: int, rows: int):
+        self.axes, self.wide, self.tall, self._rows = axes, axes.bbox.width, axes.bbox.height, rows
+        axes.set(xlim=(0, self.wide), ylim=(self.tall, 0), xticks=[], yticks=[])
+        axes.spines["left"].set_visible(False)
+        self._locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
+        self._ticks = patch(axes, "ticks", **LINE, edgecolor="#7878784d", zorder=0)
+        self._numbers = Texts(axes, size=8, name="numbers")
 
     @property
     def moving(self) -> list[Artist]:
-        return [*self._patches.values(), self._names.artist]
+        return sorted((*self.axes.patches, *self.axes.collections), key=Artist.get_zorder)
 
-    def update(self, timeline: Timeline, until: float = 0.0) -> None:
-        """Shows this timeline on an axis that reaches to its end, or to `until` seconds if that is more: to compare charts."""
-        spans = [(row, *span[1:]) for row, rank in enumerate(timeline.ranks) for span in timeline.of(rank)]
-        boxes = np.array(spans, _COLUMNS).view(np.recarray)
-        boxes.kind = [name[0] if kind == COMPUTE and name[:1] in KINDS else kind for _, kind, name, *_ in spans]
-        end = max(until, boxes.finished.max(initial=0.0))
-        frame = _round_up(end) if end > 0 else 1.0, timeline.ranks, [key for key in KINDS if key in boxes.kind]
-        if frame != self._frame:
-            self._draw_frame(*frame)
-            self._frame = frame
-        self._move(boxes, *frame)
+    def move(self, rows: int, end: float, second: float) -> None:
+        """Gives the axis its end, in seconds. second: what its numbers count, in seconds."""
+        self.pixels = np.repeat([self.wide / end, self.tall / max(rows, self._rows)], 2)  # of left, right, top and bottom
+        times = self._locator.tick_values(0, end / second)
+        times = times[times <= end / second * (1 + 1e-9)]
+        x = np.round(times * second / end * self.wide)
+        self._ticks.set_path(lines(np.column_stack([x, 0 * x, x, 0 * x + self.tall])))
+        if self.axes.get_subplotspec().is_last_row():
+            self._numbers.update([(each, self.tall + 10) for each in x], [f"{time:.6g}" for time in times])
 
-    @style.styled  # explorers call update when no style is set
-    def _draw_frame(self, end: float, ranks: list[int], kinds: list[str]) -> None:
-        second, name = unit(end)
-        self.axes.set(xlim=(0, end / second), xlabel=f"time ({name})")
-        rows = range(0, len(ranks), -(-len(ranks) // _MOST_LABELS) or 1)
-        self.axes.set_yticks(rows, [f"rank {ranks[row]}" for row in rows])
-        self.axes.set_ylim(max(len(ranks), 1) - 0.5, -0.5)
-        keys = [Patch(**KINDS[kind].look) for kind in kinds] or [Patch(alpha=0, label=" ")]  # keeps the legend's place
-        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0.2}
-        self.axes.legend(handles=keys, ncols=len(KINDS), handlelength=1.4, columnspacing=1.2, **place)
 
-    def _move(self, boxes: np.recarray, end: float, ranks: list[int], kinds: list[str]) -> None:
-        second, pixel = unit(end)[0], end / self.axes.bbox.width
-        least = min(1.0, self.axes.bbox.width / 8 / np.bincount(boxes.row).max(initial=1))  # pixels of a box
-        high = self.axes.bbox.height / max(len(ranks), 1) * (_BAND - _MIDDLE) >= 1.4 * _NAME_POINTS
-        written = "FBIW" if high and np.isin(boxes.kind, [*"FBIW"]).sum() <= _MOST_NAMES else ""
-        upper, named, places = _BAND - _MIDDLE if COMMUNICATION in kinds else 2 * _BAND, [], []
-        for key, patch in self._patches.items():
-            of = boxes[boxes.kind == key]
-            top, bottom = (of.row - _BAND + share * upper for share in (KINDS[key].top, KINDS[key].bottom))
-            if key == COMMUNICATION:
-                lanes = _lanes(of)
-                height = (_BAND - _MIDDLE) / (lanes.max(initial=0) + 1)
-                top = of.row + _MIDDLE + height * lanes
-                bottom = top + height * (0.85 if lanes.any() else 1)
-            right = np.maximum(of.finished, of.started + least * pixel)
-            right -= np.clip(0.25 * ((right - of.started) / pixel - 2), 0, 1) * pixel  # a gap, cheaper than an outline
-            patch.set_path(joined(np.column_stack([of.started / second, right / second, top, bottom])))
-            patch.set_snap(None if least == 1 else False)  # to whole pixels would swallow what is narrower than one
-            if key in written:
-                points = (right - of.started) / pixel * 72 / self.axes.figure.dpi
-                room = [width(name, _NAME_POINTS) <= each for name, each in zip(of.name, points, strict=True)]
-                named += list(of.name[room])
-                places += zip(((of.started + right) / 2 / second)[room], ((top + bottom) / 2)[room], strict=True)
-        self._names.update(places, named)
+class Gantt(Clock):
+    """A chart of boxes over time, for a figure or for an explorer: `moving` are its artists, `update` moves them.
+
+    looks: of boxes with a key. A box shorter than a pixel is widened to one, as long as such boxes take no more than an eighth
+    of a row: what a large chart shows of them is their share.
+    """
+
+    def __init__(self, axes: Axes, looks: dict[str, Kind] = KINDS, rows: int = 1):
+        super().__init__(axes, 9, rows)
+        self._boxes = {key: patch(axes, key, **kind.look) for key, kind in looks.items()}
+        self.names = Texts(axes, size=_SIZE, name="names", colour=style.BLACK)
+        self._ranks = Labels(axes, size=9, left=1, name="ranks")
+        self._title = Texts(axes, size=10.5, left=0, name="title")
+
+    def update(self, title: str, rows: Sequence[str], boxes: np.recarray, end: float, second: float = 1.0) -> np.ndarray:
+        """Shows boxes, as `boxes` returns them, in rows of these names, and returns their corners in pixels."""
+        self.move(len(rows), end, second)
+        corners = boxes.corners * self.pixels
+        room = corners[:, 1] - corners[:, 0]
+        short = np.bincount(boxes.corners[room < 1, 2].astype(int)).max(initial=0)
+        least = min(1.0, self.wide / 8 / max(short, 1))
+        corners = np.round(corners) if least == 1 else corners
+        corners[:, 0] = np.minimum(corners[:, 0], self.wide - 1)  # what ends the axis is seen, too
+        corners[:, 1::2] = np.maximum(corners[:, 1::2], corners[:, ::2] + (least, 1))
+        corners[:, 1] -= room >= 4  # a gap between boxes that have room for one
+        for key, drawn in self._boxes.items():
+            drawn.set_path(path := joined(corners[boxes.key == key]))
+            drawn.set_visible(path is not NOTHING)
+            drawn.set_antialiased(least < 1)
+            drawn.set_snap(None if least == 1 else False)  # to whole pixels would swallow what is narrower than one
+        self._write(boxes.name, corners, room - 1)
+        shown = range(0, len(rows), int(-(-14 // self.pixels[2])))  # 14 pixels for each name
+        self._ranks.update([(-8, (row + 0.5) * self.pixels[2]) for row in shown], [rows[row] for row in shown])
+        self._title.update([(0, -12)], [title] * bool(title))
+        return corners
+
+    def _write(self, names: np.ndarray, corners: np.ndarray, room: np.ndarray) -> None:
+        """Names the boxes that have room, in pixels."""
+        high, written = (corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * _POINT) & (names != ""), {}
+        if np.count_nonzero(names != "") <= _MOST_NAMES:
+            for texts, box, pixels in zip(names[high], corners[high], room[high], strict=True):
+                fits = [text for text in texts.split("|") if width(text, _SIZE) * _POINT <= pixels]
+                written |= {tuple(box.reshape(2, 2).mean(axis=1)): text for text in fits[:1]}
+        self.names.update(list(written), list(written.values()))
+
+
+def chart(title: str, rows: Sequence[str], boxes: np.recarray, until: float, inches: float = 0.5) -> Gantt:
+    """A figure of one chart. until: seconds that it reaches to at least; inches: of a row."""
+    end = max(until, boxes.corners[:, 1].max(initial=0.0)) or 1.0
+    second, name = unit(end)
+    left = 0.2 + max((width(row, 9) for row in rows), default=0) / 72
+    keys = [Patch(**kind.look) for key, kind in KINDS.items() if key in boxes.key]
+    gantt = Gantt(frame(min(inches * max(len(rows), 1), 5.0), [f"time ({name})"], keys, left).axes[0])
+    gantt.update(title, rows, boxes, end, second)
+    return gantt
+
+
+def frame(tall: float, labels: Sequence[str], keys: Sequence[Artist], left: float = 0.62, count: int = 1) -> style.Figure:
+    """A figure for `count` charts of that many inches, `left` from its edge, and a legend; labels: of time, below the last."""
+    wide, high = 9.2, 0.34 + count * (0.27 + tall) + 0.46  # legend, titles and charts, numbers
+    figure = style.Figure(figsize=(wide, high), layout="none")
+    edges = {"left": left / wide, "right": 1 - 0.42 / wide, "bottom": 0.46 / high, "top": 1 - 0.61 / high}
+    space = {"hspace": 0.27 / tall, "wspace": 0.07, "width_ratios": (0.76, 0.24)[: len(labels)]}
+    *_, last = figure.subplots(count, len(labels), squeeze=False, gridspec_kw=edges | space)
+    for axes, label in zip(last, labels, strict=True):
+        axes.set_xlabel(label, labelpad=20)
+    figure.legend(handles=keys, loc="upper left", ncols=7, handlelength=1.2, columnspacing=1.0)
+    return figure
+
+
+def boxes(timeline: Timeline) -> np.recarray:
+    """What Gantt shows of each span, rank by rank in order of start.
+
+    key: its look's, for compute whose name begins with F, B, I or W that of the action of a pipeline schedule. name: that
+    action's, none of others; one may have a longer and a shorter, "F3|3", of which the first that has room is written. corners:
+    from and to in seconds, top and bottom in rows. Where nothing communicates compute has the whole band.
+    """
+    found, lanes = [], []
+    high = (BAND - _BETWEEN) / 2 if any(span.kind == COMMUNICATION for span in timeline.spans) else BAND
+    for row, rank in enumerate(timeline.ranks):
+        ends = [-math.inf] * _MOST_LANES
+        for _, kind, name, started, finished in timeline.of(rank):
+            key, top = kind, row + (1 - BAND) / 2
+            if kind == COMMUNICATION:
+                top += high + _BETWEEN
+                lanes.append(next((k for k, end in enumerate(ends) if end <= started), _MOST_LANES - 1))
+                ends[lanes[-1]] = finished
+            elif name[:1] in KINDS:
+                key = name[0]
+            look = KINDS[key]
+            corners = started, finished, top + look.top * high, top + look.bottom * high
+            found.append((key, name if key in "FBIW" else "", corners))
+    made, lane = np.array(found, BOX).view(np.recarray), high / (max(lanes, default=0) + 1)
+    sent, down = made.key == COMMUNICATION, lane * np.array(lanes)
+    made.corners[sent, 2] += down
+    made.corners[sent, 3] += down + lane * (0.85 if any(lanes) else 1) - high
+    return made
 
 
 def unit(end: float) -> tuple[float, str]:
@@ -134,16 +195,11 @@ def unit(end: float) -> tuple[float, str]:
     return next((each for each in _UNITS if end >= each[0]), _UNITS[-1])
 
 
-def _lanes(boxes: np.recarray) -> np.ndarray:
-    """For each box, in order of start, the first lane of its row that is free when it starts, or else the last one."""
-    lanes, ends = [], defaultdict(lambda: [-math.inf] * _MOST_LANES)
-    for row, _, _, started, finished in boxes.tolist():
-        lanes.append(next((k for k, end in enumerate(ends[row]) if end <= started), _MOST_LANES - 1))
-        ends[row][lanes[-1]] = finished
-    return np.array(lanes, int)
+def patch(axes: Axes, name: str, **look) -> PathPatch:
+    """A part of a chart that is drawn as one path, with sharp edges."""
+    return axes.add_patch(PathPatch(NOTHING, **{"linewidth": 0, "antialiased": False, "gid": name} | look))
 
 
-def _round_up(end: float) -> float:
-    """The next end of an axis: one that stays where it is while a control moves the data a little."""
-    power = 10.0 ** math.floor(math.log10(end))
-    return next(power * step for step in _ENDS if power * step >= end * (1 - 1e-9))
+def lines(ends: np.ndarray) -> Path:
+    """One path of them all, from x, y of the one end and of the other."""
+    return Path(ends.reshape(-1, 2), np.tile([Path.MOVETO, Path.LINETO], len(ends)))

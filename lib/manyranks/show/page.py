@@ -60,6 +60,7 @@ TILES = """<style>
     line-height: 1.2; font-size: 12px; }
 .manyranks-tiles > div { padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
     white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.manyranks-steps .widget-readout { pointer-events: none; } /* what is typed there does nothing */
 .manyranks-tiles small { opacity: .8; font-size: 11px; }
 .manyranks-tiles > div > small:first-child { display: block; }
 .manyranks-tiles b { margin-right: 5px; }
@@ -90,15 +91,20 @@ def _compared(name: str, cost: Cost, past: Cost | None) -> str:
     return _tile(name, text, f"was {was[0].partition(' of ')[0]}" if changed else "", shares if changed else shares[:1])
 
 
-def measured(small: Small) -> str:
-    """HTML of what real ranks have counted, next to theory."""
-    parts = []
+def measured(small: Small, said: Said) -> str:
+    """HTML of what real ranks have counted, next to theory, below the chapter's own numbers."""
+    own, parts = [_tile(name, text) for name, text in said.numbers.items()], []
     for name, theory, counted, unit in small.rows:
         written, most = _UNITS[unit], max(theory, counted) or 1.0
         same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
         words = f"theory {written(theory)}, {same}"
-        parts.append(_tile(f"{name}, measured", written(counted), words, (counted / most, theory / most)))
-    return f"<div>{small_print(small.where)}</div>{_row(parts)}"
+        parts.append(_tile(name, written(counted), words, (counted / most, theory / most)))
+    return f"{_row(own)}<div>{small_print(f'Measured: {small.where}')}</div>{_row(parts)}"
+
+
+def faded(html: str) -> str:
+    """HTML of tiles that no longer belong to the controls."""
+    return f'<div style="opacity:.3">{html}</div>'
 
 
 def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> str:

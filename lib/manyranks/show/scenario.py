@@ -131,7 +131,7 @@ def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widget
 def value_slider(label: str, value: float, values: Sequence[float], show: Callable = str) -> widgets.SelectionSlider:
     """A control for one of several numbers, in their order; show: value -> text beside the slider."""
     options = [(show(number), number) for number in values]
-    return widgets.SelectionSlider(options=options, value=value, description=label, **_LOOK)
+    return widgets.SelectionSlider(options=options, value=value, description=label, **_LOOK).add_class("manyranks-steps")
 
 
 def log_slider(label: str, value: float, low: int, high: int, base: int = 2, show: Callable = str) -> widgets.SelectionSlider:

@@ -5,15 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from matplotlib.artist import Artist
 
 from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, choice, log_slider, value_slider
-from manyranks.show.said import Part, Said
+from manyranks.show.explorer import Explorer, Panels, Part, Said, choice, log_slider, value_slider
 from manyranks.show.scenario import SHAPES, Cost, Scenario, controls
 from manyranks.theory import Plan, checkpointing, clusters, flops
-from manyranks.theory.checkpointing import Layer
 from manyranks.theory.equal_checkpoints import Point, front, segments
 from manyranks.theory.layer import FLASH_BACKWARD
 from manyranks.theory.names import Named
@@ -76,7 +73,7 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         return Plan(flash=flash, recompute=recompute, **how)
 
     @property
-    def layer(self) -> Layer:
+    def layer(self) -> checkpointing.Layer:
         """Returns a layer on one rank; embedding and head are left out."""
         return checkpointing.chain_of(SHAPES[self.model], self.plan)[0]
 
@@ -128,13 +125,12 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         return dict(zip(_HELD, sizes, strict=True))
 
 
-class Tradeoff:
+class Tradeoff(Panels):
     """Left: the memory and the extra FLOPs of every strategy, and of all optimal plans; right: what the strategies hold."""
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
-        both, held = self.figure.subplots(1, 2, width_ratios=(1.2, 1))
+        self.figure, (both, held) = style.figure(2, width=9.2, height=3.95, width_ratios=(1.2, 1))
         self._front = both.step([], [], color=style.INK, linewidth=1.2, where="post", label="all optimal plans")[0]
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
         self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.INK, markersize=15, markeredgewidth=1.8)[0]
@@ -147,12 +143,11 @@ class Tradeoff:
         both.minorticks_off()
         both.set(xlabel="activation memory (share of keeping everything)", ylabel="FLOPs computed again (share of a step)")
         both.legend(loc="upper right", handlelength=1.6)
-        self._bars = Bars(held, _HELD, "held at most, and FLOPs again", list(STRATEGIES))
-        self.moving: list[Artist] = [self._room, self._front, *self._dots, self._ring, *self._bars.moving]
+        self._bars = Bars(held, _HELD, "peak memory, and FLOPs recomputed", list(STRATEGIES))
+        self.panels, self.others = [self._bars], [self._room, self._front, *self._dots, self._ring]
 
     def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for names and degrees that cannot be, and for more segments than
-        layers where segments are chosen."""
+        """Shows the Setting of these values. Raises ValueError for what cannot be, as more segments than layers."""
         now = Setting(**values)
         layer, found, n = now.layer, now.points(), SHAPES[now.model].layers
         if now.strategy == SEGMENTS and now.count > n:
@@ -170,12 +165,11 @@ class Tradeoff:
         return _said(now)
 
     def parts(self) -> Iterator[Part]:
-        """Yields what each marker and each bar says."""
         for line in self._dots:
             ((x, y),) = line.get_xydata()
-            says = f"{line.get_label()}: {units.short(x)}% of the memory, {units.short(y)}% of a step's FLOPs again"
+            says = f"{line.get_label()}: {units.short(x)}% of the memory, {units.short(y)}% of a step's FLOPs recomputed"
             yield Part(line.axes, x / 1.1, x * 1.1, 0.93 * y - 2, 1.07 * y + 2, says)
-        yield from self._bars.parts()
+        yield from super().parts()
 
     def idle(self, tp: int, strategy: str, **values) -> list[str]:
         """C is of segments alone, and one rank has nothing to split."""
@@ -187,22 +181,18 @@ def explorer() -> Explorer:
     presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}}
     presets |= {f"optimal, {how}": {"strategy": OPTIMAL, "attention": how} for how in ("selective", "flash")}
     presets["long sequence"] = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "attention": "flash"}
-    return Explorer(
-        Tradeoff(),
-        presets,
-        **controls(ONLY, model="megatron-22b", seq=2048, microbatch=4, tp=8, sequence_parallel=True),
-        attention=choice("attention", "core kept", list(ATTENTION)),
-        strategy=choice("strategy", SEGMENTS, list(STRATEGIES)),
-        count=log_slider("segments C", 8, 0, 7),
-        budget=value_slider("activations' room", 32e9, _BUDGETS, units.size),
-    )
+    shared = controls(ONLY, model="megatron-22b", seq=2048, microbatch=4, tp=8, sequence_parallel=True)
+    own = {"attention": choice("attention", "core kept", [*ATTENTION])}
+    own |= {"strategy": choice("strategy", SEGMENTS, [*STRATEGIES]), "count": log_slider("segments C", 8, 0, 7)}
+    own["budget"] = value_slider("activation budget", 32e9, _BUDGETS, units.size)
+    return Explorer(Tradeoff(), presets, **shared, **own)
 
 
 def _said(now: Setting) -> Said:
     where = f"{now.model}, " + (f"C = {now.count} segments" if now.strategy == SEGMENTS else now.strategy)
     numbers = {"activations": f"{units.size(now.point.bytes(now.layer))} of {units.size(now.budget)}"}
     numbers |= {"checkpoints + layers kept": f"{now.point.stored:.3g} + {now.point.kept}"}
-    numbers |= {"FLOPs again": f"{units.short(now.cost)}% of a step", "optimal plan": f"{units.short(now.best)}% of a step"}
+    numbers |= {"recomputed": f"{units.short(now.cost)}% of a step", "optimal plan": f"{units.short(now.best)}% of a step"}
     return Said(where, numbers, _limit(now), now.fits, now.scenario)
 
 
@@ -210,12 +200,12 @@ def _limit(now: Setting) -> str:
     """Says what limits, and the first of the ways out."""
     if now.fits:
         if now.best < 0.99 * now.cost:
-            return f"computing; the optimal plan for this room needs {units.short(now.best)}%"
-        return "memory: no plan for this room needs less" if now.point.forwards else "neither memory nor recomputation"
+            return f"computing; the optimal plan in this budget recomputes {units.short(now.best)}%"
+        return "memory: no plan in this budget recomputes less" if now.point.forwards else "neither memory nor recomputation"
     parts = now.parts(now.point)
     most = f"memory, most of it {max(parts, key=parts.get)}"
     if other := _WAYS.fitting(now):
-        return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs again"
+        return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs recomputed"
     last = now._replace(attention="flash", sequence_parallel=True, microbatch=1, strategy=OPTIMAL)
     last = [now, *_WAYS.others(last, "tp")][-1]
     if last.fits:

@@ -7,8 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from manyranks.show import style, units
 from manyranks.show.lines import curves
-from manyranks.theory import checkpointing
-from manyranks.theory.checkpointing import BACKWARD, KEEP, STORE, Action, Layer
+from manyranks.theory.checkpointing import BACKWARD, KEEP, STORE, Action, Layer, run
 
 _ACTIONS = {"F": ("forward", "#56B4E9", ""), "R": ("forward again", style.YELLOW, "////"), "B": ("backward", style.GREEN, "")}
 Curves = Mapping[str, Sequence[float]]
@@ -17,14 +16,14 @@ Curves = Mapping[str, Sequence[float]]
 @style.styled
 def peaks(n: Sequence[int], expected: Curves, measured: Curves, ylabel: str, yunit=units.size) -> style.Figure:
     """A quantity over the layers n, as peak memory: expected as curves, measured as rings. Raises ValueError as curves does."""
-    fig = curves(n, expected, "layers N", ylabel, yunit=yunit, xticks=n)
+    (axes,) = curves(n, expected, "layers N", ylabel, yunit=yunit, xticks=n).axes
     for name, values in measured.items():
         if len(values) != len(n):
             raise ValueError(f"measured {name!r} has {len(values)} values for {len(n)} places: give one for each")
     rings = [[*n] * len(measured), [value for values in measured.values() for value in values]]
-    fig.axes[0].plot(*rings, "o", color=style.INK, fillstyle="none", markersize=11, markeredgewidth=1.2, label="measured")
-    fig.axes[0].legend(loc="best")
-    return fig
+    axes.plot(*rings, "o", color=style.INK, fillstyle="none", markersize=11, markeredgewidth=1.2, label="measured")
+    axes.legend(loc="best")
+    return axes.figure
 
 
 @style.styled
@@ -37,10 +36,9 @@ def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), gradient: int =
     n = max((action.layer for action in actions), default=0)
     if not 1 <= n <= 16:
         raise ValueError(f"a plan for {n} layers: give one for 1 to 16, as checkpointing.segments(9, 3)")
-    outcome = checkpointing.run(chain or [Layer(1, 2, 1, 1)] * n, actions, gradient)
+    outcome = run(chain or [Layer(1, 2, 1, 1)] * n, actions, gradient)
     held = [size for action, size in zip(actions, outcome.held, strict=True) if action.kind != STORE]
-    fig = style.Figure(figsize=(8.6, 2.6 + 0.24 * n), layout="constrained")
-    grid, below = fig.subplots(2, 1, sharex=True, height_ratios=(max(n, 3), 5))
+    fig, (grid, below) = style.figure(1, 2, 8.6, 2.6 + 0.24 * n, sharex=True, height_ratios=(max(n, 3), 5))
     _draw(grid, actions)
     grid.set(ylabel="layer", yticks=range(1, n + 1), ylim=(0.4, n + 0.7), xlim=(0, len(held)))
     handles = dict(zip(*reversed(grid.get_legend_handles_labels()), strict=True))

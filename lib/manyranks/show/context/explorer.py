@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 
 from manyranks.show import limits, style, units
 from manyranks.show.bars import NOTHING, Bars, joined
-from manyranks.show.explorer import Explorer, Measure, choice
+from manyranks.show.explorer import Explorer, Measure, Panels, Part, Said, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.said import Part, Said
 from manyranks.show.scenario import SHAPES, Scenario, controls, percent
 from manyranks.theory import Plan, clusters, context, traffic
 from manyranks.theory.context import room
@@ -26,14 +24,13 @@ from manyranks.theory.names import nearest
 
 # name -> how it is split beside the sequence. Llama 3 405B: arXiv 2407.21783, Table 4, the row of 131,072 tokens.
 _LLAMA = {"tp": 8, "pp": 16, "dp": 8, "batch": 128, "virtual": 8, "embedding_slots": True, "precision": "bf16-fp32-gradients"}
-_LARGE = {"llama3-405b": _LLAMA, "gpt3-175b": {"dp": 64, "zero": 3}}
-MODELS = {"llama3-8b": {"dp": 8, "zero": 3}, **_LARGE, "small GPT": {}}
+MODELS = {"llama3-8b": {"dp": 8, "zero": 3}, "llama3-405b": _LLAMA, "gpt3-175b": {"dp": 64, "zero": 3}, "small GPT": {}}
 VARIANTS = ("ring", "all-gather", "ulysses", "ring-ulysses")
 LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
 TILE = 128  # of flash attention's kernels
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
-_NOT = "not so many ranks"
+_NOT = "too many ranks"
 _PARTS = {"computing": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS}
@@ -46,8 +43,7 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
 
     @property
     def scenario(self) -> Scenario:
-        """Returns the step around it, causal and zigzag, with a ring for ring-ulysses. Raises ValueError for an unknown name,
-        where Ulysses cannot share the heads, and for more GPUs than the cluster has."""
+        """The step around it: causal, zigzag, ring-ulysses as a ring. Raises ValueError as bytes does and for too many GPUs."""
         self.bytes()
         shape, variant = SHAPES[self.model], "ring" if self.variant == "ring-ulysses" else self.variant
         plan = Plan(cp=self.cp, seq=self.seq, context=variant, **MODELS[self.model])
@@ -70,10 +66,8 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
         """Returns the ranks of one all-to-all; with a ring around it, as many of a node as divide the heads."""
         if self.variant != "ring-ulysses":
             return self.cp if self.variant == "ulysses" else 1
-        most, u = min(self.cp, max(1, clusters[self.cluster].node // self.tp)), 1
-        while 2 * u <= most and self.sizes.heads % (2 * u) == 0:
-            u *= 2
-        return u
+        most = min(self.cp, max(1, clusters[self.cluster].node // self.tp))
+        return max(u for u in RANKS if u <= most and self.sizes.heads % u == 0)
 
     @property
     def ring(self) -> Sizes:
@@ -113,6 +107,10 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
         mask = self.layout, self.causal, TILE
         return of_ranks(self.sizes, clusters[self.cluster], self.variant, self.together, *mask, stride=self.tp)
 
+    def spent(self) -> list[float]:
+        """Returns the seconds of _PARTS, forward and backward."""
+        return [self.times().both(part) for part in ("computing", "slower", "messages")]
+
     def longest(self) -> int:
         """Returns the tokens of the longest sequence that fits."""
         here = self._replace(seq=LENGTHS[0]).scenario
@@ -121,12 +119,10 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
     def hop(self) -> tuple[float, float]:
         """Seconds forward of what is computed while a message travels, by the slowest rank, and of that message; of a variant
         without hops of the whole."""
-        if self.ring.n == 1:
-            whole = self.times().forward
-            return float(whole.hops[0]), whole.messages
-        # Of two ranks with the same shards the second hop is like all but the first.
         ring, cluster = self.ring, clusters[self.cluster]
-        two = ring._replace(seq=2 * self.seq // ring.n, n=2)
+        if ring.n == 1:
+            return float(self.times().forward.hops[0]), self.times().forward.messages
+        two = ring._replace(seq=2 * self.seq // ring.n, n=2)  # with the same shards: its second hop is like all but the first
         message = traffic.hop(cluster.route(ring.n, self.tp * self.together), 2 * traffic.HALF * ring.keys, DEFAULT)
         return context.hops(*two, cluster, self.layout, self.causal, TILE).compute[1], message
 
@@ -145,8 +141,7 @@ class _Timeline:
         self.moving = [*self._paths.values(), self._ends, self._names.artist, self._words.artist]
         axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[])
         axes.set_yticks([0.5], ["rank 63"], color="none")  # keeps room for the names
-        axes.tick_params(length=0)
-        axes.grid(visible=False)
+        axes.tick_params(length=0, grid_linewidth=0)
         axes.set_title("Forward, rank by rank", pad=20)
         axes.set_xlabel("time; dotted: the end of a hop", labelpad=18)
 
@@ -203,23 +198,22 @@ class _Lengths:
         self._computing.set_data(LENGTHS, computing)
         self._message.set_data(LENGTHS, [seconds or math.nan for seconds in message])
         self._now.set_data([now.seq] * 2, [1e-6, 1e3])
-        ring = "of one hop; a shorter message is hidden" if now.ring.n > 1 else "of the whole; nothing hides the messages"
+        ring = "one hop; a shorter message is hidden" if now.ring.n > 1 else "whole attention; nothing hides the messages"
         self._words.update([(0.02, 0.93)], [ring if now.cp > 1 else "one rank: no messages"])
 
 
-class Ranks:
+class Ranks(Panels):
     """One layer's attention: forward rank by rank; computing and message over s; all variants, forward and backward."""
 
     @style.styled
     def __init__(self):
         self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
-        grid = self.figure.add_gridspec(2, 2, width_ratios=(1, 1.15), height_ratios=(1.15, 1))
-        left, above, below = (self.figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
+        left, above, below = self.figure.subplot_mosaic("ab;ac", width_ratios=(1, 1.15), height_ratios=(1.15, 1)).values()
         self._timeline, self._lengths = _Timeline(left), _Lengths(above)
         title = "Forward + backward, and what a rank sends"
         self._variants = Bars(below, _PARTS, title, VARIANTS, units.duration, columns=0, outline=word)
         self.figure.legend(handles=[*self._timeline.moving[:3]], loc="outside upper left", ncols=3, handlelength=1.6)
-        self.moving: list[Artist] = [*self._timeline.moving, *self._lengths.moving, *self._variants.moving]
+        self.panels = self._timeline, self._lengths, self._variants
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name, and what the variant cannot share."""
@@ -228,15 +222,10 @@ class Ranks:
         self._timeline.update(now.times().forward)
         self._lengths.update(now)
         each = [now._replace(variant=name) for name in VARIANTS]
-        bars = [_split(one) if one.possible else {} for one in each]
+        bars = [dict(zip(_PARTS, one.spent(), strict=True)) if one.possible else {} for one in each]
         texts = [f"{units.duration(one.seconds)}, {units.size(one.bytes())}" if one.possible else _NOT for one in each]
-        self._variants.update(bars, texts, VARIANTS.index(now.variant), max(sum(bar.values()) for bar in bars))
+        self._variants.update(bars, texts, VARIANTS.index(now.variant))
         return said
-
-    def parts(self) -> Iterator[Part]:
-        """Yields what the rows say."""
-        yield from self._timeline.parts()
-        yield from self._variants.parts()
 
     def code(self, **values) -> str:
         """Python for the step's numbers, and for what the ring of the attention takes."""
@@ -247,33 +236,20 @@ class Ranks:
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 07. It opens on contiguous shards, where ranks wait half of the time.
-
-    measure: what "Measure it" runs, manyranks.small's context
-    """
+    """Opens on contiguous shards, where ranks wait half of the time. measure: of manyranks.small, what "Measure it" runs."""
     only = {"model": MODELS, "cluster": CLUSTERS, "seq": LENGTHS, "cp": RANKS}
-    presets = {"zigzag": {}, "two nodes": {"cp": 16}, "ring × Ulysses": {"variant": "ring-ulysses"}}
-    presets |= {"64 ranks": (many := {"cp": 64, "seq": 2**15}), "no grouped heads": {"model": "gpt3-175b", **many}}
-    return Explorer(
-        Ranks(),
-        {name: {"layout": "zigzag", **change} for name, change in presets.items()},
-        measure,
-        **controls(only, model="llama3-8b", cluster="h100-dgx", seq=2**17, cp=8),
-        causal=choice("mask", True, {"causal": True, "full": False}),
-        layout=choice("layout", "contiguous", list(context.LAYOUTS)),
-        variant=choice("variant", "ring", list(VARIANTS)),
-    )
-
-
-def _split(now: Setting) -> dict[str, float]:
-    """Seconds forward and backward, by part."""
-    return {name: now.times().both(part) for name, part in zip(_PARTS, ("computing", "slower", "messages"), strict=True)}
+    zigzag, many = {"layout": "zigzag"}, {"layout": "zigzag", "cp": 64, "seq": 2**15}
+    presets = {"zigzag": zigzag, "two nodes": zigzag | {"cp": 16}, "ring × Ulysses": zigzag | {"variant": "ring-ulysses"}}
+    presets |= {"64 ranks": many, "no grouped heads": many | {"model": "gpt3-175b"}}
+    shared = controls(only, model="llama3-8b", cluster="h100-dgx", seq=2**17, cp=8)
+    own = {"causal": choice("mask", True, {"causal": True, "full": False})}
+    own |= {"layout": choice("layout", "contiguous", context.LAYOUTS), "variant": choice("variant", "ring", VARIANTS)}
+    return Explorer(Ranks(), presets, measure, **shared, **own)
 
 
 def _said(now: Setting) -> Said:
-    times, longest = now.times(), now.longest()
-    slower, messages = (percent(times.both(part) / now.seconds) for part in ("slower", "messages"))
-    numbers = {"attention takes": units.duration(now.seconds), "of it waits": f"{slower} ranks, {messages} messages"}
+    longest, (_, slower, messages) = now.longest(), (percent(each / now.seconds) for each in now.spent())
+    numbers = {"attention takes": units.duration(now.seconds), "waiting": f"{slower} for ranks, {messages} for messages"}
     numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "no s"}
     where = f"{now.model}, s = {now.seq:,}, c = {now.cp}, {now.cluster}"
     return Said(where, numbers, _limit(now), now.fits, now.scenario)
@@ -285,15 +261,13 @@ def _limit(now: Setting) -> str:
         return _LIMITS.memory(now, helps)
     if now.cp == 1:
         return "one GPU's arithmetic: nothing is cut, nothing is sent"
-    times, alone = now.times(), now._replace(cp=1, variant="ring").times().both("computing")
-    shares = {part: times.both(part) for part in ("slower", "messages")}
-    shares["small"] = times.both("computing") - alone / now.cp
+    (computing, slower, messages), (alone, *_) = now.spent(), now._replace(cp=1, variant="ring").spent()
+    shares = {"slower": slower, "messages": messages, "small": computing - alone / now.cp}
     part = max(shares, key=shares.get)
     if shares[part] < limits.MUCH * now.seconds:
         return "computing"
     if part == "small":
-        ratio = now.cp * times.both("computing") / alone
-        return f"small blocks: {now.cp} GPUs together compute {units.three(ratio)} times as long as one"
+        return f"small blocks: {now.cp} GPUs together compute {units.three(now.cp * computing / alone)} times as long as one"
     takes = _LIMITS.takes(now, part, lambda cost: units.duration(cost / now.cp))
     if part == "slower":
         return f"ranks that wait for the slowest{takes}"
@@ -305,4 +279,4 @@ def _longer(now: Setting) -> str:
     """Returns the least s at which messages take little time."""
     longer = (now._replace(seq=s) for s in LENGTHS if s > now.seq)
     enough = (each.seq for each in longer if each.times().both("messages") < limits.MUCH * each.seconds)
-    return next((f"they take less than {limits.MUCH:.0%} from s = {s:,} on" for s in enough), "no s of these hides them")
+    return next((f"they take less than {limits.MUCH:.0%} from s = {s:,} on" for s in enough), "no s here hides them")

@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 
 from manyranks.show import drawings, style, units
+from manyranks.show.columns import columns
 from manyranks.show.looks import LOOKS, box, sheet
 from manyranks.theory import context
 from manyranks.theory.names import nearest
 
 ORDERS = ("sequence", "ranks")
 _COLOURS = ListedColormap([colour for colour, _ in LOOKS])
-_LEGIBLE = 0.1  # inches of a rank's rows, for its number
 _ARROW = {"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
 
 
@@ -25,11 +25,9 @@ def balance(work: Mapping[str, Sequence[float]]) -> style.Figure:
     top = max(map(max, work.values()))
     for axes, (name, numbers) in zip(panels, work.items(), strict=True):
         mean, n = sum(numbers) / len(numbers), len(numbers)
-        axes.bar(range(n), numbers, 0.7, color=style.BLUE, edgecolor="white")
+        columns(axes, range(n), [{"": numbers}], units.flops, gap=0.25)
         axes.axhline(mean, color=style.INK, linestyle="--", linewidth=1.4)
         axes.set(title=name, xlabel="rank", ylim=(0, 1.3 * top), xlim=(-0.6, n - 0.4), xticks=range(0, n, -(-n // 16)))
-        axes.yaxis.set_major_formatter(lambda number, _: units.flops(number))
-        axes.grid(visible=False, axis="x")
         axes.tick_params(labelleft=axes is panels[0])
         text = f"slowest ÷ mean: {max(numbers) / mean:.2f}\ndashed, the mean: {units.flops(mean)}"
         axes.text(0.03, 0.98, text, transform=axes.transAxes, fontsize=9, va="top")
@@ -39,10 +37,7 @@ def balance(work: Mapping[str, Sequence[float]]) -> style.Figure:
 
 @style.styled
 def layouts(n: int = 4) -> style.Figure:
-    """Draws the tokens of a sequence of 4n, each with its rank, in every layout, and how many scores a rank computes.
-
-    n: ranks, 2 to 8; otherwise raises ValueError
-    """
+    """Draws 4n tokens, each with its rank, in every layout, and how many scores each rank computes. n: ranks, 2 to 8."""
     ranks(n)
     seq, left, high = 4 * n, 1.15, 0.62 + 3 * 0.62
     side = min(0.36, 6.4 / seq)
@@ -67,10 +62,10 @@ def layouts(n: int = 4) -> style.Figure:
 def ring(n: int = 4) -> style.Figure:
     """Draws which keys and values each rank has at first and after a hop; its queries stay. n: ranks, 2 to 8."""
     ranks(n)
-    panels, kv = {}, "K,V " if n <= 4 else ""  # without it where there's no room
-    for hop, title in enumerate(("at first", "hop 1")):
-        panels[title] = [[f"{kv}{other}" if other == (rank - hop) % n else None for other in range(n)] for rank in range(n)]
-    return drawings.pieces(panels, [("to the next", "queries stay", "")], ["gathered"] * len(panels))
+    keys = [f"K,V {rank}" if n <= 4 else f"{rank}" for rank in range(n)]  # where there's no room the number alone
+    held = [[[keys[k] if k == (rank - hop) % n else None for k in range(n)] for rank in range(n)] for hop in (0, 1)]
+    panels = {"at first": held[0], "hop 1": held[1]}
+    return drawings.pieces(panels, [("to the next", "queries stay", "")], ["gathered"] * 2)
 
 
 @style.styled
@@ -89,9 +84,9 @@ def all_to_all(heads: int = 8, n: int = 4, kv_heads: int | None = None) -> style
     keys = {"keys, values": (range(kv_heads), [k * kv_heads // received for k in range(received)])}
     own = range(heads), range(heads)
     panels = {"queries, keys, values": own} if kv_heads == heads else {"queries": own} | keys
-    apart, columns = 0.1 + 2.0 * len(panels), sum(len(each) for both in panels.values() for each in both)
-    side, x = min(0.3, (9.4 - apart) / columns), 0.55
-    fig, axes = sheet(max(apart + columns * side, 4.6), 2.8)
+    apart, many = 0.1 + 2.0 * len(panels), sum(len(each) for both in panels.values() for each in both)
+    side, x = min(0.3, (9.4 - apart) / many), 0.55
+    fig, axes = sheet(max(apart + many * side, 4.6), 2.8)
     for title, numbers in panels.items():
         x = 0.6 + _exchange(axes, x, side, title, n, *numbers)
     return fig
@@ -132,14 +127,11 @@ def ranks(n: int) -> None:
 def scores(
     layout: str, n: int, seq: int, tile: int | None = None, documents: Sequence[int] = (), order: str = "sequence"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the rank of each token, in the order drawn, and which scores of queries × keys are visible and computed.
-
-    What it takes, and refuses, is what `mask` does.
-    """
+    """The rank of each token as drawn, and which scores of queries × keys are visible and computed; refuses what mask does."""
     context.work(seq, n, layout, tile=tile)  # raises
     if documents and (sum(documents) != seq or min(documents) < 1):
-        given = f"documents={documents!r} have {sum(documents)} tokens"
-        raise ValueError(f"{given}, the sequence {seq}: give lengths of 1 or more that add up")
+        given = f"documents={documents!r} have {sum(documents)} tokens, the sequence {seq}"
+        raise ValueError(f"{given}: give lengths of 1 or more that add up")
     if order not in ORDERS:
         raise ValueError(f"order={order!r}: {nearest(order, ORDERS)}")
     owned, document = np.array(context.owners(seq, n, layout)), np.repeat(np.arange(len(documents) or 1), documents or seq)
@@ -204,8 +196,7 @@ def _fill(axes: Axes, cells: np.ndarray, **look) -> None:
     """Draws a square of cells in the colours of these ranks, NaN for none, the first row on top."""
     axes.pcolormesh(cells, cmap=_COLOURS, vmin=-0.5, vmax=len(LOOKS) - 0.5, gid="cells", **look)
     axes.set(xlim=(0, len(cells)), ylim=(len(cells), 0), aspect="equal", xticks=[], yticks=[])
-    axes.tick_params(length=0, labelsize=8)
-    axes.grid(visible=False)
+    axes.tick_params(length=0, labelsize=8, grid_linewidth=0)
     axes.spines[:].set_visible(True)
 
 
@@ -213,7 +204,7 @@ def _numbers(owned: np.ndarray, side: float) -> tuple[Sequence[float], list[str]
     """Where to write which ranks, beside cells of so many inches; if they're too narrow, only how it begins."""
     ends = np.array([0, *_ends(owned), len(owned)])
     names = [str(rank) for rank in owned[ends[:-1]]]
-    if np.diff(ends).min() * side < _LEGIBLE:
+    if np.diff(ends).min() * side < 0.1:
         return [0], [", ".join((*names[: max(owned) + 2], "…"))]
     return (ends[:-1] + ends[1:]) / 2, names
 

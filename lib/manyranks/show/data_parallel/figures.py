@@ -2,14 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.patheffects import withStroke
 
-from manyranks.show import style, units
-from manyranks.show.gantt import KINDS, Gantt
-from manyranks.show.labels import Labels, width
+from manyranks.show import gantt, style, units
 from manyranks.timeline import Timeline
 from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
@@ -28,51 +26,38 @@ def steps(timelines: Mapping[str, Timeline], rank: int = 0, until: float | None 
         raise ValueError(f"rank={rank} and timelines of ranks {ranks}: give a Timeline or more, and a rank that all have")
     rows = [each.of(rank) for each in timelines.values()]
     stacked = Timeline(tuple(span._replace(rank=row) for row, spans in enumerate(rows) for span in spans))
-    fig, (axes,) = style.figure(width=8, height=1.0 + 0.85 * len(rows))
-    chart = Gantt(axes)
-    chart.update(stacked, max(until or 0.0, 1.3 * max(span.finished for span in stacked.spans)))  # room for the sums
-    axes.set_yticks(range(len(rows)), list(timelines))
-    fig.draw_without_rendering()  # places the axes: which names have room depends on their width
-    _write_names(chart, stacked)
+    boxes = gantt.boxes(stacked)
+    boxes.name = _names(stacked.spans)
+    until = max(until or 0.0, 1.3 * max(span.finished for span in stacked.spans))  # room for the sums
+    chart = gantt.chart("", list(timelines), boxes, until, 0.85)
+    chart.names.artist.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
+    second, _, high, _ = chart.pixels
     for row, each in enumerate(timelines.values()):
         exposed = each.exposed_communication(rank)
         text = f"|—| {units.duration(exposed)} exposed" if exposed > 1e-12 else "nothing exposed"
-        axes.text(0.995, row, text, transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=9)
-    return fig
+        chart.axes.text(chart.wide, (row + 0.5) * high, text, ha="right", va="center", fontsize=9)
+        busy = [span[3:] for span in each.of(rank, COMPUTE)]
+        for span in each.of(rank, COMMUNICATION):
+            for part in outside(busy, span.started, span.finished):
+                y = (row + 0.3) * high
+                chart.axes.plot(np.array(part) * second, [y, y], "-|", color=style.INK, linewidth=1.2)
+    return chart.axes.figure
 
 
-def _write_names(chart: Gantt, stacked: Timeline) -> None:
-    """Names the communication bars where there is room, and draws lines over what of them is exposed."""
-    spans = [span for span in stacked.spans if span.kind == COMMUNICATION]
-    boxes = chart.moving[list(KINDS).index(COMMUNICATION)].get_path().vertices.reshape(len(spans), 5, 2)
-    (left, top), (right, bottom) = boxes[:, 0].T, boxes[:, 2].T
-    points = (right - left) * chart.axes.bbox.width / chart.axes.get_xlim()[1] * 72 / style.DOTS
-    texts = [
-        next((name for name in names if width(name, 8) + 4 <= room), "")
-        for names, room in zip(_names(spans), points, strict=True)
-    ]
-    named = [(place, text) for *place, text in zip((left + right) / 2, (top + bottom) / 2, texts, strict=True) if text]
-    labels = Labels(chart.axes, size=8, colour=style.BLACK)
-    labels.artist.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over hatches
-    labels.update([place for place, _ in named], [text for _, text in named])
-    for span, end in zip(spans, right, strict=True):
-        busy = [(each.started, each.finished) for each in stacked.of(span.rank, COMPUTE)]
-        for part in outside(busy, span.started, span.finished):
-            x = np.array(part) * end / span.finished  # seconds in the axis's unit
-            chart.axes.plot(x, [span.rank - 0.2] * 2, "-|", color=style.INK, linewidth=1.2)
-
-
-def _names(spans: Sequence[Span]) -> Iterator[tuple[str, ...]]:
-    """For each span what it may be called, the longest first. Replay names a collective by its operation alone."""
-    alike, before = Counter((span.rank, span.name) for span in spans), Counter()
-    for key in ((span.rank, span.name) for span in spans):
-        name, number = key[1], before[key]
-        before[key] += 1
+def _names(spans: Sequence[Span]) -> list[str]:
+    """What communication may be called, as gantt.boxes has it. Replay names a collective by its operation alone."""
+    keys, names = [(span.rank, span.name) for span in spans], []
+    alike, before = Counter(keys), Counter()
+    for span, key in zip(spans, keys, strict=True):
+        name, number = span.name, before[key]
         if recorded := re.fullmatch(r"\w+ (#\d+) of ([\d,]+) bytes.*", name):
             size = units.size(int(recorded[2].replace(",", "")))
-            yield f"{recorded[1]}, {size}", size
-        else:
-            yield (f"{name} {number}", str(number)) if alike[key] > 1 else (name,)
+            name = f"{recorded[1]}, {size}|{size}"
+        elif alike[key] > 1:
+            name = f"{name} {number}|{number}"
+        names.append(name if span.kind == COMMUNICATION else "")
+        before[key] += 1
+    return names
 
 
 @style.styled

@@ -34,8 +34,7 @@ def parameters(*shapes: ModelShape) -> style.Figure:
         axes.bar_label(drawn, said, padding=5, fontsize=9)
         axes.set_xlim(0, 1.42 * max(drawn.datavalues))
         axes.locator_params(axis="x", nbins=5)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="y", length=0, grid_linewidth=0)
     held.set(title="Held", xlabel="parameters", ylim=(len(shapes) - 0.5, -0.5), yticks=rows, yticklabels=names)
     used.set(title="Used", xlabel="FLOPs of a token, forward + backward, s = 4,096")
     held.xaxis.set_major_formatter(lambda number, _: f"{number / 1e9:,.0f} B" if number else "0")
@@ -88,8 +87,7 @@ def balancing(runs: Mapping[str, Floats], loads: Mapping[str, Sequence[Floats]])
     loads: name -> step -> copies that each expert got; shown as multiples of the mean, white for none, black for 3 or more
     """
     fig = style.Figure(figsize=(8.8, 5.2), layout="constrained")
-    grid = fig.add_gridspec(2, len(loads), height_ratios=(1.35, 1))
-    axes = fig.add_subplot(grid[0, :])
+    axes, *panels = fig.subplot_mosaic([[-1] * len(loads), range(len(loads))], height_ratios=(1.35, 1)).values()
     for marker, (name, found) in zip(style.MARKERS, runs.items(), strict=False):
         look = {"marker": marker, "markersize": 5, "markevery": max(1, len(found) // 10), "linewidth": 1.5}
         axes.plot(range(1, len(found) + 1), found, label=f"{name}: {found[-1]:.2f} at the end", **look)
@@ -97,15 +95,15 @@ def balancing(runs: Mapping[str, Floats], loads: Mapping[str, Sequence[Floats]])
     axes.set(xlabel="step", ylabel="largest load ÷ mean load")
     axes.locator_params(axis="x", integer=True)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, handlelength=3)
-    for place, (name, each) in enumerate(loads.items()):
+    for panel, (name, each) in zip(panels, loads.items(), strict=True):
         found = np.asarray(each, float).T  # of an expert in each step
         ticks = range(0, len(found), -(-len(found) // 8))
-        panel = fig.add_subplot(grid[1, place], title=name, xlabel="step", ylabel="" if place else "expert", yticks=ticks)
+        panel.set(title=name, xlabel="step", ylabel="expert" if panel is panels[0] else "", yticks=ticks)
         look = {"cmap": "Greys", "vmin": 0, "vmax": 3, "aspect": "auto", "interpolation": "nearest"}
         drawn = panel.imshow(found / found.mean(axis=0), extent=(0.5, len(each) + 0.5, len(found) - 0.5, -0.5), **look)
         panel.locator_params(axis="x", nbins=4, integer=True)
         panel.grid(visible=False)
-    bar = fig.colorbar(drawn, ax=fig.axes[1:], aspect=12, pad=0.01, label="load ÷ mean")
+    bar = fig.colorbar(drawn, ax=panels, aspect=12, pad=0.01, label="load ÷ mean")
     bar.set_ticks(range(4), labels=["0", "1", "2", "3 or more"])
     return fig
 

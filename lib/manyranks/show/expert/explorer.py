@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Measure, Panels, choice, value_slider
+from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice, value_slider
 from manyranks.show.labels import word
-from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls, percent
 from manyranks.theory import Plan, clusters, expert, models
 from manyranks.theory.names import Named
@@ -52,7 +51,7 @@ class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance sche
         (gpus, batch, precision), whole, nodes = MODELS[self.model], models[self.model], self.nodes
         groups, chosen = (nodes, self.limit) if 0 < self.limit < nodes and whole.experts % self.ranks == 0 else (1, 1)
         if (found := whole.experts // groups * chosen) < whole.top_k:
-            raise ValueError(f"{self.limit} of {nodes} nodes have {found} experts, a token takes {whole.top_k}: allow more")
+            raise ValueError(f"{self.limit} of {nodes} nodes hold {found} experts, a token needs {whole.top_k}: allow more")
         degrees = {"dp": gpus // (self.pp * self.tp), "pp": self.pp, "tp": self.tp, "ep": self.ranks}
         plan = Plan(**degrees, seq=4096, batch=batch, precision=precision, schedule=self.schedule)
         shape = replace(whole, expert_groups=groups, groups_per_token=chosen)
@@ -80,12 +79,9 @@ _TIME = {"compute": ("computing", style.BLUE, ""), "waits": ("waits for the full
 _TIME |= {"tensor": ("tensor-parallel messages", style.ORANGE, "////"), "expert": ("tokens to experts", "#9ecae1", "----")}
 _TIME |= {"bubble": ("bubble", "#b0b0b0", "\\\\\\\\"), "rest": ("all else", style.INK, "")}
 _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
-_LIMITS = limits.Limits(
-    choices=CHOICES,
-    remedies={"waits": ("imbalance",), "tensor": ("tp",), "expert": ("schedule",), "bubble": ("pp",), "rest": ("ep",)},
-    room=("ep", "pp", "tp"),
-    said={"pp": "PP {}", "ep": "EP {}", "tp": "TP {}", "imbalance": "a balanced load"},
-)
+_REMEDIES = {"waits": ["imbalance"], "tensor": ["tp"], "expert": ["schedule"], "bubble": ["pp"], "rest": ["ep"]}
+_SAID = {"pp": "PP {}", "ep": "EP {}", "tp": "TP {}", "imbalance": "a balanced load"}
+_LIMITS = limits.Limits(CHOICES, _REMEDIES, room=("ep", "pp", "tp"), said=_SAID)
 _NAMED = {"waits": "all wait for the fullest rank", "tensor": "tensor-parallel messages", "rest": "gradients and parameters"}
 _NAMED |= {"expert": "tokens on their way to experts", "bubble": "the pipeline's bubble"}
 
@@ -96,16 +92,14 @@ class Degrees(Panels):
     @style.styled
     def __init__(self):
         self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
-        grid = self.figure.add_gridspec(2, 2, width_ratios=(1, 1.25), height_ratios=(1, 1.05))
-        left, above, below = (self.figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
+        left, above, below = self.figure.subplot_mosaic("ab;ac", width_ratios=(1, 1.25), height_ratios=(1, 1.05)).values()
         over_e, over_t = ([f"{name.upper()} {each}" for each in CHOICES[name]] for name in ("ep", "tp"))
         looks = {name: look for name, *look in _TIME.values()}
         self._memory = Bars(left, _MEMORY, "memory of a GPU, over e", over_e, outline=word)
         self._time = Bars(above, looks, "time of a step, over t", over_t, _seconds, columns=3, outline=word)
-        self._traffic = Bars(below, _TRAFFIC, "a layer's way to experts and back, over hops", list(WAYS), outline=word)
+        self._traffic = Bars(below, _TRAFFIC, "to the experts and back, one layer", list(WAYS), outline=word)
         left.set_xlabel("»: longer than the axis", fontsize=9)
-        below.set_xlabel("bytes and time of a GPU and micro-batch, forward", fontsize=9)
-        word("abcdefghijklmnopqrstuvwxyzDRPETGMBk0123456789 .,µ»", 9, 0)  # a letter takes milliseconds, the first time
+        below.set_xlabel("bytes and time per GPU per micro-batch, forward", fontsize=9)
         self.panels = self._memory, self._time, self._traffic
 
     def update(self, **values) -> Said:
@@ -129,15 +123,12 @@ class Degrees(Panels):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 08. It opens on DeepSeek-V3 as it was trained: 2,048 H800s, PP 16 × EP 64, TP 1.
-
-    measure: what "Measure it" runs, manyranks.small's expert
-    """
+    """Opens on DeepSeek-V3 as trained: 2,048 H800s, PP 16 × EP 64. measure: of manyranks.small, what "Measure it" runs."""
     presets = {"8 tensor ranks": {"tp": 8}, "8 expert ranks": {"ep": 8}, "twice the load": {"imbalance": 2}}
     presets |= {"one node": {"limit": 1}, "Mixtral 8x7B": {"model": "mixtral-8x7b"}}
     only = {"model": MODELS, "cluster": CLUSTERS} | CHOICES
     shared = controls(only, model="deepseek-v3", cluster="h800", pp=16, ep=64, tp=1)
-    own = {"limit": value_slider("nodes for a token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")}
+    own = {"limit": value_slider("nodes per token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")}
     own["imbalance"] = value_slider("fullest ÷ mean", 1, CHOICES["imbalance"])
     own["schedule"] = choice("schedule", "dualpipe", CHOICES["schedule"])
     return Explorer(Degrees(), presets, measure, **shared, **own)
@@ -179,12 +170,9 @@ def _said(now: Setting) -> Said:
     limit = _limit(now)  # refuses what cannot be
     here, (inside, between, _), experts = now.scenario, now.way(), models[now.model].experts
     nodes = f"{now.ranks} in {now.nodes} node{'s' * (now.nodes > 1)}"
-    numbers = {
-        "expert ranks": nodes if now.ranks == now.ep else f"{now.ranks}: only {now.most[1]}",
-        "experts of a GPU": f"{experts // now.ranks} of {experts}",
-        "sent inside a node": units.size(inside),
-        "sent between nodes": units.size(between),
-    }
+    numbers = {"expert ranks": nodes if now.ranks == now.ep else f"{now.ranks}: only {now.most[1]}"}
+    numbers |= {"experts per GPU": f"{experts // now.ranks} of {experts}"}
+    numbers |= {"sent inside a node": units.size(inside), "sent between nodes": units.size(between)}
     degrees = f"PP {now.pp} × EP {now.ranks}, TP {now.tp}, DP {here.plan.dp}, {now.schedule}"
     return Said(f"{now.model} on {here.plan.gpus:,} GPUs, {here.cluster.name}, {degrees}", numbers, limit, here.fits, here)
 

@@ -75,8 +75,7 @@ def _rule(axes: Axes, columns: int, rows: int, own: int) -> None:
     axes.vlines(np.arange(columns + 1) - 0.5, -0.5, rows - 0.5, colors=style.INK, linestyles="-", linewidths=0.4)
     wide = [0.4 if row % own else 1.4 for row in range(rows + 1)]
     axes.hlines(np.arange(rows + 1) - 0.5, -0.5, columns - 0.5, colors=style.INK, linestyles="-", linewidths=wide)
-    axes.grid(visible=False)
-    axes.tick_params(length=0, labelsize=8)
+    axes.tick_params(length=0, labelsize=8, grid_linewidth=0)
     axes.spines[:].set_visible(False)
 
 

@@ -3,15 +3,13 @@
 import functools
 from collections import namedtuple
 from collections.abc import Iterator
-from itertools import chain
 
 from matplotlib.axes import Axes
 
 from manyranks.show import limits, style, units
-from manyranks.show.explorer import Explorer, choice
+from manyranks.show.explorer import Explorer, Panels, Part, Said, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.mfu.figures import Falls
-from manyranks.show.said import Part, Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, clusters, flops, hardware, kernels, roofline
 
@@ -22,23 +20,21 @@ CLUSTERS += ("tpu-v4", "tpu-v5p", "tpu-v6e")
 OFFERED = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)], "microbatch": [2**k for k in range(8)]}
 OFFERED |= {"recompute": ("none", "selective", "full"), "tp": [1, 2, 4, 8], "dp": [2**k for k in range(11)]}
 BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
-_LIMITS = {"other": "memory: operators that only move it", "overhead": "overhead: starting kernels"}
+_LIMITS = {"other": "memory: operators that only move data", "overhead": "overhead: starting kernels"}
 _LIMITS |= {"tensor": "tensor-parallel messages", "expert": "tokens on their way to experts"}
 _LIMITS |= {"data": "gradients and parameters", "optimizer": "the optimizer's memory traffic"}
 _SAID = {"flash": "flash attention", "microbatch": "micro-batch {}", "recompute": "recompute {}", "tp": "TP {}", "dp": "DP {}"}
 _CHOICES = {name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)}
-_MORE_TOKENS = "overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"
-_REMEDIES = {"other": ("flash",), "attention core": ("flash",), "tensor": ("tp",), "expert": ("dp",)}
-_REMEDIES |= dict.fromkeys(_MORE_TOKENS, ("microbatch",))
+_REMEDIES = dict.fromkeys(("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",))
+_REMEDIES |= {"other": ["flash"], "attention core": ["flash"], "tensor": ["tp"], "expert": ["dp"]}
 _WAYS = limits.Limits(_CHOICES, _REMEDIES, ("flash", "recompute", "microbatch", "dp", "tp"), _SAID)
 _X, _Y = (1.0, 2e5), (0.05, 300.0)  # intensities, and shares of the peak in percent
 _OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
 _OPERATORS |= {"head": ("^", style.PINK), "router": ("v", style.INK)}
 _USES = {"MFU": style.BLUE, "HFU": "#56B4E9"}
-_CONTROLS = "model cluster precision seq microbatch recompute flash tp dp convention"
 
 
-class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
+class Setting(namedtuple("Setting", "model cluster precision seq microbatch recompute flash tp dp convention"), limits.Setting):
     """Holds what the controls say: each of tp·dp GPUs takes `microbatch` sequences a step; states are sharded (ZeRO-3)."""
 
     @property
@@ -128,30 +124,26 @@ class _Roofline:
         return (Part(self._axes, x / 1.25, 1.25 * x, y / 1.25, 1.25 * y, says) for (x, y), says in self._said.items())
 
 
-class Utilisation:
+class Utilisation(Panels):
     """Two panels: operators under the roof, and the time of a step."""
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 3.65), layout="constrained")
-        left, right = self.figure.subplots(1, 2, width_ratios=(1.1, 1))
+        self.figure, (left, right) = style.figure(2, width=9.2, height=3.65, width_ratios=(1.1, 1))
         self._roofline, self._time = _Roofline(left), Falls(right, BUDGET, "Where the time of a step goes", _USES, outline=word)
         right.set_xlabel("MFU and HFU: what their FLOPs take at the peak", fontsize=9, loc="right")
-        self.moving = [*self._roofline.moving, *self._time.moving]
+        self.panels = self._roofline, self._time
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown name and what model or chip forbid."""
         now = Setting(**values)
         here, (part, said), budget = now.scenario, _limit(now), _spent(now.scenario)[0]
         self._roofline.update(now)
-        self._time.update(budget, sum(budget.values()), len(_USES) + BUDGET.index(part), now.uses)
+        self._time.show(budget, sum(budget.values()), len(_USES) + BUDGET.index(part), now.uses)
         numbers = {"MFU as counted": f"{now.uses['MFU']:.1%}, {now.convention}", "HFU": f"{now.uses['HFU']:.1%}"}
         numbers |= {"peak": units.flop_rate(now.roof.peak), "each GPU": f"{units.three(1 / now.cost)} tokens/s"}
         where = f"{now.model}, {now.cluster}, TP {now.tp} × DP {now.dp:,}" + f", EP {here.plan.ep}" * (here.plan.ep > 1)
-        return Said(f"{where}, {now.microbatch} × {now.seq:,} tokens a DP rank", numbers, said, here.fits, here)
-
-    def parts(self) -> Iterator[Part]:
-        return chain(self._roofline.parts(), self._time.parts())
+        return Said(f"{where}, {now.microbatch} × {now.seq:,} tokens per DP rank", numbers, said, here.fits, here)
 
     def code(self, **values) -> str:
         """Python that computes the same numbers."""

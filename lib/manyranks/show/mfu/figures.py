@@ -17,7 +17,6 @@ from manyranks.show.looks import LOOKS
 from manyranks.theory import Cluster, ModelShape, Plan, flops, step
 from manyranks.theory.roofline import Roof, time_budget
 
-_BEFORE = "before"  # what a bar begins with, and what Bars doesn't draw, for it doesn't know it
 # A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
 _KNOWN = {"matmul": ("matmul", style.BLUE, ""), "other": ("other operators", "#9ecae1", "....")}
 _KNOWN |= {"communication": ("communication", style.ORANGE, "////"), "waiting": ("waiting", style.YELLOW, "||||")}
@@ -106,8 +105,7 @@ def timings(samples: Mapping[str, Sequence[float]]) -> style.Figure:
     calls = range(1, max(map(len, samples.values())) + 1)
     named = {name: [*seconds, *[nan] * (len(calls) - len(seconds))] for name, seconds in samples.items()}
     of = {"xlabel": "call", "ylabel": "time of a call", "xlog": False, "xticks": calls[:: -(-len(calls) // 8)]}
-    fig = curves(calls, named, yunit=units.duration, **of)
-    (axes,) = fig.axes
+    (axes,) = curves(calls, named, yunit=units.duration, **of).axes
     for line, (name, seconds) in zip(list(axes.lines), samples.items(), strict=True):
         times = [units.duration(each) for each in (seconds[0], fmean(seconds), median(seconds))]
         said = "{}: first call {} (ringed), mean {} (dashed), median {} (line)".format(name, *times)
@@ -116,7 +114,7 @@ def timings(samples: Mapping[str, Sequence[float]]) -> style.Figure:
         for at, dash in ((fmean(seconds), "--"), (median(seconds), "-")):
             axes.axhline(at, color=line.get_color(), linestyle=dash, linewidth=1.2)
     axes.legend(handles=axes.lines[: len(samples)], loc="lower left", bbox_to_anchor=(-0.02, 1.0))
-    return fig
+    return axes.figure
 
 
 @style.styled
@@ -219,27 +217,26 @@ def _looks(parts: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     return {part: _KNOWN.get(part) or (part, *next(others)) for part in parts}
 
 
-class Falls:
+class Falls(Bars):
     """Rows of a step's parts, each beginning where the one above ends. A row's name says what its bar is: no hatches."""
 
     def __init__(self, axes: Axes, parts: Sequence[str], title: str, uses: Mapping[str, str] = {}, **labels):
         looks = {name: (colour, "") for name, colour, *_ in (*uses.items(), *_looks(parts).values())}
-        self._rows = list(looks)
-        self._bars = Bars(axes, looks, title, [""] * len(looks), units.duration, columns=0, **labels)
+        super().__init__(axes, looks, title, [""] * len(looks), units.duration, columns=0, **labels)
         axes.set_title(title, pad=8)
-        axes.set_ylim(len(self._rows) + 0.2, -0.6)  # with room for the limit's name
-        axes.set_yticks(range(len(self._rows)), [row.removesuffix(" messages") for row in self._rows], fontsize=9)
-        self.moving, self.parts = self._bars.moving, self._bars.parts
+        axes.set_ylim(len(looks) + 0.2, -0.6)  # with room for the limit's name
+        axes.set_yticks(range(len(looks)), [row.removesuffix(" messages") for row in looks], fontsize=9)
+        self._names = list(looks)[len(uses) :]
 
-    def update(self, seconds: Mapping[str, float], longest: float, row: int, uses: Mapping[str, float] = {}) -> None:
+    def show(self, seconds: Mapping[str, float], longest: float, row: int, uses: Mapping[str, float] = {}) -> None:
         """seconds: of each part; longest: of the axis; row: of the band; uses: shares of the step, in rows above the parts."""
         *begun, whole = accumulate(seconds.values(), initial=0.0)
         bars = [{use: share * whole} for use, share in uses.items()]
-        spent = zip(self._rows[len(uses) :], begun, seconds.values(), strict=True)
-        bars += [{_BEFORE: start, name: x} for name, start, x in spent]
+        spent = zip(self._names, begun, seconds.values(), strict=True)
+        bars += [{"": start, name: x} for name, start, x in spent]
         texts = [f"{share:.1%}" for share in uses.values()]
         texts += [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in seconds.values()]
-        self._bars.update(bars, texts, row, longest, (whole, f"together {units.duration(whole)}"))
+        self.update(bars, texts, row, longest, (whole, f"together {units.duration(whole)}"))
 
 
 @style.styled
@@ -265,7 +262,7 @@ def waterfall(budgets: Mapping[object, Mapping[str, float] | tuple], title: str 
         return rows(title, looks, bars, [units.duration(sum(parts.values())) for parts in spent], longest)
     fig = style.Figure(figsize=(min(9.2, 3.4 + 3.0 * len(names)), 0.9 + 0.36 * len(shown)), layout="constrained")
     for axes, name, parts in zip(fig.subplots(1, len(names), squeeze=False)[0], names, spent, strict=True):
-        Falls(axes, shown, name if len(names) > 1 else title or name, size=8).update(parts, longest, -9)
+        Falls(axes, shown, name if len(names) > 1 else title or name, size=8).show(parts, longest, -9)
         axes.label_outer()
     fig.suptitle(title if len(names) > 1 else "", fontsize=11, fontweight="bold", x=0.01, ha="left")
     return fig

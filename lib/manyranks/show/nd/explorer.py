@@ -1,25 +1,22 @@
 """Chapter 10's explorer, the plan board: where each axis lies, a GPU's memory, a step's time, and the planner's plans."""
 
 import functools
-import string
 from collections import namedtuple
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import log2
 from operator import attrgetter
 
 import ipywidgets as widgets
 import numpy as np
-from matplotlib.artist import Artist
 
 from manyranks.show import limits, page, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Measure, choice, value_slider
+from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.nd.meshes import BETWEEN, INSIDE
 from manyranks.show.nd.plans import PARTS, Steps, degrees, kept, written
-from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
 from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner
 from manyranks.theory.planner import Found
@@ -48,8 +45,7 @@ _SAID |= {"dp_shard": "dp_shard {}", "microbatch": "micro-batch {}", "recompute"
 _LIMITS = limits.Limits(CHOICES, _REMEDIES, _ROOM, _SAID)
 _AXES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "shards": "shards"}
 _ROW = {"tensor": "tp", "context": "cp", "expert": "ep", "pipeline": "pp", "bubble": "pp", "data": "dp", "optimizer": "shards"}
-_BEFORE = "before"  # the part of a bar that is not drawn: where its row begins
-_LINKS = {_BEFORE: ("none", ""), "inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], "")}
+_LINKS = {"inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], "")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _NONE = "no single control helps: move two of them, or take more GPUs"
@@ -119,7 +115,7 @@ def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, di
     """The shape, and fields of Plan that are as it was trained; bf16 where the chip multiplies no faster in 8 bits."""
     shape, on = SHAPES[model], clusters[cluster]
     if gpus > (most := on.levels[-1].size):
-        raise ValueError(f"{gpus:,} GPUs: {cluster} ends at {most:,}; take no more than these")
+        raise ValueError(f"{gpus:,} GPUs: {cluster} has only {most:,}; choose fewer")
     if 0 < shape.positions < seq:
         raise ValueError(f"{model} has learned positions for {shape.positions:,} tokens: lower the sequence")
     eight = model == EIGHT_BITS and on.accelerator.flops_fp8 > on.accelerator.flops
@@ -137,7 +133,7 @@ def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Fo
     return tuple(different.values())[: len(TAKEN)]
 
 
-class Board:
+class Board(Panels):
     """Three panels: axes on links, a GPU's memory, and a step's time beside those of other plans."""
 
     @style.styled
@@ -145,33 +141,25 @@ class Board:
         self.figure = style.Figure(figsize=_SIZE, layout="none")
         left, right, below = map(self.figure.add_axes, np.divide(_PLACES, 2 * _SIZE))
         look = {"size": 8, "outline": word}
-        self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", **look)
-        self._memory = Bars(right, {_BEFORE: ("none", "")} | _HELD, "", [*_HELD, "together"], **look)
-        self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), **look)
+        self._mesh = Bars(left, _LINKS, "", list(_AXES.values()), lambda twos: f"{2**twos:,.0f} ranks", 0, **look)
+        self._memory = Bars(right, _HELD, "", [*_HELD, "together"], columns=0, **look)
+        self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), 0, **look)
         self._names = Labels(below, left=1.0, name="names", **look)
-        self._panels = self._mesh, self._memory, self._steps
-        self._mesh.hide(_BEFORE)
-        self._memory.hide(_BEFORE)
+        self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names.artist]
         right.set_xlim(0, 0.74)  # its texts are short
         titles = "Axes on links", "Memory of the fullest GPU", "Time of a step, of this plan and others"
         for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -2.5 / 6.45), strict=True):
             axes.set_title(title, pad=pad, x=x, fontsize=10.5)
             axes.tick_params(axis="y", labelsize=9)
             axes.spines["bottom"].set_visible(False)
-            axes.get_legend().remove()
         for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / 6.45, 1))):
-            anchor = {"loc": place, "bbox_to_anchor": at, "borderaxespad": 0.1, "handles": axes.get_legend_handles_labels()[0]}
-            axes.legend(**anchor, ncols=8, columnspacing=0.9, handlelength=1.3, fontsize=8)
-        left.set_xlabel("ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
+            look = {"borderaxespad": 0.1, "columnspacing": 0.9, "handlelength": 1.3, "fontsize": 8}
+            axes.legend(loc=place, bbox_to_anchor=at, ncols=8, **look)
+        left.set_xlabel("distance in ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
         below.spines[:].set_visible(False)
-        word(string.ascii_letters + string.digits + " .,µ%:-–×»!=", 8, 0)  # an outline takes milliseconds, at first
-        self.moving: list[Artist] = [*(artist for panel in self._panels for artist in panel.moving), self._names.artist]
 
     def update(self, best: str, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for what can't be, and where no plan fits.
-
-        best: unless HIDDEN, the planner's plans are searched, which takes seconds once
-        """
+        """Shows these values' Setting; unless best is HIDDEN, the planner searches. Raises ValueError for what can't be."""
         now = Setting(**values)
         found = now.best() if best != HIDDEN else ()
         if best != HIDDEN and not found:
@@ -194,7 +182,7 @@ class Board:
         for axis, (size, stride) in now.reaches.items():
             start, end = log2(stride), log2(size * stride)
             middle = min(max(log2(node), start), end)
-            bars.append(dict(zip(_LINKS, (start, middle - start, end - middle), strict=True)))
+            bars.append(dict(zip(("", *_LINKS), (start, middle - start, end - middle), strict=True)))
             texts.append(f"{size:,}" + f": {now.link(axis)}" * (size > 1) + f", {stride:,} apart" * (size > 1 < stride))
         row = list(_AXES).index(_ROW[now.limit]) if now.limit in _ROW else -9
         self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"))
@@ -202,9 +190,9 @@ class Board:
     def _show_memory(self, now: Setting) -> None:
         held, room = now.held, now.scenario.cost.room
         *before, whole = accumulate(held.values(), initial=0)
-        bars = [{_BEFORE: start, part: size} for start, (part, size) in zip(before, held.items(), strict=True)]
+        bars = [{"": start, part: size} for start, (part, size) in zip(before, held.items(), strict=True)]
         texts = [units.size(size) if size else "none" for size in held.values()] + [f"{units.size(whole)}, {whole / room:.0%}"]
-        row = list(held).index(max(held, key=held.get))
+        row = np.argmax([*held.values()])
         self._memory.update([*bars, held], texts, row, min(max(whole, room), 4 * room), (room, units.size(room)))
 
     def _show_steps(self, rows: Sequence[tuple[str, Setting]]) -> None:
@@ -213,10 +201,6 @@ class Board:
         lines = [text.split("\n") for text, _ in rows]  # a name has one or two
         places = [(-0.008, row + 0.5 * k - 0.25 * (len(each) - 1)) for row, each in enumerate(lines) for k in range(len(each))]
         self._names.update(places, [line for each in lines for line in each])
-
-    def parts(self) -> chain:
-        """What the bars say."""
-        return chain.from_iterable(panel.parts() for panel in self._panels)
 
     def idle(self, **values) -> list[str]:
         """Controls that do nothing: a pipeline's without one, shards of nothing, experts that the model doesn't have."""
@@ -299,10 +283,7 @@ class PlanBoard(Explorer):
 
 
 def explorer(measure: Measure | None = None) -> PlanBoard:
-    """Returns the explorer of chapter 10. It opens on Llama 3 70B on 1,024 H100s, split as a rule of thumb has it.
-
-    measure: what "Measure it" runs, manyranks.small's nd
-    """
+    """Opens on Llama 3 70B on 1,024 H100s, split by a rule of thumb. measure: of manyranks.small, what "Measure it" runs."""
     only = {"model": MODELS, "seq": [2**k for k in range(7, 18)]}
     task = {"model": "llama3-70b", "cluster": "h100-dgx", "gpus": 1024, "batch": 1024, "seq": 8192}
     others = controls(only, **task, microbatch=1, tp=8, cp=1, pp=4, ep=1, zero=1)

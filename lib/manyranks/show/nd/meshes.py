@@ -27,9 +27,8 @@ Mesh = Any  # parallel.mesh.Mesh, of a floor that is not imported here
 def mesh(mesh: Mesh, node: int = 8, axis: str = "tp") -> style.Figure:
     """Draws ranks in their nodes, with their coordinates; groups of an axis have one look, one letter and lines between them.
 
-    mesh: a parallel.mesh.Mesh
-    node: accelerators of one
-    Raises ValueError for an axis that the mesh does not have, and for more than 4 nodes or 8 accelerators in one.
+    mesh: a parallel.mesh.Mesh; node: accelerators of one. Raises ValueError for an axis that the mesh does not have, and for
+    more than 4 nodes or 8 accelerators in one.
     """
     groups = mesh.groups(axis)
     _check(node, _RANKS)
@@ -85,10 +84,7 @@ def _draw(mesh: Mesh, node: int, pieces: list[tuple[int, list[int], int]], far: 
 
 
 def _draw_links(axes: Axes, corners: Sequence[tuple[float, float]], pieces: Sequence[tuple[int, list[int], int]]) -> None:
-    """Joins the ranks of a group in one node below their boxes, and each node's to those in the next one.
-
-    A group's name is a letter on a line: A, B, …, Z, a, b, …; at most 32 groups have lines.
-    """
+    """Joins a group's ranks in a node below their boxes, and nodes to the next one; its letter is on a line, for 32 groups."""
     last, start = None, (0.0, 0.0)
     for group, ranks, lane in pieces:
         x, bottom = [corners[rank][0] + _BOX / 2 - 0.03 for rank in ranks], corners[ranks[0]][1]

@@ -8,9 +8,8 @@ from matplotlib.axes import Axes
 from manyranks.show import style, units
 from manyranks.show.bars import Bars
 from manyranks.show.tables import Table, table
+from manyranks.theory import Plan, pipeline
 from manyranks.theory.nd.rules import Comparison
-from manyranks.theory.pipeline import WRITTEN
-from manyranks.theory.plan import Plan
 from manyranks.theory.planner import Found
 from manyranks.theory.published.layouts import Neighbour
 from manyranks.theory.step import StepTime
@@ -35,7 +34,7 @@ def degrees(plan: Plan) -> str:
 
 def kept(plan: Plan) -> str:
     """ZB-V, ZeRO-1, b 2, selective: how a pipeline runs, what is sharded, a micro-batch, what is computed again."""
-    turns = f"{WRITTEN[plan.schedule]}{f' v {plan.virtual}' * (plan.virtual > 1)}, " * (plan.pp > 1)
+    turns = f"{pipeline.WRITTEN[plan.schedule]}{f' v {plan.virtual}' * (plan.virtual > 1)}, " * (plan.pp > 1)
     again = {"none": "nothing", "full": "all"}.get(plan.recompute, plan.recompute)
     return f"{turns}ZeRO-{plan.zero}, b {plan.microbatch}, recompute {again}"
 
@@ -87,8 +86,7 @@ def layouts(named: Mapping[str, Sequence[Neighbour]]) -> style.Figure:
     if not named or not all(each and each[0].time for each in named.values()):
         raise ValueError("give 1 layout or more, and of each what why_not returns: the first row is one that can be")
     heights = [0.9 + 0.24 * len(each) for each in named.values()]
-    fig = style.Figure(figsize=(9.2, sum(heights)), layout="constrained")
-    panels = fig.subplots(len(named), squeeze=False, height_ratios=heights)[:, 0]
+    fig, panels = style.figure(1, len(named), 9.2, sum(heights), height_ratios=heights)
     for (name, rows), axes in zip(named.items(), panels, strict=True):
         steps = Steps(axes, name, [row.name for row in rows])
         steps.show([row.time for row in rows], [_beside(row, rows[0]) for row in rows], 0, 2 * rows[0].time.seconds)
@@ -125,9 +123,8 @@ def twin(
 ) -> Table:
     """Shows bytes of every rank: one number where both agree, else "measured ≠ theory". Below them are the sums of all ranks.
 
-    theory, measured: by rank, quantity ("tp", "states") -> bytes; a quantity that no rank has is left out
-    at: by rank, its coordinates, as Mesh.coordinates gives them
-    Raises ValueError unless both have the same ranks and quantities.
+    theory, measured: by rank, quantity ("tp", "states") -> bytes; a quantity that no rank has is left out; at: by rank, its
+    coordinates, as Mesh.coordinates gives them. Raises ValueError unless both have the same ranks and quantities.
     """
     numbers, quantities = map(len, (theory, measured, at or theory)), map(frozenset, (*theory, *measured))
     if len(set(numbers)) > 1 or len(set(quantities)) != 1:

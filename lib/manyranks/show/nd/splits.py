@@ -1,7 +1,7 @@
 """Chapter 10's picture of operator splits: for each operator of a layer, how each axis of the mesh cuts it, and the cost."""
 
 import textwrap
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -25,10 +25,8 @@ class Run(namedtuple("Run", "layers stages mesh operators")):
 def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.Figure:
     """Draws a matrix for each way to cut the model: a row for each operator of a layer, a column for each axis of its mesh.
 
-    Layers that are split alike are drawn once.
-
-    solutions: what theory.nd.cuts.solve returns, or some of it: the first 4 are drawn
-    Raises ValueError for none.
+    Layers that are split alike are drawn once. solutions: what theory.nd.cuts.solve returns, or some of it: the first 4 are
+    drawn. Raises ValueError for none.
     """
     shown = [solutions] if isinstance(solutions, Solution) else list(solutions)[:_MOST]
     if not shown:
@@ -41,7 +39,7 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
         axes.set(xlim=(-1, wide / _COLUMN - 1), ylim=(rows, 0))
         axes.axis("off")
         times = f"{one.microbatches} micro-batch{'es' * (one.microbatches > 1)}"
-        axes.set_title(f"{units.duration(one.seconds)}, {times}", loc="left", fontsize=9.5, fontweight="bold")
+        axes.set_title(f"{units.duration(one.seconds)}, {times}", fontsize=9.5)
         for y, (text, cells) in enumerate(table):
             axes.text(-1, y + 0.5, text, **_SMALL)
             for x, cell in enumerate(cells):
@@ -72,17 +70,15 @@ def _rows(one: Solution, letters: int) -> Iterator[tuple[str, Sequence]]:
 
 def runs(solution: Solution) -> list[Run]:
     """Layers of all stages, counted from 1; those that are split alike on equal meshes are one run."""
-    found: dict[tuple, list[tuple[int, int]]] = {}
-    layers = count(1)
+    found, layers = defaultdict(list), count(1)
     for number, stage in enumerate(solution.stages, 1):
         for first in range(0, len(stage.choices), _BLOCK):
-            found.setdefault((stage.mesh, stage.choices[first : first + _BLOCK]), []).append((next(layers), number))
+            found[stage.mesh, stage.choices[first : first + _BLOCK]].append((next(layers), number))
     return [Run(tuple(n for n, _ in at), tuple(dict.fromkeys(s for _, s in at)), *alike) for alike, at in found.items()]
 
 
 def _several(numbers: Sequence[int]) -> str:
     """What follows "layer": " 1", "s 1–4", "s 1, 3"."""
-    if len(numbers) == 1:
-        return f" {numbers[0]}"
-    in_a_row = list(numbers) == list(range(numbers[0], numbers[-1] + 1))
-    return f"s {numbers[0]}–{numbers[-1]}" if in_a_row else "s " + ", ".join(map(str, numbers))
+    in_a_row = numbers[-1] - numbers[0] == len(numbers) - 1
+    named = f"{numbers[0]}–{numbers[-1]}" if in_a_row else ", ".join(map(str, numbers))
+    return f"s {named}" if len(numbers) > 1 else f" {numbers[0]}"

@@ -1,28 +1,23 @@
 """Chapter 10's plot of what decides: communication ÷ computing over tokens per GPU, for every axis."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import inf
-from types import MappingProxyType
 
 from manyranks.show import style
 from manyranks.show.lines import curves as drawn
 from manyranks.theory.nd.tokens import Balance, Check
 
 _MOST, _LOWEST = 8, 1e-3  # curves, and a ratio
-_DASHES = "-", "--", "-.", ":", "-", "--", "-.", ":"
 
 
 @style.styled
-def tokens(
-    curves: Mapping[str, Sequence[Balance]],
-    checks: Mapping[str, Check] = MappingProxyType({}),
-    title: str = "Tokens per GPU decide",
-) -> style.Figure:
+def tokens(curves: Mapping[str, Sequence[Balance]], checks: Mapping[str, Check] = {}) -> style.Figure:
     """Draws a line for each name: where it is above 1, all that is sent takes longer than all that it can hide under.
 
-    curves: name ("TP 8") -> what theory.nd.tokens.curve returns; at most 8
-    checks: name -> what theory.nd.tokens.check has: a dot where step.estimate crosses 1, a bar where the closed form does
-    Raises ValueError for no or too many curves, for one without points, and for a check of none of them.
+    curves: name ("TP 8") -> what theory.nd.tokens.curve returns; at most 8; checks: name -> what theory.nd.tokens.check has: a
+    dot where step.estimate crosses 1, a bar where the closed form does. Raises ValueError for no or too many curves, for one
+    without points, and for a check of none of them.
     """
     if not 1 <= len(curves) <= _MOST:
         raise ValueError(f"{len(curves)} curves: a picture shows 1 to {_MOST}")
@@ -33,12 +28,13 @@ def tokens(
     ratios = {name: {each.tokens: each.ratio for each in points} for name, points in curves.items()}
     x = sorted({tokens for each in ratios.values() for tokens in each})
     named = {name: [max(each[t], _LOWEST / 10) if t in each else 0 for t in x] for name, each in ratios.items()}
-    fig = drawn(x, named, "tokens per GPU", "communication ÷ computing", yunit="{:g}".format, title=title, xticks=x)
+    of = {"xlabel": "tokens per GPU", "ylabel": "communication ÷ computing", "title": "Tokens per GPU decide"}
+    fig = drawn(x, named, **of, yunit="{:g}".format, xticks=x)
     (axes,) = fig.axes
     axes.get_legend().remove()
     axes.set(xlim=(x[0], x[-1]), ylim=(max(axes.get_ylim()[0], _LOWEST), min(axes.get_ylim()[1], 100)))
     lines = dict(zip(curves, axes.lines, strict=True))
-    for (name, line), dashes in zip(lines.items(), _DASHES, strict=False):
+    for (name, line), dashes in zip(lines.items(), cycle(("-", "--", "-.", ":")), strict=False):
         line.set(linestyle=dashes, marker="")
         if check := checks.get(name):
             line.set_label(_label(name, check, x[0]))
@@ -56,8 +52,7 @@ def tokens(
 
 
 def _label(name: str, check: Check, least: float) -> str:
-    real, closed = (
-        "always above 1" if at == inf else f"{at:,.0f} tokens" if at >= least else f"below {least:,} tokens"
-        for at in (check.real, check.formula)
-    )
+    below, above = f"below {least:,} tokens", "always above 1"
+    both = check.real, check.formula
+    real, closed = (above if at == inf else f"{at:,.0f} tokens" if at >= least else below for at in both)
     return f"{name}: {real}" + f"\n(closed form: {closed})" * (closed != real)

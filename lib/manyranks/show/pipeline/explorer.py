@@ -4,9 +4,7 @@ import functools
 from collections import namedtuple
 from contextlib import suppress
 
-from manyranks.parallel.pipeline import actions
-from manyranks.parallel.pipeline.program import Times, program
-from manyranks.parallel.pipeline.schedules import named
+from manyranks.parallel.pipeline import actions, program, schedules
 from manyranks.show import limits, style, units
 from manyranks.show.explorer import Explorer, Measure, choice, slider, value_slider
 from manyranks.show.gantt import KINDS
@@ -44,18 +42,20 @@ class Setting(namedtuple("Setting", "first second model cluster tp pp m v F I W 
         return _run(name, self.pp, self.m, self.stages(name), self.message, self.F, self.I, self.W)
 
     def expected(self, name: str) -> float:
-        """The bubble's closed form. Raises ValueError for fewer micro-batches than it holds for."""
+        """The papers' closed form of the bubble. Raises ValueError for micro-batches that it doesn't hold for."""
+        if self.stages(name) > 1 and self.m % self.pp:
+            raise ValueError(f"m = {self.m} is no multiple of p = {self.pp}")
         return theory.bubble(name, self.pp, self.m, self.stages(name), self.F, self.I + self.W, self.W)
 
 
-_named, _program = functools.lru_cache(8)(named), functools.lru_cache(8)(program)
+_named, _program = functools.lru_cache(8)(schedules.named), functools.lru_cache(8)(program.program)
 
 
 @functools.lru_cache(maxsize=256)
 def _run(name: str, p: int, m: int, v: int, message: float, *times: float) -> Run:
     schedule = _named(name, p, m, v)
     F, I, W = (each / (schedule.stages / p) for each in times)  # noqa: E741
-    return run(schedule, replay(_program(schedule), Times(F, I, W, latency=message)))
+    return run(schedule, replay(_program(schedule), program.Times(F, I, W, latency=message)))
 
 
 class Two(Charts):
@@ -63,7 +63,7 @@ class Two(Charts):
 
     @style.styled
     def __init__(self):
-        super().__init__(2, 4, 0.288, "time (in the unit of F, I and W)", actions.KINDS, True, True)
+        super().__init__(2, 4, 0.288, "time (in units of F, I and W)", actions.KINDS, True, True)
         width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
     def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
@@ -76,9 +76,9 @@ class Two(Charts):
         both, numbers = [(name, now.run(name)) for name in (now.first, now.second)], {}
         self.show([(title(name, shown, now), shown) for name, shown in both])
         where = f"{theory.WRITTEN[now.first]} above {theory.WRITTEN[now.second]}, p = {now.pp}, m = {now.m}"
-        for place, (_, shown) in zip(("above", "below"), both, strict=True):
-            numbers[f"bubble {place}"] = f"{units.three(100 * shown.bubble / shown.work)}% of ideal"
-            numbers[f"held {place}"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
+        for place, (_, shown) in zip(("upper", "lower"), both, strict=True):
+            numbers[f"{place} bubble"] = f"{units.three(100 * shown.bubble / shown.work)}% of ideal"
+            numbers[f"{place} holds"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
         try:
             here = now.scenario
         except ValueError as error:
@@ -87,29 +87,19 @@ class Two(Charts):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 05.
-
-    measure: what "Measure it" runs, manyranks.small's pipeline
-    """
-    return Explorer(
-        Two(),
-        presets={
-            "GPipe's memory": {"first": "gpipe", "second": "1f1b", "m": 32},
-            "interleaved": {"second": "interleaved", "v": 4},
-            "slow messages": {"second": "interleaved", "v": 4, "message": 0.5},
-            "zero bubble": {"first": "zb-h1", "second": "zb-h2", "pp": 8, "m": 16},
-            "ZB-V": {"first": "zb-v", "second": "1f1b", "m": 16},
-        },
-        measure=measure,
-        first=choice("above", "1f1b", NAMES),
-        second=choice("below", "zb-h1", NAMES),
-        **controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1),
-        pp=slider("pipeline ranks p", 4, 1, 8),
-        m=slider("micro-batches m", 8, 1, 32),
-        v=slider("v (of interleaved)", 2, 1, 4),
-        **{kind: value_slider(KINDS[kind].label, 1.0, _TIMES, "{:g}".format) for kind in "FIW"},
-        message=value_slider("message", 0.0, _MESSAGES, "{:g}".format),
-    )
+    """Returns the explorer of chapter 05. measure: what "Measure it" runs, manyranks.small's pipeline."""
+    presets = {"GPipe's memory": {"first": "gpipe", "second": "1f1b", "m": 32}}
+    presets["interleaved"] = {"second": "interleaved", "v": 4}
+    presets["slow messages"] = presets["interleaved"] | {"message": 0.5}
+    presets["zero bubble"] = {"first": "zb-h1", "second": "zb-h2", "pp": 8, "m": 16}
+    presets["ZB-V"] = {"first": "zb-v", "second": "1f1b", "m": 16}
+    names = {"first": choice("above", "1f1b", NAMES), "second": choice("below", "zb-h1", NAMES)}
+    shared = controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1)
+    counts = {"pp": slider("pipeline ranks p", 4, 1, 8), "m": slider("micro-batches m", 8, 1, 32)}
+    counts["v"] = slider("v (interleaved only)", 2, 1, 4)
+    times = {kind: value_slider(KINDS[kind].label, 1.0, _TIMES, "{:g}".format) for kind in "FIW"}
+    times["message"] = value_slider("message", 0.0, _MESSAGES, "{:g}".format)
+    return Explorer(Two(), presets, measure, **names, **shared, **counts, **times)
 
 
 def title(name: str, shown: Run, now: Setting) -> str:
@@ -143,7 +133,7 @@ def _limit(name: str, shown: Run, now: Setting) -> str:
     if without <= shown.bubble / 2:
         return f"messages (bubble {without:.4g} without them)"
     if now.m < (fewest := theory.fewest(name, now.pp)):
-        return f"few micro-batches (it's made for m ≥ {fewest})"
+        return f"too few micro-batches (it's made for m ≥ {fewest})"
     third, whole, besides = (now.F + now.I + now.W) / 3, -(-now.m // now.pp) * now.pp, " and no messages" * (now.message > 0)
     best = now._replace(F=third, I=third, W=third, m=whole if name == "interleaved" else now.m)
     if (bubble := best.expected(name)) <= shown.bubble / 2:

@@ -4,13 +4,11 @@ from collections import namedtuple
 
 from manyranks.show import limits, style, units
 from manyranks.show.bars import LONGEST, Bars
-from manyranks.show.explorer import Explorer, Measure, Panels, choice
+from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, SWITCH, Scenario, controls, percent
 from manyranks.theory import Plan, clusters, passes, tensor
 from manyranks.theory.names import Named
-from manyranks.theory.passes import Both
 from manyranks.theory.plan import uncut
 
 DEGREES = [2**k for k in range(7)]  # 1 to 64
@@ -49,7 +47,7 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
         """Seconds of a layer in which a rank waits for messages."""
         return sum(each.tensor for each in self.layer()[:2])
 
-    def layer(self, node: int = 0) -> Both:
+    def layer(self, node: int = 0) -> passes.Both:
         """Returns one layer's time; node: GPUs of a node, if not the cluster's. Raises ValueError for a t that can't be."""
         here = self.scenario
         return passes.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
@@ -70,29 +68,24 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
         return {name: self.tp * part for name, part in zip(_TIMES, parts, strict=True)}
 
 
-_LIMITS = limits.Limits(
-    {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]},
-    {"communication": ["overlap_tensor"], "small products": ["sequence_parallel"]},
-    room=["tp"],
-    said={"tp": "t = {}", "overlap_tensor": "with overlap a layer", "sequence_parallel": "with sequence parallelism a layer"},
-)
+_WAYS = {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]}
+_REMEDIES = {"communication": ["overlap_tensor"], "small products": ["sequence_parallel"]}
+_SAID = dict(zip(_WAYS, ("t = {}", "with overlap a layer", "with sequence parallelism a layer"), strict=True))
+_LIMITS = limits.Limits(_WAYS, _REMEDIES, room=["tp"], said=_SAID)
 
 
 class Degrees(Panels):
-    """A row for each t: the time of a layer on all t GPUs together, and what one of them keeps of it.
-
-    With no communication, and nothing done twice, t times the time would be the same in every row.
-    """
+    """A row for each t: t × a layer's time, the same in all rows if nothing were sent or done twice, and what a rank keeps."""
 
     @style.styled
     def __init__(self):
         self.figure, (time, kept) = style.figure(2, width=9.2, height=3.95, sharey=True, width_ratios=(1.7, 1))
         rows = [f"t = {t}" for t in DEGREES]
         self._time = Bars(time, _TIMES, "GPU-time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
-        self._kept = Bars(kept, _KEPT, "kept by a layer, a rank", rows, outline=word)
-        kept.set(xlim=(0, LONGEST + 0.25))
-        time.set(xlim=(0, 1.25))
-        time.set_xlabel("at the right: the layer's time, what of it waits for messages, the step's MFU (»: longer)", loc="left")
+        self._kept = Bars(kept, _KEPT, "kept by a layer, per rank", rows, outline=word)
+        kept.set_xlim(0, LONGEST + 0.25)
+        time.set_xlim(0, 1.25)
+        time.set_xlabel("on the right: the layer's time, how much of it is waiting, the step's MFU (»: longer)", loc="left")
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
         self._node = Labels(kept, left=1, name="node")
         self.panels, self.others = (self._time, self._kept), (*self._ends, self._node.artist)
@@ -102,7 +95,7 @@ class Degrees(Panels):
         now = Setting(**values)
         said, cluster = _said(now), now.scenario.cluster  # refuses what can't be
         shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
-        costs, missing = [each.cost for each in shown], "not this t"
+        costs, missing = [each.cost for each in shown], "not possible"
         longest, mark = min(max(costs), 4 * min(costs)), (costs[0], f"t = 1: {units.duration(costs[0])}")
         self._time.update([each.split() for each in shown], [*map(_texts, shown)], row, longest, mark, missing)
         kept = [each.saved() for each in shown]
@@ -126,10 +119,7 @@ class Degrees(Panels):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 06. It opens on Table 4 of arXiv 2205.05198: the 22B model's layer on eight A100s.
-
-    measure: what "Measure it" runs, manyranks.small's tensor
-    """
+    """Opens on Table 4 of arXiv 2205.05198: a 22B model on 8 A100s. measure: of manyranks.small, what "Measure it" runs."""
     presets = {"two nodes": {"tp": 16}, "TP alone": {"sequence_parallel": False}}
     presets["small model"] = {"model": "small GPT", "tp": 4}
     only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
@@ -140,12 +130,12 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 def _texts(now: Setting) -> str:
     seconds = now.layer().seconds
-    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waits|MFU {percent(now.scenario.time.mfu)}"
+    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waiting|MFU {percent(now.scenario.time.mfu)}"
 
 
 def _said(now: Setting) -> Said:
     time, waits, _ = _texts(now).split("|")
-    numbers = {"a layer takes": time, "of it waits": waits.removesuffix(" waits"), "it keeps": units.size(now.saved().total)}
+    numbers = {"a layer takes": time, "waiting": waits.removesuffix(" waiting"), "it keeps": units.size(now.saved().total)}
     where = f"{now.model}, t = {now.tp}, {now.cluster}"
     return Said(where, numbers | {"a rank sends": units.size(now.sent())}, _limit(now), now.fits, now.scenario)
 
@@ -165,6 +155,6 @@ def _limit(now: Setting) -> str:
     limit = "communication" if now.waits >= more else "small products"
     helps = _LIMITS.takes(now, limit, lambda together: units.duration(together / now.tp))
     if limit == "communication":
-        return limit + (helps or f": {units.duration(now.waits)} that only rings in chunks (asynchronous TP) would hide")
+        return limit + (helps or f": only chunked rings (asynchronous TP) would hide its {units.duration(now.waits)}")
     repeated = " and norms that every rank repeats" * (not now.sequence_parallel)
     return f"{limit}{repeated}: {now.tp} GPUs together compute {units.three(together / alone)} times as long as one{helps}"

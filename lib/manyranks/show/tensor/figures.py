@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -25,7 +24,7 @@ def saved(
     shape: ModelShape,
     plan: Plan,
     degrees: Sequence[int] = (1, 2, 4, 8),
-    measured: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
+    measured: Mapping[str, Mapping[int, float]] = {},
     variants: Sequence[str] = ("TP", "TP + SP"),
     itemsize: int = 4,
 ) -> style.Figure:
@@ -63,9 +62,8 @@ def saved(
 def layer_time(shape: ModelShape, plan: Plan, cluster: Cluster, degrees: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> style.Figure:
     """Draws the seconds of one layer, forward and backward, over t: computing, and communication that nothing hides.
 
-    Dashed lines are the time of t = 1 divided by t; the dotted one is where groups leave the node.
-    plan: all but tp; cluster: where it runs; degrees: the t that get a bar
-    Raises ValueError where a plan doesn't fit the shape.
+    Dashed lines are the time of t = 1 divided by t; the dotted one is where groups leave the node. plan: all but tp; cluster:
+    where it runs; degrees: the t that get a bar. Raises ValueError where a plan doesn't fit the shape.
     """
     alone, *found = (passes.of_layer(shape, replace(plan, tp=t), cluster) for t in (1, *degrees))
     computing, waits = ([sum(getattr(each, part) for each in both[:2]) for both in found] for part in ("compute", "tensor"))

@@ -74,11 +74,9 @@ def _draw_matrix(axes: Axes, matrix: Matrix, x: float, t: int) -> None:
         return
     for rank in reversed(range(t)):
         back = 0.32 * rank / (t - 1)
-        place = {
-            "columns": ((x + rank * wide / t, -high / 2), wide / t, high),
-            "rows": ((x, high / 2 - (rank + 1) * high / t), wide, high / t),
-            "terms": ((x + back, back / 2 - high / 2), wide, high - 0.16),
-        }
+        place = {"columns": ((x + rank * wide / t, -high / 2), wide / t, high)}
+        place |= {"rows": ((x, high / 2 - (rank + 1) * high / t), wide, high / t)}
+        place |= {"terms": ((x + back, back / 2 - high / 2), wide, high - 0.16)}
         text = str(rank) if matrix.cut != "terms" else "" if rank else "+"
         box(axes, *place[matrix.cut], rank, text)
 
@@ -86,9 +84,8 @@ def _draw_matrix(axes: Axes, matrix: Matrix, x: float, t: int) -> None:
 def heads(heads: int, kv_heads: int, t: int) -> style.Figure:
     """Draws the query heads of each rank, and below them the key/value heads that they read.
 
-    heads: query heads, at most 32; kv_heads: key/value heads; with t > kv_heads several ranks have the same
-    t: ranks, at most 16
-    Raises ValueError for other numbers, and for those that don't divide each other as they must.
+    heads: query heads, at most 32; kv_heads: key/value heads; with t > kv_heads several ranks have the same; t: ranks, at most
+    16. Raises ValueError for other numbers, and for those that don't divide each other as they must.
     """
     whole = all(type(n) is int and n >= 1 for n in (heads, kv_heads, t)) and heads <= 32 and t <= 16
     if not whole or heads % kv_heads or heads % t or (kv_heads % t and t % kv_heads):
