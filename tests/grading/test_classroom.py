@@ -251,8 +251,9 @@ def test_who_has_handed_in_nothing_that_can_be_read_has_a_row(tmp_path):
     assert found == {"ada": "", "bob": classroom.NOTHING, "eve": classroom.NOTHING}
 
 
-def test_names_that_differ_are_two_students_and_look_different(tmp_path):
+def test_names_that_differ_are_two_students_and_look_different(tmp_path, capsys):
     names = ("=x", "'=x", "''=x", "bob", "bob\ufe0f", "bob\u034f", " bob", "bob ", "b  ob", "b ob", "a\u200c", "a\\u200c")
+    names += ("x" * 50 + "a", "x" * 50 + "b", "b\u1d0fb", "b\u2010b", "12", "1\u0417", "\u1d00", "eve;=1")
     for name in names:
         (tmp_path / f"{name}.ipynb").write_text("x")
     assert [one.refused for one in classroom.submissions(tmp_path, ["x"])] == [""] * len(names)
@@ -265,6 +266,10 @@ def test_names_that_differ_are_two_students_and_look_different(tmp_path):
     assert not any(name.startswith(("=", "+", "-", "@")) for name in shown)
     classroom.write(table, classroom.graded(tmp_path, ROOT / "exercises", NotAgain(), done))
     assert classroom.read(table) == done
+    assert ";=" not in table.read_text()
+    assert all(line.startswith('"') for line in table.read_text().splitlines()), "whatever parts columns"
+    classroom.shown(done)
+    assert len({line[:40] for line in capsys.readouterr().out.splitlines() if line.startswith("xxx")}) == 2
 
 
 class NotAgain:
@@ -315,12 +320,16 @@ def test_an_interrupted_second_run_loses_no_row_of_the_first(tmp_path):
     assert {row.student for row in classroom.read(table)} == {"ada", "bob", "zoe"}
 
 
-def test_submissions_that_hold_the_solutions_are_refused(tmp_path, capsys):
+def test_submissions_that_hold_the_solutions_or_where_the_command_begins_are_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "solutions").mkdir()
     shutil.copytree(ROOT / "exercises" / "01_collectives", tmp_path / "exercises" / "01_collectives")
     with pytest.raises(SystemExit):
         classroom.main([str(tmp_path), "--released", str(tmp_path / "exercises"), "--fewer-fences"])
     assert "whose code is run without fences: keep submissions apart" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "exercises")
+    with pytest.raises(SystemExit):
+        classroom.main([str(tmp_path / "exercises"), "--fewer-fences"])
+    assert "start the command outside of the submissions" in capsys.readouterr().err
 
 
 def test_the_command_says_what_fences_stand_and_will_not_judge_without(tmp_path, capsys, monkeypatch):

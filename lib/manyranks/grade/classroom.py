@@ -1,4 +1,4 @@
-"""python -m manyranks.grade.classroom submitted/: checks every submission in a folder, and prints who got what.
+"""python -P -m manyranks.grade.classroom submitted/: checks every submission in a folder, and prints who got what.
 
 submitted/ada/03_zero/03_zero.ipynb, as nbgrader collects them, or submitted/ada.ipynb. What is asked, and for how many points,
 the released exercise says, not the submission. Learners' code runs on confined ranks; nbgrader's gradebook is not touched.
@@ -6,6 +6,7 @@ the released exercise says, not the submission. Learners' code runs on confined 
 
 import argparse
 import csv
+import hashlib
 import io
 import os
 import signal
@@ -25,9 +26,13 @@ from manyranks.grade.check import Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.world.confine import fences
 from manyranks.world.scratch import contents, no_file
-from manyranks.world.trouble import FORMULA, named, printable
+from manyranks.world.trouble import FORMULA, named, no_column, printable
 
-_LONG, _EVERY = 100, 1.0  # letters of what failed; seconds between two times that the table is written
+_LONG, _WIDE, _EVERY = (
+    100,
+    40,
+    1.0,
+)  # letters of what failed, and of a name; seconds between two times that the table is written
 _FEW = 20  # rows of a student for files that are refused
 NOTHING = "it has no notebook where a submission is: student/exercise/exercise.ipynb"
 BOTH = "there is a notebook and a folder of this name, perhaps of two students: keep one, or rename it"
@@ -196,7 +201,7 @@ def _none(one: Submission, release: NotebookNode | None, why: str, but: Collecti
 
 
 def _row(one: Submission, task: str, points: float, out_of: float, seconds: float, failed: str) -> Row:
-    failed = printable(f"'{failed}" if failed.startswith(FORMULA) else failed)
+    failed = printable(no_column(f"'{failed}" if failed.startswith(FORMULA) else failed))
     return Row(named(one.student), named(one.exercise), printable(task), points, out_of, seconds, failed, one.version)
 
 
@@ -232,14 +237,16 @@ def shown(rows: Iterable[Row]) -> int:
 
 def _line(student: str, task: str, points: str, seconds: str, failed: str) -> str:
     student, failed = (" ".join(printable(words).split()) for words in (student, failed))  # no columns of a learner's making
-    return printable(f"{student[:40]:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
+    if len(student) > _WIDE:
+        student = f"{student[: _WIDE - 7]}…{hashlib.sha256(student.encode()).hexdigest()[:6]}"
+    return printable(f"{student:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
 
 
 def write(file: Path, rows: Iterable[Row]) -> None:
     """The rows as CSV, all of them at once: who interrupts the command finds a whole file."""
     beside = file.with_name(f"{file.name}.part")
     with beside.open("w", newline="", encoding="utf-8") as opened:
-        writer = csv.writer(opened)
+        writer = csv.writer(opened, quoting=csv.QUOTE_ALL)  # for spreadsheets that part columns at other signs
         writer.writerow(Row._fields)
         writer.writerows(rows)
     os.replace(beside, file)
@@ -259,7 +266,7 @@ def main(arguments: list[str] | None = None) -> str | None:
 
     Returns what to say where this machine could not judge all submissions: then it ends with status 1.
     """
-    parser = argparse.ArgumentParser("python -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser("python -P -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="with the submissions")
     parser.add_argument("--released", type=Path, default=Path("exercises"), help="folder of the exercises (exercises)")
     parser.add_argument("--csv", type=Path, help="also write the rows there; what is there already is not judged again")
@@ -271,6 +278,8 @@ def main(arguments: list[str] | None = None) -> str | None:
     try:
         done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []
         solutions = chosen.released.resolve().parent / "solutions"
+        if chosen.folder.resolve() in (here := Path.cwd(), *here.parents):
+            raise ValueError(f"you are in {here}: start the command outside of the submissions, where no file is a student's")
         if chosen.folder.resolve() in (solutions, *solutions.parents):
             raise ValueError(f"{chosen.folder} holds {solutions}, whose code is run without fences: keep submissions apart")
         print(f"right answers: {'made anew from' if solutions.is_dir() else 'from the library, for there is no'} {solutions}")
