@@ -8,7 +8,7 @@ import time
 import pytest
 
 from manyranks.world.scratch import colored, in_plain_letters, parts, refused
-from manyranks.world.trouble import named
+from manyranks.world.trouble import named, no_column
 from tests.fences import SLOW_TO_COLOR
 
 
@@ -44,6 +44,10 @@ def test_a_folder_is_refused_that_a_link_leads_to(tmp_path):
         ("jos\u00e9", "jos\u00e9"),
         ("\uff41da", r"\uff41da"),
         ("ada\U0001d159", r"ada\U0001d159"),
+        ("1\u0417", r"1\u0417"),  # Cyrillic Ze, like a 3
+        ("b\u1d0fb", r"b\u1d0fb"),  # a small capital
+        ("ada\u2010x", r"ada\u2010x"),
+        *((name, name) for name in ("Gro\u00dfmann", "\u0141ukasz", "S\u00f8ren", "\u0110\u1eb7ng 2")),
         ("\u0410\u0441\u044f", "\u0410\u0441\u044f"),
         ("\u674e\u660e", "\u674e\u660e"),
     ],
@@ -88,3 +92,8 @@ def test_code_is_shown_as_it_is():
         ("s2", '"open'),
         ("k", "return"),
     ]
+
+
+def test_no_semicolon_leads_to_a_formula():
+    assert no_column("raised ValueError: ;=1+1; \n-2") == r"raised ValueError: \x3b=1+1\x3b \n-2".replace(r"\n", "\n")
+    assert no_column("see above; it is right") == "see above; it is right"

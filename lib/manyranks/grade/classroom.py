@@ -1,4 +1,4 @@
-"""python -m manyranks.grade.classroom submitted/: checks every submission in a folder, and prints who got what.
+"""python -P -m manyranks.grade.classroom submitted/: checks every submission in a folder, and prints who got what.
 
 submitted/ada/03_zero/03_zero.ipynb, as nbgrader collects them, or submitted/ada.ipynb. What is asked, and for how many points,
 the released exercise says, not the submission. Learners' code runs on confined ranks; nbgrader's gradebook is not touched.
@@ -6,6 +6,7 @@ the released exercise says, not the submission. Learners' code runs on confined 
 
 import argparse
 import csv
+import hashlib
 import io
 import os
 import signal
@@ -24,13 +25,15 @@ from manyranks.grade import apart
 from manyranks.grade.check import Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.world.confine import fences
-from manyranks.world.scratch import contents, no_file
-from manyranks.world.trouble import FORMULA, named, printable
+from manyranks.world.handed_in import Submission, submissions
+from manyranks.world.scratch import contents
+from manyranks.world.trouble import FORMULA, named, no_column, printable
 
-_LONG, _EVERY = 100, 1.0  # letters of what failed; seconds between two times that the table is written
-_FEW = 20  # rows of a student for files that are refused
-NOTHING = "it has no notebook where a submission is: student/exercise/exercise.ipynb"
-BOTH = "there is a notebook and a folder of this name, perhaps of two students: keep one, or rename it"
+_LONG, _WIDE, _EVERY = (
+    100,
+    40,
+    1.0,
+)  # letters of what failed, and of a name; seconds between two times that the table is written
 NOT_JUDGED = "not judged, for this machine could not start its ranks"
 
 
@@ -45,74 +48,6 @@ class Row(NamedTuple):
     seconds: float
     failed: str
     version: str
-
-
-class Submission(NamedTuple):
-    """A notebook below the folder. refused: why it is not read; empty where it is. version: as a row's.
-
-    costs: whether points are lost where it is refused: not where there is another one of the exercise.
-    """
-
-    path: Path
-    student: str
-    exercise: str
-    refused: str
-    version: str
-    costs: bool = True
-
-
-def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
-    """All notebooks below the folder, students in their order; of a student, one an exercise, of those with these names.
-
-    Raises ValueError where there are none.
-    """
-    found, unread, tops = [], [], []
-    ways = [[], *([one] for one in exercises), *([one, one] for one in exercises)]
-    for place, folders, files in os.walk(folder, onerror=lambda error: unread.append(Path(error.filename))):
-        deep = len(Path(place).relative_to(folder).parts) > 2  # nothing is handed in there
-        folders[:] = [] if deep else sorted(name for name in folders if name != ".ipynb_checkpoints")
-        tops = tops or [Path(place) / name for name in folders]
-        for path in (Path(place) / name for name in (*files, *folders)):
-            student, *inside = (*path.relative_to(folder).parts[:-1], path.name.removesuffix(".ipynb"))
-            refused, version = no_file(path), ""
-            if not refused and (path.suffix != ".ipynb" or path.name in folders):
-                continue
-            if not refused and inside in ways:
-                refused, version, _ = contents(folder, path)
-            elif not refused:
-                refused = "it is not where a submission is: student/exercise/exercise.ipynb"
-            found.append(Submission(path, student, path.stem, refused, version))
-    found = list(_one_each(found, folder))
-    found += [Submission(path, (*path.relative_to(folder).parts, "")[0], "", "it cannot be listed", "") for path in unread]
-    if not found:
-        raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
-    here = {one.student for one in found}
-    found += [Submission(each, each.name, "", NOTHING, "") for each in tops if each.name not in here]
-    each = groupby(sorted(found, key=lambda one: (one.student, one.exercise, str(one.path))), lambda one: one.student)
-    return list(chain(*(_few(list(own)) for _, own in each)))
-
-
-def _one_each(found: list[Submission], folder: Path) -> Iterator[Submission]:
-    """Of a student one notebook an exercise; what is refused beside it costs nothing. None where two students may be meant."""
-    read, counts = [one for one in found if not one.refused], set()
-    beside = {one.student for one in read if one.path.parent == folder}
-    both = {one.student for one in read if one.path.parent != folder} & beside
-    for one in read + [one for one in found if one.refused]:
-        key = one.student, one.exercise
-        again = BOTH if one.student in both else "there is another notebook of this exercise" if key in counts else ""
-        if refused := one.refused or again:
-            costs = key not in counts and (one.student, one.student) not in counts  # that one may be of any exercise
-            one = one._replace(refused=refused, version="", costs=costs)
-        counts.add(key)
-        yield one
-
-
-def _few(own: list[Submission]) -> list[Submission]:
-    """A student's; of what is refused, the first few and how many more."""
-    refused = [one for one in own if one.refused]
-    more = f"{len(refused) - _FEW} more files are not where a submission is, or are refused for other reasons"
-    last = [one._replace(refused=more) for one in refused[_FEW : _FEW + 1]]
-    return [one for one in own if not one.refused or one in refused[:_FEW]] + last
 
 
 def graded(
@@ -196,7 +131,7 @@ def _none(one: Submission, release: NotebookNode | None, why: str, but: Collecti
 
 
 def _row(one: Submission, task: str, points: float, out_of: float, seconds: float, failed: str) -> Row:
-    failed = printable(f"'{failed}" if failed.startswith(FORMULA) else failed)
+    failed = printable(no_column(f"'{failed}" if failed.startswith(FORMULA) else failed))
     return Row(named(one.student), named(one.exercise), printable(task), points, out_of, seconds, failed, one.version)
 
 
@@ -232,14 +167,16 @@ def shown(rows: Iterable[Row]) -> int:
 
 def _line(student: str, task: str, points: str, seconds: str, failed: str) -> str:
     student, failed = (" ".join(printable(words).split()) for words in (student, failed))  # no columns of a learner's making
-    return printable(f"{student[:40]:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
+    if len(student) > _WIDE:
+        student = f"{student[: _WIDE - 7]}…{hashlib.sha256(student.encode()).hexdigest()[:6]}"
+    return printable(f"{student:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
 
 
 def write(file: Path, rows: Iterable[Row]) -> None:
     """The rows as CSV, all of them at once: who interrupts the command finds a whole file."""
     beside = file.with_name(f"{file.name}.part")
     with beside.open("w", newline="", encoding="utf-8") as opened:
-        writer = csv.writer(opened)
+        writer = csv.writer(opened, quoting=csv.QUOTE_ALL)  # for spreadsheets that part columns at other signs
         writer.writerow(Row._fields)
         writer.writerows(rows)
     os.replace(beside, file)
@@ -259,7 +196,7 @@ def main(arguments: list[str] | None = None) -> str | None:
 
     Returns what to say where this machine could not judge all submissions: then it ends with status 1.
     """
-    parser = argparse.ArgumentParser("python -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser("python -P -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="with the submissions")
     parser.add_argument("--released", type=Path, default=Path("exercises"), help="folder of the exercises (exercises)")
     parser.add_argument("--csv", type=Path, help="also write the rows there; what is there already is not judged again")
@@ -271,6 +208,8 @@ def main(arguments: list[str] | None = None) -> str | None:
     try:
         done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []
         solutions = chosen.released.resolve().parent / "solutions"
+        if chosen.folder.resolve() in (here := Path.cwd(), *here.parents):
+            raise ValueError(f"you are in {here}: start the command outside of the submissions, where no file is a student's")
         if chosen.folder.resolve() in (solutions, *solutions.parents):
             raise ValueError(f"{chosen.folder} holds {solutions}, whose code is run without fences: keep submissions apart")
         print(f"right answers: {'made anew from' if solutions.is_dir() else 'from the library, for there is no'} {solutions}")
