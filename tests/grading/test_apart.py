@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import nbformat
 import psutil
 import pytest
-from nbformat.v4 import new_code_cell
 
 from manyranks.grade import apart, trial
 from manyranks.grade.absent import Known, Source, stand_in
@@ -74,9 +73,8 @@ def test_what_a_cell_does_before_a_wrong_answer_gives_it_no_points(attempt):
 @pytest.mark.parametrize("accident", ACCIDENTS)
 def test_what_goes_wrong_in_other_cells_costs_a_right_answer_nothing(accident):
     notebook = submission(RIGHT)
-    notebook["cells"][1:1] = map(new_code_cell, ACCIDENTS[accident])
-    (one,) = OPEN[0].judged(lambda: nbformat.from_dict(notebook))
-    assert one.report.passed
+    notebook["cells"][1:1] = map(nbformat.v4.new_code_cell, ACCIDENTS[accident])
+    assert next(OPEN[0].judged(lambda: nbformat.from_dict(notebook))).report.passed
 
 
 FATAL = {

@@ -278,19 +278,16 @@ def test_a_check_that_is_there_twice_stops_nbgrader_for_nobody(tmp_path):
         assert course.submit(student, notebook)["check_rest"] == 1
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "a link", "a student's link"])
+@pytest.mark.parametrize("kind", ["a pipe", "a link"])
 def test_what_nbgrader_would_wait_for_for_ever_is_not_read(kind, tmp_path):
     course = Course(tmp_path, "99_double", small())
     folder = tmp_path / "submitted" / "ada" / "99_double"
     course.submit("ada", course.release)
     if kind == "a pipe":
         os.mkfifo(folder / "timestamp.txt")
-    elif kind == "a link":
-        os.symlink("/dev/zero", folder / "data.csv")
     else:
-        folder.parent.rename(folder.parents[1] / "bob")
-        os.symlink("bob", folder.parent)
-    with pytest.raises(RuntimeError, match="is a link"):
+        os.symlink("/dev/zero", folder / "data.csv")
+    with pytest.raises(RuntimeError, match="is a link, no file, or larger than 20 MB"):
         course.submit("ada", course.release)
 
 
@@ -318,19 +315,9 @@ def test_what_nbgrader_would_read_for_minutes_or_look_for_is_not_read(kind, tmp_
 
 def test_names_that_nbgrader_takes_for_something_else_stop_it_for_nobody(tmp_path):
     course = Course(tmp_path, "99_double", small())
-    for student in (
-        "ada",
-        "e\nf",
-        "[az]da",
-        "*",
-        "eve,,,,20.0,0.0,20.0,20.0",
-        "=1+1",
-        'q"',
-        "ada\ufe0f",
-        "ada ",
-        "x\udcff",
-        "zoe",
-    ):
+    odd = ("e\nf", "[az]da", "*", "eve,,,,20.0,0.0,20.0,20.0", "=1+1", 'q"', "ada\ufe0f", "ada ", "x\udcff")
+    for student in ("ada", *odd, "zoe"):
         course._write(f"submitted/{student}", course.release)
+    (tmp_path / "submitted" / "bob").symlink_to("ada")
     course.api.autograde("99_double", "*")
     assert {path.name for path in (tmp_path / "autograded").iterdir()} == {"ada", "zoe"}

@@ -51,6 +51,8 @@ def test_the_whole_round_with_two_submissions(tmp_path):
     assert set(one_in_part.values()) == {0}
     assert "this ring runs upwards" in course.feedback("bob")
     assert "not written yet" in course.feedback("bob")
+    assert "<pre>3</pre>" not in course.feedback("ada").replace("\n", ""), "the report says it"
+    assert "td, th { padding-right: 1em }" in course.feedback("ada")
     assert course.errors("bob") == []
     assert course.export() == {"ada": 20, "bob": course.export()["bob"]}
     assert 2 <= course.export()["bob"] < 4
@@ -151,12 +153,10 @@ def test_feedback_runs_nothing_of_a_learner_s_and_is_soon_written(course):
     assert len(graded.cells[-1].source) < 20_100
 
 
-@pytest.mark.timeout(150)
 def test_a_learner_does_not_say_how_feedback_colors_code(course):
     told = answered(course.release, {"double": RIGHT})
-    slow = [new_code_cell(code, metadata={"magics_language": "cddl"}) for code in SLOW_TO_COLOR]
-    forged = new_code_cell("1", metadata=graded(grade_id="\x1b]0;x\x07\n[AutogradeApp | INFO]", grade=False, solution=True))
-    told.cells += [*slow, forged]
+    told.cells += [new_code_cell(code, metadata={"magics_language": "cddl"}) for code in SLOW_TO_COLOR]
+    told.cells += [new_code_cell("1", metadata=graded(grade_id="\x1b]0;x\x07\n[AutogradeApp | INFO]", solution=True))]
     assert course.submit("colors", told)["check_double"] == 2
     kept = nbformat.read(course.root / "autograded" / "colors" / course.name / f"{course.name}.ipynb", 4)
     assert not any("magics_language" in cell.metadata for cell in kept.cells)
@@ -210,9 +210,8 @@ def test_feedback_and_log_have_nothing_of_a_learner_s_that_runs_or_takes_long(co
     for name in ("other.html", "a\r\x1b[Kb.txt\n[INFO] y"):
         (course.root / "submitted" / "evil" / course.name / name).write_text("<script>1</script>")
     log = course.api.autograde(course.name, "evil")["log"]
-    assert "\r" not in log
-    assert "\x1b[K" not in log
-    assert "\n[INFO] y" not in log
+    assert not {"\r", "\x1b"} & set(log)
+    assert log.count("[INFO] y") == log.count("  | [INFO] y") > 0
     assert r"a\r\x1b[Kb.txt" in log
     course._do(course.api.generate_feedback(course.name, "evil"))
     assert [path.name for path in (course.root / "feedback" / "evil" / course.name).iterdir()] == [f"{course.name}.html"]

@@ -82,14 +82,9 @@ def _judge(fewer_fences: bool) -> apart.Judge:
 
 
 def outputs(judged: apart.Judged) -> list[NotebookNode]:
-    """What the cell shows: the report, and the points, as a share of those that the cell is worth."""
-    report = judged.report
-    html = f"<div class='tex2jax_ignore'>{report._repr_html_()}</div>"  # a learner's words may look like formulas
-    shown = {"text/html": html, "text/plain": repr(report)}
-    return [
-        new_output("display_data", data=shown),
-        new_output("execute_result", data={"text/plain": f"{judged.points:g}"}, execution_count=1),
-    ]
+    """What the cell shows: the report, whose text is the points, as nbgrader reads them."""
+    html = f"<div class='tex2jax_ignore'>{judged.report._repr_html_()}</div>"  # a learner's words may look like formulas
+    return [new_output("execute_result", data={"text/html": html, "text/plain": f"{judged.points:g}"}, execution_count=1)]
 
 
 class Tidied(NbGraderPreprocessor):
