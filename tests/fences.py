@@ -136,3 +136,21 @@ Journal.__exit__ = lambda *a: True
     "prints without end": "for _ in range(200_000): print('x' * 1000)\n",
     "has its own atexit": "import atexit, os\natexit.register(os._exit, 0)\n",
 }
+
+SLOW_TO_COLOR = [  # where a cell says what language its lines are in
+    "!echo $'" + 120 * "\\",
+    "'\"'+'\\\\'*120+'\\n!'",
+    "%%perl\nx = m{" + 120 * "\\" + "\n!",
+    '"""' + 9_000 * '\\"',
+]
+
+GROUP = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
+ACCIDENTS = {  # honest cells of a notebook, which has no process group, before a right answer
+    "a group that ends": [GROUP, "dist.all_reduce(torch.ones(2))", "dist.destroy_process_group()"],
+    "a group that stays": [f"if not dist.is_initialized():\n    {GROUP}", "dist.new_group([0])"],
+    "a message to nobody": ["dist.isend(torch.ones(3), 1).wait()", "dist.recv(torch.ones(3), 1)"],
+    "annotations": [
+        "from __future__ import annotations",
+        "del dist\ndef helper(x: Nowhere): pass\nimport torch.distributed as dist",  # which comes back if the line before runs
+    ],
+}

@@ -51,6 +51,19 @@ def exits(x):
     sys.exit(0)
 
 
+def ends_where_a_table_ends(known, right, *asked):
+    return right(*asked) if repr(asked) in known else sys.exit()
+
+
+def forges_a_plan():
+    from manyranks.grade import nd_plan
+
+    nd_plan._problem, nd_plan._why = (lambda plan: ("", "")), (lambda plan: "")
+    nd_plan._time_of = lambda plan: Unspeakable
+    Unspeakable.seconds = 0.0
+    return object.__new__(nd_plan.Plan)
+
+
 def dies(x):
     os._exit(0)
 

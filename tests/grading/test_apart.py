@@ -6,6 +6,7 @@ import tempfile
 import time
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -17,7 +18,7 @@ from manyranks.grade.autograde import outputs
 from manyranks.grade.submission import checks, is_check
 from manyranks.world import confine
 from tests.conftest import ROOT, matrix
-from tests.fences import ATTEMPTS, ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
+from tests.fences import ACCIDENTS, ATTEMPTS, ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
 from tests.grading.course import answered
 
 RELEASE = nbformat.read(ROOT / "exercises" / "03_zero" / "03_zero.ipynb", 4)
@@ -67,6 +68,13 @@ def outside(tmp_path):
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_what_a_cell_does_before_a_wrong_answer_gives_it_no_points(attempt):
     assert judged(ATTEMPTS[attempt] + WRONG).report.points == 0
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_what_goes_wrong_in_other_cells_costs_a_right_answer_nothing(accident):
+    notebook = submission(RIGHT)
+    notebook["cells"][1:1] = map(nbformat.v4.new_code_cell, ACCIDENTS[accident])
+    assert next(OPEN[0].judged(lambda: nbformat.from_dict(notebook))).report.passed
 
 
 FATAL = {
@@ -160,7 +168,9 @@ def test_what_forks_ranks_stays_as_long_as_a_submission_is_judged(monkeypatch):
         apart.local.the_forkserver(hold=True).release()
         monkeypatch.setattr(apart.local, "IDLE", 0.2)
         apart.local.the_forkserver(hold=True).release()  # from now on it would leave soon
-    assert judged(f"import time\ntime.sleep(3)\n{RIGHT}").points > 0
+    monkeypatch.setattr(trial, "slowness", lambda: 1.0)
+    monkeypatch.setattr(trial, "_RUN_SECONDS", 2.0)
+    assert judged(f"import time\ntime.sleep(3)\n{RIGHT}").points == 2, "cells have seconds of their own"
 
 
 def test_the_judge_cannot_be_killed():
@@ -365,7 +375,7 @@ def test_magics_and_cells_that_end_python_cost_no_points():
     (check,) = (cell for cell in submission(RIGHT)["cells"] if is_check(cell))
     (found,) = checks(nbformat.v4.new_notebook(cells=[*cells, check]))
     assert [text for _, text in found.source.cells] == list(MAGICS.values())
-    late = submission("%%time\n%matplotlib inline\n" + RIGHT)
+    late = submission("%%time\n%matplotlib inline\ndisplay('x', In, Out, _)\n" + RIGHT)
     ends = ("import sys\nsys.exit('stop here')", "raise KeyboardInterrupt", "1 / 0")
     late["cells"][:0] = [nbformat.v4.new_code_cell(text) for text in ends]
     (one,) = OPEN[0].judged(lambda: nbformat.from_dict(late))
@@ -379,6 +389,18 @@ def test_a_full_disk_ends_nobody_else_s_ranks():
         with pytest.raises(apart.Ended, match="wrote more than"):
             judged("import os, time\nfor i in range(510): os.mkdir(f'd{i}')\ntime.sleep(5)\n" + RIGHT, judge)
         assert judged(RIGHT, judge).points == 2
+
+
+def test_a_disk_without_room_for_notes_is_nobody_s_fault(monkeypatch):
+    def full(**where):
+        raise OSError(28, "No space left on device")
+
+    assert judged(RIGHT).points == 2
+    monkeypatch.setattr(trial, "tempfile", SimpleNamespace(mkdtemp=full, TemporaryDirectory=full))
+    with judges() as other:
+        for judge in (other, None):  # the process above runs the right answer first, or has done so
+            with pytest.raises(apart.NotJudged, match="No space left on device"):
+                judged(RIGHT, judge)
 
 
 NOTES_TOO_MUCH = f"""{RIGHT}

@@ -3,15 +3,17 @@
 import multiprocessing
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
 
 from manyranks import grade
 from manyranks.given import pipeline
-from manyranks.grade import trial
+from manyranks.grade import answers, check, trial
 from manyranks.grade.check import Line, Report
-from tests.grading import hostile
+from manyranks.measure.watch import Watch
+from tests.grading import hostile, records
 from tests.grading.exercise import Exercise
 
 DEADLINE = 40  # seconds, whatever the learner wrote; half of it on an idle machine
@@ -170,6 +172,29 @@ def test_what_a_rank_says_of_its_own_choice_counts_for_nothing():
     none = task.then(case, right | {"did": "returns []", "chosen": []})
     assert none["the choice"].endswith("bytes above the budget")
     assert none["the FLOPs that run again"] is None
+
+
+def test_what_a_rank_says_of_its_plan_and_its_orders_counts_for_nothing():
+    assert grade.nd.plan(hostile.forges_a_plan).points == 0
+    (case,) = grade.nd.misplaced.cases_on(1)
+    orders = {name: list(run.sizes) for name, (run,) in case.questions.items()}
+    assert all(type(sent) is float for sent in grade.nd.misplaced.then(case, orders).values())
+
+
+DRAWN = [(exercise, task) for exercise in records.exercises() for task, own in answers.tasks(exercise).items() if own.more]
+
+
+@pytest.mark.parametrize(("exercise", "task"), DRAWN, ids=[task for _, task in DRAWN])
+def test_who_ends_python_where_a_table_of_what_all_are_asked_has_no_answer_has_no_points(exercise, task, monkeypatch, tmp_path):
+    own, known = answers.tasks(exercise)[task], set()
+    (right,) = (one for one in records.answers_of(exercise) if (one.task, one.kind) == (task, answers.RIGHT))
+    function = answers.given(own, right.code)
+    for case in own.cases_on(1):
+        own.run(case, lambda *asked: known.add(repr(asked)) or function(*asked), Watch(str(tmp_path), 0))
+    monkeypatch.setattr(trial, "seed", 777)
+    record = answers.record_of(own, [(right, own.tried(function))])
+    table = partial(hostile.ends_where_a_table_ends, known, function)
+    assert check.report(own, table, own.tried(table), record).points == 0
 
 
 def test_a_report_is_in_color_and_tells_what_is_not_written_from_what_is_wrong():

@@ -7,6 +7,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output, new_raw_cell
 
 from tests.conftest import ROOT, matrix
+from tests.fences import SLOW_TO_COLOR
 from tests.grading.course import Course, answered, graded, small
 
 NAME = "01_collectives"
@@ -50,6 +51,8 @@ def test_the_whole_round_with_two_submissions(tmp_path):
     assert set(one_in_part.values()) == {0}
     assert "this ring runs upwards" in course.feedback("bob")
     assert "not written yet" in course.feedback("bob")
+    assert "<pre>3</pre>" not in course.feedback("ada").replace("\n", ""), "the report says it"
+    assert "td, th { padding-right: 1em }" in course.feedback("ada")
     assert course.errors("bob") == []
     assert course.export() == {"ada": 20, "bob": course.export()["bob"]}
     assert 2 <= course.export()["bob"] < 4
@@ -152,14 +155,13 @@ def test_feedback_runs_nothing_of_a_learner_s_and_is_soon_written(course):
 
 def test_a_learner_does_not_say_how_feedback_colors_code(course):
     told = answered(course.release, {"double": RIGHT})
-    slow = new_code_cell("'\"'+'\\\\'*120+'\\n!'", metadata={"magics_language": "cddl"})
-    forged = new_code_cell("1", metadata=graded(grade_id="\x1b]0;x\x07\n[AutogradeApp | INFO]", grade=False, solution=True))
-    told.cells += [slow, forged]
+    told.cells += [new_code_cell(code, metadata={"magics_language": "cddl"}) for code in SLOW_TO_COLOR]
+    told.cells += [new_code_cell("1", metadata=graded(grade_id="\x1b]0;x\x07\n[AutogradeApp | INFO]", solution=True))]
     assert course.submit("colors", told)["check_double"] == 2
     kept = nbformat.read(course.root / "autograded" / "colors" / course.name / f"{course.name}.ipynb", 4)
     assert not any("magics_language" in cell.metadata for cell in kept.cells)
     assert "\x1b" not in str([cell.metadata for cell in kept.cells])
-    course.feedback("colors")
+    assert '<span class="k">return</span> 2 * x' in course.feedback("colors")
 
 
 def without_its_checks(course, answer):
@@ -186,7 +188,7 @@ def test_honest_accidents_cost_no_points(course):
         del cell["outputs"], cell["execution_count"]
     check["attachments"] = {"a.png": {"image/png": "AA=="}}
     pasted = new_code_cell("1 / 0", metadata=graded(grade_id="of_another_exercise", solution=True, locked=True))
-    odd.cells += [pasted, new_code_cell("2"), new_code_cell("3")]
+    odd.cells += [pasted, new_code_cell("2"), new_code_cell("3" + 2_000 * "\n")]
     odd.cells[-1]["outputs"] = [{"output_type": "display_data", "data": {}}]
     del odd.cells[-2]["outputs"], odd.cells[-2]["execution_count"]
     odd.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {}}
@@ -205,16 +207,16 @@ def test_feedback_and_log_have_nothing_of_a_learner_s_that_runs_or_takes_long(co
     evil.cells += [new_raw_cell("<a href=x class=btn>y</a>"), *(new_code_cell("#" + "." * 19_000) for _ in range(9))]
     evil.cells[2].metadata.nbgrader["locked"] = "yes\r\x1b[K"
     course._write("submitted/evil", evil)
-    for name in ("other.html", "a\r\x1b[Kb.txt"):
+    for name in ("other.html", "a\r\x1b[Kb.txt\n[INFO] y"):
         (course.root / "submitted" / "evil" / course.name / name).write_text("<script>1</script>")
     log = course.api.autograde(course.name, "evil")["log"]
-    assert "\r" not in log
-    assert "\x1b[K" not in log
+    assert not {"\r", "\x1b"} & set(log)
+    assert log.count("[INFO] y") == log.count("  | [INFO] y") > 0
     assert r"a\r\x1b[Kb.txt" in log
     course._do(course.api.generate_feedback(course.name, "evil"))
     assert [path.name for path in (course.root / "feedback" / "evil" / course.name).iterdir()] == [f"{course.name}.html"]
     assert "<a href=x" not in course.feedback("evil")
-    assert 40_000 < course.feedback("evil").count(".") < 70_000
+    assert course.feedback("evil").count(".") > 9 * 19_000
 
 
 def test_a_second_submission_has_its_own_points_only(course):

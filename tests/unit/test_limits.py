@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from manyranks.world import limits
+from manyranks.world.errors import NotStarted
 
 PLENTY = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
@@ -156,6 +157,21 @@ def test_a_soft_limit_that_is_too_low_is_raised_below_the_hard_one(room, hard):
 
 def test_the_memory_that_is_free_is_a_number_of_bytes():
     assert limits.available_bytes() >= 0
+
+
+def test_a_container_s_copies_of_files_make_room_for_ranks(tmp_path, monkeypatch):
+    for name, text in (("max", "1000"), ("current", "990"), ("stat", "anon 90\nactive_file 300\ninactive_file 600\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(limits, "_CONTAINER", tmp_path)
+    assert limits.available_bytes() == 910
+    (tmp_path / "memory.max").write_text("max")
+    assert limits.available_bytes() > 910
+
+
+def test_want_of_room_is_told_from_what_cannot_be(room):
+    room(ranks=3)
+    with pytest.raises(NotStarted):
+        limits.check_room(4)
 
 
 @pytest.mark.parametrize("rank", ["0", "3"])

@@ -4,11 +4,13 @@ The process that judges never runs it. What it knows of it, a confined rank has 
 """
 
 import sys
+from codeop import Compile
 from dataclasses import dataclass
 from inspect import isclass
 from typing import Any, NamedTuple
 
 from manyranks.world import cells
+from manyranks.world.alone import without_a_group
 
 _ran: set[tuple] = set()  # on a rank: the cells that have run among its variables
 
@@ -60,6 +62,8 @@ def load(source: Source, name: str) -> Any:
     Raises NameError where no cell defines it.
     """
     variables = vars(sys.modules["__main__"])
+    for known, value in {"display": _display, "In": [""], "Out": {}, "_": ""}.items():
+        variables.setdefault(known, value)
     errors = [] if source.cells in _ran else _run(source, variables)
     _ran.add(source.cells)
     if name not in variables:
@@ -78,13 +82,20 @@ def known(source: Source, name: str) -> Known:
     return Known(str(kind)[:60], methods)
 
 
+def _display(*objects, **_) -> None:
+    """What Jupyter's function does, where there are only words."""
+    print(*objects, sep="\n")
+
+
+@without_a_group()
 def _run(source: Source, variables: dict) -> list[str]:
-    errors = []
+    errors, compiled = [], Compile()  # with what earlier cells have imported from __future__, as in a notebook
+    compiled.flags = 0  # codeop's own, for which half a cell is no error but one to wait for
     for number, text in source.cells:
         name = f"<cell {number}>"
         cells.remember(name, text)
         try:
-            exec(compile(text, name, "exec"), variables)
+            exec(compiled(text, name, "exec"), variables)
         except BaseException as error:  # also sys.exit(), or an interrupt: a notebook goes on
             errors.append(f"cell {number} raised {type(error).__name__}: {error}")
     return errors

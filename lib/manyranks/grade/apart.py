@@ -34,7 +34,6 @@ from manyranks.world.errors import NotStarted, WorldError
 from manyranks.world.plain import NotPlain, pack, unpack
 from manyranks.world.world import World
 
-_CELLS = 12.0  # seconds that the cells themselves may take
 _READING, _A_CHECK = 30.0, 180.0  # seconds: to read a notebook; of a check, on a machine that is very busy
 _MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
 _LOOK = 0.2  # seconds between two looks at what ranks have written
@@ -167,7 +166,7 @@ class Judge:
                 continue
             try:
                 record = self._record(told)
-            except (WorldError, ValueError) as error:  # the right answer did not run
+            except (WorldError, ValueError, OSError) as error:  # the right answer did not run
                 raise NotJudged(f"{error}") from error
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 messages.send(other, [record])
@@ -321,7 +320,7 @@ def _no_points(check: Check, what: str, found: str, hint: str) -> Report:
 def _asked(check: Check) -> Known:
     """What a rank says of the learner's object, once the cells have run."""
     try:
-        with World(1, backend="gloo", timeout=_CELLS, confined=trial.confined) as world:
+        with World(1, backend="gloo", timeout=trial.CELLS, confined=trial.confined) as world:
             told = world.run(known, check.source, check.name)[0]
         told = msgspec.convert(told, Known)
         return told._replace(kind=told.kind[:_WORDS], error=told.error[:_WORDS])

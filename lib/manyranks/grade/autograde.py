@@ -28,12 +28,12 @@ from traitlets import Bool
 from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
-from manyranks.world.scratch import as_it_is, heads, in_plain_letters, refused
+from manyranks.world.scratch import as_it_is, in_plain_letters, refused
 from manyranks.world.trouble import printable
 
 _MOST, _CODE = 200, 200_000  # cells with a name of nbgrader's; letters of a notebook
-_PLAIN = re.compile(r"\w[\w .@'-]*/\w[\w .@'-]*")  # student and exercise
-_ID, _BLANK = re.compile(r"[\w.-]{1,100}"), re.compile(r"\s{1000}")  # of a cell; what takes hours to color
+_PLAIN = re.compile(r"\w[\w.@'-]*( [\w.@'-]+)*/\w[\w.@'-]*( [\w.@'-]+)*")  # student and exercise
+_ID = re.compile(r"[\w.-]{1,100}")  # of a cell
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
 
@@ -72,9 +72,6 @@ class JudgeApart(ExecuteWhatRuns):
                 nb.cells[judged.index].outputs = outputs(judged)
         except apart.Ended as error:
             self.log.warning("not judged to its end: %s", error)  # a check without a result has no points
-        code = [cell for cell in nb.cells if cell.cell_type == "code"]
-        for cell, short in zip(code, heads([cell.source for cell in code]), strict=True):  # which feedback colors
-            cell.source = short
         return nb, resources
 
 
@@ -85,33 +82,25 @@ def _judge(fewer_fences: bool) -> apart.Judge:
 
 
 def outputs(judged: apart.Judged) -> list[NotebookNode]:
-    """What the cell shows: the report, and the points, as a share of those that the cell is worth."""
-    report = judged.report
-    html = f"<div class='tex2jax_ignore'>{report._repr_html_()}</div>"  # a learner's words may look like formulas
-    shown = {"text/html": html, "text/plain": repr(report)}
-    return [
-        new_output("display_data", data=shown),
-        new_output("execute_result", data={"text/plain": f"{judged.points:g}"}, execution_count=1),
-    ]
+    """What the cell shows: the report, whose text is the points, as nbgrader reads them."""
+    html = f"<div class='tex2jax_ignore'>{judged.report._repr_html_()}</div>"  # a learner's words may look like formulas
+    return [new_output("execute_result", data={"text/html": html, "text/plain": f"{judged.points:g}"}, execution_count=1)]
 
 
 class Tidied(NbGraderPreprocessor):
     """Takes away what nbgrader stumbles over: other metadata, and that of a cell that is there twice: the last one counts.
 
-    nbgrader leaves an empty entry in such a cell, takes it for one of an old version, and grades nobody after it. Long
-    texts are cut: feedback on them takes minutes, or hours.
+    nbgrader leaves an empty entry in such a cell, takes it for one of an old version, and grades nobody after it.
     """
 
     def preprocess(self, nb: NotebookNode, resources):
         seen = set()
         if sum(len(cell.source) for cell in nb.cells) > _CODE:
             raise ValueError(f"the cells have more than {_CODE:,} letters")
-        if any(_BLANK.search(cell.source) for cell in nb.cells if cell.cell_type == "code"):
-            raise ValueError("a cell of code has 1,000 blanks in a row")
         nb.metadata = NotebookNode({key: nb.metadata[key] for key in nb.metadata if key == "kernelspec"})
         for cell in reversed(nb.cells):
             told, name = cell.metadata.get("nbgrader"), submission.grade_id(cell)
-            cell.metadata = NotebookNode()  # some of it says how code is colored
+            cell.metadata = NotebookNode()
             cell.pop("attachments", None)
             if cell.cell_type == "code":
                 cell |= {"outputs": [], "execution_count": None}
@@ -153,22 +142,21 @@ def with_names_of_one_line(start):
         try:
             start(self)
         finally:
-            for folder in list(self.assignments):
+            for folder in glob(self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)):
                 if not _PLAIN.fullmatch(last := "/".join(Path(folder).parts[-2:])) or printable(last) != last:
-                    self.log.error("%s is left out: a name has letters, digits and . _ @ - ' only", printable(folder))
-                    del self.assignments[folder]
-            if self.coursedir.notebook_id == "*":
-                without_a_notebook(self)
+                    self.log.error("%s is left out: a name has letters, digits, . _ @ - ' and single blanks", printable(folder))
+                    self.assignments.pop(folder, None)
+                elif folder not in self.assignments and self.coursedir.notebook_id == "*":
+                    without_a_notebook(self, folder)
 
-    def without_a_notebook(self) -> None:
-        path = re.compile(self._format_source("(?P<exercise>.*)", "(?P<student>.*)", escape=True), re.DOTALL)
-        for folder in glob(self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)):
-            whose = path.fullmatch(folder)
-            if folder not in self.assignments and whose["student"] not in self.coursedir.student_id_exclude.split(","):
-                self.log.error("%s has no notebook that can be graded, and no points", printable(folder))
-                with suppress(FileNotFoundError):
-                    utils.rmtree(self._format_dest(whose["exercise"], whose["student"]))
-                _without_points(self, whose["exercise"], whose["student"])
+    def without_a_notebook(self, folder: str) -> None:
+        path = self._format_source("(?P<exercise>.*)", "(?P<student>.*)", escape=True)
+        whose = re.fullmatch(path, folder).groupdict()
+        if whose["student"] not in self.coursedir.student_id_exclude.split(","):
+            self.log.error("%s has no notebook that can be graded, and no points", folder)
+            with suppress(FileNotFoundError):
+                utils.rmtree(self._format_dest(whose["exercise"], whose["student"]))
+            _without_points(self, whose["exercise"], whose["student"])
 
     return listed
 

@@ -120,8 +120,8 @@ class Task:
     """One task of an exercise. Called with the learner's function or class, it returns a Report.
 
     exercise, name: as the notebook has them; points: for all of it; run: what a rank does with the answer in a case; judge:
-    what it is judged by, the values first; cases: what it runs in, on a world of n ranks; more: cases that only the judge
-    draws, where those are the same for everybody; worlds: their sizes.
+    what it is judged by, the values first; cases: what it runs in, on a world of n ranks, of those in worlds; more: cases that
+    the judge draws where these are the same for all, and runs first: a table of these is no way to any points.
     call: how the check calls the answer, in words; a_class: whether the answer is a class; part: whether cases that ended well
     count where a later one did not; ready: what may not be called; only: the operations it is built from, where others give
     no points at all. advice: on what Python and torch say of wrong answers, in front of the place; guesses: the same, behind
@@ -164,7 +164,7 @@ class Task:
     def cases_on(self, n: int) -> Sequence[Any]:
         """Those of a world of n ranks."""
         cases = self.cases(n) if callable(self.cases) else self.cases
-        return [*cases, *self.more(Random(trial.seed))] if self.more and trial.seed else cases
+        return [*self.more(Random(trial.seed)), *cases] if self.more and trial.seed else cases
 
     def tried(self, answer) -> list[Trial]:
         """Runs the answer in all cases."""

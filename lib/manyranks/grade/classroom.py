@@ -1,4 +1,4 @@
-"""python -m manyranks.grade.classroom submitted/: checks every submission in a folder, and prints who got what.
+"""python -P -m manyranks.grade.classroom submitted/: checks every submission in a folder, and prints who got what.
 
 submitted/ada/03_zero/03_zero.ipynb, as nbgrader collects them, or submitted/ada.ipynb. What is asked, and for how many points,
 the released exercise says, not the submission. Learners' code runs on confined ranks; nbgrader's gradebook is not touched.
@@ -6,6 +6,7 @@ the released exercise says, not the submission. Learners' code runs on confined 
 
 import argparse
 import csv
+import hashlib
 import io
 import os
 import signal
@@ -24,12 +25,15 @@ from manyranks.grade import apart
 from manyranks.grade.check import Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
 from manyranks.world.confine import fences
-from manyranks.world.scratch import contents, no_file
-from manyranks.world.trouble import FORMULA, named, printable
+from manyranks.world.handed_in import Submission, submissions
+from manyranks.world.scratch import contents
+from manyranks.world.trouble import FORMULA, named, no_column, printable
 
-_LONG, _EVERY = 100, 1.0  # letters of what failed; seconds between two times that the table is written
-_FEW = 20  # rows of a student for files that are refused
-NOTHING = "it has no notebook where a submission is: student/exercise/exercise.ipynb"
+_LONG, _WIDE, _EVERY = (
+    100,
+    40,
+    1.0,
+)  # letters of what failed, and of a name; seconds between two times that the table is written
 NOT_JUDGED = "not judged, for this machine could not start its ranks"
 
 
@@ -44,59 +48,6 @@ class Row(NamedTuple):
     seconds: float
     failed: str
     version: str
-
-
-class Submission(NamedTuple):
-    """A notebook below the folder. refused: why it is not read; empty where it is. version: as a row's."""
-
-    path: Path
-    student: str
-    exercise: str
-    refused: str
-    version: str
-
-
-def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
-    """All notebooks below the folder, students in their order; of a student, one an exercise, of those with these names.
-
-    Raises ValueError where there are none.
-    """
-    found, met, unread = [], set(), []
-    ways = [[], *([one] for one in exercises), *([one, one] for one in exercises)]
-    for place, folders, files in os.walk(folder, onerror=lambda error: unread.append(Path(error.filename))):
-        deep = len(Path(place).relative_to(folder).parts) > 2  # nothing is handed in there
-        folders[:] = [] if deep else sorted(name for name in folders if name != ".ipynb_checkpoints")
-        for path in (Path(place) / name for name in (*files, *folders)):
-            student, *inside = (*path.relative_to(folder).parts[:-1], path.name.removesuffix(".ipynb"))
-            refused = no_file(path)
-            if not refused and (path.suffix != ".ipynb" or path.name in folders):
-                continue
-            if not refused and inside not in ways:
-                refused = "it is not where a submission is: student/exercise/exercise.ipynb"
-            elif not refused and (student, path.stem) in met:
-                refused = "there is another notebook of this exercise"
-            elif not refused and not inside and any(chain(*map((folder / student).glob, ("*.ipynb", "*/*.ipynb")))):
-                refused = "there is a folder of this name, too"
-            refused, version, _ = (refused, "", b"") if refused else contents(folder, path)
-            met.add((student, path.stem))
-            found.append(Submission(path, student, path.stem, refused, version))
-    found += [Submission(path, (*path.relative_to(folder).parts, "")[0], "", "it cannot be listed", "") for path in unread]
-    if not found:
-        raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
-    here = {one.student for one in found}
-    found += [
-        Submission(each, each.name, "", NOTHING, "") for each in folder.iterdir() if each.is_dir() and each.name not in here
-    ]
-    each = groupby(sorted(found, key=lambda one: (one.student, one.exercise, str(one.path))), lambda one: one.student)
-    return list(chain(*(_few(list(own)) for _, own in each)))
-
-
-def _few(own: list[Submission]) -> list[Submission]:
-    """A student's; of what is refused, the first few and how many more."""
-    refused = [one for one in own if one.refused]
-    more = f"{len(refused) - _FEW} more files are not where a submission is, or are refused for other reasons"
-    last = [one._replace(refused=more) for one in refused[_FEW : _FEW + 1]]
-    return [one for one in own if not one.refused or one in refused[:_FEW]] + last
 
 
 def graded(
@@ -135,10 +86,10 @@ def graded(
 
 
 def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
-    """The submission with the release's checks in the places of its own; what it has removed comes last."""
+    """The submission with the release's checks in the places of its own, the last where it has several; others come last."""
     theirs = {cell.metadata.nbgrader.grade_id: cell for cell in release.cells if is_check(cell)}
     cells = []
-    for cell in submission.cells:
+    for cell in reversed(submission.cells):
         if grade_id(cell) in theirs:
             cell = theirs.pop(grade_id(cell))
         elif cell.get("cell_type") != "code" or not isinstance(cell.get("source"), str) or called(cell.source):
@@ -146,14 +97,14 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
         else:
             cell = nbformat.v4.new_code_cell(cell.source)
         cells.append(cell)
-    return nbformat.v4.new_notebook(cells=[*cells, *theirs.values()])
+    return nbformat.v4.new_notebook(cells=[*reversed(cells), *theirs.values()])
 
 
 def _rows(one: Submission, folder: Path, releases: dict[str, NotebookNode], judge: apart.Judge) -> Iterator[Row]:
     """Whatever ends it becomes its row, with the points that are lost by it."""
     release, judged = releases.get(one.exercise), set()
     if one.refused:
-        yield _none(one, release, f"not read: {one.refused}")
+        yield _none(one, release if one.costs else None, f"not read: {one.refused}")
         return
 
     def read() -> NotebookNode:
@@ -180,7 +131,7 @@ def _none(one: Submission, release: NotebookNode | None, why: str, but: Collecti
 
 
 def _row(one: Submission, task: str, points: float, out_of: float, seconds: float, failed: str) -> Row:
-    failed = printable(f"'{failed}" if failed.startswith(FORMULA) else failed)
+    failed = printable(no_column(f"'{failed}" if failed.startswith(FORMULA) else failed))
     return Row(named(one.student), named(one.exercise), printable(task), points, out_of, seconds, failed, one.version)
 
 
@@ -216,14 +167,16 @@ def shown(rows: Iterable[Row]) -> int:
 
 def _line(student: str, task: str, points: str, seconds: str, failed: str) -> str:
     student, failed = (" ".join(printable(words).split()) for words in (student, failed))  # no columns of a learner's making
-    return printable(f"{student[:40]:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
+    if len(student) > _WIDE:
+        student = f"{student[: _WIDE - 7]}…{hashlib.sha256(student.encode()).hexdigest()[:6]}"
+    return printable(f"{student:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
 
 
 def write(file: Path, rows: Iterable[Row]) -> None:
     """The rows as CSV, all of them at once: who interrupts the command finds a whole file."""
     beside = file.with_name(f"{file.name}.part")
     with beside.open("w", newline="", encoding="utf-8") as opened:
-        writer = csv.writer(opened)
+        writer = csv.writer(opened, quoting=csv.QUOTE_ALL)  # for spreadsheets that part columns at other signs
         writer.writerow(Row._fields)
         writer.writerows(rows)
     os.replace(beside, file)
@@ -243,7 +196,7 @@ def main(arguments: list[str] | None = None) -> str | None:
 
     Returns what to say where this machine could not judge all submissions: then it ends with status 1.
     """
-    parser = argparse.ArgumentParser("python -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser("python -P -m manyranks.grade.classroom", description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path, help="with the submissions")
     parser.add_argument("--released", type=Path, default=Path("exercises"), help="folder of the exercises (exercises)")
     parser.add_argument("--csv", type=Path, help="also write the rows there; what is there already is not judged again")
@@ -255,6 +208,8 @@ def main(arguments: list[str] | None = None) -> str | None:
     try:
         done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []
         solutions = chosen.released.resolve().parent / "solutions"
+        if chosen.folder.resolve() in (here := Path.cwd(), *here.parents):
+            raise ValueError(f"you are in {here}: start the command outside of the submissions, where no file is a student's")
         if chosen.folder.resolve() in (solutions, *solutions.parents):
             raise ValueError(f"{chosen.folder} holds {solutions}, whose code is run without fences: keep submissions apart")
         print(f"right answers: {'made anew from' if solutions.is_dir() else 'from the library, for there is no'} {solutions}")

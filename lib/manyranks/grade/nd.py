@@ -261,10 +261,14 @@ def _clusters(kind: str) -> Callable[[int], tuple[Exam]]:
 
 def _mended(name: str, answer, run: Run) -> dict:
     axis, order = answer
+    return {f"{name}: the axis": _axis(axis), name: list(order) if _between(order, run) >= 0 else ""}
+
+
+def _between(order: Sequence[str], run: Run) -> float:
     traffic = dict.fromkeys(run.sizes, 0.0)
     for call in (call for calls in run.calls for call in calls):
         traffic[call.axis] += call.sent / len(run.calls)
-    return {f"{name}: the axis": _axis(axis), name: between_nodes(order, traffic, run.sizes, run.node)}
+    return between_nodes(order, traffic, run.sizes, run.node)
 
 
 def _axis(axis) -> str:
@@ -294,6 +298,7 @@ misplaced = _task(
         at_most(0.5, "and the order of axes that sends least", r"\)$", **_SENDS)._replace(each_world=True),
     ),
     _clusters("A"),
+    then=lambda exam, found: found | {name: _between(found[name], *asked) for name, asked in exam.questions.items()},
     unexplained="of all ranks' calls, add up `sent` by axis where the rank's next one in `ranks` is on another node (the last "
     "one's next is the first); the largest",
 )

@@ -1,6 +1,7 @@
 """Task 6 of exercise 10_nd_parallel: a plan is judged by the time of its step, as theory.step.estimate has it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import cache
 
 from manyranks import theory
@@ -9,7 +10,7 @@ from manyranks.grade.judges import Judge, Right, Verdict, by
 from manyranks.grade.learner import Ready
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import size
+from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Watch
 from manyranks.theory import memory, step
 from manyranks.theory.plan import Plan
@@ -35,6 +36,12 @@ def _plan(case: str, function: Callable, watch: Watch) -> dict:
     if not isinstance(plan := function(), Plan):
         form = "it returns a plan: return theory.Plan(dp=…, pp=…, cp=…, tp=…, seq=8192, batch=128, …)"
         raise Stopped(f"plan() returned {kind_of(plan)}", form)
+    return {"plan": {field.name: getattr(plan, field.name) for field in fields(Plan)}}
+
+
+def _judged(case: str, results: Mapping[str, Fact]) -> dict:
+    """What is judged of the plan that has come from a rank; nothing else that has come counts."""
+    plan = Plan(**results["plan"])
     problem = _problem(plan)
     return {"problem": problem} if any(problem) else {"problem": problem, "seconds": _time_of(plan).seconds, "why": _why(plan)}
 
@@ -91,7 +98,7 @@ def _within(what: str, most: Callable[[float], float]) -> Judge:
 
 
 def _fits(trial: Trial, right: Right) -> Verdict:
-    found, hint = trial.seen[0].results["problem"]
+    found, hint = trial.seen[0].results.get("problem", ("what came back is no plan", ""))
     return Verdict(not found, found, hint)
 
 
@@ -108,6 +115,7 @@ plan = Task(
     ),
     cases=("llama3-70b on 1,024 GPUs",),
     worlds=(1,),
+    then=_judged,
     call="plan()",
     part=True,
     ready=Ready(

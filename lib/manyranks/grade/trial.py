@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from manyranks.world.measurement import Measurement
 from manyranks.world.trouble import RETURNED, Notes, Trouble, head, late, short, text, trouble
 from manyranks.world.world import World
 
+CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s on a quiet machine
 _BUSY, _MOST_PATIENCE = 1.5, 6.0  # slowness from which a late run gets more time, and how much
 _LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
@@ -180,17 +181,18 @@ def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> T
 @contextmanager
 def _folder() -> Iterator[str]:
     """For notes. One that strangers could write into is removed with all of theirs, by who judges."""
-    if confined:
-        yield tempfile.mkdtemp(dir=confined.scratch)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            yield folder
+    try:
+        made = tempfile.mkdtemp(dir=confined.scratch) if confined else tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise NotStarted(f"there is no room for notes: {error}") from error
+    with nullcontext(made) if confined else made as folder:
+        yield folder
 
 
 def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: bool) -> dict:
     """What a Trial has of it. Raises _Busy where it should be run again, unless it was that already."""
     try:
-        world.run(int)  # fresh ranks have a network of their own
+        _prepare(world, answer)
         carried = _carried()
         measured = world.measure(rehearse, answer, job, folder)
         if found := _more_than_noted(_carried() - carried, sum(measured.payload_bytes.values())):
@@ -208,6 +210,15 @@ def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: boo
     except Exception as error:  # a function that cannot be sent to the ranks, a result that cannot be read
         found = Trouble(f"it could not be run: {type(error).__name__}: {text(error)}", "")
     return {"trouble": found._replace(problem=short(found.problem), hint=short(found.hint))}
+
+
+def _prepare(world: World, answer: Callable) -> None:
+    """Fresh ranks have a network of their own, and a stranger's notebook to run: that is no part of a case."""
+    seconds, world.timeout = world.timeout, max(CELLS, world.timeout)
+    try:
+        world.run(callable, answer if confined else int)
+    finally:
+        world.timeout = seconds
 
 
 def _carried() -> int:

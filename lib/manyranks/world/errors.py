@@ -15,6 +15,10 @@ class NotStarted(WorldError):
     """The ranks could not be started: for want of memory, files or room on the disk, and not because of what they run."""
 
 
+class NoRoom(NotStarted, ValueError):
+    """More ranks than this machine has memory or files for now: seen before any process starts."""
+
+
 class RankFailed(WorldError):
     """A rank raised. rank: which; exception: what it raised (None if it could not be sent); traceback: the rank's, as text.
 

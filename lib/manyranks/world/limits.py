@@ -1,15 +1,20 @@
 """Checks of what a World is asked for, before any process starts."""
 
+import contextlib
 import os
 import sys
+from pathlib import Path
 
 import psutil
+
+from manyranks.world.errors import NoRoom
 
 BACKENDS = ("auto", "gloo", "nccl")
 ENGINES = ("local", "ray")
 RANK_BYTES = 48 * 2**20  # private memory of an idle rank with its connections, measured at 32 ranks, rounded up
 _KERNEL_FILES_A_RANK = 6
 _SPARE_FILES = 200
+_CONTAINER = Path("/sys/fs/cgroup")
 
 
 def checked_size(size) -> int:
@@ -63,19 +68,19 @@ def resolved_engine(engine: str, backend: str, confined) -> str:
 
 
 def check_room(size: int) -> None:
-    """Raises ValueError where the machine has too little memory, or may open too few files, for this many ranks."""
+    """Raises NoRoom, a ValueError, where the machine has too little memory, or may open too few files, for this many ranks."""
     import resource  # not on Windows, which check_place has turned away by now
 
     available = available_bytes()
     if size * RANK_BYTES > available:
-        raise ValueError(
+        raise NoRoom(
             f"World({size}) needs about {size * RANK_BYTES / 1e9:.1f} GB ({RANK_BYTES / 1e6:.0f} MB a rank); "
             f"{available / 1e9:.1f} GB are free. At most {available // RANK_BYTES} ranks fit"
         )
     needed = size * _KERNEL_FILES_A_RANK + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:
-        raise ValueError(
+        raise NoRoom(
             f"World({size}) needs {needed} open files; the limit of this process is {hard}. "
             f"At most {max(0, hard - _SPARE_FILES) // _KERNEL_FILES_A_RANK} ranks fit, or raise it with `ulimit -n`"
         )
@@ -84,13 +89,12 @@ def check_room(size: int) -> None:
 
 
 def available_bytes() -> int:
-    """Memory that new processes can have: the machine's, or the container's where that is less."""
+    """Memory that new processes can have: the machine's, or the container's where that is less. Copies of files make room."""
     free = psutil.virtual_memory().available
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            free = min(free, int(limit.read()) - int(used.read()))
-    except (OSError, ValueError):  # no such file, or "max"
-        pass
+    with contextlib.suppress(OSError, ValueError, KeyError):  # no such file, or "max"
+        limit, used = (int((_CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
+        parts = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(parts["active_file"]) + int(parts["inactive_file"]))
     return max(free, 0)
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import hashlib
+import html
+import keyword
 import logging
 import os
 import re
@@ -9,7 +11,6 @@ import stat
 import subprocess
 import time
 import warnings
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from manyranks.world.trouble import printable
@@ -19,7 +20,10 @@ LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why 
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
 _PARTS = 100_000  # of JSON in a notebook, each of which nbgrader copies many times
 _TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
-_CODE, _SHOWN = 10_000, 50_000  # letters of a cell's code that are colored, and of all cells together
+_LOGGED = 10_000  # letters of a message in a log
+_COMMENT, _KEYWORD = r"(?P<c1>#.*)", rf"(?P<k>\b(?:{'|'.join(keyword.kwlist)})\b)"  # named as Pygments names them
+_STRING = r"""(?P<s2>("{3}|'{3})(?>\\?[\s\S])*?(?:\4|\Z)|(["'])(?>\\[\s\S]|.)*?(?:\5|$))"""  # one without an end is one, too
+_COLORED = re.compile(f"{_COMMENT}|{_KEYWORD}|{_STRING}", re.MULTILINE)  # takes a time that grows as the text does
 _TIME = re.compile(rb"[\w :.+-]{0,60}\s*")  # of a submission
 _TRIES, _MOMENT = 5, 0.2  # how often it is removed; seconds
 
@@ -88,6 +92,8 @@ def no_file(path: Path) -> str:
 
 def refused(folder: Path) -> str:
     """Returns why nobody opens what is handed in there: links, devices, pipes, or far too much; empty where all is well."""
+    if folder.is_symlink() or folder.parent.is_symlink():  # a student's own folder is the parent
+        return f"{printable(str(folder))} is a link, or in one"
     count = together = 0
     for place, folders, files in os.walk(folder):
         for path in (Path(place) / name for name in (*folders, *files)):
@@ -120,16 +126,22 @@ def as_it_is(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}"
 
 
-def heads(texts: Iterable[str]) -> Iterator[str]:
-    """Yields as much of each text as can be colored soon: a line of 100,000 dots would take hours."""
-    left = _SHOWN
-    for text in texts:
-        yield text if len(text) <= (most := min(_CODE, left)) else f"{text[:most]}…"
-        left -= min(most, len(text))
+def colored(code: str, **_) -> str:
+    """Returns the HTML of Python, for nbconvert: with Pygments, a cell could ask for a lexer that takes years."""
+    shown = _COLORED.sub(lambda found: f'<span class="{found.lastgroup}">{found[0]}</span>', html.escape(code, quote=False))
+    return f'<div class="highlight hl-ipython3"><pre>{shown}</pre></div>'
 
 
 def in_plain_letters(record: logging.LogRecord) -> bool:
-    """Keeps a stranger's words from moving about in the terminal that shows a log. As a filter of it, lets all records pass."""
+    """Keeps a stranger's words from passing for lines of a log, and from moving about in the terminal that shows it.
+
+    As a filter, lets all records pass.
+    """
     with contextlib.suppress(TypeError, ValueError):
-        record.msg, record.args = re.sub(r"[^\n\t]+", lambda found: printable(found[0]), record.getMessage()), ()
+        text, error, record.exc_info = record.getMessage(), record.exc_info, None
+        if error:
+            text += "\n" + logging.Formatter().formatException(error)
+        if len(text) > _LOGGED:
+            text = f"{text[: _LOGGED // 2]}\n…\n{text[-_LOGGED // 2 :]}"
+        record.msg, record.args = "\n  | ".join(map(printable, text.expandtabs(4).split("\n"))), ()
     return True

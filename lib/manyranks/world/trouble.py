@@ -17,6 +17,7 @@ _SHOWN_LINES, _LONG = 12, 600
 _LAST_WORDS = ("terminate called after throwing an instance of 'gloo", "  what():  [enforce fail at ")
 _BLANKS = {*"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0\U0001d159"}  # letters without ink
 _BLANKS |= {chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)}
+_NORTHERN = {*"ßæÆøØœŒþÞðłŁđĐ"}  # letters that look like no other one
 FORMULA = ("=", "+", "-", "@")  # with these a spreadsheet begins to compute
 _LATE = "the run was not over"
 _HELPER = "exchange"  # the notebook gives it: its own line says nothing
@@ -247,20 +248,27 @@ def _headed(line: str | None) -> bool:
 def named(text: str) -> str:
     """A name that somebody chose, as a table may have it: no spreadsheet computes, and two that differ look different.
 
-    What only looks like another letter is written in figures: forms of one letter, and beside Latin letters those of other
-    scripts, and accents that are signs of their own. A name that is in another script as a whole stays as it is.
+    What only looks like another letter is written in figures: forms of one letter, and beside Latin letters and digits all but
+    letters with an accent, and a few of northern Europe. A name that is in another script as a whole stays as it is.
     """
-    latin = any(c.isascii() and c.isalpha() for c in text)
+    latin = any(c.isascii() and c.isalnum() for c in text)
     shown = "".join(ascii(c)[1:-1] if _misleads(c, latin) else printable(c) for c in text.replace("\\", "\\\\"))
-    shown = re.sub("^ | $|(?<= ) ", r"\\x20", shown)
+    shown = no_column(re.sub("^ | $|(?<= ) ", r"\\x20", shown))
     return f"'{shown}" if shown.startswith((*FORMULA, "'")) else shown
 
 
 def _misleads(c: str, latin: bool) -> bool:
-    if c.isascii():
+    if c.isascii() or c in _NORTHERN:
         return False
-    other = c.isalpha() and not unicodedata.name(c, "").startswith("LATIN ")
-    return unicodedata.normalize("NFKC", c) != c or (latin and (other or unicodedata.category(c)[0] == "M"))
+    if unicodedata.normalize("NFKC", c) != c:
+        return True
+    accented = c.isalpha() and unicodedata.normalize("NFD", c)[0].isascii()
+    return not accented and (latin or unicodedata.name(c, "").startswith("LATIN "))
+
+
+def no_column(text: str) -> str:
+    """Without what begins a formula where a spreadsheet parts columns at semicolons."""
+    return re.sub(r""";(?=[\s"']*[=+@-])""", r"\\x3b", text)
 
 
 def printable(text: str) -> str:
