@@ -289,8 +289,8 @@ def said(**change) -> Said:
 
 def test_it_opens_on_1f1b_and_zb_h1(opened):
     assert opened.set(**DEFAULT).status == (
-        "1F1B above ZB-H1, p = 4, m = 8: upper bubble 37.5% of ideal; upper holds 4 micro-batches; lower bubble 12.5% of ideal; "
-        "lower holds 4 micro-batches. Limit: warm-up and drain (more micro-batches dilute them)."
+        "1F1B above ZB-H1, p = 4, m = 8: upper bubble 37.5% of ideal; upper holds 4 micro-batches; lower bubble 12.5% of "
+        "ideal; lower holds 4 micro-batches. Limit: warm-up and drain (more micro-batches dilute them)."
     )
     assert titles(opened.figure) == [
         "1F1B: bubble 9 = (p − 1)(F + B); makespan 33",
