@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from manyranks import theory
 from manyranks.theory import memory, stages
 from manyranks.theory.architecture import LatentAttention, ModelShape
-from manyranks.theory.plan import Plan, plan_of
+from manyranks.theory.plan import Plan
 
 TINY = ModelShape("tiny", layers=8, hidden=64, ffn=128, heads=8, vocab=100, kv_heads=2)
 ROUTED = replace(TINY, name="routed", experts=6, top_k=2, expert_ffn=32, dense_layers=1)
 GPT = replace(TINY, name="gpt", gated=False, norm="layernorm", dropout=True)
 COUNTS = ("dp", "pp", "cp", "tp", "ep", "seq", "batch", "microbatch", "virtual", "dp_shard")
 FLAGS = ("sequence_parallel", "reshard_after_forward", "overlap", "overlap_tensor", "flash", "embedding_slots", "regather")
-NAMES = ("schedule", "recompute", "precision", "context", "offload")
+NAMES = ("schedule", "recompute", "precision", "context", "offload", "stack")
 
 
 def test_the_design_s_call_works_as_written():
@@ -172,8 +172,10 @@ def test_expert_parallelism_is_not_in_the_product():
 
 def test_a_local_plan_keeps_what_a_layer_depends_on():
     plan = Plan(dp=8, pp=4, cp=2, tp=4, ep=4, seq=4096, microbatch=2, recompute="full", precision="fp8", flash=False)
-    small = plan_of(plan.local)
-    assert (small.local, small.pp, small.dp) == (plan.local, 1, plan.ep)
+    local = plan.local
+    assert all(getattr(local, name) == getattr(plan, name) for name in (*local._fields, "recipe", "framework"))
+    assert replace(plan, dp=16, batch=32, pp=1, zero=3, schedule="gpipe").local == local
+    assert replace(plan, stack="torchtitan").local != local
 
 
 @pytest.mark.parametrize(("layers", "count"), [(126, 16), (61, 16), (126, 1), (1, 1), (5, 5), (7, 2)])
