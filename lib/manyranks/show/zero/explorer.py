@@ -103,7 +103,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets["32-bit gradients"] = {"precision": "bf16-fp32-gradients"}
     shared = controls(ONLY, model="megatron-7.5b", cluster="v100-dgx", dp=64)
     own = {"stage": choice("stage", "ZeRO-2", list(STAGES)), "k": log_slider("shards K (HSDP)", 16, 0, 10, show="{:,}".format)}
-    return Explorer(Stages(), presets, measure, **shared, **own, precision=choice("bytes per parameter", "bf16", RECIPES))
+    return Explorer(Stages(), presets, measure, **shared, **own, precision=choice("bytes/parameter", "bf16", RECIPES))
 
 
 def count(parameters: float) -> str:
