@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,9 +24,11 @@ def main(arguments: list[str] | None = None) -> None:
     if not Path(chosen.out).absolute().parent.is_dir():
         _parser().error(f"--out {chosen.out}: there is no such folder")
     try:
+        known = of_gpus()
         with World(chosen.ranks, timeout=None) as world:
             measured = world.run(measure, SIDES, SIZES)[0]
-        found = calibration.calibrate(measured, base(measured), Path(chosen.out).stem)
+        base = known or cluster.laptop(flops=max(measured.products), bandwidth=1e9)
+        found = calibration.calibrate(measured, base, Path(chosen.out).stem)
         calibration.save(found, chosen.out)
     except (ValueError, OSError) as error:
         _parser().error(str(error))
@@ -38,9 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m manyranks.calibrate", description=main.__doc__ and __doc__.split(": ", 1)[1]
-    )
+    does = "Measures this machine, and writes a cluster file that theory.clusters reads."
+    parser = argparse.ArgumentParser(prog="python -m manyranks.calibrate", description=does)
     parser.add_argument("--ranks", type=int, default=2, help="that take part in the collective (2)")
     parser.add_argument("--out", default="mine.json", help="the file to write (mine.json)")
     return parser
@@ -63,13 +63,15 @@ def measure(sides: Sequence[int], sizes: Sequence[int]) -> calibration.Measureme
     return calibration.Measurements(products, copy, dist.get_world_size(), sizes, seconds)
 
 
-def base(measured: calibration.Measurements) -> Cluster:
-    """Returns the cluster of this machine's GPUs, by their name, or a laptop."""
-    chip = hardware.of_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-    if chip is None:
-        return cluster.laptop(flops=max(measured.products), bandwidth=1e9)
-    known = next((each for each in cluster.clusters.values() if each.accelerator.name == chip.name), None)
-    return known or replace(cluster.clusters["h100-dgx"], accelerator=chip)
+def of_gpus() -> Cluster | None:
+    """Returns the cluster that has this machine's GPUs, None without GPUs. Raises ValueError for GPUs that no cluster has."""
+    if not torch.cuda.is_available():
+        return None
+    chip = hardware.of_device(name := torch.cuda.get_device_name())
+    for each in cluster.clusters.values():
+        if chip is not None and each.accelerator.name == chip.name:
+            return each
+    raise ValueError(f"no cluster has {name}: make a theory.Cluster of it, and give that to theory.calibrate")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,10 @@ def test_runs_of_pretraining_are_foretold_to_four_percent():
     assert max(abs(row.error()) for row in PRETRAINING) <= 0.12
 
 
+def test_mpt_has_the_parameters_that_are_printed():
+    assert [row.shape.parameters for row in of(FOUNDRY)] == [int(row["num_params"]) for row in rows("fsdp_llm_foundry_h100")]
+
+
 def test_runs_of_fsdp_are_foretold_to_twelve_percent():
     assert fit.mean_error([*of(TORCHTITAN), *of(FOUNDRY)]) <= 0.12
     # With context parallelism torchtitan is slower than we can say why.

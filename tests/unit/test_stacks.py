@@ -69,6 +69,13 @@ def test_without_a_prefetch_backward_waits_for_every_gather(monkeypatch):
     assert waits - hidden == pytest.approx((1 - 1 / SHAPE.layers) * once * (1 - STACKS["fsdp1"].beside), rel=0.1)  # and α
 
 
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
+def test_what_op_level_recomputation_keeps_is_known_of_dense_layers_only(model):
+    with pytest.raises(ValueError, match=f"known of dense layers only, not of {model}'s; say recompute='none' or 'full'"):
+        step.estimate(models[model], Plan(stack="torchtitan", zero=3, dp=8), H100)
+    assert step.estimate(models[model], Plan(stack="torchtitan", zero=3, dp=8, recompute="full"), H100).seconds > 0
+
+
 def test_an_unknown_stack_is_refused_by_name():
     with pytest.raises(ValueError, match=r"stack='torchtitn': .*torchtitan"):
         Plan(stack="torchtitn")

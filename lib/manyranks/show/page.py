@@ -102,9 +102,9 @@ def measured(small: Small, said: Said) -> str:
     return f"{_row(own)}<div>{small_print(f'Measured: {small.where}')}</div>{_row(parts)}"
 
 
-def faded(html: str) -> str:
+def faded(tiles: str) -> str:
     """HTML of tiles that no longer belong to the controls."""
-    return f'<div style="opacity:.3">{html}</div>'
+    return f'<div style="opacity:.3">{tiles}</div>'
 
 
 def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> str:

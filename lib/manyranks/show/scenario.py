@@ -55,17 +55,12 @@ def _of(part: str, whole: str) -> str:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model's shape, how it's trained, and on what.
-
-    imbalance: of experts, as step.estimate has it
-    waits: seconds per step that no plan knows, in which ranks wait for others
-    """
+    """A model's shape, how it's trained, and on what. imbalance: of experts, as step.estimate has it."""
 
     shape: ModelShape
     plan: Plan
     cluster: Cluster
     imbalance: float = 1.0
-    waits: float = 0.0
 
     @functools.cached_property
     def time(self) -> step.StepTime:
@@ -82,10 +77,10 @@ class Scenario:
 
     @property
     def cost(self) -> Cost:
-        time, seconds = self.time, self.time.seconds + self.waits
-        exposed = time.tensor + time.context + time.expert + time.pipeline + time.data + self.waits
+        time = self.time
+        exposed = (time.tensor + time.context + time.expert + time.pipeline + time.data) / time.seconds
         held, room = self.peak.total, self.cluster.accelerator.memory
-        return Cost(held, room, time.bubble / seconds, exposed / seconds, seconds, time.mfu * time.seconds / seconds)
+        return Cost(held, room, time.bubble / time.seconds, exposed, time.seconds, time.mfu)
 
     def code(self) -> str:
         """Python that computes the same numbers."""

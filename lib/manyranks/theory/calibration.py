@@ -22,7 +22,7 @@ class Measurements:
     ranks: how many took part in the collective
     sizes: bytes of the tensors that were all-reduced
     seconds: what each of these took, in their order
-    Raises ValueError for a rate or time that is not above 0, and for fewer than two different sizes.
+    Raises ValueError for a rate that is not above 0, for no product, and for fewer than 2 ranks.
     """
 
     products: Sequence[float]
@@ -44,8 +44,8 @@ def calibrate(measured: Measurements, cluster: Cluster, name: str = "") -> Clust
     measured: what one of its nodes did, or a whole cluster of one level
     cluster: its accelerators and levels, as theory.clusters["h100-dgx"]
     name: of the result; default the cluster's, "calibrated"
-    Only the innermost level changes: the collective has ranks of one node. Raises ValueError for more ranks than it has, and
-    for times that do not grow with the size.
+    Only the innermost level changes: the collective has ranks of one node. Raises ValueError for more ranks than it has, for
+    fewer than two different sizes, and for times that aren't above 0 or don't grow with the size.
     """
     checks.is_cluster(cluster)
     if measured.ranks > cluster.node:

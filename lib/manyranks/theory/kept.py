@@ -25,7 +25,7 @@ def of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
 
 def parts(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
     """As of_layer, apart: (10sbh, sbh(24/t + 5as/(ht))) for the paper's layer without sequence parallelism."""
-    if plan.recompute == "selective" and plan.framework.every_other and not moe and not shape.latent:
+    if plan.recompute == "selective" and plan.framework.every_other:
         return Kept(*(tokens(plan) * part for part in _every_other(shape, plan)))
     both = zip(_attention_bytes(shape, plan), _mlp_bytes(shape, plan, moe), strict=True)
     return Kept(*(tokens(plan) * sum(part) for part in both))

@@ -208,6 +208,11 @@ class Plan:
             raise ValueError(f"{degrees} = {self.gpus} ranks for {gpus} GPUs: choose degrees whose product is {gpus}")
         if left := uncut(shape, self.tp):
             raise ValueError(left)
+        if self.framework.every_other and self.recompute == "selective" and (shape.experts or shape.latent):
+            raise ValueError(
+                f"recompute='selective' with stack={self.stack!r}: known of dense layers only, not of {shape.name}'s; "
+                "say recompute='none' or 'full'"
+            )
         if self.sequence_parallel and self.seq % (self.cp * self.tp):
             both = f"cp·tp = {self.cp}·{self.tp} = {self.cp * self.tp}"
             other = f"give {multiples(self.seq, self.cp * self.tp)}, or say sequence_parallel=False"

@@ -13,8 +13,9 @@ from manyranks.theory.shapes import models
 
 def torchtitan() -> Iterator[Row]:
     """FSDP2 beside tensor, context and pipeline parallelism. Gradients are reduced in 32 bits; parallel layers are sharded over
-    sequences (SP); stages keep what they have gathered. Two rows say neither batch nor sequence, and are left out. The source
-    names neither the split of the layers over stages nor who gathers keys and values when.
+    sequences (SP); stages keep what they have gathered. A pipeline has as many micro-batches as ranks, torchtitan's default.
+    Two rows say neither batch nor sequence, and are left out. The source names neither the split of the layers over stages nor
+    who gathers keys and values when.
     """
     for row in published.rows("fsdp_torchtitan"):
         if row["seq"]:
@@ -37,7 +38,7 @@ def _torchtitan(row: dict[str, str]) -> tuple:
         pp=pp,
         seq=int(row["seq"]),
         batch=degrees["FSDP"] * local,
-        microbatch=local if pp == 1 else local // pp,
+        microbatch=local // pp,
         virtual=2 if "interleaved" in options else 1,
         zero=3,
         reshard_after_forward=pp == 1,
@@ -65,6 +66,5 @@ def foundry() -> Iterator[Row]:
             stack="fsdp1",
         )
         shape = replace(models[f"mpt-{row['model']}"], positions=seq)
-        assert shape.parameters == int(row["num_params"])
         name = f"{row['model']}, {gpus} GPUs, {seq:,} tokens, {plan.recompute} recomputed"
         yield Row(FOUNDRY, name, shape, plan, clusters["h100-dgx"], float(row["tok_per_s_per_gpu"]), "tokens/s")
