@@ -29,11 +29,8 @@ from manyranks.world.handed_in import Submission, submissions
 from manyranks.world.scratch import contents
 from manyranks.world.trouble import FORMULA, named, no_column, printable
 
-_LONG, _WIDE, _EVERY = (
-    100,
-    40,
-    1.0,
-)  # letters of what failed, and of a name; seconds between two times that the table is written
+_LONG, _WIDE = 100, 40  # letters of what failed, and of a name
+_EVERY = 1.0  # seconds between two times that the table is written
 NOT_JUDGED = "not judged, for this machine could not start its ranks"
 
 
