@@ -184,7 +184,6 @@ def test_the_sentence_names_the_limit_and_a_way_out(board, change, said):
             {"batch": 128, "schedule": "zb-v"},
             "4 micro-batches on PP 4: zb-v needs 8 or more. Raise the batch, or lower PP or DP",
         ),
-        ({"batch": 64, "virtual": 2}, "2 micro-batches on PP 4: 1f1b needs a multiple of 4 with v = 2. Raise the batch"),
         ({"virtual": 2, "schedule": "zb-h1"}, "virtual=2 with schedule='zb-h1': only 1f1b is interleaved; say virtual=1"),
         ({"dp_shard": 64}, "dp_shard=64 does not divide dp=32: replicas × shards = dp, so choose a divisor of 32"),
         ({"ep": 8}, "ep=8: llama3-70b has no experts; say ep=1"),

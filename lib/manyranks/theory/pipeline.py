@@ -86,7 +86,8 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
     """Most micro-batches whose activations the rank holds at once, each counted on all the rank's stages.
 
     With a split backward, what a weight gradient still needs counts in full; arXiv 2401.10241 gives the finer numbers.
-    Sources: as for `bubble`; interleaved: arXiv 2205.05198, section 4.2.3, L(1 + (p−1)/(pv)) layers on the first rank.
+    Sources: as for `bubble`; interleaved: arXiv 2205.05198, section 4.2.3, L(1 + (p−1)/(pv)) layers on the first rank,
+    fewer where p does not divide m.
     Raises ValueError as `bubble` does, and for a rank that is not 0 to p − 1; any number of micro-batches is allowed.
     """
     _check(schedule, p, m, v)
@@ -98,7 +99,7 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
         "naive": 1,
         "gpipe": m,
         "1f1b": p - rank,
-        "interleaved": (2 * (p - rank - 1) + (v - 1) * p + 1) / v,
+        "interleaved": _until_first_backward(p, m, v, rank) / v,
         "zb-h1": p,
         "zb-h2": 2 * p - 1,
         "zb-v": p,
@@ -106,6 +107,13 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
         "dualpipe-v": p + 0.5,
     }
     return min(m, held[schedule])
+
+
+def _until_first_backward(p: int, m: int, v: int, rank: int) -> int:
+    """Forwards that a rank of interleaved 1F1B has done when its first backward begins: p a turn, or as many as there are."""
+    slots = 2 * (p - rank - 1) + (v - 1) * p + 1
+    turns, left = divmod(min(slots, v * p), p)
+    return turns * min(p, m) + min(left, m) + max(0, min(slots - v * p, m - p))
 
 
 class Actions(NamedTuple):

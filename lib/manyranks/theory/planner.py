@@ -44,8 +44,11 @@ class Found:
 
     @property
     def why(self) -> str:
-        """Where the plan loses most against the best, and what in the plan does it; empty for the best."""
-        return "" if self.time is self.best else _why(self.time, self.best)
+        """Where the plan loses most against the best, what in it does that, and whether the two are within their error bars;
+        empty for the best."""
+        if self.time is self.best:
+            return ""
+        return "; ".join(filter(None, (_why(self.time, self.best), undecided(self.time, self.best))))
 
 
 def search(
@@ -78,6 +81,18 @@ def search(
             found.append((time.seconds, time, peak))
     found.sort(key=lambda one: one[0])
     return [Found(time.plan, time, peak, found[0][1]) for _, time, peak in found]
+
+
+def undecided(time: StepTime, other: StepTime) -> str:
+    """Why nobody can say which of two predicted steps is shorter: they are closer than their error bars, or no run like one of
+    them was published. Empty where they are further apart.
+    """
+    bars = [one.checked for one in (time, other)]
+    if missing := next((str(bar) for bar in bars if bar.missing), ""):
+        return missing
+    error = max(bar.error for bar in bars)
+    longer, shorter = sorted((time.seconds, other.seconds), reverse=True)
+    return f"closer than the error bar of ± {error:.0%}" if longer <= (1 + error) * shorter else ""
 
 
 def _gpus(cluster: Cluster, gpus: int | None) -> int:
@@ -140,7 +155,7 @@ def _degrees(
 
 
 def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple]) -> Iterator[tuple[str, int]]:
-    """Schedules, and stages a rank, that a pipeline of pp ranks can have; interleaving needs m to be a multiple of p."""
+    """Schedules, and stages a rank, that a pipeline of pp ranks can have with m micro-batches."""
     if pp == 1:
         yield "1f1b", 1
         return
@@ -150,7 +165,7 @@ def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple]) -> I
     for schedule in possible:
         if schedule in ("1f1b", "interleaved"):
             for virtual in tried.get("virtual", VIRTUAL):
-                if pp * virtual <= slots and (virtual == 1 or m % pp == 0):
+                if pp * virtual <= slots:
                     yield schedule, virtual
         elif m >= pipeline.fewest(schedule, pp) and pp * _halves(schedule) <= slots:
             yield schedule, 1

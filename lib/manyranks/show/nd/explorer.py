@@ -69,9 +69,9 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         plan = Plan(**given | {"dp_shard": None if self.dp_shard == ALL else self.dp_shard})
         plan.check(shape)
         m, p, least = plan.microbatches, self.pp, pipeline.fewest(self.schedule, self.pp)
-        if p > 1 and (m < least or (self.virtual > 1 and m % p)):
-            needs = f"{least} or more" if m < least else f"a multiple of {p} with v = {self.virtual}"
-            raise ValueError(f"{m} micro-batches on PP {p}: {self.schedule} needs {needs}. Raise the batch, or lower PP or DP")
+        if p > 1 and m < least:
+            needs = f"{self.schedule} needs {least} or more"
+            raise ValueError(f"{m} micro-batches on PP {p}: {needs}. Raise the batch, or lower PP or DP")
         return Scenario(shape, plan, clusters[self.cluster])
 
     @property

@@ -181,7 +181,7 @@ def _stages(plan: Plan, pp: int) -> dict[str, object]:
 def _neighbour(name: str, layout: Layout, change: dict[str, object]) -> Neighbour:
     shape, cluster, gpus = layout.shape, layout.cluster, layout.plan.gpus
     try:
-        changed = _interleaved(replace(layout.plan, **change))
+        changed = replace(layout.plan, **change)
         plans = [replace(changed, recompute=more) for more in _more(layout.plan.recompute)]
         peaks = [memory.peak(shape, plan) for plan in plans]
         fitting = [peak.total <= cluster.accelerator.memory for peak in peaks]
@@ -190,11 +190,6 @@ def _neighbour(name: str, layout: Layout, change: dict[str, object]) -> Neighbou
     except ValueError as error:
         return Neighbour(name, impossible=str(error))
     return Neighbour(name, plans[index], fitting[index], peaks[index], time, time.seconds / layout.time.seconds - 1)
-
-
-def _interleaved(plan: Plan) -> Plan:
-    """One stage a rank where there are too few micro-batches for several."""
-    return replace(plan, virtual=1) if plan.microbatches % plan.pp else plan
 
 
 def _more(recompute: str) -> tuple[str, ...]:
