@@ -254,7 +254,7 @@ def test_groups_of_different_width_may_share_one_rank():
 def test_work_is_charged_by_size_numbers_as_seconds_and_the_rest_refused():
     costs = charges.ClusterCosts(H100)
     chip = H100.accelerator
-    reached = chip.flops * 0.803 * 0.91
+    reached = chip.flops * 0.803 * 0.93
     assert costs.compute(0, Work(1e15, 0)) == pytest.approx(1e15 / reached + 5e-6)
     assert costs.compute(0, Work(0, 1e12)) == pytest.approx(1e12 / (0.79 * 3.35e12) + 5e-6)
     assert (costs.compute(0, Work(0, 0)), costs.compute(0, 0.25)) == (0.0, 0.25)

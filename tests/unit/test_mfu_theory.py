@@ -68,6 +68,52 @@ def test_what_only_moves_memory_has_no_intensity():
     assert roofline.intensity(kernels.matmul("mlp", 2, 3, 4)) == 2 * 24 / (2 * (8 + 12 + 6))
 
 
+# Tiles and waves
+
+A100, HOPPER = theory.accelerators["A100-80GB SXM"], theory.accelerators["H100 SXM"]
+
+
+def in_use(m, n, count=1, chip=A100):
+    return kernels.in_use(m, n, count, chip.processors, chip.reuse)
+
+
+def test_products_whose_tiles_fill_the_processors_have_them_all_at_work():
+    assert in_use(12 * 256, 9 * 128) == 1  # 108 tiles on 108 processors
+    assert in_use(128, 128, 108) == 1
+    fed = 64 * 128 / (64 + 128) / A100.reuse  # a row more: 49 · 9 tiles of 64 × 128 need 5 waves, larger ones lose more
+    assert in_use(12 * 256 + 1, 9 * 128) == pytest.approx(fed * (12 * 256 + 1) * 9 * 128 / (5 * 108 * 64 * 128))
+    assert in_use(16, 16) == pytest.approx(16 * 16 / (64 * 64) / 108 * 32 / A100.reuse)  # one tile, most of it over the edge
+    assert in_use(1e5, 1e5) == pytest.approx(1, abs=0.01)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 40), st.sampled_from([A100, HOPPER]))
+def test_a_larger_product_never_takes_less_time(m, n, count, chip):
+    share = in_use(m, n, count, chip)
+    assert 0 < share <= 1
+    for more in ((m + 100, n, count), (m, n + 100, count), (m, n, count + 1)):
+        assert math.prod(more) / in_use(*more, chip) >= m * n * count / share * (1 - 1e-9)
+
+
+def test_a_faster_chip_needs_larger_tiles():
+    assert in_use(64, 64, 108 * 132) > 1.4 * in_use(64, 64, 108 * 132, HOPPER)
+    assert in_use(128, 256, 108 * 132, HOPPER) == 1
+
+
+def test_the_products_of_backward_have_other_sizes():
+    shape, plan = theory.models["llama3-8b"], Plan(seq=1024)
+    qkv = theory.layer.attention(shape, plan)[0]
+    assert qkv.sizes == (1024, 6144, 4096, 1)
+    assert [each.sizes for each in theory.layer.gradients(qkv, plan)] == [(1024, 4096, 6144, 1), (4096, 6144, 1024, 1)]
+
+
+def test_small_products_wait_for_the_host():
+    small = theory.models["llama3.2-1b"]
+    h100 = theory.clusters["h100-dgx"]
+    passes = [theory.passes.of_layer(small, Plan(tp=8, seq=seq), h100).forward.compute for seq in (64, 128)]
+    each = len(theory.layer.forward(small, Plan(tp=8, seq=64), False))
+    assert passes == pytest.approx([each * 4 * kernels.OVERHEAD] * 2)
+
+
 # A step ------------------------------------------------------------------------------------------------------------------
 
 RUNS = [(row.shape, row.plan, row.cluster) for row in steps.rows()]

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from manyranks.theory import ModelShape, Plan, charges, clusters, flops, layer, passes, step, traffic
+from manyranks.theory import ModelShape, Plan, charges, clusters, flops, kernels, layer, passes, step, traffic
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.plan import CONTEXT, SCHEDULES
 from manyranks.theory.shapes import models
 from manyranks.theory.stages import Stage
-from manyranks.timeline import Compute, Program, Recv, Send, Work, replay
+from manyranks.timeline import Compute, Program, Recv, Send, replay
 
 DENSE = ModelShape("dense", 9, 512, 2048, 16, 1000, kv_heads=4)
 BIG = ModelShape("big", 16, 8192, 28672, 64, 128000, kv_heads=8)
@@ -193,8 +193,8 @@ def test_a_simulated_pipeline_agrees_with_the_closed_form(layers, p, m):
     shape = ModelShape("eight", layers, 4096, 16384, 32, 1000)
     plan = Plan(pp=p, batch=m, seq=2048, zero=0, flash=False)
 
-    def works(kernels) -> list[Work]:
-        return [Work(kernel.flops, kernel.bytes) for kernel in kernels]
+    def works(each) -> list[float]:
+        return [kernels.seconds(kernel, H100.accelerator, DEFAULT) for kernel in each]
 
     larger = [i for i in range(p) if layers % p and i == 1]  # the one stage with a layer more is not at an end
     costs = []

@@ -14,7 +14,8 @@ GB, TB, TFLOPS, MICROSECOND = 1e9, 1e12, 1e12, 1e-6
 @dataclass(frozen=True)
 class Accelerator:
     """One chip. flops, flops_fp8: dense FLOP/s in bfloat16 (V100: float16) and in 8 bits; memory: bytes; bandwidths in bytes/s,
-    of links one way; 0 where unknown. matmul_fraction: the share of `flops` that the best large matrix product reaches.
+    of links one way; 0 where unknown. matmul_fraction: the share of `flops` that the best large matrix product reaches;
+    processors: that compute tiles of a product (NVIDIA: streaming multiprocessors).
     """
 
     name: str
@@ -28,6 +29,8 @@ class Accelerator:
     matmul_fraction: float = 1.0
     specials: float = 0.0  # exponentials a second
     ampere: float = 1.0  # share of the peak that an A100's instructions reach
+    processors: int = 0
+    reuse: float = 0.0  # multiplications that a product has to do with each number from the cache to be as fast as the peak
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,13 @@ _PER_SPECIAL = {"V100": 64, "A100": 128, "H100": 256, "H200": 256, "H800": 256, 
 # With an A100's instructions an H100 reaches 0.54 of its peak: then FlashAttention-2 runs at 35 % of it, forward and backward
 # together, as arXiv 2407.08608 says. Later chips are taken to run them as fast as an H100 does.
 _HOPPER, _AMPERE = 989 * TFLOPS, 0.54
+# Streaming multiprocessors, from NVIDIA's white papers and data sheets.
+_PROCESSORS = {"V100": 80, "A100": 108, "H100 PCIe": 114, "H100": 132, "H200": 132, "H800": 132, "H20": 78}
+_PROCESSORS |= {"B200": 148, "GB200": 148, "B300": 148}
+# An A100's cache gives each processor 5,120 ÷ 108 bytes a clock, in which it multiplies 1,024 pairs of 2-byte numbers (NVIDIA's
+# white paper). A V100 multiplies half as many. An H100 multiplies twice as many, and two of its processors share half of what
+# they read. Later chips are taken to be like it.
+_REUSE, _SHARED = 1024 * 2 / (5120 / 108), 3 / 4
 _EIGHT_BITS = ("H100", "H200", "H800", "H20", "B200", "GB200", "B300", "MI300X")
 
 
@@ -148,6 +158,8 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         reached,
         next((flops / ratio for chip, ratio in _PER_SPECIAL.items() if name.startswith(chip)), 0.0),
         min(1.0, _AMPERE * _HOPPER / flops) if name.startswith(_EIGHT_BITS) else 1.0,
+        next((count for chip, count in _PROCESSORS.items() if name.startswith(chip)), 0),
+        _REUSE * (2 * _SHARED if name.startswith(_EIGHT_BITS) else 0.5 if name.startswith("V100") else 1),
     )
 
 

@@ -1,13 +1,18 @@
 """A kernel's FLOPs and bytes, and the seconds it takes, with the three constants of the whole library."""
 
+import functools
+import math
 from typing import NamedTuple
 
 from manyranks.theory.hardware import Accelerator
 
 # The three constants of the whole library.
-MATMUL = 0.91  # share of a chip's best matrix product (Accelerator.matmul_fraction) that a step reaches: published.fit
+MATMUL = 0.93  # share of a chip's best matrix product (Accelerator.matmul_fraction) that a step reaches: published.fit
 BANDWIDTH = 0.79  # share of a link's or a memory's specified bandwidth: mean of measured_busbw.csv's rings ÷ specification
 OVERHEAD = 5e-6  # seconds that a kernel or a collective takes beside its work
+# Rows and columns of the result that one processor computes at a time. Sections 2.3 to 3.2 of NVIDIA's "Matrix Multiplication
+# Background User's Guide" have the sizes, and what follows from them for products that are small, or no multiples.
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 OVERHEAD_SOURCE = "a round number for starting a kernel; with 0 or 10 µs the mean error changes by less than half a point"
 
 
@@ -21,7 +26,8 @@ DEFAULT = Constants()
 
 
 class Kernel(NamedTuple):
-    """One kernel of one rank and one micro-batch. weights: elements of the weight that it multiplies with."""
+    """One kernel of one rank and one micro-batch. weights: elements of the weight that it multiplies with; sizes: m, n, k of a
+    matrix product, and how many such products there are."""
 
     part: str  # "attention", "core", "mlp", "product", "rmsnorm", "head", "route", …
     flops: float
@@ -30,19 +36,39 @@ class Kernel(NamedTuple):
     weights: float = 0.0
     specials: float = 0.0  # exponentials
     reach: float = 0.0  # share of the peak that its products reach, with an A100's instructions; 0: what every product does
+    sizes: tuple[float, ...] = ()
 
 
 def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: float = 0.0) -> float:
-    """FLOPs ÷ rate + exponentials ÷ their rate + bytes ÷ memory bandwidth + the overhead.
+    """FLOPs ÷ rate + exponentials ÷ their rate + bytes ÷ memory bandwidth + the overhead. The rate is that of the best product,
+    times the share of the processors that this one's sizes keep at work.
 
     A sum, not the roofline's maximum: a kernel's first reading and last writing hide behind nothing of its own.
     reserved: share of the processors that communicate instead.
     """
     processors = 1 - reserved
     reach = kernel.reach * chip.ampere or chip.matmul_fraction * constants.matmul
+    if kernel.sizes and chip.processors:
+        m, n, _, count = kernel.sizes
+        reach *= in_use(m, n, count, int(chip.processors * processors), chip.reuse)
     compute = kernel.flops / (peak(chip, kernel.rate) * reach * processors)
     specials = kernel.specials / (chip.specials * processors) if chip.specials else 0.0
     return compute + specials + kernel.bytes / (chip.memory_bandwidth * constants.bandwidth) + constants.overhead
+
+
+@functools.lru_cache(maxsize=65536)
+def in_use(m: float, n: float, count: float, processors: int, reuse: float) -> float:
+    """Share of the processors that `count` products with m × n results keep at work, with the best of TILES.
+
+    Tiles stick out over the edges, and the last wave of them is not full. A tile of a × b does ab multiplications with a + b
+    numbers from the cache: one with less than `reuse` of them for each number waits for the cache.
+    """
+    return max(_in_use(m, n, count, processors, min(1.0, a * b / (a + b) / reuse), a, b) for a, b in TILES)
+
+
+def _in_use(m: float, n: float, count: float, processors: int, fed: float, a: int, b: int) -> float:
+    waves = math.ceil(math.ceil(m / a) * math.ceil(n / b) * count / processors)
+    return fed * m * n * count / (waves * processors * a * b)
 
 
 def peak(chip: Accelerator, rate: str) -> float:
@@ -52,7 +78,8 @@ def peak(chip: Accelerator, rate: str) -> float:
 
 def matmul(part: str, m: float, n: float, k: float, itemsize: int = 2, count: float = 1, rate: str = "bf16") -> Kernel:
     """`count` products of m × k with k × n: 2mnk FLOPs each, every matrix read or written once."""
-    return Kernel(part, 2 * count * m * n * k, itemsize * count * (m * k + k * n + m * n), rate, count * k * n)
+    moves = itemsize * count * (m * k + k * n + m * n)
+    return Kernel(part, 2 * count * m * n * k, moves, rate, count * k * n, sizes=(m, n, k, count))
 
 
 def moved(part: str, elements: float, reads_and_writes: float) -> Kernel:

@@ -38,7 +38,9 @@ def gradients(kernel: Kernel, plan: Plan) -> list[Kernel]:
         return [kernel._replace(**twice, reach=ATTENTION[plan.framework.attention].backward if kernel.reach else 0.0)]
     if kernel.flops:
         added = kernel.weights * (2 * min(4, plan.recipe.gradients) - plan.recipe.matmul)
-        return [kernel, kernel._replace(bytes=kernel.bytes + added)]
+        m, n, k, count = kernel.sizes
+        of_input, of_weight = (m, k, n, count), (k, n, m, count)
+        return [kernel._replace(sizes=of_input), kernel._replace(sizes=of_weight, bytes=kernel.bytes + added)]
     return [kernel._replace(bytes=1.5 * kernel.bytes)]
 
 
@@ -185,8 +187,11 @@ def most_imbalance(experts: int, top_k: int, ranks: int) -> float:
 
 def _of_experts(kernel: Kernel, local: float) -> Kernel:
     """The same rows, multiplied with the weights of `local` experts instead of one."""
-    item = {"fp8": 1, "bf16": 2, "fp32": 4}[kernel.rate]
-    return kernel._replace(weights=local * kernel.weights, bytes=kernel.bytes + (local - 1) * kernel.weights * item)
+    if not kernel.flops:
+        return kernel
+    item, (m, n, k, _) = {"fp8": 1, "bf16": 2, "fp32": 4}[kernel.rate], kernel.sizes
+    moves, weights = kernel.bytes + (local - 1) * kernel.weights * item, local * kernel.weights
+    return kernel._replace(weights=weights, bytes=moves, sizes=(m / local, n, k, local))
 
 
 def norms(shape: ModelShape, plan: Plan) -> list[Kernel]:

@@ -99,7 +99,7 @@ def of_stage(
 @functools.lru_cache(maxsize=8192)
 def _layer(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constants, moe: bool, imbalance: float = 1.0) -> Both:
     forward, backward = (pass_(shape, plan, moe, imbalance) for pass_ in (layer.forward, layer.backward))
-    seconds = functools.partial(_seconds, cluster=cluster, constants=constants)
+    seconds = functools.partial(_seconds, plan=plan, cluster=cluster, constants=constants)
     weight = seconds([k for k in forward if k.flops and k.part != "core"])
     core = [k for k in forward if k.part == "core"]
     attention = seconds(core), seconds([gradient for kernel in core for gradient in layer.gradients(kernel, plan)])
@@ -120,19 +120,19 @@ def _layer(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constant
 def _head(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constants) -> Both:
     forward = layer.head(shape, plan)
     backward = [gradient for kernel in forward for gradient in layer.gradients(kernel, plan)]
-    weight = _seconds([k for k in forward if k.flops], cluster, constants)
+    seconds = functools.partial(_seconds, plan=plan, cluster=cluster, constants=constants)
     tensor = traffic.head(shape, plan, cluster, constants)
-    return Both(
-        Pass(_seconds(forward, cluster, constants), tensor[0]), Pass(_seconds(backward, cluster, constants), tensor[1]), weight
-    )
+    return Both(Pass(seconds(forward), tensor[0]), Pass(seconds(backward), tensor[1]), seconds([k for k in forward if k.flops]))
 
 
 @functools.lru_cache(maxsize=4096)
 def _embedding(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constants) -> Both:
-    once = _seconds([layer.embedding(shape, plan)], cluster, constants)
+    once = _seconds([layer.embedding(shape, plan)], plan, cluster, constants)
     tensor = traffic.embedding(shape, plan, cluster, constants)
     return Both(Pass(once, tensor[0]), Pass(2 * once, tensor[1]))
 
 
-def _seconds(work: list[Kernel], cluster: Cluster, constants: Constants) -> float:
-    return sum(kernels.seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)
+def _seconds(work: list[Kernel], plan: Local, cluster: Cluster, constants: Constants) -> float:
+    """Of the chip, or of the host where it takes longer to start the kernels than the chip to run them."""
+    chip = sum(kernels.seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)
+    return max(chip, len(work) * plan.framework.host * constants.overhead)

@@ -147,6 +147,6 @@ def check(axis: str, shape: ModelShape, cluster: Cluster, degree: int) -> Check:
 def ideal(cluster: Cluster) -> Cluster:
     """The cluster without what the closed form leaves out: latency, memory traffic, exponentials, and that products do not
     reach the peak."""
-    chip = replace(cluster.accelerator, memory_bandwidth=math.inf, matmul_fraction=1.0, specials=0.0)
+    chip = replace(cluster.accelerator, memory_bandwidth=math.inf, matmul_fraction=1.0, specials=0.0, processors=0)
     levels = tuple(level._replace(link=replace(level.link, latency=0.0)) for level in cluster.levels)
     return replace(cluster, name=f"{cluster.name}, ideal", accelerator=chip, levels=levels, reserved=0.0)
