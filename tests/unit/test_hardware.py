@@ -122,11 +122,12 @@ def test_peaks_are_those_of_the_data_sheets_without_sparsity():
     def tflops(name):
         return [(flops := hardware.peak(theory.accelerators[name], dtype)) and flops / 1e12 for dtype in hardware.DTYPES]
 
-    assert tflops("A100-80GB SXM") == [312, 312, None, 156, 19.5, 19.5]
-    assert tflops("H100 SXM") == [989, 989, 1978, 494.5, 67, 67]
-    assert tflops("V100 SXM2") == [None, 125, None, None, 15.7, 7.8]
-    assert tflops("TPU v5e") == [197, None, None, None, None, None]
-    assert tflops("B300")[3:] == [None, None, None]
+    assert tflops("A100-80GB SXM") == [312, 312, None, None, 156, 19.5, 19.5]
+    assert tflops("H100 SXM") == [989, 989, 1978, None, 494.5, 67, 67]
+    assert tflops("B200 (HGX)") == [2250, 2250, 4500, 9000, 1100, 75, 37]
+    assert tflops("V100 SXM2") == [None, 125, None, None, None, 15.7, 7.8]
+    assert tflops("TPU v5e") == [197, None, None, None, None, None, None]
+    assert tflops("B300")[3:] == [None, None, None, None]
 
 
 def test_a_chip_has_half_of_its_bfloat16_peak_in_tf32():

@@ -179,7 +179,7 @@ _DEVICES = {
     "GB200": "GB200 (per GPU)",
     "AMD Instinct MI300X": "MI300X",
 }
-DTYPES = ("bfloat16", "float16", "float8", "tf32", "float32", "float64")
+DTYPES = ("bfloat16", "float16", "float8", "float4", "tf32", "float32", "float64")
 
 
 def of_device(name: str) -> Accelerator | None:

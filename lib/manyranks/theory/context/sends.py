@@ -3,6 +3,7 @@
 All take the sizes of the whole attention: b sequences of s tokens, a query heads, g key/value heads of D numbers, on N ranks
 that have s/N tokens each. Bytes are those that a rank sends, in the order of theory.tensor's Calls. Key/value gradients travel
 in the precision in which they are summed up, `accumulating` bytes a number: by default 4, or 8 where the inputs have 8.
+Transformer Engine's ring sends them in the keys' own precision (p2p_comm_buffers in its context_parallel.py): accumulating=2.
 """
 
 from typing import NamedTuple
