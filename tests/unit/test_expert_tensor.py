@@ -121,6 +121,12 @@ def test_real_ranks_have_whole_experts_as_etp_1_says_and_whole_shared_ones_which
     assert sum(elements.values()) - held.experts - held.dense == shared / 2
 
 
+def test_the_gate_of_shared_experts_is_whole_on_every_tensor_parallel_rank():
+    """As gate_weight in Megatron-LM, megatron/core/transformer/moe/shared_experts.py."""
+    plain, gated = (memory.rank_parameters(replace(TINY, shared_gate=gate), Plan(tp=4, seq=64))[0] for gate in (False, True))
+    assert gated.dense - plain.dense == TINY.moe_layers * TINY.hidden
+
+
 # What it sends -----------------------------------------------------------------------------------------------------------
 
 

@@ -78,11 +78,13 @@ def _offloaded(states: ModelStates, offload: str) -> ModelStates:
 def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     """For each pipeline rank, the parameters that one of its tensor-parallel ranks holds before ZeRO.
 
-    A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, biases of
-    row-parallel layers, learned positions, and what latent attention compresses with. With fewer key/value heads than
-    tensor-parallel ranks, each of these has one of them. Routed experts are cut over etp, shared ones over tp, as Megatron-LM
-    does it (megatron/core/transformer/moe/README.md); parallel.expert has both whole on every tensor-parallel rank, which for
-    routed experts is etp=1: nd.holds counts that.
+    A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, the gate of
+    shared experts, biases of row-parallel layers, learned positions, and what latent attention compresses with. With fewer
+    key/value heads than tensor-parallel ranks, each of these has one of them.
+
+    This is Megatron-LM's layout: etp cuts routed experts, and tp cuts shared ones. In this course's own code every
+    tensor-parallel rank has both whole. For routed experts etp=1 says so; nd.of_rank counts all that such a rank holds.
+    Source: Megatron-LM, megatron/core/transformer/moe/README.md and shared_experts.py.
     """
     checks.is_plan(plan)
     if isinstance(shape, ModelShape):
@@ -215,6 +217,7 @@ def _whole(shape: ModelShape, stage: Stage) -> int:
     whole = stage.layers * shape.norm_parameters + stage.moe * shape.router_parameters + sums * shape.hidden * shape.bias
     if shape.latent:
         whole += stage.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
+    whole += stage.moe * shape.hidden * shape.shared_gate
     whole += stage.embedding * (shape.embedding_parameters - shape.vocab * shape.hidden)  # positions, and a norm
     return whole + stage.head * shape.final_norm_parameters
 

@@ -143,10 +143,13 @@ class Plan:
     def _check_degrees(self) -> None:
         if self.zero > 3:
             raise ValueError(f"zero={self.zero}: the stages are 0, 1, 2 and 3")
-        self._check_experts()
         if self.dp % (self.dp_shard or 1):
             divisor = f"replicas × shards = dp, so choose a divisor of {self.dp}"
             raise ValueError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}: {divisor}")
+        if self.etp in (None, self.tp):
+            self._check_expert_ranks()
+        else:
+            self._check_folded()
         if self.batch % (self.dp * self.microbatch):
             each = f"dp·microbatch = {self.dp}·{self.microbatch} = {self.dp * self.microbatch}"
             near = multiples(self.batch, self.dp * self.microbatch)
@@ -160,15 +163,15 @@ class Plan:
                 f"pp={self.pp} with schedule='dualpipe', which runs from both ends: give an even pp, or another one"
             )
 
-    def _check_experts(self) -> None:
-        """Whether groups of experts fit into the ranks of a stage, and into the ranks that share one copy of ZeRO's states."""
-        if self.etp in (None, self.tp):
-            if self.dp * self.cp % self.ep:
-                dp_cp = f"dp·cp = {self.dp}·{self.cp} = {self.dp * self.cp}"
-                raise ValueError(f"ep={self.ep} does not divide {dp_cp}: choose a divisor of {self.dp * self.cp}")
-            if self.shards % self.ep and self.ep % self.shards:
-                raise ValueError(f"ep={self.ep} and dp_shard·cp = {self.shards}: choose them so that one divides the other")
-            return
+    def _check_expert_ranks(self) -> None:
+        if self.dp * self.cp % self.ep:
+            dp_cp = f"dp·cp = {self.dp}·{self.cp} = {self.dp * self.cp}"
+            raise ValueError(f"ep={self.ep} does not divide {dp_cp}: choose a divisor of {self.dp * self.cp}")
+        if self.shards % self.ep and self.ep % self.shards:
+            raise ValueError(f"ep={self.ep} and dp_shard·cp = {self.shards}: choose them so that one divides the other")
+
+    def _check_folded(self) -> None:
+        """Experts with a layout of their own. They need sequence parallelism beside tp, as in Megatron-LM's moe/README.md."""
         if not self.sequence_parallel and self.tp > 1:
             raise ValueError(
                 f"etp={self.etp} with tp={self.tp} and sequence_parallel=False: tensor-parallel ranks would all send the same "

@@ -62,7 +62,8 @@ def search(
     """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
 
     gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3));
-    values that do not go together, or not with the shape, are left out.
+    values that do not go together, or not with the shape, are left out. Routed experts are tried cut as attention is, and whole
+    on tensor-parallel ranks (etp=1).
     Raises ValueError for an unknown field, a value that no plan can have, or where no number of GPUs is given or it is not the
     cluster's.
     """
@@ -151,7 +152,7 @@ def _degrees(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: di
 
 
 def _cuts(shape: ModelShape, tp: int, tried: dict[str, tuple]) -> list[int | None]:
-    """Values of etp: None, which is tp, and where tensor-parallel ranks may have whole experts instead, 1."""
+    """Values of etp: None, which is tp, and 1 where that is something else."""
     given = tried.get("etp", (None, 1) if tp > 1 else (None,))
     return [etp for etp in given if shape.experts or etp is None]
 
