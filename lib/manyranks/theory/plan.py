@@ -232,7 +232,7 @@ class Plan:
 
     @property
     def expert_shards(self) -> int:
-        """Of these, the ranks over which ZeRO spreads one copy of the experts' states."""
+        """Ranks over which ZeRO spreads one copy of the experts' states: some or all of expert_ranks."""
         return max(1, self.tp * self.shards // (self.expert_tp * self.ep))
 
     @property

@@ -139,7 +139,7 @@ def _halves(schedule: str) -> int:
 
 
 def _degrees(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: dict[str, tuple]) -> Iterator[Degrees]:
-    """Of which dp·pp·cp·tp is the number of GPUs, and which divide heads, layers, sequence, experts and the experts' width."""
+    """Degrees that make up the number of GPUs and divide heads, layers, sequence, experts and the experts' width."""
     tensor = tried.get("tp", [t for t in _divisors(shape.heads) if t <= 2 * cluster.node])
     context = tried.get("cp", [c for c in _divisors(seq) if c == 1 or seq // c >= SMALLEST_SHARD])
     experts = [e for e in tried.get("ep", _divisors(shape.experts or 1)) if (shape.experts or 1) % e == 0]
