@@ -34,6 +34,7 @@ def compared() -> dict[str, rules.Comparison]:
         (Plan(dp=64, ep=8), "EP in the node + DP"),
         (Plan(dp=64, pp=16, ep=64), "EP across nodes + PP + DP"),
         (Plan(dp=32, tp=2, ep=8), "TP in the node + EP across nodes + DP"),
+        (Plan(dp=32, tp=2, ep=8, etp=1), "TP in the node + EP in the node + DP"),
     ],
 )
 def test_a_regime_names_the_axes_from_the_inside_out(plan, name):

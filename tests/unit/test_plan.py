@@ -16,7 +16,7 @@ from manyranks.theory.plan import Plan
 TINY = ModelShape("tiny", layers=8, hidden=64, ffn=128, heads=8, vocab=100, kv_heads=2)
 ROUTED = replace(TINY, name="routed", experts=6, top_k=2, expert_ffn=32, dense_layers=1)
 GPT = replace(TINY, name="gpt", gated=False, norm="layernorm", dropout=True)
-COUNTS = ("dp", "pp", "cp", "tp", "ep", "seq", "batch", "microbatch", "virtual", "dp_shard")
+COUNTS = ("dp", "pp", "cp", "tp", "ep", "seq", "batch", "microbatch", "virtual", "dp_shard", "etp")
 FLAGS = ("sequence_parallel", "reshard_after_forward", "overlap", "overlap_tensor", "flash", "embedding_slots", "regather")
 NAMES = ("schedule", "recompute", "precision", "context", "offload", "stack")
 
@@ -42,8 +42,8 @@ def test_a_count_that_is_no_whole_number_from_one_up_is_refused_by_its_name(name
         Plan(**{name: value})
 
 
-@pytest.mark.parametrize("name", [name for name in COUNTS if name not in ("batch", "dp_shard")])
-def test_only_the_batch_and_the_shards_may_be_left_open(name):
+@pytest.mark.parametrize("name", [name for name in COUNTS if name not in ("batch", "dp_shard", "etp")])
+def test_only_the_batch_the_shards_and_etp_may_be_left_open(name):
     with pytest.raises(ValueError, match=f"^{name}=None"):
         Plan(**{name: None})
     assert (Plan(dp=3, microbatch=2).batch, Plan(dp=3, cp=2).shards) == (6, 6)
@@ -94,6 +94,14 @@ def test_a_name_that_is_no_name_is_refused_by_the_field_s_name(name, value):
         ({"cp": 3, "seq": 100}, "seq=100 is not a multiple of cp=3: give 99 or 102"),
         ({"dp": 4, "cp": 2, "ep": 3}, "ep=3 does not divide dp·cp = 4·2 = 8: choose a divisor of 8"),
         ({"dp": 2, "tp": 8, "ep": 8}, "ep=8 does not divide dp·cp = 2·1 = 2: choose a divisor of 2"),
+        ({"dp": 2, "tp": 4, "etp": 3}, "etp·ep = 3·1 = 3 does not divide tp·cp·dp = 4·1·2 = 8: choose a divisor of 8"),
+        ({"dp": 2, "tp": 4, "ep": 4, "etp": 4}, "ep=4 does not divide dp·cp = 2·1 = 2: choose a divisor of 2"),
+        ({"dp": 2, "tp": 4, "ep": 16, "etp": 1}, "etp·ep = 1·16 = 16 does not divide tp·cp·dp = 4·1·2 = 8"),
+        ({"tp": 4, "etp": 1, "sequence_parallel": False}, "etp=1 with tp=4 and sequence_parallel=False: tensor-parallel ranks"),
+        (
+            {"dp": 6, "dp_shard": 3, "tp": 2, "ep": 4, "etp": 1},
+            "etp·ep = 4 and tp·dp_shard·cp = 6: choose them so that one divides the other",
+        ),
         ({"dp": 6, "dp_shard": 4}, "dp_shard=4 does not divide dp=6: replicas × shards = dp, so choose a divisor of 6"),
         ({"dp": 2, "dp_shard": 4}, "dp_shard=4 does not divide dp=2"),
         ({"pp": 3, "schedule": "dualpipe"}, "pp=3 with schedule='dualpipe', which runs from both ends: give an even pp"),
@@ -138,6 +146,14 @@ def test_only_1f1b_is_interleaved(schedule):
         (TINY, {"pp": 5, "schedule": "zb-v"}, "8 layers of tiny on 10 stages: lower pp=5"),
         (TINY, {"pp": 11, "embedding_slots": True}, "8 layers of tiny on 11 stages: lower pp=11"),
         (TINY, {"dp": 2, "ep": 2}, "ep=2: tiny has no experts; say ep=1"),
+        (TINY, {"tp": 2, "etp": 1}, "etp=1: tiny has no experts; leave etp out"),
+        (TINY, {"etp": 1}, "etp=1: tiny has no experts; leave etp out"),
+        (
+            replace(ROUTED, expert_ffn=33),
+            {"dp": 2, "etp": 2},
+            "etp=2 does not divide expert_ffn=33 of routed: choose a divisor",
+        ),
+        (ROUTED, {"tp": 4, "ep": 4, "etp": 1}, "ep=4 does not divide the 6 routed experts of routed: choose a divisor"),
         (ROUTED, {"dp": 4, "ep": 4}, "ep=4 does not divide the 6 routed experts of routed: choose a divisor"),
     ],
 )
@@ -157,6 +173,7 @@ def test_a_sequence_that_t_does_not_divide_goes_without_sequence_parallelism():
 
 def test_what_no_layer_has_need_not_be_cut():
     Plan(tp=2).check(replace(ROUTED, dense_layers=0, ffn=33))
+    Plan(tp=2, etp=1).check(replace(ROUTED, expert_ffn=33))
 
 
 def test_a_plan_for_another_number_of_accelerators_is_refused():
@@ -168,6 +185,31 @@ def test_a_plan_for_another_number_of_accelerators_is_refused():
 
 def test_expert_parallelism_is_not_in_the_product():
     assert Plan(dp=8, cp=2, ep=16).gpus == 16
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "shards"),
+    [
+        ({"dp": 8, "tp": 4, "ep": 8}, 1, 1),
+        ({"dp": 8, "tp": 4, "ep": 8, "etp": 4}, 1, 1),
+        ({"dp": 8, "tp": 4, "ep": 8, "etp": 1}, 4, 4),
+        ({"dp": 8, "tp": 4, "ep": 8, "etp": 2, "cp": 2}, 4, 4),
+        ({"dp": 8, "dp_shard": 2, "tp": 4, "ep": 4, "etp": 1}, 8, 2),
+        ({"dp": 8, "dp_shard": 2, "tp": 4, "ep": 32, "etp": 1}, 1, 1),
+        ({"dp": 4, "ep": 2, "etp": 2}, 1, 1),
+    ],
+)
+def test_experts_divide_the_same_ranks_of_a_stage_in_their_own_way(given, ranks, shards):
+    plan = Plan(seq=64, **given)
+    assert (plan.expert_ranks, plan.expert_shards) == (ranks, shards)
+    assert plan.expert_tp * plan.ep * plan.expert_ranks == plan.tp * plan.cp * plan.dp
+    assert plan.gpus == plan.dp * plan.cp * plan.tp * plan.pp
+
+
+def test_an_etp_that_is_left_out_follows_tp():
+    plan = Plan(dp=2, tp=2)
+    assert (plan.expert_tp, replace(plan, tp=4).expert_tp, replace(plan, tp=4, etp=2).expert_tp) == (2, 4, 2)
+    assert repr(replace(plan, etp=1)).endswith("etp=1)")
 
 
 def test_a_local_plan_keeps_what_a_layer_depends_on():

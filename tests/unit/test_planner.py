@@ -24,13 +24,20 @@ PUBLISHED_STACK = {
 def every_plan(shape: ModelShape, cluster, gpus: int, seq: int, batch: int, **fixed):
     """All plans of the documented choices that Plan, the shape, the schedule and the memory allow."""
     degrees = range(1, max(gpus, shape.layers + 2) + 1)
-    for dp, pp, cp, tp, ep in itertools.product(degrees, degrees, degrees, degrees, range(1, max(1, shape.experts) + 1)):
-        if dp * pp * cp * tp != gpus or tp > 2 * cluster.node or (cp > 1 and seq // cp < planner.SMALLEST_SHARD):
+    experts = itertools.product(range(1, max(1, shape.experts) + 1), (None, 1))
+    for dp, pp, cp, tp, (ep, etp) in itertools.product(degrees, degrees, degrees, degrees, list(experts)):
+        if (
+            tp == etp == 1
+            or dp * pp * cp * tp != gpus
+            or tp > 2 * cluster.node
+            or (cp > 1 and seq // cp < planner.SMALLEST_SHARD)
+        ):
             continue
         schedules = (*planner.SCHEDULES, *([planner.HIDES_EXPERTS] if shape.experts else []))
         others = (planner.MICROBATCHES, schedules, planner.VIRTUAL, planner.RECOMPUTE, planner.ZERO)
         for microbatch, schedule, virtual, recompute, zero in itertools.product(*others):
             named = {"microbatch": microbatch, "schedule": schedule, "virtual": virtual, "recompute": recompute, "zero": zero}
+            named = {"etp": etp} | named
             try:
                 plan = Plan(dp=dp, pp=pp, cp=cp, tp=tp, ep=ep, seq=seq, batch=batch, **named | fixed)
                 plan.check(shape, gpus)
@@ -115,11 +122,16 @@ def test_the_layout_that_llama_3_ran_is_within_ten_percent_of_the_best(gpus, dp,
     assert all(one.why for one in found[1:50])
 
 
-def test_the_layout_that_deepseek_ran_is_within_ten_percent_of_the_best():
-    ran = Plan(dp=128, pp=16, ep=64, seq=4096, batch=15360, schedule="dualpipe", precision="fp8")
+@pytest.fixture(scope="module")
+def for_deepseek() -> list[planner.Found]:
     degrees = {"microbatch": (1, 2), "cp": (1, 2), "tp": (1, 2, 4, 8), "pp": (4, 8, 16, 32)}
     choices = degrees | {"recompute": ("selective", "full"), "zero": (1, 3), "precision": "fp8"}
-    found = planner.search(DEEPSEEK, clusters["h800"], gpus=2048, seq=4096, batch=15360, **choices)
+    return planner.search(DEEPSEEK, clusters["h800"], gpus=2048, seq=4096, batch=15360, **choices)
+
+
+def test_the_layout_that_deepseek_ran_is_within_ten_percent_of_the_best_that_cuts_experts_as_attention(for_deepseek):
+    ran = Plan(dp=128, pp=16, ep=64, seq=4096, batch=15360, schedule="dualpipe", precision="fp8")
+    found = [one for one in for_deepseek if one.plan.etp is None]
     (own,) = [one for one in found if one.plan == ran]
     assert own.seconds <= 1.10 * found[0].seconds
     assert found[0].plan.tp == 1
@@ -129,6 +141,36 @@ def test_interleaving_needs_no_multiple_of_p_micro_batches():
     found = planner.search(LLAMA, H100, gpus=1024, batch=48, tp=8, cp=1, pp=8, microbatch=1, schedule="1f1b", recompute="full")
     assert found[0].plan.microbatches == 3  # fewer than the 8 stages
     assert found[0].plan.virtual > 1
+
+
+def test_tensor_parallelism_pays_for_deepseek_only_where_it_leaves_experts_whole(for_deepseek):
+    best = {(one.plan.tp, one.plan.etp): one.seconds for one in reversed(for_deepseek)}
+    assert best[2, 1] < best[1, None] < best[4, 1] < best[2, None] < best[8, 1] < best[4, None] < best[8, None]
+    plan = for_deepseek[0].plan
+    assert (plan.tp, plan.etp, plan.ep, plan.pp, plan.dp, plan.cp) == (2, 1, 256, 4, 256, 1)
+    assert for_deepseek[0].time.checked.missing.endswith("ETP other than TP")
+    why = {cut: next(one.why for one in for_deepseek if (one.plan.tp, one.plan.etp) == cut) for cut in ((8, 1), (8, None))}
+    assert re.match(r"tensor \+[89].* s: TP 8 with ETP 1 on 8192 tokens", why[8, 1])
+    assert re.match(r"tensor \+5.* s: TP 8 on 8192 tokens", why[8, None])
+
+
+def test_a_keyword_fixes_how_experts_are_cut():
+    def cuts(**choices) -> set[tuple[int, int | None]]:
+        found = planner.search(EXPERTS, H100, gpus=8, seq=1024, batch=8, microbatch=1, zero=1, recompute="none", **choices)
+        return {(one.plan.tp, one.plan.etp) for one in found}
+
+    both = {(1, None), *itertools.product((2, 4, 8), (None, 1))}
+    assert cuts() == both
+    assert cuts(etp=None) == {pair for pair in both if pair[1] is None}
+    assert cuts(etp=2) == {(tp, 2) for tp in (1, 2, 4, 8)}
+    assert cuts(etp=(None, 1), sequence_parallel=False) == {(1, None), (1, 1), (2, None), (4, None), (8, None)}
+    assert planner.search(SMALL, H100, gpus=8, seq=1024, batch=8, etp=1) == []
+
+
+def test_shards_that_fit_no_group_of_experts_are_left_out():
+    found = planner.search(EXPERTS, H100, gpus=24, seq=1024, batch=24, dp_shard=6, recompute="none", zero=1)
+    assert found
+    assert all(one.plan.ep != 4 or one.plan.tp * one.plan.cp % 2 == 0 for one in found)
 
 
 # Why ---------------------------------------------------------------------------------------------------------------------

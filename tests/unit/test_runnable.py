@@ -56,6 +56,8 @@ REFUSED: dict[str, tuple[GPTConfig, dict, str, dict]] = {
     ),
     "layers": (GPT, {"pp": 8}, "4 layers.*on 8 stages: lower pp=8", {"pp": 4}),
     "virtual": (GPT, {"pp": 4, "virtual": 2}, "4 layers.*on 8 stages: lower pp=4 or virtual=2", {"virtual": 1}),
+    "cut experts": (MOE, {"dp": 2, "tp": 2, "etp": 2}, "etp=2: the small GPT's experts are whole.*say etp=1", {"etp": 1}),
+    "experts on tensor ranks": (MOE, {"tp": 2, "etp": 1, "ep": 2}, "ep=2 does not divide dp·cp = 1", {"ep": 1}),
     "no experts": (GPT, {"dp": 2, "ep": 2}, "ep=2: .* has no experts; say ep=1", {"ep": 1}),
     "experts": (MOE, {"dp": 8, "ep": 8}, "ep=8 does not divide the 4 routed experts.*: choose a divisor", {"ep": 4}),
     "ulysses": (GPT, {"cp": 8, "context": "ulysses"}, "cp=8 does not divide the 4 heads.*use context='ring'", {"cp": 4}),

@@ -73,6 +73,8 @@ def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:
             yield name.upper()
     if shape.experts:
         yield "experts"
+    if plan.expert_tp != plan.tp:
+        yield "ETP other than TP"
     if plan.zero == 3:
         yield "ZeRO-3"
     if plan.precision in ("fp8", "fp32"):

@@ -77,13 +77,13 @@ class Group(NamedTuple):
 
 
 def groups(plan: Plan) -> tuple[Group, Group]:
-    """The group of the parameters that all data-parallel ranks have, and that of an expert's."""
-    return _groups(plan.dp * plan.cp, plan.shards, plan.ep, plan.tp)
+    """The group of the parameters that all data-parallel ranks have, and that of an expert's (edp ranks: see Plan.etp)."""
+    return _groups(plan.dp * plan.cp, plan.shards, plan.tp, plan.expert_ranks, plan.expert_shards, plan.expert_tp * plan.ep)
 
 
 @functools.lru_cache(maxsize=16384)
-def _groups(ranks: int, shards: int, ep: int, tp: int) -> tuple[Group, Group]:
-    return Group(ranks, shards, tp), Group(ranks // ep, max(1, shards // ep), tp * ep)
+def _groups(ranks: int, shards: int, tp: int, *of_experts: int) -> tuple[Group, Group]:
+    return Group(ranks, shards, tp), Group(*of_experts)
 
 
 def seconds(
@@ -106,7 +106,7 @@ def seconds(
 def _copying(held: Held, plan: Plan, cluster: Cluster, constants: Constants) -> float:
     """Seconds of what gathers and reductions move in the chip's own memory. Nothing hides it: who computes needs the memory."""
     often, copies = times(plan), plan.framework.copies
-    if plan.zero < 3 or plan.shards == 1:
+    if plan.zero < 3 or plan.shards == plan.expert_shards == 1:
         return 0.0
     each = (often.forward + often.backward) * copies.gathered + often.reduces * copies.reduced
     return each * sum(held) / (cluster.accelerator.memory_bandwidth * constants.bandwidth)

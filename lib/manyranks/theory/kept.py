@@ -104,6 +104,7 @@ def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
     outside += 0 if shared else _norm_output(shape, plan)
     if not moe:
         return Kept(outside / split, _wide(shape, plan, shape.ffn, again) / t)
+    # The same for every etp: a rank's experts have T·etp/t tokens, and 1/etp of the width.
     routed = shape.top_k * (saved * h + _wide(shape, plan, shape.expert_ffn, again))
     return Kept(outside / split, (routed + shape.shared_experts * _wide(shape, plan, shape.shared_ffn, again)) / t)
 

@@ -75,6 +75,11 @@ def split_tokens(plan: Plan) -> float:
     return tokens(plan) / (plan.tp if plan.sequence_parallel else 1)
 
 
+def expert_tokens(plan: Plan) -> float:
+    """Tokens of the ranks that cut an expert together: T where these are the tensor-parallel ones."""
+    return tokens(plan) * plan.expert_tp / plan.tp
+
+
 def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
     """A linear layer in the plan's precision; 8-bit matrices are first written from 16-bit activations."""
     if plan.recipe.matmul == 1:
@@ -150,9 +155,11 @@ def _product(m: float, n: float, k: float, heads: float, plan: Plan) -> Kernel:
     return unquantised("core", m, n, k, plan, plan.microbatch * heads)._replace(weights=0.0)
 
 
-def mlp(shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | None = None) -> list[Kernel]:
-    """The feed-forward part. rows: of its input, default T; ffn: default the dense layer's."""
-    rows, width = tokens(plan) if rows is None else rows, (ffn or shape.ffn) / plan.tp
+def mlp(
+    shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | None = None, cut: int | None = None
+) -> list[Kernel]:
+    """The feed-forward part. rows: of its input, default T; ffn: default the dense layer's; cut: ranks that share it, or t."""
+    rows, width = tokens(plan) if rows is None else rows, (ffn or shape.ffn) / (cut or plan.tp)
     into = 2 if shape.gated else 1
     return [
         *linear("mlp", rows, into * width, shape.hidden, plan),
@@ -164,11 +171,14 @@ def mlp(shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | Non
 def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kernel]:
     """Router, permutation, the rank's experts on the tokens sent to it, shared experts.
 
+    Router and permutation see the tokens of all ranks that cut an expert together: T with etp = tp, and T/t with etp = 1.
+    Shared experts are cut over tp, as the dense part is. Source: Megatron-LM, megatron/core/transformer/moe/README.md.
+
     imbalance: copies that come to this rank ÷ those of a balanced load.
     """
-    T, h = tokens(plan), shape.hidden
+    T, h = expert_tokens(plan), shape.hidden
     routed, local = T * shape.top_k, shape.experts / plan.ep
-    grouped = mlp(shape, plan, shape.expert_ffn, imbalance * routed)
+    grouped = mlp(shape, plan, shape.expert_ffn, imbalance * routed, plan.expert_tp)
     loaded = [_of_experts(kernel, local) for kernel in grouped]
     shared = shape.shared_experts * shape.shared_ffn
     return [

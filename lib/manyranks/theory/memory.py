@@ -78,9 +78,13 @@ def _offloaded(states: ModelStates, offload: str) -> ModelStates:
 def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
     """For each pipeline rank, the parameters that one of its tensor-parallel ranks holds before ZeRO.
 
-    A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, biases of
-    row-parallel layers, learned positions, and what latent attention compresses with. With fewer key/value heads than
-    tensor-parallel ranks, each of these has one of them.
+    A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, the gate of
+    shared experts, biases of row-parallel layers, learned positions, and what latent attention compresses with. With fewer
+    key/value heads than tensor-parallel ranks, each of these has one of them.
+
+    This is Megatron-LM's layout: etp cuts routed experts, and tp cuts shared ones. In this course's own code every
+    tensor-parallel rank has both whole. For routed experts etp=1 says so; nd.of_rank counts all that such a rank holds.
+    Source: Megatron-LM, megatron/core/transformer/moe/README.md and shared_experts.py.
     """
     checks.is_plan(plan)
     if isinstance(shape, ModelShape):
@@ -95,7 +99,7 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
 def held_by_rank(shape: ModelShape, layout: Layout) -> tuple[Held, ...]:
     """As rank_parameters, from Plan.layout alone."""
     dealt = stages.dealt(shape, layout)
-    kinds = {stage: _held(shape, layout.tp, layout.ep, stage) for stage in set(dealt)}
+    kinds = {stage: _held(shape, layout, stage) for stage in set(dealt)}
     held = [kinds[stage] for stage in dealt]
     if layout.schedule == "dualpipe" and layout.pp > 1:  # each rank has a copy of the stage at the other end, too
         return tuple(Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True))
@@ -190,7 +194,8 @@ def _again_of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
     return of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
 
 
-def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
+def _held(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
+    t, etp = layout.tp, layout.expert_tp
     dense = stage.layers * (shape.attention_parameters + shape.norm_parameters + _copied_heads(shape, t))
     dense += stage.dense * shape.mlp_parameters + stage.moe * (shape.shared_parameters + shape.router_parameters)
     dense += stage.embedding * shape.embedding_parameters
@@ -202,8 +207,8 @@ def _held(shape: ModelShape, t: int, ep: int, stage: Stage) -> Held:
         moe += stage.mtp * shape.is_moe(shape.layers - 1)
         dense += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
     whole, bias = _whole(shape, stage), shape.hidden * shape.bias
-    experts = moe * shape.experts // ep
-    return Held((dense - whole) / t + whole, experts * ((shape.expert_parameters - bias) / t + bias) if experts else 0.0)
+    experts = moe * shape.experts // layout.ep
+    return Held((dense - whole) / t + whole, experts * ((shape.expert_parameters - bias) / etp + bias) if experts else 0.0)
 
 
 def _whole(shape: ModelShape, stage: Stage) -> int:
@@ -212,6 +217,7 @@ def _whole(shape: ModelShape, stage: Stage) -> int:
     whole = stage.layers * shape.norm_parameters + stage.moe * shape.router_parameters + sums * shape.hidden * shape.bias
     if shape.latent:
         whole += stage.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
+    whole += stage.moe * shape.hidden * shape.shared_gate
     whole += stage.embedding * (shape.embedding_parameters - shape.vocab * shape.hidden)  # positions, and a norm
     return whole + stage.head * shape.final_norm_parameters
 
@@ -227,14 +233,15 @@ def _on_device(held: Held, plan: Plan) -> int:
 
 
 def states_of(held: Held, plan: Plan) -> ModelStates:
-    """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all, an expert's over N/e."""
-    return _states(held, plan.zero, plan.shards, plan.ep, plan.recipe)
+    """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all data-parallel ranks, an
+    expert's over those that have the same part of it."""
+    return _states(held, plan.zero, plan.shards, plan.expert_shards, plan.recipe)
 
 
 @functools.lru_cache(maxsize=16384)
-def _states(held: Held, zero: int, shards: int, ep: int, recipe: Recipe) -> ModelStates:
+def _states(held: Held, zero: int, shards: int, expert_shards: int, recipe: Recipe) -> ModelStates:
     whole = math.ceil(held.dense) + math.ceil(held.experts)
-    part = math.ceil(held.dense / shards) + math.ceil(held.experts / max(1, shards // ep))
+    part = math.ceil(held.dense / shards) + math.ceil(held.experts / expert_shards)
     return ModelStates(
         recipe.parameters * (part if zero == 3 else whole),
         recipe.gradients * (part if zero >= 2 else whole),
@@ -260,7 +267,7 @@ def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: f
 def _buffers(rank: Rank, plan: Plan) -> int:
     """With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
     forward's are kept; from ZeRO-2 on the whole gradients of a unit; what one layer computes again."""
-    if plan.offload != "all" and (plan.zero < 2 or plan.shards == 1):
+    if plan.offload != "all" and (plan.zero < 2 or plan.shards == plan.expert_shards == 1):
         return rank.again
     whole, unit = sum(rank.held), sum(rank.held) / rank.layers
     gathered = gradients = 0.0

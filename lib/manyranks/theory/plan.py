@@ -45,6 +45,7 @@ class Layout(NamedTuple):
     tp: int
     pp: int
     ep: int
+    expert_tp: int
     stages: int
     schedule: str
     embedding_slots: bool
@@ -56,6 +57,7 @@ class Local(NamedTuple):
     cp: int
     tp: int
     ep: int
+    expert_tp: int
     seq: int
     microbatch: int
     sequence_parallel: bool
@@ -79,7 +81,7 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to train: dp·cp·tp·pp accelerators; ep divides dp·cp and is not in the product.
+    """One way to train: dp·cp·tp·pp accelerators. ep and etp lay the experts out on the dp·cp·tp ranks of a stage.
 
     seq: tokens of a sequence; batch: sequences of the global batch (default: one micro-batch for each data-parallel rank);
     microbatch: sequences a rank takes at a time. schedule: one of SCHEDULES; virtual: stages a rank has, interleaved where
@@ -92,6 +94,9 @@ class Plan:
     to stages. offload: states kept in the host's memory, "none", "optimizer" or "all". regather: with sequence parallelism, a
     column-parallel layer keeps its shard of the input and gathers the rest again in backward; False: it keeps what it gathered.
     stack: what runs it, a key of STACKS.
+    etp: expert tensor parallel size, the ranks that cut each routed expert. By default that is tp, and ep divides dp·cp. Any
+    other etp gives experts a layout of their own, in which ep may span tensor-parallel ranks: tp·cp·dp = etp·ep·edp, and edp
+    ranks have the same part of the same experts. It needs sequence parallelism. Source: arXiv 2504.14960, MoE parallel folding.
     Raises ValueError, naming the field, for a value that is not allowed or values that do not go together.
     """
 
@@ -119,6 +124,7 @@ class Plan:
     offload: str = "none"
     regather: bool = True
     stack: str = "megatron-core"
+    etp: int | None = None
 
     def __post_init__(self):
         for name in _WHOLE:
@@ -137,14 +143,13 @@ class Plan:
     def _check_degrees(self) -> None:
         if self.zero > 3:
             raise ValueError(f"zero={self.zero}: the stages are 0, 1, 2 and 3")
-        if self.dp * self.cp % self.ep:
-            dp_cp = f"dp·cp = {self.dp}·{self.cp} = {self.dp * self.cp}"
-            raise ValueError(f"ep={self.ep} does not divide {dp_cp}: choose a divisor of {self.dp * self.cp}")
         if self.dp % (self.dp_shard or 1):
             divisor = f"replicas × shards = dp, so choose a divisor of {self.dp}"
             raise ValueError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}: {divisor}")
-        if self.shards % self.ep and self.ep % self.shards:
-            raise ValueError(f"ep={self.ep} and dp_shard·cp = {self.shards}: choose them so that one divides the other")
+        if self.etp in (None, self.tp):
+            self._check_expert_ranks()
+        else:
+            self._check_folded()
         if self.batch % (self.dp * self.microbatch):
             each = f"dp·microbatch = {self.dp}·{self.microbatch} = {self.dp * self.microbatch}"
             near = multiples(self.batch, self.dp * self.microbatch)
@@ -158,9 +163,31 @@ class Plan:
                 f"pp={self.pp} with schedule='dualpipe', which runs from both ends: give an even pp, or another one"
             )
 
+    def _check_expert_ranks(self) -> None:
+        if self.dp * self.cp % self.ep:
+            dp_cp = f"dp·cp = {self.dp}·{self.cp} = {self.dp * self.cp}"
+            raise ValueError(f"ep={self.ep} does not divide {dp_cp}: choose a divisor of {self.dp * self.cp}")
+        if self.shards % self.ep and self.ep % self.shards:
+            raise ValueError(f"ep={self.ep} and dp_shard·cp = {self.shards}: choose them so that one divides the other")
+
+    def _check_folded(self) -> None:
+        """Experts with a layout of their own. They need sequence parallelism beside tp, as in Megatron-LM's moe/README.md."""
+        if not self.sequence_parallel and self.tp > 1:
+            raise ValueError(
+                f"etp={self.etp} with tp={self.tp} and sequence_parallel=False: tensor-parallel ranks would all send the same "
+                "tokens; say sequence_parallel=True, or leave etp out"
+            )
+        ranks, each, island = self.tp * self.cp * self.dp, self.etp * self.ep, self.tp * self.shards
+        if ranks % each:
+            product = f"tp·cp·dp = {self.tp}·{self.cp}·{self.dp} = {ranks}"
+            raise ValueError(f"etp·ep = {self.etp}·{self.ep} = {each} does not divide {product}: choose a divisor of {ranks}")
+        if island % each and each % island:
+            both = f"etp·ep = {each} and tp·dp_shard·cp = {island}"
+            raise ValueError(f"{both}: choose them so that one divides the other")
+
     @property
     def layout(self) -> Layout:
-        return Layout(self.tp, self.pp, self.ep, self.stages, self.schedule, self.embedding_slots)
+        return Layout(self.tp, self.pp, self.ep, self.expert_tp, self.stages, self.schedule, self.embedding_slots)
 
     @property
     def local(self) -> Local:
@@ -194,6 +221,21 @@ class Plan:
         return (self.dp_shard or self.dp) * self.cp
 
     @property
+    def expert_tp(self) -> int:
+        """Ranks that cut each routed expert: etp, or tp where that is left out."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def expert_ranks(self) -> int:
+        """edp: ranks of a stage that have the same part of the same experts."""
+        return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks over which ZeRO spreads one copy of the experts' states: some or all of expert_ranks."""
+        return max(1, self.tp * self.shards // (self.expert_tp * self.ep))
+
+    @property
     def recipe(self) -> Recipe:
         return RECIPES[self.precision]
 
@@ -206,7 +248,9 @@ class Plan:
         if gpus is not None and gpus != self.gpus:
             degrees = f"dp·cp·tp·pp = {self.dp}·{self.cp}·{self.tp}·{self.pp}"
             raise ValueError(f"{degrees} = {self.gpus} ranks for {gpus} GPUs: choose degrees whose product is {gpus}")
-        if left := uncut(shape, self.tp):
+        if self.etp is not None and not shape.experts:
+            raise ValueError(f"etp={self.etp}: {shape.name} has no experts; leave etp out")
+        if left := uncut(shape, self.tp, self.etp):
             raise ValueError(left)
         if self.framework.every_other and self.recompute == "selective" and (shape.experts or shape.latent):
             raise ValueError(
@@ -231,16 +275,22 @@ class Plan:
             )
 
 
-def uncut(shape: ModelShape, tp: int) -> str:
-    """What of this shape so many tensor-parallel ranks cannot share evenly, and the way out; empty where they can."""
+def uncut(shape: ModelShape, tp: int, etp: int | None = None) -> str:
+    """What of this shape so many tensor-parallel ranks cannot share evenly, and the way out; empty where they can.
+
+    etp: ranks that cut each routed expert, None for tp.
+    """
     if shape.heads % tp:
         return f"tp={tp} does not divide the {shape.heads} heads of {shape.name}: choose a divisor of them"
     if shape.kv_heads % tp and tp % shape.kv_heads:
         return f"tp={tp} and {shape.kv_heads} key/value heads of {shape.name}: one must divide the other"
     dense = shape.ffn if shape.moe_layers < shape.layers else 0
-    for name, size in (("ffn", dense), ("expert_ffn", shape.expert_ffn), ("shared_ffn", shape.shared_ffn)):
+    routed = 0 if etp else shape.expert_ffn
+    for name, size in (("ffn", dense), ("expert_ffn", routed), ("shared_ffn", shape.shared_ffn)):
         if size % tp:
             return f"tp={tp} does not divide {name}={size} of {shape.name}: choose a divisor of it and of the heads"
+    if shape.expert_ffn % (etp or 1):
+        return f"etp={etp} does not divide expert_ffn={shape.expert_ffn} of {shape.name}: choose a divisor of it"
     return ""
 
 
@@ -260,7 +310,7 @@ def _known(name: str, value: object, known: Iterable[str]) -> None:
 
 
 def _whole(name: str, value: object, least: int) -> None:
-    if value is None and name in ("batch", "dp_shard"):
+    if value is None and name in ("batch", "dp_shard", "etp"):
         return
     if type(value) is not int or value < least:
         raise ValueError(f"{name}={value!r}: must be a whole number, {least} or more")

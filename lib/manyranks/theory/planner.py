@@ -21,9 +21,12 @@ MICROBATCHES = (1, 2, 4, 8)
 VIRTUAL = (1, 2, 3, 4, 6, 8)
 SMALLEST_SHARD = 1024  # tokens of a sequence that a context-parallel rank keeps at least, where it has so many
 
-_DEGREES = ("dp", "pp", "cp", "tp", "ep", "dp_shard")
+_DEGREES = ("dp", "pp", "cp", "tp", "ep", "etp", "dp_shard")
 # Fields that the search chooses itself; all others are given to each plan as they are.
-_CHOSEN = ("dp", "pp", "cp", "tp", "ep", "microbatch", "schedule", "virtual", "recompute", "zero")
+_CHOSEN = ("dp", "pp", "cp", "tp", "ep", "etp", "microbatch", "schedule", "virtual", "recompute", "zero")
+
+
+Degrees = tuple[int, int, int, int, int, int | None]  # dp, pp, cp, tp, ep, etp
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -62,7 +65,8 @@ def search(
     """Plans for `batch` sequences of `seq` tokens on `gpus` accelerators, fastest first; empty where none fits.
 
     gpus: default the cluster's own. choices: any field of Plan, as one value (tp=8) or as the values to try (zero=(1, 3));
-    values that do not go together, or not with the shape, are left out.
+    values that do not go together, or not with the shape, are left out. Routed experts are tried cut as attention is, and whole
+    on tensor-parallel ranks (etp=1).
     Raises ValueError for an unknown field, a value that no plan can have, or where no number of GPUs is given or it is not the
     cluster's.
     """
@@ -115,24 +119,33 @@ def _plans(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int,
     given = {name: values for name, values in tried.items() if name not in _CHOSEN}
     kept = itertools.product(tried.get("recompute", RECOMPUTE), tried.get("zero", ZERO), *given.values())
     kept = [(recompute, zero, dict(zip(given, rest, strict=True))) for recompute, zero, *rest in kept]
-    for tp, cp, pp, dp, ep in busy.each(_degrees(shape, cluster, gpus, seq, tried), "trying plans"):
+    for degrees in busy.each(_degrees(shape, cluster, gpus, seq, tried), "trying plans"):
+        dp, pp, *_, etp = degrees
         for microbatch in tried.get("microbatch", MICROBATCHES):
             if batch % (dp * microbatch):
                 continue
             for schedule, virtual in _schedules(shape, pp, batch // (dp * microbatch), tried):
-                own = (dp, pp, cp, tp, ep, seq, batch, microbatch, schedule, virtual)
+                own = (*degrees[:-1], seq, batch, microbatch, schedule, virtual)
                 for recompute, zero, more in kept:
-                    if _together(shape, dp, cp, tp, seq, pp * virtual * _halves(schedule), more):
-                        yield Plan(*own, zero=zero, recompute=recompute, **more)
+                    if _together(shape, degrees, seq, pp * virtual * _halves(schedule), more):
+                        yield Plan(*own, zero=zero, recompute=recompute, etp=etp, **more)
 
 
-def _together(shape: ModelShape, dp: int, cp: int, tp: int, seq: int, stages: int, more: dict[str, object]) -> bool:
+def _together(shape: ModelShape, degrees: Degrees, seq: int, stages: int, more: dict[str, object]) -> bool:
     """Whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, sequence parallelism's
     shards, places for stages."""
-    shards = dp % (more.get("dp_shard") or 1) == 0
+    _, _, cp, tp, _, etp = degrees
+    shards = not more.get("dp_shard") or _sharded(degrees, more["dp_shard"])
     heads = more.get("context") != "ulysses" or not unread(shape, tp, cp)
-    tokens = seq % (cp * tp) == 0 or not more.get("sequence_parallel", True)
+    tokens = seq % (cp * tp) == 0 if more.get("sequence_parallel", True) else tp == 1 or etp in (None, tp)
     return shards and heads and tokens and stages <= shape.layers + (2 if more.get("embedding_slots") else 0)
+
+
+def _sharded(degrees: Degrees, dp_shard: int) -> bool:
+    """Whether groups of so many data-parallel ranks hold whole groups of experts, or parts of one."""
+    dp, _, cp, tp, ep, etp = degrees
+    own, experts = tp * cp * dp_shard, (etp or tp) * ep
+    return dp % dp_shard == 0 and (own % experts == 0 or experts % own == 0)
 
 
 def _halves(schedule: str) -> int:
@@ -140,18 +153,23 @@ def _halves(schedule: str) -> int:
     return 2 if schedule.endswith("-v") else 1
 
 
-def _degrees(
-    shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: dict[str, tuple]
-) -> Iterator[tuple[int, int, int, int, int]]:
-    """tp, cp, pp, dp and ep whose product is the number of GPUs and which divide heads, layers, sequence and experts."""
+def _degrees(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, tried: dict[str, tuple]) -> Iterator[Degrees]:
+    """Degrees that make up the number of GPUs and divide heads, layers, sequence, experts and the experts' width."""
     tensor = tried.get("tp", [t for t in _divisors(shape.heads) if t <= 2 * cluster.node])
     context = tried.get("cp", [c for c in _divisors(seq) if c == 1 or seq // c >= SMALLEST_SHARD])
     experts = [e for e in tried.get("ep", _divisors(shape.experts or 1)) if (shape.experts or 1) % e == 0]
     for tp, cp, pp in itertools.product(tensor, context, tried.get("pp", range(1, _slots(shape, tried) + 1))):
         dp, left = divmod(gpus, tp * cp * pp)
-        if left or not dp or dp not in tried.get("dp", (dp,)) or seq % cp or uncut(shape, tp):
+        if left or not dp or dp not in tried.get("dp", (dp,)) or seq % cp:
             continue
-        yield from ((tp, cp, pp, dp, ep) for ep in experts if dp * cp % ep == 0)
+        cuts = [etp for etp in _cuts(shape, tp, tried) if not uncut(shape, tp, etp)]
+        yield from ((dp, pp, cp, tp, ep, etp) for etp in cuts for ep in experts if dp * cp * tp % ((etp or tp) * ep) == 0)
+
+
+def _cuts(shape: ModelShape, tp: int, tried: dict[str, tuple]) -> list[int | None]:
+    """Values of etp: None, which is tp, and 1 where that is something else."""
+    given = tried.get("etp", (None, 1) if tp > 1 else (None,))
+    return [etp for etp in given if shape.experts or etp is None]
 
 
 def _schedules(shape: ModelShape, pp: int, m: int, tried: dict[str, tuple]) -> Iterator[tuple[str, int]]:
@@ -191,16 +209,20 @@ def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
     if part == "compute":
         return _compute_cause(plan, best)
     if part == "tensor":
-        return f"TP {plan.tp} " + ("leaves the node" if plan.tp > cluster.node else f"on {tokens} tokens")
+        return _tensor_name(plan) + ("leaves the node" if plan.tp > cluster.node else f"on {tokens} tokens")
     if part == "context":
         return f"CP {plan.cp} moves keys and values" + (" between nodes" if plan.cp * plan.tp > cluster.node else "")
     if part == "expert":
-        return f"EP {plan.ep} under {plan.schedule}" + (" leaves the node" if plan.ep * plan.tp > cluster.node else "")
+        return f"EP {plan.ep} under {plan.schedule}" + (" leaves the node" if plan.ep * plan.expert_tp > cluster.node else "")
     if part == "data":
         return f"ZeRO-{plan.zero} over {plan.shards} ranks, {each}"
     if part == "optimizer":
         return f"ZeRO-{plan.zero} spreads the states over {plan.shards} ranks"
     return f"PP {plan.pp}, {plan.stages // plan.pp} stages a rank, {each} ({plan.schedule})"
+
+
+def _tensor_name(plan: Plan) -> str:
+    return f"TP {plan.tp} " + (f"with ETP {plan.etp} " if plan.expert_tp != plan.tp else "")
 
 
 def _compute_cause(plan: Plan, best: Plan) -> str:

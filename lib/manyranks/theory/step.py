@@ -97,22 +97,26 @@ class StepTime:
 
     @property
     def warning(self) -> str:
-        """What it costs that groups of tensor-parallel ranks lie on several nodes; empty where none does.
+        """What it costs that groups of tensor-parallel ranks, or of those that cut an expert, lie on several nodes; else empty.
 
         Compared with nodes that hold a whole group, on the same links: nothing else in the step changes by that. Where tp is
         smaller than a node but does not divide it, `seconds` is that of a group inside a node; the warning says what the others
         add.
         """
-        tp, node = self.plan.tp, self.cluster.node
-        if self.cluster.torus or (node % tp == 0 or self.plan.gpus <= node):
+        cuts = {self.plan.tp: "tp"} | ({} if self.plan.etp in (None, self.plan.tp) else {self.plan.etp: "etp"})
+        return next((said for ranks, name in cuts.items() if (said := self._warning(name, ranks))), "")
+
+    def _warning(self, name: str, ranks: int) -> str:
+        node = self.cluster.node
+        if self.cluster.torus or (node % ranks == 0 or self.plan.gpus <= node):
             return ""
-        keep = f"a tp that divides {node} keeps tensor parallelism on {self.cluster.levels[0].link.name}"
-        if tp < node:
-            lost = self._with_nodes_of(math.gcd(tp, node)).tensor - self.tensor
-            return f"tp={tp} does not divide a node of {node}: groups on two nodes cost {lost:.3g} s a step more; {keep}"
-        lost = self.seconds - self._with_nodes_of(tp).seconds
-        share, where = lost / self.seconds, f"{math.ceil(tp / node)} nodes of {node}"
-        return f"tp={tp} lies on {where}, which costs {lost:.3g} s a step, {share:.0%} of it; {keep}"
+        keep = f"a {name} that divides {node} keeps tensor parallelism on {self.cluster.levels[0].link.name}"
+        if ranks < node:
+            lost = self._with_nodes_of(math.gcd(ranks, node)).tensor - self.tensor
+            return f"{name}={ranks} does not divide a node of {node}: groups on two nodes cost {lost:.3g} s a step more; {keep}"
+        lost = self.seconds - self._with_nodes_of(ranks).seconds
+        share, where = lost / self.seconds, f"{math.ceil(ranks / node)} nodes of {node}"
+        return f"{name}={ranks} lies on {where}, which costs {lost:.3g} s a step, {share:.0%} of it; {keep}"
 
     def _with_nodes_of(self, accelerators: int) -> "StepTime":
         other = self.cluster.with_nodes_of(accelerators)

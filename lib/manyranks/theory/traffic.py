@@ -13,7 +13,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, Route
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import Constants
-from manyranks.theory.layer import split_tokens, tokens
+from manyranks.theory.layer import expert_tokens, split_tokens, tokens
 from manyranks.theory.plan import Local, Plan
 
 HALF, SUMS = 2, 4  # bytes: of an activation, and of a gradient that ranks sum up
@@ -113,16 +113,26 @@ def tensor(
     seconds of the weight gradients. imbalance: as in layer.experts.
     Source: arXiv 2205.05198, sections 4.2.1 and 4.2.2.
     """
-    route = cluster.route(plan.tp)
     blocks = 1 if shape.parallel_layers else 2
-    blocks += imbalance * shape.top_k - 1 if moe else 0  # a routed token crosses once for each of its experts
-    pair = 2 * blocks * gather(route, HALF * tokens(plan) * shape.hidden, constants)
+    pair = 2 * (blocks - moe) * gather(cluster.route(plan.tp), HALF * tokens(plan) * shape.hidden, constants)
+    pair += _of_experts(shape, plan, cluster, constants, imbalance) if moe else 0.0
     again = pair / 2 if plan.sequence_parallel and plan.regather else 0.0
     if not (plan.overlap and plan.overlap_tensor):
         return pair, pair + again
     hideable = again + (pair / 2 if plan.sequence_parallel else pair)
     shown = 0.0 if not plan.sequence_parallel else pair / 2
     return pair, shown + max(0.0, hideable - hidden_behind)
+
+
+def _of_experts(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, imbalance: float) -> float:
+    """The etp ranks that cut an expert gather the rows that came for it, and sum up its results; with etp = 1 they need not.
+
+    Shared experts, which tp cuts, have a pair of their own. With etp = tp we leave it out, as if they read the same rows.
+    """
+    row = HALF * shape.hidden
+    routed = imbalance * shape.top_k * gather(cluster.route(plan.expert_tp), row * expert_tokens(plan), constants)
+    shared = shape.shared_experts > 0 and plan.expert_tp != plan.tp
+    return 2 * (routed + (gather(cluster.route(plan.tp), row * tokens(plan), constants) if shared else 0.0))
 
 
 def head(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
@@ -168,12 +178,15 @@ def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constant
 def expert(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Seconds:
     """Tokens to their experts and back. Backward sends gradients the same ways.
 
+    With sequence parallelism each tensor-parallel rank sends its own T/t tokens. Expert-parallel ranks are etp apart, as in
+    Megatron-LM, whose expert ranks count etp first, then ep, then edp; with etp = 1 they are neighbours.
+
     imbalance: copies that come to the fullest rank ÷ those of a balanced load. All wait for its messages, there and back; its
     node is taken to be as full as itself.
     """
     if plan.ep == 1:
         return 0.0, 0.0
-    route = cluster.route(plan.ep, plan.tp)
+    route = cluster.route(plan.ep, plan.expert_tp)
     rows = imbalance * split_tokens(plan) * shape.hidden
     away = min(HALF, plan.recipe.matmul)  # tokens leave in the precision of the products, results come back in 16 bits
     once = sum(all_to_all(shape, route, rows * size, constants) for size in (away, HALF))

@@ -1,5 +1,6 @@
 """Which plans the trainer can run with the small GPT. Brings in no torch."""
 
+from manyranks.theory.nd.holds import unplaced
 from manyranks.theory.plan import Plan, multiples
 from manyranks.training.config import GPTConfig
 
@@ -12,7 +13,13 @@ def check_plan(gpt: GPTConfig, plan: Plan, ranks: int | None = None) -> None:
     ranks: how many there are, None for as many as the plan takes.
     """
     plan.check(gpt.shape(), ranks)
-    for wrong in (_sizes(gpt, plan), _pipeline(gpt, plan), _sharding(plan), _not_there(plan)):
+    for wrong in (
+        _sizes(gpt, plan),
+        _pipeline(gpt, plan),
+        _sharding(plan),
+        unplaced(plan),
+        _not_there(plan),
+    ):
         if wrong:
             raise ValueError(wrong)
 

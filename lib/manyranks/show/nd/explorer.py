@@ -127,6 +127,7 @@ def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Fo
     shape, given = _task(model, cluster, gpus, seq)
     tried = _TRIED | {"cp": [c for c in CHOICES["cp"] if c == 1 or seq // c >= planner.SMALLEST_SHARD]} | given
     tried |= _WITH_EXPERTS if shape.experts else {}
+    tried |= {"etp": None}  # there is no control for it
     different: dict[tuple, Found] = {}
     for found in planner.search(shape, clusters[cluster], gpus=gpus, seq=seq, batch=batch, **tried):
         different.setdefault((found.plan.tp, found.plan.pp, found.plan.ep), found)

@@ -25,11 +25,13 @@ PARTS |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": 
 
 
 def degrees(plan: Plan) -> str:
-    """TP 8, CP 2, PP 16, DP 64, EP 8: those above 1; DP 4 × 16 is HSDP."""
+    """TP 8, CP 2, PP 16, DP 64, EP 8: those above 1, and ETP where it is not TP; DP 4 × 16 is HSDP."""
     replicas = plan.dp // (plan.dp_shard or plan.dp)
     data = f"{replicas} × {plan.dp_shard}" if replicas > 1 else f"{plan.dp}"
     named = {"TP": plan.tp, "CP": plan.cp, "PP": plan.pp, "EP": plan.ep}
-    return ", ".join([*(f"{name} {degree}" for name, degree in named.items() if degree > 1), f"DP {data}"])
+    used = [f"{name} {degree}" for name, degree in named.items() if degree > 1]
+    folded = [f"ETP {plan.expert_tp}"] if plan.expert_tp != plan.tp else []
+    return ", ".join([*used, *folded, f"DP {data}"])
 
 
 def kept(plan: Plan) -> str:

@@ -59,7 +59,7 @@ def way(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0,
     """
     if plan.ep == 1:
         return Way()
-    route, row = cluster.route(plan.ep, plan.tp), imbalance * split_tokens(plan) * shape.hidden
+    route, row = cluster.route(plan.ep, plan.expert_tp), imbalance * split_tokens(plan) * shape.hidden
     sizes = shape.experts, shape.top_k, plan.ep, plan.ep // route.inside, shape.expert_groups, shape.groups_per_token
     copies = one_hop_copies(*sizes) if hops == 1 else two_hops_copies(*sizes)
     there, back = ([row * size * each for each in copies] for size in (min(traffic.HALF, plan.recipe.matmul), traffic.HALF))

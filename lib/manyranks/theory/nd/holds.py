@@ -1,8 +1,11 @@
 """What one rank of a composed run has of the small GPT: parameter by parameter, and the rows that are sharded and sent.
 
-The GPT is cut as training does it: stages as theory.stages deals them; a layer's matrices over tensor-parallel ranks; routers,
-experts and shared experts whole on each of these, which give them their own part of the sequence; experts over expert-parallel
-ranks. A row is what parallel puts end to end: a bucket, or a unit of ZeRO-3, of parameters of one kind.
+The GPT is cut as training does it: stages as theory.stages deals them; a layer's matrices over tensor-parallel ranks; experts
+over expert-parallel ranks, which lie on dp·cp. Routers, experts and shared experts are whole on every tensor-parallel rank,
+which gives them its own part of the sequence: that is etp = 1, also where a plan leaves etp out. ZeRO shards an expert over the
+data-parallel ranks that have it; tensor-parallel ranks keep copies of these shards.
+
+A row is what parallel puts end to end: a bucket, or a unit of ZeRO-3, of parameters of one kind.
 """
 
 from collections.abc import Iterable, Mapping
@@ -75,15 +78,26 @@ def coordinates(plan: Plan, at: At) -> dict[str, int]:
 
 
 def check(shape: ModelShape, plan: Plan) -> None:
-    """Raises ValueError where the plan does not fit the shape, and for a shape that the small GPT cannot have."""
+    """Raises ValueError where the plan does not fit the shape or the mesh, and for a shape that the small GPT cannot have."""
     checks.is_shape(shape)
     checks.is_plan(plan)
     plan.check(shape)
+    if wrong := unplaced(plan):
+        raise ValueError(wrong)
     missing = [name for name in _NOT_THERE if getattr(shape, name)]
     missing += ["norms_per_layer"] if shape.norms_per_layer != 2 else []
     if missing:
         given = f"{missing[0]}={getattr(shape, missing[0])}"
         raise ValueError(f"{shape.name} has {given}, which the small GPT has not: give the shape of its nd.twin")
+
+
+def unplaced(plan: Plan) -> str:
+    """What of a layout of experts the ranks of parallel.mesh cannot have, and the way out; empty where they can."""
+    if plan.etp not in (None, 1):
+        return f"etp={plan.etp}: the small GPT's experts are whole on every tensor-parallel rank; say etp=1, or leave it out"
+    if (data := plan.dp * plan.cp) % plan.ep:
+        return f"ep={plan.ep} does not divide dp·cp = {data}, on which parallel.mesh lays it; choose a divisor of {data}"
+    return ""
 
 
 def own_stages(shape: ModelShape, plan: Plan, pp: int) -> dict[int, Stage]:

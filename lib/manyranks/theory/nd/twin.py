@@ -41,13 +41,17 @@ def twin(shape: ModelShape, plan: Plan, ranks: int = 16) -> Twin:
     several ranks have the same experts; then the smallest axis doubles, pp before dp, cp and tp, none beyond the original.
     Stages have 1 or 2 layers, and some one more where the original's are uneven; two stages a rank stand for more.
     Micro-batches keep their ratio to p, up to 2. Heads keep how many read one key/value head, and whether a rank has several
-    of these, one, or a copy. Of experts there are 4 a rank.
+    of these, one, or a copy. Of experts there are 4 a rank, and they are whole on every tensor-parallel rank.
     Raises ValueError where an axis would be left with 1 rank, and where plan and shape do not fit.
     """
     checks.is_shape(shape)
     checks.is_plan(plan)
     checks.whole(ranks=ranks)
     plan.check(shape)
+    if plan.ep > 1 and plan.dp * plan.cp == 1:
+        raise ValueError(
+            f"ep={plan.ep} with dp=1 and cp=1: the twin's experts are dealt to dp·cp ranks; give the plan some of these"
+        )
     small = _plan(shape, plan, _degrees(plan, ranks))
     scaled = _shape(shape, plan, small)
     small.check(scaled)
@@ -103,6 +107,7 @@ def _plan(shape: ModelShape, plan: Plan, degrees: dict[str, int]) -> Plan:
         precision="fp32",
         flash=True,
         offload="none",
+        etp=1 if shape.experts and degrees["tp"] > 1 else None,
     )
 
 
@@ -224,6 +229,8 @@ def _changed(shape: ModelShape, plan: Plan, scaled: ModelShape, small: Plan) -> 
     words = {name: f"{a} → {b}: {_REASONS[name]}" for name, (a, b) in pairs.items() if a != b}
     if plan.dp_shard not in (None, plan.dp) and small.dp_shard is None:
         words["dp_shard"] = "left out: with zero=0 nothing is sharded, and the trainer's experts have no replicas of shards"
+    if shape.experts and plan.expert_tp != small.expert_tp:
+        words["etp"] = f"{plan.expert_tp} → {small.expert_tp}: the trainer's experts are whole on every tensor-parallel rank"
     if _must_untie(shape, small):
         words["tied"] = "True → False: stages cannot add up the gradients of one parameter that each of them shards"
     if shape.latent:
