@@ -23,7 +23,7 @@ def drawn(**change) -> Scaling:
 def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
     assert explorer().status == (
         "gpt2-xl on 64 GPUs, h100-dgx: tokens per step 524 k; tokens/s 63.8 × one GPU; tokens to a loss 1.49 ×; "
-        "loss reached 42.9 × as fast. Limit: computing."
+        "loss reached 42.9 × as fast; with twice the GPUs 33.3% less time to a loss. Limit: computing."
     )
     # 64 · 99.7 % as many tokens a second, of which the loss takes (1 + 1/2)/(1 + 1/128) as many.
     assert round(64 * 0.997 / (1.5 / (1 + 1 / 128)), 1) == 42.9
@@ -38,7 +38,10 @@ def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
         ({"dp": 512}, "the batch is 4 times the critical one: more GPUs save hardly any time"),
         ({"overlap": False, "microbatch": 1}, "of a step waits for gradients"),
         ({"microbatch": 1}, "Limit: 10% of a step waits for gradients"),
-        ({"dp": 1}, "gpt2-xl on 1 GPU, h100-dgx: tokens per step 8.19 k. Limit: one GPU: nothing to"),
+        (
+            {"dp": 1},
+            "8.19 k; with twice the GPUs 49.6% less time to a loss. Limit: one GPU: it has nobody",
+        ),
     ],
 )
 def test_the_sentence_names_the_limit(change, said):

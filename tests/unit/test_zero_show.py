@@ -37,8 +37,8 @@ def lanes(held: Axes) -> list[float]:
 
 def test_it_opens_on_zero_s_figure_1_and_says_what_limits():
     assert explorer().status == (
-        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; one sequence 1.08 GB; sent 29.4 GB; "
-        "traffic 1 × data parallelism. Limit: computing; the network is busy for 44% of that time."
+        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; one sequence 1.08 GB; sent by a GPU in a step 29.4 GB, "
+        "1 × data parallelism. Limit: computing; the network is busy for 44% of that time."
     )
     assert explorer().values == DEFAULT
 
@@ -113,15 +113,18 @@ def test_bars_say_their_numbers():
     [
         ({"stage": "data parallelism"}, "states 119 GB; one sequence 667 MB;"),
         ({"stage": "data parallelism"}, "Does not fit. Limit: memory, most of it optimizer states: ZeRO-1 fits."),
-        ({"stage": "ZeRO-3"}, "sent 44.1 GB; traffic 1.5 × data parallelism. Limit: computing"),
-        ({"precision": "bf16-fp32-gradients"}, "traffic 0.75 × data parallelism"),
+        ({"stage": "ZeRO-3"}, "sent by a GPU in a step 44.1 GB, 1.5 × data parallelism. Limit: computing"),
+        ({"precision": "bf16-fp32-gradients"}, ", 0.75 × data parallelism"),
         ({"model": "llama3-70b", "dp": 8, "stage": "ZeRO-3"}, ": ZeRO-3 fits on 64 GPUs or more."),
         ({"model": "llama3-70b", "dp": 256, "stage": "HSDP", "k": 4}, ": K = 64 fits."),
-        ({"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"}, "at any GPU count; split the layers themselves"),
+        (
+            {"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"},
+            "no control here helps; chapters 05 and 06 split the layers themselves",
+        ),
         ({"model": "gpt2-xl", "dp": 1}, "one sequence 424 MB. Limit: one GPU: nothing to share, nothing to send."),
         (
             {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024},
-            "Limit: the network, busy as long as 1.4 sequences take to compute",
+            "Limit: the network, busy 1.4 times as long as a GPU computes its one sequence",
         ),
         (
             {"stage": "HSDP", "k": 128},

@@ -22,6 +22,7 @@ class Knobs(Panels):
     def __init__(self):
         self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=4.4)
         self.panels = self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
+        _ = Setting("all_reduce", "ring", _RANKS[-1], 1, [*TOPOLOGIES][1]).times  # many messages, counted once: not in a redraw
 
     def update(self, step: int, **values) -> Said:
         """Shows round `step` of the Setting of these values, counted from 1, or the last where there are fewer.

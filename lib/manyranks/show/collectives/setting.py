@@ -90,19 +90,21 @@ class Setting(NamedTuple):
         return _times(self.operation, self.n, self.topology)
 
     def _check(self) -> None:
-        operation, algorithm, n, size, topology = self
-        checks.algorithm(ALGORITHMS, operation, algorithm)
-        checks.group(operation, n, algorithm, node=n if self.node else None)
-        if size < 1:
-            raise ValueError(f"size={size}: a tensor has at least 1 byte")
+        operation, algorithm, n, _, topology = self
+        if algorithm not in (known := ALGORITHMS[operation]):
+            raise ValueError(f"there is no {algorithm} for {operation}: choose from {', '.join(known)}")
+        try:
+            checks.group(operation, n, algorithm, node=n if self.node else None)
+        except ValueError as error:
+            raise ValueError(str(error).replace("n=", "N = ")) from None
         if n > (room := self.cluster.gpus or self.cluster.levels[-1].size):
-            raise ValueError(f"n={n}: {topology} has room for {room} ranks; take fewer, or another topology")
+            raise ValueError(f"N = {n}: {topology} has room for {room} ranks; take fewer, or another topology")
         if self.cluster.torus and _ON_TORUS.get(operation) != algorithm:
             timed = ", ".join(f"{each} by {way}" for each, way in _ON_TORUS.items())
             raise ValueError(f"{operation} by {algorithm} on a torus: its time is not known here; choose {timed}")
         if self.node and n <= self.node:
             more = "take 16, 24, 32, … ranks in H100 nodes of 8"
-            raise ValueError(f"n={n}: hierarchical needs more than one node, here there is one; {more}")
+            raise ValueError(f"N = {n}: hierarchical needs more than one node, here there is one; {more}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -102,6 +102,11 @@ class Run(namedtuple("Run", "boxes messages held peaks work bubble makespan")):
     counted on all stages of the rank; peaks: the most. work: the busiest rank's.
     """
 
+    @property
+    def late(self) -> float:
+        """What the makespan has besides work and bubble: some ranks start later than others, and end later."""
+        return float(max(0.0, round(self.makespan - self.work - self.bubble, 9)))
+
 
 def run(schedule: Schedule, timeline: Timeline) -> Run:
     """Returns what is shown of a timeline of the schedule's program, or a measured one.
