@@ -266,9 +266,9 @@ def test_a_bar_s_texts_are_its_bytes_and_its_flops():
         ),
         (
             {"seq": 32768, "tp": 1, "sequence_parallel": False, "attention": "flash", "budget": 1e9},
-            "parallelism and t = 16 fits",
+            ": no single control makes it fit; change several",
         ),
-        ({"seq": 131072, "budget": 1e9}, ": nothing here helps; give more ranks a part of each sequence (chapter 07)."),
+        ({"seq": 131072, "budget": 1e9}, "; change several, or give more ranks a part of each sequence (chapter 07)."),
         ({"seq": 4096, "microbatch": 32, "budget": 1e9, "attention": "flash"}, ": a micro-batch of 1 fits, with"),
         ({"count": 64}, "Not possible: C = 64 segments of the 48 layers of megatron-22b: choose C up to 48"),
         ({"model": "gpt2-xl"}, "Not possible: t = 8 does not divide the 25 heads of gpt2-xl: choose a divisor of them"),
@@ -400,7 +400,5 @@ def test_measured_rings_are_on_their_places_and_theory_s_curves_on_theirs():
 
 
 def test_peaks_want_a_value_for_each_number_of_layers():
-    with pytest.raises(ValueError, match="measured 'a' has 1 values for 2 places"):
-        peaks([2, 4], {"a": [1, 2]}, {"a": [1]}, "peak memory")
     with pytest.raises(ValueError, match="'a' has 1 values for 2 places"):
         peaks([2, 4], {"a": [1]}, {}, "peak memory")

@@ -107,24 +107,6 @@ def test_every_choice_and_preset_can_be_drawn():
         assert "Limit: computing" not in shown.preset(name).status
 
 
-def test_the_first_run_is_a_curve_and_the_others_are_sparse_markers_on_it():
-    (axes,) = data_parallel.losses({"4 ranks": [5.0] * 120, "1 rank": [5.0] * 30, "2 ranks": [5.0] * 30}).axes
-    assert [len(line.get_xdata()) for line in axes.lines] == [120, 30, 30]
-    assert [line.get_linestyle() for line in axes.lines] == ["-", "None", "None"]
-    assert [line.get_marker() for line in axes.lines] == [" ", "o", "s"]
-    shown = [set(range(30)[start::every]) for start, every in (line.get_markevery() for line in axes.lines[1:])]
-    assert all(5 <= len(each) <= 12 for each in shown)
-    assert not shown[0] & shown[1]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["4 ranks", "1 rank", "2 ranks"]
-
-
-@pytest.mark.parametrize("values", [[], [5.0], [5.0, 4.0]])
-def test_short_runs_are_drawn_too(values):
-    (axes,) = data_parallel.losses({"4 ranks": [5.0], "1 rank": values}).axes
-    start, _ = axes.lines[1].get_markevery()
-    assert start < max(1, len(values))
-
-
 # Steps -----------------------------------------------------------------------------------------------------------------
 
 

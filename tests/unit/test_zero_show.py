@@ -6,7 +6,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from manyranks.show import bars, units, zero
-from manyranks.show.zero import explorer, memory_over_a_step
+from manyranks.show.zero import explorer
 from manyranks.show.zero.explorer import RECIPES, STAGES, Stages
 from manyranks.theory import Plan, clusters, memory, models, published, sharding
 from tests.drawn import boxes, named, widths, words
@@ -189,55 +189,7 @@ def test_every_choice_and_preset_can_be_drawn():
     assert "states 16.8 GB" in shown.preset("32-bit gradients").status
 
 
-# Memory over a step
-
-STEP = [("forward 1", 10), ("forward 2", 20), ("backward 2", 40), ("backward 1", 30), ("optimizer", 25)]
-OTHER = [("forward", 5), ("backward", 8), ("optimizer step", 6), ("optimizer zero_grad", 4)]
-
-
-def test_every_line_s_phases_begin_and_end_at_the_same_places():
-    figure = memory_over_a_step({"ZeRO-1": STEP, "ZeRO-3": OTHER})
-    (axes,) = figure.axes
-    first, _, second, _, *marks = axes.lines
-    assert list(first.get_xdata()) == [0, 0.5, 1, 1.5, 2, 3]
-    assert list(first.get_ydata()) == [10, 20, 40, 30, 25, 25]
-    assert list(second.get_xdata()) == [0, 1, 2, 2.5, 3]
-    assert {line.get_drawstyle() for line in (first, second)} == {"steps-post"}
-    assert [mark.get_xdata()[0] for mark in marks] == [1, 2]
-    assert [text.get_text() for text in axes.texts] == ["forward ends", "backward ends"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["forward", "backward", "optimizer"]
-
-
-def test_peaks_are_marked_where_they_are_and_named():
-    figure = memory_over_a_step({"ZeRO-1": STEP, "ZeRO-3": OTHER})
-    peaks = figure.axes[0].lines[1:4:2]
-    assert [(*peak.get_xdata(), *peak.get_ydata()) for peak in peaks] == [(1.25, 40), (1.5, 8)]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ZeRO-1: at most 40 B", "ZeRO-3: at most 8 B"]
-    looks = [(peak.get_marker(), peak.get_linestyle()) for peak in peaks]
-    assert len({marker for marker, _ in looks}) == len({line for _, line in looks}) == 2
-
-
-def test_one_moment_is_drawn_and_nothing_at_all_too():
-    (axes,) = memory_over_a_step({"alone": [("forward", 0)]}).axes
-    assert [text.get_text() for text in axes.texts] == ["forward ends"]
-
-
-@pytest.mark.parametrize(
-    ("samples", "said"),
-    [
-        ({}, "samples go through []: give"),
-        ({"a": []}, "samples go through [[]]: give"),
-        (
-            {"a": STEP, "b": STEP[:4]},
-            "samples go through [['forward', 'backward', 'optimizer'], ['forward', 'backward']]: give",
-        ),
-        ({"a": [*STEP, ("forward 3", 1)]}, "samples go through [['forward', 'backward', 'optimizer', 'forward']]: give"),
-    ],
-)
-def test_samples_that_make_no_picture_are_refused_in_words(samples, said):
-    with pytest.raises(ValueError) as error:
-        memory_over_a_step(samples)
-    assert str(error.value).startswith(said)
+# Drawings
 
 
 @pytest.mark.parametrize("units", [2, 3, 6])

@@ -56,10 +56,6 @@ class Scaling(Panels):
         training.set(yscale="log", ylim=(1e-4, 2), title="time to a given loss")
         self.panels = self._step, self._mfu, self._held, self._training
 
-    def idle(self, dp: int, **values) -> tuple[str, ...]:
-        """Switches overlap off for one GPU, which has nothing to communicate."""
-        return ("overlap",) if dp == 1 else ()
-
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for an unknown model or cluster, and numbers below 1."""
         now = Setting(**values)
@@ -67,11 +63,10 @@ class Scaling(Panels):
         ways, row = [now._replace(overlap=overlap) for overlap in _OVERLAP], [*_OVERLAP].index(now.overlap)
         times = [each.scenario.time for each in ways]
         bars = [dict(zip(_PARTS, (time.compute, time.data, time.optimizer), strict=True)) for time in times]
-        alone = ", nothing sent" * (now.dp == 1)
-        self._step.update(bars, [units.duration(time.seconds) + alone for time in times], row)
+        self._step.update(bars, [units.duration(time.seconds) + ", nothing sent" * (now.dp == 1) for time in times], row)
         whole, room = here.peak.total, here.cost.room
-        mark = room, f"memory: {units.size(room)}"
-        self._held.update([now.held()], [units.size(whole)], 0, max(room, min(4 * room, whole)), mark)
+        mark, longest = (room, f"memory: {units.size(room)}"), max(room, min(4 * room, whole))
+        self._held.update([now.held()], [units.size(whole)], 0, longest, mark)
         ranks = [n for n in RANKS if n <= here.cluster.levels[-1].size]
         self._mfu.update(ranks, [[100 * way._replace(dp=n).scenario.time.mfu for n in ranks] for way in ways], now.dp, row)
         relative = [now._replace(dp=n).cost / one.cost for n in ranks]
@@ -83,10 +78,8 @@ class _Curves:
     """Two curves over the number of accelerators, and a mark."""
 
     def __init__(self, axes: Axes, names: tuple[str, ...], ylabel: str, legend: str):
-        look = {"base": 2, "markersize": 4}
-        self._lines = [
-            axes.semilogx(RANKS, RANKS, marker=marker, label=name, **look)[0] for name, marker in zip(names, "os", strict=True)
-        ]
+        each = zip(names, "os", strict=True)
+        self._lines = [axes.semilogx(RANKS, RANKS, mark, base=2, markersize=4, label=name)[0] for name, mark in each]
         self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
         axes.set(xlabel="data ranks d", ylabel=ylabel, xlim=(0.8, 1280))
         axes.set_xticks(RANKS[::2], [f"{n:,}" for n in RANKS[::2]])

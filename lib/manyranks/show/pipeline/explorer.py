@@ -29,10 +29,9 @@ class Setting(namedtuple("Setting", "first second model cluster tp pp m v F I W 
     @functools.cached_property
     def scenario(self) -> Scenario:
         """The upper schedule's. Raises ValueError where theory has no step time."""
-        shape, fewest = SHAPES[self.model], theory.fewest(self.first, self.pp)
-        if shape.heads % self.tp:
+        if (shape := SHAPES[self.model]).heads % self.tp:
             raise ValueError(f"{self.tp} tensor ranks can't share the {shape.heads} heads of {self.model}")
-        if self.pp > 1 and self.m < fewest:
+        if self.m < (fewest := theory.fewest(self.first, self.pp)) and self.pp > 1:
             raise ValueError(f"{theory.WRITTEN[self.first]} has a formula from m = {fewest} on")
         plan = Plan(pp=self.pp, tp=self.tp, batch=self.m, schedule=self.first, virtual=self.stages(self.first))
         return Scenario(shape, plan, clusters[self.cluster])
@@ -80,7 +79,7 @@ class Two(Charts):
         width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
     def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
-        """Names the controls that do nothing for these schedules."""
+        """Names the controls that do nothing."""
         return () if "interleaved" in (first, second) else ("v",)
 
     def update(self, **values) -> Said:
@@ -124,24 +123,25 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 def title(name: str, shown: Run, now: Setting) -> str:
     """Says the bubble, whether it's what the papers' form gives, and the makespan."""
-    form, expected = "", now.expected(name)
-    if expected is not None:
-        form = f" {'=' if abs(expected - shown.bubble) < 1e-6 * shown.work else '≠'} {theory.FORMS[name]}"
+    expected = now.expected(name)
+    same = "=" if expected is not None and abs(expected - shown.bubble) < 1e-6 * shown.work else "≠"
+    form = "" if expected is None else f" {same} {theory.FORMS[name]}"
     return f"{theory.WRITTEN[name]}: bubble {shown.bubble:.4g}{form}; makespan {shown.makespan:.4g}"
 
 
 def _memory(now: Setting) -> str:
-    change = _LIMITS.change(now, other) if (other := _LIMITS.fitting(now)) else ""
-    return "memory" + f": {theory.WRITTEN.get(change, change)} would fit" * bool(change)
+    change = _LIMITS.change(now, other) if (other := _LIMITS.fitting(now)) else "no single control makes it fit"
+    return f"memory; {theory.WRITTEN.get(change, change)}" + " fits" * (other is not None)
 
 
 def _limits(both: list[tuple[str, Run]], now: Setting) -> str:
-    said, (one, other) = {theory.WRITTEN[name]: _limit(name, shown, now) for name, shown in both}, (each for _, each in both)
+    said = {theory.WRITTEN[name]: _limit(name, shown, now) for name, shown in both}
     words = "; ".join(f"{name}: {limit}" for name, limit in said.items()) if len(set(said.values())) > 1 else min(said.values())
-    if abs(one.makespan - other.makespan) > 1e-9 or one.late == other.late:
+    (_, one), (name, other) = sorted(both, key=lambda each: each[1].late)
+    if other.late == one.late or abs(one.makespan - other.makespan) > 1e-9:
         return words
-    name, late = max(zip(said, (one.late, other.late), strict=True), key=lambda each: each[1])
-    return f"{words}; the makespans are equal, but {name}'s late start of {late:.4g} is lost in the first step only"
+    late = f"{theory.WRITTEN[name]}'s late start of {other.late:.4g}"
+    return f"{words}; the makespans are equal, but {late} is lost in the first step only"
 
 
 def _limit(name: str, shown: Run, now: Setting) -> str:

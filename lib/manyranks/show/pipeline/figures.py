@@ -37,9 +37,8 @@ def compare(
     timelines: Mapping[str, Timeline] | None = None,
     unit: str = "",
 ) -> style.Figure:
-    """Draws schedules under each other on one time axis, each with its bubble, and with the activations that each rank holds.
+    """Draws schedules under each other on one time axis, with the activations that each rank holds, in micro-batches.
 
-    schedules: boxes bear the micro-batch; what a rank holds is counted in micro-batches on all its stages
     times: for the replay, one for all or one for each name; timelines: those that were measured, which are not replayed
     unit: what times are in, if not in seconds
 
@@ -63,8 +62,8 @@ def compare(
     charts = Charts(len(runs), rows, 0.42 if rows <= 4 else 0.3, f"time ({unit})", kinds, several, linked)
     for name, each in runs.items():
         ideal, whole = (units.three(100 * each.bubble / of) for of in (each.work, each.work + each.bubble))
-        said = f"bubble {ideal}% of ideal, {whole}% of the whole; makespan {each.makespan / second:.4g} {unit}"
-        titled.append((f"{name}: {said}", each))
+        makespan = f"makespan {each.makespan / second:.4g} {unit}"
+        titled.append((f"{name}: bubble {ideal}% of ideal, {whole}% of the whole; {makespan}", each))
     charts.show(titled, second)
     return charts.figure
 

@@ -85,11 +85,11 @@ class Stages(Panels):
         self._sent.update(bars, [*map(units.size, totals)], row, missing=missing)
         sizes, mark = [each.largest() for each in shown], (phi, f"Φ = {count(phi)}")
         self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
-        where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.stage}, {now.cluster}"
         numbers = dict(zip(("states", "one sequence"), map(units.size, both[row]), strict=True))
         if now.dp > 1:
-            ratio = units.three(totals[row] / totals[0])
-            numbers["sent by a GPU in a step"] = f"{units.size(totals[row])}, {ratio} × data parallelism"
+            more = f", {units.three(totals[row] / totals[0])} × data parallelism"
+            numbers["sent by a GPU in a step"] = units.size(totals[row]) + more
+        where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.stage}, {now.cluster}"
         return Said(where, numbers, _limit(now), here.fits, here)
 
     def idle(self, stage: str, **values) -> tuple[str, ...]:
@@ -98,10 +98,7 @@ class Stages(Panels):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 03. It opens on figure 1 of arXiv 1910.02054: 7.5 billion parameters on 64 GPUs.
-
-    measure: what "Measure it" runs, manyranks.small's zero
-    """
+    """Returns the explorer of chapter 03, on figure 1 of arXiv 1910.02054. measure: what "Measure it" runs, small.zero."""
     presets = {"data parallelism": {"stage": "data parallelism"}, "ZeRO-3": {"stage": "ZeRO-3"}}
     presets["Llama 70B"] = {"model": "llama3-70b", "cluster": "h100-dgx", "stage": "ZeRO-3"}
     presets["a trillion"] = {"model": "megatron-1t", "cluster": "h100-dgx", "dp": 1024, "stage": "ZeRO-3"}
@@ -135,8 +132,6 @@ def _limit(now: Setting) -> str:
 
 def _ways(hsdp: bool) -> dict[str, dict]:
     """What shards more: another value of one control, then of two."""
-    ranks = [2**k for k in range(11)]
-    ways = (
-        {f"K = {k:,} fits": {"k": k} for k in ranks} if hsdp else {f"{name} fits": {"stage": name} for name in [*STAGES][1:4]}
-    )
+    ranks, stages = [2**k for k in range(11)], [] if hsdp else [*STAGES][1:4]
+    ways = {f"{name} fits": {"stage": name} for name in stages} or {f"K = {k:,} fits": {"k": k} for k in ranks}
     return ways | {f"ZeRO-3 fits on {dp:,} GPUs or more": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}
