@@ -67,7 +67,9 @@ def test_memory_is_what_every_rank_holds_whatever_their_number():
 
 
 def test_mfu_falls_from_one_gpu_on_and_is_never_worse_with_overlap():
-    overlapped, after = (list(line.get_ydata()) for line in drawn().figure.axes[1].lines[:2])
+    lines = drawn().figure.axes[1].lines[:2]
+    assert [line.get_linestyle() for line in lines] == ["-", "--"]
+    overlapped, after = (list(line.get_ydata()) for line in lines)
     plan = Plan(dp=16, seq=1024, microbatch=8, zero=0, recompute="none", overlap=False)
     assert after[4] == pytest.approx(100 * step.estimate(models["gpt2-xl"], plan, clusters["h100-dgx"]).mfu)
     for values in (overlapped, after):

@@ -31,7 +31,7 @@ def pipeline(values, ranks, say):
     """A linear layer a stage on 2 to 8 ranks, with products beside it until F, I and W take as many FLOPs as the explorer says.
 
     The ranks' program is replayed by its FLOPs, and each message takes the explorer's time. Bubbles are in the explorer's units
-    beside those of the schedule's table; bytes beside 4·rows·width for each crossing.
+    beside a replay of the schedule's table; bytes beside 4·rows·width for each crossing.
     """
     names, p, m = list(dict.fromkeys((values["first"], values["second"]))), few(values["pp"]), values["m"]
     world, rows, takes = ranks(p), [], {kind: values[kind] for kind in "FIW"}
@@ -49,9 +49,7 @@ def pipeline(values, ranks, say):
         sent = sum((counted.sent_bytes or counted.payload_bytes).values())
         rows.append(Beside(f"sent by all, {written}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
     size = f"{_ROWS * _WIDTH * 4:,} bytes"
-    where = (
-        f"{p} ranks of this machine, {m} micro-batches of {size}. F, I and W are counted in FLOPs, a message takes what you set"
-    )
+    where = f"{p} ranks of this machine, {m} micro-batches of {size}; FLOPs and messages as F, I, W and message say"
     return Small(where, tuple(rows))
 
 

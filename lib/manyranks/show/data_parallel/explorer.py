@@ -79,7 +79,7 @@ class _Curves:
 
     def __init__(self, axes: Axes, names: tuple[str, ...], ylabel: str, legend: str):
         each = zip(names, "os", strict=True)
-        self._lines = [axes.semilogx(RANKS, RANKS, mark, base=2, markersize=4, label=name)[0] for name, mark in each]
+        self._lines = [axes.semilogx(RANKS, RANKS, marker=m, base=2, markersize=4, label=name)[0] for name, m in each]
         self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
         axes.set(xlabel="data ranks d", ylabel=ylabel, xlim=(0.8, 1280))
         axes.set_xticks(RANKS[::2], [f"{n:,}" for n in RANKS[::2]])

@@ -103,7 +103,7 @@ class Run(namedtuple("Run", "boxes messages held peaks work bubble makespan")):
 
     @property
     def late(self) -> float:
-        """What the makespan has besides work and bubble: some ranks start later than others, and end later."""
+        """Seconds of the makespan besides work and bubble: some ranks start later than others, and end later."""
         return float(max(0.0, round(self.makespan - self.work - self.bubble, 9)))
 
 
