@@ -6,7 +6,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from manyranks.show import bars, units, zero
-from manyranks.show.zero import explorer, memory_over_a_step
+from manyranks.show.zero import explorer
 from manyranks.show.zero.explorer import RECIPES, STAGES, Stages
 from manyranks.theory import Plan, clusters, memory, models, published, sharding
 from tests.drawn import boxes, named, widths, words
@@ -37,8 +37,8 @@ def lanes(held: Axes) -> list[float]:
 
 def test_it_opens_on_zero_s_figure_1_and_says_what_limits():
     assert explorer().status == (
-        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; one sequence 1.08 GB; sent 29.4 GB; "
-        "traffic 1 × data parallelism. Limit: computing; the network is busy for 44% of that time."
+        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; one sequence 1.08 GB; sent by a GPU in a step 29.4 GB, "
+        "1 × data parallelism. Limit: computing; the network is busy for 44% of that time."
     )
     assert explorer().values == DEFAULT
 
@@ -113,15 +113,18 @@ def test_bars_say_their_numbers():
     [
         ({"stage": "data parallelism"}, "states 119 GB; one sequence 667 MB;"),
         ({"stage": "data parallelism"}, "Does not fit. Limit: memory, most of it optimizer states: ZeRO-1 fits."),
-        ({"stage": "ZeRO-3"}, "sent 44.1 GB; traffic 1.5 × data parallelism. Limit: computing"),
-        ({"precision": "bf16-fp32-gradients"}, "traffic 0.75 × data parallelism"),
+        ({"stage": "ZeRO-3"}, "sent by a GPU in a step 44.1 GB, 1.5 × data parallelism. Limit: computing"),
+        ({"precision": "bf16-fp32-gradients"}, ", 0.75 × data parallelism"),
         ({"model": "llama3-70b", "dp": 8, "stage": "ZeRO-3"}, ": ZeRO-3 fits on 64 GPUs or more."),
         ({"model": "llama3-70b", "dp": 256, "stage": "HSDP", "k": 4}, ": K = 64 fits."),
-        ({"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"}, "at any GPU count; split the layers themselves"),
+        (
+            {"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"},
+            "no control here helps; chapters 05 and 06 split the layers themselves",
+        ),
         ({"model": "gpt2-xl", "dp": 1}, "one sequence 424 MB. Limit: one GPU: nothing to share, nothing to send."),
         (
             {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024},
-            "Limit: the network, busy as long as 1.4 sequences take to compute",
+            "Limit: the network, busy 1.4 times as long as a GPU computes its one sequence",
         ),
         (
             {"stage": "HSDP", "k": 128},
@@ -186,55 +189,7 @@ def test_every_choice_and_preset_can_be_drawn():
     assert "states 16.8 GB" in shown.preset("32-bit gradients").status
 
 
-# Memory over a step
-
-STEP = [("forward 1", 10), ("forward 2", 20), ("backward 2", 40), ("backward 1", 30), ("optimizer", 25)]
-OTHER = [("forward", 5), ("backward", 8), ("optimizer step", 6), ("optimizer zero_grad", 4)]
-
-
-def test_every_line_s_phases_begin_and_end_at_the_same_places():
-    figure = memory_over_a_step({"ZeRO-1": STEP, "ZeRO-3": OTHER})
-    (axes,) = figure.axes
-    first, _, second, _, *marks = axes.lines
-    assert list(first.get_xdata()) == [0, 0.5, 1, 1.5, 2, 3]
-    assert list(first.get_ydata()) == [10, 20, 40, 30, 25, 25]
-    assert list(second.get_xdata()) == [0, 1, 2, 2.5, 3]
-    assert {line.get_drawstyle() for line in (first, second)} == {"steps-post"}
-    assert [mark.get_xdata()[0] for mark in marks] == [1, 2]
-    assert [text.get_text() for text in axes.texts] == ["forward ends", "backward ends"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["forward", "backward", "optimizer"]
-
-
-def test_peaks_are_marked_where_they_are_and_named():
-    figure = memory_over_a_step({"ZeRO-1": STEP, "ZeRO-3": OTHER})
-    peaks = figure.axes[0].lines[1:4:2]
-    assert [(*peak.get_xdata(), *peak.get_ydata()) for peak in peaks] == [(1.25, 40), (1.5, 8)]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ZeRO-1: at most 40 B", "ZeRO-3: at most 8 B"]
-    looks = [(peak.get_marker(), peak.get_linestyle()) for peak in peaks]
-    assert len({marker for marker, _ in looks}) == len({line for _, line in looks}) == 2
-
-
-def test_one_moment_is_drawn_and_nothing_at_all_too():
-    (axes,) = memory_over_a_step({"alone": [("forward", 0)]}).axes
-    assert [text.get_text() for text in axes.texts] == ["forward ends"]
-
-
-@pytest.mark.parametrize(
-    ("samples", "said"),
-    [
-        ({}, "samples go through []: give"),
-        ({"a": []}, "samples go through [[]]: give"),
-        (
-            {"a": STEP, "b": STEP[:4]},
-            "samples go through [['forward', 'backward', 'optimizer'], ['forward', 'backward']]: give",
-        ),
-        ({"a": [*STEP, ("forward 3", 1)]}, "samples go through [['forward', 'backward', 'optimizer', 'forward']]: give"),
-    ],
-)
-def test_samples_that_make_no_picture_are_refused_in_words(samples, said):
-    with pytest.raises(ValueError) as error:
-        memory_over_a_step(samples)
-    assert str(error.value).startswith(said)
+# Drawings
 
 
 @pytest.mark.parametrize("units", [2, 3, 6])

@@ -40,7 +40,7 @@ STEP = "step time"
 # Name of each number of the strip -> the share that its bar shows, and how it's written.
 STRIP: dict[str, tuple[Callable[[Cost], float], Callable[[Cost], str]]] = {
     "memory per GPU": (lambda c: c.held / c.room, lambda c: _of(units.size(c.held), units.size(c.room))),
-    "bubble": (lambda c: c.bubble, lambda c: percent(c.bubble)),
+    "bubble (share of the step)": (lambda c: c.bubble, lambda c: percent(c.bubble)),
     "exposed communication": (lambda c: c.exposed, lambda c: percent(c.exposed)),
     STEP: (lambda c: c.seconds, lambda c: units.duration(c.seconds)),
     "MFU": (lambda c: c.mfu, lambda c: percent(c.mfu)),

@@ -1,6 +1,10 @@
 """Two pipeline schedules on a few ranks: the bubble of what the ranks did, and the bytes between stages."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -8,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from manyranks.measure.beside import Beside, Small
-from manyranks.parallel.pipeline.actions import Schedule
-from manyranks.parallel.pipeline.program import bubble
+from manyranks.parallel.pipeline.actions import BACKWARD, Action, Pair, Schedule, singles
+from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.runtime import Pipeline
 from manyranks.parallel.pipeline.schedules import named
 from manyranks.small.ranks import OnRanks, few
@@ -17,56 +21,70 @@ from manyranks.theory import pipeline as theory
 from manyranks.timeline import Transfer, replay
 
 _ROWS, _WIDTH = 256, 64  # of a micro-batch: 64 kB in float32
+_LAYERS = 4  # forwards of a layer in the explorer's unit of time, whose shortest action is a quarter of one
+_UNIT = _LAYERS * 2 * _ROWS * _WIDTH**2  # FLOPs
 _kept: dict = {}  # on a rank: its pipeline
 
 
 @OnRanks
 def pipeline(values, ranks, say):
-    """A linear layer a stage on 2 to 8 ranks, so that F = I = W. The ranks' program is replayed by its FLOPs, without messages.
+    """A linear layer a stage on 2 to 8 ranks, with products beside it until F, I and W take as many FLOPs as the explorer says.
 
-    Bubbles are beside the closed forms, which want many micro-batches; bytes beside 4·rows·width for each crossing.
+    The ranks' program is replayed by its FLOPs, and each message takes the explorer's time. Bubbles are in the explorer's units
+    beside a replay of the schedule's table; bytes beside 4·rows·width for each crossing.
     """
-    names, p = list(dict.fromkeys((values["first"], values["second"]))), few(values["pp"])
-    fewest = max(min(values["m"], 16), *(theory.fewest(name, p) for name in names))
-    m = -(-fewest // p) * p
-    world, rows = ranks(p), []
+    names, p, m = list(dict.fromkeys((values["first"], values["second"]))), few(values["pp"]), values["m"]
+    world, rows, takes = ranks(p), [], {kind: values[kind] for kind in "FIW"}
     for k, name in enumerate(names):
-        written, v = theory.WRITTEN[name], values["v"] if name == "interleaved" else 1
+        written = theory.WRITTEN[name]
         say((2 * k + 1) / (2 * len(names) + 1), f"{written}: {p} ranks, {m} micro-batches")
-        schedule = named(name, p, m, v)
-        world.run(_first_step, schedule)
+        schedule = named(name, p, m, values["v"] if name == "interleaved" else 1)
+        each = schedule.stages / p
+        times = Times(**{kind: seconds / each for kind, seconds in takes.items()}, latency=values["message"])
+        world.run(_first_step, schedule, takes | {"B": takes["I"] + takes["W"]})
         counted = world.measure(_step, flops=True)
-        timeline = replay(counted.program, _ByWork())
-        busy = max(map(timeline.busy, timeline.ranks))
-        ideal = theory.bubble_of_ideal(name, p, m, v)
-        rows.append(Beside(f"bubble ÷ ideal, {written}", ideal, bubble(timeline) / busy, "share"))
+        found = replay(counted.program, _ByWork(_UNIT * each, values["message"]))
+        rows.append(Beside(f"bubble, {written}", bubble(replay(program(schedule), times)), bubble(found), "number"))
         crossings = sum(a != b for a, b in pairwise(schedule.placement))
         sent = sum((counted.sent_bytes or counted.payload_bytes).values())
         rows.append(Beside(f"sent by all, {written}", 2 * m * crossings * _ROWS * _WIDTH * 4, sent))
-    return Small(f"{p} ranks of this machine, {m} micro-batches of {_ROWS * _WIDTH * 4:,} bytes", tuple(rows))
+    size = f"{_ROWS * _WIDTH * 4:,} bytes"
+    where = f"{p} ranks of this machine, {m} micro-batches of {size}; FLOPs and messages as F, I, W and message say"
+    return Small(where, tuple(rows))
 
 
-class _ByWork:
-    """Costs of a replay: a second for each FLOP, nothing for a message."""
+class _ByWork(NamedTuple):
+    """Costs of a replay: of so many FLOPs a second, and of a message these seconds."""
+
+    flops: float
+    seconds: float
 
     def compute(self, rank, work):
-        return float(work.flops)
+        return work.flops / self.flops
 
     def message(self, source, destination, bytes):
-        return Transfer(0.0)
-
-    def collective(self, op, bytes, ranks):
-        return Transfer(0.0)
+        return Transfer(self.seconds)
 
 
-def _first_step(schedule: Schedule) -> None:
-    """A first step, in which ranks exchange shapes. With an embedding before stage 0, every stage has an input gradient."""
+def _first_step(schedule: Schedule, takes: dict[str, float]) -> None:
+    """A first step, in which ranks exchange shapes. With an embedding before stage 0, every stage has an input gradient.
+
+    takes: kind of an action -> how many times _UNIT of FLOPs.
+    """
     torch.manual_seed(0)
     own = [stage for stage, owner in enumerate(schedule.placement) if owner == dist.get_rank()]
     layers = {stage: nn.Linear(_WIDTH, _WIDTH, bias=False) for stage in own}
     stages = {s: layer if s else nn.Sequential(nn.Embedding(2, _WIDTH), layer) for s, layer in layers.items()}
-    _kept["pipeline"] = Pipeline(stages, schedule, loss=F.mse_loss)
+    _kept["pipeline"] = Pipeline(stages, schedule, loss=F.mse_loss, pace=partial(_besides, takes))
     _step()
+
+
+@contextmanager
+def _besides(takes: dict[str, float], item: Action | Pair) -> Iterator[None]:
+    """Adds to an action what its layer's own products leave of its FLOPs: a forward has one, a backward two."""
+    layers = sum(takes[each.kind] * _LAYERS - (2 if each.kind == BACKWARD else 1) for each in singles(item))
+    torch.zeros(_ROWS, round(layers * _WIDTH)) @ torch.zeros(round(layers * _WIDTH), _WIDTH)
+    yield
 
 
 def _step() -> None:

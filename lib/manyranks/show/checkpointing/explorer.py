@@ -1,5 +1,6 @@
 """Chapter 04's explorer: activation memory against extra compute."""
 
+import functools
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ import numpy as np
 from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Panels, Part, Said, choice, log_slider, value_slider
+from manyranks.show.labels import word
 from manyranks.show.scenario import SHAPES, Cost, Scenario, controls
 from manyranks.theory import Plan, checkpointing, clusters, flops
 from manyranks.theory.equal_checkpoints import Point, front, segments
@@ -72,21 +74,21 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         how = {"seq": self.seq, "microbatch": self.microbatch, "tp": self.tp, "sequence_parallel": self.sequence_parallel}
         return Plan(flash=flash, recompute=recompute, **how)
 
-    @property
+    @functools.cached_property
     def layer(self) -> checkpointing.Layer:
         """Returns a layer on one rank; embedding and head are left out."""
         return checkpointing.chain_of(SHAPES[self.model], self.plan)[0]
 
-    @property
+    @functools.cached_property
     def scenario(self) -> Scenario:
         """Takes the paper's A100s, and ranks that have all layers."""
         shape, layer = SHAPES[self.model], self.layer
-        more = self.point.bytes(layer) - self.points()[KEEP_ALL].bytes(layer)
+        more = self.point.bytes(layer) - self.points[KEEP_ALL].bytes(layer)
         return Step(shape, self.plan, clusters["a100-dgx"], more=more, again=self.point.forwards / shape.layers)
 
     @property
     def point(self) -> Point:
-        return self.points()[self.strategy]
+        return self.points[self.strategy]
 
     @property
     def fits(self) -> bool:
@@ -97,11 +99,12 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         """FLOPs that the strategy computes again, in % of a step's."""
         return float(self.extra(self.point.forwards))
 
-    @property
+    @functools.cached_property
     def best(self) -> float:
         """The same of the optimal plan for this room."""
         return self._replace(strategy=OPTIMAL).cost
 
+    @functools.cached_property
     def points(self) -> dict[str, Point]:
         """Every strategy's; no more segments than layers. The optimal plan: the smallest, where none is within the budget."""
         n, layer = SHAPES[self.model].layers, self.layer
@@ -143,15 +146,18 @@ class Tradeoff(Panels):
         both.minorticks_off()
         both.set(xlabel="activation memory (share of keeping everything)", ylabel="FLOPs computed again (share of a step)")
         both.legend(loc="upper right", handlelength=1.6)
-        self._bars = Bars(held, _HELD, "peak memory, and FLOPs recomputed", list(STRATEGIES))
+        self._bars = Bars(held, _HELD, "peak memory, FLOPs recomputed", list(STRATEGIES), outline=word)
         self.panels, self.others = [self._bars], [self._room, self._front, *self._dots, self._ring]
 
     def update(self, **values) -> Said:
         """Shows the Setting of these values. Raises ValueError for what cannot be, as more segments than layers."""
         now = Setting(**values)
-        layer, found, n = now.layer, now.points(), SHAPES[now.model].layers
+        n, heads = SHAPES[now.model].layers, SHAPES[now.model].heads
+        if heads % now.tp:
+            raise ValueError(f"t = {now.tp} does not divide the {heads} heads of {now.model}: choose a divisor of them")
         if now.strategy == SEGMENTS and now.count > n:
             raise ValueError(f"C = {now.count} segments of the {n} layers of {now.model}: choose C up to {n}")
+        layer, found = now.layer, now.points
         each = front(n, layer), [found[now.strategy]], *([point] for point in found.values())
         row, sizes = list(found).index(now.strategy), [point.bytes(layer) for point in found.values()]
         share = 100 / sizes[0]
@@ -191,7 +197,7 @@ def explorer() -> Explorer:
 def _said(now: Setting) -> Said:
     where = f"{now.model}, " + (f"C = {now.count} segments" if now.strategy == SEGMENTS else now.strategy)
     numbers = {"activations": f"{units.size(now.point.bytes(now.layer))} of {units.size(now.budget)}"}
-    numbers |= {"checkpoints + layers kept": f"{now.point.stored:.3g} + {now.point.kept}"}
+    numbers["checkpoints + layers kept"] = f"{now.point.stored:.3g} + {now.point.kept}"
     numbers |= {"recomputed": f"{units.short(now.cost)}% of a step", "optimal plan": f"{units.short(now.best)}% of a step"}
     return Said(where, numbers, _limit(now), now.fits, now.scenario)
 
@@ -206,8 +212,4 @@ def _limit(now: Setting) -> str:
     most = f"memory, most of it {max(parts, key=parts.get)}"
     if other := _WAYS.fitting(now):
         return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs recomputed"
-    last = now._replace(attention="flash", sequence_parallel=True, microbatch=1, strategy=OPTIMAL)
-    last = [now, *_WAYS.others(last, "tp")][-1]
-    if last.fits:
-        return f"{most}: the optimal plan of one sequence with flash attention, sequence parallelism and t = {last.tp} fits"
-    return f"{most}: nothing here helps; give more ranks a part of each sequence (chapter 07)"
+    return f"{most}: no single control makes it fit; change several, or give more ranks a part of each sequence (chapter 07)"

@@ -17,9 +17,6 @@ Curves = Mapping[str, Sequence[float]]
 def peaks(n: Sequence[int], expected: Curves, measured: Curves, ylabel: str, yunit=units.size) -> style.Figure:
     """A quantity over the layers n, as peak memory: expected as curves, measured as rings. Raises ValueError as curves does."""
     (axes,) = curves(n, expected, "layers N", ylabel, yunit=yunit, xticks=n).axes
-    for name, values in measured.items():
-        if len(values) != len(n):
-            raise ValueError(f"measured {name!r} has {len(values)} values for {len(n)} places: give one for each")
     rings = [[*n] * len(measured), [value for values in measured.values() for value in values]]
     axes.plot(*rings, "o", color=style.INK, fillstyle="none", markersize=11, markeredgewidth=1.2, label="measured")
     axes.legend(loc="best")

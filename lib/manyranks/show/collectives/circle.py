@@ -34,10 +34,7 @@ class Circle:
         axes.grid(visible=False)
 
     def update(self, n: int, messages: Sequence[tuple[int, int, float]], title: str = "") -> None:
-        """Shows n ranks and messages (source, destination, share of the whole tensor); no share at all is a thin dotted arrow.
-
-        More than 16 ranks are not drawn: a text says so.
-        """
+        """Shows up to 16 ranks, and messages (source, destination, share of the tensor); those without a share are dotted."""
         self._title.update([(0, 1)], [title])
         if n > MOST:
             self._labels.update([(0, 0)], [f"drawn up to {MOST} ranks"])

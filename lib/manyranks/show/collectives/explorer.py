@@ -6,7 +6,7 @@ from manyranks.show.collectives.panels import LOOKS, Grid, Sent, Times
 from manyranks.show.collectives.setting import TOPOLOGIES, Setting
 from manyranks.show.explorer import Explorer, Measure, Panels, choice, log_slider, slider, value_slider
 from manyranks.show.said import Said
-from manyranks.theory.collectives import ALGORITHMS, contents, least_bytes, sent_bytes
+from manyranks.theory.collectives import ALGORITHMS, contents, least_bytes, sent_bytes, topology
 
 _RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
 
@@ -14,40 +14,31 @@ _RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
 class Knobs(Panels):
     """One collective: a round's messages, what the ranks then hold, the bytes that each sends, and time against size.
 
-    Rank 0 is the root. On a torus the messages and bytes shown are those of one ring (of pairs for all_to_all), the time is
-    the torus's own. The model: `setting`.
+    On a torus the messages and bytes shown are those of one ring (of pairs for all_to_all), the time is the torus's own.
     """
 
     @style.styled
     def __init__(self):
         self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=4.4)
         self.panels = self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
+        _ = Setting("all_reduce", "ring", _RANKS[-1], 1, [*TOPOLOGIES][1]).times  # many messages, counted once: not in a redraw
 
     def update(self, step: int, **values) -> Said:
-        """Shows round `step` of the Setting of these values, counted from 1, or the last where there are fewer.
-
-        Raises ValueError for what cannot be, and then leaves the figure as it was.
-        """
+        """Shows round `step`, or the last one. Raises ValueError for what cannot be, and then changes nothing."""
         now = Setting(**values)
-        time = now.seconds(now.size)
-        sent = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node)
-        total, drawn = now.steps, now.n <= MOST
-        last = min(step, total)
+        time, total, drawn = now.seconds(now.size), now.steps, now.n <= MOST
+        sent, last = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node), min(step, total)
         title = f"round {last} of {total}" if drawn else f"{total:,} rounds"
         title += " on one ring" * (drawn and now.cluster.torus > 0 and now.algorithm == "ring")
         self._circle.update(now.n, now.messages(last) if drawn else [], title if total else "no rounds")
-        counts = now.counts(last) if drawn else []
-        self._grid.update(counts, contents.complete(now.operation, now.n), _held(now.operation))
+        self._grid.update(now.counts(last) if drawn else [], contents.complete(now.operation, now.n), _held(now.operation))
         self._sent.update(sent, least_bytes(now.operation, now.size, now.n))
         self._times.update(now.times, now.algorithm, (now.size, time))
         return _said(now, sent)
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 01.
-
-    measure: what "Measure it" runs, manyranks.small's collectives
-    """
+    """Returns the explorer of chapter 01. measure: what "Measure it" runs, manyranks.small's collectives."""
     return Explorer(
         Knobs(),
         presets={
@@ -80,7 +71,7 @@ def _said(now: Setting, sent: list[int]) -> Said:
     seconds, latency, most = now.seconds(now.size), now.seconds(0), units.size(max(sent))
     numbers = {"each rank sends" if units.size(min(sent)) == most else "the busiest rank sends": most}
     if now.cluster.torus:
-        numbers["torus"] = "×".join(str(side) for side in now.torus if side > 1)
+        numbers["torus"] = "×".join(str(side) for side in topology.cube(now.n) if side > 1)
     else:
         numbers["rounds"] = f"{now.steps:,}"
     numbers |= {"time": units.duration(seconds), "latency": f"{units.duration(latency)}, {latency / seconds:.0%}"}

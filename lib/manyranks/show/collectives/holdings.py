@@ -1,7 +1,7 @@
 """What each rank holds, as a grid: a row a rank, a column an element, in each cell the number and whose terms are in it.
 
-The chapters give rank r the numbers 1, 2, 3, … times 10**r. Then a sum shows its terms: 1101 is the sum of the ones of ranks 0,
-2 and 3. A cell has a stripe in the colour of each of these ranks.
+The chapters give rank r the numbers 1, 2, 3, … times 10**r, so a sum shows its terms: 1101 is the sum of the ones of ranks 0, 2
+and 3. A cell has a stripe in the colour of each of these ranks.
 """
 
 from collections.abc import Mapping, Sequence

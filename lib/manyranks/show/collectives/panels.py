@@ -1,6 +1,5 @@
 """Three panels of chapter 01's explorer: what ranks hold, the bytes that they send, and time against message size."""
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -10,7 +9,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PathCollection, PolyCollection
 from matplotlib.colors import ListedColormap
 from matplotlib.markers import MarkerStyle
-from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
 from manyranks.show import style, units
@@ -34,6 +32,10 @@ LOOKS = {
     "pairwise": (style.YELLOW, "--", "P"),
 }
 _BYTES, _SECONDS = (0.6, 2e11), (5e-7, 1e4)  # ends of axes
+_MARKS, _RING = (
+    {each.get_marker(): each.get_path().transformed(each.get_transform().scale(size)) for each in map(MarkerStyle, shapes)}
+    for size, shapes in ((5, "osD^vP"), (11, "o"))  # points
+)
 _PARTS = (0, 0.5, 1)  # of the highest bar, where there is a line with its amount
 
 
@@ -62,12 +64,11 @@ class Grid:
         self._cells.set_paths([joined(boxes[flat == count]) for count in shades] + [joined(boxes)] * (rows > 0))
         self._cells.set(facecolors=[*_SHADES(shades / most), (0, 0, 0, 0)], edgecolors=["none"] * len(shades) + ["#b0b0b0"])
         self._cells.set_linewidths([0] * len(shades) + [0.6])
-        if not rows:
-            self._inside.update([(0.5, 0.5)], [f"drawn up to {MOST} ranks"])
-        elif rows <= _DIGITS and most > 1:
-            self._inside.update(middles, flat, np.where(2 * flat > most, "white", style.BLACK))
+        if rows:
+            shown = flat if rows <= _DIGITS and most > 1 else flat[:0]
+            self._inside.update(middles[: len(shown)], shown, np.where(2 * shown > most, "white", style.BLACK))
         else:
-            self._inside.update([], [])
+            self._inside.update([(0.5, 0.5)], [f"drawn up to {MOST} ranks"])
         sides = [(x, 1.05) for x in middles[:columns, 0]] + [(-0.035, y) for y in middles[::columns, 1]] if rows else []
         self._beside.update(sides, [*range(columns), *range(rows)])
 
@@ -78,12 +79,12 @@ class Sent:
     def __init__(self, axes: Axes):
         self._bars = axes.add_collection(PolyCollection([], facecolors=style.BLUE, linewidths=0), autolim=False)
         self._line = axes.plot([0, 1], [0, 0], color=style.ORANGE, linestyle="--", linewidth=1.5)[0]
-        self._right, self._left = Labels(axes, left=0, outline=word), Labels(axes, left=1, outline=word)
+        self._right, self._left = Labels(axes, left=0, outline=word, colour=style.ORANGE), Labels(axes, left=1, outline=word)
         self._numbers, self._under = Labels(axes, size=8), Labels(axes, size=10)
         for x, align in ((1.01, "left"), (-0.015, "right")):
             axes.text(x, 1, "1,000 MB", ha=align, fontsize=9, color="none")  # the layout leaves this much room for amounts
-        texts = (each.artist for each in (self._right, self._left, self._numbers, self._under))
-        self.moving, self._axes, self._sent = [self._bars, self._line, *texts], axes, ()
+        self.moving, self._axes, self._sent = [self._bars, self._line], axes, ()
+        self.moving += [each.artist for each in (self._right, self._left, self._numbers, self._under)]
         axes.set(xlim=(0, 1), ylim=(0, 1.08), xticks=[], title="bytes that each rank sends")
         axes.set_yticks(_PARTS, [""] * len(_PARTS))
         axes.tick_params(length=0)
@@ -103,7 +104,7 @@ class Sent:
         self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in enumerate(each)]))
         self._line.set_ydata([least / top] * 2)
         beside = [(1.01, least / top + up) for up in (0.055, -0.055)]
-        self._right.update(beside, ["least", units.size(least)], [style.ORANGE] * 2)
+        self._right.update(beside, ["least", units.size(least)])
         self._left.update([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
         self._numbers.update([((r + 0.5) / n, -0.07) for r in range(n)] if few else [], range(n if few else 0))
         self._under.update([(0.5, -0.18)], ["rank" if few else f"{n} ranks, from most to least"])
@@ -121,8 +122,7 @@ class Times:
         self.moving = [self._lines, self._marks, self._names.artist]
         axes.set(xscale="log", yscale="log", xlim=_BYTES, ylim=_SECONDS, xlabel="size of the tensor", ylabel="time")
         axes.set_title("time (circle: this tensor)")
-        ticks = [1, 1e3, 1e6, 1e9]
-        axes.set_xticks(ticks, [units.size(n) for n in ticks])
+        axes.set_xticks([1, 1e3, 1e6, 1e9], ["1 B", "1 kB", "1 MB", "1 GB"])
         axes.set_yticks([1e-6, 1e-3, 1, 1e3], ["1 µs", "1 ms", "1 s", "1,000 s"])
         axes.minorticks_off()
 
@@ -140,7 +140,7 @@ class Times:
         marks = [(name, place) for name, curve in curves.items() for place in curve[list(LOOKS).index(name) % 6 :: 6]]
         marks += [(name, (0.07, y)) for name, y in heights.items()]
         colours = [LOOKS[name][0] for name, _ in marks]
-        self._marks.set_paths([_marker(LOOKS[name][2], 5) for name, _ in marks] + [_marker("o", 11)])
+        self._marks.set_paths([_MARKS[LOOKS[name][2]] for name, _ in marks] + [_RING["o"]])
         self._marks.set_offsets([place for _, place in marks] + [(_share(at[0], _BYTES), _share(at[1], _SECONDS))])
         self._marks.set(facecolors=[*colours, "none"], edgecolors=[*colours, style.INK], linewidths=[1] * len(marks) + [1.8])
         self._names.update([(0.14, y) for y in heights.values()], list(heights))
@@ -150,10 +150,3 @@ def _share(values: float | Sequence[float], ends: tuple[float, float]) -> np.nda
     """Where they are on a logarithmic axis with these ends, from 0 to 1."""
     low, high = np.log10(ends)
     return (np.log10(np.maximum(values, 1e-30)) - low) / (high - low)
-
-
-@functools.cache
-def _marker(shape: str, size: float) -> Path:
-    """In points."""
-    marker = MarkerStyle(shape)
-    return marker.get_path().transformed(marker.get_transform().scale(size))

@@ -1,12 +1,11 @@
 """Chapter 01's settings: a collective, its algorithm and where it runs; its rounds, what ranks then hold, how long it takes.
 
-Model: every round waits for its slowest message, which takes α + size/β on the link between its two ranks: NVLink inside a
-node, the ranks' own network cards between nodes (theory.collectives.cluster_seconds). Ranks 0 to 7 are the first node. A ring
-is one ring, a broadcast's is a chain of n pieces. On a torus there is one algorithm, which runs on all axes at once
-(theory.collectives.torus_seconds), over the shape that is nearest to a cube; every axis closes to a ring.
+Times are theory.collectives.cluster_seconds'; ranks 0 to 7 are the first node. On a torus there is one algorithm, which runs on
+all axes at once (torus_seconds), over the shape that is nearest to a cube.
 """
 
 import functools
+from contextlib import suppress
 from typing import NamedTuple
 
 from manyranks.theory import clusters, collectives
@@ -44,11 +43,6 @@ class Setting(NamedTuple):
         """Ranks of a node, for the algorithm that has nodes."""
         return self.cluster.node if self.algorithm == "hierarchical" else None
 
-    @property
-    def torus(self) -> tuple[int, int, int]:
-        """Chips along each axis."""
-        return topology.cube(self.n)
-
     def rounds(self, elements: int) -> list[Round]:
         """Messages of a tensor of so many elements."""
         return _rounds(self.operation, elements, self.n, self.algorithm, node=self.node)
@@ -66,23 +60,15 @@ class Setting(NamedTuple):
     def counts(self, step: int) -> list[list[int]]:
         """[rank][chunk]: how many ranks' terms are in what that rank holds after so many rounds."""
         chunks = contents.chunks(self.operation, self.algorithm, self.n)
-        first = contents.at_first(self.operation, self.n, chunks)
-        held = contents.after(self.operation, first, self.rounds(chunks)[:step])
+        held = contents.after(self.operation, contents.at_first(self.operation, self.n, chunks), self.rounds(chunks)[:step])
         return [[terms.bit_count() for terms in row] for row in held]
 
     def seconds(self, size: float) -> float:
         """Raises ValueError for what cannot be: an algorithm, ranks or a topology that do not suit."""
         self._check()
         if self.cluster.torus:
-            return collectives.torus_seconds(self.operation, size, self.torus, self.cluster.levels[0].link)
+            return collectives.torus_seconds(self.operation, size, topology.cube(self.n), self.cluster.levels[0].link)
         return collectives.cluster_seconds(self.operation, size, self.n, self.cluster, self.algorithm)
-
-    @property
-    def possible(self) -> bool:
-        try:
-            return self.seconds(1) >= 0
-        except ValueError:
-            return False
 
     @property
     def times(self) -> dict[str, list[float]]:
@@ -90,22 +76,26 @@ class Setting(NamedTuple):
         return _times(self.operation, self.n, self.topology)
 
     def _check(self) -> None:
-        operation, algorithm, n, size, topology = self
-        checks.algorithm(ALGORITHMS, operation, algorithm)
-        checks.group(operation, n, algorithm, node=n if self.node else None)
-        if size < 1:
-            raise ValueError(f"size={size}: a tensor has at least 1 byte")
+        operation, algorithm, n, _, topology = self
+        if algorithm not in (known := ALGORITHMS[operation]):
+            raise ValueError(f"there is no {algorithm} for {operation}: choose from {', '.join(known)}")
+        try:
+            checks.group(operation, n, algorithm, node=n if self.node else None)
+        except ValueError as error:
+            raise ValueError(str(error).replace("n=", "N = ")) from None
         if n > (room := self.cluster.gpus or self.cluster.levels[-1].size):
-            raise ValueError(f"n={n}: {topology} has room for {room} ranks; take fewer, or another topology")
+            raise ValueError(f"N = {n}: {topology} has room for {room} ranks; take fewer, or another topology")
         if self.cluster.torus and _ON_TORUS.get(operation) != algorithm:
             timed = ", ".join(f"{each} by {way}" for each, way in _ON_TORUS.items())
             raise ValueError(f"{operation} by {algorithm} on a torus: its time is not known here; choose {timed}")
         if self.node and n <= self.node:
-            more = "take 16, 24, 32, … ranks in H100 nodes of 8"
-            raise ValueError(f"n={n}: hierarchical needs more than one node, here there is one; {more}")
+            raise ValueError(f"N = {n}: hierarchical needs more than one node; take 16, 24, 32, … ranks in H100 nodes of 8")
 
 
 @functools.lru_cache(maxsize=256)
 def _times(operation: str, n: int, topology: str) -> dict[str, list[float]]:
-    each = {name: Setting(operation, name, n, 1, topology) for name in ALGORITHMS[operation]}
-    return {name: [one.seconds(size) for size in SIZES] for name, one in each.items() if one.possible}
+    found = {}
+    for name in ALGORITHMS[operation]:
+        with suppress(ValueError):
+            found[name] = [Setting(operation, name, n, size, topology).seconds(size) for size in SIZES]
+    return found

@@ -1,5 +1,6 @@
 """Chapter 02's explorer: the time of a step, MFU, memory, and the time to a given loss, of d replicas."""
 
+import functools
 from collections import namedtuple
 
 from matplotlib.axes import Axes
@@ -7,6 +8,7 @@ from matplotlib.axes import Axes
 from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Measure, Panels, log_slider
+from manyranks.show.labels import word
 from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, batch, clusters, memory
@@ -22,7 +24,7 @@ _OVERLAP = {True: "overlapped", False: "after backward"}
 class Setting(namedtuple("Setting", "model cluster dp microbatch overlap critical"), limits.Setting):
     """Holds what the controls say. critical: the critical batch in tokens."""
 
-    @property
+    @functools.cached_property
     def scenario(self) -> Scenario:
         """Data parallelism alone, nothing sharded. Raises ValueError for a name that there is not, and numbers below 1."""
         plan = Plan(dp=self.dp, seq=1024, microbatch=self.microbatch, zero=0, recompute="none", overlap=self.overlap)
@@ -46,8 +48,8 @@ class Scaling(Panels):
     @style.styled
     def __init__(self):
         self.figure, (step_time, mfu, held, training) = style.figure(columns=2, rows=2, width=9, height=4.2)
-        self._step = Bars(step_time, _PARTS, "time of a step", list(_OVERLAP.values()), units.duration, columns=3)
-        self._held = Bars(held, _HELD, "memory of one GPU", [""], columns=3)
+        self._step = Bars(step_time, _PARTS, "time of a step", list(_OVERLAP.values()), units.duration, columns=3, outline=word)
+        self._held = Bars(held, _HELD, "memory of one GPU", [""], columns=3, outline=word)
         self._mfu = _Curves(mfu, tuple(_OVERLAP.values()), "MFU (%)", "upper right")
         self._training = _Curves(training, ("d times as fast", "data parallelism"), "time (1 = one GPU)", "lower left")
         mfu.set(ylim=(0, 100), title="MFU over d")
@@ -61,10 +63,10 @@ class Scaling(Panels):
         ways, row = [now._replace(overlap=overlap) for overlap in _OVERLAP], [*_OVERLAP].index(now.overlap)
         times = [each.scenario.time for each in ways]
         bars = [dict(zip(_PARTS, (time.compute, time.data, time.optimizer), strict=True)) for time in times]
-        self._step.update(bars, [units.duration(time.seconds) for time in times], row)
+        self._step.update(bars, [units.duration(time.seconds) + ", nothing sent" * (now.dp == 1) for time in times], row)
         whole, room = here.peak.total, here.cost.room
-        mark = room, f"memory: {units.size(room)}"
-        self._held.update([now.held()], [units.size(whole)], 0, max(room, min(4 * room, whole)), mark)
+        mark, longest = (room, f"memory: {units.size(room)}"), max(room, min(4 * room, whole))
+        self._held.update([now.held()], [units.size(whole)], 0, longest, mark)
         ranks = [n for n in RANKS if n <= here.cluster.levels[-1].size]
         self._mfu.update(ranks, [[100 * way._replace(dp=n).scenario.time.mfu for n in ranks] for way in ways], now.dp, row)
         relative = [now._replace(dp=n).cost / one.cost for n in ranks]
@@ -76,10 +78,8 @@ class _Curves:
     """Two curves over the number of accelerators, and a mark."""
 
     def __init__(self, axes: Axes, names: tuple[str, ...], ylabel: str, legend: str):
-        look = {"base": 2, "markersize": 4}
-        self._lines = [
-            axes.semilogx(RANKS, RANKS, marker=marker, label=name, **look)[0] for name, marker in zip(names, "os", strict=True)
-        ]
+        each = zip(names, "os", strict=True)
+        self._lines = [axes.semilogx(RANKS, RANKS, marker=m, base=2, markersize=4, label=name)[0] for name, m in each]
         self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
         axes.set(xlabel="data ranks d", ylabel=ylabel, xlim=(0.8, 1280))
         axes.set_xticks(RANKS[::2], [f"{n:,}" for n in RANKS[::2]])
@@ -104,17 +104,16 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 
 def _said(now: Setting, one: Setting) -> Said:
-    here, time = now.scenario, now.scenario.time
-    speed = time.tokens_per_second / one.scenario.time.tokens_per_second
-    more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
-    numbers = {
-        "tokens per step": _count(time.plan.tokens),
-        "tokens/s": f"{units.three(speed)} × one GPU",
-        "tokens to a loss": f"{units.three(more)} ×",
-        "loss reached": f"{units.three(one.cost / now.cost)} × as fast",
-    }
-    where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.cluster}"
-    return Said(where, numbers if now.dp > 1 else dict([*numbers.items()][:1]), _limit(now), here.fits, here)
+    here, time, twice = now.scenario, now.scenario.time, now._replace(dp=2 * now.dp)
+    numbers = {"tokens per step": _count(time.plan.tokens)}
+    if now.dp > 1:
+        speed = time.tokens_per_second / one.scenario.time.tokens_per_second
+        more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
+        numbers |= {"tokens/s": f"{units.three(speed)} × one GPU", "tokens to a loss": f"{units.three(more)} ×"}
+        numbers["loss reached"] = f"{units.three(one.cost / now.cost)} × as fast"
+    if twice.dp <= here.cluster.levels[-1].size:
+        numbers["with twice the GPUs"] = f"{1 - twice.cost / now.cost:.1%} less time to a loss"
+    return Said(f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.cluster}", numbers, _limit(now), here.fits, here)
 
 
 def _limit(now: Setting) -> str:
@@ -124,7 +123,7 @@ def _limit(now: Setting) -> str:
             return f"memory. The model's states alone, {units.size(states)}, fit: take fewer sequences"
         return "memory. Every GPU holds the whole model, so more GPUs do not help: chapter 03"
     if now.dp == 1:
-        return "one GPU: nothing to communicate"
+        return "one GPU: it has nobody to communicate with, so overlap changes nothing"
     if time.plan.tokens > now.critical:
         return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical one: more GPUs save hardly any time"
     if time.data > 0.05 * time.seconds:

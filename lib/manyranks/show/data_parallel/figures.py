@@ -1,4 +1,4 @@
-"""Chapter 02's figures: what leaves when in a step; losses."""
+"""Chapter 02's figure: what leaves when in a step."""
 
 import re
 from collections import Counter
@@ -58,16 +58,3 @@ def _names(spans: Sequence[Span]) -> list[str]:
         names.append(name if span.kind == COMMUNICATION else "")
         before[key] += 1
     return names
-
-
-@style.styled
-def losses(named: Mapping[str, Sequence[float]]) -> style.Figure:
-    """The loss of each step: a curve for the first run, and markers for the others, which may lie on it."""
-    fig, (axes,) = style.figure(height=3.4)
-    for k, ((name, values), marker) in enumerate(zip(named.items(), " " + style.MARKERS, strict=False)):
-        every = (min(k, len(values) // 2), max(2, len(values) // 10))  # runs that agree do not hide each other's markers
-        look = {"marker": marker, "markevery": every, "fillstyle": "none", "markersize": 7, "markeredgewidth": 1.5}
-        axes.plot(range(len(values)), values, label=name, linestyle="" if k else "-", **look)
-    axes.set(xlabel="step", ylabel="loss (nats a byte)", ylim=(0, None))
-    axes.legend(loc="lower left")
-    return fig

@@ -2,10 +2,9 @@
 
 import functools
 from collections import namedtuple
-from contextlib import suppress
 
 from manyranks.parallel.pipeline import actions, program, schedules
-from manyranks.show import limits, style, units
+from manyranks.show import limits, style
 from manyranks.show.explorer import Explorer, Measure, choice, slider, value_slider
 from manyranks.show.gantt import KINDS
 from manyranks.show.labels import width
@@ -27,13 +26,15 @@ _LIMITS = limits.Limits(_ROOM, {}, tuple(_ROOM), {"pp": "p = {}", "tp": "t = {}"
 class Setting(namedtuple("Setting", "first second model cluster tp pp m v F I W message"), limits.Setting):
     """Holds what the controls say. F, I, W: of a micro-batch on all stages of a rank; message: between two stages; one unit."""
 
-    @property
+    @functools.cached_property
     def scenario(self) -> Scenario:
         """The upper schedule's. Raises ValueError where theory has no step time."""
+        if (shape := SHAPES[self.model]).heads % self.tp:
+            raise ValueError(f"{self.tp} tensor ranks can't share the {shape.heads} heads of {self.model}")
+        if self.m < (fewest := theory.fewest(self.first, self.pp)) and self.pp > 1:
+            raise ValueError(f"{theory.WRITTEN[self.first]} has a formula from m = {fewest} on")
         plan = Plan(pp=self.pp, tp=self.tp, batch=self.m, schedule=self.first, virtual=self.stages(self.first))
-        here = Scenario(SHAPES[self.model], plan, clusters[self.cluster])
-        _ = here.time  # it says why there is none
-        return here
+        return Scenario(shape, plan, clusters[self.cluster])
 
     def stages(self, name: str) -> int:
         return self.v if name == "interleaved" else 1
@@ -41,13 +42,24 @@ class Setting(namedtuple("Setting", "first second model cluster tp pp m v F I W 
     def run(self, name: str) -> Run:
         return _run(name, self.pp, self.m, self.stages(name), self.message, self.F, self.I, self.W)
 
-    def expected(self, name: str) -> float:
-        """The papers' closed form of the bubble. Raises ValueError for micro-batches that it doesn't hold for."""
-        if self.stages(name) > 1 and self.m % self.pp:
-            raise ValueError(f"m = {self.m} is no multiple of p = {self.pp}")
+    def expected(self, name: str) -> float | None:
+        """The papers' closed form of the bubble; None for micro-batches that it doesn't hold for."""
+        if (self.stages(name) > 1 and self.m % self.pp) or (self.pp > 1 and self.m < theory.fewest(name, self.pp)):
+            return None
         return theory.bubble(name, self.pp, self.m, self.stages(name), self.F, self.I + self.W, self.W)
 
 
+_CODE = """\
+from manyranks.parallel.pipeline import program, schedules
+from manyranks.timeline import replay
+
+for name, v in {both}.items():
+    schedule = schedules.named(name, {pp}, {m}, v)
+    F, I, W = (each * {pp} / schedule.stages for each in ({F}, {I}, {W}))
+    timeline = replay(program.program(schedule), program.Times(F, I, W, latency={message}))
+    print(name, program.bubble(timeline), timeline.makespan)
+
+"""
 _named, _program = functools.lru_cache(8)(schedules.named), functools.lru_cache(8)(program.program)
 
 
@@ -67,7 +79,7 @@ class Two(Charts):
         width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
     def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
-        """Names the controls that do nothing for these schedules."""
+        """Names the controls that do nothing."""
         return () if "interleaved" in (first, second) else ("v",)
 
     def update(self, **values) -> Said:
@@ -77,13 +89,20 @@ class Two(Charts):
         self.show([(title(name, shown, now), shown) for name, shown in both])
         where = f"{theory.WRITTEN[now.first]} above {theory.WRITTEN[now.second]}, p = {now.pp}, m = {now.m}"
         for place, (_, shown) in zip(("upper", "lower"), both, strict=True):
-            numbers[f"{place} bubble"] = f"{units.three(100 * shown.bubble / shown.work)}% of ideal"
+            late = f" + late start {shown.late:.4g}" * (shown.late > 0)
+            numbers[f"{place} makespan"] = f"work {shown.work:.4g} + bubble {shown.bubble:.4g}{late}"
             numbers[f"{place} holds"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
         try:
             here = now.scenario
         except ValueError as error:
             return Said(where, numbers, f"{_limits(both, now)}; no step time: {error}")
         return Said(where, numbers, _limits(both, now) if here.fits else _memory(now), here.fits, here)
+
+    def code(self, **values) -> str:
+        """Python that computes both bubbles and, where there is one, the step."""
+        now = Setting(**values)
+        lines = _CODE.format(both={name: now.stages(name) for name in (now.first, now.second)}, **values)
+        return lines + now.scenario.code() if now.possible else lines
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -104,21 +123,25 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 def title(name: str, shown: Run, now: Setting) -> str:
     """Says the bubble, whether it's what the papers' form gives, and the makespan."""
-    form = ""
-    with suppress(ValueError):  # no form for so few micro-batches
-        same = abs(now.expected(name) - shown.bubble) < 1e-6 * shown.work
-        form = f" {'=' if same else '≠'} {theory.FORMS[name]}"
+    expected = now.expected(name)
+    same = "=" if expected is not None and abs(expected - shown.bubble) < 1e-6 * shown.work else "≠"
+    form = "" if expected is None else f" {same} {theory.FORMS[name]}"
     return f"{theory.WRITTEN[name]}: bubble {shown.bubble:.4g}{form}; makespan {shown.makespan:.4g}"
 
 
 def _memory(now: Setting) -> str:
-    change = _LIMITS.change(now, other) if (other := _LIMITS.fitting(now)) else ""
-    return "memory" + f": {theory.WRITTEN.get(change, change)} would fit" * bool(change)
+    change = _LIMITS.change(now, other) if (other := _LIMITS.fitting(now)) else "no single control makes it fit"
+    return f"memory; {theory.WRITTEN.get(change, change)}" + " fits" * (other is not None)
 
 
 def _limits(both: list[tuple[str, Run]], now: Setting) -> str:
     said = {theory.WRITTEN[name]: _limit(name, shown, now) for name, shown in both}
-    return "; ".join(f"{name}: {limit}" for name, limit in said.items()) if len(set(said.values())) > 1 else min(said.values())
+    words = "; ".join(f"{name}: {limit}" for name, limit in said.items()) if len(set(said.values())) > 1 else min(said.values())
+    (_, one), (name, other) = sorted(both, key=lambda each: each[1].late)
+    if other.late == one.late or abs(one.makespan - other.makespan) > 1e-9:
+        return words
+    late = f"{theory.WRITTEN[name]}'s late start of {other.late:.4g}"
+    return f"{words}; the makespans are equal, but {late} is lost in the first step only"
 
 
 def _limit(name: str, shown: Run, now: Setting) -> str:

@@ -37,9 +37,8 @@ def compare(
     timelines: Mapping[str, Timeline] | None = None,
     unit: str = "",
 ) -> style.Figure:
-    """Draws schedules under each other on one time axis, each with its bubble, and with the activations that each rank holds.
+    """Draws schedules under each other on one time axis, with the activations that each rank holds, in micro-batches.
 
-    schedules: boxes bear the micro-batch; what a rank holds is counted in micro-batches on all its stages
     times: for the replay, one for all or one for each name; timelines: those that were measured, which are not replayed
     unit: what times are in, if not in seconds
 
@@ -63,8 +62,8 @@ def compare(
     charts = Charts(len(runs), rows, 0.42 if rows <= 4 else 0.3, f"time ({unit})", kinds, several, linked)
     for name, each in runs.items():
         ideal, whole = (units.three(100 * each.bubble / of) for of in (each.work, each.work + each.bubble))
-        said = f"bubble {ideal}% of ideal, {whole}% of the whole; makespan {each.makespan / second:.4g} {unit}"
-        titled.append((f"{name}: {said}", each))
+        makespan = f"makespan {each.makespan / second:.4g} {unit}"
+        titled.append((f"{name}: bubble {ideal}% of ideal, {whole}% of the whole; {makespan}", each))
     charts.show(titled, second)
     return charts.figure
 
@@ -101,6 +100,11 @@ class Run(namedtuple("Run", "boxes messages held peaks work bubble makespan")):
     time and row where each starts, time and row where it ends. held: rank, since when, until when, how many micro-batches, each
     counted on all stages of the rank; peaks: the most. work: the busiest rank's.
     """
+
+    @property
+    def late(self) -> float:
+        """Seconds of the makespan besides work and bubble: some ranks start later than others, and end later."""
+        return float(max(0.0, round(self.makespan - self.work - self.bubble, 9)))
 
 
 def run(schedule: Schedule, timeline: Timeline) -> Run:

@@ -2,7 +2,6 @@
 
 from manyranks.show.zero.explorer import explorer
 from manyranks.show.zero.figures import stage_1, step_over_time, unit_by_unit, who_holds_what
-from manyranks.show.zero.memory import memory_over_a_step, steps_over_time, whole_units
+from manyranks.show.zero.memory import steps_over_time, whole_units
 
-__all__ = ["explorer", "memory_over_a_step", "stage_1", "step_over_time", "steps_over_time"]
-__all__ += ["unit_by_unit", "who_holds_what", "whole_units"]
+__all__ = ["explorer", "stage_1", "step_over_time", "steps_over_time", "unit_by_unit", "who_holds_what", "whole_units"]

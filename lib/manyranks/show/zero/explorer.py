@@ -1,10 +1,12 @@
 """Chapter 03's explorer: what each stage of ZeRO holds and sends, and the largest model that fits."""
 
+import functools
 from collections import namedtuple
 
 from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Measure, Panels, choice, log_slider
+from manyranks.show.labels import word
 from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.theory import Plan, clusters, memory, sharding
@@ -20,11 +22,13 @@ _HELD |= {"one sequence": (style.PINK, "")}
 _SENT = {"gathers, forward": (style.BLUE, ""), "gathers, backward": (style.PINK, "\\\\\\\\")}
 _SENT |= {"reduce-scatter": (style.ORANGE, "////"), "all-reduce": (style.YELLOW, "xxxx")}
 
+_WAYS = limits.Limits({"stage": [*STAGES]}, {"network": ("stage",)})
+
 
 class Setting(namedtuple("Setting", "model cluster dp stage k precision"), limits.Setting):
     """Holds what the controls say. stage: a key of STAGES; k: shards of HSDP; precision: a key of theory.plan.RECIPES."""
 
-    @property
+    @functools.cached_property
     def scenario(self) -> Scenario:
         """Takes one sequence a GPU; all layers run again; no overlap. Raises ValueError for K above d in HSDP."""
         if self.stage == "HSDP" and self.dp % self.k:
@@ -59,10 +63,10 @@ class Stages(Panels):
     @style.styled
     def __init__(self):
         self.figure, (held, sent, largest) = style.figure(3, 1, 9.2, 4.2, sharey=True, width_ratios=(1.6, 1.2, 1))
-        self._held = Bars(held, _HELD, "memory (log; | is the sum)", [*STAGES], ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
-        self._sent = Bars(sent, _SENT, "sent in a step", [*STAGES])
-        phi = {"parameters": _HELD["parameters"]}
-        self._largest = Bars(largest, phi, "largest Φ (log)", [*STAGES], count, ends=(1e8, 1.2e13), ticks=(1e9, 1e12))
+        bars, phi = functools.partial(Bars, rows=[*STAGES], outline=word), {"parameters": _HELD["parameters"]}
+        self._held = bars(held, _HELD, "memory (log; | is the sum)", ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
+        self._sent = bars(sent, _SENT, "sent by a GPU in a step")
+        self._largest = bars(largest, phi, "largest Φ (log)", unit=count, ends=(1e8, 1.2e13), ticks=(1e9, 1e12))
         self._sums = held.plot([], [], "|", color=style.INK, markersize=32, markeredgewidth=2, gid="sums")[0]
         self.panels, self.others = (self._held, self._sent, self._largest), (self._sums,)
 
@@ -81,10 +85,11 @@ class Stages(Panels):
         self._sent.update(bars, [*map(units.size, totals)], row, missing=missing)
         sizes, mark = [each.largest() for each in shown], (phi, f"Φ = {count(phi)}")
         self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
+        numbers = dict(zip(("states", "one sequence"), map(units.size, both[row]), strict=True))
+        if now.dp > 1:
+            more = f", {units.three(totals[row] / totals[0])} × data parallelism"
+            numbers["sent by a GPU in a step"] = units.size(totals[row]) + more
         where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.stage}, {now.cluster}"
-        traffic = f"{units.three(totals[row] / max(1, totals[0]))} × data parallelism"
-        numbers = (*map(units.size, (*both[row], totals[row])), traffic)[: 4 if now.dp > 1 else 2]
-        numbers = dict(zip(("states", "one sequence", "sent", "traffic"), numbers, strict=False))
         return Said(where, numbers, _limit(now), here.fits, here)
 
     def idle(self, stage: str, **values) -> tuple[str, ...]:
@@ -93,10 +98,7 @@ class Stages(Panels):
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
-    """Returns the explorer of chapter 03. It opens on figure 1 of arXiv 1910.02054: 7.5 billion parameters on 64 GPUs.
-
-    measure: what "Measure it" runs, manyranks.small's zero
-    """
+    """Returns the explorer of chapter 03, on figure 1 of arXiv 1910.02054. measure: what "Measure it" runs, small.zero."""
     presets = {"data parallelism": {"stage": "data parallelism"}, "ZeRO-3": {"stage": "ZeRO-3"}}
     presets["Llama 70B"] = {"model": "llama3-70b", "cluster": "h100-dgx", "stage": "ZeRO-3"}
     presets["a trillion"] = {"model": "megatron-1t", "cluster": "h100-dgx", "dp": 1024, "stage": "ZeRO-3"}
@@ -118,19 +120,18 @@ def _limit(now: Setting) -> str:
         most = f"memory, most of it {max(held, key=held.get)}".replace("optimizer", "optimizer states")
         ways = ((says, now._replace(**change)) for says, change in _ways(now.stage == "HSDP").items())
         way = next((says for says, each in ways if each.possible and each.fits), None)
-        return f"{most}: {way or 'ZeRO does not help at any GPU count; split the layers themselves (chapters 05 and 06)'}"
+        return f"{most}: {way or 'no control here helps; chapters 05 and 06 split the layers themselves'}"
     if now.dp == 1:
         return "one GPU: nothing to share, nothing to send"
     sequences = now.scenario.time.data / now.scenario.time.compute
     if sequences <= 1:
         return f"computing; the network is busy for {sequences:.0%} of that time"
-    return f"the network, busy as long as {sequences:.2g} sequences take to compute: give each GPU that many per step, or more"
+    faster = _WAYS.takes(now, "network", units.duration)
+    return f"the network, busy {sequences:.2g} times as long as a GPU computes its one sequence{faster}"
 
 
 def _ways(hsdp: bool) -> dict[str, dict]:
     """What shards more: another value of one control, then of two."""
-    ranks = [2**k for k in range(11)]
-    ways = (
-        {f"K = {k:,} fits": {"k": k} for k in ranks} if hsdp else {f"{name} fits": {"stage": name} for name in [*STAGES][1:4]}
-    )
+    ranks, stages = [2**k for k in range(11)], [] if hsdp else [*STAGES][1:4]
+    ways = {f"{name} fits": {"stage": name} for name in stages} or {f"K = {k:,} fits": {"k": k} for k in ranks}
     return ways | {f"ZeRO-3 fits on {dp:,} GPUs or more": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}
