@@ -75,7 +75,7 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
         assert pictures[3] == pictures[5]  # to another topology and back
         assert lines[0] == "Limit: bandwidth; ring is within 1% of the fastest here."
         assert "the fastest here is " in lines[3]
-        assert lines[6].startswith("Not possible: algorithm='tree' of reduce_scatter: known are ring, ")
+        assert lines[6].startswith("Not possible: algorithm='tree' of reduce_scatter: choose from ring, ")
         assert lines[7] == lines[8]  # another round of the same
         assert explorer.said().startswith("reduce_scatter by ring, 12 ranks")
         ranks.press("Home")

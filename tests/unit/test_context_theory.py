@@ -444,7 +444,7 @@ def test_no_sequence_fits_where_the_states_alone_do_not():
         (lambda: context.chunks(24, 4, "zigzag", 4), "rank=4: must be one of the 4 ranks, 0 to 3"),
         (lambda: context.work(24, 5, "zigzag"), "seq=24 in 10 chunks, zigzag on n=5 ranks: give 20 or 30"),
         (lambda: context.work(3, 4, "striped"), "seq=3 in 4 chunks, striped on n=4 ranks: give 4"),
-        (lambda: context.work(24, 4, "zig-zag"), "layout='zig-zag': did you mean 'zigzag'? known are contiguous, striped"),
+        (lambda: context.work(24, 4, "zig-zag"), "layout='zig-zag': did you mean 'zigzag'? choose from contiguous, striped"),
         (lambda: context.work(24, 4, tile=0), "tile=0: must be"),
         (lambda: context.document_work([20, 0, 4], 4), "lengths[1]=0: must be"),
         (lambda: context.document_work([20, 1], 4), "seq=21 in 8 chunks"),

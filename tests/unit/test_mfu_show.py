@@ -91,7 +91,7 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
         (lambda: mfu.bought(PARTS, gpus=64), "gpus=64, {"),
         (lambda: mfu.rates({}), "0 lines: "),
         (lambda: mfu.timings({}), "0 names: "),
-        (lambda: mfu.conventions({"mine": 0.1}), "convention 'mine': known are full, "),
+        (lambda: mfu.conventions({"mine": 0.1}), "convention 'mine': choose from full, "),
         (lambda: mfu.roofline({}), "0 roofs: "),
         (lambda: mfu.roofline({"H100": H100}, MANY * 2), "40 points: "),
         (lambda: mfu.roofline({"H100": H100}, [Point("x", 1, None, c) for c in "abcdefg"]), "7 groups of points: "),

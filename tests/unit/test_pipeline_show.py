@@ -462,5 +462,5 @@ def test_every_model_cluster_and_preset_is_shown():
 
 
 def test_an_unknown_schedule_is_refused_in_words():
-    with pytest.raises(ValueError, match="schedule 'ZB-H1': known are naive, gpipe"):
+    with pytest.raises(ValueError, match="schedule 'ZB-H1': choose from naive, gpipe"):
         Two().update(**DEFAULT | {"first": "ZB-H1"})

@@ -167,7 +167,7 @@ def test_three_variants_have_labels_that_do_not_meet():
 
 def test_unknown_variants_are_refused():
     for given in ({"variants": ["SP"]}, {"measured": {"SP": {}}}):
-        with pytest.raises(ValueError, match=r"^variant 'SP': known are TP, TP \+ SP"):
+        with pytest.raises(ValueError, match=r"^variant 'SP': choose from TP, TP \+ SP"):
             tensor.saved(PAPER, PLAN, **given)
 
 

@@ -9,7 +9,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the nearest known one, and all of them."""
     known = list(known)
     close = get_close_matches(str(name), known, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"known are {', '.join(known)}"
+    return (f"did you mean {close[0]!r}? " if close else "") + f"choose from {', '.join(known)}"
 
 
 class UnknownName(ValueError, KeyError):

@@ -186,7 +186,7 @@ def named(name: str, p: int, m: int, v: int = 1) -> Schedule:
         "dualpipe-v": dualpipe_v,
     }
     if name not in makers:
-        raise ValueError(f"schedule {name!r}: known are {', '.join(makers)}")
+        raise ValueError(f"schedule {name!r}: choose from {', '.join(makers)}")
     return makers[name](p, m)
 
 
