@@ -159,7 +159,7 @@ def test_the_explorer_opens_on_a_ring_and_names_the_fastest():
     assert shown.status.startswith("all_reduce by ring, 8 ranks, 1.07 GB: each rank sends 1.88 GB; rounds 14; time 4.22 ms")
     assert shown.status.endswith("Limit: bandwidth; ring is within 1% of the fastest here.")
     assert shown.set(size=1).status.endswith("Limit: latency; the fastest here is recursive_doubling, 10.2 µs.")
-    assert shown.set(n=0).status.startswith("Not possible: n=0")
+    assert shown.set(n=0).status.startswith("Not possible: n = 0")
     assert shown.set(n=1).status == "all_reduce by ring, 1 rank, 1 B. Limit: one rank: nothing is sent."
 
 

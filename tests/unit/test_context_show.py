@@ -386,8 +386,8 @@ def test_rows_say_their_numbers():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cp": 64}, "llama3-8b: n=64 does not divide heads=32, as Ulysses needs: choose a divisor of 32"),
-        ({"model": "small GPT"}, "small GPT: n=8 does not divide heads=4, as Ulysses needs"),
+        ({"cp": 64}, "llama3-8b: context ranks c = 64 does not divide heads = 32, as Ulysses needs: choose a divisor of 32"),
+        ({"model": "small GPT"}, "small GPT: context ranks c = 8 does not divide heads = 4, as Ulysses needs"),
     ],
 )
 def test_ulysses_beyond_the_heads_is_refused_with_a_way_out(explorer, change, said):

@@ -293,9 +293,9 @@ def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"pp": 1}, "batch=15360 is not a multiple of dp·microbatch = 2048·1 = 2048"),
-        ({"model": "deepseek-v2"}, "ep=64 does not divide the 160 routed experts of deepseek-v2"),
-        ({"ep": 1, "imbalance": 2}, "imbalance=2: with ep=1 the fullest rank has 1 to 1 times the mean load"),
+        ({"pp": 1}, "batch (sequences) = 15360 is not a multiple of data ranks d × micro-batch b = 2048 × 1"),
+        ({"model": "deepseek-v2"}, "expert ranks e = 64 does not divide the 160 routed experts of deepseek-v2"),
+        ({"ep": 1, "imbalance": 2}, "imbalance = 2: with expert ranks e = 1 the fullest rank has 1 to 1 times the mean load"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(explorer, change, said):

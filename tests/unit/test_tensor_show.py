@@ -287,7 +287,7 @@ def test_no_line_where_no_group_leaves_a_node(cluster):
         ),
         ({"model": "small GPT", "cluster": "laptop", "tp": 4}, "Limit: communication: "),
         ({"tp": 4, "cluster": "b200-dgx"}, "Limit: computing."),
-        ({"model": "small GPT", "tp": 8}, "Not possible: tp=8 does not divide the 4 heads of small GPT"),
+        ({"model": "small GPT", "tp": 8}, "Not possible: tensor ranks t = 8 does not divide the 4 heads of small GPT"),
         ({"model": "llama3-405b", "tp": 64}, "Limit: memory"),
     ],
 )

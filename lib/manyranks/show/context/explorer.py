@@ -82,7 +82,8 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
             return context.ring_ulysses(*self.sizes[:-1], self.cp // self.together, self.together).both.bytes
         except ValueError as error:
             others = ", ".join(name for name in VARIANTS if name != self.variant)
-            raise ValueError(f"{self.model}: {error}, or take another variant: {others}") from error
+            said = str(error).replace("n=", "cp=", 1)
+            raise ValueError(f"{self.model}: {said}, or take another variant: {others}") from error
 
     @property
     def seconds(self) -> float:
