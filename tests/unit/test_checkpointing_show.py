@@ -271,7 +271,10 @@ def test_a_bar_s_texts_are_its_bytes_and_its_flops():
         ({"seq": 131072, "budget": 1e9}, ": nothing here helps; give more ranks a part of each sequence (chapter 07)."),
         ({"seq": 4096, "microbatch": 32, "budget": 1e9, "attention": "flash"}, ": a micro-batch of 1 fits, with"),
         ({"count": 64}, "Not possible: C = 64 segments of the 48 layers of megatron-22b: choose C up to 48"),
-        ({"model": "gpt2-xl"}, "Not possible: tensor ranks t = 8 does not divide the 25 heads of gpt2-xl: choose a divisor of them"),
+        (
+            {"model": "gpt2-xl"},
+            "Not possible: tensor ranks t = 8 does not divide the 25 heads of gpt2-xl: choose a divisor of them",
+        ),
     ],
 )
 def test_the_sentence_names_the_limit_and_a_way_out(opened, change, said):
