@@ -51,7 +51,7 @@ _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _NONE = "no single control helps: move two of them, or take more GPUs"
 _EQUAL = 1.005  # of the best plan's time
 _SIZE, _PLACES = (9.2, 3.2), ((0.6, 1.75, 3.9, 1.17), (5.55, 1.75, 3.55, 1.17), (2.65, 0.02, 6.45, 1.25))  # inches
-_ROOM = 40  # letters of a row's name
+_LETTERS = 40  # of a row's name
 
 
 class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
@@ -156,7 +156,7 @@ class Board(Panels):
         for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / 6.45, 1))):
             look = {"borderaxespad": 0.1, "columnspacing": 0.9, "handlelength": 1.3, "fontsize": 8}
             axes.legend(loc=place, bbox_to_anchor=at, ncols=8, **look)
-        left.text(1, 0, "ranks apart (log)", fontsize=8, ha="right", va="bottom", transform=left.transAxes)
+        left.text(1, -0.02, "ranks apart (log)", fontsize=8, ha="right", va="top", transform=left.transAxes)
         below.spines[:].set_visible(False)
 
     def update(self, best: str, **values) -> Said:
@@ -214,7 +214,7 @@ class Board(Panels):
 def _beside(plan: Plan, own: str) -> str:
     """A plan's degrees, and what else of it isn't as in `own`."""
     others = ", ".join(part for part in kept(plan).split(", ") if part not in own)
-    between = "\n" if len(degrees(plan) + others) > _ROOM else ", "
+    between = "\n" if len(degrees(plan) + others) > _LETTERS else ", "
     return (degrees(plan) + between + others).removesuffix(between)
 
 
