@@ -351,7 +351,7 @@ def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message(
         ({"cp": 64, "layout": "zigzag"}, "Limit: messages between nodes; ring-ulysses takes 15.2 ms."),
         (
             {"model": "gpt3-175b", "seq": 2**15, "cp": 32, "variant": "ulysses"},
-            "Limit: messages between nodes; they take less than 10% from s = 262,144 on.",
+            "Limit: messages between nodes.",
         ),
         ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs together compute 2.29 times as long as one."),
         ({"causal": False}, "waits for ranks 0%"),

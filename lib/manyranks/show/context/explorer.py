@@ -275,11 +275,4 @@ def _limit(now: Setting) -> str:
     if part == "slower":
         return f"ranks that wait for the slowest{takes}"
     inside = now.cp * now.scenario.plan.tp <= now.scenario.cluster.node or now.scenario.cluster.torus
-    return f"messages {'inside a node' if inside else 'between nodes'}{takes or f'; {_longer(now)}'}"
-
-
-def _longer(now: Setting) -> str:
-    """Returns the least s at which messages take little time."""
-    longer = (now._replace(seq=s) for s in LENGTHS if s > now.seq)
-    enough = (each.seq for each in longer if each.times().both("messages") < limits.MUCH * each.seconds)
-    return next((f"they take less than {limits.MUCH:.0%} from s = {s:,} on" for s in enough), "no s here hides them")
+    return f"messages {'inside a node' if inside else 'between nodes'}{takes}"

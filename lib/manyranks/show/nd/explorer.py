@@ -164,8 +164,8 @@ class Board(Panels):
         now = Setting(**values)
         found = now.best() if best != HIDDEN else ()
         if best != HIDDEN and not found:
-            room = units.size(clusters[now.cluster].accelerator.memory)
-            raise ValueError(f"the planner finds no plan that fits in {room} per GPU: take more GPUs, or another model or chip")
+            room = f"in {units.size(clusters[now.cluster].accelerator.memory)} per GPU"
+            raise ValueError(f"the planner finds no plan that fits {room}: take more GPUs, or another model or chip")
         try:
             said = _said(now, found)
         except ValueError as error:
@@ -235,7 +235,7 @@ def _said(now: Setting, found: Sequence[Found]) -> Said:
     numbers["micro-batches"] = f"{here.plan.microbatches:,}" + f" on {here.plan.stages} stages" * (now.pp > 1)
     numbers |= {"planner's best": units.duration(found[0].seconds)} if found else {}
     where = f"{now.model} on {now.gpus:,} GPU{'s' * (now.gpus > 1)}, {now.cluster}, {degrees(here.plan)}"
-    limit = _limit(now) + _compared(now, found) if here.fits else _LIMITS.memory(now, _NONE)
+    limit = _limit(now) + (_compared(now, found) if found else "") if here.fits else _LIMITS.memory(now, _NONE)
     return Said(where, numbers, limit, here.fits, here)
 
 
@@ -252,12 +252,11 @@ def _limit(now: Setting) -> str:
 
 def _compared(now: Setting, found: Sequence[Found]) -> str:
     """Against the planner's fastest, and where this plan loses most; the planner tries fewer values than there are."""
-    if not found:
-        return ""
-    if now.cost <= _EQUAL * found[0].seconds:
-        return f". {'Faster than' if now.cost * _EQUAL < found[0].seconds else 'As fast as'} the planner's best"
+    best = found[0].seconds
+    if now.cost <= _EQUAL * best:
+        return f". {'Faster than' if now.cost * _EQUAL < best else 'As fast as'} the planner's best"
     own = Found(now.scenario.plan, now.scenario.time, now.scenario.peak, found[0].time)
-    return f". The planner's best takes {units.duration(found[0].seconds)}; here {own.why}"
+    return f". The planner's best takes {units.duration(best)}; here {own.why}"
 
 
 class PlanBoard(Explorer):
