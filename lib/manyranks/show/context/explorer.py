@@ -35,7 +35,7 @@ _PARTS = {"computing": (style.BLUE, ""), "waits for slower ranks": ("#78787855",
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS}
 _LIMITS = limits.Limits(_CHOICES, {"slower": ["layout"], "messages": ["variant"]}, room=["cp"], said={"cp": "c = {}"})
-_STEP = "It takes a causal mask and even shares, and a plain ring for ring-ulysses."
+_STEP = "The step always has a causal mask and even shares, and a plain ring for ring-ulysses."
 _longest = functools.lru_cache(maxsize=4096)(context.longest)
 
 
