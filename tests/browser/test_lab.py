@@ -80,7 +80,7 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
         assert explorer.said().startswith("reduce_scatter by ring, 12 ranks")
         ranks.press("Home")
         explorer.move(ranks, -1)  # there is nothing below
-        assert explorer.status().startswith("Not possible: n=0: a group has a whole number of ranks, at least 1")
+        assert explorer.status().startswith("Not possible: n = 0: a group has a whole number of ranks, at least 1")
 
 
 def test_the_explorer_of_chapter_02_follows(chapters):
@@ -204,7 +204,7 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
         explorer.move(model, 2)
         ranks.press("End")
         explorer.move(ranks)  # there is nothing above
-        assert explorer.status().startswith("Not possible: tp=64 does not divide the 4 heads of small GPT")
+        assert explorer.status().startswith("Not possible: tensor ranks t = 64 does not divide the 4 heads of small GPT")
 
 
 def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapters):
@@ -228,7 +228,9 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
         assert lines[5] == "Limit: computing."  # without a mask
         explorer.move(model, 2)
         explorer.move(variant)
-        assert explorer.status().startswith("Not possible: small GPT: n=16 does not divide heads=4, as Ulysses needs")
+        assert explorer.status().startswith(
+            "Not possible: small GPT: context ranks c = 16 does not divide heads = 4, as Ulysses needs"
+        )
 
 
 def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapters):
@@ -257,7 +259,9 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         assert lines[9].endswith("a balanced load takes 22.6 s.")  # deepseek-v2
         explorer.move(model, -1)
         explorer.drag(stages, -300)
-        assert explorer.status().startswith("Not possible: batch=15360 is not a multiple of dp·microbatch = 2048·1")
+        assert explorer.status().startswith(
+            "Not possible: batch (sequences) = 15360 is not a multiple of data ranks d × micro-batch b = 2048 × 1"
+        )
 
 
 def test_the_explorer_of_chapter_09_follows_and_says_what_is_not_possible(chapters):
@@ -317,7 +321,9 @@ def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_poss
         explorer.move(model, 3)
         explorer.move(experts)
         explorer.move(model, -3)
-        assert explorer.status().startswith("Not possible: ep=2: llama3-70b has no experts; say ep=1")
+        assert explorer.status().startswith(
+            "Not possible: expert ranks e = 2: llama3-70b has no experts; say expert ranks e = 1"
+        )
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

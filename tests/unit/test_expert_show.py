@@ -27,7 +27,6 @@ KEPT = [[0, 2], [0, 1], [-1, 3], [1, -1]]  # capacity 2
 SENT = [[5, 1, 2, 3], [4, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 1600]]
 RUNS = {"no balancing": [3.0, 2.9, 3.1], "auxiliary loss": [3.0, 1.5, 1.15], "bias": [3.0, 2.0, 1.125]}
 LOADS = {"bias": [[6, 1, 1, 0], [4, 2, 1, 1], [2, 2, 2, 2]]}
-STEP = {"1F": 1.13, "bubble": 2.06, "opt": 0.29}
 COPIES = {"one hop": {"free": 1520, "node-limited": 1490}, "two hops": {"free": 1010, "node-limited": 505}}
 EXPECTED = {"one hop": {"free": 1536, "node-limited": 1536}, "two hops": {"free": 1003, "node-limited": 512}}
 WAITING = [1, 1.1, 2, 4], [2, 2.1, 3, 9], [1.5, 1.5, 1, 0], [0.5, 0.6, 1, 4], {1: 2, 2: 3}, "time of a step"
@@ -39,7 +38,6 @@ FIGURES = {
     "dispatch": lambda: expert.dispatch({"16 tokens a rank, K = 2": SENT}),
     "balancing": lambda: expert.balancing(RUNS, LOADS),
     "waiting": lambda: expert.waiting(*WAITING),
-    "phases": lambda: expert.phases({"published": STEP, "ours": STEP}),
     "copies": lambda: expert.copies(COPIES, EXPECTED, "copies", "{:,.0f}".format),
     "hops": lambda: expert.hops(),
     "hops to eight experts": lambda: expert.hops((3, 4, 8, 9, 10, 11, 12, 15)),
@@ -155,10 +153,7 @@ def test_waiting_shows_points_in_order_over_what_another_rank_does():
     assert texts(axes) == ["2 s", "1.5 s", "9 s", "1 s"]
 
 
-def test_phases_and_copies_have_their_numbers_on_their_bars():
-    (axes,) = expert.phases({"published": STEP, "ours": {name: 2 * seconds for name, seconds in STEP.items()}}).axes
-    assert [[bar.get_height() for bar in bars] for bars in axes.containers] == [[1.13, 2.06, 0.29], [2.26, 4.12, 0.58]]
-    assert texts(axes) == ["1.13", "2.06", "0.29", "2.26", "4.12", "0.58"]
+def test_copies_have_their_numbers_on_their_bars():
     (axes,) = expert.copies(COPIES, EXPECTED, "copies", "{:,.0f}".format).axes
     assert [[bar.get_height() for bar in bars] for bars in axes.containers] == [[1520, 1010], [1490, 505]]
     assert list(axes.lines[0].get_ydata()) == [1536, 1003, 1536, 512]
@@ -293,9 +288,9 @@ def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"pp": 1}, "batch=15360 is not a multiple of dp·microbatch = 2048·1 = 2048"),
-        ({"model": "deepseek-v2"}, "ep=64 does not divide the 160 routed experts of deepseek-v2"),
-        ({"ep": 1, "imbalance": 2}, "imbalance=2: with ep=1 the fullest rank has 1 to 1 times the mean load"),
+        ({"pp": 1}, "batch (sequences) = 15360 is not a multiple of data ranks d × micro-batch b = 2048 × 1"),
+        ({"model": "deepseek-v2"}, "expert ranks e = 64 does not divide the 160 routed experts of deepseek-v2"),
+        ({"ep": 1, "imbalance": 2}, "imbalance = 2: with expert ranks e = 1 the fullest rank has 1 to 1 times the mean load"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(explorer, change, said):

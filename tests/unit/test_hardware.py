@@ -67,7 +67,7 @@ def test_accelerators_have_the_published_numbers():
 def test_every_published_row_names_its_source():
     for name in ("accelerators", "llama3_architecture", "llama3_table4"):
         assert all(row["source"] for row in theory.published.rows(name))
-    with pytest.raises(ValueError, match="published table 'gpt5': known are accelerators, "):
+    with pytest.raises(ValueError, match="published table 'gpt5': choose from accelerators, "):
         theory.published.rows("gpt5")
 
 

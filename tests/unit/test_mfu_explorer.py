@@ -208,7 +208,7 @@ def test_its_code_computes_the_same_numbers(capsys):
             "V100 SXM2 has no confirmed peak in TF32, in which fp32 is multiplied here: take bf16",
         ),
         ({"model": "gpt2", "seq": 2048}, "gpt2 has learned positions for 1,024 tokens, not for 2,048: lower s"),
-        ({"model": "gpt2", "seq": 128, "tp": 8}, "tp=8 does not divide the 12 heads of gpt2"),
+        ({"model": "gpt2", "seq": 128, "tp": 8}, "tensor ranks t = 8 does not divide the 12 heads of gpt2"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(explorer, change, said):

@@ -127,7 +127,6 @@ def test_texts_do_not_meet_and_all_of_a_figure_is_inside_it(name):
         (lambda: nd.layouts({}), "give 1 layout or more"),
         (lambda: nd.layouts({"x": NEIGHBOURS[2:]}), "give 1 layout or more, and of each what why_not returns: "),
         (lambda: nd.splits([]), "no solutions: "),
-        (lambda: nd.regimes([]), "no rows: "),
         (lambda: nd.twin([], []), "0 ranks in theory, 0 measured: give as many of each, 1 or more"),
         (lambda: nd.twin([{"tp": 1}], [{"tp": 1}], [{}, {}]), "1 ranks in theory, 1 measured, 2 places: "),
         (

@@ -171,23 +171,6 @@ def test_unknown_variants_are_refused():
             tensor.saved(PAPER, PLAN, **given)
 
 
-def test_a_layer_s_time_is_the_theory_s_and_the_node_s_end_is_marked():
-    figure = tensor.layer_time(PAPER, PLAN, clusters["a100-dgx"], (1, 8, 16))
-    found = [passes.of_layer(PAPER, replace(PLAN, tp=t), clusters["a100-dgx"]) for t in (1, 8, 16)]
-    computing, waiting = (container for container in figure.axes[0].containers if hasattr(container, "patches"))
-    assert [bar.get_height() for bar in computing] == pytest.approx([b.forward.compute + b.backward.compute for b in found])
-    assert [bar.get_height() for bar in waiting] == pytest.approx([b.forward.tensor + b.backward.tensor for b in found])
-    assert figure.axes[0].lines[0].get_xdata()[0] == 1.5
-    assert "beyond a node of 8" in texts(figure)
-    assert "beyond a node of 8" not in texts(tensor.layer_time(PAPER, PLAN, clusters["a100-dgx"], (1, 8)))
-
-
-@pytest.mark.parametrize(("recompute", "said"), [("none", False), ("selective", True), ("full", True)])
-def test_the_axis_says_whether_recomputation_is_counted(recompute, said):
-    figure = tensor.layer_time(PAPER, replace(PLAN, recompute=recompute), clusters["a100-dgx"], (1, 8))
-    assert ("with recomputation" in figure.axes[0].get_ylabel()) is said
-
-
 # The explorer
 
 
@@ -287,7 +270,7 @@ def test_no_line_where_no_group_leaves_a_node(cluster):
         ),
         ({"model": "small GPT", "cluster": "laptop", "tp": 4}, "Limit: communication: "),
         ({"tp": 4, "cluster": "b200-dgx"}, "Limit: computing."),
-        ({"model": "small GPT", "tp": 8}, "Not possible: tp=8 does not divide the 4 heads of small GPT"),
+        ({"model": "small GPT", "tp": 8}, "Not possible: tensor ranks t = 8 does not divide the 4 heads of small GPT"),
         ({"model": "llama3-405b", "tp": 64}, "Limit: memory"),
     ],
 )

@@ -231,7 +231,7 @@ def test_summa_receives_all_but_its_own_blocks():
         (lambda: tensor.parameters(models["deepseek-v3"], 2), "deepseek-v3 has experts or latent attention"),
         (lambda: tensor.parameters("gpt2", 2), "shape='gpt2': give a ModelShape"),
         (lambda: tensor.saved(LLAMA, Plan(tp=16)), "tp=16 does not divide the 8 heads"),
-        (lambda: tensor2d.cost("4D", 4), "scheme='4D': known are 1D, 2D, 2.5D, 3D"),
+        (lambda: tensor2d.cost("4D", 4), "scheme='4D': choose from 1D, 2D, 2.5D, 3D"),
         (lambda: tensor2d.cost("2D", 8), "ranks=8 for 2D: give a square"),
         (lambda: tensor2d.cost("2D", 8, 2), "ranks=8, depth=2: whole numbers from 1 up, and a depth only for 2.5D"),
         (lambda: tensor2d.summa_received(8, 6, 8, 4), "inputs=6 on a mesh of 4 × 4: give a multiple of 4"),

@@ -7,7 +7,7 @@ from math import log10
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch
+from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
 from manyranks.show import style, units
@@ -46,7 +46,8 @@ class Bars:
         self._labels = Labels(axes, left=0, name="texts", **labels)
         look = {"color": style.INK, "linestyle": "--", "linewidth": 1.4, "gid": "limit"}
         self._limit = axes.plot([0, 0], [-0.5, len(rows) - 0.5], **look)[0]
-        self._band = axes.axhspan(0, 0.9, color=style.FAINT, linewidth=0, zorder=0, gid="band")
+        self._band = Rectangle((0, 0), LONGEST + 0.02, 0.9, color=style.FAINT, linewidth=0, zorder=0, gid="band")
+        axes.add_patch(self._band)  # not behind texts, which could hardly be read on it
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.1, -0.6))
         axes.set_xticks([self.place(tick) for tick in ticks], list(map(unit, ticks)))
         axes.set_yticks(range(len(rows)), list(rows))
@@ -78,13 +79,15 @@ class Bars:
         limit: tuple[float, str] | None = None,
         missing: str = "",
     ) -> None:
-        """Shows bars, cut off at `longest` if it's given, and a text for each row, in columns between "|".
+        """Shows bars, cut off at `longest` or at the end of the band's bar, and a text for each row, in columns between "|".
 
         bars: name of a part -> number; the room of another name stays empty, as where a waterfall's bar has not begun yet
         row: of the band; limit: where the dashed line is, with its name; none is drawn beyond `longest`; missing: what the
         last rows say, if they have neither bar nor text.
         """
-        self._longest = longest = self._ends[1] if self._ends else longest or max(sum(bar.values()) for bar in bars) or 1.0
+        lengths = [sum(bar.values()) for bar in bars]
+        longest = max([longest or max(lengths) or 1.0, *lengths[max(row, 0) : row + 1]])
+        self._longest = longest = self._ends[1] if self._ends else longest
         self._bars, texts = bars, [*texts, *[missing] * (len(self._rows) - len(texts) if missing else 0)]
         for part, boxes in self._boxes.items():
             each = (box for y, bar in enumerate(bars) for box in self._places(y, bar))

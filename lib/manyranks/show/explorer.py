@@ -228,7 +228,9 @@ class Explorer:
             self._shown = self._drawn()
         except Exception as error:
             refused = isinstance(error, ValueError)
-            self.status = f"Not possible: {error}" if refused else f"Error: {type(error).__name__}: {error}"
+            self.status = (
+                f"Not possible: {scenario.in_words(str(error))}" if refused else f"Error: {type(error).__name__}: {error}"
+            )
             self._show(_dimmed(self._drawn() if self._shown is None else self._shown), page.with_limit(self.status))
             self.parts.value = self._copy.value = ""
             if isinstance(self._said, Said):

@@ -38,6 +38,7 @@ PICTURE = """<style>
 .manyranks-picture { position: relative; display: block; overflow: visible; width: fit-content; }
 .manyranks-picture > .widget-html { position: absolute; inset: 0; height: auto; pointer-events: none; margin: 0; }
 .manyranks-picture .widget-html-content { position: absolute; inset: 0; }
+[data-jp-theme-light="false"] .manyranks-picture img { filter: brightness(1.35); }
 .manyranks-picture s { position: absolute; pointer-events: auto; text-decoration: none; }
 .manyranks-picture s:is(:hover, :focus) { outline: 2px solid #787878; z-index: 9; }
 .manyranks-picture s:is(:hover, :focus)::after { content: attr(data-says); position: absolute; left: 0; bottom: 100%;
@@ -78,7 +79,7 @@ def tiles(said: Said, before: Said | None = None) -> str:
         return _row(own)
     cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
     strip = _row([_compared(name, cost, past) for name in scenario.STRIP])
-    return _row(own) + strip + small_print(f"The step time is predicted; {said.scenario.time.checked}.")
+    return _row(own) + strip + small_print(f"The step time is predicted; {said.scenario.time.checked}. {said.note}")
 
 
 def _compared(name: str, cost: Cost, past: Cost | None) -> str:

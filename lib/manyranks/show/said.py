@@ -12,7 +12,8 @@ class Said(NamedTuple):
     """What a plot returns.
 
     where: the setting in a few words; numbers: the chapter's own, name -> text; limit: what limits, without a full stop, and
-    what would help; fits: whether it fits in memory; scenario: whose cost the strip shows, if the chapter has one
+    what would help; fits: whether it fits in memory; scenario: whose cost the strip shows, if the chapter has one; note: what
+    else holds of that cost
     """
 
     where: str = ""
@@ -20,6 +21,7 @@ class Said(NamedTuple):
     limit: str = ""
     fits: bool = True
     scenario: Scenario | None = None
+    note: str = ""
 
     @property
     def sentence(self) -> str:

@@ -4,6 +4,7 @@ What you choose in one chapter is still set in the next. A file beside the user'
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -62,10 +63,17 @@ class Scenario:
     cluster: Cluster
     imbalance: float = 1.0
 
+    def checked(self) -> "Scenario":
+        """Returns this one. Raises ValueError for a plan that the shape doesn't allow, and for more GPUs than there are."""
+        if self.plan.gpus > (most := self.cluster.levels[-1].size):
+            raise ValueError(f"{self.plan.gpus:,} GPUs: {self.cluster.name} has only {most:,}, so choose fewer")
+        self.plan.check(self.shape)
+        return self
+
     @functools.cached_property
     def time(self) -> step.StepTime:
-        """Raises ValueError for a plan that the shape doesn't allow."""
-        return _time(self.shape, self.plan, self.cluster, self.imbalance)
+        """Raises ValueError as checked does."""
+        return _time(self.checked().shape, self.plan, self.cluster, imbalance=self.imbalance)
 
     @property
     def peak(self) -> memory.Peak:
@@ -102,13 +110,7 @@ class Scenario:
         )
 
 
-@functools.lru_cache(maxsize=16384)
-def _time(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float) -> step.StepTime:
-    if plan.gpus > (most := cluster.levels[-1].size):
-        raise ValueError(f"{plan.gpus:,} GPUs: {cluster.name} has only {most:,}, so choose fewer")
-    return step.estimate(shape, plan, cluster, imbalance=imbalance)
-
-
+_time = functools.lru_cache(maxsize=16384)(step.estimate)
 _peak = functools.lru_cache(maxsize=16384)(memory.peak)
 
 
@@ -209,6 +211,13 @@ def _said(name: str, value: object) -> str:
     if isinstance(options, Mapping):
         return next((text for text, each in options.items() if each == value), str(value))
     return f"{value:,}"
+
+
+def in_words(message: str) -> str:
+    """A message of the theory with the controls' names in it: "tensor ranks t = 8 does not divide the 4 heads"."""
+    labels = {name: label for name, (label, _) in SHARED.items()} | {"dp_shard": "HSDP ranks"}
+    spaced = re.sub(r"(?<=\w)=(?=\S)", " = ", message.replace("·", " × "))
+    return re.sub(rf"\b({'|'.join(labels)})(?= = )|\b(tp|cp|pp|dp|ep|seq|microbatch)\b", lambda name: labels[name[0]], spaced)
 
 
 def percent(share: float) -> str:

@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 
 STYLE = Path(__file__).with_name("style.mplstyle")
 BLUE, ORANGE, GREEN, PINK, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
-# A page is white, or #111111 in JupyterLab's dark theme, and a figure doesn't know which: INK can be read on both.
-INK = "#787878"
+# A page is white, or #111111 in JupyterLab's dark theme, and a figure doesn't know which: INK can be read on both. An explorer
+# is brighter in the dark theme (page.PICTURE): no gray has 4.5 times the light of both pages.
+INK = "#767676"
 BLACK = "#111111"  # on a color
 FAINT = "#7878782a"  # behind what is meant
 PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"}  # behind a text on a hatch

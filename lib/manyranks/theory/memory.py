@@ -175,13 +175,11 @@ def _ranks(shape: ModelShape, layout: Layout, local: Local, m: int, virtual: int
 
 def _dualpipe_ranks(shape: ModelShape, local: Local, dealt: tuple[Stage, ...], held: tuple[Held, ...], m: int) -> list[Rank]:
     """Half the micro-batches come from each end, p + 1 in flight in all: p − r on a rank's own stage, r + 1 on its mirror's."""
-    p, half, found = len(dealt), (m + 1) // 2, []
-    for rank, (own, mirror) in enumerate(zip(dealt, reversed(dealt), strict=True)):
-        flying = (own, min(half, p - rank)), (mirror, min(half, rank + 1))
-        kept = sum(_kept(shape, local, stage, "dualpipe", count, min(m, p)) for stage, count in flying)
-        again = max(_again(shape, local, own), _again(shape, local, mirror))
-        found.append(Rank(held[rank], max(1, own.layers + mirror.layers), kept, again))
-    return found
+    p, half = len(dealt), (m + 1) // 2
+    kept = [_kept(shape, local, stage, "dualpipe", min(half, p - rank), min(m, p)) for rank, stage in enumerate(dealt)]
+    again = {stage: _again(shape, local, stage) for stage in set(dealt)}
+    pairs = zip(dealt, reversed(dealt), map(sum, zip(kept, reversed(kept), strict=True)), held, strict=True)
+    return [Rank(of, max(1, a.layers + b.layers), both, max(again[a], again[b])) for a, b, both, of in pairs]
 
 
 def _again(shape: ModelShape, local: Local, stage: Stage) -> int:

@@ -43,7 +43,7 @@ def cost(scheme: str, ranks: int, depth: int = 1) -> Cost:
     and 2105.14450.
     """
     if scheme not in _EDGES:
-        raise ValueError(f"scheme={scheme!r}: known are {', '.join(_EDGES)}")
+        raise ValueError(f"scheme={scheme!r}: choose from {', '.join(_EDGES)}")
     if not all(type(n) is int and n >= 1 for n in (ranks, depth)) or (depth > 1 and scheme != "2.5D"):
         raise ValueError(f"ranks={ranks!r}, depth={depth!r}: whole numbers from 1 up, and a depth only for 2.5D")
     P, power = ranks, _EDGES[scheme]

@@ -35,6 +35,7 @@ _PARTS = {"computing": (style.BLUE, ""), "waits for slower ranks": ("#78787855",
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS}
 _LIMITS = limits.Limits(_CHOICES, {"slower": ["layout"], "messages": ["variant"]}, room=["cp"], said={"cp": "c = {}"})
+_STEP = "The step always has a causal mask and even shares, and a plain ring for ring-ulysses."
 _longest = functools.lru_cache(maxsize=4096)(context.longest)
 
 
@@ -47,9 +48,7 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
         self.bytes()
         shape, variant = SHAPES[self.model], "ring" if self.variant == "ring-ulysses" else self.variant
         plan = Plan(cp=self.cp, seq=self.seq, context=variant, **MODELS[self.model])
-        here = Scenario(shape, plan, clusters[self.cluster])
-        here.time  # noqa: B018 - raises
-        return here
+        return Scenario(shape, plan, clusters[self.cluster]).checked()
 
     @property
     def sizes(self) -> Sizes:
@@ -82,7 +81,8 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
             return context.ring_ulysses(*self.sizes[:-1], self.cp // self.together, self.together).both.bytes
         except ValueError as error:
             others = ", ".join(name for name in VARIANTS if name != self.variant)
-            raise ValueError(f"{self.model}: {error}, or take another variant: {others}") from error
+            said = str(error).replace("n=", "cp=", 1)
+            raise ValueError(f"{self.model}: {said}, or take another variant: {others}") from error
 
     @property
     def seconds(self) -> float:
@@ -198,7 +198,9 @@ class _Lengths:
         self._computing.set_data(LENGTHS, computing)
         self._message.set_data(LENGTHS, [seconds or math.nan for seconds in message])
         self._now.set_data([now.seq] * 2, [1e-6, 1e3])
-        ring = "one hop; a shorter message is hidden" if now.ring.n > 1 else "whole attention; nothing hides the messages"
+        late = max((s for s, *each in zip(LENGTHS, computing, message, strict=True) if each[0] < each[1]), default=0)
+        hop = "no s here hides it" if late == LENGTHS[-1] else f"hidden from s = {max(2 * late, LENGTHS[0]):,} on"
+        ring = f"one hop, and its message: {hop}" if now.ring.n > 1 else "whole attention; nothing hides the messages"
         self._words.update([(0.02, 0.93)], [ring if now.cp > 1 else "one rank: no messages"])
 
 
@@ -224,6 +226,7 @@ class Ranks(Panels):
         each = [now._replace(variant=name) for name in VARIANTS]
         bars = [dict(zip(_PARTS, one.spent(), strict=True)) if one.possible else {} for one in each]
         texts = [f"{units.duration(one.seconds)}, {units.size(one.bytes())}" if one.possible else _NOT for one in each]
+        texts[-1] += f", ring of {each[-1].ring.n}"
         self._variants.update(bars, texts, VARIANTS.index(now.variant))
         return said
 
@@ -249,10 +252,10 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 def _said(now: Setting) -> Said:
     longest, (_, slower, messages) = now.longest(), (percent(each / now.seconds) for each in now.spent())
-    numbers = {"attention takes": units.duration(now.seconds), "waiting": f"{slower} for ranks, {messages} for messages"}
+    numbers = {"attention takes": units.duration(now.seconds), "waits for ranks": slower, "waits for messages": messages}
     numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "no s"}
     where = f"{now.model}, s = {now.seq:,}, c = {now.cp}, {now.cluster}"
-    return Said(where, numbers, _limit(now), now.fits, now.scenario)
+    return Said(where, numbers, _limit(now), now.fits, now.scenario, _STEP)
 
 
 def _limit(now: Setting) -> str:
@@ -272,11 +275,4 @@ def _limit(now: Setting) -> str:
     if part == "slower":
         return f"ranks that wait for the slowest{takes}"
     inside = now.cp * now.scenario.plan.tp <= now.scenario.cluster.node or now.scenario.cluster.torus
-    return f"messages {'inside a node' if inside else 'between nodes'}{takes or f'; {_longer(now)}'}"
-
-
-def _longer(now: Setting) -> str:
-    """Returns the least s at which messages take little time."""
-    longer = (now._replace(seq=s) for s in LENGTHS if s > now.seq)
-    enough = (each.seq for each in longer if each.times().both("messages") < limits.MUCH * each.seconds)
-    return next((f"they take less than {limits.MUCH:.0%} from s = {s:,} on" for s in enough), "no s here hides them")
+    return f"messages {'inside a node' if inside else 'between nodes'}{takes}"

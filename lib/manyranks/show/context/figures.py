@@ -15,6 +15,7 @@ from manyranks.theory.names import nearest
 
 ORDERS = ("sequence", "ranks")
 _COLOURS = ListedColormap([colour for colour, _ in LOOKS])
+_LONG = 2048  # tokens of a shard: so many that one diagonal does not count
 _ARROW = {"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
 
 
@@ -64,8 +65,7 @@ def ring(n: int = 4) -> style.Figure:
     ranks(n)
     keys = [f"K,V {rank}" if n <= 4 else f"{rank}" for rank in range(n)]  # where there's no room the number alone
     held = [[[keys[k] if k == (rank - hop) % n else None for k in range(n)] for rank in range(n)] for hop in (0, 1)]
-    panels = {"at first": held[0], "hop 1": held[1]}
-    return drawings.pieces(panels, [("to the next", "queries stay", "")], ["gathered"] * 2)
+    return drawings.pieces({"at first": held[0], "hop 1": held[1]}, [("to the next", "queries stay", "")], ["gathered"] * 2)
 
 
 @style.styled
@@ -130,8 +130,7 @@ def scores(
     """The rank of each token as drawn, and which scores of queries × keys are visible and computed; refuses what mask does."""
     context.work(seq, n, layout, tile=tile)  # raises
     if documents and (sum(documents) != seq or min(documents) < 1):
-        given = f"documents={documents!r} have {sum(documents)} tokens, the sequence {seq}"
-        raise ValueError(f"{given}: give lengths of 1 or more that add up")
+        raise ValueError(f"documents={documents!r} have {sum(documents)} tokens, the sequence {seq}: give lengths that add up")
     if order not in ORDERS:
         raise ValueError(f"order={order!r}: {nearest(order, ORDERS)}")
     owned, document = np.array(context.owners(seq, n, layout)), np.repeat(np.arange(len(documents) or 1), documents or seq)
@@ -225,7 +224,8 @@ def hops(layout: str, n: int = 4) -> style.Figure:
         source, own = (rank - hop) % n, share[rank, hop]
         _fill(axes, np.where(visible[np.ix_(owned == rank, owned == source)], source, np.nan))
         axes.set_title(f"hop {hop}\n" * (rank == 0) + f"K,V {source}", fontsize=8, weight="normal", loc="center", pad=3)
-        axes.set_xlabel((_fraction(own) or "waits") + f"\nlasts {_fraction(longest[hop])}" * (rank == n - 1), fontsize=8)
+        said = {0: "waits", 0.5: "½"}.get(own, f"{own:g}"), {0.5: "½"}.get(longest[hop], f"{longest[hop]:g}")
+        axes.set_xlabel("\nlasts ".join(said[: 1 + (rank == n - 1)]), fontsize=8)
         axes.set_ylabel(f"rank {rank}" * (hop == 0), fontsize=8, rotation=0, ha="right", va="center")
         axes.spines[:].set_linewidth(2.4 if own == longest[hop] > shortest[hop] else 0.5)
     fig.suptitle(layout, fontsize=11, weight="bold")
@@ -235,9 +235,4 @@ def hops(layout: str, n: int = 4) -> style.Figure:
 
 def shares(layout: str, n: int) -> np.ndarray:
     """Returns what share of a block's scores each rank computes in each hop, of a long sequence: ranks × hops."""
-    length = 2048  # of a shard: long enough that one diagonal does not count
-    return np.round(np.array(context.work(n * length, n, layout)) / length**2, 2)
-
-
-def _fraction(share: float) -> str:
-    return "½" if share == 0.5 else f"{share:g}" if share else ""
+    return np.round(np.array(context.work(n * _LONG, n, layout)) / _LONG**2, 2)

@@ -1,4 +1,4 @@
-"""Chapter 08's charts: parameters held and used, a step's phases, copies that leave their node, and how even the load is."""
+"""Chapter 08's charts: parameters held and used, copies that leave their node, and how even the load is."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -40,22 +40,6 @@ def parameters(*shapes: ModelShape) -> style.Figure:
     held.xaxis.set_major_formatter(lambda number, _: f"{number / 1e9:,.0f} B" if number else "0")
     used.xaxis.set_major_formatter(EngFormatter("FLOP"))
     fig.legend(loc="outside upper left", ncols=2, handlelength=1.8)
-    return fig
-
-
-@style.styled
-def phases(named: Numbers) -> style.Figure:
-    """Draws the phases of a step as several sources have them: a group of bars for each phase, with its numbers.
-
-    named: 1 to 5 sources ("published", "ours") -> phase ("1F", "bubble", …) -> seconds; their sums are in the legend
-    """
-    fig, (axes,) = style.figure(width=8.8, height=3.6)
-    each = [list(found.values()) for found in named.values()]
-    sides = [{f"{source}: {sum(found):.2f} s together": found} for source, found in zip(named, each, strict=True)]
-    for x, found in zip(columns(axes, list(next(iter(named.values()))), sides, "{:g}".format), each, strict=True):
-        write(axes, x, found, [f"{seconds:.2f}" for seconds in found], 3, 8.5)
-    axes.set(ylabel="seconds of a step", xlabel="phase", ylim=(0, 1.1 * max(map(max, each))))
-    fig.legend(loc="outside upper left", ncols=3, handlelength=1.8)
     return fig
 
 

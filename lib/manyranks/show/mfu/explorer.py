@@ -51,9 +51,7 @@ class Setting(namedtuple("Setting", "model cluster precision seq microbatch reco
         experts = min(self.dp, {"mixtral-8x7b": 8, "deepseek-v3": 64}.get(self.model, 1))  # ranks that share them
         more = {"recompute": self.recompute, "flash": self.flash, "precision": self.precision, "zero": 3}
         plan = Plan(dp=self.dp, tp=self.tp, ep=experts, seq=self.seq, microbatch=self.microbatch, **more)
-        here = Scenario(shape, plan, cluster)
-        here.time  # noqa: B018 - raises
-        return here
+        return Scenario(shape, plan, cluster).checked()
 
     @property
     def cost(self) -> float:

@@ -46,15 +46,13 @@ def conventions(shares: Mapping[str, float]) -> style.Figure:
 
     shares: one of theory.flops.CONVENTIONS -> MFU as a share, from above. Raises ValueError for none, and another one.
     """
-    bars = {f"{name}\n{_counts(flops.CONVENTIONS[name])}": {"MFU": share} for name, share in shares.items()}
+    bars, scores = {}, {0: "no scores", 0.5: "causal half of the scores", 1: "all scores"}
+    for name, share in shares.items():
+        rule = flops.CONVENTIONS[name]
+        products = "6 × all parameters" + " but the embedding" * (not rule.embedding) if rule.everything else "every product"
+        bars[f"{name}\n{products}, {scores[rule.attention]}"] = {"MFU": share}
     said = [f"{share:.1%}" for share in shares.values()]
     return rows("One run's MFU under every convention", {"MFU": (style.BLUE, "")}, bars, said, max(shares.values()) or 1.0)
-
-
-def _counts(rule: flops.Convention) -> str:
-    """What a convention counts, in words."""
-    products = f"6 × all parameters{'' if rule.embedding else ' but the embedding'}" if rule.everything else "every product"
-    return f"{products}, {({0: 'no scores', 0.5: 'causal half of the scores', 1: 'all scores'})[rule.attention]}"
 
 
 @style.styled
@@ -232,8 +230,7 @@ class Falls(Bars):
         """seconds: of each part; longest: of the axis; row: of the band; uses: shares of the step, in rows above the parts."""
         *begun, whole = accumulate(seconds.values(), initial=0.0)
         bars = [{use: share * whole} for use, share in uses.items()]
-        spent = zip(self._names, begun, seconds.values(), strict=True)
-        bars += [{"": start, name: x} for name, start, x in spent]
+        bars += [{"": start, name: x} for name, start, x in zip(self._names, begun, seconds.values(), strict=True)]
         texts = [f"{share:.1%}" for share in uses.values()]
         texts += [f"{units.duration(x)}, {x / whole:.1%}" if x else "none" for x in seconds.values()]
         self.update(bars, texts, row, longest, (whole, f"together {units.duration(whole)}"))

@@ -41,16 +41,17 @@ _REMEDIES |= {"pipeline": ("pp", "virtual"), "bubble": ("virtual", "schedule", "
 _REMEDIES |= {"data": ("zero", "microbatch", "dp_shard", "tp", "pp")}
 _ROOM = ("dp_shard", "zero", "recompute", "pp", "tp", "cp", "ep", "microbatch")
 _SAID = {name: f"{name.upper()} {{}}" for name in ("tp", "cp", "pp", "ep")} | {"zero": "ZeRO-{}", "virtual": "v = {}"}
-_SAID |= {"dp_shard": "dp_shard {}", "microbatch": "micro-batch {}", "recompute": "recompute {}"}
+_SAID |= {"dp_shard": "HSDP shards over {}", "microbatch": "micro-batch {}", "recompute": "recompute {}"}
 _LIMITS = limits.Limits(CHOICES, _REMEDIES, _ROOM, _SAID)
-_AXES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "shards": "shards"}
+_AXES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "shards": "ZeRO"}
 _ROW = {"tensor": "tp", "context": "cp", "expert": "ep", "pipeline": "pp", "bubble": "pp", "data": "dp", "optimizer": "shards"}
 _LINKS = {"inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], "")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
 _NONE = "no single control helps: move two of them, or take more GPUs"
 _EQUAL = 1.005  # of the best plan's time
-_SIZE, _PLACES = (9.2, 3.2), ((0.6, 1.92, 3.9, 1.0), (5.55, 1.92, 3.55, 1.0), (2.65, 0.02, 6.45, 1.25))  # inches
+_SIZE, _PLACES = (9.2, 3.2), ((0.6, 1.75, 3.9, 1.17), (5.55, 1.75, 3.55, 1.17), (2.65, 0.02, 6.45, 1.25))  # inches
+_LETTERS = 40  # of a row's name
 
 
 class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
@@ -156,7 +157,7 @@ class Board(Panels):
         for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / 6.45, 1))):
             look = {"borderaxespad": 0.1, "columnspacing": 0.9, "handlelength": 1.3, "fontsize": 8}
             axes.legend(loc=place, bbox_to_anchor=at, ncols=8, **look)
-        left.set_xlabel("distance in ranks from a group's first (log)", fontsize=8, loc="left", labelpad=3)
+        left.text(1, -0.02, "ranks apart (log)", fontsize=8, ha="right", va="top", transform=left.transAxes)
         below.spines[:].set_visible(False)
 
     def update(self, best: str, **values) -> Said:
@@ -164,17 +165,18 @@ class Board(Panels):
         now = Setting(**values)
         found = now.best() if best != HIDDEN else ()
         if best != HIDDEN and not found:
-            room = units.size(clusters[now.cluster].accelerator.memory)
-            raise ValueError(f"the planner finds no plan that fits in {room} a GPU: take more GPUs, or another model or chip")
+            room = f"in {units.size(clusters[now.cluster].accelerator.memory)} per GPU"
+            raise ValueError(f"the planner finds no plan that fits {room}: take more GPUs, or another model or chip")
         try:
             said = _said(now, found)
         except ValueError as error:
             raise ValueError(f"{error}; “{TAKEN[0]}” has the planner's best") if found else error from error
-        others = [(f"{k}: {degrees(each.plan)}\n{kept(each.plan)}", now.taking(each.plan)) for k, each in enumerate(found, 1)]
+        own = kept(now.scenario.plan)
+        others = [(f"{k}: {_beside(each.plan, own)}", now.taking(each.plan)) for k, each in enumerate(found, 1)]
         others = others or [(f"with {_LIMITS.change(now, each)}", each) for each in _near(now)]
         self._show_axes(now)
         self._show_memory(now)
-        self._show_steps([(f"this plan: {degrees(now.scenario.plan)}\n{kept(now.scenario.plan)}", now), *others])
+        self._show_steps([(f"this plan: {degrees(now.scenario.plan)}\n{own}", now), *others])
         return said
 
     def _show_axes(self, now: Setting) -> None:
@@ -194,7 +196,7 @@ class Board(Panels):
         bars = [{"": start, part: size} for start, (part, size) in zip(before, held.items(), strict=True)]
         texts = [units.size(size) if size else "none" for size in held.values()] + [f"{units.size(whole)}, {whole / room:.0%}"]
         row = np.argmax([*held.values()])
-        self._memory.update([*bars, held], texts, row, min(max(whole, room), 4 * room), (room, units.size(room)))
+        self._memory.update([*bars, held], texts, row, max(whole, room), (room, units.size(room)))
 
     def _show_steps(self, rows: Sequence[tuple[str, Setting]]) -> None:
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
@@ -210,6 +212,13 @@ class Board(Panels):
         return idle + ["ep"] * (values["ep"] == 1 and not SHAPES[values["model"]].experts)
 
 
+def _beside(plan: Plan, own: str) -> str:
+    """A plan's degrees, and what else of it isn't as in `own`."""
+    others = ", ".join(part for part in kept(plan).split(", ") if part not in own)
+    between = "\n" if len(degrees(plan) + others) > _LETTERS else ", "
+    return (degrees(plan) + between + others).removesuffix(between)
+
+
 def _near(now: Setting) -> list[Setting]:
     """Settings that fit and differ in one control that may help: the fastest of each control, then others."""
     places, cost = [], attrgetter("cost")
@@ -223,11 +232,11 @@ def _near(now: Setting) -> list[Setting]:
 
 def _said(now: Setting, found: Sequence[Found]) -> Said:
     here = now.scenario
-    numbers = {"axes": degrees(here.plan), "tokens": f"{now.batch * now.seq / now.gpus:,.0f} a GPU"}
+    numbers = {"tokens": f"{now.batch * now.seq / now.gpus:,.0f} per GPU"}
     numbers["micro-batches"] = f"{here.plan.microbatches:,}" + f" on {here.plan.stages} stages" * (now.pp > 1)
     numbers |= {"planner's best": units.duration(found[0].seconds)} if found else {}
-    where = f"{now.model} on {now.gpus:,} GPU{'s' * (now.gpus > 1)}, {now.cluster}"
-    limit = _limit(now) + _compared(now, found) if here.fits else _LIMITS.memory(now, _NONE)
+    where = f"{now.model} on {now.gpus:,} GPU{'s' * (now.gpus > 1)}, {now.cluster}, {degrees(here.plan)}"
+    limit = _limit(now) + (_compared(now, found) if found else "") if here.fits else _LIMITS.memory(now, _NONE)
     return Said(where, numbers, limit, here.fits, here)
 
 
@@ -244,12 +253,11 @@ def _limit(now: Setting) -> str:
 
 def _compared(now: Setting, found: Sequence[Found]) -> str:
     """Against the planner's fastest, and where this plan loses most; the planner tries fewer values than there are."""
-    if not found:
-        return ""
-    if now.cost <= _EQUAL * found[0].seconds:
-        return f". {'Faster than' if now.cost * _EQUAL < found[0].seconds else 'As fast as'} the planner's best"
+    best = found[0].seconds
+    if now.cost <= _EQUAL * best:
+        return f". {'Faster than' if now.cost * _EQUAL < best else 'As fast as'} the planner's best"
     own = Found(now.scenario.plan, now.scenario.time, now.scenario.peak, found[0].time)
-    return f". The planner's best takes {units.duration(found[0].seconds)}; here {own.why}"
+    return f". The planner's best takes {units.duration(best)}; here {own.why}"
 
 
 class PlanBoard(Explorer):
@@ -288,7 +296,7 @@ def explorer(measure: Measure | None = None) -> PlanBoard:
     only = {"model": MODELS, "seq": [2**k for k in range(7, 18)]}
     task = {"model": "llama3-70b", "cluster": "h100-dgx", "gpus": 1024, "batch": 1024, "seq": 8192}
     others = controls(only, **task, microbatch=1, tp=8, cp=1, pp=4, ep=1, zero=1)
-    others |= {"dp_shard": value_slider("HSDP dp_shard", ALL, CHOICES["dp_shard"])}
+    others |= {"dp_shard": value_slider("shard over (HSDP)", ALL, CHOICES["dp_shard"])}
     others |= {"schedule": choice("schedule", "1f1b", CHOICES["schedule"])}
     others |= {"virtual": value_slider("virtual stages v", 1, CHOICES["virtual"])} | controls(recompute="selective")
     presets = {"TP 16": {"tp": 16}, "ZeRO-3 alone": {"tp": 1, "pp": 1, "zero": 3}, "few tokens": {"batch": 64}}

@@ -1,7 +1,7 @@
-"""Chapter 06's pictures: cut products, heads, collectives; what a layer keeps and how long it takes; an explorer."""
+"""Chapter 06's pictures: cut products, heads, collectives; what a layer keeps; an explorer."""
 
 from manyranks.show.tensor.explorer import explorer
-from manyranks.show.tensor.figures import VARIANTS, layer_time, saved
+from manyranks.show.tensor.figures import VARIANTS, saved
 from manyranks.show.tensor.pictures import collectives, cut, heads
 
-__all__ = ["VARIANTS", "collectives", "cut", "explorer", "heads", "layer_time", "saved"]
+__all__ = ["VARIANTS", "collectives", "cut", "explorer", "heads", "saved"]

@@ -1,5 +1,6 @@
 """Chapter 06's explorer: what t ranks make of a layer's time and memory, and where the node ends."""
 
+import functools
 from collections import namedtuple
 
 from manyranks.show import limits, style, units
@@ -9,7 +10,6 @@ from manyranks.show.labels import Labels, word
 from manyranks.show.scenario import SHAPES, SWITCH, Scenario, controls, percent
 from manyranks.theory import Plan, clusters, passes, tensor
 from manyranks.theory.names import Named
-from manyranks.theory.plan import uncut
 
 DEGREES = [2**k for k in range(7)]  # 1 to 64
 # name -> tokens of a sequence, sequences of a micro-batch; Megatron's: arXiv 2205.05198, Table 3
@@ -26,16 +26,13 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
     """Holds what the controls say. kept: a key of AGAIN."""
 
     @property
+    @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers
     def scenario(self) -> Scenario:
-        """Tensor parallelism alone. Raises ValueError for an unknown name, and a switch that isn't one."""
+        """Tensor parallelism alone. Raises ValueError for an unknown name, a switch that isn't one, and a t that can't be."""
         shape, (seq, microbatch) = SHAPES[self.model], MODELS[self.model]
-        values = {name: getattr(self, name) for name in ("tp", "sequence_parallel", "regather", "overlap_tensor")}
-        values["recompute"], values["flash"] = AGAIN[self.kept]
-        return Scenario(shape, Plan(seq=seq, microbatch=microbatch, **values), clusters[self.cluster])
-
-    @property
-    def possible(self) -> bool:
-        return not uncut(SHAPES[self.model], self.tp)
+        names = "tp", "sequence_parallel", "regather", "overlap_tensor", "recompute", "flash"
+        values = dict(zip(names, (*self[2:6], *AGAIN[self.kept]), strict=True))
+        return Scenario(shape, Plan(seq=seq, microbatch=microbatch, **values), clusters[self.cluster]).checked()
 
     @property
     def cost(self) -> float:
@@ -69,9 +66,8 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
 
 
 _WAYS = {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]}
-_REMEDIES = {"communication": ["overlap_tensor"], "small products": ["sequence_parallel"]}
 _SAID = dict(zip(_WAYS, ("t = {}", "with overlap a layer", "with sequence parallelism a layer"), strict=True))
-_LIMITS = limits.Limits(_WAYS, _REMEDIES, room=["tp"], said=_SAID)
+_LIMITS = limits.Limits(_WAYS, {"communication": ["overlap_tensor"], "small products": ["sequence_parallel"]}, ["tp"], _SAID)
 
 
 class Degrees(Panels):
@@ -101,8 +97,7 @@ class Degrees(Panels):
         kept = [each.saved() for each in shown]
         bars = [dict(zip(_KEPT, (each.outside + each.statistics, each.inside), strict=True)) for each in kept]
         self._kept.update(bars, [units.size(each.total) for each in kept], row, missing=missing)
-        inside = sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)
-        ends = inside < len(DEGREES)
+        ends = (inside := sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)) < len(DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
         self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node of {cluster.node} ends"] * ends)

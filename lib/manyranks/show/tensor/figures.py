@@ -1,4 +1,4 @@
-"""Chapter 06's figures: what a layer keeps, and how long it takes, over t."""
+"""Chapter 06's figure: what a layer keeps, over t."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 
 from manyranks.show import style, units
 from manyranks.show.columns import columns, write
-from manyranks.theory import Cluster, ModelShape, Plan, passes, tensor
+from manyranks.theory import ModelShape, Plan, tensor
 from manyranks.theory.names import Named
 
 # name -> what it says of a plan
@@ -16,7 +16,6 @@ VARIANTS |= {"TP + SP, gathered inputs kept": {"sequence_parallel": True, "regat
 _NARROW = dict(zip(VARIANTS, ("TP", "+ SP", "+ SP,\nkept"), strict=True))  # below the bars, where each t has several
 _PARTS = {"norms, dropouts and the inputs of attention and MLP: cut by SP only": (style.ORANGE, "////")}
 _PARTS |= {"inside attention and MLP: cut by t": (style.BLUE, "")}
-_TIMES = {"computing": (style.BLUE, ""), "communication that nothing hides": (style.ORANGE, "////")}
 
 
 @style.styled
@@ -37,9 +36,9 @@ def saved(
     ways = [VARIANTS[name] for name in (*variants, *measured)]  # refuses what can't be
     fig, (axes,) = style.figure(width=8.8, height=3.9)
     small, names = len(variants) * len(degrees) > 8, [_NARROW[name] for name in variants]
-    plans = [[replace(plan, tp=t, **way) for t in degrees] for way in ways[: len(variants)]]
-    each = [[tensor.saved(shape, plan, itemsize=itemsize) for plan in of] for of in plans]
-    parts = [np.transpose([(one.outside + one.statistics, one.inside) for one in of]) for of in each]
+    own = ways[: len(variants)]
+    each = [[tensor.saved(shape, replace(plan, tp=t, **way), itemsize=itemsize) for t in degrees] for way in own]
+    parts = [([one.outside + one.statistics for one in of], [one.inside for one in of]) for of in each]
     sides = [dict(zip(_PARTS, both, strict=True)) for both in parts]
     places = columns(axes, [f"t = {t}" for t in degrees], sides, units.size, _PARTS)
     for x, name, of in zip(places, variants, each, strict=True):
@@ -54,32 +53,5 @@ def saved(
     axes.tick_params(axis="x", pad=18 + 11 * two_lines)
     xlabel = "tensor-parallel ranks" + " (kept: the gathered inputs too)" * two_lines
     axes.set(xlabel=xlabel, ylabel="kept by one layer, a rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
-    fig.legend(loc="outside upper left", ncols=3, handlelength=1.6)
-    return fig
-
-
-@style.styled
-def layer_time(shape: ModelShape, plan: Plan, cluster: Cluster, degrees: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> style.Figure:
-    """Draws the seconds of one layer, forward and backward, over t: computing, and communication that nothing hides.
-
-    Dashed lines are the time of t = 1 divided by t; the dotted one is where groups leave the node. plan: all but tp; cluster:
-    where it runs; degrees: the t that get a bar. Raises ValueError where a plan doesn't fit the shape.
-    """
-    alone, *found = (passes.of_layer(shape, replace(plan, tp=t), cluster) for t in (1, *degrees))
-    computing, waits = ([sum(getattr(each, part) for each in both[:2]) for both in found] for part in ("compute", "tensor"))
-    x, totals, ideal = np.arange(len(degrees)), np.add(computing, waits), [alone.seconds / t for t in degrees]
-    fig, (axes,) = style.figure(width=8.6, height=3.9)
-    bars = dict(zip(_TIMES, (computing, waits), strict=True))
-    columns(axes, [f"t = {t}" for t in degrees], [bars], units.duration, _TIMES, gap=0.36)
-    axes.hlines(ideal, x - 0.42, x + 0.42, color=style.INK, linestyle="--", linewidth=1.2, label="t = 1, divided by t")
-    texts = [f"{units.duration(total)}\n{waiting / total:.0%} waits" for total, waiting in zip(totals, waits, strict=True)]
-    write(axes, x, np.fmax(ideal, totals), texts)
-    inside = sum(t <= cluster.node for t in degrees)
-    if 0 < inside < len(degrees):
-        axes.axvline(inside - 0.5, color=style.INK, linestyle=":", linewidth=1.4)
-        at = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 9}
-        axes.text(inside - 0.46, 0.97, f"beyond a node of {cluster.node}", **at)
-    ylabel = "one layer, forward + backward" + "\nwith recomputation" * (plan.recompute != "none")
-    axes.set(xlabel="tensor-parallel ranks", ylabel=ylabel, ylim=(0, 1.22 * max(totals)))
     fig.legend(loc="outside upper left", ncols=3, handlelength=1.6)
     return fig

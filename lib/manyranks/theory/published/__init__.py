@@ -16,6 +16,6 @@ def rows(name: str) -> list[dict[str, str]]:
     path = files(__name__) / f"{name}.csv"
     if not path.is_file():
         known = sorted(entry.name.removesuffix(".csv") for entry in files(__name__).iterdir() if entry.name.endswith(".csv"))
-        raise ValueError(f"published table {name!r}: known are {', '.join(known)}")
+        raise ValueError(f"published table {name!r}: choose from {', '.join(known)}")
     with path.open(encoding="utf-8") as lines:
         return list(csv.DictReader(lines))
