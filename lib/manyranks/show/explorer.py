@@ -114,7 +114,7 @@ class Explorer:
         self._redraw()  # now that a plot can see how large they are
         for control in controls.values():
             control.observe(self._soon, "value")
-        if _live():
+        if _loop() is not None:
             self._carry(scenario.saved())
 
     @property
@@ -196,12 +196,10 @@ class Explorer:
         self._before = None
 
     def _soon(self, change=None) -> None:
-        if change is not None and _live():
-            scenario.save({name: control.value for name, control in self.controls.items() if control is change.owner})
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # no notebook around us
+        if (loop := _loop()) is None:
             return self._follow()
+        if change is not None:
+            scenario.save({name: control.value for name, control in self.controls.items() if control is change.owner})
         if self._waiting is not None:
             self._waiting.cancel()
         self._waiting = loop.call_later(_PAUSE, self._follow)
@@ -351,12 +349,10 @@ def _button(name: str, clicked: Callable) -> widgets.Button:
     return button
 
 
-def _live() -> bool:
-    """Whether a notebook is around us."""
-    try:
-        return asyncio.get_running_loop() is not None
-    except RuntimeError:
-        return False
+def _loop() -> asyncio.AbstractEventLoop | None:
+    """The notebook's loop, where one is around us."""
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop()
 
 
 class _Picture(widgets.Image):

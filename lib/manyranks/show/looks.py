@@ -1,4 +1,4 @@
-"""Boxes of pictures in inches: each rank has a colour, a hatch and its number."""
+"""How ranks and the parts of a step look in every picture, and boxes of pictures in inches."""
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -8,6 +8,11 @@ from manyranks.show import style
 # A rank's colour and hatch.
 LOOKS = (("#9ecae1", ""), ("#fdae6b", "////"), ("#a1d99b", "...."), ("#e7a6c8", "\\\\\\\\"))
 LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cbc4", "oo"))
+# Of each of StepTime.parts its name in a picture, colour and hatch.
+STEP = {"compute": ("computing", style.BLUE, ""), "tensor": ("TP messages", style.ORANGE, "////")}
+STEP |= {"context": ("CP messages", style.PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
+STEP |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}
+STEP |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
 HATCH = {"edgecolor": "#666666", "linewidth": 0.0}
 
 

@@ -9,6 +9,7 @@ from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice, value_slider
 from manyranks.show.labels import word
+from manyranks.show.looks import STEP
 from manyranks.show.scenario import Scenario, controls, percent
 from manyranks.theory import Plan, clusters, expert, models
 from manyranks.theory.names import Named
@@ -74,10 +75,8 @@ class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance sche
 
 _seconds = "{:,.3g} s".format  # of a step, always in the same unit, so that steps can be compared
 _MEMORY = {"states": (style.BLUE, ""), "activations, buffers": (style.ORANGE, "////")}
-# Of each of Setting.parts its name in the picture, colour and hatch.
-_TIME = {"compute": ("computing", style.BLUE, ""), "waits": ("waits for the fullest", style.YELLOW, "||||")}
-_TIME |= {"tensor": ("tensor-parallel messages", style.ORANGE, "////"), "expert": ("tokens to experts", "#9ecae1", "----")}
-_TIME |= {"bubble": ("bubble", "#b0b0b0", "\\\\\\\\"), "rest": ("all else", style.INK, "")}
+_TIME = {name: STEP[name] for name in ("compute", "tensor", "expert", "bubble")}
+_TIME |= {"waits": ("waits for the fullest", style.YELLOW, "||||"), "rest": ("all else", style.INK, "")}
 _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
 _REMEDIES = {"waits": ["imbalance"], "tensor": ["tp"], "expert": ["schedule"], "bubble": ["pp"], "rest": ["ep"]}
 _SAID = {"pp": "PP {}", "ep": "EP {}", "tp": "TP {}", "imbalance": "a balanced load"}

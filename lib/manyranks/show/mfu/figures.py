@@ -13,18 +13,14 @@ from matplotlib.axes import Axes
 from manyranks.show import scenario, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.lines import curves, powers
-from manyranks.show.looks import LOOKS
+from manyranks.show.looks import LOOKS, STEP
 from manyranks.theory import Cluster, ModelShape, Plan, flops, step
 from manyranks.theory.roofline import Roof, time_budget
 
 # A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
-_KNOWN = {"matmul": ("matmul", style.BLUE, ""), "other": ("other operators", "#9ecae1", "....")}
+_KNOWN = STEP | {"matmul": ("matmul", style.BLUE, ""), "other": ("other operators", "#9ecae1", "....")}
 _KNOWN |= {"communication": ("communication", style.ORANGE, "////"), "waiting": ("waiting", style.YELLOW, "||||")}
-_KNOWN |= {"python": ("Python", "#b0b0b0", "\\\\\\\\"), "overhead": ("starting kernels", "#b0b0b0", "\\\\\\\\")}
-_KNOWN |= {"tensor": ("tensor-parallel messages", style.ORANGE, "////")}
-_KNOWN |= {"context": ("context-parallel messages", "#fdd9b5", "oo"), "expert": ("tokens to experts", "#e7a6c8", "xxxx")}
-_KNOWN |= {"pipeline": ("messages between stages", "#fdd9b5", "++"), "bubble": ("bubble", style.FAINT, "||||")}
-_KNOWN |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
+_KNOWN |= {"python": ("Python", "#b0b0b0", "\\\\\\\\"), "overhead": ("starting kernels", style.FAINT, "....")}
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#56B4E9")
 
 

@@ -15,8 +15,9 @@ from manyranks.show import limits, page, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice, value_slider
 from manyranks.show.labels import Labels, word
+from manyranks.show.looks import STEP
 from manyranks.show.nd.meshes import BETWEEN, INSIDE
-from manyranks.show.nd.plans import PARTS, Steps, degrees, kept, written
+from manyranks.show.nd.plans import Steps, degrees, kept, written
 from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
 from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner
 from manyranks.theory.planner import Found
@@ -248,7 +249,7 @@ def _limit(now: Setting) -> str:
         return f"uneven stages: with {layers} layers on {stages} the fullest has {more:.0%} more than the mean"
     link = "" if part in ("bubble", "optimizer") else now.link(_ROW.get(part, ""))
     way = _LIMITS.takes(now, part, units.duration)
-    return f"{PARTS[part][0]}, {share:.0%} of the time{f' on {link}' * bool(link)}{way}"
+    return f"{STEP[part][0]}, {share:.0%} of the time{f' on {link}' * bool(link)}{way}"
 
 
 def _compared(now: Setting, found: Sequence[Found]) -> str:

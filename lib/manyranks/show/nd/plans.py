@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 
 from manyranks.show import style, units
 from manyranks.show.bars import Bars
+from manyranks.show.looks import STEP
 from manyranks.show.tables import Table, table
 from manyranks.theory import Plan, pipeline
 from manyranks.theory.nd.rules import Comparison
@@ -17,11 +18,6 @@ from manyranks.theory.step import StepTime
 _MOST = 6  # plans
 _EDGE = 1 + 1e-9  # a sum of parts is not longer than itself
 _SAME = 0.005  # of the time: what loses less is as fast
-# Of each of StepTime.parts its name in a picture, colour and hatch.
-PARTS = {"compute": ("computing", style.BLUE, ""), "tensor": ("TP messages", style.ORANGE, "////")}
-PARTS |= {"context": ("CP messages", style.PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
-PARTS |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}
-PARTS |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
 
 
 def degrees(plan: Plan) -> str:
@@ -45,11 +41,11 @@ class Steps(Bars):
     """The parts of the times of steps, a row for each plan, with its time, MFU and memory."""
 
     def __init__(self, axes: Axes, title: str, rows: Sequence[str], columns: int = 4, **labels):
-        super().__init__(axes, {name: look for name, *look in PARTS.values()}, title, rows, units.duration, columns, **labels)
+        super().__init__(axes, {name: look for name, *look in STEP.values()}, title, rows, units.duration, columns, **labels)
 
     def show(self, times: Sequence[StepTime | None], texts: Sequence[str], row: int = -9, most: float = 1e9) -> None:
         """times: None for a plan that can't be; most: seconds beyond which bars are cut off."""
-        bars = [{name: time.parts[part] for part, (name, *_) in PARTS.items()} if time else {} for time in times]
+        bars = [{name: time.parts[part] for part, (name, *_) in STEP.items()} if time else {} for time in times]
         self.update(bars, texts, row, min(most, max(time.seconds for time in times if time)) * _EDGE)
 
 
