@@ -248,8 +248,8 @@ def _headed(line: str | None) -> bool:
 def named(text: str) -> str:
     """A name that somebody chose, as a table may have it: no spreadsheet computes, and two that differ look different.
 
-    Beside ASCII, letters of the first one's script stay, of Latin those with an accent and a few of northern Europe. All else is
-    written in figures: forms of one letter, other scripts, marks that no letter takes in, what has no ink.
+    Beside ASCII, letters of the first one's script stay, of Latin those with an accent and a few of northern Europe. The rest
+    is written in figures: forms of one letter, other scripts, marks that no letter takes in, what has no ink.
     """
     text = unicodedata.normalize("NFC", text)
     first = next((c for c in text if c.isascii() and c.isalnum()), "") or next((c for c in text if c.isalpha()), "")
