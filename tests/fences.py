@@ -155,4 +155,8 @@ ACCIDENTS = {  # honest cells of a notebook, which has no process group, before 
         "from __future__ import annotations",
         "del dist\ndef helper(x: Nowhere): pass\nimport torch.distributed as dist",  # which comes back if the line before runs
     ],
+    "a home": [  # as matplotlib looks for one
+        "del torch\nimport os, tempfile\nopen(tempfile.mkdtemp(dir=os.environ['HOME']) + '/x', 'x').close()",
+        "open(tempfile.mkdtemp() + '/x', 'x').close()\nimport torch",  # which comes back if the line before runs
+    ],
 }

@@ -16,6 +16,7 @@ import resource
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -125,6 +126,8 @@ def confine(how: Confined) -> None:
     Raises OSError where the system has the fences and refuses to put them up.
     """
     limit(how.file, how.memory)
+    os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep files of their own
+    tempfile.tempdir = None  # it is found anew
     for what, most in ((resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)):
         resource.setrlimit(what, (min(most, resource.getrlimit(what)[1]),) * 2)
     if sys.platform != "linux":
