@@ -24,7 +24,7 @@ def test_a_preset_moves_the_controls_and_the_tiles_compare_with_before(notebook)
     assert "of a step waits for gradients" in explorer.status()
     tiles = " | ".join(explorer.tiles()).replace("\n", " ")
     assert "memory per GPU 27.8 of 80 GB was 48.1" in tiles
-    assert "MFU 14% was 42%" in tiles
+    assert "MFU 13% was 40%" in tiles
     explorer.press_button("Reset")
     assert explorer.status() == "Limit: computing."
 
@@ -35,10 +35,10 @@ def test_a_part_says_its_number_under_the_mouse_and_stays_selected(notebook):
     says = "part => getComputedStyle(part, '::after').content"
     assert part.evaluate(says) == "none"
     part.hover()
-    assert part.evaluate(says) == '"overlapped, compute: 184 ms"'
+    assert part.evaluate(says) == '"overlapped, compute: 194 ms"'
     part.click()
     explorer.box.locator("select").first.hover()
-    assert part.evaluate(says) == '"overlapped, compute: 184 ms"'
+    assert part.evaluate(says) == '"overlapped, compute: 194 ms"'
     picture, box = explorer.box.locator(".widget-image").bounding_box(), part.bounding_box()
     assert picture["x"] < box["x"] < box["x"] + box["width"] < picture["x"] + picture["width"]
     assert picture["y"] < box["y"] < box["y"] + box["height"] < picture["y"] + picture["height"]

@@ -253,10 +253,10 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         assert lines[0] == "Limit: computing."
         assert lines[1] == "Limit: tensor-parallel messages, 63% of the time; TP 1 takes 19.6 s."
         assert lines[3] == "Limit: all wait for the fullest rank, 43% of the time; a balanced load takes 19.6 s."
-        assert lines[4].endswith("a balanced load takes 36.5 s.")  # 1f1b
-        assert lines[7].endswith("a balanced load takes 47.2 s.")  # PP 32 × EP 32
-        assert lines[8].endswith("a balanced load takes 43 s.")  # h100-dgx
-        assert lines[9].endswith("a balanced load takes 22.6 s.")  # deepseek-v2
+        assert lines[4].endswith("a balanced load takes 36.3 s.")  # 1f1b
+        assert lines[7].endswith("a balanced load takes 46.8 s.")  # PP 32 × EP 32
+        assert lines[8].endswith("a balanced load takes 42.9 s.")  # h100-dgx
+        assert lines[9].endswith("a balanced load takes 22.7 s.")  # deepseek-v2
         explorer.move(model, -1)
         explorer.drag(stages, -300)
         assert explorer.status().startswith(

@@ -256,7 +256,7 @@ def test_a_bar_s_parts_say_their_numbers():
     plot = Degrees()
     plot.update(**DEFAULT_VALUES | {"tp": 2})
     said = [part.says for part in plot.parts()]
-    assert f"TP 2, tensor-parallel messages: {now(tp=2).parts()['tensor']:.3g} s" in said
+    assert f"TP 2, TP messages: {now(tp=2).parts()['tensor']:.3g} s" in said
     assert f"4 nodes at most, between nodes: {units.size(now(tp=2).way()[1])}" in said
     assert f"EP 8, states: {units.size(now(tp=2, ep=8).scenario.peak.states)}" in said
 
