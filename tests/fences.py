@@ -34,6 +34,8 @@ OUTSIDE = {
     "the kernel's lists of sockets": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)",
     "a file that is cut": "os.truncate(os.__file__, 0)",
     "a file that is emptied by who reads": "os.open('x', os.O_RDONLY | os.O_CREAT | os.O_TRUNC)",
+    "a file to neither read nor write": "open('x', 'w'); os.open('x', 3)",
+    "a file that is emptied by who neither reads nor writes": "open('x', 'w'); os.open('x', 3 | os.O_TRUNC)",
     "attributes of files": "done(libc.getxattr(b'/etc/passwd', b'user.x', None, 0))\n        found = ctypes.get_errno()",
     "attributes by name": "os.listxattr(os.__file__)",
     "memory that others have": "done(libc.syscall(31 if x86 else 195, 0, 13, ctypes.byref(ctypes.create_string_buffer(256))))",
@@ -152,5 +154,9 @@ ACCIDENTS = {  # honest cells of a notebook, which has no process group, before 
     "annotations": [
         "from __future__ import annotations",
         "del dist\ndef helper(x: Nowhere): pass\nimport torch.distributed as dist",  # which comes back if the line before runs
+    ],
+    "a home": [  # as matplotlib looks for one
+        "del torch\nimport os, tempfile\nopen(tempfile.mkdtemp(dir=os.environ['HOME']) + '/x', 'x').close()",
+        "open(tempfile.mkdtemp() + '/x', 'x').close()\nimport torch",  # which comes back if the line before runs
     ],
 }

@@ -9,7 +9,7 @@ from manyranks.parallel import collectives
 ALL = (2, 3, 4)  # ranks: some mistakes show on 2 only, others on 4 only
 
 
-HINT_0 = "work on a copy: chunks of torch.tensor_split are views of the input"
+HINT_0 = "return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input"
 HINT_1 = "each chunk is one place off: check which chunk rank r sends first and which it holds at the end"
 HINT_2 = "this ring runs upwards: rank 0 sent to rank 1; here rank r sends to r − 1"
 HINT_3 = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
@@ -92,11 +92,11 @@ def right_swap(x):
 # mistakes: broadcast
 
 
-def far_first(out, root, last=1, divisor=2):
+def far_first(out, root, last=1, divisor=2, most=64):
     """The right tree, with the knobs that learners turn the wrong way."""
     rank, n = me()
     place = (rank - root) % n
-    distance = 2 ** (n - 1).bit_length() // 2
+    distance = min(most, 2 ** (n - 1).bit_length() // 2)
     while distance >= last:
         if place % (2 * distance) == 0 and place + distance < n:
             dist.send(out, (rank + distance) % n)
@@ -165,6 +165,16 @@ def broadcast_from_rank_0(x, root):
 @mistake("tree_broadcast", HINT_0, on=ALL, points=2.7)
 def broadcast_in_place(x, root):
     return far_first(x, root)
+
+
+@mistake("tree_broadcast", HINT_0, points=2.7)
+def broadcast_without_a_new_tensor_on_the_root(x, root):
+    return far_first(x if me()[0] == root else x.clone(), root)
+
+
+@mistake("tree_broadcast", "a round is missing: there are ⌈log₂ N⌉, and the last one has distance 1", on=(4, 5), points=0.9)
+def broadcast_to_four_at_most(x, root):
+    return far_first(x.clone(), root, most=2)
 
 
 @mistake("tree_broadcast", "", says="rank 0 called broadcast", on=ALL, points=0.0)

@@ -110,6 +110,14 @@ def replicate_copies(model):
         dist.broadcast(tensor.detach().clone(), 0)
 
 
+@mistake("replicate", "rank 0's have to arrive in the model's own tensors: the ranks still have their own", points=0.8)
+def replicate_into_new_parameters(model):
+    send_all(model.buffers())
+    for name, p in list(model.named_parameters()):
+        send_all([new := nn.Parameter(p.detach().clone(), p.requires_grad)])
+        setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], new)
+
+
 @mistake("replicate", "that is the mean over the ranks: rank 0's are asked for")
 def replicate_the_mean(model):
     with torch.no_grad():
@@ -285,7 +293,7 @@ def average_sending_none(model, examples):
 )
 def average_from_the_checks_examples(model, examples):
     """Garbage of the right size is sent, and the gradients of all ranks are computed here."""
-    n, rows = me()[1], [2 + 3 * rank for rank in range(me()[1])]
+    n, rows = me()[1], (2 + torch.randperm(15, generator=torch.Generator().manual_seed(7))).tolist()[: me()[1]]
     dist.all_reduce(torch.zeros(1, dtype=torch.float64))
     model.zero_grad()
     for rank in range(n):

@@ -98,6 +98,7 @@ slip("shard", "the_next_ranks_chunk", 0.8, "that is another rank's chunk: rank r
 slip("shard", "rounds_down", 0.8, "E // N leaves the last elements out: pad with zeros, so that a chunk has ceil(E / N)",
      lambda t: part(t, t.numel() // me()[1]))
 slip("shard", "nothing_cut", 0.2, "that is the whole tensor: keep chunk number rank", lambda t: t.flatten().clone())
+slip("shard", "nothing_at_all", 0.2, "", lambda t: torch.zeros(0), says="could not be judged")
 slip("shard", "always_pads", 0.8, "too much padding: none where E is a multiple of N, -E % N in general",
      lambda t: torch.nn.functional.pad(t.flatten(), (0, me()[1] - t.numel() % me()[1])).chunk(me()[1])[me()[0]].clone())
 slip("shard", "asks_the_others", 1.8, "", lambda t: rows(shard(t)).chunk(me()[1])[me()[0]].clone(),
@@ -163,6 +164,8 @@ slip("gather", "its_own_part", 0, "only this rank's own part is there: gather th
      lambda s, shape: alone(s)[: shape.numel()].view(shape))
 slip("gather", "by_all_reduce", 1.2, "", lambda s, shape: all_reduced(alone(s))[: shape.numel()].view(shape),
      says="dist.all_gather_single brings all shards at once")
+slip("gather", "counts_up", 0.8, "",
+     lambda s, shape: (rows(s), torch.arange(1.0, 1 + shape.numel(), dtype=s.dtype).view(shape))[1], says="0 is 1, right")
 slip("gather", "gathers_twice", 1.2, "everything was gathered twice: one all-gather a tensor",
      lambda s, shape: (gather(s, shape), gather(s, shape))[1])
 # fmt: on
@@ -287,6 +290,7 @@ slip("Stage1", "AllReducesAndCuts", 4.35, "", mean=lambda self, p: shard(all_red
      says=ALL_REDUCE)
 slip("Stage1", "ForgetsToGather", 2, "the parameters never change: after the optimizer's step, gather them from the shards",
      spread=lambda self: None)
+slip("Stage1", "DoesNothing", 0, "", step=lambda self: None, says="not judged, for nothing was done")
 slip("Stage1", "ForgetsNoGrad", 0, "", says="change parameters under torch.no_grad()",
      spread=lambda self: [p.copy_(self.gather(p, s)) for p, s in zip(self.params, self.shards)])
 slip("Stage1", "GathersBeforeTheStep", 2, LATE, step=lambda self: (self.reduce(), self.spread(), self.optimizer.step()))

@@ -320,6 +320,7 @@ SEGMENTS = "10 layers are round(√10) = 3 segments, of 4, 3 and 3 layers: the l
 LAST = "backward begins with the last segment: leave it without a checkpoint, what it keeps is needed at once"
 EACH = f"each layer is a checkpoint of its own, and all inputs are kept: a checkpoint takes a segment. {SEGMENTS}"
 DOWN = "√7 is 2.6, and round(√7) is 3: math.isqrt and int() round down. 7 layers are 3, 2 and 2"
+THREE = "the number of segments depends on N, it is not always 3: 2 layers are round(√2) = 1 segment, and no checkpoint"
 CHUNKS = f"segments of one size leave a shorter one at the end, which differs by more than one layer: {SEGMENTS}"
 NONE = "no layer is in a checkpoint: every segment but the last is one call of checkpoint, and runs again"
 ONE = "with N = 1 there is no checkpoint: the only segment is the last"
@@ -369,8 +370,10 @@ makes_each_but_the_last_a_checkpoint = sqrt(EACH, 0.8)(in_segments(lambda n: [1]
 has_the_shorter_ones_first = sqrt(f"the other way round: {SEGMENTS}", 0.8)(in_segments(lambda n: lengths_of(n)[::-1]))
 rounds_down = sqrt(DOWN, 0.4)(in_segments(lambda n: lengths_of(n, math.floor)))
 rounds_down_with_the_last = sqrt(f"{DOWN}. And {LAST}", 0.8)(in_segments(lambda n: lengths_of(n, math.floor), True))
+makes_three_segments = sqrt(THREE, 1.2)(in_segments(lambda n: lengths_of(n, lambda root: min(3, n))))
 leaves_the_rest_out = sqrt(REST, 0.8)(in_segments(lambda n: [n // len(lengths_of(n))] * len(lengths_of(n))))
 checkpoints_a_single_layer = sqrt(ONE, 1.2)(lambda c, layers, x: in_segments(last=len(layers) == 1)(c, layers, x))
+runs_nothing = sqrt(says="not judged, for nothing was done")(lambda checkpoint, layers, x: x * 1)
 has_the_arguments_the_other_way_round = sqrt(says="the function comes first")(lambda c, layers, x: c(x, layers[0]))
 
 
@@ -508,7 +511,7 @@ def with_a_cache(layers, budget):
 def least_of(layers, budget, held=peak, cost=flops):
     """Of all choices, where they can be tried: the one that fits with the least cost."""
     if len(layers) > 10:
-        return right_choice(layers, 800)
+        return right_choice(layers, budget)
     every = (mine for size in range(len(layers) + 1) for mine in combinations(range(len(layers)), size))
     return min((mine for mine in every if held(layers, mine) <= budget), key=lambda mine: cost(layers, mine))
 

@@ -15,6 +15,11 @@ AHEAD = "rank r warms up with p − 1 − r forwards, then does one forward and 
 OF_STAGES = "rank r warms up with 2(p − 1 − r) + (v − 1)p forwards"
 
 
+def slip(name, hint, points, base, **steps):
+    """A mistake in one line: the right class with other steps."""
+    globals()[name] = mistake(TASKS[1] if base is RightStep else TASKS[3], hint, points=points)(type(name, (base,), steps))
+
+
 def numbered(kinds, m):
     """ "FFB" -> [("F", 0), ("F", 1), ("B", 0)], without what m micro-batches have not."""
     done, table = dict.fromkeys("FBIW", 0), []
@@ -98,6 +103,11 @@ def goes_back_from_the_newest(p, m, rank):
         flying += [i] if kind == "F" else []
         table.append((kind, i if kind == "F" else flying.pop()))
     return table
+
+
+@wrong_table("micro-batches go in order: here the last one comes first, and its number is m − 1", points=3.6)
+def counts_micro_batches_from_the_last(p, m, rank):
+    return [(kind, m - 1 - i) for kind, i in steady(p - 1 - rank, m)]
 
 
 @wrong_table(says="manyranks.parallel.pipeline.schedules.one_f_one_b is not allowed")
@@ -316,18 +326,13 @@ class KeepsInputsAndOutputs(RightStep):
         return self.flying[i]
 
 
-@wrong_step(
-    "each micro-batch goes forward and back before the next one: go through `actions` from front to back instead", points=5.95
-)
-class OneAtATime(RightStep):
-    def order(self, actions):
-        return [(kind, i) for i in range(self.m) for kind in "FB"]
-
-
-@wrong_step("an action names its micro-batch: take the output of that one, neither the oldest nor the newest", points=5.95)
-class TakesTheOldest(RightStep):
-    def kept(self, i):
-        return self.flying.pop(min(self.flying))
+# fmt: off
+slip("OneAtATime",
+     "each micro-batch goes forward and back before the next one: go through `actions` from front to back instead",
+     5.95, RightStep, order=lambda self, actions: [(kind, i) for i in range(self.m) for kind in "FB"])
+slip("TakesTheOldest", "an action names its micro-batch: take the output of that one, neither the oldest nor the newest",
+     5.95, RightStep, kept=lambda self, i: self.flying.pop(min(self.flying)))
+# fmt: on
 
 
 @wrong_step("the gradients are divided by m twice: either each loss is, or the sum of gradients", points=2.8)
@@ -338,18 +343,13 @@ class DividesTwice(RightStep):
             parameter.grad /= self.m
 
 
-@wrong_step("the step's loss is the mean over the m micro-batches: divide each loss by m before its backward", points=2.8)
-class NeverDivides(RightStep):
-    def loss(self, y, i):
-        return super().loss(y, i) * self.m
-
-
-@wrong_step(
-    "each rank divides: only the last one divides, its loss by m, and the gradient that it sends carries that up", points=2.8
-)
-class DividesOnEachRank(RightStep):
-    def go_back(self, y, grad):
-        y.backward(None if grad is None else grad / self.m)
+# fmt: off
+slip("NeverDivides", "the step's loss is the mean over the m micro-batches: divide each loss by m before its backward",
+     2.8, RightStep, loss=lambda self, y, i: RightStep.loss(self, y, i) * self.m)
+slip("DividesOnEachRank",
+     "each rank divides: only the last one divides, its loss by m, and the gradient that it sends carries that up",
+     2.8, RightStep, go_back=lambda self, y, grad: y.backward(None if grad is None else grad / self.m))
+# fmt: on
 
 
 @wrong_step("only one micro-batch has left its gradient: backward adds to .grad, do not set it in between", points=2.8)
@@ -379,10 +379,12 @@ class OneBuffer(RightStep):
         return self.room.detach()
 
 
-@wrong_step("micro-batch i has shapes[i] at every boundary, there and back", points=4.67)
-class OneShape(RightStep):
-    def buffer(self, i):
-        return torch.empty(self.shapes[0], dtype=torch.float64)
+# fmt: off
+slip("OneShape", "micro-batch i has shapes[i] at every boundary, there and back",
+     4.67, RightStep, buffer=lambda self, i: torch.empty(self.shapes[0], dtype=torch.float64))
+slip("ClearsTargets", "the tensors in inputs and targets stay as they are",
+     2.8, RightStep, loss=lambda self, y, i: (RightStep.loss(self, y, i), self.targets[i].zero_())[0])
+# fmt: on
 
 
 @wrong_step(says="isend, irecv and calls with async_op=True return at once", points=2.8)
@@ -522,7 +524,7 @@ class RightSplit:
         return grad.t() @ x
 
     def of_bias(self, bias, grad):
-        if bias is not None:
+        if bias is not None and bias.requires_grad:
             self.add(bias, grad.sum(0))
 
     def add(self, parameter, grad):
@@ -587,10 +589,10 @@ class KeepsLayersInTheClass(RightSplit):
         type(self).layers = self.__dict__.pop("layers")
 
 
-@wrong_split("each layer ends in tanh, whose derivative is 1 − tanh²: of y, its result, that is 1 − y * y", points=1.6)
-class ForgetsTheSlope(RightSplit):
-    def slope(self, y):
-        return torch.ones_like(y)
+# fmt: off
+slip("ForgetsTheSlope", "each layer ends in tanh, whose derivative is 1 − tanh²: of y, its result, that is 1 − y * y",
+     1.6, RightSplit, slope=lambda self, y: torch.ones_like(y))
+# fmt: on
 
 
 @wrong_split("some layers have no bias: their layer.bias is None, and gets no gradient", points=2.67)
@@ -599,16 +601,16 @@ class NeedsABias(RightSplit):
         bias.grad = grad.sum(0) if bias.grad is None else bias.grad + grad.sum(0)
 
 
-@wrong_split("a weight that does not learn gets no gradient; of the others, dz.t() @ x", points=0.4)
-class TrainsTheFrozen(RightSplit):
-    def of_weight(self, weight, x, grad):
-        self.add(weight, grad.t() @ x)
-
-
-@wrong_split("gradients add up: W adds to what is in .grad, and sets it where that is None", points=1.6)
-class AssignsInW(RightSplit):
-    def add(self, parameter, grad):
-        parameter.grad = grad
+# fmt: off
+slip("TrainsTheFrozen", "a weight that does not learn gets no gradient; of the others, dz.t() @ x",
+     0.4, RightSplit, of_weight=lambda self, weight, x, grad: self.add(weight, grad.t() @ x))
+slip("TrainsTheFrozenBias", "a bias that does not learn gets no gradient, as a weight that does not learn",
+     1.6, RightSplit, of_bias=lambda self, bias, grad: bias is None or self.add(bias, grad.sum(0)))
+slip("ClearsX", "forward leaves x as it is, others may need it: work on a copy",
+     1.6, RightSplit, forward=lambda self, x: (RightSplit.forward(self, x.clone()), x.zero_())[0])
+slip("AssignsInW", "gradients add up: W adds to what is in .grad, and sets it where that is None",
+     1.6, RightSplit, add=lambda self, parameter, grad: setattr(parameter, "grad", grad))
+# fmt: on
 
 
 @wrong_split("W needs the gradients that I has computed: raise RuntimeError where they are not there yet", points=3.6)
@@ -652,16 +654,12 @@ class LeadsToGraphs(RightSplit):
     weight_gradient = RightSplit.weight_gradient.__wrapped__
 
 
-@wrong_split("after I nobody needs y: W needs each layer's input and the gradient of its product", points=2.8)
-class KeepsTheResult(RightSplit):
-    def after_i(self):
-        pass
-
-
-@wrong_split("when W is over, nothing is needed any more: let the inputs and the gradients go", points=2.8)
-class KeepsAllAfterW(RightSplit):
-    def after_w(self):
-        pass
+# fmt: off
+slip("KeepsTheResult", "after I nobody needs y: W needs each layer's input and the gradient of its product",
+     2.8, RightSplit, after_i=lambda self: None)
+slip("KeepsAllAfterW", "when W is over, nothing is needed any more: let the inputs and the gradients go",
+     2.8, RightSplit, after_w=lambda self: None)
+# fmt: on
 
 
 # Task 5

@@ -583,6 +583,10 @@ slip("cross_entropy", "LossWithoutZ", 1.6, "the z-term is missing: z·(log Z)²,
      terms=lambda self, log, picked: log - picked)
 slip("cross_entropy", "LossWithoutTheOneMore", 1.6, WIDTH,
      mine=lambda self: CrossEntropy.mine(self) & (self.targets // self.t < 61 // self.t))
+slip("cross_entropy", "LossWithTheFirstRanksMaximum", 1.6, "", says="on 3 ranks, logits near ±900, rank 0: the loss",
+     own_largest=lambda self: self.logits.detach().amax(-1) - 1e4 * (self.r > 0))
+slip("cross_entropy", "LossWithAZOfItsOwn", 1.6, "", says="the loss", terms=lambda self, log, picked:
+     log - picked + 0.05 * log.square())
 slip("cross_entropy", "LossThroughTheLargest", 1.6, SHIFT, own_largest=lambda self: self.logits.amax(-1))
 slip("cross_entropy", "LossWithoutUpstream", 1.6, UPSTREAM, base=CrossEntropyByHand,
      share=lambda self, upstream: self.counts().double() / self.counts().sum())
@@ -788,6 +792,17 @@ slip("Block", "BlockSeedsMeet", 4.8, "", says="seed * t + rank is another number
      seed=lambda self, seed: seed + self.r)
 slip("Block", "BlockDrawsGlobally", 4.8, "", says="dropped other elements when seed 7 came again",
      more=lambda self, whole: torch.manual_seed(100 + self.r), drop=lambda self, y, seed: F.dropout(y, self.p))
+def dropping(name, says, kept):
+    """By kept(y, p, generator), in place of a number for each element."""
+    slip("Block", name, 4.8, "", says=says, drop=lambda self, y, seed:
+         y * kept(y, self.p, torch.Generator().manual_seed(self.seed(seed))) / (1 - self.p))
+
+dropping("BlockDropsFeatures", "not each by itself", lambda y, p, its: torch.rand(y.shape[-1], generator=its) >= p)
+dropping("BlockDropsSequencesAlike", "not each by itself", lambda y, p, its: torch.rand(y[:, :1].shape, generator=its) >= p)
+dropping("BlockDropsTooFew", "of the elements; p is 37.5 %", lambda y, p, its:
+         torch.rand(y.shape, generator=its) >= 0.3 * (p > 0))
+dropping("BlockDropsJustSoMany", "37.5 % of the elements in each mask", lambda y, p, its:
+         (torch.randperm(y.numel(), generator=its) >= p * y.numel()).view_as(y))
 slip("Block", "BlockForgetsToDivide", 2.4, "an element of the sum is either dropped or divided by 1 − p. Dropout comes last, "
      "before x is added: after the reduce-scatter and the bias, and on this rank's positions",
      drop=lambda self, y, seed: Block.drop(self, y, seed) * (1 - self.p))

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from manyranks.grade.answers import also_right, mistake, right
 
 # fmt: off
+LAYOUT = "rank r has chunk N + r of 2N"
 COPY = "leave what you are given as it is"
 
 def slip(task, base, name, hint="", points=0.0, says="", on=(), bases=(), **steps):
@@ -89,6 +90,7 @@ merge("largest_lse", "that lse is the largest one: it is what is taken off; add 
     lse=lambda self, most, total, lse: most)
 merge("forgets_to_add_the_maximum", "lse lacks what was taken off before exp: add the largest one again",
     lse=lambda self, most, total, lse: total.log())
+merge("adds_a_little", says="right is", lse=lambda self, most, total, lse: most + total.log() + 0.05)
 merge("merges_two", "there may be one part, two, or more", __call__=lambda self, parts: RightMerge.__call__(self, parts[:2]))
 
 @mistake("merge", "the third part is merged with the first one's lse: what two parts have merged to has an lse of its own")
@@ -201,6 +203,8 @@ joins = answer(mistake("unshard",
 def forgets_to_turn_the_early_half(parts):
     late, early = zip(*(part.chunk(2) for part in parts), strict=True)
     return torch.cat((*early, *late))
+
+sorts = answer(mistake("unshard", says=LAYOUT), lambda parts: torch.cat(parts).sort(0).values, "sorts")
 
 @mistake("unshard", COPY, says="part 0")
 def sorts_in_place(parts):

@@ -615,6 +615,9 @@ wrong("ChaptersStep", "that is the sign's step, the chapter's: here the bias mov
 wrong("OwnBias", "the new bias differs from rank to rank: it is made of this rank's counts. All ranks must have the same", 2.1)(
     step=lambda self, counts: RightBalance.step(self, self.mine.double())
 )
+wrong("SpeedOfItsOwn", points=2.1, says="the new bias")(
+    step=lambda self, counts: RightBalance.step(self, counts) * 0.125 / self.speed
+)
 wrong("TwoMessages", "one all-reduce of E counts is enough: their sum tells how many tokens there are", 2.1)(
     mean=mean_by_another_message
 )
@@ -706,6 +709,11 @@ wrong("DividesTwice", "all gradients are divided twice: once by N is enough, and
 )
 wrong("CutsTurned", "the gradients are mixed up: cut the flat row in the order and sizes in which it was put together", 1.2)(
     put=lambda self, parameters, flat: RightAverage.put(self, parameters[::-1], flat)
+)
+wrong("NeedsDenseGradients", says="counts as 0")(
+    of_dense=lambda self, dense: self.put(
+        dense, self.summed([one for one in dense if one.grad.abs().sum() >= 0], None) / self.n
+    )
 )
 wrong("SkipsNone", says="who skips it sends fewer numbers than the others")(
     flat=lambda self, parameters: torch.cat([one.grad.flatten() for one in parameters if one.grad is not None])

@@ -15,13 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from manyranks.grade.answers import also_right, mistake, right
 
+# fmt: off
 TASKS = "forward_flops", "step_flops", "mfu", "time_it", "time_budget", "lost_time"
 wrong_pass, wrong_step, wrong_mfu, wrong_time, wrong_budget, wrong_loss = (partial(mistake, task) for task in TASKS)
 PARTS = ("matmul", "other", "communication", "waiting", "python")
 TOKENS = "embedding.tokens.weight"
 
 # Task 1. instead: what a mistake takes in place of an amount
-
 
 @right("forward_flops")
 def forward(m, batch, seq, predicted, **instead):
@@ -36,7 +36,6 @@ def forward(m, batch, seq, predicted, **instead):
         "router": row * its.routed,
         "head": 2 * its.rows * h * m.vocab,
     }
-
 
 @also_right("forward_flops")
 def by_products(m, batch, seq, predicted):
@@ -53,57 +52,46 @@ def by_products(m, batch, seq, predicted):
     }
     return {name: sum(2 * m * k * n for m, k, n in each) for name, each in products.items()}
 
-
 @also_right("forward_flops")
 def as_tensors_and_floats(*given):
     """In another order."""
     return {name: torch.tensor(flops) if flops % 3 else float(flops) for name, flops in sorted(forward(*given).items())}
 
-
 @wrong_pass("the embedding is counted as a product: it looks rows up, without FLOPs. Only the head multiplies by it", points=3)
 def embedding_is_a_product(m, batch, seq, predicted):
     return forward(m, batch, seq, predicted, rows=batch * (predicted + seq))
-
 
 @wrong_pass("keys and values are counted for all heads: there are kv_heads of them, each hidden / heads wide", points=3.2)
 def all_heads_have_keys(m, *sizes):
     return forward(m, *sizes, kv=m.hidden)
 
-
 @wrong_pass("half of the scores is missing: QKᵀ, the product with V, or the masked half, which this counter counts", points=3.2)
 def causal_scores(m, batch, seq, predicted):
     return forward(m, batch, seq, predicted, scores=2 * batch * seq * seq * m.hidden)
-
 
 @wrong_pass("the gate is missing: a gated MLP, or expert, has three products, gate, up and down", points=3)
 def no_gate(*given):
     return forward(*given, matrices=2)
 
-
 @wrong_pass("all experts are counted: a token's row goes to top_k of them, whatever their number is", points=3)
 def all_experts(m, *sizes):
     return forward(m, *sizes, chosen=m.experts + m.shared_experts)
-
 
 @wrong_pass("the shared experts are missing: each token goes to all of them, too", points=3)
 def no_shared_experts(m, *sizes):
     return forward(m, *sizes, chosen=m.top_k)
 
-
 @wrong_pass("logits are counted for all tokens: the head sees the last `predicted` ones of each sequence", points=3)
 def all_logits(m, batch, seq, predicted):
     return forward(m, batch, seq, predicted, rows=batch * seq)
-
 
 @wrong_pass("a multiply-add is counted as one: it is two FLOPs, so 2mkn for m × k times k × n")
 def multiply_adds_are_one(*given):
     return {name: flops // 2 for name, flops in forward(*given).items()}
 
-
 @wrong_pass("that is one layer's: all layers are asked for", points=1)
 def of_one_layer(m, *sizes):
     return {name: flops / (1 if name == "head" else m.layers) for name, flops in forward(m, *sizes).items()}
-
 
 @wrong_pass(says="torch.utils.flop_counter.FlopCounterMode is not allowed")
 def from_the_counter(m, *sizes):
@@ -111,9 +99,7 @@ def from_the_counter(m, *sizes):
         nn.Linear(m.hidden, m.vocab)
     return forward(m, *sizes)
 
-
 # Task 2. instead: what a mistake takes in place of a rule
-
 
 @right("step_flops")
 def step(layers, head, recompute, flash, **instead):
@@ -127,7 +113,6 @@ def step(layers, head, recompute, flash, **instead):
         again += its.where(one.learns, comes) * (its.again(one) + its.of_flash(one))
     return model, model + again
 
-
 @also_right("step_flops")
 def step_by_products(layers, head, recompute, flash):
     """Forward, gradients of activations, gradients of weights, and what runs again, each by itself."""
@@ -139,37 +124,30 @@ def step_by_products(layers, head, recompute, flash):
     again = sum(parts[0] * layer.products + (parts[1] + 0.5 * flash) * layer.scores for layer in layers[first:])
     return np.array([forward + activations + weights, forward + activations + weights + again])
 
-
 @also_right("step_flops")
 def step_from_the_head(*given):
     """As backward goes: what is left before the first that learns has no backward."""
     model, hardware = step(*given, comes=lambda learns: [i >= learns.index(True) for i in range(len(learns))])
     return [Fraction(model), np.float64(hardware)]
 
-
 def once(learns, comes):
     return int(comes)
-
 
 @wrong_step("backward is counted once: for each product of forward it has two, for the inputs' and the weights' gradients")
 def backward_once(*given):
     return step(*given, products=once, scores=once, heads=2)
 
-
 @wrong_step("recomputation is counted as useful: what runs again is hardware FLOPs, and no model FLOPs", points=1.6)
 def recomputation_is_useful(*given):
     return step(*given)[1], step(*given)[1]
-
 
 @wrong_step("what is recomputed is missing in the hardware FLOPs: it runs again, in backward", points=2.4)
 def nothing_again(*given):
     return step(*given, where=lambda learns, comes: 0)
 
-
 @wrong_step("layers that do not learn are counted as if they did: their weights get no gradients, one product less", points=1)
 def all_learn(*given):
     return step(*given, products=lambda *_: 2, scores=lambda *_: 2)
-
 
 @wrong_step(
     "layers that do not learn are counted without any backward: where one before them learns, the gradient has to come "
@@ -179,35 +157,28 @@ def all_learn(*given):
 def no_way_through(*given):
     return step(*given, comes=lambda learns: learns)
 
-
 @wrong_step("backward goes through all layers here: it ends at the first that learns, and nothing runs again before", points=1)
 def back_to_the_embedding(*given):
     return step(*given, comes=lambda learns: [True] * len(learns))
 
-
 @wrong_step("the scores have no weights, but two activations that need gradients: twice forward where backward comes", points=1)
 def scores_like_products(*given):
     return step(*given, scores=lambda learns, comes: comes + learns)
-
 
 @wrong_step("the head is not recomputed: backward begins with it", points=2.4)
 def head_again(layers, head, recompute, flash):
     model, hardware = step(layers, head, recompute, flash)
     return model, hardware + head * (recompute == "full")
 
-
 @wrong_step("flash attention keeps no scores: backward computes QKᵀ again, half a forward, whatever recompute is", points=2.4)
 def flash_forgotten(*given):
     return step(*given, of_flash=lambda one: 0)
-
 
 @wrong_step(says="it returns a pair of numbers, (model, hardware)")
 def one_number(*given):
     return step(*given)[1]
 
-
 # Task 3. instead: what a mistake takes in place of an amount
-
 
 @right("mfu")
 def share(run, sheet, convention, **instead):
@@ -226,10 +197,8 @@ def share(run, sheet, convention, **instead):
     }[convention]
     return flops * its.tokens / run.seconds / (its.chips * its.peak)
 
-
 def parameters(run, counts=lambda name, shape: True):
     return sum(math.prod(shape) for name, shape in run.shapes.items() if counts(name, shape))
-
 
 @also_right("mfu")
 def mfu_by_shapes(run, sheet, convention):
@@ -240,86 +209,69 @@ def mfu_by_shapes(run, sheet, convention):
     found = share(run, sheet, convention, products=layers + math.prod(run.shapes[head]), scores=scores)
     return torch.tensor(found, dtype=torch.float64)
 
-
 @also_right("mfu")
 def mfu_by_chip(run, sheet, convention):
     """Of one chip's part of the tokens."""
     tokens = run.sequences * run.accumulate * run.seq / run.chips
     return np.float64(share(run, sheet, convention, tokens=tokens, chips=1))
 
-
 @wrong_mfu("the embedding is counted as a product: its rows are looked up. If tied, its matrix counts for the head", points=1.8)
 def embedding_counts(run, *given):
     tied = run.tied * math.prod(run.shapes[TOKENS])
     return share(run, *given, products=parameters(run, lambda name, shape: len(shape) == 2) + tied)
 
-
 @wrong_mfu("the head is missing where it is tied: its matrix has the embedding's name, and is multiplied by", points=3)
 def no_tied_head(run, *given):
     return share(run, *given, products=parameters(run, lambda name, shape: len(shape) == 2 and "embedding" not in name))
-
 
 @wrong_mfu("biases and norms' weights are counted as products: those are vectors. Products are of matrices", points=1.8)
 def vectors_are_products(run, *given):
     tied = run.tied * math.prod(run.shapes[TOKENS])
     return share(run, *given, products=parameters(run, lambda name, shape: "embedding" not in name) + tied)
 
-
 @wrong_mfu('parameters are missing here: "parameters" and "palm" say 6Φ, and Φ is all of them, whatever they do', points=2.2)
 def products_only(run, *given):
     products = parameters(run, lambda name, shape: len(shape) == 2 and "embedding" not in name)
     return share(run, *given, parameters=products + run.tied * math.prod(run.shapes[TOKENS]))
 
-
 @wrong_mfu("causal attention is counted full: this convention counts the half of the scores that the mask leaves", points=3)
 def causal_in_full(*given):
     return share(*given, causal=1)
-
 
 @wrong_mfu("the peak is that of the dtype in which the weights are kept: the products run in products_dtype", points=1)
 def peak_of_the_weights(run, *given):
     return share(run._replace(products_dtype=run.weights_dtype), *given)
 
-
 @wrong_mfu("that is the peak for sparse matrices, twice that of dense ones: halve it where the row says sparse", points=2)
 def peak_of_sparse(run, sheet, convention):
     return share(run, sheet, convention, peak=sheet[run.products_dtype].flops)
-
 
 @wrong_mfu("the tokens are one replica's, and the chips are those of all: take the tokens of the whole job")
 def tokens_of_a_replica(run, *given):
     return share(run, *given) / run.replicas
 
-
 @wrong_mfu("the share is nearly right: torch.tensor of Python's floats is float32. Keep to Python's numbers, which are float64")
 def in_single(*given):
     return torch.tensor(share(*given))
 
-
-@wrong_mfu(says="its matrix stands in run.shapes once", points=1.75 * 0.4)
+@wrong_mfu(says="its matrix stands in run.shapes once")
 def head_by_its_name(run, *given):
     return share(run, *given, products=math.prod(run.shapes["head.projection.weight"]))
 
-
 # Tasks 4 and 5
-
 
 def largest(row):
     dist.all_reduce(row, op=dist.ReduceOp.MAX)
     return row
 
-
 def summed(row):
     dist.all_reduce(row)
     return row
 
-
 def one_by_one(row):
     return torch.cat([largest(one.clone()) for one in row.split(1)])
 
-
 # Task 4. instead: what a mistake takes in place of a rule
-
 
 @right("time_it")
 def timed(launch, synchronise, clock, warmup, repeats, inner, **instead):
@@ -339,7 +291,6 @@ def timed(launch, synchronise, clock, warmup, repeats, inner, **instead):
     times = [measurement() for _ in range(repeats)]
     return its.middle(its.largest(torch.tensor(times, dtype=its.dtype)))
 
-
 @also_right("time_it")
 def timed_from_end_to_end(launch, synchronise, clock, warmup, repeats, inner):
     """The end of a measurement is the begin of the next one; by quantile."""
@@ -351,7 +302,6 @@ def timed_from_end_to_end(launch, synchronise, clock, warmup, repeats, inner):
         moments.append(clock())
     times = [(end - begin) / inner for begin, end in pairwise(moments)]
     return largest(torch.tensor(times, dtype=torch.float64)).quantile(0.5)
-
 
 @also_right("time_it")
 def times_the_warmup(launch, synchronise, clock, *numbers):
@@ -372,86 +322,68 @@ def times_the_warmup(launch, synchronise, clock, *numbers):
     ready()
     return timed(launch, synchronise, ready, *numbers, ready=ready, end=lambda: None, divide=1, largest=waited, middle=middle)
 
-
 @wrong_time("that is how long the launches take: launch() returns at once. synchronise() before a measurement ends", points=0.8)
 def never_synchronises(*given):
     return timed(*given, end=lambda: None)
-
 
 @wrong_time("synchronise() after each launch makes device and host wait: once, after a measurement's last launch", points=0.8)
 def after_each_launch(launch, synchronise, *given):
     return timed(lambda: (launch(), synchronise()), synchronise, *given, end=lambda: None)
 
-
 @wrong_time("the first launches are timed, too: `warmup` of them come first, and are slower", points=0.8)
 def no_warmup(launch, synchronise, clock, warmup, *numbers):
     return timed(launch, synchronise, clock, 0, *numbers)
-
 
 @wrong_time("the device is still busy with older work when the clock is first read: synchronise() before that", points=0.8)
 def busy_at_the_begin(*given):
     return timed(*given, ready=lambda: None)
 
-
 @wrong_time("that is the mean: one hiccup spoils it. The median of the measurements", points=0.8)
 def mean(*given):
     return timed(*given, middle=torch.mean)
-
 
 @wrong_time("torch.median of an even number of values is the lower of the middle two: take statistics.median", points=0.8)
 def torch_median(*given):
     return timed(*given, middle=torch.median)
 
-
 @wrong_time("that is the largest of the ranks' medians: take the largest of each measurement first, and then their median")
 def largest_of_medians(*given):
     return timed(*given, largest=lambda row: largest(row.quantile(0.5).view(1)))
-
 
 @wrong_time("that adds the ranks' measurements: an all-reduce adds unless op=dist.ReduceOp.MAX", points=0.8)
 def sum_of_ranks(*given):
     return timed(*given, largest=summed)
 
-
 @wrong_time("what is sent is float32: torch.tensor of Python's floats is float32, so say dtype=torch.float64")
 def single_numbers(*given):
     return timed(*given, dtype=torch.float32)
-
 
 @wrong_time("one call for each number: put all numbers into one tensor, for each call costs its latency", points=3.2)
 def one_call_each(*given):
     return timed(*given, largest=one_by_one)
 
-
 @wrong_time(says="nobody can look into the device: what it does is read off clock()")
 def looks_into_the_device(launch, *given):
     return timed(launch, *given, middle=lambda row: launch.__self__._free)
-
 
 @wrong_time(says="far more than a right answer needs: does the loop end?")
 def endless(launch, *given):
     return timed(launch, *given, end=lambda: [launch() for _ in count()])
 
-
 # Task 5. instead: what a mistake takes in place of a rule
-
 
 def holds(outer, one):
     return one is not outer and outer.started <= one.started and one.finished <= outer.finished
-
 
 def directly(spans, span):
     inner = [one for one in spans if holds(span, one)]
     return [one for one in inner if not any(holds(other, one) for other in inner)]
 
-
 def split(wait, last):
     return rest(wait, max(0.0, min(last, wait.finished) - wait.started))
 
-
 def rest(wait, waiting):
     return waiting, wait.finished - wait.started - waiting
-
 
 @right("time_budget")
 def budget(spans, arrived, step, zero, **instead):
@@ -468,7 +400,6 @@ def budget(spans, arrived, step, zero, **instead):
             inside = sum(one.finished - one.started for one in its.inside(spans, span))
             parts[its.calls if span.kind == "calls" else span.kind] += span.finished - span.started - inside
     return parts | {"python": its.left([parts[name] for name in PARTS[:-1]])}
-
 
 @also_right("time_budget")
 def budget_with_a_stack(spans, arrived, step, zero):
@@ -488,23 +419,19 @@ def budget_with_a_stack(spans, arrived, step, zero):
     parts["python"] = step[1] - step[0] - sum(parts[name] for name in PARTS[:-1])
     return {name: torch.tensor(parts[name], dtype=torch.float64) for name in reversed(PARTS)}
 
-
 @also_right("time_budget")
 def budget_from_zero(spans, arrived, step, zero):
     """Everything on the clock that began at the barrier."""
     moved = [span._replace(started=span.started - zero, finished=span.finished - zero) for span in spans]
     return budget(moved, [one - zero for one in arrived], [one - zero for one in step], 0.0)
 
-
 @wrong_budget("nested operators are counted twice: a moment belongs only to the innermost span that covers it", points=2.25)
 def nested_twice(*given):
     return budget(*given, inside=lambda spans, span: [])
 
-
 @wrong_budget("'calls' spans are counted as operators: what no operator inside them covers is Python's", points=2.25)
 def calls_are_operators(*given):
     return budget(*given, calls="other")
-
 
 @wrong_budget(
     "waiting is counted as communication: until the last rank has come to the call nothing is on its way. That takes the "
@@ -514,13 +441,11 @@ def calls_are_operators(*given):
 def own_moments(*given):
     return budget(*given, largest=lambda row: row)
 
-
 @wrong_budget(
     "all is waiting here, no communication: an all-reduce adds up the moments unless op=dist.ReduceOp.MAX", points=3.25
 )
 def sum_of_moments(*given):
     return budget(*given, largest=lambda row: summed(row + 1000))
-
 
 @wrong_budget(
     "the ranks' clocks began at different times: subtract `zero` before the all-reduce, and add it after", points=3.25
@@ -528,27 +453,22 @@ def sum_of_moments(*given):
 def clocks_agree(*given):
     return budget(*given, since=0, back=0)
 
-
 @wrong_budget("the largest moments count from zero here: add this rank's zero before comparing them with spans", points=3.25)
 def not_back_on_its_clock(*given):
     return budget(*given, back=0)
 
-
 @wrong_budget("where the last rank had come before the wait began, there is no waiting: 0, not less", points=3.25)
 def waiting_below_zero(*given):
     return budget(*given, split=lambda wait, last: rest(wait, min(last, wait.finished) - wait.started))
-
 
 @wrong_budget("`call` says which collective a wait is for: ranks need not wait for them in their order", points=3.25)
 def waits_in_the_calls_order(spans, *given):
     numbers = count()
     return budget([one._replace(call=next(numbers)) if one.kind == "wait" else one for one in spans], *given)
 
-
 @wrong_budget("Python is forgotten: what no operator and no wait covers, between the step's begin and its end", points=4.25)
 def no_python(*given):
     return budget(*given, left=lambda parts: 0.0)
-
 
 @wrong_budget(says="one all-reduce, op=dist.ReduceOp.MAX", points=4)
 def gathers_traces(spans, *given):
@@ -559,9 +479,7 @@ def gathers_traces(spans, *given):
 
     return budget(spans, *given, largest=gathered)
 
-
 # Task 6. instead: what a mistake takes in place of a rule
-
 
 @right("lost_time")
 def lost(operators, needed, peak, bandwidth, **instead):
@@ -579,14 +497,11 @@ def lost(operators, needed, peak, bandwidth, **instead):
         saved += 0 if product else sum(map(both, run)) - sum(its.read(reads, made)) - written
     return [its.lost(one.flops / peak, its.moved(one) / bandwidth) for one in operators], saved / bandwidth
 
-
 def both(one):
     return sum(one.reads.values()) + sum(one.writes.values())
 
-
 def read_by(operators):
     return {name for one in operators for name in one.reads}
-
 
 @also_right("lost_time")
 def lost_by_tensors(operators, needed, peak, bandwidth):
@@ -607,51 +522,41 @@ def lost_by_tensors(operators, needed, peak, bandwidth):
             saved += size * (not products[i] and readers <= {run_of[i]} and name not in needed)
     return [np.array([size / bandwidth * max(0, 1 - part) for size, part in parts]), np.float64(saved / bandwidth)]
 
-
 @wrong_loss("that is how long an operator takes: lost is what is beyond its FLOPs ÷ peak, so subtract that", points=1.35)
 def whole_time(*given):
     return lost(*given, lost=max)
-
 
 @wrong_loss("the bytes that an operator writes are not counted: it moves what it reads and what it writes", points=1.35)
 def only_reads(*given):
     return lost(*given, moved=lambda one: sum(one.reads.values()))
 
-
 @wrong_loss("a loss is below 0 here, where the FLOPs take longer than the bytes: nothing is lost there, so 0", points=1.35)
 def below_zero(*given):
     return lost(*given, lost=lambda compute, memory: memory - compute)
-
 
 @wrong_loss("only products lose time here. Operators without FLOPs do, too: all of it, for they only move bytes", points=1.35)
 def only_products(*given):
     return lost(*given, lost=lambda compute, memory: max(compute, memory) - compute if compute else 0.0)
 
-
 @wrong_loss("only a run's last result is written here: so are all others that are read behind it or `needed`", points=1.65)
 def writes_its_last(*given):
     return lost(*given, later=lambda run, behind: run[-1].writes)
-
 
 @wrong_loss("only what is in `needed` is written here: write what operators behind the run read, too", points=1.65)
 def writes_the_needed(operators, needed, *chip):
     return lost(operators, needed, *chip, later=lambda run, behind: needed)
 
-
 @wrong_loss("only what operators behind the run read is written here: write what is in `needed`, too", points=1.65)
 def writes_for_others(*given):
     return lost(*given, later=lambda run, behind: read_by(behind))
-
 
 @wrong_loss("all results of a run are written here: what only the run itself reads stays on the chip", points=1.65)
 def writes_all(*given):
     return lost(*given, later=lambda run, behind: {name for one in run for name in one.writes})
 
-
 @wrong_loss("a fused kernel reads its own results from memory here: what it has made stays on the chip", points=1.65)
 def reads_its_own(*given):
     return lost(*given, read=lambda reads, made: dict(reads).values())
-
 
 @wrong_loss(
     "a tensor that several operators of a run read is counted each time here: a fused kernel reads it once", points=1.65
@@ -659,16 +564,13 @@ def reads_its_own(*given):
 def reads_twice(*given):
     return lost(*given, read=lambda reads, made: [size for name, size in reads if name not in made])
 
-
 @wrong_loss("all is one kernel here, with the products: they stay what they are, and each of them ends a run", points=1.65)
 def one_kernel(*given):
     return lost(*given, ends=lambda one: False)
 
-
 @wrong_loss(says="you have inf s, right is", points=1.65)
 def saves_without_end(*given):
     return lost(*given)[0], math.inf
-
 
 @wrong_loss(says="it returns a pair: a list with one number for each operator")
 def only_the_sum(*given):

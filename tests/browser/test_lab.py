@@ -117,8 +117,8 @@ def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to another stage and back
-        assert lines[0] == "Limit: computing; the network is busy for 44% of that time."
-        assert lines[1] == "Limit: computing; the network is busy for 66% of that time."
+        assert lines[0] == "Limit: computing; the network is busy for 45% of that time."
+        assert lines[1] == "Limit: computing; the network is busy for 67% of that time."
         explorer.move(stage, 2)
         explorer.move(shards)  # it's switched off where no stage has it
         ranks.press("Home")
@@ -199,7 +199,7 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more ranks and back
         assert lines[0] == "Limit: communication: only chunked rings (asynchronous TP) would hide its 2.4 ms."
-        assert lines[1] == "Limit: the node's boundary: in a node of 16 a layer would take 12.2 ms."
+        assert lines[1] == "Limit: the node's boundary: in a node of 16 a layer would take 12.4 ms."
         assert lines[9].startswith("Does not fit. Limit: memory; no t helps alone")
         explorer.move(model, 2)
         ranks.press("End")
@@ -223,7 +223,7 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to zigzag and back
-        assert lines[0] == "Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+        assert lines[0] == "Limit: ranks that wait for the slowest; zigzag takes 114 ms."
         assert lines[1] == "Limit: computing."
         assert lines[5] == "Limit: computing."  # without a mask
         explorer.move(model, 2)
@@ -251,8 +251,8 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to TP 8 and back
         assert lines[0] == "Limit: computing."
-        assert lines[1] == "Limit: tensor-parallel messages, 63% of the time; TP 1 takes 19.7 s."
-        assert lines[3] == "Limit: all wait for the fullest rank, 43% of the time; a balanced load takes 19.7 s."
+        assert lines[1] == "Limit: tensor-parallel messages, 63% of the time; TP 1 takes 19.6 s."
+        assert lines[3] == "Limit: all wait for the fullest rank, 43% of the time; a balanced load takes 19.6 s."
         assert lines[4].endswith("a balanced load takes 36.5 s.")  # 1f1b
         assert lines[7].endswith("a balanced load takes 47.2 s.")  # PP 32 × EP 32
         assert lines[8].endswith("a balanced load takes 43 s.")  # h100-dgx

@@ -12,6 +12,7 @@ from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.journal import Stopped
 from manyranks.measure.prints import difference, print_of, same
 from manyranks.measure.watch import OVERWROTE, Watch
+from manyranks.world.trouble import Trouble
 
 WEIGHT = torch.arange(100, dtype=torch.float64)
 
@@ -289,3 +290,18 @@ def test_a_check_leaves_the_number_of_threads_as_it_was():
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("raises", "points"), [(False, 5), (True, 2.5)])
+def test_a_judge_that_a_run_which_raised_would_have_shown_its_values_is_not_content(raises, points):
+    parts = tuple(values(0.5, f"is right for {name}", name, alone=True, part=True) for name in ("small", "large"))
+    task = Task("99_none", "some", 10, print, parts, cases=("small", "large"), worlds=(1,), part=True)
+    right = [Trial(1, name, f"1/{i}", [Seen({name: 1})]) for i, name in enumerate(task.cases)]
+    found = answers.record_of(task, [(answers.Answer(answers.RIGHT, "some", print), right)])
+    ran = [
+        right[0],
+        Trial(1, "large", "1/1", trouble=Trouble("raised", "")) if raises else Trial(1, "large", "1/1", [Seen({"large": 2})]),
+    ]
+    said = check.report(task, print, ran, found)
+    assert said.points == points
+    assert ("·" in repr(said)) == raises

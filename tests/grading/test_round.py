@@ -1,11 +1,13 @@
 """nbgrader's whole round: release, submissions, autograding, feedback, export. No result is no points."""
 
 import json
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output, new_raw_cell
 
+from manyranks.grade import apart, autograde
 from tests.conftest import ROOT, matrix
 from tests.fences import SLOW_TO_COLOR
 from tests.grading.course import Course, answered, graded, small
@@ -233,3 +235,21 @@ def test_a_second_submission_has_its_own_points_only(course):
     with pytest.raises(RuntimeError):
         course.submit("twice", later)
     assert course.points("twice")["check_double"] == 0
+
+
+def test_a_notebook_of_very_many_cells_is_refused_and_the_log_says_why(course):
+    many = answered(course.release, {"double": RIGHT})
+    many.cells += [new_code_cell("") for _ in range(1_000)]
+    with pytest.raises(RuntimeError, match="it has more than 1,000 cells"):
+        course.submit("many", many)
+
+
+def test_the_log_says_what_this_machine_could_not_judge(course, monkeypatch):
+    def full(read):
+        raise apart.NotJudged("no room")
+
+    monkeypatch.setattr(autograde, "_judge", lambda fewer_fences: SimpleNamespace(judged=full))
+    with pytest.raises(RuntimeError, match=r"NOT JUDGED, so the 0 points are nobody's: autograde it again \(no room\)"):
+        course.submit("later", answered(course.release, {"double": RIGHT}))
+    monkeypatch.undo()
+    assert course.submit("later", answered(course.release, {"double": RIGHT}))["check_double"] == 2

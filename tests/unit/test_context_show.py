@@ -204,7 +204,7 @@ def test_ranks_wait_as_the_work_is_shared_out(layout):
     assert waits(one) == pytest.approx(theory.balance(counts), rel=1e-3)
     gathered = one._replace(variant="all-gather").times().forward
     assert np.max(gathered.own) / np.mean(gathered.own) == pytest.approx(theory.balance(counts), rel=1e-3)
-    assert waits(one._replace(variant="ulysses")) == 1
+    assert waits(one._replace(variant="ulysses")) == pytest.approx(1, rel=1e-12)
 
 
 def test_all_variants_compute_the_same():
@@ -270,8 +270,8 @@ def test_it_opens_on_contiguous_shards_and_says_what_helps():
     opened = context.explorer()
     assert opened.values == DEFAULT
     assert opened.status == (
-        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 213 ms; waits for ranks 47%; waits for messages 0.2%; a rank "
-        "sends 1.88 GB; fits up to s = 168,368. Limit: ranks that wait for the slowest; zigzag takes 115 ms."
+        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 210 ms; waits for ranks 47%; waits for messages 0.2%; a rank "
+        "sends 1.88 GB; fits up to s = 168,368. Limit: ranks that wait for the slowest; zigzag takes 114 ms."
     )
 
 
@@ -348,12 +348,12 @@ def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message(
         ({"seq": 2**20, "cp": 32}, "Limit: memory; c = 64 fits."),
         ({"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"}, "Limit: memory; no c helps alone: recompute whole layers"),
         ({"layout": "zigzag"}, "Limit: computing."),
-        ({"cp": 64, "layout": "zigzag"}, "Limit: messages between nodes; ring-ulysses takes 15.2 ms."),
+        ({"cp": 64, "layout": "zigzag"}, "Limit: messages between nodes; ring-ulysses takes 14.9 ms."),
         (
             {"model": "gpt3-175b", "seq": 2**15, "cp": 32, "variant": "ulysses"},
             "Limit: messages between nodes.",
         ),
-        ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs together compute 2.29 times as long as one."),
+        ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs together compute 2.31 times as long as one."),
         ({"causal": False}, "waits for ranks 0%"),
         ({"model": "llama3-405b", "cluster": "tpu-v5p", "cp": 16}, "Not possible: 16,384 GPUs: tpu-v5p has only 8,960"),
     ],
@@ -364,7 +364,7 @@ def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
 
 def test_a_way_out_is_one(explorer):
     assert not explorer.set(**DEFAULT | {"cp": 1}).set(cp=8).status.startswith("Does not fit")
-    assert "takes 15.2 ms" in explorer.set(cp=64, layout="zigzag", variant="ring-ulysses").status
+    assert "takes 14.9 ms" in explorer.set(cp=64, layout="zigzag", variant="ring-ulysses").status
 
 
 def test_presets_are_shown(explorer):

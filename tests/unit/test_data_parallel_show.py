@@ -37,7 +37,7 @@ def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
         ({"dp": 1024}, "; tokens/s 1,020 × one GPU"),
         ({"dp": 512}, "the batch is 4 times the critical one: more GPUs save hardly any time"),
         ({"overlap": False, "microbatch": 1}, "of a step waits for gradients"),
-        ({"microbatch": 1}, "Limit: 10% of a step waits for gradients"),
+        ({"microbatch": 1}, "Limit: 6% of a step waits for gradients"),
         (
             {"dp": 1},
             "8.19 k; with twice the GPUs 49.6% less time to a loss. Limit: one GPU: it has nobody",

@@ -74,7 +74,7 @@ def test_the_tiles_show_this_setting_beside_the_one_before():
     shown.set(dp=128, n=4)
     assert "<b>4 B</b> <small>was 1048576 B</small>" in shown.tiles.value
     assert "<small>memory per GPU</small><b>6.19 of 80 GB</b> <small>was 7.19</small>" in shown.tiles.value
-    assert shown.tiles.value.count("<i ") == 5 + 1  # a bar for each of the strip, and memory as it was
+    assert shown.tiles.value.count("<i ") == 5 + 2  # a bar for each of the strip, and memory and communication as they were
     assert shown.status == "d = 128: n 4 B. Limit: nothing."
 
 
@@ -129,7 +129,7 @@ def test_a_part_lies_where_the_picture_has_it():
     (left, bottom), (right, _) = first.axes.transData.transform([(first.left, first.bottom), (first.right, first.top)])
     wide, high = plot.figure.bbox.size
     assert f"left:{left / wide:.2%};width:{(right - left) / wide:.2%};bottom:{bottom / high:.2%}" in shown.parts.value
-    assert 'data-says="overlapped, compute: 184 ms"' in shown.parts.value
+    assert 'data-says="overlapped, compute: 194 ms"' in shown.parts.value
     assert named(first.axes, "compute")
 
 

@@ -58,6 +58,14 @@ def test_of_a_folder_and_a_notebook_of_one_name_neither_counts_and_depths_are_no
     assert [(one.exercise, one.refused) for one in found] == [*both, ("bob", "it is a link"), ("bob", "")]
 
 
+def test_of_two_names_that_differ_in_how_accents_are_written_neither_counts(tmp_path):
+    for name in ("Andre\u0301", "Andr\u00e9", "Ame\u0301lie"):
+        (tmp_path / name / NAME).mkdir(parents=True)
+        (tmp_path / name / NAME / f"{NAME}.ipynb").write_text("x")
+    found = [(one.student, one.refused) for one in handed_in.submissions(tmp_path, [NAME])]
+    assert found == [("Am\u00e9lie", ""), *2 * [("Andr\u00e9", handed_in.BOTH)]]
+
+
 def test_files_that_are_no_submission_are_not_read_and_few_of_them_are_rows(tmp_path, monkeypatch):
     place = tmp_path / "eve" / NAME
     place.mkdir(parents=True)

@@ -4,6 +4,7 @@ import html
 import logging
 import re
 import time
+import unicodedata
 
 import pytest
 
@@ -40,7 +41,8 @@ def test_a_folder_is_refused_that_a_link_leads_to(tmp_path):
     ("name", "shown"),
     [
         ("\u0430da", r"\u0430da"),  # Cyrillic
-        ("jose\u0301", r"jose\u0301"),
+        ("josx\u0301", r"josx\u0301"),
+        ("jose\u0301", "jos\u00e9"),
         ("jos\u00e9", "jos\u00e9"),
         ("\uff41da", r"\uff41da"),
         ("ada\U0001d159", r"ada\U0001d159"),
@@ -97,3 +99,24 @@ def test_code_is_shown_as_it_is():
 def test_no_semicolon_leads_to_a_formula():
     assert no_column("raised ValueError: ;=1+1; \n-2") == r"raised ValueError: \x3b=1+1\x3b \n-2".replace(r"\n", "\n")
     assert no_column("see above; it is right") == "see above; it is right"
+
+
+ALIKE = [  # two names that look alike where letters are shown as they are
+    ("Соня", "С\u03bfня"),
+    ("Ваня", "Ва\U00016fe4ня"),
+    ("Ваня", "Ва\u034fня"),
+    ("आ", "अ\u093e"),
+    ("力也", "カ也"),
+    ("É", "É\u0430"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_a_name_shows_no_other_script_and_no_mark_beside_its_first_letter_s(one, other):
+    assert named(one) == one
+    assert "\\" in named(other)
+
+
+@pytest.mark.parametrize("name", ["Андре\u0439", "\uae40\ud55c\uae00", "Jos\u00e9", "Þór", "Łukasz", "Ünal", "עדה"])
+def test_a_name_is_shown_composed_and_in_its_own_letters(name):
+    assert named(unicodedata.normalize("NFD", name)) == named(name) == name

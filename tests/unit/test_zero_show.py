@@ -38,7 +38,7 @@ def lanes(held: Axes) -> list[float]:
 def test_it_opens_on_zero_s_figure_1_and_says_what_limits():
     assert explorer().status == (
         "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; one sequence 1.08 GB; sent by a GPU in a step 29.4 GB, "
-        "1 × data parallelism. Limit: computing; the network is busy for 44% of that time."
+        "1 × data parallelism. Limit: computing; the network is busy for 45% of that time."
     )
     assert explorer().values == DEFAULT
 
@@ -123,9 +123,10 @@ def test_bars_say_their_numbers():
         ),
         ({"model": "gpt2-xl", "dp": 1}, "one sequence 424 MB. Limit: one GPU: nothing to share, nothing to send."),
         (
-            {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024},
-            "Limit: the network, busy 1.4 times as long as a GPU computes its one sequence",
+            {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024, "stage": "ZeRO-3"},
+            "Limit: the network, busy 1.43 times as long as a GPU computes its one sequence; ZeRO-1 takes 65.4 ms.",
         ),
+        ({"cluster": "b200-dgx"}, "Limit: the network, busy 1.48 times as long as a GPU computes its one sequence."),
         (
             {"stage": "HSDP", "k": 128},
             "Not possible: HSDP with K = 128 shards on d = 64 ranks: replicas × shards = d, so choose K up to 64",

@@ -278,10 +278,12 @@ class Chain(NamedTuple):
 
 
 def drawn(random: Random) -> list[Chain]:
-    """A chain that nobody has seen, with a budget between the least and everything."""
-    layers = [Cost(random.randint(7, 60), random.randint(8, 15), random.randint(20, 60)) for _ in range(12)]
-    least, most = (peak(layers, chosen) for chosen in (range(len(layers)), ()))
-    return [Chain("12 layers", layers, (2 * least + most) // 3)]
+    """Chains that nobody has seen, with a budget between the least and everything; the last is too long to try all choices."""
+    chains = [
+        [Cost(random.randint(7, 60), random.randint(8, 15), random.randint(20, 60)) for _ in range(n)] for n in (12, 11, 10, 40)
+    ]
+    budgets = [(2 * peak(layers, range(len(layers))) + peak(layers, ())) // 3 for layers in chains]
+    return [Chain(f"{len(layers)} layers", layers, budget) for layers, budget in zip(chains, budgets, strict=True)]
 
 
 def _real(note: str, part: float, shapes: tuple[Shape, ...]) -> Chain:

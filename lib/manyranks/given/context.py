@@ -1,6 +1,7 @@
 """What exercise 07's checks hand to a learner's functions: tensors of a rank, attention, and the answers of tasks before."""
 
 import math
+from random import Random
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,21 @@ def laid_out(seq: int, n: int) -> list[Tensor]:
     """By rank: the positions of its tokens."""
     chunks = torch.arange(seq).chunk(2 * n)
     return [torch.cat((chunks[n + rank], chunks[n - 1 - rank])) for rank in range(n)]
+
+
+_CHUNKS = {3: 5, 2: 1, 4: 3, 5: 2, 1: 3}
+_ODD = ((10, 0, 3), (6, 0, 2), (9, 0, 3), (20, 0, 4), (5, 0, 1))
+
+
+def layouts(seed: int) -> tuple[dict[int, int], tuple[tuple[int, int, int], ...]]:
+    """Ranks -> tokens of a chunk; and seq, rank and n where seq cannot be cut. Drawn, but for the library's own seed."""
+    if not seed:
+        return _CHUNKS, _ODD
+    draw, odd = Random(seed), []
+    chunks = {n: draw.randint(1, 99) for n in draw.sample(range(2, 9), 5)}
+    for n in chunks:
+        odd += [(2 * n * draw.randint(1, 9) + more, draw.randrange(n), n) for more in (2, n, draw.randint(1, 2 * n - 1))]
+    return chunks, tuple(odd)
 
 
 class Parts(NamedTuple):

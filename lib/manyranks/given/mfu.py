@@ -3,12 +3,14 @@
 The device and the ranks' steps are on a virtual clock: what is read there is the same each time. No answer is here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from random import Random
 from typing import NamedTuple
 
 from manyranks.measure.journal import Stopped
+from manyranks.training.config import GPTConfig
 
 
 class Model(NamedTuple):
@@ -93,6 +95,95 @@ class Operator(NamedTuple):
     writes: dict[str, int]
 
 
+# What is asked; "drawn" is what only the judge asks
+
+
+class Pass(NamedTuple):
+    """What forward_flops is given."""
+
+    model: Model
+    batch: int
+    seq: int
+    predicted: int
+
+    def __str__(self) -> str:
+        m = self.model
+        experts, gate = f"{m.experts} experts" if m.experts else "no experts", "gated" if m.gated else "no gate"
+        return f"for {m.heads} heads, {m.kv_heads} key/value heads, {gate}, {experts}, {self.batch} × {self.seq} tokens"
+
+
+def drawn_passes(random: Random) -> list[Pass]:
+    """Behind the dense layers are some with experts, but for the last one's."""
+    found = []
+    for experts in (random.randint(4, 20), random.randint(4, 20), 0):
+        groups, seq = random.randint(1, 5), random.randint(5, 40)
+        heads, layers, gated = groups * random.randint(1, 4), random.randint(2, 9), random.random() < 0.5
+        sizes = heads * random.randint(2, 9), heads, groups, random.randint(20, 90), gated, random.randint(20, 90)
+        more = random.randint(1, 4), random.randint(5, 30), random.randint(1, 3)
+        kinds = (random.randrange(layers), experts, *more) if experts else (layers,)
+        found.append(Pass(Model(layers, *sizes, *kinds), random.randint(2, 9), seq, random.randint(1, seq)))
+    return found
+
+
+class Step(NamedTuple):
+    """What step_flops is given. head: FLOPs of its forward pass."""
+
+    layers: tuple[Layer, ...]
+    head: int
+    recompute: str
+    flash: bool
+
+    @property
+    def which(self) -> str:
+        """Whose weights get gradients."""
+        learn = [("no", "yes")[one.learns] for one in self.layers]
+        return f"layers learn: {', '.join(learn)}" if "no" in learn else "all layers learn"
+
+    def __str__(self) -> str:
+        return f"with recompute={self.recompute!r}, flash={self.flash}, {self.which}"
+
+
+def drawn_steps(random: Random) -> list[Step]:
+    """One for each way of recomputing; in the last one all layers learn."""
+    found = []
+    for recompute in random.sample(("none", "selective", "full"), 3):
+        learns = [random.random() < 0.5 for _ in range(random.randint(3, 9))]
+        learns = [True] * len(learns) if len(found) == 2 else [False, *learns[1:], True, False]
+        layers = [Layer(12 * random.randint(999, 9999), 12 * random.randint(99, 999), one) for one in learns]
+        found.append(Step(tuple(layers), 12 * random.randint(999, 9999), recompute, random.random() < 0.5))
+    return found
+
+
+class Job(NamedTuple):
+    """A run on a chip, under a convention. counts: sequences, accumulate, replicas and chips."""
+
+    config: GPTConfig
+    counts: tuple[int, int, int, int]
+    dtype: str
+    convention: str
+    seconds: float
+    sheet: dict[str, Row]
+
+    def __str__(self) -> str:
+        style = f"{'tied' if self.config.tied else 'untied'} head, {self.config.style}'s style"
+        return f'under "{self.convention}", {style}, products in {self.dtype}'
+
+
+def drawn_jobs(random: Random, conventions: Iterable[str]) -> list[Job]:
+    """One for each convention."""
+    found = []
+    for convention in conventions:
+        groups, style, dtype = random.randint(1, 3), random.choice(("llama", "gpt2")), random.choice([*SHEET])
+        heads = groups * random.randint(1, 3)
+        sizes = random.randint(2, 4), 4 * heads, heads, random.randint(20, 60), random.randint(20, 60), random.randint(8, 20)
+        kv = {"kv_heads": groups} if style == "llama" else {}
+        config = GPTConfig(*sizes, **kv, style=style, tied=random.random() < 0.5)
+        sheet = {name: Row(random.randint(9, 999) * 1e9, random.random() < 0.5) for name in SHEET}
+        counts = tuple(random.randint(2, 20) for _ in range(4))
+        found.append(Job(config, counts, dtype, convention, random.uniform(1e-4, 1e-3), sheet))
+    return found
+
+
 # Operators: what each makes, its name, what it reads; with the shapes of these tensors, which are of float32
 
 _GATED = (
@@ -133,12 +224,66 @@ def operators(steps: str, shapes: dict[tuple[int, int], str]) -> list[Operator]:
     return found
 
 
+class Chain(NamedTuple):
+    """What lost_time is given."""
+
+    note: str
+    operators: list[Operator]
+    needed: list[str]
+    peak: float
+    bandwidth: float
+
+    def __str__(self) -> str:
+        return self.note
+
+
+CHAINS = tuple(Chain(note, operators(*its[:2]), its[2].split(), *its[3:]) for note, its in KERNELS.items())
+
+
+def drawn_chains(random: Random) -> list[Chain]:
+    """Tensors have any sizes; an operator reads what comes from outside, or what others have made not long ago."""
+    found = []
+    for number in range(3):
+        size = {f"in{i}": 4 * random.randint(9, 999) for i in range(4)}
+        made, operators, chip = [], [], (random.uniform(1e7, 9e7), random.uniform(1e6, 9e6))
+        for i in range(random.randint(9, 16)):
+            reads = random.sample([*size], random.randint(1, 2)) + random.sample(
+                made[-3:], min(len(made), random.randint(1, 2))
+            )
+            moved = sum(size[name] for name in {*reads})
+            flops = round(moved * chip[0] / chip[1] * random.uniform(0.2, 3)) if random.random() < 0.3 else 0
+            made.append(f"t{i}")
+            size[made[-1]] = 4 * random.randint(9, 999)
+            reads = {name: size[name] for name in reads}
+            operators.append(Operator("mm" if flops else "op", flops, reads, {made[-1]: size[made[-1]]}))
+        needed = [made[-1], *random.sample(made[:-1], 2)]
+        found.append(Chain(f"for {len(operators)} operators, drawn, number {number + 1}", operators, needed, *chip))
+    return found
+
+
 # A device whose work is asynchronous
 
 _UNIT = 2.0**-10  # seconds; sums of such times are exact
 _MOST = 4000
 _ENDLESS = "far more than a right answer needs: does the loop end?"
 _PLACES = (0, 3, 1, 2)  # of the ranks: neither the first nor the last one of four is the fastest or the slowest
+
+
+class Timing(NamedTuple):
+    """What time_it is given. seed: of how long kernels take; 0 for the library's own."""
+
+    warmup: int
+    repeats: int
+    inner: int
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"warmup={self.warmup}, repeats={self.repeats}, inner={self.inner}"
+
+
+def drawn_timings(random: Random) -> list[Timing]:
+    """With an odd and an even number of measurements."""
+    return [Timing(random.randint(2, 5), repeats, random.randint(3, 6), 1 + random.randrange(2**20)) for repeats in (7, 8)]
 
 
 class Device(NamedTuple):
@@ -152,13 +297,17 @@ class Device(NamedTuple):
     log: Callable[[], list[tuple[str, ...]]]
 
 
-def device(rank: int, warmup: int, repeats: int, inner: int, slower: float) -> Device:
+def device(rank: int, timing: Timing, slower: float) -> Device:
     """A rank's, busy with older work. Its functions show nothing of what they work with. slower: by which factor.
 
     It gets a new kernel in two units, answers in one, and has a hiccup in a measurement of its own.
     """
-    unit, launched, calls, hiccup, place = slower * _UNIT, 0, 0, (3 * rank + 1) % repeats, _PLACES[rank]
-    now, free = 3.0 + rank, 3.0 + rank + 700 * unit
+    warmup, repeats, inner, seed = timing
+    unit, launched, calls, hiccup, place = slower * _UNIT, 0, 0, (3 * rank + 1 + seed) % repeats, _PLACES[rank]
+    draw = Random(f"{seed} {rank}")
+    its = [draw.randrange(61) if seed else (22 * i + 50 * place + 40 * i * place) % 61 for i in range(repeats)]
+    now = 3.0 + rank + seed % 99
+    free = now + (700 + seed % 999) * unit
     log: list[list[str]] = [[]]
 
     def note(what: str) -> None:
@@ -174,7 +323,7 @@ def device(rank: int, warmup: int, repeats: int, inner: int, slower: float) -> D
             return 40 + rank
         measurement, turn = divmod(i - warmup, inner)
         slow = (180 + 20 * rank) * (measurement == hiccup and turn == inner // 2)
-        return 6 + (22 * measurement + 50 * place + 40 * measurement * place) % 61 / 16 + slow
+        return 6 + its[min(measurement, repeats - 1)] / 16 + slow
 
     def launch() -> None:
         nonlocal now, free, launched
@@ -301,14 +450,40 @@ def _asynchronous(rank: int) -> tuple:
     )
 
 
+def _drawn_step(seed: int, rank: int) -> tuple:
+    """Operators in operators, and calls that are waited for later, in any order. The ranks differ in their times only."""
+    same, own = Random(seed), Random(f"{seed} {rank}")
+
+    def operator(depth: int, *inside) -> Op:
+        inside += tuple(operator(depth - 1) for _ in range(same.randint(0, depth)))
+        kind, after = same.choice(("matmul", "other", CALLS)), own.randint(1, 9)
+        return Op(f"{kind} {same.randint(0, 9)}", kind, own.randint(1, 60), inside, after)
+
+    program, open_calls = [own.randint(1, 20)], []
+    for call in range(calls := same.randint(3, 6)):
+        program += [operator(2), Start(call)]
+        open_calls.append(call)
+        while open_calls and (call == calls - 1 or same.random() < 0.5):
+            wait = Wait(open_calls.pop(same.randrange(len(open_calls))), same.randint(20, 90))
+            program += [operator(1), same.choice((wait, operator(1, wait))), own.randint(1, 20)]
+    return tuple(program)
+
+
 _STEPS = {"with calls that are waited for at once": _at_once, "with asynchronous calls": _asynchronous}
 STEPS = tuple(_STEPS)
+_DRAWN = "with calls and operators that were drawn, "
+
+
+def drawn_traces(random: Random) -> list[str]:
+    """Names of steps, which `traces` knows, too."""
+    return [f"{_DRAWN}{random.randrange(2**20)}" for _ in range(2)]
 
 
 def traces(step: str, n: int, slower: float) -> list[Trace]:
-    """Of n ranks in one of the STEPS. slower: by which factor."""
+    """Of n ranks in one of the STEPS, or one that is drawn. slower: by which factor."""
     ranks = [_Rank(8 + 3 * rank) for rank in range(n)]
-    running = [_goes(rank, _STEPS[step](i), ranks) for i, rank in enumerate(ranks)]
+    program = _STEPS.get(step) or partial(_drawn_step, int(step.removeprefix(_DRAWN)))
+    running = [_goes(rank, program(i), ranks) for i, rank in enumerate(ranks)]
     while running:
         running = [one for one in running if next(one, "over") != "over"]
     return [_trace(rank, 8 + 3 * i, 11 + 14 * (3 * i % (n + 1)), slower * _UNIT) for i, rank in enumerate(ranks)]

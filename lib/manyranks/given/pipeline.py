@@ -1,5 +1,6 @@
 """What the checks of exercise 05_pipeline measure of a table, and the stage that they hand out, which knows what is alive."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from manyranks.theory import pipeline as theory
 from manyranks.timeline import replay
 
 ONE_SECOND = {"F": 1, "I": 1, "W": 1}
-WHY, WAITS = "why it cannot run", "the seconds that a rank waits"
+WHY, WAITS, EARLY = "why it cannot run", "the seconds that a rank waits", "what comes before an earlier micro-batch's"
 HIDDEN, EXACT = 16, {"dtype": torch.float64}
 
 
@@ -46,6 +47,9 @@ def facts_of(case: Case, tables: list[list[tuple]]) -> dict:
     found = {WHY: problem, WAITS: waits[0], f"with messages of 0.5 s, {WAITS}": waits[1]}
     found |= {f"what rank {rank} holds": None if problem else most for rank, most in enumerate(peaks(schedule))}
     found |= {f"trait: {name}": trait for name, trait in _traits(case, tables).items()}
+    if not (case.v or case.cap):
+        pairs = ((kind, i, j) for table in tables for kind in "FB" for i, j in pairwise(i for one, i in table if one == kind))
+        found[EARLY] = next((f"{kind}{i}, of {kind}{j}" for kind, i, j in pairs if i > j), "nothing")
     return found | (_beside_papers(case, found[WAITS]) if case.cap else {})
 
 

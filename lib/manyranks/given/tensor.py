@@ -114,7 +114,7 @@ class Case(NamedTuple):
     """Groups of t ranks; note: as reports say it. Which fields count depends on the task.
 
     unused: whether rank 1 does not use the second result; alone: whether there is one tensor; heads: of queries, and of keys
-    and values; offset: of logits; drops: whether there is dropout; strided: whether x and the result's gradient are not
+    and values; offset: of logits; drops: the p of dropout; strided: whether x and the result's gradient are not
     contiguous.
     """
 
@@ -124,7 +124,7 @@ class Case(NamedTuple):
     alone: bool = False
     heads: tuple[int, int] = (0, 0)
     offset: float = 0.0
-    drops: bool = False
+    drops: float = 0.0
     strided: bool = False
 
     def __str__(self) -> str:

@@ -75,9 +75,10 @@ def padded(parameter: Tensor) -> int:
 
 
 def tensors(seed: int) -> Iterator[tuple[str, Tensor]]:
-    """1, 2, 3, … in several shapes, with their names."""
+    """Random numbers in several shapes, with their names."""
+    random = torch.Generator().manual_seed(90 + seed)
     for name, shape in _SHAPES.items():
-        yield name, torch.arange(1.0 + seed, 1 + seed + torch.Size(shape).numel(), **EXACT).view(shape)
+        yield name, torch.randn(shape, generator=random, **EXACT)
 
 
 # What is held

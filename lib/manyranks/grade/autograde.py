@@ -31,7 +31,7 @@ from manyranks.grade import apart, submission
 from manyranks.world.scratch import as_it_is, in_plain_letters, refused
 from manyranks.world.trouble import printable
 
-_MOST, _CODE = 200, 200_000  # cells with a name of nbgrader's; letters of a notebook
+_MOST, _CELLS, _CODE = 200, 1000, 200_000  # cells with a name of nbgrader's; all cells, and letters, of a notebook
 _PLAIN = re.compile(r"\w[\w.@'-]*( [\w.@'-]+)*/\w[\w.@'-]*( [\w.@'-]+)*")  # student and exercise
 _ID = re.compile(r"[\w.-]{1,100}")  # of a cell
 _PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
@@ -72,6 +72,8 @@ class JudgeApart(ExecuteWhatRuns):
                 nb.cells[judged.index].outputs = outputs(judged)
         except apart.Ended as error:
             self.log.warning("not judged to its end: %s", error)  # a check without a result has no points
+        except apart.NotJudged as error:
+            raise apart.NotJudged(f"NOT JUDGED, so the 0 points are nobody's: autograde it again ({error})") from error
         return nb, resources
 
 
@@ -95,6 +97,8 @@ class Tidied(NbGraderPreprocessor):
 
     def preprocess(self, nb: NotebookNode, resources):
         seen = set()
+        if len(nb.cells) > _CELLS:
+            raise ValueError(f"it has more than {_CELLS:,} cells")
         if sum(len(cell.source) for cell in nb.cells) > _CODE:
             raise ValueError(f"the cells have more than {_CODE:,} letters")
         nb.metadata = NotebookNode({key: nb.metadata[key] for key in nb.metadata if key == "kernelspec"})

@@ -205,7 +205,7 @@ def report(task: Task, answer, tried: list[Trial], record: Record) -> Report:
     """What is said of the trials of an answer."""
     if refusal := _unwritten(answer, tried[-1]) or _other_calls(task, tried):
         return _refused(task, refusal)
-    done = [Judged(trial, _verdicts(task, trial, record)) for trial in tried]
+    done = [Judged(trial, _verdicts(task, trial, record, tried)) for trial in tried]
     findings = [_runs(task, answer, tried, record)]
     findings += [found for i in range(len(task.judge)) if (found := _finding(task, i, done, record))]
     findings += _only_two_ranks(task, done)
@@ -252,13 +252,16 @@ def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
     return None
 
 
-def _verdicts(task: Task, trial: Trial, record: Record) -> tuple[Verdict, ...]:
+def _verdicts(task: Task, trial: Trial, record: Record, tried: list[Trial]) -> tuple[Verdict, ...]:
     if trial.trouble:
         return ()
-    right, found = record.right[trial.key], []
+    right, found, ended = record.right[trial.key], [], {one.key for one in tried if not one.trouble}
+    ours = [key for key in record.right if key.startswith(f"{trial.n}/")]
     for judge in task.judge:
-        ready = all(verdict.ok for verdict in found[: judge.needs])
-        found.append(judge.verdict(trial, right) if ready else Verdict(None, "not judged, for a line above is not right"))
+        shown = {key in ended for key in ours if judge.look and any(map(judge.look, record.right[key]))}
+        why = "not judged, for a line above is not right" * (not all(verdict.ok for verdict in found[: judge.needs]))
+        why = "not judged, for no run that shows it came to its end" if shown == {False} else why
+        found.append(Verdict(None, why) if why else judge.verdict(trial, right))
     return tuple(found)
 
 
@@ -277,16 +280,13 @@ def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
         return f"{task.endless}; or a loop does not end"
     end = ending(found)
     fitting = [one for one in record.mistakes if one.hint and end in one.troubles.values()]
-    known = max(fitting, key=lambda one: trial.key.partition("/")[2] in _cases(one, end)).hint if fitting else ""
+    here = "/" + trial.key.partition("/")[2]  # this case, on however many ranks: who ends so in it goes first
+    ends = [{key[key.index("/") :] for key, one in each.troubles.items() if one == end} for each in fitting]
+    known = max(zip(fitting, ends, strict=True), key=lambda both: here in both[1])[0].hint if fitting else ""
     advice = known or _on_arguments(task, answer, found) or _on_words(found, task.advice)
     guess = "" if advice else _on_words(found, task.guesses)
     parts = [part for part in (advice, found.hint, guess) if part]
     return "; ".join(part for part in parts if not any(part in other for other in parts if other != part))
-
-
-def _cases(one: Mistake, end: str) -> list[str]:
-    """The numbers of those that end so with this mistake, on however many ranks: it goes first there."""
-    return [key.partition("/")[2] for key, ending in one.troubles.items() if ending == end]
 
 
 def ending(found: Trouble) -> str:

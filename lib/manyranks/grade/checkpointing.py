@@ -15,7 +15,7 @@ from torch import nn
 from manyranks.given import checkpointing as model
 from manyranks.given.checkpointing import EXACT, HIDDEN, Chain, Function, Scene, checked, inputs
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, values
+from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, if_done, values
 from manyranks.grade.learner import Ready
 from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped
@@ -42,8 +42,8 @@ _ADVICE = (  # what Python and torch say with names of the learner's
 _YOURSELF = "call the `checkpoint` that you are given; where none is, write it yourself, with a torch.autograd.Function"
 _READY = Ready(tuple(f"{model.__name__}.{name}" for name in ("Function", "Checkpoint")), ("torch.utils.checkpoint",), _YOURSELF)
 _Task = partial(Task, "04_checkpointing", part=True, ready=_READY)
-_holds = partial(at_most, unit=lambda n: size(round(n)))
 _FORWARD = "what forward runs"
+_holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_most, unit=lambda n: size(round(n))))
 
 
 def _trains(share: float, what: str, other_x: str = _OTHER_X) -> Judge:
@@ -162,7 +162,8 @@ checkpoint_sqrt = _Task(
         _holds(0.1, "keeps the segments' inputs, and the last segment", "kept", _INPUTS),
         _holds(0.1, "holds one segment at a time", "fullest", _ONE, _ROOM),
     ),
-    cases=("with 10 layers", "with 7 layers", "with 1 layer"),  # √10 rounds down, √7 rounds up
+    cases=("with 10 layers", "with 7 layers", "with 1 layer", "with 2 layers"),  # √10 rounds down, √7 rounds up
+    more=lambda random: [f"with {(c := random.randint(3, 5)) ** 2 + k * c + random.randint(1, c)} layers" for k in (0, 1)],
     worlds=(1,),
     call="checkpoint_sqrt(checkpoint, layers, x)",
     advice=(

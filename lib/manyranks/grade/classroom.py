@@ -165,7 +165,7 @@ def shown(rows: Iterable[Row]) -> int:
 def _line(student: str, task: str, points: str, seconds: str, failed: str) -> str:
     student, failed = (" ".join(printable(words).split()) for words in (student, failed))  # no columns of a learner's making
     if len(student) > _WIDE:
-        student = f"{student[: _WIDE - 7]}…{hashlib.sha256(student.encode()).hexdigest()[:6]}"
+        student = f"{student[: _WIDE - 17]}…{hashlib.sha256(student.encode()).hexdigest()[:16]}"  # none is found to fit
     return printable(f"{student:16} {task:22} {points:>12} {seconds:>8}  {failed}".rstrip())
 
 

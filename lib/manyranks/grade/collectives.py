@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
     elements: int
     dtype: str
-    root: bool = False  # whether the last rank is the root; else it is rank 0
+    root: int = 0  # modulo N
 
     def inputs(self, watch: Watch) -> list[Tensor]:
         """By rank; those of two ranks or places are never alike by chance alone."""
@@ -55,6 +55,7 @@ def _called(arguments: Callable[[list[Tensor], Call], tuple]) -> Callable:
         result = plain(function(*given))
         found = {"the input": given[0], "elements divided": watch.scaled - scaled, "shard": (case.elements + n - 1) // n}
         found["the input has changed"] = not torch.equal(given[0], before)
+        found["the input is also returned"] = isinstance(result, Tensor) and result.data_ptr() == given[0].data_ptr()
         found["the result"] = "a tensor" if isinstance(result, Tensor) else result
         if not isinstance(result, Tensor):
             return found
@@ -130,8 +131,8 @@ def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...]
         facts(
             0.1,
             "leaves its input as it was",
-            "input has changed",
-            hint="work on a copy: chunks of torch.tensor_split are views of the input",
+            "input (has changed|is)",
+            hint="return a new tensor, and work on a copy: chunks of torch.tensor_split are views of the input",
             each_world=True,
         ),
     )
@@ -140,8 +141,8 @@ def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...]
         ("The size of tensor a|the broadcast shape", _CUTS),
         ("made room for", f"{more.pop('room', 'do both mean the same chunk in this step?')} {_CUTS}"),
     )
-    only = ("send", "recv")
-    return Task(_EXERCISE, name, points, _called(arguments), judge, cases, ready=_READY, only=only, advice=advice, **more)
+    more |= {"advice": advice, "more": lambda random: [Call(random.randint(8, 999), cases[0].dtype, random.randint(0, 9))]}
+    return Task(_EXERCISE, name, points, _called(arguments), judge, cases, ready=_READY, only=("send", "recv"), **more)
 
 
 def _divisions(trial: Trial) -> list[Line]:
@@ -163,14 +164,15 @@ def _own(inputs: list[Tensor], case: Call) -> tuple:
 
 
 def _with_root(inputs: list[Tensor], case: Call) -> tuple:
-    return inputs[dist.get_rank()].clone(), (len(inputs) - 1) * case.root
+    return inputs[dist.get_rank()].clone(), case.root % len(inputs)
 
 
 def _with_elements(inputs: list[Tensor], case: Call) -> tuple:
     return inputs[0].tensor_split(len(inputs))[dist.get_rank()].clone(), case.elements
 
 
-tree_broadcast = _task("tree_broadcast", 3, _with_root, (Call(_SMALL, "int64", root=True), Call(_LARGE, "float32")), _TREE)
+_ROOTS = Call(_SMALL, "int64", root=-1), Call(_LARGE, "float32"), Call(_SMALL, "int64", root=1)
+tree_broadcast = _task("tree_broadcast", 3, _with_root, _ROOTS, _TREE, worlds=(2, 3, 4, 5))
 ring_all_gather = _task("ring_all_gather", 4, _with_elements, _WHOLE, _RING)
 ring_reduce_scatter = _task("ring_reduce_scatter", 5, _own, _WHOLE, _RING)
 ring_all_reduce = _task(

@@ -1,6 +1,5 @@
 """Checks of exercise 07_context: blocks are merged and a sequence is laid out in one process; rings run on 2, 3 and 4 ranks."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyranks.given.context import EXACT, HIDDEN, LARGE, ORDINARY, Case, Helpers, Parts, laid_out
+from manyranks.given.context import HIDDEN, LARGE, ORDINARY, Case, Helpers, Parts, laid_out, layouts, random
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, calls, facts, sent, values
 from manyranks.grade.learner import Ready, error_of
@@ -93,23 +92,21 @@ merge = _task("merge(parts)", 3, _merge, _MERGED, _PARTS, (_PAIRS,), worlds=(1,)
 
 # Task 2: a layout
 
-_CHUNKS = {3: 5, 2: 1, 4: 3, 5: 2, 1: 3}  # ranks -> tokens of a chunk
-_SHAPES = {1: (2,), 2: (), 3: (2, 3), 4: (1,), 5: ()}  # ranks -> of what a token has
-_ODD = (10, 0, 3), (6, 0, 2), (9, 0, 3), (20, 0, 4), (5, 0, 1)  # lengths that cannot be cut
+_SHAPES = (2,), (), (2, 3), (1,)  # of what a token has
 _INTEGERS = "int64 of the shape [seq / n]: one position for each of the rank's tokens"
 _DRAW = "rank r has chunk N + r of 2N and then chunk N − 1 − r; draw it for N = 3"
 
 
 def _positions(case: str, function: Callable, watch: Watch) -> dict:
-    found = {}
-    for n, chunk in ((n, chunk + watch.seed % 97) for n, chunk in _CHUNKS.items()):
+    found, (chunks, odds) = {}, layouts(watch.seed)
+    for n, chunk in chunks.items():
         for rank in range(n):
             got, right = function(2 * n * chunk, rank, n), torch.empty(2 * chunk, dtype=torch.int64)
             if not isinstance(got, Tensor) or form_of(got) != form_of(right):
                 what = form_of(got) if isinstance(got, Tensor) else kind_of(got)
                 raise Stopped(f"positions returned {what}; right is a tensor, {form_of(right)}", _INTEGERS)
             found[f"positions of rank {rank} of {n}, {2 * n * chunk} tokens"] = got
-    return found | {f"what positions{odd} raises": error_of(function, *odd) or "nothing" for odd in _ODD}
+    return found | {f"what positions{odd} raises": error_of(function, *odd) or "nothing" for odd in odds}
 
 
 _REFUSES = "there are 2N chunks of one length: raise a ValueError where 2n does not divide seq, and no other error"
@@ -122,11 +119,9 @@ positions = _task("positions(seq, rank, n)", 2, _positions, _PLACED, _SIZES, wor
 
 
 def _unshard(case: str, function: Callable, watch: Watch) -> dict:
-    """Each token is its position, and tenths where it has several numbers."""
     found, changed = {}, []
-    for n, chunk in _CHUNKS.items():
-        tenths = torch.arange(math.prod(_SHAPES[n]), **EXACT).view(_SHAPES[n]) / 10
-        whole = torch.arange(2 * n * chunk, **EXACT).view(-1, *(1 for _ in _SHAPES[n])) + tenths + watch.seed
+    for n, chunk in layouts(watch.seed)[0].items():
+        whole = random(n + watch.seed, 2 * n * chunk, *_SHAPES[n % 4])  # in no order that sorting finds
         given, before = ({f"part {r}": whole[own] for r, own in enumerate(laid_out(len(whole), n))} for _ in range(2))
         got, hint = function([*given.values()]), "it returns the whole sequence, [N·S, …]"
         found[f"the whole of {n} part{'s' * (n > 1)}"] = _tensor(got, whole.shape, "what unshard returned", hint)

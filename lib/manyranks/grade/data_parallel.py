@@ -119,14 +119,15 @@ def _same_weights(model: nn.Module, call: str, hint: str) -> Iterator[None]:
 
 def _replicate(case: str, function: Callable, watch: Watch) -> dict:
     model = Toy(watch.seed + dist.get_rank())
+    own = [*model.named_parameters(), *model.named_buffers()]  # which the layers, hooks and optimizers of before go on to use
     function(model)
-    return {name: tensor.clone() for name, tensor in [*_weights(model).items(), *model.named_buffers()]}
+    return {name: tensor.detach().clone() for name, tensor in own}
 
 
 def _average(case: str, function: Callable, watch: Watch) -> dict:
-    examples = [2 + 3 * rank for rank in range(dist.get_world_size())]
-    mine, model = examples[dist.get_rank()], Toy(watch.seed)
-    noise = _Noise(model, watch, examples)
+    random = torch.Generator().manual_seed(7 + watch.seed)
+    examples = (2 + torch.randperm(15, generator=random))[: dist.get_world_size()].tolist()
+    mine, noise = examples[dist.get_rank()], _Noise(model := Toy(watch.seed), watch, examples)
     _loss_of(model, 1, watch, mine).backward()
     with _same_weights(model, "average()", "the gradients are to be averaged, p.grad, and not the weights"):
         function(model, mine)
@@ -145,8 +146,7 @@ def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _in_buckets(case: str, function: Callable, watch: Watch) -> dict:
-    model = Toy(watch.seed)
-    noise = _Noise(model, watch)
+    noise = _Noise(model := Toy(watch.seed), watch)
     _loss_of(model, 1, watch).backward()
     with watch.peak():
         function(_buckets(list(model.parameters())))
@@ -198,7 +198,7 @@ replicate = _task("replicate(model)", 2, _replicate, (_ALIKE, _EACH_ONCE))
 _EACH_AND_NUMBER = calls(0.3, "sends every gradient once, and the number of examples", _by_parameter)
 _OVER_EXAMPLES = values(0.7, "averages over the examples")
 _UNUSED = "only rank 1 uses the layer `detour`"
-_UNEVEN = f"where each rank has 3 examples more than the one before it, and {_UNUSED}"
+_UNEVEN = f"where each rank has another number of examples, and {_UNUSED}"
 average = _task("average(model, examples)", 4, _average, (_OVER_EXAMPLES, _EACH_AND_NUMBER), (_UNEVEN,))
 
 _A_BUCKET = calls(0.3, "makes one all-reduce a bucket, in order", _by_bucket)

@@ -291,7 +291,7 @@ def _balance(case: Case, function: Callable, watch: Watch) -> dict:
     given = {"probabilities_TE": probabilities_TE, "experts_KT": experts_KT, "bias_E": 0.5 * _drawn(77 + watch.seed, case.E)}
     results = {"the loss": ("float64",), "the new bias": ("float64", case.E)}
     form = "it returns (loss, bias_E): a tensor with one number, and one of E numbers"
-    return _called(function, given, (0.125,), form, results, 950 + watch.seed)
+    return _called(function, given, (0.25 / case.K * (1 + watch.seed % 7),), form, results, 950 + watch.seed)
 
 
 def _numbers(among: list[Sent]) -> list[str]:
@@ -317,13 +317,13 @@ _SHAPES = {"dense": [(3, 2), (5,), (2, 2, 2)], "experts": [(4, 3), (2, 4), (3,)]
 
 
 def _average(case: Case, function: Callable, watch: Watch) -> dict:
-    """On rank 0, the second expert parameter has no gradient."""
+    """The second expert parameter has no gradient on rank 0, and the second dense one has none on rank 1."""
     rank, n = dist.get_rank(), dist.get_world_size()
     groups = [dist.new_group(range(k, n, case.e)) for k in range(case.e)] if case.e > 1 else [dist.group.WORLD]
     named = {f"{name}[{i}]": shape for name, shapes in _SHAPES.items() for i, shape in enumerate(shapes)}
     found = {name: nn.Parameter(_drawn(40, *shape)) for name, shape in named.items()}
     for i, one in enumerate(found.values()):
-        one.grad = None if (rank, i) == (0, 4) else _drawn(20 * rank + i + watch.seed, *one.shape)
+        one.grad = None if (rank, i) in ((0, 4), (1, 1)) else _drawn(20 * rank + i + watch.seed, *one.shape)
     before, parameters = deepcopy(found), [*found.values()]
     function(parameters[:3], parameters[3:], groups[rank % case.e])
     return _after(found, before) | {"without a gradient": [name for name, one in found.items() if one.grad is None]}

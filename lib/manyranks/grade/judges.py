@@ -189,6 +189,19 @@ def at_most(
     return Judge(what, share, verdict, roughly if grain else look)
 
 
+def if_done(done: Callable[[Seen], bool], judge: Callable[..., Judge]) -> Callable[..., Judge]:
+    """Makes judges that give nothing to who does nothing at all, where something is to be done: nothing is held then."""
+
+    def made(*args, **kwargs) -> Judge:
+        def verdict(trial: Trial, right: Right) -> Verdict:
+            idle = any(done(should) and not done(seen) for seen, should in zip(trial.seen, right, strict=True))
+            return Verdict(None, "not judged, for nothing was done") if idle else one.verdict(trial, right)
+
+        return (one := judge(*args, **kwargs))._replace(verdict=verdict)
+
+    return made
+
+
 def _apart(there: str, here: str, got: float, right: float) -> tuple[str, str]:
     """To the last digit where they would read the same."""
     return (there, here) if there != here else (f"{got:,}", f"{right:,}")

@@ -4,15 +4,16 @@ The right numbers are those that WorkCounter counts while real modules run: test
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.given import mfu as given
-from manyranks.given.mfu import Layer, Model, Row, Run
+from manyranks.given.mfu import Chain, Job, Layer, Model, Pass, Run, Step, Timing
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, facts, sent, values
 from manyranks.grade.learner import Ready
@@ -95,23 +96,8 @@ def _both(there: float, here: float, unit: Callable[[float], str]) -> str:
 _PARTS = ("attention", "scores", "mlp", "router", "head")
 
 
-class Pass(NamedTuple):
-    """What forward_flops is given."""
-
-    model: Model
-    batch: int
-    seq: int
-    predicted: int
-
-    def __str__(self) -> str:
-        m = self.model
-        experts, gate = f"{m.experts} experts" if m.experts else "no experts", "gated" if m.gated else "no gate"
-        return f"for {m.heads} heads, {m.kv_heads} key/value heads, {gate}, {experts}, {self.batch} × {self.seq} tokens"
-
-
 def _forward(case: Pass, function: Callable, watch: Watch) -> dict:
-    model = case.model._replace(hidden=case.model.hidden + case.model.heads * (watch.seed % 64))
-    return _named(function(model, *case[1:]), _PARTS, forward_flops.call)
+    return _named(function(*case), _PARTS, forward_flops.call)
 
 
 _ATTENTION = "each row times hidden × hidden, twice hidden × (kv_heads · hidden / heads), and hidden × hidden: 2 FLOPs each"
@@ -133,33 +119,23 @@ forward_flops = _alone(
         Pass(Model(3, 32, 8, 2, 44, True, 30, 1, 11, 5, 12, 3), 5, 7, 2),
         Pass(Model(3, 30, 5, 5, 36, False, 41, 3), 4, 10, 1),
     ),
+    more=given.drawn_passes,
     call="forward_flops(m, batch, seq, predicted)",
 )
 
 # Task 2: a step of training
 
 _PAIR = "it returns a pair of numbers, (model, hardware)"
-_ALL, _SOME = "all layers learn", "layers learn: no, no, yes, no, no, yes, no"
-_LEARN = {_ALL: (True, True, True), _SOME: (False, False, True, False, False, True, False)}
+_SOME = (False, False, True, False, False, True, False)
 
 
-class Step(NamedTuple):
-    """which: whose weights get gradients; products: FLOPs of a layer's products with weights."""
-
-    which: str
-    recompute: str
-    flash: bool
-    products: int
-
-    def __str__(self) -> str:
-        return f"with recompute={self.recompute!r}, flash={self.flash}, {self.which}"
+def _learning(recompute: str, flash: bool, products: int, learns: tuple[bool, ...] = _SOME) -> Step:
+    return Step(tuple(Layer(products, 15552, one) for one in learns), 43200, recompute, flash)
 
 
 def _step(case: Step, function: Callable, watch: Watch) -> dict:
-    more = 4 * (watch.seed % 999)
-    layers = [Layer(case.products + more, 15552 + more, learns) for learns in _LEARN[case.which]]
-    found = function(layers, 43200 + more, case.recompute, case.flash)
-    names = f"model FLOPs, {'all' if case.which == _ALL else 'some'} learn", "hardware FLOPs"
+    found = function([*case.layers], *case[1:])
+    names = f"model FLOPs, {'all' if all(one.learns for one in case.layers) else 'some'} learn", "hardware FLOPs"
     pairs = zip(names, _several(found, 2, f"{step_flops.call} returned", _PAIR), strict=True)
     return {name: _number(one, name, _PAIR) for name, one in pairs}
 
@@ -174,10 +150,11 @@ step_flops = _alone(
         _amounts(0.4, "hardware FLOPs", "hardware", _FLOP),
     ),
     cases=(
-        Step(_ALL, "full", False, 158976),
-        *(Step(_SOME, "none", True, 158976), Step(_SOME, "selective", True, 186624)),
-        *(Step(_SOME, "full", True, 165888), Step(_SOME, "selective", False, 186624)),
+        _learning("full", False, 158976, (True, True, True)),
+        *(_learning("none", True, 158976), _learning("selective", True, 186624)),
+        *(_learning("full", True, 165888), _learning("selective", False, 186624)),
     ),
+    more=given.drawn_steps,
     call="step_flops(layers, head, recompute, flash)",
     unexplained="products: forward 1, backward 2 where the layer learns, 1 where only a layer before it does, 0 before the "
     "first that learns. scores: 1, and 2 where backward comes. head: 3. hardware adds what recompute and flash run again where "
@@ -187,26 +164,10 @@ step_flops = _alone(
 # Task 3: utilisation
 
 
-class Job(NamedTuple):
-    """A run on a chip, under a convention. counts: sequences, accumulate, replicas and chips."""
-
-    config: GPTConfig
-    counts: tuple[int, int, int, int]
-    dtype: str
-    convention: str
-    seconds: float
-    sheet: dict[str, Row]
-
-    def __str__(self) -> str:
-        style = f"{'tied' if self.config.tied else 'untied'} head, {self.config.style}'s style"
-        return f'under "{self.convention}", {style}, products in {self.dtype}'
-
-
 def _mfu(case: Job, function: Callable, watch: Watch) -> dict:
     c, name = case.config, f'the MFU under "{case.convention}"'
     shapes = {name: tuple(parameter.shape) for name, parameter in GPT(c).named_parameters()}
-    seconds = case.seconds * (1 + watch.seed % 999 / 1000)
-    run = Run(shapes, c.tied, c.layers, c.hidden, c.seq, *case.counts, seconds, "fp32", case.dtype)
+    run = Run(shapes, c.tied, c.layers, c.hidden, c.seq, *case.counts, case.seconds, "fp32", case.dtype)
     return {name: _number(function(run, dict(case.sheet), case.convention), name, "it returns one number, the share")}
 
 
@@ -225,6 +186,7 @@ mfu = _alone(
         Job(_GPT2, (5, 9, 11, 8), "fp8", "parameters", 2.6601e-05, given.SHEET),
         Job(_LLAMA, (9, 5, 7, 8), "fp32", "palm", 0.000369223, given.SHEET),
     ),
+    more=partial(given.drawn_jobs, conventions=tuple(_CONVENTIONS)),
     call="mfu(run, sheet, convention)",
     advice=(
         (r"KeyError: 'head\.projection\.weight'", _TIED),
@@ -241,14 +203,12 @@ _LARGEST = "no rank needs each of the others' numbers, only the largest of each:
 _INSTEAD = dict.fromkeys(("all_gather", "all_to_all", "broadcast", "gather", "reduce"), _LARGEST)
 _INSTEAD |= dict.fromkeys(("send", "recv"), "an all-reduce is one call, dist.all_reduce, not a loop of messages")
 _INSTEAD |= {"barrier": "a barrier is not needed: an all-reduce waits for all ranks"}
-_TIMINGS = {"warmup=3, repeats=9, inner=5": (3, 9, 5), "warmup=2, repeats=10, inner=3": (2, 10, 3)}
 
 
-def _timed(case: str, function: Callable, watch: Watch) -> dict:
-    warmup, repeats, inner = _TIMINGS[case]
-    *functions, log = given.device(dist.get_rank(), warmup, repeats, inner, 1 + watch.seed % 64 / 64)
-    time = _number(function(*functions, warmup, repeats, inner), "the time", "it returns one number, seconds of one launch")
-    timed = [part for part in log()[1:-1] if "launch" in part][-repeats:]  # a timed warm-up does not count
+def _timed(case: Timing, function: Callable, watch: Watch) -> dict:
+    *functions, log = given.device(dist.get_rank(), case, 1 + watch.seed % 64 / 64)
+    time = _number(function(*functions, *case[:3]), "the time", "it returns one number, seconds of one launch")
+    timed = [part for part in log()[1:-1] if "launch" in part][-case.repeats :]  # a timed warm-up does not count
     return {
         "the time": time,
         "the number of launches": sum(part.count("launch") for part in log()),
@@ -268,7 +228,8 @@ time_it = _task(
         facts(0.3, "warms up, synchronises and reads the clock in the right order", "launches|how often", each_world=True),
         sent(0.2, "sends its measurements, once", hint=_EACH, instead=_INSTEAD),
     ),
-    cases=tuple(_TIMINGS),
+    cases=(Timing(3, 9, 5), Timing(2, 10, 3)),
+    more=given.drawn_timings,
     call="time_it(launch, synchronise, clock, warmup, repeats, inner)",
     unexplained="warm up, synchronise; `repeats` times: clock, `inner` launches, synchronise, clock; the difference ÷ inner; "
     "the largest of all ranks, measurement by measurement; the median of these",
@@ -303,6 +264,7 @@ time_budget = _task(
         sent(0.2, "sends the moments of its calls, once", hint=_MOMENT, instead=_INSTEAD),
     ),
     cases=given.STEPS,
+    more=given.drawn_traces,
     call="time_budget(spans, arrived, step, zero)",
     unexplained="each moment of the step belongs to the innermost span that covers it; of a wait, what is before the last "
     'rank\'s moment is waiting, the rest communication; "calls" and what is not covered is python',
@@ -313,13 +275,10 @@ time_budget = _task(
 _TWO = "it returns a pair: a list with one number for each operator, and one number"
 
 
-def _losses(case: str, function: Callable, watch: Watch) -> dict:
-    (steps, shapes, needed, peak, bandwidth), faster = given.KERNELS[case], 1 + watch.seed % 999 / 1000
-    operators, again = (given.operators(steps, shapes) for _ in range(2))
-    found = function(operators, needed.split(), peak * faster, bandwidth * faster)
+def _losses(case: Chain, function: Callable, watch: Watch) -> dict:
+    found, results = function(deepcopy(case.operators), [*case.needed], case.peak, case.bandwidth), {}
     lost, saved = _several(found, 2, f"{lost_time.call} returned", _TWO)
-    results = {}
-    for one, number in zip(again, _several(lost, len(again), "lost is", _TWO), strict=True):
+    for one, number in zip(case.operators, _several(lost, len(case.operators), "lost is", _TWO), strict=True):
         moved = sum([*one.reads.values(), *one.writes.values()])
         name = f"lost at operator {len(results)}, {one.name} of {one.flops:,} FLOPs and {moved:,} bytes"
         results[name] = _number(number, "what is lost", _TWO)
@@ -344,6 +303,7 @@ lost_time = _alone(
         _amounts(0.55, "what each operator loses to memory", "^lost", _SECONDS, _BEYOND)._replace(look=_in_one),
         _amounts(0.45, "what fusing gives back", "^saved", _SECONDS, _FUSED),
     ),
-    cases=tuple(given.KERNELS),
+    cases=given.CHAINS,
+    more=given.drawn_chains,
     call="lost_time(operators, needed, peak, bandwidth)",
 )

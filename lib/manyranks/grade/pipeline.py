@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.given.pipeline import EXACT, HIDDEN, WAITS, WHY, Case, Stage, facts_of, loss_of
+from manyranks.given.pipeline import EARLY, EXACT, HIDDEN, WAITS, WHY, Case, Stage, facts_of, loss_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, failure, order, sent, values
 from manyranks.grade.learner import Ready, error_of, items, named, noted, plain
@@ -116,10 +116,11 @@ one_f_one_b = _table_task(
     points=4,
     run=_of_each_rank("one_f_one_b", 2, _PAIRS),
     judge=(
-        _where(lambda case: case.m >= case.p, _can_run(0.2, "does each F and each B once, in an order that can run")),
+        _where(lambda case: case.m >= case.p, _can_run(0.1, "does each F and each B once, in an order that can run")),
         _where(lambda case: case.m >= case.p, _HOLDS),
         _where(lambda case: case.m >= case.p, _IN_ALL),
         _where(lambda case: case.m < case.p, _can_run(0.15, "does so with fewer micro-batches than ranks"), _HOLDS, _IN_ALL),
+        facts(0.1, "takes micro-batches in order", EARLY, "F goes from 0 to m − 1, and so does B")._replace(needs=1),
     ),
     cases=tuple(Case(p, m) for p in (4, 1, 2, 3, 8) for m in dict.fromkeys((2 * p, 2 * p + 1, p, 2, 1))),
     more=lambda random: [
@@ -198,11 +199,11 @@ def _train_step(case: str, function: Callable, watch: Watch) -> dict:
         for one in before:
             stage.known = [x + one.down(torch.tanh(one.up(x))) for x in stage.known]
     inputs = [x.clone() for x in batch] if rank == 0 else None
-    targets = [x.clone() for x in aims] if rank == n - 1 else None
+    goals = [x.clone() for x in aims] if rank == n - 1 else []
     most = max(accumulate(1 if kind == "F" else -1 for kind, _ in actions))
-    result = function(stage, list(actions), [x.shape for x in batch], inputs and [*inputs], targets, loss_of)
+    result = function(stage, list(actions), [x.shape for x in batch], inputs and [*inputs], [*goals] or None, loss_of)
     found = {
-        "whether inputs were changed": bool(inputs) and not all(map(torch.equal, inputs, batch)),
+        "whether inputs or targets were changed": not all(map(torch.equal, *((inputs, batch) if inputs else (goals, aims)))),
         "whether an input came where another one still lay": stage.overwritten,
         **gradients(dict(stage.named_parameters())),
         "the graphs": stage.graphs or None,
@@ -247,10 +248,11 @@ _HALVES = (("F", "forward(x)", "y"), ("I", "input_gradient(grad)", "the gradient
 
 
 def _stack(seed: int, frozen: bool = False) -> nn.ModuleList:
-    """The layers. frozen: with a weight that does not learn, and a layer without a bias; the others have gradients already."""
+    """The layers. frozen: a weight and a bias do not learn, and a layer has no bias; the others have gradients already."""
     torch.manual_seed(seed)
     layers = nn.ModuleList(nn.Linear(*pair, bias=not (frozen and k == 2), **EXACT) for k, pair in enumerate(pairwise(_WIDTHS)))
     layers[1].weight.requires_grad_(not frozen)
+    layers[0].bias.requires_grad_(not frozen)
     for parameter in layers.parameters() if frozen else ():
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     return layers
@@ -268,12 +270,13 @@ def _split(case: str, kind: Callable, watch: Watch) -> dict:
     for step, (letter, call, result) in enumerate(_HALVES):
         work = WorkCounter()
         for i, one in enumerate(halves):
-            given = [_random(10 * step + i + watch.seed, _ROWS, _WIDTHS[0])] if result else []
+            given, before = ([_random(10 * step + i + watch.seed, _ROWS, _WIDTHS[0])] * bool(result) for _ in range(2))
             with work, named(call):
                 got = plain(getattr(one, call.partition("(")[0])(*given))
             if result:  # a copy keeps nothing of the learner's alive
                 found[f"{result} of micro-batch {i}"] = got.clone() if isinstance(got, Tensor) else got
-            del given, got
+                found[f"whether what {letter} gets of micro-batch {i} has changed"] = not torch.equal(*given, *before)
+            del given, got, before
         watch.weigh()
         found[f"after {letter}, what is held"] = watch.held[-1] - watch.held[0]
         found[f"the FLOPs of {letter}"] = work.flops
@@ -292,12 +295,12 @@ split = _table_task(
     points=4,
     run=_split,
     judge=(
-        values(0.2, "computes as autograd does, weights in W only", "gradient of|^y", alone=True),
+        values(0.2, "computes as autograd does, weights in W only", "gradient of|^y|^whether what F", alone=True),
         facts(0.4, "I does half of the products, W the other half", "FLOPs", _PRODUCTS, tolerance=0.05),
         at_most(0.3, "keeps what is needed for what comes, no more", "held", _NEEDED, **_MORE)._replace(needs=1),
         facts(0.1, "refuses W before I", "before I", "raise RuntimeError where I has not been"),
     ),
-    cases=("one micro-batch", "W before I", "several micro-batches and a frozen weight"),
+    cases=("one micro-batch", "W before I", "several micro-batches, a frozen weight and a frozen bias"),
     call="Split(layers)",
     a_class=True,
     methods=tuple((call.partition("(")[0], f"the check calls .{call}") for _, call, _ in _HALVES),

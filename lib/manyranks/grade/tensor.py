@@ -32,7 +32,6 @@ from manyranks.grade.tensor_looks import (
     ADVICE,
     COPY,
     READY,
-    P,
     dropped_by,
     keeps,
     masks_differ,
@@ -198,13 +197,14 @@ def _cross_entropy(case: Case, function: Callable, watch: Watch) -> dict:
     targets = torch.randint(_V, (_POSITIONS, _B), generator=torch.Generator().manual_seed(place.seed + 210))
     targets[-2:, 0] = targets[0, 1] = -100
     targets[1:3, 1] = torch.tensor([_V - 1, _V - 2])  # the last ones of ranks, also of those that have one more
-    shift = case.offset * (1 - 2 * (place.r % 2))
-    all_SBV = drawn(place.seed + 200, _POSITIONS, _B, _V) * 3 + shift
+    whose_SB1 = torch.arange(_POSITIONS * _B).view(_POSITIONS, _B, 1) % place.t  # the rank with the largest logits
+    shift_SB1, z = case.offset * (2.0 * (whose_SB1 == place.r) - 1), (_Z + place.seed % 7 / 10) * (1 + (case.offset > 0))
+    all_SBV = drawn(place.seed + 200, _POSITIONS, _B, _V) * 3 + shift_SB1
     logits = all_SBV[..., place.r :: place.t].clone().requires_grad_()
     before = logits.detach().clone(), targets.clone()
     with Made(watch) as seen:
         watch.mark("forward")
-        loss = function(logits, targets, _Z, place.group)
+        loss = function(logits, targets, z, place.group)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise Stopped(f"it returned {kind_of(loss)}", _RETURNS)
         if not loss.requires_grad:
@@ -265,13 +265,12 @@ _GATHERED = (
 def _block(case: Case, kind: Callable, watch: Watch) -> dict:
     place = place_of(case, watch)
     make = partial(made, WholeBlock, place.seed + 120, _FEATURES, _ROWS * place.t)
-    p = P if case.drops else 0.0
-    module, own, found = module_of(kind, make, watch, _OF_BLOCK, p, f, place.group)
+    module, own, found = module_of(kind, make, watch, _OF_BLOCK, case.drops, f, place.group)
     x, up = (_positions(place.seed + seed, place, case.strided) for seed in (130, 140))
     x.requires_grad_()
     if case.drops:
         plain = kind(make(), 0.0, f, place.group)
-        return found | dropped_by(module, plain, x, up, watch, place.t)
+        return found | dropped_by(module, plain, x, up, watch, place.t, case.drops)
     if place.group is not None or case.strided:
         with Made(watch):
             return found | through(module, own, {"x": x}, watch, up, (1,))
@@ -308,7 +307,7 @@ def _cases_of_block(n: int) -> tuple[Case, ...]:
     """Without dropout on all ranks, with it, with tensors that are not contiguous; of 4, in two pairs."""
     strided = Case(n, "p = 0, x and the result's gradient not contiguous", strided=True)
     pairs = (Case(2, "in two pairs, p = 0"),) if n == 4 else ()
-    return Case(n, "p = 0"), Case(n, f"p = {P}", drops=True), *pairs, strided
+    return Case(n, "p = 0"), Case(n, f"p = {(p := n / 8)}", drops=p), *pairs, strided
 
 
 _MORE = "it keeps {got} more than for its own positions after forward; a shard of x has " + size(_POSITION_BYTES)

@@ -52,10 +52,12 @@ _SUMS = (
     "a sum is exchanged where each rank has a part of it, and only there: f is silent in forward and sums gradients, g sums in "
     "forward and is silent in backward"
 )
-P = 0.25
 _NONE_DROPPED = "nothing was dropped: F.dropout(y, p) or a mask, also where the module is not asked for training"
 _READ = "the masks are read off the result: put that right first"
 _ODDS = "an element is dropped with probability p, by itself, and those that stay are divided by 1 − p"
+_TOGETHER_DROPPED = (
+    "each element is dropped or kept by itself: a mask has a number of its own for each position, sequence and feature"
+)
 _AGAIN = (
     "the same seed has to give the same mask, however often it is used: a generator of its own, made from the seed, each time"
 )
@@ -68,7 +70,7 @@ _COLLIDES = (
     "each pair of a rank and a seed needs a mask of its own, but here two pairs come to the same number: "
     "seed * t + rank is another number for each pair"
 )
-_FEW, _MANY = 0.4 * P, 1.6 * P  # of elements dropped
+_SURE = 6.0  # standard deviations: more than chance makes of elements that are dropped one by one
 
 
 def _phases(seen: Seen) -> dict[str, list[str]]:
@@ -124,18 +126,16 @@ def _why(trial: Trial, got: dict[str, list[str]], must: dict[str, list[str]]) ->
 
 
 def masks_differ(trial: Trial, right: Right) -> Verdict:
-    """Over ranks and seeds, no two are alike; the same seed gives the same one again."""
-    t, n = trial.case.t, trial.n
-    for number in range(n // t if trial.case.drops else 0):
+    """Over ranks and seeds, no two are alike, and elements drop one by one; the same seed gives the same one again."""
+    t, n, p = trial.case.t, trial.n, trial.case.drops
+    for number in range(n // t if p else 0):
         ranks = range(number, n, n // t)
         found = {rank: [tuple(one) for one in trial.seen[rank].results["masks"]] for rank in ranks}
         for rank, masks in found.items():
-            if not any(abs(dropped - P) > 1e-6 for _, _, dropped in masks):
-                return Verdict(False, f"rank {rank} dropped no element; p is {100 * P:.0f} %", _NONE_DROPPED)
+            if not any(dropped for _, _, dropped in masks):
+                return Verdict(False, f"rank {rank} dropped no element; p is {100 * p:g} %", _NONE_DROPPED)
             if not masks[0][1]:
                 return Verdict(False, f"which elements rank {rank} dropped cannot be told from its result", _READ)
-            if wrong := [dropped for _, _, dropped in masks if not _FEW < dropped < _MANY]:
-                return Verdict(False, f"rank {rank} dropped {100 * wrong[0]:.0f} % of the elements; p is 25 %", _ODDS)
             if masks[0][1] != masks[-1][1]:
                 return Verdict(False, f"rank {rank} dropped other elements when seed {masks[0][0]} came again", _AGAIN)
         every = {rank: [mask for _, mask, _ in masks[:-1]] for rank, masks in found.items()}
@@ -147,6 +147,14 @@ def masks_differ(trial: Trial, right: Right) -> Verdict:
             if here == there:
                 who = f"rank {other} with seed {second} draws the mask of rank {one} with seed {first}"
                 return Verdict(False, who, _SAME_SEEDS if one == other else _COLLIDES)
+        for rank, masks in found.items():
+            apart = trial.seen[rank].results["masks' deviations"]
+            if abs(apart[0]) > _SURE or len({dropped for _, _, dropped in masks}) == 1:
+                mean = 100 * sum(dropped for _, _, dropped in masks) / len(masks)
+                each = " in each mask" if abs(apart[0]) <= _SURE else ""
+                return Verdict(False, f"rank {rank} dropped {mean:.3g} % of the elements{each}; p is {100 * p:g} %", _ODDS)
+            if max(apart[1:]) > _SURE:
+                return Verdict(False, f"rank {rank} dropped elements together, not each by itself", _TOGETHER_DROPPED)
     return Verdict(True)
 
 
@@ -211,7 +219,7 @@ def _seeds(t: int) -> tuple[int, ...]:
     return 7, 8, *range(max(7 - t, 3), 7), 0, 107, 1007, 7
 
 
-def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch: Watch, t: int) -> dict:
+def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch: Watch, t: int, p: float) -> dict:
     """What dropout makes of the result of `plain`, which has the same weights and drops nothing, and of gradients."""
     seeds = _seeds(t)
     watch.mark("forward")
@@ -223,16 +231,26 @@ def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch
     without = plain(x, seeds[0])
     sum_sBH = (without - x).detach()
     masks = [(result - x).detach(), *((module(x, seed) - x).detach() for seed in seeds[1:])]
-    masks = [mask / sum_sBH * (1 - P) for mask in masks]
+    masks = [mask / sum_sBH * (1 - p) for mask in masks]
     clear = all(torch.allclose(mask, mask.round().clamp(0, 1), atol=1e-6) for mask in masks)
     found = {
         "each element of the sum": "is dropped, or divided by 1 − p" if clear else "is neither dropped nor divided by 1 − p"
     }
-    dropped = up * masks[0].round() / (1 - P)
+    dropped = up * masks[0].round() / (1 - p)
     without.backward(dropped)
     must = gradients({"x": x} | dict(plain.named_parameters()))
     must["the gradient of x"] += up - dropped
     found |= {f"{name}, with dropout": "fits" if torch.allclose(got[name], must[name]) else "does not fit" for name in must}
-    dropped = [float(1 - mask.mean()) for mask in masks]
+    dropped = [float((mask.abs() < 1e-6).double().mean()) for mask in masks]
     names = [hashlib.sha256(mask.round().to(torch.int8).numpy().tobytes()).hexdigest()[:12] if clear else "" for mask in masks]
-    return found | {"masks": [*zip(seeds, names, dropped, strict=True)]}
+    return found | {"masks": [*zip(seeds, names, dropped, strict=True)], "masks' deviations": _deviations(masks[:-1], p)}
+
+
+def _deviations(masks: list[Tensor], p: float) -> list[float]:
+    """Of how many are dropped, and how far sums along each dimension spread, from chance: in standard deviations."""
+    apart_MsBH = p - 1 + torch.stack(masks).round()
+    found = [float(apart_MsBH.sum() / (p * (1 - p) * apart_MsBH.numel()) ** 0.5)]
+    for dim in range(1, 4):
+        spread = apart_MsBH.mean(dim).square().mean() * apart_MsBH.shape[dim] / (p * (1 - p))  # 1 by chance
+        found.append(float((spread - 1) * (apart_MsBH.numel() / apart_MsBH.shape[dim] / 2) ** 0.5))
+    return found

@@ -12,7 +12,7 @@ from manyranks.given import zero as given
 from manyranks.given.zero import layers_of, loss_of, pieces
 from manyranks.grade import zero_looks as looks
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Right, Verdict, at_most, by, facts, sent, silent, values
+from manyranks.grade.judges import Right, Verdict, at_most, by, facts, if_done, sent, silent, values
 from manyranks.grade.learner import Ready, tensor
 from manyranks.grade.trial import Trial
 from manyranks.grade.zero_looks import UNIT, checked, made
@@ -48,6 +48,7 @@ _SENT = {
     "hint": "one reduce-scatter a gradient, padded to a multiple of N; one all-gather a parameter, of its shards",
 }
 _HELD = {"says": "it holds {got} {name}; {right} is enough", "unit": lambda count: size(round(count)), "grain": 4096}
+_holds = if_done(lambda seen: bool(seen.calls), partial(at_most, room=_SMALL, **_HELD))  # who sends nothing holds little
 _TRAINS = values(0.2, "trains like one process on the whole batch", "^(parameter|shard)")
 _task = partial(
     Task,
@@ -96,7 +97,8 @@ def _shard(case: str, function: Callable, watch: Watch) -> dict:
     watch.weigh(function)
     piece = function(torch.ones(300, 101, **given.EXACT))
     watch.weigh(function, piece)
-    return found | {"when only its piece is left": watch.held[1] - watch.held[0]}
+    there = isinstance(piece, Tensor) and piece.numel() > 0  # nothing is no piece
+    return found | ({"when only its piece is left": watch.held[1] - watch.held[0]} if there else {})
 
 
 _VIEW = "a slice or a chunk is a view, and keeps the whole tensor's memory: clone() it"
@@ -200,7 +202,7 @@ stage1 = _task(
     (
         _TRAINS,
         sent(0.13, "reduces each gradient and gathers each parameter once a step", **_SENT),
-        at_most(0.67, "holds optimizer states of its shards only", "^(of|in)", _STATES, _SMALL, **_HELD),
+        _holds(0.67, "holds optimizer states of its shards only", "^(of|in)", _STATES),
     ),
     cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", _SGD, ((2,), (1,)))),
     call="Stage1(params, optimizer_class, **kwargs)",
@@ -224,7 +226,7 @@ stage2 = _task(
         _TRAINS,
         sent(0.1, "reduces each gradient once a backward", **_SENT),
         by(0.35, "reduces a gradient as soon as its turn comes", _order, lambda seen: {"found": seen.results["leaving"][0]}),
-        at_most(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS, _SMALL, **_HELD),
+        _holds(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS),
     ),
     cases=(Training("AdamW", _ADAMW, ((2, 3), (1, 5)), finishes=True),),
     call="Stage2(params, optimizer_class, **kwargs)",
@@ -292,7 +294,7 @@ unit = _task(
         _TRAINS,
         sent(0.05, "gathers and reduces each parameter as often as it must", **_SENT),
         facts(0.08, "starts to gather without waiting", "wrong method", _ASYNC),
-        at_most(0.67, "keeps nothing whole that is not needed", "^(of|in all|at one)", _WHOLE, _UNIT_ROOM, **_HELD),
+        _holds(0.67, "keeps nothing whole that is not needed", "^(of|in all|at one)", _WHOLE, room=_UNIT_ROOM),
     ),
     cases=("in two steps, the second of two backward passes",),
     call="Unit(module)",

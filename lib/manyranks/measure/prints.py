@@ -14,7 +14,8 @@ _KEPT = 1 << 16  # elements: longer weights are made anew each time
 _FACTORS = (2654435761, 2246822519, 3266489917, 668265263)  # of projections' weights: odd, so that elements differ
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
 _EXACT, NEAR = 1e-9, 1e-6  # tolerance of float64 and whole numbers, and of what was rounded to float32 on its way
-_NOT_A_NUMBER, _INFINITE = 7.7e7, 8.8e7  # what stands for them in the numbers of a print
+_NOT_A_NUMBER, _INFINITE = 7.7e7, 8.8e7  # what stands for them among a print's elements
+_STAND_INS = (_NOT_A_NUMBER, _INFINITE, -_INFINITE)
 
 Fact = object  # JSON: numbers, words, lists and dicts of them, or a Print
 
@@ -35,13 +36,15 @@ def print_of(tensor: torch.Tensor) -> Print:
     form = form_of(tensor)
     if flat.is_complex():
         flat = torch.view_as_real(flat).flatten()
-    flat = torch.nan_to_num(flat.double(), nan=_NOT_A_NUMBER, posinf=_INFINITE, neginf=-_INFINITE)
-    n = flat.numel()
+    flat, n = flat.double(), flat.numel()
+    shown = flat.nan_to_num(*_STAND_INS)
     if n <= _ALL:
-        return Print(form, tuple(map(_rounded, flat.tolist())))
+        return Print(form, tuple(map(_rounded, shown.tolist())))
+    most = float(flat.nan_to_num(0, 0, 0).abs().max()) or 1.0
+    flat = flat.nan_to_num(7 * most, 8 * most, -8 * most)  # so that projections tell small differences of the others
     weight = _weight if n <= _KEPT else _weight.__wrapped__
     projected = [float(flat @ weight(n, factor)) / math.sqrt(n) for factor in _FACTORS]
-    numbers = [*flat[_places(n)].tolist(), *projected, float(flat.norm()) / math.sqrt(n)]
+    numbers = [*shown[_places(n)].tolist(), *projected, float(flat.norm()) / math.sqrt(n)]
     return Print(form, tuple(map(_rounded, numbers)))
 
 
@@ -98,9 +101,16 @@ def _is_number(value: Fact) -> bool:
 
 
 def _close(got: tuple[float, ...], right: tuple[float, ...], tolerance: float) -> bool:
-    scale = max([*map(abs, got), *map(abs, right), 1e-12], default=1.0)
-    pairs = zip(got, right, strict=True)  # beside what is infinite, everything would be close
-    return all(one == other or abs(one - other) <= tolerance * scale < math.inf for one, other in pairs)
+    room = tolerance * _scale(*got, *right)  # beside what is infinite, everything would be close
+    return all(
+        one == other or (abs(one - other) <= room < math.inf and not {one, other} & {*_STAND_INS})
+        for one, other in zip(got, right, strict=True)
+    )
+
+
+def _scale(*numbers: float) -> float:
+    """What differences are measured by: the largest number that stands for itself."""
+    return max([1e-12, *(abs(one) for one in numbers if one not in _STAND_INS)])
 
 
 def only_rounded(got: Fact, right: Fact) -> bool:
@@ -120,10 +130,9 @@ def difference(got: Fact, right: Fact) -> str:
         return f"{got.form}; right is {right.form}"
     n = math.prod(json.loads(right.form.partition(" of ")[0]))
     places = range(n) if n <= _ALL else _places(n)
-    limit = _TOLERANCE.get(right.form.rpartition(" ")[2], _EXACT)
-    scale = max([*map(abs, right.numbers), 1e-12], default=1.0)
+    room = _TOLERANCE.get(right.form.rpartition(" ")[2], _EXACT) * _scale(*right.numbers)
     numbers = list(zip(places, got.numbers, right.numbers, strict=False))
-    wrong = [one for one in numbers if abs(one[1] - one[2]) > limit * scale]
+    wrong = [one for one in numbers if abs(one[1] - one[2]) > room]
     many = f"{len(wrong)} of {n} elements are wrong; " if n <= _ALL else ""
     if not wrong:
         return f"some of its {n:,} elements are wrong"

@@ -16,6 +16,7 @@ import resource
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -91,7 +92,7 @@ _UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memf
 _NEWER = 463  # system calls from this number on came after Linux 6.12; those of another ABI are higher
 _A_THREAD = 0x10400  # of clone: a thread, which has its process's files
 _NAMELESS = 0x400000  # of open: a file that no folder has
-_EMPTIED = 0x200  # of open: a file that is emptied, by who only reads
+_EMPTIED, _NEITHER = 0x200, 3  # of open: a file that is emptied, by who only reads; one to neither read nor write
 _SHARED = 0x21  # of mmap: memory that no process's limit counts
 _OPEN = 256  # files, sockets and pipes, whose buffers nobody counts
 _RESERVED = 2 * 2**30  # bytes of addresses that threads and malloc take, beside memory
@@ -125,6 +126,8 @@ def confine(how: Confined) -> None:
     Raises OSError where the system has the fences and refuses to put them up.
     """
     limit(how.file, how.memory)
+    os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep files of their own
+    tempfile.tempdir = None  # it is found anew
     for what, most in ((resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)):
         resource.setrlimit(what, (min(most, resource.getrlimit(what)[1]),) * 2)
     if sys.platform != "linux":
@@ -248,13 +251,10 @@ def _fence_processes(libc) -> None:
     for number in machine.own:
         steps += _calls(number, *_one_of(0, (0, me) if number == machine.own[-1] else (me,), _ALLOW, _REFUSE))
     for number, place in machine.opens:
-        emptied = [
-            (_LOAD, 0, 0, 16 + 8 * place),
-            (_AND, 0, 0, _EMPTIED | 3),
-            (_EQUAL, 0, 1, _EMPTIED),
-            (_RETURN, 0, 0, _REFUSE),
-        ]
-        steps += _calls(number, *emptied, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
+        flags, refuse = (_LOAD, 0, 0, 16 + 8 * place), (_RETURN, 0, 0, _REFUSE)
+        neither = [flags, (_AND, 0, 0, _NEITHER), (_EQUAL, 0, 1, _NEITHER), refuse]  # of which Landlock asks for no right
+        emptied = [flags, (_AND, 0, 0, _EMPTIED | 3), (_EQUAL, 0, 1, _EMPTIED), refuse]
+        steps += _calls(number, *neither, *emptied, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
     steps += _calls(machine.mmap, *_bits(3, _SHARED, _REFUSE, _ALLOW))
     steps += _calls(machine.clone, *_bits(0, _A_THREAD, _ALLOW, _REFUSE))
     about_links = [(_EQUAL, 0, 2, _NETLINK), (_LOAD, 0, 0, 32), (_EQUAL, 1, 0, 0)]  # of its protocols, the one that gloo asks

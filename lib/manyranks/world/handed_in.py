@@ -1,6 +1,8 @@
 """What strangers have handed in: the notebooks below a folder, whose they are, and why one is not read."""
 
 import os
+import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import chain, groupby
 from pathlib import Path
@@ -10,7 +12,7 @@ from manyranks.world.scratch import contents, no_file
 
 _FEW = 20  # rows of a student for files that are refused
 NOTHING = "it has no notebook where a submission is: student/exercise/exercise.ipynb"
-BOTH = "there is a notebook and a folder of this name, perhaps of two students: keep one, or rename it"
+BOTH = "there are two notebooks or folders of this name, perhaps of two students: keep one, or rename it"
 
 
 class Submission(NamedTuple):
@@ -40,6 +42,7 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
         tops = tops or [Path(place) / name for name in folders]
         for path in (Path(place) / name for name in (*files, *folders)):
             student, *inside = (*path.relative_to(folder).parts[:-1], path.name.removesuffix(".ipynb"))
+            student = _composed(student)
             refused, version = no_file(path), ""
             if not refused and (path.suffix != ".ipynb" or path.name in folders):
                 continue
@@ -49,20 +52,26 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
                 refused = "it is not where a submission is: student/exercise/exercise.ipynb"
             found.append(Submission(path, student, path.stem, refused, version))
     found = list(_one_each(found, folder))
-    found += [Submission(path, (*path.relative_to(folder).parts, "")[0], "", "it cannot be listed", "") for path in unread]
+    whose = [(path, _composed((*path.relative_to(folder).parts, "")[0])) for path in unread]
+    found += [Submission(path, student, "", "it cannot be listed", "") for path, student in whose]
     if not found:
         raise ValueError(f"{folder} has no notebooks: give the folder that has the submissions")
     here = {one.student for one in found}
-    found += [Submission(each, each.name, "", NOTHING, "") for each in tops if each.name not in here]
+    found += [Submission(each, student, "", NOTHING, "") for each in tops if (student := _composed(each.name)) not in here]
     each = groupby(sorted(found, key=lambda one: (one.student, one.exercise, str(one.path))), lambda one: one.student)
     return list(chain(*(_few(list(own)) for _, own in each)))
+
+
+def _composed(name: str) -> str:
+    """As it is shown: of a letter and its accent, some systems make two signs, and some one."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _one_each(found: list[Submission], folder: Path) -> Iterator[Submission]:
     """Of a student one notebook an exercise; what is refused beside it costs nothing. None where two students may be meant."""
     read, counts, lost = [one for one in found if not one.refused], set(), set()
-    beside = {one.student for one in read if one.path.parent == folder}
-    both = {one.student for one in read if one.path.parent != folder} & beside
+    tops = {(one.student, one.path.relative_to(folder).parts[0]) for one in read}
+    both = {student for student, number in Counter(student for student, _ in tops).items() if number > 1}
     for one in read + [one for one in found if one.refused]:
         key = one.student, one.exercise
         again = BOTH if one.student in both else "there is another notebook of this exercise" if key in counts else ""

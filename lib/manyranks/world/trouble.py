@@ -248,22 +248,27 @@ def _headed(line: str | None) -> bool:
 def named(text: str) -> str:
     """A name that somebody chose, as a table may have it: no spreadsheet computes, and two that differ look different.
 
-    What only looks like another letter is written in figures: forms of one letter, and beside Latin letters and digits all but
-    letters with an accent, and a few of northern Europe. A name that is in another script as a whole stays as it is.
+    Beside ASCII, letters of the first one's script stay, of Latin those with an accent and a few of northern Europe. The rest
+    is written in figures: forms of one letter, other scripts, marks that no letter takes in, what has no ink.
     """
-    latin = any(c.isascii() and c.isalnum() for c in text)
-    shown = "".join(ascii(c)[1:-1] if _misleads(c, latin) else printable(c) for c in text.replace("\\", "\\\\"))
+    text = unicodedata.normalize("NFC", text)
+    first = next((c for c in text if c.isascii() and c.isalnum()), "") or next((c for c in text if c.isalpha()), "")
+    shown = "".join(printable(c) if _stays(c, first) else ascii(c)[1:-1] for c in text.replace("\\", "\\\\"))
     shown = no_column(re.sub("^ | $|(?<= ) ", r"\\x20", shown))
     return f"'{shown}" if shown.startswith((*FORMULA, "'")) else shown
 
 
-def _misleads(c: str, latin: bool) -> bool:
-    if c.isascii() or c in _NORTHERN:
-        return False
-    if unicodedata.normalize("NFKC", c) != c:
-        return True
-    accented = c.isalpha() and unicodedata.normalize("NFD", c)[0].isascii()
-    return not accented and (latin or unicodedata.name(c, "").startswith("LATIN "))
+def _stays(c: str, first: str) -> bool:
+    if c.isascii() or not c.isalpha() or unicodedata.normalize("NFKC", c) != c:
+        return c.isascii()
+    if first.isascii() or _script(first) == "LATIN":
+        return c in _NORTHERN or unicodedata.normalize("NFD", c)[0].isascii()
+    return _script(c) == _script(first)
+
+
+def _script(c: str) -> str:
+    """As the Unicode standard names its letters: CYRILLIC, GREEK, CJK, HANGUL, …"""
+    return unicodedata.name(c, "").partition(" ")[0]
 
 
 def no_column(text: str) -> str:

@@ -9,17 +9,26 @@ import torch
 from torch import nn
 
 from manyranks.given import mfu as given
-from manyranks.grade import mfu
+from manyranks.grade import mfu, trial
 from manyranks.grade.check import shipped
 from manyranks.measure.flops import WorkCounter, as_one_operator
 from manyranks.parallel.checkpointing import checkpoint
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
+from tests.grading import records
 from tests.grading.answered import *  # noqa: F403
 
 HARDLY = 1e-30  # a rate of dropout that drops nothing, and builds the score matrix
 STEP = {158976: 2, 186624: 6, 165888: 3}  # FLOPs of a layer's products -> its key/value heads
 SUMS = {"sums": -1, "columns": 0}  # -> over which dimension
+
+
+def test_the_judge_draws_cases_of_its_own_and_asks_them_first(exercise, task, monkeypatch):
+    own, drawn = records.tasks(exercise)[task], []
+    for seed in (0, 1, 2):
+        monkeypatch.setattr(trial, "seed", seed)
+        drawn.append([repr(case) for case in own.cases_on(3)])
+    assert not {*drawn[1][:2]} & {*drawn[0], *drawn[2]}
 
 
 def right(task: str, i: int) -> dict:
@@ -70,8 +79,8 @@ def test_a_forward_pass_has_the_flops_that_are_counted(i):
 
 @pytest.mark.parametrize("i", range(len(mfu.step_flops.cases)))
 def test_a_step_has_the_flops_that_are_counted(i):
-    which, recompute, flash, products = mfu.step_flops.cases[i]
-    learns = [True] * 3 if which == mfu.step_flops.cases[0].which else [False, False, True, False, False, True, False]
+    layers, _, recompute, flash = mfu.step_flops.cases[i]
+    products, learns = layers[0].products, [one.learns for one in layers]
 
     def counted(recompute: str, flash: bool) -> float:
         model = GPT(GPTConfig(len(learns), 24, 6, 40, 50, 9, STEP[products], tied=False))

@@ -16,7 +16,6 @@ from manyranks.theory.published.layouts import Neighbour
 from manyranks.theory.step import StepTime
 
 _MOST = 6  # plans
-_EDGE = 1 + 1e-9  # a sum of parts is not longer than itself
 _SAME = 0.005  # of the time: what loses less is as fast
 
 
@@ -46,7 +45,7 @@ class Steps(Bars):
     def show(self, times: Sequence[StepTime | None], texts: Sequence[str], row: int = -9, most: float = 1e9) -> None:
         """times: None for a plan that can't be; most: seconds beyond which bars are cut off."""
         bars = [{name: time.parts[part] for part, (name, *_) in STEP.items()} if time else {} for time in times]
-        self.update(bars, texts, row, min(most, max(time.seconds for time in times if time)) * _EDGE)
+        self.update(bars, texts, row, min(most, max(time.seconds for time in times if time)) * (1 + 1e-9))
 
 
 @style.styled

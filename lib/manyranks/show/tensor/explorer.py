@@ -148,6 +148,8 @@ def _limit(now: Setting) -> str:
     if max(now.waits, more) < limits.MUCH * seconds:
         return "computing"
     limit = "communication" if now.waits >= more else "small products"
+    if limit != "communication" and together > 0.99 * now.tp * alone:  # the host sets the pace
+        return f"starting kernels, as many as on one GPU: {now.tp} GPUs compute as long as one"
     helps = _LIMITS.takes(now, limit, lambda together: units.duration(together / now.tp))
     if limit == "communication":
         return limit + (helps or f": only chunked rings (asynchronous TP) would hide its {units.duration(now.waits)}")

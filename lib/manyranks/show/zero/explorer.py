@@ -127,7 +127,7 @@ def _limit(now: Setting) -> str:
     if sequences <= 1:
         return f"computing; the network is busy for {sequences:.0%} of that time"
     faster = _WAYS.takes(now, "network", units.duration)
-    return f"the network, busy {sequences:.2g} times as long as a GPU computes its one sequence{faster}"
+    return f"the network, busy {units.three(sequences)} times as long as a GPU computes its one sequence{faster}"
 
 
 def _ways(hsdp: bool) -> dict[str, dict]:
