@@ -136,7 +136,17 @@ def test_an_uneven_load_and_other_constants_are_taken_over():
     for options in ({"imbalance": 2.0}, {"constants": NOTHING}):
         time = step.estimate(*given, **options)
         assert sum(roofline.time_budget(*given, **options).values()) == pytest.approx(time.seconds, rel=1e-9)
-    assert roofline.time_budget(*given, NOTHING)["overhead"] == 0
+    assert roofline.time_budget(*given, NOTHING)["overhead"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3.2-1b"])
+def test_what_the_chip_waits_for_its_host_is_overhead(name):
+    given = theory.models[name], Plan(seq=128), theory.clusters["h100-dgx"]
+    time, budget = step.estimate(*given), roofline.time_budget(*given)
+    found = sum(part.seconds for part in roofline.parts(*given))
+    assert found < time.compute
+    assert sum(budget.values()) == pytest.approx(time.seconds, rel=1e-9)
+    assert budget["overhead"] > sum(part.overhead for part in roofline.parts(*given))
 
 
 def test_one_rank_s_products_are_its_share_of_the_hardware_flops():

@@ -133,8 +133,8 @@ def parts(
 ) -> list[Part]:
     """All that one rank computes in a step, forward and backward, by kind of kernel, the longest first.
 
-    The rank is one of the pipeline rank that sets the pace in step.estimate; the seconds add up to its `compute`. The optimizer
-    is not in it. Raises ValueError as step.estimate does.
+    The rank is one of the pipeline rank that sets the pace in step.estimate; the seconds add up to its `compute`, less what the
+    chip waits for its host. The optimizer is not in it. Raises ValueError as step.estimate does.
     """
     return _parts(step.estimate(shape, plan, cluster, constants, imbalance=imbalance))
 
@@ -145,16 +145,17 @@ def time_budget(
     """Seconds of a step by what the rank that sets the pace does in them; they add up to step.estimate's.
 
     "matmul": kernels with FLOPs, what they read and write included; "other": kernels that only move memory; "overhead": to
-    start both. Then as in StepTime: communication that nothing hides, by what it is for ("tensor", "context", "expert",
-    "pipeline", "data"), the pipeline's "bubble", the "optimizer". Raises ValueError as step.estimate does.
+    start both, and what the chip waits for a host that starts them more slowly than it runs them. Then as in StepTime:
+    communication that nothing hides, by what it is for ("tensor", "context", "expert", "pipeline", "data"), the pipeline's
+    "bubble", the "optimizer". Raises ValueError as step.estimate does.
     """
     time = step.estimate(shape, plan, cluster, constants, imbalance=imbalance)
     found = _parts(time)
     budget = {
         "matmul": sum(part.seconds - part.overhead for part in found if part.flops),
         "other": sum(part.seconds - part.overhead for part in found if not part.flops),
-        "overhead": sum(part.overhead for part in found),
     }
+    budget["overhead"] = max(0.0, time.compute - sum(budget.values()))
     return budget | {name: seconds for name, seconds in time.parts.items() if name != "compute"}
 
 
