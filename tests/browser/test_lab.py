@@ -80,7 +80,7 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
         assert explorer.said().startswith("reduce_scatter by ring, 12 ranks")
         ranks.press("Home")
         explorer.move(ranks, -1)  # there is nothing below
-        assert explorer.status().startswith("Not possible: n = 0: a group has a whole number of ranks, at least 1")
+        assert explorer.status().startswith("Not possible: N = 0: a group has a whole number of ranks, at least 1")
 
 
 def test_the_explorer_of_chapter_02_follows(chapters):
@@ -313,9 +313,9 @@ def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_poss
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to fewer tensor ranks and back
-        assert lines[0] == "Limit: TP messages, 16% of the time on NVLink; TP 4 takes 8.36 s."
+        assert lines[0] == "Limit: TP messages, 16% of the time on NVLink; TP 4 takes 8.39 s."
         assert lines[1].startswith("Limit: bubble, 15% of the time")
-        assert "The planner's best takes 6.32 s; here tensor +1.4 s" in lines[3]
+        assert "The planner's best takes 6.3 s; here tensor +1.4 s" in lines[3]
         assert lines[6].endswith("As fast as the planner's best.")
         assert best.evaluate("list => list.value") == "not searched"  # since the number of GPUs was moved
         explorer.move(model, 3)

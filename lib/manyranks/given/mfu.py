@@ -10,7 +10,6 @@ from random import Random
 from typing import NamedTuple
 
 from manyranks.measure.journal import Stopped
-from manyranks.training.config import GPTConfig
 
 
 class Model(NamedTuple):
@@ -155,9 +154,9 @@ def drawn_steps(random: Random) -> list[Step]:
 
 
 class Job(NamedTuple):
-    """A run on a chip, under a convention. counts: sequences, accumulate, replicas and chips."""
+    """A run on a chip, under a convention. config: a GPTConfig; counts: sequences, accumulate, replicas and chips."""
 
-    config: GPTConfig
+    config: object
     counts: tuple[int, int, int, int]
     dtype: str
     convention: str
@@ -169,15 +168,15 @@ class Job(NamedTuple):
         return f'under "{self.convention}", {style}, products in {self.dtype}'
 
 
-def drawn_jobs(random: Random, conventions: Iterable[str]) -> list[Job]:
-    """One for each convention."""
+def drawn_jobs(random: Random, conventions: Iterable[str], make: Callable) -> list[Job]:
+    """One for each convention. make: GPTConfig."""
     found = []
     for convention in conventions:
         groups, style, dtype = random.randint(1, 3), random.choice(("llama", "gpt2")), random.choice([*SHEET])
         heads = groups * random.randint(1, 3)
         sizes = random.randint(2, 4), 4 * heads, heads, random.randint(20, 60), random.randint(20, 60), random.randint(8, 20)
         kv = {"kv_heads": groups} if style == "llama" else {}
-        config = GPTConfig(*sizes, **kv, style=style, tied=random.random() < 0.5)
+        config = make(*sizes, **kv, style=style, tied=random.random() < 0.5)
         sheet = {name: Row(random.randint(9, 999) * 1e9, random.random() < 0.5) for name in SHEET}
         counts = tuple(random.randint(2, 20) for _ in range(4))
         found.append(Job(config, counts, dtype, convention, random.uniform(1e-4, 1e-3), sheet))

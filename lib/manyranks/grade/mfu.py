@@ -186,7 +186,7 @@ mfu = _alone(
         Job(_GPT2, (5, 9, 11, 8), "fp8", "parameters", 2.6601e-05, given.SHEET),
         Job(_LLAMA, (9, 5, 7, 8), "fp32", "palm", 0.000369223, given.SHEET),
     ),
-    more=partial(given.drawn_jobs, conventions=tuple(_CONVENTIONS)),
+    more=partial(given.drawn_jobs, conventions=tuple(_CONVENTIONS), make=GPTConfig),
     call="mfu(run, sheet, convention)",
     advice=(
         (r"KeyError: 'head\.projection\.weight'", _TIED),

@@ -127,7 +127,7 @@ def confine(how: Confined) -> None:
     """
     limit(how.file, how.memory)
     os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep files of their own
-    tempfile.tempdir = None  # it is found anew
+    tempfile.tempdir = how.scratch  # to find it, tempfile would remove a file
     for what, most in ((resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)):
         resource.setrlimit(what, (min(most, resource.getrlimit(what)[1]),) * 2)
     if sys.platform != "linux":
