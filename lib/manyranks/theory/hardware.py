@@ -30,7 +30,7 @@ class Accelerator:
     specials: float = 0.0  # exponentials a second
     ampere: float = 1.0  # share of the peak that an A100's instructions reach
     processors: int = 0
-    reuse: float = 0.0  # multiplications that a product has to do with each number from the cache to be as fast as the peak
+    reuse: float = 1.0  # multiplications that a product has to do with each number from the cache to be as fast as the peak
 
 
 @dataclass(frozen=True)
