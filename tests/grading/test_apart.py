@@ -339,6 +339,12 @@ def test_the_right_answer_has_all_points_and_learners_code_ran_nowhere_else():
     assert "RAN_HERE" not in os.environ
 
 
+def test_the_time_to_read_a_notebook_is_not_that_of_its_cells(monkeypatch):
+    monkeypatch.setattr(apart, "_READING", 2.0)
+    one = judged("import time\ntime.sleep(3)\n" + RIGHT)
+    assert one.report.points == one.report.out_of
+
+
 EXERCISES = sorted(path.name for path in (ROOT / "solutions").glob("[0-9]*"))
 
 

@@ -58,6 +58,10 @@ class Judged(msgspec.Struct, tag=True):
         return round(self.report.points / self.report.out_of * self.worth, 2) if self.report.out_of else 0.0
 
 
+class _Read(msgspec.Struct, tag=True):
+    """The notebook has been read; its cells have not yet run."""
+
+
 class _Asks(msgspec.Struct, tag=True, frozen=True):
     """For the record of what is right, or with all mistakes."""
 
@@ -149,7 +153,7 @@ class Judge:
             started = time.monotonic()
             try:
                 self._wait(other, left, scratch)
-                told = unpack(messages.receive(other, messages.EXACTLY, _SMALL, _WHOLE), Judged | _Asks | _Over)
+                told = unpack(messages.receive(other, messages.EXACTLY, _SMALL, _WHOLE), _Read | Judged | _Asks | _Over)
             except TimeoutError:
                 raise Ended(f"it took longer than {seconds:.0f} s") from None
             except (EOFError, OSError, NotPlain):
@@ -159,10 +163,10 @@ class Judge:
                 if told.why:
                     raise (NotJudged if told.machine else Ended)(told.why)
                 return
-            if seconds == _READING or isinstance(told, Judged):
+            if not isinstance(told, _Asks):
                 seconds = left = _A_CHECK
-            if isinstance(told, Judged):
-                yield told
+                if isinstance(told, Judged):
+                    yield told
                 continue
             try:
                 record = self._record(told)
@@ -263,6 +267,7 @@ class _Court:
             found = checks(read())
         except Exception as error:  # not a notebook: this raises many kinds
             return self._tell(_Over(f"cannot be read: {type(error).__name__}"))
+        self._tell(_Read())
         for one in found:
             started = time.monotonic()
             try:
@@ -273,7 +278,7 @@ class _Court:
         self._tell(_Over())
         os._exit(0)
 
-    def _tell(self, what: Judged | _Asks | _Over) -> None:
+    def _tell(self, what: _Read | Judged | _Asks | _Over) -> None:
         messages.send(self._above, pack(what))
 
     def _report(self, check: Check) -> Report:
