@@ -14,6 +14,7 @@ times slower. For a setting it can't show, a plot raises ValueError, and the tex
 import asyncio
 import base64
 import contextlib
+import itertools
 import struct
 import threading
 import time
@@ -268,11 +269,13 @@ class Explorer:
 
     def _show_parts(self) -> None:
         """Lays boxes over the picture."""
-        boxes, whole = [], self.figure.bbox
-        for axes, left, right, bottom, top, says in self._plot.parts() if hasattr(self._plot, "parts") else ():
-            (x0, y0), (x1, y1) = axes.transData.transform([(left, bottom), (right, top)])
-            (x0, x1), (y0, y1) = sorted((x0 / whole.width, x1 / whole.width)), sorted((y0 / whole.height, y1 / whole.height))
-            boxes.append(page.box(x0, x1, y0, y1, says))
+        boxes, whole = [], (self.figure.bbox.width, self.figure.bbox.height)
+        parts = self._plot.parts() if hasattr(self._plot, "parts") else ()
+        for axes, own in itertools.groupby(parts, lambda part: part[0]):  # to place many takes as long as to place one
+            _, left, right, bottom, top, says = zip(*own, strict=True)
+            corners = [axes.transData.transform(np.column_stack(each)) / whole for each in ((left, bottom), (right, top))]
+            places = np.sort(corners, axis=0).transpose(1, 2, 0).reshape(-1, 4).tolist()
+            boxes += [page.box(*place, text) for place, text in zip(places, says, strict=True)]
         self.parts.value = "".join(boxes)
 
     def _show_small(self, small: Small) -> None:
@@ -288,7 +291,8 @@ class Explorer:
         stored = {"text/plain": repr(self), "image/png": base64.b64encode(style.in_few_colors(self.png)).decode()}
         display(stored, raw=True, metadata={"image/png": {"width": wide, "height": high}})
         display({"text/plain": _LATER, "text/html": page.NOTE % _LATER + self.tiles.value}, raw=True)
-        display({"text/plain": ""} | _view(box), raw=True)
+        view = "application/vnd.jupyter.widget-view+json"
+        display({"text/plain": "", view: box._repr_mimebundle_()[view]}, raw=True)
 
     def buttons(self) -> widgets.Box:
         """Presets, reset, what measures, and what copies the code."""
@@ -388,9 +392,3 @@ def _allowed(control: widgets.ValueWidget) -> str:
     if hasattr(control, "min"):
         return f"from {control.min} to {control.max} in steps of {control.step}"
     return ""
-
-
-def _view(box: widgets.Widget) -> dict:
-    mime = "application/vnd.jupyter.widget-view+json"
-    bundle = box._repr_mimebundle_()
-    return {mime: (bundle[0] if isinstance(bundle, tuple) else bundle)[mime]}

@@ -131,9 +131,10 @@ class Gantt(Clock):
         """Names the boxes that have room, in pixels."""
         high, written = (corners[:, 3] - corners[:, 2] >= 1.25 * _SIZE * _POINT) & (names != ""), {}
         if np.count_nonzero(names != "") <= _MOST_NAMES:
-            for texts, box, pixels in zip(names[high], corners[high], room[high], strict=True):
+            middles = (corners[:, ::2] + corners[:, 1::2]) / 2
+            for texts, middle, pixels in zip(names[high], middles[high].tolist(), room[high], strict=True):
                 fits = [text for text in texts.split("|") if width(text, _SIZE) * _POINT <= pixels]
-                written |= {tuple(box.reshape(2, 2).mean(axis=1)): text for text in fits[:1]}
+                written |= {tuple(middle): text for text in fits[:1]}
         self.names.update(list(written), list(written.values()))
 
 

@@ -37,6 +37,7 @@ def word(text: str, size: float, left: float, weight: str = "normal") -> Path:
     return Path(scale * vertices, np.concatenate([path.codes for path, _ in letters]))
 
 
+@functools.lru_cache(maxsize=4096)
 def width(text: str, size: float) -> float:
     """Of a word, in points."""
     return sum(_letter(character)[1] for character in text) * size / 10

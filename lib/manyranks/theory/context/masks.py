@@ -30,8 +30,8 @@ def work(seq: int, n: int, layout: str = "zigzag", causal: bool = True, tile: in
     if not causal:
         return [[(seq // n) ** 2] * n for _ in range(n)]
     scores = Scores.of(length, length if tile is None else tile)
-    block = {"contiguous": _contiguous, "striped": _striped, "zigzag": _zigzag}[layout]
-    return [[block(rank, (rank - hop) % n, scores) for hop in range(n)] for rank in range(n)]
+    hops = {"contiguous": _contiguous, "striped": _striped, "zigzag": _zigzag}[layout]
+    return [hops(rank, n - 1 - rank, scores) for rank in range(n)]
 
 
 def chunk_length(seq: int, n: int, layout: str) -> int:
@@ -63,17 +63,20 @@ class Scores(NamedTuple):
         return cls(length**2, up_to, up_to - (count - larger if size == 1 else 0))
 
 
-def _contiguous(rank: int, source: int, scores: Scores) -> int:
-    return scores.up_to if source == rank else scores.whole * (source < rank)
+# One rank, hop by hop: its own keys, then those of the ranks before it, the nearest first, then of those behind it.
 
 
-def _striped(rank: int, source: int, scores: Scores) -> int:
-    return scores.up_to if source <= rank else scores.before
+def _contiguous(before: int, behind: int, scores: Scores) -> list[int]:
+    return [scores.up_to] + [scores.whole] * before + [0] * behind
 
 
-def _zigzag(rank: int, source: int, scores: Scores) -> int:
+def _striped(before: int, behind: int, scores: Scores) -> list[int]:
+    return [scores.up_to] * (1 + before) + [scores.before] * behind
+
+
+def _zigzag(before: int, behind: int, scores: Scores) -> list[int]:
     """Of another rank's two chunks the early one is visible to both of this rank's, or both to its late one."""
-    return scores.whole + 2 * scores.up_to if source == rank else 2 * scores.whole
+    return [scores.whole + 2 * scores.up_to] + [2 * scores.whole] * (before + behind)
 
 
 # What follows from the counts
