@@ -15,6 +15,7 @@ from manyranks.show.looks import LOOKS
 from manyranks.theory import flops, memory, models, published, traffic
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.published import steps
+from manyranks.theory.traffic import Routes
 from tests.drawn import marked, widths, words
 from tests.unit.figures_drawn import assert_readable
 
@@ -204,7 +205,7 @@ def test_the_way_to_the_experts_takes_as_long_as_the_step_is_charged(change):
     shape, plan, cluster, imbalance = (
         getattr(now(**change).scenario, name) for name in ("shape", "plan", "cluster", "imbalance")
     )
-    assert now(**change).way()[2] == pytest.approx(traffic.expert(shape, plan, cluster, DEFAULT, imbalance)[0])
+    assert now(**change).way()[2] == pytest.approx(traffic.expert(shape, plan, Routes.of(plan, cluster), DEFAULT, imbalance)[0])
 
 
 def test_a_limit_of_nodes_halves_what_two_hops_send_between_nodes_and_changes_nothing_with_one():

@@ -11,6 +11,7 @@ from manyranks.theory.expert import chances
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.published import steps
 from manyranks.theory.shapes import models
+from manyranks.theory.traffic import Routes
 
 H100, H800 = clusters["h100-dgx"], clusters["h800"]
 V3, MIXTRAL = models["deepseek-v3"], models["mixtral-8x7b"]
@@ -167,9 +168,9 @@ def test_messages_of_a_small_layer_by_hand(etp, ep, gathered, sent, monkeypatch)
     """Attention's rows over tp; routed experts' over etp; shared experts' over tp, where they don't read the routed ones'."""
     seen = Recorder(monkeypatch)
     plan = Plan(dp=2, tp=4, ep=ep, etp=etp, seq=64)
-    traffic.tensor(TINY, plan, H100, DEFAULT, True, 0.0)
+    traffic.tensor(TINY, plan, Routes.of(plan, H100), DEFAULT, True, 0.0)
     assert seen.gathered == gathered
-    traffic.expert(TINY, plan, H100, DEFAULT)
+    traffic.expert(TINY, plan, Routes.of(plan, H100), DEFAULT)
     assert seen.sent == [(sent[0], sent[1], 0.0)] * 2  # there and back, inside a node
 
 
@@ -177,9 +178,14 @@ def test_expert_groups_of_neighbours_stay_in_the_node_where_those_of_cut_experts
     cut, whole = (Plan(dp=8, tp=8, ep=8, etp=etp, seq=4096) for etp in (None, 1))
     assert chances.way(MIXTRAL, cut, H100).between > 0 == chances.way(MIXTRAL, whole, H100).between
     for plan in (cut, whole):
-        assert chances.way(MIXTRAL, plan, H100).seconds == pytest.approx(traffic.expert(MIXTRAL, plan, H100, DEFAULT)[0])
+        assert chances.way(MIXTRAL, plan, H100).seconds == pytest.approx(
+            traffic.expert(MIXTRAL, plan, Routes.of(plan, H100), DEFAULT)[0]
+        )
     spread = replace(whole, ep=4, dp=2, tp=2)
-    assert traffic.expert(MIXTRAL, spread, H100, DEFAULT) < traffic.expert(MIXTRAL, replace(spread, tp=1, dp=4), H100, DEFAULT)
+    other = replace(spread, tp=1, dp=4)
+    assert traffic.expert(MIXTRAL, spread, Routes.of(spread, H100), DEFAULT) < traffic.expert(
+        MIXTRAL, other, Routes.of(other, H100), DEFAULT
+    )
 
 
 # What it takes -----------------------------------------------------------------------------------------------------------

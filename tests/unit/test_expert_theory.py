@@ -18,6 +18,7 @@ from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.passes import Both
 from manyranks.theory.published import expert as tables
 from manyranks.theory.published import steps
+from manyranks.theory.traffic import Routes
 from manyranks.timeline import Transfer, replay
 
 H800, V3, MIXTRAL, LLAMA = clusters["h800"], models["deepseek-v3"], models["mixtral-8x7b"], models["llama3-8b"]
@@ -208,7 +209,7 @@ def test_the_fullest_rank_multiplies_and_receives_as_many_times_more():
     moved = [sum(kernel.bytes for kernel in each if kernel.part == "route" and not kernel.flops) for each in (even, uneven)]
     assert moved[1] / moved[0] == 5 / 3  # sorted to be sent, on arrival three times as much, put together at home
     start = kernels.OVERHEAD + 14e-6
-    once, more = (traffic.expert(V3, plan, H800, DEFAULT, imbalance)[0] - 2 * start for imbalance in (1, 3))
+    once, more = (traffic.expert(V3, plan, Routes.of(plan, H800), DEFAULT, imbalance)[0] - 2 * start for imbalance in (1, 3))
     assert more == pytest.approx(3 * once)
 
 
@@ -220,7 +221,9 @@ def test_imbalance_concerns_only_layers_with_experts_and_the_module_that_predict
 
 def test_under_tensor_parallelism_the_fullest_rank_gathers_more_rows():
     plan = Plan(dp=4, tp=2, ep=4, seq=4096)
-    even, uneven = (traffic.tensor(MIXTRAL, plan, H800, DEFAULT, True, 0.0, imbalance)[0] for imbalance in (1, 2))
+    even, uneven = (
+        traffic.tensor(MIXTRAL, plan, Routes.of(plan, H800), DEFAULT, True, 0.0, imbalance)[0] for imbalance in (1, 2)
+    )
     assert uneven / even == pytest.approx((1 + 2 * 2) / (1 + 2))  # attention's pair, and one for each of two experts
     assert passes.of_layer(MIXTRAL, plan, H800, moe=True, imbalance=2.0).forward.tensor == pytest.approx(uneven)
 

@@ -12,6 +12,7 @@ from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.plan import CONTEXT, SCHEDULES
 from manyranks.theory.shapes import models
 from manyranks.theory.stages import Stage
+from manyranks.theory.traffic import Routes
 from manyranks.timeline import Compute, Program, Recv, Send, replay
 
 DENSE = ModelShape("dense", 9, 512, 2048, 16, 1000, kv_heads=4)
@@ -279,9 +280,10 @@ def test_a_ring_hides_all_but_the_last_message_of_gradients():
     plan = Plan(cp=4, seq=4096)
     keys = 2 * 1024 * 2 * BIG.kv_heads * BIG.head_size
     block, gradients, both = (traffic.hop(H100.route(4), size, DEFAULT) for size in (keys, 2 * keys, 3 * keys))
-    assert traffic.context(BIG, plan, H100, DEFAULT, (1.0, 1.0)) == (0.0, gradients)
+    assert traffic.context(BIG, plan, Routes.of(plan, H100), DEFAULT, (1.0, 1.0)) == (0.0, gradients)
     shown = 3 * block, 2 * block + both + gradients + gradients
-    assert traffic.context(BIG, plan, H100, DEFAULT, (0.0, 0.0)) == pytest.approx(shown)
-    assert traffic.context(BIG, replace(plan, overlap=False), H100, DEFAULT, (1.0, 1.0)) == pytest.approx(shown)
+    assert traffic.context(BIG, plan, Routes.of(plan, H100), DEFAULT, (0.0, 0.0)) == pytest.approx(shown)
+    other = replace(plan, overlap=False)
+    assert traffic.context(BIG, other, Routes.of(other, H100), DEFAULT, (1.0, 1.0)) == pytest.approx(shown)
     some = 4 * (block - 1e-6), 4 * (both - 1e-6)
-    assert traffic.context(BIG, plan, H100, DEFAULT, some) == pytest.approx((3e-6, 1e-6 + gradients))
+    assert traffic.context(BIG, plan, Routes.of(plan, H100), DEFAULT, some) == pytest.approx((3e-6, 1e-6 + gradients))

@@ -24,6 +24,7 @@ from manyranks.theory import (
 )
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.tensor import Calls, Passes
+from manyranks.theory.traffic import Routes
 
 PAPER = models["megatron-22b"]
 GROUPED = models["llama3-70b"]
@@ -92,7 +93,7 @@ def test_the_time_of_a_layer_s_calls_is_that_of_its_bytes(sequence_parallel, reg
     plan = Plan(tp=8, seq=1024, overlap=False, sequence_parallel=sequence_parallel, regather=regather)
     free = kernels.Constants(overhead=0.0)
     links = cluster.with_link("node", latency=0.0)
-    seconds = traffic.tensor(GROUPED, plan, links, free, False, 0.0)
+    seconds = traffic.tensor(GROUPED, plan, Routes.of(plan, links), free, False, 0.0)
     calls = tensor.layer(1024, GROUPED.hidden, 8, sequence_parallel, regather)
     rate = links.accelerator.scale_up * free.bandwidth
     assert seconds == pytest.approx([each.bytes / rate for each in calls])

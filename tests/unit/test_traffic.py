@@ -11,6 +11,7 @@ from manyranks.theory import ModelShape, Plan, clusters, collectives, data, memo
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.shapes import models
+from manyranks.theory.traffic import Routes
 
 H100, H800 = clusters["h100-dgx"], clusters["h800"]
 DENSE = ModelShape("dense", 8, 4096, 16384, 32, 1000, kv_heads=8)
@@ -88,10 +89,8 @@ def test_experts_are_reduced_only_among_their_copies():
 
 def test_overlap_hides_all_but_the_last_unit_and_no_more_than_there_is_to_hide_behind():
     held, plan = memory.Held(1e9, 0.0), Plan(dp=8, zero=0, seq=512)
-    whole, behind_much, behind_some = (
-        data.seconds(DENSE, replace(plan, overlap=overlap), H100, DEFAULT, held, 0.0, backward)
-        for overlap, backward in ((False, 0.0), (True, 10.0), (True, 1e-3))
-    )
+    (whole,) = data.seconds(DENSE, replace(plan, overlap=False), H100, DEFAULT, [(held, 0.0, 0.0)])
+    behind_much, behind_some = data.seconds(DENSE, plan, H100, DEFAULT, [(held, 0.0, 10.0), (held, 0.0, 1e-3)])
     assert whole == pytest.approx(collectives.seconds("all_reduce", 2e9, 8, Link("", 0.0, 0.79 * 450e9)), rel=0.05)
     assert behind_much == pytest.approx(whole / DENSE.layers)
     assert behind_some == pytest.approx(whole - 1e-3)
@@ -105,31 +104,33 @@ def test_a_layer_takes_two_all_reduces_each_way(t):
     plan = Plan(tp=t, sequence_parallel=False, overlap=False, microbatch=2, seq=1024)
     reached = Link("", 3.4e-6, 0.79 * 450e9)
     once = collectives.seconds("all_reduce", 2 * 2 * 1024 * DENSE.hidden, t, reached)
-    forward, backward = traffic.tensor(DENSE, plan, H100, DEFAULT, False, 0.0)
+    forward, backward = traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, 0.0)
     assert forward == backward == pytest.approx(2 * (once + 2 * 5e-6))  # counted as two collectives each
 
 
 def test_sequence_parallelism_sends_as_much_and_gathers_its_inputs_once_more():
     plan = Plan(tp=8, overlap=False, seq=1024)
-    forward, backward = traffic.tensor(DENSE, plan, H100, DEFAULT, False, 0.0)
-    assert forward == traffic.tensor(DENSE, replace(plan, sequence_parallel=False), H100, DEFAULT, False, 0.0)[0]
+    forward, backward = traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, 0.0)
+    other = replace(plan, sequence_parallel=False)
+    assert forward == traffic.tensor(DENSE, other, Routes.of(other, H100), DEFAULT, False, 0.0)[0]
     assert backward == pytest.approx(1.5 * forward)
 
 
 def test_of_backward_only_what_meets_a_weight_gradient_is_hidden():
     plan = Plan(tp=8, seq=1024)
-    forward, all_hidden = traffic.tensor(DENSE, plan, H100, DEFAULT, False, hidden_behind=1.0)
+    forward, all_hidden = traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, hidden_behind=1.0)
     assert all_hidden == pytest.approx(forward / 2)
-    assert traffic.tensor(DENSE, replace(plan, sequence_parallel=False), H100, DEFAULT, False, 1.0)[1] == 0.0
-    assert traffic.tensor(DENSE, plan, H100, DEFAULT, False, 1e-5)[1] == pytest.approx(1.5 * forward - 1e-5)
+    other = replace(plan, sequence_parallel=False)
+    assert traffic.tensor(DENSE, other, Routes.of(other, H100), DEFAULT, False, 1.0)[1] == 0.0
+    assert traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, 1e-5)[1] == pytest.approx(1.5 * forward - 1e-5)
 
 
 def test_parallel_layers_need_half_and_routed_tokens_more():
     plan = Plan(tp=8, overlap=False, seq=1024)
-    forward = traffic.tensor(DENSE, plan, H100, DEFAULT, False, 0.0)[0]
-    parallel = traffic.tensor(replace(DENSE, parallel_layers=True), plan, H100, DEFAULT, False, 0.0)[0]
+    forward = traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, 0.0)[0]
+    parallel = traffic.tensor(replace(DENSE, parallel_layers=True), plan, Routes.of(plan, H100), DEFAULT, False, 0.0)[0]
     assert parallel == pytest.approx(forward / 2)
-    dense, moe = (traffic.tensor(MIXTRAL, plan, H100, DEFAULT, moe, 0.0)[0] for moe in (False, True))
+    dense, moe = (traffic.tensor(MIXTRAL, plan, Routes.of(plan, H100), DEFAULT, moe, 0.0)[0] for moe in (False, True))
     assert moe == pytest.approx(1.5 * dense)  # the MLP's pair twice, for two experts a token
 
 
@@ -144,7 +145,8 @@ def test_keys_and_values_of_the_whole_sequence_reach_every_rank():
             5e-6 + collectives.seconds("all_gather", each / tp, 4, Link("", 3.4e-6, 0.79 * 450e9))
             for each in (size, 2 * size)  # gradients are summed in 32 bits
         )
-        found = traffic.context(DENSE, replace(plan, tp=tp), H100, DEFAULT, (1.0, 1.0))
+        other = replace(plan, tp=tp)
+        found = traffic.context(DENSE, other, Routes.of(other, H100), DEFAULT, (1.0, 1.0))
         assert found == pytest.approx((keys, keys + gradients))
 
 
@@ -154,9 +156,11 @@ def test_ulysses_is_four_all_to_alls_that_send_to_the_node_and_to_others_at_the_
     inside, outside = (2 * 48 * size * share / (0.79 * beta) for share, beta in ((7 / 16, 450e9), (8 / 16, 50e9)))
     assert outside > inside
     starts = 4 * (5e-6 + 14e-6)
-    assert traffic.context(DENSE, plan, H100, DEFAULT, (1.0, 1.0)) == pytest.approx([starts + outside] * 2)
+    assert traffic.context(DENSE, plan, Routes.of(plan, H100), DEFAULT, (1.0, 1.0)) == pytest.approx([starts + outside] * 2)
     slow = H100.with_link("node", bandwidth=45e9)
-    assert traffic.context(DENSE, plan, slow, DEFAULT, (1.0, 1.0)) == pytest.approx([starts + max(10 * inside, outside)] * 2)
+    assert traffic.context(DENSE, plan, Routes.of(plan, slow), DEFAULT, (1.0, 1.0)) == pytest.approx(
+        [starts + max(10 * inside, outside)] * 2
+    )
     assert traffic.exchange(H100.route(1), size, DEFAULT) == 0.0
 
 
@@ -189,30 +193,33 @@ def test_deepseeks_tokens_go_to_at_most_four_nodes():
 def test_an_all_to_all_waits_for_the_slower_of_network_and_node():
     plan = Plan(dp=64, ep=64, seq=4096, precision="fp8")
     rows = 4096 * DEEPSEEK.hidden
-    forward, backward = traffic.expert(DEEPSEEK, plan, H800, DEFAULT)
+    forward, backward = traffic.expert(DEEPSEEK, plan, Routes.of(plan, H800), DEFAULT)
     network = rows * (1 + 2) * 3.5 / (0.79 * 50e9)  # one copy to each other node: there in 8 bits, back in 16
     inside = rows * (1 + 2) * 8 * 7 / 8 / (0.79 * 200e9)
     assert forward == backward == pytest.approx(max(network, inside), rel=0.01)
     slow = H800.with_link("node", bandwidth=20e9)
-    assert traffic.expert(DEEPSEEK, plan, slow, DEFAULT)[0] == pytest.approx(inside * 10, rel=0.01)
-    one_node = traffic.expert(DEEPSEEK, replace(plan, ep=8), H800, DEFAULT)[0]
+    assert traffic.expert(DEEPSEEK, plan, Routes.of(plan, slow), DEFAULT)[0] == pytest.approx(inside * 10, rel=0.01)
+    other = replace(plan, ep=8)
+    one_node = traffic.expert(DEEPSEEK, other, Routes.of(other, H800), DEFAULT)[0]
     assert one_node == pytest.approx(rows * 3 * 8 * 7 / 8 / (0.79 * 200e9), rel=0.01)
 
 
 def test_a_stage_sends_its_share_and_gathers_without_sequence_parallelism():
     plan = Plan(pp=4, tp=8, dp=2, batch=8, seq=2048)
     size = 2 * 2048 * DENSE.hidden
-    split = traffic.stage_message(DENSE, plan.local, 4, 16, H100, DEFAULT)
+    split = traffic.stage_message(DENSE, plan.local, H100.route(4, 16), H100.route(8), DEFAULT)
     assert split == pytest.approx(5e-6 + 14e-6 + size / 8 / (0.79 * 50e9))
-    whole = traffic.stage_message(DENSE, replace(plan, sequence_parallel=False).local, 4, 16, H100, DEFAULT)
+    whole = traffic.stage_message(
+        DENSE, replace(plan, sequence_parallel=False).local, H100.route(4, 16), H100.route(8), DEFAULT
+    )
     assert whole == pytest.approx(split + traffic.gather(H100.route(8), size, DEFAULT))
-    assert traffic.stage_message(DENSE, plan.local, 8, 1, H100, DEFAULT) < split  # inside a node
+    assert traffic.stage_message(DENSE, plan.local, H100.route(8, 1), H100.route(8), DEFAULT) < split  # inside a node
 
 
 def test_the_optimizer_takes_the_time_of_its_bytes():
     plan = Plan(dp=8, zero=1)
     elements = memory.rank_parameters(DENSE, plan)[0].dense
     own = elements / 8
-    seconds = data.optimizer_seconds(DENSE, plan, H100, DEFAULT)
+    seconds = data.optimizer_seconds(memory.rank_parameters(DENSE, plan), plan, H100, DEFAULT)
     # Gradients, a master copy and two moments in 32 bits read, the last three and the parameters written: 28 bytes.
     assert 28 * own / 3.35e12 < seconds * 0.79 < (28 * own + 2 * elements) / 3.35e12 * 1.01

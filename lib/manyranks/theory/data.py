@@ -6,6 +6,7 @@ each by the fastest algorithm (traffic.fastest).
 """
 
 import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from manyranks.theory import memory, traffic
@@ -87,29 +88,36 @@ def _groups(ranks: int, shards: int, tp: int, *of_experts: int) -> tuple[Group, 
 
 
 def seconds(
-    shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, held: Held, forward: float, backward: float
-) -> float:
-    """What of the gradients' and parameters' travel nothing hides on a rank that holds these parameters.
+    shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, ranks: Iterable[tuple[Held, float, float]]
+) -> list[float]:
+    """What of the gradients' and parameters' travel nothing hides, on each of these ranks.
 
-    forward, backward: seconds of one micro-batch on it. With overlap, gradients hide behind a backward and parameters behind a
-    forward; the last bucket of backward, or the first of forward, cannot. Without, the same buckets travel after backward and
-    before forward. Assumed: backward fills buckets at an even pace, and what travels does not slow down what computes.
+    ranks: the parameters that each holds, and the seconds of one micro-batch's forward and backward on it. With overlap,
+    gradients hide behind a backward and parameters behind a forward; the last bucket of backward, or the first of forward,
+    cannot. Without, the same buckets travel after backward and before forward. Assumed: backward fills buckets at an even pace,
+    and what travels does not slow down what computes.
     """
-    units = buckets(held, plan, max(1, shape.layers // plan.pp))
-    reduce, gather = _once(held, groups(plan), cluster, constants, plan.recipe, plan.zero > 0, units)
-    if plan.offload == "all":  # a micro-batch's parameters come from the host for forward and again for backward
-        fetched = 2 * plan.microbatches * plan.recipe.parameters * sum(held) / (plan.shards if plan.zero == 3 else 1)
-        return fetched / (cluster.host * constants.bandwidth) + _shown(plan, reduce, gather, forward, backward, units)
-    return _shown(plan, reduce, gather, forward, backward, units) + _copying(held, plan, cluster, constants)
+    often, both, recipe, layers = times(plan), groups(plan), plan.recipe, max(1, shape.layers // plan.pp)
+    copying, found = _copying(plan, often, cluster, constants), []
+    for held, forward, backward in ranks:
+        units = buckets(held, plan, layers)
+        reduce, gather = _once(held, both, cluster, constants, recipe, plan.zero > 0, units)
+        shown = _shown(plan, often, reduce, gather, forward, backward, units)
+        found.append(shown + copying * sum(held))
+    return found
 
 
-def _copying(held: Held, plan: Plan, cluster: Cluster, constants: Constants) -> float:
-    """Seconds of what gathers and reductions move in the chip's own memory. Nothing hides it: who computes needs the memory."""
-    often, copies = times(plan), plan.framework.copies
+def _copying(plan: Plan, often: Times, cluster: Cluster, constants: Constants) -> float:
+    """Seconds a parameter that nothing hides: what gathers and reductions move in the chip's own memory, which who computes
+    needs; or, with parameters in the host's memory, their way from there for forward and again for backward."""
+    if plan.offload == "all":
+        fetched = 2 * plan.microbatches * plan.recipe.parameters / (plan.shards if plan.zero == 3 else 1)
+        return fetched / (cluster.host * constants.bandwidth)
     if plan.zero < 3 or plan.shards == plan.expert_shards == 1:
         return 0.0
+    copies = plan.framework.copies
     each = (often.forward + often.backward) * copies.gathered + often.reduces * copies.reduced
-    return each * sum(held) / (cluster.accelerator.memory_bandwidth * constants.bandwidth)
+    return each / (cluster.accelerator.memory_bandwidth * constants.bandwidth)
 
 
 def buckets(held: Held, plan: Plan, layers: int) -> int:
@@ -124,8 +132,7 @@ def _reduced(recipe: Recipe) -> int:
     return min(4, recipe.gradients)
 
 
-def _shown(plan: Plan, reduce: float, gather: float, forward: float, backward: float, units: int) -> float:
-    often = times(plan)
+def _shown(plan: Plan, often: Times, reduce: float, gather: float, forward: float, backward: float, units: int) -> float:
     shown = often.forward * _exposed(gather, forward, units, plan)
     if not often.backward:
         return shown + often.reduces * _exposed(reduce, backward, units, plan)
@@ -169,14 +176,15 @@ def _once(
     return reduce, gather
 
 
-def optimizer_seconds(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> float:
+def optimizer_seconds(held: Iterable[Held], plan: Plan, cluster: Cluster, constants: Constants) -> float:
     """Adam reads gradients and states and writes states and parameters of its shard, after reading gradients for their norm.
 
-    Offloaded, the gradients go to the host and the parameters come back over the host's link; what the host takes to compute
-    is left out. Source: arXiv 2101.06840 (ZeRO-Offload), section 4.
+    held: parameters of the ranks; all wait for the one with the largest shard. Offloaded, the gradients go to the host and the
+    parameters come back over the host's link; what the host takes to compute is left out.
+    Source: arXiv 2101.06840 (ZeRO-Offload), section 4.
     """
     recipe = plan.recipe
-    elements = memory.before_offload(shape, plan).optimizer / recipe.optimizer
+    elements = max(memory.states_of(each, plan).optimizer for each in held) / recipe.optimizer
     if plan.offload != "none":
         return elements * (recipe.gradients + recipe.parameters) / (cluster.host * constants.bandwidth)
     moved = elements * (plan.framework.optimizer or 2 * recipe.gradients + 2 * recipe.optimizer + recipe.parameters)

@@ -5,7 +5,6 @@ Where ranks differ (first and last stage, uneven stages), the numbers are those 
 
 import functools
 import math
-from operator import attrgetter
 from typing import NamedTuple
 
 from manyranks.theory import checks, pipeline, stages
@@ -58,15 +57,6 @@ def model_states(shape: ModelShape | float, plan: Plan) -> ModelStates:
     return max(each, key=lambda states: (states.total, states.host))
 
 
-_total = attrgetter("total")
-
-
-def before_offload(shape: ModelShape | float, plan: Plan) -> ModelStates:
-    """As model_states, wherever the states are kept."""
-    kinds = _kinds(shape, plan.layout) if isinstance(shape, ModelShape) else rank_parameters(shape, plan)[:1]
-    return max((states_of(held, plan) for held in kinds), key=_total)
-
-
 def _offloaded(states: ModelStates, offload: str) -> ModelStates:
     if offload == "none":
         return states
@@ -92,6 +82,8 @@ def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
         return held_by_rank(shape, plan.layout)
     if not isinstance(shape, int | float) or not 0 <= shape < math.inf:
         raise ValueError(f"shape={shape!r}: give a ModelShape, as models['llama3-8b'], or a number of parameters, 0 or more")
+    if (plan.ep, plan.etp) != (1, None):
+        raise ValueError(f"ep={plan.ep}, etp={plan.etp}: a number of parameters says nothing of experts; give a ModelShape")
     return (Held(shape / (plan.tp * plan.pp), 0.0),) * plan.pp
 
 
@@ -104,11 +96,6 @@ def held_by_rank(shape: ModelShape, layout: Layout) -> tuple[Held, ...]:
     if layout.schedule == "dualpipe" and layout.pp > 1:  # each rank has a copy of the stage at the other end, too
         return tuple(Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True))
     return tuple(held)
-
-
-@functools.lru_cache(maxsize=16384)
-def _kinds(shape: ModelShape, layout: Layout) -> tuple[Held, ...]:
-    return tuple(dict.fromkeys(held_by_rank(shape, layout)))
 
 
 def activations(shape: ModelShape, plan: Plan) -> int:

@@ -103,10 +103,11 @@ def _layer(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constant
     weight = seconds([k for k in forward if k.flops and k.part != "core"])
     core = [k for k in forward if k.part == "core"]
     attention = seconds(core), seconds([gradient for kernel in core for gradient in layer.gradients(kernel, plan)])
-    alone, tensor = (traffic.tensor(shape, plan, cluster, constants, moe, w, imbalance) for w in (0.0, weight))
+    routes = traffic.Routes.of(plan, cluster)
+    alone, tensor = (traffic.tensor(shape, plan, routes, constants, moe, w, imbalance) for w in (0.0, weight))
     free = max(0.0, weight - (alone[1] - tensor[1]))
-    context = traffic.context(shape, plan, cluster, constants, attention)
-    expert = traffic.expert(shape, plan, cluster, constants, imbalance) if moe else (0.0, 0.0)
+    context = traffic.context(shape, plan, routes, constants, attention)
+    expert = traffic.expert(shape, plan, routes, constants, imbalance) if moe else (0.0, 0.0)
     if plan.recompute == "full":  # what forward says to others, it says again
         tensor, context, expert = ((f, b + f) for f, b in (tensor, context, expert))
     return Both(
@@ -121,14 +122,14 @@ def _head(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constants
     forward = layer.head(shape, plan)
     backward = [gradient for kernel in forward for gradient in layer.gradients(kernel, plan)]
     seconds = functools.partial(_seconds, plan=plan, cluster=cluster, constants=constants)
-    tensor = traffic.head(shape, plan, cluster, constants)
+    tensor = traffic.head(shape, plan, traffic.Routes.of(plan, cluster), constants)
     return Both(Pass(seconds(forward), tensor[0]), Pass(seconds(backward), tensor[1]), seconds([k for k in forward if k.flops]))
 
 
 @functools.lru_cache(maxsize=4096)
 def _embedding(shape: ModelShape, plan: Local, cluster: Cluster, constants: Constants) -> Both:
     once = _seconds([layer.embedding(shape, plan)], plan, cluster, constants)
-    tensor = traffic.embedding(shape, plan, cluster, constants)
+    tensor = traffic.embedding(shape, plan, traffic.Routes.of(plan, cluster), constants)
     return Both(Pass(once, tensor[0]), Pass(2 * once, tensor[1]))
 
 

@@ -146,9 +146,9 @@ def estimate(
     stride, own = plan.tp * plan.cp * plan.dp, (plan.microbatches, plan.virtual)
     paces = _paces(shape, plan.layout, plan.local, stride, *own, cluster, constants, imbalance)
     # Gradients and parameters travel while a rank computes, and while it waits for other messages.
-    travels = [data.seconds(shape, plan, cluster, constants, pace.held, *pace.behind) for pace in paces]
+    travels = data.seconds(shape, plan, cluster, constants, [(pace.held, *pace.behind) for pace in paces])
     travel, pace = max(zip(travels, paces, strict=True), key=lambda both: both[0] + both[1].seconds)
-    optimizer = data.optimizer_seconds(shape, plan, cluster, constants)
+    optimizer = data.optimizer_seconds([pace.held for pace in paces], plan, cluster, constants)
     return StepTime(shape, plan, cluster, *pace.parts, travel, optimizer, constants, imbalance)
 
 
@@ -175,18 +175,28 @@ def _paces(
     constants: Constants,
     imbalance: float = 1.0,
 ) -> list[Pace]:
+    """One for each kind of pipeline rank: those with equal layers take as long."""
     p, schedule = layout.pp, layout.schedule
-    once = traffic.stage_message(shape, local, p, stride, cluster, constants) if p > 1 else 0.0
-    found = []
-    for own, others, held in _rank_costs(shape, layout, local, cluster, constants, imbalance):
-        forward, backward, _ = own
-        waits = steady_waits(own, once * layout.stages / p, local.overlap)
+    dealt, held = stages.dealt(shape, layout), memory.held_by_rank(shape, layout)
+    kinds = {stage: passes.of_stage(shape, local, cluster, constants, stage, imbalance) for stage in set(dealt)}
+    costs = [kinds[stage] for stage in dealt]
+    if schedule == "dualpipe":  # half the micro-batches come from the other end
+        costs = [passes.total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
+    message = 0.0
+    if p > 1:
+        message = traffic.stage_message(shape, local, cluster.route(p, stride), cluster.route(local.tp), constants)
+    counted, paired, found = Counter(costs), schedule.startswith("dualpipe") and local.overlap, []
+    for own, parameters in dict.fromkeys(zip(costs, held, strict=True)):
+        # The bubble is the closed form of equal stages, with the mean of the other ranks: it passes through each of them.
+        # While the pipeline fills and drains, passes have no partner to hide behind.
+        others = Mean.of([(count - (each == own), each) for each, count in counted.items()])
+        bubble = pipeline.bubble(schedule, p, m, virtual, *others) if p > 1 else 0.0
+        forward, backward, _ = own = hide_experts(own) if paired else own
+        waits = steady_waits(own, message * layout.stages / p, local.overlap)
         passes_of_m = [m * (f + b) for f, b in zip(forward, backward, strict=True)]
         # Filling and draining pass p − 1 times each, and nothing hides their messages.
-        # The bubble is the closed form of equal stages, with the mean of the others: it passes through each of them.
-        bubble = pipeline.bubble(schedule, p, m, virtual, *others) if p > 1 else 0.0
-        parts = (*passes_of_m, 2 * (p - 1) * once + m * sum(waits), bubble)
-        found.append(Pace(parts, sum(parts), (forward.seconds + waits[0], backward.seconds + waits[1]), held))
+        parts = (*passes_of_m, 2 * (p - 1) * message + m * sum(waits), bubble)
+        found.append(Pace(parts, sum(parts), (forward.seconds + waits[0], backward.seconds + waits[1]), parameters))
     return found
 
 
@@ -203,33 +213,6 @@ class Mean(NamedTuple):
         forward = sum(count * cost.forward.seconds for count, cost in counted)
         backward = sum(count * cost.backward.seconds for count, cost in counted)
         return cls(forward / n, backward / n, sum(count * cost.weight for count, cost in counted) / n)
-
-
-class Rank(NamedTuple):
-    """One micro-batch on a pipeline rank, all its stages together; the mean of the other ranks; the parameters it holds."""
-
-    own: Both
-    others: Mean
-    held: Held
-
-
-@functools.lru_cache(maxsize=65536)
-def _rank_costs(
-    shape: ModelShape, layout: Layout, local: Local, cluster: Cluster, constants: Constants, imbalance: float = 1.0
-) -> tuple[Rank, ...]:
-    """One for each kind of pipeline rank: those with equal layers take as long."""
-    dealt, schedule, held = stages.dealt(shape, layout), layout.schedule, memory.held_by_rank(shape, layout)
-    cost = {stage: passes.of_stage(shape, local, cluster, constants, stage, imbalance) for stage in set(dealt)}
-    costs = [cost[stage] for stage in dealt]
-    if schedule == "dualpipe":  # half the micro-batches come from the other end
-        costs = [passes.total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
-    counted, paired = Counter(costs), schedule.startswith("dualpipe") and local.overlap
-    found = []
-    for own, parameters in dict.fromkeys(zip(costs, held, strict=True)):
-        # While the pipeline fills and drains, passes have no partner to hide behind.
-        others = Mean.of([(count - (cost == own), cost) for cost, count in counted.items()])
-        found.append(Rank(hide_experts(own) if paired else own, others, parameters))
-    return tuple(found)
 
 
 def hide_experts(cost: Both) -> Both:

@@ -3,7 +3,6 @@
 T: tokens of a micro-batch on this rank. Activations travel in 16 bits.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,6 +18,25 @@ from manyranks.theory.plan import Local, Plan
 HALF, SUMS = 2, 4  # bytes: of an activation, and of a gradient that ranks sum up
 
 Seconds = tuple[float, float]  # forward, backward
+
+
+class Routes(NamedTuple):
+    """Where the groups lie to which a rank sends while a micro-batch passes. slices: the ranks that cut an expert."""
+
+    tensor: Route
+    context: Route
+    expert: Route
+    slices: Route
+
+    @classmethod
+    def of(cls, plan: Plan | Local, cluster: Cluster) -> "Routes":
+        """Tensor-parallel ranks are neighbours, context-parallel ones tp apart. Expert-parallel ranks are etp apart, as in
+        Megatron-LM, whose expert ranks count etp first, then ep, then edp; with etp = 1 they are neighbours.
+
+        Raises ValueError for a group that the cluster has no room for.
+        """
+        etp = plan.expert_tp
+        return cls(cluster.route(plan.tp), cluster.route(plan.cp, plan.tp), cluster.route(plan.ep, etp), cluster.route(etp))
 
 
 def gather(route: Route, size: float, constants: Constants) -> float:
@@ -100,7 +118,7 @@ def reached(link: Link, constants: Constants) -> Link:
 def tensor(
     shape: ModelShape,
     plan: Plan,
-    cluster: Cluster,
+    routes: Routes,
     constants: Constants,
     moe: bool,
     hidden_behind: float,
@@ -114,8 +132,8 @@ def tensor(
     Source: arXiv 2205.05198, sections 4.2.1 and 4.2.2.
     """
     blocks = 1 if shape.parallel_layers else 2
-    pair = 2 * (blocks - moe) * gather(cluster.route(plan.tp), HALF * tokens(plan) * shape.hidden, constants)
-    pair += _of_experts(shape, plan, cluster, constants, imbalance) if moe else 0.0
+    pair = 2 * (blocks - moe) * gather(routes.tensor, HALF * tokens(plan) * shape.hidden, constants)
+    pair += _of_experts(shape, plan, routes, constants, imbalance) if moe else 0.0
     again = pair / 2 if plan.sequence_parallel and plan.regather else 0.0
     if not (plan.overlap and plan.overlap_tensor):
         return pair, pair + again
@@ -124,32 +142,32 @@ def tensor(
     return pair, shown + max(0.0, hideable - hidden_behind)
 
 
-def _of_experts(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, imbalance: float) -> float:
+def _of_experts(shape: ModelShape, plan: Plan, routes: Routes, constants: Constants, imbalance: float) -> float:
     """The etp ranks that cut an expert gather the rows that came for it, and sum up its results; with etp = 1 they need not.
 
     Shared experts, which tp cuts, have a pair of their own. With etp = tp we leave it out, as if they read the same rows.
     """
     row = HALF * shape.hidden
-    routed = imbalance * shape.top_k * gather(cluster.route(plan.expert_tp), row * expert_tokens(plan), constants)
+    routed = imbalance * shape.top_k * gather(routes.slices, row * expert_tokens(plan), constants)
     shared = shape.shared_experts > 0 and plan.expert_tp != plan.tp
-    return 2 * (routed + (gather(cluster.route(plan.tp), row * tokens(plan), constants) if shared else 0.0))
+    return 2 * (routed + (gather(routes.tensor, row * tokens(plan), constants) if shared else 0.0))
 
 
-def head(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
+def head(shape: ModelShape, plan: Plan, routes: Routes, constants: Constants) -> Seconds:
     """The vocabulary-parallel head: its input gathered, the gradient of it reduced; the loss moves a few bytes a token."""
-    once = gather(cluster.route(plan.tp), HALF * tokens(plan) * shape.hidden, constants)
+    once = gather(routes.tensor, HALF * tokens(plan) * shape.hidden, constants)
     if not plan.sequence_parallel:
         return 0.0, 2 * once
     hidden = not plan.regather or (plan.overlap and plan.overlap_tensor)  # behind the input gradient, longer than a gather
     return once, once if hidden else 2 * once
 
 
-def embedding(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants) -> Seconds:
-    once = gather(cluster.route(plan.tp), HALF * tokens(plan) * shape.hidden, constants)
+def embedding(shape: ModelShape, plan: Plan, routes: Routes, constants: Constants) -> Seconds:
+    once = gather(routes.tensor, HALF * tokens(plan) * shape.hidden, constants)
     return (once, once) if plan.sequence_parallel else (2 * once, 0.0)
 
 
-def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, core: Seconds) -> Seconds:
+def context(shape: ModelShape, plan: Plan, routes: Routes, constants: Constants, core: Seconds) -> Seconds:
     """One layer's keys and values, backward with their gradients. core: seconds of the attention, each way.
 
     A ring's messages hide behind the blocks' attention. An all-gather (Llama 3, arXiv 2407.21783, section 3.3.2) and Ulysses'
@@ -158,7 +176,7 @@ def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constant
     """
     if plan.cp == 1:
         return 0.0, 0.0
-    route, n = cluster.route(plan.cp, plan.tp), plan.cp
+    route, n = routes.context, plan.cp
     if plan.context == "ulysses":
         keys = shape.head_size * max(shape.kv_heads, plan.tp * n)  # copies, where there are more ranks
         queries, keys = (exchange(route, HALF * tokens(plan) * size / plan.tp, constants) for size in (shape.query_size, keys))
@@ -175,21 +193,19 @@ def context(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constant
     return forward.exposed, backward.exposed
 
 
-def expert(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Seconds:
+def expert(shape: ModelShape, plan: Plan, routes: Routes, constants: Constants, imbalance: float = 1.0) -> Seconds:
     """Tokens to their experts and back. Backward sends gradients the same ways.
 
-    With sequence parallelism each tensor-parallel rank sends its own T/t tokens. Expert-parallel ranks are etp apart, as in
-    Megatron-LM, whose expert ranks count etp first, then ep, then edp; with etp = 1 they are neighbours.
+    With sequence parallelism each tensor-parallel rank sends its own T/t tokens.
 
     imbalance: copies that come to the fullest rank ÷ those of a balanced load. All wait for its messages, there and back; its
     node is taken to be as full as itself.
     """
     if plan.ep == 1:
         return 0.0, 0.0
-    route = cluster.route(plan.ep, plan.expert_tp)
     rows = imbalance * split_tokens(plan) * shape.hidden
     away = min(HALF, plan.recipe.matmul)  # tokens leave in the precision of the products, results come back in 16 bits
-    once = sum(all_to_all(shape, route, rows * size, constants) for size in (away, HALF))
+    once = sum(all_to_all(shape, routes.expert, rows * size, constants) for size in (away, HALF))
     return once, once
 
 
@@ -226,13 +242,11 @@ def _some(all_of_them: float, own: float, drawn: float) -> float:
     return 1 - none
 
 
-@functools.lru_cache(maxsize=16384)
-def stage_message(shape: ModelShape, plan: Local, stages: int, stride: int, cluster: Cluster, constants: Constants) -> float:
+def stage_message(shape: ModelShape, plan: Local, route: Route, tensor: Route, constants: Constants) -> float:
     """One micro-batch from a stage to the next: each tensor-parallel rank sends its share; arXiv 2104.04473, section 4.1.
 
-    stride: ranks between a stage and the next.
+    route, tensor: of the pipeline's ranks, and of Routes.
     """
-    route = cluster.route(stages, stride)
     size = HALF * tokens(plan) * shape.hidden
     sent = hop(route, size / plan.tp, constants)
-    return sent + (0.0 if plan.sequence_parallel else gather(cluster.route(plan.tp), size, constants))
+    return sent + (0.0 if plan.sequence_parallel else gather(tensor, size, constants))

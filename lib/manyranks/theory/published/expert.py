@@ -110,7 +110,8 @@ def _passes(often: Actions, earlier: Both, later: Both) -> tuple[float, ...]:
 def _update(time: StepTime, rank: int) -> float:
     """Gradients and parameters travel with nothing to hide behind, beside the optimizer."""
     held = memory.rank_parameters(time.shape, time.plan)[rank]
-    return data.seconds(time.shape, time.plan, time.cluster, time.constants, held, 0.0, 0.0) + time.optimizer
+    (sent,) = data.seconds(time.shape, time.plan, time.cluster, time.constants, [(held, 0.0, 0.0)])
+    return sent + time.optimizer
 
 
 class Layout(NamedTuple):
