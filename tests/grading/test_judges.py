@@ -1,5 +1,7 @@
 """The judges alone, on runs made by hand: what they see, what they say, and which mistake explains it."""
 
+import importlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -234,17 +236,35 @@ def test_a_watch_counts_what_is_alive_and_the_most_inside_peak(tmp_path):
 
 
 FROM, READY_MADE = "from manyranks import theory", "theory.collectives.sent_bytes('all_reduce', 8, 4, 4)"
+WRAPPER = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 AROUND = {
     "a call": f"{FROM}; {READY_MADE}",
     "a call under another's name": f"{FROM}; __name__ = 'torch.mine'; exec(code({READY_MADE!r}), globals())",
     "a call that nobody sees": f"import sys; {FROM}; sys.setprofile(None); {READY_MADE}",
+    "a call that is tried": f"{FROM}\ntry: {READY_MADE}\nexcept Exception: {READY_MADE}",
+    "a call in a watch's absence": f"import sys; {FROM}\ntry: sys.setprofile(None)\nexcept Exception: pass\n{READY_MADE}",
+    "a wrapper of PyTorch's": f"import torch; from {WRAPPER} import checkpoint_wrapper; checkpoint_wrapper(torch.nn.ReLU())",
+    "private layouts of meshes": "from torch.distributed import _pycute; _pycute.crd2idx(1, (2, 2), (2, 1))",
+    "an answer of another task": "from manyranks.given.checkpointing import Checkpoint; Checkpoint()(lambda x: x, ones)",
 }
 
 
 @pytest.mark.parametrize("way", AROUND)
 def test_what_is_ready_is_refused_whatever_is_done_to_hide_it(way):
-    with pytest.raises(Stopped), refused(Ready()):
-        exec(AROUND[way], {"__name__": "__main__", "code": lambda text: compile(text, "<cell>", "exec")})
+    variables = {"__name__": "__main__", "code": lambda text: compile(text, "<cell>", "exec"), "ones": torch.ones(3)}
+    with pytest.raises(Stopped, match="is not allowed"), refused(Ready()):
+        exec(AROUND[way], variables)
+
+
+@pytest.mark.parametrize(
+    "task", ["checkpointing.checkpoint", "tensor.copy_in", "context.merge", "expert.exchange", "zero.unit"]
+)
+def test_a_task_hands_out_no_answer_of_its_own(task):
+    """What the exercise gives for later tasks is the answer of earlier ones."""
+    topic, name = task.split(".")
+    given = getattr(importlib.import_module(f"manyranks.grade.{topic}"), name).ready.given
+    answers = {"Checkpoint", "f", "g", "Helpers", "merge", "_handed", "Unit"}
+    assert not answers & {each.rpartition(".")[2] for each in given}
 
 
 def test_a_class_that_is_derived_from_what_is_ready_is_refused():

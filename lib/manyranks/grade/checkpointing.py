@@ -40,7 +40,8 @@ _ADVICE = (  # what Python and torch say with names of the learner's
     (r"a leaf Variable that requires grad|modified by an inplace", "leave x as it is: work on x.detach()"),
 )
 _YOURSELF = "call the `checkpoint` that you are given; where none is, write it yourself, with a torch.autograd.Function"
-_READY = Ready(tuple(f"{model.__name__}.{name}" for name in ("Function", "Checkpoint")), ("torch.utils.checkpoint",), _YOURSELF)
+_READY = Ready((f"{model.__name__}.Function",), hint=_YOURSELF)
+_HANDED = _READY._replace(given=(*_READY.given, f"{model.__name__}.Checkpoint"))
 _Task = partial(Task, "04_checkpointing", part=True, ready=_READY)
 _FORWARD = "what forward runs"
 _holds = if_done(lambda seen: seen.results[_FORWARD] != "nothing", partial(at_most, unit=lambda n: size(round(n))))
@@ -166,6 +167,7 @@ checkpoint_sqrt = _Task(
     more=lambda random: [f"with {(c := random.randint(3, 5)) ** 2 + k * c + random.randint(1, c)} layers" for k in (0, 1)],
     worlds=(1,),
     call="checkpoint_sqrt(checkpoint, layers, x)",
+    ready=_HANDED,
     advice=(
         (r"'Tensor' object is not callable", "checkpoint(function, x): the function comes first"),
         (
@@ -210,6 +212,7 @@ selective = _Task(
     cases=("a layer with attention",),
     worlds=(1,),
     call="selective(checkpoint, layer, x)",
+    ready=_HANDED,
     advice=(
         (
             r"'Tensor' object is not callable",

@@ -17,10 +17,6 @@ from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import Fact, form_of, size
 from manyranks.measure.watch import Watch, gradient
 
-_READY = Ready(
-    given=(f"{Helpers.__module__}.Helpers",),
-    theirs=("torch.distributed.tensor", "torch.distributed.nn", "torch.distributed._functional_collectives"),
-)
 _CHANGED = "what was changed of what is given"
 _COPY = "leave what you are given as it is: no operation with _ at its end, no +=, on a tensor of the caller's"
 _ADVICE = (
@@ -31,8 +27,12 @@ _ADVICE = (
 )
 
 
+def _handing(*names: str) -> Ready:
+    return Ready(tuple(f"{Helpers.__module__}.Helpers.{name}" for name in names))
+
+
 def _task(call: str, points: float, run: Callable, judge: tuple, cases: Any, advice: tuple = (), **more) -> Task:
-    more = {"call": call, "ready": _READY, "part": True, "advice": (*advice, *_ADVICE), **more}
+    more = {"call": call, "part": True, "advice": (*advice, *_ADVICE), **more}
     return Task("07_context", call.partition("(")[0].partition(".")[0], points, run, judge, cases, **more)
 
 
@@ -200,7 +200,9 @@ _HALVES = (
 )
 _EACH_HOP = "attend(q, k, v, positions[r], positions[(r + hop) % N]), or halves of these, merged over N hops"
 _CALL = "ring_forward(q_SBAD, k_SBGD, v_SBGD, positions, attend, merge)"
-ring_forward = _task(_CALL, 6, _ring_forward, _TURNED, _and_long, _HALVES, unexplained=_EACH_HOP)
+ring_forward = _task(
+    _CALL, 6, _ring_forward, _TURNED, _and_long, _HALVES, unexplained=_EACH_HOP, ready=_handing("attend", "merge")
+)
 
 # Task 4: the ring, backward
 
@@ -284,7 +286,8 @@ _PARTS_OF = (
     "others' from abroad"
 )
 _CALL = "Ring.apply(q_SBAD, k_SBGD, v_SBGD, positions, ring, attend_backward)"
-ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, _CALLED, unexplained=_PARTS_OF, a_class=True)
+_OWN = _handing("ring", "attend_backward")
+ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, _CALLED, unexplained=_PARTS_OF, a_class=True, ready=_OWN)
 
 # Task 5: all-to-alls
 
@@ -339,5 +342,5 @@ _STEPS = (
     "q, k and v: heads to ranks, tokens sorted; attention; the result: tokens in the order of ranks, sent back, heads dealt"
 )
 _CALL = "ulysses(q_SBAD, k_SBGD, v_SBGD, positions, attention)"
-_NOT_READY = _READY._replace(hint=_YOURSELF)
-ulysses = _task(_CALL, 5, _ulysses, _EXCHANGED, _dealt, (_SHAPED,), unexplained=_STEPS, ready=_NOT_READY)
+_ATTENTION = _handing("attention")._replace(hint=_YOURSELF)
+ulysses = _task(_CALL, 5, _ulysses, _EXCHANGED, _dealt, (_SHAPED,), unexplained=_STEPS, ready=_ATTENTION)

@@ -23,10 +23,8 @@ _HIDDEN, _ROWS, _LENGTH, _RATE = 48, 3, 6, 0.1
 _VOCAB = _HIDDEN + 1  # a layer has as many bytes as the embedding, so that gloo does not see it where they are mixed up
 _FIRST, _CAP = 300, 10_000  # bytes: of the first bucket, and of the others
 _SMALL, _NUMBER = 4096, 64  # bytes: of examples and numbers; no parameter is as small as this, a number is
-_OF_TORCH = ("_composable", "algorithms", "fsdp", "optim", "tensor", "utils._sync", "distributed_c10d.all_reduce_coalesced")
-_OF_C = ("broadcast_coalesced", "compute_bucket_assignment_by_size")
-_THEIRS = (*(f"torch.distributed.{name}" for name in _OF_TORCH), *(f"torch._C._distributed_c10d._{name}" for name in _OF_C))
-_READY = Ready(theirs=(*_THEIRS, "torch.nn.parallel"))
+_TOGETHER = ("all_reduce_coalesced", "_coalescing_manager")
+_READY = Ready(theirs=tuple(f"torch.distributed.distributed_c10d.{name}" for name in _TOGETHER))
 _NONE = "a parameter that a rank's examples do not use has a gradient of None there: make it zeros, and send it all the same"
 _LEFT_OUT = "is something left out where a gradient is None? It counts as zeros, and is sent all the same"
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, calls, facts, silent, values
-from manyranks.grade.learner import Ready, refuse_class
+from manyranks.grade.learner import NOTHING_GIVEN, Ready, refuse_class
 from manyranks.grade.trial import Sent
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import form_of, same
 from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.expert import dispatch as ready
 
-_READY = Ready((f"{__name__}._handed",), tuple(f"torch.distributed.{name}" for name in ("nn", "tensor", "_functional")))
+_READY = Ready((f"{__name__}._handed",))
 _GRAPH = "no detach, no no_grad; rows travel by exchange, which all ranks call: what it returns has a graph, even without rows"
 _SPLITS = "all_to_all_single(out, x, received, sent): how many rows come stands before how many go; on the way back they swap"
 _TURNED = "those are the numbers of the other list: sent is how many rows go to each rank, received how many come from each"
@@ -188,7 +188,7 @@ drop = _task(
 def _exchange(case: Case, kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         raise Stopped("Exchange is no torch.autograd.Function", "write class Exchange(torch.autograd.Function), as it is given")
-    refuse_class(kind, _READY)
+    refuse_class(kind, NOTHING_GIVEN)
     *_, goes, comes, seed = case.mine(watch)
     rows_SH = _drawn(30 + seed, case.H, sum(goes)).T if case.strided else _drawn(30 + seed, sum(goes), case.H)
     given = {"rows_SH": rows_SH.requires_grad_(), "sent": goes, "received": comes}
@@ -208,6 +208,7 @@ exchange = _task(
     lambda n: (Case((5, 3, 6, 4)[:n], 3 * n, 2, 3), Case((3, 0, 2, 4)[:n], 2 * n, 1, 5, liked=-1000, strided=True)),
     a_class=True,
     unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped",
+    ready=NOTHING_GIVEN,
 )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from numbers import Integral
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,13 @@ FAILED = "failed: "  # a mark of a call that failed where others did not
 
 _LIBRARY, _PYTORCH = "manyranks", "torch"
 _CALLED_BY_TORCH = ("<module>", "__torch_dispatch__", "__torch_function__")  # and an import by Python, on a learner's line
-_DECORATORS = ("torch._compile", "torch._dynamo", "torch.utils._contextlib")
+_DECORATORS = ("torch._compile", "torch._dynamo", "torch.utils._contextlib", "torch.distributed.c10d_logger", "contextlib")
+# Where in PyTorch whole answers lie ready: DDP, FSDP, DTensor, meshes, checkpoint. And the modules there that a line may call.
+_ANSWERS = ("torch.distributed", "torch.nn.parallel", "torch.profiler")
+_ANSWERS += ("torch.utils.benchmark", "torch.utils.checkpoint", "torch.utils.flop_counter")
+_CALLS = tuple(f"torch.distributed.{name}" for name in ("distributed_c10d", "c10d_logger", "is_available"))
+_C10D = "torch._C._distributed_c10d"
+_OF_C10D = "done exception get_future is_completed is_success name rank result size synchronize then value wait"
 # What watches the answer, and is called in the middle of it.
 _WATCHES = (
     "manyranks.grade.learner",
@@ -36,9 +42,9 @@ YOURSELF = "write it yourself: the text above says all that it needs"
 
 
 class Ready(NamedTuple):
-    """given: modules of this library that the exercise hands out, or functions in them: all others are refused.
+    """given: modules of this library that the task hands out, or classes and functions in them: all others are refused.
 
-    theirs: how the names of PyTorch's modules and functions begin that would be the answer; hint: what to do instead.
+    theirs: more of PyTorch's than _ANSWERS that would be the answer; hint: what to do instead.
     """
 
     given: tuple[str, ...] = ()
@@ -51,43 +57,45 @@ NOTHING_GIVEN = Ready()
 
 @contextmanager
 def refused(ready: Ready) -> Iterator[None]:
-    """Inside, a call of a function that was ready raises Stopped: one of this library's, but for what the exercise hands out.
+    """Raises Stopped at its end where a learner's line has called what was ready: of this library's all but what the task hands
+    out, of PyTorch's what lies in _ANSWERS.
 
-    Calls between modules of the library, or of PyTorch, are their own affair: the caller must be a learner's line.
+    Not at once: their own except would catch it, and a profile function that raises is taken away. Calls between modules of the
+    library, or of PyTorch, are their own affair.
     """
-    watched = (_LIBRARY, _PYTORCH) if ready.theirs else (_LIBRARY,)
-    roots = tuple({name.partition(".")[0] for name in ready.theirs})
     codes: dict[int, tuple[CodeType, bool]] = {}  # asked of each call: whether the function's code was ready
+    called: list[Stopped] = []
 
     def is_ready(frame: FrameType) -> bool:
         code, module = frame.f_code, frame.f_globals.get("__name__") or ""
-        called = module.startswith(watched) and code.co_name not in _CALLED_BY_TORCH
-        codes[id(code)] = code, called and _is_ready(f"{module}.{code.co_qualname}", ready)
+        watched = module.startswith((_LIBRARY, _PYTORCH)) and code.co_name not in _CALLED_BY_TORCH
+        codes[id(code)] = code, watched and _is_ready(f"{module}.{code.co_qualname}", ready)
         return codes[id(code)][1]
 
-    def refuse(frame: FrameType, event: str, argument) -> None:
+    def note(frame: FrameType, event: str, argument) -> None:
+        name, caller, hint = "", frame, ready.hint
         if event == "call":
             known = codes.get(id(frame.f_code))
             if not (known[1] if known else is_ready(frame)):
                 return
             caller = _past_decorators(frame.f_back)
-        elif event == "c_call" and argument is sys.setprofile and _is_theirs(frame):
-            raise Stopped("sys.setprofile was called", "leave the check as it is")
-        elif event == "c_call" and str(getattr(argument, "__module__", None)).startswith(roots):
-            name, caller = f"{argument.__module__}.{getattr(argument, '__name__', '')}", frame
-            if not name.startswith(ready.theirs):
-                return
-        else:
-            return
-        if _is_theirs(caller):
-            raise Stopped(f"{name if event == 'c_call' else _as_called(frame, ready)} is not allowed", ready.hint)
+            name = _as_called(frame, ready) if _is_theirs(caller) else ""
+        elif event == "c_call" and argument is sys.setprofile:
+            name, hint = "sys.setprofile", "leave the check as it is"
+        elif event == "c_call" and str(getattr(argument, "__module__", None)) == _C10D:
+            name = f"{_C10D}.{argument.__name__}" if argument.__name__ not in _OF_C10D.split() else ""
+        if name and not called and _is_theirs(caller):
+            line = TracebackType(None, caller, caller.f_lasti, caller.f_lineno)
+            called.append(Stopped(f"{name} is not allowed", hint).with_traceback(line))
 
     before = sys.getprofile()
-    sys.setprofile(refuse)
+    sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(before)
+        if called:
+            raise called[0]
 
 
 def refuse_class(kind: type, ready: Ready) -> None:
@@ -107,8 +115,13 @@ def refuse_itself(answer, ready: Ready) -> None:
 
 
 def _is_ready(name: str, ready: Ready) -> bool:
-    ours = name.startswith(_LIBRARY) and not name.startswith((*ready.given, *_WATCHES))
-    return ours or bool(ready.theirs and name.startswith(ready.theirs))
+    known = _within(name, (_LIBRARY, *_ANSWERS)) and not _within(name, (*ready.given, *_WATCHES, *_CALLS))
+    return known or _within(name, ready.theirs)
+
+
+def _within(name: str, names: tuple[str, ...]) -> bool:
+    """Whether it is one of these, or something in a module or a class of them."""
+    return name in names or name.startswith(tuple(f"{each}." for each in names))
 
 
 def _past_decorators(caller: FrameType | None) -> FrameType | None:

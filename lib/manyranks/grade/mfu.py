@@ -24,8 +24,7 @@ from manyranks.measure.watch import Watch
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT
 
-_THEIRS = ("torch.utils.flop_counter", "torch.utils.benchmark", "torch.profiler")
-_READY = Ready(given=(f"{given.__name__}.device.<locals>",), theirs=_THEIRS)
+_READY = Ready(given=(f"{given.__name__}.device.<locals>",))
 _ADVICE = (
     (r"attribute '__(self|closure|wrapped|code)__'", "nobody can look into the device: what it does is read off clock()"),
     (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),

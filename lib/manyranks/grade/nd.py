@@ -34,14 +34,13 @@ from manyranks.given.nd import (
 from manyranks.grade import nd_plan
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, at_most, facts, sent, values
-from manyranks.grade.learner import Ready, limited, noted, whole
+from manyranks.grade.learner import limited, noted, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import size
 from manyranks.measure.watch import ALL_MAKE_ALL, Watch, groups_compared
 
 __all__ = ["sick"]  # beside the tasks
 _EXERCISE = "10_nd_parallel"
-_READY = Ready(theirs=("torch.distributed.device_mesh",))
 _ADVICE = (
     (r"KeyError: '(dp|pp|cp|tp|ep)'", "sizes has only some axes, in any order: ask it which ones, no name stands for sure"),
     (r"AttributeError: '\w+' object has no attribute", "the table above has the names of what you are given"),
@@ -77,7 +76,7 @@ def _task(
         return found
 
     name, more = call.partition("(")[0], {"advice": _ADVICE} | more
-    return Task(_EXERCISE, name, points, run, judge, cases, (1,), call, part=True, ready=_READY, **more)
+    return Task(_EXERCISE, name, points, run, judge, cases, (1,), call, part=True, **more)
 
 
 def _number(value) -> int:
@@ -211,7 +210,6 @@ average = Task(
     worlds=(6, 8),
     call="average(sizes, weights)",
     part=True,
-    ready=_READY,
     unexplained="partial: the sum over tp; then all: the sum over the ranks of dp × cp, divided by their number",
     advice=((r"torch\.distributed's new_group", ALL_MAKE_ALL), *_ADVICE),
 )

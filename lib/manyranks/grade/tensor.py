@@ -28,6 +28,7 @@ from manyranks.given.tensor import (
 )
 from manyranks.grade.check import Task
 from manyranks.grade.judges import at_most, by, values
+from manyranks.grade.learner import NOTHING_GIVEN
 from manyranks.grade.tensor_looks import (
     ADVICE,
     COPY,
@@ -113,8 +114,8 @@ _ADVICE_OF_BOTH = (
 )
 _CUT = _ADVICE_OF_BOTH, "cut the row in the order in which it was joined, and give each part its tensor's shape"
 _F, _G = ((partial(_both, summing), _OF_BOTH, partial(_cases_of_both, summing), *_CUT) for summing in (False, True))
-copy_in = _task("copy_in(tensors, group)", 2, *_F)
-reduce_out = _task("reduce_out(tensors, group)", 2, *_G)
+copy_in = _task("copy_in(tensors, group)", 2, *_F, ready=NOTHING_GIVEN)
+reduce_out = _task("reduce_out(tensors, group)", 2, *_G, ready=NOTHING_GIVEN)
 
 # Tasks 2 and 3
 

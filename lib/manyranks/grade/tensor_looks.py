@@ -16,7 +16,7 @@ from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import listed, size
 from manyranks.measure.watch import Watch, gradients
 
-READY = Ready(("manyranks.given.tensor",), ("torch.distributed.tensor",))
+READY = Ready(("manyranks.given.tensor.f", "manyranks.given.tensor.g"))
 GRAPH = (
     "a torch.autograd.Function's result comes from apply; detach, no_grad, .data and a new tensor that something was "
     "copied into lose the graph"

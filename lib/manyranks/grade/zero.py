@@ -21,10 +21,10 @@ from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch
 
 _READY = Ready(
-    given=(*(f"{given.__name__}.{name}" for name in ("Sharded", "OneAtATime", "Unit")), f"{looks.__name__}.with_check"),
-    theirs=("torch.nn.parallel", *(f"torch.distributed.{name}" for name in ("fsdp", "optim", "tensor", "_composable"))),
+    given=(f"{looks.__name__}.with_check",),
     hint="write it yourself, with dist.all_gather_single and dist.reduce_scatter_single",
 )
+_READY_UNITS = _READY._replace(given=(*_READY.given, f"{given.__name__}.Unit", f"{given.__name__}.OneAtATime"))
 _ADAMW = {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-2, "weight_decay": 0.1}  # eps: that it matters how large gradients are
 _SGD = {"lr": 0.1, "momentum": 0.9}
 _SMALL, _UNIT_ROOM = 6144, 9216  # bytes of examples, numbers and counters; half of a unit
@@ -309,7 +309,7 @@ def _prefetch(case: str, kind, watch: Watch) -> dict:
     units = [given.Unit(k, layer, watch) for k, layer in enumerate(layers)]
     shards = [shard for unit in units for shard in unit.shards]
     optimizer = torch.optim.AdamW(shards, **_ADAMW)
-    model = given.Marked(layers, made(kind, _READY, "Prefetch(units)", _SCHEDULE, units), watch)
+    model = given.Marked(layers, made(kind, _READY_UNITS, "Prefetch(units)", _SCHEDULE, units), watch)
     for batch in (0, 1):
         loss_of(layers, batch, watch, model).backward()
         model.finish()
@@ -341,6 +341,7 @@ prefetch = _task(
     ),
     cases=("in two steps",),
     call="Prefetch(units)",
+    ready=_READY_UNITS,
     guesses=((r"(waits in|to its|called) (all_gather|reduce_scatter)", "does the schedule do something on one rank only?"),),
     unexplained="does each layer compute with the parameters of this step? Gather its unit, wait for it, and free all units "
     "before the optimizer steps: one that is still whole is not gathered again",
