@@ -295,6 +295,7 @@ def test_what_nbgrader_would_wait_for_for_ever_is_not_read(kind, tmp_path):
 
 REFUSED = {  # name of a file, what it has, why
     "many parts": ("99_double.ipynb", '{"cells": [' + "0," * 110_000 + "0]}", "more than 100,000 parts"),
+    "many tags": ("99_double.ipynb", '{"tags": 1, "cells": [{"tags": [0' + ", 1" * 200 + "]}]}", "more than 100 tags"),
     "many letters": (
         "99_double.ipynb",
         nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("#" * 200_001)])),

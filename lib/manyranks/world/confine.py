@@ -53,6 +53,7 @@ class _Machine(NamedTuple):
     ioctl: int
     socketpair: int
     prctl: int
+    setsockopt: int
 
 
 # What may not be called at all: chmod, chown, utime, setxattr, getxattr, listxattr and removexattr with all
@@ -74,7 +75,7 @@ _MACHINES = {
             *(253, 294, 46, 307, 278, 206, 436, _CREATE, _ADD, _RESTRICT, 317, 76, 191, 192, 193, 194, 195, 196),
             *(30, 31, 67, 65, 66, 220, 69, 70, 71, 241, 242, 243, 244),
         ),
-        *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53, 157),
+        *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53, 157, 54),
     ),
     "aarch64": _Machine(
         *(0xC00000B7, (221, 281)),
@@ -85,7 +86,7 @@ _MACHINES = {
             *(26, 211, 269, 75, 0, 436, _CREATE, _ADD, _RESTRICT, 277, 45, 8, 9, 10, 11, 12, 13),
             *(195, 196, 197, 191, 192, 193, 187, 188, 189, 181, 182, 183, 184),
         ),
-        *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199, 167),
+        *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199, 167, 208),
     ),
 }
 _UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memfd_secret: libc does without
@@ -100,6 +101,9 @@ _OWNERS = (8, 10, 15, 1024, 1026)  # of fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, 
 # What ioctl may be asked: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, and of an interface its name, list, flags,
 # address, MTU, hardware's address, index and speed.
 _ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x8910, 0x8912, 0x8913, 0x8915, 0x8921, 0x8927, 0x8933, 0x8946)
+# What sockets may be told, by level: addresses used again, keepalive, lingering, times to wait; no delay, keepalive's numbers;
+# IPv6 only. Not the size of their buffers, nor what to drop: with such a socket, memory outlives the process.
+_TOLD = {1: (2, 9, 13, 15, 20, 21, 66, 67), 6: (1, 4, 5, 6), 41: (26,)}
 _IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, the kernel's own, gloo finds its interface
 _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
@@ -262,6 +266,8 @@ def _fence_processes(libc) -> None:
     steps += _calls(machine.socket, *family, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))
     pair = [(_LOAD, 0, 0, 16), (_EQUAL, 0, 3, 1), (_LOAD, 0, 0, 24), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, 1)]
     steps += _calls(machine.socketpair, *pair, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))  # others reach UNIX sockets
+    told = [step for level, names in _TOLD.items() for step in _calls(level, *_one_of(2, names, _ALLOW, _REFUSE))]
+    steps += _calls(machine.setsockopt, (_LOAD, 0, 0, 24), *told, (_RETURN, 0, 0, _REFUSE))
     steps += _calls(machine.fcntl, *_one_of(1, _OWNERS, _REFUSE, _ALLOW))
     steps += _calls(machine.prctl, *_one_of(0, (_SET_SECCOMP,), _REFUSE, _ALLOW))
     steps += _calls(machine.ioctl, *_one_of(1, _ASKED, _ALLOW, _REFUSE))

@@ -39,12 +39,12 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
     for place, folders, files in os.walk(folder, onerror=lambda error: unread.append(Path(error.filename))):
         deep = len(Path(place).relative_to(folder).parts) > 2  # nothing is handed in there
         folders[:] = [] if deep else sorted(name for name in folders if name != ".ipynb_checkpoints")
-        tops = tops or [Path(place) / name for name in folders]
+        tops, inner = tops or [Path(place) / name for name in folders], set(folders)
         for path in (Path(place) / name for name in (*files, *folders)):
             student, *inside = (*path.relative_to(folder).parts[:-1], path.name.removesuffix(".ipynb"))
             student = _composed(student)
             refused, version = no_file(path), ""
-            if not refused and (path.suffix != ".ipynb" or path.name in folders):
+            if not refused and (path.suffix != ".ipynb" or path.name in inner):
                 continue
             if not refused and inside in ways:
                 refused, version, _ = contents(folder, path)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import html
+import json
 import keyword
 import logging
 import os
@@ -18,6 +19,7 @@ from manyranks.world.trouble import printable
 MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
+_TAGS = 100  # of a cell
 _PARTS = 100_000  # of JSON in a notebook, each of which nbgrader copies many times
 _TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
 _LOGGED = 10_000  # letters of a message in a log
@@ -106,17 +108,22 @@ def refused(folder: Path) -> str:
                 return (
                     f"there are more than {_HANDED_IN} files and folders, or {_TOGETHER >> 20} MB, in {printable(str(folder))}"
                 )
-            if plain and path.name.endswith(".ipynb") and parts(path.read_bytes()) > _PARTS:
-                return f"{shown} has more than {_PARTS:,} parts"
+            if plain and path.name.endswith(".ipynb") and (most := _parts(path.read_bytes())):
+                return f"{shown} has more than {most}"
             if plain and path.name == "timestamp.txt" and not _TIME.fullmatch(path.read_bytes()):
                 return f"{shown} has no time"
     return ""
 
 
-def parts(text: bytes) -> int:
-    """Returns how many lists, dictionaries and members JSON has, in a time that grows as its length does."""
+def _parts(text: bytes) -> str:
+    """Returns what a notebook has too many of, in a time that grows as its length does; empty where all is well."""
     bare = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", text, flags=re.DOTALL))
-    return sum(map(bare.count, (b"{", b"[", b",")))
+    if sum(map(bare.count, (b"{", b"[", b","))) > _PARTS:  # lists, dictionaries and their members
+        return f"{_PARTS:,} parts"
+    tags: list[object] = []  # of each cell, which nbformat compares with each other
+    with contextlib.suppress(ValueError, RecursionError):  # it is no notebook, and nbformat says so
+        json.loads(text, object_hook=lambda found: tags.append(found.get("tags")))
+    return f"{_TAGS} tags" if any(isinstance(each, list) and len(each) > _TAGS for each in tags) else ""
 
 
 def as_it_is(text: str) -> str:
