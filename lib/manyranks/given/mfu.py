@@ -251,10 +251,9 @@ def drawn_chains(random: Random) -> list[Chain]:
             )
             moved = sum(size[name] for name in {*reads})
             flops = round(moved * chip[0] / chip[1] * random.uniform(0.2, 3)) if random.random() < 0.3 else 0
-            made.append(f"t{i}")
-            size[made[-1]] = 4 * random.randint(9, 999)
-            reads = {name: size[name] for name in reads}
-            operators.append(Operator("mm" if flops else "op", flops, reads, {made[-1]: size[made[-1]]}))
+            writes = {f"{letter}{i}": 4 * random.randint(9, 999) for letter in random.choice(("t", "t", "tu"))}
+            made, size = [*made, *writes], size | writes
+            operators.append(Operator("mm" if flops else "op", flops, {name: size[name] for name in reads}, writes))
         needed = [made[-1], *random.sample(made[:-1], 2)]
         found.append(Chain(f"for {len(operators)} operators, drawn, number {number + 1}", operators, needed, *chip))
     return found

@@ -5,6 +5,7 @@ B matrices that are cut over tp. Each layer: h = x·G + the mean of all tokens o
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
@@ -153,7 +154,12 @@ KINDS: dict[str, list[Sick]] = {
 
 
 def sick(letter: str) -> Run:
-    """The first cluster of each kind, which learners see; "A", "B" or "C". Raises ValueError for another letter."""
+    """The first cluster of each kind, which learners see; "A", "B" or "C".
+
+    Raises ValueError for another letter, and on a rank.
+    """
+    if "MANYRANKS_RANK" in os.environ:
+        raise ValueError("the runs are not there where answers are checked: look at them in cells without an answer")
     if letter in KINDS:
         return recorded()[letter][0]
     raise ValueError(f"sick({letter!r}): there are {', '.join(map(repr, KINDS))}")

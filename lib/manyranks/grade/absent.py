@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from inspect import isclass
 from typing import Any, NamedTuple
 
+import torch
+
 from manyranks.world import cells
 from manyranks.world.alone import without_a_group
 
@@ -95,7 +97,8 @@ def _run(source: Source, variables: dict) -> list[str]:
         name = f"<cell {number}>"
         cells.remember(name, text)
         try:
-            exec(compiled(text, name, "exec"), variables)
+            with torch.enable_grad():  # in a learner's notebook, a kernel's own mode reaches no rank
+                exec(compiled(text, name, "exec"), variables)
         except BaseException as error:  # also sys.exit(), or an interrupt: a notebook goes on
             errors.append(f"cell {number} raised {type(error).__name__}: {error}")
     return errors

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
-from manyranks.grade.learner import Ready, refuse_class
+from manyranks.grade.learner import NOTHING_GIVEN, refuse_class
 from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradients
@@ -23,8 +23,6 @@ _HIDDEN, _ROWS, _LENGTH, _RATE = 48, 3, 6, 0.1
 _VOCAB = _HIDDEN + 1  # a layer has as many bytes as the embedding, so that gloo does not see it where they are mixed up
 _FIRST, _CAP = 300, 10_000  # bytes: of the first bucket, and of the others
 _SMALL, _NUMBER = 4096, 64  # bytes: of examples and numbers; no parameter is as small as this, a number is
-_TOGETHER = ("all_reduce_coalesced", "_coalescing_manager")
-_READY = Ready(theirs=tuple(f"torch.distributed.distributed_c10d.{name}" for name in _TOGETHER))
 _NONE = "a parameter that a rank's examples do not use has a gradient of None there: make it zeros, and send it all the same"
 _LEFT_OUT = "is something left out where a gradient is None? It counts as zeros, and is sent all the same"
 
@@ -181,7 +179,7 @@ _METHODS = tuple((name, f"the training loop calls model.{name}()") for name in (
 
 
 def _task(call: str, points: float, run: Callable, judge: tuple, cases: tuple = ("",), name: str = "", **more) -> Task:
-    name, more = name or call.partition("(")[0], {"call": call, "ready": _READY, "advice": _ADVICE, **more}
+    name, more = name or call.partition("(")[0], {"call": call, "advice": _ADVICE, **more}
     return Task("02_data_parallel", name, points, run, judge, cases, methods=_METHODS, **more)
 
 
@@ -279,11 +277,11 @@ def _train(case: str, kind, watch: Watch) -> dict:
 
 def _made(kind, module: Toy):
     """The learner's wrapper. Raises Stopped where it is none, or was ready."""
-    refuse_class(kind if isinstance(kind, type) else type(kind), _READY)
+    refuse_class(kind if isinstance(kind, type) else type(kind), NOTHING_GIVEN)
     model = kind(module, _FIRST, _CAP)
     for part in model.modules() if isinstance(model, nn.Module) else [model]:
         if part not in list(module.modules()):
-            refuse_class(type(part), _READY)
+            refuse_class(type(part), NOTHING_GIVEN)
     for there, lacks, hint in (
         (callable(model), "cannot be called", "derive the class from torch.nn.Module, and give it a forward()"),
         (callable(getattr(model, "finish", None)), "has no finish()", "write finish(self) in the class"),

@@ -206,9 +206,8 @@ exchange = _task(
         calls(0.4, "sends one all-to-all in each direction, without a row too many", hint=_ROWS),
     ),
     lambda n: (Case((5, 3, 6, 4)[:n], 3 * n, 2, 3), Case((3, 0, 2, 4)[:n], 2 * n, 1, 5, liked=-1000, strided=True)),
-    a_class=True,
+    **{"a_class": True, "ready": NOTHING_GIVEN},
     unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped",
-    ready=NOTHING_GIVEN,
 )
 
 

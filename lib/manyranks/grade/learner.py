@@ -26,15 +26,16 @@ FAILED = "failed: "  # a mark of a call that failed where others did not
 _LIBRARY, _PYTORCH = "manyranks", "torch"
 _CALLED_BY_TORCH = ("<module>", "__torch_dispatch__", "__torch_function__")  # and an import by Python, on a learner's line
 _DECORATORS = ("torch._compile", "torch._dynamo", "torch.utils._contextlib", "torch.distributed.c10d_logger", "contextlib")
-# Where in PyTorch whole answers lie ready: DDP, FSDP, DTensor, meshes, checkpoint. And the modules there that a line may call.
+# Where in PyTorch whole answers lie ready: DDP, FSDP, DTensor, meshes, checkpoint; what there a line may call; and not of that.
 _ANSWERS = ("torch.distributed", "torch.nn.parallel", "torch.profiler")
 _ANSWERS += ("torch.utils.benchmark", "torch.utils.checkpoint", "torch.utils.flop_counter")
 _CALLS = tuple(f"torch.distributed.{name}" for name in ("distributed_c10d", "c10d_logger", "is_available"))
+_TOGETHER = tuple(f"torch.distributed.distributed_c10d.{name}" for name in ("all_reduce_coalesced", "_coalescing_manager"))
 _C10D = "torch._C._distributed_c10d"
 _OF_C10D = "done exception get_future is_completed is_success name rank result size synchronize then value wait"
 # What watches the answer, and is called in the middle of it.
 _WATCHES = (
-    "manyranks.grade.learner",
+    *("manyranks.grade.learner", "manyranks.lazy"),  # an import is no call
     *(f"manyranks.measure.{name}" for name in ("calls", "ends", "journal", "memory", "operators", "place", "watch")),
     "manyranks.world",
 )
@@ -42,13 +43,9 @@ YOURSELF = "write it yourself: the text above says all that it needs"
 
 
 class Ready(NamedTuple):
-    """given: modules of this library that the task hands out, or classes and functions in them: all others are refused.
-
-    theirs: more of PyTorch's than _ANSWERS that would be the answer; hint: what to do instead.
-    """
+    """given: what the task hands out of this library's modules, classes and functions; hint: what to do instead of a call."""
 
     given: tuple[str, ...] = ()
-    theirs: tuple[str, ...] = ()
     hint: str = YOURSELF
 
 
@@ -57,11 +54,9 @@ NOTHING_GIVEN = Ready()
 
 @contextmanager
 def refused(ready: Ready) -> Iterator[None]:
-    """Raises Stopped at its end where a learner's line has called what was ready: of this library's all but what the task hands
-    out, of PyTorch's what lies in _ANSWERS.
+    """Raises Stopped at its end where a learner's line has called what was ready; calls between modules are their own affair.
 
-    Not at once: their own except would catch it, and a profile function that raises is taken away. Calls between modules of the
-    library, or of PyTorch, are their own affair.
+    Not at once: their own except would catch it, and a profile function that raises is taken away.
     """
     codes: dict[int, tuple[CodeType, bool]] = {}  # asked of each call: whether the function's code was ready
     called: list[Stopped] = []
@@ -94,9 +89,7 @@ def refused(ready: Ready) -> Iterator[None]:
         yield
     finally:
         if sys.getprofile() is not note:  # a recursion without end takes it away, and a signal can
-            called.append(
-                Stopped("what watches the check's calls was taken away", "no endless recursion, no signals, no profiler")
-            )
+            called.append(Stopped("what watches the calls was taken away", "no endless recursion, no signals, no profiler"))
         sys.setprofile(before)
         if called:
             raise called[0]
@@ -120,7 +113,7 @@ def refuse_itself(answer, ready: Ready) -> None:
 
 def _is_ready(name: str, ready: Ready) -> bool:
     known = _within(name, (_LIBRARY, *_ANSWERS)) and not _within(name, (*ready.given, *_WATCHES, *_CALLS))
-    return known or _within(name, ready.theirs)
+    return known or _within(name, _TOGETHER)
 
 
 def _within(name: str, names: tuple[str, ...]) -> bool:
@@ -216,15 +209,19 @@ def limited(call: str, hint: str = _FINITE) -> Iterator[None]:
     """Inside, a call that computes for too long raises TooLong."""
 
     def stop(*_):
-        raise TooLong(f"{call} was not over after {_SECONDS:g} s", hint)
+        late.append(TooLong(f"{call} was not over after {_SECONDS:g} s", hint))
+        raise late[0]
 
-    before = signal.signal(signal.SIGVTALRM, stop)
+    late, watching, before = [], sys.getprofile(), signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS, _SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+        if late:
+            sys.setprofile(watching)  # where it came in the midst of that, it has taken it away
+            raise late[0]
 
 
 def error_of(function, *args) -> str:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from itertools import combinations
+from random import Random
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from manyranks.given.nd import (
     recorded,
     sick,
 )
-from manyranks.grade import nd_plan
+from manyranks.grade import nd_plan, trial
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, at_most, facts, sent, values
 from manyranks.grade.learner import limited, noted, whole
@@ -196,6 +197,14 @@ def _average(sizes: Sizes, function: Callable, watch: Watch) -> dict:
     return found
 
 
+def _jobs(n: int) -> list[Sizes]:
+    """Meshes of n ranks; for the judge one of axes that are drawn, before those that everybody can see."""
+    own = [{"dp": 3, "tp": 2}] if n == 6 else [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp": 2, "tp": 2}]
+    random = Random(trial.seed)
+    axes = [(axis, 3 if n == 6 else 2) for axis in random.sample(("dp", "cp", "pp"), 1 if n == 6 else 2)] + [("tp", 2)]
+    return [dict(random.sample(axes, len(axes)))] * bool(trial.seed) + own
+
+
 average = Task(
     _EXERCISE,
     "average",
@@ -206,7 +215,7 @@ average = Task(
         facts(0.2, "all ranks make all groups, in one order", "groups"),
         sent(0.3, "two all-reduces: what is partial over tp, everything over dp × cp", groups=True, hint=_TWO),
     ),
-    lambda n: [{"dp": 3, "tp": 2}] if n == 6 else [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp": 2, "tp": 2}],
+    _jobs,
     worlds=(6, 8),
     call="average(sizes, weights)",
     part=True,

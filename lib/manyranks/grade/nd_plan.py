@@ -119,7 +119,7 @@ plan = Task(
     call="plan()",
     part=True,
     ready=Ready(
-        given=("manyranks.lazy", *(f"manyranks.theory.{name}" for name in ("plan", "cluster", "hardware", "shapes"))),
+        given=tuple(f"manyranks.theory.{name}" for name in ("plan", "cluster", "hardware", "shapes")),
         hint="the answer is one plan, written down: search in a cell of your own, as long as you like, and return what you "
         "found, theory.Plan(dp=…, pp=…, …)",
     ),

@@ -239,9 +239,9 @@ def rehearse(answer, job: Job, folder: str) -> dict:
     watch = Watch(folder, dist.get_rank(), job.seed)
     refuse_itself(answer, job.ready)
     with watch.watching(), refused(job.ready):
-        results = job.run(job.case, answer, watch)
+        results = {name: _sendable(value) for name, value in job.run(job.case, answer, watch).items()}
     return {
-        "results": {name: _sendable(value) for name, value in results.items()},
+        "results": results,
         "events": [tuple(event) for event in watch.events],
         "held": watch.held,
         "peak": watch.peak_bytes,

@@ -62,8 +62,7 @@ class Watch(Journal):
         self._memory = _Memory(counts=False)
         self._place, self._forbidden = "", ("", "", "", "")
         self._works: list[dist.Work] = []
-        self._open: dict[int, set[StorageWeakRef]] = {}  # of a send that nobody has waited for: the storages that it reads
-        self._places: dict[int, set[tuple[StorageWeakRef, int]]] = {}  # of the same sends: where in them
+        self._open: dict[int, list[_Place]] = {}  # of a send that nobody has waited for: what it reads
         self._coming: dict[int, dist.Work] = {}  # of a receive that nobody has waited for
 
     @contextmanager
@@ -74,19 +73,18 @@ class Watch(Journal):
         def noted(work, *args, **kwargs):
             self._stop_forbidden()
             events.append(Event("wait", ""))
-            for under_way in (self._open, self._places, self._coming):
+            for under_way in (self._open, self._coming):
                 under_way.pop(id(work), None)
             return wait(work, *args, **kwargs)
 
         def opened(group, tensors, *args):
             work = send(group, tensors, *args)
-            self._open[id(work)] = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
-            self._places[id(work)] = _places(tensors)
+            self._open[id(work)] = [_Place.of(tensor) for tensor in tensors]
             self._works.append(work)  # so that no other one has its id
             return work
 
         def coming(group, tensors, *args):
-            if _places(tensors) & set().union(*self._places.values()):
+            if any(map(self._is_read, tensors)):
                 self.mark(OVERWROTE)
             work = receive(group, tensors, *args)
             self._coming[id(work)] = work
@@ -163,13 +161,18 @@ class Watch(Journal):
 
     def _overwrites(self, func, args: tuple, kwargs: dict) -> bool:
         """Whether the operator writes where an open send reads."""
-        read = set().union(*self._open.values())
         for i, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[i] if i < len(args) else kwargs.get(argument.name)
-                if isinstance(value, torch.Tensor) and StorageWeakRef(value.untyped_storage()) in read:
+                if isinstance(value, torch.Tensor) and self._is_read(value):
                     return True
         return False
+
+    def _is_read(self, tensor: torch.Tensor) -> bool:
+        """Whether an open send reads a byte of it: other chunks of the same storage may change."""
+        own = _Place.of(tensor)
+        read = (place for places in self._open.values() for place in places if place.storage == own.storage)
+        return any(place.begins < own.ends and own.begins < place.ends for place in read)
 
     def _gradient(self, name: str) -> None:
         self.events.append(Event("gradient", name))
@@ -186,9 +189,19 @@ class Watch(Journal):
         self.scattered |= op == "all_to_all" and "output" in named and not named["output"].is_contiguous()
 
 
-def _places(tensors: list[torch.Tensor]) -> set[tuple[StorageWeakRef, int]]:
-    """Where in memory they begin."""
-    return {(StorageWeakRef(one.untyped_storage()), one.data_ptr()) for one in tensors}
+class _Place(NamedTuple):
+    """Where in memory a tensor's first byte is, and where its last one ends."""
+
+    storage: StorageWeakRef
+    begins: int
+    ends: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_Place":
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        begins = tensor.data_ptr()
+        ends = begins + (last + 1) * tensor.element_size() if tensor.numel() else begins
+        return cls(StorageWeakRef(tensor.untyped_storage()), begins, ends)
 
 
 def gradient(leaf: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ class _Machine(NamedTuple):
 # process_vm_readv and _writev, pidfd_open, pidfd_getfd, pidfd_send_signal, process_madvise, process_mrelease, kcmp,
 # migrate_pages, move_pages, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach
 # other processes; fallocate, which takes room that no size shows; unshare, setns, mount, umount2, open_by_handle_at; add_key,
-# request_key, keyctl; bpf, perf_event_open, userfaultfd, and io_uring, which gets round all this.
+# request_key, keyctl; syslog, bpf, perf_event_open, userfaultfd, and io_uring, which gets round all this.
 _MACHINES = {
     "x86_64": _Machine(
         *(0xC000003E, (57, 58, 59, 322)),
@@ -72,7 +72,7 @@ _MACHINES = {
             *(86, 265, 90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 254, 300, 303),
             *(29, 64, 68, 240, 101, 310, 311, 434, 438, 424, 440, 448, 312, 256, 279, 200, 129, 297, 141, 251),
             *(142, 144, 203, 314, 285, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
-            *(253, 294, 46, 307, 278, 206, 436, _CREATE, _ADD, _RESTRICT, 317, 76, 191, 192, 193, 194, 195, 196),
+            *(253, 294, 46, 307, 278, 206, 436, 103, _CREATE, _ADD, _RESTRICT, 317, 76, 191, 192, 193, 194, 195, 196),
             *(30, 31, 67, 65, 66, 220, 69, 70, 71, 241, 242, 243, 244),
         ),
         *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53, 157, 54),
@@ -83,7 +83,7 @@ _MACHINES = {
             *(37, 52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 27, 262, 264),
             *(194, 190, 186, 180, 117, 270, 271, 434, 438, 424, 440, 448, 272, 238, 239, 130, 138, 240, 140, 30),
             *(118, 119, 122, 274, 47, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
-            *(26, 211, 269, 75, 0, 436, _CREATE, _ADD, _RESTRICT, 277, 45, 8, 9, 10, 11, 12, 13),
+            *(26, 211, 269, 75, 0, 436, 116, _CREATE, _ADD, _RESTRICT, 277, 45, 8, 9, 10, 11, 12, 13),
             *(195, 196, 197, 191, 192, 193, 187, 188, 189, 181, 182, 183, 184),
         ),
         *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199, 167, 208),
