@@ -159,10 +159,10 @@ def sick(letter: str) -> Run:
     Raises ValueError for another letter, and on a rank.
     """
     if "MANYRANKS_RANK" in os.environ:
-        raise ValueError("the runs are not there where answers are checked: look at them in cells without an answer")
+        raise ValueError("sick() doesn't work where answers are checked: call it in a cell without an answer")
     if letter in KINDS:
         return recorded()[letter][0]
-    raise ValueError(f"sick({letter!r}): there are {', '.join(map(repr, KINDS))}")
+    raise ValueError(f"sick({letter!r}): choose one of {', '.join(map(repr, KINDS))}")
 
 
 @cache

@@ -89,7 +89,9 @@ def refused(ready: Ready) -> Iterator[None]:
         yield
     finally:
         if sys.getprofile() is not note:  # a recursion without end takes it away, and a signal can
-            called.append(Stopped("what watches the calls was taken away", "no endless recursion, no signals, no profiler"))
+            called.append(
+                Stopped("the check's call watcher was removed", "don't recurse without end, handle signals or set a profiler")
+            )
         sys.setprofile(before)
         if called:
             raise called[0]
