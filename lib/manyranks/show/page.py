@@ -19,6 +19,7 @@ KEYS = """<style onload="
     for (const type of ['focusin', 'keydown', 'keyup']) box.addEventListener(type, keep);
     box.addEventListener('focusin', ({target}) => {
         box.querySelector(':scope > .widget-html').ariaLive = 'polite';
+        if (target.matches('.manyranks-steps .widget-readout')) target.contentEditable = false; /* it takes no number */
         if (target.role === 'slider') target.ariaLabel = target.closest('.widget-inline-hbox').querySelector('label').innerText;
     });
 ">
@@ -38,7 +39,7 @@ PICTURE = """<style>
 .manyranks-picture { position: relative; display: block; overflow: visible; width: fit-content; }
 .manyranks-picture > .widget-html { position: absolute; inset: 0; height: auto; pointer-events: none; margin: 0; }
 .manyranks-picture .widget-html-content { position: absolute; inset: 0; }
-[data-jp-theme-light="false"] .manyranks-picture img { filter: brightness(1.35); }
+[data-jp-theme-light="false"] .manyranks-picture img { filter: brightness(1.1); }
 .manyranks-picture s { position: absolute; pointer-events: auto; text-decoration: none; }
 .manyranks-picture s:is(:hover, :focus) { outline: 2px solid #787878; z-index: 9; }
 .manyranks-picture s:is(:hover, :focus)::after { content: attr(data-says); position: absolute; left: 0; bottom: 100%;
@@ -61,12 +62,10 @@ TILES = """<style>
     line-height: 1.2; font-size: 12px; }
 .manyranks-tiles > div { padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
     white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-.manyranks-steps .widget-readout { pointer-events: none; } /* what is typed there does nothing */
-.manyranks-tiles small { opacity: .8; font-size: 11px; }
+.manyranks-tiles small { opacity: .8; font-size: 11px; } .manyranks-tiles b { margin-right: 5px; }
 .manyranks-tiles > div > small:first-child { display: block; }
-.manyranks-tiles b { margin-right: 5px; }
 .manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
-.manyranks-tiles i + i { background: #787878; }
+.manyranks-tiles i + i { background: #787878; } .manyranks-steps .widget-readout { pointer-events: none; }
 </style>"""
 _UNITS = {"bytes": units.size, "seconds": units.duration, "share": scenario.percent, "number": units.three}
 
@@ -111,7 +110,8 @@ def faded(tiles: str) -> str:
 def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> str:
     """bars: shares of the tile's width."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
-    return f"<div>{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>"
+    whole = html.escape(f"{name}: {text} {more}".strip())  # for a tile that is too narrow
+    return f'<div title="{whole}">{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>'
 
 
 def _row(parts: list[str]) -> str:

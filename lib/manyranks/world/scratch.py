@@ -108,14 +108,14 @@ def refused(folder: Path) -> str:
                 return (
                     f"there are more than {_HANDED_IN} files and folders, or {_TOGETHER >> 20} MB, in {printable(str(folder))}"
                 )
-            if plain and path.name.endswith(".ipynb") and (most := _parts(path.read_bytes())):
+            if plain and path.name.endswith(".ipynb") and (most := too_many(path.read_bytes())):
                 return f"{shown} has more than {most}"
             if plain and path.name == "timestamp.txt" and not _TIME.fullmatch(path.read_bytes()):
                 return f"{shown} has no time"
     return ""
 
 
-def _parts(text: bytes) -> str:
+def too_many(text: bytes) -> str:
     """Returns what a notebook has too many of, in a time that grows as its length does; empty where all is well."""
     bare = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", text, flags=re.DOTALL))
     if sum(map(bare.count, (b"{", b"[", b","))) > _PARTS:  # lists, dictionaries and their members
