@@ -274,8 +274,7 @@ class Explorer:
         for axes, own in itertools.groupby(parts, lambda part: part[0]):  # to place many takes as long as to place one
             _, left, right, bottom, top, says = zip(*own, strict=True)
             corners = [axes.transData.transform(np.column_stack(each)) / whole for each in ((left, bottom), (right, top))]
-            places = np.sort(corners, axis=0).transpose(1, 2, 0).reshape(-1, 4).tolist()
-            boxes += [page.box(*place, text) for place, text in zip(places, says, strict=True)]
+            boxes += map(page.box, *np.sort(corners, axis=0).transpose(2, 0, 1).reshape(4, -1).tolist(), says)
         self.parts.value = "".join(boxes)
 
     def _show_small(self, small: Small) -> None:

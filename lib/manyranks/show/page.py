@@ -62,10 +62,12 @@ TILES = """<style>
     line-height: 1.2; font-size: 12px; }
 .manyranks-tiles > div { padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
     white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-.manyranks-tiles small { opacity: .8; font-size: 11px; } .manyranks-tiles b { margin-right: 5px; }
+.manyranks-steps .widget-readout { pointer-events: none; } /* what is typed there does nothing */
+.manyranks-tiles small { opacity: .8; font-size: 11px; }
 .manyranks-tiles > div > small:first-child { display: block; }
+.manyranks-tiles b { margin-right: 5px; }
 .manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
-.manyranks-tiles i + i { background: #787878; } .manyranks-steps .widget-readout { pointer-events: none; }
+.manyranks-tiles i + i { background: #787878; }
 </style>"""
 _UNITS = {"bytes": units.size, "seconds": units.duration, "share": scenario.percent, "number": units.three}
 
@@ -110,8 +112,7 @@ def faded(tiles: str) -> str:
 def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> str:
     """bars: shares of the tile's width."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
-    whole = html.escape(f"{name}: {text} {more}".strip())  # for a tile that is too narrow
-    return f'<div title="{whole}">{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>'
+    return f"<div>{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>"
 
 
 def _row(parts: list[str]) -> str:
