@@ -272,9 +272,9 @@ def test_a_class_that_is_derived_from_what_is_ready_is_refused():
         refuse_class(type("Mine", (torch.nn.parallel.DistributedDataParallel,), {}), Ready())
 
 
-def marks_of_a_send(late: bool, waits: bool, folder: str) -> list[str]:
-    """Rank 0 sends to rank 1 and overwrites what it sends. late: whether rank 1 asks for it only then; waits: rank 0 does."""
-    watch, x = Watch(folder, dist.get_rank()), torch.ones(3)
+def marks_of_a_send(late: bool, waits: bool, first: int, folder: str) -> list[str]:
+    """Rank 0 sends 3 numbers to 1 and overwrites those from `first` on. late: whether rank 1 asks only then; waits: rank 0."""
+    watch, x = Watch(folder, dist.get_rank()), (whole := torch.ones(6))[:3]
     with watch.watching():
         if dist.get_rank() == 1:
             early = None if late else dist.irecv(x, 0)
@@ -284,7 +284,7 @@ def marks_of_a_send(late: bool, waits: bool, folder: str) -> list[str]:
             _ = None if late else dist.barrier()
             work = dist.isend(x, 1)
             _ = work.wait() if waits else None
-            x.data.zero_()
+            whole.data[first : first + 3].zero_()
             _ = dist.barrier() if late else None
             _ = None if waits else work.wait()
         else:
@@ -293,12 +293,13 @@ def marks_of_a_send(late: bool, waits: bool, folder: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("late", "waits", "marks"), [(True, False, [OVERWROTE]), (False, False, [OVERWROTE]), (False, True, [])]
+    ("late", "waits", "first", "marks"),
+    [(True, False, 0, [OVERWROTE]), (False, False, 2, [OVERWROTE]), (False, False, 3, []), (False, True, 0, [])],
 )
 def test_a_tensor_that_is_overwritten_while_it_is_sent_is_noted_whenever_its_bytes_leave(
-    late, waits, marks, shared_world, tmp_path
+    late, waits, first, marks, shared_world, tmp_path
 ):
-    assert shared_world.run(marks_of_a_send, late, waits, str(tmp_path))[0] == marks
+    assert shared_world.run(marks_of_a_send, late, waits, first, str(tmp_path))[0] == marks
 
 
 def test_a_check_leaves_the_number_of_threads_as_it_was():

@@ -87,11 +87,10 @@ def refused(ready: Ready) -> Iterator[None]:
     sys.setprofile(note)
     try:
         yield
+        if sys.getprofile() is not note:  # a recursion without end takes it away, and a signal can; their own except hides it
+            hint = "don't recurse without end, handle signals or set a profiler"
+            called.append(Stopped("the check's call watcher was removed", hint))
     finally:
-        if sys.getprofile() is not note:  # a recursion without end takes it away, and a signal can
-            called.append(
-                Stopped("the check's call watcher was removed", "don't recurse without end, handle signals or set a profiler")
-            )
         sys.setprofile(before)
         if called:
             raise called[0]
