@@ -21,12 +21,12 @@ def notebook(lab):
 def test_a_preset_moves_the_controls_and_the_tiles_compare_with_before(notebook):
     explorer = notebook.explorer()
     explorer.press_button("after backward")
-    assert "of a step waits for gradients" in explorer.status()
+    assert "of the step is spent waiting for gradients" in explorer.status()
     tiles = " | ".join(explorer.tiles()).replace("\n", " ")
     assert "memory per GPU 27.8 of 80 GB was 48.1" in tiles
     assert "MFU 13% was 40%" in tiles
     explorer.press_button("Reset")
-    assert explorer.status() == "Limit: computing."
+    assert explorer.status() == "Limit: compute."
 
 
 def test_a_part_says_its_number_under_the_mouse_and_stays_selected(notebook):

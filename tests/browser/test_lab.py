@@ -53,7 +53,7 @@ def test_the_stepper_of_chapter_01_follows(chapters):
             stepper.move(step)
             rounds.append(stepper.picture())
         assert len(set(rounds)) == 3
-        assert stepper.said() == "messages 4 of 8 B; sent so far, a rank 24 B; the whole tensor 32 B."
+        assert stepper.said() == "messages 4 of 8 B; sent so far, per rank 24 B; the whole tensor 32 B."
 
 
 def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapters):
@@ -75,7 +75,7 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
         assert pictures[3] == pictures[5]  # to another topology and back
         assert lines[0] == "Limit: bandwidth; ring is within 1% of the fastest here."
         assert "the fastest here is " in lines[3]
-        assert lines[6].startswith("Not possible: there is no tree for reduce_scatter: choose from ring, ")
+        assert lines[6].startswith("Not possible: reduce_scatter has no tree algorithm: choose ring or ")
         assert lines[7] == lines[8]  # another round of the same
         assert explorer.said().startswith("reduce_scatter by ring, 12 ranks")
         ranks.press("Home")
@@ -98,8 +98,8 @@ def test_the_explorer_of_chapter_02_follows(chapters):
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # reduced after backward, and back
-        assert lines[0] == "Limit: computing."
-        assert "waits for gradients" in lines[1]
+        assert lines[0] == "Limit: compute."
+        assert "waiting for gradients" in lines[1]
         assert explorer.said().startswith("llama3.2-1b on ")
 
 
@@ -117,13 +117,13 @@ def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to another stage and back
-        assert lines[0] == "Limit: computing; the network is busy for 45% of that time."
-        assert lines[1] == "Limit: computing; the network is busy for 67% of that time."
+        assert lines[0] == "Limit: compute; the network is busy for 45% of that time."
+        assert lines[1] == "Limit: compute; the network is busy for 67% of that time."
         explorer.move(stage, 2)
         explorer.move(shards)  # it's switched off where no stage has it
         ranks.press("Home")
         explorer.move(ranks, -1)  # there is nothing below
-        assert explorer.status().startswith("Not possible: HSDP with K = 32 shards on d = 1 ranks: ")
+        assert explorer.status().startswith("Not possible: HSDP needs K ≤ d (replicas × shards = d), but K = 32 and d = 1: ")
 
 
 def test_the_explorer_of_chapter_04_follows_and_says_what_is_not_possible(chapters):
@@ -144,9 +144,9 @@ def test_the_explorer_of_chapter_04_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more segments and back
-        assert lines[0] == lines[1] == "Limit: computing; the optimal plan in this budget recomputes 8.22%."
+        assert lines[0] == lines[1] == "Limit: compute; the optimal plan within this budget recomputes 8.22%."
         assert lines[3].startswith("Does not fit. Limit: memory, most of it attention scores: flash attention fits")
-        assert lines[5] == "Limit: neither memory nor recomputation."
+        assert lines[5] == "Limit: none here: every layer fits, and none is recomputed."
         tensor.press("End")
         explorer.move(strategy, -2)
         segments.press("End")
@@ -199,12 +199,12 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more ranks and back
         assert lines[0] == "Limit: communication: only chunked rings (asynchronous TP) would hide its 2.4 ms."
-        assert lines[1] == "Limit: the node's boundary: in a node of 16 a layer would take 12.4 ms."
-        assert lines[9].startswith("Does not fit. Limit: memory; no t helps alone")
+        assert lines[1] == "Limit: the node boundary: with 16 GPUs per node, a layer would take 12.4 ms."
+        assert lines[9].startswith("Does not fit. Limit: memory; no value of t makes it fit")
         explorer.move(model, 2)
         ranks.press("End")
         explorer.move(ranks)  # there is nothing above
-        assert explorer.status().startswith("Not possible: tensor ranks t = 64 does not divide the 4 heads of small GPT")
+        assert explorer.status().startswith("Not possible: t = 64 does not divide the 4 heads of small GPT")
 
 
 def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapters):
@@ -223,14 +223,12 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to zigzag and back
-        assert lines[0] == "Limit: ranks that wait for the slowest; zigzag takes 114 ms."
-        assert lines[1] == "Limit: computing."
-        assert lines[5] == "Limit: computing."  # without a mask
+        assert lines[0] == "Limit: waiting for the slowest rank; zigzag takes 114 ms."
+        assert lines[1] == "Limit: compute."
+        assert lines[5] == "Limit: compute."  # without a mask
         explorer.move(model, 2)
         explorer.move(variant)
-        assert explorer.status().startswith(
-            "Not possible: small GPT: context ranks c = 16 does not divide heads = 4, as Ulysses needs"
-        )
+        assert explorer.status().startswith("Not possible: small GPT: c = 16 does not divide heads = 4, as Ulysses needs")
 
 
 def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapters):
@@ -250,9 +248,9 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to TP 8 and back
-        assert lines[0] == "Limit: computing."
-        assert lines[1] == "Limit: tensor-parallel messages, 63% of the time; TP 1 takes 19.6 s."
-        assert lines[3] == "Limit: all wait for the fullest rank, 43% of the time; a balanced load takes 19.6 s."
+        assert lines[0] == "Limit: compute."
+        assert lines[1] == "Limit: TP messages, 63% of the time; TP 1 takes 19.6 s."
+        assert lines[3] == "Limit: waiting for the fullest rank, 43% of the time; a balanced load takes 19.6 s."
         assert lines[4].endswith("a balanced load takes 36.3 s.")  # 1f1b
         assert lines[7].endswith("a balanced load takes 46.8 s.")  # PP 32 × EP 32
         assert lines[8].endswith("a balanced load takes 42.9 s.")  # h100-dgx
@@ -260,7 +258,7 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         explorer.move(model, -1)
         explorer.drag(stages, -300)
         assert explorer.status().startswith(
-            "Not possible: batch (sequences) = 15360 is not a multiple of data ranks d × micro-batch b = 2048 × 1"
+            "Not possible: PP 1 × TP 1 leaves 2,048 DP ranks, which don't evenly divide the batch of 15,360 sequences"
         )
 
 
@@ -282,11 +280,11 @@ def test_the_explorer_of_chapter_09_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to another convention and back
-        assert lines[0] == "Limit: computing: products take 91% of the time, the MLP at 65% of the peak."
+        assert lines[0] == "Limit: compute: matmuls take 91% of the time, the MLP at 65% of the peak."
         assert lines[3] == "Does not fit. Limit: memory; flash attention fits."
         explorer.move(cluster, -4)
         explorer.move(precision)
-        assert explorer.status().startswith("Not possible: one core multiplies no faster in 8 bits: take bf16")
+        assert explorer.status().startswith("Not possible: one core is no faster in 8 bits: choose bf16")
 
 
 def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_possible(chapters):
@@ -313,17 +311,15 @@ def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_poss
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to fewer tensor ranks and back
-        assert lines[0] == "Limit: TP messages, 16% of the time on NVLink; TP 4 takes 8.39 s."
+        assert lines[0] == "Limit: TP messages on NVLink, 16% of the time; TP 4 takes 8.39 s."
         assert lines[1].startswith("Limit: bubble, 15% of the time")
-        assert "The planner's best takes 6.3 s; here tensor +1.4 s" in lines[3]
+        assert "The planner's best takes 6.3 s. This plan loses most on TP messages: +1.4 s (" in lines[3]
         assert lines[6].endswith("As fast as the planner's best.")
-        assert best.evaluate("list => list.value") == "not searched"  # since the number of GPUs was moved
+        assert best.evaluate("list => list.value") == "off"  # since the number of GPUs was moved
         explorer.move(model, 3)
         explorer.move(experts)
         explorer.move(model, -3)
-        assert explorer.status().startswith(
-            "Not possible: expert ranks e = 2: llama3-70b has no experts; say expert ranks e = 1"
-        )
+        assert explorer.status().startswith("Not possible: e = 2: llama3-70b has no experts; say e = 1")
 
 
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.

@@ -144,7 +144,7 @@ def test_it_opens_on_korthikanti_s_smallest_model_and_says_what_limits(opened):
     assert opened.set(**DEFAULT).status == (
         "megatron-22b, C = 8 segments: activations 5.42 GB of 32 GB; checkpoints + layers kept 7 + 6; "
         "recomputed 32.9% of a step; optimal plan 8.22% of a step. "
-        "Limit: computing; the optimal plan in this budget recomputes 8.22%."
+        "Limit: compute; the optimal plan within this budget recomputes 8.22%."
     )
     assert opened.values == DEFAULT
 
@@ -194,7 +194,7 @@ def test_points_are_where_their_memory_and_flops_are_and_the_chosen_one_is_ringe
         ((x, y),) = named(both, name).get_xydata()
         assert (x, y) == pytest.approx((100 * point.bytes(layer) / whole, now.extra(point.forwards)))
     assert named(both, "ring").get_xydata() == pytest.approx(named(both, "every layer").get_xydata())
-    assert named(both, "room for activations").get_xdata() == pytest.approx([100 * 32e9 / whole] * 2)
+    assert named(both, "activation budget").get_xdata() == pytest.approx([100 * 32e9 / whole] * 2)
     assert len({named(both, name).get_marker() for name in STRATEGIES}) == len(STRATEGIES)
 
 
@@ -255,11 +255,14 @@ def test_a_bar_s_texts_are_its_bytes_and_its_flops():
             {"strategy": "keep everything"},
             "Does not fit. Limit: memory, most of it attention scores: flash attention fits, with 0.865%",
         ),
-        ({"strategy": "optimal"}, "recomputed 8.22% of a step; optimal plan 8.22% of a step. Limit: memory: no plan in this"),
-        ({"strategy": "keep everything", "attention": "flash"}, "Limit: neither memory nor recomputation."),
+        (
+            {"strategy": "optimal"},
+            "recomputed 8.22% of a step; optimal plan 8.22% of a step. Limit: memory: no plan within this",
+        ),
+        ({"strategy": "keep everything", "attention": "flash"}, "Limit: none here: every layer fits, and none is recomputed."),
         ({"strategy": "keep everything", "attention": "flash", "budget": 8e9}, ": the optimal plan fits, with"),
         ({"strategy": "every layer", "sequence_parallel": False, "budget": 4e9}, ": sequence parallelism fits, with 32.9%"),
-        ({"strategy": "optimal", "microbatch": 32, "seq": 8192, "attention": "flash"}, "Limit: memory: no plan in this"),
+        ({"strategy": "optimal", "microbatch": 32, "seq": 8192, "attention": "flash"}, "Limit: memory: no plan within this"),
         (
             {"seq": 65536, "microbatch": 1, "tp": 4, "strategy": "optimal", "attention": "flash", "budget": 4e9},
             ": t = 16 fits, with",
@@ -268,7 +271,7 @@ def test_a_bar_s_texts_are_its_bytes_and_its_flops():
             {"seq": 32768, "tp": 1, "sequence_parallel": False, "attention": "flash", "budget": 1e9},
             ": no single control makes it fit; change several",
         ),
-        ({"seq": 131072, "budget": 1e9}, "; change several, or give more ranks a part of each sequence (chapter 07)."),
+        ({"seq": 131072, "budget": 1e9}, "; change several, or split each sequence over more ranks (chapter 07)."),
         ({"seq": 4096, "microbatch": 32, "budget": 1e9, "attention": "flash"}, ": a micro-batch of 1 fits, with"),
         ({"count": 64}, "Not possible: C = 64 segments of the 48 layers of megatron-22b: choose C up to 48"),
         ({"model": "gpt2-xl"}, "Not possible: t = 8 does not divide the 25 heads of gpt2-xl: choose a divisor of them"),

@@ -95,14 +95,14 @@ def ring() -> tuple[list, list]:
 def test_a_stepper_shows_the_messages_of_its_round_and_counts_what_was_sent():
     shown = collectives.stepper(*ring())
     assert shown.values == {"step": 1}
-    assert shown.status == "messages 4 of 8 B; sent so far, a rank 8 B; the whole tensor 32 B."
-    assert shown.set(step=3).status == "messages 4 of 8 B; sent so far, a rank 24 B; the whole tensor 32 B."
-    assert shown.set(step=0).status.startswith("messages none yet; sent so far, a rank 0 B")
+    assert shown.status == "messages 4 of 8 B; sent so far, per rank 8 B; the whole tensor 32 B."
+    assert shown.set(step=3).status == "messages 4 of 8 B; sent so far, per rank 24 B; the whole tensor 32 B."
+    assert shown.set(step=0).status.startswith("messages none yet; sent so far, per rank 0 B")
 
 
 def test_a_stepper_says_the_range_where_ranks_differ():
     shown = collectives.stepper([((0, 1, 32),), ((0, 2, 32), (1, 3, 32))], [BEFORE] * 3)
-    assert shown.set(step=2).status == "messages 2 of 32 B; sent so far, a rank 0 B to 64 B; the whole tensor 32 B."
+    assert shown.set(step=2).status == "messages 2 of 32 B; sent so far, per rank 0 B to 64 B; the whole tensor 32 B."
 
 
 def test_a_stepper_draws_another_picture_for_each_round():

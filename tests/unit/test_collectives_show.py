@@ -99,11 +99,11 @@ REFUSED = {
     ("all_reduce", "ring", 0, TORUS): "N = 0: a group has a whole number of ranks, at least 1",
     ("all_reduce", "hierarchical", 0, NODES): "N = 0: a group has a whole number of ranks, at least 1",
     ("reduce_scatter", "halving", 6, NODES): "halving of reduce_scatter needs a power of two",
-    ("all_to_all", "tree", 8, NODES): "there is no tree for all_to_all: choose from pairwise",
+    ("all_to_all", "tree", 8, NODES): "all_to_all has no tree algorithm: choose pairwise",
     ("all_reduce", "hierarchical", 8, NODES): "hierarchical needs more than one node",
     ("all_reduce", "hierarchical", 16, LAPTOP): "hierarchical needs more than one node",
     ("all_reduce", "hierarchical", 12, NODES): "ranks of a node must divide n=12",
-    ("all_reduce", "ring", 16, NODE): "has room for 8 ranks",
+    ("all_reduce", "ring", 16, NODE): "has only 8 ranks",
     ("all_reduce", "tree", 16, TORUS): "all_reduce by tree on a torus: its time is not known here",
     ("broadcast", "ring", 16, TORUS): "broadcast by ring on a torus: .* all_to_all by pairwise",
     ("all_reduce", "ring", 8, "a moon"): "topology 'a moon'",
@@ -155,7 +155,7 @@ def test_the_explorer_opens_on_a_ring_and_names_the_fastest():
     assert shown.status.endswith("Limit: bandwidth; ring is within 1% of the fastest here.")
     assert shown.set(size=1).status.endswith("Limit: latency; the fastest here is recursive_doubling, 10.2 µs.")
     assert shown.set(n=0).status.startswith("Not possible: N = 0")
-    assert shown.set(n=1).status == "all_reduce by ring, 1 rank, 1 B. Limit: one rank: nothing is sent."
+    assert shown.set(n=1).status == "all_reduce by ring, 1 rank, 1 B. Limit: none: one rank sends nothing."
 
 
 def test_a_bar_says_what_its_rank_sends():

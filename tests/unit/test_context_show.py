@@ -270,8 +270,8 @@ def test_it_opens_on_contiguous_shards_and_says_what_helps():
     opened = context.explorer()
     assert opened.values == DEFAULT
     assert opened.status == (
-        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 210 ms; waits for ranks 47%; waits for messages 0.2%; a rank "
-        "sends 1.88 GB; fits up to s = 168,368. Limit: ranks that wait for the slowest; zigzag takes 114 ms."
+        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 210 ms; waits for slower ranks 47%; waits for messages 0.2%; "
+        "a rank sends 1.88 GB; fits up to s = 168,368. Limit: waiting for the slowest rank; zigzag takes 114 ms."
     )
 
 
@@ -282,7 +282,7 @@ def test_the_strip_is_the_step_around_it():
     assert f"<b>{percent(found.mfu)}</b>" in context.explorer().tiles.value
 
 
-PARTS = "computing", "waits for slower ranks", "waits for messages"
+PARTS = "compute", "waits for slower ranks", "waits for messages"
 
 
 def drawn(**change) -> list[Axes]:
@@ -301,7 +301,7 @@ def test_each_rank_s_row_is_its_time(change):
         middle = (row + 0.5) / len(rows)
         sums = {part: sum(end - start for start, end, *y in each if y[0] < middle < y[1]) for part, each in found.items()}
         own = sum(forward.own[rank])
-        assert sums["computing"] == pytest.approx(own / forward.seconds)
+        assert sums["compute"] == pytest.approx(own / forward.seconds)
         assert sums["waits for slower ranks"] == pytest.approx((sum(forward.hops) - own) / forward.seconds)
         assert sums["waits for messages"] == pytest.approx(forward.messages / forward.seconds)
 
@@ -322,7 +322,7 @@ def test_many_ranks_are_some_rows_and_many_hops_a_sum():
     names = words(ranks, "ranks")
     assert len(names) == SHOWN
     assert (names[0], names[-1]) == ("rank 0", "rank 63")
-    assert "sums of 64 hops" in words(ranks, "hops")
+    assert "sum of 64 hops" in words(ranks, "hops")
     ranks, *_ = drawn(cp=16)
     assert len(words(ranks, "ranks")) == 16
     assert words(ranks, "hops")[2:] == [str(hop) for hop in range(16)]
@@ -330,8 +330,8 @@ def test_many_ranks_are_some_rows_and_many_hops_a_sum():
 
 def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message():
     _, lengths, _ = drawn(cp=16, layout="zigzag")
-    computing, message = (named(lengths, name).get_ydata() for name in ("computing, slowest rank", "message"))
-    assert list(named(lengths, "computing, slowest rank").get_xdata()) == LENGTHS
+    computing, message = (named(lengths, name).get_ydata() for name in ("compute, slowest rank", "message"))
+    assert list(named(lengths, "compute, slowest rank").get_xdata()) == LENGTHS
     hidden = [s for s, a, b in zip(LENGTHS, computing, message, strict=True) if a >= b]
     least = 16 * theory.least_shard(989e12, 50e9, 32, 8, causal=True)  # of peak rates; both are reached in part
     assert hidden[0] / 2 < least < 2 * hidden[0]
@@ -343,18 +343,21 @@ def test_curves_have_a_point_for_each_s_and_cross_where_a_hop_hides_its_message(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cp": 1, "seq": 2**14}, "Limit: one GPU's arithmetic: nothing is cut, nothing is sent."),
+        ({"cp": 1, "seq": 2**14}, "Limit: compute: one rank sends nothing."),
         ({"cp": 1}, "Does not fit. Limit: memory; c = 8 fits."),
         ({"seq": 2**20, "cp": 32}, "Limit: memory; c = 64 fits."),
-        ({"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"}, "Limit: memory; no c helps alone: recompute whole layers"),
-        ({"layout": "zigzag"}, "Limit: computing."),
+        (
+            {"model": "gpt3-175b", "seq": 2**18, "layout": "zigzag"},
+            "Limit: memory; no value of c makes it fit: recompute whole layers",
+        ),
+        ({"layout": "zigzag"}, "Limit: compute."),
         ({"cp": 64, "layout": "zigzag"}, "Limit: messages between nodes; ring-ulysses takes 14.9 ms."),
         (
             {"model": "gpt3-175b", "seq": 2**15, "cp": 32, "variant": "ulysses"},
             "Limit: messages between nodes.",
         ),
-        ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs together compute 2.31 times as long as one."),
-        ({"causal": False}, "waits for ranks 0%"),
+        ({"seq": 2**12, "layout": "zigzag"}, "Limit: small blocks: 8 GPUs use 2.31 times the GPU time of one."),
+        ({"causal": False}, "waits for slower ranks 0%"),
         ({"model": "llama3-405b", "cluster": "tpu-v5p", "cp": 16}, "Not possible: 16,384 GPUs: tpu-v5p has only 8,960"),
     ],
 )
@@ -369,7 +372,7 @@ def test_a_way_out_is_one(explorer):
 
 def test_presets_are_shown(explorer):
     said = {name: explorer.preset(name).status for name in ("zigzag", "two nodes", "ring × Ulysses")}
-    assert all(status.endswith("Limit: computing.") for status in said.values())
+    assert all(status.endswith("Limit: compute.") for status in said.values())
     for name in ("64 ranks", "no grouped heads"):
         assert "Limit: messages between nodes; ring-ulysses takes" in explorer.preset(name).status
 
@@ -379,16 +382,16 @@ def test_rows_say_their_numbers():
     plot.update(**DEFAULT)
     said, forward = [part.says for part in plot.parts()], now().times().forward
     waits = units.duration(forward.seconds - sum(forward.own[0]) - forward.messages)
-    assert said[0].startswith("rank 0, forward: computing ")
+    assert said[0].startswith("rank 0, forward: compute ")
     assert f"waits for slower ranks {waits}, waits for messages 0 ns" in said[0]
-    assert f"ring, computing: {units.duration(now().times().both('computing'))}" in said
+    assert f"ring, compute: {units.duration(now().times().both('computing'))}" in said
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cp": 64}, "llama3-8b: context ranks c = 64 does not divide heads = 32, as Ulysses needs: choose a divisor of 32"),
-        ({"model": "small GPT"}, "small GPT: context ranks c = 8 does not divide heads = 4, as Ulysses needs"),
+        ({"cp": 64}, "llama3-8b: c = 64 does not divide heads = 32, as Ulysses needs: choose a divisor of 32"),
+        ({"model": "small GPT"}, "small GPT: c = 8 does not divide heads = 4, as Ulysses needs"),
     ],
 )
 def test_ulysses_beyond_the_heads_is_refused_with_a_way_out(explorer, change, said):

@@ -22,8 +22,8 @@ def drawn(**change) -> Scaling:
 
 def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
     assert explorer().status == (
-        "gpt2-xl on 64 GPUs, h100-dgx: tokens per step 524 k; tokens/s 63.8 × one GPU; tokens to a loss 1.49 ×; "
-        "loss reached 42.9 × as fast; with twice the GPUs 33.3% less time to a loss. Limit: computing."
+        "gpt2-xl on 64 GPUs, h100-dgx: tokens per step 524 k; tokens/s 63.8 × one GPU; tokens to same loss 1.49 ×; "
+        "time to same loss 42.9 × faster; same loss, twice the GPUs 33.3% less time. Limit: compute."
     )
     # 64 · 99.7 % as many tokens a second, of which the loss takes (1 + 1/2)/(1 + 1/128) as many.
     assert round(64 * 0.997 / (1.5 / (1 + 1 / 128)), 1) == 42.9
@@ -33,14 +33,14 @@ def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
     ("change", "said"),
     [
         ({"model": "llama3-8b"}, "Does not fit. Limit: memory. Every GPU holds the whole model"),
-        ({"cluster": "v100-dgx"}, "Limit: memory. The model's states alone, 24.9 GB, fit: take fewer"),
+        ({"cluster": "v100-dgx"}, "Limit: memory. The model states (24.9 GB) would fit alone, so lower the micro-batch"),
         ({"dp": 1024}, "; tokens/s 1,020 × one GPU"),
-        ({"dp": 512}, "the batch is 4 times the critical one: more GPUs save hardly any time"),
-        ({"overlap": False, "microbatch": 1}, "of a step waits for gradients"),
-        ({"microbatch": 1}, "Limit: 6% of a step waits for gradients"),
+        ({"dp": 512}, "the batch is 4 times the critical batch, so more GPUs save hardly any time"),
+        ({"overlap": False, "microbatch": 1}, "of the step is spent waiting for gradients"),
+        ({"microbatch": 1}, "Limit: 6% of the step is spent waiting for gradients"),
         (
             {"dp": 1},
-            "8.19 k; with twice the GPUs 49.6% less time to a loss. Limit: one GPU: it has nobody",
+            "8.19 k; same loss, twice the GPUs 49.6% less time. Limit: compute: one GPU sends nothing",
         ),
     ],
 )
@@ -105,8 +105,8 @@ def test_every_choice_and_preset_can_be_drawn():
     for name, values in choices().items():
         for value in values:
             assert not shown.set(**DEFAULT | {name: value}).status.startswith("Not possible")
-    for name in ("1 sequence a GPU", "after backward", "the batch-size wall", "Llama 3 8B"):
-        assert "Limit: computing" not in shown.preset(name).status
+    for name in ("1 sequence per GPU", "after backward", "the batch-size wall", "Llama 3 8B"):
+        assert "Limit: compute" not in shown.preset(name).status
 
 
 # Steps -----------------------------------------------------------------------------------------------------------------

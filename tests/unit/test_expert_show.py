@@ -30,7 +30,7 @@ RUNS = {"no balancing": [3.0, 2.9, 3.1], "auxiliary loss": [3.0, 1.5, 1.15], "bi
 LOADS = {"bias": [[6, 1, 1, 0], [4, 2, 1, 1], [2, 2, 2, 2]]}
 COPIES = {"one hop": {"free": 1520, "node-limited": 1490}, "two hops": {"free": 1010, "node-limited": 505}}
 EXPECTED = {"one hop": {"free": 1536, "node-limited": 1536}, "two hops": {"free": 1003, "node-limited": 512}}
-WAITING = [1, 1.1, 2, 4], [2, 2.1, 3, 9], [1.5, 1.5, 1, 0], [0.5, 0.6, 1, 4], {1: 2, 2: 3}, "time of a step"
+WAITING = [1, 1.1, 2, 4], [2, 2.1, 3, 9], [1.5, 1.5, 1, 0], [0.5, 0.6, 1, 4], {1: 2, 2: 3}, "step time"
 FIGURES = {
     "parameters": lambda: expert.parameters(*SHAPES),
     "routing": lambda: expert.routing(CHOSEN, 4),
@@ -231,7 +231,7 @@ def test_it_opens_on_deepseek_v3_s_layout():
     assert opened.values == DEFAULT_VALUES
     assert opened.status == (
         "deepseek-v3 on 2,048 GPUs, h800, PP 16 × EP 64, TP 1, DP 128, dualpipe: expert ranks 64 in 8 nodes; "
-        "experts per GPU 4 of 256; sent inside a node 617 MB; sent between nodes 308 MB. Limit: computing."
+        "experts per GPU 4 of 256; sent inside a node 617 MB; sent between nodes 308 MB. Limit: compute."
     )
 
 
@@ -243,7 +243,7 @@ def test_bars_and_numbers_are_the_settings():
     peaks, times = [now(ep=ep).scenario.peak for ep in CHOICES["ep"]], [now(tp=tp).cost for tp in CHOICES["tp"]]
     assert [text.removeprefix("» ") for text in words(memory)] == [*(units.size(peak.total) for peak in peaks), "80 GB"]
     assert words(time) == ["19.6 s", "24.3 s", "45.8 s, EP 32", "» 91.2 s, EP 16"]
-    assert "»: longer than the axis" in [axes.get_xlabel() for axes in plot.figure.axes]
+    assert "»: off the scale" in [axes.get_xlabel() for axes in plot.figure.axes]
     ways = [now(limit=limit).way(hops) for hops, limit in WAYS.values()]
     assert words(traffic) == [f"{units.size(sum(way[:2]))}, {units.duration(way[2])}" for way in ways]
     memory_widths, time_widths, traffic_widths = ([sum(row) for row in widths(panel)] for panel in plot.figure.axes)
@@ -273,9 +273,9 @@ def test_each_panel_marks_what_the_setting_has():
     ("change", "said"),
     [
         ({"tp": 8}, "PP 16 × EP 16, TP 8, DP 16, dualpipe: expert ranks 16: only 16 DP ranks;"),
-        ({"tp": 8}, "Limit: tensor-parallel messages, 63% of the time; TP 1 takes 19.6 s."),
-        ({"imbalance": 2}, "Limit: all wait for the fullest rank, 15% of the time; a balanced load takes 19.6 s."),
-        ({"schedule": "1f1b"}, "Limit: tokens on their way to experts, 21% of the time; dualpipe takes 19.6 s."),
+        ({"tp": 8}, "Limit: TP messages, 63% of the time; TP 1 takes 19.6 s."),
+        ({"imbalance": 2}, "Limit: waiting for the fullest rank, 15% of the time; a balanced load takes 19.6 s."),
+        ({"schedule": "1f1b"}, "Limit: tokens to experts, 21% of the time; dualpipe takes 19.6 s."),
         ({"ep": 1}, "sent inside a node 0 B; sent between nodes 0 B. Does not fit. Limit: memory; EP 128 fits."),
         ({"pp": 4}, "Does not fit. Limit: memory; PP 16 fits."),
         ({"model": "mixtral-8x7b"}, "PP 16 × EP 8, TP 1, DP 16, dualpipe: expert ranks 8: only 8 experts;"),
@@ -289,9 +289,9 @@ def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"pp": 1}, "batch (sequences) = 15360 is not a multiple of data ranks d × micro-batch b = 2048 × 1"),
-        ({"model": "deepseek-v2"}, "expert ranks e = 64 does not divide the 160 routed experts of deepseek-v2"),
-        ({"ep": 1, "imbalance": 2}, "imbalance = 2: with expert ranks e = 1 the fullest rank has 1 to 1 times the mean load"),
+        ({"pp": 1}, "PP 1 × TP 1 leaves 2,048 DP ranks, which don't evenly divide the batch of 15,360 sequences"),
+        ({"model": "deepseek-v2"}, "e = 64 does not divide the 160 routed experts of deepseek-v2"),
+        ({"ep": 1, "imbalance": 2}, "imbalance = 2: with e = 1 the fullest rank has 1 to 1 times the mean load"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(explorer, change, said):
@@ -331,5 +331,5 @@ def test_every_choice_gives_a_sentence_or_a_reason():
         except ValueError as error:
             reasons.append(str(error))
     assert all(each.limit and len(each.numbers) == 4 for each in said)
-    assert all(re.match(r"batch=|ep=|imbalance=|\d of \d+ nodes |\d+ layers|m=|p=", each) for each in reasons), reasons
+    assert all(re.match(r"PP \d+ × TP \d|ep=|imbalance=|\d of \d+ nodes |\d+ layers|m=|p=", each) for each in reasons), reasons
     assert len(said) > len(reasons)

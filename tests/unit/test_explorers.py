@@ -234,7 +234,7 @@ def test_the_explorer_in_contributing_works_and_is_short():
     )
     exec(text, made := {"__name__": "contributing"})
     shown = made["explorer"]()
-    assert shown.status == "llama3-8b, d = 64: batch 64 sequences. Limit: computing."
+    assert shown.status == "llama3-8b, d = 64: batch 64 sequences. Limit: compute."
     assert "Does not fit. Limit: memory; ZeRO-" in shown.set(zero=0).status
     assert "ZeRO-3, waiting: " in shown.parts.value
     assert "Does not fit. Limit: memory; d = " in shown.preset("one GPU").status

@@ -62,8 +62,8 @@ def test_it_opens_on_llama_3_8b_on_64_h100s():
     opened = mfu.explorer()
     assert opened.values == DEFAULT
     assert opened.status == (
-        "llama3-8b, h100-dgx, TP 1 × DP 64, 1 × 8,192 tokens per DP rank: MFU as counted 62.6%, full; HFU 64.9%; "
-        "peak 989 TFLOP/s; each GPU 10,700 tokens/s. Limit: computing: products take 91% of the time, the MLP at 65% of the "
+        "llama3-8b, h100-dgx, TP 1 × DP 64, 1 × 8,192 tokens per DP rank: MFU, this convention 62.6% (full); HFU 64.9%; "
+        "peak 989 TFLOP/s; speed per GPU 10,700 tokens/s. Limit: compute: matmuls take 91% of the time, the MLP at 65% of the "
         "peak."
     )
 
@@ -99,7 +99,7 @@ def test_bars_points_and_numbers_are_the_settings():
     assert words(share) == [*(f"{use:.1%}" for use in uses), *rows, f"together {units.duration(step)}"]
     shares = [spent[part] / step for part in BUDGET if spent[part]]
     assert widths(share) == [pytest.approx([LONGEST * each], rel=1e-3) for each in (*uses, *shares)]
-    labels = ["matmul", "other operators", "starting kernels", "TP messages", "gradients, parameters", "optimizer"]
+    labels = ["matmul", "other operators", "kernel launches", "TP messages", "gradients, parameters", "optimizer"]
     begun = [left for label in labels for left, *_ in boxes(share, label)]
     assert begun == pytest.approx([LONGEST * each for each in accumulate([0.0, *shares[:-1]])], rel=1e-3)
     found = {part.name: part for part in roofline.parts(here.shape, here.plan, here.cluster)}
@@ -116,7 +116,7 @@ def test_bars_points_and_numbers_are_the_settings():
 
 def test_points_and_bars_say_their_numbers():
     said = [part.says for part in plot(tp=8).parts()]
-    assert "head: 2,131 FLOPs a byte, 64.2% of the peak" in said
+    assert "head: 2,131 FLOPs per byte, 64.2% of the peak" in said
     assert any(each.startswith("TP messages: ") for each in said)
     assert len(said) == len(set(said)) == 4 + 2 + 6
 
@@ -134,7 +134,7 @@ def test_a_rate_below_the_axes_is_drawn_at_their_edge():
         ({"flash": False}, "Does not fit. Limit: memory; flash attention fits."),
         (
             {"flash": False, "tp": 4},
-            "the attention core does 124 FLOPs a byte, the ridge is at 295; flash attention gives 8,620 ",
+            "the attention core does 124 FLOPs per byte, below the ridge at 295; flash attention gives 8,620 ",
         ),
         (
             {"flash": False, "tp": 8},
@@ -142,16 +142,19 @@ def test_a_rate_below_the_axes_is_drawn_at_their_edge():
         ),
         (
             {"model": "small GPT", "seq": 256, "microbatch": 16, "cluster": "v100-dgx"},
-            "the MLP does 99.7 FLOPs a byte, the ridge is at 139; micro-batch 128 gives 2,600,000 tokens/s.",
+            "the MLP does 99.7 FLOPs per byte, below the ridge at 139; micro-batch 128 gives 2,600,000 tokens/s.",
         ),
-        ({"seq": 131072, "cluster": "tpu-v5p", "recompute": "full", "tp": 2}, "; HFU is above 100% as flash attention skips"),
+        (
+            {"seq": 131072, "cluster": "tpu-v5p", "recompute": "full", "tp": 2},
+            "; HFU is above 100% because it counts scores that flash attention skips",
+        ),
         ({"tp": 8}, "Limit: TP messages, 22% of the time; TP 1 gives 10,700 tokens/s."),
         (
             {"model": "small GPT", "seq": 128, "dp": 1},
-            "Limit: overhead: starting kernels, 98% of the time; micro-batch 128 gives 6,000,000 tokens/s.",
+            "Limit: overhead: kernel launches, 98% of the time; micro-batch 128 gives 6,000,000 tokens/s.",
         ),
         ({"tp": 2, "recompute": "full"}, "the MLP at 64% of the peak; micro-batch 16 gives 7,970 tokens/s."),
-        ({"microbatch": 4}, "Does not fit. Limit: memory; recompute full fits."),
+        ({"microbatch": 4}, "Does not fit. Limit: memory; recompute = full fits."),
         ({"model": "deepseek-v3", "dp": 256, "seq": 4096}, "TP 1 × DP 256, EP 64, 1 × 4,096 tokens per DP rank"),
     ],
 )
@@ -161,22 +164,27 @@ def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
 
 ONE_GPU, LONG = {"model": "llama3.2-1b", "dp": 1}, {"tp": 2, "recompute": "full"}
 TASKS = [
-    (ONE_GPU | {"seq": 128}, "counted 4.0%", "MLP: 91 FLOPs a byte"),
-    (ONE_GPU | {"seq": 128, "microbatch": 4}, "counted 13.4%", "the optimizer's memory traffic, 49% of the time", "MLP: 315 "),
-    (ONE_GPU | {"seq": 128, "microbatch": 64}, "counted 42.2%"),
-    (LONG, "counted 43.9%", "7,500 tokens/s"),
-    (LONG | {"seq": 131072}, "counted 65.7%", "2,590 tokens/s"),
-    (LONG | {"convention": "causal"}, "counted 39.0%"),
-    (LONG | {"convention": "causal", "seq": 131072}, "counted 38.7%"),
-    (LONG | {"convention": "parameters"}, "counted 36.5%"),
-    (LONG | {"convention": "parameters", "seq": 131072}, "counted 12.6%"),
-    (LONG | {"flash": False, "seq": 131072}, "499 tokens/s", "612 of 80 GB", "attention core: 128 FLOPs a byte"),
-    (ONE_GPU | {"seq": 256, "cluster": "v100-dgx"}, "counted 16.0%", "2,660 tokens/s", "MLP: 173 ", "ridge: 139"),
-    (ONE_GPU | {"seq": 256}, "counted 7.6%", "10,000 tokens/s", "MLP: 173 ", "ridge: 295"),
-    (ONE_GPU | {"seq": 256, "cluster": "h200-dgx"}, "counted 9.7%", "12,800 tokens/s", "MLP: 173 ", "ridge: 206"),
+    (ONE_GPU | {"seq": 128}, "this convention 4.0%", "MLP: 91 FLOPs per byte"),
+    (
+        ONE_GPU | {"seq": 128, "microbatch": 4},
+        "this convention 13.4%",
+        "the optimizer's memory traffic, 49% of the time",
+        "MLP: 315 ",
+    ),
+    (ONE_GPU | {"seq": 128, "microbatch": 64}, "this convention 42.2%"),
+    (LONG, "this convention 43.9%", "7,500 tokens/s"),
+    (LONG | {"seq": 131072}, "this convention 65.7%", "2,590 tokens/s"),
+    (LONG | {"convention": "causal"}, "this convention 39.0%"),
+    (LONG | {"convention": "causal", "seq": 131072}, "this convention 38.7%"),
+    (LONG | {"convention": "parameters"}, "this convention 36.5%"),
+    (LONG | {"convention": "parameters", "seq": 131072}, "this convention 12.6%"),
+    (LONG | {"flash": False, "seq": 131072}, "499 tokens/s", "612 of 80 GB", "attention core: 128 FLOPs per byte"),
+    (ONE_GPU | {"seq": 256, "cluster": "v100-dgx"}, "this convention 16.0%", "2,660 tokens/s", "MLP: 173 ", "ridge: 139"),
+    (ONE_GPU | {"seq": 256}, "this convention 7.6%", "10,000 tokens/s", "MLP: 173 ", "ridge: 295"),
+    (ONE_GPU | {"seq": 256, "cluster": "h200-dgx"}, "this convention 9.7%", "12,800 tokens/s", "MLP: 173 ", "ridge: 206"),
     ({"microbatch": 2}, "Does not fit"),
-    ({"microbatch": 2, "recompute": "selective"}, "counted 63.1%", "HFU 65.4%", "10,800 tokens/s", "62.4 of 80 GB"),
-    ({"microbatch": 2, "recompute": "full"}, "counted 49.1%", "HFU 66.5%", "8,390 tokens/s", "18.6 of 80 GB"),
+    ({"microbatch": 2, "recompute": "selective"}, "this convention 63.1%", "HFU 65.4%", "10,800 tokens/s", "62.4 of 80 GB"),
+    ({"microbatch": 2, "recompute": "full"}, "this convention 49.1%", "HFU 66.5%", "8,390 tokens/s", "18.6 of 80 GB"),
 ]
 
 
@@ -191,7 +199,7 @@ def test_the_answers_to_the_chapter_s_tasks_hold(explorer, change, found):
 def test_presets_are_the_chapter_s_tasks(explorer):
     said = {
         "few tokens": "optimizer",
-        "long sequences": "computing",
+        "long sequences": "compute",
         "an old chip": "v100-dgx",
         "two sequences": "Does not fit",
     }
@@ -208,13 +216,13 @@ def test_its_code_computes_the_same_numbers(capsys):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cluster": "a100-dgx", "precision": "fp8"}, "A100-80GB SXM multiplies no faster in 8 bits: take bf16"),
+        ({"cluster": "a100-dgx", "precision": "fp8"}, "A100-80GB SXM is no faster in 8 bits: choose bf16"),
         (
             {"cluster": "v100-dgx", "precision": "fp32"},
-            "V100 SXM2 has no confirmed peak in TF32, in which fp32 is multiplied here: take bf16",
+            "fp32 matmuls run in TF32 here, and V100 SXM2 has no confirmed TF32 peak: choose bf16",
         ),
         ({"model": "gpt2", "seq": 2048}, "gpt2 has learned positions for 1,024 tokens, not for 2,048: lower s"),
-        ({"model": "gpt2", "seq": 128, "tp": 8}, "tensor ranks t = 8 does not divide the 12 heads of gpt2"),
+        ({"model": "gpt2", "seq": 128, "tp": 8}, "t = 8 does not divide the 12 heads of gpt2"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(explorer, change, said):

@@ -186,7 +186,7 @@ def test_peaks_and_ticks_are_written():
 
 
 def test_a_word_of_letters_is_as_wide_and_high_as_a_text():
-    for text in ("F12", "1F1B: bubble 37.5% of ideal, 27.3% of the whole; makespan 33", "0.25"):
+    for text in ("F12", "1F1B: bubble 37.5% of ideal time, 27.3% of total; makespan 33", "0.25"):
         ours, theirs = word(text, 9.0, 0.0).get_extents(), TextPath((0, 0), text, size=9).get_extents()
         assert (ours.width, ours.height) == pytest.approx((theirs.width, theirs.height), rel=0.03)
 
@@ -201,14 +201,14 @@ def picture(figure) -> np.ndarray:
 def test_titles_say_the_bubble_and_the_makespan_of_each():
     figure = compare({"a": schedules.one_f_one_b(4, 8), "b": schedules.zb_v(4, 8)}, {"a": Times(), "b": HALF}, unit="F")
     assert titles(figure) == [
-        "a: bubble 37.5% of ideal, 27.3% of the whole; makespan 33 F",
-        "b: bubble 0% of ideal, 0% of the whole; makespan 25.5 F",
+        "a: bubble 37.5% of ideal time, 27.3% of total; makespan 33 F",
+        "b: bubble 0% of ideal time, 0% of total; makespan 25.5 F",
     ]
 
 
 def test_seconds_are_scaled_and_messages_take_time():
     figure = compare({"gpipe": schedules.gpipe(2, 2)}, Times(0.01, 0.01, 0.01, latency=0.005))
-    assert titles(figure) == ["gpipe: bubble 66.7% of ideal, 40% of the whole; makespan 100 ms"]
+    assert titles(figure) == ["gpipe: bubble 66.7% of ideal time, 40% of total; makespan 100 ms"]
     assert [axes.get_xlabel() for axes in figure.axes] == ["time (ms)", "time"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["F forward", "B backward", "message"]
 
@@ -221,7 +221,7 @@ def test_a_measured_timeline_is_drawn_in_place_of_the_replayed_one():
     figure = compare({"replayed": schedule, "measured": schedule}, timelines={"measured": slow}, unit="F")
     assert [title.split()[-2] for title in titles(figure)] == ["9", "18"]
     figure = compare({"mine": schedule}, timelines={"mine": slow}, unit="F")
-    assert titles(figure) == ["mine: bubble 50% of ideal, 33.3% of the whole; makespan 18 F"]
+    assert titles(figure) == ["mine: bubble 50% of ideal time, 33.3% of total; makespan 18 F"]
 
 
 def test_pictures_are_deterministic_and_differ():
@@ -346,17 +346,17 @@ def test_a_closed_form_is_said_to_be_the_bubble_where_it_is(name):
 @pytest.mark.parametrize(
     ("name", "change", "limit"),
     [
-        ("1f1b", {"pp": 1, "model": "gpt2-xl"}, "computing (one rank waits for nobody)"),
+        ("1f1b", {"pp": 1, "model": "gpt2-xl"}, "compute: one rank sends nothing"),
         ("naive", {}, "one rank works at a time"),
-        ("zb-h2", {}, "computing (the price is memory)"),
-        ("zb-v", {}, "computing"),
+        ("zb-h2", {}, "compute (the price is memory)"),
+        ("zb-v", {}, "compute"),
         (
             "zb-v",
             {"m": 5},
-            "too few micro-batches (it's made for m ≥ 8); no step time: ZB-V has a formula from m = 8 on",
+            "too few micro-batches (it's designed for m ≥ 8); no step time: the formula for ZB-V needs m ≥ 8",
         ),
         ("1f1b", {"message": 1.0}, "messages (bubble 9 without them)"),
-        ("1f1b", {"message": 0.5}, "warm-up and drain 9, messages 8 (more micro-batches dilute the first only)"),
+        ("1f1b", {"message": 0.5}, "warm-up and drain 9, messages 8 (more micro-batches dilute only the warm-up and drain)"),
         ("zb-h2", {"message": 0.5, "pp": 8, "m": 32}, "messages (bubble 0 without them)"),
         ("zb-h1", {"I": 1.5, "W": 0.5}, "unequal times (bubble 3 with F = I = W)"),
         (
@@ -395,7 +395,7 @@ def test_equal_makespans_of_different_bubbles_are_explained():
     said = plot.update(**DEFAULT | {"first": "zb-h1", "second": "zb-h2"})
     assert said.numbers["upper makespan"] == "work 24 + bubble 3"
     assert said.numbers["lower makespan"] == "work 24 + bubble 0 + late start 3"
-    assert said.limit.endswith("the makespans are equal, but ZB-H2's late start of 3 is lost in the first step only")
+    assert said.limit.endswith("the makespans are equal, but ZB-H2 loses its late start of 3 in the first step only")
     assert "equal" not in plot.update(**DEFAULT | {"first": "gpipe"}).limit
 
 
@@ -414,7 +414,7 @@ def test_the_code_computes_both_bubbles_and_the_step(capsys):
 
 def test_limits_that_differ_bear_their_schedule_s_name():
     limit = Two().update(**DEFAULT | {"second": "zb-h2"}).limit
-    assert limit == "1F1B: warm-up and drain (more micro-batches dilute them); ZB-H2: computing (the price is memory)"
+    assert limit == "1F1B: warm-up and drain (more micro-batches dilute them); ZB-H2: compute (the price is memory)"
 
 
 def test_the_strip_is_the_theory_s_estimate_of_the_upper_schedule():
@@ -434,7 +434,7 @@ def test_boxes_say_what_they_are_and_when_and_of_many_the_ranks_speak(opened):
     assert 100 < opened.parts.value.count("<s") <= 200
     opened.set(m=32)
     assert opened.parts.value.count("<s") == 8
-    assert "rank 0, most micro-batches held: 4" in opened.parts.value
+    assert "rank 0: holds at most 4 micro-batches" in opened.parts.value
 
 
 def test_every_control_changes_the_picture_or_the_strip(opened):

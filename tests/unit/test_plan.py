@@ -107,7 +107,7 @@ def test_a_name_that_is_no_name_is_refused_by_the_field_s_name(name, value):
         ({"pp": 3, "schedule": "dualpipe"}, "pp=3 with schedule='dualpipe', which runs from both ends: give an even pp"),
         (
             {"pp": 2, "schedule": "zb-h1", "virtual": 2},
-            "virtual=2 with schedule='zb-h1': only 1f1b is interleaved; say virtual=1",
+            "virtual=2 with schedule='zb-h1': only 1f1b is interleaved; set virtual=1",
         ),
     ],
 )

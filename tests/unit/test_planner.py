@@ -150,8 +150,8 @@ def test_tensor_parallelism_pays_for_deepseek_only_where_it_leaves_experts_whole
     assert (plan.tp, plan.etp, plan.ep, plan.pp, plan.dp, plan.cp) == (2, 1, 256, 4, 256, 1)
     assert for_deepseek[0].time.checked.missing.endswith("ETP other than TP")
     why = {cut: next(one.why for one in for_deepseek if (one.plan.tp, one.plan.etp) == cut) for cut in ((8, 1), (8, None))}
-    assert re.match(r"tensor \+[89].* s: TP 8 with ETP 1 on 8192 tokens", why[8, 1])
-    assert re.match(r"tensor \+5.* s: TP 8 on 8192 tokens", why[8, None])
+    assert re.match(r"tensor \+[89].* s \(TP 8 with ETP 1 on 8192 tokens\)", why[8, 1])
+    assert re.match(r"tensor \+5.* s \(TP 8 on 8192 tokens\)", why[8, None])
 
 
 def test_a_keyword_fixes_how_experts_are_cut():
@@ -184,9 +184,9 @@ def slowest(**choices) -> planner.Found:
 @pytest.mark.parametrize(
     ("choices", "why"),
     [
-        ({"tp": (8, 16), "virtual": 8, "recompute": "full"}, r"tensor \+.* TP 16 leaves the node"),
-        ({"tp": 8, "virtual": (1, 8), "recompute": "full"}, r"bubble \+.* PP 16, 1 stages a rank"),
-        ({"tp": 8, "virtual": 4, "recompute": ("selective", "full")}, r"compute \+.* full recomputation"),
+        ({"tp": (8, 16), "virtual": 8, "recompute": "full"}, r"tensor \+.* s \(TP 16 leaves the node\)"),
+        ({"tp": 8, "virtual": (1, 8), "recompute": "full"}, r"bubble \+.* s \(PP 16, 1 stage per rank"),
+        ({"tp": 8, "virtual": 4, "recompute": ("selective", "full")}, r"compute \+.* s \(full recomputation\)"),
     ],
 )
 def test_each_plan_says_why_it_is_slower(choices, why):

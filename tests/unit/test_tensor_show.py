@@ -20,7 +20,7 @@ from tests.drawn import named, widths, words
 PAPER = models["megatron-22b"]
 PLAN = Plan(seq=2048, microbatch=4, precision="fp16", flash=False, recompute="none")
 DEFAULT = {"model": "megatron-22b", "cluster": "a100-dgx", "tp": 8, "sequence_parallel": True}
-DEFAULT |= {"regather": True, "overlap_tensor": True, "kept": "the core"}
+DEFAULT |= {"regather": True, "overlap_tensor": True, "kept": "selective"}
 
 
 def texts(figure) -> list[str]:
@@ -181,7 +181,7 @@ def now(**change) -> Setting:
 def test_it_opens_on_table_4_and_says_what_limits():
     assert tensor.explorer().values == DEFAULT
     assert tensor.explorer().status == (
-        "megatron-22b, t = 8, a100-dgx: a layer takes 20.7 ms; waiting 12%; it keeps 214 MB; a rank sends 881 MB. "
+        "megatron-22b, t = 8, a100-dgx: layer time 20.7 ms; waiting 12%; kept per layer 214 MB; sent per layer 881 MB. "
         "Limit: communication: only chunked rings (asynchronous TP) would hide its 2.4 ms."
     )
     row = layers.rows()[-1]  # selective recomputation with sequence parallelism
@@ -232,7 +232,7 @@ def test_a_bar_s_parts_say_their_numbers():
 
 
 @pytest.mark.parametrize(
-    ("cluster", "row", "said"), [("a100-dgx", 3.5, ["a node of 8 ends"]), ("v100-dgx", 4.5, ["a node of 16 ends"])]
+    ("cluster", "row", "said"), [("a100-dgx", 3.5, ["node boundary (8 GPUs)"]), ("v100-dgx", 4.5, ["node boundary (16 GPUs)"])]
 )
 def test_the_line_is_where_the_node_ends(cluster, row, said):
     panels = drawn(cluster=cluster)
@@ -251,26 +251,26 @@ def test_no_line_where_no_group_leaves_a_node(cluster):
     ("change", "said"),
     [
         ({"tp": 1}, "Does not fit. Limit: memory; t = 8 fits."),
-        ({"tp": 1, "model": "small GPT"}, "Limit: one GPU's arithmetic: nothing is cut, nothing is sent"),
-        ({"tp": 16}, "Limit: the node's boundary: in a node of 16 a layer would take 12.4 ms"),
-        ({"kept": "nothing"}, "Does not fit. Limit: memory; t = 16 fits."),
-        ({"model": "llama3-405b"}, "Limit: memory; no t helps alone: add pipeline stages"),
+        ({"tp": 1, "model": "small GPT"}, "Limit: compute: one GPU sends nothing"),
+        ({"tp": 16}, "Limit: the node boundary: with 16 GPUs per node, a layer would take 12.4 ms"),
+        ({"kept": "none"}, "Does not fit. Limit: memory; t = 16 fits."),
+        ({"model": "llama3-405b"}, "Limit: memory; no value of t makes it fit: add pipeline stages"),
         (
             {"cluster": "b200-dgx", "overlap_tensor": False, "sequence_parallel": False},
             "Limit: communication; with overlap a layer takes 4.6 ms",
         ),
         (
             {"sequence_parallel": False},
-            "Limit: small products and norms that every rank repeats: 8 GPUs together compute 1.15 times as long as one; "
+            "Limit: small matmuls and norms that every rank repeats: 8 GPUs use 1.15 times the GPU time of one; "
             "with sequence parallelism a layer takes 20.7 ms.",
         ),
         (
             {"model": "small GPT", "cluster": "h100-dgx", "tp": 4},
-            "Limit: starting kernels, as many as on one GPU: 4 GPUs compute as long as one.",
+            "Limit: kernel launches: each of the 4 GPUs launches as many kernels as one alone, so the layer gets no faster.",
         ),
         ({"model": "small GPT", "cluster": "laptop", "tp": 4}, "Limit: communication: "),
-        ({"tp": 4, "cluster": "b200-dgx"}, "Limit: computing."),
-        ({"model": "small GPT", "tp": 8}, "Not possible: tensor ranks t = 8 does not divide the 4 heads of small GPT"),
+        ({"tp": 4, "cluster": "b200-dgx"}, "Limit: compute."),
+        ({"model": "small GPT", "tp": 8}, "Not possible: t = 8 does not divide the 4 heads of small GPT"),
         ({"model": "llama3-405b", "tp": 64}, "Limit: memory"),
     ],
 )
@@ -279,14 +279,14 @@ def test_the_sentence_names_the_limit(change, said):
 
 
 def test_a_way_out_is_one():
-    assert not tensor.explorer().set(kept="nothing", tp=16).status.startswith("Does not fit")
-    assert f"takes {units.duration(now(cluster='b200-dgx', sequence_parallel=False).layer().seconds)};" in (
+    assert not tensor.explorer().set(kept="none", tp=16).status.startswith("Does not fit")
+    assert f"layer time {units.duration(now(cluster='b200-dgx', sequence_parallel=False).layer().seconds)};" in (
         tensor.explorer().set(cluster="b200-dgx", sequence_parallel=False).status
     )
 
 
 def test_switches_change_what_they_are_called():
-    opened = now(tp=4, kept="nothing")
+    opened = now(tp=4, kept="none")
     sbh = 4 * 2048 * PAPER.hidden
     assert opened._replace(regather=False).saved().total - opened.saved().total == 4 * sbh * 3 / 4
     assert opened._replace(sequence_parallel=False).saved().formula == sbh * (10 + 24 / 4 + 5 * 64 * 2048 / (4 * PAPER.hidden))
@@ -301,7 +301,7 @@ def test_switches_change_what_they_are_called():
 @pytest.mark.parametrize("kept", AGAIN)
 def test_a_rank_sends_what_the_theory_counts(kept):
     calls = theory.layer(4 * 2048, PAPER.hidden, 8, True)
-    assert now(kept=kept).sent() == calls.both.bytes + (calls.forward.bytes if kept == "the whole layer" else 0)
+    assert now(kept=kept).sent() == calls.both.bytes + (calls.forward.bytes if kept == "full" else 0)
     plain = theory.layer(4 * 2048, PAPER.hidden, 8, False)
     assert now(sequence_parallel=False).sent() == plain.both.bytes
 
@@ -345,9 +345,9 @@ def test_every_choice_is_shown_or_refused():
 
 def test_presets_are_shown():
     shown = tensor.explorer()
-    assert "the node's boundary" in shown.preset("two nodes").status
+    assert "the node boundary" in shown.preset("two nodes").status
     assert "norms that every rank repeats" in shown.preset("TP alone").status
-    assert "starting kernels" in shown.preset("small model").status
+    assert "kernel launches" in shown.preset("small model").status
 
 
 def test_memory_of_the_strip_is_the_theory_s():

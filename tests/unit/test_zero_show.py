@@ -28,7 +28,7 @@ def written(**change) -> list[list[str]]:
 
 def lanes(held: Axes) -> list[float]:
     """How long each lane is, from top to bottom."""
-    parts = ("parameters", "gradients", "optimizer", "one sequence")
+    parts = ("parameters", "gradients", "optimizer", "activations")
     return [right for _, right in sorted((top, right) for part in parts for _, right, top, _ in boxes(held, part))]
 
 
@@ -37,8 +37,8 @@ def lanes(held: Axes) -> list[float]:
 
 def test_it_opens_on_zero_s_figure_1_and_says_what_limits():
     assert explorer().status == (
-        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; one sequence 1.08 GB; sent by a GPU in a step 29.4 GB, "
-        "1 × data parallelism. Limit: computing; the network is busy for 45% of that time."
+        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; activations 1.08 GB; sent per GPU per step 29.4 GB, "
+        "1 × data parallelism. Limit: compute; the network is busy for 45% of that time."
     )
     assert explorer().values == DEFAULT
 
@@ -111,9 +111,9 @@ def test_bars_say_their_numbers():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"stage": "data parallelism"}, "states 119 GB; one sequence 667 MB;"),
+        ({"stage": "data parallelism"}, "states 119 GB; activations 667 MB;"),
         ({"stage": "data parallelism"}, "Does not fit. Limit: memory, most of it optimizer states: ZeRO-1 fits."),
-        ({"stage": "ZeRO-3"}, "sent by a GPU in a step 44.1 GB, 1.5 × data parallelism. Limit: computing"),
+        ({"stage": "ZeRO-3"}, "sent per GPU per step 44.1 GB, 1.5 × data parallelism. Limit: compute"),
         ({"precision": "bf16-fp32-gradients"}, ", 0.75 × data parallelism"),
         ({"model": "llama3-70b", "dp": 8, "stage": "ZeRO-3"}, ": ZeRO-3 fits on 64 GPUs or more."),
         ({"model": "llama3-70b", "dp": 256, "stage": "HSDP", "k": 4}, ": K = 64 fits."),
@@ -121,7 +121,7 @@ def test_bars_say_their_numbers():
             {"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"},
             "no control here helps; chapters 05 and 06 split the layers themselves",
         ),
-        ({"model": "gpt2-xl", "dp": 1}, "one sequence 424 MB. Limit: one GPU: nothing to share, nothing to send."),
+        ({"model": "gpt2-xl", "dp": 1}, "activations 424 MB. Limit: compute: one GPU sends nothing."),
         (
             {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024, "stage": "ZeRO-3"},
             "Limit: the network, busy 1.43 times as long as a GPU computes its one sequence; ZeRO-1 takes 65.4 ms.",
@@ -129,7 +129,7 @@ def test_bars_say_their_numbers():
         ({"cluster": "b200-dgx"}, "Limit: the network, busy 1.48 times as long as a GPU computes its one sequence."),
         (
             {"stage": "HSDP", "k": 128},
-            "Not possible: HSDP with K = 128 shards on d = 64 ranks: replicas × shards = d, so choose K up to 64",
+            "Not possible: HSDP needs K ≤ d (replicas × shards = d), but K = 128 and d = 64: lower K or raise d",
         ),
     ],
 )
@@ -169,7 +169,7 @@ def test_every_choice_is_shown_or_refused():
     for values in itertools.product(*options.values()):
         setting = dict(zip(options, values, strict=True))
         if setting["stage"] == "HSDP" and setting["k"] > setting["dp"]:
-            with pytest.raises(ValueError, match="choose K up to"):
+            with pytest.raises(ValueError, match="lower K or raise d"):
                 plot.update(**setting)
         else:
             said = plot.update(**setting)

@@ -388,6 +388,4 @@ def _allowed(control: widgets.ValueWidget) -> str:
     if hasattr(control, "options"):
         values = [repr(option[1] if isinstance(option, tuple) else option) for option in control.options]
         return "choose one of " + ", ".join(values if len(values) <= 12 else [*values[:3], "…", values[-1]])
-    if hasattr(control, "min"):
-        return f"from {control.min} to {control.max} in steps of {control.step}"
-    return ""
+    return f"from {control.min} to {control.max} in steps of {control.step}" if hasattr(control, "min") else ""

@@ -22,7 +22,7 @@ from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Timeline
 
 
 class Kind(NamedTuple):
-    """How its spans look. top, bottom: shares of its part of the band, so that I and W differ in grey print as well."""
+    """How its spans look. top, bottom: shares of its part of the band, so that I and W differ in gray print as well."""
 
     label: str
     colour: str
@@ -55,7 +55,7 @@ Texts = functools.partial(Labels, outline=word)  # new ones with every move
 
 @style.styled
 def timeline(recorded: Timeline, title: str = "", until: float = 0.0) -> style.Figure:
-    """Draws compute and communication of every rank over time; pipeline actions F, B, I and W each in its own colour.
+    """Draws compute and communication of every rank over time; pipeline actions F, B, I and W each in its own color.
 
     until: seconds that the axis reaches to at least, so that several pictures have one scale.
     """

@@ -22,7 +22,7 @@ def models_and_memory(
 ) -> style.Figure:
     """Bytes to train models against the memory of one device, by year. Values are (year, parameters) and (year, bytes)."""
     fig, (axes,) = style.figure(height=3.8)
-    of_models = f"model: {bytes_each} bytes a parameter", models, "o", style.BLUE, bytes_each, 7
+    of_models = f"model: {bytes_each} bytes per parameter", models, "o", style.BLUE, bytes_each, 7
     of_devices = "memory of one device", devices, "s", style.ORANGE, 1, -14
     for label, points, marker, color, factor, above in (of_models, of_devices):
         years, amounts = zip(*[(year, factor * amount) for year, amount in points.values()], strict=True)
@@ -144,7 +144,7 @@ def _torus(axes) -> None:
             axes.plot((i, i), ends, look, **_WIRE)
         axes.plot(range(4), [i] * 4, "o", color=style.BLUE, markersize=11, zorder=3)
     axes.axvline(1.5, color=style.ORANGE, linestyle="--")
-    axes.set(xlim=(-1, 4), ylim=(-0.8, 3.8), title="Torus: fast to neighbours (edges wrap around)")
+    axes.set(xlim=(-1, 4), ylim=(-0.8, 3.8), title="Torus: fast to neighbors (edges wrap around)")
     axes.set_aspect(1 / sqrt(1.2))
 
 

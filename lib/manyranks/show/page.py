@@ -47,7 +47,7 @@ PICTURE = """<style>
 .manyranks-picture s.manyranks-right::after { left: auto; right: 0; }
 </style>"""
 _COPY = """<button class="jupyter-button" style="height: 24px; margin: 4px 1px 0; line-height: 22px"
- title="The calls of the theory behind this picture" onclick="
+ title="Copies the Python that computes these numbers" onclick="
     const text = this.dataset.code;
     const copied = () => { this.textContent = 'Copied'; setTimeout(() => { this.textContent = 'Copy as code'; }, 1500); };
     const byHand = () => {
@@ -80,7 +80,7 @@ def tiles(said: Said, before: Said | None = None) -> str:
         return _row(own)
     cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
     strip = _row([_compared(name, cost, past) for name in scenario.STRIP])
-    return _row(own) + strip + small_print(f"The step time is predicted; {said.scenario.time.checked}. {said.note}")
+    return _row(own) + strip + small_print(f"The step time is a prediction, {said.scenario.time.checked}. {said.note}".strip())
 
 
 def _compared(name: str, cost: Cost, past: Cost | None) -> str:

@@ -214,8 +214,9 @@ def _said(name: str, value: object) -> str:
 
 
 def in_words(message: str) -> str:
-    """A message of the theory with the controls' names in it: "tensor ranks t = 8 does not divide the 4 heads"."""
-    labels = {name: label for name, (label, _) in SHARED.items()} | {"dp_shard": "HSDP ranks"}
+    """A message of the theory with the controls' names in it: "t = 8 does not divide the 4 heads"."""
+    labels = {name: label[-1] if label[-2] == " " else label.partition(" (")[0] for name, (label, _) in SHARED.items()}
+    labels |= {"dp_shard": "HSDP shards", "virtual": "v"}
     spaced = re.sub(r"(?<=\w)=(?=\S)", " = ", message.replace("·", " × "))
     return re.sub(rf"\b({'|'.join(labels)})(?= = )|\b(tp|cp|pp|dp|ep|seq|microbatch)\b", lambda name: labels[name[0]], spaced)
 

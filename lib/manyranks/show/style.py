@@ -40,8 +40,7 @@ class Figure(matplotlib.figure.Figure):
 
 def in_few_colors(png: bytes) -> bytes:
     """Returns the picture with 128 colors, which is a third as large: drawings have no more."""
-    small = io.BytesIO()
-    picture = PIL.Image.open(io.BytesIO(png)).convert("RGBA")
+    small, picture = io.BytesIO(), PIL.Image.open(io.BytesIO(png)).convert("RGBA")
     picture.quantize(128, PIL.Image.Quantize.FASTOCTREE, dither=PIL.Image.Dither.NONE).save(small, "png", optimize=True)
     return small.getvalue()
 

@@ -27,7 +27,7 @@ class Checked(NamedTuple):
         if self.missing:
             return f"not checked: no run {self.missing}"
         if self.runs == 1:
-            return f"the only similar run was {self.error:.0%} off"
+            return f"{self.error:.0%} off in the only similar run"
         return f"± {self.error:.0%} ({self.runs} runs)"
 
 

@@ -157,7 +157,7 @@ class Plan:
         if self.seq % self.cp:
             raise ValueError(f"seq={self.seq} is not a multiple of cp={self.cp}: give {multiples(self.seq, self.cp)}")
         if self.virtual > 1 and self.schedule not in ("1f1b", "interleaved"):
-            raise ValueError(f"virtual={self.virtual} with schedule={self.schedule!r}: only 1f1b is interleaved; say virtual=1")
+            raise ValueError(f"virtual={self.virtual} with schedule={self.schedule!r}: only 1f1b is interleaved; set virtual=1")
         if self.pp % 2 and self.pp > 1 and self.schedule == "dualpipe":
             raise ValueError(
                 f"pp={self.pp} with schedule='dualpipe', which runs from both ends: give an even pp, or another one"

@@ -201,7 +201,7 @@ def _divisors(n: int) -> list[int]:
 def _why(time: StepTime, best: StepTime) -> str:
     lost = {name: seconds - best.parts[name] for name, seconds in time.parts.items()}
     part = max(lost, key=lost.get)
-    return f"{part} +{lost[part]:.3g} s: {_cause(part, time.plan, best.plan, time.cluster)}"
+    return f"{part} +{lost[part]:.3g} s ({_cause(part, time.plan, best.plan, time.cluster)})"
 
 
 def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
@@ -218,7 +218,8 @@ def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
         return f"ZeRO-{plan.zero} over {plan.shards} ranks, {each}"
     if part == "optimizer":
         return f"ZeRO-{plan.zero} spreads the states over {plan.shards} ranks"
-    return f"PP {plan.pp}, {plan.stages // plan.pp} stages a rank, {each} ({plan.schedule})"
+    stages = plan.stages // plan.pp
+    return f"PP {plan.pp}, {stages} stage{'s' * (stages > 1)} per rank, {each}, {plan.schedule}"
 
 
 def _tensor_name(plan: Plan) -> str:

@@ -27,7 +27,7 @@ ONLY["model"] = ("gpt2-xl", "llama3-8b", "megatron-22b", "llama3-70b", "megatron
 ONLY["model"] += ("megatron-530b", "megatron-1t")
 _BUDGETS = [1e9 * k for k in (1, 2, 4, 8, 16, 24, 32, 40, 64, 80, 128, 192)]
 _HELD = {"checkpoints": (style.BLUE, ""), "gradients": (style.GREEN, "....")}
-_HELD |= {"attention scores": (style.PINK, "\\\\\\\\"), "other kept activations": (style.ORANGE, "////")}
+_HELD |= {"attention scores": (style.PINK, "\\\\\\\\"), "other activations": (style.ORANGE, "////")}
 _ROOM = {"sequence_parallel": [True], "attention": ["flash"], "strategy": [OPTIMAL], "tp": ONLY["tp"], "microbatch": [1]}
 _SAID = {"sequence_parallel": "sequence parallelism", "attention": "flash attention", "strategy": "the optimal plan"}
 _WAYS = limits.Limits(_ROOM, {}, list(_ROOM), _SAID | {"tp": "t = {}", "microbatch": "a micro-batch of {}"})
@@ -138,13 +138,13 @@ class Tradeoff(Panels):
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
         self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.INK, markersize=15, markeredgewidth=1.8)[0]
         self._ring.set_gid("ring")
-        self._room = both.plot([], [], color=style.INK, linestyle="--", linewidth=1.4, label="room for activations")[0]
+        self._room = both.plot([], [], color=style.INK, linestyle="--", linewidth=1.4, label="activation budget")[0]
         both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000), title="memory against compute")
         both.set_yscale("symlog", linthresh=50, linscale=2)
         both.set_xticks(at := [1, 3, 10, 30, 100], [f"{x}%" for x in at])
         both.set_yticks(at := [0, 10, 20, 30, 40, 100, 1000], [f"{y:,}%" for y in at])
         both.minorticks_off()
-        both.set(xlabel="activation memory (share of keeping everything)", ylabel="FLOPs computed again (share of a step)")
+        both.set(xlabel="activation memory (share of keeping everything)", ylabel="FLOPs recomputed (share of a step)")
         both.legend(loc="upper right", handlelength=1.6)
         self._bars = Bars(held, _HELD, "peak memory, FLOPs recomputed", list(STRATEGIES), outline=word)
         self.panels, self.others = [self._bars], [self._room, self._front, *self._dots, self._ring]
@@ -166,7 +166,7 @@ class Tradeoff(Panels):
         self._room.set_data([share * now.budget] * 2, [-5.5, 60])
         texts = [f"{units.size(p.bytes(layer))}|+{units.short(now.extra(p.forwards))}%" for p in found.values()]
         longest = max(min(now.budget, 4 * max(sizes)), min(max(sizes), max(4 * now.budget, sizes[row])))
-        room = now.budget, f"room: {units.size(now.budget)}"
+        room = now.budget, f"budget: {units.size(now.budget)}"
         self._bars.update([now.parts(point) for point in found.values()], texts, row, longest, room)
         return _said(now)
 
@@ -206,10 +206,11 @@ def _limit(now: Setting) -> str:
     """Says what limits, and the first of the ways out."""
     if now.fits:
         if now.best < 0.99 * now.cost:
-            return f"computing; the optimal plan in this budget recomputes {units.short(now.best)}%"
-        return "memory: no plan in this budget recomputes less" if now.point.forwards else "neither memory nor recomputation"
+            return f"compute; the optimal plan within this budget recomputes {units.short(now.best)}%"
+        none = "none here: every layer fits, and none is recomputed"
+        return "memory: no plan within this budget recomputes less" if now.point.forwards else none
     parts = now.parts(now.point)
     most = f"memory, most of it {max(parts, key=parts.get)}"
     if other := _WAYS.fitting(now):
         return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs recomputed"
-    return f"{most}: no single control makes it fit; change several, or give more ranks a part of each sequence (chapter 07)"
+    return f"{most}: no single control makes it fit; change several, or split each sequence over more ranks (chapter 07)"

@@ -59,15 +59,14 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 
 def _held(operation: str) -> str:
-    if operation in contents.ADDING:
-        return "ranks in each chunk's sum"
-    return "arrived, by sender" if operation == "all_to_all" else "chunks that have arrived"
+    arrived = "chunks received, by sender" if operation == "all_to_all" else "chunks that have arrived"
+    return "ranks summed into each chunk" if operation in contents.ADDING else arrived
 
 
 def _said(now: Setting, sent: list[int]) -> Said:
     where = f"{now.operation} by {now.algorithm}, {now.n:,} rank{'s' * (now.n != 1)}, {units.size(now.size)}"
     if now.n == 1:
-        return Said(where, limit="one rank: nothing is sent")
+        return Said(where, limit="none: one rank sends nothing")
     seconds, latency, most = now.seconds(now.size), now.seconds(0), units.size(max(sent))
     numbers = {"each rank sends" if units.size(min(sent)) == most else "the busiest rank sends": most}
     if now.cluster.torus:

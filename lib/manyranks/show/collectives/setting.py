@@ -78,13 +78,13 @@ class Setting(NamedTuple):
     def _check(self) -> None:
         operation, algorithm, n, _, topology = self
         if algorithm not in (known := ALGORITHMS[operation]):
-            raise ValueError(f"there is no {algorithm} for {operation}: choose from {', '.join(known)}")
+            raise ValueError(f"{operation} has no {algorithm} algorithm: choose {' or '.join(known)}")
         try:
             checks.group(operation, n, algorithm, node=n if self.node else None)
         except ValueError as error:
             raise ValueError(str(error).replace("n=", "N = ")) from None
         if n > (room := self.cluster.gpus or self.cluster.levels[-1].size):
-            raise ValueError(f"N = {n}: {topology} has room for {room} ranks; take fewer, or another topology")
+            raise ValueError(f"N = {n}: {topology} has only {room} ranks; choose fewer, or another topology")
         if self.cluster.torus and _ON_TORUS.get(operation) != algorithm:
             timed = ", ".join(f"{each} by {way}" for each, way in _ON_TORUS.items())
             raise ValueError(f"{operation} by {algorithm} on a torus: its time is not known here; choose {timed}")

@@ -56,7 +56,7 @@ class Steps:
         self._title.update([(0, 1)], [f"held after round {step}" if step else "held at the start"])
         sent = [sum(b for done in self._run[:step] for s, _, b in done if s == rank) for rank in range(self._n)]
         now = f"{len(messages)} of {_span([b for *_, b in messages])}" if messages else "none yet"
-        return Said("", {"messages": now, "sent so far, a rank": _span(sent), "the whole tensor": units.size(self._whole)})
+        return Said("", {"messages": now, "sent so far, per rank": _span(sent), "the whole tensor": units.size(self._whole)})
 
 
 def stepper(run: Rounds, held: Sequence[Sequence[Tensor]]) -> Explorer:

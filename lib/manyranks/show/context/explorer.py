@@ -31,11 +31,11 @@ TILE = 128  # of flash attention's kernels
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
 _NOT = "too many ranks"
-_PARTS = {"computing": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
+_PARTS = {"compute": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS}
 _LIMITS = limits.Limits(_CHOICES, {"slower": ["layout"], "messages": ["variant"]}, room=["cp"], said={"cp": "c = {}"})
-_STEP = "The step always has a causal mask and even shares, and a plain ring for ring-ulysses."
+_STEP = "The step time assumes a causal mask, evenly balanced ranks, and a plain ring in place of ring-ulysses."
 _longest = functools.lru_cache(maxsize=4096)(context.longest)
 
 
@@ -165,7 +165,7 @@ class _Timeline:
         starts = starts[1:-1] if 1 < count <= SHOWN else ()
         self._ends.set_data([x for end in starts[1:] for x in (end, end, math.nan)], [0, 1, math.nan] * len(starts[1:]))
         above = {(a + b) / 2: f"{hop}" for hop, (a, b) in enumerate(pairwise(starts))}
-        above |= {0.5: f"sums of {count} hops"} if count > SHOWN else {}
+        above |= {0.5: f"sum of {count} hops"} if count > SHOWN else {}
         places = [(0, 1.035), (1, 1.035), *((x, -0.025) for x in above)]
         self._words.update(places, ["0", units.duration(whole), *above.values()])
         middles = [(-0.015, (row + 0.5) / len(ranks)) for row in range(len(ranks))]
@@ -181,7 +181,7 @@ class _Lengths:
 
     def __init__(self, axes: Axes):
         look = {"markersize": 3.5, "linewidth": 1.6}
-        self._computing = axes.plot([], [], "o-", color=style.BLUE, label="computing, slowest rank", **look)[0]
+        self._computing = axes.plot([], [], "o-", color=style.BLUE, label="compute, slowest rank", **look)[0]
         self._message = axes.plot([], [], "s--", color=style.ORANGE, label="message", **look)[0]
         self._now = axes.plot([], [], color=style.INK, linestyle=":", linewidth=1.4, gid="now")[0]
         self._words = Labels(axes, size=8.5, left=0, outline=word, within=axes.transAxes)
@@ -190,7 +190,7 @@ class _Lengths:
         axes.set_xticks(LENGTHS[::2], [f"{s:,}" for s in LENGTHS[::2]], fontsize=8)
         axes.set_yticks([1e-6, 1e-3, 1, 1e3], ["1 µs", "1 ms", "1 s", "1,000 s"], fontsize=8)
         axes.minorticks_off()
-        axes.set_title("Forward: computing and message, over s", pad=20)
+        axes.set_title("Forward: compute and message, over s", pad=20)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=2, fontsize=8.5, handlelength=2.6, borderaxespad=0.1)
 
     def update(self, now: Setting) -> None:
@@ -199,13 +199,13 @@ class _Lengths:
         self._message.set_data(LENGTHS, [seconds or math.nan for seconds in message])
         self._now.set_data([now.seq] * 2, [1e-6, 1e3])
         late = max((s for s, *each in zip(LENGTHS, computing, message, strict=True) if each[0] < each[1]), default=0)
-        hop = "no s here hides it" if late == LENGTHS[-1] else f"hidden from s = {max(2 * late, LENGTHS[0]):,} on"
-        ring = f"one hop, and its message: {hop}" if now.ring.n > 1 else "whole attention; nothing hides the messages"
+        hop = "not hidden at any s here" if late == LENGTHS[-1] else f"hidden for s ≥ {max(2 * late, LENGTHS[0]):,}"
+        ring = f"one hop, and its message: {hop}" if now.ring.n > 1 else "whole attention: nothing hides its messages"
         self._words.update([(0.02, 0.93)], [ring if now.cp > 1 else "one rank: no messages"])
 
 
 class Ranks(Panels):
-    """One layer's attention: forward rank by rank; computing and message over s; all variants, forward and backward."""
+    """One layer's attention: forward rank by rank; compute and message over s; all variants, forward and backward."""
 
     @style.styled
     def __init__(self):
@@ -252,27 +252,27 @@ def explorer(measure: Measure | None = None) -> Explorer:
 
 def _said(now: Setting) -> Said:
     longest, (_, slower, messages) = now.longest(), (percent(each / now.seconds) for each in now.spent())
-    numbers = {"attention takes": units.duration(now.seconds), "waits for ranks": slower, "waits for messages": messages}
-    numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "no s"}
+    numbers = {"attention takes": units.duration(now.seconds), "waits for slower ranks": slower, "waits for messages": messages}
+    numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "no s fits"}
     where = f"{now.model}, s = {now.seq:,}, c = {now.cp}, {now.cluster}"
     return Said(where, numbers, _limit(now), now.fits, now.scenario, _STEP)
 
 
 def _limit(now: Setting) -> str:
     if not now.fits:
-        helps = "no c helps alone: recompute whole layers (chapter 04), or cut the model further (chapters 03, 05, 06)"
-        return _LIMITS.memory(now, helps)
+        helps = "recompute whole layers (chapter 04), or cut the model further (chapters 03, 05, 06)"
+        return _LIMITS.memory(now, f"no value of c makes it fit: {helps}")
     if now.cp == 1:
-        return "one GPU's arithmetic: nothing is cut, nothing is sent"
+        return "compute: one rank sends nothing"
     (computing, slower, messages), (alone, *_) = now.spent(), now._replace(cp=1, variant="ring").spent()
     shares = {"slower": slower, "messages": messages, "small": computing - alone / now.cp}
     part = max(shares, key=shares.get)
     if shares[part] < limits.MUCH * now.seconds:
-        return "computing"
+        return "compute"
     if part == "small":
-        return f"small blocks: {now.cp} GPUs together compute {units.three(now.cp * computing / alone)} times as long as one"
+        return f"small blocks: {now.cp} GPUs use {units.three(now.cp * computing / alone)} times the GPU time of one"
     takes = _LIMITS.takes(now, part, lambda cost: units.duration(cost / now.cp))
     if part == "slower":
-        return f"ranks that wait for the slowest{takes}"
+        return f"waiting for the slowest rank{takes}"
     inside = now.cp * now.scenario.plan.tp <= now.scenario.cluster.node or now.scenario.cluster.torus
     return f"messages {'inside a node' if inside else 'between nodes'}{takes}"

@@ -48,8 +48,8 @@ class Scaling(Panels):
     @style.styled
     def __init__(self):
         self.figure, (step_time, mfu, held, training) = style.figure(columns=2, rows=2, width=9, height=4.2)
-        self._step = Bars(step_time, _PARTS, "time of a step", list(_OVERLAP.values()), units.duration, columns=3, outline=word)
-        self._held = Bars(held, _HELD, "memory of one GPU", [""], columns=3, outline=word)
+        self._step = Bars(step_time, _PARTS, "step time", list(_OVERLAP.values()), units.duration, columns=3, outline=word)
+        self._held = Bars(held, _HELD, "memory per GPU", [""], columns=3, outline=word)
         self._mfu = _Curves(mfu, tuple(_OVERLAP.values()), "MFU (%)", "upper right")
         self._training = _Curves(training, ("d times as fast", "data parallelism"), "time (1 = one GPU)", "lower left")
         mfu.set(ylim=(0, 100), title="MFU over d")
@@ -96,7 +96,7 @@ class _Curves:
 
 def explorer(measure: Measure | None = None) -> Explorer:
     """Returns the explorer of chapter 02. measure: what "Measure it" runs, manyranks.small's data_parallel."""
-    presets = {"1 sequence a GPU": {"microbatch": 1}, "after backward": {"microbatch": 1, "overlap": False}}
+    presets = {"1 sequence per GPU": {"microbatch": 1}, "after backward": {"microbatch": 1, "overlap": False}}
     presets |= {"the batch-size wall": {"dp": 1024}, "Llama 3 8B": {"model": "llama3-8b", "microbatch": 1}}
     shared = controls({"model": MODELS}, model="gpt2-xl", cluster="h100-dgx", dp=64, microbatch=8, overlap=True)
     critical = log_slider("critical batch", 2**20, 12, 26, show=_count)
@@ -109,10 +109,10 @@ def _said(now: Setting, one: Setting) -> Said:
     if now.dp > 1:
         speed = time.tokens_per_second / one.scenario.time.tokens_per_second
         more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
-        numbers |= {"tokens/s": f"{units.three(speed)} × one GPU", "tokens to a loss": f"{units.three(more)} ×"}
-        numbers["loss reached"] = f"{units.three(one.cost / now.cost)} × as fast"
+        numbers |= {"tokens/s": f"{units.three(speed)} × one GPU", "tokens to same loss": f"{units.three(more)} ×"}
+        numbers["time to same loss"] = f"{units.three(one.cost / now.cost)} × faster"
     if twice.dp <= here.cluster.levels[-1].size:
-        numbers["with twice the GPUs"] = f"{1 - twice.cost / now.cost:.1%} less time to a loss"
+        numbers["same loss, twice the GPUs"] = f"{1 - twice.cost / now.cost:.1%} less time"
     return Said(f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.cluster}", numbers, _limit(now), here.fits, here)
 
 
@@ -120,15 +120,15 @@ def _limit(now: Setting) -> str:
     here, time = now.scenario, now.scenario.time
     if not here.fits:
         if (states := here.peak.states) <= here.cost.room:
-            return f"memory. The model's states alone, {units.size(states)}, fit: take fewer sequences"
-        return "memory. Every GPU holds the whole model, so more GPUs do not help: chapter 03"
+            return f"memory. The model states ({units.size(states)}) would fit alone, so lower the micro-batch"
+        return "memory. Every GPU holds the whole model, so more GPUs don't help. Chapter 03 shards it"
     if now.dp == 1:
-        return "one GPU: it has nobody to communicate with, so overlap changes nothing"
+        return "compute: one GPU sends nothing, so overlap changes nothing"
     if time.plan.tokens > now.critical:
-        return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical one: more GPUs save hardly any time"
+        return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical batch, so more GPUs save hardly any time"
     if time.data > 0.05 * time.seconds:
-        return f"{time.data / time.seconds:.0%} of a step waits for gradients"
-    return "computing"
+        return f"{time.data / time.seconds:.0%} of the step is spent waiting for gradients"
+    return "compute"
 
 
 def _count(tokens: float) -> str:

@@ -52,8 +52,12 @@ class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance sche
         (gpus, batch, precision), whole, nodes = MODELS[self.model], models[self.model], self.nodes
         groups, chosen = (nodes, self.limit) if 0 < self.limit < nodes and whole.experts % self.ranks == 0 else (1, 1)
         if (found := whole.experts // groups * chosen) < whole.top_k:
-            raise ValueError(f"{self.limit} of {nodes} nodes hold {found} experts, a token needs {whole.top_k}: allow more")
-        degrees = {"dp": gpus // (self.pp * self.tp), "pp": self.pp, "tp": self.tp, "ep": self.ranks}
+            held = f"{self.limit} of {nodes} nodes hold{'s' * (self.limit == 1)} {found} experts"
+            raise ValueError(f"{held}, but a token needs {whole.top_k}: allow more nodes per token")
+        if batch % (dp := gpus // (self.pp * self.tp)):
+            left = f"PP {self.pp} × TP {self.tp} leaves {dp:,} DP ranks"
+            raise ValueError(f"{left}, which don't evenly divide the batch of {batch:,} sequences: raise PP or TP")
+        degrees = {"dp": dp, "pp": self.pp, "tp": self.tp, "ep": self.ranks}
         plan = Plan(**degrees, seq=4096, batch=batch, precision=precision, schedule=self.schedule)
         shape = replace(whole, expert_groups=groups, groups_per_token=chosen)
         return Scenario(shape, plan, CLUSTERS[self.cluster], self.imbalance)
@@ -81,8 +85,8 @@ _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE
 _REMEDIES = {"waits": ["imbalance"], "tensor": ["tp"], "expert": ["schedule"], "bubble": ["pp"], "rest": ["ep"]}
 _SAID = {"pp": "PP {}", "ep": "EP {}", "tp": "TP {}", "imbalance": "a balanced load"}
 _LIMITS = limits.Limits(CHOICES, _REMEDIES, room=("ep", "pp", "tp"), said=_SAID)
-_NAMED = {"waits": "all wait for the fullest rank", "tensor": "tensor-parallel messages", "rest": "gradients and parameters"}
-_NAMED |= {"expert": "tokens on their way to experts", "bubble": "the pipeline's bubble"}
+_NAMED = {"waits": "waiting for the fullest rank", "tensor": "TP messages", "rest": "gradients and parameters"}
+_NAMED |= {"expert": "tokens to experts", "bubble": "the pipeline's bubble"}
 
 
 class Degrees(Panels):
@@ -94,10 +98,10 @@ class Degrees(Panels):
         left, above, below = self.figure.subplot_mosaic("ab;ac", width_ratios=(1, 1.25), height_ratios=(1, 1.05)).values()
         over_e, over_t = ([f"{name.upper()} {each}" for each in CHOICES[name]] for name in ("ep", "tp"))
         looks = {name: look for name, *look in _TIME.values()}
-        self._memory = Bars(left, _MEMORY, "memory of a GPU, over e", over_e, outline=word)
-        self._time = Bars(above, looks, "time of a step, over t", over_t, _seconds, columns=3, outline=word)
+        self._memory = Bars(left, _MEMORY, "memory per GPU, by EP", over_e, outline=word)
+        self._time = Bars(above, looks, "step time, by TP", over_t, _seconds, columns=3, outline=word)
         self._traffic = Bars(below, _TRAFFIC, "to the experts and back, one layer", list(WAYS), outline=word)
-        left.set_xlabel("»: longer than the axis", fontsize=9)
+        left.set_xlabel("»: off the scale", fontsize=9)
         below.set_xlabel("bytes and time per GPU per micro-batch, forward", fontsize=9)
         self.panels = self._memory, self._time, self._traffic
 
@@ -183,5 +187,5 @@ def _limit(now: Setting) -> str:
         return _LIMITS.memory(now, "no single degree helps: raise two of them")
     part = max((name for name in parts if name != "compute"), key=parts.get)
     if (share := parts[part] / sum(parts.values())) < limits.MUCH:
-        return "computing"
+        return "compute"
     return f"{_NAMED[part]}, {percent(share)} of the time{_LIMITS.takes(now, part, _seconds)}"

@@ -66,7 +66,7 @@ def _loads(axes: Axes, kept: np.ndarray, lost: np.ndarray, own: int, capacity: i
     if capacity is not None:
         axes.axvline(capacity, color=style.ORANGE, linestyle="-", linewidth=2)
         said.insert(1, f"thick line, the capacity: {capacity}")
-    axes.set(title="copies of each expert", xlabel="\n".join(said), xlim=(0, 1.9 * longest), xticks=[])
+    axes.set(title="token copies per expert", xlabel="\n".join(said), xlim=(0, 1.9 * longest), xticks=[])
     axes.grid(visible=False)
 
 
@@ -119,8 +119,7 @@ def hops(chosen: Sequence[int] = (1, 9, 10, 14)) -> style.Figure:
             fig.arrow(((token[0] + 0.5, 1.295), (copy[0], 1.295)), *_CROSSES)
         for expert in range(16):
             far, y = expert // 8, 0.78 + expert % 8 * 0.2625
-            left = x + 2.35 * far
-            look = {"size": 8.5, "hollow": expert not in chosen}
+            left, look = x + 2.35 * far, {"size": 8.5, "hollow": expert not in chosen}
             fig.block(left + (0.3, 0.99)[far], y - 0.13, 0.36, 0.26, "parameters", f"{expert}", **look)
             if expert % 4 == 0:
                 fig.frame(left, y - 0.13, 1.65, 1.05)

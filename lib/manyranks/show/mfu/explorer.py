@@ -20,14 +20,14 @@ CLUSTERS += ("tpu-v4", "tpu-v5p", "tpu-v6e")
 OFFERED = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)], "microbatch": [2**k for k in range(8)]}
 OFFERED |= {"recompute": ("none", "selective", "full"), "tp": [1, 2, 4, 8], "dp": [2**k for k in range(11)]}
 BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
-_LIMITS = {"other": "memory: operators that only move data", "overhead": "overhead: starting kernels"}
-_LIMITS |= {"tensor": "TP messages", "expert": "tokens on their way to experts"}
+_LIMITS = {"other": "memory: operators that only move data", "overhead": "overhead: kernel launches"}
+_LIMITS |= {"tensor": "TP messages", "expert": "tokens to experts"}
 _LIMITS |= {"data": "gradients and parameters", "optimizer": "the optimizer's memory traffic"}
-_SAID = {"flash": "flash attention", "microbatch": "micro-batch {}", "recompute": "recompute {}", "tp": "TP {}", "dp": "DP {}"}
+_SAY = {"flash": "flash attention", "microbatch": "micro-batch {}", "recompute": "recompute = {}", "tp": "TP {}", "dp": "DP {}"}
 _CHOICES = {name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)}
 _REMEDIES = dict.fromkeys(("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",))
 _REMEDIES |= {"other": ["flash"], "attention core": ["flash"], "tensor": ["tp"], "expert": ["dp"]}
-_WAYS = limits.Limits(_CHOICES, _REMEDIES, ("flash", "recompute", "microbatch", "dp", "tp"), _SAID)
+_WAYS = limits.Limits(_CHOICES, _REMEDIES, ("flash", "recompute", "microbatch", "dp", "tp"), _SAY)
 _X, _Y = (1.0, 2e5), (0.05, 300.0)  # intensities, and shares of the peak in percent
 _OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
 _OPERATORS |= {"head": ("^", style.PINK), "router": ("v", style.INK)}
@@ -43,9 +43,9 @@ class Setting(namedtuple("Setting", "model cluster precision seq microbatch reco
         shape, cluster = SHAPES[self.model], clusters[self.cluster]
         chip, positions = cluster.accelerator, shape.positions
         if self.precision == "fp8" and chip.flops_fp8 <= chip.flops:
-            raise ValueError(f"{chip.name} multiplies no faster in 8 bits: take bf16")
+            raise ValueError(f"{chip.name} is no faster in 8 bits: choose bf16")
         if self.precision == "fp32" and chip.name in hardware.accelerators and not hardware.peak(chip, "tf32"):
-            raise ValueError(f"{chip.name} has no confirmed peak in TF32, in which fp32 is multiplied here: take bf16")
+            raise ValueError(f"fp32 matmuls run in TF32 here, and {chip.name} has no confirmed TF32 peak: choose bf16")
         if 0 < positions < self.seq:
             raise ValueError(f"{self.model} has learned positions for {positions:,} tokens, not for {self.seq:,}: lower s")
         experts = min(self.dp, {"mixtral-8x7b": 8, "deepseek-v3": 64}.get(self.model, 1))  # ranks that share them
@@ -114,7 +114,7 @@ class _Roofline:
                 share = found.flops_per_second / roof.peak
                 x, y = (min(max(at, low), high) for at, (low, high) in ((found.intensity, _X), (100 * share, _Y)))
                 line.set_data([x], [y])
-                self._said[x, y] = f"{name}: {units.short(found.intensity)} FLOPs a byte, {share:.1%} of the peak"
+                self._said[x, y] = f"{name}: {units.short(found.intensity)} FLOPs per byte, {share:.1%} of the peak"
         names = [f"memory: {units.rate(roof.bandwidth)}", f"ridge: {units.short(roof.ridge)}", units.flop_rate(roof.peak)]
         self._labels.update([(1.3, 190), (1.15 * roof.ridge, 0.08), (max(1.3 * roof.ridge, 3e3), 145)], names)
 
@@ -128,8 +128,8 @@ class Utilisation(Panels):
     @style.styled
     def __init__(self):
         self.figure, (left, right) = style.figure(2, width=9.2, height=3.65, width_ratios=(1.1, 1))
-        self._roofline, self._time = _Roofline(left), Falls(right, BUDGET, "Where the time of a step goes", _USES, outline=word)
-        right.set_xlabel("MFU and HFU: what their FLOPs take at the peak", fontsize=9, loc="right")
+        self._roofline, self._time = _Roofline(left), Falls(right, BUDGET, "Where the step time goes", _USES, outline=word)
+        right.set_xlabel("MFU and HFU bars: time their FLOPs would take at peak", fontsize=9, loc="right")
         self.panels = self._roofline, self._time
 
     def update(self, **values) -> Said:
@@ -138,8 +138,8 @@ class Utilisation(Panels):
         here, (part, said), budget = now.scenario, _limit(now), _spent(now.scenario)[0]
         self._roofline.update(now)
         self._time.show(budget, sum(budget.values()), len(_USES) + BUDGET.index(part), now.uses)
-        numbers = {"MFU as counted": f"{now.uses['MFU']:.1%}, {now.convention}", "HFU": f"{now.uses['HFU']:.1%}"}
-        numbers |= {"peak": units.flop_rate(now.roof.peak), "each GPU": f"{units.three(1 / now.cost)} tokens/s"}
+        numbers = {"MFU, this convention": f"{now.uses['MFU']:.1%} ({now.convention})", "HFU": f"{now.uses['HFU']:.1%}"}
+        numbers |= {"peak": units.flop_rate(now.roof.peak), "speed per GPU": f"{units.three(1 / now.cost)} tokens/s"}
         where = f"{now.model}, {now.cluster}, TP {now.tp} × DP {now.dp:,}" + f", EP {here.plan.ep}" * (here.plan.ep > 1)
         return Said(f"{where}, {now.microbatch} × {now.seq:,} tokens per DP rank", numbers, said, here.fits, here)
 
@@ -165,21 +165,21 @@ def explorer() -> Explorer:
 
 
 def _limit(now: Setting) -> tuple[str, str]:
-    """The part of the budget that limits, the longest one beside products unless these wait for memory; a sentence of it."""
+    """The part of the budget that limits, the longest one beside matmuls unless these wait for memory; a sentence of it."""
     budget, operators = _spent(now.scenario)
     longest = max((each for each in operators.values() if each.flops), key=lambda each: each.seconds - each.overhead)
     part, whole, ridge = max(BUDGET[1:], key=budget.get), sum(budget.values()), units.short(now.roof.ridge)
     starved = longest.bound == "memory" and budget["matmul"] >= budget[part]
     part = "matmul" if starved or budget[part] < limits.MUCH * whole else part
     if not now.fits:
-        return part, _WAYS.memory(now, "no single control helps: move two")
+        return part, _WAYS.memory(now, "no single control helps: change two")
     if part != "matmul":
         said = f"{_LIMITS[part]}, {budget[part] / whole:.0%} of the time"
     elif longest.bound == "memory":
-        said = f"memory: the {longest.name} does {units.short(longest.intensity)} FLOPs a byte, the ridge is at {ridge}"
+        said = f"memory: the {longest.name} does {units.short(longest.intensity)} FLOPs per byte, below the ridge at {ridge}"
     else:
         rate = longest.flops_per_second / now.roof.peak
-        said = f"computing: products take {budget[part] / whole:.0%} of the time, the {longest.name} at {rate:.0%} of the peak"
+        said = f"compute: matmuls take {budget[part] / whole:.0%} of the time, the {longest.name} at {rate:.0%} of the peak"
     if other := _WAYS.faster(now, longest.name if part == "matmul" else part):
         said += f"; {_WAYS.change(now, other)} gives {units.three(1 / other.cost)} tokens/s"
-    return part, said + "; HFU is above 100% as flash attention skips scores that are counted here" * (now.uses["HFU"] > 1)
+    return part, said + "; HFU is above 100% because it counts scores that flash attention skips" * (now.uses["HFU"] > 1)

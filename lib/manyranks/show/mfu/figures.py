@@ -20,7 +20,7 @@ from manyranks.theory.roofline import Roof, time_budget
 # A part's name in the picture, colour and hatch; parts that are not known have the others in turn.
 _KNOWN = STEP | {"matmul": ("matmul", style.BLUE, ""), "other": ("other operators", "#9ecae1", "....")}
 _KNOWN |= {"communication": ("communication", style.ORANGE, "////"), "waiting": ("waiting", style.YELLOW, "||||")}
-_KNOWN |= {"python": ("Python", "#b0b0b0", "\\\\\\\\"), "overhead": ("starting kernels", style.FAINT, "....")}
+_KNOWN |= {"python": ("Python", "#b0b0b0", "\\\\\\\\"), "overhead": ("kernel launches", style.FAINT, "....")}
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#56B4E9")
 
 
@@ -70,7 +70,7 @@ def bought(parts: Mapping[str, float], gpus: int = 16384) -> style.Figure:
         axes.barh(rows + 0.5, right - left, 1.0, left, label=f"{name}\n{share:.0%}, {gpus * share:,.0f} GPUs", **look)
     axes.vlines(range(wide + 1), 0, len(rows), colors="white", linewidth=0.8)
     axes.hlines(range(len(rows) + 1), 0, wide, colors="white", linewidth=0.8)
-    axes.set(xlim=(0, wide), ylim=(len(rows), 0), aspect="equal", title=f"{gpus:,} GPUs, 8 a cell")
+    axes.set(xlim=(0, wide), ylim=(len(rows), 0), aspect="equal", title=f"{gpus:,} GPUs, 8 per cell")
     axes.axis("off")
     fig.legend(loc="outside right upper")
     return fig
@@ -85,7 +85,7 @@ def rates(found: Mapping[str, Mapping[float, float]], title: str = "") -> style.
     sizes = sorted({size for points in found.values() for size in points})
     best = {name: f"{name}: at best {units.flop_rate(max(points.values()))}" for name, points in found.items()}
     named = {best[name]: [points.get(size, nan) for size in sizes] for name, points in found.items()}
-    of = "rows and columns of both matrices", "rate of the product"
+    of = "rows and columns of both matrices", "matmul rate"
     return curves(sizes, named, *of, yunit=units.flop_rate, title=title, xticks=sizes[:: -(-len(sizes) // 9)])
 
 
@@ -266,8 +266,8 @@ def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, va
     """Draws MFU over one degree of a plan, and the shares of a step that are lost to all else; the batch stays what it is.
 
     shape, plan, cluster: as theory.step.estimate takes them; degree: "dp", "tp", "pp", or another degree of the plan; values:
-    what it is set to, one or more, from low to high. MFU counts the causal half of the scores; "slow products" is the time of
-    products beyond that of these FLOPs at the peak. Raises ValueError for no values, and for one that model, batch or cluster
+    what it is set to, one or more, from low to high. MFU counts the causal half of the scores; "matmuls below peak" is the time
+    of matmuls beyond that of these FLOPs at the peak. Raises ValueError for no values, and for one that model, batch or cluster
     don't allow.
     """
     count("values", values, 16)
@@ -275,7 +275,7 @@ def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, va
     for each in (replace(plan, **{degree: value}) for value in values):
         time, budget = step.estimate(shape, each, cluster), time_budget(shape, each, cluster)
         used = time.utilisation("causal") * time.seconds
-        spent = {"MFU": used, "slow products": budget.pop("matmul") - used}
+        spent = {"MFU": used, "matmuls below peak": budget.pop("matmul") - used}
         spent |= {"other operators": budget.pop("other") + budget.pop("overhead")}
         spent |= {name: budget[part] for part, (name, *_) in _looks(budget).items()}
         steps.append({name: 100 * seconds / time.seconds for name, seconds in spent.items()})

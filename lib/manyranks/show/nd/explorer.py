@@ -32,7 +32,7 @@ CHOICES |= {"dp_shard": [ALL, *(2**k for k in range(1, 12))], "virtual": [1, 2, 
 CHOICES |= {"schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe"]}
 # The first five are the task.
 _CONTROLS = "model cluster gpus batch seq microbatch tp cp pp ep zero dp_shard schedule virtual recompute"
-HIDDEN, SHOWN, TAKEN = "not searched", "show them", tuple(f"take the {k}" for k in ("1st", "2nd", "3rd", "4th"))
+HIDDEN, SHOWN, TAKEN = "off", "show plans", tuple(f"use the {k}" for k in ("1st", "2nd", "3rd", "4th"))
 # What the planner tries here: values of the controls alone, and fewer where there are experts, so that it takes seconds.
 _TRIED = {"tp": CHOICES["tp"][:5], "pp": CHOICES["pp"], "microbatch": (1, 2, 4), "virtual": (1, 2, 4, 8)}
 _WITH_EXPERTS = {"tp": CHOICES["tp"][:4], "pp": CHOICES["pp"][:5], "ep": CHOICES["ep"][1:], "microbatch": (1, 2)}
@@ -42,14 +42,14 @@ _REMEDIES |= {"pipeline": ("pp", "virtual"), "bubble": ("virtual", "schedule", "
 _REMEDIES |= {"data": ("zero", "microbatch", "dp_shard", "tp", "pp")}
 _ROOM = ("dp_shard", "zero", "recompute", "pp", "tp", "cp", "ep", "microbatch")
 _SAID = {name: f"{name.upper()} {{}}" for name in ("tp", "cp", "pp", "ep")} | {"zero": "ZeRO-{}", "virtual": "v = {}"}
-_SAID |= {"dp_shard": "HSDP shards over {}", "microbatch": "micro-batch {}", "recompute": "recompute {}"}
+_SAID |= {"dp_shard": "HSDP over {} ranks", "microbatch": "micro-batch {}", "recompute": "recompute = {}"}
 _LIMITS = limits.Limits(CHOICES, _REMEDIES, _ROOM, _SAID)
 _AXES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "shards": "ZeRO"}
 _ROW = {"tensor": "tp", "context": "cp", "expert": "ep", "pipeline": "pp", "bubble": "pp", "data": "dp", "optimizer": "shards"}
 _LINKS = {"inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], "")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
-_NONE = "no single control helps: move two of them, or take more GPUs"
+_NONE = "no single control helps: change two of them, or use more GPUs"
 _EQUAL = 1.005  # of the best plan's time
 _SIZE, _PLACES = (9.2, 3.2), ((0.6, 1.75, 3.9, 1.17), (5.55, 1.75, 3.55, 1.17), (2.65, 0.02, 6.45, 1.25))  # inches
 _LETTERS = 40  # of a row's name
@@ -65,8 +65,8 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         shape, given = _task(self.model, self.cluster, self.gpus, self.seq)
         dp, left = divmod(self.gpus, others := self.tp * self.cp * self.pp)
         if left or not dp:
-            product = f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,} ranks"
-            raise ValueError(f"{product} on {self.gpus:,} GPUs: lower one of the three, or take {others:,} GPUs or more")
+            on = f"on {self.gpus:,} GPU{'s' * (self.gpus > 1)}: lower TP, CP or PP, or use at least {others:,} GPUs"
+            raise ValueError(f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,} ranks {on}")
         given |= dict(zip(self._fields[3:], self[3:], strict=True)) | {"dp": dp}
         plan = Plan(**given | {"dp_shard": None if self.dp_shard == ALL else self.dp_shard})
         plan.check(shape)
@@ -78,7 +78,7 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
 
     @property
     def limit(self) -> str:
-        """The part of the step that limits: the longest one beside computing, unless that is short."""
+        """The part of the step that limits: the longest one beside compute, unless that is short."""
         time = self.scenario.time
         return time.limit if time.parts[time.limit] > limits.MUCH * time.seconds else "compute"
 
@@ -150,7 +150,7 @@ class Board(Panels):
         self._names = Labels(below, left=1.0, name="names", **look)
         self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names.artist]
         right.set_xlim(0, 0.74)  # its texts are short
-        titles = "Axes on links", "Memory of the fullest GPU", "Time of a step, of this plan and others"
+        titles = "Axes on links", "Memory of the fullest GPU", "Step time of this plan and others"
         for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -2.5 / 6.45), strict=True):
             axes.set_title(title, pad=pad, x=x, fontsize=10.5)
             axes.tick_params(axis="y", labelsize=9)
@@ -171,7 +171,7 @@ class Board(Panels):
         try:
             said = _said(now, found)
         except ValueError as error:
-            raise ValueError(f"{error}; “{TAKEN[0]}” has the planner's best") if found else error from error
+            raise ValueError(f"{error}; “{TAKEN[0]}” loads the planner's best") if found else error from error
         own = kept(now.scenario.plan)
         others = [(f"{k}: {_beside(each.plan, own)}", now.taking(each.plan)) for k, each in enumerate(found, 1)]
         others = others or [(f"with {_LIMITS.change(now, each)}", each) for each in _near(now)]
@@ -181,7 +181,7 @@ class Board(Panels):
         return said
 
     def _show_axes(self, now: Setting) -> None:
-        """A bar from the distance of neighbours to the length of a group, in doublings of ranks."""
+        """A bar from the distance of neighbors to the length of a group, in doublings of ranks."""
         bars, texts, node = [], [], clusters[now.cluster].node
         for axis, (size, stride) in now.reaches.items():
             start, end = log2(stride), log2(size * stride)
@@ -232,8 +232,7 @@ def _near(now: Setting) -> list[Setting]:
 
 
 def _said(now: Setting, found: Sequence[Found]) -> Said:
-    here = now.scenario
-    numbers = {"tokens": f"{now.batch * now.seq / now.gpus:,.0f} per GPU"}
+    here, numbers = now.scenario, {"tokens": f"{now.batch * now.seq / now.gpus:,.0f} per GPU"}
     numbers["micro-batches"] = f"{here.plan.microbatches:,}" + f" on {here.plan.stages} stages" * (now.pp > 1)
     numbers |= {"planner's best": units.duration(found[0].seconds)} if found else {}
     where = f"{now.model} on {now.gpus:,} GPU{'s' * (now.gpus > 1)}, {now.cluster}, {degrees(here.plan)}"
@@ -246,10 +245,10 @@ def _limit(now: Setting) -> str:
     slots, stages = layers + 2 * time.plan.embedding_slots, now.pp * now.virtual
     share, more = time.parts[part] / time.seconds, -(-slots // stages) * stages / slots - 1
     if more > max(limits.MUCH, share):
-        return f"uneven stages: with {layers} layers on {stages} the fullest has {more:.0%} more than the mean"
+        return f"uneven stages: with {layers} layers on {stages} stages, the fullest has {more:.0%} more layers than the mean"
     link = "" if part in ("bubble", "optimizer") else now.link(_ROW.get(part, ""))
     way = _LIMITS.takes(now, part, units.duration)
-    return f"{STEP[part][0]}, {share:.0%} of the time{f' on {link}' * bool(link)}{way}"
+    return f"{STEP[part][0]}{f' on {link}' * bool(link)}, {share:.0%} of the time{way}"
 
 
 def _compared(now: Setting, found: Sequence[Found]) -> str:
@@ -258,7 +257,8 @@ def _compared(now: Setting, found: Sequence[Found]) -> str:
     if now.cost <= _EQUAL * best:
         return f". {'Faster than' if now.cost * _EQUAL < best else 'As fast as'} the planner's best"
     own = Found(now.scenario.plan, now.scenario.time, now.scenario.peak, found[0].time)
-    return f". The planner's best takes {units.duration(best)}; here {own.why}"
+    part, _, rest = own.why.partition(" ")
+    return f". The planner's best takes {units.duration(best)}. This plan loses most on {STEP[part][0]}: {rest}"
 
 
 class PlanBoard(Explorer):
@@ -297,10 +297,10 @@ def explorer(measure: Measure | None = None) -> PlanBoard:
     only = {"model": MODELS, "seq": [2**k for k in range(7, 18)]}
     task = {"model": "llama3-70b", "cluster": "h100-dgx", "gpus": 1024, "batch": 1024, "seq": 8192}
     others = controls(only, **task, microbatch=1, tp=8, cp=1, pp=4, ep=1, zero=1)
-    others |= {"dp_shard": value_slider("shard over (HSDP)", ALL, CHOICES["dp_shard"])}
+    others |= {"dp_shard": value_slider("HSDP shards", ALL, CHOICES["dp_shard"])}
     others |= {"schedule": choice("schedule", "1f1b", CHOICES["schedule"])}
     others |= {"virtual": value_slider("virtual stages v", 1, CHOICES["virtual"])} | controls(recompute="selective")
     presets = {"TP 16": {"tp": 16}, "ZeRO-3 alone": {"tp": 1, "pp": 1, "zero": 3}, "few tokens": {"batch": 64}}
     presets |= {"Llama 3 405B": {"model": "llama3-405b", "gpus": 16384, "batch": 2048, "pp": 16}}
-    best = choice("planner's plans", HIDDEN, (HIDDEN, SHOWN, *TAKEN))
+    best = choice("planner", HIDDEN, (HIDDEN, SHOWN, *TAKEN))
     return PlanBoard(best, others, presets=presets, measure=measure)

@@ -1,4 +1,4 @@
-"""Chapter 10's plans: the parts of their steps' times, published layouts beside their neighbours, and tables."""
+"""Chapter 10's plans: the parts of their steps' times, published layouts beside their neighbors, and tables."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,7 @@ def degrees(plan: Plan) -> str:
 def kept(plan: Plan) -> str:
     """ZB-V, ZeRO-1, b 2, selective: how a pipeline runs, what is sharded, a micro-batch, what is computed again."""
     turns = f"{pipeline.WRITTEN[plan.schedule]}{f' v {plan.virtual}' * (plan.virtual > 1)}, " * (plan.pp > 1)
-    again = {"none": "nothing", "full": "all"}.get(plan.recompute, plan.recompute)
-    return f"{turns}ZeRO-{plan.zero}, b {plan.microbatch}, recompute {again}"
+    return f"{turns}ZeRO-{plan.zero}, b {plan.microbatch}, recompute {plan.recompute}"
 
 
 class Steps(Bars):
@@ -75,10 +74,10 @@ def written(time: StepTime, size: float) -> str:
 
 @style.styled
 def layouts(named: Mapping[str, Sequence[Neighbour]]) -> style.Figure:
-    """Draws each layout and its neighbours: the parts of a step, its time against the first one's, and bytes of a GPU.
+    """Draws each layout and its neighbors: the parts of a step, its time against the first one's, and bytes of a GPU.
 
     named: name -> what theory.published.layouts.why_not returns; the first is the layout as it was published
-    Raises ValueError for none, and where the first neighbour is not possible.
+    Raises ValueError for none, and where the first neighbor is not possible.
     """
     if not named or not all(each and each[0].time for each in named.values()):
         raise ValueError("give 1 layout or more, and of each what why_not returns: the first row is one that can be")
@@ -95,7 +94,7 @@ def _beside(row: Neighbour, first: Neighbour) -> str:
         return "not possible: " + textwrap.shorten(row.impossible, 40, placeholder=" …")
     change = f" ({row.slower:+.0%})".replace("-", "−") if abs(row.slower) >= _SAME else " (as long)" * (row is not first)
     size, again = written(row.time, row.peak.total).partition("|")[2], row.plan.recompute
-    said = {"none": "", "full": ", recompute all"}.get(again, f", {again}") * (again != first.plan.recompute)
+    said = {"none": "", "full": ", recompute full"}.get(again, f", {again}") * (again != first.plan.recompute)
     return f"{units.duration(row.time.seconds)}{change}|{size}{said}"
 
 

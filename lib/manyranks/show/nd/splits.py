@@ -50,7 +50,7 @@ def splits(solutions: Solution | Sequence[Solution], title: str = "") -> style.F
     fig.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
     looks = {f"{split[0].upper()}: {split}": LOOKS[look] for split, look in _LOOKS.items()}
     keys = [Patch(facecolor=colour, hatch=hatch, label=label, **HATCH) for label, (colour, hatch) in looks.items()]
-    said = {"title": "under layers: a micro-batch + once a step, memory of a rank", "title_fontsize": 8.5}
+    said = {"title": "below each layer: time per micro-batch + per step, memory per rank", "title_fontsize": 8.5}
     fig.legend(handles=keys, loc="outside lower left", ncols=4, columnspacing=1.2, alignment="left", **said)
     return fig
 

@@ -1,4 +1,4 @@
-"""Chapter 10's plot of what decides: communication ÷ computing over tokens per GPU, for every axis."""
+"""Chapter 10's plot of what decides: communication ÷ compute over tokens per GPU, for every axis."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -28,7 +28,7 @@ def tokens(curves: Mapping[str, Sequence[Balance]], checks: Mapping[str, Check] 
     ratios = {name: {each.tokens: each.ratio for each in points} for name, points in curves.items()}
     x = sorted({tokens for each in ratios.values() for tokens in each})
     named = {name: [max(each[t], _LOWEST / 10) if t in each else 0 for t in x] for name, each in ratios.items()}
-    of = {"xlabel": "tokens per GPU", "ylabel": "communication ÷ computing", "title": "Tokens per GPU decide"}
+    of = {"xlabel": "tokens per GPU", "ylabel": "communication ÷ compute", "title": "Tokens per GPU decide"}
     fig = drawn(x, named, **of, yunit="{:g}".format, xticks=x)
     (axes,) = fig.axes
     axes.get_legend().remove()

@@ -32,7 +32,7 @@ class Setting(namedtuple("Setting", "first second model cluster tp pp m v F I W 
         if (shape := SHAPES[self.model]).heads % self.tp:
             raise ValueError(f"{self.tp} tensor ranks can't share the {shape.heads} heads of {self.model}")
         if self.m < (fewest := theory.fewest(self.first, self.pp)) and self.pp > 1:
-            raise ValueError(f"{theory.WRITTEN[self.first]} has a formula from m = {fewest} on")
+            raise ValueError(f"the formula for {theory.WRITTEN[self.first]} needs m ≥ {fewest}")
         plan = Plan(pp=self.pp, tp=self.tp, batch=self.m, schedule=self.first, virtual=self.stages(self.first))
         return Scenario(shape, plan, clusters[self.cluster])
 
@@ -112,7 +112,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets["slow messages"] = presets["interleaved"] | {"message": 0.5}
     presets["zero bubble"] = {"first": "zb-h1", "second": "zb-h2", "pp": 8, "m": 16}
     presets["ZB-V"] = {"first": "zb-v", "second": "1f1b", "m": 16}
-    names = {"first": choice("above", "1f1b", NAMES), "second": choice("below", "zb-h1", NAMES)}
+    names = {"first": choice("upper schedule", "1f1b", NAMES), "second": choice("lower schedule", "zb-h1", NAMES)}
     shared = controls({"model": MODELS, "tp": (1, 2, 4, 8)}, model="llama3-8b", cluster="h100-dgx", tp=1)
     counts = {"pp": slider("pipeline ranks p", 4, 1, 8), "m": slider("micro-batches m", 8, 1, 32)}
     counts["v"] = slider("v (interleaved only)", 2, 1, 4)
@@ -140,23 +140,23 @@ def _limits(both: list[tuple[str, Run]], now: Setting) -> str:
     (_, one), (name, other) = sorted(both, key=lambda each: each[1].late)
     if other.late == one.late or abs(one.makespan - other.makespan) > 1e-9:
         return words
-    late = f"{theory.WRITTEN[name]}'s late start of {other.late:.4g}"
-    return f"{words}; the makespans are equal, but {late} is lost in the first step only"
+    late = f"{theory.WRITTEN[name]} loses its late start of {other.late:.4g}"
+    return f"{words}; the makespans are equal, but {late} in the first step only"
 
 
 def _limit(name: str, shown: Run, now: Setting) -> str:
     """Names the reason of this schedule's bubble."""
     if now.pp == 1:
-        return "computing (one rank waits for nobody)"
+        return "compute: one rank sends nothing"
     if name == "naive":
         return "one rank works at a time"
     if shown.bubble < 0.005 * shown.work:
-        return "computing" + " (the price is memory)" * (max(shown.peaks) > now.pp)
+        return "compute" + " (the price is memory)" * (max(shown.peaks) > now.pp)
     without = now._replace(message=0.0).run(name).bubble
     if without <= shown.bubble / 2:
         return f"messages (bubble {without:.4g} without them)"
     if now.m < (fewest := theory.fewest(name, now.pp)):
-        return f"too few micro-batches (it's made for m ≥ {fewest})"
+        return f"too few micro-batches (it's designed for m ≥ {fewest})"
     third, whole, besides = (now.F + now.I + now.W) / 3, -(-now.m // now.pp) * now.pp, " and no messages" * (now.message > 0)
     best = now._replace(F=third, I=third, W=third, m=whole if name == "interleaved" else now.m)
     if (bubble := best.expected(name)) <= shown.bubble / 2:
@@ -165,5 +165,5 @@ def _limit(name: str, shown: Run, now: Setting) -> str:
         return f"p does not divide m (bubble {bubble:.4g} with m = {whole}{besides})"
     if without < (1 - limits.MUCH) * shown.bubble:
         rest = f"messages {shown.bubble - without:.4g}"
-        return f"warm-up and drain {without:.4g}, {rest} (more micro-batches dilute the first only)"
+        return f"warm-up and drain {without:.4g}, {rest} (more micro-batches dilute only the warm-up and drain)"
     return "warm-up and drain (more micro-batches dilute them)"

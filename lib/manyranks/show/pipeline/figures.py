@@ -63,7 +63,7 @@ def compare(
     for name, each in runs.items():
         ideal, whole = (units.three(100 * each.bubble / of) for of in (each.work, each.work + each.bubble))
         makespan = f"makespan {each.makespan / second:.4g} {unit}"
-        titled.append((f"{name}: bubble {ideal}% of ideal, {whole}% of the whole; {makespan}", each))
+        titled.append((f"{name}: bubble {ideal}% of ideal time, {whole}% of total; {makespan}", each))
     charts.show(titled, second)
     return charts.figure
 
@@ -88,7 +88,7 @@ def in_flight(schedules: Mapping[str, Schedule]) -> style.Figure:
             v = each.stages // p if each.name == "interleaved" else 1
             expected = [theory.in_flight(each.name, p, each.microbatches, v, rank) for rank in range(p)]
             axes.hlines(expected, x - 0.4 / len(held), x + 0.4 / len(held), color=style.INK, label="closed form")
-    axes.set(ylabel="micro-batches held at most")
+    axes.set(ylabel="peak micro-batches held")
     fig.legend(handles=[*axes.containers, *axes.collections[:1]], loc="outside upper left", ncols=6)
     return fig
 
@@ -160,7 +160,7 @@ class Charts(Panels):
     def __init__(self, count: int, rows: int, inches: float, xlabel: str, kinds: Sequence[str], split: bool, links: bool):
         later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         keys = [Patch(**gantt.KINDS[kind].look) for kind in kinds]
-        keys += [Patch(**later, label="lighter, with a bar: the rank's later stages")] * split
+        keys += [Patch(**later, label="lighter, with bars: a rank's later stages")] * split
         keys += [Line2D([], [], color=style.INK, linewidth=0.6, label="message")] * links
         self.figure = gantt.frame(max(0.75, inches * rows), [xlabel, "time"], keys, count=count)
         self.panels = [(Held if k % 2 else Chart)(axes, rows) for k, axes in enumerate(self.figure.axes)]
@@ -199,7 +199,7 @@ class Chart(gantt.Gantt):
         texts = map(says, b.rank, [gantt.KINDS[kind].label[2:] for kind in b.kind], b.microbatch, *b.corners.T[:2])
         if len(b) > 100:
             corners = [(0, self.wide, rank * row, (rank + 1) * row) for rank in range(len(shown.peaks))]
-            texts = [f"rank {rank}, most micro-batches held: {peak:.3g}" for rank, peak in enumerate(shown.peaks)]
+            texts = [f"rank {rank}: holds at most {peak:.3g} micro-batches" for rank, peak in enumerate(shown.peaks)]
         return (Part(self.axes, *each, text) for each, text in zip(corners, texts, strict=True))
 
 
@@ -208,7 +208,7 @@ class Held(gantt.Clock):
 
     def __init__(self, axes: Axes, rows: int):
         super().__init__(axes, 3, rows)
-        axes.text(0, -12, "micro-batches held, at most →", fontsize=9, va="center")
+        axes.text(0, -12, "micro-batches held, peak →", fontsize=9, va="center")
         self._areas = gantt.patch(axes, "areas", facecolor=style.BLUE)
         self._floors = gantt.patch(axes, "floors", **gantt.LINE, edgecolor=style.INK)
         self._peaks = gantt.Texts(axes, size=9, left=0, name="peaks")

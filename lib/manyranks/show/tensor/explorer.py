@@ -16,8 +16,8 @@ DEGREES = [2**k for k in range(7)]  # 1 to 64
 MODELS = {"megatron-22b": (2048, 4), "megatron-175b": (2048, 1), "llama3-405b": (8192, 1), "small GPT": (128, 4)}
 CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 # what is computed again -> Plan's recompute and flash
-AGAIN = {"nothing": ("none", False), "the core": ("selective", False), "the whole layer": ("full", False)}
-AGAIN = Named("kept", AGAIN | {"nothing, flash attention": ("none", True)})
+AGAIN = {"none": ("none", False), "selective": ("selective", False), "full": ("full", False)}
+AGAIN = Named("kept", AGAIN | {"none, flash attention": ("none", True)})
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
 _KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
 
@@ -67,7 +67,7 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
 
 _WAYS = {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]}
 _SAID = dict(zip(_WAYS, ("t = {}", "with overlap a layer", "with sequence parallelism a layer"), strict=True))
-_LIMITS = limits.Limits(_WAYS, {"communication": ["overlap_tensor"], "small products": ["sequence_parallel"]}, ["tp"], _SAID)
+_LIMITS = limits.Limits(_WAYS, {"communication": ["overlap_tensor"], "small matmuls": ["sequence_parallel"]}, ["tp"], _SAID)
 
 
 class Degrees(Panels):
@@ -81,7 +81,7 @@ class Degrees(Panels):
         self._kept = Bars(kept, _KEPT, "kept by a layer, per rank", rows, outline=word)
         kept.set_xlim(0, LONGEST + 0.25)
         time.set_xlim(0, 1.25)
-        time.set_xlabel("on the right: the layer's time, how much of it is waiting, the step's MFU (»: longer)", loc="left")
+        time.set_xlabel("right: layer time, share spent waiting, step MFU (»: off the scale)", loc="left")
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
         self._node = Labels(kept, left=1, name="node")
         self.panels, self.others = (self._time, self._kept), (*self._ends, self._node.artist)
@@ -100,7 +100,7 @@ class Degrees(Panels):
         ends = (inside := sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)) < len(DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
-        self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node of {cluster.node} ends"] * ends)
+        self._node.update([(LONGEST, inside - 0.76)] * ends, [f"node boundary ({cluster.node} GPUs)"] * ends)
         return said
 
     def code(self, **values) -> str:
@@ -120,7 +120,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     only = {"model": MODELS, "cluster": CLUSTERS, "tp": DEGREES}
     shared = controls(only, model="megatron-22b", cluster="a100-dgx", tp=8, sequence_parallel=True)
     own = {"regather": choice("gather again", True, SWITCH), "overlap_tensor": choice("overlap", True, SWITCH)}
-    return Explorer(Degrees(), presets, measure, **shared, **own, kept=choice("recompute", "the core", list(AGAIN)))
+    return Explorer(Degrees(), presets, measure, **shared, **own, kept=choice("recompute", "selective", list(AGAIN)))
 
 
 def _texts(now: Setting) -> str:
@@ -130,28 +130,28 @@ def _texts(now: Setting) -> str:
 
 def _said(now: Setting) -> Said:
     time, waits, _ = _texts(now).split("|")
-    numbers = {"a layer takes": time, "waiting": waits.removesuffix(" waiting"), "it keeps": units.size(now.saved().total)}
+    numbers = {"layer time": time, "waiting": waits.removesuffix(" waiting"), "kept per layer": units.size(now.saved().total)}
     where = f"{now.model}, t = {now.tp}, {now.cluster}"
-    return Said(where, numbers | {"a rank sends": units.size(now.sent())}, _limit(now), now.fits, now.scenario)
+    return Said(where, numbers | {"sent per layer": units.size(now.sent())}, _limit(now), now.fits, now.scenario)
 
 
 def _limit(now: Setting) -> str:
     if not now.fits:
-        return _LIMITS.memory(now, "no t helps alone: add pipeline stages (chapter 05)")
+        return _LIMITS.memory(now, "no value of t makes it fit: add pipeline stages (chapter 05)")
     if now.tp == 1:
-        return "one GPU's arithmetic: nothing is cut, nothing is sent"
+        return "compute: one GPU sends nothing"
     seconds, cluster = now.layer().seconds, now.scenario.cluster
     if now.tp > cluster.node and not cluster.torus and (inside := now.layer(now.tp).seconds) < 0.95 * seconds:
-        return f"the node's boundary: in a node of {now.tp} a layer would take {units.duration(inside)}"
+        return f"the node boundary: with {now.tp} GPUs per node, a layer would take {units.duration(inside)}"
     together, alone = now.tp * (seconds - now.waits), now._replace(tp=1).cost
     more = (together - alone) / now.tp
     if max(now.waits, more) < limits.MUCH * seconds:
-        return "computing"
-    limit = "communication" if now.waits >= more else "small products"
+        return "compute"
+    limit = "communication" if now.waits >= more else "small matmuls"
     if limit != "communication" and together > 0.99 * now.tp * alone:  # the host sets the pace
-        return f"starting kernels, as many as on one GPU: {now.tp} GPUs compute as long as one"
+        return f"kernel launches: each of the {now.tp} GPUs launches as many kernels as one alone, so the layer gets no faster"
     helps = _LIMITS.takes(now, limit, lambda together: units.duration(together / now.tp))
     if limit == "communication":
         return limit + (helps or f": only chunked rings (asynchronous TP) would hide its {units.duration(now.waits)}")
     repeated = " and norms that every rank repeats" * (not now.sequence_parallel)
-    return f"{limit}{repeated}: {now.tp} GPUs together compute {units.three(together / alone)} times as long as one{helps}"
+    return f"{limit}{repeated}: {now.tp} GPUs use {units.three(together / alone)} times the GPU time of one{helps}"

@@ -52,6 +52,6 @@ def saved(
     axes.set_xticks(np.ravel(places), np.repeat(names, len(degrees)), minor=True, fontsize=8)
     axes.tick_params(axis="x", pad=18 + 11 * two_lines)
     xlabel = "tensor-parallel ranks" + " (kept: the gathered inputs too)" * two_lines
-    axes.set(xlabel=xlabel, ylabel="kept by one layer, a rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
+    axes.set(xlabel=xlabel, ylabel="kept by one layer, per rank", ylim=(0, 1.12 * axes.get_ylim()[1]))
     fig.legend(loc="outside upper left", ncols=3, handlelength=1.6)
     return fig

@@ -18,7 +18,7 @@ RECIPES |= {"20: 2 + 2 + 16 (fp32 copies of both)": "fp16-fp32-gradients"}
 ONLY = {"model": ("gpt2-xl", "megatron-7.5b", "llama3-70b", "gpt3-175b", "llama3-405b", "megatron-1t")}
 ONLY |= {"cluster": ("v100-dgx", "a100-dgx", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, ""), "optimizer": (style.GREEN, "")}
-_HELD |= {"one sequence": (style.PINK, "")}
+_HELD |= {"activations": (style.PINK, "")}
 _SENT = {"gathers, forward": (style.BLUE, ""), "gathers, backward": (style.PINK, "\\\\\\\\")}
 _SENT |= {"reduce-scatter": (style.ORANGE, "////"), "all-reduce": (style.YELLOW, "xxxx")}
 
@@ -32,8 +32,8 @@ class Setting(namedtuple("Setting", "model cluster dp stage k precision"), limit
     def scenario(self) -> Scenario:
         """Takes one sequence a GPU; all layers run again; no overlap. Raises ValueError for K above d in HSDP."""
         if self.stage == "HSDP" and self.dp % self.k:
-            ways = f"replicas × shards = d, so choose K up to {self.dp:,}, or more ranks"
-            raise ValueError(f"HSDP with K = {self.k:,} shards on d = {self.dp:,} ranks: {ways}")
+            now = f"K = {self.k:,} and d = {self.dp:,}"
+            raise ValueError(f"HSDP needs K ≤ d (replicas × shards = d), but {now}: lower K or raise d")
         how = {"zero": STAGES[self.stage], "dp_shard": self.k if self.stage == "HSDP" else None, "overlap": False}
         plan = Plan(dp=self.dp, seq=1024, recompute="full", precision=self.precision, **how)
         return Scenario(SHAPES[self.model], plan, clusters[self.cluster])
@@ -65,7 +65,7 @@ class Stages(Panels):
         self.figure, (held, sent, largest) = style.figure(3, 1, 9.2, 4.2, sharey=True, width_ratios=(1.6, 1.2, 1))
         bars, phi = functools.partial(Bars, rows=[*STAGES], outline=word), {"parameters": _HELD["parameters"]}
         self._held = bars(held, _HELD, "memory (log; | is the sum)", ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
-        self._sent = bars(sent, _SENT, "sent by a GPU in a step")
+        self._sent = bars(sent, _SENT, "sent per GPU per step")
         self._largest = bars(largest, phi, "largest Φ (log)", unit=count, ends=(1e8, 1.2e13), ticks=(1e9, 1e12))
         self._sums = held.plot([], [], "|", color=style.INK, markersize=32, markeredgewidth=2, gid="sums")[0]
         self.panels, self.others = (self._held, self._sent, self._largest), (self._sums,)
@@ -77,7 +77,7 @@ class Stages(Panels):
         shown = [each for each in (now._replace(stage=name) for name in STAGES) if each.possible]
         room, phi = here.cluster.accelerator.memory, here.shape.parameters
         bars, mark = [each.held() for each in shown], (room, f"memory: {units.size(room)}")
-        both = [(each.scenario.peak.states, bar["one sequence"]) for each, bar in zip(shown, bars, strict=True)]
+        both = [(each.scenario.peak.states, bar["activations"]) for each, bar in zip(shown, bars, strict=True)]
         self._held.update(bars, ["|+ ".join(map(units.size, each)) for each in both], row, limit=mark, missing=missing)
         self._sums.set_data([self._held.place(sum(bar.values())) for bar in bars], range(len(bars)))
         bars = [each.sent() for each in shown]
@@ -85,10 +85,10 @@ class Stages(Panels):
         self._sent.update(bars, [*map(units.size, totals)], row, missing=missing)
         sizes, mark = [each.largest() for each in shown], (phi, f"Φ = {count(phi)}")
         self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
-        numbers = dict(zip(("states", "one sequence"), map(units.size, both[row]), strict=True))
+        numbers = dict(zip(("states", "activations"), map(units.size, both[row]), strict=True))
         if now.dp > 1:
             more = f", {units.three(totals[row] / totals[0])} × data parallelism"
-            numbers["sent by a GPU in a step"] = units.size(totals[row]) + more
+            numbers["sent per GPU per step"] = units.size(totals[row]) + more
         where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.stage}, {now.cluster}"
         return Said(where, numbers, _limit(now), here.fits, here)
 
@@ -104,7 +104,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets["a trillion"] = {"model": "megatron-1t", "cluster": "h100-dgx", "dp": 1024, "stage": "ZeRO-3"}
     presets["32-bit gradients"] = {"precision": "bf16-fp32-gradients"}
     shared = controls(ONLY, model="megatron-7.5b", cluster="v100-dgx", dp=64)
-    own = {"stage": choice("stage", "ZeRO-2", list(STAGES)), "k": log_slider("shards K (HSDP)", 16, 0, 10, show="{:,}".format)}
+    own = {"stage": choice("stage", "ZeRO-2", list(STAGES)), "k": log_slider("HSDP shards K", 16, 0, 10, show="{:,}".format)}
     return Explorer(Stages(), presets, measure, **shared, **own, precision=choice("bytes/parameter", "bf16", RECIPES))
 
 
@@ -114,7 +114,7 @@ def count(parameters: float) -> str:
 
 
 def _limit(now: Setting) -> str:
-    """Says what limits, and what would help. Computing grows with a step's tokens, what is sent does not."""
+    """Says what limits, and what would help. Compute grows with a step's tokens, what is sent does not."""
     if not now.fits:
         held = now.held()
         most = f"memory, most of it {max(held, key=held.get)}".replace("optimizer", "optimizer states")
@@ -122,10 +122,10 @@ def _limit(now: Setting) -> str:
         way = next((says for says, each in ways if each.possible and each.fits), None)
         return f"{most}: {way or 'no control here helps; chapters 05 and 06 split the layers themselves'}"
     if now.dp == 1:
-        return "one GPU: nothing to share, nothing to send"
+        return "compute: one GPU sends nothing"
     sequences = now.scenario.time.data / now.scenario.time.compute
     if sequences <= 1:
-        return f"computing; the network is busy for {sequences:.0%} of that time"
+        return f"compute; the network is busy for {sequences:.0%} of that time"
     faster = _WAYS.takes(now, "network", units.duration)
     return f"the network, busy {units.three(sequences)} times as long as a GPU computes its one sequence{faster}"
 
