@@ -1,9 +1,11 @@
 """Judging apart: what learners' code may try, and that none of it changes a score, stays behind, or is seen."""
 
+import gc
 import os
 import socket
 import tempfile
 import time
+import weakref
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +77,20 @@ def test_what_goes_wrong_in_other_cells_costs_a_right_answer_nothing(accident):
     notebook = submission(RIGHT)
     notebook["cells"][1:1] = map(nbformat.v4.new_code_cell, ACCIDENTS[accident])
     assert next(OPEN[0].judged(lambda: nbformat.from_dict(notebook))).report.passed
+
+
+def test_what_the_process_above_has_left_for_its_collector_does_not_end_in_the_one_that_judges(monkeypatch):
+    """The end of an object may wait for a thread, which a forked process doesn't have."""
+    mine, limit, left = os.getpid(), apart.confine.limit, type("Left", (), {})()
+    weakref.finalize(left, lambda: os.getpid() == mine or os._exit(9))
+    monkeypatch.setattr(apart.confine, "limit", lambda *limits: gc.collect() and limit(*limits))
+    gc.disable()
+    try:
+        left.itself = left
+        del left
+        assert judged(RIGHT).report.passed
+    finally:
+        gc.enable()
 
 
 FATAL = {

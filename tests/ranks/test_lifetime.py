@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import psutil
@@ -77,6 +78,28 @@ def test_a_fork_of_the_kernel_that_ends_leaves_the_ranks_alone_and_its_own_end_l
         assert process.stdout.readline() == "[1, 1, 1]\n"
         process.wait(timeout=20)
         assert wait_until(lambda: all(gone(pid) for pid in family), 20)
+
+
+def test_a_fork_does_not_wait_for_a_lock_that_another_thread_held():
+    the_forkserver()
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with local._starting:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    if (pid := os.fork()) == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        the_forkserver(hold=True).release()
+        os._exit(0)
+    over.set()
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_the_forkserver_ends_a_while_after_the_last_world_and_the_next_world_has_another(monkeypatch):

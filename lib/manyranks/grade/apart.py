@@ -5,6 +5,7 @@ whatever ends it ends this submission only. What it compares with, it asks of th
 """
 
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -123,8 +124,6 @@ class Judge:
     def _judged(self, read: Callable[[], NotebookNode], server: local.Forkserver) -> Iterator[Judged]:
         server.wait_until_ready()
         server.renew_network()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
         try:
             scratch = tempfile.mkdtemp(prefix="manyranks-judge-")
             mine, theirs = socket.socketpair()
@@ -242,6 +241,7 @@ def _how(pid: int) -> str:
 def _live(read: Callable[[], NotebookNode], scratch: str, seed: int, above: socket.socket) -> None:
     """The whole life of that process. Never returns."""
     try:
+        gc.freeze()  # what that process has left for its collector stays: an object's end may wait for a thread of its own
         os.setsid()  # an interrupt reaches the process above, which ends this one
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):  # what cells print is no part of the table

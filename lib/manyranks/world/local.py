@@ -253,13 +253,14 @@ class Forkserver:
     def hold(self) -> None:
         """A world needs this process from now on. Called with `_starting`."""
         self._worlds += 1
-        self._leaving.cancel()
+        if os.getpid() == self._owner:  # a process that was forked from it has none of its threads
+            self._leaving.cancel()
 
     def release(self) -> None:
         """A world has ended. Where no other needs this process, it ends after a while: it takes hundreds of MB."""
         with _starting:
             self._worlds -= 1
-            if self._worlds == 0:
+            if self._worlds == 0 and os.getpid() == self._owner:
                 self._leave_later()
 
     def _leave_later(self) -> None:
@@ -319,9 +320,18 @@ def _environment(interface: str | None) -> dict[str, str]:
 
 
 _starting = threading.RLock()  # a world may be collected while another is made
-
-
 _servers: dict[bool, Forkserver] = {}  # by whether it is for strangers
+
+
+def _unlock() -> None:
+    """After a fork: a thread that held a lock in the process above isn't there to give it back."""
+    global _starting
+    _starting = threading.RLock()
+    for server in _servers.values():
+        server._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def the_forkserver(hold: bool = False) -> Forkserver:
