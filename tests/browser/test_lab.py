@@ -338,7 +338,8 @@ def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):
         pictures, lines = zip(*seen, strict=True)
         assert len(set(pictures)) == len(set(lines)) == 6
         assert [line.partition("G:")[0] for line in lines] == [f"{n} MB over InfiniBand {g}" for n, g in MOVED]
-        expect(explorer.box.get_by_role("slider", name="message size")).to_have_count(1)
+        message = explorer.box.get_by_role("slider", name="message size")
+        expect(message).to_have_attribute("aria-valuetext", explorer.box.locator(".widget-readout").inner_text())
         expect(explorer.box.get_by_role("img", name=lines[-1])).to_have_count(1)
         expect(explorer.box.locator("[aria-live=polite]")).to_have_text(explorer.status())
 

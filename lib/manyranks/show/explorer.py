@@ -137,7 +137,6 @@ class Explorer:
     def reset(self) -> "Explorer":
         """Sets the controls back to where they were at first, and forgets what is carried from explorer to explorer."""
         scenario.forget()
-        self.carried.value = ""
         return self.set(**self._first)
 
     def measured(self) -> Small:
@@ -218,7 +217,7 @@ class Explorer:
     def _redraw_alone(self, dragged: bool) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting, self._moved = None, time.monotonic()
+        self._waiting, self._moved, self.carried.value = None, time.monotonic(), ""
         idle = self._plot.idle(**self.values) if hasattr(self._plot, "idle") else ()
         for name, control in self.controls.items():
             control.disabled = name in idle
@@ -226,10 +225,8 @@ class Explorer:
             answer = self._plot.update(**self.values)
             self._shown = self._drawn()
         except Exception as error:
-            refused = isinstance(error, ValueError)
-            self.status = (
-                f"Not possible: {scenario.in_words(str(error))}" if refused else f"Error: {type(error).__name__}: {error}"
-            )
+            refused, kind = isinstance(error, ValueError), type(error).__name__
+            self.status = f"Not possible: {scenario.in_words(str(error))}" if refused else f"Error: {kind}: {error}"
             self._show(_dimmed(self._drawn() if self._shown is None else self._shown), page.with_limit(self.status))
             self.parts.value = self._copy.value = ""
             if isinstance(self._said, Said):
@@ -322,6 +319,8 @@ class _Measuring:
             self._stopped, self._words.value = True, page.small_print("stopping …")
             threading.Thread(target=self._measure.stop, daemon=True).start()
             return
+        if self._explorer.status.startswith("Not possible"):
+            return self._say(0.0, "Not measured: first choose what is possible")
         self._stopped, self._start.description, self._bar.layout.display = False, "Stop", None
         self._say(0.0, "starting ranks")
         self._thread = threading.Thread(target=self._run, args=(asyncio.get_running_loop(), self._explorer.values), daemon=True)
@@ -365,9 +364,7 @@ class _Picture(widgets.Image):
 
 
 def _dimmed(picture: np.ndarray) -> np.ndarray:
-    faint = picture.copy()
-    faint[..., 3] //= 4
-    return faint
+    return picture // np.array([1, 1, 1, 4], np.uint8)
 
 
 def _png(picture: np.ndarray) -> bytes:
@@ -377,9 +374,8 @@ def _png(picture: np.ndarray) -> bytes:
     rows[:, 1:] = picture.reshape(high, -1)
     rows[1:, 1:] -= picture.reshape(high, -1)[:-1]
     parts = {b"IHDR": struct.pack(">2I5B", wide, high, 8, 6, 0, 0, 0), b"IDAT": zlib.compress(rows, 1), b"IEND": b""}
-    chunks = [
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts.items()
-    ]
+    pack = struct.Struct(">I").pack
+    chunks = [pack(len(data)) + name + data + pack(zlib.crc32(name + data)) for name, data in parts.items()]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 

@@ -14,15 +14,20 @@ from manyranks.show.scenario import Cost
 # slider has a name, and the status line is spoken when it changes. In the dark theme a list's arrow is black on black.
 KEYS = """<style onload="
     const box = this.closest('.manyranks-explorer');
-    const keep = ({target, ctrlKey, metaKey, shiftKey}) =>
+    const keep = ({target, ctrlKey, metaKey, shiftKey}) => {
         target.toggleAttribute('data-lm-suppress-shortcuts', !(ctrlKey || metaKey || shiftKey));
+        if (target.role !== 'slider') return;
+        const row = target.closest('.widget-inline-hbox');
+        target.ariaLabel = row.querySelector('label').innerText;
+        target.ariaValueText = row.querySelector('.widget-readout').innerText; /* else it's the number of a step */
+    };
     for (const type of ['focusin', 'keydown', 'keyup']) box.addEventListener(type, keep);
     box.addEventListener('focusin', ({target}) => {
         box.querySelector(':scope > .widget-html').ariaLive = 'polite';
         if (target.matches('.manyranks-steps .widget-readout')) target.contentEditable = false; /* it takes no number */
-        if (target.role === 'slider') target.ariaLabel = target.closest('.widget-inline-hbox').querySelector('label').innerText;
     });
 ">
+.manyranks-steps .widget-readout { pointer-events: none; } /* what is typed there does nothing */
 .manyranks-explorer > .widget-html .widget-html-content { line-height: 1.35; }
 [data-jp-theme-light="false"] .manyranks-explorer select { appearance: auto; background-image: none; color-scheme: dark; }
 </style>"""
@@ -62,10 +67,8 @@ TILES = """<style>
     line-height: 1.2; font-size: 12px; }
 .manyranks-tiles > div { padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
     white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-.manyranks-steps .widget-readout { pointer-events: none; } /* what is typed there does nothing */
-.manyranks-tiles small { opacity: .8; font-size: 11px; }
+.manyranks-tiles small { opacity: .8; font-size: 11px; } .manyranks-tiles b { margin-right: 5px; }
 .manyranks-tiles > div > small:first-child { display: block; }
-.manyranks-tiles b { margin-right: 5px; }
 .manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
 .manyranks-tiles i + i { background: #787878; }
 </style>"""
@@ -99,8 +102,7 @@ def measured(small: Small, said: Said) -> str:
     for name, theory, counted, unit in small.rows:
         written, most = _UNITS[unit], max(theory, counted) or 1.0
         same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
-        words = f"theory {written(theory)}, {same}"
-        parts.append(_tile(name, written(counted), words, (counted / most, theory / most)))
+        parts.append(_tile(name, written(counted), f"theory {written(theory)}, {same}", (counted / most, theory / most)))
     return f"{_row(own)}<div>{small_print(f'Measured: {small.where}')}</div>{_row(parts)}"
 
 
@@ -112,7 +114,8 @@ def faded(tiles: str) -> str:
 def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> str:
     """bars: shares of the tile's width."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
-    return f"<div>{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>"
+    whole = html.escape(f"{name}: {text} {more}".strip())  # for a tile that is too narrow
+    return f'<div title="{whole}">{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>'
 
 
 def _row(parts: list[str]) -> str:

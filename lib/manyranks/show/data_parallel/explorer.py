@@ -66,7 +66,7 @@ class Scaling(Panels):
         self._step.update(bars, [units.duration(time.seconds) + ", nothing sent" * (now.dp == 1) for time in times], row)
         whole, room = here.peak.total, here.cost.room
         mark, longest = (room, f"memory: {units.size(room)}"), max(room, min(4 * room, whole))
-        self._held.update([now.held()], [units.size(whole)], 0, longest, mark)
+        self._held.update([now.held()], [units.size(whole)], -9, longest, mark)  # one bar needs no band
         ranks = [n for n in RANKS if n <= here.cluster.levels[-1].size]
         self._mfu.update(ranks, [[100 * way._replace(dp=n).scenario.time.mfu for n in ranks] for way in ways], now.dp, row)
         relative = [now._replace(dp=n).cost / one.cost for n in ranks]
