@@ -62,8 +62,12 @@ def test_of_two_names_that_differ_in_how_accents_are_written_neither_counts(tmp_
     for name in ("Andre\u0301", "Andr\u00e9", "Ame\u0301lie"):
         (tmp_path / name / NAME).mkdir(parents=True)
         (tmp_path / name / NAME / f"{NAME}.ipynb").write_text("x")
-    found = [(one.student, one.refused) for one in handed_in.submissions(tmp_path, [NAME])]
-    assert found == [("Am\u00e9lie", ""), *2 * [("Andr\u00e9", handed_in.BOTH)]]
+    (tmp_path / "Am\u00e9lie").mkdir()
+    (tmp_path / "Am\u00e9lie" / "lost.ipynb").symlink_to("/tmp")  # what she has handed in costs nothing
+    found = handed_in.submissions(tmp_path, [NAME])
+    both, link = 2 * [("Andr\u00e9", handed_in.BOTH)], ("Am\u00e9lie", "it is a link")
+    assert [(one.student, one.refused) for one in found] == [("Am\u00e9lie", ""), link, *both]
+    assert [one.costs for one in found] == [True, False, True, False]  # what another has handed in, and one exercise twice
 
 
 def test_files_that_are_no_submission_are_not_read_and_few_of_them_are_rows(tmp_path, monkeypatch):

@@ -25,7 +25,8 @@ FAILED = "failed: "  # a mark of a call that failed where others did not
 
 _LIBRARY, _PYTORCH = "manyranks", "torch"
 _CALLED_BY_TORCH = ("<module>", "__torch_dispatch__", "__torch_function__")  # and an import by Python, on a learner's line
-_DECORATORS = ("torch._compile", "torch._dynamo", "torch.utils._contextlib", "torch.distributed.c10d_logger", "contextlib")
+_AROUND = ("torch._compile", "torch._dynamo", "torch.autograd.function", "torch.utils._contextlib", "contextlib")
+_AROUND += ("torch.distributed.c10d_logger",)  # these stand between a line and what it calls
 # Where in PyTorch whole answers lie ready: DDP, FSDP, DTensor, meshes, checkpoint; what there a line may call; and not of that.
 _ANSWERS = ("torch.distributed", "torch.nn.parallel", "torch.profiler")
 _ANSWERS += ("torch.utils.benchmark", "torch.utils.checkpoint", "torch.utils.flop_counter")
@@ -73,7 +74,7 @@ def refused(ready: Ready) -> Iterator[None]:
             known = codes.get(id(frame.f_code))
             if not (known[1] if known else is_ready(frame)):
                 return
-            caller = _past_decorators(frame.f_back)
+            caller = _past(frame.f_back)
             name = _as_called(frame, ready) if _is_theirs(caller) else ""
         elif event == "c_call" and argument is sys.setprofile:
             name, hint = "sys.setprofile", "leave the check as it is"
@@ -122,9 +123,9 @@ def _within(name: str, names: tuple[str, ...]) -> bool:
     return name in names or name.startswith(tuple(f"{each}." for each in names))
 
 
-def _past_decorators(caller: FrameType | None) -> FrameType | None:
-    """Who has called it, past those that PyTorch has put around it."""
-    while caller and (caller.f_globals.get("__name__") or "").startswith(_DECORATORS):
+def _past(caller: FrameType | None) -> FrameType | None:
+    """Who has called it, past what PyTorch and Python have put around it."""
+    while caller and not _is_theirs(caller) and (caller.f_globals.get("__name__") or "").startswith(_AROUND):
         caller = caller.f_back
     return caller
 

@@ -70,14 +70,18 @@ def _composed(name: str) -> str:
 def _one_each(found: list[Submission], folder: Path) -> Iterator[Submission]:
     """Of a student one notebook an exercise; what is refused beside it costs nothing. None where two students may be meant."""
     read, counts, lost = [one for one in found if not one.refused], set(), set()
-    tops = {(one.student, one.path.relative_to(folder).parts[0]) for one in read}
+    place = {one: (one.student, one.path.relative_to(folder).parts[0]) for one in found}
+    tops = {place[one] for one in read}
     both = {student for student, number in Counter(student for student, _ in tops).items() if number > 1}
+    here = {student for student, _ in tops}
     for one in read + [one for one in found if one.refused]:
         key = one.student, one.exercise
         again = BOTH if one.student in both else "there is another notebook of this exercise" if key in counts else ""
         if refused := one.refused or again:
             others = {key, (one.student, one.student)}  # the second may be of any exercise
-            one = one._replace(refused=refused, version="", costs=key not in lost and not others & counts)
+            elsewhere = one.student in here and place[one] not in tops  # perhaps another student's, of a name like this one
+            costs = key not in lost and not others & counts and not elsewhere
+            one = one._replace(refused=refused, version="", costs=costs)
         (lost if refused else counts).add(key)
         yield one
 
