@@ -92,6 +92,7 @@ def test_what_is_set_by_hand_opens_the_next_explorer_and_reset_forgets_it(settin
         second = explorer()
         assert second.values == {"dp": 256, "seq": 1024, "n": 2**20}
         assert "data ranks d = 256" in second.carried.value
+        assert "was" not in second.tiles.value
         assert second.set(seq=2048).carried.value == ""  # the line is about how it opened
         second.reset()
         assert second.values["dp"] == explorer().values["dp"] == 64
@@ -175,7 +176,7 @@ def test_what_was_measured_stands_beside_theory():
 def test_the_button_runs_in_the_background_and_a_failure_is_a_sentence(counted, stop, words):
     async def notebook():
         shown = explorer(counted)
-        start, bar, said, _ = shown.buttons().children[-4:]
+        start, bar, said, *_ = shown.buttons().children[-5:]
         start.click()
         assert start.description == "Stop"
         assert bar.layout.display is None
@@ -194,7 +195,7 @@ def test_the_button_runs_in_the_background_and_a_failure_is_a_sentence(counted, 
 
 def test_what_is_not_possible_is_not_measured():
     shown = explorer(Counted()).set(dp=1024, seq=65536)
-    start, _, said, _ = shown.buttons().children[-4:]
+    start, _, said, *_ = shown.buttons().children[-5:]
     start.click()
     assert (start.description, "first choose what is possible" in said.value) == ("Measure it", True)
 

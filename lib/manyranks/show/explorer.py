@@ -187,12 +187,12 @@ class Explorer:
             except ValueError:
                 del carried[name]
         if carried:
+            self._said = None  # nothing was before
             self._redraw()
             if self.status.startswith("Not possible"):
                 self.set(**self._first)
             else:
-                words = f"From your last explorer: {scenario.shown(carried)}. Reset undoes it."
-                self.carried.value = page.small_print(words)
+                self.carried.value = page.small_print(f"From your last explorer: {scenario.shown(carried)}. Reset undoes it.")
         self._before = None
 
     def _soon(self, change=None) -> None:
@@ -281,7 +281,7 @@ class Explorer:
         keys = widgets.HTML(page.KEYS + page.PICTURE, layout=widgets.Layout(display="none"))
         controls = widgets.Box(list(self.controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
         picture = widgets.Box([self._image, self.parts]).add_class("manyranks-picture")
-        box = widgets.VBox([controls, self.buttons(), self._line, picture, self.tiles, self.carried, keys])
+        box = widgets.VBox([controls, self.buttons(), self._line, picture, self.tiles, keys])
         box.add_class("manyranks-explorer")
         high, wide = (round(inches * style.DOTS) for inches in reversed(self.figure.get_size_inches()))
         stored = {"text/plain": repr(self), "image/png": base64.b64encode(style.in_few_colors(self.png)).decode()}
@@ -297,7 +297,7 @@ class Explorer:
         row.append(_button("Reset", lambda _: self.reset()))
         if self._measure is not None:
             row += _Measuring(self, self._measure).widgets
-        return widgets.Box([*row, self._copy], layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
+        return widgets.Box([*row, self._copy, self.carried], layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
 
     def __repr__(self) -> str:
         return f"Explorer({', '.join(f'{k}={v}' for k, v in self.values.items())}): {self.status}"

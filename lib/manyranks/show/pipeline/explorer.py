@@ -96,7 +96,7 @@ class Two(Charts):
             here = now.scenario
         except ValueError as error:
             return Said(where, numbers, f"{_limits(both, now)}; no step time: {error}")
-        note = f"The lower tiles are {now.model} on {now.cluster} with the upper schedule."
+        note = f"Lower tiles: the upper schedule on {now.model}."
         return Said(where, numbers, _limits(both, now) if here.fits else _memory(now), here.fits, here, note)
 
     def code(self, **values) -> str:
