@@ -39,11 +39,11 @@ def same_sizes(one, other):
 @pytest.mark.parametrize(
     ("model", "cluster", "plan", "words"),
     [
-        ("llama3-8b", "h100-dgx", FSDP, "no run of megatron-core on H100 with ZeRO-3"),
-        ("llama3-8b", "b200-dgx", FSDP, "no run on B200"),
-        ("llama3-8b", "a100-dgx", FSDP | {"stack": "torchtitan"}, "no run of torchtitan on A100"),
-        ("gpt2", "h100-dgx", {"dp": 2}, "no run of megatron-core on H100 at sizes like these"),
-        ("llama3-8b", "tpu-v5p", {"dp": 64}, "no run on TPU v5p"),
+        ("llama3-8b", "h100-dgx", FSDP, "no published run of megatron-core on H100 with ZeRO-3"),
+        ("llama3-8b", "b200-dgx", FSDP, "no published run on B200"),
+        ("llama3-8b", "a100-dgx", FSDP | {"stack": "torchtitan"}, "no published run of torchtitan on A100"),
+        ("gpt2", "h100-dgx", {"dp": 2}, "no published run of megatron-core on H100 at sizes like these"),
+        ("llama3-8b", "tpu-v5p", {"dp": 64}, "no published run on TPU v5p"),
     ],
 )
 def test_what_nobody_has_checked_is_said(model, cluster, plan, words):
@@ -54,4 +54,4 @@ def test_what_nobody_has_checked_is_said(model, cluster, plan, words):
 
 def test_the_words_are_in_what_is_printed():
     time = step.estimate(models["llama3-8b"], Plan(**FSDP), clusters["b200-dgx"])
-    assert "checked='not checked: no run on B200'" in repr(time)
+    assert "checked='not checked: no published run on B200'" in repr(time)

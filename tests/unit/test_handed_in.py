@@ -3,6 +3,8 @@
 import os
 import subprocess
 
+import pytest
+
 from manyranks.world import handed_in
 from manyranks.world.scratch import contents
 
@@ -64,6 +66,8 @@ def test_of_two_names_that_differ_in_how_accents_are_written_neither_counts(tmp_
         (tmp_path / name / NAME / f"{NAME}.ipynb").write_text("x")
     (tmp_path / "Am\u00e9lie").mkdir()
     (tmp_path / "Am\u00e9lie" / "lost.ipynb").symlink_to("/tmp")  # what she has handed in costs nothing
+    with pytest.raises(ValueError, match="is no folder"):
+        handed_in.submissions(tmp_path / "none", [NAME])
     found = handed_in.submissions(tmp_path, [NAME])
     both, link = 2 * [("Andr\u00e9", handed_in.BOTH)], ("Am\u00e9lie", "it is a link")
     assert [(one.student, one.refused) for one in found] == [("Am\u00e9lie", ""), link, *both]

@@ -253,5 +253,5 @@ def test_a_plan_says_when_it_is_closer_to_the_best_than_the_error_bars():
 
 def test_a_plan_like_which_no_run_was_published_is_not_said_to_be_slower_than_an_error_bar():
     found = planner.search(LLAMA, H100, gpus=1024, batch=1024, tp=8, cp=1, pp=16, microbatch=1, zero=(1, 3))
-    missing = "not checked: no run of megatron-core on H100 with ZeRO-3"
+    missing = "not checked: no published run of megatron-core on H100 with ZeRO-3"
     assert all(one.why.endswith(missing) for one in found if one.plan.zero == 3)

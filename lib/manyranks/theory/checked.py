@@ -25,7 +25,7 @@ class Checked(NamedTuple):
 
     def __str__(self) -> str:
         if self.missing:
-            return f"not checked: no run {self.missing}"
+            return f"not checked: no published run {self.missing}"
         if self.runs == 1:
             return f"{self.error:.0%} off in the only similar run"
         return f"± {self.error:.0%} ({self.runs} runs)"

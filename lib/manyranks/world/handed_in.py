@@ -34,6 +34,8 @@ def submissions(folder: Path, exercises: Collection[str]) -> list[Submission]:
 
     Raises ValueError where there are none.
     """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: give the one that has the submissions")
     found, unread, tops = [], [], []
     ways = [[], *([one] for one in exercises), *([one, one] for one in exercises)]
     for place, folders, files in os.walk(folder, onerror=lambda error: unread.append(Path(error.filename))):
