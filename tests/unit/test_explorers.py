@@ -176,7 +176,7 @@ def test_what_was_measured_stands_beside_theory():
 def test_the_button_runs_in_the_background_and_a_failure_is_a_sentence(counted, stop, words):
     async def notebook():
         shown = explorer(counted)
-        start, bar, said, *_ = shown.buttons().children[-5:]
+        start, _, bar, said, _ = shown.buttons().children[-5:]
         start.click()
         assert start.description == "Stop"
         assert bar.layout.display is None
@@ -195,7 +195,7 @@ def test_the_button_runs_in_the_background_and_a_failure_is_a_sentence(counted, 
 
 def test_what_is_not_possible_is_not_measured():
     shown = explorer(Counted()).set(dp=1024, seq=65536)
-    start, _, said, *_ = shown.buttons().children[-5:]
+    start, _, _, said, _ = shown.buttons().children[-5:]
     start.click()
     assert (start.description, "first choose what is possible" in said.value) == ("Measure it", True)
 

@@ -43,7 +43,6 @@ _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged sli
 _MARGIN = 0.12  # inches, for labels that grow when a control is moved
 _LATER = "Run this cell to get the controls."
 _TIGHT = widgets.Layout(margin="1px 2px")
-_BUTTON = widgets.Layout(width="auto", height="24px", margin="1px")
 
 
 class Plot(Protocol):
@@ -295,9 +294,9 @@ class Explorer:
         row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] * bool(self._presets)
         row += [_button(name, lambda _, name=name: self.preset(name)) for name in self._presets]
         row.append(_button("Reset", lambda _: self.reset()))
-        if self._measure is not None:
-            row += _Measuring(self, self._measure).widgets
-        return widgets.Box([*row, self._copy, self.carried], layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
+        start, *progress = _Measuring(self, self._measure).widgets if self._measure is not None else [self._copy]
+        row += [*[start] * bool(progress), self._copy, *progress, self.carried]  # what comes and goes moves no button
+        return widgets.Box(row, layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
 
     def __repr__(self) -> str:
         return f"Explorer({', '.join(f'{k}={v}' for k, v in self.values.items())}): {self.status}"
@@ -308,7 +307,7 @@ class _Measuring:
 
     def __init__(self, explorer: Explorer, measure: Measure):
         self._explorer, self._measure, self._thread, self._stopped = explorer, measure, None, False
-        self._start = _button("Measure it", self._clicked)
+        self._start = _button("Measure it", self._clicked, "90px")
         self._start.tooltip = "Runs a small version on real ranks on this machine"
         self._bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, layout=widgets.Layout(width="90px", display="none"))
         self._words = widgets.HTML()
@@ -345,8 +344,8 @@ class _Measuring:
             self._explorer._show_small(small)
 
 
-def _button(name: str, clicked: Callable) -> widgets.Button:
-    button = widgets.Button(description=name, layout=_BUTTON)
+def _button(name: str, clicked: Callable, width: str = "auto") -> widgets.Button:
+    button = widgets.Button(description=name, layout=widgets.Layout(width=width, height="24px", margin="1px"))
     button.on_click(clicked)
     return button
 

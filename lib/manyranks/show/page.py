@@ -44,6 +44,7 @@ PICTURE = """<style>
 .manyranks-picture { position: relative; display: block; overflow: visible; width: fit-content; }
 .manyranks-picture > .widget-html { position: absolute; inset: 0; height: auto; pointer-events: none; margin: 0; }
 .manyranks-picture .widget-html-content { position: absolute; inset: 0; }
+.manyranks-picture img { margin: 0; } /* or the page could be moved sideways by 4 pixels */
 [data-jp-theme-light="false"] .manyranks-picture img { filter: brightness(1.1); }
 .manyranks-picture s { position: absolute; pointer-events: auto; text-decoration: none; }
 .manyranks-picture s:is(:hover, :focus) { outline: 2px solid #787878; z-index: 9; }
