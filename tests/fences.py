@@ -43,6 +43,7 @@ OUTSIDE = {
     "attributes by name": "os.listxattr(os.__file__)",
     "memory that others have": "done(libc.syscall(31 if x86 else 195, 0, 13, ctypes.byref(ctypes.create_string_buffer(256))))",
     "rules of its own": "done(libc.prctl(22, 2, struct.pack('HQ', 0, 0), 0, 0))",
+    "a life of its own": "done(libc.prctl(1, 0, 0, 0, 0))",
     "rules by seccomp": "done(libc.syscall(317 if x86 else 277, 2, 0, struct.pack('4x')))",
     "room without size": "done(libc.fallocate(os.open('x', os.O_RDWR | os.O_CREAT), 1, 0, 4096))",
     "a file without a name": "os.open('.', os.O_TMPFILE | os.O_RDWR)",

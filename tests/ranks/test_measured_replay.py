@@ -211,3 +211,13 @@ def test_a_work_that_was_done_before_the_next_call_is_still_waited_for_by_itself
     counted = [i for i in program if not isinstance(i, Compute) or i.work.flops]
     found = ["x @ x" if isinstance(i, Compute) else (type(i), i.handle) for i in counted]
     assert found == [(Collective, 0), (Collective, 1), (Wait, 0), "x @ x", (Wait, 1)]
+
+
+def test_who_waits_for_what_follows_a_call_has_waited_for_the_call(world):
+    def average():
+        future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] / 2).then(lambda done: done.value() + 1).wait()
+
+    measured = world.measure(average)
+    assert [type(i) for i in measured.program.ranks[0] if not isinstance(i, Compute)] == [Collective, Wait]
+    assert measured.results[0].tolist() == [1 + world.size / 2] * 4

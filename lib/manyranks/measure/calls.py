@@ -92,6 +92,7 @@ class Recorder:
         dist.Work.wait = lambda work, *args, **kwargs: recorder._waited(work, args, kwargs)
         dist.Work.get_future = lambda work: recorder._future_of(work)
         torch._C.Future.wait = lambda future: recorder._waited_for(future)
+        torch._C.Future.then = lambda future, function: recorder._after(future, function)
         self._functional = torch.library.Library("_c10d_functional", "IMPL")
         self._functional.impl("wait_tensor", self._wait_tensor, _KEY.name, with_keyset=True)
         return self
@@ -237,6 +238,12 @@ class Recorder:
         future = ends.get_future(work)
         self._futures[future] = work  # as long as somebody has the future
         return future
+
+    def _after(self, future: torch._C.Future, function: Callable) -> torch._C.Future:
+        following = ends.then(future, function)
+        if (work := self._futures.get(future)) is not None:
+            self._futures[following] = work  # to wait for one is to wait for both
+        return following
 
     def _waited_for(self, future: torch._C.Future):
         if (work := self._futures.pop(future, None)) is not None:

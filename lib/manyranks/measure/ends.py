@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 # PyTorch's own, in whose place the recorder puts its
-wait, get_future, wait_for = dist.Work.wait, dist.Work.get_future, torch._C.Future.wait
+wait, get_future = dist.Work.wait, dist.Work.get_future
+wait_for, then = torch._C.Future.wait, torch._C.Future.then
 _GLOO = "pt_gloo_runloop"  # the threads in which ProcessGroupGloo runs collectives
 _TASKS = "/proc/self/task"  # Linux lists a process's threads here
 

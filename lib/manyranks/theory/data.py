@@ -179,13 +179,12 @@ def _once(
 def optimizer_seconds(held: Iterable[Held], plan: Plan, cluster: Cluster, constants: Constants) -> float:
     """Adam reads gradients and states and writes states and parameters of its shard, after reading gradients for their norm.
 
-    held: parameters of the ranks; the time is that of the one with the most states. Offloaded, the gradients go to the host and
-    the parameters come back over the host's link; what the host takes to compute is left out.
+    held: parameters of the ranks; the time is that of the largest shard. Offloaded, the gradients go to the host and the
+    parameters come back over the host's link; what the host takes to compute is left out.
     Source: arXiv 2101.06840 (ZeRO-Offload), section 4.
     """
     recipe = plan.recipe
-    fullest = max((memory.states_of(each, plan) for each in held), key=lambda states: states.total)
-    elements = fullest.optimizer / recipe.optimizer
+    elements = max(memory.states_of(each, plan).optimizer for each in held) / recipe.optimizer
     if plan.offload != "none":
         return elements * (recipe.gradients + recipe.parameters) / (cluster.host * constants.bandwidth)
     moved = elements * (plan.framework.optimizer or 2 * recipe.gradients + 2 * recipe.optimizer + recipe.parameters)

@@ -23,7 +23,7 @@ from functools import cache
 from typing import NamedTuple
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on all machines
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
+_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _DEATH = 38, 22, 2, 1  # of prctl; the last: what ends it with the forkserver
 _READ = 1 << 0 | 1 << 2 | 1 << 3  # run a file, read one, list a folder
 _WRITE = (
     _READ | 1 << 1 | 1 << 7 | 1 << 8 | 1 << 14 | 1 << 15
@@ -269,7 +269,7 @@ def _fence_processes(libc) -> None:
     told = [step for level, names in _TOLD.items() for step in _calls(level, *_one_of(2, names, _ALLOW, _REFUSE))]
     steps += _calls(machine.setsockopt, (_LOAD, 0, 0, 24), *told, (_RETURN, 0, 0, _REFUSE))
     steps += _calls(machine.fcntl, *_one_of(1, _OWNERS, _REFUSE, _ALLOW))
-    steps += _calls(machine.prctl, *_one_of(0, (_SET_SECCOMP,), _REFUSE, _ALLOW))
+    steps += _calls(machine.prctl, *_one_of(0, (_SET_SECCOMP, _DEATH), _REFUSE, _ALLOW))
     steps += _calls(machine.ioctl, *_one_of(1, _ASKED, _ALLOW, _REFUSE))
     steps += [(_RETURN, 0, 0, _ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
