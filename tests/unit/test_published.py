@@ -107,7 +107,7 @@ def test_the_allocator_s_peaks_of_fsdp_are_foretold():
     assert (len(errors), len(alone)) == (18, 10)
     assert sum(map(abs, alone)) / len(alone) <= 0.06
     # With tensor and pipeline parallelism something is missing: all of these are too small.
-    assert all(-0.27 < error < 0.03 for error in errors.values())
+    assert all(-0.25 < error < 0.03 for error in errors.values())
 
 
 @pytest.mark.parametrize("size", ["22B", "175B", "530B", "1T"])

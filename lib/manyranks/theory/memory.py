@@ -244,7 +244,8 @@ def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: f
         kept += (once if schedule in ("1f1b", "interleaved") else flying) * tokens(plan) * shape.hidden / split
     if stage.head:  # the last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)
         inputs = 2 if plan.regather or not plan.sequence_parallel else 1 + split  # the head's is kept whole
-        one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + plan.framework.logits * shape.vocab / plan.tp)
+        logits = max(plan.framework.logits, plan.framework.cut_logits if plan.tp > 1 else 0)
+        one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + logits * shape.vocab / plan.tp)
         kept += (flying if schedule == "gpipe" else 1) * (stage.head + stage.mtp) * one
     return round(kept)
 

@@ -65,7 +65,8 @@ class Stack:
     is no product, instead of what is cheap. prefetch: backward gathers the next unit's parameters while it computes this one's.
     beside: share of the processors that a collective takes from computing while it runs beside it. copies: see Copies.
     optimizer: bytes that a parameter's update passes between chip and memory; 0: one fused kernel. logits: bytes of one at the
-    most; a fused loss keeps it in 32 bits, PyTorch's also its softmax and their gradient. reserved: share of what is held that
+    most; a fused loss keeps it in 32 bits, PyTorch's also its softmax and their gradient. cut_logits: the same where tp cuts
+    the vocabulary, if that is more. reserved: share of what is held that
     the allocator holds beside it. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at its end.
     host: what the CPU takes for a kernel and all that goes with it, in overheads of a kernel; a pass takes no less.
     """
@@ -79,6 +80,7 @@ class Stack:
     copies: Copies = _NO_COPIES
     optimizer: float = 0.0
     logits: float = 4.0
+    cut_logits: float = 0.0
     reserved: float = 0.0
     reduce_once: bool = False
     host: float = _HOST
@@ -92,7 +94,9 @@ _FSDP2 = Copies(4 + 2 * 2, 6 + 3 * 4)  # parameters in 16 bits, gradients copied
 _FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of what is gathered
 _EAGER = Moved(norm=36, rotary=20, gated=10)  # RMSNorm and rotary positions operator by operator, in 32 bits
 _PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "reserved": 0.05}  # reserved: a round number
-_TITAN = {"attention": "flash-2", "every_other": True, "copies": _FSDP2, "logits": 12.0, "reduce_once": True} | _PYTORCH
+# torch.distributed.tensor.parallel.loss, backward: log-probabilities, zeros, their sum with the exponential, and its product.
+_LOSS = {"logits": 12.0, "cut_logits": 16.0}
+_TITAN = {"attention": "flash-2", "every_other": True, "copies": _FSDP2, "reduce_once": True} | _LOSS | _PYTORCH
 
 STACKS = Named(
     "stack",
