@@ -98,13 +98,13 @@ def _compared(name: str, cost: Cost, past: Cost | None) -> str:
 
 
 def measured(small: Small, said: Said) -> str:
-    """HTML of what real ranks have counted, next to theory, below the chapter's own numbers."""
-    own, parts = [_tile(name, text) for name, text in said.numbers.items()], []
+    """HTML of what real ranks have counted, next to theory, below all other numbers."""
+    parts = []
     for name, theory, counted, unit in small.rows:
         written, most = _UNITS[unit], max(theory, counted) or 1.0
         same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
         parts.append(_tile(name, written(counted), f"theory {written(theory)}, {same}", (counted / most, theory / most)))
-    return f"{_row(own)}<div>{small_print(f'Measured: {small.where}')}</div>{_row(parts)}"
+    return f"{tiles(said)}<div>{small_print(f'Measured: {small.where}')}</div>{_row(parts)}"
 
 
 def faded(tiles: str) -> str:
