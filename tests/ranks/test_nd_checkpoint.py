@@ -60,6 +60,7 @@ def gone_on(
 ) -> list[float]:
     """Saves at once what it has read, then trains; of the first weights nothing may be left."""
     run = trainer(gpt, plan, seed=9, dtype=dtype)
+    run.training = replace(run.training, seed=0)
     run.resume(folder)
     run.save(again)
     return run.run()
@@ -181,11 +182,16 @@ def damaged(place: Path, how: str) -> None:
         os.truncate(file, file.stat().st_size - 1)
     elif how == "missing":
         file.unlink()
+    elif how == "other bytes":
+        stored = bytearray(file.read_bytes())
+        middle = slice(len(stored) // 2, len(stored) // 2 + 4096)
+        stored[middle] = bytes(255 - byte for byte in stored[middle])
+        file.write_bytes(stored)
     else:
         (place / ".metadata").write_bytes(b"" if how == "empty" else b"no pickle")
 
 
-@pytest.mark.parametrize("how", ["short", "missing", "empty", "garbage"])
+@pytest.mark.parametrize("how", ["short", "missing", "other bytes", "empty", "garbage"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
     run = trainer(SMALL, None)
     run.save(tmp_path)

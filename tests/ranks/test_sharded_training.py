@@ -192,6 +192,7 @@ def saved(zero: int, steps: int, folder: str) -> None:
 
 def resumed(zero: int, folder: str) -> tuple[list[float], dict[str, Tensor]]:
     trainer = Trainer(GPT, replace(TRAINING, zero=zero, seed=9), dtype=F64)  # of what it begins with nothing may be left
+    trainer.training = replace(trainer.training, seed=TRAINING.seed)
     trainer.resume(folder)
     return trainer.run(), weights(trainer)
 

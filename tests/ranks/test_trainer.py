@@ -246,8 +246,10 @@ def test_the_newest_complete_checkpoint_is_read(tmp_path):
     assert again.step == 3
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     Trainer(GPT, TRAINING).save(tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)was written by a run with.*seed=\d+\nand this one has.*seed=77"):
+        Trainer(GPT, replace(TRAINING, seed=77)).resume(tmp_path)
     with pytest.raises(ValueError, match=r"(?s)was written by a run with.*kv_heads=2.*and this one has.*kv_heads=4"):
         Trainer(replace(GPT, kv_heads=4), TRAINING).resume(tmp_path)
 
@@ -268,6 +270,12 @@ def test_the_command_starts_ranks_saves_and_resumes(tmp_path, capsys):
     assert first.err == "", "no progress where stderr is no terminal"
     main([*SMALL, "--steps", "6", "--dp", "2", "--checkpoint", str(tmp_path), "--resume"])
     assert "step      5" in (again := capsys.readouterr().out)
+    assert f"goes on after step 4, from the checkpoint in {tmp_path}" in again
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--seed", "1", "--checkpoint", str(tmp_path)])
+    assert f"{tmp_path} has the checkpoints of a run: go on with it" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="has the checkpoints of a run"):
+        train(GPT, TRAINING, str(tmp_path))
     assert "after 2 steps" in again
 
 

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     result = run(gpt, training, folder, every, chosen.resume, terminal(), chosen.mfu)
     if os.environ.get("RANK", "0") == "0":
-        print(_summary(result, training))
+        print(_summary(result, training, folder))
 
 
 def _folder(name: str | None, resume: bool) -> str | None:
@@ -33,6 +33,10 @@ def _folder(name: str | None, resume: bool) -> str | None:
             raise ValueError("--resume: say with --checkpoint FOLDER where to go on from")
         return None
     Path(name).mkdir(parents=True, exist_ok=True)
+    if not resume:
+        from manyranks.training.trainer import refuse_used
+
+        refuse_used(name)
     return name
 
 
@@ -96,12 +100,14 @@ def _on_torchruns_ranks(*arguments):
         dist.destroy_process_group()
 
 
-def _summary(result, training: TrainingConfig) -> str:
+def _summary(result, training: TrainingConfig, folder: str | None) -> str:
     steps = len(result.losses)
     lines = [
         f"{result.parameters:,} parameters on {result.ranks} ranks{_axes(training.plan)}; "
         f"{training.batch} sequences a step; loss in nats a byte"
     ]
+    if result.first:
+        lines.append(f"  goes on after step {result.first}, from the checkpoint in {folder}")
     places = sorted({*range(0, steps, max(1, steps // 6)), steps - 1} if steps else [])
     lines += [f"  step {result.first + i + 1:>6}   {result.losses[i]:.3f}" for i in places]
     lines.append(

@@ -4,6 +4,8 @@ In it are the masters of all parameters and Adam's two moments of each, under th
 untouched GPT, whole: nothing says which ranks wrote them, and one process may as well read them.
 """
 
+import io
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,53 +29,67 @@ def save(
     folder: Path,
     spread: Spread,
     step: int,
-    sizes: str,
+    run: str,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Writes folder/step-…, in which the ranks of the group have parts; returns it.
 
-    spread: what training.parallelize gives. sizes: what a run that reads it must agree on.
+    spread: what training.parallelize gives. run: what a run that reads it must agree on.
     All ranks call it. Each part is written once, by one of the ranks that have it.
     """
     place, others = folder / f"step-{step:08}", _of_earlier_stages(spread.parts)
     own = [box for box in boxes_of(spread) if box.name.partition(".")[2] not in others]
-    boxes.save(place, own, group, step=step, sizes=sizes)
+    boxes.save(place, own, group, step=step, run=run)
     return place
 
 
-def load(place: Path, spread: Spread, sizes: str, group: dist.ProcessGroup | None = None) -> int:
+def load(place: Path, spread: Spread, run: str, group: dist.ProcessGroup | None = None) -> int:
     """Reads one into the model and the optimizer, bit for bit; returns its step.
 
-    Each rank reads what it has of them. Raises ValueError where it is that of a run of other
-    sizes.
+    Each rank reads what it has of them. Raises ValueError where it is that of another run.
     """
     facts = boxes.facts(place, group)
-    if facts["sizes"] != sizes:
+    if (written := facts.get("run", "none that says so")) != run:
         raise ValueError(
-            f"{place} was written by a run with\n{facts['sizes']}\nand this one has\n{sizes}\n"
-            "Give it the same sizes, or another folder"
+            f"{place} was written by a run with\n{written}\nand this one has\n{run}\n"
+            "Give it the same sizes and seed, or another folder"
         )
     boxes.load(place, boxes_of(spread), group)
     _follow(spread, facts["step"])
     return facts["step"]
 
 
-def newest(folder: Path) -> Path | None:
-    """The last complete one in the folder, None where there is none."""
-    return next(filter(_complete, sorted(folder.glob("step-*"), reverse=True)), None)
+def newest(folder: Path, group: dist.ProcessGroup | None = None) -> Path | None:
+    """Finds the last checkpoint in the folder that is complete and unharmed; None: there is none.
+
+    All ranks of the group call it: each reads a part of the files.
+    """
+    places = sorted(folder.glob("step-*"), reverse=True)
+    return next((place for place in places if _whole(place, group)), None)
 
 
-def _complete(place: Path) -> bool:
+def _whole(place: Path, group: dist.ProcessGroup | None) -> bool:
     """The metadata are written when every rank has written its part; later, files may suffer."""
+    grouped = dist.is_initialized()
+    rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if grouped else (0, 1)
     try:
         stored = FileSystemReader(place).read_metadata().storage_data.values()
+        parts = sorted((part.relative_path, part.offset, part.length) for part in stored)
+        found = [all(_as_written(place / name, *where) for name, *where in parts[rank::ranks])]
     except Exception:  # there are none, or no metadata in it: a pickle raises anything then
-        return False
-    ends: dict[str, int] = {}
-    for part in stored:
-        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
-    files = {name: place / name for name in ends}
-    return all(file.is_file() and file.stat().st_size >= ends[name] for name, file in files.items())
+        found = [False]
+    if grouped:
+        own, found = found[0], [False] * ranks
+        dist.all_gather_object(found, own, group)
+    return all(found)
+
+
+def _as_written(file: Path, offset: int, length: int) -> bool:
+    """Whether the checksum is right: torch.save writes a zip file, which has one of each part."""
+    with open(file, "rb") as opened:
+        opened.seek(offset)
+        with zipfile.ZipFile(io.BytesIO(opened.read(length))) as stored:
+            return stored.testzip() is None
 
 
 def boxes_of(spread: Spread) -> Iterator[Box]:

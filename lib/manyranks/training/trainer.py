@@ -121,17 +121,22 @@ class Trainer:
         """Writes a checkpoint into the folder, which all ranks call; returns its own folder."""
         from manyranks.training import checkpoint  # takes a second: for runs that are kept
 
-        return checkpoint.save(Path(folder), self.spread, self.step, str(self.gpt), self.group)
+        return checkpoint.save(Path(folder), self.spread, self.step, self._run, self.group)
 
     def resume(self, folder: Path | str) -> None:
         """Goes on from the folder's newest checkpoint, written by any ranks under any plan.
 
-        Starts anew where there is none. Raises ValueError where it is of another GPT.
+        Starts anew where there is none. Raises ValueError where it is of another GPT or seed.
         """
         from manyranks.training import checkpoint
 
-        if place := checkpoint.newest(Path(folder)):
-            self.step = checkpoint.load(place, self.spread, str(self.gpt), self.group)
+        if place := checkpoint.newest(Path(folder), self.group):
+            self.step = checkpoint.load(place, self.spread, self._run, self.group)
+
+    @property
+    def _run(self) -> str:
+        """What a run that goes on must share: weights and dropout follow from the seed."""
+        return f"{self.gpt}, seed={self.training.seed}"
 
     @property
     def speaks(self) -> bool:
@@ -233,12 +238,15 @@ def train(
     folder: of its checkpoints, one after so many steps and one at the end; with resume, the
     newest is where it starts. terminal: the name of the one that rank 0 shows progress on.
     utilisation: also measure what the ranks can do, and say how much of it the run has used.
-    Raises ValueError for resume without a folder, and for an `every` below 1.
+    Raises ValueError for resume without a folder, for a folder with checkpoints without resume,
+    and for an `every` below 1.
     """
     if every is not None and not every >= 1:
         raise ValueError(f"every={every!r}: give a number of steps, 1 or more, or None")
     if resume and folder is None:
         raise ValueError("resume=True: say with folder where the checkpoints are")
+    if folder and not resume:
+        refuse_used(folder)
     trainer = Trainer(gpt, training)
     if resume:
         trainer.resume(folder)
@@ -252,6 +260,13 @@ def train(
     parameters = trainer.spread.parts.size
     used = _used(trainer, len(losses) / seconds) if utilisation and losses else None
     return Result(losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks, used)
+
+
+def refuse_used(folder: str) -> None:
+    """Raises ValueError for a folder with checkpoints: whose they are could not be told."""
+    if any(Path(folder).glob("step-*")):
+        how = "go on with it (resume=True, or --resume), or give another folder"
+        raise ValueError(f"{folder} has the checkpoints of a run: {how}")
 
 
 def _used(trainer: Trainer, steps_per_second: float) -> Utilisation:
