@@ -70,9 +70,7 @@ def _merge(case: Parts, function: Callable, watch: Watch) -> dict:
 
 
 _FORMULA = "o = Σ wᵢ·oᵢ ÷ Σ wᵢ and lse = m + log Σ wᵢ, with wᵢ = exp(lseᵢ − m) and m the largest lse, for each query and head"
-_SAFE = (
-    "exp(1000) is more than float64 has: take the largest lse of each query and head off before exp, and add it to log again"
-)
+_SAFE = "exp(1000) is more than float64 has: take the largest lse of each query and head off before exp, add it to log again"
 _NOTHING = (
     "a part with lse = −∞ has the weight 0. Where all have it, −∞ − (−∞) is NaN: take a finite number off there. The weights "
     "are then 0, the logarithm of their sum is −∞, and o is 0"

@@ -37,6 +37,7 @@ from manyranks.grade.tensor_looks import (
     keeps,
     masks_differ,
     module_of,
+    of_dropout,
     result_of,
     through,
     traffic,
@@ -323,4 +324,4 @@ _JUDGED = (
 )
 _METHODS = (("forward", "the check calls block(x_sBH, seed)"),)
 _OF = "Block(whole, p, f, group)"
-block = _task(_OF, 6, _block, _JUDGED, _cases_of_block, unexplained=_BLOCK_SENDS, a_class=True, methods=_METHODS)
+block = _task(_OF, 6, _block, _JUDGED, _cases_of_block, (), _BLOCK_SENDS, a_class=True, methods=_METHODS, then=of_dropout)

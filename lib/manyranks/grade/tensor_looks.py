@@ -55,9 +55,7 @@ _SUMS = (
 _NONE_DROPPED = "nothing was dropped: F.dropout(y, p) or a mask, also where the module is not asked for training"
 _READ = "the masks are read off the result: put that right first"
 _ODDS = "an element is dropped with probability p, by itself, and those that stay are divided by 1 − p"
-_TOGETHER_DROPPED = (
-    "each element is dropped or kept by itself: a mask has a number of its own for each position, sequence and feature"
-)
+_TOGETHER_DROPPED = "each element is dropped or kept by itself: a mask has one number per position, sequence and feature"
 _AGAIN = (
     "the same seed has to give the same mask, however often it is used: a generator of its own, made from the seed, each time"
 )
@@ -216,12 +214,12 @@ def through(
 
 def _seeds(t: int) -> tuple[int, ...]:
     """Small ones, where rules like r · t + seed collide, some far from them, and the first one again."""
-    return 7, 8, *range(max(7 - t, 3), 7), 0, 107, 1007, 7
+    return 7, 8, *range(max(7 - t, 3), 7), 0, 107, 1007, 10_007, 100_007, 7
 
 
 def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch: Watch, t: int, p: float) -> dict:
-    """What dropout makes of the result of `plain`, which has the same weights and drops nothing, and of gradients."""
-    seeds = _seeds(t)
+    """For `of_dropout`: masks, gradients, and what they'd be; `plain` has the same weights and drops nothing."""
+    seeds, others = _seeds(t), torch.get_rng_state()
     watch.mark("forward")
     result = result_of(module(x, seeds[0]), x)
     watch.mark("backward")
@@ -229,21 +227,27 @@ def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch
     watch.mark("again")
     got, x.grad = gradients({"x": x} | dict(module.named_parameters())), None
     without = plain(x, seeds[0])
-    sum_sBH = (without - x).detach()
     masks = [(result - x).detach(), *((module(x, seed) - x).detach() for seed in seeds[1:])]
-    masks = [mask / sum_sBH * (1 - p) for mask in masks]
-    clear = all(torch.allclose(mask, mask.round().clamp(0, 1), atol=1e-6) for mask in masks)
-    found = {
-        "each element of the sum": "is dropped, or divided by 1 − p" if clear else "is neither dropped nor divided by 1 − p"
-    }
+    masks = [mask / (without - x).detach() * (1 - p) for mask in masks]
     dropped = up * masks[0].round() / (1 - p)
     without.backward(dropped)
     must = gradients({"x": x} | dict(plain.named_parameters()))
     must["the gradient of x"] += up - dropped
-    found |= {f"{name}, with dropout": "fits" if torch.allclose(got[name], must[name]) else "does not fit" for name in must}
+    return {"random numbers of others": untouched([torch.get_rng_state()], [others]), "dropout": [masks, got, must]}
+
+
+def of_dropout(case, found: dict) -> dict:
+    """In the process that judges: what a block's dropout makes of its result, and of gradients."""
+    if "dropout" not in found:
+        return found
+    (masks, got, must), p = found["dropout"], case.drops
+    clear = all(torch.allclose(mask, mask.round().clamp(0, 1), atol=1e-6) for mask in masks)
+    what = "is dropped, or divided by 1 − p" if clear else "is neither dropped nor divided by 1 − p"
+    fits = {f"{name}, with dropout": "fits" if torch.allclose(got[name], must[name]) else "does not fit" for name in must}
     dropped = [float((mask.abs() < 1e-6).double().mean()) for mask in masks]
     names = [hashlib.sha256(mask.round().to(torch.int8).numpy().tobytes()).hexdigest()[:12] if clear else "" for mask in masks]
-    return found | {"masks": [*zip(seeds, names, dropped, strict=True)], "masks' deviations": _deviations(masks[:-1], p)}
+    seen = {"masks": [*zip(_seeds(case.t), names, dropped, strict=True)], "masks' deviations": _deviations(masks[:-1], p)}
+    return {name: one for name, one in found.items() if name != "dropout"} | {"each element of the sum": what} | fits | seen
 
 
 def _deviations(masks: list[Tensor], p: float) -> list[float]:

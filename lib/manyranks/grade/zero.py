@@ -37,9 +37,7 @@ _ABSENT = (
     "a parameter was used whose memory had been given back: it must be gathered, and waited for, before its layer computes, "
     "and into the same storage as before: autograd has saved that one"
 )
-_ALL_REDUCE = (
-    "an all-reduce gives every rank the whole sum, for twice the bytes: dist.reduce_scatter_single gives each its shard"
-)
+_ALL_REDUCE = "all-reduce gives every rank the whole sum, for twice the bytes: dist.reduce_scatter_single gives each its shard"
 _SENT = {
     "instead": {
         "all_reduce": _ALL_REDUCE,

@@ -146,9 +146,7 @@ def forget(watch: Watch) -> None:
     watch.events[:] = [event for event in watch.events if event.kind == "call"]
 
 
-_HOOK = (
-    "reduce it in the hook, register_post_accumulate_grad_hook. A lambda in a loop sees its last value: use functools.partial"
-)
+_HOOK = "reduce it in a hook, register_post_accumulate_grad_hook. A lambda in a loop sees its last value: use functools.partial"
 _REST = "finish() sends what has not left, with zeros for None"
 _TURN = "gradients leave in the reversed order of params, on all ranks: one that is there early waits for those before it"
 
