@@ -43,15 +43,6 @@ class Both(torch.autograd.Function):
     def backward(ctx, *grads):
         return None, None, *ctx.back(grads, ctx.needs_input_grad[2:])
 
-def summed_both_ways(tensor, group):
-    """As torch.distributed.nn.functional.all_reduce: gradients are summed, too."""
-    def summed(tensors, needed=None):
-        total = tensors[0].clone()
-        dist.all_reduce(total, group=group)
-        return [total]
-
-    return Both.apply(summed, summed, tensor)[0]
-
 # Task 1
 
 @right_class("copy_in")
@@ -594,7 +585,7 @@ slip("cross_entropy", "LossWithoutUpstream", 1.6, UPSTREAM, base=CrossEntropyByH
      share=lambda self, upstream: self.counts().double() / self.counts().sum())
 slip("cross_entropy", "LossSumsInBackward", 1.6, "the gradient is t times too large: each rank has the same loss, and its "
      "own logits' gradient is whole without any sum",
-     reduce=lambda self, tensor: summed_both_ways(tensor, self.group))
+     reduce=lambda self, tensor: CopyIn()(ReduceOut()([tensor], self.group), self.group)[0])
 slip("cross_entropy", "LossWithoutTheGroup", 1.6, GROUP, on=(4,),
      __call__=lambda self, logits, targets, z, group=None: CrossEntropy.__call__(self, logits, targets, z))
 
@@ -773,7 +764,7 @@ slip("Block", "BlockGathersUnseen", 2.4, "autograd does not see what dist's call
      "backward says what becomes of a gradient", gathers_grad=lambda self, grad: None)
 slip("Block", "BlockAllReduces", 4.8, "an all-reduce gives each rank all positions, with twice the bytes of a "
      "reduce-scatter: what is outside the units has a rank's positions only",
-     scatter=lambda self, part: summed_both_ways(part, self.group).chunk(self.t)[self.r])
+     scatter=lambda self, part: CopyIn()(ReduceOut()([part], self.group), self.group)[0].chunk(self.t)[self.r])
 slip("Block", "BlockKeepsTheGathered", 5.1, "", says="which keeps the shard and gathers it again in backward",
      gather_up=lambda self, h: self.up(gathered(self, h)))
 slip("Block", "BlockKeepsParts", 5.1, "", says="neither whole nor in parts",
