@@ -18,6 +18,7 @@ def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
     assert too_many(b'"' + b'\\"' * 500_000) == ""
     assert too_many(b'["a\\\\", "' + b'b\\"[,{' * 40_000 + b'", {}]') == ""
     assert too_many(b"[" + b"{}, " * 60_000 + b"{}]") == "100,000 parts"
+    assert too_many(b'{"cells": [{"y": [[{"' + b"a" * 1_001 + b'": 0}]]}]}') == "1,000 letters in a name"
     assert time.monotonic() - started < 5
     for i in range(200):
         (tmp_path / f"{i}").touch()

@@ -20,6 +20,7 @@ MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may le
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
 _TAGS = 100  # of a cell
+_NAME = 1_000  # letters of a name in JSON: nbformat writes it at each depth of what it complains about
 _PARTS = 100_000  # of JSON in a notebook, each of which nbgrader copies many times
 _TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
 _LOGGED = 10_000  # letters of a message in a log
@@ -120,9 +121,12 @@ def too_many(text: bytes) -> str:
     bare = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", text, flags=re.DOTALL))
     if sum(map(bare.count, (b"{", b"[", b","))) > _PARTS:  # lists, dictionaries and their members
         return f"{_PARTS:,} parts"
-    tags: list[object] = []  # of each cell, which nbformat compares with each other
+    found: list[dict] = []
     with contextlib.suppress(ValueError, RecursionError):  # it is no notebook, and nbformat says so
-        json.loads(text, object_hook=lambda found: tags.append(found.get("tags")))
+        json.loads(text, object_hook=found.append)
+    if any(len(name) > _NAME for one in found for name in one):
+        return f"{_NAME:,} letters in a name"
+    tags = (one.get("tags") for one in found)  # of each cell, which nbformat compares with each other
     return f"{_TAGS} tags" if any(isinstance(each, list) and len(each) > _TAGS for each in tags) else ""
 
 
