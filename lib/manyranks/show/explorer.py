@@ -294,8 +294,8 @@ class Explorer:
         row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] * bool(self._presets)
         row += [_button(name, lambda _, name=name: self.preset(name)) for name in self._presets]
         row.append(_button("Reset", lambda _: self.reset()))
-        start, *progress = _Measuring(self, self._measure).widgets if self._measure is not None else [self._copy]
-        row += [*[start] * bool(progress), self._copy, *progress, self.carried]  # what comes and goes moves no button
+        measuring = _Measuring(self, self._measure).widgets if self._measure is not None else []
+        row += [*measuring[:1], self._copy, *measuring[1:], self.carried]  # what comes and goes moves no button
         return widgets.Box(row, layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
 
     def __repr__(self) -> str:

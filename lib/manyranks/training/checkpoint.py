@@ -49,7 +49,7 @@ def load(place: Path, spread: Spread, run: str, group: dist.ProcessGroup | None 
     Each rank reads what it has of them. Raises ValueError where it is that of another run.
     """
     facts = boxes.facts(place, group)
-    if (written := facts.get("run", "none that says so")) != run:
+    if (written := facts.get("run", "nothing noted")) != run:
         raise ValueError(
             f"{place} was written by a run with\n{written}\nand this one has\n{run}\n"
             "Give it the same sizes and seed, or another folder"
