@@ -117,6 +117,11 @@ def the_librarys(p, m, rank):
     return [(action.kind, action.microbatch) for action in schedules.one_f_one_b(p, m).ranks[rank]]
 
 
+@wrong_table(says="one_f_one_b(4, 8, 0) has ('I', 0) among its actions")
+def halves_of_a_backward(p, m, rank):
+    return [two for kind, i in steady(p - 1 - rank, m) for two in ([("F", i)] if kind == "F" else [("I", i), ("W", i)])]
+
+
 # Task 2
 
 

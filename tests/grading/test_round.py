@@ -2,9 +2,11 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import nbformat
 import pytest
+from jupyter_client import AsyncKernelClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output, new_raw_cell
 
 from manyranks.grade import apart, autograde
@@ -86,31 +88,15 @@ ANSWERS = {  # that leave the kernel alive -> their points, of 2
 }
 
 
-@pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    """All these answers in one submission, for most of a submission's time is its kernel's start."""
-    exercise = small()
-    exercise.cells = [cell for kind in ANSWERS for cell in of_kind(kind)]
-    course = Course(tmp_path_factory.mktemp("course"), "99_doubles", exercise)
-    answers = {f"double_{kind}": answer for kind, (answer, _) in ANSWERS.items()}
-    return course, course.submit("ada", answered(course.release, answers))
-
-
-def of_kind(kind):
-    """The task and its check, with names of their own."""
-    cells = small().cells[:2]
-    for cell in cells:
+def test_a_senseless_result_is_no_points_which_is_said_of_no_other(tmp_path):
+    exercise, kinds = small(), [(kind, cell) for kind in ANSWERS for cell in small().cells[:2]]
+    exercise.cells = [cell for _, cell in kinds]  # in one submission, for most of its time is its kernel's start
+    for kind, cell in kinds:
         cell.metadata.nbgrader.grade_id += f"_{kind}"
-    return cells
-
-
-@pytest.mark.parametrize("kind", ANSWERS)
-def test_a_senseless_result_is_no_points(together, kind):
-    assert together[1][f"check_double_{kind}"] == ANSWERS[kind][1]
-
-
-def test_it_is_said_of_each_of_them_and_of_no_other(together):
-    course, points = together
+    course = Course(tmp_path, "99_doubles", exercise)
+    answers = {f"double_{kind}": answer for kind, (answer, _) in ANSWERS.items()}
+    points = course.submit("ada", answered(course.release, answers))
+    assert points == {f"check_double_{kind}": right for kind, (_, right) in ANSWERS.items()}
     graded = nbformat.read(course.root / "autograded" / "ada" / course.name / f"{course.name}.ipynb", 4)
     said = [cell for cell in graded.cells if any(output.get("ename") == "NoResult" for output in cell.get("outputs", []))]
     assert {cell.metadata.nbgrader.grade_id for cell in said} == {name for name in points if points[name] == 0}
@@ -164,6 +150,13 @@ def test_a_learner_does_not_say_how_feedback_colors_code(course):
     assert not any("magics_language" in cell.metadata for cell in kept.cells)
     assert "\x1b" not in str([cell.metadata for cell in kept.cells])
     assert '<span class="k">return</span> 2 * x' in course.feedback("colors")
+
+
+def test_a_kernel_that_ends_before_it_answers_is_started_once_more(course, monkeypatch):
+    ready = iter([RuntimeError("Kernel died before replying to kernel_info"), None])
+    monkeypatch.setattr(AsyncKernelClient, "wait_for_ready", AsyncMock(side_effect=ready))
+    assert course.submit("port", answered(course.release, {"double": RIGHT})) == {"check_double": 2, "check_rest": 1}
+    assert next(ready, "all tried") == "all tried"
 
 
 def without_its_checks(course, answer):
@@ -225,9 +218,8 @@ def test_a_second_submission_has_its_own_points_only(course):
     for later in (answered(course.release, {"double": "import os; os._exit(0)"}), without_its_checks(course, "double = 0")):
         assert course.submit("twice", answered(course.release, {"double": RIGHT}))["check_double"] == 2
         assert course.submit("twice", later)["check_double"] == 0
-    (course.root / "submitted" / "twice" / course.name / f"{course.name}.ipynb").rename(
-        course.root / "submitted" / "answer.txt"
-    )
+    submitted = course.root / "submitted"
+    (submitted / "twice" / course.name / f"{course.name}.ipynb").rename(submitted / "answer.txt")
     with pytest.raises(RuntimeError, match="has no notebook that can be graded, and no points"):
         course._do(course.api.autograde(course.name, "twice"))
     later.cells[0].metadata.nbgrader = later.cells[0].metadata.nbgrader | {"grade_id": "check_double"}

@@ -75,6 +75,14 @@ def test_an_error_on_every_rank_keeps_the_ranks_and_their_variables(world):
     assert_recovers(world, before, restarted=False)
 
 
+def test_ranks_that_raise_a_little_later_than_the_first_are_named_too(world):
+    def broken():
+        time.sleep(0.3 * dist.get_rank())  # on a busy machine, a rank may be late by as much
+        raise ValueError("no")
+
+    assert "all 3 ranks raised ValueError" in str(failing(world, mr.RankFailed, broken))
+
+
 def test_an_exception_that_cannot_be_pickled_is_still_reported(world):
     def broken():
         error = ValueError("held")

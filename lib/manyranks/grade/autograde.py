@@ -8,7 +8,6 @@ nbgrader itself gives full marks to a test cell without output, or with one that
 `determine_grade` in nbgrader/utils.py), and drops a submission whose kernel dies. nbgrader_config.py puts these steps in place.
 """
 
-import math
 import re
 from contextlib import suppress
 from functools import cache, wraps
@@ -38,7 +37,7 @@ _PATIENCE = 2  # cells in a row that may be late before the kernel counts as los
 
 
 class ExecuteWhatRuns(Execute):
-    """Executes as nbgrader does, but keeps what ran when the kernel dies or answers no more."""
+    """Executes as nbgrader does, but keeps what ran when the kernel dies or answers no more, and starts it twice if need be."""
 
     def preprocess(self, nb: NotebookNode, resources, km=None):
         self._late = 0
@@ -47,6 +46,13 @@ class ExecuteWhatRuns(Execute):
         except (DeadKernelError, CellTimeoutError, UnresponsiveKernelError) as error:
             self.log.warning("the rest of the notebook did not run: %s", error)
             return nb, resources
+
+    def start_new_kernel_client(self):
+        with suppress(RuntimeError):  # it ended before any cell: another program may have taken its port meanwhile
+            return super().start_new_kernel_client()
+        self.km = self.create_kernel_manager()
+        self.start_new_kernel()
+        return super().start_new_kernel_client()
 
     def on_cell_executed(self, **kwargs) -> None:
         super().on_cell_executed(**kwargs)
@@ -214,14 +220,10 @@ class NoResultNoPoints(NbGraderPreprocessor):
 
 def has_points(cell: NotebookNode) -> bool:
     """Whether the executed test cell shows exactly one result, a number from 0 to the cell's points."""
-    results = [output for output in cell.outputs if output.output_type == "execute_result"]
-    if len(results) != 1 or any(output.output_type == "error" for output in cell.outputs):
-        return False
-    try:
-        points = float(results[0].data["text/plain"])
-    except (KeyError, TypeError, ValueError):
-        return False
-    return math.isfinite(points) and 0 <= points <= float(cell.metadata.nbgrader.points)
+    with suppress(KeyError, TypeError, ValueError):
+        [result] = [output for output in cell.outputs if output.output_type in ("execute_result", "error")]
+        return 0 <= float(result["data"]["text/plain"]) <= float(cell.metadata.nbgrader.points)
+    return False
 
 
 @cache

@@ -69,6 +69,8 @@ def refused(ready: Ready) -> Iterator[None]:
         return codes[id(code)][1]
 
     def note(frame: FrameType, event: str, argument) -> None:
+        if called:  # one is enough, and what it calls in turn may be much
+            return
         name, caller, hint = "", frame, ready.hint
         if event == "call":
             known = codes.get(id(frame.f_code))
@@ -80,7 +82,7 @@ def refused(ready: Ready) -> Iterator[None]:
             name, hint = "sys.setprofile", "leave the check as it is"
         elif event == "c_call" and str(getattr(argument, "__module__", None)) == _C10D:
             name = f"{_C10D}.{argument.__name__}" if argument.__name__ not in _OF_C10D.split() else ""
-        if name and not called and _is_theirs(caller):
+        if name and _is_theirs(caller):
             line = TracebackType(None, caller, caller.f_lasti, caller.f_lineno)
             called.append(Stopped(f"{name} is not allowed", hint).with_traceback(line))
 
@@ -148,13 +150,9 @@ def _as_called(frame: FrameType, ready: Ready) -> str:
         kind = next((kind for kind in kinds if _is_ready(f"{kind.__module__}.{kind.__qualname__}", ready)), kinds[0])
         module, name = kind.__module__, kind.__qualname__
     parts = module.split(".")
-    packages = [".".join(parts[:k]) for k in range(1, len(parts))]
-    here = (package for package in packages if getattr(_found(package, name), "__module__", "") == module)
+    packages = [package for k in range(1, len(parts)) if (package := ".".join(parts[:k])) in sys.modules]
+    here = (one for one in packages if getattr(vars(sys.modules[one]).get(name), "__module__", "") == module)
     return f"{next(here, module)}.{name}"
-
-
-def _found(package: str, name: str):
-    return vars(sys.modules[package]).get(name) if package in sys.modules else None
 
 
 # Calls of a learner's function, in the learner's terms

@@ -43,11 +43,11 @@ _CANNOT_RUN = {  # words of `verify` -> what to do
 _FIRST = Case(4, 8), Case(2, 4, 2), Case(4, 8, cap=4)  # case of each task: an error there ends its check
 
 
-def _actions(table, call: str, fields: int, form: str) -> list[tuple]:
-    """The learner's, each with its kind and whole numbers. Raises Stopped for others."""
-    found = []
+def _actions(table, case: Case, call: str, form: str = "") -> list[tuple]:
+    """The learner's, each with its kind and whole numbers; halves of a B under a cap only. Raises Stopped for others."""
+    found, kinds, fields = [], KINDS if case.cap else ("F", "B"), 3 if case.v else 2
     for item in items(table, f"what {call} returned", form, 1000):
-        fits = isinstance(item, tuple | list) and len(item) == fields and item[0] in KINDS
+        fits = isinstance(item, tuple | list) and len(item) == fields and item[0] in kinds
         if not (fits and all(isinstance(one, Integral) and abs(one) < 1 << 31 for one in item[1:])):
             raise Stopped(f"{call} has {item!r:.60} among its actions", form)
         found.append((item[0], *map(int, item[1:])))
@@ -62,7 +62,7 @@ def _of_each_rank(name: str, fields: int, form: str) -> Callable:
         for rank in range(case.p):
             call = f"{name}{(*case[:fields], rank)}"
             with noted(watch, "", call, first=case in _FIRST and not tables):
-                tables.append(_actions(function(*case[:fields], rank), call, fields, form))
+                tables.append(_actions(function(*case[:fields], rank), case, call, form))
         return {"tables": tables} if len(tables) == case.p else {}
 
     return run
@@ -70,8 +70,7 @@ def _of_each_rank(name: str, fields: int, form: str) -> Callable:
 
 def _judged(case: Case, results: Mapping[str, Fact]) -> dict:
     """What is judged of the tables that have come from a rank; nothing else that has come counts."""
-    found = items(results.get("tables", ()), "tables", "", case.p)
-    tables = [_actions(table, "a table", 3 if case.v else 2, "") for table in found]
+    tables = [_actions(table, case, "a table") for table in items(results.get("tables", ()), "tables", "", case.p)]
     return facts_of(case, tables) if len(tables) == case.p else {}
 
 
@@ -156,7 +155,7 @@ def _under_a_cap(case: Case, function: Callable, watch: Watch) -> dict:
         tables = items(function(p, m, cap, dict(times)), f"what {call} returned", form, p)
         if len(tables) < p:
             raise Stopped(f"{call} returned {len(tables)} table{'s' * (len(tables) != 1)}", form)
-        return {"tables": [_actions(table, f"{call}[{rank}]", 2, form) for rank, table in enumerate(tables)]}
+        return {"tables": [_actions(table, case, f"{call}[{rank}]", form) for rank, table in enumerate(tables)]}
     return {}
 
 

@@ -338,10 +338,10 @@ class _Measuring:
         self._bar.value, self._words.value = share, page.small_print(words)
 
     def _ended(self, small: Small | None, failed: str) -> None:
-        self._thread, self._start.description, self._bar.layout.display = None, "Measure it", "none"
-        self._say(0.0, "stopped" if self._stopped else f"Not measured: {failed}" if failed else "")
         if small is not None and not self._stopped:
             self._explorer._show_small(small)
+        self._thread, self._start.description, self._bar.layout.display = None, "Measure it", "none"
+        self._say(0.0, "stopped" if self._stopped else f"Not measured: {failed}" if failed else "")
 
 
 def _button(name: str, clicked: Callable, width: str = "auto") -> widgets.Button:

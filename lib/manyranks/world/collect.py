@@ -14,7 +14,7 @@ from manyranks.world.team import Team
 
 _TICK = 0.1
 _DRAINING = 1.0
-_QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: wait for more until this long nothing came, or this long in all
+_QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: what is quiet, and how long to wait in all for ranks that compute
 _LOOK = 0.5  # seconds between two looks at ranks that have not replied; two still intervals are a deadlock
 _IDLE = 0.1  # a process that waits uses less than this share of a processor
 
@@ -75,7 +75,7 @@ class _Gathering:
     """Reads replies, output and deaths as they come."""
 
     def __init__(self, team: Team, outcome: Outcome, output: Output):
-        self._outcome, self._output, self._selector = outcome, output, team.selector
+        self._team, self._outcome, self._output, self._selector = team, outcome, output, team.selector
         self._handlers = {"command": self._reply, "status": self._death, "stdout": self._print, "stderr": self._print}
         self.trouble: float | None = None
         self._latest = 0.0
@@ -97,7 +97,14 @@ class _Gathering:
     def settled(self) -> bool:
         """Whether, after a first trouble, the others have had the time to say that they are in trouble too."""
         now = time.monotonic()
-        return self.trouble is not None and (now - self._latest > _QUIET or now - self.trouble > _SETTLED)
+        if self.trouble is None or now - self._latest <= _QUIET:
+            return False
+        return now - self.trouble > _SETTLED or not self._computing()
+
+    def _computing(self) -> bool:
+        """Whether a rank that has not replied waits for nobody: it may be about to raise, or have no processor."""
+        looks = self._team.look(self._outcome.missing, watch.BRIEFLY)
+        return any(seen is None or seen.blocked is None for seen in looks.values())
 
     def _reply(self, process: RankProcess, _: str) -> None:
         try:
