@@ -5,7 +5,9 @@ import re
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.utils import parametrizations, weight_norm
 
+from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.tensor import (
     Column,
     ColumnParallelLinear,
@@ -56,7 +58,39 @@ def of_other_kinds(*others: nn.Module):
     return column_parallel(torch.ones(2, 3, 4), ColumnParallelLinear(4, 8), *others)
 
 
+class Scaled(nn.Embedding):
+    def forward(self, tokens):
+        return super().forward(tokens) * 5.0
+
+
+class WithBuffer(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+        self.register_buffer("scale", torch.ones(8))
+
+
+def checkpointed():
+    checkpoint_modules(linear := nn.Linear(8, 8), lambda module: True)
+    return linear
+
+
+def hooked():
+    (linear := nn.Linear(8, 8)).register_forward_pre_hook(lambda module, inputs: None)
+    return linear
+
+
+def more(module: nn.Module):
+    style = Vocabulary() if isinstance(module, nn.Embedding) else Column()
+    return parallelize(nn.ModuleDict({"part": module}), None, {"part": style})
+
+
 REFUSED = {
+    "a forward": (lambda: more(Scaled(8, 8)), r"Vocabulary\(\) for part, a Scaled: its part would lose a forward of its"),
+    "a checkpoint": (lambda: more(checkpointed()), r"for part, a Linear: its part would lose a forward of its own; move that"),
+    "hooks": (lambda: more(hooked()), r"a Linear: its part would lose its hooks \(forward_pre_hooks\); move"),
+    "weight_norm": (lambda: more(parametrizations.weight_norm(nn.Linear(8, 8))), r"lose its parametrizations \(weight\); move"),
+    "old weight_norm": (lambda: more(weight_norm(nn.Linear(8, 8))), r"would lose its hooks \(forward_pre_hooks\); move that"),
+    "a buffer": (lambda: more(WithBuffer()), r"part, a WithBuffer: its part would lose its scale; move that into"),
     "heads": (lambda: gpt(sizes={"heads": 6}), r"6 heads on 4 tensor-parallel ranks: one must divide the other"),
     "few heads": (lambda: gpt(sizes={"heads": 2}), r"2 heads on 4 tensor-parallel ranks.*at most 2 ranks"),
     "key/value heads": (lambda: gpt(sizes={"kv_heads": 6}), r"6 heads on 4 tensor-parallel ranks"),

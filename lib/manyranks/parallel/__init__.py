@@ -4,7 +4,7 @@ Each also runs under torchrun.
 Imports are lazy (PEP 562): parallel.collectives loads that technique only.
 """
 
-from manyranks import lazy
+from manyranks import lazy, renamed  # noqa: F401
 
 __getattr__, __dir__, __all__ = lazy.names(
     __name__,

@@ -12,7 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from manyranks.parallel import replicas
+from manyranks.parallel import clipping, replicas
 from manyranks.parallel.sharding import Group, Named, is_shard, wide
 
 Place = tuple[nn.Module, str]  # a module, and the attribute it has a parameter under
@@ -122,6 +122,7 @@ def split(
         parameter._backward_hooks = None
         parameter.grad, parameter.data = None, mine.to(wide(mine.dtype), copy=True)
         parameter.whole, whole.kept = whole, parameter.dtype
+        clipping.refuse_alone([parameter], "the sharded model's own clip_grad_norm_")
         found.append(whole)
     return found
 

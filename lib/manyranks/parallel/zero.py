@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.parallel import buckets, replicas
+from manyranks.parallel import buckets, clipping, replicas
 from manyranks.parallel.collectives.messages import wait
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.partition import by_name
@@ -159,6 +159,7 @@ class ZeroOptimizer:
         replicas.broadcast(named.values(), self.group)
         learning = {name: p for name, p in named.items() if p.requires_grad}
         self.frozen += [p for p in named.values() if not p.requires_grad]
+        clipping.refuse_alone(learning.values(), "this ZeroOptimizer's clip_grad_norm_")
         parts = buckets.parts(learning, self._most)
         rows = [ShardedRow(part, self.group) for part in parts]
         if self.stage == 2:

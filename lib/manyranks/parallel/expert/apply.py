@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from manyranks.parallel import replicas, sharding
+from manyranks.parallel import clipping, replicas, sharding
 from manyranks.parallel.collectives.messages import members
 from manyranks.parallel.expert.balance import move_biases, take_counts
 from manyranks.parallel.expert.dispatch import Group, one_hop
@@ -68,6 +68,9 @@ class ExpertParallel(Accumulating):
         replicas.check_same(module, group)
         replicas.broadcast([*module.parameters(), *module.buffers()], group)
         self._deal()
+        if self.degree > 1:
+            own = self.expert_parameters()
+            clipping.refuse_alone(own, "the ExpertParallel model's own clip_grad_norm_")
         for router in self._routers:
             router.ranks, router.group = self.ranks, group
         self.load_LE: Tensor | None = None

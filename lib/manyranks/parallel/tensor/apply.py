@@ -5,17 +5,21 @@
     model.loss(model(tokens), targets).backward(); model.finish(); optimizer.step()
 
 What the table does not name is whole on every rank: the norms, and biases after a sum.
+Where it works on features of one rank only, as norms of single heads do, the first forward
+pass shows it, and finish() sums its gradient.
 """
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.hooks import RemovableHandle
 
-from manyranks.parallel import sharding
+from manyranks.parallel import clipping, sharding
 from manyranks.parallel.parts import Accumulating, matching, sum_gradients
 from manyranks.parallel.tensor import state
 from manyranks.parallel.tensor.cuts import Cut, by_heads, equal, padded
@@ -27,6 +31,7 @@ from manyranks.parallel.tensor.linear import (
     column_parallel,
 )
 from manyranks.parallel.tensor.mappings import Group, own_part, rank, size
+from manyranks.parallel.tensor.partial import in_part
 from manyranks.parallel.tensor.styles import (
     Column,
     Masks,
@@ -57,8 +62,6 @@ def parallelize(
     Raises ValueError for an axis that the mesh has not, a pattern that fits no module or
     one of another kind, sizes that t does not divide, a tied parameter that is cut in one
     place only or in two ways, and on a rank that the mesh has not.
-    Whole parameters between a column- and a row-parallel layer, as norms of single heads,
-    need sequence_parallel: else a rank's gradient of them is of its own features only.
     """
     how = How(_group(mesh, axis), **how).check()
     cut = _Cutter(model, how)
@@ -83,6 +86,14 @@ class TensorParallel(Accumulating):
         self.module, self.how, self.group = module, how, how.group
         self.cuts, self.vocabulary = cuts, vocabulary
         self._copies = _copies(cuts, how.group)
+        self._in_part: set[str] = set()  # whole parameters on this rank's features only
+        self._looks: dict[nn.Module, RemovableHandle] = {}
+        if size(how.group) == 1:
+            return
+        cut = [p for name, p in module.named_parameters() if name in cuts]
+        clipping.refuse_alone(cut, "the TensorParallel model's own clip_grad_norm_")
+        if not how.sequence_parallel:
+            self._looks = {m: m.register_forward_hook(self._look) for m in self._holders()}
 
     def __deepcopy__(self, memo: dict) -> "TensorParallel":
         other = TensorParallel.__new__(TensorParallel)
@@ -114,7 +125,8 @@ class TensorParallel(Accumulating):
 
         With sequence parallelism all that is not cut: norms, positions, biases after a sum,
         in one all-reduce for all. With fewer key/value heads than ranks, heads that have
-        copies. Call it once a step, after the last backward.
+        copies. And whole parameters that work on features of one rank only. Call it once a
+        step, after the last backward.
         """
         if self._accumulates or size(self.group) == 1:
             return
@@ -145,13 +157,43 @@ class TensorParallel(Accumulating):
     def summed_over(self, name: str) -> list[Group]:
         """The ranks whose gradients of a parameter are parts of one: a group, or none."""
         if name not in self.cuts:
-            return [self.group] if self.how.sequence_parallel else []
+            sums = self.how.sequence_parallel or name in self._in_part
+            return [self.group] if sums else []
         copies = self.cuts[name].copies
         return [self._copies[copies]] if len(copies) > 1 else []
 
     def holders(self, name: str) -> int:
         """How many ranks hold the same elements of a parameter."""
         return len(self.cuts[name].copies) if name in self.cuts else size(self.group)
+
+    def _holders(self) -> set[nn.Module]:
+        """The model, and its modules that have whole parameters of their own."""
+        names = [
+            n.rpartition(".")[0]
+            for n, _ in self.module.named_parameters()
+            if n not in self.cuts
+        ]
+        return {self.module, *map(self.module.get_submodule, names)}
+
+    def _look(self, module: nn.Module, _: tuple, result: Any) -> None:
+        """After a module's first forward pass that has a graph.
+
+        A checkpoint hides the graph of what it runs from what comes after it, so the whole
+        model's alone would not show all.
+        """
+        own, whole = in_part(result)
+        if not own | whole:
+            return
+        self._looks.pop(module).remove()
+        for name, parameter in self.module.named_parameters():
+            if parameter in own and name not in self.cuts:
+                if parameter in whole:
+                    raise ValueError(
+                        f"{name} works on features of one rank and on whole ones: a rank's "
+                        "gradient would be a part in one place and not in the other; "
+                        "enter the part by copy_in, or cut it by Column()"
+                    )
+                self._in_part.add(name)
 
 
 class _Cutter:

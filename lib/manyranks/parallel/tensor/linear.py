@@ -167,7 +167,7 @@ def column_parallel(x: Tensor, *layers: ColumnParallelLinear) -> list[Tensor]:
     x, *parameters = autocast(x, *parameters)
     if how.overlap:
         return list(overlapped.column(x, *halves(parameters), how.group))
-    return list(_Column.apply(x, how, *parameters))
+    return list(ColumnProducts.apply(x, how, *parameters))
 
 
 def _how_of(layers: tuple[nn.Module, ...]) -> How:
@@ -181,7 +181,7 @@ def _how_of(layers: tuple[nn.Module, ...]) -> How:
     return hows[0]
 
 
-class _Column(torch.autograd.Function):
+class ColumnProducts(torch.autograd.Function):
     """copy_in or gather_in, and products with weights cut by columns.
 
     The two are one function so that backward can do both at a time: the saved shard is

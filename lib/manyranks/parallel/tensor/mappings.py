@@ -32,12 +32,12 @@ Group = dist.ProcessGroup | None
 
 def copy_in(x: Tensor, group: Group = None) -> Tensor:
     """x as it is; its gradient is the sum of what all ranks found."""
-    return Conjugate.apply(x, _same, partial(all_reduce, group=group))
+    return Conjugate.apply(x, same, partial(all_reduce, group=group))
 
 
 def reduce_out(x: Tensor, group: Group = None) -> Tensor:
     """The sum of all ranks' x; each rank's term has the sum's gradient."""
-    return Conjugate.apply(x, partial(all_reduce, group=group), _same)
+    return Conjugate.apply(x, partial(all_reduce, group=group), same)
 
 
 def gather_in(x_BsH: Tensor, group: Group = None) -> Tensor:
@@ -166,5 +166,6 @@ def _directions(there: Callable, back: Callable, group: Group) -> tuple[Callable
     return partial(there, group=group), partial(back, group=group)
 
 
-def _same(x: Tensor) -> Tensor:
+def same(x: Tensor) -> Tensor:
+    """x itself, as a result of its own."""
     return x.view_as(x)

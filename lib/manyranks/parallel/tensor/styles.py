@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,25 @@ def check_kind(name: str, module: nn.Module, style: Style) -> None:
             f"{style!r} for {name}, a {type(module).__name__}: give Column() or Row() to "
             "an nn.Linear, Vocabulary() to an nn.Embedding or nn.Linear; cut a model once"
         )
+    if more := _what_else_it_does(module, next(k for k in kinds if isinstance(module, k))):
+        raise ValueError(
+            f"{style!r} for {name}, a {type(module).__name__}: its part would lose {more}; "
+            "move that into a module around it, or leave it out of the table"
+        )
+
+
+def _what_else_it_does(module: nn.Module, kind: type[nn.Module]) -> str:
+    """What a part of a plain module of this kind would not do; empty where nothing."""
+    if type(module).forward is not kind.forward or "forward" in vars(module):
+        return "a forward of its own"
+    if parametrize.is_parametrized(module):
+        return f"its parametrizations ({', '.join(module.parametrizations)})"
+    hooks = [
+        name for name, found in vars(module).items() if name.endswith("_hooks") and found
+    ]
+    if hooks:
+        return f"its hooks ({', '.join(name.strip('_') for name in hooks)})"
+    names = {name for name, _ in module.named_parameters()} - {"weight", "bias"}
+    if more := sorted(names | {name for name, _ in module.named_buffers()}):
+        return f"its {', '.join(more)}"
+    return ""

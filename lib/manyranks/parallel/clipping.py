@@ -1,0 +1,34 @@
+"""PyTorch's gradient clipping refuses gradients of which this rank has a part only.
+
+torch.nn.utils.clip_grad_norm_ would take the norm of that part, and each rank would clip by
+a norm of its own, without a word. Whoever cuts parameters says so here.
+"""
+
+from collections.abc import Iterable
+from functools import wraps
+
+from torch import Tensor
+from torch.nn.utils import clip_grad
+
+_clip = clip_grad._clip_grads_with_norm_
+
+
+def refuse_alone(parameters: Iterable[Tensor], instead: str) -> None:
+    """From now on PyTorch's function raises ValueError for these. instead: what to call."""
+    for parameter in parameters:
+        parameter.clipped_by = instead
+
+
+@wraps(_clip)
+def _clip_whole(parameters: Iterable[Tensor], *args, **kwargs) -> None:
+    listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    for parameter in listed:
+        if instead := getattr(parameter, "clipped_by", ""):
+            raise ValueError(
+                "torch.nn.utils.clip_grad_norm_ of a gradient that is spread over ranks: "
+                f"it would clip by the norm of this rank's part; call {instead}"
+            )
+    _clip(listed, *args, **kwargs)
+
+
+clip_grad._clip_grads_with_norm_ = _clip_whole  # which all forms of the function call
