@@ -55,7 +55,7 @@ def profiled(function: Callable, *args, **kwargs):
     with record_function(_WHOLE):
         pass  # the first one of a process takes milliseconds, which would count as the function's
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    with _silent(), torch_profile(activities=activities) as profiler:
+    with _silent(), torch_profile(activities=activities, acc_events=True) as profiler:
         with record_function(_WHOLE):
             begun = time.perf_counter()
             result = function(*args, **kwargs)

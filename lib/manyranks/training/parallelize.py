@@ -59,7 +59,8 @@ def _stages(model: GPT, plan: Plan, context: ContextParallel | None) -> list[Sta
         stage.layers + stage.embedding + stage.head
         for stage in stages.deal(model.config.shape(), plan.stages, plan.embedding_slots)
     ]
-    return dealt(model, sizes, [context.positions(plan.seq)] if context else [])
+    device = next(model.parameters()).device
+    return dealt(model, sizes, [context.positions(plan.seq).to(device)] if context else [])
 
 
 def mesh_of(plan: Plan) -> Mesh:

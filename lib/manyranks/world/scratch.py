@@ -20,6 +20,7 @@ MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may le
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
 _TAGS = 100  # of a cell
+_FORMAT = 4  # nbformat's number
 _NAME = 1_000  # letters of a name in JSON: nbformat writes it at each depth of what it complains about
 _PARTS = 100_000  # of JSON in a notebook, each of which nbgrader copies many times
 _TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
@@ -109,25 +110,33 @@ def refused(folder: Path) -> str:
                 return (
                     f"there are more than {_HANDED_IN} files and folders, or {_TOGETHER >> 20} MB, in {printable(str(folder))}"
                 )
-            if plain and path.name.endswith(".ipynb") and (most := too_many(path.read_bytes())):
-                return f"{shown} has more than {most}"
+            if plain and path.name.endswith(".ipynb") and (what := unfit(path.read_bytes())):
+                return f"{shown} has {what}"
             if plain and path.name == "timestamp.txt" and not _TIME.fullmatch(path.read_bytes()):
                 return f"{shown} has no time"
     return ""
 
 
-def too_many(text: bytes) -> str:
-    """Returns what a notebook has too many of, in a time that grows as its length does; empty where all is well."""
+def unfit(text: bytes) -> str:
+    """Returns what a notebook has that would hold a reader for long, in a time that grows as its length does; else nothing.
+
+    nbformat writes a notebook of an older format anew, in whatever size that asks for.
+    """
     bare = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", text, flags=re.DOTALL))
     if sum(map(bare.count, (b"{", b"[", b","))) > _PARTS:  # lists, dictionaries and their members
-        return f"{_PARTS:,} parts"
+        return f"more than {_PARTS:,} parts"
     found: list[dict] = []
-    with contextlib.suppress(ValueError, RecursionError):  # it is no notebook, and nbformat says so
-        json.loads(text, object_hook=found.append)
+    try:
+        whole = json.loads(text, object_hook=lambda one: found.append(one) or one)
+    except (ValueError, RecursionError):
+        return ""  # it is no notebook, and nbformat says so
     if any(len(name) > _NAME for one in found for name in one):
-        return f"{_NAME:,} letters in a name"
+        return f"more than {_NAME:,} letters in a name"
     tags = (one.get("tags") for one in found)  # of each cell, which nbformat compares with each other
-    return f"{_TAGS} tags" if any(isinstance(each, list) and len(each) > _TAGS for each in tags) else ""
+    if any(isinstance(each, list) and len(each) > _TAGS for each in tags):
+        return f"more than {_TAGS} tags"
+    old = isinstance(whole, dict) and whole.get("nbformat") != _FORMAT
+    return f"another format than {_FORMAT}: open it in JupyterLab and save it" if old else ""
 
 
 def as_it_is(text: str) -> str:

@@ -48,9 +48,10 @@ def in_part(result: Any) -> tuple[set[nn.Parameter], set[nn.Parameter]]:
 def _edge(node: Node) -> bool | None:
     """True where features become the rank's own, False where whole; else None."""
     kind = getattr(node, "_forward_cls", None)
-    if kind is Conjugate:
-        return node.back is not mappings.same  # copy_in; else reduce_out
-    return True if kind is linear.ColumnProducts else None
+    if kind is Conjugate and node.back is mappings.same:  # reduce_out
+        return False
+    enters = kind is Conjugate and getattr(node.back, "func", None) is mappings.all_reduce
+    return True if enters or kind is linear.ColumnProducts else None
 
 
 def _inputs(node: Node) -> list[Node]:
