@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all labs lint notebooks exercises gallery bench site wheel clean
+.PHONY: lab venv test test-all test-gpu labs lint notebooks exercises gallery bench site wheel clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=$(CURDIR) notebooks/00_start_here.ipynb
@@ -26,6 +26,9 @@ test: lint ## lint, then the tests, with every lesson executed and compared: eig
 test-all: lint ## the labs as well, all numbers of ranks, all pairs of axes, every wrong answer, every solution judged apart
 	$(TESTS) -m '' $(LABS) $(LESSONS) tests --ignore tests/cluster
 	$(BIN)/python -m pytest -m '' tests/cluster
+
+test-gpu: $(VENV)/.installed-test ## what needs a GPU; says what it skips
+	$(BIN)/python -m pytest -m gpu -rs tests/unit tests/ranks
 
 labs: $(VENV)/.installed-test ## every lab executed and compared
 	$(TESTS) $(LABS) tests/notebooks/test_notebooks.py

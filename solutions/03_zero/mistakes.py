@@ -1,5 +1,6 @@
 """Answers to 03_zero: what is right, and the mistakes that are made. Most change one step of the right answer."""
 
+import math
 from types import FunctionType
 
 import torch
@@ -97,6 +98,7 @@ slip("shard", "the_next_ranks_chunk", 0.8, "that is another rank's chunk: rank r
      lambda t: pad(t).chunk(me()[1])[(me()[0] + 1) % me()[1]].clone())
 slip("shard", "rounds_down", 0.8, "E // N leaves the last elements out: pad with zeros, so that a chunk has ceil(E / N)",
      lambda t: part(t, t.numel() // me()[1]))
+slip("shard", "small_ones_only", 0.8, "", lambda t: shard(t) * (t.numel() < 1000), says="the piece of a large tensor")
 slip("shard", "nothing_cut", 0.2, "that is the whole tensor: keep chunk number rank", lambda t: t.flatten().clone())
 slip("shard", "nothing_at_all", 0.2, "", lambda t: torch.zeros(0), says="could not be judged")
 slip("shard", "always_pads", 0.8, "too much padding: none where E is a multiple of N, -E % N in general",
@@ -124,7 +126,7 @@ def gather(shard_S, shape):
 def gather_into_a_list(shard_S, shape):
     parts = [torch.empty_like(shard_S) for _ in range(me()[1])]
     dist.all_gather(parts, shard_S)
-    return torch.cat(parts)[: shape.numel()].reshape(shape)
+    return torch.cat(parts)[: math.prod(shape)].reshape(shape)
 
 
 @also_right("gather")
@@ -218,6 +220,11 @@ class Stage1:
         return [*self.params, *self.shards]
 
 
+def knowing(f, **names):
+    """The function, in which these names mean something else."""
+    return FunctionType(f.__code__, {**globals(), **names}, f.__name__)
+
+
 @also_right("Stage1")
 class ListsAndAverages(Stage1):
     def mean(self, p):
@@ -226,8 +233,7 @@ class ListsAndAverages(Stage1):
         dist.reduce_scatter(mine, parts, op=dist.ReduceOp.AVG)
         return mine
 
-    def gather(self, p, s):
-        return gather_into_a_list(s, p.shape)
+    gather = knowing(lambda self, p, s: gather(s, tuple(p.shape)), gather=gather_into_a_list)
 
 
 @also_right("Stage1")
@@ -272,11 +278,6 @@ class SendsAllInOneRow(Stage1):
         whole = torch.cat([torch.cat(parts) for parts in zip(*[pad(filled(p)).chunk(me()[1]) for p in self.params])])
         for s, grad in zip(self.shards, reduced(whole / me()[1]).split([len(s) for s in self.shards])):
             s.grad = grad.clone()
-
-
-def knowing(f, **names):
-    """The function, in which these names mean something else."""
-    return FunctionType(f.__code__, {**globals(), **names}, f.__name__)
 
 
 # fmt: off

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks.grade.answers import also_right, mistake, right
+from manyranks.parallel.pipeline import schedules
 
 TASKS = "one_f_one_b", "train_step", "interleaved", "Split", "under_a_cap"
 wrong_table, wrong_step, wrong_loops, wrong_split, wrong_cap = (partial(mistake, task) for task in TASKS)
@@ -112,8 +113,6 @@ def counts_micro_batches_from_the_last(p, m, rank):
 
 @wrong_table(says="manyranks.parallel.pipeline.schedules.one_f_one_b is not allowed")
 def the_librarys(p, m, rank):
-    from manyranks.parallel.pipeline import schedules
-
     return [(action.kind, action.microbatch) for action in schedules.one_f_one_b(p, m).ranks[rank]]
 
 
@@ -337,6 +336,8 @@ slip("OneAtATime",
      5.95, RightStep, order=lambda self, actions: [(kind, i) for i in range(self.m) for kind in "FB"])
 slip("TakesTheOldest", "an action names its micro-batch: take the output of that one, neither the oldest nor the newest",
      5.95, RightStep, kept=lambda self, i: self.flying.pop(min(self.flying)))
+slip("KnowsTheLoss", "", 2.8, RightStep, loss=lambda self, y, i: (
+     loss := (y - self.targets[i]).square().mean() / self.m, self.losses.append(loss.detach()))[0])
 # fmt: on
 
 

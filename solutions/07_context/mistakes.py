@@ -157,7 +157,7 @@ neighbours = answer(mistake("positions", "those are neighbours: a rank has two c
 def positions_by_arithmetic(seq, rank, n):
     chunk, rest = divmod(seq, 2 * n)
     if rest:
-        raise ValueError(f"{seq} is no multiple of {2 * n}")
+        raise type("Odd", (ValueError,), {})(f"{seq} is no multiple of {2 * n}")
     own = torch.arange(chunk)
     return torch.cat([own + (n + rank) * chunk, own + (n - 1 - rank) * chunk])
 

@@ -8,6 +8,7 @@ import time
 import weakref
 from contextlib import nullcontext
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -564,6 +565,19 @@ def test_what_cannot_run_is_refused_and_what_is_allowed_is_said(sizes):
             made(stages, schedule=type(schedule)("broken", 3, (0, 1), broken))
 
     sizes[2].run(run)
+
+
+def test_nccl_is_refused_before_the_first_message(sizes):
+    def refused() -> str:
+        with mock.patch.object(dist, "get_backend_config", return_value="cpu:nccl,cuda:nccl"):
+            try:
+                Pipeline({dist.get_rank(): nn.Linear(2, 2)}, schedules.gpipe(2, 2), loss=nn.MSELoss())
+            except ValueError as error:
+                return f"{error}"
+
+    m = sizes[2].measure(refused)
+    assert all("a pipeline of 2 ranks on NCCL: its messages are told apart by tags" in said for said in m.results)
+    assert not any(m.calls.values())
 
 
 @pytest.mark.parametrize("wrong", [lambda y: (y, y), lambda y: [y]])

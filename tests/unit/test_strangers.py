@@ -23,6 +23,7 @@ def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
     old = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "heading", "level": 400_000_000, "source": "x"}]}]}
     assert unfit(json.dumps(old).encode()) == "another format than 4: open it in JupyterLab and save it"
     assert unfit(b'{"nbformat": 4, "cells": []}') == ""
+    assert unfit(b'{"nbformat": 4, "cells": ' + 300 * b"[" + 300 * b"]" + b"}") == "more than 40 levels"
     assert time.monotonic() - started < 5
     for i in range(200):
         (tmp_path / f"{i}").touch()

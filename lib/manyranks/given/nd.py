@@ -361,7 +361,8 @@ def drawn_meshes(random: Random) -> list[Sizes]:
 
 def drawn_jobs(random: Random) -> Iterator[tuple[str, tuple]]:
     """One whose axes compete for a node, and one of which some fit into it."""
-    axes = {axis: (random.choice((2, 4, 8)), random.uniform(1, 9)) for axis in random.sample(["cp", "dp", "tp"], 3)}
+    degrees = random.sample((2, 4, 4, 8, 8), 3)  # at most 256 ranks
+    axes = {axis: (degree, random.uniform(1, 9)) for axis, degree in zip(("cp", "dp", "tp"), degrees, strict=True)}
     yield _job(COMPETE, axes, random.choice((4, 8)))
     first, *others = random.sample(["cp", "dp", "tp"], 3)
     axes = {axis: (random.choice((2, 4)), random.uniform(1, 4)) for axis in others}

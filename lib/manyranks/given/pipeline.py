@@ -118,6 +118,11 @@ class Stage(nn.Module):
         self.inputs = max(self.inputs, len(self._inputs))
 
 
+def half_loss_of(y_BSH: Tensor, target_BSH: Tensor) -> Tensor:
+    """Half of `loss_of`: nobody knows it who does not call it."""
+    return loss_of(y_BSH, target_BSH) / 2
+
+
 def loss_of(y_BSH: Tensor, target_BSH: Tensor) -> Tensor:
     """The mean over the micro-batch."""
     return (y_BSH - target_BSH).square().mean()

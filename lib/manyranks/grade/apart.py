@@ -103,7 +103,7 @@ class Judge:
     def __enter__(self) -> "Judge":
         with _for_strangers():
             local.the_forkserver().wait_until_ready()
-        self._seed = 1 + secrets.randbelow(2**20)  # 0 is the library's own
+        self._seed = 1 + secrets.randbelow(2**60)  # 0 is the library's own
         return self
 
     def __exit__(self, *_) -> None:

@@ -33,7 +33,6 @@ from manyranks.world.trouble import printable
 _MOST, _CELLS, _CODE = 200, 1000, 200_000  # cells with a name of nbgrader's; all cells, and letters, of a notebook
 _PLAIN = re.compile(r"\w[\w.@'-]*( [\w.@'-]+)*/\w[\w.@'-]*( [\w.@'-]+)*")  # student and exercise
 _ID = re.compile(r"[\w.-]{1,100}")  # of a cell
-_PATIENCE = 2  # cells in a row that may be late before the kernel counts as lost
 
 
 class ExecuteWhatRuns(Execute):
@@ -58,7 +57,7 @@ class ExecuteWhatRuns(Execute):
         super().on_cell_executed(**kwargs)
         late = kwargs["execute_reply"]["content"].get("ename") == "CellTimeoutError"
         self._late = self._late + 1 if late else 0
-        if self._late >= _PATIENCE:
+        if self._late >= 2:  # cells in a row
             raise UnresponsiveKernelError("the kernel does not answer")
 
 

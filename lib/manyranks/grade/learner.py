@@ -225,13 +225,13 @@ def limited(call: str, hint: str = _FINITE) -> Iterator[None]:
 
 
 def error_of(function, *args) -> str:
-    """The name of what a call raises, "ValueError"; empty where it raises nothing. What is not written yet goes on its way."""
+    """ "ValueError", where a call raises one or a kind of it; empty where it raises nothing. NotImplementedError goes on."""
     try:
         function(*args)
     except NotImplementedError:
         raise
     except Exception as error:
-        return type(error).__name__
+        return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     return ""
 
 

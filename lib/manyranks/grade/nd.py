@@ -201,7 +201,8 @@ def _jobs(n: int) -> list[Sizes]:
     """Meshes of n ranks; for the judge one of axes that are drawn, before those that everybody can see."""
     own = [{"dp": 3, "tp": 2}] if n == 6 else [{"dp": 2, "tp": 2, "cp": 2}, {"cp": 2, "pp": 2, "tp": 2}]
     random = Random(trial.seed)
-    axes = [(axis, 3 if n == 6 else 2) for axis in random.sample(("dp", "cp", "pp"), 1 if n == 6 else 2)] + [("tp", 2)]
+    few, many = [(random.choice(("dp", "cp")), 3)], [(axis, 2) for axis in random.sample(("dp", "cp", "pp"), 2)]
+    axes = (few if n == 6 else many) + [("tp", 2)]
     return [dict(random.sample(axes, len(axes)))] * bool(trial.seed) + own
 
 
@@ -235,7 +236,7 @@ _SENDS = {
 place = _task(
     3,
     "place(traffic, sizes, node)",
-    lambda name, order, *question: {name: list(order) if between_nodes(order, *question) >= 0 else ""},
+    lambda name, order, *question: {name: [*map(str, order)] if between_nodes(order, *question) >= 0 else ""},
     _ORDER,
     (
         at_most(0.5, "sends fewest bytes from node to node where axes fit into one", FIT, **_SENDS)._replace(each_world=True),

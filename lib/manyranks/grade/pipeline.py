@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.given.pipeline import EARLY, EXACT, HIDDEN, WAITS, WHY, Case, Stage, facts_of, loss_of
+from manyranks.given.pipeline import EARLY, EXACT, HIDDEN, WAITS, WHY, Case, Stage, facts_of, half_loss_of, loss_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, failure, order, sent, values
 from manyranks.grade.learner import Ready, error_of, items, named, noted, plain
@@ -50,7 +50,7 @@ def _actions(table, case: Case, call: str, form: str = "") -> list[tuple]:
         fits = isinstance(item, tuple | list) and len(item) == fields and item[0] in kinds
         if not (fits and all(isinstance(one, Integral) and abs(one) < 1 << 31 for one in item[1:])):
             raise Stopped(f"{call} has {item!r:.60} among its actions", form)
-        found.append((item[0], *map(int, item[1:])))
+        found.append((str(item[0]), *map(int, item[1:])))
     return found
 
 
@@ -180,7 +180,7 @@ under_a_cap = _table_task(
 
 # Task 2: a step
 
-_LENGTH, _GPIPE, _UNEQUAL = 6, "GPipe's table", "1F1B's table with micro-batches of 1 to 3 rows"
+_LENGTH, _GPIPE, _UNEQUAL = 6, "GPipe's table", "1F1B's table, 1 to 3 rows a micro-batch, half the loss"
 
 
 def _train_step(case: str, function: Callable, watch: Watch) -> dict:
@@ -198,8 +198,9 @@ def _train_step(case: str, function: Callable, watch: Watch) -> dict:
             stage.known = [x + one.down(torch.tanh(one.up(x))) for x in stage.known]
     inputs = [x.clone() for x in batch] if rank == 0 else None
     goals = [x.clone() for x in aims] if rank == n - 1 else []
+    loss = half_loss_of if case == _UNEQUAL else loss_of
     most = max(accumulate(1 if kind == "F" else -1 for kind, _ in actions))
-    result = function(stage, list(actions), [x.shape for x in batch], inputs and [*inputs], [*goals] or None, loss_of)
+    result = function(stage, list(actions), [x.shape for x in batch], inputs and [*inputs], [*goals] or None, loss)
     found = {
         "whether inputs or targets were changed": not all(map(torch.equal, *((inputs, batch) if inputs else (goals, aims)))),
         "whether an input came where another one still lay": stage.overwritten,
@@ -235,7 +236,7 @@ train_step = _task(
     ),
     cases=(_GPIPE, "1F1B's table", _UNEQUAL),
     call="train_step(stage, actions, shapes, inputs, targets, loss_fn)",
-    ready=Ready(tuple(f"{Stage.__module__}.{name}" for name in ("Stage", "loss_of"))),
+    ready=Ready(tuple(f"{Stage.__module__}.{name}" for name in ("Stage", "loss_of", "half_loss_of"))),
     guesses=((r"waits in (send|recv)", _LATER),),
     unexplained=_UNLIKE,
 )

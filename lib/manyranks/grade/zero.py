@@ -13,7 +13,7 @@ from manyranks.given.zero import layers_of, loss_of, pieces
 from manyranks.grade import zero_looks as looks
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, at_most, by, facts, if_done, sent, silent, values
-from manyranks.grade.learner import Ready, tensor
+from manyranks.grade.learner import Ready, plain, tensor
 from manyranks.grade.trial import Trial
 from manyranks.grade.zero_looks import UNIT, checked, made
 from manyranks.measure.journal import Stopped
@@ -95,8 +95,8 @@ def _shard(case: str, function: Callable, watch: Watch) -> dict:
     watch.weigh(function)
     piece = function(torch.ones(300, 101, **given.EXACT))
     watch.weigh(function, piece)
-    there = isinstance(piece, Tensor) and piece.numel() > 0  # nothing is no piece
-    return found | ({"when only its piece is left": watch.held[1] - watch.held[0]} if there else {})
+    there = {"when only its piece is left": watch.held[1] - watch.held[0]} if getattr(piece, "numel", int)() else {}
+    return found | there | {"the piece of a large tensor": plain(piece)}
 
 
 _VIEW = "a slice or a chunk is a view, and keeps the whole tensor's memory: clone() it"

@@ -117,25 +117,24 @@ def with_check(name: str, function: Callable) -> Callable:
     @wraps(function)
     def call(*args, **kwargs):
         result = function(*args, **kwargs)
-        if not kwargs and len(args) == (1 if name == "shard" else 2) and not _fits(name, result, *args):
+        asked = len(args) == 1 if name == "shard" else len(args) == 2 and isinstance(args[1], tuple | list)
+        if asked and not kwargs and not _fits(name, result, args[0], torch.Size(*args[1:])):
             what = f"the {name} that is called here does not return what it must"
-            raise Stopped(what, f"your {name} does not pass its own check: mend it first")
+            raise Stopped(what, f"your {name} does not pass its own check: mend it first; call a helper by another name")
         return result
 
     return call
 
 
-def _fits(name: str, result, given: Tensor, shape: torch.Size | None = None) -> bool:
+def _fits(name: str, result, given: Tensor, shape: torch.Size) -> bool:
     """Whether it is given's piece, or a whole of which `given` is the piece, as far as this rank knows."""
     if not isinstance(result, Tensor) or result.dtype != given.dtype:
         return False
     if name == "shard":
         return torch.equal(result, pieces(given)[dist.get_rank()])
     there = min(len(given), max(0, shape.numel() - dist.get_rank() * len(given)))  # without padding
-    if result.shape != shape:
-        return False
-    mine = pieces(result)[dist.get_rank()][:there]
-    return torch.equal(mine.nan_to_num(), given[:there].nan_to_num())
+    mine, given = (one[:there].nan_to_num() for one in (pieces(result)[dist.get_rank()], given))
+    return result.shape == shape and torch.equal(mine, given)
 
 
 # What happens when: by the order of events, not by any clock

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import time
 import warnings
+from itertools import accumulate
 from pathlib import Path
 
 from manyranks.world.trouble import printable
@@ -20,6 +21,7 @@ MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may le
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
 _TAGS = 100  # of a cell
+_DEEP = 40  # lists in lists: what nbformat says of a wrong one grows with its depth and all that is in it
 _FORMAT = 4  # nbformat's number
 _NAME = 1_000  # letters of a name in JSON: nbformat writes it at each depth of what it complains about
 _PARTS = 100_000  # of JSON in a notebook, each of which nbgrader copies many times
@@ -125,6 +127,8 @@ def unfit(text: bytes) -> str:
     bare = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", text, flags=re.DOTALL))
     if sum(map(bare.count, (b"{", b"[", b","))) > _PARTS:  # lists, dictionaries and their members
         return f"more than {_PARTS:,} parts"
+    if max(accumulate((1 if sign in b"{[" else -1 for sign in re.findall(rb"[][{}]", bare)), initial=0)) > _DEEP:
+        return f"more than {_DEEP} levels"
     found: list[dict] = []
     try:
         whole = json.loads(text, object_hook=lambda one: found.append(one) or one)

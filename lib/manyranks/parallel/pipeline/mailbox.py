@@ -8,7 +8,7 @@ both waited for that first would wait for ever, whatever the messages' sizes. So
 started and left alone, and a rank waits only for what its next action uses. The schedule is
 verified: the ranks that it waits for get there. Each message has a tag of its own, so that
 receives may be posted in any order; one is posted ahead, while the action before computes.
-(NCCL has no tags, and keeps the messages of two ranks in one order: it is not supported.)
+(NCCL has no tags, and keeps the messages of two ranks in one order: Pipeline refuses it.)
 
 What was sent stays in memory until it has arrived. A rank does not ask for that: a message
 from another rank shows that this one has received all that it used before.

@@ -9,7 +9,7 @@ Any verified schedule is executed: a rank goes through its table, and for each a
 what it uses from its mailbox, computes, and sends what another stage uses.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -53,9 +53,9 @@ class Pipeline:
     over other ranks: its gradients leave in the stage's last B or W, and step() calls
     finish().
     Raises ValueError for stages that are not those of this rank, a group of another size, a
-    schedule that cannot run, no loss on the last stage's rank, and a shared parameter that
-    is sharded, or in two wrappers on this rank (wrap a ModuleList of the stages instead,
-    and finish() it after step()).
+    schedule that cannot run, NCCL between ranks, no loss on the last stage's rank, and a
+    shared parameter that is sharded, or in two wrappers on this rank (wrap a ModuleList of
+    the stages instead, and finish() it after step()).
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Pipeline:
         verify(schedule)
         _check_ranks(schedule, dist.get_world_size(group))
         _check_stages(stages, schedule, dist.get_rank(group))
+        _check_backend(stages.values(), schedule, group)
         if loss is None and schedule.stages - 1 in stages:
             raise ValueError("this rank has the last stage: give it a loss")
         self.stages, self.schedule, self.loss = dict(stages), schedule, loss
@@ -281,6 +282,19 @@ def _check_ranks(schedule: Schedule, size: int) -> None:
         raise ValueError(
             f"{schedule.name} is for {len(schedule.ranks)} ranks and the group has {size}: "
             f"make the schedule for p={size}, or give a group of {len(schedule.ranks)}"
+        )
+
+
+def _check_backend(
+    stages: Iterable[nn.Module], schedule: Schedule, group: dist.ProcessGroup | None
+) -> None:
+    devices = {p.device.type for stage in stages for p in stage.parameters()} or {"cpu"}
+    carries = str(dist.get_backend_config(group)).split(",")  # "cpu:gloo", "cuda:nccl"
+    if len(schedule.ranks) > 1 and any(f"{one}:nccl" in carries for one in devices):
+        raise ValueError(
+            f"a pipeline of {len(schedule.ranks)} ranks on NCCL: its messages are told "
+            "apart by tags, which NCCL has not; leave the stages on the CPU, where gloo "
+            "carries them, or choose other axes, with pp=1"
         )
 
 
