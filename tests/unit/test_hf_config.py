@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -230,6 +231,26 @@ def test_a_wrong_value_is_refused_by_name(shape_of, name, changes, message):
 def test_a_missing_key_is_named(shape_of, name, key):
     with pytest.raises(ValueError, match=f"{key} is missing: must be a whole number, 1 or more"):
         shape_of({other: value for other, value in CONFIGS[name].items() if other != key})
+
+
+def test_a_dictionary_and_a_configuration_of_transformers_count_as_its_file(shape_of):
+    config = CONFIGS["Llama-3.2-1B"]
+    for given in (config, SimpleNamespace(to_dict=lambda: config)):
+        assert replace(from_hf_config(given), name="model", source="") == replace(shape_of(config), source="")
+    with pytest.raises(ValueError, match=r"^the configuration: hidden_size is missing"):
+        from_hf_config({key: value for key, value in config.items() if key != "hidden_size"})
+
+
+def test_what_transformers_5_writes_counts_as_what_4_wrote(shape_of):
+    qwen = dict(CONFIGS["Qwen3-30B-A3B"])
+    new = {**qwen, "num_local_experts": qwen.pop("num_experts")}
+    assert shape_of(qwen | {"num_local_experts": 128}) == shape_of(new) == shape_of(CONFIGS["Qwen3-30B-A3B"])
+    with pytest.raises(ValueError, match=r"'num_experts': 128, 'num_local_experts': 64.*under one name or both"):
+        shape_of(CONFIGS["Qwen3-30B-A3B"] | {"num_local_experts": 64})
+    with pytest.raises(ValueError, match="must be one whole number"):
+        shape_of(qwen)
+    lite = CONFIGS["DeepSeek-V2-Lite"]
+    assert shape_of(lite | {"mlp_bias": False}) == shape_of(lite)
 
 
 def test_what_is_not_a_configuration_is_refused(shape_of, tmp_path):

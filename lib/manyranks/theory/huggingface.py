@@ -1,7 +1,7 @@
 """The shape of a model from its Hugging Face config.json. A key that is not known is refused: it may change the shape."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,23 +13,29 @@ from manyranks.theory.names import nearest
 Fields = dict[str, Any]
 
 
-def from_hf_config(path: str | Path) -> ModelShape:
-    """The shape that a config.json, or the folder that holds one, describes.
+def from_hf_config(path: str | Path | Config) -> ModelShape:
+    """The shape that a config.json describes.
 
-    model_type: llama, mistral, mixtral, gpt2, gpt_neox, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma, gemma2, gemma3_text,
-    gemma3 (its text part), deepseek_v2, deepseek_v3. A key that may be left out has its class's default. The shape takes the
-    folder's name. Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are
-    not allowed or do not fit together; FileNotFoundError where there is no such file.
+    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type:
+    llama, mistral, mixtral, gpt2, gpt_neox, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma, gemma2, gemma3_text, gemma3 (its text
+    part), deepseek_v2, deepseek_v3. A key that may be left out has its class's default. The shape takes the folder's name.
+    Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
+    not fit together; FileNotFoundError where there is no such file.
     """
-    path = Path(path)
-    path = path / "config.json" if path.is_dir() else path
+    config = path.to_dict() if hasattr(path, "to_dict") else path
+    file = None if isinstance(config, Mapping) else _file(Path(path))
     try:
-        config = _language_model(_load(path))
+        config = _language_model(config if file is None else _load(file))
         family = _family(config)
         fields = family.fields(checked(config, family.keys))
-        return ModelShape(name=path.resolve().parent.name or config["model_type"], source=str(path), **fields)
+        name = file.resolve().parent.name if file else ""
+        return ModelShape(name=name or config["model_type"], source=f"{file or 'a configuration'}", **fields)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{file or 'the configuration'}: {error}") from None
+
+
+def _file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
 
 
 def _load(path: Path) -> Config:
@@ -177,7 +183,11 @@ def _qwen_experts(config: Config) -> Fields:
     dense = sorted(config["mlp_only_layers"] or [])
     if dense != list(range(len(dense))) or len(dense) > config["num_hidden_layers"]:
         raise ValueError(f"mlp_only_layers={dense}: supported are the first ones, [0, 1, …], and none")
-    return _experts(config, "num_experts", "moe_intermediate_size") | {"dense_layers": len(dense)}
+    number = "num_experts" if config["num_experts"] is not None else "num_local_experts"
+    if (experts := config[number]) is None or config["num_local_experts"] not in (None, experts):
+        given = {key: config[key] for key in ("num_experts", "num_local_experts")}
+        raise ValueError(f"{given}: must be one whole number, under one name or both")
+    return _experts(config, number, "moe_intermediate_size") | {"dense_layers": len(dense)}
 
 
 def _deepseek(config: Config) -> Fields:

@@ -131,7 +131,9 @@ QWEN2 = {
 }
 QWEN3 = QWEN2 | _NO_BIAS | {"head_dim": _size(128)}
 _QWEN_EXPERTS = {
-    **{key: _size() for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+    **{key: _size() for key in ("num_experts_per_tok", "moe_intermediate_size")},
+    # One of both: transformers 5 writes the second.
+    **{key: _size(None) for key in ("num_experts", "num_local_experts")},
     "decoder_sparse_step": _only(1),
     "mlp_only_layers": _layer_numbers(),
 }
@@ -158,6 +160,7 @@ DEEPSEEK = {
     "n_shared_experts": _count(),
     "first_k_dense_replace": _count(),
     "moe_layer_freq": _only(1),
+    "mlp_bias": _only(False),
     "num_nextn_predict_layers": _count(0),
 }
 

@@ -103,7 +103,8 @@ def _on_torchruns_ranks(*arguments):
 def _summary(result, training: TrainingConfig, folder: str | None) -> str:
     steps = len(result.losses)
     lines = [
-        f"{result.parameters:,} parameters on {result.ranks} ranks{_axes(training.plan)}; "
+        f"{result.parameters:,} parameters on {result.ranks} rank{'s' * (result.ranks > 1)}"
+        f"{_axes(training.plan)}; "
         f"{training.batch} sequences a step; loss in nats a byte"
     ]
     if result.first:

@@ -75,17 +75,21 @@ def check_room(size: int) -> None:
     if size * RANK_BYTES > available:
         raise NoRoom(
             f"World({size}) needs about {size * RANK_BYTES / 1e9:.1f} GB ({RANK_BYTES / 1e6:.0f} MB a rank); "
-            f"{available / 1e9:.1f} GB are free. At most {available // RANK_BYTES} ranks fit"
+            f"{available / 1e9:.1f} GB are free. {_fits(available // RANK_BYTES)}"
         )
     needed = size * _KERNEL_FILES_A_RANK + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise NoRoom(
             f"World({size}) needs {needed} open files; the limit of this process is {hard}. "
-            f"At most {max(0, hard - _SPARE_FILES) // _KERNEL_FILES_A_RANK} ranks fit, or raise it with `ulimit -n`"
+            f"{_fits(max(0, hard - _SPARE_FILES) // _KERNEL_FILES_A_RANK)}; or raise it with `ulimit -n`"
         )
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _fits(ranks: int) -> str:
+    return f"At most {ranks} ranks fit" if ranks > 1 else "One rank fits" if ranks else "No rank fits"
 
 
 def available_bytes() -> int:
