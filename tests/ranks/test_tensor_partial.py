@@ -119,9 +119,22 @@ def twice():
     return parallelize(Twice(), None, {"up": Column(), "down": Row()})(torch.ones(2, 3, 12))
 
 
-REFUSED = {"both": (twice, r"norm.weight works on features of one rank and on whole ones: .* or cut it by Column\(\)")}
+def thawed():
+    t = dist.get_world_size()
+    ours = parallelize(model(t, t), None, styles(t, t))
+    norm = ours.module[1].q_norm
+    for learns in (False, True):
+        norm.requires_grad_(learns)
+        ours(random(2, 5, 2 * t * D)).sum().backward()
+        ours.finish()
 
 
-def test_a_parameter_that_sees_both_is_refused(shared_world):
+REFUSED = {
+    "both": (twice, r"norm.weight works on features of one rank and on whole ones: .* or cut it by Column\(\)"),
+    "thawed": (thawed, r"1\.q_norm\.weight was frozen in the first forward pass.*: thaw it before, or parallelize"),
+}
+
+
+def test_what_the_first_pass_cannot_tell_is_refused(shared_world):
     for said in shared_world.run(refused.said, REFUSED):
-        assert re.search(REFUSED["both"][1], said["both"])
+        assert {name: said[name] for name, (_, message) in REFUSED.items() if not re.search(message, said[name])} == {}

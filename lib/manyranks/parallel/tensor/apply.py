@@ -87,6 +87,7 @@ class TensorParallel(Accumulating):
         self.cuts, self.vocabulary = cuts, vocabulary
         self._copies = _copies(cuts, how.group)
         self._in_part: set[str] = set()  # whole parameters on this rank's features only
+        self._frozen: set[str] | None = None  # in that pass: its graph has not shown them
         self._looks: dict[nn.Module, RemovableHandle] = {}
         if size(how.group) == 1:
             return
@@ -126,12 +127,18 @@ class TensorParallel(Accumulating):
         With sequence parallelism all that is not cut: norms, positions, biases after a sum,
         in one all-reduce for all. With fewer key/value heads than ranks, heads that have
         copies. And whole parameters that work on features of one rank only. Call it once a
-        step, after the last backward.
+        step, after the last backward. Raises ValueError for a whole parameter that was
+        thawed after the first forward pass.
         """
         if self._accumulates or size(self.group) == 1:
             return
         apart: dict[Group, list[nn.Parameter]] = {}
         for name, parameter in self.module.named_parameters():
+            if name in (self._frozen or ()) and parameter.grad is not None:
+                raise ValueError(
+                    f"{name} was frozen in the first forward pass, which shows whose "
+                    "gradients are parts: thaw it before, or parallelize a model anew"
+                )
             for group in self.summed_over(name):
                 apart.setdefault(group, []).append(parameter)
         for group, parameters in apart.items():
@@ -185,8 +192,12 @@ class TensorParallel(Accumulating):
         if not own | whole:
             return
         self._looks.pop(module).remove()
-        for name, parameter in self.module.named_parameters():
-            if parameter in own and name not in self.cuts:
+        named = self.module.named_parameters()
+        uncut = [(name, p) for name, p in named if name not in self.cuts]
+        if self._frozen is None:
+            self._frozen = {name for name, p in uncut if not p.requires_grad}
+        for name, parameter in uncut:
+            if parameter in own:
                 if parameter in whole:
                     raise ValueError(
                         f"{name} works on features of one rank and on whole ones: a rank's "

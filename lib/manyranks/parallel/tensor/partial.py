@@ -34,15 +34,15 @@ def in_part(result: Any) -> tuple[set[nn.Parameter], set[nn.Parameter]]:
         own[node] = any(own[other] for other in _inputs(node)) if edge is None else edge
     # How a node's result is used: with own features, with whole ones.
     uses: dict[Node, set[bool]] = {node: {own[node]} for node in roots}
-    found: tuple[set, set] = (set(), set())
+    with_own, with_whole = set(), set()
     for node in reversed(order):
         if hasattr(node, "variable"):
             for use in uses[node]:
-                found[not use].add(node.variable)
+                (with_own if use else with_whole).add(node.variable)
         for other in _inputs(node):
-            with_own = {False} if _edge(node) else {True} if own[node] else uses[node]
-            uses.setdefault(other, set()).update(with_own)
-    return found
+            use = {False} if _edge(node) else {True} if own[node] else uses[node]
+            uses.setdefault(other, set()).update(use)
+    return with_own, with_whole
 
 
 def _edge(node: Node) -> bool | None:
