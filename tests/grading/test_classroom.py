@@ -1,6 +1,7 @@
 """The teacher's command: a folder of submissions becomes a table, and nbgrader's own points are the same."""
 
 import csv
+import json
 import os
 import shutil
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 from manyranks.grade import apart, classroom
 from manyranks.grade.check import Report
 from manyranks.grade.submission import checks
-from manyranks.world import limits
+from manyranks.world import limits, scratch
 from tests.conftest import ROOT
 from tests.grading import synthetic
 from tests.grading.course import Course, small
@@ -293,9 +294,14 @@ def test_what_nbgrader_would_wait_for_for_ever_is_not_read(kind, tmp_path):
         course.submit("ada", course.release)
 
 
+HEADING = {"cell_type": "heading", "level": 4_000_000_000, "source": "x", "metadata": {}}
+HEADING = {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"cells": [HEADING], "metadata": {}}]}
+TAGS = nbformat.v4.new_notebook(cells=[nbformat.v4.new_raw_cell("")])
+TAGS.cells[0].metadata.tags = [[i] for i in range(150_000)]  # each is compared with each
 REFUSED = {  # name of a file, what it has, why
-    "many parts": ("99_double.ipynb", '{"cells": [' + "0," * 110_000 + "0]}", "more than 100,000 parts"),
-    "many tags": ("99_double.ipynb", '{"tags": 1, "cells": [{"tags": [0' + ", 1" * 200 + "]}]}", "more than 100 tags"),
+    "no cells": ("99_double.ipynb", '{"nbformat": 4, "cells": [' + "0," * 110_000 + "0]}", "ValueError: "),
+    "much memory": ("99_double.ipynb", json.dumps(HEADING), "MemoryError: "),
+    "much time": ("99_double.ipynb", json.dumps(TAGS), "it took more than 3 s"),
     "many letters": (
         "99_double.ipynb",
         nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("#" * 200_001)])),
@@ -306,7 +312,8 @@ REFUSED = {  # name of a file, what it has, why
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_nbgrader_would_read_for_minutes_or_look_for_is_not_read(kind, tmp_path):
+def test_what_nbgrader_would_read_for_minutes_or_look_for_is_not_read(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch, "SECONDS", 3)
     course = Course(tmp_path, "99_double", small())
     course.submit("ada", course.release)
     name, text, why = REFUSED[kind]

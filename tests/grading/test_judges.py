@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from manyranks.grade import answers, check, trial
 from manyranks.grade.check import Mistake, Record, Task, loaded
-from manyranks.grade.judges import NOTHING, WAIT, at_most, equal_on_ranks, facts, held, messages, order, sent, silent, values
+from manyranks.grade.judges import NOTHING, WAIT, at_most, facts, held, messages, order, sent, silent, values
 from manyranks.grade.learner import Ready, refuse_class, refused
 from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.journal import Stopped
@@ -132,9 +132,7 @@ def test_numbers_may_be_smaller_but_not_larger_and_facts_neither():
     assert judged(at_most(0.5, "", "steps"), seen(steps=None), seen(steps=3), right=seen(steps=3)).ok is None
 
 
-def test_equal_and_silent_ranks():
-    assert judged(equal_on_ranks(0.5, "", "weight"), seen(WEIGHT + 1), seen(WEIGHT + 1)).ok
-    assert not judged(equal_on_ranks(0.5, "", "weight"), seen(WEIGHT + 1), seen()).ok
+def test_silent_ranks():
     assert not judged(silent(0.5, ""), seen(), seen()).ok
     assert judged(silent(0.5, ""), seen(calls=()), seen(calls=())).ok
 

@@ -1,7 +1,6 @@
 """Files and names of strangers: refused soon where reading would take long, and written so that none passes for another."""
 
 import html
-import json
 import logging
 import re
 import time
@@ -9,22 +8,12 @@ import unicodedata
 
 import pytest
 
-from manyranks.world.scratch import colored, in_plain_letters, refused, unfit
+from manyranks.world.scratch import colored, in_plain_letters, refused
 from manyranks.world.trouble import named, no_column
 from tests.fences import SLOW_TO_COLOR
 
 
 def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
-    started = time.monotonic()
-    assert unfit(b'"' + b'\\"' * 500_000) == ""
-    assert unfit(b'["a\\\\", "' + b'b\\"[,{' * 40_000 + b'", {}]') == ""
-    assert unfit(b"[" + b"{}, " * 60_000 + b"{}]") == "more than 100,000 parts"
-    assert unfit(b'{"cells": [{"y": [[{"' + b"a" * 1_001 + b'": 0}]]}]}') == "more than 1,000 letters in a name"
-    old = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "heading", "level": 400_000_000, "source": "x"}]}]}
-    assert unfit(json.dumps(old).encode()) == "another format than 4: open it in JupyterLab and save it"
-    assert unfit(b'{"nbformat": 4, "cells": []}') == ""
-    assert unfit(b'{"nbformat": 4, "cells": ' + 300 * b"[" + 300 * b"]" + b"}") == "more than 40 levels"
-    assert time.monotonic() - started < 5
     for i in range(200):
         (tmp_path / f"{i}").touch()
     assert refused(tmp_path) == ""

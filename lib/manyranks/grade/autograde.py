@@ -3,7 +3,8 @@
 A cell that asks a grader of this library is judged by grade.apart, whatever the learner's own kernel would have said of it.
 Only where a teacher has added test cells of another form does the notebook run in a kernel, as nbgrader has it.
 
-Of a submission that nbgrader would stumble over, it sees a tidied copy, or nothing: the next student is graded all the same.
+A process of its own, with limits on time and memory, reads a submission and writes it anew, with nothing but cells and their
+names. What nbgrader would stumble over is not in it, or ends that process: the next student is graded all the same.
 nbgrader itself gives full marks to a test cell without output, or with one that is no number ≥ 0 (its issue 427, and
 `determine_grade` in nbgrader/utils.py), and drops a submission whose kernel dies. nbgrader_config.py puts these steps in place.
 """
@@ -16,10 +17,10 @@ from pathlib import Path
 
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from nbformat.v4 import new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 from nbgrader import utils
 from nbgrader.api import Gradebook, MissingEntry
-from nbgrader.converters import Autograde, GenerateFeedback
+from nbgrader.converters import Autograde, BaseConverter, GenerateFeedback
 from nbgrader.nbgraderformat import MetadataValidator
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor, OverwriteCells, SaveAutoGrades
 from nbgrader.preprocessors.execute import UnresponsiveKernelError
@@ -27,12 +28,13 @@ from traitlets import Bool
 from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
-from manyranks.world.scratch import as_it_is, in_plain_letters, refused
+from manyranks.world.scratch import as_it_is, in_plain_letters, refused, within_limits
 from manyranks.world.trouble import printable
 
 _MOST, _CELLS, _CODE = 200, 1000, 200_000  # cells with a name of nbgrader's; all cells, and letters, of a notebook
 _PLAIN = re.compile(r"\w[\w.@'-]*( [\w.@'-]+)*/\w[\w.@'-]*( [\w.@'-]+)*")  # student and exercise
 _ID = re.compile(r"[\w.-]{1,100}")  # of a cell
+_NEW = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
 
 
 class ExecuteWhatRuns(Execute):
@@ -95,29 +97,40 @@ def outputs(judged: apart.Judged) -> list[NotebookNode]:
 
 
 class Tidied(NbGraderPreprocessor):
-    """Takes away what nbgrader stumbles over: other metadata, and that of a cell that is there twice: the last one counts.
+    """Writes a submission anew: of each cell its kind, its source and its name. Of cells with one name, the last one keeps it.
 
-    nbgrader leaves an empty entry in such a cell, takes it for one of an old version, and grades nobody after it.
+    nbgrader leaves an empty entry in a cell that is there twice, takes it for an old version's, and grades nobody after it.
     """
 
     def preprocess(self, nb: NotebookNode, resources):
-        seen = set()
+        seen, cells = set(), []
         if len(nb.cells) > _CELLS:
             raise ValueError(f"it has more than {_CELLS:,} cells")
         if sum(len(cell.source) for cell in nb.cells) > _CODE:
             raise ValueError(f"the cells have more than {_CODE:,} letters")
-        nb.metadata = NotebookNode({key: nb.metadata[key] for key in nb.metadata if key == "kernelspec"})
         for cell in reversed(nb.cells):
             told, name = cell.metadata.get("nbgrader"), submission.grade_id(cell)
-            cell.metadata = NotebookNode()
-            cell.pop("attachments", None)
-            if cell.cell_type == "code":
-                cell |= {"outputs": [], "execution_count": None}
+            cells.insert(0, _NEW[cell.cell_type](f"{cell.source}"))
             if _ID.fullmatch(name) and name not in seen and len(seen) < _MOST:
                 seen.add(name)
                 kinds = {kind: bool(told.get(kind)) for kind in ("grade", "solution", "locked", "task")}
-                cell.metadata.nbgrader = NotebookNode(kinds, grade_id=name, schema_version=MetadataValidator.schema_version)
-        return nb, resources
+                known = NotebookNode(kinds, grade_id=name, schema_version=MetadataValidator.schema_version)
+                cells[0].metadata.nbgrader = known
+        return new_notebook(cells=cells), resources
+
+
+def in_a_process_of_its_own(convert):
+    """What nbgrader does with a notebook before it's judged, and with the page for feedback. Raises as within_limits does."""
+
+    @wraps(convert)
+    def limited(self, filename: str) -> None:
+        if not getattr(self, "_sanitizing", True):
+            return convert(self, filename)
+        within_limits(lambda: convert(self, filename))
+        told = self.init_single_notebook_resources(filename)["nbgrader"]
+        self.writer.build_directory = self._format_dest(told["assignment"], told["student"])  # where it has been written
+
+    return limited
 
 
 def regular_files_only(start):
@@ -228,8 +241,9 @@ def has_points(cell: NotebookNode) -> bool:
 @cache
 def first_steps() -> list[type]:
     """nbgrader's own steps of tidying a submission, after ours."""
-    Autograde.init_destination = regular_files_only(Autograde.init_destination)  # nbgrader has no hooks here
+    Autograde.init_destination = regular_files_only(Autograde.init_destination)  # nbgrader has no hooks for these
     Autograde.init_notebooks = with_names_of_one_line(Autograde.init_notebooks)
+    BaseConverter.convert_single_notebook = in_a_process_of_its_own(BaseConverter.convert_single_notebook)
     GenerateFeedback.init_assignment = lambda self, assignment_id, student_id: None  # copies no file of a learner's
     return [Tidied, *_with({OverwriteCells: [RemovedChecksLast]}, Autograde.sanitize_preprocessors.default())]
 

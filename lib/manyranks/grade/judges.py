@@ -408,21 +408,6 @@ def _steps(count: int) -> int:
     return round(count / _SMALL)
 
 
-def equal_on_ranks(share: float, what: str, names: str, hint: str = "") -> Judge:
-    """The results of these names are alike on all ranks."""
-    look = _named(names)
-
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        first = look(trial.seen[0])
-        for rank, seen in enumerate(trial.seen):
-            for name, value in look(seen).items():
-                if name not in first or not same(value, first[name]):
-                    return Verdict(False, f"{name} is not the same on ranks 0 and {rank}", hint)
-        return Verdict(True)
-
-    return Judge(what, share, verdict, look)
-
-
 def silent(share: float, what: str, hint: str = "this takes no communication: each rank has all that it needs") -> Judge:
     """Nothing is sent."""
 

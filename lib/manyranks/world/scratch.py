@@ -3,28 +3,27 @@
 import contextlib
 import hashlib
 import html
-import json
 import keyword
 import logging
+import multiprocessing
 import os
 import re
 import stat
 import subprocess
 import time
 import warnings
-from itertools import accumulate
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+from manyranks.world import confine
 from manyranks.world.trouble import printable
 
 MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
-_TAGS = 100  # of a cell
-_DEEP = 40  # lists in lists: what nbformat says of a wrong one grows with its depth and all that is in it
-_FORMAT = 4  # nbformat's number
-_NAME = 1_000  # letters of a name in JSON: nbformat writes it at each depth of what it complains about
-_PARTS = 100_000  # of JSON in a notebook, each of which nbgrader copies many times
+SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a process of its own; bytes; of a file: the gradebook is large
+_FORK, _LETTERS = multiprocessing.get_context("fork"), 2_000  # of what is wrong with it
 _TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
 _LOGGED = 10_000  # letters of a message in a log
 _COMMENT, _KEYWORD = r"(?P<c1>#.*)", rf"(?P<k>\b(?:{'|'.join(keyword.kwlist)})\b)"  # named as Pygments names them
@@ -112,35 +111,36 @@ def refused(folder: Path) -> str:
                 return (
                     f"there are more than {_HANDED_IN} files and folders, or {_TOGETHER >> 20} MB, in {printable(str(folder))}"
                 )
-            if plain and path.name.endswith(".ipynb") and (what := unfit(path.read_bytes())):
-                return f"{shown} has {what}"
             if plain and path.name == "timestamp.txt" and not _TIME.fullmatch(path.read_bytes()):
                 return f"{shown} has no time"
     return ""
 
 
-def unfit(text: bytes) -> str:
-    """Returns what a notebook has that would hold a reader for long, in a time that grows as its length does; else nothing.
-
-    nbformat writes a notebook of an older format anew, in whatever size that asks for.
-    """
-    bare = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", text, flags=re.DOTALL))
-    if sum(map(bare.count, (b"{", b"[", b","))) > _PARTS:  # lists, dictionaries and their members
-        return f"more than {_PARTS:,} parts"
-    if max(accumulate((1 if sign in b"{[" else -1 for sign in re.findall(rb"[][{}]", bare)), initial=0)) > _DEEP:
-        return f"more than {_DEEP} levels"
-    found: list[dict] = []
+def within_limits(read: Callable[[], None]) -> None:
+    """Calls it in a process of its own, with limits on time and memory. Raises ValueError where that fails, or ends there."""
+    ours, theirs = _FORK.Pipe(duplex=False)
+    child = _FORK.Process(target=_told, args=(theirs, read))
+    child.start()
+    theirs.close()
     try:
-        whole = json.loads(text, object_hook=lambda one: found.append(one) or one)
-    except (ValueError, RecursionError):
-        return ""  # it is no notebook, and nbformat says so
-    if any(len(name) > _NAME for one in found for name in one):
-        return f"more than {_NAME:,} letters in a name"
-    tags = (one.get("tags") for one in found)  # of each cell, which nbformat compares with each other
-    if any(isinstance(each, list) and len(each) > _TAGS for each in tags):
-        return f"more than {_TAGS} tags"
-    old = isinstance(whole, dict) and whole.get("nbformat") != _FORMAT
-    return f"another format than {_FORMAT}: open it in JupyterLab and save it" if old else ""
+        why = ours.recv_bytes(_LETTERS).decode() if ours.poll(SECONDS) else f"it took more than {SECONDS} s"
+    except EOFError:
+        why = "it ended the process that read it"
+    finally:
+        child.kill()
+        child.join()
+    if why:
+        raise ValueError(why)
+
+
+def _told(above: Connection, read: Callable[[], None]) -> None:
+    confine.limit(_FILE, _MEMORY)
+    why = ""
+    try:
+        read()
+    except Exception as error:  # of a notebook of strangers: this raises many kinds
+        why = f"{type(error).__name__}: {error}"
+    above.send_bytes(why.encode(errors="replace")[:_LETTERS])
 
 
 def as_it_is(text: str) -> str:
