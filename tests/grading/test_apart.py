@@ -376,6 +376,14 @@ def test_a_check_sees_the_cells_before_it_only(court):
     assert len(checks(late)) == 1
 
 
+@pytest.mark.parametrize(("slow", "points"), [(1.0, 0), (4.0, 2)])
+def test_cells_have_more_time_where_this_machine_is_slow(slow, points, monkeypatch):
+    monkeypatch.setattr(apart, "slowness", lambda: slow)
+    monkeypatch.setattr(trial, "CELLS", 1.5)
+    found = judged("import time; time.sleep(2)\n" + RIGHT)
+    assert (found.points, "took more than 2 s together" in found.report.lines[0].found) == (points, slow == 1.0)
+
+
 def test_what_a_cell_prints_is_no_row_of_the_table(capfd):
     judged("print('FORGED 3 of 3')\n" + WRONG)
     assert "FORGED" not in "".join(capfd.readouterr())

@@ -2,7 +2,7 @@
 
 import json
 from types import SimpleNamespace
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import nbformat
 import pytest
@@ -174,15 +174,14 @@ def test_honest_accidents_cost_no_points(course):
         del cell["outputs"], cell["execution_count"]
     check["attachments"] = {"a.png": {"image/png": "AA=="}}
     pasted = new_code_cell("1 / 0", metadata=graded(grade_id="of_another_exercise", solution=True, locked=True))
-    odd.cells += [pasted, new_code_cell("2"), new_code_cell("3" + 2_000 * "\n")]
+    odd.cells += [new_raw_cell("a picture" * 40_000), pasted, new_code_cell("2"), new_code_cell("3" + 2_000 * "\n")]
     odd.cells[-1]["outputs"] = [{"output_type": "display_data", "data": {}}]
     del odd.cells[-2]["outputs"], odd.cells[-2]["execution_count"]
     odd.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {}}
     (folder := course.root / "submitted" / "odd" / course.name).mkdir(parents=True)
     (folder / f"{course.name}.ipynb").write_text(json.dumps(odd))
     (folder / f"{course.name}.html").write_text("exported")
-    done = course.api.autograde(course.name, "odd")
-    assert "checksum" not in done["log"]
+    assert "checksum" not in course.api.autograde(course.name, "odd")["log"]
     course._do(course.api.generate_feedback(course.name, "odd"))
     assert course.points("odd") == {"check_double": 2, "check_rest": 1}
     assert "exported" not in course.feedback("odd")
@@ -227,12 +226,14 @@ def test_a_notebook_of_very_many_cells_is_refused_and_the_log_says_why(course):
         course.submit("many", many)
 
 
-def test_the_log_says_what_this_machine_could_not_judge(course, monkeypatch):
-    def full(read):
-        raise apart.NotJudged("no room")
+NOT_JUDGED = r"NOT JUDGED, so the 0 points are nobody's: autograde it again \(no room\)"
 
-    monkeypatch.setattr(autograde, "_judge", lambda fewer_fences: SimpleNamespace(judged=full))
-    with pytest.raises(RuntimeError, match=r"NOT JUDGED, so the 0 points are nobody's: autograde it again \(no room\)"):
+
+@pytest.mark.parametrize(("error", "log"), [(apart.NotJudged("no room"), NOT_JUDGED), (SystemExit(), "Autograding")])
+def test_what_was_not_judged_is_judged_the_next_time(course, monkeypatch, error, log):
+    monkeypatch.setattr(autograde, "_judge", lambda fewer_fences: SimpleNamespace(judged=Mock(side_effect=error)))
+    with pytest.raises(RuntimeError, match=log):
         course.submit("later", answered(course.release, {"double": RIGHT}))
     monkeypatch.undo()
-    assert course.submit("later", answered(course.release, {"double": RIGHT}))["check_double"] == 2
+    course._do(course.api.autograde(course.name, "later"))
+    assert course.points("later")["check_double"] == 2

@@ -1,13 +1,17 @@
 """Files and names of strangers: refused soon where reading would take long, and written so that none passes for another."""
 
 import html
+import json
 import logging
+import os
 import re
 import time
 import unicodedata
+from contextlib import nullcontext
 
 import pytest
 
+from manyranks.world import scratch
 from manyranks.world.scratch import colored, in_plain_letters, refused
 from manyranks.world.trouble import named, no_column
 from tests.fences import SLOW_TO_COLOR
@@ -23,6 +27,22 @@ def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
         with open(tmp_path / f"{i}", "wb") as file:
             file.truncate(20 << 20)
     assert "more than 200 files and folders, or 100 MB" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("read", "why"),
+    [
+        (lambda: None, ""),
+        (lambda: bytes(3 << 30), "MemoryError: "),
+        (lambda: time.sleep(60), "it took more than 1 s"),
+        (lambda: os._exit(0), "it ended the process that read it"),
+        (lambda: json.loads("x" * 9), "JSONDecodeError: Expecting value"),
+    ],
+)
+def test_what_reads_a_stranger_s_file_has_limits(read, why, monkeypatch):
+    monkeypatch.setattr(scratch, "SECONDS", 1)
+    with pytest.raises(ValueError, match=why) if why else nullcontext():
+        scratch.within_limits(read)
 
 
 def test_a_folder_is_refused_that_a_link_leads_to(tmp_path):

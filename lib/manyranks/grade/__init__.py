@@ -8,18 +8,4 @@ from manyranks import lazy
 
 lazy.require("torch", "numpy", "cloudpickle", "psutil", "msgspec")
 
-__getattr__, __dir__, __all__ = lazy.names(
-    __name__,
-    "checkpointing",
-    "collectives",
-    "context",
-    "data_parallel",
-    "expert",
-    "mfu",
-    "nd",
-    "pipeline",
-    "tensor",
-    "zero",
-    Report="check",
-    Line="check",
-)
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

@@ -15,6 +15,7 @@ from functools import cache, wraps
 from glob import glob
 from pathlib import Path
 
+import nbformat
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
@@ -28,7 +29,7 @@ from traitlets import Bool
 from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
-from manyranks.world.scratch import as_it_is, in_plain_letters, refused, within_limits
+from manyranks.world.scratch import TEXT, as_it_is, in_plain_letters, refused, within_limits
 from manyranks.world.trouble import printable
 
 _MOST, _CELLS, _CODE = 200, 1000, 200_000  # cells with a name of nbgrader's; all cells, and letters, of a notebook
@@ -69,10 +70,7 @@ class JudgeApart(ExecuteWhatRuns):
     fewer_fences = Bool(False, help="judge as root, or where the system has no fences").tag(config=True)
 
     def preprocess(self, nb: NotebookNode, resources, km=None):
-        graded = [
-            cell for cell in nb.cells if cell.cell_type == "code" and utils.is_grade(cell) and not utils.is_solution(cell)
-        ]
-        if not all(submission.is_check(cell) for cell in graded):
+        if not all(submission.is_check(cell) for cell in nb.cells if _is_test(cell)):
             nb, resources = super().preprocess(nb, resources, km)
         try:
             for judged in _judge(self.fewer_fences).judged(lambda: nb):
@@ -103,19 +101,19 @@ class Tidied(NbGraderPreprocessor):
     """
 
     def preprocess(self, nb: NotebookNode, resources):
-        seen, cells = set(), []
-        if len(nb.cells) > _CELLS:
-            raise ValueError(f"it has more than {_CELLS:,} cells")
-        if sum(len(cell.source) for cell in nb.cells) > _CODE:
-            raise ValueError(f"the cells have more than {_CODE:,} letters")
+        seen, cells, left = set(), [], _CODE
+        if len(nb.cells) > _CELLS or sum(len(cell.source) for cell in nb.cells if cell.cell_type == "code") > _CODE:
+            raise ValueError(f"it has more than {_CELLS:,} cells, or more than {_CODE:,} letters of code")
         for cell in reversed(nb.cells):
             told, name = cell.metadata.get("nbgrader"), submission.grade_id(cell)
-            cells.insert(0, _NEW[cell.cell_type](f"{cell.source}"))
+            text = f"{cell.source}"[: None if cell.cell_type == "code" else min(TEXT, left)]  # pictures may be in a text
+            left -= len(text) * (cell.cell_type != "code")
+            cells.insert(0, _NEW[cell.cell_type](text))
             if _ID.fullmatch(name) and name not in seen and len(seen) < _MOST:
                 seen.add(name)
                 kinds = {kind: bool(told.get(kind)) for kind in ("grade", "solution", "locked", "task")}
-                known = NotebookNode(kinds, grade_id=name, schema_version=MetadataValidator.schema_version)
-                cells[0].metadata.nbgrader = known
+                kinds |= {"grade_id": name, "schema_version": MetadataValidator.schema_version}
+                cells[0].metadata.nbgrader = NotebookNode(kinds)
         return new_notebook(cells=cells), resources
 
 
@@ -145,6 +143,8 @@ def regular_files_only(start):
         try:
             if why := refused(Path(self._format_source(assignment_id, student_id))):
                 raise ValueError(why)
+            if _cut_off(judged := Path(self._format_dest(assignment_id, student_id))):
+                utils.rmtree(f"{judged}")
             graded_now = start(self, assignment_id, student_id)
         finally:
             if graded_now:
@@ -152,6 +152,16 @@ def regular_files_only(start):
         return graded_now
 
     return checked
+
+
+def _cut_off(folder: Path) -> bool:
+    """Whether nbgrader was ended before the checks of these notebooks had a result: then they are judged anew."""
+    cells = (cell for path in folder.glob("*.ipynb") for cell in nbformat.read(path, 4).cells if _is_test(cell))
+    return any(not cell.outputs for cell in cells)
+
+
+def _is_test(cell: NotebookNode) -> bool:
+    return cell.cell_type == "code" and utils.is_grade(cell) and not utils.is_solution(cell)
 
 
 def with_names_of_one_line(start):
@@ -224,7 +234,7 @@ class NoResultNoPoints(NbGraderPreprocessor):
     """Puts an error into every test cell that did not end with one number from 0 to its points, before grades are saved."""
 
     def preprocess_cell(self, cell: NotebookNode, resources, cell_index: int):
-        if cell.cell_type == "code" and utils.is_grade(cell) and not utils.is_solution(cell) and not has_points(cell):
+        if _is_test(cell) and not has_points(cell):
             text = "no points: the cell did not run to its end, or did not end with the points of a report"
             cell.outputs.insert(0, new_output("error", ename="NoResult", evalue=text, traceback=[f"NoResult: {text}"]))
         return cell, resources

@@ -36,7 +36,7 @@ _C10D = "torch._C._distributed_c10d"
 _OF_C10D = "done exception get_future is_completed is_success name rank result size synchronize then value wait"
 # What watches the answer, and is called in the middle of it.
 _WATCHES = (
-    *("manyranks.grade.learner", "manyranks.lazy"),  # an import is no call
+    *("manyranks.grade.learner", "manyranks.grade.absent._display", "manyranks.lazy"),  # an import is no call
     *(f"manyranks.measure.{name}" for name in ("calls", "ends", "journal", "memory", "operators", "place", "watch")),
     "manyranks.world",
 )

@@ -120,8 +120,8 @@ plan = Task(
     part=True,
     ready=Ready(
         given=tuple(f"manyranks.theory.{name}" for name in ("plan", "cluster", "hardware", "shapes")),
-        hint="the answer is one plan, written down: search in a cell of your own, as long as you like, and return what you "
-        "found, theory.Plan(dp=…, pp=…, …)",
+        hint="the answer is one plan, written down: search in a cell of your own, delete that cell, and return what you found, "
+        "theory.Plan(dp=…, pp=…, …)",
     ),
     advice=(
         (r"ValueError: ", "a Plan says what cannot be, and what can"),

@@ -33,7 +33,7 @@ from manyranks.world.world import World
 
 CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s on a quiet machine
-_BUSY, _MOST_PATIENCE = 1.5, 6.0  # slowness from which a late run gets more time, and how much
+BUSY, MOST_PATIENCE = 1.5, 6.0  # slowness from which a late run gets more time, and how much
 _LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
 _OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent beside what is noted: headers; connections and new groups
 _NAMES = {Send: "send", Recv: "recv"}
@@ -156,7 +156,7 @@ def _trial(world: World, answer: Callable, job: Job, key: str) -> Trial:
     try:
         return _ran(world, answer, job, key, patient=False)
     except _Busy as busy:
-        world.timeout = round(_RUN_SECONDS * min(busy.args[0], _MOST_PATIENCE), 1)
+        world.timeout = round(_RUN_SECONDS * min(busy.args[0], MOST_PATIENCE), 1)
         return _ran(world, answer, job, key, patient=True)
 
 
@@ -204,7 +204,7 @@ def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: boo
     except WorldError as error:
         returned = isinstance(error, RankHung) and set(error.states.values()) == {RETURNED}
         slow = slowness() if isinstance(error, RankHung) and not patient and late(error) else 1.0
-        if slow >= _BUSY or (returned and not patient):
+        if slow >= BUSY or (returned and not patient):
             raise _Busy(slow) from error
         found = trouble(error, journal.read(folder, world.size))
     except Exception as error:  # a function that cannot be sent to the ranks, a result that cannot be read
@@ -240,12 +240,8 @@ def rehearse(answer, job: Job, folder: str) -> dict:
     refuse_itself(answer, job.ready)
     with watch.watching(), refused(job.ready):
         results = {name: _sendable(value) for name, value in job.run(job.case, answer, watch).items()}
-    return {
-        "results": results,
-        "events": [tuple(event) for event in watch.events],
-        "held": watch.held,
-        "peak": watch.peak_bytes,
-    }
+    events = [tuple(event) for event in watch.events]
+    return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes}
 
 
 def _sendable(value):

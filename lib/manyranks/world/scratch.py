@@ -24,12 +24,12 @@ LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why 
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
 SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a process of its own; bytes; of a file: the gradebook is large
 _FORK, _LETTERS = multiprocessing.get_context("fork"), 2_000  # of what is wrong with it
-_TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
+TEXT, _BLANK = 20_000, 50  # letters of a text that is shown; blanks in a row
 _LOGGED = 10_000  # letters of a message in a log
 _COMMENT, _KEYWORD = r"(?P<c1>#.*)", rf"(?P<k>\b(?:{'|'.join(keyword.kwlist)})\b)"  # named as Pygments names them
 _STRING = r"""(?P<s2>("{3}|'{3})(?>\\?[\s\S])*?(?:\4|\Z)|(["'])(?>\\[\s\S]|.)*?(?:\5|$))"""  # one without an end is one, too
 _COLORED = re.compile(f"{_COMMENT}|{_KEYWORD}|{_STRING}", re.MULTILINE)  # takes a time that grows as the text does
-_TIME = re.compile(rb"[\w :.+-]{0,60}\s*")  # of a submission
+_TIME, _LINE = re.compile(rb"[\w :.+-]{0,60}\s*"), 100  # of a submission; bytes
 _TRIES, _MOMENT = 5, 0.2  # how often it is removed; seconds
 
 
@@ -111,7 +111,7 @@ def refused(folder: Path) -> str:
                 return (
                     f"there are more than {_HANDED_IN} files and folders, or {_TOGETHER >> 20} MB, in {printable(str(folder))}"
                 )
-            if plain and path.name == "timestamp.txt" and not _TIME.fullmatch(path.read_bytes()):
+            if path.name == "timestamp.txt" and (status.st_size > _LINE or not _TIME.fullmatch(path.read_bytes())):
                 return f"{shown} has no time"
     return ""
 
@@ -135,6 +135,7 @@ def within_limits(read: Callable[[], None]) -> None:
 
 def _told(above: Connection, read: Callable[[], None]) -> None:
     confine.limit(_FILE, _MEMORY)
+    warnings.simplefilter("ignore")  # of each cell that is not as it should be
     why = ""
     try:
         read()
@@ -145,7 +146,7 @@ def _told(above: Connection, read: Callable[[], None]) -> None:
 
 def as_it_is(text: str) -> str:
     """Returns Markdown that shows a text with none of its HTML, and without long gaps, for others open it."""
-    text = re.sub(rf"\s{{{_BLANK},}}", "\n", text[:_TEXT])
+    text = re.sub(rf"\s{{{_BLANK},}}", "\n", text[:TEXT])
     fence = "~" * (3 + max(map(len, re.findall("~+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"
 
