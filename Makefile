@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all test-gpu labs lint notebooks exercises gallery bench site wheel clean
+.PHONY: lab venv test test-all test-strict test-gpu labs lint notebooks exercises gallery bench site wheel clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
 	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=$(CURDIR) notebooks/00_start_here.ipynb
@@ -23,9 +23,14 @@ TESTS    = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --n
 test: lint ## lint, then the tests, with every lesson executed and compared: eight minutes on two cores
 	$(TESTS) $(LESSONS) tests --ignore tests/cluster
 
-test-all: lint ## the labs as well, all numbers of ranks, all pairs of axes, every wrong answer, every solution judged apart
+test-all: lint test-strict ## the labs as well, all numbers of ranks, all pairs of axes, every wrong answer, every solution judged apart
 	$(TESTS) -m '' $(LABS) $(LESSONS) tests --ignore tests/cluster
 	$(BIN)/python -m pytest -m '' tests/cluster
+
+STRICT := collectives clipping context data_parallel expert fsdp inside mesh nd offload pipeline precision recomputed sharded small tensor trainer zero
+
+test-strict: $(VENV)/.installed-test ## every technique, and the trainer with every plan, by NCCL's rules: see tests/strict.py
+	MANYRANKS_STRICT=1 $(TESTS) -m '' $(foreach name,$(STRICT),$(wildcard tests/ranks/test_$(name)*.py))
 
 test-gpu: $(VENV)/.installed-test ## what needs a GPU; says what it skips
 	$(BIN)/python -m pytest -m gpu -rs tests/unit tests/ranks

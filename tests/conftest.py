@@ -29,6 +29,10 @@ IMPORTED = (
     "manyranks.grade.check",
 )
 local._START = local._START.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
+INSTALL = f"; sys.path.append({str(ROOT)!r}); from tests import strict; strict.install(); sys.path.pop(); serve("
+STRICT = "MANYRANKS_STRICT" in os.environ  # all ranks go by NCCL's rules: see tests/strict.py
+if STRICT:
+    local._START = local._START.replace("; serve(", INSTALL)
 
 # Where the environment forbids bytecode, each process of a run would compile the library, and each worker all tests.
 sys.dont_write_bytecode = False
@@ -90,6 +94,8 @@ def twice(start):
 
 
 def pytest_runtest_setup(item):
+    if STRICT and item.get_closest_marker("lenient"):
+        pytest.skip("not by NCCL's rules: see the marker")
     for marker in item.iter_markers("gpu"):
         import torch
 

@@ -37,6 +37,7 @@ def reduces(calls) -> list:
     return [call for call in calls if call.op == "all_reduce"]
 
 
+@pytest.mark.lenient
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_step_sends_the_theory_s_bytes_in_as_many_calls_as_there_are_buckets(shared_worlds, variant, dtype):
@@ -144,6 +145,7 @@ def test_each_parameter_is_in_one_bucket_of_its_dtype_and_no_bucket_is_too_large
         assert bucket.row_E.nbytes == sum(p.nbytes for p in bucket.parameters)
 
 
+@pytest.mark.lenient
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_only_the_overlapped_one_s_buckets_leave_before_backward_ends(shared_worlds, variant):
     """By the order of what the ranks issue: products of matrices after the first all-reduce are backward's."""
@@ -162,6 +164,7 @@ def test_only_the_overlapped_one_s_buckets_leave_before_backward_ends(shared_wor
         assert kinds.count("reduce") == 1 or (kinds[first + 1] != "Wait") == overlapped
 
 
+@pytest.mark.lenient
 def test_on_a_cluster_overlapping_hides_communication_that_buckets_alone_do_not(shared_world):
     def replayed(variant):
         return shared_world.measure(one_step, variant, flops=True).replay(theory.clusters["h100-dgx"])

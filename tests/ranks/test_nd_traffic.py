@@ -140,6 +140,7 @@ def test_what_each_rank_sends_on_each_axis_is_the_theory_s(seen, name):
         assert one.sent == expected(gpt, chosen, rank), f"rank {rank}"
 
 
+@pytest.mark.lenient
 @pytest.mark.parametrize("name", matrix(CASES, KEPT))
 def test_what_each_rank_has_after_backward_is_the_theory_s_and_nothing_else(seen, name):
     """The tensors that are alive: no stage of another rank is, and no weight that tensor parallelism has cut."""

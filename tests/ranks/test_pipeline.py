@@ -8,7 +8,6 @@ import time
 import weakref
 from contextlib import nullcontext
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
@@ -311,6 +310,7 @@ def test_each_boundary_between_ranks_carries_a_micro_batch_once_in_each_directio
             step[before] += m * b * SEQ * HIDDEN * 8
             step[after] += m * b * SEQ * HIDDEN * 8
             told[before] += m * 80  # shape and dtype, in the first step
+    told = [bytes + 8 * (p - 1) for bytes in told]  # and whether all have one schedule
     assert [one.payload_bytes[r] for r in range(p)] == [a + b for a, b in zip(step, told, strict=True)]
     assert [two.payload_bytes[r] - one.payload_bytes[r] for r in range(p)] == step
 
@@ -363,17 +363,17 @@ def test_as_many_micro_batches_are_in_flight_as_the_table_says(sizes, name):
 
 def test_what_was_sent_is_forgotten_once_it_has_arrived(sizes):
     def run():
-        most, send = [0], Mailbox._send
+        most, start = [0], Mailbox._start
 
         def counting(self, *args, **kwargs):
-            send(self, *args, **kwargs)
+            start(self, *args, **kwargs)
             most[0] = max(most[0], sum(map(len, self._sent.values())))
 
-        Mailbox._send = counting
+        Mailbox._start = counting
         try:
             trained(schedules.one_f_one_b(3, 12), 12, steps=2)
         finally:
-            Mailbox._send = send
+            Mailbox._start = start
         return most[0]
 
     assert max(sizes[3].run(run)) <= 2 * 3 + 3  # outputs in flight, each with its shape in the first step, and gradients
@@ -382,8 +382,9 @@ def test_what_was_sent_is_forgotten_once_it_has_arrived(sizes):
 def test_a_receive_is_posted_while_the_action_before_computes(sizes):
     measured = sizes[3].measure(trained, schedules.gpipe(3, 3), 3, steps=2, tied=False)
     told = [call.op for call in measured.calls[1] if call.bytes != 80]
-    # Of the rank in the middle, in the step in which it knows the shapes: what comes in, then what goes out.
-    assert told[12:] == ["recv", "recv", "send", "recv", "send", "recv", "send", "recv", "send", "recv", "send", "send"]
+    # Of the rank in the middle, in the step in which it knows the shapes, between its items: F0, F1, F2, B0, B1, B2.
+    between = ["recv recv", "send recv", "send", "send recv recv", "send recv", "send", "send"]
+    assert told[13:] == " ".join(between).split()
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -567,17 +568,19 @@ def test_what_cannot_run_is_refused_and_what_is_allowed_is_said(sizes):
     sizes[2].run(run)
 
 
-def test_nccl_is_refused_before_the_first_message(sizes):
-    def refused() -> str:
-        with mock.patch.object(dist, "get_backend_config", return_value="cpu:nccl,cuda:nccl"):
-            try:
-                Pipeline({dist.get_rank(): nn.Linear(2, 2)}, schedules.gpipe(2, 2), loss=nn.MSELoss())
-            except ValueError as error:
-                return f"{error}"
+def test_ranks_with_other_schedules_are_told_so_before_the_first_message(sizes):
+    def told() -> str:
+        schedule = schedules.gpipe(3, 4) if dist.get_rank() < 2 else schedules.one_f_one_b(3, 4)
+        pipeline = Pipeline({dist.get_rank(): nn.Linear(2, 2)}, schedule, loss=nn.MSELoss())
+        try:
+            pipeline.step(torch.ones(4, 2), torch.ones(4, 2))
+        except ValueError as error:
+            return f"{error}"
 
-    m = sizes[2].measure(refused)
-    assert all("a pipeline of 2 ranks on NCCL: its messages are told apart by tags" in said for said in m.results)
-    assert not any(m.calls.values())
+    m = sizes[3].measure(told)
+    assert ["rank 2 of the group was given another schedule than rank" in said for said in m.results] == [True, True, False]
+    assert m.results[2].startswith("1f1b: rank 0 of the group was given another schedule than rank 2")
+    assert {call.op for calls in m.calls.values() for call in calls} == {"all_gather"}
 
 
 @pytest.mark.parametrize("wrong", [lambda y: (y, y), lambda y: [y]])

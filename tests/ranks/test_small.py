@@ -22,6 +22,7 @@ CHAPTERS = {
 }
 
 
+@pytest.mark.lenient
 @pytest.mark.few(8)
 @pytest.mark.parametrize(("chapter", "change"), [(name, change) for name, each in CHAPTERS.items() for change in each])
 def test_ranks_count_what_theory_says(chapter, change):

@@ -76,6 +76,7 @@ def two_by_two(wrap, how: dict, steps: int = 3) -> float:
     return max(off(p, tp.cuts[n].own(whole[n].detach()) if n in tp.cuts else whole[n]) for n, p in tp.module.named_parameters())
 
 
+@pytest.mark.lenient
 @pytest.mark.parametrize("how", [{}, SP], ids=["plain", "sequence"])
 @pytest.mark.parametrize("wrap", [overlapped, pytorch_s])
 def test_two_replicas_of_two_ranks_train_as_one_process_on_both_batches(four, wrap, how):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 wait, get_future = dist.Work.wait, dist.Work.get_future
 wait_for, then = torch._C.Future.wait, torch._C.Future.then
 _GLOO = "pt_gloo_runloop"  # the threads in which ProcessGroupGloo runs collectives
+FOLLOWER = "ends of calls"  # a thread that waits for Works
 _TASKS = "/proc/self/task"  # Linux lists a process's threads here
 
 
@@ -78,7 +79,7 @@ class Followers:
 
         self._jobs.put(job)
         if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, daemon=True, name="ends of calls").start()
+            threading.Thread(target=self._work, daemon=True, name=FOLLOWER).start()
         return torch._C._distributed_c10d._create_work_from_future(future)
 
     def _work(self) -> None:

@@ -5,16 +5,4 @@ Imports are lazy (PEP 562): schedules brings in no torch.
 
 from manyranks import lazy
 
-__getattr__, __dir__, __all__ = lazy.names(
-    __name__,
-    "actions",
-    "automatic",
-    "csv_form",
-    "paced",
-    "program",
-    "runtime",
-    "schedules",
-    "split",
-    "split_backward",
-    "verify",
-)
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

@@ -3,18 +3,21 @@
 A message is known by the action that uses it: the F of a stage and micro-batch, or the B
 (a B and an I use the same one).
 
-No rank waits for a send. gloo's ends only when the other side receives, and two ranks that
-both waited for that first would wait for ever, whatever the messages' sizes. So a send is
-started and left alone, and a rank waits only for what its next action uses. The schedule is
-verified: the ranks that it waits for get there. Each message has a tag of its own, so that
-receives may be posted in any order; one is posted ahead, while the action before computes.
-(NCCL has no tags, and keeps the messages of two ranks in one order: Pipeline refuses it.)
+NCCL has no tags: what two ranks send each other arrives in the order in which both have
+posted it, and a message that is posted too early holds up those behind it. So all ranks
+agree on one order: that in which messages would be made if every F, I and W took a second.
+Between two of its items a rank posts, in one batch, what comes between them in that order.
+Then no circle can form: of all messages that have not arrived, take the first. All that its
+two ranks wait for before it has arrived, so both have posted it.
 
-What was sent stays in memory until it has arrived. A rank does not ask for that: a message
-from another rank shows that this one has received all that it used before.
+A rank waits only for what its next item uses, and for no send. What was sent stays in
+memory until it has arrived. A rank does not ask for that: a message from another rank shows
+that this one has received all that it used before.
 """
 
-from collections import defaultdict, deque
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -24,8 +27,11 @@ from torch import Tensor
 from manyranks.parallel.pipeline.actions import (
     BACKWARD,
     FORWARD,
+    NEEDS,
+    PARTS,
     WEIGHT,
     Action,
+    Pair,
     Schedule,
     singles,
 )
@@ -54,6 +60,8 @@ class _Sent(NamedTuple):
 class Routes:
     """Who sends what to whom, and when: the part that is the same in every step.
 
+    posted: the messages that this rank sends or receives before its first item, before its
+    second, …, and at the end. made, used: where in the tables of their ranks.
     specs: of the messages that were sent or received before: each is said once.
     """
 
@@ -63,20 +71,20 @@ class Routes:
         self.made: dict[Action, int] = {}
         self.used: dict[Action, int] = {}
         self.specs: dict[Action, Spec] = {}
-        self.awaited: list[Action] = []
-        for rank in range(len(schedule.ranks)):
-            for place, item in enumerate(schedule.ranks[rank]):
-                for action in singles(item):
-                    self._note(rank, place, action)
-
-    def _note(self, rank: int, place: int, action: Action) -> None:
-        """What the action uses, from another rank or not, and what it makes."""
-        if (made := self.made_by(action)) is not None:
-            self.made[made] = place
-        if (used := self.used_by(action)) is not None:
-            self.used[used] = place
-            if rank == self.rank and self.source(used) != rank:
-                self.awaited.append(used)
+        moments = _moments(schedule)
+        own = moments[self.rank]
+        self.posted: list[list[Action]] = [[] for _ in range(len(own) + 1)]
+        items = [
+            (at, r, place) for r, row in enumerate(moments) for place, at in enumerate(row)
+        ]
+        for at, rank, place in sorted(items):
+            for action in singles(schedule.ranks[rank][place]):
+                if (used := self.used_by(action)) is not None:
+                    self.used[used] = place
+                if (made := self.made_by(action)) is not None:
+                    self.made[made] = place
+                    if rank != self.target(made) and self.rank in (rank, self.target(made)):
+                        self.posted[bisect(own, at)].append(made)
 
     def used_by(self, action: Action) -> Action | None:
         first, last = action.stage == 0, action.stage == self.schedule.stages - 1
@@ -99,9 +107,35 @@ class Routes:
     def target(self, message: Action) -> int:
         return self.schedule.placement[message.stage]
 
-    def tag(self, message: Action) -> int:
-        number = message.stage * self.schedule.microbatches + message.microbatch
-        return 4 * number + 2 * (message.kind == FORWARD)
+
+def _moments(schedule: Schedule) -> list[list[tuple[int, bool, int]]]:
+    """For each rank, when its items would end if every F, I and W took a second.
+
+    Of those that end together backwards go first, and of two in one direction the one whose
+    message the other takes: so it is posted while that one computes.
+    """
+    over: dict[Action, int] = {}
+    rows: list[list[tuple[int, bool, int]]] = [[] for _ in schedule.ranks]
+    while any(map(lambda row, items: len(row) < len(items), rows, schedule.ranks)):
+        for row, items in zip(rows, schedule.ranks, strict=True):
+            for item in items[len(row) :]:
+                needs = [over.get(need) for need in _needs(schedule, item)]
+                if None in needs:
+                    break
+                free, actions = row[-1][0] if row else 0, singles(item)
+                parts = [one._replace(kind=k) for one in actions for k in PARTS[one.kind]]
+                end = max([free, *needs]) + len(parts)
+                over |= dict.fromkeys(parts, end)
+                forward = actions[0].kind == FORWARD
+                row.append((end, forward, actions[0].stage * (1 if forward else -1)))
+    return rows
+
+
+def _needs(schedule: Schedule, item: Action | Pair) -> Iterator[Action]:
+    for kind, stage, k in singles(item):
+        for needed, offset in NEEDS[kind]:
+            if 0 <= stage + offset < schedule.stages:
+                yield Action(needed, stage + offset, k)
 
 
 class Mailbox:
@@ -109,44 +143,47 @@ class Mailbox:
 
     def __init__(self, routes: Routes, device: torch.device):
         self._routes, self._device = routes, device
-        self._awaited = deque(routes.awaited)
         self._here: dict[Action, Tensor] = {}  # from a stage on this very rank
+        self._leaving: dict[Action, Tensor] = {}
         self._coming: dict[Action, tuple[dist.Work, Tensor]] = {}
         self._sent: dict[int, list[_Sent]] = defaultdict(list)
-        self._post_next()
+
+    def post(self, place: int) -> None:
+        """Starts to send and to receive what comes before the rank's item at this place."""
+        batch = []
+        for message in self._routes.posted[place]:
+            if message not in self._routes.specs:
+                self._start(batch)
+                batch = []
+                self._routes.specs[message] = self._agreed_spec(message)
+            shape, dtype = self._routes.specs[message]
+            leaving = self._leaving.pop(message, None)
+            if leaving is None:
+                leaving = torch.empty(shape, dtype=dtype, device=self._device)
+            batch.append((message, leaving))
+        self._start(batch)
 
     def take(self, message: Action) -> Tensor:
         """Waits for the message. Afterwards it is the caller's."""
         if message in self._here:
             return self._here.pop(message)
-        if message not in self._routes.specs:
-            self._routes.specs[message] = self._receive_spec(message)
-        if message not in self._coming:
-            self._post(message)
-        self._awaited.popleft()  # messages are taken in the order of the rank's table
         work, tensor = self._coming.pop(message)
         work.wait()
-        self._post_next()
         self._forget_arrived(message)
         return tensor
 
     def give(self, message: Action, tensor: Tensor) -> None:
-        """Starts to send the tensor, which nobody may change from here on.
+        """Takes the tensor along at the next post(). Nobody may change it from here on.
 
         Raises ValueError where it is not what was sent in the step before.
         """
-        routes, to = self._routes, self._routes.target(message)
-        if to == routes.rank:
+        if self._routes.target(message) == self._routes.rank:
             self._here[message] = tensor
             return
         spec = Spec.of(tensor)
-        if message not in routes.specs:
-            routes.specs[message] = spec
-            if message.kind == FORWARD:
-                self._send(message, _encoded(spec, self._device), tag=1)
-        if routes.specs[message] != spec:
-            raise _changed(message, routes.specs[message], spec)
-        self._send(message, tensor.contiguous())
+        if (known := self._routes.specs.get(message, spec)) != spec:
+            raise _changed(message, known, spec)
+        self._leaving[message] = tensor.contiguous()
 
     def expect_gradient(self, stage: int, microbatch: int, output: Tensor) -> None:
         """A gradient has the shape and dtype of its output: nobody says it."""
@@ -160,30 +197,35 @@ class Mailbox:
                 message.work.wait()
         self._sent.clear()
 
-    def _send(self, message: Action, tensor: Tensor, tag: int = 0) -> None:
-        routes, to = self._routes, self._routes.target(message)
-        number = routes.tag(message) + tag
-        work = dist.isend(tensor, group=routes.group, group_dst=to, tag=number)
-        self._sent[to].append(_Sent(routes.used[message], work, tensor))
+    def _start(self, batch: list[tuple[Action, Tensor]]) -> None:
+        """Of the messages, sends this rank's own and receives the others, all at once."""
+        routes, ops = self._routes, []
+        for message, tensor in batch:
+            mine = routes.source(message) == routes.rank
+            call, peer = (
+                (dist.isend, routes.target) if mine else (dist.irecv, routes.source)
+            )
+            ops.append(
+                dist.P2POp(call, tensor, group=routes.group, group_peer=peer(message))
+            )
+        works = dist.batch_isend_irecv(ops) if ops else []
+        works = works * len(ops) if len(works) < len(ops) else works  # NCCL has one for all
+        for (message, tensor), op, work in zip(batch, ops, works, strict=True):
+            if op.op == dist.irecv:
+                self._coming[message] = work, tensor
+            else:
+                sent = _Sent(routes.used[message], work, tensor)
+                self._sent[routes.target(message)].append(sent)
 
-    def _post_next(self) -> None:
-        """Posts the next receive, if it is known of what."""
-        if self._awaited and self._awaited[0] in self._routes.specs:
-            self._post(self._awaited[0])
-
-    def _post(self, message: Action) -> None:
-        shape, dtype = self._routes.specs[message]
-        tensor = torch.empty(shape, dtype=dtype, device=self._device)
-        self._coming[message] = self._receive(message, tensor), tensor
-
-    def _receive(self, message: Action, tensor: Tensor, tag: int = 0) -> dist.Work:
-        routes, number = self._routes, self._routes.tag(message) + tag
-        source = routes.source(message)
-        return dist.irecv(tensor, group=routes.group, group_src=source, tag=number)
-
-    def _receive_spec(self, message: Action) -> Spec:
+    def _agreed_spec(self, message: Action) -> Spec:
+        """What the message is: its sender says it beforehand, unless it is a gradient."""
+        if (leaving := self._leaving.get(message)) is not None:
+            if message.kind == FORWARD:
+                self._start([(message, _encoded(Spec.of(leaving), self._device))])
+            return Spec.of(leaving)
         header = torch.empty(2 + _DIMS, dtype=torch.int64, device=self._device)
-        self._receive(message, header, tag=1).wait()
+        self._start([(message, header)])
+        self._coming.pop(message)[0].wait()
         kind, dims, *sizes = header.tolist()
         return Spec(tuple(sizes[:dims]), _TYPES[kind])
 

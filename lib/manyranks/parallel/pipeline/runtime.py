@@ -9,6 +9,7 @@ Any verified schedule is executed: a rank goes through its table, and for each a
 what it uses from its mailbox, computes, and sends what another stage uses.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -53,9 +54,9 @@ class Pipeline:
     over other ranks: its gradients leave in the stage's last B or W, and step() calls
     finish().
     Raises ValueError for stages that are not those of this rank, a group of another size, a
-    schedule that cannot run, NCCL between ranks, no loss on the last stage's rank, and a
-    shared parameter that is sharded, or in two wrappers on this rank (wrap a ModuleList of
-    the stages instead, and finish() it after step()).
+    schedule that cannot run, no loss on the last stage's rank, and a shared parameter that
+    is sharded, or in two wrappers on this rank (wrap a ModuleList of the stages instead,
+    and finish() it after step()); at the first step(), for ranks with other schedules.
     """
 
     def __init__(
@@ -70,13 +71,12 @@ class Pipeline:
         verify(schedule)
         _check_ranks(schedule, dist.get_world_size(group))
         _check_stages(stages, schedule, dist.get_rank(group))
-        _check_backend(stages.values(), schedule, group)
         if loss is None and schedule.stages - 1 in stages:
             raise ValueError("this rank has the last stage: give it a loss")
         self.stages, self.schedule, self.loss = dict(stages), schedule, loss
         self.pace = pace or (lambda item: nullcontext())
         self.routes = Routes(schedule, group)
-        self._items = schedule.ranks[self.routes.rank]
+        self._items, self._agreed = schedule.ranks[self.routes.rank], False
         self._tied, self._ties = Tied(self.stages, schedule, group), ties
         actions = schedule.actions(self.routes.rank)
         self.splits = {(a.stage, a.microbatch) for a in actions if a.kind == INPUT}
@@ -95,10 +95,11 @@ class Pipeline:
         is the loss of the batch. Raises ValueError for a batch that is smaller than m.
         """
         step = _Step(self, inputs, targets)
+        if not self._agreed:
+            _check_agreed(self.schedule, self.routes.group, _device(self.stages))
+            self._agreed = True
         self._tied.begin()
-        for item in self._items:
-            step.do(item)
-        step.mail.close()
+        step.run(self._items)
         for stage in self.stages.values():
             if isinstance(stage, (DataParallel, FullyShardedDataParallel)):
                 stage.finish()
@@ -121,9 +122,7 @@ class Pipeline:
         """One batch, forward only, in so many micro-batches; otherwise as step()."""
         schedule = forwards(self.schedule.placement, microbatches)
         step = _Step(self, inputs, targets, Routes(schedule, self.routes.group))
-        for action in schedule.ranks[self.routes.rank]:
-            step.do(action)
-        step.mail.close()
+        step.run(schedule.ranks[self.routes.rank])
         return step.shares()
 
 
@@ -155,6 +154,15 @@ class _Step:
         self._halves: dict[tuple[int, int], SplitBackward] = {}  # whose W is to come
         self.losses: dict[int, Tensor] = {}
         self.mail = Mailbox(self._routes, _device(self._stages))
+
+    def run(self, items: Iterable[Action | Pair]) -> None:
+        """Does the rank's items, with the messages that come between them."""
+        place = 0
+        for place, item in enumerate(items, 1):
+            self.mail.post(place - 1)
+            self.do(item)
+        self.mail.post(place)
+        self.mail.close()
 
     def do(self, item: Action | Pair) -> None:
         """Takes what the item uses, computes, and sends. In a Pair, forward comes first."""
@@ -285,16 +293,18 @@ def _check_ranks(schedule: Schedule, size: int) -> None:
         )
 
 
-def _check_backend(
-    stages: Iterable[nn.Module], schedule: Schedule, group: dist.ProcessGroup | None
+def _check_agreed(
+    schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device
 ) -> None:
-    devices = {p.device.type for stage in stages for p in stage.parameters()} or {"cpu"}
-    carries = str(dist.get_backend_config(group)).split(",")  # "cpu:gloo", "cuda:nccl"
-    if len(schedule.ranks) > 1 and any(f"{one}:nccl" in carries for one in devices):
+    """All ranks work out the order of messages for themselves: from the same schedule."""
+    told = hashlib.sha256(repr(schedule).encode()).digest()
+    mine = torch.tensor(list(told[:8]), dtype=torch.uint8, device=device)
+    each = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(each, mine, group=group)
+    if others := [rank for rank, one in enumerate(each) if not one.equal(mine)]:
         raise ValueError(
-            f"a pipeline of {len(schedule.ranks)} ranks on NCCL: its messages are told "
-            "apart by tags, which NCCL has not; leave the stages on the CPU, where gloo "
-            "carries them, or choose other axes, with pp=1"
+            f"{schedule.name}: rank {others[0]} of the group was given another schedule "
+            f"than rank {dist.get_rank(group)}; give all ranks the same one"
         )
 
 

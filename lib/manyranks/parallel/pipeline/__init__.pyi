@@ -1,0 +1,30 @@
+from . import (
+    actions as actions,
+)
+from . import (
+    automatic as automatic,
+)
+from . import (
+    csv_form as csv_form,
+)
+from . import (
+    paced as paced,
+)
+from . import (
+    program as program,
+)
+from . import (
+    runtime as runtime,
+)
+from . import (
+    schedules as schedules,
+)
+from . import (
+    split as split,
+)
+from . import (
+    split_backward as split_backward,
+)
+from . import (
+    verify as verify,
+)
