@@ -13,14 +13,7 @@ from manyranks import lazy
 
 __version__ = "0.1.0"
 
-_WORLD_NAMES = ("World", "WorldError", "RankFailed", "RankDied", "RankHung")
-__getattr__, __dir__, __all__ = lazy.names(
-    __name__,
-    *("timeline", "theory", "measure", "world", "parallel", "training", "given", "small", "show", "grade"),
-    attempt="lesson",
-    my_progress="progress",
-    **dict.fromkeys(_WORLD_NAMES, "world"),
-)
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)
 
 
 def load_ipython_extension(shell) -> None:

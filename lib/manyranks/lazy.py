@@ -1,9 +1,11 @@
 """Below all floors: a package's public names, each loaded when it is first used (PEP 562). Standard library only."""
 
+import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 
 class Missing(ImportError):
@@ -24,17 +26,23 @@ def require(*packages: str) -> None:
         raise Missing(f"manyranks needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
 
 
-def names(package: str, /, *modules: str, **homes: str) -> tuple[Callable, Callable, list[str]]:
-    """A package's __getattr__, __dir__ and __all__. modules: its public modules; homes: other public names -> their module."""
-    public = [*modules, *homes]
+def names(package: str, file: str) -> tuple[Callable, Callable, list[str]]:
+    """A package's __getattr__, __dir__ and __all__: the names that its stub, __init__.pyi, imports from its own modules.
+
+    file: of the package. Editors and type checkers read the same stub.
+    """
+    homes: dict[str, str | None] = {}  # name -> the module that has it, None for one that is a module itself
+    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            homes |= {alias.name: node.module for alias in node.names}
 
     def get(name: str):
-        if name not in public:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(f"{package}.{homes.get(name, name)}")
-        return getattr(module, name) if name in homes else module
+        module = import_module(f"{package}.{homes[name] or name}")
+        return getattr(module, name) if homes[name] else module
 
     def all_names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *public})
+        return sorted({*vars(sys.modules[package]), *homes})
 
-    return get, all_names, public
+    return get, all_names, list(homes)

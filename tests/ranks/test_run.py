@@ -1,6 +1,7 @@
 """world.run: what can be sent and returned, what ranks print, what does not leak, what stays between cells."""
 
 import functools
+import importlib
 import os
 import time
 
@@ -196,3 +197,30 @@ def test_auto_is_nccl_where_every_rank_can_have_a_gpu():
 def test_one_gpu_is_enough_for_a_world_of_one():
     with mr.World(1, backend="nccl") as world:
         assert world.run(lambda: dist.all_reduce(x := torch.ones(2, device="cuda")) or x.device.type) == ["cuda"]
+
+
+def test_a_new_world_sees_the_environment_as_it_is_now(monkeypatch):
+    monkeypatch.setenv("THERE_BEFORE", "1")
+    monkeypatch.delenv("LANG", raising=False)
+    with mr.World(2, backend="gloo") as before:
+        monkeypatch.setenv("THERE_BEFORE", "2")
+        monkeypatch.setenv("LANG", "C")
+        with mr.World(2, backend="gloo") as after:
+            found = [world.run(lambda: (os.environ.get("THERE_BEFORE"), os.environ.get("LANG"))) for world in (before, after)]
+    assert found == [[("1", None)] * 2, [("2", "C")] * 2]
+
+
+def test_ranks_that_run_an_older_version_of_a_module_say_so(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "reloaded_here.py"
+    file.write_text("def number():\n    return 1\n")
+    import reloaded_here
+
+    with mr.World(2, backend="gloo") as world:
+        assert world.run(reloaded_here.number) == [1, 1]
+        file.write_text("def number():\n    return 22\n")
+        importlib.reload(reloaded_here)
+        with pytest.warns(UserWarning, match="reloaded_here.py has changed since this world's ranks imported it"):
+            assert world.run(reloaded_here.number) == [1, 1]
+    with mr.World(2, backend="gloo") as world:
+        assert world.run(reloaded_here.number) == [22, 22]

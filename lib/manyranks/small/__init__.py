@@ -5,15 +5,4 @@ show.zero.explorer(measure=small.zero): one function for a chapter, each an OnRa
 
 from manyranks import lazy
 
-__getattr__, __dir__, __all__ = lazy.names(
-    __name__,
-    OnRanks="ranks",
-    collectives="chapter_01",
-    data_parallel="chapter_02",
-    zero="chapter_03",
-    pipeline="chapter_05",
-    tensor="chapter_06",
-    context="chapter_07",
-    expert="chapter_08",
-    nd="chapter_10",
-)
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

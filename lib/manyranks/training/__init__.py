@@ -5,21 +5,4 @@ Imports are lazy (PEP 562): the command line reads its arguments before torch is
 
 from manyranks import lazy
 
-__getattr__, __dir__, __all__ = lazy.names(
-    __name__,
-    "checkpoint",
-    "config",
-    "corpus",
-    "gpt",
-    "initial",
-    "parallelize",
-    "progress",
-    "tensor_styles",
-    "trainer",
-    "utilisation",
-    GPT="gpt",
-    GPTConfig="config",
-    Trainer="trainer",
-    TrainingConfig="config",
-    train="trainer",
-)
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

@@ -5,5 +5,4 @@ from manyranks import lazy
 lazy.require("torch", "numpy", "cloudpickle", "psutil", "msgspec")
 
 # The forkserver and the ranks import their part of this package without the kernel's.
-_ERRORS = dict.fromkeys(("WorldError", "RankFailed", "RankDied", "RankHung"), "errors")
-__getattr__, __dir__, __all__ = lazy.names(__name__, World="world", Measurement="measurement", **_ERRORS)
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

@@ -152,6 +152,7 @@ class Forkserver:
         self._lock = threading.Lock()
         self._ready = False
         self._owner = os.getpid()
+        self._environment = None if strangers else dict(os.environ)
         self._errors = tempfile.TemporaryFile()
         self.folder = tempfile.mkdtemp(prefix="manyranks-")
         self._socket, theirs = socket.socketpair()
@@ -191,6 +192,13 @@ class Forkserver:
         poll = select.poll()
         poll.register(self._socket, 0)
         return bool(poll.poll(0))
+
+    def changed_environment(self) -> dict[str, str | None]:
+        """The variables that were set or removed since this process was started; strangers are told none."""
+        if self._environment is None:
+            return {}
+        names = {name for name, _ in self._environment.items() ^ os.environ.items()}
+        return {name: os.environ.get(name) for name in names}
 
     def wait_until_ready(self) -> None:
         """Returns when torch is imported there. Raises NotStarted if that fails."""

@@ -43,6 +43,7 @@ class Setup:
     store: str  # file of the rendezvous
     sys_path: list[str]
     folder: str
+    environment: dict[str, str | None]  # what has changed since this process's environment was made
     confined: Confined | None = None
     clock: float | None = None  # what the kernel's clock shows, where the rank may be on a machine with another one
 
@@ -102,6 +103,9 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
 
 
 def _join(setup: Setup) -> None:
+    for name, value in setup.environment.items():
+        os.environ.pop(name, None)
+        os.environ |= {name: value} if value is not None else {}
     os.environ["MANYRANKS_RANK"] = str(setup.rank)
     os.environ.update(RANK=str(setup.rank), LOCAL_RANK=str(setup.rank), WORLD_SIZE=str(setup.size))
     sys.path[:] = setup.sys_path

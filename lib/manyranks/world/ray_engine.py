@@ -80,6 +80,10 @@ class RayServer:
             raise WorldError(f"rank {rank} could not be started: {type(error).__name__}: {error}") from error
         return RemoteRank(rank, actor, channels)
 
+    def changed_environment(self) -> dict[str, str | None]:
+        """What of this process's environment ranks are told: nothing, nodes have their own."""
+        return {}
+
     def clock(self) -> float:
         """What the kernel's clock shows."""
         return time.perf_counter()

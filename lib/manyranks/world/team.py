@@ -1,10 +1,13 @@
 """The processes of a world while they live: started together, ended together."""
 
+import contextlib
 import os
 import selectors
 import signal
 import sys
 import time
+import warnings
+from collections.abc import Callable
 
 from manyranks.world import messages, watch
 from manyranks.world.confine import Confined
@@ -27,13 +30,14 @@ class Team:
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
         self.selector = selectors.DefaultSelector()  # of all that ranks may say; data: (process, which of its channels)
+        self._modules: dict[str, int] = {}  # file -> when it was written, as its functions were first run
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
         try:
             server.wait_until_ready()
             if confined:
                 server.renew_network()  # ranks before may have left no port free
             store = server.meeting_place(confined.scratch if confined else None)
-            setup = _setup(size, backend, store, confined)
+            setup = _setup(size, backend, store, confined) | {"environment": server.changed_environment()}
             for rank in range(size):
                 self.processes.append(process := server.fork(rank))
                 process.confined = confined is not None
@@ -55,6 +59,15 @@ class Team:
                 raise NotStarted(f"rank {process.rank} ended while it started:\n{_last_words(process)}") from None
             for what in ("command", "status", "stdout", "stderr"):
                 self.selector.register(getattr(process, what), selectors.EVENT_READ, (process, what))
+
+    def warn_where_stale(self, fn: Callable) -> None:
+        """Warns where the file of a function has changed since ranks imported it: they keep what they have."""
+        file = getattr(sys.modules.get(getattr(fn, "__module__", None) or ""), "__file__", None)
+        with contextlib.suppress(OSError, TypeError):  # of no file: the function itself travels
+            written = os.stat(file).st_mtime_ns
+            if written != self._modules.setdefault(file, written):
+                old = "has changed since this world's ranks imported it, and they run the older version; make a new World"
+                warnings.warn(f"{file} {old}", stacklevel=4)
 
     def dead(self) -> dict[int, int]:
         """Rank -> exit code, of the ranks that have ended."""

@@ -142,6 +142,7 @@ class World:
         frames = _packed((fn, args, kwargs, wanted))
         with self._lock:
             team = self._ready_team()
+            team.warn_where_stale(fn)
             output, outcome = Output(time.monotonic()), collect.Outcome(tuple(ranks))
             try:
                 self._ask(team, outcome, frames, output)

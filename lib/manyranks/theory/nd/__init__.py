@@ -14,7 +14,6 @@ from manyranks.theory.nd.states import of_rank
 from manyranks.theory.nd.twin import Twin, twin
 from manyranks.theory.nd.verdict import check
 
-# Modules that are loaded when they are first used, for they need the tables of models and clusters.
-_MODULES = ["cuts", "formulas", "operators", "rules", "splits", "tokens"]
-__getattr__, __dir__, _ = lazy.names(__name__, *_MODULES)
-__all__ = ["Twin", "calls", "check", "of_rank", "payload", "twin", *_MODULES]
+# Other modules are loaded when they are first used, for they need the tables of models and clusters.
+__getattr__, __dir__, _ = lazy.names(__name__, __file__)
+__all__ = ["Twin", "calls", "check", "cuts", "formulas", "of_rank", "operators", "payload", "rules", "splits", "tokens", "twin"]

@@ -5,9 +5,7 @@ from importlib.resources import files
 
 from manyranks import lazy
 
-__getattr__, __dir__, __all__ = lazy.names(
-    __name__, "context", "conversions", "expert", "fit", "fsdp", "layers", "layouts", "mfu", "runs", "steps"
-)
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)
 __all__ += ["rows"]
 
 

@@ -1,0 +1,9 @@
+from .chapter_01 import collectives as collectives
+from .chapter_02 import data_parallel as data_parallel
+from .chapter_03 import zero as zero
+from .chapter_05 import pipeline as pipeline
+from .chapter_06 import tensor as tensor
+from .chapter_07 import context as context
+from .chapter_08 import expert as expert
+from .chapter_10 import nd as nd
+from .ranks import OnRanks as OnRanks

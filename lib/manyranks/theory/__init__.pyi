@@ -1,0 +1,109 @@
+from . import (
+    architecture as architecture,
+)
+from . import (
+    batch as batch,
+)
+from . import (
+    calibration as calibration,
+)
+from . import (
+    charges as charges,
+)
+from . import (
+    checked as checked,
+)
+from . import (
+    checkpointing as checkpointing,
+)
+from . import (
+    checks as checks,
+)
+from . import (
+    cluster as cluster,
+)
+from . import (
+    collectives as collectives,
+)
+from . import (
+    context as context,
+)
+from . import (
+    data as data,
+)
+from . import (
+    expert as expert,
+)
+from . import (
+    flops as flops,
+)
+from . import (
+    hardware as hardware,
+)
+from . import (
+    kept as kept,
+)
+from . import (
+    kernels as kernels,
+)
+from . import (
+    layer as layer,
+)
+from . import (
+    memory as memory,
+)
+from . import (
+    nd as nd,
+)
+from . import (
+    optimal_checkpoints as optimal_checkpoints,
+)
+from . import (
+    passes as passes,
+)
+from . import (
+    pipeline as pipeline,
+)
+from . import (
+    planner as planner,
+)
+from . import (
+    published as published,
+)
+from . import (
+    roofline as roofline,
+)
+from . import (
+    sharding as sharding,
+)
+from . import (
+    stacks as stacks,
+)
+from . import (
+    stages as stages,
+)
+from . import (
+    step as step,
+)
+from . import (
+    tensor as tensor,
+)
+from . import (
+    tensor2d as tensor2d,
+)
+from . import (
+    traffic as traffic,
+)
+from .architecture import LatentAttention as LatentAttention
+from .architecture import ModelShape as ModelShape
+from .calibration import calibrate as calibrate
+from .charges import ClusterCosts as ClusterCosts
+from .cluster import Cluster as Cluster
+from .cluster import clusters as clusters
+from .hardware import Accelerator as Accelerator
+from .hardware import Link as Link
+from .hardware import accelerators as accelerators
+from .hardware import links as links
+from .huggingface import from_hf_config as from_hf_config
+from .plan import Plan as Plan
+from .shapes import models as models

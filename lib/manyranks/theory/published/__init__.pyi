@@ -1,0 +1,32 @@
+from . import (
+    context as context,
+)
+from . import (
+    conversions as conversions,
+)
+from . import (
+    expert as expert,
+)
+from . import (
+    fit as fit,
+)
+from . import (
+    fsdp as fsdp,
+)
+from . import (
+    layers as layers,
+)
+from . import (
+    layouts as layouts,
+)
+from . import (
+    mfu as mfu,
+)
+from . import (
+    runs as runs,
+)
+from . import (
+    steps as steps,
+)
+
+def rows(name: str) -> list[dict[str, str]]: ...

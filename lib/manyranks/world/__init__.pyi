@@ -1,0 +1,6 @@
+from .errors import RankDied as RankDied
+from .errors import RankFailed as RankFailed
+from .errors import RankHung as RankHung
+from .errors import WorldError as WorldError
+from .measurement import Measurement as Measurement
+from .world import World as World
