@@ -15,7 +15,7 @@ venv: $(VENV)/.installed-test ## the virtual environment, with what the tests ne
 
 # A lesson has a lab of its name; a chapter that has none yet counts as a lab.
 LESSONS := $(patsubst notebooks/lab/%,notebooks/%,$(wildcard notebooks/lab/*.ipynb))
-LABS    := $(filter-out $(LESSONS),$(wildcard notebooks/[0-9]*.ipynb)) $(wildcard notebooks/lab/*.ipynb)
+LABS    := $(filter-out $(LESSONS),$(wildcard notebooks/[0-9]*.ipynb)) $(wildcard notebooks/lab/*.ipynb) notebooks/your_own_model.ipynb
 # Tests of one file stay together and in order, for a notebook's cells share a kernel; the longest begin first.
 # Those of tests/cluster have the machine to themselves: Ray gives up where its own processes take longer than 15 s to start.
 TESTS    = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

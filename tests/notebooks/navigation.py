@@ -8,13 +8,15 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_markdown_cell
 
-from tests.notebooks.pages import NOTEBOOKS, is_navigation, opening
+from tests.notebooks.pages import NOTEBOOKS, OWN, is_navigation, opening
 
 
 def lines(folder: Path = NOTEBOOKS) -> dict[Path, str]:
     """Returns the line of every notebook in the folder: the glossary, the chapters and their labs."""
     chapters = sorted(folder.glob("[0-9]*.ipynb"))
     found = {folder / "glossary.ipynb": _joined("", "**Contents**", _link(chapters[0]))}
+    if (page := folder / OWN.name).exists():
+        found[page] = _joined(_link(chapters[-1]), "[Contents](glossary.ipynb)", "")
     for before, chapter, after in zip([None, *chapters], chapters, [*chapters[1:], None], strict=False):
         lab = _lab_of(chapter)
         contents = ["[Contents](glossary.ipynb)", *(["[Lab](lab/" + lab.name + ")"] if lab.exists() else [])]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
-GLOSSARY = NOTEBOOKS / "glossary.ipynb"
+GLOSSARY, OWN = NOTEBOOKS / "glossary.ipynb", NOTEBOOKS / "your_own_model.ipynb"
 CHAPTERS = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
 LABS = sorted(NOTEBOOKS.glob("lab/[0-9]*.ipynb"))
 LESSONS = [path for path in CHAPTERS if NOTEBOOKS / "lab" / path.name in LABS]

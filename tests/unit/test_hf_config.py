@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from manyranks.theory.huggingface import from_hf_config
 from manyranks.theory.shapes import models
@@ -265,3 +266,28 @@ def test_what_is_not_a_configuration_is_refused(shape_of, tmp_path):
 def test_biases_on_all_linear_layers_of_a_llama_are_counted(shape_of):
     plain, biased = (shape_of(CONFIGS["Llama-2-7b"] | {"attention_bias": flag, "mlp_bias": flag}) for flag in (False, True))
     assert biased.parameters - plain.parameters == 32 * (4 * 4096 + 2 * 11008 + 4096)
+
+
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+MADE = {  # class of the configuration -> what is not its default
+    "OPTConfig": {**SMALL, "ffn_dim": 96},
+    "BloomConfig": {"hidden_size": 64, "n_layer": 3, "n_head": 4},
+    "FalconConfig": SMALL,
+    "FalconConfig, 40B": {**SMALL, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "FalconConfig, in turn": {**SMALL, "parallel_attn": False, "multi_query": False, "bias": True, "alibi": True},
+    **{f"{name}Config": {"num_hidden_layers": 3} for name in ("Phi3", "Glm", "Glm4", "Llama", "GPTNeoX", "Mixtral", "Mistral")},
+    **{f"{name}Config": {"num_hidden_layers": 3} for name in ("Qwen2", "Qwen3", "Qwen2Moe", "Qwen3Moe", "Gemma", "Gemma2")},
+    **{"Gemma3TextConfig": {"num_hidden_layers": 7}, "GPT2Config": {"n_layer": 3}},
+    "DeepseekV3Config": {"num_hidden_layers": 4, "num_nextn_predict_layers": 0},
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_parameters_are_as_many_as_transformers_makes(name):
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, name.partition(",")[0])(**MADE[name])
+    with torch.device("meta"):
+        made = transformers.AutoModelForCausalLM.from_config(config)
+    shape = from_hf_config(config)
+    in_buffers = shape.experts * (shape.layers - shape.dense_layers) * shape.router_bias
+    assert shape.parameters - in_buffers == sum(p.numel() for p in made.parameters())

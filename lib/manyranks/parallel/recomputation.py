@@ -148,7 +148,8 @@ def _forget(tensor: Tensor) -> None:
 def _gone(nothing: None) -> Tensor:
     raise RuntimeError(
         "backward came to what a checkpointed function has computed by another way than "
-        "its result: return all that needs a gradient, in tuples, lists or dicts"
+        "its result: return all that needs a gradient, in tuples, lists or dicts; a cache "
+        "of keys and values has such tensors: in transformers, set use_cache=False"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,10 @@ Fields = dict[str, Any]
 def from_hf_config(path: str | Path | Config) -> ModelShape:
     """The shape that a config.json describes.
 
-    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type:
-    llama, mistral, mixtral, gpt2, gpt_neox, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma, gemma2, gemma3_text, gemma3 (its text
-    part), deepseek_v2, deepseek_v3. A key that may be left out has its class's default. The shape takes the folder's name.
+    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: llama,
+    mistral, mixtral, gpt2, gpt_neox, opt, bloom, falcon, phi3, glm, glm4, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma, gemma2,
+    gemma3_text, gemma3 (its text part), deepseek_v2, deepseek_v3, kimi_k2. A key that may be left out has its class's default.
+    The shape takes the folder's name.
     Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
     not fit together; FileNotFoundError where there is no such file.
     """
@@ -120,6 +122,47 @@ def _gpt2(config: Config) -> Fields:
 def _gpt_neox(config: Config) -> Fields:
     parallel = {"parallel_layers": config["use_parallel_residual"]}
     return _dense(config) | _GPT | parallel | _dropout(config, "attention_dropout", "hidden_dropout")
+
+
+def _opt(config: Config) -> Fields:
+    hidden, wide = config["hidden_size"], config["word_embed_proj_dim"]
+    if wide not in (None, hidden):
+        raise ValueError(f"word_embed_proj_dim={wide}: supported is hidden_size={hidden}, without a projection")
+    sizes = {"layers": config["num_hidden_layers"], "hidden": hidden, "ffn": config["ffn_dim"]}
+    sizes |= {"heads": config["num_attention_heads"], "vocab": config["vocab_size"], "tied": config["tie_word_embeddings"]}
+    rows = config["max_position_embeddings"] + 2  # the first two belong to no position
+    return sizes | _GPT | {"positions": rows} | _dropout(config, "dropout", "attention_dropout")
+
+
+def _bloom(config: Config) -> Fields:
+    hidden = _one_of(config, "hidden_size", "n_embed")
+    sizes = {"layers": _one_of(config, "n_layer", "num_hidden_layers"), "hidden": hidden, "ffn": 4 * hidden}
+    sizes |= {"heads": _one_of(config, "n_head", "num_attention_heads"), "vocab": config["vocab_size"]}
+    others = {"tied": config["tie_word_embeddings"], "embedding_norm": True}
+    return sizes | _GPT | others | _dropout(config, "hidden_dropout", "attention_dropout")
+
+
+def _one_of(config: Config, *names: str) -> int:
+    """A number that goes by one of these names, or by several."""
+    found = {config[name] for name in names} - {None}
+    if len(found) != 1:
+        raise ValueError(f"{' and '.join(names)}: must be one whole number, under one name or both")
+    return found.pop()
+
+
+def _falcon(config: Config) -> Fields:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    new, parallel = config["new_decoder_architecture"], config["parallel_attn"] or config["new_decoder_architecture"]
+    kv_heads = config["num_kv_heads"] or heads if new else 1 if config["multi_query"] else heads
+    norms = config["num_ln_in_parallel_attn"] or (2 if new else 1) if parallel else 2
+    sizes = {"layers": config["num_hidden_layers"], "hidden": hidden, "ffn": config["ffn_hidden_size"] or 4 * hidden}
+    sizes |= {"heads": heads, "kv_heads": kv_heads, "vocab": config["vocab_size"], "tied": config["tie_word_embeddings"]}
+    others = {"bias": config["bias"], "parallel_layers": parallel, "norms_per_layer": norms}
+    return sizes | _GPT | others | _dropout(config, "hidden_dropout", "attention_dropout")
+
+
+def _glm(config: Config, norms: int) -> Fields:
+    return _dense(config) | {"qkv_bias": config["attention_bias"], "norms_per_layer": norms}
 
 
 def _dropout(config: Config, *rates: str) -> Fields:
@@ -232,6 +275,13 @@ _FAMILIES = {
     "gemma": Family("GemmaForCausalLM", known.GEMMA, _dense),
     "gemma2": Family("Gemma2ForCausalLM", known.GEMMA2, _gemma2),
     "gemma3_text": Family("Gemma3ForCausalLM", known.GEMMA3, _gemma3),
+    "opt": Family("OPTForCausalLM", known.OPT, _opt),
+    "bloom": Family("BloomForCausalLM", known.BLOOM, _bloom),
+    "falcon": Family("FalconForCausalLM", known.FALCON, _falcon),
+    "phi3": Family("Phi3ForCausalLM", known.PHI3, _dense),
+    "glm": Family("GlmForCausalLM", known.GLM, partial(_glm, norms=2)),
+    "glm4": Family("Glm4ForCausalLM", known.GLM, partial(_glm, norms=4)),
+    "kimi_k2": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", known.DEEPSEEK, _deepseek),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),
 }

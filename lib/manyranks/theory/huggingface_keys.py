@@ -164,6 +164,35 @@ DEEPSEEK = {
     "num_nextn_predict_layers": _count(0),
 }
 
+OPT = {
+    **_COMMON,
+    **_TIED,
+    **{key: _size() for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim")},
+    **{key: _rate(rate) for key, rate in (("dropout", 0.1), ("attention_dropout", 0.0))},
+    **{key: _only(True) for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine")},
+    "max_position_embeddings": _size(2048),
+    "word_embed_proj_dim": _size(None),
+    "_remove_final_layer_norm": _only(False),
+}
+BLOOM = {
+    **_COMMON,
+    **_TIED,
+    # n_layer is called num_hidden_layers in some, n_head num_attention_heads, and hidden_size n_embed.
+    **{key: _size(None) for key in ("hidden_size", "n_embed", "n_layer", "num_hidden_layers", "n_head", "num_attention_heads")},
+    **{key: _rate(0.0) for key in ("hidden_dropout", "attention_dropout")},
+}
+FALCON = {
+    **_COMMON,
+    **_TIED,
+    **{key: _size() for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
+    **{key: _size(None) for key in ("num_kv_heads", "ffn_hidden_size", "num_ln_in_parallel_attn")},
+    **{key: _flag(default) for key, default in (("new_decoder_architecture", False), ("multi_query", True), ("bias", False))},
+    **{key: _rate(0.0) for key in ("hidden_dropout", "attention_dropout")},
+    "parallel_attn": _flag(True),
+}
+PHI3 = _SIZES | _UNTIED | {"num_key_value_heads": _size(None), "sliding_window": _count()}
+GLM = _SIZES | _UNTIED | {"num_key_value_heads": _size(2), "head_dim": _size(128), "attention_bias": _flag(True)}
+
 # Keys that leave the shape as it is: positions and their scaling, numerics, dropout, router losses, tokens, generation, files.
 _IGNORED = """
     architectures model_type _name_or_path name_or_path transformers_version torch_dtype dtype auto_map torchscript
@@ -177,6 +206,8 @@ _IGNORED = """
     scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn
     hidden_act hidden_activation activation_function rms_norm_eps layer_norm_eps layer_norm_epsilon
     initializer_range attention_dropout hidden_dropout classifier_dropout
+    layerdrop activation_dropout embd_pdrop resid_pdrop init_std original_max_position_embeddings
+    slow_but_exact masked_softmax_fusion apply_residual_connection_post_layernorm offset_alibi alibi activation seq_length
     router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob aux_loss_alpha seq_aux scoring_func
     topk_method routed_scaling_factor
     bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id decoder_start_token_id bad_words_ids

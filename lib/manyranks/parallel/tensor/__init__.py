@@ -6,6 +6,7 @@
     overlapped   messages beside products, piece by piece
     dropout      which masks are the same on all ranks
     apply        a whole model from outside, by a table of names: cuts, styles
+    families     the tables of some models of transformers
     state        checkpoints, for any number of ranks
 
 Source: "Megatron-LM", arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
@@ -13,6 +14,7 @@ Source: "Megatron-LM", arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 
 from manyranks.parallel.tensor.apply import TensorParallel, parallelize
 from manyranks.parallel.tensor.dropout import draw_own_masks, own_randomness
+from manyranks.parallel.tensor.families import parallelize_transformers
 from manyranks.parallel.tensor.linear import (
     ColumnParallelLinear,
     How,
@@ -57,6 +59,7 @@ __all__ = [
     "gather_in",
     "own_randomness",
     "parallelize",
+    "parallelize_transformers",
     "reduce_out",
     "reduce_scatter_out",
     "split_in",

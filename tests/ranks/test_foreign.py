@@ -1,0 +1,71 @@
+"""Models of transformers that nobody here wrote: cut over ranks by the table of their family, against one process."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from manyranks.parallel.checkpointing import checkpoint_modules
+from manyranks.parallel.tensor.families import parallelize_transformers
+from tests.conftest import matrix
+
+transformers = pytest.importorskip("transformers")
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+SIZES |= {"vocab_size": 260, "num_hidden_layers": 2, "max_position_embeddings": 64, "use_cache": False, "pad_token_id": None}
+EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
+FAMILIES = {
+    **{name: {} for name in ("Llama", "Mistral", "Qwen2", "Qwen3")},
+    "Gemma3": {"sliding_window": 8, "pad_token_id": 0},  # its embedding is scaled, tied, and has a padding row
+    "Mixtral": {"num_local_experts": 4, **EXPERTS},
+    "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 16, **EXPERTS},
+}
+
+
+def made(name: str, **more) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+    model = getattr(transformers, f"{name}ForCausalLM")(config(**SIZES | FAMILIES[name] | more)).double()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases, which begin at 1 and 0
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def learnt(model: torch.nn.Module, loss, finish=lambda: None) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(2):
+        torch.manual_seed(step)
+        tokens_BT = torch.randint(260, (4, 17))
+        optimizer.zero_grad()
+        loss(model(tokens_BT[:, :-1]).logits, tokens_BT[:, 1:]).backward()
+        finish()
+        optimizer.step()
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("shared_worlds", matrix([2, 4], [4]), indirect=True, scope="module")
+@pytest.mark.parametrize("name", matrix(FAMILIES, ["Llama", "Qwen3", "Gemma3", "Mixtral"]))
+def test_a_model_cut_over_ranks_learns_what_one_process_learns(shared_worlds, name):
+    def gap() -> float:
+        alone, model = made(name), parallelize_transformers(made(name), None)
+        learnt(alone, loss_of)
+        learnt(model, model.loss if model.vocabulary else loss_of, model.finish)
+        whole = model.full_state_dict()
+        return max((whole[name] - p.detach()).abs().max().item() for name, p in alone.named_parameters())
+
+    # Norms compute in float32, whatever the model's type: parts of a sum differ by 1e-7. A gradient that is not summed: 1e-2.
+    assert max(shared_worlds.run(gap)) < 1e-6
+
+
+def test_a_model_without_a_table_is_refused():
+    with pytest.raises(ValueError, match="model_type='gpt2': there are tables for llama, mistral"):
+        parallelize_transformers(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=24)), None)
+
+
+def test_a_cache_beside_checkpoints_is_named():
+    model = made("Llama", use_cache=True)
+    checkpoint_modules(model, lambda module: type(module).__name__ == "LlamaDecoderLayer")
+    with pytest.raises(RuntimeError, match="a cache of keys and values has such tensors"):
+        learnt(model, loss_of)
