@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 VENV   ?= .venv
 WORKERS ?= 3
+# Another PyTorch than the course's: make test VENV=another TORCH=2.14.1
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
@@ -67,10 +69,13 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=..."'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install --constraint constraints.txt --editable .
+$(VENV)/constraints.txt: constraints.txt | $(BIN)/python
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $@
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[grade]'
 	touch $@
 
-$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install --constraint constraints.txt --editable '.[$*]'
+$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[$*]'
 	touch $@

@@ -11,6 +11,42 @@ import pytest
 
 from tests.conftest import ROOT
 
+COURSE = (
+    "matplotlib",
+    "ipywidgets",
+    "IPython",
+    "ipykernel",
+    "jupyterlab",
+    "nbformat",
+    "nbgrader",
+    "nbclient",
+    "playwright",
+    "ray",
+)
+CORE = """
+import sys
+from importlib.machinery import PathFinder
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *rest):
+        return None if name.partition(".")[0] in {course} else super().find_spec(name, *rest)
+sys.meta_path = [Finder if one is PathFinder else one for one in sys.meta_path]
+import manyranks as mr
+from manyranks import parallel, theory
+from manyranks.parallel import ContextParallel, ExpertParallel, Mesh, Pipeline, Zero3, checkpoint_modules, parallelize
+theory.planner.search(theory.models["llama3-8b"], theory.clusters["h100-dgx"], gpus=8)
+import torch, torch.distributed as dist
+def total():
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    return x.tolist()
+with mr.World(2, backend="gloo") as world:
+    print(world.run(total), world.measure(total).payload_bytes)
+try:
+    mr.show
+except ImportError as error:
+    print(error)
+"""
 WORKS = """
 import manyranks as mr
 from manyranks import show, theory
@@ -67,3 +103,13 @@ def test_it_works_alone(wheel, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[2.0, 2.0, 2.0]") == 2, done.stdout + done.stderr
     assert done.stdout.count(folder) == 2
+
+
+def test_it_works_without_what_the_course_needs():
+    own = os.environ | {"PYTHONPATH": str(ROOT / "lib")}
+    command = [sys.executable, "-c", CORE.format(course=COURSE)]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=200)
+    assert done.stdout.splitlines() == [
+        "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] {0: 12, 1: 12}",
+        "manyranks needs matplotlib and ipywidgets: pip install matplotlib ipywidgets",
+    ], done.stderr

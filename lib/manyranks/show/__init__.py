@@ -2,4 +2,6 @@
 
 from manyranks import lazy
 
+lazy.require("matplotlib", "ipywidgets")
+
 __getattr__, __dir__, __all__ = lazy.names(__name__, __file__)
