@@ -7,8 +7,8 @@ import torch.distributed as dist
 import manyranks as mr
 from manyranks.world import local
 from manyranks.world.errors import RankFailed, RankHung
-from tests.conftest import INSTALL
-from tests.ranks.composed import assert_equal_to_one_process, trained
+from tests.conftest import INSTALL, matrix
+from tests.ranks.composed import alone, assert_equal_to_one_process, trained
 from tests.ranks.test_nd_training import CASES, under
 
 
@@ -122,3 +122,22 @@ def test_plans_keep_the_rules_and_equal_one_process(strict, name):
     training = under(gpt, fields)
     with strict(training.plan.gpus) as world:
         assert_equal_to_one_process(world.run(trained, gpt, training), gpt, training.batch)
+
+
+def on_another_default_device(gpt, training):
+    """Whatever does not say where it makes a tensor makes one without numbers, and mixes it with others in vain."""
+    from manyranks.training.trainer import Trainer
+
+    trainer = Trainer(gpt, training, dtype=torch.float64)
+    with torch.device("meta"):
+        return trainer.run(2), trainer.evaluate(4)
+
+
+@pytest.mark.parametrize("name", matrix(CASES, ["ep × cp × tp", "dualpipe-v"]))
+def test_a_step_makes_no_tensor_on_the_default_device(world_of, name):
+    gpt, fields = CASES[name]
+    training = under(gpt, fields)
+    losses, held_out = world_of(training.plan.gpus).run(on_another_default_device, gpt, training)[0]
+    wanted = alone(gpt, training.batch)
+    assert losses == pytest.approx(wanted.losses, abs=1e-11)
+    assert held_out == pytest.approx(wanted.held_out, abs=1e-11)

@@ -154,7 +154,7 @@ class Mesh:
     def grid(self) -> Tensor:
         """The ranks as pp × dp × cp × tp, whatever their order."""
         sizes = [self.size(axis) for axis in self.order]
-        whole = torch.arange(self.ranks).view(sizes)
+        whole = torch.arange(self.ranks, device="cpu").view(sizes)
         return whole.permute([self.order.index(axis) for axis in AXES])
 
     def build(self, device: str = "cpu") -> "Here":
@@ -227,7 +227,7 @@ class Here:
         if (outer, inner) not in _PLANES:
             planes = " or ".join(" × ".join(pair) for pair in _PLANES)
             raise ValueError(f"{outer} × {inner}: choose {planes}")
-        ranks = torch.tensor(self.mesh.group("data", self.rank))
+        ranks = torch.tensor(self.mesh.group("data", self.rank), device="cpu")
         return DeviceMesh.from_group(
             [self.group(outer), self.group(inner)],
             self._device,

@@ -57,9 +57,9 @@ def batch(step: int, size: int, seq: int, rank: int = 0, ranks: int = 1) -> Tens
     The first seq tokens of each are the inputs, the last seq the targets. size: sequences of
     the global batch, at places drawn by a generator that is seeded with the step.
     """
-    generator = torch.Generator().manual_seed(step)
+    generator = torch.Generator("cpu").manual_seed(step)
     train = text().train
-    starts_B = torch.randint(len(train) - seq, (size,), generator=generator)
+    starts_B = torch.randint(len(train) - seq, (size,), generator=generator, device="cpu")
     return _cut(train, starts_B[share(size, rank, ranks)], seq)
 
 
@@ -72,7 +72,7 @@ def pairs(step: int, size: int, seq: int) -> tuple[Tensor, Tensor]:
 def held_out(size: int, seq: int, rank: int = 0, ranks: int = 1) -> Tensor:
     """This rank's of `size` sequences spread evenly over the held-out text; as in batch."""
     rest = text().held_out
-    starts_B = torch.arange(size) * (len(rest) - seq) // size
+    starts_B = torch.arange(size, device="cpu") * (len(rest) - seq) // size
     return _cut(rest, starts_B[share(size, rank, ranks)], seq)
 
 

@@ -154,9 +154,8 @@ class _Places:
         if (key := (copies, device)) not in self._meshes:
             ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
             # Only says who has what: it needs no groups of its own.
-            self._meshes[key] = DeviceMesh(
-                device, torch.tensor(ranks).view(-1, copies), _init_backend=False
-            )
+            grid = torch.tensor(ranks, device="cpu").view(-1, copies)
+            self._meshes[key] = DeviceMesh(device, grid, _init_backend=False)
         return self._meshes[key]
 
 
