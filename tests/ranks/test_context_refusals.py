@@ -92,7 +92,7 @@ REFUSED = {
     "another order": (lambda: usp(of_ranks([[3, 1], [0, 2]])), r"ranks \[\[3, 1\], \[0, 2\]\]: they must rise in each row"),
     "attention": (lambda: model(attention="flash"), r"attention='flash': choose one of ring, all-gather, ulysses, ring-u"),
     "model's layout": (lambda: model(layout="ring"), r"layout='ring': choose one of"),
-    "pattern": (lambda: model("layers.*.attn"), r"'layers\.\*\.attn' fits no module: see the model's named_modules\(\)"),
+    "pattern": (lambda: model("layers.*.attn"), r"'layers\.\*\.attn' matches no module: see the model's named_modules\(\)"),
     "dropout": (lambda: model(dropout=0.1), r"layers\.0\.attention\.core drops 0\.1 of its weights, .*: train without dropout"),
     "missing mesh": (lambda: model(attention="ring-ulysses"), r"mesh=None: give init_device_mesh"),
     "mesh of a ring": (lambda: model(mesh=mesh()), r"mesh with attention='ring': give a group, or ring-ulysses"),

@@ -63,9 +63,9 @@ REFUSED = {
     "in nodes": (lambda: model(mesh=mesh(2, 2, names=("nodes", "inside")), experts=6), r"6 experts of .* on 4 ranks"),
     "routers": (uneven, r"routers of \[4, 8\] experts: give all layers as many"),
     "norm": (lambda: model().clip_grad_norm_(-1.0), r"most=-1\.0: give the largest norm"),
-    "nothing": (lambda: model("layers.*.experts"), r"'layers\.\*\.experts' fits no module: see the model's named_modules\(\)"),
+    "nothing": (lambda: model("layers.*.experts"), r"'layers\.\*\.experts' matches no module: see the model's named_mod"),
     "no experts": (lambda: model("layers.*.mlp"), r"layers\.0\.mlp is MoE: give the name of an Experts"),
-    "dense": (lambda: model(experts=0, expert_ffn=None), r"fits no module"),
+    "dense": (lambda: model(experts=0, expert_ffn=None), r"matches no module"),
     "twice": (twice, r"layers\.1\.mlp\.experts is dealt to ranks already: build the model anew"),
 }
 

@@ -95,7 +95,7 @@ def test_a_shard_has_the_dtype_of_the_whole_and_follows_no_graph_of_it():
             r"6 heads on 4 tensor-parallel ranks: one must divide the other.*give another number of ranks",
         ),
         (cuts.by_heads, (24, 3, 2), r"3 heads on 2 tensor-parallel ranks"),
-        (cuts.by_heads, (25, 6, 2), r"25 features of 6 heads: each needs as many; mend heads="),
+        (cuts.by_heads, (25, 6, 2), r"25 features do not make 6 heads of one size: correct heads="),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(kind, sizes, message):

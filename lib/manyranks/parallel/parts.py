@@ -19,7 +19,7 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     fits = re.compile(re.escape(pattern).replace(r"\*", r"[^.]*")).fullmatch
     named = [(name, module) for name, module in model.named_modules() if fits(name)]
     if not named:
-        raise ValueError(f"{pattern!r} fits no module: see the model's named_modules()")
+        raise ValueError(f"{pattern!r} matches no module: see the model's named_modules()")
     return named
 
 

@@ -68,7 +68,7 @@ def by_heads(size: int, heads: int, t: int, place: int, dim: int = 0) -> Cut:
     """
     if size % heads:
         raise ValueError(
-            f"{size} features of {heads} heads: each needs as many; mend heads="
+            f"{size} features do not make {heads} heads of one size: correct heads="
         )
     if heads % t and t % heads:
         raise ValueError(

@@ -63,8 +63,8 @@ def check_kind(name: str, module: nn.Module, style: Style) -> None:
         )
     if more := _what_else_it_does(module, next(k for k in kinds if isinstance(module, k))):
         raise ValueError(
-            f"{style!r} for {name}, a {type(module).__name__}: its part would lose {more}; "
-            "move that into a module around it, or leave it out of the table"
+            f"{style!r} for {name}, a {type(module).__name__}: its part would ignore "
+            f"{more}; move that into a module around it, or leave it out of the table"
         )
 
 
