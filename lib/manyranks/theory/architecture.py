@@ -48,13 +48,14 @@ class ModelShape:
     hidden // heads; with `latent`, it is nope_size + rope_size. gated: the MLP has three matrices instead of two. tied: the
     head is the input embedding. norm: "rmsnorm" (a scale), "layernorm" (a scale and a shift) or "none"; a final norm follows
     the last layer. bias: on every linear layer but the head and the router; qkv_bias: on queries, keys and values only;
-    qk_norm: a norm of head_size on queries and one on keys. positions: rows of learned position embeddings, 0 for rotary.
-    embedding_norm: a norm after the embedding. dropout: on attention probabilities, after attention and MLP, and after the
-    embedding. experts: routed ones, in all layers but the first dense_layers; a token uses top_k of them and every shared
-    one; shared_ffn: size of each shared expert, 0 means expert_ffn; shared_gate: a linear layer of one output that scales
-    them; router_bias: one number an expert. A token's experts lie in groups_per_token of the expert_groups. mtp_depth:
-    multi-token-prediction modules. window: tokens that attention looks back in window_layers of the layers, None meaning all.
-    parallel_layers: attention and MLP read the same input and are added together.
+    qk_norm: a norm of head_size on queries and one on keys; sinks: a number a query head, in the softmax beside the scores.
+    positions: rows of learned position embeddings, 0 for rotary. embedding_norm: a norm after the embedding. dropout: on
+    attention probabilities, after attention and MLP, and after the embedding. experts: routed ones, in all layers but the first
+    dense_layers; a token uses top_k of them and every shared one; shared_ffn: size of each shared expert, 0 means expert_ffn;
+    shared_gate: a linear layer of one output that scales them; router_bias: one number an expert. A token's experts lie in
+    groups_per_token of the expert_groups. mtp_depth: multi-token-prediction modules. window: tokens that attention looks back
+    in window_layers of the layers, None meaning all. parallel_layers: attention and MLP read the same input and are added
+    together.
     Raises ValueError, naming the field, for a size that is not allowed or sizes that do not go together.
     """
 
@@ -73,6 +74,7 @@ class ModelShape:
     bias: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    sinks: bool = False
     positions: int = 0
     embedding_norm: bool = False
     dropout: bool = False
@@ -191,13 +193,13 @@ class ModelShape:
 
     @property
     def attention_parameters(self) -> int:
-        """Matrices and biases of one layer's attention; its norms count as norm_parameters."""
+        """Matrices, biases and sinks of one layer's attention; its norms count as norm_parameters."""
         if self.latent:
             return self.latent.parameters(self.hidden, self.heads)
         queries_keys_values = self.query_size + 2 * self.kv_size
         matrices = self.hidden * (queries_keys_values + self.query_size)
         biases = queries_keys_values * (self.bias or self.qkv_bias) + self.hidden * self.bias
-        return matrices + biases
+        return matrices + biases + self.heads * self.sinks
 
     @property
     def mlp_parameters(self) -> int:

@@ -18,9 +18,9 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
     """The shape that a config.json describes.
 
     path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: llama,
-    mistral, mixtral, gpt2, gpt_neox, opt, bloom, falcon, phi3, glm, glm4, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma, gemma2,
-    gemma3_text, gemma3 (its text part), deepseek_v2, deepseek_v3, kimi_k2. A key that may be left out has its class's default.
-    The shape takes the folder's name.
+    mistral, mixtral, gpt2, gpt_neox, opt, bloom, falcon, phi3, glm, glm4, gpt_oss, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma,
+    gemma2, gemma3_text, gemma3 (its text part), deepseek_v2, deepseek_v3, kimi_k2. A key that may be left out has its class's
+    default. The shape takes the folder's name.
     Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
     not fit together; FileNotFoundError where there is no such file.
     """
@@ -165,6 +165,11 @@ def _glm(config: Config, norms: int) -> Fields:
     return _dense(config) | {"qkv_bias": config["attention_bias"], "norms_per_layer": norms}
 
 
+def _gpt_oss(config: Config) -> Fields:
+    others = {"bias": True, "sinks": True, "router_bias": True, "window_layers": _sliding_layers(config, pattern=2)}
+    return _mixtral(config) | others
+
+
 def _dropout(config: Config, *rates: str) -> Fields:
     return {"dropout": any(config[rate] > 0 for rate in rates)}
 
@@ -281,6 +286,7 @@ _FAMILIES = {
     "phi3": Family("Phi3ForCausalLM", known.PHI3, _dense),
     "glm": Family("GlmForCausalLM", known.GLM, partial(_glm, norms=2)),
     "glm4": Family("Glm4ForCausalLM", known.GLM, partial(_glm, norms=4)),
+    "gpt_oss": Family("GptOssForCausalLM", known.GPT_OSS, _gpt_oss),
     "kimi_k2": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", known.DEEPSEEK, _deepseek),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),

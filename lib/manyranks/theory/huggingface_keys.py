@@ -193,6 +193,18 @@ FALCON = {
 PHI3 = _SIZES | _UNTIED | {"num_key_value_heads": _size(None), "sliding_window": _count()}
 GLM = _SIZES | _UNTIED | {"num_key_value_heads": _size(2), "head_dim": _size(128), "attention_bias": _flag(True)}
 
+GPT_OSS = {
+    **_SIZES,
+    **_UNTIED,
+    "num_key_value_heads": _size(8),
+    "head_dim": _size(64),
+    "attention_bias": _only(True),
+    "sliding_window": _count(128),
+    "layer_types": _layer_types(),
+    "num_local_experts": _size(128),
+    "num_experts_per_tok": _size(4),
+}
+
 # Keys that leave the shape as it is: positions and their scaling, numerics, dropout, router losses, tokens, generation, files.
 _IGNORED = """
     architectures model_type _name_or_path name_or_path transformers_version torch_dtype dtype auto_map torchscript
@@ -208,6 +220,7 @@ _IGNORED = """
     initializer_range attention_dropout hidden_dropout classifier_dropout
     layerdrop activation_dropout embd_pdrop resid_pdrop init_std original_max_position_embeddings
     slow_but_exact masked_softmax_fusion apply_residual_connection_post_layernorm offset_alibi alibi activation seq_length
+    swiglu_alpha swiglu_limit experts_per_token initial_context_length
     router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob aux_loss_alpha seq_aux scoring_func
     topk_method routed_scaling_factor
     bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id decoder_start_token_id bad_words_ids
