@@ -1,10 +1,13 @@
-"""Models of transformers that nobody here wrote: cut over ranks by the table of their family, against one process."""
+"""Models of transformers that nobody here wrote: cut over ranks, and their experts dealt to them, against one process."""
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from manyranks.parallel.checkpointing import checkpoint_modules
+from manyranks.parallel.expert import ExpertParallel
+from manyranks.parallel.expert.families import take_over
 from manyranks.parallel.tensor.families import parallelize_transformers
 from tests.conftest import matrix
 
@@ -30,11 +33,13 @@ def made(name: str, **more) -> torch.nn.Module:
     return model
 
 
-def learnt(model: torch.nn.Module, loss, finish=lambda: None) -> None:
+def learnt(model: torch.nn.Module, loss, finish=lambda: None, share: bool = False) -> None:
+    """share: on this rank's rows."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(2):
         torch.manual_seed(step)
         tokens_BT = torch.randint(260, (4, 17))
+        tokens_BT = tokens_BT.chunk(dist.get_world_size())[dist.get_rank()] if share else tokens_BT
         optimizer.zero_grad()
         loss(model(tokens_BT[:, :-1]).logits, tokens_BT[:, 1:]).backward()
         finish()
@@ -57,6 +62,33 @@ def test_a_model_cut_over_ranks_learns_what_one_process_learns(shared_worlds, na
 
     # Norms compute in float32, whatever the model's type: parts of a sum differ by 1e-7. A gradient that is not summed: 1e-2.
     assert max(shared_worlds.run(gap)) < 1e-6
+
+
+FAMILIES["DeepseekV3"] = {"n_routed_experts": 8, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 2}
+FAMILIES["DeepseekV3"] |= {"topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+FAMILIES["DeepseekV3"] |= {"head_dim": 4, "qk_nope_head_dim": 4, "num_key_value_heads": 4, **EXPERTS}
+
+
+@pytest.mark.parametrize("shared_worlds", matrix([2, 4], [4]), indirect=True, scope="module")
+@pytest.mark.parametrize("name", matrix(["Mixtral", "Qwen3Moe", "DeepseekV3"], ["DeepseekV3"]))
+def test_experts_that_are_dealt_to_ranks_learn_what_one_process_learns(shared_worlds, name):
+    def gap() -> float:
+        alone, model = made(name), made(name)
+        assert all(name.endswith(".mlp.experts") for name in take_over(model))
+        model = ExpertParallel(model, "model.layers.*.mlp.experts")
+        learnt(alone, loss_of)
+        learnt(model, loss_of, model.finish, share=True)
+        whole = model.full_state_dict()
+        return max((whole[name] - p.detach()).abs().max().item() for name, p in alone.named_parameters())
+
+    assert max(shared_worlds.run(gap)) < 1e-6
+
+
+def test_experts_of_another_form_are_refused():
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 16, "num_local_experts": 2, "vocab_size": 64}
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
+    with pytest.raises(ValueError, match="GptOssForCausalLM has no experts with the weights gate_up_proj and down_proj"):
+        take_over(model)
 
 
 def test_a_model_without_a_table_is_refused():

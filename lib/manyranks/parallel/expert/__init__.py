@@ -7,6 +7,7 @@
     dispatch    rows to the ranks of their experts, and back
     two_hops    one copy to each node, then inside it
     apply       a whole model from outside
+    families    experts of some models of transformers
 
 Source: GShard, arXiv 2006.16668; Switch Transformers, arXiv 2101.03961; DeepSeek-V3,
 arXiv 2412.19437, sections 2.1.2 and 3.2.2.
@@ -22,6 +23,7 @@ from manyranks.parallel.expert.balance import (
 from manyranks.parallel.expert.capacity import capacity, drop
 from manyranks.parallel.expert.dispatch import one_hop
 from manyranks.parallel.expert.experts import Experts, by_expert, grouped, here
+from manyranks.parallel.expert.families import take_over
 from manyranks.parallel.expert.routing import Router, Routing, choose
 from manyranks.parallel.expert.two_hops import two_hops
 
@@ -41,5 +43,6 @@ __all__ = [
     "new_bias",
     "one_hop",
     "take_counts",
+    "take_over",
     "two_hops",
 ]
