@@ -353,8 +353,10 @@ def _address(process: subprocess.Popen, runtime: Path, log: Path) -> str:
     """Where this very process listens: it tries further ports if another has taken the one that was free."""
     deadline = time.monotonic() + SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            return json.loads((runtime / f"jpserver-{process.pid}.json").read_text())["url"]
+        with contextlib.suppress(json.JSONDecodeError, OSError):
+            told = json.loads((runtime / f"jpserver-{process.pid}.json").read_text())
+            socket.create_connection(("127.0.0.1", told["port"]), timeout=5).close()  # it may have told so before it listens
+            return told["url"]
         time.sleep(0.1)
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
 
