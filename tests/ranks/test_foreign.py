@@ -89,6 +89,11 @@ def test_experts_of_another_form_are_refused():
     model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
     with pytest.raises(ValueError, match="GptOssForCausalLM has no experts with the weights gate_up_proj and down_proj"):
         take_over(model)
+    transposed = torch.nn.Module()
+    transposed.gate_up_proj, transposed.down_proj = (torch.nn.Parameter(torch.zeros(2, *size)) for size in ((8, 12), (6, 8)))
+    transposed.act_fn = torch.nn.SiLU()
+    with pytest.raises(ValueError, match="has no experts with the weights"):
+        take_over(torch.nn.Sequential(transposed))
 
 
 def test_a_model_without_a_table_is_refused():

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import manyranks as mr
+from manyranks.world.local import loopback
 
 
 class Scale:
@@ -205,9 +206,11 @@ def test_a_new_world_sees_the_environment_as_it_is_now(monkeypatch):
     with mr.World(2, backend="gloo") as before:
         monkeypatch.setenv("THERE_BEFORE", "2")
         monkeypatch.setenv("LANG", "C")
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # ranks stay on the loopback, whatever is set
         with mr.World(2, backend="gloo") as after:
-            found = [world.run(lambda: (os.environ.get("THERE_BEFORE"), os.environ.get("LANG"))) for world in (before, after)]
-    assert found == [[("1", None)] * 2, [("2", "C")] * 2]
+            names = "THERE_BEFORE", "LANG", "GLOO_SOCKET_IFNAME"
+            found = [world.run(lambda: [os.environ.get(name) for name in names]) for world in (before, after)]
+    assert found == [[["1", None, loopback()]] * 2, [["2", "C", loopback()]] * 2]
 
 
 def test_ranks_that_run_an_older_version_of_a_module_say_so(tmp_path, monkeypatch):

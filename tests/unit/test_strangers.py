@@ -37,6 +37,7 @@ def test_a_folder_is_refused_soon_where_nbgrader_would_read_for_long(tmp_path):
         (lambda: time.sleep(60), "it took more than 1 s"),
         (lambda: os._exit(0), "it ended the process that read it"),
         (lambda: json.loads("x" * 9), "JSONDecodeError: Expecting value"),
+        (lambda: open("é" * 5_000), "^OSError: .*é$"),  # cut in the middle of a letter
     ],
 )
 def test_what_reads_a_stranger_s_file_has_limits(read, why, monkeypatch):

@@ -44,7 +44,7 @@ def payload(op: str, named: dict) -> tuple[int, str]:
     """Bytes of the tensors this rank puts in, and their dtype ("" where there is no tensor)."""
     if op == "barrier":
         return 0, ""
-    tensors = list(_flatten(next((named[key] for key in _PAYLOAD if key in named), ())))
+    tensors = list(flat(next((named[key] for key in _PAYLOAD if key in named), ())))
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
     return sum(t.numel() * t.element_size() for t in tensors), dtype
 
@@ -63,7 +63,7 @@ def parts(named: dict) -> tuple[int, ...]:
 
 def received(named: dict) -> int:
     """Bytes of an all_to_all's output, with what a rank sends to itself."""
-    return sum(t.numel() * t.element_size() for t in _flatten([named[key] for key in _OUT if key in named]))
+    return sum(t.numel() * t.element_size() for t in flat([named[key] for key in _OUT if key in named]))
 
 
 def group_of(named: dict) -> dist.ProcessGroup:
@@ -90,9 +90,10 @@ def work_of(result) -> dist.Work | None:
     return dist.Work.unbox(boxed) if isinstance(boxed, torch.ScriptObject) else None
 
 
-def _flatten(value):
+def flat(value):
+    """All tensors in a value, in lists of lists too."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _flatten(item)
+            yield from flat(item)

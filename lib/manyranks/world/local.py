@@ -194,10 +194,13 @@ class Forkserver:
         return bool(poll.poll(0))
 
     def changed_environment(self) -> dict[str, str | None]:
-        """The variables that were set or removed since this process was started; strangers are told none."""
+        """The variables that were set or removed since this process was started; strangers are told none.
+
+        Those that keep ranks on one thread and on the loopback stay as they are.
+        """
         if self._environment is None:
             return {}
-        names = {name for name, _ in self._environment.items() ^ os.environ.items()}
+        names = {name for name, _ in self._environment.items() ^ os.environ.items()} - _environment(None).keys()
         return {name: os.environ.get(name) for name in names}
 
     def wait_until_ready(self) -> None:

@@ -123,7 +123,7 @@ def within_limits(read: Callable[[], None]) -> None:
     child.start()
     theirs.close()
     try:
-        why = ours.recv_bytes(_LETTERS).decode() if ours.poll(SECONDS) else f"it took more than {SECONDS} s"
+        why = ours.recv_bytes(_LETTERS).decode(errors="ignore") if ours.poll(SECONDS) else f"it took more than {SECONDS} s"
     except EOFError:
         why = "it ended the process that read it"
     finally:

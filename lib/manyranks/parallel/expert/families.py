@@ -46,20 +46,27 @@ def take_over(model: nn.Module) -> list[str]:
     """Puts OfTransformers in the place of the model's experts, with the same weights.
 
     Returns their names. Raises ValueError where there are none of this form, as in gpt-oss,
-    whose experts have biases and another activation.
+    whose experts have biases, or in Llama 4, whose weights are transposed.
     """
     found = {
-        name: module
-        for name, module in model.named_modules()
-        if {own for own, _ in module.named_parameters(recurse=False)} == set(_WEIGHTS)
-        and hasattr(module, "act_fn")
+        name: module for name, module in model.named_modules() if _is_like_ours(module)
     }
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no experts with the weights gate_up_proj and "
-            "down_proj alone: derive a class from parallel.expert.Experts for its own"
+            "down_proj alone, [E, 2F, H] and [E, H, F]: derive a class from "
+            "parallel.expert.Experts for its own"
         )
     for name, module in found.items():
         above, _, own = name.rpartition(".")
         setattr(model.get_submodule(above), own, OfTransformers(module))
     return list(found)
+
+
+def _is_like_ours(module: nn.Module) -> bool:
+    """Whether it has both weights alone, [E, 2F, H] and [E, H, F], and an activation."""
+    own = dict(module.named_parameters(recurse=False))
+    if own.keys() != set(_WEIGHTS) or not hasattr(module, "act_fn"):
+        return False
+    (e, both, hidden), down = own["gate_up_proj"].shape, own["down_proj"].shape
+    return down == (e, hidden, both // 2)
