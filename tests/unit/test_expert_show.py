@@ -230,7 +230,7 @@ def test_it_opens_on_deepseek_v3_s_layout():
     opened = expert.explorer()
     assert opened.values == DEFAULT_VALUES
     assert opened.status == (
-        "deepseek-v3 on 2,048 GPUs, h800, PP 16 × EP 64, TP 1, DP 128, dualpipe: expert ranks 64 in 8 nodes; "
+        "deepseek-v3 on h800, EP 64, dualpipe: GPUs = DP × PP × TP 2,048 = 128 × 16 × 1; expert ranks 64 in 8 nodes; "
         "experts per GPU 4 of 256; sent inside a node 617 MB; sent between nodes 308 MB. Limit: compute."
     )
 
@@ -272,14 +272,14 @@ def test_each_panel_marks_what_the_setting_has():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tp": 8}, "PP 16 × EP 16, TP 8, DP 16, dualpipe: expert ranks 16: only 16 DP ranks;"),
+        ({"tp": 8}, "EP 16, dualpipe: GPUs = DP × PP × TP 2,048 = 16 × 16 × 8; expert ranks 16: only 16 DP ranks;"),
         ({"tp": 8}, "Limit: TP messages, 63% of the time; TP 1 takes 19.6 s."),
         ({"imbalance": 2}, "Limit: waiting for the fullest rank, 15% of the time; a balanced load takes 19.6 s."),
         ({"schedule": "1f1b"}, "Limit: tokens to experts, 21% of the time; dualpipe takes 19.6 s."),
         ({"ep": 1}, "sent inside a node 0 B; sent between nodes 0 B. Does not fit. Limit: memory; EP 128 fits."),
         ({"pp": 4}, "Does not fit. Limit: memory; PP 16 fits."),
-        ({"model": "mixtral-8x7b"}, "PP 16 × EP 8, TP 1, DP 16, dualpipe: expert ranks 8: only 8 experts;"),
-        ({"cluster": "gb200-nvl72"}, "on 2,048 GPUs, gb200-nvl72, nodes of 64, PP 16 × EP 64"),
+        ({"model": "mixtral-8x7b"}, "EP 8, dualpipe: GPUs = DP × PP × TP 256 = 16 × 16 × 1; expert ranks 8: only 8 experts;"),
+        ({"cluster": "gb200-nvl72"}, "on gb200-nvl72, nodes of 64, EP 64"),
     ],
 )
 def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
@@ -330,6 +330,6 @@ def test_every_choice_gives_a_sentence_or_a_reason():
             said.append(plot.update(**setting))
         except ValueError as error:
             reasons.append(str(error))
-    assert all(each.limit and len(each.numbers) == 4 for each in said)
+    assert all(each.limit and len(each.numbers) == 5 for each in said)
     assert all(re.match(r"PP \d+ × TP \d|ep=|imbalance=|\d of \d+ nodes |\d+ layers|m=|p=", each) for each in reasons), reasons
     assert len(said) > len(reasons)

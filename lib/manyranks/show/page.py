@@ -64,9 +64,9 @@ _COPY = """<button class="jupyter-button" style="height: 24px; margin: 4px 1px 0
 " data-code="%s">Copy as code</button>"""
 # A tile: its number, the one before, and a bar for each. Colors are the page's, so that they are right in both themes.
 TILES = """<style>
-.manyranks-tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 3px; margin-bottom: 3px;
+.manyranks-tiles { display: flex; flex-wrap: wrap; gap: 3px; margin-bottom: 3px;
     line-height: 1.2; font-size: 12px; }
-.manyranks-tiles > div { padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
+.manyranks-tiles > div { flex: 1 1 150px; padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
     white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .manyranks-tiles small { opacity: .8; font-size: 11px; } .manyranks-tiles b { margin-right: 5px; }
 .manyranks-tiles > div > small:first-child { display: block; }

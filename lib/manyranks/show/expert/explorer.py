@@ -173,11 +173,11 @@ def _said(now: Setting) -> Said:
     limit = _limit(now)  # refuses what cannot be
     here, (inside, between, _), experts = now.scenario, now.way(), models[now.model].experts
     nodes = f"{now.ranks} in {now.nodes} node{'s' * (now.nodes > 1)}"
-    numbers = {"expert ranks": nodes if now.ranks == now.ep else f"{now.ranks}: only {now.most[1]}"}
+    numbers = {"GPUs = DP × PP × TP": f"{here.plan.gpus:,} = {here.plan.dp} × {now.pp} × {now.tp}"}
+    numbers |= {"expert ranks": nodes if now.ranks == now.ep else f"{now.ranks}: only {now.most[1]}"}
     numbers |= {"experts per GPU": f"{experts // now.ranks} of {experts}"}
     numbers |= {"sent inside a node": units.size(inside), "sent between nodes": units.size(between)}
-    degrees = f"PP {now.pp} × EP {now.ranks}, TP {now.tp}, DP {here.plan.dp}, {now.schedule}"
-    return Said(f"{now.model} on {here.plan.gpus:,} GPUs, {here.cluster.name}, {degrees}", numbers, limit, here.fits, here)
+    return Said(f"{now.model} on {here.cluster.name}, EP {now.ranks}, {now.schedule}", numbers, limit, here.fits, here)
 
 
 def _limit(now: Setting) -> str:

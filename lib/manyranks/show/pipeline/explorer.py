@@ -127,7 +127,8 @@ def title(name: str, shown: Run, now: Setting) -> str:
     expected = now.expected(name)
     same = "=" if expected is not None and abs(expected - shown.bubble) < 1e-6 * shown.work else "≠"
     form = "" if expected is None else f" {same} {theory.FORMS[name]}"
-    return f"{theory.WRITTEN[name]}: bubble {shown.bubble:.4g}{form}; makespan {shown.makespan:.4g}"
+    halves = " (F over B: at once)" * (name == "dualpipe-v")
+    return f"{theory.WRITTEN[name]}{halves}: bubble {shown.bubble:.4g}{form}; makespan {shown.makespan:.4g}"
 
 
 def _memory(now: Setting) -> str:
