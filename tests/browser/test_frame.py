@@ -64,9 +64,9 @@ def test_measure_it_counts_on_real_ranks_and_stops_when_told(notebook):
     button.click()
     expect(stop).to_be_visible()
     expect(button).to_be_visible(timeout=90_000)
-    expect(explorer.box.locator(".manyranks-tiles").last).to_contain_text("sent by a rank in a step")
+    expect(explorer.box.locator(".manyranks-tiles").last).to_contain_text("sent per rank per step")
     tiles = " | ".join(explorer.tiles()).replace("\n", " ")
-    assert "sent by a rank in a step 5.87 MB theory 5.86 MB, +0.1%" in tiles
+    assert "sent per rank per step 5.87 MB theory 5.86 MB, +0.1%" in tiles
     assert "parameters and gradients of a rank 6.69 MB theory 6.69 MB, equal" in tiles
     assert notebook.errors() == []
 

@@ -75,7 +75,7 @@ def test_the_explorer_of_chapter_01_follows_and_says_what_is_not_possible(chapte
         assert pictures[3] == pictures[5]  # to another topology and back
         assert lines[0] == "Limit: bandwidth; ring is within 1% of the fastest here."
         assert "the fastest here is " in lines[3]
-        assert lines[6].startswith("Not possible: reduce_scatter has no tree algorithm: choose ring or ")
+        assert lines[6].startswith("Not possible: reduce_scatter has no tree algorithm: choose ring, ")
         assert lines[7] == lines[8]  # another round of the same
         assert explorer.said().startswith("reduce_scatter by ring, 12 ranks")
         ranks.press("Home")
@@ -117,8 +117,8 @@ def test_the_explorer_of_chapter_03_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to another stage and back
-        assert lines[0] == "Limit: compute; the network is busy for 45% of that time."
-        assert lines[1] == "Limit: compute; the network is busy for 67% of that time."
+        assert lines[0] == "Limit: compute; messages take 45% as long."
+        assert lines[1] == "Limit: compute; messages take 67% as long."
         explorer.move(stage, 2)
         explorer.move(shards)  # it's switched off where no stage has it
         ranks.press("Home")
@@ -144,9 +144,9 @@ def test_the_explorer_of_chapter_04_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more segments and back
-        assert lines[0] == lines[1] == "Limit: compute; the optimal plan within this budget recomputes 8.22%."
-        assert lines[3].startswith("Does not fit. Limit: memory, most of it attention scores: flash attention fits")
-        assert lines[5] == "Limit: none here: every layer fits, and none is recomputed."
+        assert lines[0] == lines[1] == "Limit: compute; the optimal plan recomputes 8.22% of FLOPs."
+        assert lines[3].startswith("Does not fit. Limit: budget, mainly attention scores: flash attention fits")
+        assert lines[5] == "Limit: none: every layer fits, so no layer is recomputed as a whole."
         tensor.press("End")
         explorer.move(strategy, -2)
         segments.press("End")
@@ -198,7 +198,7 @@ def test_the_explorer_of_chapter_06_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to more ranks and back
-        assert lines[0] == "Limit: communication: only chunked rings (asynchronous TP) would hide its 2.4 ms."
+        assert lines[0] == "Limit: communication: only rings of chunks would hide its other 2.4 ms."
         assert lines[1] == "Limit: the node boundary: with 16 GPUs per node, a layer would take 12.4 ms."
         assert lines[9].startswith("Does not fit. Limit: memory; no value of t makes it fit")
         explorer.move(model, 2)
@@ -223,12 +223,12 @@ def test_the_explorer_of_chapter_07_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to zigzag and back
-        assert lines[0] == "Limit: waiting for the slowest rank; zigzag takes 114 ms."
+        assert lines[0] == "Limit: waiting for the slowest rank; with zigzag: 114 ms."
         assert lines[1] == "Limit: compute."
         assert lines[5] == "Limit: compute."  # without a mask
         explorer.move(model, 2)
         explorer.move(variant)
-        assert explorer.status().startswith("Not possible: small GPT: c = 16 does not divide heads = 4, as Ulysses needs")
+        assert explorer.status().startswith("Not possible: small GPT: Ulysses needs c = 16 to divide heads = 4")
 
 
 def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapters):
@@ -249,12 +249,12 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to TP 8 and back
         assert lines[0] == "Limit: compute."
-        assert lines[1] == "Limit: TP messages, 63% of the time; TP 1 takes 19.6 s."
-        assert lines[3] == "Limit: waiting for the fullest rank, 43% of the time; a balanced load takes 19.6 s."
-        assert lines[4].endswith("a balanced load takes 36.3 s.")  # 1f1b
-        assert lines[7].endswith("a balanced load takes 46.8 s.")  # PP 32 × EP 32
-        assert lines[8].endswith("a balanced load takes 42.9 s.")  # h100-dgx
-        assert lines[9].endswith("a balanced load takes 22.7 s.")  # deepseek-v2
+        assert lines[1] == "Limit: TP messages, 63% of the step; with TP 1: 19.6 s."
+        assert lines[3] == "Limit: waiting for the fullest rank, 43% of the step; with a balanced load: 19.6 s."
+        assert lines[4].endswith("with a balanced load: 36.3 s.")  # 1f1b
+        assert lines[7].endswith("with a balanced load: 46.8 s.")  # PP 32 × EP 32
+        assert lines[8].endswith("with a balanced load: 42.9 s.")  # h100-dgx
+        assert lines[9].endswith("with a balanced load: 22.7 s.")  # deepseek-v2
         explorer.move(model, -1)
         explorer.drag(stages, -300)
         assert explorer.status().startswith(
@@ -280,11 +280,11 @@ def test_the_explorer_of_chapter_09_follows_and_says_what_is_not_possible(chapte
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to another convention and back
-        assert lines[0] == "Limit: compute: matmuls take 91% of the time, the MLP at 65% of the peak."
+        assert lines[0] == "Limit: compute: matmuls take 91% of the step, the MLP at 65% of the peak."
         assert lines[3] == "Does not fit. Limit: memory; flash attention fits."
         explorer.move(cluster, -4)
         explorer.move(precision)
-        assert explorer.status().startswith("Not possible: one core is no faster in 8 bits: choose bf16")
+        assert explorer.status().startswith("Not possible: one core is no faster in fp8: choose bf16")
 
 
 def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_possible(chapters):
@@ -311,8 +311,8 @@ def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_poss
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to fewer tensor ranks and back
-        assert lines[0] == "Limit: TP messages on NVLink, 16% of the time; TP 4 takes 8.39 s."
-        assert lines[1].startswith("Limit: bubble, 15% of the time")
+        assert lines[0] == "Limit: TP messages on NVLink, 16% of the step; with TP 4: 8.39 s."
+        assert lines[1].startswith("Limit: bubble, 15% of the step")
         assert "The planner's best takes 6.3 s. This plan loses most on TP messages: +1.4 s (" in lines[3]
         assert lines[6].endswith("As fast as the planner's best.")
         assert best.evaluate("list => list.value") == "off"  # since the number of GPUs was moved

@@ -42,7 +42,7 @@ def same_sizes(one, other):
         ("llama3-8b", "h100-dgx", FSDP, "no published run of megatron-core on H100 with ZeRO-3"),
         ("llama3-8b", "b200-dgx", FSDP, "no published run on B200"),
         ("llama3-8b", "a100-dgx", FSDP | {"stack": "torchtitan"}, "no published run of torchtitan on A100"),
-        ("gpt2", "h100-dgx", {"dp": 2}, "no published run of megatron-core on H100 at sizes like these"),
+        ("gpt2", "h100-dgx", {"dp": 2}, "no published run of megatron-core on H100 near this size"),
         ("llama3-8b", "tpu-v5p", {"dp": 64}, "no published run on TPU v5p"),
     ],
 )

@@ -74,7 +74,7 @@ def test_what_cannot_be_is_refused():
         cluster_seconds("all_reduce", 1, 0, H100)
     with pytest.raises(ValueError, match="bytes=-1"):
         cluster_seconds("all_reduce", -1, 2, H100)
-    with pytest.raises(ValueError, match="node=8: ranks of a node must divide n=12"):
+    with pytest.raises(ValueError, match="ranks of a node must divide n=12"):
         cluster_seconds("all_reduce", 1, 12, H100, "hierarchical")
     with pytest.raises(ValueError, match="ranks 0 and 2 on a cluster of 2"):
         cluster_seconds("broadcast", 1, 4, H100.of(2), "naive")

@@ -342,7 +342,7 @@ def test_ulysses_with_more_ranks_than_key_value_heads_is_charged_for_copies():
 def test_ulysses_refuses_heads_that_would_be_read_in_parts():
     shape = ModelShape("six", 2, 96, 128, 12, 100, kv_heads=6)
     plan = Plan(cp=4, seq=64, context="ulysses")
-    with pytest.raises(ValueError, match=r"^cp=4 and the 6 key/value heads of a rank: one must divide the other, as Ulysses"):
+    with pytest.raises(ValueError, match=r"^Ulysses: cp=4 and the 6 key/value heads of a rank: one must divide the other"):
         plan.check(shape)
     replace(plan, cp=12, seq=96).check(shape)
     replace(plan, cp=3, seq=96).check(shape)
@@ -436,10 +436,10 @@ def test_no_sequence_fits_where_the_states_alone_do_not():
         (lambda: context.all_gather(0, 24, 8, 2, 16, 4), "batch=0: must be a whole number, 1 or more"),
         (lambda: context.ring(1, 24, 8, 2, 16, 4, itemsize=0), "itemsize=0: must be"),
         (lambda: context.ring(1, 24, 8, 2, 16, 4, accumulating=0.5), "accumulating=0.5: must be"),
-        (lambda: context.ulysses(1, 24, 8, 2, 16, 3), "n=3 does not divide heads=8, as Ulysses needs: choose a divisor of 8"),
-        (lambda: context.ulysses(1, 24, 12, 6, 16, 4), "n=4 and kv_heads=6: one must divide the other, as Ulysses needs"),
-        (lambda: context.ring_ulysses(1, 24, 8, 2, 16, 2, 3), "n=3 does not divide heads=8, as Ulysses needs"),
-        (lambda: context.saved(1, 48, 12, 4, 16, 8, ulysses=8), "n=8 does not divide heads=12, as Ulysses needs"),
+        (lambda: context.ulysses(1, 24, 8, 2, 16, 3), "Ulysses needs n=3 to divide heads=8: choose a divisor of 8"),
+        (lambda: context.ulysses(1, 24, 12, 6, 16, 4), "Ulysses needs one of n=4 and kv_heads=6 to divide the other"),
+        (lambda: context.ring_ulysses(1, 24, 8, 2, 16, 2, 3), "Ulysses needs n=3 to divide heads=8"),
+        (lambda: context.saved(1, 48, 12, 4, 16, 8, ulysses=8), "Ulysses needs n=8 to divide heads=12"),
         (lambda: context.saved(1, 48, 8, 8, 16, 2, ulysses=4), "ulysses=4 does not divide n=2: choose a divisor of 2"),
         (lambda: context.saved(1, 48, 8, 8, 16, 2, ulysses=0), "ulysses=0: must be"),
         (lambda: context.chunks(24, 4, "zigzag", 4), "rank=4: must be one of the 4 ranks, 0 to 3"),

@@ -23,7 +23,7 @@ def drawn(**change) -> Scaling:
 def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
     assert explorer().status == (
         "gpt2-xl on 64 GPUs, h100-dgx: tokens per step 524 k; tokens/s 63.8 × one GPU; tokens to same loss 1.49 ×; "
-        "time to same loss 42.9 × faster; same loss, twice the GPUs 33.3% less time. Limit: compute."
+        "training speedup 42.9 ×; same loss, twice the GPUs 33.3% less time. Limit: compute."
     )
     # 64 · 99.7 % as many tokens a second, of which the loss takes (1 + 1/2)/(1 + 1/128) as many.
     assert round(64 * 0.997 / (1.5 / (1 + 1 / 128)), 1) == 42.9
@@ -35,7 +35,7 @@ def test_it_opens_on_a_setting_that_fits_and_says_what_limits():
         ({"model": "llama3-8b"}, "Does not fit. Limit: memory. Every GPU holds the whole model"),
         ({"cluster": "v100-dgx"}, "Limit: memory. The model states (24.9 GB) would fit alone, so lower the micro-batch"),
         ({"dp": 1024}, "; tokens/s 1,020 × one GPU"),
-        ({"dp": 512}, "the batch is 4 times the critical batch, so more GPUs save hardly any time"),
+        ({"dp": 512}, "the batch is 4 × the critical batch, so more GPUs save little"),
         ({"overlap": False, "microbatch": 1}, "of the step is spent waiting for gradients"),
         ({"microbatch": 1}, "Limit: 6% of the step is spent waiting for gradients"),
         (

@@ -273,10 +273,10 @@ def test_each_panel_marks_what_the_setting_has():
     ("change", "said"),
     [
         ({"tp": 8}, "EP 16, dualpipe: GPUs = DP × PP × TP 2,048 = 16 × 16 × 8; expert ranks 16: only 16 DP ranks;"),
-        ({"tp": 8}, "Limit: TP messages, 63% of the time; TP 1 takes 19.6 s."),
-        ({"imbalance": 2}, "Limit: waiting for the fullest rank, 15% of the time; a balanced load takes 19.6 s."),
-        ({"schedule": "1f1b"}, "Limit: tokens to experts, 21% of the time; dualpipe takes 19.6 s."),
-        ({"ep": 1}, "sent inside a node 0 B; sent between nodes 0 B. Does not fit. Limit: memory; EP 128 fits."),
+        ({"tp": 8}, "Limit: TP messages, 63% of the step; with TP 1: 19.6 s."),
+        ({"imbalance": 2}, "Limit: waiting for the fullest rank, 15% of the step; with a balanced load: 19.6 s."),
+        ({"schedule": "1f1b"}, "Limit: tokens to experts, 21% of the step; with dualpipe: 19.6 s."),
+        ({"ep": 1}, "sent inside a node 0 B; sent between nodes 0 B. Does not fit. Limit: memory; EP 32 fits."),
         ({"pp": 4}, "Does not fit. Limit: memory; PP 16 fits."),
         ({"model": "mixtral-8x7b"}, "EP 8, dualpipe: GPUs = DP × PP × TP 256 = 16 × 16 × 1; expert ranks 8: only 8 experts;"),
         ({"cluster": "gb200-nvl72"}, "on gb200-nvl72, nodes of 64, EP 64"),
@@ -291,7 +291,7 @@ def test_the_sentence_names_the_limit_and_a_way_out(explorer, change, said):
     [
         ({"pp": 1}, "PP 1 × TP 1 leaves 2,048 DP ranks, which don't evenly divide the batch of 15,360 sequences"),
         ({"model": "deepseek-v2"}, "e = 64 does not divide the 160 routed experts of deepseek-v2"),
-        ({"ep": 1, "imbalance": 2}, "imbalance = 2: with e = 1 the fullest rank has 1 to 1 times the mean load"),
+        ({"ep": 1, "imbalance": 2}, "imbalance = 2: the fullest of e = 1 ranks has 1 to 1 times the mean load"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(explorer, change, said):

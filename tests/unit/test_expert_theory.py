@@ -242,7 +242,7 @@ def test_the_warning_about_tensor_parallelism_counts_the_same_imbalance():
     plan = Plan(dp=2, tp=16, ep=2, seq=4096)
     time = step.estimate(replace(MIXTRAL, kv_heads=16), plan, H800, imbalance=2.0)
     inside = step.estimate(time.shape, plan, H800.with_nodes_of(16), imbalance=2.0)
-    assert f"costs {time.seconds - inside.seconds:.3g} s a step" in time.warning
+    assert f"costs {time.seconds - inside.seconds:.3g} s per step" in time.warning
 
 
 # Memory
@@ -362,10 +362,10 @@ def test_deepseek_s_own_layout_is_the_fastest_that_fits_and_tensor_parallelism_l
         (lambda: expert.imbalance(()), "counts is empty"),
         (lambda: expert.worst(8, 2, 3), "ranks=3"),
         (lambda: expert.capacity(4, 2, 8, 0.0), "factor=0.0"),
-        (lambda: step.estimate(V3, DEEPSEEK, H800, imbalance=0.9), "imbalance=0.9: with ep=64 the fullest rank has 1 to 32"),
+        (lambda: step.estimate(V3, DEEPSEEK, H800, imbalance=0.9), "imbalance=0.9: the fullest of ep=64 ranks has 1 to 32"),
         (lambda: step.estimate(V3, DEEPSEEK, H800, imbalance=33), "1 to 32 times"),
         (lambda: step.estimate(V3, DEEPSEEK, H800, imbalance=float("nan")), "imbalance=nan"),
-        (lambda: step.estimate(V3, replace(DEEPSEEK, ep=1), H800, imbalance=2), "with ep=1 the fullest rank has 1 to 1 times"),
+        (lambda: step.estimate(V3, replace(DEEPSEEK, ep=1), H800, imbalance=2), "the fullest of ep=1 ranks has 1 to 1 times"),
         (lambda: step.estimate(LLAMA, Plan(), H800, imbalance=2), "1 to 1 times"),
         (lambda: expert.layer_seconds(LLAMA, Plan(), H800), "has no layer with experts"),
         (lambda: expert.layer_seconds("mixtral", Plan(), H800), "give a ModelShape"),

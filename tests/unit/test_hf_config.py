@@ -282,7 +282,19 @@ MADE = {  # class of the configuration -> what is not its default
     **{f"{name}Config": {"num_hidden_layers": 3} for name in ("Qwen2", "Qwen3", "Qwen2Moe", "Qwen3Moe", "Gemma", "Gemma2")},
     **{"Gemma3TextConfig": {"num_hidden_layers": 7}, "GPT2Config": {"n_layer": 3}},
     "DeepseekV3Config": {"num_hidden_layers": 4, "num_nextn_predict_layers": 0},
+    "Llama4TextConfig": {"num_hidden_layers": 5},
+    "Llama4TextConfig, a dense layer first": {"num_hidden_layers": 4, "moe_layers": [1, 2, 3]},
 }
+
+
+def test_llama_4_s_text_is_read_from_a_model_with_images_and_its_chunks_are_windows():
+    text = {**SMALL, "num_hidden_layers": 4, "num_key_value_heads": 2, "vocab_size": 100, "intermediate_size": 32} | {
+        "attention_chunk_size": 8
+    }
+    shape = from_hf_config({"model_type": "llama4", "text_config": text, "vision_config": {}})
+    assert (shape.window, shape.window_layers, shape.experts, shape.shared_experts) == (4, 3, 16, 1)
+    with pytest.raises(ValueError, match=r"moe_layers=\[1, 3\]: supported are all but the first ones"):
+        from_hf_config({"model_type": "llama4_text", **text, "interleave_moe_layer_step": 2})
 
 
 @pytest.mark.parametrize("name", MADE)

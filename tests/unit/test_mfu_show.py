@@ -255,7 +255,7 @@ def test_of_many_ranks_each_is_a_bar():
 def test_of_a_long_budget_what_takes_no_time_is_left_out():
     (axes,) = mfu.waterfall({"llama3-8b": THEORY}).axes
     shown = [label.get_text() for label in axes.get_yticklabels()]
-    names = ["matmul", "other operators", "kernel launches", "TP", "gradients, parameters", "optimizer"]
+    names = ["matmul", "other operators", "kernel launches", "TP", "DP", "optimizer"]
     assert shown == names
     assert len(shown) == sum(map(bool, THEORY.values())) < len(THEORY)
 

@@ -95,7 +95,7 @@ def test_it_opens_on_llama_3_70b_split_as_a_rule_of_thumb_has_it():
     assert opened.values == DEFAULT | {"best": HIDDEN}
     assert opened.status == (
         "llama3-70b on 1,024 GPUs, h100-dgx, TP 8, PP 4, DP 32: tokens 8,192 per GPU; micro-batches 32 on 4 stages. "
-        "Limit: TP messages on NVLink, 16% of the time; TP 4 takes 8.39 s."
+        "Limit: TP messages on NVLink, 16% of the step; with TP 4: 8.39 s."
     )
     assert "Plan(dp=32, pp=4, cp=1, tp=8, seq=8192, batch=1024" in opened.code()
 
@@ -139,7 +139,7 @@ def test_until_the_planner_searches_the_rows_are_plans_that_differ_in_one_contro
 def test_a_bar_s_parts_say_their_numbers(board):
     board.update(HIDDEN, **DEFAULT)
     said = [part.says for part in board.parts()]
-    assert {"TP, inside a node: 8 ranks", "DP, between nodes: 32 ranks", "activations, activations: 15.1 GB"} <= {*said}
+    assert {"TP, inside a node: 8 ranks", "DP, between nodes: 32 ranks", "activations: 15.1 GB"} <= {*said}
     assert any(re.fullmatch(r"TP messages: 1\.\d+ s", each) for each in said)
     assert len(said) < 150
 
@@ -155,17 +155,17 @@ def test_controls_that_do_nothing_are_switched_off():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tp": 16}, "Limit: TP messages on InfiniBand, 34% of the time; TP 4 takes 8.39 s."),
+        ({"tp": 16}, "Limit: TP messages on InfiniBand, 34% of the step; with TP 4: 8.39 s."),
         ({"tp": 1}, "Does not fit. Limit: memory; TP 4 fits."),
         ({"pp": 64}, "Limit: uneven stages: with 80 layers on 64 stages, the fullest has 60% more layers than the mean."),
         ({"tp": 2}, "Limit: memory; ZeRO-3 fits."),
-        ({"tp": 4}, "Limit: bubble, 15% of the time; v = 8 takes 7.28 s."),
+        ({"tp": 4}, "Limit: bubble, 15% of the step; with v = 8: 7.28 s."),
         ({"tp": 2, "pp": 1, "zero": 3, "microbatch": 2}, "Limit: memory; recompute = full fits."),
-        ({"tp": 1, "pp": 1, "cp": 2, "zero": 3}, "Limit: compute, 99% of the time."),
+        ({"tp": 1, "pp": 1, "cp": 2, "zero": 3}, "Limit: compute, 99% of the step."),
         ({"tp": 1, "pp": 1, "cp": 2, "zero": 3, "dp_shard": 8}, "Limit: memory; HSDP over all ranks fits."),
         ({"model": "llama3-405b", "gpus": 64, "batch": 64}, "Limit: memory; no single control helps: change two of them"),
-        (V3 | {"schedule": "1f1b"}, "Limit: tokens to experts on InfiniBand, 21% of the time; dualpipe takes 20.8 s."),
-        (V3 | {"tp": 8, "ep": 16}, "Limit: TP messages on NVLink, 63% of the time; TP 2 takes 26.7 s."),
+        (V3 | {"schedule": "1f1b"}, "Limit: tokens to experts on InfiniBand, 21% of the step; with dualpipe: 20.8 s."),
+        (V3 | {"tp": 8, "ep": 16}, "Limit: TP messages on NVLink, 63% of the step; with TP 2: 26.7 s."),
     ],
 )
 def test_the_sentence_names_the_limit_and_a_way_out(board, change, said):
@@ -176,20 +176,20 @@ def test_the_sentence_names_the_limit_and_a_way_out(board, change, said):
     ("change", "said"),
     [
         ({"gpus": 8}, "TP 8 × CP 1 × PP 4 = 32 ranks on 8 GPUs: lower TP, CP or PP, or use at least 32 GPUs"),
-        ({"batch": 16}, "batch=16 is not a multiple of dp·microbatch = 32·1 = 32: give 32, or lower dp or microbatch"),
-        ({"tp": 16, "model": "yi-34b"}, "tp=16 does not divide the 56 heads of yi-34b: choose a divisor of them"),
+        ({"batch": 16}, "batch 16 isn't a multiple of DP 32 × b 1 = 32: raise it, or TP, CP or PP, or lower b"),
+        ({"tp": 16, "model": "yi-34b"}, "tp=16 does not divide the 56 heads of yi-34b: choose a divisor of 56"),
         ({"pp": 16, "virtual": 8}, "80 layers of llama3-70b on 128 stages: lower pp=16 or virtual=8"),
         ({"pp": 64, "schedule": "zb-v"}, "80 layers of llama3-70b on 128 stages: lower pp=64"),
         (
             {"batch": 128, "schedule": "zb-v"},
-            "4 micro-batches on PP 4: zb-v needs 8 or more. Raise the batch, or lower PP or DP",
+            "4 micro-batches on PP 4: zb-v needs 8 or more. Raise the batch, TP or CP",
         ),
         ({"virtual": 2, "schedule": "zb-h1"}, "virtual=2 with schedule='zb-h1': only 1f1b is interleaved; set virtual=1"),
         ({"dp_shard": 64}, "dp_shard=64 does not divide dp=32: replicas × shards = dp, so choose a divisor of 32"),
         ({"ep": 8}, "ep=8: llama3-70b has no experts; say ep=1"),
         ({"ep": 64}, "ep=64 does not divide dp·cp = 32·1 = 32: choose a divisor of 32"),
-        ({"cluster": "tpu-v6e"}, "1,024 GPUs: tpu-v6e has only 256; choose fewer"),
-        ({"model": "gpt3-175b"}, "gpt3-175b has learned positions for 2,048 tokens: lower the sequence"),
+        ({"cluster": "tpu-v6e"}, "1,024 GPUs: tpu-v6e has only 256; use fewer"),
+        ({"model": "gpt3-175b"}, "gpt3-175b has learned positions for 2,048 tokens: lower s"),
         ({"model": "gpt5"}, "model 'gpt5': did you mean "),
     ],
 )
@@ -217,7 +217,7 @@ def test_every_choice_is_shown_or_refused_with_a_reason(board):
             reasons.append(str(error))
     assert all(each.limit and "nan" not in str(each) for each in said)
     assert len(said) > 50
-    assert all(re.search(r"lower|choose|take|say|set|give", each) for each in reasons), reasons
+    assert all(re.search(r"lower|choose|take|say|set|use|give", each) for each in reasons), reasons
 
 
 # The planner
@@ -271,7 +271,7 @@ def test_of_a_setting_that_cannot_be_the_planner_s_best_can_be_taken():
 def test_where_nothing_fits_the_planner_says_so():
     explorer = nd.explorer().set(model="llama3-405b", gpus=8, batch=8, pp=1)
     assert explorer.set(best=TAKEN[0]).status == (
-        "Not possible: the planner finds no plan that fits in 80 GB per GPU: take more GPUs, or another model or chip"
+        "Not possible: the planner finds no plan that fits in 80 GB per GPU: use more GPUs, or another model or chip"
     )
     assert explorer.set(cluster="tpu-v6e", gpus=1024).set(best=SHOWN).status.startswith("Not possible: 1,024 GPUs: tpu-v6e has")
     assert " Does not fit. " in explorer.set(cluster="h100-dgx", gpus=1024, batch=1024, best=HIDDEN).status
@@ -293,7 +293,7 @@ def test_plans_of_the_planner_are_drawn_below_this_one(board):
 L3 = {"model": "llama3-405b", "gpus": 16384, "batch": 2048, "pp": 16}
 ALONE = {"tp": 1, "pp": 1, "zero": 3}
 TASKS = [
-    ({}, "8.95 s", "44.6%", "TP messages on NVLink, 16% of the time"),
+    ({}, "8.95 s", "44.6%", "TP messages on NVLink, 16% of the step"),
     ({"tp": 4}, "8.39 s", "Limit: bubble, 15%"),
     ({"tp": 2}, "98 GB of 80 GB"),
     ({"tp": 16}, "12.1 s", "TP messages on InfiniBand, 34%"),
@@ -301,10 +301,10 @@ TASKS = [
     (ALONE, "6.03 s", "133 GB of 80 GB"),
     (ALONE | {"cp": 2}, "6.3 s", "63.3%", "69.5 GB"),
     (ALONE | {"tp": 2}, "6.33 s", "63.0%", "66.8 GB"),
-    ({"batch": 64}, "1.27 s", "Limit: bubble, 58% of the time", "2 on 4 stages"),
-    (ALONE | {"cp": 16, "batch": 64}, "1.37 s", "Limit: gradients, parameters on InfiniBand, 38% of the time"),
+    ({"batch": 64}, "1.27 s", "Limit: bubble, 58% of the step", "2 on 4 stages"),
+    (ALONE | {"cp": 16, "batch": 64}, "1.37 s", "Limit: DP messages on InfiniBand, 38% of the step"),
     ({"batch": 64, "tp": 4, "cp": 4, "pp": 8, "virtual": 8, "recompute": "none"}, "667 ms", "37.4%"),
-    (L3, "9.23 s", "29.5%", "56.1 GB", "Limit: bubble, 48% of the time; v = 8 takes 5.39 s"),
+    (L3, "9.23 s", "29.5%", "56.1 GB", "Limit: bubble, 48% of the step; with v = 8: 5.39 s"),
     (L3 | {"virtual": 8}, "5.39 s", "50.5%", "58.9 GB"),
     (L3 | {"tp": 4, "cp": 2, "virtual": 8}, "5.15 s", "52.8%", "71.7 GB"),
     (V3, "20.8 s", "44.9%", "66.2 GB"),

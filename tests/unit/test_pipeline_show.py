@@ -353,7 +353,7 @@ def test_a_closed_form_is_said_to_be_the_bubble_where_it_is(name):
         (
             "zb-v",
             {"m": 5},
-            "too few micro-batches (it's designed for m ≥ 8); no step time: the formula for ZB-V needs m ≥ 8",
+            "too few micro-batches (it's designed for m ≥ 8); no prediction: the formula for ZB-V needs m ≥ 8",
         ),
         ("1f1b", {"message": 1.0}, "messages (bubble 9 without them)"),
         ("1f1b", {"message": 0.5}, "warm-up and drain 9, messages 8 (more micro-batches dilute only the warm-up and drain)"),
@@ -365,22 +365,22 @@ def test_a_closed_form_is_said_to_be_the_bubble_where_it_is(name):
             "p does not divide m (bubble 3 with m = 8)",
         ),
         ("gpipe", {}, "warm-up and drain (more micro-batches dilute them)"),
-        ("gpipe", {"m": 32}, "memory; ZB-V fits"),
-        ("1f1b", {"pp": 1}, "memory; p = 7 fits"),
+        ("gpipe", {"m": 32}, "memory; 1F1B fits"),
+        ("1f1b", {"pp": 1}, "memory; p = 2 fits"),
         ("1f1b", {"model": "llama3-70b"}, "memory; t = 8 fits"),
-        ("1f1b", {"model": "llama3-405b"}, "memory; no single control makes it fit"),
+        ("1f1b", {"model": "llama3-405b"}, "memory; no single control helps"),
         (
             "1f1b",
             {"model": "gpt2-large", "tp": 8},
-            "warm-up and drain (more micro-batches dilute them); no step time: 8 tensor ranks can't share the 20",
+            "warm-up and drain (more micro-batches dilute them); no prediction: 8 tensor ranks can't share the 20",
         ),
     ],
 )
 def test_the_sentence_names_the_limit(name, change, limit):
     answer = said(first=name, **change)
-    assert answer.limit.startswith(limit) if "no step time" in limit else answer.limit == limit
+    assert answer.limit.startswith(limit) if "no prediction" in limit else answer.limit == limit
     assert answer.fits == (not limit.startswith("memory"))
-    assert (answer.scenario is None) == ("no step time" in limit)
+    assert (answer.scenario is None) == ("no prediction" in limit)
 
 
 def test_what_would_be_better_is():
@@ -394,8 +394,8 @@ def test_equal_makespans_of_different_bubbles_are_explained():
     plot = Two()
     said = plot.update(**DEFAULT | {"first": "zb-h1", "second": "zb-h2"})
     assert said.numbers["upper makespan"] == "work 24 + bubble 3"
-    assert said.numbers["lower makespan"] == "work 24 + bubble 0 + late start 3"
-    assert said.limit.endswith("the makespans are equal, but ZB-H2 loses its late start of 3 in the first step only")
+    assert said.numbers["lower makespan"] == "work 24 + bubble 0 + late 3"
+    assert said.limit.endswith("the makespans are equal, but ZB-H2's late start of 3 counts in the first step only")
     assert "equal" not in plot.update(**DEFAULT | {"first": "gpipe"}).limit
 
 
@@ -481,7 +481,7 @@ def test_every_model_cluster_and_preset_is_shown():
         for _, choice in shown.controls[name].options:
             assert "Limit: " in shown.set(**DEFAULT | {name: choice}).status
     for name in ("GPipe's memory", "interleaved", "slow messages", "zero bubble", "ZB-V"):
-        assert "no step time" not in shown.preset(name).status
+        assert "no prediction" not in shown.preset(name).status
 
 
 def test_an_unknown_schedule_is_refused_in_words():

@@ -137,10 +137,10 @@ def test_only_1f1b_is_interleaved(schedule):
         (
             TINY,
             {"tp": 8, "seq": 100},
-            "seq=100 is not a multiple of cp·tp = 1·8 = 8, as sequence parallelism needs: give 96 or 104",
+            "seq=100 must be a multiple of cp·tp = 1·8 = 8 for sequence parallelism: use 96 or 104",
         ),
-        (TINY, {"tp": 2, "cp": 5, "seq": 105}, "seq=105 is not a multiple of cp·tp = 5·2 = 10, as sequence parallelism needs"),
-        (TINY, {"cp": 3, "seq": 99, "context": "ulysses"}, "cp=3 does not divide the 8 heads of a rank"),
+        (TINY, {"tp": 2, "cp": 5, "seq": 105}, "seq=105 must be a multiple of cp·tp = 5·2 = 10 for sequence parallelism"),
+        (TINY, {"cp": 3, "seq": 99, "context": "ulysses"}, "Ulysses: cp=3 does not divide the 8 heads of a rank"),
         (TINY, {"pp": 9}, "8 layers of tiny on 9 stages: lower pp=9"),
         (TINY, {"pp": 4, "virtual": 3}, "8 layers of tiny on 12 stages: lower pp=4 or virtual=3"),
         (TINY, {"pp": 5, "schedule": "zb-v"}, "8 layers of tiny on 10 stages: lower pp=5"),

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from manyranks.theory import kernels, memory
+from manyranks.theory import ModelShape, Plan, clusters, kernels, layer, memory
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import __main__ as printed
-from manyranks.theory.published import conversions, fit, layers, rows, steps
+from manyranks.theory.published import conversions, fit, layers, one_gpu, rows, steps
 from manyranks.theory.published.runs import DEEPSEEK, FOUNDRY, KORTHIKANTI, LLAMA3, SC21, TORCHTITAN
 from tests.conftest import ROOT
 
@@ -226,3 +226,29 @@ def test_the_readme_s_figures_are_those_of_the_table():
     said = re.search(r"([\d.]+) % over (\d+) FSDP runs of llm-foundry and ([\d.]+) % over (\d+) of torchtitan", text).groups()
     found = [(f"{100 * fit.mean_error(of(table)):.1f}", str(len(of(table)))) for table in (FOUNDRY, TORCHTITAN)]
     assert said == (*found[0], *found[1])
+
+
+@pytest.mark.parametrize(
+    ("table", "mean", "worst", "said"),
+    [
+        ("flash-2", 0.05, 0.11, "FlashAttention-2"),
+        ("cudnn", 0.11, 0.31, "cuDNN's attention"),
+        ("step", 0.10, 0.25, "the kernels"),
+    ],
+)
+def test_one_gpu_s_kernels_are_predicted_with_nothing_fitted_to_them(table, mean, worst, said):
+    measured = one_gpu.steps() if table == "step" else one_gpu.attentions(table)
+    assert len(measured) == (20 if table == "step" else 11)
+    assert one_gpu.mean_error(measured) <= mean
+    assert max(abs(row.error) for row in measured) <= worst
+    percent = re.search(rf"([\d.]+) % for {said}", (ROOT / "README.md").read_text(encoding="utf-8"))[1]
+    assert float(percent) == round(100 * one_gpu.mean_error(measured), 1)
+
+
+@pytest.mark.parametrize(("heads", "seq"), [(1, 2048), (32, 32768)])
+def test_an_attention_waits_for_its_longest_tile(heads, seq):
+    chip, one = clusters["h100-dgx"].accelerator, ModelShape("one layer", 1, 128 * heads, 512, heads, 256)
+    [kernel] = layer.core(one, Plan(seq=seq, stack="torchtitan"), 128, 128)
+    kernel, at_once = kernel._replace(bytes=0), Constants(overhead=0)
+    unequal, equal = (kernels.seconds(each, chip, at_once) for each in (kernel, kernel._replace(tiles=0)))
+    assert unequal / equal == pytest.approx(1 + 2 * chip.processors * 128 / (heads * seq))

@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[GPTConfig, dict, str, dict]] = {
     "sequence parallelism": (
         replace(GPT, seq=6),
         {"seq": 6, "tp": 4},
-        "seq=6 is not a multiple of cp·tp = 1·4 = 4.*: give 4 or 8, or say sequence_parallel=False",
+        "seq=6 must be a multiple of cp·tp = 1·4 = 4.*: use 4 or 8, or set sequence_parallel=False",
         {"sequence_parallel": False},
     ),
     "layers": (GPT, {"pp": 8}, "4 layers.*on 8 stages: lower pp=8", {"pp": 4}),

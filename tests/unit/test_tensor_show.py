@@ -182,7 +182,7 @@ def test_it_opens_on_table_4_and_says_what_limits():
     assert tensor.explorer().values == DEFAULT
     assert tensor.explorer().status == (
         "megatron-22b, t = 8, a100-dgx: layer time 20.7 ms; waiting 12%; kept per layer 214 MB; sent per layer 881 MB. "
-        "Limit: communication: only chunked rings (asynchronous TP) would hide its 2.4 ms."
+        "Limit: communication: only rings of chunks would hide its other 2.4 ms."
     )
     row = layers.rows()[-1]  # selective recomputation with sequence parallelism
     assert f"{1e3 * row.predict().both:.1f}" == "20.7"
@@ -257,12 +257,12 @@ def test_no_line_where_no_group_leaves_a_node(cluster):
         ({"model": "llama3-405b"}, "Limit: memory; no value of t makes it fit: add pipeline stages"),
         (
             {"cluster": "b200-dgx", "overlap_tensor": False, "sequence_parallel": False},
-            "Limit: communication; with overlap a layer takes 4.6 ms",
+            "Limit: communication; with overlap: 4.6 ms",
         ),
         (
             {"sequence_parallel": False},
-            "Limit: small matmuls and norms that every rank repeats: 8 GPUs use 1.15 times the GPU time of one; "
-            "with sequence parallelism a layer takes 20.7 ms.",
+            "Limit: small matmuls, norms repeated on every rank: 8 GPUs use 1.15 times the GPU time of one; "
+            "with sequence parallelism: 20.7 ms.",
         ),
         (
             {"model": "small GPT", "cluster": "h100-dgx", "tp": 4},
@@ -346,7 +346,7 @@ def test_every_choice_is_shown_or_refused():
 def test_presets_are_shown():
     shown = tensor.explorer()
     assert "the node boundary" in shown.preset("two nodes").status
-    assert "norms that every rank repeats" in shown.preset("TP alone").status
+    assert "norms repeated on every rank" in shown.preset("TP alone").status
     assert "kernel launches" in shown.preset("small model").status
 
 

@@ -256,7 +256,7 @@ def test_an_estimate_warns_of_tensor_parallelism_that_leaves_the_node_and_says_w
     lost = time.seconds - step.estimate(GROUPED, plan, large).seconds
     assert lost > 0
     assert time.warning == (
-        f"tp=16 lies on 2 nodes of 8, which costs {lost:.3g} s a step, {lost / time.seconds:.0%} of it; "
+        f"tp=16 lies on 2 nodes of 8, which costs {lost:.3g} s per step ({lost / time.seconds:.0%}); "
         "a tp that divides 8 keeps tensor parallelism on NVLink"
     )
     assert time.warning in repr(time)
@@ -273,4 +273,4 @@ def test_a_degree_that_does_not_divide_a_node_is_warned_of_as_soon_as_there_is_a
     shape = replace(LLAMA, name="twelve", heads=12, kv_heads=12, head_size=64, ffn=96)
     alone, two = (step.estimate(shape, Plan(dp=dp, tp=6, seq=768), clusters["h100-dgx"]).warning for dp in (1, 2))
     assert alone == ""
-    assert re.match(r"tp=6 does not divide a node of 8: groups on two nodes cost [\d.e-]+ s a step more; ", two)
+    assert re.match(r"tp=6 does not divide a node of 8: groups on two nodes add [\d.e-]+ s per step; ", two)

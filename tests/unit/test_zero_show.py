@@ -38,7 +38,7 @@ def lanes(held: Axes) -> list[float]:
 def test_it_opens_on_zero_s_figure_1_and_says_what_limits():
     assert explorer().status == (
         "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; activations 1.08 GB; sent per GPU per step 29.4 GB, "
-        "1 × data parallelism. Limit: compute; the network is busy for 45% of that time."
+        "1 × data parallelism. Limit: compute; messages take 45% as long."
     )
     assert explorer().values == DEFAULT
 
@@ -112,21 +112,21 @@ def test_bars_say_their_numbers():
     ("change", "said"),
     [
         ({"stage": "data parallelism"}, "states 119 GB; activations 667 MB;"),
-        ({"stage": "data parallelism"}, "Does not fit. Limit: memory, most of it optimizer states: ZeRO-1 fits."),
+        ({"stage": "data parallelism"}, "Does not fit. Limit: memory, mainly optimizer states: ZeRO-1 fits."),
         ({"stage": "ZeRO-3"}, "sent per GPU per step 44.1 GB, 1.5 × data parallelism. Limit: compute"),
         ({"precision": "bf16-fp32-gradients"}, ", 0.75 × data parallelism"),
         ({"model": "llama3-70b", "dp": 8, "stage": "ZeRO-3"}, ": ZeRO-3 fits on 64 GPUs or more."),
         ({"model": "llama3-70b", "dp": 256, "stage": "HSDP", "k": 4}, ": K = 64 fits."),
         (
             {"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"},
-            "no control here helps; chapters 05 and 06 split the layers themselves",
+            "no control here helps; chapters 05 and 06 split the model itself",
         ),
         ({"model": "gpt2-xl", "dp": 1}, "activations 424 MB. Limit: compute: one GPU sends nothing."),
         (
             {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024, "stage": "ZeRO-3"},
-            "Limit: the network, busy 1.43 times as long as a GPU computes its one sequence; ZeRO-1 takes 65.4 ms.",
+            "Limit: the network: messages take 1.43 times as long as compute; with ZeRO-1: 65.4 ms.",
         ),
-        ({"cluster": "b200-dgx"}, "Limit: the network, busy 1.48 times as long as a GPU computes its one sequence."),
+        ({"cluster": "b200-dgx"}, "Limit: the network: messages take 1.48 times as long as compute."),
         (
             {"stage": "HSDP", "k": 128},
             "Not possible: HSDP needs K ≤ d (replicas × shards = d), but K = 128 and d = 64: lower K or raise d",

@@ -67,7 +67,7 @@ class Bars:
         for y, bar in enumerate(self._bars):
             for part, left, right, top, bottom in self._places(y, bar):
                 if right > left and part in self._boxes:
-                    name = ", ".join(filter(None, (self._rows[y], part)))
+                    name = ", ".join(dict.fromkeys(filter(None, (self._rows[y], part))))
                     yield Part(self._axes, left, right, bottom, top, f"{name}: {self._unit(bar[part])}")
 
     def update(

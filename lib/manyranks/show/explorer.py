@@ -319,7 +319,7 @@ class _Measuring:
             threading.Thread(target=self._measure.stop, daemon=True).start()
             return
         if self._explorer.status.startswith("Not possible"):
-            return self._say(0.0, "Not measured: first choose what is possible")
+            return self._say(0.0, "Not measured: this setting isn't possible")
         self._stopped, self._start.description, self._bar.layout.display = False, "Stop", None
         self._say(0.0, "starting ranks")
         self._thread = threading.Thread(target=self._run, args=(asyncio.get_running_loop(), self._explorer.values), daemon=True)

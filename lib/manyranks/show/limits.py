@@ -61,9 +61,14 @@ class Limits(NamedTuple):
         return best if best.cost <= BETTER * now.cost else None
 
     def fitting(self, now: S) -> S | None:
-        """Another value of one control that fits in memory: of the first control that has some, the cheapest."""
-        each = ([other for other in self.others(now, name) if other.fits] for name in self.room)
-        return min(next(filter(None, each), ()), key=lambda other: other.cost, default=None)
+        """Another value of one control that fits in memory: of the first control that has some, the nearest."""
+        for name in self.room:
+            values = list(self.choices[name])
+            at, near = getattr(now, name), [other for other in self.others(now, name) if other.fits]
+            if near:
+                here = values.index(at) if at in values else 0
+                return min(near, key=lambda other: (abs(values.index(getattr(other, name)) - here), other.cost))
+        return None
 
     def memory(self, now: S, else_helps: str) -> str:
         """What is said where memory limits: a change that fits, or what helps where there is none."""
@@ -71,9 +76,9 @@ class Limits(NamedTuple):
         return f"memory; {self.change(now, other)} fits" if other else f"memory; {else_helps}"
 
     def takes(self, now: S, limit: str, unit: Callable[[float], str]) -> str:
-        """What is said after another limit: "; TP 4 takes 8 s", or nothing where no change is worth it."""
+        """What is said after another limit: "; with TP 4: 8 s", or nothing where no change is worth it."""
         other = self.faster(now, limit)
-        return f"; {self.change(now, other)} takes {unit(other.cost)}" if other else ""
+        return f"; with {self.change(now, other)}: {unit(other.cost)}" if other else ""
 
     def change(self, now: S, other: S) -> str:
         """Names the value that changed: "TP 4"."""

@@ -12,7 +12,7 @@ LOOKS += (("#ffe08a", "xxxx"), ("#cccccc", "----"), ("#b39ddb", "||||"), ("#80cb
 STEP = {"compute": ("compute", style.BLUE, ""), "tensor": ("TP messages", style.ORANGE, "////")}
 STEP |= {"context": ("CP messages", style.PINK, "oo"), "expert": ("tokens to experts", "#8172b3", "xxxx")}
 STEP |= {"pipeline": ("PP messages", "#56B4E9", "++"), "bubble": ("bubble", "#b0b0b0", "\\\\\\\\")}
-STEP |= {"data": ("gradients, parameters", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
+STEP |= {"data": ("DP messages", style.YELLOW, "----"), "optimizer": ("optimizer", style.GREEN, "")}
 HATCH = {"edgecolor": "#666666", "linewidth": 0.0}
 
 

@@ -68,6 +68,7 @@ TILES = """<style>
     line-height: 1.2; font-size: 12px; }
 .manyranks-tiles > div { flex: 1 1 150px; padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
     white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.manyranks-tiles.manyranks-whole > div { white-space: normal; } /* below all else, so it may grow */
 .manyranks-tiles small { opacity: .8; font-size: 11px; } .manyranks-tiles b { margin-right: 5px; }
 .manyranks-tiles > div > small:first-child { display: block; }
 .manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
@@ -79,12 +80,25 @@ _UNITS = {"bytes": units.size, "seconds": units.duration, "share": scenario.perc
 def tiles(said: Said, before: Said | None = None) -> str:
     """HTML of the numbers, each with that of the setting before it: a row of the chapter's own, and the strip."""
     old = {} if before is None else before.numbers
-    own = [_tile(name, text, f"was {old[name]}" if old.get(name, text) != text else "") for name, text in said.numbers.items()]
+    own = [
+        _tile(name, text, f"was {_changed(old[name], text)}" if old.get(name, text) != text else "")
+        for name, text in said.numbers.items()
+    ]
     if said.scenario is None:
         return _row(own)
     cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
     strip = _row([_compared(name, cost, past) for name in scenario.STRIP])
     return _row(own) + strip + small_print(f"The step time is a prediction, {said.scenario.time.checked}. {said.note}".strip())
+
+
+def _changed(old: str, new: str) -> str:
+    """What of the old text isn't in the new one: "63.8 × one GPU" beside "877 × one GPU" -> "63.8". A unit stays."""
+    before, now = old.split(), new.split()
+    if len(before) < 3:
+        return old
+    begin = next((k for k, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0)
+    end = next((k for k, (a, b) in enumerate(zip(before[::-1], now[::-1], strict=False)) if a != b), 0)
+    return " ".join(before[begin : len(before) - end])
 
 
 def _compared(name: str, cost: Cost, past: Cost | None) -> str:
@@ -104,7 +118,7 @@ def measured(small: Small, said: Said) -> str:
         written, most = _UNITS[unit], max(theory, counted) or 1.0
         same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
         parts.append(_tile(name, written(counted), f"theory {written(theory)}, {same}", (counted / most, theory / most)))
-    return f"{tiles(said)}<div>{small_print(f'Measured: {small.where}')}</div>{_row(parts)}"
+    return f"{tiles(said)}<div>{small_print(f'Measured: {small.where}')}</div>{_row(parts, 'manyranks-whole')}"
 
 
 def faded(tiles: str) -> str:
@@ -119,8 +133,8 @@ def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> s
     return f'<div title="{whole}">{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>'
 
 
-def _row(parts: list[str]) -> str:
-    return f'<div class="manyranks-tiles">{"".join(parts)}</div>' if parts else ""
+def _row(parts: list[str], more: str = "") -> str:
+    return f'<div class="{f"manyranks-tiles {more}".strip()}">{"".join(parts)}</div>' if parts else ""
 
 
 def with_limit(status: str) -> str:

@@ -40,7 +40,7 @@ class Cost(NamedTuple):
 STEP = "step time"
 # Name of each number of the strip -> the share that its bar shows, and how it's written.
 STRIP: dict[str, tuple[Callable[[Cost], float], Callable[[Cost], str]]] = {
-    "memory per GPU": (lambda c: c.held / c.room, lambda c: _of(units.size(c.held), units.size(c.room))),
+    "memory per GPU": (lambda c: c.held / c.room, lambda c: of(units.size(c.held), units.size(c.room))),
     "bubble (share of the step)": (lambda c: c.bubble, lambda c: percent(c.bubble)),
     "exposed communication": (lambda c: c.exposed, lambda c: percent(c.exposed)),
     STEP: (lambda c: c.seconds, lambda c: units.duration(c.seconds)),
@@ -48,7 +48,7 @@ STRIP: dict[str, tuple[Callable[[Cost], float], Callable[[Cost], str]]] = {
 }
 
 
-def _of(part: str, whole: str) -> str:
+def of(part: str, whole: str) -> str:
     """ "16.6 GB" and "32 GB" -> "16.6 of 32 GB"."""
     (number, unit), other = part.split(), whole.split()[-1]
     return f"{number if unit == other else part} of {whole}"
@@ -66,7 +66,7 @@ class Scenario:
     def checked(self) -> "Scenario":
         """Returns this one. Raises ValueError for a plan that the shape doesn't allow, and for more GPUs than there are."""
         if self.plan.gpus > (most := self.cluster.levels[-1].size):
-            raise ValueError(f"{self.plan.gpus:,} GPUs: {self.cluster.name} has only {most:,}, so choose fewer")
+            raise ValueError(f"{self.plan.gpus:,} GPUs: {self.cluster.name} has only {most:,}; use fewer ranks")
         self.plan.check(self.shape)
         return self
 

@@ -22,7 +22,7 @@ def collectives(values, ranks, say):
     if name not in library.__all__ or algorithm == "hierarchical":
         here = sorted(each.removesuffix(f"_{operation}") for each in library.__all__ if each.endswith(f"_{operation}"))
         known = ", ".join(each for each in here if each != "hierarchical")
-        raise ValueError(f"{algorithm} of {operation} isn't measured here: choose {known}")
+        raise ValueError(f"{operation} by {algorithm} isn't measured here: choose {known}")
     theory = sent_bytes(operation, _ELEMENTS, 4, n, algorithm)
     say(0.2, f"starting {n} ranks")
     counted = ranks(n).measure(_run, name, operation)
@@ -32,7 +32,7 @@ def collectives(values, ranks, say):
         Beside("sent by the busiest rank", max(theory), max(sent.values())),
         Beside("messages", sum(map(len, rounds(operation, _ELEMENTS, n, algorithm))), messages, "number"),
     )
-    return Small(f"{operation} by {algorithm} of {4 * _ELEMENTS:,} bytes on {n} ranks of this machine", rows)
+    return Small(f"{operation} by {algorithm}, {4 * _ELEMENTS:,} bytes, {n} ranks of this machine", rows)
 
 
 def _run(name: str, operation: str) -> None:

@@ -23,7 +23,7 @@ def data_parallel(values, ranks, say):
     counted = world.measure(_step)
     sent = max((counted.sent_bytes or counted.payload_bytes).values())
     rows = (
-        Beside("sent by a rank in a step", 2 * (n - 1) * 4 * parameters / n, sent),
+        Beside("sent per rank per step", 2 * (n - 1) * 4 * parameters / n, sent),
         Beside("parameters and gradients of a rank", 8 * parameters, held),
     )
     return Small(f"{n} ranks of this machine, {parameters:,} parameters in float32", rows)

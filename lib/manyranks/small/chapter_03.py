@@ -38,7 +38,7 @@ def zero(values, ranks, say):
     rows = (
         Beside("parameters and gradients of a rank", theory.parameters + theory.gradients, max(each[0] for each in held)),
         Beside("optimizer states of a rank", theory.states, max(each[1] for each in held)),
-        Beside("sent by a rank in a step", sent, max((counted.sent_bytes or counted.payload_bytes).values())),
+        Beside("sent per rank per step", sent, max((counted.sent_bytes or counted.payload_bytes).values())),
     )
     return Small(f"{values['stage']} on {n} ranks of this machine, {sum(units):,} parameters in float32", rows)
 

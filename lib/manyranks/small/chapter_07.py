@@ -33,10 +33,10 @@ def context(values, ranks, say):
     work, flops = theory.work(seq, n // u, layout, values["causal"], _TILE), counted.flops.values()
     rows = (
         Beside("sent by a rank", messages.bytes, sent),
-        Beside("kept for backward by a rank", kept, max(world.run(_kept, *how))),
+        Beside("kept per rank for backward", kept, max(world.run(_kept, *how))),
         Beside("work, slowest ÷ mean", theory.balance(work), n * max(flops) / sum(flops), "number"),
     )
-    return Small(f"{n} ranks of this machine, {variant}, {seq:,} tokens, {_HEADS} heads, {_KV_HEADS} of keys and values", rows)
+    return Small(f"{n} ranks of this machine, {variant}, {seq:,} tokens, {_HEADS} query heads, {_KV_HEADS} key/value", rows)
 
 
 def _attention(variant: str, causal: bool, layout: str, shape: tuple[int, int]) -> tuple:

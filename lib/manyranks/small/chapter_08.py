@@ -28,7 +28,7 @@ def expert(values, ranks, say):
         say(0.2 + 0.3 * hops, name)
         counted = world.measure(_layer, hops)
         most = max((counted.sent_bytes or counted.payload_bytes).values())
-        rows.append(Beside(f"sent by the fullest rank, {name}", max(sent.payload), most))
+        rows.append(Beside(f"sent by the busiest rank, {name}", max(sent.payload), most))
     rows.append(Beside("a rank's experts", EXPERTS // n * 3 * HIDDEN * FFN * 4, max(held)))
     loads = theory.of_ranks(theory.counts(routing, EXPERTS), n)
     where = f"{n} ranks of this machine, {NODES} nodes, {TOKENS} tokens per rank, fullest ÷ mean {theory.imbalance(loads):.2f}"

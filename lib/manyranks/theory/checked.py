@@ -56,7 +56,7 @@ def against_runs(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
         return Checked(0, math.nan, f"of {plan.stack} on {chip} with {_missing(uses, here)}")
     near = [run for run in same if all(abs(a - b) <= FAR for a, b in zip(run.sizes, sizes, strict=True))]
     if not near:
-        return Checked(0, math.nan, f"of {plan.stack} on {chip} at sizes like these")
+        return Checked(0, math.nan, f"of {plan.stack} on {chip} near this size")
     closest = sorted(near, key=lambda run: math.dist(run.sizes, sizes))[:CLOSEST]
     return Checked(len(closest), sum(run.error for run in closest) / len(closest))
 
@@ -64,7 +64,11 @@ def against_runs(shape: ModelShape, plan: Plan, cluster: Cluster) -> Checked:
 def _missing(uses: frozenset[str], runs: list[_Known]) -> str:
     """What no run has. If each thing is in some run, everything the plan uses, together."""
     never = sorted(one for one in uses if not any(one in run.uses for run in runs))
-    return " or ".join(never) if never else " and ".join(sorted(uses)) + " together"
+    return " or ".join(never) if never else f"{_joined(sorted(uses))} together"
+
+
+def _joined(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def _uses(shape: ModelShape, plan: Plan) -> Iterator[str]:

@@ -19,7 +19,8 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
 
     path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: llama,
     mistral, mixtral, gpt2, gpt_neox, opt, bloom, falcon, phi3, glm, glm4, gpt_oss, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma,
-    gemma2, gemma3_text, gemma3 (its text part), deepseek_v2, deepseek_v3, kimi_k2. A key that may be left out has its class's
+    gemma2, gemma3_text, gemma3 and llama4 (their text parts), llama4_text, deepseek_v2,
+    deepseek_v3, kimi_k2. A key that may be left out has its class's
     default. The shape takes the folder's name.
     Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
     not fit together; FileNotFoundError where there is no such file.
@@ -52,12 +53,15 @@ def _load(path: Path) -> Config:
 
 def _language_model(config: Config) -> Config:
     """The config itself, or its text_config where a model with images keeps its language model's keys there."""
-    if config.get("model_type") != "gemma3":
+    if (kind := config.get("model_type")) not in _WITH_IMAGES:
         return config
     text = config.get("text_config")
     if not isinstance(text, dict):
-        raise ValueError(f"text_config={text!r}: a gemma3 configuration describes its language model there, in an object")
-    return {"model_type": "gemma3_text"} | text
+        raise ValueError(f"text_config={text!r}: a {kind} configuration describes its language model there, in an object")
+    return {"model_type": f"{kind}_text"} | text
+
+
+_WITH_IMAGES = ("gemma3", "llama4")
 
 
 class Family(NamedTuple):
@@ -71,7 +75,7 @@ class Family(NamedTuple):
 def _family(config: Config) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ValueError(f"model_type={kind!r}: {nearest(kind, [*_FAMILIES, 'gemma3'])}")
+        raise ValueError(f"model_type={kind!r}: {nearest(kind, [*_FAMILIES, *_WITH_IMAGES])}")
     expected = _FAMILIES[kind].architecture
     if (given := config.get("architectures")) not in (None, [expected]):
         raise ValueError(f"architectures={given!r}: of {kind}, only [{expected!r}] is supported")
@@ -215,7 +219,29 @@ def _experts(config: Config, number: str, size: str) -> Fields:
 
 
 def _mixtral(config: Config) -> Fields:
-    return _dense(config) | _experts(config, "num_local_experts", "intermediate_size")
+    return _dense(config) | _mixtral_experts(config)
+
+
+def _llama4(config: Config) -> Fields:
+    """Norms of queries and keys have no parameters. In the mean a token looks back at half its chunk: a window of that size."""
+    layers, step = config["num_hidden_layers"], config["interleave_moe_layer_step"]
+    moe = sorted(range(step - 1, layers, step) if config["moe_layers"] is None else config["moe_layers"])
+    if moe != list(range(layers - len(moe), layers)):
+        raise ValueError(f"moe_layers={moe}: supported are all but the first ones; dense layers between others are not")
+    kinds, turned = config["layer_types"], config["no_rope_layers"]
+    if kinds is None:
+        turned = turned or [(layer + 1) % config["no_rope_layer_interval"] for layer in range(layers)]
+        kinds = ["chunked_attention" if each else "full_attention" for each in turned]
+    if len(kinds) != layers:
+        raise ValueError(f"layer_types or no_rope_layers has {len(kinds)} entries for num_hidden_layers={layers}")
+    chunk = config["attention_chunk_size"] or 0
+    window = {"window": chunk // 2, "window_layers": kinds.count("chunked_attention") if chunk else 0}
+    shared = {"shared_experts": 1, "shared_ffn": config["intermediate_size"], "dense_layers": layers - len(moe)}
+    return _dense(config) | {"ffn": config["intermediate_size_mlp"]} | window | _mixtral_experts(config) | shared
+
+
+def _mixtral_experts(config: Config) -> Fields:
+    return _experts(config, "num_local_experts", "intermediate_size")
 
 
 def _qwen2_moe(config: Config) -> Fields:
@@ -287,6 +313,7 @@ _FAMILIES = {
     "glm": Family("GlmForCausalLM", known.GLM, partial(_glm, norms=2)),
     "glm4": Family("Glm4ForCausalLM", known.GLM, partial(_glm, norms=4)),
     "gpt_oss": Family("GptOssForCausalLM", known.GPT_OSS, _gpt_oss),
+    "llama4_text": Family("Llama4ForCausalLM", known.LLAMA4, _llama4),
     "kimi_k2": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", known.DEEPSEEK, _deepseek),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),

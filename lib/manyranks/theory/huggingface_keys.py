@@ -69,8 +69,8 @@ def _rate(default: float) -> Key:
     return Key("a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1, default)
 
 
-def _layer_types() -> Key:
-    kinds = ("full_attention", "sliding_attention")
+def _layer_types(short: str = "sliding_attention") -> Key:
+    kinds = ("full_attention", short)
     return Key(f"a list of {kinds}", lambda value: isinstance(value, list) and all(kind in kinds for kind in value), None)
 
 
@@ -205,6 +205,23 @@ GPT_OSS = {
     "num_experts_per_tok": _size(4),
 }
 
+LLAMA4 = {
+    **_SIZES,
+    **_UNTIED,
+    **_NO_BIAS,
+    **{
+        key: _size(default)
+        for key, default in (("num_key_value_heads", 8), ("head_dim", 128), ("intermediate_size_mlp", 16384))
+    },
+    **{key: _size(default) for key, default in (("num_local_experts", 16), ("num_experts_per_tok", 1))},
+    "moe_layers": _layer_numbers(),
+    "interleave_moe_layer_step": _size(1),
+    "attention_chunk_size": _count(8192),
+    "layer_types": _layer_types("chunked_attention"),
+    "no_rope_layers": _layer_numbers(),
+    "no_rope_layer_interval": _size(4),
+}
+
 # Keys that leave the shape as it is: positions and their scaling, numerics, dropout, router losses, tokens, generation, files.
 _IGNORED = """
     architectures model_type _name_or_path name_or_path transformers_version torch_dtype dtype auto_map torchscript
@@ -221,6 +238,7 @@ _IGNORED = """
     layerdrop activation_dropout embd_pdrop resid_pdrop init_std original_max_position_embeddings
     slow_but_exact masked_softmax_fusion apply_residual_connection_post_layernorm offset_alibi alibi activation seq_length
     swiglu_alpha swiglu_limit experts_per_token initial_context_length
+    use_qk_norm attn_temperature_tuning floor_scale attn_scale for_llm_compressor
     router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob aux_loss_alpha seq_aux scoring_func
     topk_method routed_scaling_factor
     bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id decoder_start_token_id bad_words_ids

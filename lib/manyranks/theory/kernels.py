@@ -37,6 +37,7 @@ class Kernel(NamedTuple):
     specials: float = 0.0  # exponentials
     reach: float = 0.0  # share of the peak that its products reach, with an A100's instructions; 0: what every product does
     sizes: tuple[float, ...] = ()
+    tiles: float = 0.0  # of unequal length, which are computed in the order of their length: blocks of rows under a causal mask
 
 
 def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: float = 0.0) -> float:
@@ -51,6 +52,8 @@ def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: f
     if kernel.sizes and chip.processors:
         m, n, _, count = kernel.sizes
         reach *= in_use(m, n, count, int(chip.processors * processors), chip.reuse)
+    if kernel.tiles:
+        processors /= 1 + 2 * chip.processors * processors / kernel.tiles  # the last tile to start has twice the mean's work
     compute = kernel.flops / (peak(chip, kernel.rate) * reach * processors)
     specials = kernel.specials / (chip.specials * processors) if chip.specials else 0.0
     return compute + specials + kernel.bytes / (chip.memory_bandwidth * constants.bandwidth) + constants.overhead

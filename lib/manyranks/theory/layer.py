@@ -138,8 +138,8 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
         if plan.framework.attention == "own":
             return [whole]
         one = ATTENTION[plan.framework.attention]
-        diagonal = 1 + one.block / plan.seq
-        return [whole._replace(flops=diagonal * flops, specials=diagonal * whole.specials, reach=one.forward)]
+        diagonal, tiles = 1 + one.block / plan.seq, T * heads / one.block
+        return [whole._replace(flops=diagonal * flops, specials=diagonal * whole.specials, reach=one.forward, tiles=tiles)]
     scores = T * plan.seq * heads
     rows = plan.seq / plan.cp
     softmax = [moved("core", scores, 4), *([moved("core", scores, 5)] if shape.dropout else [])]

@@ -74,7 +74,7 @@ def check_imbalance(shape: ModelShape, plan: Plan, imbalance: float) -> None:
     """
     most = layer.most_imbalance(shape.experts, shape.top_k, plan.ep) if shape.experts else 1.0
     if not 1 <= imbalance <= most:
-        raise ValueError(f"imbalance={imbalance!r}: with ep={plan.ep} the fullest rank has 1 to {most:g} times the mean load")
+        raise ValueError(f"imbalance={imbalance!r}: the fullest of ep={plan.ep} ranks has 1 to {most:g} times the mean load")
 
 
 @functools.lru_cache(maxsize=65536)

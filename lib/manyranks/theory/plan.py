@@ -259,10 +259,10 @@ class Plan:
             )
         if self.sequence_parallel and self.seq % (self.cp * self.tp):
             both = f"cp·tp = {self.cp}·{self.tp} = {self.cp * self.tp}"
-            other = f"give {multiples(self.seq, self.cp * self.tp)}, or say sequence_parallel=False"
-            raise ValueError(f"seq={self.seq} is not a multiple of {both}, as sequence parallelism needs: {other}")
+            other = f"use {multiples(self.seq, self.cp * self.tp)}, or set sequence_parallel=False"
+            raise ValueError(f"seq={self.seq} must be a multiple of {both} for sequence parallelism: {other}")
         if self.context == "ulysses" and (left := unread(shape, self.tp, self.cp)):
-            raise ValueError(f"{left}, as Ulysses needs: use context='ring'")
+            raise ValueError(f"Ulysses: {left}; use context='ring'")
         slots = shape.layers + (2 if self.embedding_slots else 0)
         if slots < self.stages:
             lower = f"pp={self.pp}" + (f" or virtual={self.virtual}" if self.virtual > 1 else "")
@@ -281,7 +281,7 @@ def uncut(shape: ModelShape, tp: int, etp: int | None = None) -> str:
     etp: ranks that cut each routed expert, None for tp.
     """
     if shape.heads % tp:
-        return f"tp={tp} does not divide the {shape.heads} heads of {shape.name}: choose a divisor of them"
+        return f"tp={tp} does not divide the {shape.heads} heads of {shape.name}: choose a divisor of {shape.heads}"
     if shape.kv_heads % tp and tp % shape.kv_heads:
         return f"tp={tp} and {shape.kv_heads} key/value heads of {shape.name}: one must divide the other"
     dense = shape.ffn if shape.moe_layers < shape.layers else 0

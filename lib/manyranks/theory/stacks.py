@@ -10,7 +10,8 @@ class Attention(NamedTuple):
     """A fused attention kernel written for the A100: the share of that chip's peak that its products reach between the
     exponentials. Later chips run its instructions at a part of their peak (Accelerator.ampere).
 
-    block: rows and columns of a tile; the tiles on the diagonal of a causal mask are computed whole.
+    block: rows and columns of a tile; the tiles on the diagonal of a causal mask are computed whole. Rows of tiles are dealt to
+    the processors from the shortest to the longest, so that the last one to start may be the longest.
     """
 
     forward: float
@@ -60,15 +61,16 @@ _HOST = 4
 
 @dataclass(frozen=True)
 class Stack:
-    """One framework's way. attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with the
-    exponentials beside it. moved: see Moved. every_other: selective recomputation runs every other product again, and all that
-    is no product, instead of what is cheap. prefetch: backward gathers the next unit's parameters while it computes this one's.
-    beside: share of the processors that a collective takes from computing while it runs beside it. copies: see Copies.
-    optimizer: bytes that a parameter's update passes between chip and memory; 0: one fused kernel. logits: bytes of one at the
-    most; a fused loss keeps it in 32 bits, PyTorch's also its softmax and their gradient. cut_logits: the same where tp cuts
-    the vocabulary, if that is more. reserved: share of what is held that
-    the allocator holds beside it. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at its end.
-    host: what the CPU takes for a kernel and all that goes with it, in overheads of a kernel; a pass takes no less.
+    """One framework's way. attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with
+    the exponentials beside it, and no processor waiting for another. moved: see Moved. every_other: selective recomputation
+    runs every other product again, and all that is no product, instead of what is cheap. prefetch: backward gathers the
+    next unit's parameters while it computes this one's. beside: share of the processors that a collective takes from
+    computing while it runs beside it. copies: see Copies. optimizer: bytes that a parameter's update passes between chip
+    and memory; 0: one fused kernel. logits: bytes of one at the most; a fused loss keeps it in 32 bits, PyTorch's also its
+    softmax and their gradient. cut_logits: the same where tp cuts the vocabulary, if that is more. reserved: share of what
+    is held that the allocator holds beside it. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce
+    them at its end. host: what the CPU takes for a kernel and all that goes with it, in overheads of a kernel; a pass takes
+    no less.
     """
 
     name: str
@@ -97,6 +99,7 @@ _PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "reserved": 0.05}  # reserve
 # torch.distributed.tensor.parallel.loss, backward: log-probabilities, zeros, their sum with the exponential, and its product.
 _LOSS = {"logits": 12.0, "cut_logits": 16.0}
 _TITAN = {"attention": "flash-2", "every_other": True, "copies": _FSDP2, "reduce_once": True} | _LOSS | _PYTORCH
+_PYTORCH_NOW = {"copies": _FSDP2, "reduce_once": True} | _LOSS | _PYTORCH
 
 STACKS = Named(
     "stack",
@@ -112,6 +115,8 @@ STACKS = Named(
                 **_TITAN,
                 source="the same in float8's rowwise recipe: kernels by rows and by columns; pytorch/torchtitan issue 1207",
             ),
+            Stack("pytorch", **_PYTORCH_NOW, source="PyTorch 2.11 on H100: its attention is cuDNN's; FSDP2, torch.compile"),
+            Stack("pytorch-eager", moved=_EAGER, **_PYTORCH_NOW, source="the same without torch.compile"),
             Stack(
                 "fsdp1",
                 attention="flash-1",

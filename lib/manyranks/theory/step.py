@@ -113,10 +113,10 @@ class StepTime:
         keep = f"a {name} that divides {node} keeps tensor parallelism on {self.cluster.levels[0].link.name}"
         if ranks < node:
             lost = self._with_nodes_of(math.gcd(ranks, node)).tensor - self.tensor
-            return f"{name}={ranks} does not divide a node of {node}: groups on two nodes cost {lost:.3g} s a step more; {keep}"
+            return f"{name}={ranks} does not divide a node of {node}: groups on two nodes add {lost:.3g} s per step; {keep}"
         lost = self.seconds - self._with_nodes_of(ranks).seconds
         share, where = lost / self.seconds, f"{math.ceil(ranks / node)} nodes of {node}"
-        return f"{name}={ranks} lies on {where}, which costs {lost:.3g} s a step, {share:.0%} of it; {keep}"
+        return f"{name}={ranks} lies on {where}, which costs {lost:.3g} s per step ({share:.0%}); {keep}"
 
     def _with_nodes_of(self, accelerators: int) -> "StepTime":
         other = self.cluster.with_nodes_of(accelerators)

@@ -11,7 +11,7 @@ from manyranks.show import limits, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Panels, Part, Said, choice, log_slider, value_slider
 from manyranks.show.labels import word
-from manyranks.show.scenario import SHAPES, Cost, Scenario, controls
+from manyranks.show.scenario import SHAPES, Cost, Scenario, controls, of
 from manyranks.theory import Plan, checkpointing, clusters, flops
 from manyranks.theory.equal_checkpoints import Point, front, segments
 from manyranks.theory.layer import FLASH_BACKWARD
@@ -196,21 +196,23 @@ def explorer() -> Explorer:
 
 def _said(now: Setting) -> Said:
     where = f"{now.model}, " + (f"C = {now.count} segments" if now.strategy == SEGMENTS else now.strategy)
-    numbers = {"activations": f"{units.size(now.point.bytes(now.layer))} of {units.size(now.budget)}"}
+    numbers = {"activations": of(units.size(now.point.bytes(now.layer)), units.size(now.budget))}
     numbers["checkpoints + layers kept"] = f"{now.point.stored:.3g} + {now.point.kept}"
-    numbers |= {"recomputed": f"{units.short(now.cost)}% of a step", "optimal plan": f"{units.short(now.best)}% of a step"}
-    return Said(where, numbers, _limit(now), now.fits, now.scenario)
+    numbers |= {"recomputed": f"{units.short(now.cost)}% of FLOPs", "optimal plan": f"{units.short(now.best)}% of FLOPs"}
+    held, room = now.scenario.cost[:2]
+    full = f"With the model's states the GPU is too full: {of(units.size(held), units.size(room))}." if held > room else ""
+    return Said(where, numbers, _limit(now), now.fits, now.scenario, full)
 
 
 def _limit(now: Setting) -> str:
     """Says what limits, and the first of the ways out."""
     if now.fits:
         if now.best < 0.99 * now.cost:
-            return f"compute; the optimal plan within this budget recomputes {units.short(now.best)}%"
-        none = "none here: every layer fits, and none is recomputed"
-        return "memory: no plan within this budget recomputes less" if now.point.forwards else none
+            return f"compute; the optimal plan recomputes {units.short(now.best)}% of FLOPs"
+        none = "none: every layer fits, so no layer is recomputed as a whole"
+        return "budget: no plan within it recomputes less" if now.point.forwards else none
     parts = now.parts(now.point)
-    most = f"memory, most of it {max(parts, key=parts.get)}"
+    most = f"budget, mainly {max(parts, key=parts.get)}"
     if other := _WAYS.fitting(now):
         return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs recomputed"
-    return f"{most}: no single control makes it fit; change several, or split each sequence over more ranks (chapter 07)"
+    return f"{most}: no single control helps; change several, or split each sequence over more ranks (chapter 07)"

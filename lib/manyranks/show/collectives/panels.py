@@ -104,7 +104,7 @@ class Sent:
         self._bars.set_verts(corners([((r + apart) / n, (r + 1 - apart) / n, 0, size / top) for r, size in enumerate(each)]))
         self._line.set_ydata([least / top] * 2)
         beside = [(1.01, least / top + up) for up in (0.055, -0.055)]
-        self._right.update(beside, ["minimum", units.size(least)])
+        self._right.update(beside, ["least for the busiest:", units.size(least)])
         self._left.update([(-0.015, part) for part in _PARTS], [units.size(part * top) for part in _PARTS])
         self._numbers.update([((r + 0.5) / n, -0.07) for r in range(n)] if few else [], range(n if few else 0))
         self._under.update([(0.5, -0.18)], ["rank" if few else f"{n} ranks, from most to least"])

@@ -78,7 +78,9 @@ class Setting(NamedTuple):
     def _check(self) -> None:
         operation, algorithm, n, _, topology = self
         if algorithm not in (known := ALGORITHMS[operation]):
-            raise ValueError(f"{operation} has no {algorithm} algorithm: choose {' or '.join(known)}")
+            raise ValueError(f"{operation} has no {algorithm} algorithm: choose {', '.join(known)}")
+        if self.node and n and (n <= self.node or n % self.node):
+            raise ValueError(f"N = {n}: hierarchical needs two or more whole nodes of {self.node} ranks; {topology} has none")
         try:
             checks.group(operation, n, algorithm, node=n if self.node else None)
         except ValueError as error:
@@ -87,9 +89,7 @@ class Setting(NamedTuple):
             raise ValueError(f"N = {n}: {topology} has only {room} ranks; choose fewer, or another topology")
         if self.cluster.torus and _ON_TORUS.get(operation) != algorithm:
             timed = ", ".join(f"{each} by {way}" for each, way in _ON_TORUS.items())
-            raise ValueError(f"{operation} by {algorithm} on a torus: its time is not known here; choose {timed}")
-        if self.node and n <= self.node:
-            raise ValueError(f"N = {n}: hierarchical needs more than one node; take 16, 24, 32, … ranks in H100 nodes of 8")
+            raise ValueError(f"{operation} by {algorithm} isn't timed on a torus; choose {timed}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,7 +30,7 @@ LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
 TILE = 128  # of flash attention's kernels
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
-_NOT = "too many ranks"
+_NOT = "not possible"
 _PARTS = {"compute": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
 _CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS}
@@ -253,7 +253,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
 def _said(now: Setting) -> Said:
     longest, (_, slower, messages) = now.longest(), (percent(each / now.seconds) for each in now.spent())
     numbers = {"attention takes": units.duration(now.seconds), "waits for slower ranks": slower, "waits for messages": messages}
-    numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "no s fits"}
+    numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "none"}
     where = f"{now.model}, s = {now.seq:,}, c = {now.cp}, {now.cluster}"
     return Said(where, numbers, _limit(now), now.fits, now.scenario, _STEP)
 

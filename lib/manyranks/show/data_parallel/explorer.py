@@ -110,7 +110,7 @@ def _said(now: Setting, one: Setting) -> Said:
         speed = time.tokens_per_second / one.scenario.time.tokens_per_second
         more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
         numbers |= {"tokens/s": f"{units.three(speed)} × one GPU", "tokens to same loss": f"{units.three(more)} ×"}
-        numbers["time to same loss"] = f"{units.three(one.cost / now.cost)} × faster"
+        numbers["training speedup"] = f"{units.three(one.cost / now.cost)} ×"
     if twice.dp <= here.cluster.levels[-1].size:
         numbers["same loss, twice the GPUs"] = f"{1 - twice.cost / now.cost:.1%} less time"
     return Said(f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.cluster}", numbers, _limit(now), here.fits, here)
@@ -125,7 +125,7 @@ def _limit(now: Setting) -> str:
     if now.dp == 1:
         return "compute: one GPU sends nothing, so overlap changes nothing"
     if time.plan.tokens > now.critical:
-        return f"the batch is {time.plan.tokens / now.critical:.3g} times the critical batch, so more GPUs save hardly any time"
+        return f"the batch is {units.three(time.plan.tokens / now.critical)} × the critical batch, so more GPUs save little"
     if time.data > 0.05 * time.seconds:
         return f"{time.data / time.seconds:.0%} of the step is spent waiting for gradients"
     return "compute"

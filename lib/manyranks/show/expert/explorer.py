@@ -85,8 +85,8 @@ _TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE
 _REMEDIES = {"waits": ["imbalance"], "tensor": ["tp"], "expert": ["schedule"], "bubble": ["pp"], "rest": ["ep"]}
 _SAID = {"pp": "PP {}", "ep": "EP {}", "tp": "TP {}", "imbalance": "a balanced load"}
 _LIMITS = limits.Limits(CHOICES, _REMEDIES, room=("ep", "pp", "tp"), said=_SAID)
-_NAMED = {"waits": "waiting for the fullest rank", "tensor": "TP messages", "rest": "gradients and parameters"}
-_NAMED |= {"expert": "tokens to experts", "bubble": "the pipeline's bubble"}
+_NAMED = {"waits": "waiting for the fullest rank", "tensor": "TP messages", "rest": "DP, PP and optimizer"}
+_NAMED |= {"expert": "tokens to experts", "bubble": "bubble"}
 
 
 class Degrees(Panels):
@@ -102,7 +102,7 @@ class Degrees(Panels):
         self._time = Bars(above, looks, "step time, by TP", over_t, _seconds, columns=3, outline=word)
         self._traffic = Bars(below, _TRAFFIC, "to the experts and back, one layer", list(WAYS), outline=word)
         left.set_xlabel("»: off the scale", fontsize=9)
-        below.set_xlabel("bytes and time per GPU per micro-batch, forward", fontsize=9)
+        below.set_xlabel("bars: bytes per GPU per micro-batch, forward", fontsize=9)
         self.panels = self._memory, self._time, self._traffic
 
     def update(self, **values) -> Said:
@@ -184,8 +184,8 @@ def _limit(now: Setting) -> str:
     """Says what limits. Raises ValueError for a setting that the model doesn't allow."""
     parts = now.parts()
     if not now.fits:
-        return _LIMITS.memory(now, "no single degree helps: raise two of them")
+        return _LIMITS.memory(now, "no single control helps: raise two degrees")
     part = max((name for name in parts if name != "compute"), key=parts.get)
     if (share := parts[part] / sum(parts.values())) < limits.MUCH:
         return "compute"
-    return f"{_NAMED[part]}, {percent(share)} of the time{_LIMITS.takes(now, part, _seconds)}"
+    return f"{_NAMED[part]}, {percent(share)} of the step{_LIMITS.takes(now, part, _seconds)}"

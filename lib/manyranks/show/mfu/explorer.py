@@ -20,9 +20,9 @@ CLUSTERS += ("tpu-v4", "tpu-v5p", "tpu-v6e")
 OFFERED = {"model": MODELS, "cluster": CLUSTERS, "seq": [2**k for k in range(7, 18)], "microbatch": [2**k for k in range(8)]}
 OFFERED |= {"recompute": ("none", "selective", "full"), "tp": [1, 2, 4, 8], "dp": [2**k for k in range(11)]}
 BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer")
-_LIMITS = {"other": "memory: operators that only move data", "overhead": "overhead: kernel launches"}
+_LIMITS = {"other": "memory bandwidth: operators that only move data", "overhead": "overhead: kernel launches"}
 _LIMITS |= {"tensor": "TP messages", "expert": "tokens to experts"}
-_LIMITS |= {"data": "gradients and parameters", "optimizer": "the optimizer's memory traffic"}
+_LIMITS |= {"data": "DP messages", "optimizer": "the optimizer's memory traffic"}
 _SAY = {"flash": "flash attention", "microbatch": "micro-batch {}", "recompute": "recompute = {}", "tp": "TP {}", "dp": "DP {}"}
 _CHOICES = {name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)}
 _REMEDIES = dict.fromkeys(("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",))
@@ -43,7 +43,7 @@ class Setting(namedtuple("Setting", "model cluster precision seq microbatch reco
         shape, cluster = SHAPES[self.model], clusters[self.cluster]
         chip, positions = cluster.accelerator, shape.positions
         if self.precision == "fp8" and chip.flops_fp8 <= chip.flops:
-            raise ValueError(f"{chip.name} is no faster in 8 bits: choose bf16")
+            raise ValueError(f"{chip.name} is no faster in fp8: choose bf16")
         if self.precision == "fp32" and chip.name in hardware.accelerators and not hardware.peak(chip, "tf32"):
             raise ValueError(f"fp32 matmuls run in TF32 here, and {chip.name} has no confirmed TF32 peak: choose bf16")
         if 0 < positions < self.seq:
@@ -141,7 +141,9 @@ class Utilisation(Panels):
         numbers = {"MFU, this convention": f"{now.uses['MFU']:.1%} ({now.convention})", "HFU": f"{now.uses['HFU']:.1%}"}
         numbers |= {"peak": units.flop_rate(now.roof.peak), "speed per GPU": f"{units.three(1 / now.cost)} tokens/s"}
         where = f"{now.model}, {now.cluster}, TP {now.tp} × DP {now.dp:,}" + f", EP {here.plan.ep}" * (here.plan.ep > 1)
-        return Said(f"{where}, {now.microbatch} × {now.seq:,} tokens per DP rank", numbers, said, here.fits, here)
+        where += f", {now.microbatch} × {now.seq:,} tokens per DP rank"
+        note = "" if now.precision == "bf16" else "Its MFU is a share of the bf16 peak."
+        return Said(where, numbers, said, here.fits, here, note)
 
     def code(self, **values) -> str:
         """Python that computes the same numbers."""
@@ -174,12 +176,13 @@ def _limit(now: Setting) -> tuple[str, str]:
     if not now.fits:
         return part, _WAYS.memory(now, "no single control helps: change two")
     if part != "matmul":
-        said = f"{_LIMITS[part]}, {budget[part] / whole:.0%} of the time"
+        said = f"{_LIMITS[part]}, {budget[part] / whole:.0%} of the step"
     elif longest.bound == "memory":
-        said = f"memory: the {longest.name} does {units.short(longest.intensity)} FLOPs per byte, below the ridge at {ridge}"
+        does = f"the {longest.name} does {units.short(longest.intensity)} FLOPs per byte"
+        said = f"memory bandwidth: {does}, below the ridge at {ridge}"
     else:
         rate = longest.flops_per_second / now.roof.peak
-        said = f"compute: matmuls take {budget[part] / whole:.0%} of the time, the {longest.name} at {rate:.0%} of the peak"
+        said = f"compute: matmuls take {budget[part] / whole:.0%} of the step, the {longest.name} at {rate:.0%} of the peak"
     if other := _WAYS.faster(now, longest.name if part == "matmul" else part):
-        said += f"; {_WAYS.change(now, other)} gives {units.three(1 / other.cost)} tokens/s"
+        said += f"; with {_WAYS.change(now, other)}: {units.three(1 / other.cost)} tokens/s per GPU"
     return part, said + "; HFU is above 100% because it counts scores that flash attention skips" * (now.uses["HFU"] > 1)

@@ -67,13 +67,16 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         if left or not dp:
             on = f"on {self.gpus:,} GPU{'s' * (self.gpus > 1)}: lower TP, CP or PP, or use at least {others:,} GPUs"
             raise ValueError(f"TP {self.tp} × CP {self.cp} × PP {self.pp} = {others:,} ranks {on}")
+        if self.batch % (once := dp * self.microbatch):
+            multiple = f"a multiple of DP {dp:,} × b {self.microbatch} = {once:,}"
+            raise ValueError(f"batch {self.batch:,} isn't {multiple}: raise it, or TP, CP or PP, or lower b")
         given |= dict(zip(self._fields[3:], self[3:], strict=True)) | {"dp": dp}
         plan = Plan(**given | {"dp_shard": None if self.dp_shard == ALL else self.dp_shard})
         plan.check(shape)
         m, p, least = plan.microbatches, self.pp, pipeline.fewest(self.schedule, self.pp)
         if p > 1 and m < least:
             needs = f"{self.schedule} needs {least} or more"
-            raise ValueError(f"{m} micro-batches on PP {p}: {needs}. Raise the batch, or lower PP or DP")
+            raise ValueError(f"{m} micro-batches on PP {p}: {needs}. Raise the batch, TP or CP")
         return Scenario(shape, plan, clusters[self.cluster])
 
     @property
@@ -117,9 +120,9 @@ def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, di
     """The shape, and fields of Plan that are as it was trained; bf16 where the chip multiplies no faster in 8 bits."""
     shape, on = SHAPES[model], clusters[cluster]
     if gpus > (most := on.levels[-1].size):
-        raise ValueError(f"{gpus:,} GPUs: {cluster} has only {most:,}; choose fewer")
+        raise ValueError(f"{gpus:,} GPUs: {cluster} has only {most:,}; use fewer")
     if 0 < shape.positions < seq:
-        raise ValueError(f"{model} has learned positions for {shape.positions:,} tokens: lower the sequence")
+        raise ValueError(f"{model} has learned positions for {shape.positions:,} tokens: lower s")
     eight = model == EIGHT_BITS and on.accelerator.flops_fp8 > on.accelerator.flops
     return shape, {"precision": "fp8" if eight else "bf16", "embedding_slots": model == EMBEDDING_SLOTS}
 
@@ -167,7 +170,7 @@ class Board(Panels):
         found = now.best() if best != HIDDEN else ()
         if best != HIDDEN and not found:
             room = f"in {units.size(clusters[now.cluster].accelerator.memory)} per GPU"
-            raise ValueError(f"the planner finds no plan that fits {room}: take more GPUs, or another model or chip")
+            raise ValueError(f"the planner finds no plan that fits {room}: use more GPUs, or another model or chip")
         try:
             said = _said(now, found)
         except ValueError as error:
@@ -248,7 +251,7 @@ def _limit(now: Setting) -> str:
         return f"uneven stages: with {layers} layers on {stages} stages, the fullest has {more:.0%} more layers than the mean"
     link = "" if part in ("bubble", "optimizer") else now.link(_ROW.get(part, ""))
     way = _LIMITS.takes(now, part, units.duration)
-    return f"{STEP[part][0]}{f' on {link}' * bool(link)}, {share:.0%} of the time{way}"
+    return f"{STEP[part][0]}{f' on {link}' * bool(link)}, {share:.0%} of the step{way}"
 
 
 def _compared(now: Setting, found: Sequence[Found]) -> str:
@@ -282,7 +285,7 @@ class PlanBoard(Explorer):
         """Searches, and moves the other controls; where no plan fits, the plot says so."""
         if change.new == HIDDEN:
             return
-        self._line.value = page.with_limit("The planner searches …")
+        self._line.value = page.with_limit("Searching for plans …")
         now = Setting(**{name: control.value for name, control in self._others.items()})
         with suppress(ValueError):  # a task that can't be: the plot says so
             found = now.best()

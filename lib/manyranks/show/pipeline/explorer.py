@@ -89,14 +89,14 @@ class Two(Charts):
         self.show([(title(name, shown, now), shown) for name, shown in both])
         where = f"{theory.WRITTEN[now.first]} above {theory.WRITTEN[now.second]}, p = {now.pp}, m = {now.m}"
         for place, (_, shown) in zip(("upper", "lower"), both, strict=True):
-            late = f" + late start {shown.late:.4g}" * (shown.late > 0)
+            late = f" + late {shown.late:.4g}" * (shown.late > 0)
             numbers[f"{place} makespan"] = f"work {shown.work:.4g} + bubble {shown.bubble:.4g}{late}"
             numbers[f"{place} holds"] = f"{max(shown.peaks):.3g} micro-batch{'es' * (max(shown.peaks) != 1)}"
         try:
             here = now.scenario
         except ValueError as error:
-            return Said(where, numbers, f"{_limits(both, now)}; no step time: {error}")
-        note = f"Lower tiles: the upper schedule on {now.model}."
+            return Said(where, numbers, f"{_limits(both, now)}; no prediction: {error}")
+        note = f"The step: the upper schedule on {now.model}, whose times count, not the sliders F, I, W and message."
         return Said(where, numbers, _limits(both, now) if here.fits else _memory(now), here.fits, here, note)
 
     def code(self, **values) -> str:
@@ -127,12 +127,12 @@ def title(name: str, shown: Run, now: Setting) -> str:
     expected = now.expected(name)
     same = "=" if expected is not None and abs(expected - shown.bubble) < 1e-6 * shown.work else "≠"
     form = "" if expected is None else f" {same} {theory.FORMS[name]}"
-    halves = " (F over B: at once)" * (name == "dualpipe-v")
+    halves = " (stacked: at once)" * (name == "dualpipe-v")
     return f"{theory.WRITTEN[name]}{halves}: bubble {shown.bubble:.4g}{form}; makespan {shown.makespan:.4g}"
 
 
 def _memory(now: Setting) -> str:
-    change = _LIMITS.change(now, other) if (other := _LIMITS.fitting(now)) else "no single control makes it fit"
+    change = _LIMITS.change(now, other) if (other := _LIMITS.fitting(now)) else "no single control helps"
     return f"memory; {theory.WRITTEN.get(change, change)}" + " fits" * (other is not None)
 
 
@@ -142,8 +142,8 @@ def _limits(both: list[tuple[str, Run]], now: Setting) -> str:
     (_, one), (name, other) = sorted(both, key=lambda each: each[1].late)
     if other.late == one.late or abs(one.makespan - other.makespan) > 1e-9:
         return words
-    late = f"{theory.WRITTEN[name]} loses its late start of {other.late:.4g}"
-    return f"{words}; the makespans are equal, but {late} in the first step only"
+    late = f"{theory.WRITTEN[name]}'s late start of {other.late:.4g}"
+    return f"{words}; the makespans are equal, but {late} counts in the first step only"
 
 
 def _limit(name: str, shown: Run, now: Setting) -> str:

@@ -160,7 +160,7 @@ class Charts(Panels):
     def __init__(self, count: int, rows: int, inches: float, xlabel: str, kinds: Sequence[str], split: bool, links: bool):
         later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         keys = [Patch(**gantt.KINDS[kind].look) for kind in kinds]
-        keys += [Patch(**later, label="lighter, with bars: a rank's later stages")] * split
+        keys += [Patch(**later, label="lighter, striped: a rank's later stages")] * split
         keys += [Line2D([], [], color=style.INK, linewidth=0.6, label="message")] * links
         self.figure = gantt.frame(max(0.75, inches * rows), [xlabel, "time"], keys, count=count)
         self.panels = [(Held if k % 2 else Chart)(axes, rows) for k, axes in enumerate(self.figure.axes)]

@@ -66,7 +66,7 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
 
 
 _WAYS = {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]}
-_SAID = dict(zip(_WAYS, ("t = {}", "with overlap a layer", "with sequence parallelism a layer"), strict=True))
+_SAID = dict(zip(_WAYS, ("t = {}", "overlap", "sequence parallelism"), strict=True))
 _LIMITS = limits.Limits(_WAYS, {"communication": ["overlap_tensor"], "small matmuls": ["sequence_parallel"]}, ["tp"], _SAID)
 
 
@@ -77,7 +77,7 @@ class Degrees(Panels):
     def __init__(self):
         self.figure, (time, kept) = style.figure(2, width=9.2, height=3.95, sharey=True, width_ratios=(1.7, 1))
         rows = [f"t = {t}" for t in DEGREES]
-        self._time = Bars(time, _TIMES, "GPU-time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
+        self._time = Bars(time, _TIMES, "GPU time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
         self._kept = Bars(kept, _KEPT, "kept by a layer, per rank", rows, outline=word)
         kept.set_xlim(0, LONGEST + 0.25)
         time.set_xlim(0, 1.25)
@@ -152,6 +152,6 @@ def _limit(now: Setting) -> str:
         return f"kernel launches: each of the {now.tp} GPUs launches as many kernels as one alone, so the layer gets no faster"
     helps = _LIMITS.takes(now, limit, lambda together: units.duration(together / now.tp))
     if limit == "communication":
-        return limit + (helps or f": only chunked rings (asynchronous TP) would hide its {units.duration(now.waits)}")
-    repeated = " and norms that every rank repeats" * (not now.sequence_parallel)
+        return limit + (helps or f": only rings of chunks would hide its other {units.duration(now.waits)}")
+    repeated = ", norms repeated on every rank" * (not now.sequence_parallel)
     return f"{limit}{repeated}: {now.tp} GPUs use {units.three(together / alone)} times the GPU time of one{helps}"

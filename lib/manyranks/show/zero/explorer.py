@@ -117,17 +117,17 @@ def _limit(now: Setting) -> str:
     """Says what limits, and what would help. Compute grows with a step's tokens, what is sent does not."""
     if not now.fits:
         held = now.held()
-        most = f"memory, most of it {max(held, key=held.get)}".replace("optimizer", "optimizer states")
+        most = f"memory, mainly {max(held, key=held.get)}".replace("optimizer", "optimizer states")
         ways = ((says, now._replace(**change)) for says, change in _ways(now.stage == "HSDP").items())
         way = next((says for says, each in ways if each.possible and each.fits), None)
-        return f"{most}: {way or 'no control here helps; chapters 05 and 06 split the layers themselves'}"
+        return f"{most}: {way or 'no control here helps; chapters 05 and 06 split the model itself'}"
     if now.dp == 1:
         return "compute: one GPU sends nothing"
     sequences = now.scenario.time.data / now.scenario.time.compute
     if sequences <= 1:
-        return f"compute; the network is busy for {sequences:.0%} of that time"
+        return f"compute; messages take {sequences:.0%} as long"
     faster = _WAYS.takes(now, "network", units.duration)
-    return f"the network, busy {units.three(sequences)} times as long as a GPU computes its one sequence{faster}"
+    return f"the network: messages take {units.three(sequences)} times as long as compute{faster}"
 
 
 def _ways(hsdp: bool) -> dict[str, dict]:

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from manyranks.theory.names import nearest
 
 _POWER_OF_TWO = {
-    ("all_gather", "recursive_doubling"): "doubling pairs ranks 1, 2, 4, … apart",
-    ("reduce_scatter", "halving"): "halving pairs ranks n/2, n/4, … 1 apart",
+    ("all_gather", "recursive_doubling"): "pairs ranks 1, 2, 4, … apart",
+    ("reduce_scatter", "halving"): "pairs ranks n/2, n/4, … 1 apart",
 }
 
 
@@ -36,7 +36,7 @@ def group(op: str, n: int, algorithm: str, root: int = 0, node: int | None = Non
         raise ValueError(f"root={root}: must be one of the {n} ranks, 0 to {n - 1}")
     why = _POWER_OF_TWO.get((op, algorithm))
     if why and n & (n - 1):
-        raise ValueError(f"n={n}: {algorithm} of {op} needs a power of two, for {why}; take ring or pairwise")
+        raise ValueError(f"n={n}: {algorithm} of {op} needs a power of two: it {why}; take ring or pairwise")
     if algorithm == "hierarchical":
         _check_node(n, node)
     elif node is not None:

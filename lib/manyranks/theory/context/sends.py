@@ -103,9 +103,9 @@ def read_heads(heads: int, kv_heads: int, n: int) -> int:
     need parts of two heads.
     """
     if heads % n:
-        raise ValueError(f"n={n} does not divide heads={heads}, as Ulysses needs: choose a divisor of {heads}")
+        raise ValueError(f"Ulysses needs n={n} to divide heads={heads}: choose a divisor of {heads}")
     if kv_heads % n and n % kv_heads:
-        raise ValueError(f"n={n} and kv_heads={kv_heads}: one must divide the other, as Ulysses needs")
+        raise ValueError(f"Ulysses needs one of n={n} and kv_heads={kv_heads} to divide the other")
     return max(1, kv_heads // n)
 
 

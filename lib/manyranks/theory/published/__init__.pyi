@@ -23,6 +23,9 @@ from . import (
     mfu as mfu,
 )
 from . import (
+    one_gpu as one_gpu,
+)
+from . import (
     runs as runs,
 )
 from . import (

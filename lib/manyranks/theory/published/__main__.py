@@ -2,7 +2,7 @@
 
 from manyranks.theory import kernels
 from manyranks.theory.kernels import Constants
-from manyranks.theory.published import conversions, fit, layers, steps
+from manyranks.theory.published import conversions, fit, layers, one_gpu, steps
 
 
 def main() -> None:
@@ -17,6 +17,11 @@ def main() -> None:
     header = ("table", "run", "forward ms", "published", "backward ms", "published", "overhead", "published")
     print("\nOne layer, with the same constants\n")
     _print(header, [_layer(row) for row in layers.rows()])
+    print("\nOne H100, measured for this course: milliseconds in which kernels run, forward and backward\n")
+    tables = [one_gpu.attentions("flash-2"), one_gpu.attentions("cudnn"), one_gpu.steps()]
+    _print(("what", "run", "predicted", "measured", "error"), [_of_one_gpu(row) for table in tables for row in table])
+    means = (f"{table[0].table} {one_gpu.mean_error(table):.1%} ({len(table)})" for table in tables)
+    print(f"\nMean absolute error: {', '.join(means)}")
     print()
     _print(("constant", "value", "where from"), _constants())
     print("\nEach table with the constant fitted on the other tables\n")
@@ -39,6 +44,10 @@ def _layer(row: layers.Row) -> tuple[str, ...]:
     times = [f"{1e3 * seconds:.1f}" for pair in zip(found[:2], printed[:2], strict=True) for seconds in pair]
     overheads = [f"{share:+.1%}" if share is not None else "" for share in (found.overhead, printed.overhead)]
     return layers.TABLE, row.name, *times, *overheads
+
+
+def _of_one_gpu(row: one_gpu.Row) -> tuple[str, ...]:
+    return row.table, row.name, f"{1e3 * row.predicted:.3g}", f"{1e3 * row.measured:.3g}", f"{row.error:+.1%}"
 
 
 def _constants() -> list[tuple[str, ...]]:
