@@ -96,6 +96,43 @@ def test_experts_of_another_form_are_refused():
         take_over(torch.nn.Sequential(transposed))
 
 
+@pytest.mark.parametrize("shared_worlds", matrix([2, 4], [2]), indirect=True, scope="module")
+@pytest.mark.parametrize("name", matrix(["Llama", "Mistral", "Qwen2", "Qwen3"], ["Qwen3"]))
+def test_a_sequence_cut_between_the_parts_learns_what_one_process_learns(shared_worlds, name):
+    def gap() -> float:
+        alone = made(name, sliding_window=None)
+        model = parallelize_transformers(made(name, sliding_window=None), None, sequence_parallel=True)
+        learnt(alone, loss_of)
+        learnt(model, model.loss, model.finish)
+        whole = model.full_state_dict()
+        return max((whole[name] - p.detach()).abs().max().item() for name, p in alone.named_parameters())
+
+    def step() -> None:
+        model = parallelize_transformers(made(name, sliding_window=None), None, sequence_parallel=True)
+        tokens = torch.zeros(1, 16, dtype=torch.long)
+        model.loss(model(tokens).logits, tokens).backward()
+
+    assert max(shared_worlds.run(gap)) < 1e-6
+    calls, n = [call.op for call in shared_worlds.measure(step).calls[0]], shared_worlds.size
+    # A layer: attention's and the MLP's input gathered, their output scattered, and both again backward. The embedding's output
+    # is scattered, the head's input gathered, and once more backward.
+    assert (calls.count("all_gather"), calls.count("send")) == (2 * 4 + 3, (n - 1) * (2 * 4 + 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        ("Mixtral", {}, "mixtral has experts, which need all tokens in one place; leave it out"),
+        ("Mistral", {"sliding_window": 8}, "the mask of a window"),
+        ("Llama", {"attn_implementation": "eager"}, "the attention is 'eager', not 'sdpa'"),
+        ("Llama", {"pad_token_id": 0}, "the embedding is scaled or has a padding row"),
+    ],
+)
+def test_a_model_whose_sequence_cannot_be_cut_is_refused(name, more, says):
+    with pytest.raises(ValueError, match=f"sequence_parallel=True: .*{says}"):
+        parallelize_transformers(made(name, **more), None, sequence_parallel=True)
+
+
 def test_a_model_without_a_table_is_refused():
     with pytest.raises(ValueError, match="model_type='gpt2': there are tables for llama, mistral"):
         parallelize_transformers(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=24)), None)

@@ -26,6 +26,7 @@ from manyranks.parallel.tensor.cuts import Cut, by_heads, equal, padded
 from manyranks.parallel.tensor.dropout import draw_own_masks
 from manyranks.parallel.tensor.linear import (
     ColumnParallelLinear,
+    EnteredColumnLinear,
     How,
     RowParallelLinear,
     column_parallel,
@@ -277,6 +278,7 @@ class _Cutter:
             return ColumnParallelLinear.of(module, how, rows)
         column = isinstance(style, Column)
         dim, kind = (0, ColumnParallelLinear) if column else (1, RowParallelLinear)
+        kind = EnteredColumnLinear if column and style.entered else kind
         features = module.weight.shape[dim]
         if style.heads:
             return kind.of(module, how, by_heads(features, style.heads, t, place, dim))

@@ -133,6 +133,13 @@ class ColumnParallelLinear(_Part):
         return column_parallel(x, self)[0]
 
 
+class EnteredColumnLinear(ColumnParallelLinear):
+    """One whose input is whole already, from gather_in or copy_in: it sends nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
 class RowParallelLinear(_Part):
     """y = xWᵀ + b, where this rank has in_features/t features of x and makes a term of y.
 

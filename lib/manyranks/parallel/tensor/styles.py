@@ -8,9 +8,13 @@ from torch.nn.utils import parametrize
 
 @dataclass(frozen=True)
 class Column:
-    """A linear layer by its output features; heads: how many they are, not to be cut."""
+    """A linear layer by its output features; heads: how many they are, not to be cut.
+
+    entered: the module around it has its input from mappings.gather_in or copy_in already.
+    """
 
     heads: int | None = None
+    entered: bool = False
 
 
 @dataclass(frozen=True)
