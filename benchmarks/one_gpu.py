@@ -2,8 +2,8 @@
 
     python -m benchmarks.one_gpu FOLDER
 
-writes FOLDER/h100_attention.csv and FOLDER/h100_steps.csv. Times are medians. A step is measured from outside, and its kernels
-by the profiler: where the host is too slow to keep the GPU busy, the two differ.
+writes FOLDER/h100_attention.csv and FOLDER/h100_steps.csv (on an H200 h200_…). Times are medians. A step is measured from
+outside, and its kernels by the profiler: where the host is too slow to keep the GPU busy, the two differ.
 """
 
 import csv
@@ -192,8 +192,9 @@ def kernels(fn: Callable[[], object], times: int = 5) -> float:
 
 def main(folder: str) -> None:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    for name, found in (("h100_attention", attentions), ("h100_steps", steps)):
-        with (Path(folder) / f"{name}.csv").open("w", newline="") as file:
+    chip = torch.cuda.get_device_name().split()[1].lower()
+    for name, found in (("attention", attentions), ("steps", steps)):
+        with (Path(folder) / f"{chip}_{name}.csv").open("w", newline="") as file:
             writer = None
             for row in found():
                 row |= {"source": f"benchmarks/one_gpu.py on {torch.cuda.get_device_name()}, PyTorch {torch.__version__}"}

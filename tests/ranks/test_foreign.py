@@ -67,10 +67,11 @@ def test_a_model_cut_over_ranks_learns_what_one_process_learns(shared_worlds, na
 FAMILIES["DeepseekV3"] = {"n_routed_experts": 8, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 2}
 FAMILIES["DeepseekV3"] |= {"topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 FAMILIES["DeepseekV3"] |= {"head_dim": 4, "qk_nope_head_dim": 4, "num_key_value_heads": 4, **EXPERTS}
+FAMILIES["GptOss"] = {"num_local_experts": 4, "sliding_window": 8, "swiglu_limit": 0.5, **EXPERTS}
 
 
 @pytest.mark.parametrize("shared_worlds", matrix([2, 4], [4]), indirect=True, scope="module")
-@pytest.mark.parametrize("name", matrix(["Mixtral", "Qwen3Moe", "DeepseekV3"], ["DeepseekV3"]))
+@pytest.mark.parametrize("name", matrix(["Mixtral", "Qwen3Moe", "DeepseekV3", "GptOss"], ["DeepseekV3", "GptOss"]))
 def test_experts_that_are_dealt_to_ranks_learn_what_one_process_learns(shared_worlds, name):
     def gap() -> float:
         alone, model = made(name), made(name)
@@ -85,10 +86,8 @@ def test_experts_that_are_dealt_to_ranks_learn_what_one_process_learns(shared_wo
 
 
 def test_experts_of_another_form_are_refused():
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 16, "num_local_experts": 2, "vocab_size": 64}
-    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
-    with pytest.raises(ValueError, match="GptOssForCausalLM has no experts with the weights gate_up_proj and down_proj"):
-        take_over(model)
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no experts with the weights gate_up_proj and down_proj"):
+        take_over(made("Llama"))
     transposed = torch.nn.Module()
     transposed.gate_up_proj, transposed.down_proj = (torch.nn.Parameter(torch.zeros(2, *size)) for size in ((8, 12), (6, 8)))
     transposed.act_fn = torch.nn.SiLU()

@@ -232,17 +232,18 @@ def test_the_readme_s_figures_are_those_of_the_table():
     ("table", "mean", "worst", "said"),
     [
         ("flash-2", 0.05, 0.11, "FlashAttention-2"),
-        ("cudnn", 0.11, 0.31, "cuDNN's attention"),
-        ("step", 0.10, 0.25, "the kernels"),
+        ("cudnn", 0.13, 0.35, "cuDNN's attention"),
+        ("step", 0.13, 0.26, "the kernels"),
     ],
 )
 def test_one_gpu_s_kernels_are_predicted_with_nothing_fitted_to_them(table, mean, worst, said):
-    measured = one_gpu.steps() if table == "step" else one_gpu.attentions(table)
-    assert len(measured) == (20 if table == "step" else 11)
-    assert one_gpu.mean_error(measured) <= mean
-    assert max(abs(row.error) for row in measured) <= worst
-    percent = re.search(rf"([\d.]+) % for {said}", (ROOT / "README.md").read_text(encoding="utf-8"))[1]
-    assert float(percent) == round(100 * one_gpu.mean_error(measured), 1)
+    percents = re.search(rf"([\d.]+) and ([\d.]+) % for {said}", (ROOT / "README.md").read_text(encoding="utf-8")).groups()
+    for chip, percent in zip(one_gpu.CHIPS, percents, strict=True):
+        measured = one_gpu.steps(chip) if table == "step" else one_gpu.attentions(chip, table)
+        assert len(measured) == (20 if table == "step" else 11)
+        assert one_gpu.mean_error(measured) <= mean
+        assert max(abs(row.error) for row in measured) <= worst
+        assert float(percent) == round(100 * one_gpu.mean_error(measured), 1)
 
 
 @pytest.mark.parametrize(("heads", "seq"), [(1, 2048), (32, 32768)])

@@ -1,6 +1,6 @@
 """Models of transformers with experts: theirs in the form that ExpertParallel deals out.
 
-    take_over(model)                                  # Mixtral, Qwen3-MoE, DeepSeek-V3, …
+    take_over(model)                # Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss, …
     model = ExpertParallel(model, "model.layers.*.mlp.experts")
 
 The router stays the model's own.
@@ -8,12 +8,14 @@ The router stays the model's own.
 
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from manyranks.parallel.expert.experts import Experts, grouped, here
 from manyranks.parallel.expert.routing import Routing
 
 _WEIGHTS = ("gate_up_proj", "down_proj")
+_BIASES = ("gate_up_proj_bias", "down_proj_bias")
 
 
 class OfTransformers(Experts):
@@ -22,12 +24,13 @@ class OfTransformers(Experts):
     forward takes tokens, each one's choices, and their gates, as transformers calls it.
     """
 
+    kept = ("act_fn",)  # beside the parameters
+
     def __init__(self, theirs: nn.Module):
         nn.Module.__init__(self)
         self.hop = partial(here, experts=theirs.num_experts)
-        for name in _WEIGHTS:
+        for name in (*dict(theirs.named_parameters(recurse=False)), *self.kept):
             setattr(self, name, getattr(theirs, name))
-        self.act = theirs.act_fn
 
     @property
     def gate(self) -> nn.Parameter:
@@ -39,34 +42,56 @@ class OfTransformers(Experts):
 
     def compute(self, x_RH: Tensor, counts: list[int]) -> Tensor:
         gate_RF, up_RF = grouped(x_RH, self.gate_up_proj, counts).chunk(2, dim=1)
-        return grouped(self.act(gate_RF) * up_RF, self.down_proj, counts)
+        return grouped(self.act_fn(gate_RF) * up_RF, self.down_proj, counts)
+
+
+class OfGptOss(OfTransformers):
+    """Those of gpt-oss: weights transposed, with biases; gate and up take turns."""
+
+    kept = ("alpha", "limit")
+
+    def compute(self, x_RH: Tensor, counts: list[int]) -> Tensor:
+        both_RF = self._linear(x_RH, "gate_up_proj", counts)
+        gate_RF = both_RF[:, ::2].clamp(max=self.limit)
+        up_RF = both_RF[:, 1::2].clamp(-self.limit, self.limit)
+        swish_RF = gate_RF * torch.sigmoid(self.alpha * gate_RF)
+        return self._linear((up_RF + 1) * swish_RF, "down_proj", counts)
+
+    def _linear(self, x_RI: Tensor, name: str, counts: list[int]) -> Tensor:
+        weight_EIO, bias_EO = getattr(self, name), getattr(self, f"{name}_bias")
+        y_RO = grouped(x_RI, weight_EIO.mT, counts)
+        rows_E = torch.tensor(counts, device=x_RI.device)
+        bias_RO = bias_EO.repeat_interleave(rows_E, 0, output_size=len(x_RI))
+        return y_RO + bias_RO.to(y_RO.dtype)
 
 
 def take_over(model: nn.Module) -> list[str]:
     """Puts OfTransformers in the place of the model's experts, with the same weights.
 
-    Returns their names. Raises ValueError where there are none of this form, as in gpt-oss,
-    whose experts have biases, or in Llama 4, whose weights are transposed.
+    Returns their names. Raises ValueError where there are none of a known form, as in
+    Llama 4, whose weights are transposed.
     """
-    found = {
-        name: module for name, module in model.named_modules() if _is_like_ours(module)
-    }
+    named = ((name, module, _kind(module)) for name, module in model.named_modules())
+    found = {name: (module, kind) for name, module, kind in named if kind is not None}
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no experts with the weights gate_up_proj and "
-            "down_proj alone, [E, 2F, H] and [E, H, F]: derive a class from "
-            "parallel.expert.Experts for its own"
+            "down_proj alone, [E, 2F, H] and [E, H, F], nor gpt-oss's: derive a class "
+            "from parallel.expert.Experts for its own"
         )
-    for name, module in found.items():
+    for name, (module, kind) in found.items():
         above, _, own = name.rpartition(".")
-        setattr(model.get_submodule(above), own, OfTransformers(module))
+        setattr(model.get_submodule(above), own, kind(module))
     return list(found)
 
 
-def _is_like_ours(module: nn.Module) -> bool:
-    """Whether it has both weights alone, [E, 2F, H] and [E, H, F], and an activation."""
-    own = dict(module.named_parameters(recurse=False))
-    if own.keys() != set(_WEIGHTS) or not hasattr(module, "act_fn"):
-        return False
-    (e, both, hidden), down = own["gate_up_proj"].shape, own["down_proj"].shape
-    return down == (e, hidden, both // 2)
+def _kind(module: nn.Module) -> type[OfTransformers] | None:
+    """What takes this module's place, by its parameters' names and shapes; or None."""
+    own = {name: p.shape for name, p in module.named_parameters(recurse=False)}
+    if not {*_WEIGHTS} <= own.keys():
+        return None
+    up, down = (tuple(own[name]) for name in _WEIGHTS)
+    if own.keys() == {*_WEIGHTS} and hasattr(module, "act_fn"):
+        return OfTransformers if down == (up[0], up[2], up[1] // 2) else None
+    theirs = own.keys() == {*_WEIGHTS, *_BIASES} and hasattr(module, "limit")
+    return OfGptOss if theirs and down == (up[0], up[2] // 2, up[1]) else None

@@ -17,11 +17,12 @@ def main() -> None:
     header = ("table", "run", "forward ms", "published", "backward ms", "published", "overhead", "published")
     print("\nOne layer, with the same constants\n")
     _print(header, [_layer(row) for row in layers.rows()])
-    print("\nOne H100, measured for this course: milliseconds in which kernels run, forward and backward\n")
-    tables = [one_gpu.attentions("flash-2"), one_gpu.attentions("cudnn"), one_gpu.steps()]
-    _print(("what", "run", "predicted", "measured", "error"), [_of_one_gpu(row) for table in tables for row in table])
-    means = (f"{table[0].table} {one_gpu.mean_error(table):.1%} ({len(table)})" for table in tables)
-    print(f"\nMean absolute error: {', '.join(means)}")
+    for chip in one_gpu.CHIPS:
+        print(f"\nOne {chip}, measured for this course: milliseconds in which kernels run, forward and backward\n")
+        tables = [one_gpu.attentions(chip, "flash-2"), one_gpu.attentions(chip, "cudnn"), one_gpu.steps(chip)]
+        _print(("what", "run", "predicted", "measured", "error"), [_of_one_gpu(row) for table in tables for row in table])
+        means = (f"{table[0].table} {one_gpu.mean_error(table):.1%} ({len(table)})" for table in tables)
+        print(f"\nMean absolute error: {', '.join(means)}")
     print()
     _print(("constant", "value", "where from"), _constants())
     print("\nEach table with the constant fitted on the other tables\n")

@@ -1,4 +1,4 @@
-"""What one H100 did, measured for this course by benchmarks/one_gpu.py: attention kernels, and steps of a Llama.
+"""What one H100 and one H200 did, measured for this course by benchmarks/one_gpu.py: attention kernels, and steps of a Llama.
 
 The steps ran under FSDP2 on a group of one rank. A prediction for dp=1 knows nothing of the copies into and out of that group's
 buffers: it is too short by them where a step has few tokens for many parameters.
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from manyranks.theory import kernels, layer, published, step
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.cluster import clusters
-from manyranks.theory.kernels import DEFAULT, Kernel
+from manyranks.theory.cluster import Cluster, clusters
+from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.plan import Plan
 
-CLUSTER = "h100-dgx"
+CHIPS = {"H100": "h100-dgx", "H200": "h200-dgx"}  # chip -> a cluster of it
 _STACKS = {"flash-2": "torchtitan", "cudnn": "megatron-core"}  # a stack that takes this kernel
 _MODEL = ("layers", "hidden", "ffn", "heads", "vocab", "kv_heads")
 
@@ -36,35 +36,33 @@ def mean_error(rows: list[Row]) -> float:
     return sum(abs(row.error) for row in rows) / len(rows)
 
 
-def attentions(kernel: str) -> list[Row]:
-    """Of one kernel, "flash-2" or "cudnn", forward and backward."""
-    return [_attention(row) for row in published.rows("h100_attention") if row["kernel"] == kernel]
+def attentions(chip: str, kernel: str) -> list[Row]:
+    """Of one kernel on a chip of CHIPS, "flash-2" or "cudnn", forward and backward."""
+    found = published.rows(f"{chip.lower()}_attention")
+    return [_attention(row, clusters[CHIPS[chip]]) for row in found if row["kernel"] == kernel]
 
 
-def steps() -> list[Row]:
+def steps(chip: str) -> list[Row]:
     """Forward and backward of a step."""
-    return [_step(row) for row in published.rows("h100_steps")]
+    return [_step(row, clusters[CHIPS[chip]]) for row in published.rows(f"{chip.lower()}_steps")]
 
 
-def _attention(row: dict[str, str]) -> Row:
+def _attention(row: dict[str, str], cluster: Cluster) -> Row:
     batch, heads, seq, size = (int(row[name]) for name in ("batch", "heads", "seq", "head_size"))
     shape = ModelShape("one layer", 1, heads * size, heads * size, heads, 1)
     plan = Plan(seq=seq, batch=batch, microbatch=batch, stack=_STACKS[row["kernel"]])
     [forward] = layer.core(shape, plan, size, size)
-    predicted = sum(_seconds(kernel) for kernel in (forward, *layer.gradients(forward, plan)))
+    both = (forward, *layer.gradients(forward, plan))
+    predicted = sum(kernels.seconds(kernel, cluster.accelerator, DEFAULT) for kernel in both)
     measured = 1e-6 * (float(row["forward_us"]) + float(row["backward_us"]))
     return Row(row["kernel"], f"{batch} × {heads} heads of {size}, {seq:,} tokens", predicted, measured)
 
 
-def _seconds(kernel: Kernel) -> float:
-    return kernels.seconds(kernel, clusters[CLUSTER].accelerator, DEFAULT)
-
-
-def _step(row: dict[str, str]) -> Row:
+def _step(row: dict[str, str], cluster: Cluster) -> Row:
     layers, hidden, ffn, heads, vocab, kv_heads = (int(row[name]) for name in _MODEL)
     shape = ModelShape("Llama", layers, hidden, ffn, heads, vocab, kv_heads)
     stack = "pytorch" if row["compiled"] == "True" else "pytorch-eager"
     batch = int(row["microbatch"])
     plan = Plan(seq=int(row["seq"]), batch=batch, microbatch=batch, recompute=row["recompute"], stack=stack)
     name = f"{layers} × {hidden:,}, {batch} × {plan.seq:,} tokens, {plan.recompute} recomputed, {stack}"
-    return Row("step", name, step.estimate(shape, plan, clusters[CLUSTER]).compute, 1e-3 * float(row["kernels_ms"]))
+    return Row("step", name, step.estimate(shape, plan, cluster).compute, 1e-3 * float(row["kernels_ms"]))
