@@ -1,6 +1,6 @@
 """What the table of names says of a module: how it is cut, or what it does on t ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -14,7 +14,7 @@ class Column:
     """
 
     heads: int | None = None
-    entered: bool = False
+    entered: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)
