@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
 
+import manyranks as mr
 from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.expert import ExpertParallel
 from manyranks.parallel.expert.families import take_over
@@ -116,6 +118,20 @@ def test_a_sequence_cut_between_the_parts_learns_what_one_process_learns(shared_
     # A layer: attention's and the MLP's input gathered, their output scattered, and both again backward. The embedding's output
     # is scattered, the head's input gathered, and once more backward.
     assert (calls.count("all_gather"), calls.count("send")) == (2 * 4 + 3, (n - 1) * (2 * 4 + 2))
+
+
+@pytest.mark.parametrize("shared_worlds", [2], indirect=True, scope="module")
+def test_positions_of_one_s_own_stay_on_one_rank_and_are_refused_on_two(shared_worlds):
+    def gap(t: int) -> float:
+        mesh = init_device_mesh("cpu", (2 // t, t), mesh_dim_names=("dp", "tp"))
+        alone, model = made("Llama"), parallelize_transformers(made("Llama"), mesh, sequence_parallel=True)
+        tokens_BT, positions_BT = torch.arange(16)[None], 3 * torch.arange(16)[None]
+        whole, own = (each(tokens_BT, position_ids=positions_BT).logits for each in (alone, model))
+        return (whole - own).abs().max().item()
+
+    assert max(shared_worlds.run(gap, 1)) < 1e-6
+    with pytest.raises(mr.RankFailed, match="attention_mask with sequence_parallel=True"):  # transformers makes one of them
+        shared_worlds.run(gap, 2)
 
 
 @pytest.mark.parametrize(

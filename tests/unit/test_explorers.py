@@ -248,3 +248,16 @@ def test_the_explorer_in_contributing_works_and_is_short():
     assert "ZeRO-3, waiting: " in shown.parts.value
     assert "Does not fit. Limit: memory; d = " in shown.preset("one GPU").status
     assert len([line for line in text.splitlines() if line.strip() and not line.startswith(("from ", '"""'))]) <= 60
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "was"),
+    [
+        ("63.8 × one GPU", "877 × one GPU", "63.8"),
+        ("work 24 + bubble 9", "work 24 + bubble 17", "9"),
+        ("32 on 4 stages", "32 on all 4 stages", "32 on 4 stages"),  # nothing of it is gone
+        ("2.1 GB", "3.1 GB", "2.1 GB"),
+    ],
+)
+def test_a_tile_says_what_is_different_now(old, new, was):
+    assert page._changed(old, new) == was

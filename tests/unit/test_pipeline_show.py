@@ -487,3 +487,10 @@ def test_every_model_cluster_and_preset_is_shown():
 def test_an_unknown_schedule_is_refused_in_words():
     with pytest.raises(ValueError, match="schedule 'ZB-H1': choose from naive, gpipe"):
         Two().update(**DEFAULT | {"first": "ZB-H1"})
+
+
+def test_the_chapter_s_answer_names_the_m_that_still_fits():
+    opened = pipeline.explorer()
+    held = {m: opened.set(first="gpipe", m=m).status.count("Does not fit") for m in (16, 17)}
+    assert held == {16: 0, 17: 1}
+    assert "<b>81.1 of 80 GB</b>" in opened.tiles.value

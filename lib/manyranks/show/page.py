@@ -98,7 +98,7 @@ def _changed(old: str, new: str) -> str:
         return old
     begin = next((k for k, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0)
     end = next((k for k, (a, b) in enumerate(zip(before[::-1], now[::-1], strict=False)) if a != b), 0)
-    return " ".join(before[begin : len(before) - end])
+    return " ".join(before[begin : len(before) - end]) or old
 
 
 def _compared(name: str, cost: Cost, past: Cost | None) -> str:

@@ -19,9 +19,8 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
 
     path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: llama,
     mistral, mixtral, gpt2, gpt_neox, opt, bloom, falcon, phi3, glm, glm4, gpt_oss, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma,
-    gemma2, gemma3_text, gemma3 and llama4 (their text parts), llama4_text, deepseek_v2,
-    deepseek_v3, kimi_k2. A key that may be left out has its class's
-    default. The shape takes the folder's name.
+    gemma2, gemma3_text, llama4_text, gemma3 and llama4 (their text parts), deepseek_v2, deepseek_v3, kimi_k2. A key that may be
+    left out has its class's default. The shape takes the folder's name.
     Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
     not fit together; FileNotFoundError where there is no such file.
     """
@@ -219,7 +218,7 @@ def _experts(config: Config, number: str, size: str) -> Fields:
 
 
 def _mixtral(config: Config) -> Fields:
-    return _dense(config) | _mixtral_experts(config)
+    return _dense(config) | _experts(config, "num_local_experts", "intermediate_size")
 
 
 def _llama4(config: Config) -> Fields:
@@ -237,11 +236,7 @@ def _llama4(config: Config) -> Fields:
     chunk = config["attention_chunk_size"] or 0
     window = {"window": chunk // 2, "window_layers": kinds.count("chunked_attention") if chunk else 0}
     shared = {"shared_experts": 1, "shared_ffn": config["intermediate_size"], "dense_layers": layers - len(moe)}
-    return _dense(config) | {"ffn": config["intermediate_size_mlp"]} | window | _mixtral_experts(config) | shared
-
-
-def _mixtral_experts(config: Config) -> Fields:
-    return _experts(config, "num_local_experts", "intermediate_size")
+    return _mixtral(config) | {"ffn": config["intermediate_size_mlp"]} | window | shared
 
 
 def _qwen2_moe(config: Config) -> Fields:

@@ -98,8 +98,8 @@ _EAGER = Moved(norm=36, rotary=20, gated=10)  # RMSNorm and rotary positions ope
 _PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "reserved": 0.05}  # reserved: a round number
 # torch.distributed.tensor.parallel.loss, backward: log-probabilities, zeros, their sum with the exponential, and its product.
 _LOSS = {"logits": 12.0, "cut_logits": 16.0}
-_TITAN = {"attention": "flash-2", "every_other": True, "copies": _FSDP2, "reduce_once": True} | _LOSS | _PYTORCH
-_PYTORCH_NOW = {"copies": _FSDP2, "reduce_once": True} | _LOSS | _PYTORCH
+_FULLY_SHARD = {"copies": _FSDP2, "reduce_once": True} | _LOSS | _PYTORCH
+_TITAN = {"attention": "flash-2", "every_other": True} | _FULLY_SHARD
 
 STACKS = Named(
     "stack",
@@ -115,8 +115,8 @@ STACKS = Named(
                 **_TITAN,
                 source="the same in float8's rowwise recipe: kernels by rows and by columns; pytorch/torchtitan issue 1207",
             ),
-            Stack("pytorch", **_PYTORCH_NOW, source="PyTorch 2.11 on H100: its attention is cuDNN's; FSDP2, torch.compile"),
-            Stack("pytorch-eager", moved=_EAGER, **_PYTORCH_NOW, source="the same without torch.compile"),
+            Stack("pytorch", **_FULLY_SHARD, source="PyTorch 2.11 on H100: its attention is cuDNN's; FSDP2, torch.compile"),
+            Stack("pytorch-eager", moved=_EAGER, **_FULLY_SHARD, source="the same without torch.compile"),
             Stack(
                 "fsdp1",
                 attention="flash-1",

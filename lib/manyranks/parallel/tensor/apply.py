@@ -248,7 +248,8 @@ class _Cutter:
             if cut is not None:
                 self.cuts[f"{name}.{which}"] = cut
         setattr(parent, own, part)
-        if isinstance(style, Column) and hasattr(parent, "project"):
+        own_way = isinstance(style, Column) and not style.entered
+        if own_way and hasattr(parent, "project"):
             parent.project = column_parallel
 
     def _tied(

@@ -47,9 +47,11 @@ def parallelize_transformers(
     for name, module in model.named_modules():
         if hasattr(module, "num_key_value_groups"):
             module.num_key_value_groups = query // t // max(1, key // t)
-        if sequence_parallel and name.endswith((".self_attn", ".mlp")):
+        if not sequence_parallel or t == 1:
+            continue
+        if name.endswith((".self_attn", ".mlp")):
             module.register_forward_pre_hook(_gathers(cut.group), with_kwargs=True)
-        if sequence_parallel and name.endswith(".rotary_emb"):
+        if name.endswith(".rotary_emb"):
             module.register_forward_pre_hook(_whole(cut.group), with_kwargs=True)
     return cut
 
