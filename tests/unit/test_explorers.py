@@ -260,4 +260,4 @@ def test_the_explorer_in_contributing_works_and_is_short():
     ],
 )
 def test_a_tile_says_what_is_different_now(old, new, was):
-    assert page.changed(old, new) == was
+    assert page.gone(old, new) == was

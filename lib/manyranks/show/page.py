@@ -81,7 +81,7 @@ def tiles(said: Said, before: Said | None = None) -> str:
     """HTML of the numbers, each with that of the setting before it: a row of the chapter's own, and the strip."""
     old = {} if before is None else before.numbers
     own = [
-        _tile(name, text, f"was {changed(old[name], text)}" if old.get(name, text) != text else "")
+        _tile(name, text, f"was {gone(old[name], text)}" if old.get(name, text) != text else "")
         for name, text in said.numbers.items()
     ]
     if said.scenario is None:
@@ -91,7 +91,7 @@ def tiles(said: Said, before: Said | None = None) -> str:
     return _row(own) + strip + small_print(f"The step time is a prediction, {said.scenario.time.checked}. {said.note}".strip())
 
 
-def changed(old: str, new: str) -> str:
+def gone(old: str, new: str) -> str:
     """What of the old text isn't in the new one: "63.8 × one GPU" beside "877 × one GPU" -> "63.8". A unit stays."""
     before, now = old.split(), new.split()
     if len(before) < 3:
