@@ -157,7 +157,8 @@ def test_the_strip_is_a_step_s_with_what_is_computed_again():
         time = step.estimate(shape, plan, cluster)
         assert (cost.seconds, cost.mfu) == pytest.approx((time.seconds, time.mfu))
         assert cost.exposed == pytest.approx(time.tensor / time.seconds)
-        assert cost.held == pytest.approx(memory.peak(shape, plan).total, rel=0.005)
+        # The strategies' peak doesn't know that the loss gives its memory back before layers run again.
+        assert cost.held == pytest.approx(memory.peak(shape, plan).total, rel=0.01)
     optimal = setting(strategy="optimal").scenario.cost
     assert optimal.seconds == pytest.approx(kept.seconds + 12 / 48 * (every.seconds - kept.seconds))
     assert kept.held - optimal.held == pytest.approx(42.5e9 - 31.9e9, rel=0.01)

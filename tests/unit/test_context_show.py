@@ -271,7 +271,7 @@ def test_it_opens_on_contiguous_shards_and_says_what_helps():
     assert opened.values == DEFAULT
     assert opened.status == (
         "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 210 ms; waits for slower ranks 47%; waits for messages 0.2%; "
-        "a rank sends 1.88 GB; fits up to s = 168,368. Limit: waiting for the slowest rank; with zigzag: 114 ms."
+        "a rank sends 1.88 GB; fits up to s = 170,480. Limit: waiting for the slowest rank; with zigzag: 114 ms."
     )
 
 

@@ -493,4 +493,4 @@ def test_the_chapter_s_answer_names_the_m_that_still_fits():
     opened = pipeline.explorer()
     held = {m: opened.set(first="gpipe", m=m).status.count("Does not fit") for m in (16, 17)}
     assert held == {16: 0, 17: 1}
-    assert "<b>81.1 of 80 GB</b>" in opened.tiles.value
+    assert "<b>81 of 80 GB</b>" in opened.tiles.value

@@ -105,9 +105,10 @@ def test_the_allocator_s_peaks_of_fsdp_are_foretold():
     errors = {row.name: memory.peak(row.shape, row.plan).total / row.memory - 1 for row in runs}
     alone = [error for name, error in errors.items() if name.startswith("8B")]
     assert (len(errors), len(alone)) == (18, 10)
-    assert sum(map(abs, alone)) / len(alone) <= 0.06
+    assert sum(map(abs, alone)) / len(alone) <= 0.07
     # With tensor and pipeline parallelism something is missing: all of these are too small.
-    assert all(-0.25 < error < 0.03 for error in errors.values())
+    assert all(-0.2 < error < 0.03 for error in errors.values())
+    assert sum(map(abs, errors.values())) / len(errors) <= 0.09
 
 
 @pytest.mark.parametrize("size", ["22B", "175B", "530B", "1T"])
@@ -244,6 +245,16 @@ def test_one_gpu_s_kernels_are_predicted_with_nothing_fitted_to_them(table, mean
         assert one_gpu.mean_error(measured) <= mean
         assert max(abs(row.error) for row in measured) <= worst
         assert float(percent) == round(100 * one_gpu.mean_error(measured), 1)
+
+
+@pytest.mark.parametrize("chip", one_gpu.CHIPS)
+def test_what_one_gpu_uses_at_once_is_foretold(chip):
+    peaks = one_gpu.peaks(chip)
+    assert len(peaks) == 20
+    assert one_gpu.mean_error(peaks) <= 0.02
+    assert max(abs(row.error) for row in peaks) <= 0.12
+    said = re.search(r"([\d.]+) % for the bytes", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert float(said[1]) == round(100 * one_gpu.mean_error(peaks), 1)
 
 
 @pytest.mark.parametrize(("heads", "seq"), [(1, 2048), (32, 32768)])

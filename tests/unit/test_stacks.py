@@ -69,6 +69,24 @@ def test_without_a_prefetch_backward_waits_for_every_gather(monkeypatch):
     assert waits - hidden == pytest.approx((1 - 1 / SHAPE.layers) * once * (1 - STACKS["fsdp1"].beside), rel=0.1)  # and α
 
 
+def test_gradients_of_32_bit_shards_come_after_the_loss():
+    plan = replace(PLAN, microbatch=1, stack="torchtitan")
+    once, twice = (memory.peak(SHAPE, replace(plan, batch=batch)) for batch in (64, 128))
+    gradients = 4 * SHAPE.parameters / 64
+    assert twice.states - once.states == pytest.approx(gradients, rel=1e-6)  # the second micro-batch finds the first one's
+    assert memory.model_states(SHAPE, plan).total == pytest.approx(16 * SHAPE.parameters / 64, rel=1e-6)
+    update = memory.peak(SHAPE, replace(plan, dp=1, batch=1, zero=0, seq=128))
+    assert update[:2] == (16 * SHAPE.parameters, 0)
+    assert update.total == pytest.approx(1.1 * 20 * SHAPE.parameters)  # a tensor of Adam's in 32 bits
+
+
+def test_separate_operators_keep_more_for_backward():
+    fused, eager = (
+        memory.layer_activations(SHAPE, Plan(seq=8192, recompute="none", stack=name)) for name in ("pytorch", "pytorch-eager")
+    )
+    assert eager - fused == 8192 * (2 * 4 * SHAPE.hidden + 2 * SHAPE.ffn)  # two norms in 32 bits, and the function's output
+
+
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
 def test_what_op_level_recomputation_keeps_is_known_of_dense_layers_only(model):
     with pytest.raises(ValueError, match=f"known of dense layers only, not of {model}'s; say recompute='none' or 'full'"):

@@ -37,7 +37,7 @@ def lanes(held: Axes) -> list[float]:
 
 def test_it_opens_on_zero_s_figure_1_and_says_what_limits():
     assert explorer().status == (
-        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; activations 1.08 GB; sent per GPU per step 29.4 GB, "
+        "megatron-7.5b on 64 GPUs, ZeRO-2, v100-dgx: states 16.6 GB; activations 948 MB; sent per GPU per step 29.4 GB, "
         "1 × data parallelism. Limit: compute; messages take 45% as long."
     )
     assert explorer().values == DEFAULT
@@ -111,7 +111,7 @@ def test_bars_say_their_numbers():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"stage": "data parallelism"}, "states 119 GB; activations 667 MB;"),
+        ({"stage": "data parallelism"}, "states 119 GB; activations 533 MB;"),
         ({"stage": "data parallelism"}, "Does not fit. Limit: memory, mainly optimizer states: ZeRO-1 fits."),
         ({"stage": "ZeRO-3"}, "sent per GPU per step 44.1 GB, 1.5 × data parallelism. Limit: compute"),
         ({"precision": "bf16-fp32-gradients"}, ", 0.75 × data parallelism"),
@@ -121,7 +121,7 @@ def test_bars_say_their_numbers():
             {"model": "megatron-1t", "dp": 1024, "stage": "ZeRO-3"},
             "no control here helps; chapters 05 and 06 split the model itself",
         ),
-        ({"model": "gpt2-xl", "dp": 1}, "activations 424 MB. Limit: compute: one GPU sends nothing."),
+        ({"model": "gpt2-xl", "dp": 1}, "activations 371 MB. Limit: compute: one GPU sends nothing."),
         (
             {"model": "gpt2-xl", "cluster": "b200-dgx", "dp": 1024, "stage": "ZeRO-3"},
             "Limit: the network: messages take 1.43 times as long as compute; with ZeRO-1: 65.4 ms.",

@@ -184,7 +184,7 @@ def optimizer_seconds(held: Iterable[Held], plan: Plan, cluster: Cluster, consta
     Source: arXiv 2101.06840 (ZeRO-Offload), section 4.
     """
     recipe = plan.recipe
-    elements = max(memory.states_of(each, plan).optimizer for each in held) / recipe.optimizer
+    elements = max(memory.states_of(each, plan).optimizer for each in held) / plan.stored.optimizer
     if plan.offload != "none":
         return elements * (recipe.gradients + recipe.parameters) / (cluster.host * constants.bandwidth)
     moved = elements * (plan.framework.optimizer or 2 * recipe.gradients + 2 * recipe.optimizer + recipe.parameters)

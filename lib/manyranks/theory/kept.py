@@ -53,7 +53,7 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
     if plan.recompute == "full":
         return Kept(item * h / split, 0.0)  # the layer's input
     again = plan.recompute == "selective"
-    outside = item * h + (h if shape.dropout else 0)  # the norm's input, and the mask of the dropout after attention
+    outside = (item + _norm_keeps(shape, plan)) * h + (h if shape.dropout else 0)  # of the norm, and of attention's dropout
     inside = _latent(shape, plan, again) if shape.latent else item * (shape.query_size + 2 * _read_size(shape, plan))
     inside += item * (shape.query_size + _kv_size(shape, t)) if shape.qk_norm and not again else 0  # before their norms
     output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
@@ -71,6 +71,10 @@ def _norm_output(shape: ModelShape, plan: Plan) -> float:
     if plan.sequence_parallel and not plan.regather:
         return plan.tp * whole  # gathered once, and kept so
     return 0 if plan.recompute == "selective" and shape.norm == "rmsnorm" else whole
+
+
+def _norm_keeps(shape: ModelShape, plan: Plan) -> float:
+    return plan.framework.keeps.norm if shape.norm == "rmsnorm" and plan.recompute == "none" else 0
 
 
 def _kv_size(shape: ModelShape, t: int) -> int:
@@ -99,7 +103,7 @@ def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
         return Kept(0.0, 0.0)
     again = plan.recompute == "selective"
     norms = 0 if shape.parallel_layers else shape.norms_per_layer - 1  # beside attention's; in parallel they read the same
-    outside = item * h * norms + (h if shape.dropout else 0)
+    outside = (item + _norm_keeps(shape, plan)) * h * norms + (h if shape.dropout else 0)
     shared = shape.parallel_layers and shape.norms_per_layer == 1  # the norm's output, too
     outside += 0 if shared else _norm_output(shape, plan)
     if not moe:
@@ -112,4 +116,6 @@ def _mlp_bytes(shape: ModelShape, plan: Plan, moe: bool) -> Kept:
 def _wide(shape: ModelShape, plan: Plan, ffn: int, again: bool) -> float:
     """What is as wide as the feed-forward part: the input of its function, and the output, unless that is computed again."""
     function = (2 * plan.recipe.matmul if shape.gated else itemsize(plan)) * ffn
-    return function + (0 if again and shape.gated else plan.recipe.matmul * ffn)
+    if again and shape.gated:
+        return function
+    return function + (plan.recipe.matmul + (plan.framework.keeps.gated if shape.gated else 0)) * ffn

@@ -5,6 +5,7 @@ Where ranks differ (first and last stage, uneven stages), the numbers are those 
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from manyranks.theory import checks, pipeline, stages
@@ -128,20 +129,26 @@ def _check(shape: ModelShape, plan: Plan) -> None:
 
 
 def peak(shape: ModelShape, plan: Plan) -> Peak:
-    """The most that one rank holds at once: states, activations, and buffers for what is gathered or computed again."""
+    """The most that one rank holds at once: states, activations, and buffers for what is gathered or computed again.
+
+    That is at the loss or in the first layer's backward after it. Where gradients are made in backward only, it may be at the
+    end of backward, or while the optimizer updates.
+    """
     _check(shape, plan)
     ranks = _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual)
-    sizes = [(_on_device(rank.held, plan), rank.kept, _buffers(rank, plan)) for rank in ranks]
-    states, kept, buffers = max(sizes, key=sum)
+    states, kept, buffers = max((moment for rank in ranks for moment in _moments(rank, plan)), key=sum)
     return Peak(states, kept, buffers + round(plan.framework.reserved * (states + kept + buffers)))
 
 
 class Rank(NamedTuple):
-    """What a pipeline rank holds whatever the ZeRO stage is. again: what backward recomputes of one layer, for that layer."""
+    """What a pipeline rank holds whatever the ZeRO stage is. kept: of all micro-batches in flight; loss: what of it one of them
+    keeps at the head, and gives back before layers run backward; again: what backward recomputes of one layer, for that layer.
+    """
 
     held: Held
     layers: int
     kept: int
+    loss: int
     again: int
 
 
@@ -156,7 +163,8 @@ def _ranks(shape: ModelShape, layout: Layout, local: Local, m: int, virtual: int
     for stage in dict.fromkeys(dealt):
         rank = dealt.index(stage)
         kept = _kept(shape, local, stage, schedule, pipeline.in_flight(schedule, p, m, virtual, rank), min(m, p))
-        found.append(Rank(held[rank], max(1, stage.layers), kept, _again(shape, local, stage)))
+        loss = round(_loss(shape, local, stage))
+        found.append(Rank(held[rank], max(1, stage.layers), kept, loss, _again(shape, local, stage)))
     return found
 
 
@@ -166,7 +174,7 @@ def _dualpipe_ranks(shape: ModelShape, local: Local, dealt: tuple[Stage, ...], h
     kept = [_kept(shape, local, stage, "dualpipe", min(half, p - rank), min(m, p)) for rank, stage in enumerate(dealt)]
     again = {stage: _again(shape, local, stage) for stage in set(dealt)}
     pairs = zip(dealt, reversed(dealt), map(sum, zip(kept, reversed(kept), strict=True)), held, strict=True)
-    return [Rank(of, max(1, a.layers + b.layers), both, max(again[a], again[b])) for a, b, both, of in pairs]
+    return [Rank(of, max(1, a.layers + b.layers), both, 0, max(again[a], again[b])) for a, b, both, of in pairs]
 
 
 def _again(shape: ModelShape, local: Local, stage: Stage) -> int:
@@ -213,14 +221,10 @@ def _copied_heads(shape: ModelShape, t: int) -> int:
     return copies * 2 * shape.head_size * (shape.hidden + (shape.bias or shape.qkv_bias))
 
 
-def _on_device(held: Held, plan: Plan) -> int:
-    return _offloaded(states_of(held, plan), plan.offload).total
-
-
 def states_of(held: Held, plan: Plan) -> ModelStates:
     """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all data-parallel ranks, an
     expert's over those that have the same part of it."""
-    return _states(held, plan.zero, plan.shards, plan.expert_shards, plan.recipe)
+    return _states(held, plan.zero, plan.shards, plan.expert_shards, plan.stored)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -242,23 +246,41 @@ def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: f
     kept += flying * moe * of_layer(shape, plan, True) if moe else 0
     if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
         kept += (once if schedule in ("1f1b", "interleaved") else flying) * tokens(plan) * shape.hidden / split
-    if stage.head:  # the last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)
-        inputs = 2 if plan.regather or not plan.sequence_parallel else 1 + split  # the head's is kept whole
-        logits = max(plan.framework.logits, plan.framework.cut_logits if plan.tp > 1 else 0)
-        one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + logits * shape.vocab / plan.tp)
-        kept += (flying if schedule == "gpipe" else 1) * (stage.head + stage.mtp) * one
+    kept += (flying if schedule == "gpipe" else 1) * _loss(shape, plan, stage)
     return round(kept)
 
 
-def _buffers(rank: Rank, plan: Plan) -> int:
+def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
+    """The last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)."""
+    if not stage.head:
+        return 0.0
+    split = plan.tp if plan.sequence_parallel else 1
+    inputs = 2 if plan.regather or not plan.sequence_parallel else 1 + split  # the head's is kept whole
+    logits = max(plan.framework.logits, plan.framework.cut_logits if plan.tp > 1 else 0)
+    one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + logits * shape.vocab / plan.tp)
+    return (stage.head + stage.mtp) * one
+
+
+def _moments(rank: Rank, plan: Plan) -> Iterator[tuple[int, int, int]]:
+    """Bytes of states, activations and buffers when a rank may hold the most."""
+    states, gathered = _offloaded(states_of(rank.held, plan), plan.offload), _gathered(rank, plan)
+    late = states.gradients if plan.framework.fp32_shards and plan.pp == plan.microbatches == 1 else 0
+    yield states.total - late, rank.kept, gathered + max(0, rank.again - rank.loss)
+    if late:
+        yield states.total, 0, gathered + rank.again
+    if plan.framework.optimizer and plan.offload == "none":
+        yield states.total, 0, states.gradients  # a tensor in 32 bits, as gradients are
+
+
+def _gathered(rank: Rank, plan: Plan) -> int:
     """With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
-    forward's are kept; from ZeRO-2 on the whole gradients of a unit; what one layer computes again."""
+    forward's are kept; from ZeRO-2 on the whole gradients of a unit."""
     if plan.offload != "all" and (plan.zero < 2 or plan.shards == plan.expert_shards == 1):
-        return rank.again
+        return 0
     whole, unit = sum(rank.held), sum(rank.held) / rank.layers
     gathered = gradients = 0.0
     if plan.zero == 3 or plan.offload == "all":
         gathered = whole if plan.zero == 3 and not plan.reshard_after_forward else min(2 * unit, whole)
     if plan.zero >= 2 or plan.offload == "all":
         gradients = whole if plan.pp > 1 and plan.framework.reduce_once else unit
-    return rank.again + round(plan.recipe.parameters * gathered + plan.recipe.gradients * gradients)
+    return round(plan.recipe.parameters * gathered + plan.recipe.gradients * gradients)

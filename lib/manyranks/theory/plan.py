@@ -240,6 +240,13 @@ class Plan:
         return RECIPES[self.precision]
 
     @property
+    def stored(self) -> Recipe:
+        """The recipe of what a rank stores: with 32-bit shards, 16-bit parameters are only what is gathered."""
+        if not self.framework.fp32_shards or (self.zero < 3 and self.shards > 1):
+            return self.recipe
+        return self.recipe._replace(parameters=0, gradients=4, optimizer=8 if self.precision == "bf16-moments" else 12)
+
+    @property
     def framework(self) -> Stack:
         return STACKS[self.stack]
 

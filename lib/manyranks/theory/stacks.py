@@ -42,6 +42,13 @@ class Moved(NamedTuple):
     quantised: float = 3  # what linear layers read in 8 bits: 2 bytes read, 1 written
 
 
+class Keeps(NamedTuple):
+    """Bytes an element that backward needs of separate operators, beside those of one kernel: see memory.layer_activations."""
+
+    norm: float = 0
+    gated: float = 0
+
+
 class Copies(NamedTuple):
     """Bytes a parameter that pass a chip's memory beside computing, for each gather and each reduction: the copies out of and
     into their buffers, and those of the ring, which writes what arrives and reads it to send it on.
@@ -51,7 +58,7 @@ class Copies(NamedTuple):
     reduced: float = 0
 
 
-_FUSED, _NO_COPIES = Moved(), Copies()
+_FUSED, _NO_MORE, _NO_COPIES = Moved(), Keeps(), Copies()
 
 
 # A round number. Measured with PyTorch 2.13 on one core: a layer of a GPT with next to nothing to compute takes 440 µs forward
@@ -62,12 +69,13 @@ _HOST = 4
 @dataclass(frozen=True)
 class Stack:
     """One framework's way. attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with
-    the exponentials beside it, and no processor waiting for another. moved: see Moved. every_other: selective recomputation
+    the exponentials beside it, and no processor waiting for another. moved: see Moved; keeps: see Keeps. every_other: selective recomputation
     runs every other product again, and all that is no product, instead of what is cheap. prefetch: backward gathers the
     next unit's parameters while it computes this one's. beside: share of the processors that a collective takes from
     computing while it runs beside it. copies: see Copies. optimizer: bytes that a parameter's update passes between chip
-    and memory; 0: one fused kernel. logits: bytes of one at the most; a fused loss keeps it in 32 bits, PyTorch's also its
-    softmax and their gradient. cut_logits: the same where tp cuts the vocabulary, if that is more. reserved: share of what
+    and memory, with a tensor in 32 bits beside the states; 0: one fused kernel. fp32_shards: of what is sharded, or on one
+    rank, parameters, gradients and moments are in 32 bits, and a step's first backward makes the gradients. logits: bytes of
+    one at the most; a fused loss keeps it in 32 bits, PyTorch's also its softmax and their gradient. cut_logits: the same where tp cuts the vocabulary, if that is more. reserved: share of what
     is held that the allocator holds beside it. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce
     them at its end. host: what the CPU takes for a kernel and all that goes with it, in overheads of a kernel; a pass takes
     no less.
@@ -76,11 +84,13 @@ class Stack:
     name: str
     attention: str = "own"
     moved: Moved = _FUSED
+    keeps: Keeps = _NO_MORE
     every_other: bool = False
     prefetch: bool = True
     beside: float = 0.0
     copies: Copies = _NO_COPIES
     optimizer: float = 0.0
+    fp32_shards: bool = False
     logits: float = 4.0
     cut_logits: float = 0.0
     reserved: float = 0.0
@@ -94,11 +104,14 @@ _FOREACH = 96.0
 _NCCL = 16 / 132  # one processor a channel, 16 channels, of an H100's 132
 _FSDP2 = Copies(4 + 2 * 2, 6 + 3 * 4)  # parameters in 16 bits, gradients copied from 16 bits to 32, in which they are summed
 _FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of what is gathered
-_EAGER = Moved(norm=36, rotary=20, gated=10)  # RMSNorm and rotary positions operator by operator, in 32 bits
-_PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "reserved": 0.05}  # reserved: a round number
+# Operator by operator: RMSNorm and rotary positions in 32 bits. Of a norm backward reads the input in 32 bits and in 16, divided
+# by its root mean square; of a gated MLP also what the function makes.
+_EAGER = {"moved": Moved(norm=36, rotary=20, gated=10), "keeps": Keeps(norm=4, gated=2)}
+# reserved: round numbers. One H100 with memory to spare held 10 to 27 % more than it used; what llm-foundry ran had less left.
+_PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserved": 0.05}
 # torch.distributed.tensor.parallel.loss, backward: log-probabilities, zeros, their sum with the exponential, and its product.
 _LOSS = {"logits": 12.0, "cut_logits": 16.0}
-_FULLY_SHARD = {"copies": _FSDP2, "reduce_once": True} | _LOSS | _PYTORCH
+_FULLY_SHARD = _PYTORCH | _LOSS | {"copies": _FSDP2, "reduce_once": True, "reserved": 0.1}
 _TITAN = {"attention": "flash-2", "every_other": True} | _FULLY_SHARD
 
 STACKS = Named(
@@ -108,15 +121,24 @@ STACKS = Named(
         for stack in (
             Stack("megatron-core", source="Megatron-LM: fused bias, GeLU, dropout, norms and Adam; cuDNN's attention"),
             Stack("torchtitan", **_TITAN, source="torchtitan, late 2024: FSDP2, torch.compile, op-level recomputation"),
-            Stack("torchtitan-eager", moved=_EAGER, **_TITAN, source="the same without torch.compile"),
+            Stack("torchtitan-eager", **_EAGER, **_TITAN, source="the same without torch.compile"),
             Stack(
                 "torchtitan-rowwise",
                 moved=Moved(quantised=10),
                 **_TITAN,
                 source="the same in float8's rowwise recipe: kernels by rows and by columns; pytorch/torchtitan issue 1207",
             ),
-            Stack("pytorch", **_FULLY_SHARD, source="PyTorch 2.11 on H100: its attention is cuDNN's; FSDP2, torch.compile"),
-            Stack("pytorch-eager", moved=_EAGER, **_FULLY_SHARD, source="the same without torch.compile"),
+            Stack(
+                "pytorch",
+                **_FULLY_SHARD | {"logits": 8.0},
+                source="PyTorch 2.11 on H100: its attention is cuDNN's; FSDP2, torch.compile, also of the loss",
+            ),
+            Stack(
+                "pytorch-eager",
+                **_EAGER,
+                **_FULLY_SHARD | {"logits": 14.0},
+                source="the same without torch.compile: logits stay in 16 bits, too",
+            ),
             Stack(
                 "fsdp1",
                 attention="flash-1",

@@ -18,9 +18,11 @@ def main() -> None:
     print("\nOne layer, with the same constants\n")
     _print(header, [_layer(row) for row in layers.rows()])
     for chip in one_gpu.CHIPS:
-        print(f"\nOne {chip}, measured for this course: milliseconds in which kernels run, forward and backward\n")
-        tables = [one_gpu.attentions(chip, "flash-2"), one_gpu.attentions(chip, "cudnn"), one_gpu.steps(chip)]
-        _print(("what", "run", "predicted", "measured", "error"), [_of_one_gpu(row) for table in tables for row in table])
+        print(f"\nOne {chip}, measured for this course: ms in which kernels run, forward and backward, and GB used at once\n")
+        timed = [one_gpu.attentions(chip, "flash-2"), one_gpu.attentions(chip, "cudnn"), one_gpu.steps(chip)]
+        tables, factors = [*timed, one_gpu.peaks(chip)], [1e3] * len(timed) + [1e-9]
+        lines = [_of_one_gpu(row, by) for table, by in zip(tables, factors, strict=True) for row in table]
+        _print(("what", "run", "predicted", "measured", "error"), lines)
         means = (f"{table[0].table} {one_gpu.mean_error(table):.1%} ({len(table)})" for table in tables)
         print(f"\nMean absolute error: {', '.join(means)}")
     print()
@@ -47,8 +49,8 @@ def _layer(row: layers.Row) -> tuple[str, ...]:
     return layers.TABLE, row.name, *times, *overheads
 
 
-def _of_one_gpu(row: one_gpu.Row) -> tuple[str, ...]:
-    return row.table, row.name, f"{1e3 * row.predicted:.3g}", f"{1e3 * row.measured:.3g}", f"{row.error:+.1%}"
+def _of_one_gpu(row: one_gpu.Row, by: float) -> tuple[str, ...]:
+    return row.table, row.name, f"{by * row.predicted:.3g}", f"{by * row.measured:.3g}", f"{row.error:+.1%}"
 
 
 def _constants() -> list[tuple[str, ...]]:

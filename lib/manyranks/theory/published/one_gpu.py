@@ -1,4 +1,4 @@
-"""What one H100 and one H200 did, measured for this course by benchmarks/one_gpu.py: attention kernels, and steps of a Llama.
+"""What one H100 and one H200 did, measured for this course by benchmarks/one_gpu.py: attention kernels, steps of a Llama, peaks.
 
 The steps ran under FSDP2 on a group of one rank. A prediction for dp=1 knows nothing of the copies into and out of that group's
 buffers: it is too short by them where a step has few tokens for many parameters.
@@ -6,7 +6,7 @@ buffers: it is too short by them where a step has few tokens for many parameters
 
 from typing import NamedTuple
 
-from manyranks.theory import kernels, layer, published, step
+from manyranks.theory import kernels, layer, memory, published, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster, clusters
 from manyranks.theory.kernels import DEFAULT
@@ -18,7 +18,7 @@ _MODEL = ("layers", "hidden", "ffn", "heads", "vocab", "kv_heads")
 
 
 class Row(NamedTuple):
-    """Seconds that kernels ran: of an attention's forward and backward, or of a step's."""
+    """Seconds that kernels ran, of an attention's forward and backward or of a step's; or bytes that a step used at once."""
 
     table: str
     name: str
@@ -47,6 +47,11 @@ def steps(chip: str) -> list[Row]:
     return [_step(row, clusters[CHIPS[chip]]) for row in published.rows(f"{chip.lower()}_steps")]
 
 
+def peaks(chip: str) -> list[Row]:
+    """Bytes that a step used at once, without what the allocator held beside them."""
+    return [_peak(row) for row in published.rows(f"{chip.lower()}_steps")]
+
+
 def _attention(row: dict[str, str], cluster: Cluster) -> Row:
     batch, heads, seq, size = (int(row[name]) for name in ("batch", "heads", "seq", "head_size"))
     shape = ModelShape("one layer", 1, heads * size, heads * size, heads, 1)
@@ -59,10 +64,20 @@ def _attention(row: dict[str, str], cluster: Cluster) -> Row:
 
 
 def _step(row: dict[str, str], cluster: Cluster) -> Row:
+    shape, plan, name = _run(row)
+    return Row("step", name, step.estimate(shape, plan, cluster).compute, 1e-3 * float(row["kernels_ms"]))
+
+
+def _peak(row: dict[str, str]) -> Row:
+    shape, plan, name = _run(row)
+    used = memory.peak(shape, plan).total / (1 + plan.framework.reserved)
+    return Row("bytes", name, used, float(row["allocated"]))
+
+
+def _run(row: dict[str, str]) -> tuple[ModelShape, Plan, str]:
     layers, hidden, ffn, heads, vocab, kv_heads = (int(row[name]) for name in _MODEL)
     shape = ModelShape("Llama", layers, hidden, ffn, heads, vocab, kv_heads)
     stack = "pytorch" if row["compiled"] == "True" else "pytorch-eager"
     batch = int(row["microbatch"])
     plan = Plan(seq=int(row["seq"]), batch=batch, microbatch=batch, recompute=row["recompute"], stack=stack)
-    name = f"{layers} × {hidden:,}, {batch} × {plan.seq:,} tokens, {plan.recompute} recomputed, {stack}"
-    return Row("step", name, step.estimate(shape, plan, cluster).compute, 1e-3 * float(row["kernels_ms"]))
+    return shape, plan, f"{layers} × {hidden:,}, {batch} × {plan.seq:,} tokens, {plan.recompute} recomputed, {stack}"
