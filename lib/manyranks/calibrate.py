@@ -21,8 +21,9 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = _parser().parse_args(arguments)
     if chosen.ranks < 2:
         _parser().error(f"--ranks {chosen.ranks}: a collective that is measured has 2 ranks or more")
-    if not Path(chosen.out).absolute().parent.is_dir():
-        _parser().error(f"--out {chosen.out}: there is no such folder")
+    out = Path(chosen.out).absolute()
+    if out.suffix != ".json" or not out.parent.is_dir() or out.is_dir():
+        _parser().error(f"--out {chosen.out}: give a file in a folder that exists, as mine.json")
     try:
         known = of_gpus()
         with World(chosen.ranks, timeout=None) as world:
@@ -34,14 +35,15 @@ def main(arguments: list[str] | None = None) -> None:
         _parser().error(str(error))
     chip, link = found.accelerator, found.levels[0].link
     print(f"{max(measured.products) / 1e12:.3g} TFLOP/s of products, {measured.copy / 1e9:.3g} GB/s of memory,")
-    print(f"α {link.latency * 1e6:.3g} µs and β {link.bandwidth / 1e9:.3g} GB/s between {chosen.ranks} ranks of {chip.name}.")
+    rates = f"α {link.latency * 1e6:.3g} µs and β {link.bandwidth / 1e9:.3g} GB/s"
+    print(f"{rates} between {chosen.ranks} ranks, each on {chip.name}.")
     print(f'Written: theory.clusters["{chosen.out}"]')
 
 
 def _parser() -> argparse.ArgumentParser:
     does = "Measures this machine, and writes a cluster file that theory.clusters reads."
     parser = argparse.ArgumentParser(prog="python -m manyranks.calibrate", description=does)
-    parser.add_argument("--ranks", type=int, default=2, help="that take part in the collective (2)")
+    parser.add_argument("--ranks", type=int, default=2, help="how many ranks the collective has (2)")
     parser.add_argument("--out", default="mine.json", help="the file to write (mine.json)")
     return parser
 

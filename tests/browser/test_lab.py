@@ -284,7 +284,7 @@ def test_the_explorer_of_chapter_09_follows_and_says_what_is_not_possible(chapte
         assert lines[3] == "Does not fit. Limit: memory; flash attention fits."
         explorer.move(cluster, -4)
         explorer.move(precision)
-        assert explorer.status().startswith("Not possible: one core is no faster in fp8: choose bf16")
+        assert explorer.status().startswith("Not possible: precision = 'fp8' on one core, which has no products in 8 bits")
 
 
 def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_possible(chapters):

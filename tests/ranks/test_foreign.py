@@ -11,6 +11,7 @@ from manyranks.parallel.checkpointing import checkpoint_modules
 from manyranks.parallel.expert import ExpertParallel
 from manyranks.parallel.expert.families import take_over
 from manyranks.parallel.tensor.families import parallelize_transformers
+from manyranks.parallel.tensor.gpt2 import with_linear
 from tests.conftest import matrix
 
 transformers = pytest.importorskip("transformers")
@@ -148,9 +149,52 @@ def test_a_model_whose_sequence_cannot_be_cut_is_refused(name, more, says):
         parallelize_transformers(made(name, **more), None, sequence_parallel=True)
 
 
+def gpt2(**more) -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = {
+        "n_layer": 2,
+        "n_embd": 32,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": 261,
+        "attn_pdrop": 0.0,
+        "use_cache": False,
+    }
+    sizes |= {"bos_token_id": None, "eos_token_id": None}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes | more)).double()
+
+
+@pytest.mark.parametrize("shared_worlds", [2, 4], indirect=True, scope="module")
+def test_gpt_2_learns_what_one_process_learns_and_its_layers_compute_what_they_did(shared_worlds):
+    def gaps() -> tuple[float, float]:
+        before, alone, model = gpt2(), with_linear(gpt2()), parallelize_transformers(gpt2(), None)
+        tokens = torch.randint(261, (2, 16))
+        same = (before.eval()(tokens).logits - alone.eval()(tokens).logits).abs().max().item()
+        learnt(alone.train(), loss_of)
+        learnt(model, model.loss, model.finish)
+        whole = model.full_state_dict()
+        return same, max((whole[name] - p.detach()).abs().max().item() for name, p in alone.named_parameters())
+
+    assert all(same < 1e-12 and gap < 1e-10 for same, gap in shared_worlds.run(gaps))
+
+
+@pytest.mark.parametrize(
+    ("more", "how", "says"),
+    [
+        ({"attn_pdrop": 0.1}, {}, "attn_pdrop=0.1: .*same masks for different heads"),
+        ({"add_cross_attention": True}, {}, "add_cross_attention=True"),
+        ({}, {"sequence_parallel": True}, "sequence_parallel=True: GPT-2 adds positions of all tokens"),
+    ],
+)
+def test_a_gpt_2_that_cannot_be_cut_is_refused(more, how, says):
+    with pytest.raises(ValueError, match=says):
+        parallelize_transformers(gpt2(**more), None, **how)
+
+
 def test_a_model_without_a_table_is_refused():
-    with pytest.raises(ValueError, match="model_type='gpt2': there are tables for llama, mistral"):
-        parallelize_transformers(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=24)), None)
+    sizes = {"n_layer": 1, "n_embd": 24, "n_head": 2, "vocab_size": 50}
+    with pytest.raises(ValueError, match=r"model_type='gptj': there are tables for llama, mistral.* and gpt2"):
+        parallelize_transformers(transformers.GPTJForCausalLM(transformers.GPTJConfig(**sizes, rotary_dim=4)), None)
 
 
 def test_a_cache_beside_checkpoints_is_named():

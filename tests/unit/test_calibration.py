@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import Plan, calibration, clusters, collectives, kernels, models, step, traffic
+from manyranks.theory import Plan, calibration, cluster, clusters, collectives, kernels, models, step, traffic
 from manyranks.theory.calibration import Measurements
 
 H100, SIZES = clusters["h100-dgx"], [2**k for k in range(12, 30, 3)]
@@ -58,9 +58,9 @@ def test_another_file_is_refused_with_what_is_wrong(change, tmp_path):
     change(data)
     for text in (json.dumps(data), "[]", "{", ""):
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"mine.json: no cluster file that calibrate has written \("):
+        with pytest.raises(ValueError, match=r"mine.json: not a cluster file that calibrate wrote \("):
             clusters[str(path)]
-    with pytest.raises(ValueError, match=r"none.json: no cluster file"):
+    with pytest.raises(ValueError, match=r"none.json: not a cluster file"):
         clusters[str(tmp_path / "none.json")]
 
 
@@ -69,14 +69,46 @@ def test_another_file_is_refused_with_what_is_wrong(change, tmp_path):
     [
         ({"products": []}, "give one product or more"),
         ({"copy": 0.0}, "rates above 0"),
+        ({"products": 1e12}, "give one product or more"),
+        ({"products": [700.0]}, r"products of 700 FLOP/s on H100 SXM, which does 9.89e\+14: give FLOP/s"),
+        ({"products": [1e18]}, r"products of 1e\+18 FLOP/s on H100 SXM"),
+        ({"seconds": ["1 ms"] * len(SIZES)}, "seconds=.* give numbers"),
         ({"ranks": 1}, "2 ranks or more"),
-        ({"seconds": [1.0]}, "at least two different sizes"),
+        ({"seconds": [1.0]}, "two different sizes or more"),
         ({"seconds": [0.0] * len(SIZES)}, "must be above 0"),
     ],
 )
 def test_what_cannot_have_been_measured_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         calibration.calibrate(measured(H100, **changes), H100)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "97e9", None, True])
+@pytest.mark.parametrize("name", ["flops", "memory_bandwidth", "matmul_fraction", "specials"])
+def test_a_file_with_a_chip_that_cannot_be_is_refused(name, value, tmp_path):
+    path = tmp_path / "mine.json"
+    calibration.save(H100, path)
+    data = json.loads(path.read_text())
+    data["accelerator"][name] = value
+    path.write_text(json.dumps(data))
+    if (name, value) == ("specials", 0):  # unknown
+        assert clusters[str(path)].accelerator.specials == 0
+    else:
+        with pytest.raises(ValueError, match=rf"mine.json: .*{name}={value!r} of accelerator 'H100 SXM': give a number, "):
+            clusters[str(path)]
+
+
+def test_a_cpu_multiplies_32_bit_numbers_at_its_measured_rate():
+    cpu = cluster.laptop(flops=97e9)
+    assert [kernels.peak(cpu.accelerator, rate) for rate in ("bf16", "fp32")] == [97e9, 97e9]
+    assert kernels.peak(H100.accelerator, "fp32") == H100.accelerator.flops / 2
+
+
+@pytest.mark.parametrize("name", ["a100-dgx", "v100-dgx", "laptop"])
+def test_8_bit_products_need_a_chip_that_has_them(name):
+    chip = clusters[name].accelerator.name
+    with pytest.raises(ValueError, match=f"^precision='fp8' on {chip}, which has no products in 8 bits: say precision='bf16'"):
+        step.estimate(models["llama3-8b"], Plan(precision="fp8"), clusters[name])
 
 
 def test_more_ranks_than_a_node_has_are_refused():

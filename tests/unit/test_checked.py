@@ -5,6 +5,7 @@ import math
 import pytest
 
 from manyranks.theory import Plan, checked, clusters, models, step
+from manyranks.theory.kernels import Constants
 from manyranks.theory.published import steps
 
 FSDP = {"dp": 128, "zero": 3, "seq": 8192, "microbatch": 2, "precision": "bf16-fp32-gradients"}
@@ -42,7 +43,12 @@ def same_sizes(one, other):
         ("llama3-8b", "h100-dgx", FSDP, "no published run of megatron-core on H100 with ZeRO-3"),
         ("llama3-8b", "b200-dgx", FSDP, "no published run on B200"),
         ("llama3-8b", "a100-dgx", FSDP | {"stack": "torchtitan"}, "no published run of torchtitan on A100"),
-        ("gpt2", "h100-dgx", {"dp": 2}, "no published run of megatron-core on H100 near this size"),
+        (
+            "gpt2",
+            "h100-dgx",
+            {"dp": 2},
+            "no published run of megatron-core on H100 with a model, sequences and GPUs of similar size",
+        ),
         ("llama3-8b", "tpu-v5p", {"dp": 64}, "no published run on TPU v5p"),
     ],
 )
@@ -55,3 +61,36 @@ def test_what_nobody_has_checked_is_said(model, cluster, plan, words):
 def test_the_words_are_in_what_is_printed():
     time = step.estimate(models["llama3-8b"], Plan(**FSDP), clusters["b200-dgx"])
     assert "checked='not checked: no published run on B200'" in repr(time)
+
+
+ON_TITAN = {"stack": "torchtitan", "dp": 64, "zero": 3, "seq": 8192}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"offload": "all"}, "torchtitan on H100 with offloading"),
+        ({"dp_shard": 8}, "torchtitan on H100 with HSDP"),
+        ({"flash": False}, "torchtitan on H100 with stored scores"),
+        ({"zero": 2}, "torchtitan on H100 with ZeRO-2"),
+        ({"overlap": False}, "torchtitan on H100 with no overlap"),
+        ({"cp": 2, "context": "ulysses"}, "torchtitan on H100 with Ulysses"),
+        ({"pp": 2, "schedule": "zb-h1", "batch": 256}, "torchtitan on H100 with zb-h1"),
+    ],
+)
+def test_what_no_run_of_the_stack_uses_is_not_checked(change, words):
+    assert str(said("llama3-8b", "h100-dgx", **ON_TITAN | change)) == f"not checked: no published run of {words}"
+
+
+def test_other_constants_chips_and_links_are_not_checked():
+    shape, plan, cluster = models["llama3-8b"], Plan(**ON_TITAN), clusters["h100-dgx"]
+    assert "Constants(matmul=0.5" in str(step.estimate(shape, plan, cluster, Constants(matmul=0.5)).checked)
+    for other in (cluster.with_link("network", bandwidth=1e9), cluster.with_link("node", bandwidth=1e9)):
+        assert str(step.estimate(shape, plan, other).checked).endswith("of torchtitan on such a chip, with such links")
+
+
+def test_errors_in_one_direction_are_no_error_bar():
+    long = Plan(dp=1, cp=8, batch=1, seq=262144, zero=3, precision="fp8", recompute="full", stack="torchtitan")
+    found = step.estimate(models["llama3-8b"], long, clusters["grand-teton"]).checked
+    assert found.most < -0.1
+    assert str(found) == f"{-found.most:.0%} to {-found.least:.0%} too short in {found.runs} runs"

@@ -76,7 +76,7 @@ def test_unknown_names_suggest_the_nearest():
         theory.clusters["h100-dgk"]
     with pytest.raises(ValueError, match="did you mean 'H100 SXM'"):
         accelerators["H100 SMX"]
-    with pytest.raises(ValueError, match=r"level 'nodes' of three: there are node, rail, pod"):
+    with pytest.raises(ValueError, match=r"level 'nodes' of three: did you mean 'node'. choose from node, rail, pod"):
         THREE.with_link("nodes", bandwidth=1.0)
 
 

@@ -342,7 +342,7 @@ def test_ulysses_with_more_ranks_than_key_value_heads_is_charged_for_copies():
 def test_ulysses_refuses_heads_that_would_be_read_in_parts():
     shape = ModelShape("six", 2, 96, 128, 12, 100, kv_heads=6)
     plan = Plan(cp=4, seq=64, context="ulysses")
-    with pytest.raises(ValueError, match=r"^Ulysses: cp=4 and the 6 key/value heads of a rank: one must divide the other"):
+    with pytest.raises(ValueError, match=r"^Ulysses: cp=4 and a rank's 6 key/value heads: one must divide the other"):
         plan.check(shape)
     replace(plan, cp=12, seq=96).check(shape)
     replace(plan, cp=3, seq=96).check(shape)

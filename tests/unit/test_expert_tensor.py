@@ -158,14 +158,14 @@ class Recorder:
     ("etp", "ep", "gathered", "sent"),
     [
         # 64 tokens of 64 numbers in 16 bits: 8,192 bytes. With tp = 4 a rank's own are 16: 2,048 bytes, to two experts each.
-        (None, 2, [(4, 8192), (4, 8192)], (2, 2 * 2048 / 2)),
+        (None, 2, [(4, 8192), (4, 8192), (4, 8192)], (2, 2 * 2048 / 2)),
         (2, 2, [(4, 8192), (2, 4096), (4, 8192)], (2, 2 * 2048 / 2)),
         (1, 2, [(4, 8192), (1, 2048), (4, 8192)], (2, 2 * 2048 / 2)),
         (1, 8, [(4, 8192), (1, 2048), (4, 8192)], (8, 2 * 2048 * 7 / 8)),
     ],
 )
 def test_messages_of_a_small_layer_by_hand(etp, ep, gathered, sent, monkeypatch):
-    """Attention's rows over tp; routed experts' over etp; shared experts' over tp, where they don't read the routed ones'."""
+    """Attention's rows over tp; routed experts' over etp; shared experts' over tp."""
     seen = Recorder(monkeypatch)
     plan = Plan(dp=2, tp=4, ep=ep, etp=etp, seq=64)
     traffic.tensor(TINY, plan, Routes.of(plan, H100), DEFAULT, True, 0.0)

@@ -36,7 +36,7 @@ def test_the_fit_finds_the_link_that_made_the_times(latency, bandwidth):
     ("sizes", "seconds", "message"),
     [
         ([1, 1], [1e-3, 1e-3], "two different sizes"),
-        ([1, 2], [1e-3], "2 sizes and 1 times"),
+        ([1, 2], [1e-3], "2 sizes, 2 of them different, and 1 times"),
         ([1, 2], [0.0, 1e-3], "above 0"),
         ([1, 1000], [2e-3, 1e-3], "do not grow"),
     ],

@@ -217,7 +217,7 @@ def test_its_code_computes_the_same_numbers(capsys):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cluster": "a100-dgx", "precision": "fp8"}, "A100-80GB SXM is no faster in fp8: choose bf16"),
+        ({"cluster": "a100-dgx", "precision": "fp8"}, "precision = 'fp8' on A100-80GB SXM, which has no products in 8 bits"),
         (
             {"cluster": "v100-dgx", "precision": "fp32"},
             "fp32 matmuls run in TF32 here, and V100 SXM2 has no confirmed TF32 peak: choose bf16",

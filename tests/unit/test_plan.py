@@ -107,7 +107,7 @@ def test_a_name_that_is_no_name_is_refused_by_the_field_s_name(name, value):
         ({"pp": 3, "schedule": "dualpipe"}, "pp=3 with schedule='dualpipe', which runs from both ends: give an even pp"),
         (
             {"pp": 2, "schedule": "zb-h1", "virtual": 2},
-            "virtual=2 with schedule='zb-h1': only 1f1b is interleaved; set virtual=1",
+            "virtual=2 with schedule='zb-h1': only '1f1b' and 'interleaved' take it; set virtual=1",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_only_1f1b_is_interleaved(schedule):
             "seq=100 must be a multiple of cp·tp = 1·8 = 8 for sequence parallelism: use 96 or 104",
         ),
         (TINY, {"tp": 2, "cp": 5, "seq": 105}, "seq=105 must be a multiple of cp·tp = 5·2 = 10 for sequence parallelism"),
-        (TINY, {"cp": 3, "seq": 99, "context": "ulysses"}, "Ulysses: cp=3 does not divide the 8 heads of a rank"),
+        (TINY, {"cp": 3, "seq": 99, "context": "ulysses"}, "Ulysses: cp=3 does not divide a rank's 8 heads"),
         (TINY, {"pp": 9}, "8 layers of tiny on 9 stages: lower pp=9"),
         (TINY, {"pp": 4, "virtual": 3}, "8 layers of tiny on 12 stages: lower pp=4 or virtual=3"),
         (TINY, {"pp": 5, "schedule": "zb-v"}, "8 layers of tiny on 10 stages: lower pp=5"),

@@ -203,7 +203,7 @@ def test_each_plan_says_why_it_is_slower(choices, why):
     ("choices", "message"),
     [
         ({"gpus": 8, "microbatches": 2}, "did you mean 'microbatch'"),
-        ({}, "say gpus="),
+        ({}, "give gpus="),
         ({"gpus": 0}, "a whole number from 1"),
         ({"gpus": -8}, "a whole number from 1"),
         ({"gpus": 8, "schedule": "1f2b"}, "did you mean '1f1b'"),
@@ -252,6 +252,34 @@ def test_a_plan_says_when_it_is_closer_to_the_best_than_the_error_bars():
 
 
 def test_a_plan_like_which_no_run_was_published_is_not_said_to_be_slower_than_an_error_bar():
-    found = planner.search(LLAMA, H100, gpus=1024, batch=1024, tp=8, cp=1, pp=16, microbatch=1, zero=(1, 3))
+    found = planner.search(LLAMA, H100, gpus=1024, batch=1024, tp=8, cp=1, pp=16, microbatch=1, zero=(1, 3), schedule="1f1b")
     missing = "not checked: no published run of megatron-core on H100 with ZeRO-3"
     assert all(one.why.endswith(missing) for one in found if one.plan.zero == 3)
+
+
+def test_what_computes_less_is_no_cause_and_equal_plans_are_as_fast():
+    found = planner.search(
+        LLAMA, H100, gpus=512, batch=512, tp=(4, 8), pp=(4, 8), cp=1, virtual=1, schedule="1f1b", zero=(1, 2)
+    )
+    best = found[0]
+    less = [
+        one.why for one in found if planner.RECOMPUTE.index(one.plan.recompute) < planner.RECOMPUTE.index(best.plan.recompute)
+    ]
+    assert not any("recomputation)" in why for why in less)
+    alike = [one for one in found[1:] if one.seconds <= 1.001 * best.seconds]
+    assert all(one.why.startswith("as fast as the best") for one in alike)
+
+
+def test_another_stack_is_the_cause_where_stacks_are_compared():
+    found = planner.search(
+        SMALL, H100, gpus=8, seq=1024, batch=8, tp=1, pp=1, cp=1, zero=3, recompute="full", stack=("fsdp1", "pytorch")
+    )
+    slower = [one.why for one in found if one.plan.stack != found[0].plan.stack]
+    assert slower
+    assert all(f"(stack {'fsdp1' if found[0].plan.stack == 'pytorch' else 'pytorch'})" in why for why in slower)
+
+
+@pytest.mark.parametrize("other", [1, None, "8.95 s"])
+def test_two_steps_are_compared(other):
+    with pytest.raises(ValueError, match="give two StepTimes"):
+        planner.undecided(other, other)

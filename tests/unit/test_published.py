@@ -220,8 +220,14 @@ def test_unknown_tables_are_named():
 def test_the_readme_s_figures_are_those_of_the_table():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows_said, mean, worst = re.search(
-        r"On (\d+) published pretraining runs .* ([\d.]+) % .* never by more than (\d+) %", text
+        r"On (\d+) published pretraining runs the predictions are ([\d.]+) % .* never by more than (\d+) %", text
     ).groups()
+    fitted, own, others = re.search(r"fitted on (\d+) .* error is ([\d.]+) %, on the other four ([\d.]+) %", text).groups()
+    apart = [[row for row in PRETRAINING if (row.table in fit.FITTED_ON) is within] for within in (True, False)]
+    assert [len(rows) for rows in apart] == [int(fitted), 4]
+    assert [f"{100 * fit.mean_error(rows):.1f}" for rows in apart] == [own, others]
+    along = [row.error() for row in of(TORCHTITAN) if row.plan.cp > 1]
+    assert min(along) > 0  # tokens per second: too fast
     assert (int(rows_said), float(mean)) == (len(PRETRAINING), round(100 * fit.mean_error(PRETRAINING), 1))
     assert 100 * max(abs(row.error()) for row in PRETRAINING) <= int(worst)
     said = re.search(r"([\d.]+) % over (\d+) FSDP runs of llm-foundry and ([\d.]+) % over (\d+) of torchtitan", text).groups()

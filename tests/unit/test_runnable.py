@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[GPTConfig, dict, str, dict]] = {
     "experts on tensor ranks": (MOE, {"tp": 2, "etp": 1, "ep": 2}, "ep=2 does not divide dp·cp = 1", {"ep": 1}),
     "no experts": (GPT, {"dp": 2, "ep": 2}, "ep=2: .* has no experts; say ep=1", {"ep": 1}),
     "experts": (MOE, {"dp": 8, "ep": 8}, "ep=8 does not divide the 4 routed experts.*: choose a divisor", {"ep": 4}),
-    "ulysses": (GPT, {"cp": 8, "context": "ulysses"}, "cp=8 does not divide the 4 heads.*use context='ring'", {"cp": 4}),
+    "ulysses": (GPT, {"cp": 8, "context": "ulysses"}, "cp=8 does not divide a rank's 4 heads.*use context='ring'", {"cp": 4}),
 }
 
 

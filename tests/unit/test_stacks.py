@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import Plan, clusters, data, flops, kernels, layer, memory, models, step
+from manyranks.theory import Plan, clusters, data, flops, kernels, layer, memory, models, planner, step
 from manyranks.theory.stacks import ATTENTION, STACKS
 
 SHAPE, H100, A100 = models["llama3-8b"], clusters["h100-dgx"], clusters["a100-dgx"]
@@ -89,9 +89,24 @@ def test_separate_operators_keep_more_for_backward():
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
 def test_what_op_level_recomputation_keeps_is_known_of_dense_layers_only(model):
-    with pytest.raises(ValueError, match=f"known of dense layers only, not of {model}'s; say recompute='none' or 'full'"):
+    with pytest.raises(ValueError, match=f"modelled for dense layers only; for {model} say recompute='none' or 'full'"):
         step.estimate(models[model], Plan(stack="torchtitan", zero=3, dp=8), H100)
     assert step.estimate(models[model], Plan(stack="torchtitan", zero=3, dp=8, recompute="full"), H100).seconds > 0
+
+
+def test_parameters_from_the_host_cost_more_whatever_the_stack():
+    for name in STACKS:
+        data_alone, from_host = (estimate(name, offload=where).data for where in ("none", "all"))
+        assert from_host > data_alone, name
+
+
+@pytest.mark.parametrize("change", [{"tp": 2}, {"pp": 2}, {"cp": 2}])
+def test_fsdp1_has_data_parallelism_only(change):
+    [(name, _)] = change.items()
+    with pytest.raises(ValueError, match=rf"^{name}=2 with stack='fsdp1', which has data parallelism only: leave {name}=2 out"):
+        Plan(stack="fsdp1", **change)
+    found = planner.search(models["llama3-8b"], H100, gpus=64, batch=64, stack=("fsdp1", "torchtitan"), zero=3, microbatch=1)
+    assert {one.plan.gpus // one.plan.dp for one in found if one.plan.stack == "fsdp1"} == {1}
 
 
 def test_an_unknown_stack_is_refused_by_name():

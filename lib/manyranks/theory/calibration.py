@@ -1,21 +1,23 @@
 """A cluster's constants from what was measured on it: products, a copy, a collective. They're kept in a JSON file."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from manyranks.theory import checks
+from manyranks.theory import checks, hardware
 from manyranks.theory.cluster import Cluster, Level
 from manyranks.theory.hardware import Accelerator, Link, fit_link
 from manyranks.theory.kernels import BANDWIDTH
 
 FORMAT = "manyranks cluster 1"
+SLOWEST = 0.01  # share of a chip's products below which something else was measured
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What one machine did.
+    """Holds what one machine did.
 
     products: FLOP/s of some matrix products in 16 bits (32 on a CPU), large ones among them
     copy: bytes/s that a copy read and wrote
@@ -32,8 +34,12 @@ class Measurements:
     seconds: Sequence[float]
 
     def __post_init__(self):
-        if not self.products or not min(*self.products, self.copy) > 0:
+        rates = (*self.products, self.copy) if isinstance(self.products, Sequence) else ()
+        if len(rates) < 2 or not all(type(rate) in (int, float) and 0 < rate < math.inf for rate in rates):
             raise ValueError(f"products={self.products!r}, copy={self.copy!r}: give one product or more, and rates above 0")
+        for name in ("sizes", "seconds"):
+            if not all(type(each) in (int, float) for each in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)!r}: give numbers")
         if type(self.ranks) is not int or self.ranks < 2:
             raise ValueError(f"ranks={self.ranks!r}: a collective that is measured has 2 ranks or more")
 
@@ -45,14 +51,21 @@ def calibrate(measured: Measurements, cluster: Cluster, name: str = "") -> Clust
     cluster: its accelerators and levels, as theory.clusters["h100-dgx"]
     name: of the result; default the cluster's, "calibrated"
     Only the innermost level changes: the collective has ranks of one node. Raises ValueError for more ranks than it has, for
-    fewer than two different sizes, and for times that aren't above 0 or don't grow with the size.
+    fewer than two different sizes, for times that aren't above 0 or don't grow with the size, and for products that are faster
+    than the chip, or a hundred times slower.
     """
     checks.is_cluster(cluster)
     if measured.ranks > cluster.node:
         raise ValueError(f"ranks={measured.ranks}: a node of {cluster.name} has {cluster.node}; measure inside one")
+    fraction = max(measured.products) / cluster.accelerator.flops
+    if not SLOWEST <= fraction <= hardware.MOST:
+        chip = f"{cluster.accelerator.name}, which does {cluster.accelerator.flops:.3g}"
+        raise ValueError(
+            f"products of {max(measured.products):.3g} FLOP/s on {chip}: give FLOP/s, and the cluster of this chip"
+        )
     chip = replace(
         cluster.accelerator,
-        matmul_fraction=max(measured.products) / cluster.accelerator.flops,
+        matmul_fraction=fraction,
         memory_bandwidth=measured.copy / BANDWIDTH,
         source="measured",
     )
@@ -84,4 +97,4 @@ def load(path: str | Path) -> Cluster:
         levels = tuple(Level(name, size, Link(**link), more) for name, size, link, more in found["levels"])
         return Cluster(**found | {"accelerator": Accelerator(**found["accelerator"]), "levels": levels})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: no cluster file that calibrate has written ({error})") from error
+        raise ValueError(f"{path}: not a cluster file that calibrate wrote ({error})") from error

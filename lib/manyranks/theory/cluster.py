@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from manyranks.theory import hardware
 from manyranks.theory.hardware import GB, Accelerator, Link
-from manyranks.theory.names import Named
+from manyranks.theory.names import Named, nearest
 
 
 class Level(NamedTuple):
@@ -64,12 +64,17 @@ class Cluster:
 
     def __post_init__(self):
         sizes = [level.size for level in self.levels]
+        if any(type(size) is not int for size in sizes):
+            raise ValueError(f"levels of sizes {sizes}: give whole numbers")
         if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
             raise ValueError(f"levels of sizes {sizes}: from the inside out, each larger than the one before")
         if not all(level.oversubscription >= 1 for level in self.levels) or not 0 <= self.reserved < 1:
             raise ValueError("oversubscription is 1 or more; reserved is between 0 and 1")
+        for name, value, least in (("host", self.host, "above 0"), ("host_memory", self.host_memory, "0 or more")):
+            if type(value) not in (int, float) or not (value > 0 if name == "host" else value >= 0):
+                raise ValueError(f"{name}={value!r} of cluster {self.name!r}: give a number, {least}")
         if self.gpus is not None and not (type(self.gpus) is int and 1 <= self.gpus <= sizes[-1]):
-            raise ValueError(f"gpus={self.gpus!r}: a whole number from 1 to {sizes[-1]:,}, where {self.name} ends")
+            raise ValueError(f"gpus={self.gpus!r}: give a whole number from 1 to {sizes[-1]:,}, the size of {self.name}")
         if type(self.torus) is not int or self.torus < 0 or self.torus % 2:
             raise ValueError(f"torus={self.torus!r}: two links for each axis, so 2, 4 or 6; 0 for a switched network")
 
@@ -93,7 +98,7 @@ class Cluster:
         """The same cluster with another latency or bandwidth at one level. Raises ValueError for an unknown level."""
         names = [lv.name for lv in self.levels]
         if level not in names:
-            raise ValueError(f"level {level!r} of {self.name}: there are {', '.join(names)}")
+            raise ValueError(f"level {level!r} of {self.name}: {nearest(level, names)}")
         changed = (lv._replace(link=replace(lv.link, **changes)) if lv.name == level else lv for lv in self.levels)
         return replace(self, levels=tuple(changed))
 
@@ -258,7 +263,7 @@ class _Clusters(Named):
 
 def laptop(flops: float = 50e9, memory: float = 8 * GB, bandwidth: float = 2 * GB, latency: float = 50e-6) -> Cluster:
     """A stand-in for the reader's machine: ranks are processes, links the loopback. Round numbers; measure your own."""
-    chip = Accelerator("one core", flops, memory, 10 * GB, bandwidth, bandwidth, "round numbers")
+    chip = Accelerator("one core", flops, memory, 10 * GB, bandwidth, bandwidth, "round numbers", tf32=1.0)
     return Cluster("laptop", chip, (Level("loopback", 1024, Link("loopback", latency, bandwidth)),), source="round numbers")
 
 

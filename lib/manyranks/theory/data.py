@@ -109,15 +109,16 @@ def seconds(
 
 def _copying(plan: Plan, often: Times, cluster: Cluster, constants: Constants) -> float:
     """Seconds a parameter that nothing hides: what gathers and reductions move in the chip's own memory, which who computes
-    needs; or, with parameters in the host's memory, their way from there for forward and again for backward."""
+    needs; and, with parameters in the host's memory, their way from there for forward and again for backward."""
+    fetched = 0.0
     if plan.offload == "all":
         fetched = 2 * plan.microbatches * plan.recipe.parameters / (plan.shards if plan.zero == 3 else 1)
-        return fetched / (cluster.host * constants.bandwidth)
+        fetched /= cluster.host * constants.bandwidth
     if plan.zero < 3 or plan.shards == plan.expert_shards == 1:
-        return 0.0
+        return fetched
     copies = plan.framework.copies
     each = (often.forward + often.backward) * copies.gathered + often.reduces * copies.reduced
-    return each / (cluster.accelerator.memory_bandwidth * constants.bandwidth)
+    return fetched + each / (cluster.accelerator.memory_bandwidth * constants.bandwidth)
 
 
 def buckets(held: Held, plan: Plan, layers: int) -> int:

@@ -3,7 +3,7 @@
 import functools
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from manyranks.theory import published
 from manyranks.theory.names import Named, nearest
@@ -31,6 +31,23 @@ class Accelerator:
     ampere: float = 1.0  # share of the peak that an A100's instructions reach
     processors: int = 0
     reuse: float = 1.0  # multiplications that a product has to do with each number from the cache to be as fast as the peak
+    tf32: float = 0.5  # rate of 32-bit products ÷ flops
+
+    def __post_init__(self):
+        for name in _NUMBERS:
+            value, least = getattr(self, name), "above 0" if name in _ABOVE_0 else "0 or more"
+            if type(value) not in (int, float) or not (value > 0 if name in _ABOVE_0 else value >= 0):
+                raise ValueError(f"{name}={value!r} of accelerator {self.name!r}: give a number, {least}")
+        if self.matmul_fraction > MOST or self.ampere > 1:
+            both = f"matmul_fraction={self.matmul_fraction:.3g}, ampere={self.ampere:.3g}"
+            raise ValueError(
+                f"accelerator {self.name!r}: {both} are shares of its {self.flops:.3g} FLOP/s, {MOST} and 1 at most"
+            )
+
+
+_NUMBERS = tuple(field.name for field in fields(Accelerator) if field.type in (int, float))
+_ABOVE_0 = ("flops", "memory", "memory_bandwidth", "matmul_fraction", "ampere", "reuse", "tf32")
+MOST = 1.2  # a clock above the one that the data sheet counts with
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,8 @@ class Link:
     source: str = field(default="", repr=False)
 
     def __post_init__(self):
-        if not (self.latency >= 0 and self.bandwidth > 0):
+        numbers = type(self.latency) in (int, float) and type(self.bandwidth) in (int, float)
+        if not (numbers and self.latency >= 0 and self.bandwidth > 0):
             given = f"latency={self.latency}, bandwidth={self.bandwidth}"
             raise ValueError(f"link {self.name!r}: {given}: a latency is 0 s or more, a bandwidth above 0 bytes/s")
 
@@ -70,7 +88,8 @@ def fit_link(name: str, sizes: Sequence[float], seconds: Sequence[float]) -> Lin
     positive, or times that do not grow with the size.
     """
     if len(set(sizes)) < 2 or len(sizes) != len(seconds):
-        raise ValueError(f"{len(sizes)} sizes and {len(seconds)} times: give the time of at least two different sizes")
+        given = f"{len(sizes)} sizes, {len(set(sizes))} of them different, and {len(seconds)} times"
+        raise ValueError(f"{given}: give one time for each size, and two different sizes or more")
     if min(seconds) <= 0:
         raise ValueError(f"a time of {min(seconds)} s: times must be above 0")
     # Minimise Σ ((α + n/β)/t − 1)², linear in α and 1/β.

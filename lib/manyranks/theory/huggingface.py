@@ -25,6 +25,8 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
     not fit together; FileNotFoundError where there is no such file.
     """
     config = path.to_dict() if hasattr(path, "to_dict") else path
+    if not isinstance(config, Mapping | str | Path):
+        raise ValueError(f"path={path!r}: give a config.json's path, its folder's, or what is in it")
     file = None if isinstance(config, Mapping) else _file(Path(path))
     try:
         config = _language_model(config if file is None else _load(file))

@@ -68,7 +68,7 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
 def _norm_output(shape: ModelShape, plan: Plan) -> float:
     """Of one token, the input of column-parallel layers, before `split` divides it."""
     whole = plan.recipe.matmul * shape.hidden
-    if plan.sequence_parallel and not plan.regather:
+    if plan.tp > 1 and plan.sequence_parallel and not plan.regather:
         return plan.tp * whole  # gathered once, and kept so
     return 0 if plan.recompute == "selective" and shape.norm == "rmsnorm" else whole
 

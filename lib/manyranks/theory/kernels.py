@@ -17,6 +17,9 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 
 
 class Constants(NamedTuple):
+    """matmul: share of a chip's best product that a step's products reach; bandwidth: share of what links and memory are
+    specified for; overhead: seconds that a kernel or a collective takes beside its work."""
+
     matmul: float = MATMUL
     bandwidth: float = BANDWIDTH
     overhead: float = OVERHEAD
@@ -75,8 +78,8 @@ def _in_use(m: float, n: float, count: float, processors: int, fed: float, a: in
 
 
 def peak(chip: Accelerator, rate: str) -> float:
-    """FLOP/s of matrix products: "bf16", "fp8" (as bf16 on chips without it), or "fp32", which runs as TF32 at half of bf16."""
-    return {"bf16": chip.flops, "fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops / 2}[rate]
+    """FLOP/s of matrix products: "bf16", "fp8" (bf16's on chips without it), or "fp32" (TF32 on GPUs, half of bf16)."""
+    return {"bf16": chip.flops, "fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops * chip.tf32}[rate]
 
 
 def matmul(part: str, m: float, n: float, k: float, itemsize: int = 2, count: float = 1, rate: str = "bf16") -> Kernel:

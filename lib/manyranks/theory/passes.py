@@ -73,8 +73,9 @@ def check_imbalance(shape: ModelShape, plan: Plan, imbalance: float) -> None:
     Raises ValueError below 1 and for more than layer.most_imbalance.
     """
     most = layer.most_imbalance(shape.experts, shape.top_k, plan.ep) if shape.experts else 1.0
-    if not 1 <= imbalance <= most:
-        raise ValueError(f"imbalance={imbalance!r}: the fullest of ep={plan.ep} ranks has 1 to {most:g} times the mean load")
+    if type(imbalance) not in (int, float) or not 1 <= imbalance <= most:
+        can = f"1 to {most:g} times the mean load" if most > 1 else "the mean load: give 1"
+        raise ValueError(f"imbalance={imbalance!r}: with ep={plan.ep} the fullest rank has {can}")
 
 
 @functools.lru_cache(maxsize=65536)

@@ -10,7 +10,7 @@ from manyranks.theory.names import concise, nearest
 from manyranks.theory.stacks import STACKS, Stack
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full")  # each computes more again than the one before
 CONTEXT = ("ring", "all-gather", "ulysses")
 OFFLOAD = ("none", "optimizer", "all")
 
@@ -143,6 +143,9 @@ class Plan:
     def _check_degrees(self) -> None:
         if self.zero > 3:
             raise ValueError(f"zero={self.zero}: the stages are 0, 1, 2 and 3")
+        if self.framework.data_only and self.tp * self.pp * self.cp * self.ep > 1:
+            degrees = ", ".join(f"{name}={getattr(self, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(self, name) > 1)
+            raise ValueError(f"{degrees} with stack={self.stack!r}, which has data parallelism only: leave {degrees} out")
         if self.dp % (self.dp_shard or 1):
             divisor = f"replicas × shards = dp, so choose a divisor of {self.dp}"
             raise ValueError(f"dp_shard={self.dp_shard} does not divide dp={self.dp}: {divisor}")
@@ -157,7 +160,9 @@ class Plan:
         if self.seq % self.cp:
             raise ValueError(f"seq={self.seq} is not a multiple of cp={self.cp}: give {multiples(self.seq, self.cp)}")
         if self.virtual > 1 and self.schedule not in ("1f1b", "interleaved"):
-            raise ValueError(f"virtual={self.virtual} with schedule={self.schedule!r}: only 1f1b is interleaved; set virtual=1")
+            raise ValueError(
+                f"virtual={self.virtual} with schedule={self.schedule!r}: only '1f1b' and 'interleaved' take it; set virtual=1"
+            )
         if self.pp % 2 and self.pp > 1 and self.schedule == "dualpipe":
             raise ValueError(
                 f"pp={self.pp} with schedule='dualpipe', which runs from both ends: give an even pp, or another one"
@@ -252,6 +257,8 @@ class Plan:
 
     def check(self, shape: ModelShape, gpus: int | None = None) -> None:
         """Raises ValueError where the plan does not fit the shape, or is not for this number of accelerators."""
+        if gpus is not None and (type(gpus) is not int or gpus < 1):
+            raise ValueError(f"gpus={gpus!r}: must be a whole number, 1 or more")
         if gpus is not None and gpus != self.gpus:
             degrees = f"dp·cp·tp·pp = {self.dp}·{self.cp}·{self.tp}·{self.pp}"
             raise ValueError(f"{degrees} = {self.gpus} ranks for {gpus} GPUs: choose degrees whose product is {gpus}")
@@ -261,7 +268,7 @@ class Plan:
             raise ValueError(left)
         if self.framework.every_other and self.recompute == "selective" and (shape.experts or shape.latent):
             raise ValueError(
-                f"recompute='selective' with stack={self.stack!r}: known of dense layers only, not of {shape.name}'s; "
+                f"recompute='selective' with stack={self.stack!r} is modelled for dense layers only; for {shape.name} "
                 "say recompute='none' or 'full'"
             )
         if self.sequence_parallel and self.seq % (self.cp * self.tp):
@@ -305,9 +312,9 @@ def unread(shape: ModelShape, tp: int, cp: int) -> str:
     """What keeps Ulysses from giving each of cp ranks whole heads to compute; empty where nothing does."""
     heads, keys = shape.heads // tp, max(1, shape.kv_heads // tp)
     if heads % cp:
-        return f"cp={cp} does not divide the {heads} heads of a rank"
+        return f"cp={cp} does not divide a rank's {heads} heads"
     if keys % cp and cp % keys:
-        return f"cp={cp} and the {keys} key/value heads of a rank: one must divide the other"
+        return f"cp={cp} and a rank's {keys} key/value heads: one must divide the other"
     return ""
 
 

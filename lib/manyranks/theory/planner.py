@@ -10,6 +10,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import RECOMPUTE, Plan, uncut, unread
+from manyranks.theory.stacks import STACKS
 from manyranks.theory.step import StepTime
 
 # What is tried; a keyword of `search` fixes a field or gives other values. ZeRO-0 is ZeRO-1 with more memory, GPipe is 1F1B
@@ -20,6 +21,8 @@ ZERO = (1, 2, 3)
 MICROBATCHES = (1, 2, 4, 8)
 VIRTUAL = (1, 2, 3, 4, 6, 8)
 SMALLEST_SHARD = 1024  # tokens of a sequence that a context-parallel rank keeps at least, where it has so many
+
+_SAME = 1e-3  # a share of a step that is no difference
 
 _DEGREES = ("dp", "pp", "cp", "tp", "ep", "etp", "dp_shard")
 # Fields that the search chooses itself; all others are given to each plan as they are.
@@ -75,7 +78,7 @@ def search(
     known = [field.name for field in fields(Plan)]
     if unknown := sorted(choices.keys() - set(known)):
         raise ValueError(f"{unknown[0]}={choices[unknown[0]]!r}: {nearest(unknown[0], known)}")
-    Plan(seq=seq, batch=batch)
+    checks.whole(seq=seq, batch=batch)
     tried, found = {name: _values(name, value) for name, value in choices.items()}, []
     for plan in _plans(shape, cluster, _gpus(cluster, gpus), seq, batch, tried):
         peak = memory.peak(shape, plan)
@@ -88,9 +91,12 @@ def search(
 
 
 def undecided(time: StepTime, other: StepTime) -> str:
-    """Why nobody can say which of two predicted steps is shorter: they are closer than their error bars, or no run like one of
-    them was published. Empty where they are further apart.
+    """What speaks against saying that one of two predicted steps is shorter: they are closer than their error bars, or no run
+    like one of them was published. Empty where they are further apart.
     """
+    for one in (time, other):
+        if not isinstance(one, StepTime):
+            raise ValueError(f"{one!r}: give two StepTimes, as step.estimate returns")
     bars = [one.checked for one in (time, other)]
     if missing := next((str(bar) for bar in bars if bar.missing), ""):
         return missing
@@ -101,7 +107,7 @@ def undecided(time: StepTime, other: StepTime) -> str:
 
 def _gpus(cluster: Cluster, gpus: int | None) -> int:
     if gpus is None and cluster.gpus is None:
-        raise ValueError(f"{cluster.name} has as many accelerators as one asks for: say gpus=")
+        raise ValueError(f"{cluster.name} has no fixed size: give gpus=, how many accelerators there are")
     if gpus is not None and cluster.gpus not in (None, gpus):
         raise ValueError(f"gpus={gpus} on a cluster of {cluster.gpus}: leave gpus out, or take cluster.of({gpus})")
     return (cluster if gpus is None else cluster.of(gpus)).gpus
@@ -135,6 +141,8 @@ def _together(shape: ModelShape, degrees: Degrees, seq: int, stages: int, more: 
     """Whether degrees agree with the other fields that restrict them: HSDP's shards, Ulysses' heads, sequence parallelism's
     shards, places for stages."""
     _, _, cp, tp, _, etp = degrees
+    if STACKS[more.get("stack", Plan.stack)].data_only and not stages == tp == cp == degrees[4] == 1:
+        return False
     shards = not more.get("dp_shard") or _sharded(degrees, more["dp_shard"])
     heads = more.get("context") != "ulysses" or not unread(shape, tp, cp)
     tokens = seq % (cp * tp) == 0 if more.get("sequence_parallel", True) else tp == 1 or etp in (None, tp)
@@ -199,6 +207,8 @@ def _divisors(n: int) -> list[int]:
 
 
 def _why(time: StepTime, best: StepTime) -> str:
+    if time.seconds <= (1 + _SAME) * best.seconds:
+        return "as fast as the best"
     lost = {name: seconds - best.parts[name] for name, seconds in time.parts.items()}
     part = max(lost, key=lost.get)
     return f"{part} +{lost[part]:.3g} s ({_cause(part, time.plan, best.plan, time.cluster)})"
@@ -206,8 +216,12 @@ def _why(time: StepTime, best: StepTime) -> str:
 
 def _cause(part: str, plan: Plan, best: Plan, cluster: Cluster) -> str:
     each, tokens = f"{plan.microbatches} micro-batches", plan.microbatch * plan.seq // plan.cp
+    if plan.stack != best.stack:
+        return f"stack {plan.stack}"
     if part == "compute":
         return _compute_cause(plan, best)
+    if part == "tensor" and (plan.tp, tokens) == (best.tp, best.microbatch * best.seq // best.cp):
+        return f"TP {plan.tp}, recompute {plan.recompute}"
     if part == "tensor":
         return _tensor_name(plan) + ("leaves the node" if plan.tp > cluster.node else f"on {tokens} tokens")
     if part == "context":
@@ -227,7 +241,7 @@ def _tensor_name(plan: Plan) -> str:
 
 
 def _compute_cause(plan: Plan, best: Plan) -> str:
-    if plan.recompute != best.recompute:
+    if RECOMPUTE.index(plan.recompute) > RECOMPUTE.index(best.recompute):
         return f"{plan.recompute} recomputation"
     if (plan.stages, plan.schedule) != (best.stages, best.schedule):
         return f"layers on {plan.stages} stages: the slowest sets the pace"

@@ -1,6 +1,6 @@
 """Stacks: what a framework does with a plan. They describe structure, with sources; no number is fitted to a run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyranks.theory.names import Named
@@ -68,17 +68,19 @@ _HOST = 4
 
 @dataclass(frozen=True)
 class Stack:
-    """One framework's way. attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with
-    the exponentials beside it, and no processor waiting for another. moved: see Moved; keeps: see Keeps. every_other: selective recomputation
-    runs every other product again, and all that is no product, instead of what is cheap. prefetch: backward gathers the
-    next unit's parameters while it computes this one's. beside: share of the processors that a collective takes from
-    computing while it runs beside it. copies: see Copies. optimizer: bytes that a parameter's update passes between chip
-    and memory, with a tensor in 32 bits beside the states; 0: one fused kernel. fp32_shards: of what is sharded, or on one
-    rank, parameters, gradients and moments are in 32 bits, and a step's first backward makes the gradients. logits: bytes of
-    one at the most; a fused loss keeps it in 32 bits, PyTorch's also its softmax and their gradient. cut_logits: the same where tp cuts the vocabulary, if that is more. reserved: share of what
-    is held that the allocator holds beside it. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce
-    them at its end. host: what the CPU takes for a kernel and all that goes with it, in overheads of a kernel; a pass takes
-    no less.
+    """What a framework does, beside what a plan says.
+
+    attention: a key of ATTENTION, or "own": as fast as a product of the chip's own generation, with the exponentials beside it,
+    and no processor waiting for another. moved: see Moved; keeps: see Keeps. every_other: selective recomputation runs every
+    other product again, and all that is no product, instead of what is cheap. prefetch: backward gathers the next unit's
+    parameters while it computes this one's. data_only: it has no tensor, pipeline, context or expert parallelism. beside: share
+    of the processors that a collective takes from computing while the two overlap. copies: see Copies. optimizer: bytes that a
+    parameter's update passes between chip and memory, with a tensor in 32 bits beside the states; 0: one fused kernel.
+    fp32_shards: of what is sharded, or on one rank, parameters, gradients and moments are in 32 bits, and a step's first
+    backward makes the gradients. logits: bytes of one at the most; a fused loss keeps it in 32 bits, PyTorch's also its softmax
+    and their gradient. cut_logits: the same where tp cuts the vocabulary, if that is more. reserved: what the allocator holds
+    beside what is used, as a share of that. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at
+    its end. host: what the CPU takes to launch a kernel, in overheads of a kernel; a pass takes no less. source: what runs so.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Stack:
     keeps: Keeps = _NO_MORE
     every_other: bool = False
     prefetch: bool = True
+    data_only: bool = False
     beside: float = 0.0
     copies: Copies = _NO_COPIES
     optimizer: float = 0.0
@@ -96,7 +99,7 @@ class Stack:
     reserved: float = 0.0
     reduce_once: bool = False
     host: float = _HOST
-    source: str = field(default="", repr=False)
+    source: str = ""
 
 
 # torch.optim's multi-tensor AdamW: 21 reads and writes of a 32-bit tensor, and 3 for the gradients' norm and their clipping.
@@ -104,8 +107,8 @@ _FOREACH = 96.0
 _NCCL = 16 / 132  # one processor a channel, 16 channels, of an H100's 132
 _FSDP2 = Copies(4 + 2 * 2, 6 + 3 * 4)  # parameters in 16 bits, gradients copied from 16 bits to 32, in which they are summed
 _FSDP1 = Copies(0 + 2 * 2, 4 + 3 * 2)  # all in 16 bits; parameters are views of what is gathered
-# Operator by operator: RMSNorm and rotary positions in 32 bits. Of a norm backward reads the input in 32 bits and in 16, divided
-# by its root mean square; of a gated MLP also what the function makes.
+# Operator by operator: RMSNorm and rotary positions in 32 bits. Backward reads a norm's input in 32 bits and, divided by its
+# root mean square, in 16; and of a gated MLP also what the function makes.
 _EAGER = {"moved": Moved(norm=36, rotary=20, gated=10), "keeps": Keeps(norm=4, gated=2)}
 # reserved: round numbers. One H100 with memory to spare held 10 to 27 % more than it used; what llm-foundry ran had less left.
 _PYTORCH = {"beside": _NCCL, "optimizer": _FOREACH, "fp32_shards": True, "reserved": 0.05}
@@ -143,6 +146,7 @@ STACKS = Named(
                 "fsdp1",
                 attention="flash-1",
                 prefetch=False,
+                data_only=True,
                 copies=_FSDP1,
                 **_PYTORCH,
                 source="llm-foundry with Composer: BACKWARD_POST prefetches no gather; Triton's FlashAttention, a fused loss",

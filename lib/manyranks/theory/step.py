@@ -65,12 +65,12 @@ class StepTime:
 
     @property
     def mfu(self) -> float:
-        """Of the whole score matrix; flash attention computes the causal half, so that it can pass 1: see utilisation."""
+        """Counts the whole score matrix, of which flash attention computes the causal half: it can pass 1. See utilisation."""
         return self.utilisation("full")
 
     @property
     def hfu(self) -> float:
-        """With every product counted over the whole score matrix, as mfu."""
+        """As mfu, but counts what is computed again, too."""
         peak, plan = self.cluster.accelerator.flops, self.plan
         # Flash attention keeps no scores, so that selective recomputation has no core to run again.
         again = "none" if plan.flash and plan.recompute == "selective" else plan.recompute
@@ -93,11 +93,11 @@ class StepTime:
     @property
     def checked(self) -> Checked:
         """The error of the published runs that are closest to this prediction, or why none is close: "± 8% (12 runs)"."""
-        return checked.against_runs(self.shape, self.plan, self.cluster)
+        return checked.against_runs(self.shape, self.plan, self.cluster, self.constants)
 
     @property
     def warning(self) -> str:
-        """What it costs that groups of tensor-parallel ranks, or of those that cut an expert, lie on several nodes; else empty.
+        """The cost of groups of tensor-parallel ranks, or of those that cut an expert, that span several nodes; else empty.
 
         Compared with nodes that hold a whole group, on the same links: nothing else in the step changes by that. Where tp is
         smaller than a node but does not divide it, `seconds` is that of a group inside a node; the warning says what the others
@@ -110,7 +110,8 @@ class StepTime:
         node = self.cluster.node
         if self.cluster.torus or (node % ranks == 0 or self.plan.gpus <= node):
             return ""
-        keep = f"a {name} that divides {node} keeps tensor parallelism on {self.cluster.levels[0].link.name}"
+        article, near = "an" if name == "etp" else "a", self.cluster.levels[0].link.name
+        keep = f"{article} {name} that divides {node} keeps tensor parallelism on {near}"
         if ranks < node:
             lost = self._with_nodes_of(math.gcd(ranks, node)).tensor - self.tensor
             return f"{name}={ranks} does not divide a node of {node}: groups on two nodes add {lost:.3g} s per step; {keep}"
@@ -135,12 +136,15 @@ def estimate(
 
     constants: the library's three, or others to see what they do. gpus: checked against the plan, as cluster.gpus is.
     imbalance: copies that come to the fullest expert-parallel rank ÷ their mean, in every layer with experts; a micro-batch
-    takes as long as on that rank. Raises ValueError where the plan does not fit the shape or the number of accelerators, and
-    for an imbalance that cannot be; .warning of what comes back says what it costs that tensor parallelism leaves the node.
+    takes as long as on that rank. Raises ValueError where the plan does not fit the shape or the number of accelerators, for
+    8-bit products on a chip without them, and for an imbalance that cannot be. .warning of what comes back says what it costs
+    that tensor parallelism leaves the node. Whether the plan fits in memory, memory.peak says.
     """
     checks.is_shape(shape)
     checks.is_plan(plan)
     checks.is_cluster(cluster)
+    checks.are_constants(constants)
+    checks.has_8_bits(plan, cluster)
     plan.check(shape, cluster.gpus if gpus is None else gpus)
     passes.check_imbalance(shape, plan, imbalance)
     stride, own = plan.tp * plan.cp * plan.dp, (plan.microbatches, plan.virtual)

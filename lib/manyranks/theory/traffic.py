@@ -145,12 +145,13 @@ def tensor(
 def _of_experts(shape: ModelShape, plan: Plan, routes: Routes, constants: Constants, imbalance: float) -> float:
     """The etp ranks that cut an expert gather the rows that came for it, and sum up its results; with etp = 1 they need not.
 
-    Shared experts, which tp cuts, have a pair of their own. With etp = tp we leave it out, as if they read the same rows.
+    Shared experts, which tp cuts, have a pair of their own: they read the rank's rows, not those that came for its experts.
+    Source: Megatron-LM, megatron/core/transformer/moe/shared_experts.py.
     """
     row = HALF * shape.hidden
     routed = imbalance * shape.top_k * gather(routes.slices, row * expert_tokens(plan), constants)
-    shared = shape.shared_experts > 0 and plan.expert_tp != plan.tp
-    return 2 * (routed + (gather(routes.tensor, row * tokens(plan), constants) if shared else 0.0))
+    shared = gather(routes.tensor, row * tokens(plan), constants) if shape.shared_experts else 0.0
+    return 2 * (routed + shared)
 
 
 def head(shape: ModelShape, plan: Plan, routes: Routes, constants: Constants) -> Seconds:

@@ -1,4 +1,4 @@
-"""Models of transformers whose layers have Llama's names: the table is made for them.
+"""Models of transformers: the table is made for those whose layers have Llama's names.
 
     model = parallelize_transformers(LlamaForCausalLM(config), mesh)
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from manyranks.parallel.tensor.apply import TensorParallel, parallelize
+from manyranks.parallel.tensor.gpt2 import parallelize_gpt2
 from manyranks.parallel.tensor.mappings import Group, gather_in, size
 from manyranks.parallel.tensor.styles import Column, Row, Style, Vocabulary
 
@@ -27,17 +28,25 @@ def parallelize_transformers(
     """As parallelize, with the table for a causal language model of transformers.
 
     Where t exceeds the key/value heads, each rank has one, and a copy of it is on others.
+    GPT-2's layers become nn.Linear first: see gpt2.with_linear.
     sequence_parallel: between attention and MLP each rank has S/t tokens. It's for dense
     models without windows whose attention is "sdpa", called without an attention mask.
-    Raises ValueError as parallelize does, for a model_type that is not in LIKE_LLAMA, and
-    for a model that sequence_parallel is not for.
+    Raises ValueError as parallelize does, for a model_type that is neither in LIKE_LLAMA
+    nor gpt2, and for a model that sequence_parallel is not for.
     """
     config = getattr(model, "config", None)
-    if (kind := getattr(config, "model_type", None)) not in LIKE_LLAMA:
+    if (kind := getattr(config, "model_type", None)) not in (*LIKE_LLAMA, "gpt2"):
         raise ValueError(
-            f"model_type={kind!r}: there are tables for {', '.join(LIKE_LLAMA)}; write one "
-            "for another model, and give it to parallelize"
+            f"model_type={kind!r}: there are tables for {', '.join(LIKE_LLAMA)} and gpt2; "
+            "write one for another model, and give it to parallelize"
         )
+    if kind == "gpt2":
+        if sequence_parallel:
+            raise ValueError(
+                "sequence_parallel=True: GPT-2 adds positions of all tokens to its "
+                "embedding's; leave it out"
+            )
+        return parallelize_gpt2(model, mesh, axis)
     table = styles_of(model, entered=sequence_parallel)
     if sequence_parallel and (why := _why_not(model, table)):
         raise ValueError(f"sequence_parallel=True: {why}; leave it out")

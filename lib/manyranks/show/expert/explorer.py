@@ -57,6 +57,8 @@ class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance sche
         if batch % (dp := gpus // (self.pp * self.tp)):
             left = f"PP {self.pp} × TP {self.tp} leaves {dp:,} DP ranks"
             raise ValueError(f"{left}, which don't evenly divide the batch of {batch:,} sequences: raise PP or TP")
+        chip = CLUSTERS[self.cluster].accelerator
+        precision = precision if chip.flops_fp8 > chip.flops else "bf16"
         degrees = {"dp": dp, "pp": self.pp, "tp": self.tp, "ep": self.ranks}
         plan = Plan(**degrees, seq=4096, batch=batch, precision=precision, schedule=self.schedule)
         shape = replace(whole, expert_groups=groups, groups_per_token=chosen)

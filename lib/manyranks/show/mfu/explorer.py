@@ -42,8 +42,6 @@ class Setting(namedtuple("Setting", "model cluster precision seq microbatch reco
         """Raises ValueError for a name that there is not, and for what the model or the chip doesn't allow."""
         shape, cluster = SHAPES[self.model], clusters[self.cluster]
         chip, positions = cluster.accelerator, shape.positions
-        if self.precision == "fp8" and chip.flops_fp8 <= chip.flops:
-            raise ValueError(f"{chip.name} is no faster in fp8: choose bf16")
         if self.precision == "fp32" and chip.name in hardware.accelerators and not hardware.peak(chip, "tf32"):
             raise ValueError(f"fp32 matmuls run in TF32 here, and {chip.name} has no confirmed TF32 peak: choose bf16")
         if 0 < positions < self.seq:

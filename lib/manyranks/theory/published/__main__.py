@@ -29,7 +29,7 @@ def main() -> None:
     _print(("constant", "value", "where from"), _constants())
     print("\nEach table with the constant fitted on the other tables\n")
     without = fit.leave_one_out().items()
-    header = ("table", "matmul", "error without it", "error")
+    header = ("table", "matmul", "error where it is not fitted on", "error")
     _print(header, [(table, f"{matmul:.2f}", f"{error:.1%}", f"{_own(table):.1%}") for table, (matmul, error) in without])
 
 

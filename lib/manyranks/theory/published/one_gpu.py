@@ -1,4 +1,4 @@
-"""What one H100 and one H200 did, measured for this course by benchmarks/one_gpu.py: attention kernels, steps of a Llama, peaks.
+"""What one H100 and one H200 did, measured for this course by benchmarks/one_gpu.py: attention, steps of a Llama, peaks.
 
 The steps ran under FSDP2 on a group of one rank. A prediction for dp=1 knows nothing of the copies into and out of that group's
 buffers: it is too short by them where a step has few tokens for many parameters.
