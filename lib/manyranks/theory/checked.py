@@ -64,13 +64,13 @@ def against_runs(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Con
     here = [run for run in here if run.stack == plan.stack]
     if not here:
         return Checked(0, math.nan, f"of {plan.stack} on {chip}")
+    here = [run for run in here if _near(run.rates, _rates(cluster), FASTER)]
+    if not here:
+        return Checked(0, math.nan, f"of {plan.stack} on such a chip, with such links")
     same = [run for run in here if uses <= run.uses]
     if not same:
         return Checked(0, math.nan, f"of {plan.stack} on {chip} with {_missing(uses, here)}")
-    fast = [run for run in same if _near(run.rates, _rates(cluster), FASTER)]
-    if not fast:
-        return Checked(0, math.nan, f"of {plan.stack} on such a chip, with such links")
-    near = [run for run in fast if _near(run.sizes, sizes, FAR)]
+    near = [run for run in same if _near(run.sizes, sizes, FAR)]
     if not near:
         return Checked(0, math.nan, f"of {plan.stack} on {chip} with a model, sequences and GPUs of similar size")
     errors = [run.error for run in sorted(near, key=lambda run: math.dist(run.sizes, sizes))[:CLOSEST]]

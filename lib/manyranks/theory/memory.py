@@ -5,7 +5,6 @@ Where ranks differ (first and last stage, uneven stages), the numbers are those 
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from manyranks.theory import checks, pipeline, stages
@@ -136,7 +135,7 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
     """
     _check(shape, plan)
     ranks = _ranks(shape, plan.layout, plan.local, plan.microbatches, plan.virtual)
-    states, kept, buffers = max((moment for rank in ranks for moment in _moments(rank, plan)), key=sum)
+    states, kept, buffers = max([moment for rank in ranks for moment in _moments(rank, plan)], key=sum)
     return Peak(states, kept, buffers + round(plan.framework.reserved * (states + kept + buffers)))
 
 
@@ -261,15 +260,20 @@ def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
     return (stage.head + stage.mtp) * one
 
 
-def _moments(rank: Rank, plan: Plan) -> Iterator[tuple[int, int, int]]:
+def _moments(rank: Rank, plan: Plan) -> list[tuple[int, int, int]]:
     """Bytes of states, activations and buffers when a rank may hold the most."""
-    states, gathered = _offloaded(states_of(rank.held, plan), plan.offload), _gathered(rank, plan)
-    late = states.gradients if plan.framework.fp32_shards and plan.pp == plan.microbatches == 1 else 0
-    yield states.total - late, rank.kept, gathered + max(0, rank.again - rank.loss)
-    if late:
-        yield states.total, 0, gathered + rank.again
-    if plan.framework.optimizer and plan.offload == "none":
-        yield states.total, 0, states.gradients  # a tensor in 32 bits, as gradients are
+    states, gathered, framework = states_of(rank.held, plan), _gathered(rank, plan), plan.framework
+    if plan.offload != "none":
+        states = _offloaded(states, plan.offload)
+    at_loss = sum(states[:3]), rank.kept, gathered + max(0, rank.again - rank.loss)
+    if not framework.fp32_shards:
+        return [at_loss]
+    total, found = at_loss[0], [at_loss]
+    if plan.pp == plan.microbatches == 1:  # no gradient yet
+        found = [(total - states.gradients, *at_loss[1:]), (total, 0, gathered + rank.again)]
+    if plan.offload == "none":
+        found.append((total, 0, states.gradients))  # the update has a tensor in 32 bits, as gradients are
+    return found
 
 
 def _gathered(rank: Rank, plan: Plan) -> int:

@@ -123,6 +123,11 @@ STACKS = Named(
         stack.name: stack
         for stack in (
             Stack("megatron-core", source="Megatron-LM: fused bias, GeLU, dropout, norms and Adam; cuDNN's attention"),
+            Stack(
+                "nemo-fp8",
+                moved=Moved(quantised=4),
+                source="NeMo: Megatron-LM with Transformer Engine, which writes 8-bit matrices by rows and by columns",
+            ),
             Stack("torchtitan", **_TITAN, source="torchtitan, late 2024: FSDP2, torch.compile, op-level recomputation"),
             Stack("torchtitan-eager", **_EAGER, **_TITAN, source="the same without torch.compile"),
             Stack(

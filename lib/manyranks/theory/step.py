@@ -143,7 +143,8 @@ def estimate(
     checks.is_shape(shape)
     checks.is_plan(plan)
     checks.is_cluster(cluster)
-    checks.are_constants(constants)
+    if constants is not DEFAULT:
+        checks.are_constants(constants)
     checks.has_8_bits(plan, cluster)
     plan.check(shape, cluster.gpus if gpus is None else gpus)
     passes.check_imbalance(shape, plan, imbalance)
