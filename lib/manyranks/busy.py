@@ -55,17 +55,26 @@ class _Nothing(Bar):
 
 
 @contextmanager
-def bar(words: str, total: int = 0) -> Iterator[Bar]:
-    """Gives a Bar, and takes it away at the end."""
+def place() -> Iterator[bool]:
+    """Gives whether a notebook has room for what says that it is busy: the outermost has it."""
     if not _notebook() or not _shown.acquire(blocking=False):
-        yield _Nothing(words)
+        yield False
         return
-    shown = Bar(words, total)
     try:
-        yield shown
+        yield True
     finally:
         _shown.release()
-        shown.end()
+
+
+@contextmanager
+def bar(words: str, total: int = 0) -> Iterator[Bar]:
+    """Gives a Bar, and takes it away at the end."""
+    with place() as free:
+        shown = Bar(words, total) if free else _Nothing(words)
+        try:
+            yield shown
+        finally:
+            shown.end()
 
 
 def each(items: Iterable[T], words: str) -> Iterator[T]:

@@ -2,14 +2,15 @@
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from manyranks import busy
 from manyranks.world import watch
 from manyranks.world.local import RankProcess
 from manyranks.world.output import Output
 from manyranks.world.plain import NotPlain
-from manyranks.world.rank import Reply
+from manyranks.world.rank import SHOWN, Reply
+from manyranks.world.shown import Shown
 from manyranks.world.team import Team
 
 _TICK = 0.1
@@ -43,25 +44,31 @@ class Outcome:
         return sorted(failures, key=lambda rank: failures[rank].when)
 
 
-def collect(team: Team, outcome: Outcome, output: Output, timeout: float | None, watched: bool = True) -> None:
+def collect(
+    team: Team,
+    outcome: Outcome,
+    output: Output,
+    timeout: float | None,
+    watched: bool = True,
+    step: Callable[[dict], None] = lambda looks: None,
+) -> None:
     """Returns when every rank has replied, or when that will not happen: one raised, died, or all wait for each other.
 
-    outcome: what is known so far, completed here; watched: whether to look for deadlocks (their signs are known for gloo).
+    outcome: what is known so far, completed here; watched: whether to look for deadlocks (their signs are known for gloo);
+    step: called again and again with what ranks did when they were last looked at.
     """
     gathering = _Gathering(team, outcome, output)
-    stillness = _Stillness(team) if watched else None
+    stillness = _Stillness(team)
     started = time.monotonic()
-    with busy.bar(f"{len(outcome.ranks)} ranks run") as bar:
-        while outcome.missing and not gathering.settled() and not outcome.late:
-            gathering.step()
-            output.show_live(time.monotonic())
-            bar.step(0)
-            if gathering.trouble is not None:
-                continue
-            outcome.late |= timeout is not None and time.monotonic() - started > timeout
-            if stillness and stillness.deadlocked(outcome.missing):
-                outcome.deadlock = True
-                break
+    while outcome.missing and not gathering.settled() and not outcome.late:
+        gathering.step()
+        step(stillness.looks)
+        if gathering.trouble is not None:
+            continue
+        outcome.late |= timeout is not None and time.monotonic() - started > timeout
+        if stillness.deadlocked(outcome.missing) and watched:
+            outcome.deadlock = True
+            break
     gathering.drain()
 
 
@@ -107,22 +114,34 @@ class _Gathering:
         return any(seen is None or seen.blocked is None for seen in looks.values())
 
     def _reply(self, process: RankProcess, _: str) -> None:
+        """Reads what has come: things that are shown, and at last the reply."""
+        while self._message(process) and process.more:
+            pass
+
+    def _message(self, process: RankProcess) -> bool:
+        """Returns False after a reply, and where no other message will come."""
         try:
-            reply, *frames = process.answer()
+            kind, reply, *frames = process.answer()
         except TimeoutError:
             self._outcome.late = True
-            return None
-        except (EOFError, OSError):
+            return False
+        except (EOFError, OSError, ValueError):  # of a confined rank: a message of too few frames
             self._selector.unregister(process.command)
-            return self._died(process)
+            self._died(process)
+            return False
         try:
+            if bytes(kind) == SHOWN:
+                self._output.take(process.rank, process.read([reply], Shown), process.confined)
+                return True
             reply = process.read([reply], Reply)
         except NotPlain:  # of a confined rank: what it has sent is no reply
             process.kill()
             self._selector.unregister(process.command)
-            return self._died(process)
+            self._died(process)
+            return False
         self._outcome.replies[process.rank] = reply, frames
         self._note(reply.failure is not None)
+        return False
 
     def _death(self, process: RankProcess, _: str) -> None:
         self._selector.unregister(process.status)
@@ -152,6 +171,11 @@ class _Stillness:
         self._next = time.monotonic() + _LOOK
         self._before: tuple[float, dict] = (0.0, {})
         self._still = 0
+
+    @property
+    def looks(self) -> dict[int, watch.Whereabouts | None]:
+        """What ranks did when they were last looked at."""
+        return self._before[1]
 
     def deadlocked(self, ranks: list[int]) -> bool:
         now = time.monotonic()

@@ -173,8 +173,13 @@ def _chain(rank: int, outcome: Outcome, told: set[int]) -> str:
         rank, link = culprit, ", which waits in"
 
 
+def waits_for(rank: int, outcome: Outcome) -> int | None:
+    """The rank that this one waits for, if it waits and that can be said."""
+    seen = outcome.whereabouts.get(rank)
+    return None if seen is None or seen.blocked is None else _culprit(rank, seen.blocked, outcome)
+
+
 def _culprit(rank: int, blocked: Call | str, outcome: Outcome) -> int | None:
-    """The rank that this one waits for, if that can be said."""
     if not isinstance(blocked, Call):
         return None
     if blocked.op in POINT_TO_POINT:

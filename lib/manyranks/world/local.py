@@ -47,6 +47,7 @@ class RankProcess:
 
     def __init__(self, rank: int, command: socket.socket, control: socket.socket, pipes: dict[str, int]):
         self.rank, self.command, self.control = rank, command, control
+        self._stream = messages.Stream(command)
         self.confined = False  # whether it runs code of strangers: its messages are plain data, not too large, and in time
         self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
         self.pid: int | None = None  # the rank's first message says it
@@ -110,9 +111,14 @@ class RankProcess:
         """Reads the reply that is there. Raises EOFError or ConnectionError if the process is gone, TimeoutError."""
         self.torn = True
         limits = {"largest": plain.LARGEST, "seconds": _WHOLE} if self.confined else {}
-        frames = messages.receive(self.command, **limits)
+        frames = messages.receive(self._stream, **limits)
         self.torn = False
         return frames
+
+    @property
+    def more(self) -> bool:
+        """Whether a message that followed has been read, as far as it had come."""
+        return bool(self._stream.rest)
 
     def read(self, frames: list[messages.Frame], kind):
         """What a message has, which is a `kind`. Raises plain.NotPlain where a confined rank has sent anything else."""

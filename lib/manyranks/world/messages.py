@@ -87,11 +87,11 @@ def receive(
 ) -> list[Frame]:
     """The frames of the next message. Raises EOFError when the other side is gone.
 
-    ahead: how much to read at once. More than a message may take what follows it, so this is for connections on which the
-    other side waits for an answer before it sends more; EXACTLY is for the others. largest: bytes of a message; a larger
-    one raises EOFError, too. seconds: that the whole message may take, TimeoutError afterwards.
+    ahead: how much to read at once. More than a message may take what follows it, so this is for a Stream, and for connections
+    on which the other side waits for an answer before it sends more; EXACTLY is for the others. largest: bytes of a message; a
+    larger one raises EOFError, too. seconds: that the whole message may take, TimeoutError afterwards.
     """
-    sock = sock if seconds is None else _Punctual(sock, seconds)
+    stream, sock = sock, sock if seconds is None else _Punctual(sock, seconds)
     start = sock.recv(ahead)
     (count,) = _COUNT.unpack_from(start := _at_least(sock, start, _COUNT.size))
     header = _COUNT.size + 8 * count
@@ -104,7 +104,30 @@ def receive(
     for length in lengths:
         frames.append(_frame(sock, start[header : header + length], length))
         header += length
+    if isinstance(stream, Stream):
+        stream.rest = start[header:]
     return frames
+
+
+class Stream:
+    """A socket from which more may be read than one message has: the rest stays for the next one."""
+
+    def __init__(self, sock: socket.socket):
+        self._sock, self.rest = sock, b""
+        self.settimeout = sock.settimeout
+
+    def recv(self, length: int) -> bytes:
+        if not self.rest:
+            return self._sock.recv(length)
+        start, self.rest = self.rest[:length], self.rest[length:]
+        return start
+
+    def recv_into(self, room) -> int:
+        if not self.rest:
+            return self._sock.recv_into(room)
+        start = self.recv(len(room))
+        room[: len(start)] = np.frombuffer(start, np.uint8)
+        return len(start)
 
 
 class _Punctual:

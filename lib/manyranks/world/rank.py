@@ -23,13 +23,14 @@ import torch.distributed as dist
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import machinery
-from manyranks.world import messages, plain, watch
+from manyranks.world import messages, plain, shown, watch
 from manyranks.world.confine import Confined, confine
 from manyranks.world.recording import Recording, record
 
 _CAUSES, _DEEP, _LONG = 3, 20, 20_000  # how much of an exception is shown
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _C = ctypes.CDLL(None)
+REPLY, SHOWN = b"r", b"s"  # what a message to the kernel is
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
 
 
@@ -90,6 +91,14 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
     watch.start(socket.socket(fileno=control), recorder, running, pack)
     _join(setup)
+    one_at_a_time = threading.Lock()
+
+    def say(kind: bytes, frames: list) -> None:
+        if os.getpid() == me:  # and not a fork that the reader's code made
+            with one_at_a_time:
+                messages.send(kernel, [kind, *frames])
+
+    shown.start(lambda what: say(SHOWN, pack(what)))
     messages.send(kernel, [str(os.getpid()).encode()])
     while True:
         try:
@@ -99,7 +108,7 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
         reply, result = _perform(task, recorder, running, pack)
         if os.getpid() != me:
             return 0  # a fork that the reader's code made and did not end: only the rank itself replies
-        messages.send(kernel, [*pack(reply), *result])
+        say(REPLY, [*pack(reply), *result])
 
 
 def _join(setup: Setup) -> None:
@@ -141,10 +150,12 @@ def _set_clock(now: float) -> None:
 def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Callable) -> tuple[Reply, list]:
     reply, result = Reply(), []
     recorder.start(everything=False)
+    shown.renew()
     try:
         running.set()
         function, args, kwargs, wanted = messages.unpack(task)
         value, reply.recording = record(recorder, wanted, function, args, kwargs)
+        shown.flush_figures()
         result = _packed(value, pack)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the reader's code end the run, not the rank
         running.clear()

@@ -6,9 +6,11 @@ import sys
 import torch
 import torch.distributed as dist
 
+from manyranks.world import shown
+
 
 def run_cell(source: str, name: str) -> None:
-    """Runs a cell among this rank's variables; the value of a last expression is printed unless it is None.
+    """Runs a cell among this rank's variables; the value of a last expression is shown unless it is None.
 
     name: the file name that tracebacks give to the cell's lines.
     """
@@ -19,7 +21,7 @@ def run_cell(source: str, name: str) -> None:
     if last is not None:
         value = eval(compile(ast.Expression(last.value), name, "eval"), variables)
         if value is not None and not source.rstrip().endswith(";"):
-            print(repr(value))
+            shown.last_value(value)
 
 
 def get_variable(name: str):
@@ -44,4 +46,5 @@ def _variables() -> dict:
     variables.update(rank=dist.get_rank(), world_size=dist.get_world_size())
     variables.setdefault("torch", torch)
     variables.setdefault("dist", dist)
+    variables.setdefault("display", shown.display)
     return variables

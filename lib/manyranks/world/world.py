@@ -14,6 +14,7 @@ from manyranks.measure.divergence import first_divergence
 from manyranks.world import collect, diagnose, limits, messages, plain, tasks
 from manyranks.world.confine import Confined
 from manyranks.world.errors import RankDied, RankFailed, RankHung, RunInterrupted, WorldError
+from manyranks.world.live import live
 from manyranks.world.measurement import Measurement, measurement
 from manyranks.world.output import Output
 from manyranks.world.recording import wanted
@@ -144,25 +145,26 @@ class World:
             team = self._ready_team()
             team.warn_where_stale(fn)
             output, outcome = Output(time.monotonic()), collect.Outcome(tuple(ranks))
-            try:
-                self._ask(team, outcome, frames, output)
-                output.show_rest()
-            except BaseException as error:  # an interrupt, most of the time
-                fresh = "" if self._interrupted(team, outcome, output) else ", on fresh ranks"
-                if isinstance(error, KeyboardInterrupt):
-                    raise RunInterrupted(f"the run was stopped; the next one works{fresh}") from None
-                raise
-            self._judge(outcome, team)
+            with live(outcome, output) as shown:
+                try:
+                    self._ask(team, outcome, frames, output, shown.step)
+                    output.show_rest()
+                except BaseException as error:  # an interrupt, most of the time
+                    fresh = "" if self._interrupted(team, outcome, output) else ", on fresh ranks"
+                    if isinstance(error, KeyboardInterrupt):
+                        raise RunInterrupted(f"the run was stopped; the next one works{fresh}") from None
+                    raise
+                self._judge(outcome, team)
         return outcome
 
-    def _ask(self, team: Team, outcome: collect.Outcome, frames: list, output: Output) -> None:
+    def _ask(self, team: Team, outcome: collect.Outcome, frames: list, output: Output, step: Callable) -> None:
         try:
             for rank in outcome.ranks:
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
                     team.processes[rank].ask(frames, self.timeout)
         except TimeoutError:
             outcome.late = True
-        collect.collect(team, outcome, output, self.timeout, watched=self.backend == "gloo")
+        collect.collect(team, outcome, output, self.timeout, watched=self.backend == "gloo", step=step)
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):
