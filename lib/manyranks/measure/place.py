@@ -12,6 +12,7 @@ import torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DISTRIBUTED = _TORCH + "distributed" + os.sep
 _MANYRANKS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_WORLD = _MANYRANKS + "world" + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _MACHINERY = (_TORCH, *(_MANYRANKS + package + os.sep for package in ("measure", "world", "parallel", "given", "grade")))
 _MODES = tuple(_TORCH + part for part in ("_ops.py", "_compile.py", "_dynamo" + os.sep, "utils" + os.sep))
@@ -23,6 +24,11 @@ _NO_PEERS = tuple(_DISTRIBUTED + part for part in ("checkpoint", "elastic", "lau
 def machinery(file: str) -> bool:
     """Whether the file is torch's, Python's, or the part of this library that runs the reader's code."""
     return file.startswith(_MACHINERY) or (file.startswith(_STANDARD) and "site-packages" not in file)
+
+
+def readers_first(files: list[str]) -> int:
+    """Of a stack's files, outermost first: the index of the reader's first one, which what runs a rank's tasks has called."""
+    return max((k + 1 for k, file in enumerate(files[:-1]) if file.startswith(_WORLD)), default=0)
 
 
 class Place(NamedTuple):

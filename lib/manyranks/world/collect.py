@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from manyranks.world import watch
+from manyranks.world.debugger import Asked
 from manyranks.world.local import RankProcess
 from manyranks.world.output import Output
 from manyranks.world.plain import NotPlain
-from manyranks.world.rank import SHOWN, Reply
+from manyranks.world.rank import ASKED, SHOWN, Reply
 from manyranks.world.shown import Shown
 from manyranks.world.team import Team
 
@@ -17,6 +18,7 @@ _TICK = 0.1
 _DRAINING = 1.0
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: what is quiet, and how long to wait in all for ranks that compute
 _LOOK = 0.5  # seconds between two looks at ranks that have not replied; two still intervals are a deadlock
+_AGAIN = 0.3  # seconds in which a rank that is debugged may ask for its next line before another one gets its turn
 _IDLE = 0.1  # a process that waits uses less than this share of a processor
 
 
@@ -51,11 +53,12 @@ def collect(
     timeout: float | None,
     watched: bool = True,
     step: Callable[[dict], None] = lambda looks: None,
+    answer: Callable[[int, Asked], None] | None = None,
 ) -> None:
     """Returns when every rank has replied, or when that will not happen: one raised, died, or all wait for each other.
 
     outcome: what is known so far, completed here; watched: whether to look for deadlocks (their signs are known for gloo);
-    step: called again and again with what ranks did when they were last looked at.
+    step: called again and again with what ranks did when they were last looked at; answer: gives a rank's debugger its line.
     """
     gathering = _Gathering(team, outcome, output)
     stillness = _Stillness(team)
@@ -63,6 +66,8 @@ def collect(
     while outcome.missing and not gathering.settled() and not outcome.late:
         gathering.step()
         step(stillness.looks)
+        if gathering.asking and answer:
+            started += gathering.answer(answer)  # a reader's time does not count
         if gathering.trouble is not None:
             continue
         outcome.late |= timeout is not None and time.monotonic() - started > timeout
@@ -85,6 +90,8 @@ class _Gathering:
         self._team, self._outcome, self._output, self._selector = team, outcome, output, team.selector
         self._handlers = {"command": self._reply, "status": self._death, "stdout": self._print, "stderr": self._print}
         self.trouble: float | None = None
+        self.asking: dict[int, Asked] = {}  # ranks that are in the debugger
+        self._debugged: int | None = None  # the one that the reader is busy with
         self._latest = 0.0
 
     def step(self, seconds: float = _TICK) -> bool:
@@ -94,6 +101,18 @@ class _Gathering:
             process, what = key.data
             self._handlers[what](process, what)
         return bool(events)
+
+    def answer(self, answer: Callable[[int, Asked], None]) -> float:
+        """Lets ranks' debuggers have what they ask for, one rank until it goes on. Returns how long that took."""
+        began = time.monotonic()
+        while self.asking:
+            rank = self._debugged if self._debugged in self.asking else min(self.asking)
+            self._debugged = rank
+            answer(rank, self.asking.pop(rank))
+            until = time.monotonic() + _AGAIN
+            while rank not in self.asking and rank in self._outcome.missing and time.monotonic() < until:
+                self.step(_AGAIN / 10)
+        return time.monotonic() - began
 
     def drain(self) -> None:
         """Reads what the ranks had printed by the time they replied."""
@@ -130,6 +149,9 @@ class _Gathering:
             self._died(process)
             return False
         try:
+            if bytes(kind) == ASKED and not process.confined:
+                self.asking[process.rank] = process.read([reply], Asked)
+                return True
             if bytes(kind) == SHOWN:
                 self._output.take(process.rank, process.read([reply], Shown), process.confined)
                 return True

@@ -48,6 +48,17 @@ def traceback_text(failure: Failure) -> str:
     return "\n".join(filter(None, lines))
 
 
+def stack_text(rank: int, seen: Whereabouts | None) -> str:
+    """Where a rank is at this moment, outermost line first."""
+    if seen is None:
+        return f"rank {rank} does not answer"
+    if not seen.running:
+        return f"rank {rank} waits for the next run"
+    doing = "computes" if seen.blocked is None else f"waits in {_waits(seen)}"
+    lines = [f"  {cells.label(each[:2])}\n    {cells.source_line(*each[:2])}".rstrip() for each in seen.stack]
+    return "\n".join([f"rank {rank} {doing}", *lines])
+
+
 def death_report(rank: int, outcome: Outcome, faults: str) -> str:
     """How the process ended, the line it was on where that is known, and what the others did."""
     parts = [f"rank {rank} {cause(outcome.deaths[rank], cells.label(_crash_place(faults)))}"]

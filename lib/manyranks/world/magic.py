@@ -1,6 +1,8 @@
 """%%ranks: runs a cell on every rank of the newest open world."""
 
+import contextlib
 import re
+import time
 
 from manyranks.world import cells, limits
 from manyranks.world.errors import WorldError
@@ -8,15 +10,20 @@ from manyranks.world.local import the_forkserver
 from manyranks.world.recording import wanted
 from manyranks.world.world import newest
 
-_USAGE = "use %%ranks, %%ranks 0,2 or %%ranks --measure NAME (with --flops or --memory, to count these, too, or --profile)"
+_USAGE = (
+    "use %%ranks, %%ranks 0,2, %%ranks --time, or %%ranks --measure NAME (with --flops or --memory, to count these, too, or "
+    "--profile)"
+)
 _LINE = re.compile(
-    r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*(--measure\s+(?P<name>[A-Za-z_]\w*)(?P<counts>(\s+--(flops|memory|profile))*))?\s*"
+    r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*((?P<time>--time)|--measure\s+(?P<name>[A-Za-z_]\w*)"
+    r"(?P<counts>(\s+--(flops|memory|profile))*))?\s*"
 )
 
 
 def load(shell) -> None:
-    """Adds the magic to an IPython shell and starts the forkserver in the background."""
+    """Adds the magic to an IPython shell, with Tab for its names, and starts the forkserver in the background."""
     limits.check_place()
+    shell.Completer.custom_matchers.append(_completes())
     shell.register_magic_function(lambda line, cell: _ranks(shell, line, cell), "cell", "ranks")
     the_forkserver()
 
@@ -30,8 +37,28 @@ def _ranks(shell, line: str, cell: str) -> None:
     source = "\n" + cell  # the line with %%ranks counts, so that numbers agree with what the reader sees
     cells.remember(name, f"%%ranks{line}\n{cell}")
     compile(source, name, "exec")  # a slip of the pen is a SyntaxError here, not one from each rank
-    if options["name"] is None:
+    if options["time"]:
+        started = time.perf_counter()
+        each = newest().time_cell(source, name, chosen)
+        ranks = ", ".join(f"rank {rank} {seconds:.3g} s" for rank, seconds in each.items())
+        print(f"{time.perf_counter() - started:.3g} s: {ranks}")
+    elif options["name"] is None:
         newest().run_cell(source, name, chosen)
     else:
         counts = wanted(**dict.fromkeys(options["counts"].replace("--", "").split(), True))
         shell.user_ns[options["name"]] = newest().measure_cell(source, name, chosen, counts)
+
+
+def _completes():
+    """What Tab asks in a cell of %%ranks: names that exist on the ranks."""
+    from IPython.core.completer import SimpleCompletion, context_matcher
+
+    @context_matcher(identifier="manyranks")
+    def names(context):
+        found = []
+        if context.full_text.startswith("%%ranks"):
+            with contextlib.suppress(WorldError):
+                found = newest().names(context.token)
+        return {"completions": [SimpleCompletion(text=name, type="rank") for name in found]}
+
+    return names

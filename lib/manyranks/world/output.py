@@ -64,6 +64,12 @@ class Output:
                 self._write(key, text[:end])
                 self._text[key] = text[end:]
 
+    def show_of(self, rank: int) -> None:
+        """Writes all that a rank has printed by now."""
+        for stream in ("stdout", "stderr"):
+            self._write((stream, rank), self._text.pop((stream, rank), ""))
+        sys.stdout.flush()
+
     def show_rest(self) -> None:
         """Writes all that is left, and what was left out."""
         for key in sorted(self._bytes, key=_by_rank):

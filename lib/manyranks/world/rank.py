@@ -23,14 +23,14 @@ import torch.distributed as dist
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import machinery
-from manyranks.world import messages, plain, shown, watch
+from manyranks.world import debugger, messages, plain, shown, watch
 from manyranks.world.confine import Confined, confine
 from manyranks.world.recording import Recording, record
 
 _CAUSES, _DEEP, _LONG = 3, 20, 20_000  # how much of an exception is shown
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _C = ctypes.CDLL(None)
-REPLY, SHOWN = b"r", b"s"  # what a message to the kernel is
+REPLY, SHOWN, ASKED = b"r", b"s", b"a"  # what a message to the kernel is
 _FOREVER = datetime.timedelta(days=7)  # hangs are found from outside: an expired wait would break gloo's pair for good
 
 
@@ -89,8 +89,6 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     pack = plain.pack if setup.confined else messages.pack
     running = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: _interrupt(running))
-    watch.start(socket.socket(fileno=control), recorder, running, pack)
-    _join(setup)
     one_at_a_time = threading.Lock()
 
     def say(kind: bytes, frames: list) -> None:
@@ -98,7 +96,22 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
             with one_at_a_time:
                 messages.send(kernel, [kind, *frames])
 
+    def look_at(frame: types.FrameType) -> None:
+        try:
+            debugger.look_at(frame)
+        finally:
+            say(REPLY, pack(Reply()))
+
+    watch.start(socket.socket(fileno=control), recorder, running, pack, look_at)
+    _join(setup)
+
+    def ask(what: debugger.Asked) -> str | dict[str, str]:
+        say(ASKED, pack(what))
+        return messages.unpack(messages.receive(kernel))
+
     shown.start(lambda what: say(SHOWN, pack(what)))
+    if not setup.confined:
+        debugger.start(ask)
     messages.send(kernel, [str(os.getpid()).encode()])
     while True:
         try:
@@ -148,18 +161,22 @@ def _set_clock(now: float) -> None:
 
 
 def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Callable) -> tuple[Reply, list]:
-    reply, result = Reply(), []
+    reply, result, function = Reply(), [], None
     recorder.start(everything=False)
     shown.renew()
     try:
         running.set()
         function, args, kwargs, wanted = messages.unpack(task)
+        if function is not debugger.after:
+            debugger.keep(None)
         value, reply.recording = record(recorder, wanted, function, args, kwargs)
         shown.flush_figures()
         result = _packed(value, pack)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the reader's code end the run, not the rank
         running.clear()
-        reply.failure = _failure(error, whole=pack is messages.pack)
+        if function is not debugger.after and pack is messages.pack:
+            debugger.keep(error.__traceback__)
+        reply.failure = _failure(debugger.named(error), whole=pack is messages.pack)
     finally:
         running.clear()
     reply.counts, reply.members = recorder.counts, recorder.members

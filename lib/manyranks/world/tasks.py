@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,25 @@ def run_cell(source: str, name: str) -> None:
         value = eval(compile(ast.Expression(last.value), name, "eval"), variables)
         if value is not None and not source.rstrip().endswith(";"):
             shown.last_value(value)
+
+
+def time_cell(source: str, name: str) -> float:
+    """As run_cell; returns the seconds that it took."""
+    started = time.perf_counter()
+    run_cell(source, name)
+    return time.perf_counter() - started
+
+
+def names(begun: str) -> list[str]:
+    """The names that begin so: variables of this rank's cells, or after a dot what such a variable has."""
+    above, dot, own = begun.rpartition(".")
+    if not dot:
+        return [name for name in _variables() if name.startswith(own) and not name.startswith("__")]
+    found = _variables().get(above.split(".")[0])
+    for part in above.split(".")[1:]:
+        found = getattr(found, part, None)
+    hidden = () if own.startswith("_") else ("_",)
+    return [f"{above}.{name}" for name in dir(found) if name.startswith(own) and not name.startswith(hidden)]
 
 
 def get_variable(name: str):

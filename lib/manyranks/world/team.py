@@ -5,6 +5,7 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class Team:
         """
         self.processes: list[RankProcess] = []
         self._owner = os.getpid()
+        self._looking = threading.Lock()
         self.selector = selectors.DefaultSelector()  # of all that ranks may say; data: (process, which of its channels)
         self._modules: dict[str, int] = {}  # file -> when it was written, as its functions were first run
         self.kept = False  # whether a %%ranks cell or set() has left variables on the ranks
@@ -75,10 +77,11 @@ class Team:
 
     def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
         """What each of these ranks is doing; None for one that does not answer."""
-        for rank in ranks:
-            self.processes[rank].question(question)
-        deadline = time.monotonic() + _ANSWERING
-        return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+        with self._looking:  # World.stacks may ask from another thread
+            for rank in ranks:
+                self.processes[rank].question(question)
+            deadline = time.monotonic() + _ANSWERING
+            return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
 
     def lines_of_silent(self, looks: dict) -> dict[int, str]:
         """What faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""

@@ -6,15 +6,18 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import FrameType
 
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
-from manyranks.measure.place import Place, place_of
+from manyranks.measure.place import Place, machinery, place_of, readers_first
 from manyranks.world import messages
 
-BRIEFLY, DETAILS = b"?", b"!"  # what the kernel asks
+BRIEFLY, DETAILS, DEBUG = b"?", b"!", b"d"  # what the kernel asks; the last opens the debugger where the rank is
+_DEEP = 20  # frames
 _LOOKS = 3  # at most, at one moment
 
 
@@ -29,24 +32,34 @@ class Whereabouts:
     cpu: float  # seconds of processor time so far
     moved: tuple[int, int]  # bytes sent and received so far
     recent: list[Call]  # with DETAILS only
+    stack: list[tuple[str, int, str]] = field(default_factory=list)  # the same: file, line, function; outermost first
 
     def progress(self) -> tuple:
         """Changes whenever the rank gets on with its communication."""
         return self.running, self.issued, self.moved, self.place
 
 
-def start(control: socket.socket, recorder: Recorder, running: threading.Event, pack: Callable) -> None:
-    """Starts the thread; it is called by the thread that it tells about. pack: how its answers travel."""
-    main = threading.get_ident()
-    threading.Thread(target=_answer, args=(control, recorder, running, main, pack), daemon=True, name="watch").start()
+def start(
+    control: socket.socket, recorder: Recorder, running: threading.Event, pack: Callable, look_at: Callable[[FrameType], None]
+) -> None:
+    """Starts the thread; it is called by the thread that it tells about.
+
+    pack: how its answers travel. look_at: opens the debugger on a frame
+    """
+    given = control, recorder, running, threading.get_ident(), pack, look_at
+    threading.Thread(target=_answer, args=given, daemon=True, name="watch").start()
 
 
-def _answer(control: socket.socket, recorder: Recorder, running: threading.Event, main: int, pack: Callable) -> None:
+def _answer(
+    control: socket.socket, recorder: Recorder, running: threading.Event, main: int, pack: Callable, look_at: Callable
+) -> None:
     while True:
         try:
             question, number = messages.receive(control, messages.EXACTLY)
         except (EOFError, OSError):
             os._exit(0)  # the kernel is gone; the main thread may be stuck in C++ for ever
+        if question.tobytes() == DEBUG and pack is messages.pack:
+            threading.Thread(target=look_at, args=(sys._current_frames()[main],), daemon=True, name="debugger").start()
         looked = pack(_seen(recorder, running, main, question.tobytes() == DETAILS))
         with contextlib.suppress(OSError):
             messages.send(control, [*looked, number])
@@ -70,6 +83,7 @@ def _look(recorder: Recorder, running: threading.Event, main: int, details: bool
         cpu=time.process_time(),
         moved=_moved(),
         recent=list(recorder.calls)[-RECENT:] if details else [],
+        stack=_stack(main) if details else [],
     )
 
 
@@ -77,6 +91,13 @@ def _where(recorder: Recorder, main: int) -> tuple[Place | None, Call | str | No
     """Lets go of the frame before anything else lets the main thread run: a frame keeps its tensors alive after its return."""
     frame = sys._current_frames().get(main)
     return place_of(frame), recorder.blocked_in(frame)
+
+
+def _stack(main: int) -> list[tuple[str, int, str]]:
+    """The reader's part of what the main thread is in."""
+    found = traceback.extract_stack(sys._current_frames()[main])
+    found = found[readers_first([line.filename for line in found]) :]
+    return [(line.filename, line.lineno or 0, line.name) for line in found if not machinery(line.filename)][-_DEEP:]
 
 
 def _moved() -> tuple[int, int]:

@@ -11,17 +11,19 @@ import weakref
 from collections.abc import Callable
 
 from manyranks.measure.divergence import first_divergence
-from manyranks.world import collect, diagnose, limits, messages, plain, tasks
+from manyranks.world import collect, debugger, diagnose, limits, messages, plain, tasks, watch
 from manyranks.world.confine import Confined
 from manyranks.world.errors import RankDied, RankFailed, RankHung, RunInterrupted, WorldError
 from manyranks.world.live import live
 from manyranks.world.measurement import Measurement, measurement
 from manyranks.world.output import Output
+from manyranks.world.prompt import Prompt
 from manyranks.world.recording import wanted
 from manyranks.world.team import Team, server_of
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
 _LOST = "\n\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks."
+_A_MOMENT = 0.05
 _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are replaced
 
 
@@ -55,6 +57,7 @@ class World:
         self._unpack: Callable = plain.unpack if confined else messages.unpack
         self._servers: list = []  # what forks ranks: one, once there was need of it
         self._team: Team | None = self._new_team()
+        self._went_wrong: tuple[Team, collect.Outcome] | None = None  # what debug looks at
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
         weakref.finalize(self, _end, self._holder, self._servers)
         _open.append(weakref.ref(self))
@@ -87,11 +90,58 @@ class World:
         self._run(self._checked_ranks(ranks), tasks.run_cell, (source, name), {})
         self._note_variables()
 
+    def time_cell(self, source: str, name: str, ranks=None) -> dict[int, float]:
+        """As run_cell. Returns each rank's seconds."""
+        outcome = self._run(self._checked_ranks(ranks), tasks.time_cell, (source, name), {})
+        self._note_variables()
+        return dict(zip(outcome.ranks, self._results(outcome), strict=True))
+
+    def names(self, begun: str) -> list[str]:
+        """Names on rank 0 that begin so, for Tab; none while a run is under way, and where there are no ranks now."""
+        if self._closed or self._team is None or not self._lock.acquire(blocking=False):
+            return []
+        try:
+            return self._results(self._run((0,), tasks.names, (begun,), {}))[0]
+        except WorldError:
+            return []
+        finally:
+            self._lock.release()
+
     def measure_cell(self, source: str, name: str, ranks=None, counts: frozenset[str] = frozenset()) -> Measurement:
         """As run_cell, measured; counts: as measure's options."""
         result = self._measure(self._checked_ranks(ranks), tasks.run_cell, (source, name), {}, counts)
         self._note_variables()
         return result
+
+    def debug(self, rank: int | None = None) -> None:
+        """Opens Python's debugger on a rank, where the last run raised or hung: frames and variables of that moment.
+
+        rank: by default the first that raised, or the first that hung. q leaves it. Raises WorldError where no run has just
+        failed or hung, ValueError for a rank that the run did not have.
+        """
+        with self._lock:
+            if self._closed or self._went_wrong is None:
+                raise WorldError("there is nothing to debug: the last run neither raised nor hung, or its ranks are gone")
+            team, outcome = self._went_wrong
+            rank = [*outcome.failed, *outcome.missing][0] if rank is None else rank
+            if rank not in outcome.ranks:
+                raise ValueError(f"rank={rank!r}: the run that failed had the ranks {', '.join(map(str, outcome.ranks))}")
+            alone, output = collect.Outcome((rank,)), Output(time.monotonic())
+            if rank in outcome.missing:
+                team.processes[rank].question(watch.DEBUG)
+            else:
+                team.processes[rank].ask(_packed((debugger.after, (), {}, None)), self.timeout)
+            answer = Prompt(team, alone, output).answer
+            collect.collect(team, alone, output, None, watched=False, answer=answer)
+            output.show_rest()
+
+    def stacks(self) -> None:
+        """Prints where each rank is now, the reader's lines of its stack: during a run from another thread, or after a hang."""
+        team = self._went_wrong[0] if self._went_wrong else self._team
+        if self._closed or team is None:
+            raise WorldError("there are no ranks now; the next run starts them")
+        for rank, seen in team.look(range(self.size), watch.DETAILS).items():
+            print(diagnose.stack_text(rank, seen))
 
     def close(self) -> None:
         """Ends the ranks, also from another thread than the one whose run is under way. Closing twice does nothing.
@@ -164,7 +214,8 @@ class World:
                     team.processes[rank].ask(frames, self.timeout)
         except TimeoutError:
             outcome.late = True
-        collect.collect(team, outcome, output, self.timeout, watched=self.backend == "gloo", step=step)
+        answer = Prompt(team, outcome, output).answer
+        collect.collect(team, outcome, output, self.timeout, watched=self.backend == "gloo", step=step, answer=answer)
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):
@@ -173,8 +224,10 @@ class World:
             self._drop_team()
             raise RankDied(f"rank {rank} {diagnose.cause(code)}. That was after the last run{lost}", rank, code)
         if self._team is None:
+            self._drop_team()  # of which debug may have looked at what was left
             self._team = self._new_team()
             self._holder[:] = [self._team]
+        self._went_wrong = None
         return self._team
 
     def _new_team(self) -> Team:
@@ -188,8 +241,23 @@ class World:
             self._team.kept = True
 
     def _drop_team(self) -> None:
-        self._team = None
+        self._team = self._went_wrong = None
         _close_team(self._holder)
+
+    def _set_aside(self, team: Team, outcome: collect.Outcome) -> None:
+        """Ranks that can't be used again stay for debug until the next run. None of them may compute meanwhile: those that do
+        are interrupted where they are, and if they don't stop, all are ended."""
+        self._team = None
+        computing = [rank for rank, seen in outcome.whereabouts.items() if seen is None or seen.blocked is None]
+        if not computing:
+            return
+        team.interrupt(computing)
+        until = time.monotonic() + _AFTER_INTERRUPT
+        while any(rank in outcome.missing for rank in computing) and time.monotonic() < until:
+            collect.collect(team, outcome, Output(time.monotonic()), _A_MOMENT, watched=False)
+            outcome.late = False
+        if any(rank in outcome.missing for rank in computing):
+            self._drop_team()
 
     def _interrupted(self, team: Team, outcome: collect.Outcome, output: Output) -> bool:
         """Brings the ranks back if they come at once; they are replaced if not. Returns whether they came."""
@@ -216,9 +284,13 @@ class World:
             if outcome.missing:
                 collect.explain(team, outcome)
             error = _error(outcome, team, self.timeout, self._unpack)
+            if isinstance(error, RankFailed | RankHung) and not self._confined:
+                self._went_wrong = team, outcome
         finally:
-            if not usable:
+            if not usable and self._went_wrong is None:
                 self._drop_team()
+        if not usable and self._went_wrong:
+            self._set_aside(team, outcome)
         if error is not None:
             error.args = (error.args[0] + lost,)
             raise error

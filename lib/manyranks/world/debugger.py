@@ -1,0 +1,139 @@
+"""Python's debugger on a rank, whose reader sits in the notebook: `breakpoint()`, and after a run that went wrong.
+
+The rank asks for each line of input with a message, and waits. The rest is pdb's own.
+"""
+
+import linecache
+import os
+import pdb
+import sys
+import threading
+from bdb import BdbQuit
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+
+from manyranks.measure.place import machinery, readers_first
+
+_ask: Callable[["Asked"], str | dict[str, str]] | None = None
+_last: TracebackType | None = None  # of what ended the last run
+
+
+@dataclass
+class Asked:
+    """What the debugger says before it waits for a line; or, with `files`, names of files whose source the rank lacks."""
+
+    text: str = ""
+    files: list[str] = field(default_factory=list)
+
+
+class Left(Exception):
+    """The reader has left the debugger, which ends the run."""
+
+    __module__ = "builtins"  # a report says its name alone
+
+
+def start(ask: Callable[[Asked], str | dict[str, str]]) -> None:
+    """Lets breakpoint() and pdb.set_trace() open the debugger in the notebook, through `ask`."""
+    global _ask
+    _ask = ask
+    sys.breakpointhook = pdb.set_trace = _stop_here
+
+
+def keep(trace: TracebackType | None) -> None:
+    """Keeps what `after` looks at: the frames of an exception, until the next run."""
+    global _last
+    _last = trace
+
+
+def named(error: BaseException) -> BaseException:
+    """An exception for a report: what leaves the debugger has words."""
+    return Left("q in the debugger ended the run").with_traceback(error.__traceback__) if isinstance(error, BdbQuit) else error
+
+
+def after() -> None:
+    """Opens the debugger where the last run of this rank raised."""
+    if _last is None:
+        print("nothing was raised here: the run ended well, or it was another rank that failed")
+        return
+    frames = [trace.tb_frame for trace in _traces(_last)]
+    _fetch(frames)
+    Debugger(over=True).interaction(None, _last)
+
+
+def look_at(frame: FrameType) -> None:
+    """Opens the debugger on another thread's frame, which goes on waiting: its variables can be seen, not its next line."""
+    _fetch(_above(frame))
+    Debugger(over=True).interaction(frame, None)
+
+
+class Debugger(pdb.Pdb):
+    """pdb, from the notebook. Frames of this library that called the reader's code are left out.
+
+    over: nothing runs any more; it begins at the reader's innermost line, and `down` leads into what that called.
+    """
+
+    def __init__(self, over: bool = False):
+        super().__init__(
+            stdin=self, stdout=self, nosigint=True, readrc=False, skip=["manyranks.world.*", "manyranks.measure.*"]
+        )
+        self.use_rawinput, self._said, self._over = False, [], over
+        self.reset()
+        self.prompt = f"(rank {os.environ['MANYRANKS_RANK']}) "
+
+    def write(self, text: str) -> None:
+        self._said.append(text)
+
+    def flush(self) -> None:
+        pass
+
+    def readline(self) -> str:
+        """The reader's next line; "" where nobody can answer."""
+        said, self._said = "".join(self._said), []
+        return _ask(Asked(said))
+
+    def get_stack(self, frame, trace):
+        stack, at = super().get_stack(frame, trace)
+        first = readers_first([each.f_code.co_filename for each, _ in stack])
+        if self._over:
+            at = max((k for k, (each, _) in enumerate(stack) if not machinery(each.f_code.co_filename)), default=at)
+        return stack[first:], max(0, at - first)
+
+    def _cmdloop(self) -> None:
+        self.cmdloop()  # an interrupt ends the run, too
+
+
+def _stop_here(*_, header: str = "", **__) -> None:
+    frame = sys._getframe(1)
+    if threading.current_thread() is not threading.main_thread():
+        print(f"breakpoint() in {threading.current_thread().name}: only a rank's main thread can be stopped", file=sys.stderr)
+        return
+    _fetch(_above(frame))
+    debugger = Debugger()
+    if header:
+        debugger.message(header)
+    debugger.set_trace(frame)
+
+
+def _above(frame: FrameType | None) -> list[FrameType]:
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _traces(trace: TracebackType | None) -> list[TracebackType]:
+    traces = []
+    while trace is not None:
+        traces.append(trace)
+        trace = trace.tb_next
+    return traces
+
+
+def _fetch(frames: list[FrameType]) -> None:
+    """Gets the source of a notebook's cells, which is in no file."""
+    files = {frame.f_code.co_filename for frame in frames} - {"<string>"}
+    lacking = sorted(file for file in files if not machinery(file) and not linecache.getlines(file))
+    for file, source in (_ask(Asked(files=lacking)) if lacking else {}).items():
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

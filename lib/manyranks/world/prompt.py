@@ -1,0 +1,58 @@
+"""The notebook's side of a rank's debugger: what it says is printed, and the reader's line goes back."""
+
+import linecache
+import sys
+
+from manyranks.world import cells, diagnose, messages, watch
+from manyranks.world.collect import Outcome
+from manyranks.world.debugger import Asked
+from manyranks.world.output import Output
+from manyranks.world.team import Team
+
+NOBODY = "\n(nobody can answer here: the rank goes on)\n"
+
+
+class Prompt:
+    """Answers what ranks of one run ask; says who waits for the rank whenever that changes."""
+
+    def __init__(self, team: Team, outcome: Outcome, output: Output):
+        self._team, self._outcome, self._output, self._waiting = team, outcome, output, ""
+
+    def answer(self, rank: int, asked: Asked) -> None:
+        """Reads a line, or the sources that the rank lacks, and sends it."""
+        if asked.files:
+            sources = {file: text for file in asked.files if (text := "".join(linecache.getlines(file)))}
+            self._send(rank, messages.pack(sources))
+            return
+        self._output.show_of(rank)
+        text, _, prompt = asked.text.rpartition("\n")
+        self._say_who_waits(rank)
+        print(_readable(text), end="\n" * bool(text))
+        sys.stdout.flush()
+        try:
+            line = input(prompt) + "\n"
+        except (EOFError, OSError, RuntimeError):  # no terminal, or a notebook that is run by a program
+            print(NOBODY, file=sys.stderr)
+            line = "continue\n"
+        self._send(rank, messages.pack(line))
+
+    def _send(self, rank: int, frames: list) -> None:
+        self._team.processes[rank].ask(frames, seconds=10.0)
+
+    def _say_who_waits(self, rank: int) -> None:
+        others = [other for other in self._outcome.missing if other != rank]
+        looks = self._team.look(others, watch.BRIEFLY)
+        seen = Outcome(self._outcome.ranks, self._outcome.replies, self._outcome.deaths, whereabouts=looks)
+        states = diagnose.states_of(seen)
+        said = "; ".join(f"rank {other} {states[other].replace('was ', 'is ').replace('waited', 'waits')}" for other in others)
+        if said and said != self._waiting:
+            self._waiting = said
+            print(f"Meanwhile {said}.")
+
+
+def _readable(text: str) -> str:
+    """A notebook's cell by its number, and not by the file that it isn't in."""
+    found = [word.partition("(")[0] for line in text.splitlines() for word in line.split() if "ipykernel" in word]
+    for file in found:
+        text = text.replace(file, cells.file_label(file))
+    return text
