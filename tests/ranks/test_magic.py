@@ -1,5 +1,7 @@
 """%%ranks in an IPython shell: variables that stay, subsets, measuring, and errors with the cell's own line numbers."""
 
+import re
+
 import pytest
 import torch
 from IPython.testing.globalipapp import get_ipython
@@ -96,7 +98,7 @@ def test_a_syntax_error_is_raised_before_any_rank_is_asked(shell, world):
 
 @pytest.mark.parametrize("line", ["zero", "0,,2", "--measure", "--measure 1m", "0 --fast", "--flops", "--measure m --fast"])
 def test_bad_options_say_what_is_allowed(shell, world, line):
-    with pytest.raises(mr.WorldError, match=r"use %%ranks, %%ranks 0,2 or %%ranks --measure NAME"):
+    with pytest.raises(mr.WorldError, match="use %%ranks, %%ranks 0,2, %%ranks --time, or %%ranks --measure NAME"):
         ranks(shell, "x = 1", line)
 
 
@@ -148,3 +150,20 @@ def test_a_name_that_only_the_notebook_has_comes_with_a_hint(shell, world):
     shell.user_ns["only_here"] = 1
     with pytest.raises(mr.RankFailed, match=r"the ranks have not: world.set\(only_here=only_here\) sends it"):
         ranks(shell, "print(only_here)")
+
+
+def test_time_says_how_long_each_rank_took(shell, world, capsys):
+    ranks(shell, "x = 1", "--time")
+    assert re.fullmatch(r"[\de.-]+ s: rank 0 [\de.-]+ s, rank 1 [\de.-]+ s, rank 2 [\de.-]+ s\n", capsys.readouterr().out)
+    ranks(shell, "x = 2", "1 --time")
+    assert ": rank 1 " in capsys.readouterr().out
+
+
+def test_tab_knows_what_only_the_ranks_have(shell, world):
+    ranks(shell, "only_here, only_there = torch.ones(2), 4")
+    assert sorted(world.names("only_")) == ["only_here", "only_there"]
+    assert world.names("only_here.numpy") == ["only_here.numpy"]
+    assert world.names("only_here.__cl") != []
+    assert world.names("nothing.like.it") == world.names("only_there.x.y") == []
+    world.close()
+    assert world.names("only_") == []

@@ -29,6 +29,7 @@ class Outcome:
     ranks: tuple[int, ...]
     replies: dict[int, tuple] = field(default_factory=dict)  # rank -> (Reply, frames)
     deaths: dict[int, int] = field(default_factory=dict)  # rank -> exit code
+    debugged: set[int] = field(default_factory=set)  # ranks whose debugger waits for a line
     deadlock: bool = False
     late: bool = False
     whereabouts: dict[int, watch.Whereabouts | None] = field(default_factory=dict)  # of the ranks that did not reply
@@ -105,10 +106,14 @@ class _Gathering:
     def answer(self, answer: Callable[[int, Asked], None]) -> float:
         """Lets ranks' debuggers have what they ask for, one rank until it goes on. Returns how long that took."""
         began = time.monotonic()
+        if self._debugged is None:
+            while self.step(_AGAIN / 3):  # others may come to the same line
+                pass
         while self.asking:
             rank = self._debugged if self._debugged in self.asking else min(self.asking)
-            self._debugged = rank
+            self._debugged, self._outcome.debugged = rank, set(self.asking)
             answer(rank, self.asking.pop(rank))
+            self._outcome.debugged = set(self.asking)
             until = time.monotonic() + _AGAIN
             while rank not in self.asking and rank in self._outcome.missing and time.monotonic() < until:
                 self.step(_AGAIN / 10)

@@ -48,6 +48,23 @@ def traceback_text(failure: Failure) -> str:
     return "\n".join(filter(None, lines))
 
 
+def meanwhile(outcome: Outcome, ranks: list[int]) -> str:
+    """What these ranks do and for whom they wait, those that do the same together."""
+    states, alike = states_of(outcome), {}
+    for rank in ranks:
+        culprit = waits_for(rank, outcome)
+        state = "was in the debugger, too" if rank in outcome.debugged else states[rank]
+        alike.setdefault((state, culprit), []).append(rank)
+    return "; ".join(_doing(state, culprit, same) for (state, culprit), same in alike.items())
+
+
+def _doing(state: str, culprit: int | None, ranks: list[int]) -> str:
+    many = len(ranks) > 1
+    now = re.sub("^waited", "wait" if many else "waits", re.sub("^was ", "are " if many else "is ", state))
+    whom = f" for rank {culprit}" if culprit is not None and f"rank {culprit}" not in now else ""
+    return f"{ranks_text(ranks, 0)} {now}{whom}"
+
+
 def stack_text(rank: int, seen: Whereabouts | None) -> str:
     """Where a rank is at this moment, outermost line first."""
     if seen is None:

@@ -7,6 +7,7 @@ import html
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 from manyranks import busy
@@ -24,14 +25,16 @@ _STYLE = """<style>
 .manyranks-run > div { border: 1px solid #78787880; border-left: 4px solid #787878; border-radius: 3px; padding: 1px 6px;
     min-width: 84px; max-width: 220px; }
 .manyranks-run small { display: block; opacity: .8; font-size: 11px; }
-.manyranks-run > button { margin-left: 4px; font-size: 12px; cursor: pointer; }
+.manyranks-run > span { align-self: center; margin: 0 4px; }
 </style>"""
 _PRE = "<pre style='margin:0;max-height:18em;overflow:auto;font-size:12px;line-height:1.3'>{}</pre>"
-# JupyterLab's own way for a button in an output to run one of its commands; elsewhere nothing happens.
-_STOP = (
-    "<button data-commandlinker-command='notebook:interrupt-kernel' data-commandlinker-args='{}' "
-    "title='Interrupts the run, as the ■ above does'>■ stop</button>"
-)
+# Presses the ■ of the notebook's own toolbar, in JupyterLab and Notebook 7.
+_STOP = """<button style="font-size: 12px; padding: 3px 8px; margin-left: 6px; cursor: pointer"
+ title="Interrupts the run, as the ■ above the notebook does" onclick="
+    this.closest('.jp-NotebookPanel')?.querySelector('[data-command=&quot;notebook:interrupt-kernel&quot;]')
+        ?.dispatchEvent(new MouseEvent('mousedown', {bubbles: true, button: 0}));
+    this.textContent = 'stopping …';
+">■ stop</button>"""
 
 
 class State(NamedTuple):
@@ -50,6 +53,9 @@ def live(outcome: Outcome, output: Output) -> Iterator["Live"]:
         shown = Live(outcome, output) if free else Nothing(outcome, output)
         try:
             yield shown
+        except KeyboardInterrupt:
+            shown.clear()
+            raise
         except BaseException:
             shown.leave()
             raise
@@ -81,7 +87,7 @@ class Live(Nothing):
         self._started = self._last = time.monotonic()
         self._printed: dict[int, int] = {}
         self._looks: Looks = {}
-        self._handle = self._box = None
+        self._handle = self._box = self._cells = None
 
     def step(self, looks: Looks) -> None:
         now = time.monotonic()
@@ -90,13 +96,13 @@ class Live(Nothing):
         self._last, self._looks = now, looks
         if self._handle is None:
             self._show()
-        self._box.children[0].value = self._strip(_STOP)
+        self._cells.value = self._strip()
         self._fill()
 
     def leave(self) -> None:
         if self._handle is not None:
             self._looks |= self._outcome.whereabouts
-            self._end({"text/html": self._strip(""), "text/plain": self._said()})
+            self._end({"text/html": self._strip(), "text/plain": self._said()})
 
     def clear(self) -> None:
         if self._handle is not None:
@@ -106,7 +112,8 @@ class Live(Nothing):
         import ipywidgets
         from IPython.display import display
 
-        self._box = ipywidgets.VBox([ipywidgets.HTML()])
+        self._cells = ipywidgets.HTML()
+        self._box = ipywidgets.VBox([ipywidgets.HBox([self._cells, ipywidgets.HTML(_STOP)])])
         self._handle = display(self._box, display_id=True)
 
     def _fill(self) -> None:
@@ -130,10 +137,10 @@ class Live(Nothing):
         self._box.close()
         self._handle = None
 
-    def _strip(self, button: str) -> str:
+    def _strip(self) -> str:
         states = states_of(self._outcome, self._looks, self._printing())
         shown = "".join(_cell(rank, state, self._looks.get(rank)) for rank, state in states.items())
-        return f"{_STYLE}<div class='manyranks-run'>{shown}<span>{self._last - self._started:.0f} s</span>{button}</div>"
+        return f"{_STYLE}<div class='manyranks-run'>{shown}<span>{self._last - self._started:.0f} s</span></div>"
 
     def _said(self) -> str:
         states = states_of(self._outcome, self._looks, set())
@@ -149,7 +156,7 @@ class Live(Nothing):
 
 def states_of(outcome: Outcome, looks: Looks, printing: set[int]) -> dict[int, State]:
     """Of each rank that runs. printing: those that have printed since one looked last."""
-    seen = Outcome(outcome.ranks, outcome.replies, outcome.deaths, whereabouts=looks)
+    seen = replace(outcome, whereabouts=looks)
     return {rank: _state(rank, seen, rank in printing) for rank in outcome.ranks}
 
 
@@ -160,12 +167,14 @@ def _state(rank: int, outcome: Outcome, printing: bool) -> State:
         failure = outcome.replies[rank][0].failure
         return State("✗", "raised", failure.kind, "#D55E00") if failure else State("✓", "done", "", "#009E73")
     seen = outcome.whereabouts.get(rank)
+    if rank in outcome.debugged:
+        return State("?", "in the debugger", cells.label(seen.place) if seen is not None else "", "#CC79A7")
     if seen is not None and seen.blocked is not None:
         culprit = diagnose.waits_for(rank, outcome)
         call = f"{seen.blocked.op} #{seen.blocked.sequence}" if isinstance(seen.blocked, Call) else str(seen.blocked)
         place = cells.label(seen.blocked.where if isinstance(seen.blocked, Call) else seen.place)
         whom = "" if culprit is None else f"for rank {culprit}"
-        return State("⏸", f"waits in {call}", ", ".join(filter(None, (whom, place))), "#E69F00")
+        return State("…", f"waits in {call}", ", ".join(filter(None, (whom, place))), "#E69F00")
     place = cells.label(seen.place) if seen is not None else ""
     return State("✎", "prints", place, "#0072B2") if printing else State("▶", "computes", place, "#0072B2")
 

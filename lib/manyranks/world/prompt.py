@@ -2,6 +2,7 @@
 
 import linecache
 import sys
+from dataclasses import replace
 
 from manyranks.world import cells, diagnose, messages, watch
 from manyranks.world.collect import Outcome
@@ -42,9 +43,8 @@ class Prompt:
     def _say_who_waits(self, rank: int) -> None:
         others = [other for other in self._outcome.missing if other != rank]
         looks = self._team.look(others, watch.BRIEFLY)
-        seen = Outcome(self._outcome.ranks, self._outcome.replies, self._outcome.deaths, whereabouts=looks)
-        states = diagnose.states_of(seen)
-        said = "; ".join(f"rank {other} {states[other].replace('was ', 'is ').replace('waited', 'waits')}" for other in others)
+        seen = replace(self._outcome, whereabouts=looks)
+        said = diagnose.meanwhile(seen, others)
         if said and said != self._waiting:
             self._waiting = said
             print(f"Meanwhile {said}.")

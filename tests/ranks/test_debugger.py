@@ -1,0 +1,223 @@
+"""breakpoint() on a rank, and world.debug after a run that went wrong: the reader's lines come from a list."""
+
+import builtins
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import manyranks as mr
+from manyranks.world.errors import RunInterrupted
+from tests.conftest import gone, wait_until
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Lines that the reader types, one after another; a function among them is called instead. What was asked is kept."""
+    lines, asked = [], []
+
+    def answer(prompt=""):
+        asked.append(prompt)
+        line = lines.pop(0)
+        return line() if callable(line) else line
+
+    monkeypatch.setattr(builtins, "input", answer)
+    lines_and_asked = type("Typed", (), {"lines": lines, "asked": asked})
+    yield lines_and_asked
+    assert lines == []
+
+
+@pytest.fixture
+def world():
+    with mr.World(3, timeout=30) as world:
+        yield world
+
+
+def stops(added):
+    x = torch.ones(2) * dist.get_rank()
+    if dist.get_rank() == 1:
+        y = 5
+        breakpoint()
+        y += added
+        x += y
+    dist.all_reduce(x)
+    return x.tolist()
+
+
+def fails():
+    x, kept = torch.ones(2), "of this moment"
+    if dist.get_rank() == 2:
+        raise RuntimeError(f"no {kept}")
+    dist.all_reduce(x)
+
+
+def hangs():
+    x, kept = torch.ones(2), "of this moment"
+    if dist.get_rank():
+        dist.all_reduce(x)
+    else:
+        dist.recv(x, 1)
+    return kept
+
+
+def test_a_breakpoint_stops_a_rank_whose_lines_and_variables_can_be_seen(world, typed, capsys):
+    typed.lines[:] = ["p y, added", "n", "p y", "w", "l", "up", "c"]
+    assert world.run(stops, 2) == [[10.0, 10.0]] * 3
+    assert typed.asked == ["(rank 1) "] * 7
+    said = capsys.readouterr().out
+    first = stops.__code__.co_firstlineno
+    assert f"test_debugger.py({first + 5})stops()\n-> y += added\n" in said
+    assert "(5, 2)\n" in said
+    assert "\n7\n" in said
+    assert f"{first + 4}  \t        breakpoint()" in said
+    assert "Oldest frame" in said  # nothing of the library that called it
+    assert f"Meanwhile ranks 0 and 2 wait in all_reduce #0 of 8 bytes (test_debugger.py, line {first + 7})" in said
+    assert world.run(stops_nowhere) == [1, 1, 1]
+
+
+def stops_nowhere():
+    return 1
+
+
+def test_who_reads_may_take_longer_than_a_run_and_is_no_deadlock(typed):
+    with mr.World(2, timeout=2) as world:
+        typed.lines[:] = [lambda: time.sleep(4) or "n", "c"]
+        assert world.run(stops, 1) == [[7.0, 7.0]] * 2
+
+
+def test_q_ends_the_run_and_the_next_one_works(world, typed):
+    typed.lines[:] = ["q"]
+    with pytest.raises(mr.RankFailed, match="rank 1 raised Left: q in the debugger ended the run"):
+        world.run(stops, 1)
+    assert world.run(stops_nowhere) == [1, 1, 1]
+
+
+def test_an_interrupt_in_the_debugger_ends_the_run(world, typed):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    typed.lines[:] = ["p y", interrupt]
+    with pytest.raises(RunInterrupted):
+        world.run(stops, 1)
+    assert world.run(stops_nowhere) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_meanwhile_is_reported(world, typed, rank):
+    killed = world.run(dist_pid)[rank]
+
+    def kill():
+        import os
+        import signal
+
+        os.kill(killed, signal.SIGKILL)
+        assert wait_until(lambda: gone(killed), 20)
+        return "n"
+
+    typed.lines[:] = [kill] if rank == 1 else [kill, "c"]
+    with pytest.raises(mr.RankDied) as caught:
+        world.run(stops, 1)
+    if rank == 0:
+        assert caught.value.rank == 0
+    typed.lines.clear()
+    assert world.run(stops_nowhere) == [1, 1, 1]
+
+
+def dist_pid():
+    import os
+
+    return os.getpid()
+
+
+def test_all_ranks_can_stop_one_after_another(world, typed, capsys):
+    def everywhere():
+        mine = dist.get_rank()
+        breakpoint()
+        mine += 1
+        return mine
+
+    typed.lines[:] = ["p mine", "c"] * 3
+    assert world.run(everywhere) == [1, 2, 3]
+    assert typed.asked == [f"(rank {rank}) " for rank in (0, 0, 1, 1, 2, 2)]
+    assert "Meanwhile ranks 1 and 2 are in the debugger, too." in capsys.readouterr().out
+
+
+def test_where_nobody_can_answer_a_rank_goes_on(world, monkeypatch, capsys):
+    monkeypatch.setattr(builtins, "input", lambda prompt="": (_ for _ in ()).throw(EOFError))
+    assert world.run(stops, 1) == [[9.0, 9.0]] * 3
+    assert "nobody can answer here: the rank goes on" in capsys.readouterr().err
+
+
+def test_after_a_failure_the_frames_of_that_moment_can_be_seen(world, typed, capsys):
+    with pytest.raises(mr.RankFailed):
+        world.run(fails)
+    typed.lines[:] = ["p kept", "q", "p kept, x.sum().item()", "q"]
+    world.debug()
+    world.debug(0)  # which waits for the others still
+    assert typed.asked == ["(rank 2) "] * 2 + ["(rank 0) "] * 2
+    said = capsys.readouterr().out
+    assert "-> raise RuntimeError" in said
+    assert "-> dist.all_reduce(x)" in said
+    assert "'of this moment'\n" in said
+    assert "('of this moment', 2.0)\n" in said
+    assert world.run(stops_nowhere) == [1, 1, 1]
+    with pytest.raises(mr.WorldError, match="there is nothing to debug"):
+        world.debug()
+
+
+def test_after_a_hang_too_and_stacks_say_where_ranks_are(world, typed, capsys):
+    with pytest.raises(mr.RankHung):
+        world.run(hangs)
+    typed.lines[:] = ["p kept", "q"]
+    world.debug(1)
+    world.stacks()
+    said, first = capsys.readouterr().out, hangs.__code__.co_firstlineno
+    assert "'of this moment'\n" in said
+    assert f"rank 0 waits in recv #0 of 8 bytes from rank 1 (test_debugger.py, line {first + 5})" in said
+    assert "    dist.all_reduce(x)" in said
+    with pytest.raises(ValueError, match="rank=3: the run that failed had the ranks 0, 1, 2"):
+        world.debug(3)
+    assert world.run(stops_nowhere) == [1, 1, 1]
+    world.stacks()
+    assert capsys.readouterr().out == "".join(f"rank {rank} waits for the next run\n" for rank in range(3))
+
+
+def test_a_rank_that_failed_beside_others_that_are_well_keeps_its_frames_until_the_next_run(world, typed, capsys):
+    def all_fail():
+        kept = dist.get_rank()
+        return 1 // (kept - kept)
+
+    with pytest.raises(mr.RankFailed):
+        world.run(all_fail)
+    typed.lines[:] = ["p kept", "q"]
+    world.debug(2)
+    assert "\n2\n" in capsys.readouterr().out
+    assert world.run(stops_nowhere) == [1, 1, 1]
+
+
+def test_nothing_that_computes_is_kept_for_the_debugger():
+    def endless():
+        while True:
+            sum(range(10_000_000))  # in C: an interrupt comes when it is over
+
+    def in_c():
+        sum(range(10**12))
+
+    for function in (endless, in_c):
+        with mr.World(2, timeout=1.5) as world:
+            before = world.run(dist_pid)
+            with pytest.raises(mr.RankHung):
+                world.run(function)
+            assert wait_until(lambda pids=before: all(gone(pid) or idle(pid) for pid in pids), 10)
+            assert world.run(stops_nowhere) == [1, 1]
+
+
+def idle(pid: int) -> bool:
+    """Whether the process uses no processor for a moment."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).cpu_percent(interval=0.3) < 20
+    except psutil.Error:
+        return True
