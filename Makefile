@@ -54,6 +54,7 @@ gallery: $(VENV)/.installed-test ## pictures of the explorers, for the README; n
 	$(BIN)/python -m tests.browser.gallery
 
 bench: $(VENV)/.installed-bench ## speed, side by side with what a reader would use instead
+	$(PIP) install --no-deps --target $(VENV)/peers --upgrade jupyter-distributed==0.1.1 # apart: it'd restart every kernel here
 	$(BIN)/python -m benchmarks
 
 site: $(VENV)/.installed-site ## chapters, exercises and the library's reference as static pages, in site/

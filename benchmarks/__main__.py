@@ -5,6 +5,7 @@ from importlib import import_module
 
 GROUPS = (
     "world",
+    "notebook",
     "replay",
     "theory",
     "explorer",

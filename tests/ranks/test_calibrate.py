@@ -12,7 +12,7 @@ def test_the_command_writes_a_cluster_of_this_machine(tmp_path, monkeypatch, cap
     path = tmp_path / "mine.json"
     calibrate.main(["--ranks", "3", "--out", str(path)])
     said = capsys.readouterr().out
-    assert "between 3 ranks of one core" in said
+    assert "between 3 ranks, each on one core" in said
     assert f'theory.clusters["{path}"]' in said
     cluster = clusters[str(path)]
     assert cluster.name == "mine"

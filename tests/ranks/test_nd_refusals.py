@@ -92,4 +92,4 @@ def test_a_rank_that_fails_in_a_step_is_named_and_leaves_no_process(how, kind):
             world.run(step_that_fails, 5, how)
         assert caught.value.rank == 5
         assert "rank 5 " + ("raised ArithmeticError: no such number" if how == "raises" else "died") in str(caught.value)
-        assert wait_until(lambda: all(map(gone, before)), 20)
+    assert wait_until(lambda: all(map(gone, before)), 20)
