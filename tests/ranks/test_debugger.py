@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import manyranks as mr
 from manyranks.world.errors import RunInterrupted
-from tests.conftest import gone, wait_until
+from tests.conftest import gone, matrix, wait_until
 
 
 @pytest.fixture
@@ -221,3 +221,51 @@ def idle(pid: int) -> bool:
         return psutil.Process(pid).cpu_percent(interval=0.3) < 20
     except psutil.Error:
         return True
+
+
+FAULTS = {  # what rank 0 does, in a source that the rank compiles, and what the notebook gets
+    "raises": ("raise ValueError('odd')", mr.RankFailed),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", mr.RankDied),
+    "a segmentation fault": ("os.kill(os.getpid(), signal.SIGSEGV)", mr.RankDied),
+    "exits": ("os._exit(3)", mr.RankDied),
+    "sys.exit": ("sys.exit(1)", mr.RankFailed),
+    "a wrong size": ("dist.send(torch.ones(9), 2)", mr.RankDied),
+    "a deadlock": ("dist.recv(torch.ones(2), 2)", mr.RankHung),
+    "leaves early": ("", mr.RankHung),
+    "an endless loop": ("while True: pass", mr.RankHung),
+}
+FAULTY = """
+import os, signal, sys, threading, time
+if {streams}:
+    def stream():
+        while True:
+            print("rank", rank, "x" * 200)
+            time.sleep(0.001)
+    threading.Thread(target=stream, daemon=True).start()
+    time.sleep(0.2)
+x = torch.ones(2)
+if rank == 0:
+    {fault}
+elif rank == 1 and {debugged}:
+    breakpoint()
+    dist.barrier()
+elif rank == 2 and {received}:
+    dist.recv(x, 0)
+else:
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("while_what", ["output streams", "a debugger is open"])
+@pytest.mark.parametrize("fault", matrix(list(FAULTS), ["raises", "killed", "a deadlock"]))
+def test_faults_are_the_same(fault, while_what, typed):
+    source, kind = FAULTS[fault]
+    streams, received = while_what == "output streams", fault == "a wrong size"
+    timeout = 4 if fault == "an endless loop" else 30
+    with mr.World(3, timeout=timeout) as world:
+        cell = FAULTY.format(streams=streams, fault=source or "pass", debugged=not streams, received=received)
+        typed.lines[:] = [] if streams else ["p x", lambda: time.sleep(1) or "c"]
+        with pytest.raises(kind):
+            world.run_cell(cell, "<cell 1>")
+        typed.lines.clear()  # the run may be over before the reader has answered
+        assert world.run(stops_nowhere) == [1, 1, 1]

@@ -38,6 +38,7 @@ for _ in range(60):
     fig, axes = plt.subplots(figsize=(1, 1))
     return 1
 world.run(draw)""",
+    "drawn and failed": "%%ranks 0\nplt.plot([1, 2])\n1 / 0",
     "quick": "%%ranks\nprint('quick', rank)",
     "slow": "%%ranks\nimport time\nfor i in range(4):\n    print(i, rank)\n    time.sleep(0.4)",
     "hang": "%%ranks\nx = torch.ones(4)\nif rank:\n    dist.all_reduce(x)\nelse:\n    dist.recv(x, 1)",
@@ -89,6 +90,10 @@ def test_figures_of_a_function_are_shown_too(outputs):
     assert sum("image/png" in output.get("data", {}) for output in outputs["run"]) == 2
 
 
+def test_what_was_drawn_before_a_failure_is_shown_with_it(outputs):
+    assert [output.output_type for output in outputs["drawn and failed"]] == ["stream", "display_data", "error"]
+
+
 def test_a_quick_run_is_text_alone(outputs):
     assert {output.output_type for output in outputs["quick"]} == {"stream"}
 
@@ -101,9 +106,9 @@ def test_a_run_that_ends_well_leaves_its_text_in_rank_order_and_no_strip(outputs
 def test_the_last_state_stays_as_the_picture_of_a_hang(outputs):
     strip = next(output.data for output in outputs["hang"] if output.output_type == "display_data")
     assert strip["text/plain"] == (
-        "rank 0: waits in recv #0, for rank 1, cell 8, line 6\nrank 1: waits in all_reduce #0, for rank 0, cell 8, line 4"
+        "rank 0: waits in recv #0, for rank 1, cell 9, line 6\nrank 1: waits in all_reduce #0, for rank 0, cell 9, line 4"
     )
-    cells = re.findall(r"<b>(rank \d)</b> … (waits in \w+ #0)<small>(for rank \d), cell 8, line \d", strip["text/html"])
+    cells = re.findall(r"<b>(rank \d)</b> … (waits in \w+ #0)<small>(for rank \d), cell 9, line \d", strip["text/html"])
     assert cells == [("rank 0", "waits in recv #0", "for rank 1"), ("rank 1", "waits in all_reduce #0", "for rank 0")]
     assert "button" not in strip["text/html"]
 

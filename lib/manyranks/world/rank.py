@@ -177,6 +177,8 @@ def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Cal
         if function is not debugger.after and pack is messages.pack:
             debugger.keep(error.__traceback__)
         reply.failure = _failure(debugger.named(error), whole=pack is messages.pack)
+        with contextlib.suppress(Exception):
+            shown.flush_figures()
     finally:
         running.clear()
     reply.counts, reply.members = recorder.counts, recorder.members
