@@ -1,6 +1,7 @@
 """breakpoint() on a rank, and world.debug after a run that went wrong: the reader's lines come from a list."""
 
 import builtins
+import threading
 import time
 
 import pytest
@@ -221,6 +222,88 @@ def idle(pid: int) -> bool:
         return psutil.Process(pid).cpu_percent(interval=0.3) < 20
     except psutil.Error:
         return True
+
+
+def test_an_interrupt_at_debug_leaves_it_and_the_world_is_well(world, typed):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    for function, kind in ((fails, mr.RankFailed), (hangs, mr.RankHung)):
+        with pytest.raises(kind):
+            world.run(function)
+        typed.lines[:] = ["p kept", interrupt, "p kept", "q"]
+        world.debug(1)
+        world.debug(1)
+        assert world.run(stops_nowhere) == [1, 1, 1]
+
+
+def test_after_a_timeout_it_begins_where_the_reader_s_code_was(typed, capsys):
+    def endless():
+        kept = "still here"
+        while kept:
+            time.sleep(0.01)
+
+    with mr.World(2, timeout=1.5) as world:
+        with pytest.raises(mr.RankHung):
+            world.run(endless)
+        typed.lines[:] = ["p kept", "up", "q"]
+        world.debug()
+        said = capsys.readouterr().out
+        assert typed.asked[0] == "(rank 0) "
+        assert "'still here'\n" in said
+        assert "Oldest frame" in said
+        assert world.run(stops_nowhere) == [1, 1]
+
+
+def test_a_process_or_thread_that_a_rank_starts_cannot_be_stopped(world, typed, capsys):
+    def starts():
+        import os
+
+        if (child := os.fork()) == 0:
+            breakpoint()
+            os._exit(0)
+        os.waitpid(child, 0)
+        thread = threading.Thread(target=breakpoint, name="helper")
+        thread.start()
+        thread.join()
+        return 1
+
+    assert world.run(starts) == [1, 1, 1]
+    said = capsys.readouterr().err
+    assert said.count("breakpoint() in a process that the rank has started is passed over") == 3
+    assert said.count("breakpoint() in thread helper is passed over") == 3
+    assert world.run(stops_nowhere) == [1, 1, 1]
+
+
+def test_the_world_can_be_closed_while_a_rank_asks(typed):
+    world = mr.World(2)
+
+    def close():
+        thread = threading.Thread(target=world.close)
+        thread.start()
+        time.sleep(0.5)  # it waits for the run to be over
+        return "n"
+
+    typed.lines[:] = [close]
+    with pytest.raises(mr.WorldError, match="the world was closed while a run was under way"):
+        world.run(stops, 1)
+
+
+def test_stepping_leaves_out_torch_and_the_library(world, typed, capsys):
+    def short():
+        x = torch.ones(2)
+        if dist.get_rank() == 0:
+            breakpoint()
+            dist.barrier(dist.new_group([0], use_local_synchronization=True))
+        return x.sum().item()
+
+    typed.lines[:] = ["s", "s", "s", "interact", "c"]
+    assert world.run(short) == [2.0, 2.0, 2.0]
+    said = capsys.readouterr().out
+    assert "torch/" not in said
+    assert "cloudpickle" not in said
+    assert "there is no interact here" in said
+    typed.lines.clear()
 
 
 FAULTS = {  # what rank 0 does, in a source that the rank compiles, and what the notebook gets

@@ -9,6 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 import manyranks as mr
+from manyranks.world import live
 from manyranks.world.confine import Confined
 from manyranks.world.output import Output
 from manyranks.world.shown import MARK, MOST, Shown
@@ -46,6 +47,9 @@ world.run(draw)""",
 }
 
 
+STRIPS = ("slow", "hang", "fails")
+
+
 @pytest.fixture(scope="module")
 def outputs():
     """Of each of CELLS, as a notebook keeps them."""
@@ -56,7 +60,13 @@ def outputs():
         NotebookClient(notebook, kernel_name="python3", allow_errors=True, timeout=120).execute()
     finally:
         os.environ |= {} if before is None else {"MANYRANKS_SETTINGS": before}
-    return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
+    found = {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
+    # On a busy machine a short run may last a second, too, and leave what its strip left.
+    return {name: found[name] if name in STRIPS else [o for o in found[name] if not of_a_strip(o)] for name in found}
+
+
+def of_a_strip(output) -> bool:
+    return output.get("data") == {"text/plain": ""} or "manyranks-run" in output.get("data", {}).get("text/html", "")
 
 
 def texts(outputs) -> str:
@@ -172,6 +182,19 @@ display(Rich())"""
     with mr.World(2, confined=Confined(str(tmp_path))) as world:
         world.run_cell(source, "<cell 1>")
     assert taken == [{"text/plain": "as text", "image/png": base64.b64encode(b"\x89PNG").decode()}] * 2
+
+
+def test_ipython_s_handles_and_clear_output_do_no_harm(world, capsys):
+    source = """from IPython.display import clear_output, display
+shown = display("one", display_id=True)
+shown.update("two")
+clear_output()"""
+    world.run_cell(source, "<cell 1>", [0])
+    assert capsys.readouterr().out == "── rank 0 ──\n'one'\n'two'\n"
+
+
+def test_a_progress_bar_is_what_stands_there_last():
+    assert live._overwritten("a\r 5%\r50%\nb\n100%\r") == "50%\nb\n100%"
 
 
 def test_a_program_that_prints_the_mark_shows_nothing(world, capsys):

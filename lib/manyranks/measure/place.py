@@ -27,8 +27,12 @@ def machinery(file: str) -> bool:
 
 
 def readers_first(files: list[str]) -> int:
-    """Of a stack's files, outermost first: the index of the reader's first one, which what runs a rank's tasks has called."""
-    return max((k + 1 for k, file in enumerate(files[:-1]) if file.startswith(_WORLD)), default=0)
+    """Of a stack's files, outermost first: the index of the reader's first one, which what runs a rank's tasks has called.
+
+    What the reader's code was interrupted by, at the stack's end, is no such call.
+    """
+    end = next((k + 1 for k in range(len(files) - 1, -1, -1) if not files[k].startswith(_WORLD)), 0)
+    return next((k + 1 for k in range(end - 1, -1, -1) if files[k].startswith(_WORLD)), 0)
 
 
 class Place(NamedTuple):

@@ -16,6 +16,8 @@ from types import FrameType, TracebackType
 from manyranks.measure.place import machinery, readers_first
 
 _ask: Callable[["Asked"], str | dict[str, str]] | None = None
+_process = 0  # the rank's own, which may fork others
+_SKIPPED = ["manyranks.world.*", "manyranks.measure.*", "torch.*", "cloudpickle.*"]  # whose lines nobody wants to step through
 _last: TracebackType | None = None  # of what ended the last run
 
 
@@ -35,9 +37,10 @@ class Left(Exception):
 
 def start(ask: Callable[[Asked], str | dict[str, str]]) -> None:
     """Lets breakpoint() and pdb.set_trace() open the debugger in the notebook, through `ask`."""
-    global _ask
-    _ask = ask
+    global _ask, _process
+    _ask, _process = ask, os.getpid()
     sys.breakpointhook = pdb.set_trace = _stop_here
+    pdb.post_mortem = lambda trace=None: Debugger(over=True).interaction(None, trace or sys.exc_info()[2])
 
 
 def keep(trace: TracebackType | None) -> None:
@@ -74,9 +77,7 @@ class Debugger(pdb.Pdb):
     """
 
     def __init__(self, over: bool = False):
-        super().__init__(
-            stdin=self, stdout=self, nosigint=True, readrc=False, skip=["manyranks.world.*", "manyranks.measure.*"]
-        )
+        super().__init__(stdin=self, stdout=self, nosigint=True, readrc=False, skip=_SKIPPED)
         self.use_rawinput, self._said, self._over = False, [], over
         self.reset()
         self.prompt = f"(rank {os.environ['MANYRANKS_RANK']}) "
@@ -99,14 +100,18 @@ class Debugger(pdb.Pdb):
             at = max((k for k, (each, _) in enumerate(stack) if not machinery(each.f_code.co_filename)), default=at)
         return stack[first:], max(0, at - first)
 
+    def do_interact(self, _: str) -> None:
+        self.message("there is no interact here: type statements at the prompt")
+
     def _cmdloop(self) -> None:
         self.cmdloop()  # an interrupt ends the run, too
 
 
 def _stop_here(*_, header: str = "", **__) -> None:
-    frame = sys._getframe(1)
-    if threading.current_thread() is not threading.main_thread():
-        print(f"breakpoint() in {threading.current_thread().name}: only a rank's main thread can be stopped", file=sys.stderr)
+    frame, thread = sys._getframe(1), threading.current_thread()
+    if os.getpid() != _process or thread is not threading.main_thread():
+        where = f"thread {thread.name}" if os.getpid() == _process else "a process that the rank has started"
+        print(f"breakpoint() in {where} is passed over: only a rank's main thread can be stopped", file=sys.stderr)
         return
     _fetch(_above(frame))
     debugger = Debugger()

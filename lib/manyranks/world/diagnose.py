@@ -161,7 +161,8 @@ def _state(seen: Whereabouts | None, faults: str) -> str:
         place = cells.label(_crash_place(faults))
         return f"was in code that holds the interpreter, at {place}" if place else "did not answer: its process is stopped"
     if seen.blocked is None:
-        return f"was running {cells.label(seen.place)}".rstrip()
+        between = seen.place is not None and seen.place.file == "<string>"  # no line of the reader's: it begins, or has ended
+        return "was between runs" if between else f"was running {cells.label(seen.place)}".rstrip()
     return f"waited in {_waits(seen)}"
 
 

@@ -127,6 +127,7 @@ class Live(Nothing):
             texts = [ipywidgets.HTML() for _ in range(len(ranks) + 1)]
             tabs = ipywidgets.Tab(texts, titles=["all", *(f"rank {rank}" for rank in ranks)])
             self._box.children = (self._box.children[0], tabs)
+        tails = {rank: _overwritten(text) for rank, text in tails.items()}
         every = "".join(f"── rank {rank} ──\n{tails[rank]}\n" for rank in ranks if rank in tails)
         for widget, text in zip(self._box.children[1].children, [every, *(tails.get(rank, "") for rank in ranks)], strict=True):
             if (value := _PRE.format(html.escape(text))) != widget.value:
@@ -152,6 +153,11 @@ class Live(Nothing):
         now = {rank: self._output.printed(rank) for rank in self._outcome.ranks}
         before, self._printed = self._printed, now
         return {rank for rank, count in now.items() if count > before.get(rank, 0)}
+
+
+def _overwritten(text: str) -> str:
+    """What stands on each line in the end: \\r begins it anew, as progress bars do."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
 def states_of(outcome: Outcome, looks: Looks, printing: set[int]) -> dict[int, State]:

@@ -1,5 +1,6 @@
 """The notebook's side of a rank's debugger: what it says is printed, and the reader's line goes back."""
 
+import contextlib
 import linecache
 import sys
 from dataclasses import replace
@@ -14,10 +15,13 @@ NOBODY = "\n(nobody can answer here: the rank goes on)\n"
 
 
 class Prompt:
-    """Answers what ranks of one run ask; says who waits for the rank whenever that changes."""
+    """Answers what ranks of one run ask; says who waits for the rank whenever that changes.
 
-    def __init__(self, team: Team, outcome: Outcome, output: Output):
-        self._team, self._outcome, self._output, self._waiting = team, outcome, output, ""
+    over: the run has ended, and its frames are looked at: an interrupt leaves the debugger
+    """
+
+    def __init__(self, team: Team, outcome: Outcome, output: Output, over: bool = False):
+        self._team, self._outcome, self._output, self._over, self._waiting = team, outcome, output, over, ""
 
     def answer(self, rank: int, asked: Asked) -> None:
         """Reads a line, or the sources that the rank lacks, and sends it."""
@@ -35,10 +39,18 @@ class Prompt:
         except (EOFError, OSError, RuntimeError):  # no terminal, or a notebook that is run by a program
             print(NOBODY, file=sys.stderr)
             line = "continue\n"
+        except BaseException as error:
+            if not self._over:
+                raise  # the run is stopped, and the rank with it
+            self._send(rank, messages.pack("quit\n"))
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            return
         self._send(rank, messages.pack(line))
 
     def _send(self, rank: int, frames: list) -> None:
-        self._team.processes[rank].ask(frames, seconds=10.0)
+        with contextlib.suppress(OSError):  # the rank has died meanwhile, or the world was closed, which others find out
+            self._team.processes[rank].ask(frames, seconds=10.0)
 
     def _say_who_waits(self, rank: int) -> None:
         others = [other for other in self._outcome.missing if other != rank]

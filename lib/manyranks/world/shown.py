@@ -46,14 +46,24 @@ def renew() -> None:
     _count = 0
 
 
-def display(*objects, raw: bool = False, **_options) -> None:
+class Handle:
+    """What display gives for a display_id. A thing that was shown stays as it is, so an update is shown below it."""
+
+    def update(self, *objects, **options) -> None:
+        display(*objects, **options | {"display_id": None})
+
+    display = update
+
+
+def display(*objects, raw: bool = False, display_id=None, **_options) -> Handle | None:
     """Shows each object in the notebook as a cell there would.
 
     raw: the objects are dictionaries, MIME type -> data
-    Of IPython's other options nothing is known here: a thing that was shown isn't changed any more.
+    display_id: returns a Handle. Of IPython's other options nothing is known here.
     """
     for one in objects:
         _show({kind: _text(data) for kind, data in one.items()} if raw else bundle(one))
+    return Handle() if display_id else None
 
 
 def flush_figures() -> None:
@@ -137,7 +147,7 @@ class _Finder(importlib.machinery.PathFinder):
 
         def exec_module(module) -> None:
             execute(module)
-            module.display = display
+            module.display, module.clear_output = display, lambda wait=False: None  # what was shown stays
 
         spec.loader.exec_module = exec_module
         return spec

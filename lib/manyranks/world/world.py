@@ -57,7 +57,7 @@ class World:
         self._unpack: Callable = plain.unpack if confined else messages.unpack
         self._servers: list = []  # what forks ranks: one, once there was need of it
         self._team: Team | None = self._new_team()
-        self._went_wrong: tuple[Team, collect.Outcome] | None = None  # what debug looks at
+        self._went_wrong: tuple[Team, collect.Outcome, int] | None = None  # what debug looks at, and the rank it begins with
         self._holder = [self._team]  # what the finalizer closes: the present team, not the first
         weakref.finalize(self, _end, self._holder, self._servers)
         _open.append(weakref.ref(self))
@@ -122,8 +122,8 @@ class World:
         with self._lock:
             if self._closed or self._went_wrong is None:
                 raise WorldError("there is nothing to debug: the last run neither raised nor hung, or its ranks are gone")
-            team, outcome = self._went_wrong
-            rank = [*outcome.failed, *outcome.missing][0] if rank is None else rank
+            team, outcome, first = self._went_wrong
+            rank = first if rank is None else rank
             if rank not in outcome.ranks:
                 raise ValueError(f"rank={rank!r}: the run that failed had the ranks {', '.join(map(str, outcome.ranks))}")
             alone, output = collect.Outcome((rank,)), Output(time.monotonic())
@@ -131,8 +131,12 @@ class World:
                 team.processes[rank].question(watch.DEBUG)
             else:
                 team.processes[rank].ask(_packed((debugger.after, (), {}, None)), self.timeout)
-            answer = Prompt(team, alone, output).answer
-            collect.collect(team, alone, output, None, watched=False, answer=answer)
+            answer = Prompt(team, alone, output, over=True).answer
+            try:
+                collect.collect(team, alone, output, None, watched=False, answer=answer)
+            except BaseException:
+                collect.collect(team, alone, output, _AFTER_INTERRUPT, watched=False)  # its reply to what was left
+                raise
             output.show_rest()
 
     def stacks(self) -> None:
@@ -285,7 +289,7 @@ class World:
                 collect.explain(team, outcome)
             error = _error(outcome, team, self.timeout, self._unpack)
             if isinstance(error, RankFailed | RankHung) and not self._confined:
-                self._went_wrong = team, outcome
+                self._went_wrong = team, outcome, [*outcome.failed, *outcome.missing][0]
         finally:
             if not usable and self._went_wrong is None:
                 self._drop_team()
