@@ -249,7 +249,7 @@ def test_the_explorer_of_chapter_08_follows_and_says_what_is_not_possible(chapte
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to TP 8 and back
         assert lines[0] == "Limit: compute."
-        assert lines[1] == "Limit: TP messages, 63% of the step; with TP 1: 19.6 s."
+        assert lines[1] == "Limit: TP messages, 65% of the step; with TP 1: 19.6 s."
         assert lines[3] == "Limit: waiting for the fullest rank, 43% of the step; with a balanced load: 19.6 s."
         assert lines[4].endswith("with a balanced load: 36.3 s.")  # 1f1b
         assert lines[7].endswith("with a balanced load: 46.8 s.")  # PP 32 × EP 32

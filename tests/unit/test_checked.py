@@ -47,7 +47,7 @@ def same_sizes(one, other):
             "gpt2",
             "h100-dgx",
             {"dp": 2},
-            "no published run of megatron-core on H100 with a model, sequences and GPUs of similar size",
+            "no published run of megatron-core on H100 of similar size",
         ),
         ("llama3-8b", "tpu-v5p", {"dp": 64}, "no published run on TPU v5p"),
     ],

@@ -19,8 +19,8 @@ _GENERATIONS = {"A100": ("A100",), "H100": ("H100", "H200", "H800", "H20", "GH20
 
 class Checked(NamedTuple):
     """What published runs say of a prediction. runs: how many are close; error: mean of |predicted ÷ measured − 1| of their
-    step times; missing: what the prediction uses and no run does, if there is nothing to compare with; least, most: of
-    predicted ÷ measured − 1, the smallest and the largest.
+    step times; missing: why there is no run to compare with, "" if there is one; least, most: the smallest and
+    the largest predicted ÷ measured − 1.
     """
 
     runs: int
@@ -53,8 +53,8 @@ class _Known(NamedTuple):
 
 def against_runs(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT) -> Checked:
     """Compares with runs of the same stack on the same generation of chips that use all that the plan uses; of these, with the
-    closest in hidden size, sequence length, tokens of a micro-batch and accelerators. Nothing is known of other constants, nor
-    of chips and links of other rates."""
+    closest in hidden size, sequence length, tokens of a micro-batch and accelerators. Other constants, and
+    chips or links with other rates, count as not checked."""
     if constants != DEFAULT:
         return Checked(0, math.nan, f"with {constants}")
     chip, uses, sizes = _generation(cluster), frozenset(_uses(shape, plan)), _sizes(shape, plan)
@@ -72,7 +72,7 @@ def against_runs(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Con
         return Checked(0, math.nan, f"of {plan.stack} on {chip} with {_missing(uses, here)}")
     near = [run for run in same if _near(run.sizes, sizes, FAR)]
     if not near:
-        return Checked(0, math.nan, f"of {plan.stack} on {chip} with a model, sequences and GPUs of similar size")
+        return Checked(0, math.nan, f"of {plan.stack} on {chip} of similar size")
     errors = [run.error for run in sorted(near, key=lambda run: math.dist(run.sizes, sizes))[:CLOSEST]]
     return Checked(len(errors), sum(map(abs, errors)) / len(errors), least=min(errors), most=max(errors))
 

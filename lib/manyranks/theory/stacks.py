@@ -76,7 +76,7 @@ class Stack:
     parameters while it computes this one's. data_only: it has no tensor, pipeline, context or expert parallelism. beside: share
     of the processors that a collective takes from computing while the two overlap. copies: see Copies. optimizer: bytes that a
     parameter's update passes between chip and memory, with a tensor in 32 bits beside the states; 0: one fused kernel.
-    fp32_shards: of what is sharded, or on one rank, parameters, gradients and moments are in 32 bits, and a step's first
+    fp32_shards: parameters, gradients and moments that are sharded, or on one rank, are in 32 bits; a step's first
     backward makes the gradients. logits: bytes of one at the most; a fused loss keeps it in 32 bits, PyTorch's also its softmax
     and their gradient. cut_logits: the same where tp cuts the vocabulary, if that is more. reserved: what the allocator holds
     beside what is used, as a share of that. reduce_once: a pipeline's ranks sum whole gradients over a step, and reduce them at

@@ -57,7 +57,7 @@ def named(error: BaseException) -> BaseException:
 def after() -> None:
     """Opens the debugger where the last run of this rank raised."""
     if _last is None:
-        print("nothing was raised here: the run ended well, or it was another rank that failed")
+        print("this rank raised nothing: it was another rank that failed or hung")
         return
     frames = [trace.tb_frame for trace in _traces(_last)]
     _fetch(frames)

@@ -161,7 +161,7 @@ def _overwritten(text: str) -> str:
 
 
 def states_of(outcome: Outcome, looks: Looks, printing: set[int]) -> dict[int, State]:
-    """Of each rank that runs. printing: those that have printed since one looked last."""
+    """Each rank's state. printing: the ranks that have printed since the last look."""
     seen = replace(outcome, whereabouts=looks)
     return {rank: _state(rank, seen, rank in printing) for rank in outcome.ranks}
 

@@ -53,7 +53,7 @@ class Output:
             self._shown[rank].append(Shown(limited(what.data, FROM_STRANGERS)))
 
     def show_live(self, now: float) -> None:
-        """Writes the whole lines there are, once a second, when the run has lasted a while."""
+        """Writes the complete lines so far: after one second, then every half second."""
         if now < self._next:
             return
         self._next = now + _NEXT_LOOK

@@ -59,7 +59,7 @@ def display(*objects, raw: bool = False, display_id=None, **_options) -> Handle 
     """Shows each object in the notebook as a cell there would.
 
     raw: the objects are dictionaries, MIME type -> data
-    display_id: returns a Handle. Of IPython's other options nothing is known here.
+    display_id: returns a Handle. IPython's other options are ignored.
     """
     for one in objects:
         _show({kind: _text(data) for kind, data in one.items()} if raw else bundle(one))
@@ -111,7 +111,7 @@ def _made(value, method: str):
 
 
 def limited(data: Mapping[str, str], kinds: tuple[str, ...] = _KINDS) -> dict[str, str]:
-    """What of it may be shown. Its text says what was left out."""
+    """The forms that may be shown. The text says what was left out."""
     kept = {kind: text for kind, text in data.items() if kind.startswith(kinds) and len(text) <= MOST_BYTES}
     large = [f"{kind} of {len(text) / 1e6:.1f} MB" for kind, text in data.items() if len(text) > MOST_BYTES]
     if large:

@@ -97,7 +97,7 @@ class World:
         return dict(zip(outcome.ranks, self._results(outcome), strict=True))
 
     def names(self, begun: str) -> list[str]:
-        """Names on rank 0 that begin so, for Tab; none while a run is under way, and where there are no ranks now."""
+        """Names on rank 0 that start with `begun`, for Tab; none during a run, or when there are no ranks."""
         if self._closed or self._team is None or not self._lock.acquire(blocking=False):
             return []
         try:
@@ -140,7 +140,7 @@ class World:
             output.show_rest()
 
     def stacks(self) -> None:
-        """Prints where each rank is now, the reader's lines of its stack: during a run from another thread, or after a hang."""
+        """Prints where each rank is now, by the reader's lines of its stack: after a hang, or during a run from a thread."""
         team = self._went_wrong[0] if self._went_wrong else self._team
         if self._closed or team is None:
             raise WorldError("there are no ranks now; the next run starts them")

@@ -40,7 +40,7 @@ def with_linear(model: nn.Module) -> nn.Module:
     """Puts nn.Linear layers that compute the same in place of Conv1D; returns the model.
 
     Its weight is transposed. c_attn becomes c_attn.query, c_attn.key and c_attn.value.
-    Make the optimizer after it.
+    Make the optimizer afterwards.
     """
     named = [(n, m) for n, m in model.named_modules() if type(m).__name__ == "Conv1D"]
     for name, layer in named:
@@ -62,8 +62,8 @@ def parallelize_gpt2(
     if config.add_cross_attention or config.attn_pdrop:
         raise ValueError(
             f"add_cross_attention={config.add_cross_attention}, "
-            f"attn_pdrop={config.attn_pdrop}: only attention to the tokens themselves is "
-            "cut, and ranks would draw the same masks for different heads; say "
+            f"attn_pdrop={config.attn_pdrop}: cross-attention cannot be cut, and with "
+            "dropout ranks would draw the same masks for different heads; set "
             "add_cross_attention=False and attn_pdrop=0"
         )
     heads = config.num_attention_heads
