@@ -1,6 +1,8 @@
 """breakpoint() on a rank, and world.debug after a run that went wrong: the reader's lines come from a list."""
 
 import builtins
+import os
+import signal
 import threading
 import time
 
@@ -109,9 +111,6 @@ def test_a_rank_that_dies_meanwhile_is_reported(world, typed, rank):
     killed = world.run(dist_pid)[rank]
 
     def kill():
-        import os
-        import signal
-
         os.kill(killed, signal.SIGKILL)
         assert wait_until(lambda: gone(killed), 20)
         return "n"
@@ -126,8 +125,6 @@ def test_a_rank_that_dies_meanwhile_is_reported(world, typed, rank):
 
 
 def dist_pid():
-    import os
-
     return os.getpid()
 
 
@@ -142,6 +139,24 @@ def test_all_ranks_can_stop_one_after_another(world, typed, capsys):
     assert world.run(everywhere) == [1, 2, 3]
     assert typed.asked == [f"(rank {rank}) " for rank in (0, 0, 1, 1, 2, 2)]
     assert "Meanwhile ranks 1 and 2 are in the debugger, too." in capsys.readouterr().out
+
+
+def test_q_ends_a_run_in_which_all_ranks_have_stopped(world, typed):
+    typed.lines[:] = ["q"]
+    with pytest.raises(mr.RankFailed, match="rank 0 raised Left"):
+        world.run_cell("breakpoint()\ny = 1", "<cell 1>")
+    assert world.run(stops_nowhere) == [1, 1, 1]
+
+
+def test_a_cell_is_stepped_through_in_one_piece(world, typed, capsys):
+    typed.lines[:] = ["n", "run", "c"]
+    world.run_cell("breakpoint()\nx = 1\nx + 41", "<cell 1>", [0])
+    said = capsys.readouterr().out
+    assert "> <cell 1>(2)<module>()" in said
+    assert "> <cell 1>(3)<module>()" in said
+    assert "--Return--" not in said
+    assert "there is no interact and no run here" in said
+    assert said.endswith("── rank 0 ──\n42\n")
 
 
 def test_where_nobody_can_answer_a_rank_goes_on(world, monkeypatch, capsys):
@@ -257,8 +272,6 @@ def test_after_a_timeout_it_begins_where_the_reader_s_code_was(typed, capsys):
 
 def test_a_process_or_thread_that_a_rank_starts_cannot_be_stopped(world, typed, capsys):
     def starts():
-        import os
-
         if (child := os.fork()) == 0:
             breakpoint()
             os._exit(0)
@@ -289,6 +302,27 @@ def test_the_world_can_be_closed_while_a_rank_asks(typed):
         world.run(stops, 1)
 
 
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_debug_says_that_its_ranks_are_gone(typed, how):
+    world = mr.World(2)
+    rank = world.run(dist_pid)[0]
+    with pytest.raises(mr.RankFailed):
+        world.run(lambda: 1 // 0)
+
+    def end():
+        if how == "killed":
+            os.kill(rank, signal.SIGKILL)
+        else:
+            threading.Thread(target=world.close).start()
+        time.sleep(0.5)
+        return "p 1"
+
+    typed.lines[:] = [end]
+    with pytest.raises(mr.WorldError, match="the world was closed" if how == "closed" else "rank 0 died"):
+        world.debug(0)
+    world.close()
+
+
 def test_stepping_leaves_out_torch_and_the_library(world, typed, capsys):
     def short():
         x = torch.ones(2)
@@ -302,7 +336,7 @@ def test_stepping_leaves_out_torch_and_the_library(world, typed, capsys):
     said = capsys.readouterr().out
     assert "torch/" not in said
     assert "cloudpickle" not in said
-    assert "there is no interact here" in said
+    assert "there is no interact and no run here" in said
     typed.lines.clear()
 
 

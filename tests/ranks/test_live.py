@@ -93,7 +93,7 @@ def test_too_large_and_too_many_are_left_out_and_said(outputs):
     shown = [output.data for output in outputs["large"] if output.output_type == "display_data"]
     assert shown[0] == {"text/plain": "large\n[left out: text/html of 6.0 MB; at most 5 MB are shown]"}
     assert len(shown) == MOST
-    assert "[left out: more than 50 things are shown]" in texts(outputs["large"])
+    assert "[the first 50 things are shown as a notebook would; the others are text]\none\n" in texts(outputs["large"])
 
 
 def test_figures_of_a_function_are_shown_too(outputs):

@@ -1,6 +1,9 @@
 """%%ranks in an IPython shell: variables that stay, subsets, measuring, and errors with the cell's own line numbers."""
 
+import os
 import re
+import signal
+import time
 
 import pytest
 import torch
@@ -165,5 +168,30 @@ def test_tab_knows_what_only_the_ranks_have(shell, world):
     assert world.names("only_here.numpy") == ["only_here.numpy"]
     assert world.names("only_here.__cl") != []
     assert world.names("nothing.like.it") == world.names("only_there.x.y") == []
+    with pytest.raises(mr.RankFailed):
+        ranks(shell, "1 / 0")
+    source = """class Odd:
+    @property
+    def counted(self):
+        global asked
+        asked += 1
+odd, asked = Odd(), 0"""
+    ranks(shell, source)
+    assert world.names("odd.cou") == ["odd.counted"]
+    assert world.names("odd.counted.f") == ["odd.counted.fget", "odd.counted.fset", "odd.counted.fdel"]  # the property's own
+    assert world.get("asked") == [0] * world.size
     world.close()
     assert world.names("only_") == []
+
+
+def test_tab_is_no_run(shell, world, monkeypatch):
+    with pytest.raises(mr.RankFailed):
+        ranks(shell, "only_here = 1\n1 / 0")
+    assert world.names("only_") == ["only_here"]
+    monkeypatch.setattr("builtins.input", lambda prompt: "q")
+    world.debug()  # what it looks at is there still
+    os.kill(world.run(os.getpid)[1], signal.SIGKILL)
+    time.sleep(0.3)
+    assert world.names("only_") == ["only_here"]
+    with pytest.raises(mr.RankDied, match="That was after the last run"):
+        ranks(shell, "only_here")

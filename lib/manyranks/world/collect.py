@@ -109,7 +109,7 @@ class _Gathering:
         if self._debugged is None:
             while self.step(_AGAIN / 3):  # others may come to the same line
                 pass
-        while self.asking:
+        while self.asking and self.trouble is None:  # a run that ends asks no other rank
             rank = self._debugged if self._debugged in self.asking else min(self.asking)
             self._debugged, self._outcome.debugged = rank, set(self.asking)
             answer(rank, self.asking.pop(rank))

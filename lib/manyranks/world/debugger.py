@@ -8,8 +8,9 @@ import os
 import pdb
 import sys
 import threading
+import traceback
 from bdb import BdbQuit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 
@@ -59,14 +60,13 @@ def after() -> None:
     if _last is None:
         print("this rank raised nothing: it was another rank that failed or hung")
         return
-    frames = [trace.tb_frame for trace in _traces(_last)]
-    _fetch(frames)
+    _fetch(traceback.walk_tb(_last))
     Debugger(over=True).interaction(None, _last)
 
 
 def look_at(frame: FrameType) -> None:
     """Opens the debugger on another thread's frame, which goes on waiting: its variables can be seen, not its next line."""
-    _fetch(_above(frame))
+    _fetch(traceback.walk_stack(frame))
     Debugger(over=True).interaction(frame, None)
 
 
@@ -101,7 +101,9 @@ class Debugger(pdb.Pdb):
         return stack[first:], max(0, at - first)
 
     def do_interact(self, _: str) -> None:
-        self.message("there is no interact here: type statements at the prompt")
+        self.message("there is no interact and no run here: type statements at the prompt, and run the cell again")
+
+    do_run = do_restart = do_interact
 
     def _cmdloop(self) -> None:
         self.cmdloop()  # an interrupt ends the run, too
@@ -113,32 +115,16 @@ def _stop_here(*_, header: str = "", **__) -> None:
         where = f"thread {thread.name}" if os.getpid() == _process else "a process that the rank has started"
         print(f"breakpoint() in {where} is passed over: only a rank's main thread can be stopped", file=sys.stderr)
         return
-    _fetch(_above(frame))
+    _fetch(traceback.walk_stack(frame))
     debugger = Debugger()
     if header:
         debugger.message(header)
     debugger.set_trace(frame)
 
 
-def _above(frame: FrameType | None) -> list[FrameType]:
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
-def _traces(trace: TracebackType | None) -> list[TracebackType]:
-    traces = []
-    while trace is not None:
-        traces.append(trace)
-        trace = trace.tb_next
-    return traces
-
-
-def _fetch(frames: list[FrameType]) -> None:
+def _fetch(lines: Iterable[tuple[FrameType, int]]) -> None:
     """Gets the source of a notebook's cells, which is in no file."""
-    files = {frame.f_code.co_filename for frame in frames} - {"<string>"}
+    files = {frame.f_code.co_filename for frame, _ in lines} - {"<string>"}
     lacking = sorted(file for file in files if not machinery(file) and not linecache.getlines(file))
     for file, source in (_ask(Asked(files=lacking)) if lacking else {}).items():
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

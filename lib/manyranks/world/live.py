@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from manyranks import busy
 from manyranks.measure.calls import Call
+from manyranks.measure.prints import size
 from manyranks.world import cells, diagnose
 from manyranks.world.collect import Outcome
 from manyranks.world.output import Output
@@ -186,14 +187,7 @@ def _state(rank: int, outcome: Outcome, printing: bool) -> State:
 
 
 def _cell(rank: int, state: State, seen: Whereabouts | None) -> str:
-    sent = f"<small>{_size(seen.moved[0])} sent</small>" if seen is not None and seen.moved[0] else ""
+    sent = f"<small>{size(seen.moved[0])} sent</small>" if seen is not None and seen.moved[0] else ""
     more = f"<small>{html.escape(state.more)}</small>" if state.more else ""
     words = html.escape(f"{state.sign} {state.words}")
     return f"<div style='border-left-color:{state.color}'><b>rank {rank}</b> {words}{more}{sent}</div>"
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"

@@ -123,9 +123,10 @@ def limited(data: Mapping[str, str], kinds: tuple[str, ...] = _KINDS) -> dict[st
 def _show(data: dict[str, str]) -> None:
     global _count
     _count += 1
+    if _count == MOST + 1:
+        print(f"[the first {MOST} things are shown as a notebook would; the others are text]")
     if _count > MOST or _send is None:
-        left_out = f"[left out: more than {MOST} things are shown]" if _count == MOST + 1 else ""
-        print(left_out or data.get("text/plain", ""))
+        print(data.get("text/plain", ""))
         return
     sys.stdout.flush()
     _send(Shown(limited(data)))

@@ -1,13 +1,17 @@
 """What the kernel runs on ranks besides the reader's functions: %%ranks cells, and get and set of their variables."""
 
 import ast
+import inspect
 import sys
 import time
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
 from manyranks.world import shown
+
+_LAST = "__value_of_the_last_line__"
 
 
 def run_cell(source: str, name: str) -> None:
@@ -17,12 +21,14 @@ def run_cell(source: str, name: str) -> None:
     """
     variables = _variables()
     tree = ast.parse(source, name)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), variables)
-    if last is not None:
-        value = eval(compile(ast.Expression(last.value), name, "eval"), variables)
-        if value is not None and not source.rstrip().endswith(";"):
-            shown.last_value(value)
+    if tree.body and isinstance(last := tree.body[-1], ast.Expr):  # one piece, so that a debugger steps through it
+        tree.body[-1] = ast.copy_location(ast.Assign([ast.Name(_LAST, ast.Store())], last.value), last)
+    try:
+        exec(compile(ast.fix_missing_locations(tree), name, "exec"), variables)
+    finally:
+        value = variables.pop(_LAST, None)
+    if value is not None and not source.rstrip().endswith(";"):
+        shown.last_value(value)
 
 
 def time_cell(source: str, name: str) -> float:
@@ -33,15 +39,24 @@ def time_cell(source: str, name: str) -> float:
 
 
 def names(begun: str) -> list[str]:
-    """The names that begin so: variables of this rank's cells, or after a dot what such a variable has."""
+    """The names that begin so: variables of this rank's cells, or what one has after a dot. None of their code is run."""
     above, dot, own = begun.rpartition(".")
-    if not dot:
-        return [name for name in _variables() if name.startswith(own) and not name.startswith("__")]
-    found = _variables().get(above.split(".")[0])
-    for part in above.split(".")[1:]:
-        found = getattr(found, part, None)
-    hidden = () if own.startswith("_") else ("_",)
-    return [f"{above}.{name}" for name in dir(found) if name.startswith(own) and not name.startswith(hidden)]
+    known, (first, *others) = vars(sys.modules["__main__"]), above.split(".")
+    if dot:
+        found = known.get(first)
+        for name in others:
+            found = inspect.getattr_static(found, name, None)
+        classes = type.mro(found if isinstance(found, type) else type(found))
+        known = dict.fromkeys(name for one in (found, *classes) for name in _own(one))
+    hidden = () if own.startswith("__") else "__" if own.startswith("_") or not dot else "_"
+    return [above + dot + name for name in known if name.startswith(own) and not name.startswith(hidden)]
+
+
+def _own(value) -> Mapping[str, object]:
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
 
 
 def get_variable(name: str):

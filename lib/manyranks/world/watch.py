@@ -14,9 +14,10 @@ from types import FrameType
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import Place, machinery, place_of, readers_first
-from manyranks.world import messages
+from manyranks.world import messages, tasks
 
-BRIEFLY, DETAILS, DEBUG = b"?", b"!", b"d"  # what the kernel asks; the last opens the debugger where the rank is
+BRIEFLY, DETAILS = b"?", b"!"  # what the kernel asks
+DEBUG, NAMES = b"d", b"n"  # the first opens the debugger where the rank is; after the second comes what a name begins with
 _DEEP = 20  # frames
 _LOOKS = 3  # at most, at one moment
 
@@ -33,6 +34,7 @@ class Whereabouts:
     moved: tuple[int, int]  # bytes sent and received so far
     recent: list[Call]  # with DETAILS only
     stack: list[tuple[str, int, str]] = field(default_factory=list)  # the same: file, line, function; outermost first
+    names: list[str] = field(default_factory=list)  # with NAMES
 
     def progress(self) -> tuple:
         """Changes whenever the rank gets on with its communication."""
@@ -58,9 +60,13 @@ def _answer(
             question, number = messages.receive(control, messages.EXACTLY)
         except (EOFError, OSError):
             os._exit(0)  # the kernel is gone; the main thread may be stuck in C++ for ever
-        if question.tobytes() == DEBUG and pack is messages.pack:
+        kind = question.tobytes()
+        if kind == DEBUG and pack is messages.pack:
             threading.Thread(target=look_at, args=(sys._current_frames()[main],), daemon=True, name="debugger").start()
-        looked = pack(_seen(recorder, running, main, question.tobytes() == DETAILS))
+        seen = _seen(recorder, running, main, kind == DETAILS)
+        if kind.startswith(NAMES):
+            seen.names = tasks.names(kind.removeprefix(NAMES).decode())
+        looked = pack(seen)
         with contextlib.suppress(OSError):
             messages.send(control, [*looked, number])
 

@@ -97,15 +97,10 @@ class World:
         return dict(zip(outcome.ranks, self._results(outcome), strict=True))
 
     def names(self, begun: str) -> list[str]:
-        """Names on rank 0 that start with `begun`, for Tab; none during a run, or when there are no ranks."""
-        if self._closed or self._team is None or not self._lock.acquire(blocking=False):
-            return []
-        try:
-            return self._results(self._run((0,), tasks.names, (begun,), {}))[0]
-        except WorldError:
-            return []
-        finally:
-            self._lock.release()
+        """Names on rank 0 that start with `begun`, for Tab; none when there are no ranks. It is no run: nothing changes."""
+        team = self._team
+        seen = team.look((0,), watch.NAMES + begun.encode())[0] if team is not None and not self._closed else None
+        return [] if seen is None else seen.names
 
     def measure_cell(self, source: str, name: str, ranks=None, counts: frozenset[str] = frozenset()) -> Measurement:
         """As run_cell, measured; counts: as measure's options."""
@@ -117,20 +112,21 @@ class World:
         """Opens Python's debugger on a rank, where the last run raised or hung: frames and variables of that moment.
 
         rank: by default the first that raised, or the first that hung. q leaves it. Raises WorldError where no run has just
-        failed or hung, ValueError for a rank that the run did not have.
+        failed or hung, ValueError for a rank that the run did not have, RankDied for one that dies meanwhile.
         """
         with self._lock:
             if self._closed or self._went_wrong is None:
                 raise WorldError("there is nothing to debug: the last run neither raised nor hung, or its ranks are gone")
             team, outcome, first = self._went_wrong
             rank = first if rank is None else rank
-            if rank not in outcome.ranks:
+            if type(rank) is not int or rank not in outcome.ranks:
                 raise ValueError(f"rank={rank!r}: the run that failed had the ranks {', '.join(map(str, outcome.ranks))}")
             alone, output = collect.Outcome((rank,)), Output(time.monotonic())
             if rank in outcome.missing:
                 team.processes[rank].question(watch.DEBUG)
             else:
-                team.processes[rank].ask(_packed((debugger.after, (), {}, None)), self.timeout)
+                with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
+                    team.processes[rank].ask(_packed((debugger.after, (), {}, None)), self.timeout)
             answer = Prompt(team, alone, output, over=True).answer
             try:
                 collect.collect(team, alone, output, None, watched=False, answer=answer)
@@ -138,6 +134,10 @@ class World:
                 collect.collect(team, alone, output, _AFTER_INTERRUPT, watched=False)  # its reply to what was left
                 raise
             output.show_rest()
+            if self._closed:
+                raise WorldError("the world was closed while a rank was in the debugger")
+            if error := _error(alone, team, None, self._unpack):
+                raise error
 
     def stacks(self) -> None:
         """Prints where each rank is now, by the reader's lines of its stack: after a hang, or during a run from a thread."""
