@@ -57,7 +57,7 @@ class _Nothing(Bar):
 @contextmanager
 def place() -> Iterator[bool]:
     """Gives whether a notebook has room for what says that it is busy: the outermost has it."""
-    if not _notebook() or not _shown.acquire(blocking=False):
+    if not notebook() or not _shown.acquire(blocking=False):
         yield False
         return
     try:
@@ -86,7 +86,7 @@ def each(items: Iterable[T], words: str) -> Iterator[T]:
             shown.step()
 
 
-def _notebook() -> bool:
+def notebook() -> bool:
     """Whether the main thread of a notebook's kernel calls this, and what is shown needn't be the same in each run."""
     shell = sys.modules["IPython"].get_ipython() if "ipykernel" in sys.modules and "IPython" in sys.modules else None
     main = threading.current_thread() is threading.main_thread()

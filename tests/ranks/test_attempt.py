@@ -84,7 +84,7 @@ def test_an_error_is_told_in_two_lines_with_its_place(two, capsys, on_ranks):
     assert attempt(run) is False
     what, where = capsys.readouterr().out.splitlines()
     assert what.startswith(
-        "Not yet: all 2 ranks raised RuntimeError: The size" if on_ranks else "Not yet: RuntimeError: The size"
+        "Not yet: both ranks raised RuntimeError: The size" if on_ranks else "Not yet: RuntimeError: The size"
     )
     line = broken.__code__.co_firstlineno + 1
     assert where == f"  test_attempt.py, line {line}: return x + torch.ones(5)"

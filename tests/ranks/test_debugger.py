@@ -91,7 +91,7 @@ def test_who_reads_may_take_longer_than_a_run_and_is_no_deadlock(typed):
 
 def test_q_ends_the_run_and_the_next_one_works(world, typed):
     typed.lines[:] = ["q"]
-    with pytest.raises(mr.RankFailed, match="rank 1 raised Left: q in the debugger ended the run"):
+    with pytest.raises(mr.RankFailed, match="rank 1 raised Left: you left the debugger with q, which ends the run for all"):
         world.run(stops, 1)
     assert world.run(stops_nowhere) == [1, 1, 1]
 
@@ -149,20 +149,21 @@ def test_q_ends_a_run_in_which_all_ranks_have_stopped(world, typed):
 
 
 def test_a_cell_is_stepped_through_in_one_piece(world, typed, capsys):
-    typed.lines[:] = ["n", "run", "c"]
+    typed.lines[:] = ["b 3", "n", "run", "clear", "y", "c"]
     world.run_cell("breakpoint()\nx = 1\nx + 41", "<cell 1>", [0])
     said = capsys.readouterr().out
-    assert "> <cell 1>(2)<module>()" in said
-    assert "> <cell 1>(3)<module>()" in said
+    assert "> cell 1(2)<module>()" in said
+    assert "> cell 1(3)<module>()" in said
     assert "--Return--" not in said
     assert "there is no interact and no run here" in said
+    assert "Clear all breaks? " in typed.asked
     assert said.endswith("── rank 0 ──\n42\n")
 
 
 def test_where_nobody_can_answer_a_rank_goes_on(world, monkeypatch, capsys):
     monkeypatch.setattr(builtins, "input", lambda prompt="": (_ for _ in ()).throw(EOFError))
     assert world.run(stops, 1) == [[9.0, 9.0]] * 3
-    assert "nobody can answer here: the rank goes on" in capsys.readouterr().err
+    assert "no one can type here, so the rank goes on" in capsys.readouterr().err
 
 
 def test_after_a_failure_the_frames_of_that_moment_can_be_seen(world, typed, capsys):

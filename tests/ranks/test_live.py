@@ -30,6 +30,11 @@ class Table:
     def __repr__(self):
         return "a table"
 Table()""",
+    "shy": """%%ranks 1
+class Shy(Table):
+    def __repr__(self):
+        raise KeyError("me")
+Shy()""",
     "large": """%%ranks 0
 display({"text/plain": "large", "text/html": "x" * 6_000_000}, raw=True)
 for _ in range(60):
@@ -40,7 +45,7 @@ for _ in range(60):
     return 1
 world.run(draw)""",
     "drawn and failed": "%%ranks 0\nplt.plot([1, 2])\n1 / 0",
-    "quick": "%%ranks\nprint('quick', rank)",
+    "quick": "%%ranks\ndist.all_reduce(torch.ones(1_000_000))\nprint('quick', rank)",
     "slow": "%%ranks\nimport time\nfor i in range(4):\n    print(i, rank)\n    time.sleep(0.4)",
     "hang": "%%ranks\nx = torch.ones(4)\nif rank:\n    dist.all_reduce(x)\nelse:\n    dist.recv(x, 1)",
     "fails": "%%ranks\nimport time\ntime.sleep(1.5)\nif rank:\n    raise ValueError('late')",
@@ -89,6 +94,11 @@ def test_a_last_value_is_shown_as_a_notebook_would(outputs):
     assert table.data == {"text/plain": "a table", "text/html": "<table></table>"}
 
 
+def test_a_value_whose_repr_raises_is_shown_in_its_other_forms(outputs):
+    shown = outputs["shy"][1].data
+    assert shown == {"text/plain": "<Shy, whose __repr__ raises KeyError: 'me'>", "text/html": "<table></table>"}
+
+
 def test_too_large_and_too_many_are_left_out_and_said(outputs):
     shown = [output.data for output in outputs["large"] if output.output_type == "display_data"]
     assert shown[0] == {"text/plain": "large\n[left out: text/html of 6.0 MB; at most 5 MB are shown]"}
@@ -116,11 +126,18 @@ def test_a_run_that_ends_well_leaves_its_text_in_rank_order_and_no_strip(outputs
 def test_the_last_state_stays_as_the_picture_of_a_hang(outputs):
     strip = next(output.data for output in outputs["hang"] if output.output_type == "display_data")
     assert strip["text/plain"] == (
-        "rank 0: waits in recv #0, for rank 1, cell 9, line 6\nrank 1: waits in all_reduce #0, for rank 0, cell 9, line 4"
+        "rank 0: waits in recv #0, for rank 1, cell 10, line 6\nrank 1: waits in all_reduce #0, for rank 0, cell 10, line 4"
     )
-    cells = re.findall(r"<b>(rank \d)</b> … (waits in \w+ #0)<small>(for rank \d), cell 9, line \d", strip["text/html"])
+    cells = re.findall(r"<b>(rank \d)</b> … (waits in \w+ #0)<small>(for rank \d), cell 10, line \d", strip["text/html"])
     assert cells == [("rank 0", "waits in recv #0", "for rank 1"), ("rank 1", "waits in all_reduce #0", "for rank 0")]
     assert "button" not in strip["text/html"]
+    assert "MB sent" not in strip["text/html"]  # that was an earlier run
+
+
+def test_a_failure_in_a_notebook_says_how_to_look_at_it(outputs):
+    hint = "world.debug() shows the frames and variables of that moment"
+    assert hint in outputs["fails"][-1].evalue
+    assert hint in outputs["hang"][-1].evalue
 
 
 def test_a_failure_says_in_the_strip_who_raised(outputs):

@@ -20,6 +20,7 @@ _ask: Callable[["Asked"], str | dict[str, str]] | None = None
 _process = 0  # the rank's own, which may fork others
 _SKIPPED = ["manyranks.world.*", "manyranks.measure.*", "torch.*", "cloudpickle.*"]  # whose lines nobody wants to step through
 _last: TracebackType | None = None  # of what ended the last run
+asking = False  # whether this rank waits for a line now
 
 
 @dataclass
@@ -41,6 +42,7 @@ def start(ask: Callable[[Asked], str | dict[str, str]]) -> None:
     global _ask, _process
     _ask, _process = ask, os.getpid()
     sys.breakpointhook = pdb.set_trace = _stop_here
+    pdb.input = lambda question: ask(Asked(question)).rstrip("\n")  # `clear` asks whether you are sure
     pdb.post_mortem = lambda trace=None: Debugger(over=True).interaction(None, trace or sys.exc_info()[2])
 
 
@@ -52,7 +54,8 @@ def keep(trace: TracebackType | None) -> None:
 
 def named(error: BaseException) -> BaseException:
     """An exception for a report: what leaves the debugger has words."""
-    return Left("q in the debugger ended the run").with_traceback(error.__traceback__) if isinstance(error, BdbQuit) else error
+    words = "you left the debugger with q, which ends the run for all ranks"
+    return Left(words).with_traceback(error.__traceback__) if isinstance(error, BdbQuit) else error
 
 
 def after() -> None:
@@ -89,9 +92,14 @@ class Debugger(pdb.Pdb):
         pass
 
     def readline(self) -> str:
-        """The reader's next line; "" where nobody can answer."""
+        """The reader's next line; "" where no one can type."""
+        global asking
         said, self._said = "".join(self._said), []
-        return _ask(Asked(said))
+        asking = True
+        try:
+            return _ask(Asked(said))
+        finally:
+            asking = False
 
     def get_stack(self, frame, trace):
         stack, at = super().get_stack(frame, trace)

@@ -71,7 +71,7 @@ def stack_text(rank: int, seen: Whereabouts | None) -> str:
         return f"rank {rank} does not answer"
     if not seen.running:
         return f"rank {rank} waits for the next run"
-    doing = "computes" if seen.blocked is None else f"waits in {_waits(seen)}"
+    doing = "is in the debugger" if seen.debugged else "computes" if seen.blocked is None else f"waits in {_waits(seen)}"
     lines = [f"  {cells.label(each[:2])}\n    {cells.source_line(*each[:2])}".rstrip() for each in seen.stack]
     return "\n".join([f"rank {rank} {doing}", *lines])
 
@@ -148,9 +148,9 @@ def states_of(outcome: Outcome) -> dict[int, str]:
 
 
 def ranks_text(ranks: list[int], size: int) -> str:
-    """ "rank 2", "ranks 0 and 1", "all 4 ranks"."""
+    """ "rank 2", "ranks 0 and 1", "both ranks", "all 4 ranks"."""
     if len(ranks) == size > 1:
-        return f"all {size} ranks"
+        return "both ranks" if size == 2 else f"all {size} ranks"
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

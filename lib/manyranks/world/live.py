@@ -30,7 +30,7 @@ _STYLE = """<style>
 </style>"""
 _PRE = "<pre style='margin:0;max-height:18em;overflow:auto;font-size:12px;line-height:1.3'>{}</pre>"
 # Presses the ■ of the notebook's own toolbar, in JupyterLab and Notebook 7.
-_STOP = """<button style="font-size: 12px; padding: 3px 8px; margin-left: 6px; cursor: pointer"
+_STOP = """<button style="white-space: nowrap; font-size: 12px; padding: 3px 8px; margin-left: 6px; cursor: pointer"
  title="Interrupts the run, as the ■ above the notebook does" onclick="
     this.closest('.jp-NotebookPanel')?.querySelector('[data-command=&quot;notebook:interrupt-kernel&quot;]')
         ?.dispatchEvent(new MouseEvent('mousedown', {bubbles: true, button: 0}));

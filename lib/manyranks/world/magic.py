@@ -11,8 +11,8 @@ from manyranks.world.recording import wanted
 from manyranks.world.world import newest
 
 _USAGE = (
-    "use %%ranks, %%ranks 0,2, %%ranks --time, or %%ranks --measure NAME (with --flops or --memory, to count these, too, or "
-    "--profile)"
+    "use %%ranks, or %%ranks 0,2 for some of the ranks; then, if you want, --time, or --measure NAME (with --flops or "
+    "--memory, to count these, too, or --profile)"
 )
 _LINE = re.compile(
     r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*((?P<time>--time)|--measure\s+(?P<name>[A-Za-z_]\w*)"

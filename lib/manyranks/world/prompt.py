@@ -2,6 +2,7 @@
 
 import contextlib
 import linecache
+import re
 import sys
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from manyranks.world.debugger import Asked
 from manyranks.world.output import Output
 from manyranks.world.team import Team
 
-NOBODY = "\n(nobody can answer here: the rank goes on)\n"
+NOBODY = "\n(no one can type here, so the rank goes on)\n"
 
 
 class Prompt:
@@ -67,4 +68,4 @@ def _readable(text: str) -> str:
     found = [word.partition("(")[0] for line in text.splitlines() for word in line.split() if "ipykernel" in word]
     for file in found:
         text = text.replace(file, cells.file_label(file))
-    return text
+    return re.sub(r"<(cell \d+)>\(", r"\1(", text)

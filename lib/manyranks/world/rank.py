@@ -114,6 +114,7 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     shown.start(lambda what: say(SHOWN, pack(what)))
     if not setup.confined:
         debugger.start(ask)
+    watch.before = wire.counters()
     messages.send(kernel, [str(os.getpid()).encode()])
     while True:
         try:
@@ -124,6 +125,8 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
         if os.getpid() != me:
             return 0  # a fork that the reader's code made and did not end: only the rank itself replies
         say(REPLY, [*pack(reply), *result])
+        if recorder.issued:
+            watch.before = wire.counters()  # now that nobody waits for it
 
 
 def _join(setup: Setup) -> None:

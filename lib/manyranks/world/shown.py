@@ -85,7 +85,7 @@ def last_value(value) -> None:
 
 def bundle(value) -> dict[str, str]:
     """The forms in which a notebook can show a value: its text, and what its methods or matplotlib make."""
-    found: dict[str, Any] = {"text/plain": repr(value)}
+    found: dict[str, Any] = {"text/plain": _text_of(value)}
     if isinstance(value, type):
         return found
     many = _made(value, "_repr_mimebundle_")
@@ -99,6 +99,13 @@ def bundle(value) -> dict[str, str]:
         found["image/png"] = image.getvalue()
     texts = {kind: _text(data) for kind, data in found.items() if isinstance(kind, str) and kind.startswith(_KINDS)}
     return {kind: text for kind, text in texts.items() if isinstance(text, str)}
+
+
+def _text_of(value) -> str:
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}: {error}>"
 
 
 def _made(value, method: str):

@@ -14,12 +14,13 @@ from types import FrameType
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
 from manyranks.measure.place import Place, machinery, place_of, readers_first
-from manyranks.world import messages, tasks
+from manyranks.world import debugger, messages, tasks
 
 BRIEFLY, DETAILS = b"?", b"!"  # what the kernel asks
 DEBUG, NAMES = b"d", b"n"  # the first opens the debugger where the rank is; after the second comes what a name begins with
 _DEEP = 20  # frames
 _LOOKS = 3  # at most, at one moment
+before: wire.Counters = {}  # where the sockets' counters stood when this run began
 
 
 @dataclass
@@ -31,10 +32,11 @@ class Whereabouts:
     blocked: Call | str | None  # the call it waits in, or the torch.distributed function; None where it computes
     issued: int  # calls so far in this run
     cpu: float  # seconds of processor time so far
-    moved: tuple[int, int]  # bytes sent and received so far
+    moved: tuple[int, int]  # bytes sent and received in this run
     recent: list[Call]  # with DETAILS only
     stack: list[tuple[str, int, str]] = field(default_factory=list)  # the same: file, line, function; outermost first
     names: list[str] = field(default_factory=list)  # with NAMES
+    debugged: bool = False  # whether it waits for a line of the reader's
 
     def progress(self) -> tuple:
         """Changes whenever the rank gets on with its communication."""
@@ -88,6 +90,7 @@ def _look(recorder: Recorder, running: threading.Event, main: int, details: bool
         issued=recorder.issued,
         cpu=time.process_time(),
         moved=_moved(),
+        debugged=debugger.asking,
         recent=list(recorder.calls)[-RECENT:] if details else [],
         stack=_stack(main) if details else [],
     )
@@ -108,6 +111,6 @@ def _stack(main: int) -> list[tuple[str, int, str]]:
 
 def _moved() -> tuple[int, int]:
     try:
-        return wire.moved({}, wire.counters())
+        return wire.moved(before, wire.counters())
     except OSError:  # no file descriptor is left
         return 0, 0

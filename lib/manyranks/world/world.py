@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 
+from manyranks import busy
 from manyranks.measure.divergence import first_divergence
 from manyranks.world import collect, debugger, diagnose, limits, messages, plain, tasks, watch
 from manyranks.world.confine import Confined
@@ -23,6 +24,7 @@ from manyranks.world.team import Team, server_of
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
 _LOST = "\n\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks."
+_DEBUG = "\n\nworld.debug() shows the frames and variables of that moment, until the next run."
 _A_MOMENT = 0.05
 _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are replaced
 
@@ -296,7 +298,8 @@ class World:
         if not usable and self._went_wrong:
             self._set_aside(team, outcome)
         if error is not None:
-            error.args = (error.args[0] + lost,)
+            hint = _DEBUG if self._went_wrong and busy.notebook() else ""
+            error.args = (error.args[0] + hint + lost,)
             raise error
         diverging = first_divergence(diagnose.recent_calls(outcome))
         if diverging:
