@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from benchmarks.compare import Row, pairs, processor_seconds
 from benchmarks.replay import COSTS, one_f_one_b
-from manyranks import show, theory
+from manyranks import show
 from manyranks.show import gantt, style
 from manyranks.timeline import Timeline, replay
 from manyranks.timeline.spans import COMMUNICATION
@@ -42,7 +42,7 @@ class Schedules:
 
 # Chapter -> its explorer, a setting to start from, and controls that start longer work, and say so.
 CHAPTERS = {
-    "00": (lambda: _chapter_00(), {}, ()),
+    "00": (show.hardware.explorer, {}, ()),
     "01": (lambda: show.collectives.explorer(), {"n": 16}, ()),
     "02": (lambda: show.data_parallel.explorer(), {}, ()),
     "03": (lambda: show.zero.explorer(), {}, ()),
@@ -109,14 +109,6 @@ def _figure(timeline: Timeline, inches: tuple[float, float]) -> pyplot.Figure:
     axes.set(xlabel="time (s)", yticks=range(len(timeline.ranks)), yticklabels=[f"rank {r}" for r in timeline.ranks])
     axes.legend(*(part[:3] for part in axes.get_legend_handles_labels()), loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     return figure
-
-
-def _chapter_00() -> show.Explorer:
-    return show.Explorer(
-        show.hardware.MessageTime(theory.links),
-        link=show.choice("link", "InfiniBand 400G", list(theory.links)),
-        n=show.log_slider("message size", 2**20, low=0, high=34, show=show.size),
-    )
 
 
 def _worst(explorer: show.Explorer, but: tuple[str, ...] = ()) -> Iterator[tuple[str, float]]:

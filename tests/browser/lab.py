@@ -39,7 +39,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 ARTIFACTS = ROOT / "artifacts"
 SECONDS = 90  # for JupyterLab or a kernel to start, on a busy machine
 EXPLORERS = {  # name -> its chapter, and words that pick the cells that it needs
-    "chapter_00_explorer": ("00_start_here", "import show", "show.Explorer("),
+    "chapter_00_explorer": ("00_start_here", "import show", "hardware.explorer("),
     "chapter_01_stepper": (
         "01_collectives",
         "import show",

@@ -35,12 +35,12 @@ def unchanged(pictures):
 def test_the_explorer_of_chapter_00_follows(chapters):
     with chapters.pictured(name := "chapter_00_explorer"):
         explorer = explorer_in(chapters, name)
-        link, size = explorer.controls()
+        link, size, n = explorer.controls()
         pictures, lines = explorer.seen(
-            lambda: explorer.move(size), lambda: explorer.drag(size, 60), lambda: explorer.move(link)
+            lambda: explorer.move(size), lambda: explorer.drag(size, 60), lambda: explorer.move(n), lambda: explorer.move(link)
         )
-        assert len(set(pictures)) == 4
-        assert lines[0] == "Limit: bandwidth."
+        assert len(set(pictures)) == 5
+        assert lines[0] == "Limit: latency."
         assert "InfiniBand 200G" in explorer.said()
 
 
@@ -330,16 +330,16 @@ def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):
         assert notebook.errors() == []
         explorer = notebook.explorer()
         seen = [(explorer.picture(), explorer.said())]
-        link, size = explorer.controls()
+        link, size, _ = explorer.controls()
         for control, keys in ((link, "↓"), (size, "→"), (size, "↑"), (size, "DD⇞"), (link, "↑")):
             explorer.tab_to(control)
             explorer.press(*(KEYS.get(key, key) for key in keys))
             seen.append((explorer.picture(), explorer.said()))
         pictures, lines = zip(*seen, strict=True)
         assert len(set(pictures)) == len(set(lines)) == 6
-        assert [line.partition("G:")[0] for line in lines] == [f"{n} MB over InfiniBand {g}" for n, g in MOVED]
-        message = explorer.box.get_by_role("slider", name="message size")
-        expect(message).to_have_attribute("aria-valuetext", explorer.box.locator(".widget-readout").inner_text())
+        assert [line.partition("G,")[0] for line in lines] == [f"{n} MB over InfiniBand {g}" for n, g in MOVED]
+        message = explorer.box.get_by_role("slider", name="size n")
+        expect(message).to_have_attribute("aria-valuetext", explorer.box.locator(".widget-readout").first.inner_text())
         expect(explorer.box.get_by_role("img", name=lines[-1])).to_have_count(1)
         expect(explorer.box.locator("[aria-live=polite]")).to_have_text(explorer.status())
 

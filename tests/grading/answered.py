@@ -16,7 +16,13 @@ from tests.grading import records
 from tests.grading.exercise import Exercise
 
 FEWEST = 4  # mistakes of a task
-ALIKE_FOR_ALL = ("plan", "misplaced", "drifting", "straggler")  # CLASSROOM.md says so: one job, and clusters that all see
+ALIKE_FOR_ALL = (
+    "culprits",
+    "plan",
+    "misplaced",
+    "drifting",
+    "straggler",
+)  # CLASSROOM.md says so: reports, one job, and clusters that all see
 
 
 @cache

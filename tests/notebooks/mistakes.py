@@ -85,7 +85,39 @@ class FSDP(Stage3):
         self.rows[k].wait()
 """
 
+_PASS_ON = """
+def pass_on():
+    x = torch.full((4,), 10.0 ** dist.get_rank())
+    if dist.get_rank() == 0:
+        dist.send(x, dst=1)
+    else:  # also ranks 2 and 3
+        dist.recv(x, src=0)
+    return x
+"""
+
+_RING = """
+def careful_ring(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    y, to, source = torch.empty_like(x), (rank + 1) % n, (rank - 1) % n
+    dist.recv(y, src=source)  # all receive first
+    dist.send(x, dst=to)
+    return y
+"""
+
+_ROUND_TRIP = """
+def round_trip(x):
+    if dist.get_rank() == 0:
+        dist.send(x, dst=1)
+    else:
+        dist.recv(x, src=0)  # and nothing comes back
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
+    "00_start_here": {
+        "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
+        "careful_ring": (_RING, "a deadlock"),
+        "round_trip": (_ROUND_TRIP, "the ranks sent {0: 9, 1: 0} bytes"),
+    },
     "03_zero": {
         "Row": (_ROW, "the weights are off by"),
         "Stage2": (_STAGE_2, "NoneType"),

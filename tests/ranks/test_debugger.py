@@ -3,6 +3,7 @@
 import builtins
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -91,7 +92,7 @@ def test_who_reads_may_take_longer_than_a_run_and_is_no_deadlock(typed):
 
 def test_q_ends_the_run_and_the_next_one_works(world, typed):
     typed.lines[:] = ["q"]
-    with pytest.raises(mr.RankFailed, match="rank 1 raised Left: you left the debugger with q, which ends the run for all"):
+    with pytest.raises(mr.RankFailed, match="rank 1: you left the debugger with q, which ends the run for all"):
         world.run(stops, 1)
     assert world.run(stops_nowhere) == [1, 1, 1]
 
@@ -143,7 +144,7 @@ def test_all_ranks_can_stop_one_after_another(world, typed, capsys):
 
 def test_q_ends_a_run_in_which_all_ranks_have_stopped(world, typed):
     typed.lines[:] = ["q"]
-    with pytest.raises(mr.RankFailed, match="rank 0 raised Left"):
+    with pytest.raises(mr.RankFailed, match="rank 0: you left"):
         world.run_cell("breakpoint()\ny = 1", "<cell 1>")
     assert world.run(stops_nowhere) == [1, 1, 1]
 
@@ -155,7 +156,7 @@ def test_a_cell_is_stepped_through_in_one_piece(world, typed, capsys):
     assert "> cell 1(2)<module>()" in said
     assert "> cell 1(3)<module>()" in said
     assert "--Return--" not in said
-    assert "there is no interact and no run here" in said
+    assert "don't work here: type statements" in said
     assert "Clear all breaks? " in typed.asked
     assert said.endswith("── rank 0 ──\n42\n")
 
@@ -332,13 +333,42 @@ def test_stepping_leaves_out_torch_and_the_library(world, typed, capsys):
             dist.barrier(dist.new_group([0], use_local_synchronization=True))
         return x.sum().item()
 
-    typed.lines[:] = ["s", "s", "s", "interact", "c"]
+    typed.lines[:] = ["s", "s", "interact", "w", "b 331", "n", "n"]
     assert world.run(short) == [2.0, 2.0, 2.0]
+    assert typed.lines == ["n"]  # behind the last line the rank goes on
     said = capsys.readouterr().out
+    assert "threading.py" not in said
     assert "torch/" not in said
     assert "cloudpickle" not in said
-    assert "there is no interact and no run here" in said
+    assert "don't work here: type statements" in said
     typed.lines.clear()
+    assert world.run(short_of_breakpoints) == [None, None, None]
+
+
+def short_of_breakpoints():
+    return sys.gettrace()
+
+
+def test_after_a_failure_nothing_can_be_stepped_and_stacks_say_who_raised(world, typed, capsys):
+    with pytest.raises(mr.RankFailed):
+        world.run(fails)
+    world.stacks()
+    typed.lines[:] = ["n", "q"]
+    world.debug()
+    said = capsys.readouterr().out
+    assert "rank 2 has raised\n" in said
+    assert "this run is over, so nothing can be stepped" in said
+
+
+def test_a_rank_that_dies_in_debug_takes_the_others_frames_with_it(world, typed):
+    with pytest.raises(mr.RankFailed):
+        world.run(fails)
+    typed.lines[:] = ["import os; os.kill(os.getpid(), 9)"]
+    with pytest.raises(mr.RankDied):
+        world.debug(0)
+    with pytest.raises(mr.WorldError, match="there is nothing to debug"):
+        world.debug(1)
+    assert world.run(stops_nowhere) == [1, 1, 1]
 
 
 FAULTS = {  # what rank 0 does, in a source that the rank compiles, and what the notebook gets

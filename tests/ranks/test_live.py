@@ -135,7 +135,7 @@ def test_the_last_state_stays_as_the_picture_of_a_hang(outputs):
 
 
 def test_a_failure_in_a_notebook_says_how_to_look_at_it(outputs):
-    hint = "world.debug() shows the frames and variables of that moment"
+    hint = "world.debug() lets you look at the frames and variables of that moment"
     assert hint in outputs["fails"][-1].evalue
     assert hint in outputs["hang"][-1].evalue
 

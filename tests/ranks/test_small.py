@@ -11,6 +11,7 @@ from manyranks.small import ranks
 
 # chapter -> values of its explorer, beside the defaults
 CHAPTERS = {
+    "hardware": [{"n": 4}, {"n": 1024, "size": 1}],
     "collectives": [{"algorithm": "tree", "n": 6}, {"operation": "gather", "algorithm": "tree", "n": 5}],
     "data_parallel": [{"dp": 1}, {"dp": 1024, "overlap": False}],
     "zero": [{}, {"stage": "data parallelism", "dp": 2}, {"stage": "ZeRO-3", "dp": 4}, {"stage": "HSDP", "k": 2, "dp": 8}],

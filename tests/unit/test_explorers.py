@@ -29,7 +29,7 @@ class Plot(show.hardware.MessageTime):
     def update(self, dp, seq, n):
         if dp * seq > 2**20:
             raise ValueError("too many")
-        super().update("NVLink, H100", n)
+        super().update("NVLink, H100", size=n, n=8)
         plan = Plan(dp=dp, seq=seq, zero=3)
         return Said(f"d = {dp}", {"n": f"{n} B"}, "nothing", scenario=Scenario(models["llama3-8b"], plan, clusters["h100-dgx"]))
 

@@ -172,11 +172,9 @@ def test_chapter_00s_axes_are_never_drawn_again():
     from manyranks import theory
 
     links = list(theory.links)
-    shown = show.Explorer(
-        show.hardware.MessageTime(theory.links), link=show.choice("link", links[0], links), n=show.slider("n", 1, 1, 9)
-    )
+    shown = show.hardware.explorer()
     drawn = drawings(shown.figure)
-    shown.set(link=links[1], n=4)
+    shown.set(link=links[1], size=4, n=64)
     assert not drawn
 
 

@@ -63,7 +63,8 @@ def figures():
     yield "links", show.hardware.links(theory.links)
     yield "topologies", show.hardware.topologies()
     yield "ping-pong", show.hardware.ping_pong([1, 1000, 10**6], [1e-5, 1.1e-5, 1e-3], theory.links["PCIe 4.0 x16"])
-    yield "models", show.hardware.models_and_memory({"GPT-3": (2020, 175e9)}, {"H100": (2022, 80e9)}, 16)
+    yield "models", show.hardware.outgrown({"GPT-3": (2020, 2.8e12, 3.1e23)}, {"H100": (2022, 80e9, 989e12)})
+    yield "path of a message", show.hardware.path_of_a_message()
 
 
 @pytest.mark.parametrize(("name", "figure"), list(figures()), ids=lambda value: value if isinstance(value, str) else "")
@@ -81,33 +82,29 @@ def test_a_figure_is_a_picture_without_overlapping_text(name, figure):
 
 
 def explorer():
-    return show.Explorer(
-        show.hardware.MessageTime(theory.links),
-        link=show.choice("link", "InfiniBand 400G", list(theory.links)),
-        n=show.log_slider("message size", 2**20, 0, 34, show=show.size),
-    )
+    return show.hardware.explorer()
 
 
 def test_an_explorer_says_at_its_defaults_what_limits():
-    assert (
-        explorer().status
-        == "1.05 MB over InfiniBand 400G: time 35 µs; share of β 60% of 50 GB/s; half bandwidth at 700 kB. Limit: bandwidth."
+    assert explorer().status == (
+        "1.05 MB over InfiniBand 400G, in 8 pieces of 131 kB: one message 35 µs, 60% of β; 8 ranks in a ring 116 µs, 16% of β; "
+        "half of β at 700 kB; in the ring at 5.6 MB. Limit: latency."
     )
 
 
 def test_an_explorer_is_set_and_read_from_code():
     shown = explorer()
     before = shown.png
-    shown.set(n=1, link="NVLink, H100")
-    assert shown.values == {"link": "NVLink, H100", "n": 1}
+    shown.set(size=1, link="NVLink, H100")
+    assert shown.values == {"link": "NVLink, H100", "size": 1, "n": 8}
     assert "Limit: latency." in shown.status
     assert shown.png != before
     assert "1 B over NVLink, H100" in repr(shown)
 
 
 def test_an_explorer_refuses_what_it_does_not_have():
-    with pytest.raises(ValueError, match="'size': this explorer has link, n"):
-        explorer().set(size=3)
+    with pytest.raises(ValueError, match="'bytes': this explorer has link, size, n"):
+        explorer().set(bytes=3)
     with pytest.raises(ValueError, match="link='Ethernet'"):
         explorer().set(link="Ethernet")
 
@@ -123,5 +120,5 @@ def test_a_setting_that_cannot_be_is_said_in_the_status_line():
 
 def test_a_moved_control_redraws_as_a_hand_would():
     shown = explorer()
-    shown.controls["n"].value = 2**30
+    shown.controls["size"].value = 2**30
     assert shown.status.startswith("1.07 GB over")

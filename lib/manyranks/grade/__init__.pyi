@@ -23,6 +23,9 @@ from . import (
     pipeline as pipeline,
 )
 from . import (
+    start_here as start_here,
+)
+from . import (
     tensor as tensor,
 )
 from . import (

@@ -15,6 +15,7 @@ _MANYRANKS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.se
 _WORLD = _MANYRANKS + "world" + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _MACHINERY = (_TORCH, *(_MANYRANKS + package + os.sep for package in ("measure", "world", "parallel", "given", "grade")))
+OURS = tuple(_MANYRANKS + package + os.sep for package in ("measure", "world"))  # what stands between a call and PyTorch
 _MODES = tuple(_TORCH + part for part in ("_ops.py", "_compile.py", "_dynamo" + os.sep, "utils" + os.sep))
 _MODES += (_MANYRANKS + "measure" + os.sep,)
 _NO_PEERS = tuple(_DISTRIBUTED + part for part in ("checkpoint", "elastic", "launcher"))  # these may wait for a disk

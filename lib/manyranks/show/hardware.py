@@ -1,82 +1,162 @@
-"""Chapter 00's figures: models against memory, links, topologies, and a measured ping-pong."""
+"""Chapter 00's figures: what training needs and one GPU has, the path of a message, links, networks, a measured ping-pong."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from manyranks.show import style, units
+from manyranks.show import drawings, style, units
+from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
+from manyranks.show.explorer import Explorer, Measure, choice, log_slider
 from manyranks.show.lines import powers
 from manyranks.show.said import Said
+from manyranks.theory import hardware
 from manyranks.theory.hardware import Link
+from manyranks.timeline import Timeline
 
 _SIZES = [2**k for k in range(36)]
 _TICKS = [1, 1e3, 1e6, 1e9]
-_WIRE = {"color": "#777777", "linewidth": 1.2}
+_WIRE = {"color": style.INK, "linewidth": 1.2, "linestyle": "-"}
+_DAY, _YEAR = 1e15 * 86400, 365.25 * 86400  # FLOPs of a petaFLOP/s-day; seconds
 
 
 @style.styled
-def models_and_memory(
-    models: Mapping[str, tuple[int, float]], devices: Mapping[str, tuple[int, float]], bytes_each: int
-) -> style.Figure:
-    """Bytes to train models against the memory of one device, by year. Values are (year, parameters) and (year, bytes)."""
-    fig, (axes,) = style.figure(height=3.8)
-    of_models = f"model: {bytes_each} bytes per parameter", models, "o", style.BLUE, bytes_each, 7
-    of_devices = "memory of one device", devices, "s", style.ORANGE, 1, -14
-    for label, points, marker, color, factor, above in (of_models, of_devices):
-        years, amounts = zip(*[(year, factor * amount) for year, amount in points.values()], strict=True)
-        axes.semilogy(years, amounts, marker, color=color, label=label, linestyle="none", markersize=7)
-        for name, *at in zip(points, years, amounts, strict=True):
-            axes.annotate(name, at, (0, above), textcoords="offset points", ha="center", fontsize=8.5)
-    axes.set(ylabel="bytes", ylim=(3e9, 6e13), xlim=(2016.3, 2025.2), title="Training outgrew one device")
-    axes.set_yticks([1e10, 1e11, 1e12, 1e13], ["10 GB", "100 GB", "1 TB", "10 TB"])
-    axes.legend(loc="upper left")
+def outgrown(models: Mapping[str, tuple[float, ...]], devices: Mapping[str, tuple[float, ...]]) -> style.Figure:
+    """Draws what training needs over the years, beside what one GPU has: memory, and compute in a year.
+
+    models: name -> year, bytes, FLOPs
+    devices: name -> year, bytes, FLOP/s
+    """
+    fig, panels = style.figure(columns=2, width=9, height=4)
+    needed, held = ({name: each[:2] for name, each in group.items()} for group in (models, devices))
+    _over_years(panels[0], {"to train a model": needed, "one GPU": held}, units.size)
+    days = {name: (year, flops / _DAY) for name, (year, _, flops) in models.items()}
+    in_a_year = {name: (year, flops * _YEAR / _DAY) for name, (year, _, flops) in devices.items()}
+    _over_years(panels[1], {"to train a model": days, "one GPU, in a year": in_a_year}, "{:,.0f}".format)
+    panels[0].set(title="Memory: bytes", ylim=(3e9, 6e13), yticks=[1e10, 1e11, 1e12, 1e13])
+    panels[1].set(title="Compute: petaFLOP/s-days", ylim=(3, 3e6), yticks=[10, 1e3, 1e5])
     return fig
 
 
+def _over_years(axes: Axes, groups: Mapping[str, Mapping[str, tuple[float, float]]], text: Callable[[float], str]) -> None:
+    """Marks models and GPUs by year and amount, with their names beside them."""
+    for (label, named), look, side in zip(groups.items(), ("o", "s"), (-1, 1), strict=True):
+        color, beside = (style.BLUE, style.ORANGE)[side > 0], {"ha": ("right", "left")[side > 0], "va": "center", "fontsize": 9}
+        axes.semilogy(*zip(*named.values(), strict=True), look, color=color, label=label, linestyle="none", markersize=7)
+        for name, at in named.items():
+            axes.annotate(name, at, (7 * side, 0), textcoords="offset points", **beside)
+    axes.set(xlim=(2016.6, 2026.3), xticks=range(2018, 2027, 2))
+    axes.yaxis.set_major_formatter(lambda amount, _: text(amount))
+    axes.minorticks_off()
+    axes.legend(loc="upper left")
+
+
+@style.styled
+def path_of_a_message() -> style.Figure:
+    """Draws the way between two GPUs of a node and between two nodes: past the CPUs, which only queue the work."""
+    nvlink, pcie, network = (hardware.links[name] for name in ("NVLink, H100", "PCIe 5.0 x16", "InfiniBand 400G"))
+    fig = Figure(WIDTH, 3.6)
+    for x, title, first in ((0.05, "node 0", 0), (4.45, "node 1", 8)):
+        fig.frame(x, 0.25, 2.7, 2.65)
+        fig.write(x + 1.35, 0.12, f"{title}, two of its 8 GPUs", (2.7, 1))
+        places = {f"GPU {first}": 0.55, f"GPU {first + 1}": 2.15}
+        fig.block(x + 0.65, 0.35, 1.4, 0.46, "compute", f"NVLink switch\n{units.rate(nvlink.bandwidth)}")
+        for gpu, at in places.items():
+            fig.paper.plot((x + 1.35, x + at), (0.81, 1.2), **_WIRE)
+            fig.paper.plot((x + at, x + at), (1.6, 2.45), **_WIRE)
+            fig.paper.plot((x + 1.35, x + at), (2.0, 1.6), **_WIRE | {"linestyle": ":"})
+            fig.block(x + at - 0.45, 1.2, 0.9, 0.4, "parameters", gpu, size=LARGE)
+            fig.block(x + at - 0.45, 2.45, 0.9, 0.36, "optimizer", "network card")
+        fig.block(x + 1.05, 1.85, 0.6, 0.36, "compute", "CPU")
+        fig.write(x + 1.35, 2.55, f"PCIe\n{units.rate(pcie.bandwidth)}", (0.66, 1))
+    fig.block(2.8, 3.05, 1.6, 0.46, "optimizer", f"InfiniBand switches\n{units.rate(network.bandwidth)}")
+    fig.arrow([(0.45, 1.18), (1.1, 0.82)], style.BLUE, name="NVLink up")
+    fig.arrow([(1.7, 0.82), (2.35, 1.18)], style.BLUE, name="NVLink down")
+    for name, ends in {
+        "to the card": ((2.35, 1.62), (2.35, 2.42)),
+        "to the switches": ((2.3, 2.83), (2.78, 3.2)),
+        "from the switches": ((4.42, 3.2), (4.9, 2.83)),
+        "to the GPU": ((5.15, 2.42), (5.15, 1.62)),
+    }.items():
+        fig.arrow(ends, style.ORANGE, name=name)
+    fig.write(1.4, 3.3, "dotted: a CPU queues the work;\nno message passes through it", (2.6, 1))
+    return fig
+
+
+_LANES = ("send", "sends", "send to", "gathered"), ("recv", "receives", "receive from", "activations")
+
+
+def turns(runs: Mapping[str, Timeline]) -> style.Figure:
+    """Draws when ranks 0 and 1 send and receive, a panel per run."""
+    lanes = {
+        title: {
+            f"rank {rank} {does}": [
+                (s.started, s.finished, f"{word} {s.name.split()[-1]}", kind) for s in run.of(rank) if s.name.startswith(op)
+            ]
+            for rank in (0, 1)
+            for op, does, word, kind in _LANES
+        }
+        for title, run in runs.items()
+    }
+    return drawings.when(lanes, dict.fromkeys(runs, ()))
+
+
 class MessageTime:
-    """Time and achieved bandwidth of a message over its size; `update` moves the chosen size and link."""
+    """Draws time and bandwidth over size: of one message, and of a ring of n ranks that cut it into n pieces."""
 
     @style.styled
     def __init__(self, links: Mapping[str, Link]):
         self.links = dict(links)
         self.figure, (left, right) = style.figure(columns=2, width=8.6, height=3.7)
-        self._curve = left.loglog(_SIZES, _SIZES, color=style.BLUE)[0]
-        looks = (style.ORANGE, "--"), (style.GREEN, ":")
-        self._parts = [left.plot(_SIZES, _SIZES, color=color, linestyle=line, linewidth=1.2)[0] for color, line in looks]
-        self._share = right.semilogx(_SIZES, _SIZES, color=style.BLUE)[0]
-        self._points = [axes.plot([1], [1], "o", color=style.INK, markersize=8)[0] for axes in (left, right)]
-        self._half = right.plot([1], [50], "s", color=style.ORANGE, markersize=8, label="half bandwidth, n = αβ")[0]
+        looks = (style.BLUE, "-", 2), (style.ORANGE, "--", 1.2), (style.GREEN, ":", 1.2), (style.PINK, "-.", 2)
+        self._times = [left.loglog(_SIZES, _SIZES, color=color, ls=line, lw=wide)[0] for color, line, wide in looks]
+        one, ring = (style.BLUE, "-"), (style.PINK, "-.")
+        self._shares = [right.semilogx(_SIZES, _SIZES, color=color, ls=line)[0] for color, line in (one, ring)]
+        self._points = [axes.plot([1], [1], "o", color=style.INK, markersize=8)[0] for axes in (left, right, left, right)]
+        self._half = right.plot([1, 1], [50, 50], "s", color=style.ORANGE, markersize=8)[0]
         left.set(ylim=(1e-7, 10))
-        _frame(left, "T(n) = α + n/β", "time T(n)", [1e-6, 1e-3, 1])
-        _frame(right, "n / T(n)", "achieved share of β (%)")
-        left.legend([self._curve, *self._parts], ["T(n)", "α alone", "n/β alone"], loc="upper left")
+        _frame(left, "T(n) = α + n/β", "time", [1e-6, 1e-3, 1])
+        _frame(right, "bandwidth that is reached", "share of β (%)")
+        left.legend(self._times, ["one message", "α alone", "n/β alone", "a ring, N pieces"], loc="upper left")
         right.set(ylim=(-4, 104))
-        self._points[1].set_label("this message")
-        right.legend(loc="upper left")
-        self.moving = [self._curve, *self._parts, self._share, *self._points, self._half]
+        right.legend([self._half, self._points[1]], ["half of β", "this size"], loc="upper left")
+        self.moving = [*self._times, *self._shares, *self._points, self._half]
 
-    def update(self, link: str, n: float) -> Said:
-        """Shows this link with a message of n bytes."""
+    def update(self, link: str, size: float, n: int) -> Said:
+        """Shows `size` bytes on this link: in one message, and handed round a ring of n ranks."""
         chosen = self.links[link]
-        times = [chosen.seconds(size) for size in _SIZES]
-        self._curve.set_ydata(times)
-        self._parts[0].set_ydata([chosen.latency] * len(_SIZES))
-        self._parts[1].set_ydata([size / chosen.bandwidth for size in _SIZES])
-        self._share.set_ydata([100 * chosen.achieved_bandwidth(size) / chosen.bandwidth for size in _SIZES])
-        share = chosen.achieved_bandwidth(n) / chosen.bandwidth
-        self._points[0].set_data([n], [chosen.seconds(n)])
-        self._points[1].set_data([n], [100 * share])
-        self._half.set_xdata([chosen.half_bandwidth_bytes])
-        numbers = {"time": units.duration(chosen.seconds(n)), "share of β": f"{share:.0%} of {units.rate(chosen.bandwidth)}"}
-        numbers |= {"half bandwidth": f"at {units.size(chosen.half_bandwidth_bytes)}"}
-        return Said(f"{units.size(n)} over {link}", numbers, "latency" if n < chosen.half_bandwidth_bytes else "bandwidth")
+        one, ring = chosen.seconds, lambda size: (n - 1) * chosen.seconds(size / n)
+        alone, half = (lambda _: chosen.latency), chosen.half_bandwidth_bytes
+        for curve, seconds in zip(self._times, (one, alone, lambda size: size / chosen.bandwidth, ring), strict=True):
+            curve.set_ydata([seconds(each) for each in _SIZES])
+        shares = (
+            (lambda size: 100 * size / half / (1 + size / half)),
+            (lambda size: 100 * size / n / half / (1 + size / n / half)),
+        )
+        for curve, share in zip(self._shares, shares, strict=True):
+            curve.set_ydata([share(each) for each in _SIZES])
+        for point, value in zip(self._points, (one(size), shares[0](size), ring(size), shares[1](size)), strict=True):
+            point.set_data([size], [value])
+        self._half.set_xdata([half, n * half])
+        numbers = {"one message": f"{units.duration(one(size))}, {shares[0](size):.0f}% of β"}
+        numbers |= {f"{n:,} ranks in a ring": f"{units.duration(ring(size))}, {shares[1](size):.0f}% of β"}
+        numbers |= {"half of β": f"at {units.size(half)}", "in the ring": f"at {units.size(n * half)}"}
+        limit = "latency" if size / n < half else "bandwidth"
+        return Said(f"{units.size(size)} over {link}, in {n:,} pieces of {units.size(size / n)}", numbers, limit)
+
+
+def explorer(measure: Measure | None = None) -> Explorer:
+    """Returns the explorer of chapter 00. measure: what "Measure it" runs, manyranks.small's hardware."""
+    presets = {"1 kB": {"size": 2**10}, "1,024 ranks": {"n": 1024}, "today's NVLink": {"link": "NVLink, B200"}}
+    link = choice("link", "InfiniBand 400G", list(hardware.links))
+    size = log_slider("size n", 2**20, low=0, high=34, show=units.size)
+    return Explorer(MessageTime(hardware.links), presets, measure, link=link, size=size, n=log_slider("ranks N", 8, 1, 10))
 
 
 @style.styled
 def links(chosen: Mapping[str, Link]) -> style.Figure:
-    """T(n) of several links on one pair of axes, with the half-bandwidth point of each."""
+    """Draws T(n) of several links on one pair of axes, with the half-bandwidth point of each."""
     fig, (axes,) = style.figure(height=3.8)
     for (name, link), marker in zip(chosen.items(), style.MARKERS, strict=False):
         (line,) = axes.loglog(_SIZES, [link.seconds(n) for n in _SIZES], label=name)
@@ -89,7 +169,7 @@ def links(chosen: Mapping[str, Link]) -> style.Figure:
 
 @style.styled
 def ping_pong(sizes: Sequence[int], seconds: Sequence[float], link: Link) -> style.Figure:
-    """Measured times of one message, with the line T(n) = α + n/β that fits them."""
+    """Draws measured times of one message, with the line T(n) = α + n/β that fits them."""
     fig, (axes,) = style.figure(height=3.5)
     axes.loglog(sizes, seconds, "o", color=style.ORANGE, linestyle="none", label="measured")
     fit = f"fit: α = {units.duration(link.latency)}, β = {units.rate(link.bandwidth)}"
@@ -115,7 +195,7 @@ def _frame(axes: Axes, title: str, ylabel: str, times: Sequence[float] = (), siz
 
 @style.styled
 def topologies() -> style.Figure:
-    """A fat tree of GPUs beside a torus of TPUs, with the cut through the middle of each."""
+    """Draws a fat tree of GPUs beside a torus of TPUs, with the cut through the middle of each."""
     fig, panels = style.figure(columns=2, width=8.6, height=3.6)
     for draw, axes in zip((_fat_tree, _torus), panels, strict=True):
         draw(axes)
@@ -126,9 +206,9 @@ def topologies() -> style.Figure:
 def _fat_tree(axes) -> None:
     for x in (0.5, 2.5, 4.5, 6.5):
         for spine in (1.5, 5.5):
-            axes.plot((x, spine), (1.6, 3), "-", **_WIRE)
+            axes.plot((x, spine), (1.6, 3), **_WIRE)
         for gpu in (x - 0.5, x + 0.5):
-            axes.plot((gpu, x), (0.25, 1.6), "-", **_WIRE)
+            axes.plot((gpu, x), (0.25, 1.6), **_WIRE)
             _box(axes, gpu, 0.2, "GPU", style.BLUE)
         _box(axes, x, 1.6, "leaf", style.GREEN)
     for spine in (1.5, 5.5):
@@ -140,8 +220,8 @@ def _fat_tree(axes) -> None:
 def _torus(axes) -> None:
     for i in range(4):
         for ends, look in (((0, 3), "-"), ((-0.55, 0), ":"), ((3, 3.55), ":")):
-            axes.plot(ends, (i, i), look, **_WIRE)
-            axes.plot((i, i), ends, look, **_WIRE)
+            axes.plot(ends, (i, i), **_WIRE | {"linestyle": look})
+            axes.plot((i, i), ends, **_WIRE | {"linestyle": look})
         axes.plot(range(4), [i] * 4, "o", color=style.BLUE, markersize=11, zorder=3)
     axes.axvline(1.5, color=style.ORANGE, linestyle="--")
     axes.set(xlim=(-1, 4), ylim=(-0.8, 3.8), title="Torus: fast to neighbors (edges wrap around)")

@@ -1,3 +1,4 @@
+from .chapter_00 import hardware as hardware
 from .chapter_01 import collectives as collectives
 from .chapter_02 import data_parallel as data_parallel
 from .chapter_03 import zero as zero

@@ -246,6 +246,7 @@ _NCCL = "α: NCCL src/graph/tuning.cc, hwLat of a ring, Simple"
 def _links() -> Named:
     chips = _accelerators()
     links = {
+        "NVLink, B200": Link("NVLink, B200", 3.4e-6, chips["B200 (HGX)"].scale_up, _NCCL),
         "NVLink, H100": Link("NVLink, H100", 3.4e-6, chips["H100 SXM"].scale_up, _NCCL),
         "NVLink, A100": Link("NVLink, A100", 3.4e-6, chips["A100-80GB SXM"].scale_up, _NCCL),
         "PCIe 5.0 x16": Link("PCIe 5.0 x16", 5.7e-6, 64 * GB, _NCCL + "; β: PCI-SIG, 32 GT/s × 16 lanes"),

@@ -46,6 +46,11 @@ def notebook_has(name: str) -> bool:
     return name in getattr(_shell(), "user_ns", {})
 
 
+def labels() -> dict[str, str]:
+    """The file name of each of the notebook's cells -> "cell 12"."""
+    return {file: f"cell {number}" for file, number in _cell_numbers().items()}
+
+
 def _cell_numbers() -> dict[str, int]:
     """File name -> execution count, as IPython keeps it to name cells in its own tracebacks."""
     return getattr(getattr(_shell(), "compile", None), "_filename_map", {})

@@ -30,6 +30,7 @@ class Outcome:
     replies: dict[int, tuple] = field(default_factory=dict)  # rank -> (Reply, frames)
     deaths: dict[int, int] = field(default_factory=dict)  # rank -> exit code
     debugged: set[int] = field(default_factory=set)  # ranks whose debugger waits for a line
+    stopped: set[int] = field(default_factory=set)  # ranks that still ran when the run was given up
     deadlock: bool = False
     late: bool = False
     whereabouts: dict[int, watch.Whereabouts | None] = field(default_factory=dict)  # of the ranks that did not reply

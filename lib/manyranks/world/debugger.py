@@ -9,17 +9,18 @@ import pdb
 import sys
 import threading
 import traceback
-from bdb import BdbQuit
+from bdb import BdbQuit, Breakpoint
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 
-from manyranks.measure.place import machinery, readers_first
+from manyranks.measure.place import OURS, machinery, readers_first
 
 _ask: Callable[["Asked"], str | dict[str, str]] | None = None
 _process = 0  # the rank's own, which may fork others
-_SKIPPED = ["manyranks.world.*", "manyranks.measure.*", "torch.*", "cloudpickle.*"]  # whose lines nobody wants to step through
+_STEPS = ("n", "next", "s", "step", "r", "return", "unt", "until", "j", "jump")
 _last: TracebackType | None = None  # of what ended the last run
+_stepped = False  # whether breakpoint() has opened a debugger in this run
 asking = False  # whether this rank waits for a line now
 
 
@@ -52,6 +53,15 @@ def keep(trace: TracebackType | None) -> None:
     _last = trace
 
 
+def rest() -> None:
+    """A run is over: nothing is traced in the next one, and there are no breakpoints."""
+    global _stepped
+    if _stepped and os.getpid() == _process:
+        sys.settrace(None)
+        Breakpoint.clearBreakpoints()
+        _stepped = False
+
+
 def named(error: BaseException) -> BaseException:
     """An exception for a report: what leaves the debugger has words."""
     words = "you left the debugger with q, which ends the run for all ranks"
@@ -80,7 +90,7 @@ class Debugger(pdb.Pdb):
     """
 
     def __init__(self, over: bool = False):
-        super().__init__(stdin=self, stdout=self, nosigint=True, readrc=False, skip=_SKIPPED)
+        super().__init__(stdin=self, stdout=self, nosigint=True, readrc=False)
         self.use_rawinput, self._said, self._over = False, [], over
         self.reset()
         self.prompt = f"(rank {os.environ['MANYRANKS_RANK']}) "
@@ -103,18 +113,39 @@ class Debugger(pdb.Pdb):
 
     def get_stack(self, frame, trace):
         stack, at = super().get_stack(frame, trace)
-        first = readers_first([each.f_code.co_filename for each, _ in stack])
+        files = [each.f_code.co_filename for each, _ in stack]
         if self._over:
-            at = max((k for k, (each, _) in enumerate(stack) if not machinery(each.f_code.co_filename)), default=at)
-        return stack[first:], max(0, at - first)
+            at = max((k for k, file in enumerate(files) if not _unseen(file)), default=at)
+        kept = [k for k in range(readers_first(files), len(stack)) if k == at or not files[k].startswith(OURS)]
+        return [stack[k] for k in kept], sum(k < at for k in kept)
+
+    def stop_here(self, frame) -> bool:
+        """Steps through the reader's lines alone, over what they call of PyTorch."""
+        return not _unseen(frame.f_code.co_filename) and super().stop_here(frame)
+
+    def user_return(self, frame, value) -> None:
+        super().user_return(frame, value)
+        if frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(OURS) and not self.quitting:
+            self.set_continue()  # that was the last of the reader's lines
+
+    def onecmd(self, line: str) -> bool:
+        if not self._over or self.parseline(line)[0] not in _STEPS:
+            return super().onecmd(line)
+        self.message("this run is over, so nothing can be stepped: p, w, up and down look at it, and q leaves")
+        return False
 
     def do_interact(self, _: str) -> None:
-        self.message("there is no interact and no run here: type statements at the prompt, and run the cell again")
+        self.message("`interact` and `run` don't work here: type statements at the prompt, and run the cell again")
 
     do_run = do_restart = do_interact
 
     def _cmdloop(self) -> None:
         self.cmdloop()  # an interrupt ends the run, too
+
+
+def _unseen(file: str) -> bool:
+    """Whether it isn't the reader's, or is no file."""
+    return machinery(file) or file.startswith(("<string>", "<frozen"))
 
 
 def _stop_here(*_, header: str = "", **__) -> None:
@@ -123,6 +154,8 @@ def _stop_here(*_, header: str = "", **__) -> None:
         where = f"thread {thread.name}" if os.getpid() == _process else "a process that the rank has started"
         print(f"breakpoint() in {where} is passed over: only a rank's main thread can be stopped", file=sys.stderr)
         return
+    global _stepped
+    _stepped = True
     _fetch(traceback.walk_stack(frame))
     debugger = Debugger()
     if header:
@@ -132,7 +165,7 @@ def _stop_here(*_, header: str = "", **__) -> None:
 
 def _fetch(lines: Iterable[tuple[FrameType, int]]) -> None:
     """Gets the source of a notebook's cells, which is in no file."""
-    files = {frame.f_code.co_filename for frame, _ in lines} - {"<string>"}
-    lacking = sorted(file for file in files if not machinery(file) and not linecache.getlines(file))
+    files = {frame.f_code.co_filename for frame, _ in lines}
+    lacking = sorted(file for file in files if not _unseen(file) and not linecache.getlines(file))
     for file, source in (_ask(Asked(files=lacking)) if lacking else {}).items():
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

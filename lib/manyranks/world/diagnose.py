@@ -10,6 +10,7 @@ from manyranks.measure.operators import POINT_TO_POINT
 from manyranks.measure.place import machinery
 from manyranks.world import cells
 from manyranks.world.collect import Outcome
+from manyranks.world.debugger import Left
 from manyranks.world.errors import NODE_LOST
 from manyranks.world.rank import Failure
 from manyranks.world.watch import Whereabouts
@@ -22,6 +23,8 @@ def failure_report(rank: int, outcome: Outcome) -> str:
     failure = outcome.replies[rank][0].failure
     same = [r for r in outcome.failed if outcome.replies[r][0].failure.rendered == failure.rendered]
     who = f"rank {rank}" if same == [rank] else ranks_text(sorted(same), len(outcome.ranks))
+    if failure.kind == Left.__name__:
+        return "\n".join([f"rank {rank}: {failure.said[0]}", *_stopped(outcome)])
     parts = [f"{who} raised {failure.rendered}", traceback_text(failure), _hint(failure)]
     while failure := failure.cause:
         parts += [f"  caused by {failure.rendered}", traceback_text(failure)]
@@ -34,9 +37,11 @@ def failure_report(rank: int, outcome: Outcome) -> str:
 def _hint(failure: Failure) -> str:
     """What a reader may not know: the notebook's variables are not those of %%ranks cells."""
     missing = re.match(r"NameError: name '(\w+)' is not defined", failure.rendered)
+    if failure.rendered.startswith("EOFError: EOF when reading a line"):
+        return "nobody can type on a rank: call input() in the notebook, and send what it returns with world.set(name=...)"
     if missing is None or not cells.notebook_has(name := missing[1]):
         return ""
-    return f"the notebook has a variable {name}, the ranks have not: world.set({name}={name}) sends it to them"
+    return f"the notebook has a variable {name}, but the ranks don't: world.set({name}={name}) sends it to them"
 
 
 def traceback_text(failure: Failure) -> str:
@@ -71,7 +76,7 @@ def stack_text(rank: int, seen: Whereabouts | None) -> str:
         return f"rank {rank} does not answer"
     if not seen.running:
         return f"rank {rank} waits for the next run"
-    doing = "is in the debugger" if seen.debugged else "computes" if seen.blocked is None else f"waits in {_waits(seen)}"
+    doing = "is in the debugger" if seen.debugged else "runs" if seen.blocked is None else f"waits in {_waits(seen)}"
     lines = [f"  {cells.label(each[:2])}\n    {cells.source_line(*each[:2])}".rstrip() for each in seen.stack]
     return "\n".join([f"rank {rank} {doing}", *lines])
 
@@ -160,6 +165,8 @@ def _state(seen: Whereabouts | None, faults: str) -> str:
     if seen is None:
         place = cells.label(_crash_place(faults))
         return f"was in code that holds the interpreter, at {place}" if place else "did not answer: its process is stopped"
+    if seen.debugged:
+        return f"was in the debugger at {cells.label(seen.place)}"
     if seen.blocked is None:
         between = seen.place is not None and seen.place.file == "<string>"  # no line of the reader's: it begins, or has ended
         return "was between runs" if between else f"was running {cells.label(seen.place)}".rstrip()

@@ -103,6 +103,8 @@ class Live(Nothing):
     def leave(self) -> None:
         if self._handle is not None:
             self._looks |= self._outcome.whereabouts
+            still = [rank for rank in self._outcome.missing if (seen := self._looks.get(rank)) and seen.blocked is None]
+            self._outcome.stopped |= set(still)
             self._end({"text/html": self._strip(), "text/plain": self._said()})
 
     def clear(self) -> None:
@@ -170,6 +172,8 @@ def states_of(outcome: Outcome, looks: Looks, printing: set[int]) -> dict[int, S
 def _state(rank: int, outcome: Outcome, printing: bool) -> State:
     if rank in outcome.deaths:
         return State("✗", "died", "", "#D55E00")
+    if rank in outcome.stopped:
+        return State("■", "was stopped", "", "#787878")
     if rank in outcome.replies:
         failure = outcome.replies[rank][0].failure
         return State("✗", "raised", failure.kind, "#D55E00") if failure else State("✓", "done", "", "#009E73")
@@ -183,7 +187,7 @@ def _state(rank: int, outcome: Outcome, printing: bool) -> State:
         whom = "" if culprit is None else f"for rank {culprit}"
         return State("…", f"waits in {call}", ", ".join(filter(None, (whom, place))), "#E69F00")
     place = cells.label(seen.place) if seen is not None else ""
-    return State("✎", "prints", place, "#0072B2") if printing else State("▶", "computes", place, "#0072B2")
+    return State("✎", "prints", place, "#0072B2") if printing else State("▶", "runs", place, "#0072B2")
 
 
 def _cell(rank: int, state: State, seen: Whereabouts | None) -> str:

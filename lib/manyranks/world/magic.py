@@ -11,8 +11,8 @@ from manyranks.world.recording import wanted
 from manyranks.world.world import newest
 
 _USAGE = (
-    "use %%ranks, or %%ranks 0,2 for some of the ranks; then, if you want, --time, or --measure NAME (with --flops or "
-    "--memory, to count these, too, or --profile)"
+    "use %%ranks, or %%ranks 0,2 for some of the ranks. Behind the ranks, --time; or --measure NAME, with --flops or --memory "
+    "to count these, too, or --profile"
 )
 _LINE = re.compile(
     r"\s*(?P<ranks>\d+(\s*,\s*\d+)*)?\s*((?P<time>--time)|--measure\s+(?P<name>[A-Za-z_]\w*)"
@@ -24,7 +24,16 @@ def load(shell) -> None:
     """Adds the magic to an IPython shell, with Tab for its names, and starts the forkserver in the background."""
     limits.check_place()
     shell.Completer.custom_matchers.append(_completes())
-    shell.register_magic_function(lambda line, cell: _ranks(shell, line, cell), "cell", "ranks")
+
+    def ranks(line: str, cell: str) -> None:
+        """Runs the cell on every rank of the newest open world: %%ranks; or on some of them: %%ranks 0,2.
+
+        Behind the ranks, --time prints how long it took. --measure NAME counts as world.measure does and keeps that as NAME,
+        with --flops or --memory to count these, too, or --profile.
+        """
+        _ranks(shell, line, cell)
+
+    shell.register_magic_function(ranks, "cell", "ranks")
     the_forkserver()
 
 
@@ -36,12 +45,16 @@ def _ranks(shell, line: str, cell: str) -> None:
     name = f"<cell {cells.current_number() or shell.execution_count}>"
     source = "\n" + cell  # the line with %%ranks counts, so that numbers agree with what the reader sees
     cells.remember(name, f"%%ranks{line}\n{cell}")
+    try:
+        newest().checked_ranks(chosen)
+    except ValueError as error:
+        raise WorldError(f"%%ranks {line.strip()}: {error}") from None  # without the frames of this library
     compile(source, name, "exec")  # a slip of the pen is a SyntaxError here, not one from each rank
     if options["time"]:
         started = time.perf_counter()
         each = newest().time_cell(source, name, chosen)
-        ranks = ", ".join(f"rank {rank} {seconds:.3g} s" for rank, seconds in each.items())
-        print(f"{time.perf_counter() - started:.3g} s: {ranks}")
+        ranks = ", ".join(f"rank {rank}: {1e3 * seconds:.3g} ms" for rank, seconds in each.items())
+        print(f"{1e3 * (time.perf_counter() - started):.3g} ms in all; {ranks}")
     elif options["name"] is None:
         newest().run_cell(source, name, chosen)
     else:

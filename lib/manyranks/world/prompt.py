@@ -2,6 +2,7 @@
 
 import contextlib
 import linecache
+import os
 import re
 import sys
 from dataclasses import replace
@@ -65,7 +66,6 @@ class Prompt:
 
 def _readable(text: str) -> str:
     """A notebook's cell by its number, and not by the file that it isn't in."""
-    found = [word.partition("(")[0] for line in text.splitlines() for word in line.split() if "ipykernel" in word]
-    for file in found:
-        text = text.replace(file, cells.file_label(file))
-    return re.sub(r"<(cell \d+)>\(", r"\1(", text)
+    for file, label in cells.labels().items():
+        text = text.replace(file, label).replace(os.path.basename(file), label)
+    return re.sub(r"<(cell \d+)>(?=[(:])", r"\1", text)

@@ -186,6 +186,7 @@ def _perform(task: list, recorder: Recorder, running: threading.Event, pack: Cal
             shown.flush_figures()
     finally:
         running.clear()
+        debugger.rest()
     reply.counts, reply.members = recorder.counts, recorder.members
     reply.recent = list(recorder.calls)[-RECENT:]
     reply.broken = recorder.broken or not dist.is_initialized()

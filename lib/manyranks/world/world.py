@@ -23,8 +23,8 @@ from manyranks.world.recording import wanted
 from manyranks.world.team import Team, server_of
 
 _open: list["weakref.ref[World]"] = []  # in the order they were made: %%ranks runs on the newest
-_LOST = "\n\nThe variables that %%ranks cells kept are gone: the next run starts fresh ranks."
-_DEBUG = "\n\nworld.debug() shows the frames and variables of that moment, until the next run."
+_LOST = "\n\nThe variables of %%ranks cells are gone: the next run starts fresh ranks."
+_DEBUG = "\n\nUntil the next run, world.debug() lets you look at the frames and variables of that moment."
 _A_MOMENT = 0.05
 _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are replaced
 
@@ -85,17 +85,14 @@ class World:
     def set(self, **values) -> None:
         """Sets variables for the %%ranks cells, the same on each rank."""
         self._run(range(self.size), tasks.set_variables, (values,), {})
-        self._note_variables()
 
     def run_cell(self, source: str, name: str, ranks=None) -> None:
         """Runs a cell's source on these ranks (all by default), among the variables they keep; name: its file name."""
-        self._run(self._checked_ranks(ranks), tasks.run_cell, (source, name), {})
-        self._note_variables()
+        self._run(self.checked_ranks(ranks), tasks.run_cell, (source, name), {})
 
     def time_cell(self, source: str, name: str, ranks=None) -> dict[int, float]:
         """As run_cell. Returns each rank's seconds."""
-        outcome = self._run(self._checked_ranks(ranks), tasks.time_cell, (source, name), {})
-        self._note_variables()
+        outcome = self._run(self.checked_ranks(ranks), tasks.time_cell, (source, name), {})
         return dict(zip(outcome.ranks, self._results(outcome), strict=True))
 
     def names(self, begun: str) -> list[str]:
@@ -106,9 +103,7 @@ class World:
 
     def measure_cell(self, source: str, name: str, ranks=None, counts: frozenset[str] = frozenset()) -> Measurement:
         """As run_cell, measured; counts: as measure's options."""
-        result = self._measure(self._checked_ranks(ranks), tasks.run_cell, (source, name), {}, counts)
-        self._note_variables()
-        return result
+        return self._measure(self.checked_ranks(ranks), tasks.run_cell, (source, name), {}, counts)
 
     def debug(self, rank: int | None = None) -> None:
         """Opens Python's debugger on a rank, where the last run raised or hung: frames and variables of that moment.
@@ -118,7 +113,9 @@ class World:
         """
         with self._lock:
             if self._closed or self._went_wrong is None:
-                raise WorldError("there is nothing to debug: the last run neither raised nor hung, or its ranks are gone")
+                raise WorldError(
+                    "there is nothing to debug: the last run must have raised or hung, and after a death its ranks are gone"
+                )
             team, outcome, first = self._went_wrong
             rank = first if rank is None else rank
             if type(rank) is not int or rank not in outcome.ranks:
@@ -139,6 +136,8 @@ class World:
             if self._closed:
                 raise WorldError("the world was closed while a rank was in the debugger")
             if error := _error(alone, team, None, self._unpack):
+                if isinstance(error, RankDied):
+                    self._drop_team()
                 raise error
 
     def stacks(self) -> None:
@@ -146,8 +145,9 @@ class World:
         team = self._went_wrong[0] if self._went_wrong else self._team
         if self._closed or team is None:
             raise WorldError("there are no ranks now; the next run starts them")
+        failed = self._went_wrong[1].failed if self._went_wrong else []
         for rank, seen in team.look(range(self.size), watch.DETAILS).items():
-            print(diagnose.stack_text(rank, seen))
+            print(f"rank {rank} has raised" if rank in failed else diagnose.stack_text(rank, seen))
 
     def close(self) -> None:
         """Ends the ranks, also from another thread than the one whose run is under way. Closing twice does nothing.
@@ -200,6 +200,7 @@ class World:
         with self._lock:
             team = self._ready_team()
             team.warn_where_stale(fn)
+            team.kept |= fn in (tasks.run_cell, tasks.time_cell, tasks.set_variables)
             output, outcome = Output(time.monotonic()), collect.Outcome(tuple(ranks))
             with live(outcome, output) as shown:
                 try:
@@ -242,10 +243,6 @@ class World:
             self._servers[:] = [server_of(self._engine, self.size)]
         return Team(self.size, self.backend, self._servers[-1], self._confined)
 
-    def _note_variables(self) -> None:
-        if self._team is not None:  # None: the run ended well but left ranks that cannot be used again
-            self._team.kept = True
-
     def _drop_team(self) -> None:
         self._team = self._went_wrong = None
         _close_team(self._holder)
@@ -257,6 +254,7 @@ class World:
         computing = [rank for rank, seen in outcome.whereabouts.items() if seen is None or seen.blocked is None]
         if not computing:
             return
+        outcome.stopped |= set(computing)
         team.interrupt(computing)
         until = time.monotonic() + _AFTER_INTERRUPT
         while any(rank in outcome.missing for rank in computing) and time.monotonic() < until:
@@ -290,7 +288,7 @@ class World:
             if outcome.missing:
                 collect.explain(team, outcome)
             error = _error(outcome, team, self.timeout, self._unpack)
-            if isinstance(error, RankFailed | RankHung) and not self._confined:
+            if isinstance(error, RankFailed | RankHung) and not self._confined and not _left(error):
                 self._went_wrong = team, outcome, [*outcome.failed, *outcome.missing][0]
         finally:
             if not usable and self._went_wrong is None:
@@ -310,7 +308,8 @@ class World:
     def _results(self, outcome: collect.Outcome) -> list:
         return [_read(rank, outcome.replies[rank][1], self._unpack) for rank in outcome.ranks]
 
-    def _checked_ranks(self, ranks) -> tuple[int, ...]:
+    def checked_ranks(self, ranks) -> tuple[int, ...]:
+        """The ranks in order, all for None. Raises ValueError for one that isn't there."""
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
             raise ValueError(f"ranks {list(chosen)}: this world has the ranks 0 to {self.size - 1}")
@@ -383,6 +382,11 @@ def _read(rank: int, frames: list, unpack: Callable):
         return unpack(frames)
     except Exception as error:
         raise WorldError(f"rank {rank}'s result cannot be read in the notebook: {type(error).__name__}: {error}") from error
+
+
+def _left(error: WorldError) -> bool:
+    """Whether the reader has ended the run, with q in a debugger."""
+    return isinstance(error, RankFailed) and error.kind == debugger.Left.__name__
 
 
 def _usable(outcome: collect.Outcome, team: Team) -> bool:

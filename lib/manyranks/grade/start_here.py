@@ -1,0 +1,134 @@
+"""Checks of exercise 00_start_here: messages any number of ranks further, three reports to read, α and β of measured times."""
+
+from collections.abc import Callable
+from functools import partial
+from numbers import Real
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from manyranks.given import start_here as given
+from manyranks.given.start_here import Times
+from manyranks.grade.check import Task
+from manyranks.grade.judges import facts, messages, sent, values
+from manyranks.grade.learner import Ready, plain, whole
+from manyranks.measure.journal import Stopped, kind_of
+from manyranks.measure.watch import Watch
+
+_task = partial(Task, "00_start_here")
+
+# Task 1: shift
+
+
+class Shift(NamedTuple):
+    """A call on every rank: so many elements, so many ranks further."""
+
+    elements: int
+    by: int
+
+    def __str__(self) -> str:
+        return f"by {self.by}"
+
+
+def _shift(case: Shift, function: Callable, watch: Watch) -> dict:
+    generator = torch.Generator().manual_seed(10 * dist.get_rank() + watch.seed)
+    x = torch.randn(case.elements, generator=generator, dtype=torch.float64)
+    before = x.clone()
+    return {"the result": plain(function(x, case.by)), "the input has changed": not torch.equal(x, before)}
+
+
+_SHIFTS = (Shift(5, 1), Shift(6, 2), Shift(4, -1), Shift(3, 4), Shift(7, 3))
+shift = _task(
+    "shift",
+    5,
+    _shift,
+    (
+        values(0.6, "returns the tensor of the rank `by` places before", "the result", alone=True),
+        messages(0.2, "sends to the rank `by` places further", hint="rank r sends to (r + by) % N only")._replace(needs=1),
+        sent(0.1, "sends its tensor once, and nothing to itself", hint="if the shift leads back to the rank, send nothing"),
+        facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
+    ),
+    cases=_SHIFTS,
+    more=lambda random: [Shift(random.randint(2, 99), random.randint(-9, 9))],
+    only=("send", "recv"),
+    call="shift(x, by)",
+    ready=Ready(hint="write it with dist.send and dist.recv"),
+    advice=(
+        ("invalid|itself|to self|your own rank", "with by = N or 0 a rank would send to itself: return a copy of x instead"),
+        (
+            "waits in send .* waits in send",
+            "all ranks of a circle send first: some of them must receive first. With by = 2 on 4 ranks, 0 and 2 are a circle",
+        ),
+        ("waits in recv .* waits in recv", "all ranks of a circle receive first: some of them must send first"),
+    ),
+)
+
+# Task 2: three reports
+
+_FORM = 'it returns a dict with a rank for each letter: {"A": 0, "B": 0, "C": 0}'
+
+
+def _culprits(case: str, function: Callable, watch: Watch) -> dict:
+    found = function()
+    if not isinstance(found, dict):
+        raise Stopped(f"culprits() returned {kind_of(found)}", _FORM)
+    if missing := [letter for letter in "ABC" if letter not in found]:
+        raise Stopped(f"culprits() has no {missing[0]!r}", _FORM)
+    return {f"the rank of report {letter}": whole(found[letter], f"the rank of {letter}", _FORM) for letter in "ABC"}
+
+
+_READ = {
+    "A": "follow the chain in the second line: each rank waits for the next one. Who talks to a rank that isn't its neighbor?",
+    "B": "the second line ends with the rank that all others wait for, and says what became of it",
+    "C": "the line about calls that diverge: which rank calls something else than the other three?",
+}
+culprits = _task(
+    "culprits",
+    3,
+    _culprits,
+    tuple(
+        values(1 / 3, f"finds the rank that is wrong in report {letter}", f"report {letter}", alone=True, part=True, hint=hint)
+        for letter, hint in _READ.items()
+    ),
+    worlds=(1,),
+    part=True,
+    call="culprits()",
+    ready=Ready(hint="read the reports, and write down three numbers"),
+)
+
+# Task 3: α and β
+
+_PAIR = "it returns a pair of numbers, (alpha, beta)"
+
+
+def _fit(case: Times, function: Callable, watch: Watch) -> dict:
+    found = function([*case.sizes], case.measured(1 + watch.seed))
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise Stopped(f"fit() returned {kind_of(found)}", _PAIR)
+    for value in found:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise Stopped(f"fit() returned {kind_of(value)} in its pair", _PAIR)
+    alpha, beta = map(float, found)
+    return {"α, in µs": float(f"{1e6 * alpha:.6g}"), "β, in GB/s": float(f"{beta / 1e9:.6g}")}
+
+
+fit = _task(
+    "fit",
+    4,
+    _fit,
+    (
+        values(0.5, "finds α", "α", alone=True, part=True),
+        values(0.5, "finds β", "β", alone=True, part=True),
+    ),
+    cases=(
+        Times(14e-6, 50e9, (1, 1_000, 100_000, 10_000_000)),
+        Times(3e-6, 450e9, (4_000_000, 64, 250_000)),
+        Times(30e-6, 4e9, (1_000_000, 2_000_000, 5_000_000)),
+    ),
+    more=given.drawn_times,
+    worlds=(1,),
+    part=True,
+    call="fit(sizes, seconds)",
+    unexplained="two different sizes n and m have the smallest times t and u: β = (m − n) / (u − t), α = t − n / β",
+)
