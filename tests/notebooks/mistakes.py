@@ -112,11 +112,58 @@ def round_trip(x):
         dist.recv(x, src=0)  # and nothing comes back
 """
 
+_TWO_STEPS = """
+def in_two_steps():
+    shard, whole = torch.zeros(1, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    dist.all_gather_single(whole, my_shard())  # nothing is summed
+    return whole
+"""
+
+_RING_OF_CHUNKS = """
+def ring(chunks, members, first, add, rounds=None):
+    n, place = len(members), members.index(dist.get_rank())
+    after, before = members[(place + 1) % n], members[place - 1]
+    for step in range(n - 1)[:rounds]:
+        outgoing = chunks[(place - step) % n]  # as if every trip began at home
+        mine = chunks[(place - step - 1) % n]
+        arrived = torch.empty_like(mine)
+        exchange(outgoing, after, arrived, before)
+        mine.copy_(mine + arrived if add else arrived)
+"""
+
+_RING_ALL_REDUCE = """
+def ring_all_reduce(x):
+    n = dist.get_world_size()
+    chunks, everyone = x.tensor_split(n), list(range(n))
+    ring(chunks, everyone, first=1, add=True)
+    ring(chunks, everyone, first=1, add=False)  # passes on a chunk that isn't whole
+    return x
+"""
+
+_TWO_LEVELS = """
+def two_levels(x, node):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    inside = list(range(rank - rank % node, rank - rank % node + node))
+    across = list(range(rank % node, n, node))
+    chunks = x.tensor_split(node)
+    parts = chunks[rank % node].tensor_split(n // node)
+    ring(chunks, inside, first=1, add=True)
+    ring(parts, across, first=1, add=True)
+    ring(chunks, inside, first=0, add=False)
+    return x
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
         "careful_ring": (_RING, "a deadlock"),
         "round_trip": (_ROUND_TRIP, "the ranks sent {0: 9, 1: 0} bytes"),
+    },
+    "01_collectives": {
+        "in_two_steps": (_TWO_STEPS, "rank 0 has [1, 20, 300, 4000], and should have"),
+        "ring": (_RING_OF_CHUNKS, "the ranks' own chunks are"),
+        "ring_all_reduce": (_RING_ALL_REDUCE, "rank 0 has"),
+        "two_levels": (_TWO_LEVELS, "not every rank has the sum of all eight"),
     },
     "03_zero": {
         "Row": (_ROW, "the weights are off by"),

@@ -12,6 +12,7 @@ from manyranks.show.labels import Labels, heading
 MOST = 16  # ranks that can still be read
 _EDGE = 1.24  # half the side of the drawing; the discs' centres are at a distance of 1 from the middle
 _CORNERS = np.exp(2j * np.pi * np.arange(32) / 32)
+_NODE, _SIDES = np.array([-0.42 - 1j, 0.42 - 1j, 0.42 + 1j, -0.42 + 1j]), (-0.55, 0.7)
 _ALONG = np.linspace(0, 1, 12)
 _BEZIER = np.array([(1 - _ALONG) ** 2, 2 * _ALONG * (1 - _ALONG), _ALONG**2])
 
@@ -27,26 +28,33 @@ class Circle:
         self._shafts = axes.add_collection(LineCollection([], colors=style.BLUE, zorder=2), autolim=False)
         self._heads = axes.add_collection(PolyCollection([], linewidths=0.8, edgecolors=style.BLUE, zorder=2), autolim=False)
         self._discs = axes.add_collection(PolyCollection([], facecolors="white", edgecolors=style.INK, zorder=3), autolim=False)
+        self._boxes = axes.add_collection(PolyCollection([], facecolors="none", edgecolors=style.INK, zorder=1), autolim=False)
         self._labels, self._title = Labels(axes), heading(axes)
-        self.moving = [self._shafts, self._heads, self._discs, self._labels.artist, self._title.artist]
+        self.moving = [self._shafts, self._heads, self._discs, self._boxes, self._labels.artist, self._title.artist]
         axes.set(xlim=(-_EDGE, _EDGE), ylim=(-_EDGE, _EDGE), aspect="equal", xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
 
-    def update(self, n: int, messages: Sequence[tuple[int, int, float]], title: str = "") -> None:
-        """Shows up to 16 ranks, and messages (source, destination, share of the tensor); those without a share are dotted."""
+    def update(self, n: int, messages: Sequence[tuple[int, int, float]], title: str = "", node: int = 0) -> None:
+        """Shows up to 16 ranks, and messages (source, destination, share of the tensor); those without a share are dotted.
+
+        node: ranks of each of two nodes, which stand side by side in boxes; 0 for one circle of all
+        """
         self._title.update([(0, 1)], [title])
         if n > MOST:
             self._labels.update([(0, 0)], [f"drawn up to {MOST} ranks"])
             n, messages = 0, []
         places = np.exp(1j * (np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)))
         radius = min(0.2, 0.62 * np.sin(np.pi / max(n, 2)))
+        if node:
+            places, radius = np.concatenate([side + 0.8j * np.linspace(1, -1, node) for side in _SIDES]), 0.13
+        self._boxes.set_verts([_points(side - 0.11 + _NODE) for side in _SIDES] if node else [])
         self._discs.set_verts(_points(places[:, None] + radius * _CORNERS))
         if n:
             self._labels.update(_points(places), range(n), [style.BLACK] * n)
         *ends, shares = np.reshape(messages, (-1, 3)).T
         start, end = np.array(ends, int)
-        neighbours = np.isin((end - start) % max(n, 1), (1, n - 1))
+        neighbours = np.isin((end - start) % max(n, 1), (1, n - 1)) | (node > 0)
         shafts, heads = _arrows(places[start], places[end], radius, shares, neighbours)
         self._shafts.set_segments(shafts)
         self._shafts.set_linewidths(np.where(shares > 0, 1.2 + min(4, 26 / max(n, 1)) * shares, 0.9))

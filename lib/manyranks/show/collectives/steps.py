@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from manyranks.show import style, units
-from manyranks.show.collectives.circle import Circle
+from manyranks.show.collectives.circle import MOST, Circle
 from manyranks.show.collectives.holdings import Holdings
 from manyranks.show.explorer import Explorer, slider
 from manyranks.show.labels import heading
@@ -15,16 +15,23 @@ Rounds = Sequence[Sequence[tuple[int, int, int]]]  # (source, destination, bytes
 
 
 @style.styled
-def rounds(runs: Mapping[str, Rounds], n: int, whole: int) -> style.Figure:
-    """Each run as a line of pictures, one a round. runs: name -> m.rounds; n: ranks; whole: bytes of the whole tensor."""
-    most = max(len(run) for run in runs.values())
+def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> style.Figure:
+    """Draws each run as a line of pictures, one per round.
+
+    runs: name -> m.rounds
+    n: number of ranks
+    whole: bytes of the whole tensor
+    node: ranks per node, where there are two nodes to draw
+    """
+    most = min(max(len(run) for run in runs.values()), 4 if node else MOST)
+    rows = [(name, run, start) for name, run in runs.items() for start in range(0, len(run), most)]
     width = min(8.8, 0.5 + 1.75 * most)
-    fig, axes = style.figure(columns=most, rows=len(runs), width=width, height=len(runs) * ((width - 0.5) / most + 0.3))
-    for line, (name, run) in enumerate(runs.items()):
-        axes[line * most].set_ylabel(name, labelpad=14)
-        for k, place in enumerate(axes[line * most : (line + 1) * most]):
+    fig, axes = style.figure(columns=most, rows=len(rows), width=width, height=len(rows) * ((width - 0.5) / most + 0.3))
+    for line, (name, run, start) in enumerate(rows):
+        axes[line * most].set_ylabel("" if start else name, labelpad=14)
+        for k, place in enumerate(axes[line * most : (line + 1) * most], start):
             if k < len(run):
-                Circle(place).update(n, _shares(run[k], whole), f"round {k + 1}" if not k else f"{k + 1}")
+                Circle(place).update(n, _shares(run[k], whole), f"{k + 1}" if k else f"round {k + 1}", node)
             else:
                 place.set_axis_off()
     return fig
