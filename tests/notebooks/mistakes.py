@@ -153,6 +153,29 @@ def two_levels(x, node):
     return x
 """
 
+_WEIGHTED = """
+def weighted(errors, total):
+    return errors.mean()
+"""
+
+_AVERAGE = """
+def average(gpt):
+    for parameter in gpt.parameters():
+        dist.all_reduce(parameter.grad)  # the sum
+"""
+
+_OVERLAPPED = """
+class Overlapped(Buckets):
+    def arrived(self, bucket, p):  # with each gradient
+        row = torch.cat([q.grad.flatten() for q in bucket if q.grad is not None])
+        handle = dist.all_reduce(row / dist.get_world_size(), async_op=True)
+        self.underway.append((bucket, row, handle))
+
+    def finish(self):
+        for bucket, row, handle in self.underway:
+            handle.wait()
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -164,6 +187,11 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "ring": (_RING_OF_CHUNKS, "the ranks' own chunks are"),
         "ring_all_reduce": (_RING_ALL_REDUCE, "rank 0 has"),
         "two_levels": (_TWO_LEVELS, "not every rank has the sum of all eight"),
+    },
+    "02_data_parallel": {
+        "weighted": (_WEIGHTED, "the ranks' mean is"),
+        "average": (_AVERAGE, "the weights are off by"),
+        "Overlapped": (_OVERLAPPED, "114 all-reduces in 3 steps, not 12"),
     },
     "03_zero": {
         "Row": (_ROW, "the weights are off by"),

@@ -96,6 +96,17 @@ def test_the_critical_batch_of_language_models_grows_as_the_loss_falls():
     assert batch.critical_tokens(3.0) == pytest.approx(1.07e6, rel=0.01)
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 2, 5])
+def test_old_gradients_converge_below_the_stable_rate_and_not_above(staleness):
+    def left(share):
+        weights = [1.0] * (staleness + 1)
+        for _ in range(4000):
+            weights.append(weights[-1] - share * batch.stable_rate(staleness) * weights[-1 - staleness])
+        return abs(weights[-1])
+
+    assert left(0.98) < 0.01 < 100 < left(1.02)
+
+
 def test_efficiency_is_the_share_that_computes():
     assert batch.efficiency(3.0, 1.0) == 0.75
     assert batch.efficiency(3.0, 0.0) == 1.0
@@ -116,6 +127,7 @@ def test_small_batches_speed_up_with_the_ranks_and_large_ones_stop_at_the_critic
         (lambda: batch.noise(0, 8, 1, 1), "small=0"),
         (lambda: batch.noise(8, 4, 1, 1), "0 < small < large"),
         (lambda: batch.mean_noise([]), "estimates is empty"),
+        (lambda: batch.stable_rate(-1), "staleness=-1"),
         (lambda: batch.step_gain(0, 1), "batch=0: must be a number above 0"),
         (lambda: batch.step_gain(1, -1), "noise_scale=-1: must be 0 or more"),
         (lambda: batch.steps(1, 1, 0), "fewest=0"),

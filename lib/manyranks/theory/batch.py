@@ -115,6 +115,18 @@ def speed_up(ranks: int, batch: float, critical: float, compute: float, exposed:
     return alone / together * (efficiency(compute, exposed) if ranks > 1 else 1.0)
 
 
+def stable_rate(staleness: int) -> float:
+    """Computes the largest learning rate, times the curvature, at which SGD with gradients this old still converges.
+
+    staleness: updates between the weights that a gradient was made from and the one that uses it; 0 for ordinary SGD
+    Raises ValueError for a number below 0.
+    Source: Levin and May, "A note on difference-delay equations", Theoretical Population Biology 9, 1976.
+    """
+    if staleness < 0:
+        raise ValueError(f"staleness={staleness}: a gradient can't be newer than the weights; give 0 or more")
+    return 2 * math.sin(math.pi / (2 * (2 * staleness + 1)))
+
+
 def _positive(or_zero: bool = False, **values: float) -> None:
     for name, value in values.items():
         if not (value >= 0 if or_zero else 0 < value < math.inf):

@@ -1,4 +1,4 @@
-"""Chapter 02's figure: what leaves when in a step."""
+"""Chapter 02's figures: copies of a model, each with a part of the batch, and what leaves when in a step."""
 
 import re
 from collections import Counter
@@ -8,9 +8,43 @@ import numpy as np
 from matplotlib.patheffects import withStroke
 
 from manyranks.show import gantt, style, units
+from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
 from manyranks.timeline import Timeline
 from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
+from manyranks.world.measurement import Measurement
+
+
+@style.styled
+def replicas(n: int = 4) -> style.Figure:
+    """Draws one step of n replicas: each takes its part of the batch, and an all-reduce gives all of them the same gradient."""
+    fig, wide = Figure(WIDTH, 3.75), (WIDTH - 1.35) / n
+    rows = {"weights": 0.35, "batch": 0.95, "gradient": 1.65, "mean": 2.75, "new weights": 3.3}
+    for name, y in rows.items():
+        fig.write(1.2, y + 0.19, name, (1.2, 1), ha="right")
+    for rank in range(n):
+        x = 1.35 + rank * wide
+        middle, room = x + wide / 2, wide - 0.12
+        fig.rank(middle, 0.15, rank, wide)
+        for name, kind, text in (
+            ("weights", "parameters", "W"),
+            ("batch", "activations", f"part {rank}"),
+            ("gradient", "gradients", f"g{rank}"),
+            ("mean", "gradients", "g"),
+            ("new weights", "parameters", "W′"),
+        ):
+            fig.block(x + 0.06, rows[name], room, 0.38, kind, text, f"{name} {rank}", size=LARGE)
+        fig.arrow([(middle, 1.34), (middle, 1.64)], name=f"backward {rank}")
+        fig.arrow([(middle, 2.04), (middle, 2.26)], name=f"to the sum {rank}")
+        fig.arrow([(middle, 2.52), (middle, 2.74)], name=f"from the sum {rank}")
+    fig.block(1.41, 2.26, n * wide - 0.12, 0.26, "compute", f"all-reduce: g = (g0 + … + g{n - 1}) / {n}", "all-reduce")
+    return fig
+
+
+def order(measured: Measurement, rank: int = 0) -> str:
+    """Returns what a rank did, a letter each: C computes, A starts a collective, W waits for one. Measure with flops=True."""
+    letters = {"Compute": "C", "Collective": "A", "Wait": "W"}
+    return "".join(letters[type(item).__name__] for item in measured.program.ranks[rank])
 
 
 @style.styled
