@@ -7,7 +7,8 @@ from nbclient import NotebookClient
 from tests.conftest import INSTALL, ROOT
 
 # Cells that can't run so, by notebook: PyTorch's own wrappers wait in C++, which the transport doesn't see; a run without
-# numbers asks for NCCL itself; NCCL can't receive from just any rank; and 05 shows sends that nobody waits for, which would hang on NCCL, and says so.
+# numbers asks for NCCL itself; NCCL has no receive from any rank; and 05 shows sends that nobody waits for, which would hang on
+# NCCL, and says so.
 CANNOT = {
     "05_pipeline": {"cell-022", "cell-023", "cell-094", "cell-096"},
     "06_tensor": {"cell-093", "cell-094", "cell-098", "cell-100"},
