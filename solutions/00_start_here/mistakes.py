@@ -53,7 +53,7 @@ def by_the_round_of_its_circle(x, by):
     while (at := (at + by) % n) != rank:
         first &= at > rank
     y = torch.empty_like(x)
-    if not first:  # the lowest of each circle sends first
+    if not first:  # the lowest of each cycle sends first
         dist.recv(y, source)
     dist.send(x, to)
     if first:
@@ -61,8 +61,8 @@ def by_the_round_of_its_circle(x, by):
     return y
 
 
-CIRCLE = "all ranks of a circle send first: some of them must receive first. With by = 2 on 4 ranks, 0 and 2 are a circle"
-BACK = "that is the tensor of the rank `by` places further: send to (r + by) % N, receive from (r − by) % N"
+CIRCLE = "every rank in a cycle sends first: some must receive first. With by = 2 on 4 ranks, 0 and 2 are a cycle"
+BACK = "you returned the tensor from the rank `by` places ahead: send to (r + by) % N, receive from (r − by) % N"
 
 
 @mistake("shift", CIRCLE, on=(2, 3, 4))
@@ -71,7 +71,7 @@ class AllSendFirst(Shift):
         return True
 
 
-@mistake("shift", says="all ranks of a circle receive first")
+@mistake("shift", says="every rank in a cycle receives first")
 class AllReceiveFirst(Shift):
     def sends_first(self, rank, to):
         return False
@@ -95,7 +95,7 @@ class Downwards(Shift):
         return (rank - by) % n, (rank + by) % n
 
 
-@mistake("shift", "each rank sends one rank further, whatever `by` is: the next rank is (r + by) % N", points=0.5)
+@mistake("shift", "each rank sends to the next one, whatever `by` is: the next rank is (r + by) % N", points=0.5)
 class ByOne(Shift):
     def neighbors(self, rank, by, n):
         return (rank + 1) % n, (rank - 1) % n
@@ -115,7 +115,7 @@ class ReceivesIntoItsInput(Shift):
         return y
 
 
-@mistake("shift", "the tensor travels `by` times one rank further: send it straight to rank (r + by) % N, once", points=3.5)
+@mistake("shift", "the tensor makes `by` hops of one rank: send it straight to rank (r + by) % N, once", points=3.5)
 class StepByStep(Shift):
     def __call__(self, x, by):
         for _ in range(by % dist.get_world_size()):

@@ -1,4 +1,4 @@
-"""Checks of exercise 00_start_here: messages any number of ranks further, three reports to read, α and β of measured times."""
+"""Checks of exercise 00_start_here: messages any number of ranks ahead, three reports to read, α and β of measured times."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +45,7 @@ shift = _task(
     _shift,
     (
         values(0.6, "returns the tensor of the rank `by` places before", "the result", alone=True),
-        messages(0.2, "sends to the rank `by` places further", hint="rank r sends to (r + by) % N only")._replace(needs=1),
+        messages(0.2, "sends to the rank `by` places ahead", hint="rank r sends to (r + by) % N only")._replace(needs=1),
         sent(0.1, "sends its tensor once, and nothing to itself", hint="if the shift leads back to the rank, send nothing"),
         facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
     ),
@@ -58,9 +58,9 @@ shift = _task(
         ("invalid|itself|to self|your own rank", "with by = N or 0 a rank would send to itself: return a copy of x instead"),
         (
             "waits in send .* waits in send",
-            "all ranks of a circle send first: some of them must receive first. With by = 2 on 4 ranks, 0 and 2 are a circle",
+            "every rank in a cycle sends first: some must receive first. With by = 2 on 4 ranks, 0 and 2 are a cycle",
         ),
-        ("waits in recv .* waits in recv", "all ranks of a circle receive first: some of them must send first"),
+        ("waits in recv .* waits in recv", "every rank in a cycle receives first: some must send first"),
     ),
 )
 
@@ -81,7 +81,7 @@ def _culprits(case: str, function: Callable, watch: Watch) -> dict:
 _READ = {
     "A": "follow the chain in the second line: each rank waits for the next one. Who talks to a rank that isn't its neighbor?",
     "B": "the second line ends with the rank that all others wait for, and says what became of it",
-    "C": "the line about calls that diverge: which rank calls something else than the other three?",
+    "C": "the line about calls that diverge: which rank makes a different call from the other three?",
 }
 culprits = _task(
     "culprits",
