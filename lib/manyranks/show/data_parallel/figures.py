@@ -12,7 +12,6 @@ from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
 from manyranks.timeline import Timeline
 from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
-from manyranks.world.measurement import Measurement
 
 
 @style.styled
@@ -41,8 +40,11 @@ def replicas(n: int = 4) -> style.Figure:
     return fig
 
 
-def order(measured: Measurement, rank: int = 0) -> str:
-    """Returns what a rank did, a letter each: C computes, A starts a collective, W waits for one. Measure with flops=True."""
+def order(measured, rank: int = 0) -> str:
+    """Returns what a rank did, a letter each: C computes, A starts a collective, W waits for one.
+
+    measured: what world.measure(…, flops=True) returned
+    """
     letters = {"Compute": "C", "Collective": "A", "Wait": "W"}
     return "".join(letters[type(item).__name__] for item in measured.program.ranks[rank])
 
