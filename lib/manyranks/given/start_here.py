@@ -47,7 +47,7 @@ def hangs(letter: str) -> None:
         try:
             world.run(_PROGRAMS[letter])
         except RankHung as hung:
-            print(f"{hung}".partition("\n\nThe variables")[0])
+            print(f"{hung}".partition("\n\nUntil the next run")[0])  # there is none
 
 
 def _around() -> None:

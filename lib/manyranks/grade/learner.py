@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
-from numbers import Integral
+from numbers import Integral, Real
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -245,6 +245,15 @@ def items(value: Iterable, what: str, form: str, most: int) -> list:
     if len(found) > most:
         raise Stopped(f"{what} has more than {most} items", form)
     return found
+
+
+def number(value: Any, what: str, form: str) -> float:
+    """Returns the learner's number. Raises Stopped for what is none; form: what is asked for."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise Stopped(f"{what} is {kind_of(value)}", form)
+    return float(value)
 
 
 def whole(value: Any, what: str, form: str) -> int:

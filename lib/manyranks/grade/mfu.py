@@ -6,17 +6,15 @@ The right numbers are those that WorkCounter counts while real modules run: test
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 
 from manyranks.given import mfu as given
 from manyranks.given.mfu import Chain, Job, Layer, Model, Pass, Run, Step, Timing
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, facts, sent, values
-from manyranks.grade.learner import Ready
+from manyranks.grade.learner import Ready, number
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import Fact, only_rounded, same
@@ -38,15 +36,6 @@ _alone = partial(_task, worlds=(1,))
 _FLOP, _SHARE, _SECONDS = "{:,.0f} FLOP".format, "{:.2%}".format, "{:.4g} s".format
 
 
-def _number(value: Any, what: str, form: str) -> float:
-    """The learner's. Raises Stopped for what is none; form: what is asked for."""
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise Stopped(f"{what} is {kind_of(value)}", form)
-    return float(value)
-
-
 def _named(value: Any, names: tuple[str, ...], call: str) -> dict[str, float]:
     """The learner's dict. Raises Stopped where it has other names."""
     form = "it returns a dict: " + "{" + ", ".join(f'"{name}": …' for name in names) + "}"
@@ -55,7 +44,7 @@ def _named(value: Any, names: tuple[str, ...], call: str) -> dict[str, float]:
     for name in (*names, *value):
         if name not in value or name not in names:
             raise Stopped(f"what {call} returned has {'no ' if name in names else ''}{name!r:.40}", form)
-    return {name: _number(value[name], name, form) for name in names}
+    return {name: number(value[name], name, form) for name in names}
 
 
 def _several(value: Any, count: int, what: str, form: str) -> list:
@@ -136,7 +125,7 @@ def _step(case: Step, function: Callable, watch: Watch) -> dict:
     found = function([*case.layers], *case[1:])
     names = f"model FLOPs, {'all' if all(one.learns for one in case.layers) else 'some'} learn", "hardware FLOPs"
     pairs = zip(names, _several(found, 2, f"{step_flops.call} returned", _PAIR), strict=True)
-    return {name: _number(one, name, _PAIR) for name, one in pairs}
+    return {name: number(one, name, _PAIR) for name, one in pairs}
 
 
 step_flops = _alone(
@@ -167,7 +156,7 @@ def _mfu(case: Job, function: Callable, watch: Watch) -> dict:
     c, name = case.config, f'the MFU under "{case.convention}"'
     shapes = {name: tuple(parameter.shape) for name, parameter in GPT(c).named_parameters()}
     run = Run(shapes, c.tied, c.layers, c.hidden, c.seq, *case.counts, case.seconds, "fp32", case.dtype)
-    return {name: _number(function(run, dict(case.sheet), case.convention), name, "it returns one number, the share")}
+    return {name: number(function(run, dict(case.sheet), case.convention), name, "it returns one number, the share")}
 
 
 _LLAMA = GPTConfig(3, 24, 6, 40, 50, 11, 2, tied=False)
@@ -206,7 +195,7 @@ _INSTEAD |= {"barrier": "a barrier is not needed: an all-reduce waits for all ra
 
 def _timed(case: Timing, function: Callable, watch: Watch) -> dict:
     *functions, log = given.device(dist.get_rank(), case, 1 + watch.seed % 64 / 64)
-    time = _number(function(*functions, *case[:3]), "the time", "it returns one number, seconds of one launch")
+    time = number(function(*functions, *case[:3]), "the time", "it returns one number, seconds of one launch")
     timed = [part for part in log()[1:-1] if "launch" in part][-case.repeats :]  # a timed warm-up does not count
     return {
         "the time": time,
@@ -277,11 +266,11 @@ _TWO = "it returns a pair: a list with one number for each operator, and one num
 def _losses(case: Chain, function: Callable, watch: Watch) -> dict:
     found, results = function(deepcopy(case.operators), [*case.needed], case.peak, case.bandwidth), {}
     lost, saved = _several(found, 2, f"{lost_time.call} returned", _TWO)
-    for one, number in zip(case.operators, _several(lost, len(case.operators), "lost is", _TWO), strict=True):
+    for one, value in zip(case.operators, _several(lost, len(case.operators), "lost is", _TWO), strict=True):
         moved = sum([*one.reads.values(), *one.writes.values()])
         name = f"lost at operator {len(results)}, {one.name} of {one.flops:,} FLOPs and {moved:,} bytes"
-        results[name] = _number(number, "what is lost", _TWO)
-    return results | {"saved": _number(saved, "saved", _TWO)}
+        results[name] = number(value, "what is lost", _TWO)
+    return results | {"saved": number(saved, "saved", _TWO)}
 
 
 def _in_one(seen: Seen) -> dict[str, Fact]:

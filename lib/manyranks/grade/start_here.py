@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from manyranks.given import start_here as given
 from manyranks.given.start_here import Times
 from manyranks.grade.check import Task
 from manyranks.grade.judges import facts, messages, sent, values
-from manyranks.grade.learner import Ready, plain, whole
+from manyranks.grade.learner import Ready, number, plain, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
@@ -106,10 +105,7 @@ def _fit(case: Times, function: Callable, watch: Watch) -> dict:
     found = function([*case.sizes], case.measured(1 + watch.seed))
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise Stopped(f"fit() returned {kind_of(found)}", _PAIR)
-    for value in found:
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise Stopped(f"fit() returned {kind_of(value)} in its pair", _PAIR)
-    alpha, beta = map(float, found)
+    alpha, beta = (number(value, "one of the pair", _PAIR) for value in found)
     return {"α, in µs": float(f"{1e6 * alpha:.6g}"), "β, in GB/s": float(f"{beta / 1e9:.6g}")}
 
 

@@ -22,7 +22,10 @@ def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> sty
     n: number of ranks
     whole: bytes of the whole tensor
     node: ranks per node, where there are two nodes to draw
+    Raises ValueError for more nodes than two.
     """
+    if node and n != 2 * node:
+        raise ValueError(f"n={n}, node={node}: two nodes are drawn, so n must be {2 * node}; node=0 draws one circle")
     most = min(max(len(run) for run in runs.values()), 4 if node else MOST)
     rows = [(name, run, start) for name, run in runs.items() for start in range(0, len(run), most)]
     width = min(8.8, 0.5 + 1.75 * most)
