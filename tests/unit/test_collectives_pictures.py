@@ -157,3 +157,8 @@ def test_a_source_comes_with_others_folded_under_their_names():
     assert shown.index("stepper") < shown.index("<details><summary><code>def terms …</code></summary>")
     assert "<summary><code>class Holdings …</code></summary>" in shown
     assert "<details" not in show.source(holdings.terms)._repr_html_()
+
+
+def test_two_nodes_are_drawn_and_no_other_number():
+    with pytest.raises(ValueError, match="n=12, node=4: two nodes are drawn, so n must be 8"):
+        show.collectives.rounds({"": [[(0, 1, 4)]]}, n=12, whole=4, node=4)
