@@ -5,6 +5,9 @@ from . import (
     batch as batch,
 )
 from . import (
+    blocks as blocks,
+)
+from . import (
     calibration as calibration,
 )
 from . import (

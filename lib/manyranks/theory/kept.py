@@ -7,6 +7,7 @@ import functools
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.blocks import LSE
 from manyranks.theory.plan import Local, Plan
 
 
@@ -59,7 +60,7 @@ def _attention_bytes(shape: ModelShape, plan: Plan) -> Kept:
     output = shape.heads * shape.latent.value_size if shape.latent else shape.query_size
     inside += plan.recipe.matmul * output
     if plan.flash:
-        inside += 4 * shape.heads  # each row's log-sum-exp, in 32 bits
+        inside += LSE * shape.heads
     elif not again:
         inside += shape.heads * plan.seq * (2 * item + 1 if shape.dropout else item)  # softmax, its mask, what is left of it
     return Kept((outside + _norm_output(shape, plan)) / split, inside / t)

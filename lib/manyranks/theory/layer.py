@@ -7,6 +7,7 @@ Source of the split: arXiv 2205.05198, sections 4.1 and 4.2.
 """
 
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.blocks import attention_bytes_once
 from manyranks.theory.flops import attended_length
 from manyranks.theory.kernels import Kernel, matmul, moved
 from manyranks.theory.plan import Plan
@@ -131,7 +132,7 @@ def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[
     T, heads = tokens(plan), shape.heads / plan.tp
     if plan.flash:
         length = attended_length(shape, plan.seq, 0.5)
-        moved_once = 2 * T * (shape.heads + shape.kv_heads) / plan.tp * (key_size + value_size)
+        moved_once = attention_bytes_once(T, heads, shape.kv_heads / plan.tp, key_size, value_size)
         rate = "fp32" if plan.recipe.matmul == 4 else "bf16"
         flops = 2 * T * length * heads * (key_size + value_size)
         whole = Kernel("core", flops, moved_once, rate, specials=T * length * heads)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import checks, hardware, kernels, layer, stages, step
+from manyranks.theory import blocks, checks, hardware, kernels, layer, stages, step
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.hardware import Accelerator
@@ -101,8 +101,7 @@ def tiled_intensity(m: int, k: int, n: int, tile: int, itemsize: int = 2) -> flo
     tile as large as the result gives product_intensity.
     """
     checks.whole(m=m, k=k, n=n, tile=tile, itemsize=itemsize)
-    elements = m * k * math.ceil(n / tile) + k * n * math.ceil(m / tile) + m * n
-    return 2 * m * k * n / (itemsize * elements)
+    return 2 * m * k * n / blocks.product_bytes(m, k, n, tile, itemsize=itemsize)
 
 
 class Part(NamedTuple):

@@ -65,6 +65,11 @@ def _prepare():
     import gc
     from importlib import import_module
 
+    import torch
+
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asks for GPUs without starting CUDA, which outlives no fork
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # torch._dynamo imports Triton, which chooses then
     for name in _ONCE:
         import_module(name)
     import manyranks.world.rank  # noqa: F401  brings in torch, torch.distributed and cloudpickle

@@ -1,0 +1,50 @@
+"""Triton, interpreted where there is no GPU: its kernels then run on a laptop, a program after another, in numpy.
+
+Import this before whatever else imports Triton: its own functions, such as tl.max, are made for one of the two when it is
+imported. TRITON_INTERPRET=1 in the environment asks for the interpreter on a machine with a GPU, too.
+"""
+
+import os
+import sys
+
+import torch
+
+from manyranks.lazy import Missing
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+try:
+    import numpy as np
+    import triton
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle, _convert_float
+except ModuleNotFoundError:
+    system = "" if sys.platform == "linux" else f", and on {sys.platform} there is none: chapter 11 says what runs without it"
+    raise Missing(f"manyranks.kernels needs Triton: pip install triton{system}") from None
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+if INTERPRETED and not isinstance(tl.max, InterpretedFunction):
+    raise ImportError(
+        "Triton was imported before it was to be interpreted: restart Python, and set TRITON_INTERPRET=1 or import "
+        "manyranks.kernels before Triton; torch.compile, DDP and FSDP import it, too"
+    )
+
+
+def _widened(operand: TensorHandle) -> TensorHandle:
+    """A tile of bfloat16 as float32."""
+    if operand.dtype.scalar != tl.bfloat16:
+        return operand
+    return TensorHandle(_convert_float(operand.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32)
+
+
+def _mend(multiply):
+    """The interpreter keeps bfloat16 in numpy's uint16, and tl.dot would multiply the bit patterns: wrong, and silently."""
+
+    def create_dot(self, a, b, *rest):
+        return multiply(self, _widened(a), _widened(b), *rest)
+
+    return create_dot
+
+
+InterpreterBuilder.create_dot = _mend(InterpreterBuilder.create_dot)

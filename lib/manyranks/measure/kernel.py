@@ -1,0 +1,352 @@
+"""Counts what a Triton kernel asks of the memory, lane by lane, while the interpreter runs it.
+
+A warp is 32 consecutive lanes of the flattened block, each with one element. Every address is counted from the start of its
+tensor's storage, which lies at a multiple of 512 bytes on a GPU, so the counts are the same on every machine. They are
+requests, before any cache, and a load that is masked off asks for nothing.
+"""
+
+import bisect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from manyranks.measure.place import Place
+
+_WARP, _SECTOR, _LINE = 32, 5, 7  # lanes; the bits of an address within a sector of 32 bytes and a line of 128
+_NOWHERE = np.iinfo(np.int64).max
+
+
+class OutOfBounds(ValueError):
+    """A lane asks for an address that belongs to none of the kernel's tensors."""
+
+
+@dataclass
+class Access:
+    """What one line of a kernel loads or stores, in all programs of one launch.
+
+    kind: "load", "store" or "atomic".
+    tensor: the kernel's argument.
+    where: file and line.
+    itemsize: bytes of an element.
+    lanes, masked: that took part, and that the mask left out.
+    warps: with a lane that took part.
+    sectors, lines: of 32 and of 128 bytes, that these warps touched, each warp counted apart.
+    first: the first warp's addresses in bytes from the start of the storage; None for a lane that is masked off.
+    """
+
+    kind: str
+    tensor: str
+    where: Place
+    itemsize: int
+    lanes: int = 0
+    masked: int = 0
+    warps: int = 0
+    sectors: int = 0
+    lines: int = 0
+    first: tuple[int | None, ...] = ()
+
+    @property
+    def requested_bytes(self) -> int:
+        """What the lanes ask for."""
+        return self.lanes * self.itemsize
+
+    @property
+    def moved_bytes(self) -> int:
+        """What moves for it: whole sectors."""
+        return self.sectors << _SECTOR
+
+    @property
+    def coalescing(self) -> float:
+        """Bytes asked for ÷ bytes moved: 1 is the best where each lane has an element of its own."""
+        return self.requested_bytes / self.moved_bytes if self.sectors else 1.0
+
+
+@dataclass
+class Launch:
+    """One kernel on its grid.
+
+    grid: programs, in up to three dimensions.
+    accesses: by kind, tensor and line, in the order in which the kernel came to them.
+    flops: of tl.dot, a multiply-add counts as two.
+    dot_bytes: of the two operands of the largest tl.dot, which a block keeps in shared memory, once per stage.
+    trans_bytes: of the largest tile that tl.trans turns.
+    """
+
+    kernel: str
+    grid: tuple[int, ...]
+    accesses: list[Access] = field(default_factory=list)
+    flops: int = 0
+    dot_bytes: int = 0
+    trans_bytes: int = 0
+
+    @property
+    def programs(self) -> int:
+        return int(np.prod(self.grid))
+
+
+class Counted(NamedTuple):
+    """What `count` returns. result: of the function; launches: the kernels it started, in their order."""
+
+    result: Any
+    launches: list[Launch]
+
+    @property
+    def accesses(self) -> list[Access]:
+        return [access for launch in self.launches for access in launch.accesses]
+
+    @property
+    def flops(self) -> int:
+        """Of tl.dot."""
+        return sum(launch.flops for launch in self.launches)
+
+    def requested_bytes(self, tensor: str | None = None, kind: str | None = None) -> int:
+        """Bytes that lanes ask for; of one of the kernels' arguments, or of "load", "store" or "atomic" only."""
+        return sum(access.requested_bytes for access in self._of(tensor, kind))
+
+    def sectors(self, tensor: str | None = None, kind: str | None = None) -> int:
+        """Sectors of 32 bytes that warps touch, chosen in the same way."""
+        return sum(access.sectors for access in self._of(tensor, kind))
+
+    def moved_bytes(self, tensor: str | None = None, kind: str | None = None) -> int:
+        """Bytes of these sectors."""
+        return self.sectors(tensor, kind) << _SECTOR
+
+    @property
+    def coalescing(self) -> float:
+        """Bytes asked for ÷ bytes moved, in all."""
+        return self.requested_bytes() / self.moved_bytes() if self.sectors() else 1.0
+
+    def _of(self, tensor: str | None, kind: str | None) -> Iterator[Access]:
+        names = {access.tensor for access in self.accesses}
+        if tensor is not None and tensor not in names:
+            raise ValueError(f"tensor={tensor!r}: the kernels use {', '.join(sorted(names)) or 'none'}")
+        if kind not in (None, "load", "store", "atomic"):
+            raise ValueError(f"kind={kind!r}: give 'load', 'store' or 'atomic'")
+        return (each for each in self.accesses if tensor in (None, each.tensor) and kind in (None, each.kind))
+
+
+def count(function: Callable, *args, **kwargs) -> Counted:
+    """Runs a function, and counts what the Triton kernels that it starts load, store and multiply.
+
+    function: called with the rest; it may be a kernel's launcher, or anything else.
+    Raises OutOfBounds, before memory is touched, where a lane's address lies outside the kernel's tensors, and RuntimeError
+    where kernels are compiled: only the interpreter shows addresses.
+    """
+    launches: list[Launch] = []
+    try:
+        with _watched(launches):
+            result = function(*args, **kwargs)
+    except Exception as error:  # the interpreter wraps it, once for every function that a kernel calls
+        causes = [error]
+        while causes[-1].__cause__ is not None:
+            causes.append(causes[-1].__cause__)
+        if isinstance(causes[-1], OutOfBounds):
+            raise causes[-1] from None
+        raise
+    return Counted(result, launches)
+
+
+def bank_conflicts(addresses: Iterable[int]) -> int:
+    """How many turns shared memory takes for one warp; 1 is no conflict.
+
+    addresses: in bytes, of 4-byte words, one per lane. Word i lies in bank i mod 32; a bank gives one word a turn, to all lanes
+    that ask for it. Source: NVIDIA, CUDA C++ Programming Guide, section "Shared Memory", 5.x and later.
+    """
+    words = {address // 4 for address in addresses}
+    return max(Counter(word % 32 for word in words).values(), default=0)
+
+
+@contextmanager
+def _watched(launches: list[Launch]) -> Iterator[None]:
+    """While it lasts, the interpreter says what it does."""
+    import triton
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+    if not triton.knobs.runtime.interpret:
+        raise RuntimeError("kernels are compiled here: start Python with TRITON_INTERPRET=1 to count what they move")
+    watch = _Watch(launches)
+    places = [(InterpreterBuilder, name) for name in _Watch.OPERATIONS] + [(GridExecutor, "__call__")]
+    before = [getattr(owner, name) for owner, name in places]
+    for (owner, name), original in zip(places, before, strict=True):
+        setattr(owner, name, getattr(watch, name.strip("_"))(original))
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(places, before, strict=True):
+            setattr(owner, name, original)
+
+
+class _Watch:
+    """Stands before the interpreter's operations: each method takes one, and returns the same with counting before it."""
+
+    OPERATIONS = (
+        "create_masked_load",
+        "create_masked_store",
+        "create_atomic_rmw",
+        "create_atomic_cas",
+        "create_dot",
+        "create_dot_scaled",
+        "create_trans",
+    )
+
+    def __init__(self, launches: list[Launch]):
+        self.launches = launches
+        self.found: dict[tuple, Access] = {}
+        self.starts: list[int] = []  # of the tensors' storages, ascending
+        self.storages: list[tuple[int, str]] = []  # where each ends, and its argument's name
+
+    def call(self, run):
+        def call(executor, *args, **kwargs):
+            named = dict(zip(executor.arg_names, args, strict=False)) | kwargs
+            spans = sorted(_spans(named))
+            self.starts, self.storages = [start for start, *_ in spans], [(end, name) for _, end, name in spans]
+            self.found = {}
+            grid = executor.grid
+            executor.grid = grid = tuple(grid(named) if callable(grid) else grid)
+            self.launches.append(Launch(executor.fn.__name__, grid))
+            return run(executor, *args, **kwargs)
+
+        return call
+
+    def create_masked_load(self, load):
+        def create_masked_load(builder, pointers, mask, *rest):
+            self.access("load", pointers, mask.data)
+            return load(builder, pointers, mask, *rest)
+
+        return create_masked_load
+
+    def create_masked_store(self, store):
+        def create_masked_store(builder, pointers, value, mask, *rest):
+            self.access("store", pointers, mask.data)
+            return store(builder, pointers, value, mask, *rest)
+
+        return create_masked_store
+
+    def create_atomic_rmw(self, change):
+        def create_atomic_rmw(builder, operation, pointers, value, mask, *rest):
+            self.access("atomic", pointers, mask.data)
+            return change(builder, operation, pointers, value, mask, *rest)
+
+        return create_atomic_rmw
+
+    def create_atomic_cas(self, swap):
+        def create_atomic_cas(builder, pointers, *rest):
+            self.access("atomic", pointers, np.True_)
+            return swap(builder, pointers, *rest)
+
+        return create_atomic_cas
+
+    def create_dot(self, multiply):
+        def create_dot(builder, a, b, *rest):
+            self.product(a, b)
+            return multiply(builder, a, b, *rest)
+
+        return create_dot
+
+    def create_dot_scaled(self, multiply):
+        def create_dot_scaled(builder, a, a_scale, a_format, b, *rest):
+            self.product(a, b)
+            return multiply(builder, a, a_scale, a_format, b, *rest)
+
+        return create_dot_scaled
+
+    def create_trans(self, turn):
+        def create_trans(builder, tile, *rest):
+            launch = self.launches[-1]
+            launch.trans_bytes = max(launch.trans_bytes, _nbytes(tile))
+            return turn(builder, tile, *rest)
+
+        return create_trans
+
+    def product(self, a, b) -> None:
+        launch = self.launches[-1]
+        launch.flops += 2 * a.data.size * b.data.shape[-1]
+        launch.dot_bytes = max(launch.dot_bytes, _nbytes(a) + _nbytes(b))
+
+    def access(self, kind: str, pointers, mask: np.ndarray) -> None:
+        itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        addresses = pointers.data.astype(np.int64).reshape(-1)
+        active = np.broadcast_to(mask, pointers.data.shape).reshape(-1)
+        where = _where()
+        lanes = int(np.count_nonzero(active))
+        start, tensor = self.storage(addresses if lanes == addresses.size else addresses[active], itemsize, kind, where)
+        key = (kind, tensor, where)
+        if (access := self.found.get(key)) is None:
+            access = self.found[key] = Access(kind, tensor, where, itemsize)
+            self.launches[-1].accesses.append(access)
+        access.lanes += lanes
+        access.masked += addresses.size - lanes
+        if lanes:
+            self.touch(access, addresses - start, active, lanes)
+
+    def touch(self, access: Access, offsets: np.ndarray, active: np.ndarray, lanes: int) -> None:
+        if not access.first:
+            first = zip(offsets[:_WARP].tolist(), active[:_WARP].tolist(), strict=True)
+            access.first = tuple(offset if on else None for offset, on in first)
+        if lanes < offsets.size:
+            offsets = np.where(active, offsets, _NOWHERE)
+        if missing := -offsets.size % _WARP:
+            offsets = np.concatenate([offsets, np.full(missing, _NOWHERE)])
+        warps = offsets.reshape(-1, _WARP)
+        if (np.diff(warps) < 0).any():
+            warps = np.sort(warps)
+        access.warps += int(np.count_nonzero(warps[:, 0] != _NOWHERE))
+        # What is sorted changes once for every new piece; the piece of lanes that are nowhere counts for nothing.
+        nowhere = int(np.count_nonzero(warps[:, -1] == _NOWHERE))
+        for name, bits in ("sectors", _SECTOR), ("lines", _LINE):
+            pieces = warps >> bits
+            found = len(warps) + int(np.count_nonzero(pieces[:, 1:] != pieces[:, :-1])) - nowhere
+            setattr(access, name, getattr(access, name) + found)
+
+    def storage(self, addresses: np.ndarray, itemsize: int, kind: str, where: Place) -> tuple[int, str]:
+        """The storage that all addresses are in: where it starts, and the argument's name."""
+        if not addresses.size:
+            return 0, "?"
+        low, high = int(addresses.min()), int(addresses.max())
+        index = bisect.bisect_right(self.starts, low) - 1
+        if index >= 0 and high + itemsize <= self.storages[index][0]:
+            return self.starts[index], self.storages[index][1]
+        raise self.outside(addresses, itemsize, kind, where)
+
+    def outside(self, addresses: np.ndarray, itemsize: int, kind: str, where: Place) -> OutOfBounds:
+        launch = self.launches[-1]
+        nearest = max(0, bisect.bisect_right(self.starts, int(np.median(addresses))) - 1)
+        start, (end, tensor) = self.starts[nearest], self.storages[nearest]
+        wrong = addresses[(addresses < start) | (addresses + itemsize > end)]
+        element, size = (int(wrong[0]) - start) // itemsize, (end - start) // itemsize
+        return OutOfBounds(
+            f"{launch.kernel}, line {where.line}: {len(wrong)} lanes {kind} outside {tensor}, the first at element {element}, "
+            f"and its storage has {size}: give the {kind} a mask, or correct the address"
+        )
+
+
+def _nbytes(tile) -> int:
+    return tile.data.size * max(1, tile.dtype.scalar.primitive_bitwidth // 8)
+
+
+def _spans(arguments: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
+    """Where each argument's storage starts and ends. Arguments that share one are called by the first one's name."""
+    seen = set()
+    for name, value in arguments.items():
+        base = getattr(value, "base", value)  # a tensor descriptor's
+        if isinstance(base, torch.Tensor) and (start := base.untyped_storage().data_ptr()) not in seen:
+            seen.add(start)
+            yield start, start + base.untyped_storage().nbytes(), name
+
+
+def _where() -> Place:
+    """The kernel's line: the innermost one that isn't Triton's or ours."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _triton_or_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _triton_or_ours(file: str) -> bool:
+    return file == __file__ or "/triton/" in file
