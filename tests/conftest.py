@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 import manyranks as mr
 from manyranks.world import local
@@ -38,6 +39,7 @@ if STRICT:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["MANYRANKS_SETTINGS"] = "off"  # explorers open at their defaults, whatever the user has set in a notebook
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before anything imports Triton
 
 
 def pytest_configure(config):

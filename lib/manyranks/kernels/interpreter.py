@@ -17,7 +17,7 @@ try:
     import numpy as np
     import triton
     import triton.language as tl
-    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle, _convert_float
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle, _convert_float
 except ModuleNotFoundError:
     system = "" if sys.platform == "linux" else f", and on {sys.platform} there is none: chapter 11 says what runs without it"
     raise Missing(f"manyranks.kernels needs Triton: pip install triton{system}") from None
@@ -48,3 +48,4 @@ def _mend(multiply):
 
 
 InterpreterBuilder.create_dot = _mend(InterpreterBuilder.create_dot)
+GridExecutor.__call__ = np.errstate(all="ignore")(GridExecutor.__call__)  # a GPU doesn't warn of NaN either
