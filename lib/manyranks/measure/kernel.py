@@ -135,20 +135,20 @@ def count(function: Callable, *args, **kwargs) -> Counted:
     """Runs a function, and counts what the Triton kernels that it starts load, store and multiply.
 
     function: called with the rest; it may be a kernel's launcher, or anything else.
-    Raises OutOfBounds, before memory is touched, where a lane's address lies outside the kernel's tensors, and RuntimeError
-    where kernels are compiled: only the interpreter shows addresses.
+    Raises OutOfBounds, before memory is touched, where a lane's address lies outside the kernel's tensors, RuntimeError where
+    kernels are compiled, for only the interpreter shows addresses, and what a kernel itself raises.
     """
     launches: list[Launch] = []
     try:
         with _watched(launches):
             result = function(*args, **kwargs)
-    except Exception as error:  # the interpreter wraps it, once for every function that a kernel calls
-        causes = [error]
-        while causes[-1].__cause__ is not None:
-            causes.append(causes[-1].__cause__)
-        if isinstance(causes[-1], OutOfBounds):
-            raise causes[-1] from None
-        raise
+    except Exception as error:
+        cause = error
+        while type(cause).__name__ == "InterpreterError" and cause.__cause__ is not None:
+            cause = cause.__cause__  # the interpreter wraps what a kernel raises, once for every function in between
+        if cause is error:
+            raise
+        raise cause from None
     return Counted(result, launches)
 
 
