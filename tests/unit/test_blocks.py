@@ -86,7 +86,7 @@ def test_occupancy():
         (lambda: blocks.sectors(1, lanes=0), "lanes=0"),
         (lambda: blocks.occupancy(H100, 8, 300), "at most 255"),
         (lambda: blocks.occupancy(H100, 8, 32, 300_000), "too much shared memory for one processor of H100 SXM"),
-        (lambda: blocks.occupancy(H100, 32, 200), "too much registers"),
+        (lambda: blocks.occupancy(H100, 32, 200), "too many registers"),
         (lambda: blocks.processor(theory.accelerators["TPU v4"]), "nothing is known of its processors"),
         (lambda: blocks.product_bytes(0, 1, 1, 16), "m=0"),
         (lambda: blocks.waves(0, 132), "blocks=0"),

@@ -18,7 +18,7 @@ from manyranks.theory.blocks import Attention
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # relative, of the largest; bfloat16 has 8 bits
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+pytestmark = [pytest.mark.gpu(1)] if torch.cuda.is_available() else []
 counting = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, and not counted")
 
 
@@ -240,6 +240,7 @@ def test_bfloat16_products_are_mended():
         (lambda x: kernels.flash_attention(*(x[None, None],) * 3, mask=torch.ones(3, 3) > 0), "give one that expands to"),
         (lambda x: kernels.flash_attention(x.expand(1, 3, 4, 4), *(x.expand(1, 2, 4, 4),) * 2), "3 heads of queries and 2"),
         (lambda x: kernels.flash_attention(*(x[None, None, :, :0],) * 3), "head size is 0"),
+        (lambda x: kernels.flash_attention(*(x[None, None],) * 3, causal=True, shift=0.5), "shift=0.5"),
     ],
 )
 def test_what_a_kernel_cannot_take_is_refused_before_it_runs(call, says):

@@ -325,7 +325,8 @@ def explorer(measure: Measure | None = None) -> Explorer:
     presets = {
         "every eighth element": {"stride": 8},
         "small tiles": {"tile": 32, "step": 32, "warps": 4},
-        "too much shared memory": {"tile": 256, "step": 64, "warps": 8, "stages": 4},
+        "a tile of 256": {"tile": 256, "warps": 16},
+        "more stages": {"step": 128, "stages": 4},
         "today's chip": {"chip": "B200 (HGX)"},
     }
     return Explorer(

@@ -234,8 +234,9 @@ def occupancy(chip: Accelerator, warps: int, registers: int, shared: int = 0) ->
     limit = min(room, key=room.__getitem__)
     if not room[limit]:
         given = f"{warps} warps with {registers} registers per thread and {shared:,} bytes of shared memory"
+        much = "much" if limit == "shared memory" else "many"
         raise ValueError(
-            f"{given}: too much {limit} for one processor of {chip.name}, which has {one.registers:,} registers, "
+            f"{given}: too {much} {limit} for one processor of {chip.name}, which has {one.registers:,} registers, "
             f"{one.warps} warps and {one.per_block:,} bytes for a block"
         )
     return Occupancy(room[limit], room[limit] * warps / one.warps, limit)
