@@ -11,8 +11,8 @@ import torch
 
 from manyranks.lazy import Missing
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+if "TRITON_INTERPRET" not in os.environ:
+    os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
 try:
     import numpy as np
     import triton

@@ -335,7 +335,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
         measure,
         chip=choice("chip", "H100 SXM", CHIPS),
         stride=value_slider("stride", 1, [1, 2, 4, 8, 16, 32]),
-        itemsize=choice("bytes of an element", 2, [1, 2, 4]),
+        itemsize=choice("element bytes", 2, [1, 2, 4]),
         tile=log_slider("tile", 128, 4, 8),
         step=log_slider("step of k", 32, 4, 7),
         warps=log_slider("warps of a block", 8, 0, 5),
