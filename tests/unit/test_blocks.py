@@ -76,6 +76,7 @@ def test_occupancy():
     assert blocks.occupancy(H100, 4, 32, 48 * 1024) == (4, 0.25, "shared memory")
     assert blocks.occupancy(V100, 4, 32, 48 * 1024).blocks == 2  # nothing is reserved
     assert blocks.occupancy(A100, 1, 16).limit == "blocks"
+    assert blocks.occupancy(H100, 1, 96).blocks == 20  # 21 warps have registers enough, and come in fours
 
 
 @pytest.mark.parametrize(
@@ -85,11 +86,13 @@ def test_occupancy():
         (lambda: blocks.sectors(1, itemsize=3), "itemsize=3"),
         (lambda: blocks.sectors(1, lanes=0), "lanes=0"),
         (lambda: blocks.occupancy(H100, 8, 300), "at most 255"),
-        (lambda: blocks.occupancy(H100, 8, 32, 300_000), "too much shared memory for one processor of H100 SXM"),
-        (lambda: blocks.occupancy(H100, 32, 200), "too many registers"),
-        (lambda: blocks.processor(theory.accelerators["TPU v4"]), "nothing is known of its processors"),
+        (lambda: blocks.occupancy(H100, 8, 32, 300_000), "needs more shared memory than a processor of H100 SXM"),
+        (lambda: blocks.occupancy(H100, 32, 200), "needs more registers"),
+        (lambda: blocks.processor(theory.accelerators["TPU v4"]), "unknown processors"),
         (lambda: blocks.product_bytes(0, 1, 1, 16), "m=0"),
         (lambda: blocks.waves(0, 132), "blocks=0"),
+        (lambda: blocks.bank_conflicts(-1), "stride=-1"),
+        (lambda: blocks.bank_conflicts(1, 33), "lanes=33"),
     ],
 )
 def test_what_cannot_be_is_refused(call, says):

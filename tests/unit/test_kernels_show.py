@@ -20,7 +20,7 @@ def filled(figure, begins):
 
 def test_a_chip_has_as_many_processors_as_it_has():
     assert len(drawn(show.kernels.chip(H100), "processor")) == 132
-    with pytest.raises(ValueError, match="nothing is known of its processors"):
+    with pytest.raises(ValueError, match="unknown processors"):
         show.kernels.chip(theory.accelerators["TPU v4"])
 
 
@@ -47,7 +47,7 @@ def test_the_explorer_says_what_the_theory_says():
     said = show.kernels.Tiled().update(**DEFAULTS)
     moved = theory.blocks.product_bytes(8192, 8192, 8192, 128)
     assert said.numbers["the product moves"] == show.size(moved)
-    assert said.numbers["a warp touches"] == "2 sectors for 64 bytes"
+    assert said.numbers["for 64 bytes, a warp"] == "touches 2 sectors"
     assert said.numbers["shared memory"].startswith("49.2 kB of")
     assert said.limit.startswith("memory, before the cache: larger tiles")
 
@@ -56,10 +56,10 @@ def test_the_explorer_says_what_the_theory_says():
     ("change", "says"),
     [
         ({"stride": 8}, "the stride wastes most of what moves"),
-        ({"stages": 4, "step": 128}, "too much shared memory for one processor"),
-        ({"tile": 256, "warps": 16}, "too many registers for one processor"),
+        ({"stages": 4, "step": 128}, "needs more shared memory than a processor"),
+        ({"tile": 256, "warps": 16}, "needs more registers than a processor"),
         ({"tile": 256, "warps": 4}, "registers = 552: a thread has at most 255"),
-        ({"chip": "A100-80GB SXM", "itemsize": 1}, "no confirmed peak for products of 1-byte numbers"),
+        ({"chip": "A100-80GB SXM", "itemsize": 1}, "no rate is known at which A100-80GB SXM multiplies 1-byte numbers"),
     ],
 )
 def test_the_explorer_says_what_limits_and_what_cannot_be(change, says):

@@ -9,6 +9,8 @@ import torch
 from manyranks.kernels import checks
 from manyranks.kernels.interpreter import tl, triton
 
+FORWARD, BACKWARD = {"num_warps": 8, "num_stages": 2}, {"num_warps": 8, "num_stages": 1}
+
 
 @triton.jit
 def _tile(x, strides, i, j, rows, columns):
@@ -33,12 +35,12 @@ def forward_kernel(
     A, S, T, D, GROUP, scale, shift,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0).to(tl.int64)
     b, a = head // A, head % A
     k += b * k_strides[0] + a // GROUP * k_strides[1]
     v += b * v_strides[0] + a // GROUP * v_strides[1]
     mask += b * mask_strides[0] + a * mask_strides[1]
-    first = tl.program_id(0) * QUERIES
+    first = tl.program_id(1) * QUERIES
     rows = first + tl.arange(0, QUERIES).to(tl.int64)
     i, d = rows[:, None], tl.arange(0, HEAD)[None, :]
     queries = _tile(q + b * q_strides[0] + a * q_strides[1], q_strides, i, d, S, D)
@@ -83,9 +85,9 @@ def keys_kernel(
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     groups = A // GROUP
-    head = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0).to(tl.int64)
     b, g = head // groups, head % groups
-    first = tl.program_id(0) * KEYS
+    first = tl.program_id(1) * KEYS
     columns = first + tl.arange(0, KEYS).to(tl.int64)
     d = tl.arange(0, HEAD)[None, :]
     keys = _tile(k + b * k_strides[0] + g * k_strides[1], k_strides, columns[:, None], d, T, D)
@@ -117,12 +119,12 @@ def queries_kernel(
     A, S, T, D, GROUP, scale, shift,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0).to(tl.int64)
     b, a = head // A, head % A
     k += b * k_strides[0] + a // GROUP * k_strides[1]
     v += b * v_strides[0] + a // GROUP * v_strides[1]
     mask += b * mask_strides[0] + a * mask_strides[1]
-    first = tl.program_id(0) * QUERIES
+    first = tl.program_id(1) * QUERIES
     rows = first + tl.arange(0, QUERIES).to(tl.int64)
     i, d = rows[:, None], tl.arange(0, HEAD)[None, :]
     queries = _tile(q + b * q_strides[0] + a * q_strides[1], q_strides, i, d, S, D)
@@ -142,8 +144,10 @@ def queries_kernel(
 
 
 def forward(q_BASD, k_BGTD, v_BGTD, mask_BAST=None, causal=False, shift=0, queries=64, keys=64):
-    """Attends, and returns the output and each row's log-sum-exp, -inf for a row that sees no key. Arguments as
-    flash_attention's, not checked again; nothing here is differentiated."""
+    """Attends, and returns the output and each row's log-sum-exp, -inf for a row that sees no key.
+
+    Takes flash_attention's arguments, unchecked, and isn't differentiable.
+    """
     B, A, S, D = q_BASD.shape
     out_BASD = torch.empty((B, A, S, D), dtype=q_BASD.dtype, device=q_BASD.device)
     lse_BAS = torch.empty((B, A, S), dtype=torch.float32, device=q_BASD.device)
@@ -151,16 +155,16 @@ def forward(q_BASD, k_BGTD, v_BGTD, mask_BAST=None, causal=False, shift=0, queri
         sizes, flags = _sizes(q_BASD, k_BGTD, mask_BAST, causal, shift, queries, keys)
         mask = q_BASD if mask_BAST is None else mask_BAST
         strides = [each.stride() for each in (q_BASD, k_BGTD, v_BGTD, mask, out_BASD)]
-        grid = (triton.cdiv(S, queries), B * A)
-        forward_kernel[grid](q_BASD, k_BGTD, v_BGTD, mask, out_BASD, lse_BAS, *strides, *sizes, *flags)
+        grid = checks.grid(B * A, triton.cdiv(S, queries))
+        forward_kernel[grid](q_BASD, k_BGTD, v_BGTD, mask, out_BASD, lse_BAS, *strides, *sizes, *flags, **FORWARD)
     return out_BASD, lse_BAS
 
 
 def backward(q_BASD, k_BGTD, v_BGTD, out_BASD, lse_BAS, grad_BASD, mask_BAST=None, causal=False, shift=0, queries=64, keys=64):
     """Gradients of queries, keys and values, from what forward returned and the gradient of its output.
 
-    The output and the log-sum-exp may be those of more keys than are given here, as in ring attention, where the gradients of
-    all its blocks add up.
+    The output and the log-sum-exp may come from more keys than these, as in ring attention, where the gradients of all blocks
+    add up.
     """
     B, A, S, _ = q_BASD.shape
     G, T = k_BGTD.shape[1:3]
@@ -171,8 +175,8 @@ def backward(q_BASD, k_BGTD, v_BGTD, out_BASD, lse_BAS, grad_BASD, mask_BAST=Non
         mask = q_BASD if mask_BAST is None else mask_BAST
         strides = [each.stride() for each in (q_BASD, k_BGTD, v_BGTD, grad_BASD, mask)]
         read = (q_BASD, k_BGTD, v_BGTD, grad_BASD, mask, lse_BAS, delta_BAS)
-        keys_kernel[triton.cdiv(T, keys), B * G](*read, d_k, d_v, *strides, *sizes, *flags)
-        queries_kernel[triton.cdiv(S, queries), B * A](*read, d_q, *strides, *sizes, *flags)
+        keys_kernel[checks.grid(B * G, triton.cdiv(T, keys))](*read, d_k, d_v, *strides, *sizes, *flags, **BACKWARD)
+        queries_kernel[checks.grid(B * A, triton.cdiv(S, queries))](*read, d_q, *strides, *sizes, *flags, **BACKWARD)
     return d_q, d_k, d_v
 
 
@@ -211,7 +215,7 @@ def flash_attention(
     q_BASD: float32, bfloat16 or float16; any strides.
     k_BGTD, v_BGTD: the same dtype, with as many heads or a divisor of them.
     mask: True where a query may see a key, of a shape that expands to B × A × S × T.
-    causal: query i sees keys up to i + shift only, as is_causal of PyTorch with shift 0.
+    causal: query i sees keys up to i + shift. With shift 0 it's PyTorch's is_causal.
     queries, keys: of a tile, powers of two from 16.
     Returns B × A × S × D, 0 in rows that see no key, and backward works on it.
     Raises ValueError for other shapes, dtypes or tiles.

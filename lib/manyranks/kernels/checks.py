@@ -1,6 +1,8 @@
-"""What every kernel's launcher asks of its arguments: a kernel that is given something else reads what isn't there."""
+"""Checks the arguments of every launcher: a kernel with wrong arguments reads memory it doesn't own."""
 
 import torch
+
+from manyranks.kernels.interpreter import INTERPRETED
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -13,6 +15,11 @@ def same(dtypes: tuple[torch.dtype, ...] = DTYPES, /, **tensors: torch.Tensor) -
             raise ValueError(f"{name} is a {type(tensor).__name__}: give a tensor")
         if tensor.dtype not in dtypes:
             raise ValueError(f"{name} is {tensor.dtype}: the kernel takes {', '.join(map(str, dtypes))}")
+        if not INTERPRETED and (tensor.device.type != "cuda" or tensor.device.index != torch.cuda.current_device()):
+            raise ValueError(
+                f"{name} is on {tensor.device}, and kernels run on cuda:{torch.cuda.current_device()}: move it there, "
+                "choose another GPU with torch.cuda.set_device, or start Python with TRITON_INTERPRET=1"
+            )
         if (tensor.dtype, tensor.device) != (first.dtype, first.device):
             raise ValueError(
                 f"{name} is {tensor.dtype} on {tensor.device}, and {first_name} {first.dtype} on {first.device}: "
@@ -35,3 +42,10 @@ def block(least: int = 16, /, **sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or size < least or size & (size - 1):
             raise ValueError(f"{name}={size!r}: give a power of two, {least} or more")
+
+
+def grid(*programs: int) -> tuple[int, ...]:
+    """Returns the grid. Raises ValueError for more programs along its second axis than a GPU takes."""
+    if len(programs) > 1 and programs[1] > 65_535:
+        raise ValueError(f"a grid of {programs}: a GPU takes at most 65,535 along the second axis; take larger tiles")
+    return programs

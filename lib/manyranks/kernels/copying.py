@@ -18,7 +18,7 @@ def transpose_kernel(x, out, rows, columns, x_strides, out_strides, BLOCK: tl.co
     j = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = (i < rows)[:, None] & (j < columns)[None, :]
     tile = tl.load(x + i[:, None] * x_strides[0] + j[None, :] * x_strides[1], mask=inside)
-    if TURNED:  # neighboring lanes write neighboring elements; the compiler turns the tile in shared memory
+    if TURNED:  # neighboring lanes write neighboring elements: the tile is turned in shared memory
         to = out + j[:, None] * out_strides[0] + i[None, :] * out_strides[1]
         tl.store(to, tl.trans(tile), mask=tl.trans(inside))
     else:  # neighboring lanes write elements that are a row apart
@@ -46,7 +46,8 @@ def transpose(x_RC: torch.Tensor, block: int = 32, turned: bool = True) -> torch
 
     x_RC: float32, bfloat16 or float16; any strides.
     block: rows and columns of a tile, a power of two.
-    turned: turn each tile in shared memory before it is written. Without it each lane of a warp writes into another row.
+    turned: turn each tile in shared memory before it's written. Without it, as written, each lane of a warp writes into another
+        row; Triton's compiler turns the tile then, too.
     Raises ValueError for another shape, dtype or block.
     """
     checks.same(x_RC=x_RC)
@@ -55,6 +56,6 @@ def transpose(x_RC: torch.Tensor, block: int = 32, turned: bool = True) -> torch
     rows, columns = x_RC.shape
     out_CR = torch.empty((columns, rows), dtype=x_RC.dtype, device=x_RC.device)
     if x_RC.numel():
-        grid = (triton.cdiv(rows, block), triton.cdiv(columns, block))
+        grid = checks.grid(triton.cdiv(rows, block), triton.cdiv(columns, block))
         transpose_kernel[grid](x_RC, out_CR, rows, columns, x_RC.stride(), out_CR.stride(), block, turned)
     return out_CR

@@ -1,7 +1,7 @@
-"""Triton, interpreted where there is no GPU: its kernels then run on a laptop, a program after another, in numpy.
+"""Triton, interpreted where there is no GPU: its kernels then run on a laptop, one program at a time, in numpy.
 
-Import this before whatever else imports Triton: its own functions, such as tl.max, are made for one of the two when it is
-imported. TRITON_INTERPRET=1 in the environment asks for the interpreter on a machine with a GPU, too.
+Import this before whatever else imports Triton: its own functions, such as tl.max, are interpreted or compiled
+for good once it's imported. TRITON_INTERPRET=1 in the environment asks for the interpreter on a machine with a GPU, too.
 """
 
 import os
@@ -19,14 +19,16 @@ try:
     import triton.language as tl
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle, _convert_float
 except ModuleNotFoundError:
-    system = "" if sys.platform == "linux" else f", and on {sys.platform} there is none: chapter 11 says what runs without it"
+    system = (
+        "" if sys.platform == "linux" else f". Triton doesn't exist for {sys.platform}; chapter 11 says what runs without it"
+    )
     raise Missing(f"manyranks.kernels needs Triton: pip install triton{system}") from None
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 if INTERPRETED and not isinstance(tl.max, InterpretedFunction):
     raise ImportError(
-        "Triton was imported before it was to be interpreted: restart Python, and set TRITON_INTERPRET=1 or import "
+        "Triton was imported before TRITON_INTERPRET was set: restart Python, and set TRITON_INTERPRET=1 or import "
         "manyranks.kernels before Triton; torch.compile, DDP and FSDP import it, too"
     )
 

@@ -8,6 +8,8 @@ import torch
 from manyranks.kernels import checks
 from manyranks.kernels.interpreter import tl, triton
 
+OPTIONS = {"num_warps": 8, "num_stages": 2}
+
 
 @triton.jit
 def _logits(hidden, weight, i, j, T, V, H, hidden_strides, weight_strides, STEP: tl.constexpr):
@@ -46,54 +48,55 @@ def loss_kernel(
 
 @triton.jit
 def gradient_kernel(
-    hidden, weight, targets, lse, scales, d_hidden, d_weight, T, V, H, hidden_strides, weight_strides,
+    hidden, weight, targets, lse, scale, d_hidden, d_weight, T, V, H, ignore, hidden_strides, weight_strides,
     TOKENS: tl.constexpr, WORDS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     words = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     i, j, inside = tokens[:, None], words[None, :], tokens < T
     logits = _logits(hidden, weight, i, j, T, V, H, hidden_strides, weight_strides, STEP)
-    target = tl.load(targets + tokens, mask=inside, other=-1)
-    row_lse = tl.load(lse + tokens, mask=inside, other=float("inf"))
-    scale = tl.load(scales + tokens, mask=inside, other=0.0)
-    slope = (tl.exp(logits - row_lse[:, None]) - tl.where(j == target[:, None], 1.0, 0.0)) * scale[:, None]
-    slope = tl.where(j < V, slope, 0.0).to(hidden.dtype.element_ty)
+    target = tl.load(targets + tokens, mask=inside, other=ignore)[:, None]
+    row_lse = tl.load(lse + tokens, mask=inside, other=0.0)
+    slope = tl.exp(logits - row_lse[:, None]) - tl.where(j == target, 1.0, 0.0)
+    slope = tl.where((j < V) & (target != ignore), slope, 0.0).to(hidden.dtype.element_ty)  # between -1 and 1, for 16 bits
+    factor = tl.load(scale)  # 1 / tokens, and what the loss is multiplied with
     for start in range(0, H, STEP):
         h = (start + tl.arange(0, STEP))[None, :]
         x = tl.load(hidden + i * hidden_strides[0] + h * hidden_strides[1], mask=(i < T) & (h < H), other=0.0)
         w = tl.load(weight + words[:, None] * weight_strides[0] + h * weight_strides[1],
                     mask=(words[:, None] < V) & (h < H), other=0.0)  # fmt: skip
-        tl.atomic_add(d_hidden + i * H + h, tl.dot(slope, w, input_precision="ieee"), mask=(i < T) & (h < H))
-        tl.atomic_add(d_weight + words[:, None] * H + h, tl.dot(tl.trans(slope), x, input_precision="ieee"),
-                      mask=(words[:, None] < V) & (h < H))  # fmt: skip
+        to_hidden = tl.dot(slope, w, input_precision="ieee") * factor
+        to_weight = tl.dot(tl.trans(slope), x, input_precision="ieee") * factor
+        tl.atomic_add(d_hidden + i * H + h, to_hidden, mask=(i < T) & (h < H), sem="relaxed")
+        tl.atomic_add(d_weight + words[:, None] * H + h, to_weight, mask=(words[:, None] < V) & (h < H), sem="relaxed")
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_TH, weight_VH, targets_T, ignore, tiles):
         (t, h), v = hidden_TH.shape, weight_VH.shape[0]
-        lse_T, chosen_T = torch.empty(2, t, device=hidden_TH.device)
+        lse_T, chosen_T = torch.empty(2, t, dtype=torch.float32, device=hidden_TH.device)
         strides = hidden_TH.stride(), weight_VH.stride()
         if t:
             grid = (triton.cdiv(t, tiles[0]),)
-            loss_kernel[grid](hidden_TH, weight_VH, targets_T, lse_T, chosen_T, t, v, h, *strides, *tiles)
+            loss_kernel[grid](hidden_TH, weight_VH, targets_T, lse_T, chosen_T, t, v, h, *strides, *tiles, **OPTIONS)
         counted_T = targets_T != ignore
-        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, lse_T, counted_T)
-        ctx.tiles = tiles
+        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, lse_T)
+        ctx.ignore, ctx.tiles = ignore, tiles
         return torch.where(counted_T, lse_T - chosen_T, 0.0).sum() / counted_T.sum()
 
     @staticmethod
     def backward(ctx, d_loss):
-        hidden_TH, weight_VH, targets_T, lse_T, counted_T = ctx.saved_tensors
+        hidden_TH, weight_VH, targets_T, lse_T = ctx.saved_tensors
         (t, h), v = hidden_TH.shape, weight_VH.shape[0]
-        scales_T = torch.where(counted_T, d_loss / counted_T.sum(), 0.0).float()
-        d_hidden, d_weight = (torch.zeros(each.shape, device=each.device) for each in (hidden_TH, weight_VH))
+        scale = (d_loss / (targets_T != ctx.ignore).sum()).float()
+        inputs = hidden_TH, weight_VH
+        d_hidden, d_weight = (torch.zeros(each.shape, dtype=torch.float32, device=each.device) for each in inputs)
         if t:
-            grid = (triton.cdiv(t, ctx.tiles[0]), triton.cdiv(v, ctx.tiles[1]))
+            grid = checks.grid(triton.cdiv(t, ctx.tiles[0]), triton.cdiv(v, ctx.tiles[1]))
             strides = hidden_TH.stride(), weight_VH.stride()
-            gradient_kernel[grid](
-                hidden_TH, weight_VH, targets_T, lse_T, scales_T, d_hidden, d_weight, t, v, h, *strides, *ctx.tiles
-            )
+            made = (targets_T, lse_T, scale, d_hidden, d_weight)
+            gradient_kernel[grid](*inputs, *made, t, v, h, ctx.ignore, *strides, *ctx.tiles, **OPTIONS)
         return d_hidden.to(hidden_TH.dtype), d_weight.to(weight_VH.dtype), None, None, None
 
 
@@ -113,7 +116,8 @@ def cross_entropy(
     targets_T: each token's word, int64; `ignore` leaves the token out.
     tokens, words: of a tile of logits, powers of two from 16.
     step: elements of H read at a time, a power of two from 16.
-    Returns a scalar in float32 that backward works on; backward makes the logits again, and its sums are atomic.
+    Returns a scalar in float32 that backward works on. Backward makes the logits again; its sums are atomic, so they may differ
+    in their last bits from run to run on a GPU. The targets are checked, for which the host waits for the GPU.
     Raises ValueError for other shapes, dtypes, targets or tiles.
     """
     checks.same(hidden_TH=hidden_TH, weight_VH=weight_VH)

@@ -5,6 +5,8 @@ import torch
 from manyranks.kernels import checks
 from manyranks.kernels.interpreter import tl, triton
 
+OPTIONS = {"num_warps": 8, "num_stages": 3}
+
 
 @triton.jit
 def product_kernel(a, b, out, M, N, K, a_strides, b_strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr):
@@ -35,6 +37,7 @@ def product(a_MK: torch.Tensor, b_KN: torch.Tensor, rows: int = 64, columns: int
     (m, k), n = a_MK.shape, b_KN.shape[1]
     out_MN = torch.empty((m, n), dtype=a_MK.dtype, device=a_MK.device)
     if out_MN.numel():
-        grid = (triton.cdiv(m, rows), triton.cdiv(n, columns))
-        product_kernel[grid](a_MK, b_KN, out_MN, m, n, k, a_MK.stride(), b_KN.stride(), rows, columns, step)
+        grid = checks.grid(triton.cdiv(m, rows), triton.cdiv(n, columns))
+        strides = a_MK.stride(), b_KN.stride()
+        product_kernel[grid](a_MK, b_KN, out_MN, m, n, k, *strides, rows, columns, step, **OPTIONS)
     return out_MN

@@ -1,8 +1,9 @@
 """Counts what a Triton kernel asks of the memory, lane by lane, while the interpreter runs it.
 
-A warp is 32 consecutive lanes of the flattened block, each with one element. Every address is counted from the start of its
-tensor's storage, which lies at a multiple of 512 bytes on a GPU, so the counts are the same on every machine. They are
-requests, before any cache, and a load that is masked off asks for nothing.
+A warp is 32 consecutive lanes of the flattened block, each with one element, in the order in which the kernel writes them.
+(CUDA would run them so. Triton's compiler may deal elements to lanes in another order, and turn tiles in shared memory.)
+Every address is counted from the start of its tensor's storage, which lies at a multiple of 512 bytes on a GPU, so the counts
+are the same on every machine. They are requests, before any cache, and a load that is masked off asks for nothing.
 """
 
 import bisect
@@ -103,15 +104,15 @@ class Counted(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Of tl.dot."""
+        """FLOPs of tl.dot."""
         return sum(launch.flops for launch in self.launches)
 
     def requested_bytes(self, tensor: str | None = None, kind: str | None = None) -> int:
-        """Bytes that lanes ask for; of one of the kernels' arguments, or of "load", "store" or "atomic" only."""
+        """Bytes that lanes ask for. tensor: count only this argument; kind: only "load", "store" or "atomic"."""
         return sum(access.requested_bytes for access in self._of(tensor, kind))
 
     def sectors(self, tensor: str | None = None, kind: str | None = None) -> int:
-        """Sectors of 32 bytes that warps touch, chosen in the same way."""
+        """Sectors of 32 bytes that warps touch. tensor, kind: as in requested_bytes."""
         return sum(access.sectors for access in self._of(tensor, kind))
 
     def moved_bytes(self, tensor: str | None = None, kind: str | None = None) -> int:
@@ -136,8 +137,9 @@ def count(function: Callable, *args, **kwargs) -> Counted:
     """Runs a function, and counts what the Triton kernels that it starts load, store and multiply.
 
     function: called with the rest; it may be a kernel's launcher, or anything else.
-    Raises OutOfBounds, before memory is touched, where a lane's address lies outside the kernel's tensors, RuntimeError where
-    kernels are compiled, for only the interpreter shows addresses, and what a kernel itself raises.
+    Raises OutOfBounds, before memory is touched, if a lane's address lies outside the storages of the kernel's tensors.
+    Raises RuntimeError if kernels are compiled, because only the interpreter shows addresses.
+    Raises what a kernel itself raises.
     """
     launches: list[Launch] = []
     try:
@@ -299,7 +301,7 @@ class _Watch:
         if (np.diff(warps) < 0).any():
             warps = np.sort(warps)
         access.warps += int(np.count_nonzero(warps[:, 0] != _NOWHERE))
-        # What is sorted changes once for every new piece; the piece of lanes that are nowhere counts for nothing.
+        # What is sorted changes once for every new piece. The piece that masked lanes form isn't counted.
         nowhere = int(np.count_nonzero(warps[:, -1] == _NOWHERE))
         for name, bits in ("sectors", _SECTOR), ("lines", _LINE):
             pieces = warps >> bits
@@ -325,12 +327,17 @@ class _Watch:
 
     def outside(self, addresses: np.ndarray, itemsize: int, kind: str, where: Place) -> OutOfBounds:
         launch = self.launches[-1]
+        if not self.starts:
+            return OutOfBounds(
+                f"{launch.kernel}, line {where.line}: the kernel got no tensor to {kind}: give it one as an argument"
+            )
         nearest = max(0, bisect.bisect_right(self.starts, int(np.median(addresses))) - 1)
         start, (end, tensor) = self.starts[nearest], self.storages[nearest]
         wrong = addresses[(addresses < start) | (addresses + itemsize > end)]
         element, size = (int(wrong[0]) - start) // itemsize, (end - start) // itemsize
+        lanes = f"{len(wrong)} lanes {kind}" if len(wrong) > 1 else f"1 lane {kind}s"
         return OutOfBounds(
-            f"{launch.kernel}, line {where.line}: {len(wrong)} lanes {kind} outside {tensor}, the first at element {element}, "
+            f"{launch.kernel}, line {where.line}: {lanes} outside {tensor}, the first at element {element}, "
             f"and its storage has {size}: give the {kind} a mask, or correct the address"
         )
 

@@ -214,23 +214,23 @@ class Setting(namedtuple("Setting", "chip stride itemsize tile step warps stages
 
     @property
     def sectors(self) -> int:
-        """That a warp touches for 32 elements."""
+        """Sectors that a warp touches for 32 elements."""
         return blocks.sectors(self.stride, itemsize=self.itemsize)
 
     @property
     def moved(self) -> float:
-        """Bytes that the product moves: as many as it asks for, and what comes with them in their sectors."""
+        """Bytes that the product moves: whole sectors, with the bytes in them that nobody uses."""
         asked = blocks.product_bytes(_SIDE, _SIDE, _SIDE, self.tile, itemsize=self.itemsize)
         return asked * self.sectors * SECTOR / (WARP * self.itemsize)
 
     @property
     def roof(self) -> roofline.Roof:
-        """Of products of 1-, 2- or 4-byte numbers: fp8, fp16 (a V100 has no bf16) or TF32."""
+        """Of products of 1-, 2- or 4-byte numbers: fp8; bf16, or fp16 on a V100; TF32, or float32 there."""
         chip = self.accelerator
         names = {1: ("float8",), 2: ("bfloat16", "float16"), 4: ("tf32", "float32")}[self.itemsize]
         peaks = [peak for name in names if (peak := hardware.peak(chip, name))]
         if not peaks:
-            raise ValueError(f"{chip.name} has no confirmed peak for products of {self.itemsize}-byte numbers: choose 2 bytes")
+            raise ValueError(f"no rate is known at which {chip.name} multiplies {self.itemsize}-byte numbers: choose 2 bytes")
         return roofline.Roof(peaks[0], chip.memory_bandwidth)
 
     @property
@@ -300,11 +300,11 @@ class Tiled:
             point.set_data([each], [roof.flops_per_second(each)])
         tiles_ = math.ceil(_SIDE / now.tile) ** 2
         waves_ = blocks.waves(tiles_, chip.processors, fits.blocks)
-        numbers = {"a warp touches": f"{now.sectors} sectors for {WARP * now.itemsize} bytes"}
+        numbers = {f"for {WARP * now.itemsize} bytes, a warp": f"touches {now.sectors} sectors"}
         numbers |= {"the product moves": f"{units.size(now.moved)}", "intensity": f"{units.three(now.intensity)} FLOP/byte"}
         numbers |= {"shared memory": f"{units.size(now.shared)} of {units.size(blocks.processor(chip).per_block)}"}
-        numbers |= {"blocks at once": f"{fits.blocks} per processor, {fits.share:.0%} of its warps"}
-        numbers |= {"waves": f"{waves_:.1f}"}
+        numbers |= {"per processor": f"{fits.blocks} ({fits.share:.0%} of all warps)"}
+        numbers |= {"tiles": f"{tiles_:,} in {waves_:.1f} waves"}
         limit = _LIMITS[roof.bound(now.intensity) == "memory", now.sectors * SECTOR > WARP * now.itemsize]
         return Said(f"{_SIDE:,}³ in tiles of {now.tile} on {now.chip}", numbers, limit)
 
@@ -315,7 +315,7 @@ _LIMITS = {
         True,
     ): "memory, and the stride wastes most of what moves: let neighboring lanes read neighboring elements",
     (True, False): "memory, before the cache: larger tiles read each matrix fewer times",
-    (False, True): "compute, although part of what moves is wasted",
+    (False, True): "compute; part of what moves is wasted, but it doesn't matter here",
     (False, False): "compute",
 }
 
@@ -335,9 +335,9 @@ def explorer(measure: Measure | None = None) -> Explorer:
         measure,
         chip=choice("chip", "H100 SXM", CHIPS),
         stride=value_slider("stride", 1, [1, 2, 4, 8, 16, 32]),
-        itemsize=choice("element bytes", 2, [1, 2, 4]),
+        itemsize=choice("bytes per element", 2, [1, 2, 4]),
         tile=log_slider("tile", 128, 4, 8),
-        step=log_slider("step of k", 32, 4, 7),
-        warps=log_slider("warps of a block", 8, 0, 5),
+        step=log_slider("step along k", 32, 4, 7),
+        warps=log_slider("warps per block", 8, 0, 5),
         stages=value_slider("stages", 3, [1, 2, 3, 4]),
     )

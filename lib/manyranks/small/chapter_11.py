@@ -8,24 +8,24 @@ from manyranks.measure.beside import Beside, Small
 from manyranks.small.ranks import OnRanks
 from manyranks.theory import blocks
 
-_DTYPES = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
-_MOST = 64  # rows and columns of a tile that the interpreter takes a moment for
+_DTYPES = {2: torch.bfloat16, 4: torch.float32}
+_MOST = 64  # rows and columns of a tile that the interpreter runs quickly
 
 
 @OnRanks
 def kernels(values, ranks, say):
-    """The explorer's stride and element size for one warp, and a product of two tiles by two, each 64 wide at most."""
+    """The explorer's stride and element size, 2 or 4 bytes, for one warp, and a product of 2 × 2 tiles, at most 64 wide."""
     if find_spec("triton") is None:
         raise ValueError("kernels need Triton, which exists for Linux only: what you see is theory")
-    stride, itemsize, tile = values["stride"], values["itemsize"], min(values["tile"], _MOST)
+    stride, itemsize, tile = values["stride"], max(2, values["itemsize"]), min(values["tile"], _MOST)
     say(0.2, "running two kernels under Triton's interpreter")
-    sectors, moved = ranks(1).run(_count, stride, max(2, itemsize), tile)[0]
+    sectors, moved = ranks(1).run(_count, stride, itemsize, tile)[0]
     n = 2 * tile
     rows = (
-        Beside("sectors of a warp", blocks.sectors(stride, itemsize=max(2, itemsize)), sectors, "number"),
-        Beside("bytes of the product", blocks.product_bytes(n, n, n, tile, itemsize=max(2, itemsize)), moved),
+        Beside("sectors of a warp", blocks.sectors(stride, itemsize=itemsize), sectors, "number"),
+        Beside("bytes of the product", blocks.product_bytes(n, n, n, tile, itemsize=itemsize), moved),
     )
-    return Small(f"a warp, and a product of {n} × {n} in tiles of {tile}", rows)
+    return Small(f"a warp, and a product of {n} × {n} in tiles of {tile}, with {itemsize} bytes per element", rows)
 
 
 def _count(stride: int, itemsize: int, tile: int) -> tuple[int, int]:

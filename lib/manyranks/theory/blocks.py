@@ -1,4 +1,4 @@
-"""What a block of a kernel asks of a GPU: sectors that a warp touches, bytes that a tiled kernel moves, blocks that fit.
+"""Counts what a kernel's blocks need: sectors of memory, bytes, and room on a processor.
 
 A GPU runs a kernel as blocks of threads, each block on one of its processors (SM), in warps of 32 threads that do the same
 instruction at once. Memory moves in sectors of 32 bytes, four of them to a line of 128. The bytes of a kernel are requests,
@@ -21,38 +21,44 @@ def sectors(stride: int, lanes: int = WARP, itemsize: int = 4, offset: int = 0, 
     """How many sectors a warp touches whose lanes read elements `stride` elements apart.
 
     stride: elements from one lane's to the next; 0 where all read the same one.
-    lanes: that take part.
+    lanes: number of lanes that read.
     itemsize: bytes of an element, a power of two up to 16.
-    offset: elements before the first one, counted from the start of a sector.
-    size: of what is counted, in bytes: SECTOR, or LINE for lines of 128.
-    Raises ValueError for a negative number, or an itemsize that is none of these.
+    offset: elements between the start of a sector and the first element.
+    size: bytes per unit counted: SECTOR, or LINE for lines of 128.
+    Raises ValueError for a negative number or another itemsize.
     """
     checks.whole(lanes=lanes)
     if min(stride, offset) < 0 or itemsize not in (1, 2, 4, 8, 16):
-        raise ValueError(f"stride={stride}, offset={offset}, itemsize={itemsize}: 0 or more, and 1, 2, 4, 8 or 16 bytes")
+        raise ValueError(
+            f"stride={stride}, offset={offset}, itemsize={itemsize}: give 0 or more, and an itemsize of 1, 2, 4, 8 or 16"
+        )
     step, first = stride * itemsize, offset * itemsize
     if step > size:
         return lanes  # no two lanes share one
-    return (first + (lanes - 1) * step) // size - first // size + 1  # none in between is left out
+    return (first + (lanes - 1) * step) // size - first // size + 1  # with steps this small, every unit in between is touched
 
 
 def bank_conflicts(stride: int, lanes: int = WARP) -> int:
     """How many turns shared memory takes for a warp whose lanes read 4-byte words `stride` words apart; 1 is no conflict.
 
-    Word i lies in bank i mod 32, and a bank gives one word a turn, to as many lanes as ask for it. Lanes share a bank every
-    32 ÷ gcd(stride, 32) of them. Source: CUDA C++ Programming Guide, section "Shared Memory", 5.x and later.
+    Word i lies in bank i mod 32. A bank gives one word per turn, to every lane that asks for it. The stride reaches
+    32 ÷ gcd(stride, 32) banks. lanes: number of lanes that read, at most 32.
+    Raises ValueError for a negative stride or more lanes.
+    Source: CUDA C++ Programming Guide, section "Shared Memory", 5.x and later.
     """
     checks.whole(lanes=lanes)
+    if stride < 0 or lanes > WARP:
+        raise ValueError(f"stride={stride}, lanes={lanes}: give 0 words or more, and at most {WARP} lanes")
     if not stride:
         return 1
     return math.ceil(lanes / (BANKS // math.gcd(stride, BANKS)))
 
 
 def product_bytes(m: int, k: int, n: int, rows: int, columns: int | None = None, itemsize: int = 2) -> int:
-    """Bytes that a product of m × k with k × n reads and writes when it's made in tiles of `rows` × `columns`.
+    """Bytes that a product of m × k with k × n asks for when it's made in tiles of `rows` × `columns`.
 
-    Each tile of the result reads its rows of the first matrix and its columns of the second, so the first is read once for
-    every column of tiles and the second once for every row of them. columns: by default as `rows`.
+    Every column of tiles reads all of the first matrix, every row of tiles all of the second, and the result is written once.
+    columns: the same as `rows` by default.
     """
     columns = rows if columns is None else columns
     checks.whole(m=m, k=k, n=n, rows=rows, columns=columns, itemsize=itemsize)
@@ -82,8 +88,15 @@ def transpose_sectors(rows: int, columns: int, itemsize: int = 4, turned: bool =
 class Attention(NamedTuple):
     """The sizes of an attention that is computed in tiles.
 
-    batch: sequences; heads: of queries; groups: heads of keys and values; rows: queries; columns: keys; size: of a head.
-    queries, keys: of a tile. causal: whether query i sees keys up to i only, and tiles beyond are skipped.
+    batch: number of sequences.
+    heads: heads of queries.
+    groups: heads of keys and values.
+    rows: queries per sequence.
+    columns: keys per sequence.
+    size: numbers per head.
+    queries: rows of a tile of queries.
+    keys: rows of a tile of keys.
+    causal: query i sees keys up to i, and tiles beyond are skipped.
     itemsize: bytes of an element of Q, K, V and the output.
     """
 
@@ -125,15 +138,15 @@ def attention_bytes(sizes: Attention) -> int:
 
 
 def attention_bytes_once(rows: float, heads: float, groups: float, key_size: int, value_size: int, itemsize: int = 2) -> float:
-    """Bytes that attention moves at the least: Q, K and V read and O written, each once.
+    """Bytes that attention must move: Q, K and V read and O written, each once.
 
-    It's what reaches DRAM where a cache holds one head's K and V; theory.step charges this. rows: of Q and of K, all batches.
+    That's what reaches DRAM if a cache holds one head's K and V; theory.step charges this. rows: of Q and of K, in all batches.
     """
     return itemsize * rows * (heads + groups) * (key_size + value_size)
 
 
 def attention_backward_bytes(sizes: Attention) -> int:
-    """Bytes that FlashAttention's backward moves, in two kernels.
+    """Bytes that FlashAttention's two backward kernels ask for, without δ, the row sums of dO · O, which are made before.
 
     The kernel of K's and V's gradients reads K and V once, and Q, dO and 8 bytes of statistics per row for every tile of keys;
     it writes dK and dV. The kernel of Q's gradient reads Q, dO and the statistics once, K and V for every tile of queries; it
@@ -145,17 +158,20 @@ def attention_backward_bytes(sizes: Attention) -> int:
     return sizes.batch * (sizes.itemsize * (of_keys + of_queries) + statistics)
 
 
-def standard_attention_bytes(sizes: Attention) -> int:
-    """Bytes of the same without tiles kept on the chip: scores written and read, probabilities written and read.
+def standard_attention_bytes(sizes: Attention, tile: int = 128) -> int:
+    """Bytes that attention asks for when it writes its scores: a product in tiles, a fused softmax, another product.
 
-    Q, K and V are read, the output written, each once. Source: arXiv 2205.14135, algorithm 0.
+    tile: rows and columns of the products' tiles. No mask saves anything. Source: arXiv 2205.14135, algorithm 0.
     """
-    ends = sizes.heads * sizes.rows * sizes.size * 2 + sizes.groups * sizes.columns * sizes.size * 2
-    return sizes.batch * sizes.itemsize * (ends + 4 * sizes.heads * sizes.rows * sizes.columns)
+    rows, columns, size, itemsize = sizes.rows, sizes.columns, sizes.size, sizes.itemsize
+    products = product_bytes(rows, size, columns, tile, itemsize=itemsize) + product_bytes(
+        rows, columns, size, tile, itemsize=itemsize
+    )
+    return sizes.batch * sizes.heads * (products + softmax_bytes(rows, columns, itemsize))
 
 
 def loss_bytes(tokens: int, hidden: int, vocab: int, rows: int, itemsize: int = 2, words: int | None = None) -> int:
-    """Bytes that the fused cross-entropy's forward moves: no logit.
+    """Bytes that the fused cross-entropy's forward asks for. It writes no logits.
 
     For every tile of `rows` tokens the weight is read once, for every tile of `words` words the tokens' hidden vectors; then 8
     bytes of target read and 8 of statistics written per token. words: by default all of them at once.
@@ -170,8 +186,13 @@ def loss_bytes(tokens: int, hidden: int, vocab: int, rows: int, itemsize: int = 
 class Processor(NamedTuple):
     """What one of a chip's processors (SM) holds at a time.
 
-    registers: 32-bit ones. warps, blocks: at most. shared: bytes of shared memory. per_block: of it, the most of one block.
-    reserved: bytes of it that each block costs besides. source: where the figures are from.
+    registers: number of 32-bit registers.
+    warps: most warps.
+    blocks: most blocks.
+    shared: bytes of shared memory.
+    per_block: most bytes of shared memory that one block can have.
+    reserved: bytes of shared memory that the system takes per block.
+    source: where the figures are from.
     """
 
     registers: int
@@ -189,7 +210,7 @@ def processor(chip: Accelerator) -> Processor:
         if chip.name.startswith(names):
             return found
     known = ", ".join(name for names in _processors() for name in names)
-    raise ValueError(f"{chip.name}: nothing is known of its processors; of {known} it is")
+    raise ValueError(f"{chip.name}: unknown processors; choose one of {known}")
 
 
 @functools.cache
@@ -205,8 +226,11 @@ def _processors() -> dict[tuple[str, ...], Processor]:
 
 
 class Occupancy(NamedTuple):
-    """blocks: that one processor holds at a time. share: of its warps that they fill. limit: what leaves no room for one
-    more, "registers", "shared memory", "warps" or "blocks".
+    """How full a processor is.
+
+    blocks: number that one processor holds at a time.
+    share: part of the processor's warps that they fill.
+    limit: what runs out first: "registers", "shared memory", "warps" or "blocks".
     """
 
     blocks: int
@@ -217,8 +241,11 @@ class Occupancy(NamedTuple):
 def occupancy(chip: Accelerator, warps: int, registers: int, shared: int = 0) -> Occupancy:
     """How many blocks of a kernel fit on one of a chip's processors at a time.
 
-    warps: of a block. registers: of a thread; a warp gets them in portions of 256. shared: bytes of a block's shared memory.
-    Raises ValueError where not even one block fits. Source: CUDA C++ Best Practices Guide, section "Calculating Occupancy".
+    warps: warps per block; a processor takes them in fours, one for each of its quarters.
+    registers: registers per thread; a warp gets them in portions of 256.
+    shared: bytes of shared memory per block.
+    Raises ValueError if not even one block fits.
+    Source: CUDA C++ Best Practices Guide, section "Calculating Occupancy", and CUDA's occupancy calculator.
     """
     checks.whole(warps=warps, registers=registers)
     one = processor(chip)
@@ -228,16 +255,15 @@ def occupancy(chip: Accelerator, warps: int, registers: int, shared: int = 0) ->
     room = {
         "blocks": one.blocks,
         "warps": one.warps // warps,
-        "registers": one.registers // (portion * warps),
+        "registers": one.registers // portion // 4 * 4 // warps,
         "shared memory": 0 if shared > one.per_block else one.shared // max(1, shared + one.reserved),
     }
     limit = min(room, key=room.__getitem__)
     if not room[limit]:
         given = f"{warps} warps with {registers} registers per thread and {shared:,} bytes of shared memory"
-        much = "much" if limit == "shared memory" else "many"
         raise ValueError(
-            f"{given}: too {much} {limit} for one processor of {chip.name}, which has {one.registers:,} registers, "
-            f"{one.warps} warps and {one.per_block:,} bytes for a block"
+            f"{given}: one block needs more {limit} than a processor of {chip.name} has: {one.registers:,} registers, "
+            f"{one.warps} warps and {one.per_block:,} bytes of shared memory per block"
         )
     return Occupancy(room[limit], room[limit] * warps / one.warps, limit)
 
@@ -245,7 +271,7 @@ def occupancy(chip: Accelerator, warps: int, registers: int, shared: int = 0) ->
 def waves(blocks: int, processors: int, at_once: int = 1) -> float:
     """How many times a chip's processors are filled until all blocks have run; the last time may be in part.
 
-    at_once: blocks that one processor holds. math.ceil of it is what the time follows where all blocks take as long.
+    at_once: blocks that one processor holds. If all blocks take equally long, time grows with the ceiling of this.
     """
     checks.whole(blocks=blocks, processors=processors, at_once=at_once)
     return blocks / (processors * at_once)
