@@ -120,6 +120,23 @@ def test_the_loss_and_its_gradients_are_pytorchs(dtype):
         assert close(got, should, dtype)
 
 
+def test_the_loss_keeps_small_gradients_in_float16_and_its_own_dtype():
+    """With 2,048 tokens a slope divided by their number lies below float16's normal numbers."""
+    hidden, weight = random(2048, 16, dtype=torch.float16).requires_grad_(), random(64, 16, dtype=torch.float16, seed=1) / 8
+    targets = torch.zeros(2048, dtype=torch.int64, device=DEVICE)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        loss = kernels.cross_entropy(hidden, weight, targets, tokens=256)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert loss.dtype == torch.float32
+    exact = hidden.detach().double().requires_grad_()
+    F.cross_entropy(exact @ weight.double().T, targets).backward()
+    (got,) = torch.autograd.grad(loss * 1024, hidden)  # as a loss is scaled in float16
+    error = (got.double() / 1024 - exact.grad).norm() / exact.grad.norm()
+    assert error < 1e-3
+
+
 # What moves: counted on the kernels, and computed
 
 
