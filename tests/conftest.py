@@ -32,7 +32,7 @@ IMPORTED = (
 )
 local._START = local._START.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
 INSTALL = f"; sys.path.append({str(ROOT)!r}); from tests import strict; strict.install(); sys.path.pop(); serve("
-TRITON = find_spec("triton") is not None
+TRITON, RUN_KERNELS = find_spec("triton") is not None, ("test_written.py", "test_small.py", "test_11_kernels.py")
 STRICT = "MANYRANKS_STRICT" in os.environ  # all ranks go by NCCL's rules: see tests/strict.py
 if STRICT:
     local._START = local._START.replace("; serve(", INSTALL)
@@ -66,12 +66,13 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Without Triton, cells with the tag "triton" are skipped.
+    """Without Triton, cells with the tag "triton" are skipped, and so are tests that run kernels.
 
     Of a test that is marked `few(n)`, n of its parameters run in `make test`, evenly spread; `make test-all` has all."""
     groups: dict[tuple, list] = {}
     for item in items:
-        if not TRITON and "triton" in getattr(item, "cell", {}).get("metadata", {}).get("tags", ()):
+        tags = getattr(item, "cell", {}).get("metadata", {}).get("tags", ())
+        if not TRITON and ("triton" in tags or (item.path.name in RUN_KERNELS and "kernels" in item.nodeid)):
             item.add_marker(pytest.mark.skip(reason="Triton exists for Linux only"))
         if item.get_closest_marker("few"):
             groups.setdefault((item.path, item.originalname), []).append(item)
@@ -87,6 +88,11 @@ def pytest_collection_finish(session):
     """The collector leaves ten thousand collected tests and all modules alone: to look at them takes a third of a second."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure():
+    """Triton complains of objects that are left when the process ends."""
+    gc.unfreeze()
 
 
 def twice(start):

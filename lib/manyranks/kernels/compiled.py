@@ -1,4 +1,4 @@
-"""What Triton's compiler makes of these kernels for a GPU that needn't be here: registers, shared memory, instructions.
+"""Compiles these kernels for a GPU that needn't be here, and says what they need: registers, shared memory, instructions.
 
 Compiling needs its own process, because an interpreted one can't compile:
 `python -m manyranks.kernels.compiled 90` prints what `compiled(90)` reads.

@@ -1,6 +1,6 @@
 """Counts what a Triton kernel asks of the memory, lane by lane, while the interpreter runs it.
 
-A warp is 32 consecutive lanes of the flattened block, each with one element, in the order in which the kernel writes them.
+A warp is 32 consecutive lanes of the flattened block, each with one element, in the order the kernel has them.
 (CUDA would run them so. Triton's compiler may deal elements to lanes in another order, and turn tiles in shared memory.)
 Every address is counted from the start of its tensor's storage, which lies at a multiple of 512 bytes on a GPU, so the counts
 are the same on every machine. They are requests, before any cache, and a load that is masked off asks for nothing.
@@ -30,7 +30,7 @@ class OutOfBounds(ValueError):
 
 @dataclass
 class Access:
-    """What one line of a kernel loads or stores, in all programs of one launch.
+    """Counts what one line of a kernel loads or stores, in all programs of one launch.
 
     kind: "load", "store" or "atomic".
     tensor: the kernel's argument.
@@ -55,17 +55,17 @@ class Access:
 
     @property
     def requested_bytes(self) -> int:
-        """What the lanes ask for."""
+        """Bytes that the lanes ask for."""
         return self.lanes * self.itemsize
 
     @property
     def moved_bytes(self) -> int:
-        """What moves for it: whole sectors."""
+        """Bytes that move for it, in whole sectors."""
         return self.sectors << _SECTOR
 
     @property
     def coalescing(self) -> float:
-        """Bytes asked for ÷ bytes moved: 1 is the best where each lane has an element of its own."""
+        """Bytes asked for ÷ bytes moved: at best 1 if no two lanes share an element."""
         return self.requested_bytes / self.moved_bytes if self.sectors else 1.0
 
 
@@ -74,7 +74,7 @@ class Launch:
     """One kernel on its grid.
 
     grid: programs, in up to three dimensions.
-    accesses: by kind, tensor and line, in the order in which the kernel came to them.
+    accesses: by kind, tensor and line, in the kernel's order.
     flops: of tl.dot, a multiply-add counts as two.
     dot_bytes: of the two operands of the largest tl.dot, which a block keeps in shared memory, once per stage.
     trans_bytes: of the largest tile that tl.trans turns.
@@ -156,7 +156,7 @@ def count(function: Callable, *args, **kwargs) -> Counted:
 
 
 def bank_conflicts(addresses: Iterable[int]) -> int:
-    """How many turns shared memory takes for one warp; 1 is no conflict.
+    """Counts the turns that shared memory takes for one warp; 1 is no conflict.
 
     addresses: in bytes, of 4-byte words, one per lane. Word i lies in bank i mod 32; a bank gives one word a turn, to all lanes
     that ask for it. Source: NVIDIA, CUDA C++ Programming Guide, section "Shared Memory", 5.x and later.

@@ -206,7 +206,7 @@ def in_use(side: int, tile: int, processors: int) -> float:
 
 
 class Setting(namedtuple("Setting", "chip stride itemsize tile step warps stages")):
-    """What the controls say: a product of 8,192 × 8,192 matrices in square tiles, its elements `stride` apart in memory."""
+    """Holds what the controls say: a product of 8,192 × 8,192 matrices in square tiles, its elements `stride` apart."""
 
     @property
     def accelerator(self) -> Accelerator:
@@ -225,7 +225,7 @@ class Setting(namedtuple("Setting", "chip stride itemsize tile step warps stages
 
     @property
     def roof(self) -> roofline.Roof:
-        """Of products of 1-, 2- or 4-byte numbers: fp8; bf16, or fp16 on a V100; TF32, or float32 there."""
+        """The roof of products of 1-, 2- or 4-byte numbers: fp8; bf16, or fp16 on a V100; TF32, or float32 there."""
         chip = self.accelerator
         names = {1: ("float8",), 2: ("bfloat16", "float16"), 4: ("tf32", "float32")}[self.itemsize]
         peaks = [peak for name in names if (peak := hardware.peak(chip, name))]
@@ -244,7 +244,7 @@ class Setting(namedtuple("Setting", "chip stride itemsize tile step warps stages
 
     @property
     def registers(self) -> int:
-        """Of a thread, at the least: its part of the tile of sums, and 40 for addresses and operands."""
+        """Registers of a thread: its part of the tile of sums, and 40 for addresses and operands, which is our guess."""
         return self.tile**2 // (WARP * self.warps) + 40
 
     @property

@@ -18,7 +18,7 @@ LSE = 4  # bytes of a row's log-sum-exp, which is all that attention's backward 
 
 
 def sectors(stride: int, lanes: int = WARP, itemsize: int = 4, offset: int = 0, size: int = SECTOR) -> int:
-    """How many sectors a warp touches whose lanes read elements `stride` elements apart.
+    """Counts the sectors that a warp touches if its lanes read elements `stride` elements apart.
 
     stride: elements from one lane's to the next; 0 where all read the same one.
     lanes: number of lanes that read.
@@ -39,7 +39,7 @@ def sectors(stride: int, lanes: int = WARP, itemsize: int = 4, offset: int = 0, 
 
 
 def bank_conflicts(stride: int, lanes: int = WARP) -> int:
-    """How many turns shared memory takes for a warp whose lanes read 4-byte words `stride` words apart; 1 is no conflict.
+    """Counts the turns that shared memory takes if a warp's lanes read 4-byte words `stride` words apart; 1 is no conflict.
 
     Word i lies in bank i mod 32. A bank gives one word per turn, to every lane that asks for it. The stride reaches
     32 ÷ gcd(stride, 32) banks. lanes: number of lanes that read, at most 32.
@@ -77,7 +77,7 @@ def softmax_bytes(rows: int, columns: int, itemsize: int = 4, fused: bool = True
 def transpose_sectors(rows: int, columns: int, itemsize: int = 4, turned: bool = True) -> int:
     """Sectors that a transpose touches, reading and writing, of a matrix whose sizes fill whole sectors and tiles of 32.
 
-    Turned in shared memory, both move every sector once. Otherwise each lane of a warp writes into a row of its own: a sector
+    Turned in shared memory, both move every sector once. Otherwise each lane of a warp writes into a different row: a sector
     for each element.
     """
     checks.whole(rows=rows, columns=columns, itemsize=itemsize)
@@ -184,7 +184,7 @@ def loss_bytes(tokens: int, hidden: int, vocab: int, rows: int, itemsize: int = 
 
 
 class Processor(NamedTuple):
-    """What one of a chip's processors (SM) holds at a time.
+    """Says what one of a chip's processors (SM) holds at a time.
 
     registers: number of 32-bit registers.
     warps: most warps.
@@ -239,7 +239,7 @@ class Occupancy(NamedTuple):
 
 
 def occupancy(chip: Accelerator, warps: int, registers: int, shared: int = 0) -> Occupancy:
-    """How many blocks of a kernel fit on one of a chip's processors at a time.
+    """Computes how many blocks of a kernel fit on one of a chip's processors at a time.
 
     warps: warps per block; a processor takes them in fours, one for each of its quarters.
     registers: registers per thread; a warp gets them in portions of 256.
@@ -269,7 +269,7 @@ def occupancy(chip: Accelerator, warps: int, registers: int, shared: int = 0) ->
 
 
 def waves(blocks: int, processors: int, at_once: int = 1) -> float:
-    """How many times a chip's processors are filled until all blocks have run; the last time may be in part.
+    """Computes how many times a chip's processors are filled until all blocks have run; the last time may be in part.
 
     at_once: blocks that one processor holds. If all blocks take equally long, time grows with the ceiling of this.
     """
