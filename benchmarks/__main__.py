@@ -18,6 +18,7 @@ GROUPS = (
     "context",
     "expert",
     "mfu",
+    "kernels",
     "nd",
     "classroom",
 )

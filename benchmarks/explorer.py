@@ -54,6 +54,7 @@ CHAPTERS = {
     "08": (lambda: show.expert.explorer(), {}, ()),
     "09": (lambda: show.mfu.explorer(), {}, ()),
     "10": (lambda: show.nd.explorer(), {}, ("best",)),
+    "11": (lambda: show.kernels.explorer(), {}, ()),
 }
 SCALES = ((1, 0.040), (2, 0.060))  # pixels of a picture for one on the page; seconds at most
 

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 import manyranks as mr
 from manyranks.world import local
@@ -30,6 +32,7 @@ IMPORTED = (
 )
 local._START = local._START.replace("; serve(", f"; import {', '.join(IMPORTED)}; serve(")
 INSTALL = f"; sys.path.append({str(ROOT)!r}); from tests import strict; strict.install(); sys.path.pop(); serve("
+TRITON = find_spec("triton") is not None
 STRICT = "MANYRANKS_STRICT" in os.environ  # all ranks go by NCCL's rules: see tests/strict.py
 if STRICT:
     local._START = local._START.replace("; serve(", INSTALL)
@@ -38,6 +41,7 @@ if STRICT:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["MANYRANKS_SETTINGS"] = "off"  # explorers open at their defaults, whatever the user has set in a notebook
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before anything imports Triton
 
 
 def pytest_configure(config):
@@ -62,9 +66,13 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test that is marked `few(n)`, n of its parameters run in `make test`, evenly spread; `make test-all` has all."""
+    """Without Triton, cells with the tag "triton" are skipped.
+
+    Of a test that is marked `few(n)`, n of its parameters run in `make test`, evenly spread; `make test-all` has all."""
     groups: dict[tuple, list] = {}
     for item in items:
+        if not TRITON and "triton" in getattr(item, "cell", {}).get("metadata", {}).get("tags", ()):
+            item.add_marker(pytest.mark.skip(reason="Triton exists for Linux only"))
         if item.get_closest_marker("few"):
             groups.setdefault((item.path, item.originalname), []).append(item)
     for own in groups.values():

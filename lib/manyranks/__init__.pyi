@@ -5,6 +5,9 @@ from . import (
     grade as grade,
 )
 from . import (
+    kernels as kernels,
+)
+from . import (
     measure as measure,
 )
 from . import (

@@ -59,6 +59,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_08_explorer": ("08_expert", "import show", "expert.explorer("),
     "chapter_09_explorer": ("09_mfu", "import show", "mfu.explorer("),
     "chapter_10_explorer": ("10_nd_parallel", "import show", "nd.explorer("),
+    "chapter_11_explorer": ("11_kernels", "import show", "kernels.explorer("),
 }
 
 _BROWSER = ["--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # it can reach nothing else

@@ -322,6 +322,26 @@ def test_the_plan_board_of_chapter_10_follows_searches_and_says_what_is_not_poss
         assert explorer.status().startswith("Not possible: e = 2: llama3-70b has no experts; say e = 1")
 
 
+def test_the_explorer_of_chapter_11_follows_and_says_what_does_not_fit(chapters):
+    with chapters.pictured(name := "chapter_11_explorer"):
+        explorer = explorer_in(chapters, name)
+        chip, stride, itemsize, tile, *_ = explorer.controls()
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(stride),
+            lambda: explorer.move(stride, -1),
+            lambda: explorer.move(tile),
+            lambda: explorer.move(tile, -1),
+            lambda: explorer.move(chip),
+            lambda: explorer.move(itemsize),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to another stride and back
+        assert lines[0].startswith("Limit: memory, before the cache: larger tiles")
+        assert "the stride wastes most of what moves" in lines[1]
+        explorer.move(tile)
+        assert explorer.status().startswith("Not possible: registers = 296")
+
+
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.
 @pytest.mark.parametrize("program", ["jupyterlab", "notebook_7"])
 def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tests.notebooks import names, pages, reading
 from tests.notebooks.tasks import guesses, tasks
 
-_PACKAGES = {"torch", "manyranks", "numpy", "matplotlib"} | sys.stdlib_module_names
+_PACKAGES = {"torch", "triton", "manyranks", "numpy", "matplotlib"} | sys.stdlib_module_names
 _WORDS, _LINES, _PICTURES, _SECTIONS, _TASKS, _MINUTES = 2_000, 180, (6, 10), 7, 3, 70
 
 
@@ -40,7 +40,7 @@ def the_reader_writes(lesson) -> list[str]:
 
 
 def it_stands_alone(lesson) -> list[str]:
-    """Every name is defined on the page, and imports are PyTorch, Python and manyranks, numpy and matplotlib."""
+    """Every name is defined on the page, and imports are PyTorch, Triton, Python and manyranks, numpy and matplotlib."""
     sources = [cell.source for cell in pages.code(lesson)]
     foreign = set().union(*map(names.imports, sources)) - _PACKAGES
     return [f"imports {name}" for name in sorted(foreign)] + [f"{name} isn't defined" for name in names.undefined(sources)]

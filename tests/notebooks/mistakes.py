@@ -176,6 +176,48 @@ class Overlapped(Buckets):
             handle.wait()
 """
 
+_STRIDED_COPY = """
+@triton.jit
+def strided_copy(x, out, n, stride, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i * stride))  # the last block has less than BLOCK elements
+"""
+
+_TURNED_TRANSPOSE = """
+@triton.jit
+def turned_transpose(x, out, R, C, TILE: tl.constexpr):
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
+    j = tl.program_id(1) * TILE + tl.arange(0, TILE)[None, :]
+    tile = tl.load(x + i * C + j)
+    tl.store(out + tl.trans(j) * R + tl.trans(i), tile)  # the addresses are turned, the tile isn't
+"""
+
+_SOFTMAX = """
+@triton.jit
+def softmax(x, out, C, BLOCK: tl.constexpr):
+    start, j = tl.program_id(0) * C, tl.arange(0, BLOCK)
+    row = tl.load(x + start + j, mask=j < C, other=-float("inf"))
+    powers = tl.exp(row - tl.max(row))
+    tl.store(out + start + j, powers / tl.sum(powers))  # beyond the row's end, too
+"""
+
+_ADD_STEP = """
+@triton.jit
+def add_step(A, B, sums, i, j, k, n):
+    a = tl.load(A + i * n + k[None, :])
+    b = tl.load(B + j * n + k[:, None])  # of the transpose
+    return tl.dot(a, b, sums)
+"""
+
+_TAKE_IN = """
+@triton.jit
+def take_in(scores, values, most, total, sums):
+    higher = tl.maximum(most, tl.max(scores, 1))
+    powers = tl.exp(scores - higher[:, None])
+    total = total * tl.exp(most - higher) + tl.sum(powers, 1)
+    return higher, total, sums + tl.dot(powers, values)  # the sums don't shrink
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -199,5 +241,12 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "Unit": (_UNIT, "a free unit still has memory"),
         "Stage3": (_STAGE_3, "the weights are off by"),
         "FSDP": (_FSDP, "whole in forward and backward: 0 1 2 3 4 5 5 4"),
+    },
+    "11_kernels": {
+        "strided_copy": (_STRIDED_COPY, "lanes load outside x"),
+        "turned_transpose": (_TURNED_TRANSPOSE, "out isn't the transpose of x"),
+        "softmax": (_SOFTMAX, "lanes store outside out"),
+        "add_step": (_ADD_STEP, "that isn't A @ B"),
+        "take_in": (_TAKE_IN, "Do both sums shrink"),
     },
 }

@@ -1,9 +1,13 @@
 """The form of lessons and labs, and that each of its rules can fail."""
 
+import subprocess
+import sys
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
+from tests.conftest import matrix
 from tests.notebooks import fakes, form, names, pages, reading
 from tests.notebooks.execute import clean
 from tests.notebooks.tasks import answer_of, tasks
@@ -19,6 +23,22 @@ def test_a_lesson_keeps_the_rule(path, rule):
 @pytest.mark.parametrize("rule", form.LAB, ids=lambda rule: rule.__name__)
 def test_a_lab_keeps_the_rule(path, rule):
     assert rule(nbformat.read(path, 4)) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    matrix(
+        [pages.NOTEBOOKS / "lab/11_kernels.ipynb", pages.NOTEBOOKS / "11_kernels.ipynb"],
+        kept=[pages.NOTEBOOKS / "11_kernels.ipynb"],
+    ),
+    ids=pages.label,
+)
+def test_cells_without_the_tag_run_where_there_is_no_triton(path):
+    cells = [cell.source for cell in pages.code(nbformat.read(path, 4)) if "triton" not in cell.metadata.get("tags", ())]
+    assert len(cells) >= 8
+    source = "\n".join(["import sys; sys.modules['triton'] = None", *cells])
+    ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_every_lab_has_a_lesson():

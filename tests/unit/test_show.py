@@ -65,6 +65,12 @@ def figures():
     yield "ping-pong", show.hardware.ping_pong([1, 1000, 10**6], [1e-5, 1.1e-5, 1e-3], theory.links["PCIe 4.0 x16"])
     yield "models", show.hardware.outgrown({"GPT-3": (2020, 2.8e12, 3.1e23)}, {"H100": (2022, 80e9, 989e12)})
     yield "path of a message", show.hardware.path_of_a_message()
+    yield "chip", show.kernels.chip(theory.accelerators["H100 SXM"])
+    yield "warps", show.kernels.warps({"stride 8": range(0, 1024, 32)})
+    yield "tiles", show.kernels.tiles(256, 192, 320, 64, 64, 32)
+    yield "walk", show.kernels.walk(256, 256, 64, 32)
+    yield "moved", show.kernels.moved({"softmax": {"five operators": 8e6, "one kernel": 2e6}})
+    yield "waves", show.kernels.waves(theory.accelerators["H100 SXM"], range(256, 4097, 64))
 
 
 @pytest.mark.parametrize(("name", "figure"), list(figures()), ids=lambda value: value if isinstance(value, str) else "")

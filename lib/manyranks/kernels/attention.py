@@ -33,19 +33,21 @@ def forward_kernel(
     A, S, T, D, GROUP, scale, shift,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    b, a = tl.program_id(1) // A, tl.program_id(1) % A
+    head = tl.program_id(1).to(tl.int64)
+    b, a = head // A, head % A
     k += b * k_strides[0] + a // GROUP * k_strides[1]
     v += b * v_strides[0] + a // GROUP * v_strides[1]
     mask += b * mask_strides[0] + a * mask_strides[1]
-    rows = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    first = tl.program_id(0) * QUERIES
+    rows = first + tl.arange(0, QUERIES).to(tl.int64)
     i, d = rows[:, None], tl.arange(0, HEAD)[None, :]
     queries = _tile(q + b * q_strides[0] + a * q_strides[1], q_strides, i, d, S, D)
     most = tl.full((QUERIES,), -float("inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     sums = tl.zeros((QUERIES, HEAD), tl.float32)
-    end = tl.minimum(T, tl.program_id(0) * QUERIES + QUERIES + shift) if CAUSAL else T
+    end = tl.minimum(T, first + QUERIES + shift) if CAUSAL else T
     for start in range(0, end, KEYS):
-        columns = start + tl.arange(0, KEYS)
+        columns = start + tl.arange(0, KEYS).to(tl.int64)
         keys = _tile(k, k_strides, columns[:, None], d, T, D)
         scores = _scores(queries, tl.trans(keys), mask, mask_strides, i, columns[None, :], S, T, scale, shift, CAUSAL, MASKED)
         higher = tl.maximum(most, tl.max(scores, axis=1))
@@ -60,7 +62,7 @@ def forward_kernel(
     result = sums / total[:, None]
     to = out + b * out_strides[0] + a * out_strides[1] + i * out_strides[2] + d * out_strides[3]
     tl.store(to, result.to(out.dtype.element_ty), mask=(i < S) & (d < D))
-    tl.store(lse + tl.program_id(1) * S + rows, most + tl.log(total), mask=rows < S)
+    tl.store(lse + head * S + rows, most + tl.log(total), mask=rows < S)
 
 
 @triton.jit
@@ -81,9 +83,10 @@ def keys_kernel(
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     groups = A // GROUP
-    b, g = tl.program_id(1) // groups, tl.program_id(1) % groups
+    head = tl.program_id(1).to(tl.int64)
+    b, g = head // groups, head % groups
     first = tl.program_id(0) * KEYS
-    columns = first + tl.arange(0, KEYS)
+    columns = first + tl.arange(0, KEYS).to(tl.int64)
     d = tl.arange(0, HEAD)[None, :]
     keys = _tile(k + b * k_strides[0] + g * k_strides[1], k_strides, columns[:, None], d, T, D)
     values = _tile(v + b * v_strides[0] + g * v_strides[1], v_strides, columns[:, None], d, T, D)
@@ -92,7 +95,7 @@ def keys_kernel(
     begin = tl.maximum(0, first - shift) // QUERIES * QUERIES if CAUSAL else 0  # the first queries that see these keys
     for a in range(g * GROUP, g * GROUP + GROUP):
         for start in range(begin, S, QUERIES):
-            rows = start + tl.arange(0, QUERIES)
+            rows = start + tl.arange(0, QUERIES).to(tl.int64)
             i = rows[:, None]
             queries = _tile(q + b * q_strides[0] + a * q_strides[1], q_strides, i, d, S, D)
             grads = _tile(grad + b * grad_strides[0] + a * grad_strides[1], grad_strides, i, d, S, D)
@@ -103,7 +106,7 @@ def keys_kernel(
                                      i, columns[None, :], S, T, scale, shift, CAUSAL, MASKED)  # fmt: skip
             v_sums += tl.dot(tl.trans(powers).to(grads.dtype), grads, input_precision="ieee")
             k_sums += tl.dot(tl.trans(slopes).to(queries.dtype), queries, input_precision="ieee")
-    to = tl.program_id(1) * T * D + columns[:, None] * D + d
+    to = head * T * D + columns[:, None] * D + d
     tl.store(d_k + to, k_sums.to(d_k.dtype.element_ty), mask=(columns[:, None] < T) & (d < D))
     tl.store(d_v + to, v_sums.to(d_v.dtype.element_ty), mask=(columns[:, None] < T) & (d < D))
 
@@ -114,26 +117,28 @@ def queries_kernel(
     A, S, T, D, GROUP, scale, shift,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    b, a = tl.program_id(1) // A, tl.program_id(1) % A
+    head = tl.program_id(1).to(tl.int64)
+    b, a = head // A, head % A
     k += b * k_strides[0] + a // GROUP * k_strides[1]
     v += b * v_strides[0] + a // GROUP * v_strides[1]
     mask += b * mask_strides[0] + a * mask_strides[1]
-    rows = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    first = tl.program_id(0) * QUERIES
+    rows = first + tl.arange(0, QUERIES).to(tl.int64)
     i, d = rows[:, None], tl.arange(0, HEAD)[None, :]
     queries = _tile(q + b * q_strides[0] + a * q_strides[1], q_strides, i, d, S, D)
     grads = _tile(grad + b * grad_strides[0] + a * grad_strides[1], grad_strides, i, d, S, D)
-    row_lse = tl.load(lse + tl.program_id(1) * S + rows, mask=rows < S, other=0.0)
-    row_delta = tl.load(delta + tl.program_id(1) * S + rows, mask=rows < S, other=0.0)
+    row_lse = tl.load(lse + head * S + rows, mask=rows < S, other=0.0)
+    row_delta = tl.load(delta + head * S + rows, mask=rows < S, other=0.0)
     sums = tl.zeros((QUERIES, HEAD), tl.float32)
-    end = tl.minimum(T, tl.program_id(0) * QUERIES + QUERIES + shift) if CAUSAL else T
+    end = tl.minimum(T, first + QUERIES + shift) if CAUSAL else T
     for start in range(0, end, KEYS):
-        columns = start + tl.arange(0, KEYS)
+        columns = start + tl.arange(0, KEYS).to(tl.int64)
         keys = _tile(k, k_strides, columns[:, None], d, T, D)
         values = _tile(v, v_strides, columns[:, None], d, T, D)
         _, slopes = _slopes(queries, keys, values, grads, row_lse, row_delta, mask, mask_strides,
                             i, columns[None, :], S, T, scale, shift, CAUSAL, MASKED)  # fmt: skip
         sums += tl.dot(slopes.to(keys.dtype), keys, input_precision="ieee")
-    tl.store(d_q + tl.program_id(1) * S * D + i * D + d, sums.to(d_q.dtype.element_ty), mask=(i < S) & (d < D))
+    tl.store(d_q + head * S * D + i * D + d, sums.to(d_q.dtype.element_ty), mask=(i < S) & (d < D))
 
 
 def forward(q_BASD, k_BGTD, v_BGTD, mask_BAST=None, causal=False, shift=0, queries=64, keys=64):
@@ -222,6 +227,8 @@ def flash_attention(
     if not D:
         raise ValueError("the head size is 0: give 1 or more")
     checks.block(queries=queries, keys=keys)
+    if type(shift) is not int or type(causal) is not bool:
+        raise ValueError(f"causal={causal!r}, shift={shift!r}: give True or False, and a whole number")
     if mask is not None:
         checks.same((torch.bool,), mask=mask)
         try:

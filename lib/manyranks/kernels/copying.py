@@ -8,14 +8,14 @@ from manyranks.kernels.interpreter import tl, triton
 
 @triton.jit
 def copy_kernel(x, out, n, stride, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i * stride, mask=i < n), mask=i < n)
 
 
 @triton.jit
 def transpose_kernel(x, out, rows, columns, x_strides, out_strides, BLOCK: tl.constexpr, TURNED: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    j = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = (i < rows)[:, None] & (j < columns)[None, :]
     tile = tl.load(x + i[:, None] * x_strides[0] + j[None, :] * x_strides[1], mask=inside)
     if TURNED:  # neighboring lanes write neighboring elements; the compiler turns the tile in shared memory

@@ -15,13 +15,13 @@ import torch
 
 from manyranks.lazy import Missing
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+if "TRITON_INTERPRET" not in os.environ:
+    os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
 try:
     import numpy as np
     import triton
     import triton.language as tl
-    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle, _convert_float
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle, _convert_float
 except ModuleNotFoundError:
     system = "" if sys.platform == "linux" else f", and on {sys.platform} there is none: chapter 11 says what runs without it"
     raise Missing(f"manyranks.kernels needs Triton: pip install triton{system}") from None
@@ -52,6 +52,7 @@ def _mend(multiply):
 
 
 InterpreterBuilder.create_dot = _mend(InterpreterBuilder.create_dot)
+GridExecutor.__call__ = np.errstate(all="ignore")(GridExecutor.__call__)  # a GPU doesn't warn of NaN either
 
 
 def _travels(kernel: InterpretedFunction) -> tuple:

@@ -27,14 +27,14 @@ def loss_kernel(
     hidden, weight, targets, lse, chosen, T, V, H, hidden_strides, weight_strides,
     TOKENS: tl.constexpr, WORDS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     i, inside = tokens[:, None], tokens < T
     target = tl.load(targets + tokens, mask=inside, other=-1)
     most = tl.full((TOKENS,), -float("inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
     found = tl.zeros((TOKENS,), tl.float32)
     for start in range(0, V, WORDS):
-        j = (start + tl.arange(0, WORDS))[None, :]
+        j = (start + tl.arange(0, WORDS).to(tl.int64))[None, :]
         logits = _logits(hidden, weight, i, j, T, V, H, hidden_strides, weight_strides, STEP)
         higher = tl.maximum(most, tl.max(logits, axis=1))
         total = total * tl.exp(most - higher) + tl.sum(tl.exp(logits - higher[:, None]), axis=1)
@@ -49,8 +49,8 @@ def gradient_kernel(
     hidden, weight, targets, lse, scales, d_hidden, d_weight, T, V, H, hidden_strides, weight_strides,
     TOKENS: tl.constexpr, WORDS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    words = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    words = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     i, j, inside = tokens[:, None], words[None, :], tokens < T
     logits = _logits(hidden, weight, i, j, T, V, H, hidden_strides, weight_strides, STEP)
     target = tl.load(targets + tokens, mask=inside, other=-1)

@@ -10,7 +10,7 @@ _LONGEST = 2**16  # elements of a row that one program keeps
 
 @triton.jit
 def softmax_kernel(x, out, columns, x_strides, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, BLOCK)
     values = tl.load(x + row * x_strides[0] + j * x_strides[1], mask=j < columns, other=-float("inf")).to(tl.float32)
     powers = tl.exp(values - tl.max(values, axis=0))

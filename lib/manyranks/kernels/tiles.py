@@ -8,11 +8,11 @@ from manyranks.kernels.interpreter import tl, triton
 
 @triton.jit
 def product_kernel(a, b, out, M, N, K, a_strides, b_strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr):
-    i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    j = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    i = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    j = (tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, K, STEP):
-        k = start + tl.arange(0, STEP)
+        k = start + tl.arange(0, STEP).to(tl.int64)
         across, down = k[None, :], k[:, None]
         a_tile = tl.load(a + i * a_strides[0] + across * a_strides[1], mask=(i < M) & (across < K), other=0.0)
         b_tile = tl.load(b + down * b_strides[0] + j * b_strides[1], mask=(down < K) & (j < N), other=0.0)

@@ -6,6 +6,7 @@ requests, before any cache, and a load that is masked off asks for nothing.
 """
 
 import bisect
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -135,20 +136,20 @@ def count(function: Callable, *args, **kwargs) -> Counted:
     """Runs a function, and counts what the Triton kernels that it starts load, store and multiply.
 
     function: called with the rest; it may be a kernel's launcher, or anything else.
-    Raises OutOfBounds, before memory is touched, where a lane's address lies outside the kernel's tensors, and RuntimeError
-    where kernels are compiled: only the interpreter shows addresses.
+    Raises OutOfBounds, before memory is touched, where a lane's address lies outside the kernel's tensors, RuntimeError where
+    kernels are compiled, for only the interpreter shows addresses, and what a kernel itself raises.
     """
     launches: list[Launch] = []
     try:
         with _watched(launches):
             result = function(*args, **kwargs)
-    except Exception as error:  # the interpreter wraps it, once for every function that a kernel calls
-        causes = [error]
-        while causes[-1].__cause__ is not None:
-            causes.append(causes[-1].__cause__)
-        if isinstance(causes[-1], OutOfBounds):
-            raise causes[-1] from None
-        raise
+    except Exception as error:
+        cause = error
+        while type(cause).__name__ == "InterpreterError" and cause.__cause__ is not None:
+            cause = cause.__cause__  # the interpreter wraps what a kernel raises, once for every function in between
+        if cause is error:
+            raise
+        raise cause from None
     return Counted(result, launches)
 
 
@@ -197,6 +198,7 @@ class _Watch:
 
     def __init__(self, launches: list[Launch]):
         self.launches = launches
+        self.not_theirs = __file__, os.path.dirname(sys.modules["triton"].__file__) + os.sep
         self.found: dict[tuple, Access] = {}
         self.starts: list[int] = []  # of the tensors' storages, ascending
         self.storages: list[tuple[int, str]] = []  # where each ends, and its argument's name
@@ -259,7 +261,7 @@ class _Watch:
     def create_trans(self, turn):
         def create_trans(builder, tile, *rest):
             launch = self.launches[-1]
-            launch.trans_bytes = max(launch.trans_bytes, _nbytes(tile))
+            launch.trans_bytes = max(launch.trans_bytes, tile.data.nbytes)
             return turn(builder, tile, *rest)
 
         return create_trans
@@ -267,13 +269,13 @@ class _Watch:
     def product(self, a, b) -> None:
         launch = self.launches[-1]
         launch.flops += 2 * a.data.size * b.data.shape[-1]
-        launch.dot_bytes = max(launch.dot_bytes, _nbytes(a) + _nbytes(b))
+        launch.dot_bytes = max(launch.dot_bytes, a.data.nbytes + b.data.nbytes)
 
     def access(self, kind: str, pointers, mask: np.ndarray) -> None:
         itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         addresses = pointers.data.astype(np.int64).reshape(-1)
         active = np.broadcast_to(mask, pointers.data.shape).reshape(-1)
-        where = _where()
+        where = self.line()
         lanes = int(np.count_nonzero(active))
         start, tensor = self.storage(addresses if lanes == addresses.size else addresses[active], itemsize, kind, where)
         key = (kind, tensor, where)
@@ -304,6 +306,13 @@ class _Watch:
             found = len(warps) + int(np.count_nonzero(pieces[:, 1:] != pieces[:, :-1])) - nowhere
             setattr(access, name, getattr(access, name) + found)
 
+    def line(self) -> Place:
+        """The kernel's line: the innermost one that isn't Triton's or ours."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(self.not_theirs):
+            frame = frame.f_back
+        return Place(frame.f_code.co_filename, frame.f_lineno)
+
     def storage(self, addresses: np.ndarray, itemsize: int, kind: str, where: Place) -> tuple[int, str]:
         """The storage that all addresses are in: where it starts, and the argument's name."""
         if not addresses.size:
@@ -326,10 +335,6 @@ class _Watch:
         )
 
 
-def _nbytes(tile) -> int:
-    return tile.data.size * max(1, tile.dtype.scalar.primitive_bitwidth // 8)
-
-
 def _spans(arguments: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
     """Where each argument's storage starts and ends. Arguments that share one are called by the first one's name."""
     seen = set()
@@ -338,15 +343,3 @@ def _spans(arguments: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
         if isinstance(base, torch.Tensor) and (start := base.untyped_storage().data_ptr()) not in seen:
             seen.add(start)
             yield start, start + base.untyped_storage().nbytes(), name
-
-
-def _where() -> Place:
-    """The kernel's line: the innermost one that isn't Triton's or ours."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and _triton_or_ours(frame.f_code.co_filename):
-        frame = frame.f_back
-    return Place(frame.f_code.co_filename, frame.f_lineno)
-
-
-def _triton_or_ours(file: str) -> bool:
-    return file == __file__ or "/triton/" in file

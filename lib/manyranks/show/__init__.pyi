@@ -20,6 +20,9 @@ from . import (
     hardware as hardware,
 )
 from . import (
+    kernels as kernels,
+)
+from . import (
     mfu as mfu,
 )
 from . import (

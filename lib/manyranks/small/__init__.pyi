@@ -7,4 +7,5 @@ from .chapter_06 import tensor as tensor
 from .chapter_07 import context as context
 from .chapter_08 import expert as expert
 from .chapter_10 import nd as nd
+from .chapter_11 import kernels as kernels
 from .ranks import OnRanks as OnRanks

@@ -226,16 +226,17 @@ def occupancy(chip: Accelerator, warps: int, registers: int, shared: int = 0) ->
         raise ValueError(f"registers={registers}: a thread has at most 255")
     portion = math.ceil(registers * WARP / 256) * 256
     room = {
-        "shared memory": (one.shared // (shared + one.reserved) if shared else one.blocks) if shared <= one.per_block else 0,
-        "registers": one.registers // (portion * warps),
-        "warps": one.warps // warps,
         "blocks": one.blocks,
+        "warps": one.warps // warps,
+        "registers": one.registers // (portion * warps),
+        "shared memory": 0 if shared > one.per_block else one.shared // max(1, shared + one.reserved),
     }
     limit = min(room, key=room.__getitem__)
     if not room[limit]:
         given = f"{warps} warps with {registers} registers per thread and {shared:,} bytes of shared memory"
+        much = "much" if limit == "shared memory" else "many"
         raise ValueError(
-            f"{given}: too much {limit} for one processor of {chip.name}, which has {one.registers:,} registers, "
+            f"{given}: too {much} {limit} for one processor of {chip.name}, which has {one.registers:,} registers, "
             f"{one.warps} warps and {one.per_block:,} bytes for a block"
         )
     return Occupancy(room[limit], room[limit] * warps / one.warps, limit)

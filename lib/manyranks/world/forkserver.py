@@ -67,9 +67,10 @@ def _prepare():
 
     import torch
 
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asks for GPUs without starting CUDA, which outlives no fork
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # torch._dynamo imports Triton, which chooses then
+    if "TRITON_INTERPRET" not in os.environ:  # torch._dynamo imports Triton, which chooses then
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for GPUs without starting CUDA, which outlives no fork
+        os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
+        del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
     for name in _ONCE:
         import_module(name)
     import manyranks.world.rank  # noqa: F401  brings in torch, torch.distributed and cloudpickle

@@ -1,0 +1,343 @@
+"""Chapter 11's figures: a chip and one of its processors, a warp's addresses, tiles of a product and of attention."""
+
+import math
+from collections import namedtuple
+from collections.abc import Iterable, Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from manyranks.show import style, units
+from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
+from manyranks.show.explorer import Explorer, Measure, choice, log_slider, value_slider
+from manyranks.show.said import Said
+from manyranks.theory import blocks, hardware, roofline
+from manyranks.theory.blocks import LINE, SECTOR, WARP
+from manyranks.theory.hardware import Accelerator
+
+_READ, _OTHER, _DONE, _SKIPPED = style.BLUE, "none", "#4B9CD3", "#b0b0b0"
+_STRIP = 128  # sectors that a strip of memory shows at most
+_SIDE = 8192  # rows and columns of the explorer's product
+CHIPS = ("V100 SXM2", "A100-80GB SXM", "H100 SXM", "H200 SXM", "B200 (HGX)")
+
+
+@style.styled
+def chip(accelerator: Accelerator) -> style.Figure:
+    """Draws a GPU: its memory, its processors, and one of these with the warps of a block."""
+    one = blocks.processor(accelerator)
+    fig = Figure(WIDTH, 3.3)
+    fig.frame(0.05, 0.35, 3.1, 2.9)
+    fig.write(1.6, 0.18, accelerator.name, (3, 1), LARGE)
+    columns = math.ceil(math.sqrt(accelerator.processors * 2.3))
+    side = 2.9 / columns
+    for i in range(accelerator.processors):
+        x, y = 0.15 + i % columns * side, 0.45 + i // columns * side
+        fig.block(x, y, 0.8 * side, 0.8 * side, "compute" if i else "parameters", name=f"processor {i}")
+    rows = math.ceil(accelerator.processors / columns)
+    under = 0.45 + rows * side
+    fig.write(1.6, under + 0.12, f"{accelerator.processors} processors (SM)", (2.9, 1))
+    fig.block(0.15, under + 0.3, 2.9, 0.3, "optimizer", "L2 cache, shared by all")
+    fig.block(0.15, 2.72, 2.9, 0.42, "activations", f"DRAM: {units.size(accelerator.memory)}", size=LARGE)
+    fig.arrow([(1.6, 2.72), (1.6, under + 0.6)], style.INK, name="DRAM to L2")
+    fig.write(1.7, (2.72 + under + 0.6) / 2, units.rate(accelerator.memory_bandwidth), (1.4, 1), ha="left")
+    fig.arrow([(0.15 + 0.8 * side, 0.45), (3.6, 0.4)], style.BLUE, thick=1.2, name="zoom")
+    fig.frame(3.65, 0.35, 3.5, 2.9)
+    fig.write(5.4, 0.18, "one processor", (3, 1), LARGE)
+    for warp in range(4):
+        y = 0.5 + warp * 0.34
+        fig.write(4.05, y + 0.13, f"warp {warp}", (0.75, 1))
+        for lane in range(WARP):
+            fig.block(4.45 + lane * 0.081, y, 0.07, 0.26, "parameters")
+    fig.write(5.4, 1.95, "32 lanes do the same instruction at once", (3.4, 1))
+    fig.block(3.75, 2.12, 3.3, 0.42, "gathered", f"registers: {units.size(4 * one.registers)}", size=LARGE)
+    fig.block(3.75, 2.72, 3.3, 0.42, "gradients", f"shared memory: {units.size(one.shared)}", size=LARGE)
+    return fig
+
+
+@style.styled
+def warps(reads: Mapping[str, Sequence[int | None]], itemsize: int = 4) -> style.Figure:
+    """Draws where each lane of a warp goes: 32 lanes above, sectors of memory below, those it touches filled.
+
+    reads: title -> the address of each lane in bytes, None for one that is masked off; Access.first has them
+    itemsize: bytes of an element
+    """
+    fig = Figure(WIDTH, 1.55 * len(reads))
+    for k, (title, addresses) in enumerate(reads.items()):
+        asked = [address for address in addresses if address is not None]
+        start = min(asked, default=0) // LINE * LINE
+        touched = {byte // SECTOR for address in asked for byte in (address, address + itemsize - 1)}
+        span = (max(touched, default=0) + 1) * SECTOR - start
+        strip = min(_STRIP, max(32, math.ceil(span / LINE) * LINE // SECTOR))
+        _warp(fig, 1.55 * k, title, addresses, start, strip, touched)
+    return fig
+
+
+def _warp(fig: Figure, top: float, title: str, addresses: Sequence[int | None], start: int, strip: int, touched: set) -> None:
+    wide, lane_wide = (WIDTH - 0.2) / strip, 0.13
+    left = (WIDTH - WARP * lane_wide) / 2
+    beyond = sum(sector - start // SECTOR >= strip for sector in touched)
+    more = f", {beyond} of them further right" if beyond else ""
+    fig.write(WIDTH / 2, top + 0.16, f"{title}: {len(touched)} sectors{more}", (WIDTH, 1), LARGE)
+    for lane, address in enumerate(addresses):
+        x = left + lane * lane_wide
+        fig.block(x, top + 0.32, 0.8 * lane_wide, 0.2, "parameters", name=f"lane {lane}", hollow=address is None)
+        if address is not None and (at := (address - start) / SECTOR) < strip:
+            ends = (x + 0.4 * lane_wide, 0.1 + at * wide), (top + 0.53, top + 1.05)
+            fig.paper.plot(*ends, color=_READ, linewidth=0.7, linestyle="-")
+    for sector in range(strip):
+        kind = {"kind": "gradients"} if sector + start // SECTOR in touched else {"kind": "compute", "hollow": True}
+        fig.block(0.1 + sector * wide, top + 1.05, wide, 0.24, **kind, name=f"sector {sector}")
+
+
+@style.styled
+def tiles(m: int, k: int, n: int, rows: int, columns: int, step: int) -> style.Figure:
+    """Draws A · B in tiles: the tile of the result that a program makes, and the rows and columns that it reads.
+
+    m, k, n: A is m × k, B k × n
+    rows, columns: of the tile
+    step: elements of k that are read at a time
+    """
+    scale = 2.0 / max(m, n, k)
+    fig = Figure(WIDTH, 0.6 + scale * (k + m) + 0.3)
+    left, top = 0.3, 0.1
+    x, y = left + 2.35, top + scale * k + 0.15
+    left = x - 0.15 - scale * k
+    i, j = rows * (math.ceil(m / rows) // 2), columns * (math.ceil(n / columns) // 2)
+    places = {"A": (left, y, k, m), "B": (x, top, n, k), "A · B": (x, y, n, m)}
+    for name, (at, above, wide, high) in places.items():
+        fig.frame(at, above, scale * wide, scale * high)
+        if name == "B":
+            fig.write(at + scale * wide + 0.1, above + scale * high / 2, f"B: {high:,} × {wide:,}", ha="left")
+        else:
+            fig.write(at + scale * wide / 2, above + scale * high + 0.16, f"{name}: {high:,} × {wide:,}")
+    fig.block(left, y + scale * i, scale * k, scale * min(rows, m - i), "gathered", name="rows")
+    fig.block(x + scale * j, top, scale * min(columns, n - j), scale * k, "gathered", name="columns")
+    fig.block(left, y + scale * i, scale * step, scale * min(rows, m - i), "gradients", name="step of A")
+    fig.block(x + scale * j, top, scale * min(columns, n - j), scale * step, "gradients", name="step of B")
+    fig.block(x + scale * j, y + scale * i, scale * min(columns, n - j), scale * min(rows, m - i), "parameters", name="tile")
+    said = f"one program makes\n{rows} × {columns} of the result\n(dark blue). It reads two\n"
+    said += f"strips, {step} of k at a\ntime (orange)."
+    fig.write(x + scale * n + 0.1, y + scale * m / 2, said, ha="left")
+    return fig
+
+
+@style.styled
+def walk(rows: int, columns: int, queries: int, keys: int, causal: bool = True, tile: int | None = None) -> style.Figure:
+    """Draws the scores that attention would write, cut into tiles, and which of them one program walks along.
+
+    rows, columns: of the scores
+    queries, keys: of a tile
+    tile: the program's tile of queries; by default one in the middle
+    """
+    down, across = math.ceil(rows / queries), math.ceil(columns / keys)
+    tile = down // 2 if tile is None else tile
+    side = min(0.62, 3.7 / across, 2.5 / down)
+    fig = Figure(WIDTH, 1.15 + side * down)
+    left, top = 1.75, 0.95
+    for i in range(down):
+        for j in range(across):
+            seen = not causal or j * keys < min(rows, (i + 1) * queries)
+            x, y = left + j * side, top + i * side
+            if i == tile and seen:
+                fig.block(x, y, side, side, "gradients", f"{j + 1}", name=f"step {j}")
+            elif seen:
+                fig.block(x, y, side, side, "compute", name=f"tile {i} {j}")
+            else:
+                fig.block(x, y, side, side, "compute", name=f"skipped {i} {j}", hollow=True)
+    for j in range(across):
+        kind = {"kind": "gathered"} if not causal or j * keys < (tile + 1) * queries else {"kind": "compute", "hollow": True}
+        fig.block(left + j * side, top - 0.35, side, 0.25, **kind, name=f"keys {j}")
+    for i in range(down):
+        fig.block(left - 0.35, top + i * side, 0.25, side, "parameters" if i == tile else "compute", hollow=i != tile)
+    fig.write(left + across * side / 2, top - 0.52, f"K and V, {keys} rows at a time", (4, 1))
+    fig.write(left - 0.95, top + (tile + 0.5) * side, f"{queries} queries\nstay", (1.1, 1))
+    room = WIDTH - left - across * side
+    text = (
+        "tiles of scores:\norange, one program,\nin this order;\ngray, other programs;\nempty, skipped"
+        if causal
+        else ("tiles of scores:\norange, one program,\nin this order;\ngray, other programs")
+    )
+    fig.write(left + across * side + room / 2, top + down * side / 2, text, (room - 0.1, 2.5))
+    return fig
+
+
+@style.styled
+def moved(groups: Mapping[str, Mapping[str, float]]) -> style.Figure:
+    """Draws how many bytes each way of computing something moves, a panel per group.
+
+    groups: title -> name -> bytes
+    """
+    fig, panels = style.figure(columns=len(groups), width=WIDTH, height=0.9 + 0.42 * max(map(len, groups.values())))
+    for axes, (title, rows) in zip(panels, groups.items(), strict=True):
+        places = range(len(rows))
+        axes.barh(places, list(rows.values()), color=[style.ORANGE, *[style.BLUE] * len(rows)][: len(rows)], height=0.6)
+        for y, amount in zip(places, rows.values(), strict=True):
+            axes.annotate(units.size(amount), (amount, y), (4, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.set_yticks(places, list(rows))
+        axes.set(title=title, xlim=(0, 1.35 * max(rows.values())), ylim=(len(rows) - 0.5, -0.5), xlabel="bytes moved")
+        axes.xaxis.set_major_formatter(lambda amount, _: units.size(amount) if amount else "0")
+        axes.locator_params(axis="x", nbins=3)
+        axes.grid(visible=False)
+    return fig
+
+
+@style.styled
+def waves(accelerator: Accelerator, sides: Iterable[int], tile: int = 128) -> style.Figure:
+    """Draws how much of a chip a square product keeps at work: tiles stick out over its edges, and the last wave isn't full.
+
+    sides: rows and columns of the product
+    tile: rows and columns of a tile, one tile per processor at a time
+    """
+    sides = list(sides)
+    fig, (axes,) = style.figure(width=WIDTH, height=3)
+    axes.plot(sides, [100 * in_use(side, tile, accelerator.processors) for side in sides], color=style.BLUE)
+    axes.set(xlabel="rows and columns of the result", ylabel="processors at work (%)", ylim=(0, 105))
+    axes.set_title(f"{accelerator.name}: {accelerator.processors} processors, tiles of {tile} × {tile}")
+    full = int(math.sqrt(accelerator.processors)) * tile
+    arrow = {"arrowstyle": "->", "color": style.INK}
+    at = full + 16, 100 * in_use(full + 16, tile, accelerator.processors)
+    axes.annotate("more tiles than processors:\na second wave begins", at, (full + 150, 15), arrowprops=arrow, fontsize=10)
+    return fig
+
+
+def in_use(side: int, tile: int, processors: int) -> float:
+    """The share of a chip's processors that a square product's tiles keep at work with results that count."""
+    whole = math.ceil(side / tile) ** 2
+    return side**2 / (math.ceil(blocks.waves(whole, processors)) * processors * tile**2)
+
+
+class Setting(namedtuple("Setting", "chip stride itemsize tile step warps stages")):
+    """What the controls say: a product of 8,192 × 8,192 matrices in square tiles, its elements `stride` apart in memory."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return hardware.accelerators[self.chip]
+
+    @property
+    def sectors(self) -> int:
+        """That a warp touches for 32 elements."""
+        return blocks.sectors(self.stride, itemsize=self.itemsize)
+
+    @property
+    def moved(self) -> float:
+        """Bytes that the product moves: as many as it asks for, and what comes with them in their sectors."""
+        asked = blocks.product_bytes(_SIDE, _SIDE, _SIDE, self.tile, itemsize=self.itemsize)
+        return asked * self.sectors * SECTOR / (WARP * self.itemsize)
+
+    @property
+    def roof(self) -> roofline.Roof:
+        """Of products of 1-, 2- or 4-byte numbers: fp8, fp16 (a V100 has no bf16) or TF32."""
+        chip = self.accelerator
+        names = {1: ("float8",), 2: ("bfloat16", "float16"), 4: ("tf32", "float32")}[self.itemsize]
+        peaks = [peak for name in names if (peak := hardware.peak(chip, name))]
+        if not peaks:
+            raise ValueError(f"{chip.name} has no confirmed peak for products of {self.itemsize}-byte numbers: choose 2 bytes")
+        return roofline.Roof(peaks[0], chip.memory_bandwidth)
+
+    @property
+    def intensity(self) -> float:
+        return 2 * _SIDE**3 / self.moved
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a block: two operands, for every stage."""
+        return self.stages * 2 * self.tile * self.step * self.itemsize
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, at the least: its part of the tile of sums, and 40 for addresses and operands."""
+        return self.tile**2 // (WARP * self.warps) + 40
+
+    @property
+    def occupancy(self) -> blocks.Occupancy:
+        return blocks.occupancy(self.accelerator, self.warps, self.registers, self.shared)
+
+
+class Tiled:
+    """Draws a warp's addresses above, and the place of a tiled product under its chip's roof below."""
+
+    @style.styled
+    def __init__(self):
+        self.figure, (left, right) = style.figure(columns=2, width=9.2, height=3.7, width_ratios=(1, 1))
+        self._memory(left)
+        look = {"color": style.INK, "linewidth": 1.8}
+        self._roof = right.loglog([1, 1], [1, 1], label="roof", **look)[0]
+        self._ridge = right.plot([1, 1], [1e12, 1e16], color=style.INK, linestyle=":", linewidth=1)[0]
+        marks = (("o", style.BLUE, "this product"), ("s", style.ORANGE, "with stride 1"))
+        look = {"linestyle": "none", "markersize": 9, "fillstyle": "none", "markeredgewidth": 2}
+        self._points = [right.plot([1], [1], mark, color=color, label=name, **look)[0] for mark, color, name in marks]
+        right.set(xlim=(0.5, 2000), ylim=(5e11, 8e15), title="Under the roof")
+        right.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="FLOP/s at most")
+        right.set_xticks(at := [1, 10, 100, 1000], [f"{x:,}" for x in at])
+        right.set_yticks(at := [1e12, 1e13, 1e14, 1e15], [units.flop_rate(y) for y in at])
+        right.minorticks_off()
+        right.legend(loc="upper left")
+        self.moving = [*self._lanes, self._sectors, self._roof, self._ridge, *self._points]
+
+    def _memory(self, axes: Axes) -> None:
+        axes.set(xlim=(-1, WARP), ylim=(-0.5, 1.4), title="A warp's 32 lanes, and the sectors they touch")
+        axes.set_yticks([0, 1], ["sectors", "lanes"])
+        axes.plot(range(WARP), [1] * WARP, "s", color=style.BLUE, markersize=5)
+        self._lanes = [axes.plot([i, i], [1, 0], color=style.BLUE, linewidth=0.8, linestyle="-")[0] for i in range(WARP)]
+        axes.plot(range(WARP), [0] * WARP, "s", color=style.INK, markersize=7, fillstyle="none")
+        self._sectors = axes.plot([], [], "s", color=style.ORANGE, markersize=7)[0]
+        axes.set_xticks([])
+        axes.grid(visible=False)
+
+    def update(self, **values) -> Said:
+        """Shows the Setting of these values. Raises ValueError for what doesn't fit on a processor, or has no peak."""
+        now = Setting(**values)
+        roof, fits, chip = now.roof, now.occupancy, now.accelerator
+        touched = [lane * now.stride * now.itemsize // SECTOR for lane in range(WARP)]
+        for line, at in zip(self._lanes, touched, strict=True):
+            line.set_xdata([line.get_xdata()[0], at % WARP])
+        filled = [at % WARP for at in dict.fromkeys(touched)]
+        self._sectors.set_data(filled, [0] * len(filled))
+        ends = [0.5, roof.ridge, 2000]
+        self._roof.set_data(ends, [roof.flops_per_second(each) for each in ends])
+        self._ridge.set_xdata([roof.ridge] * 2)
+        best = now._replace(stride=1).intensity
+        for point, each in zip(self._points, (now.intensity, best), strict=True):
+            point.set_data([each], [roof.flops_per_second(each)])
+        tiles_ = math.ceil(_SIDE / now.tile) ** 2
+        waves_ = blocks.waves(tiles_, chip.processors, fits.blocks)
+        numbers = {"a warp touches": f"{now.sectors} sectors for {WARP * now.itemsize} bytes"}
+        numbers |= {"the product moves": f"{units.size(now.moved)}", "intensity": f"{units.three(now.intensity)} FLOP/byte"}
+        numbers |= {"shared memory": f"{units.size(now.shared)} of {units.size(blocks.processor(chip).per_block)}"}
+        numbers |= {"blocks at once": f"{fits.blocks} per processor, {fits.share:.0%} of its warps"}
+        numbers |= {"waves": f"{waves_:.1f}"}
+        limit = _LIMITS[roof.bound(now.intensity) == "memory", now.sectors * SECTOR > WARP * now.itemsize]
+        return Said(f"{_SIDE:,}³ in tiles of {now.tile} on {now.chip}", numbers, limit)
+
+
+_LIMITS = {
+    (
+        True,
+        True,
+    ): "memory, and the stride wastes most of what moves: let neighboring lanes read neighboring elements",
+    (True, False): "memory, before the cache: larger tiles read each matrix fewer times",
+    (False, True): "compute, although part of what moves is wasted",
+    (False, False): "compute",
+}
+
+
+def explorer(measure: Measure | None = None) -> Explorer:
+    """Returns the explorer of chapter 11. measure: what "Measure it" runs, manyranks.small's kernels."""
+    presets = {
+        "every eighth element": {"stride": 8},
+        "small tiles": {"tile": 32, "step": 32, "warps": 4},
+        "a tile of 256": {"tile": 256, "warps": 16},
+        "more stages": {"step": 128, "stages": 4},
+        "today's chip": {"chip": "B200 (HGX)"},
+    }
+    return Explorer(
+        Tiled(),
+        presets,
+        measure,
+        chip=choice("chip", "H100 SXM", CHIPS),
+        stride=value_slider("stride", 1, [1, 2, 4, 8, 16, 32]),
+        itemsize=choice("element bytes", 2, [1, 2, 4]),
+        tile=log_slider("tile", 128, 4, 8),
+        step=log_slider("step of k", 32, 4, 7),
+        warps=log_slider("warps of a block", 8, 0, 5),
+        stages=value_slider("stages", 3, [1, 2, 3, 4]),
+    )
