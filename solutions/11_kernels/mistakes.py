@@ -18,7 +18,7 @@ def copy_kernel(x, out, R, C, BLOCK: tl.constexpr, HOW: tl.constexpr):
     if HOW == "grid":
         i, j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     down, across = j[:, None], i[None, :]  # of a tile of x: R runs along memory
-    tile = tl.load(x + across + down * R, mask=(0 <= across) & (across < R) & (down < C))
+    tile = tl.load(x + across + down * R, mask=(across < R) & (down < C))
     i, j = i[:, None], j[None, :]
     if HOW == "not turned":
         tl.store(out + across * C + down, tile, mask=(across < R) & (down < C))
@@ -71,8 +71,12 @@ def with_chained_comparisons(x):
     return out
 
 
-STORES = "neighboring lanes store elements that are a row of out apart: turn the tile with tl.trans, and store it along out's rows"
-LOADS = "neighboring lanes load elements that lie R apart: load the tile along x's memory, where i runs, and turn it with tl.trans"
+STORES = (
+    "neighboring lanes store elements that are a row of out apart: turn the tile with tl.trans, and store it along out's rows"
+)
+LOADS = (
+    "neighboring lanes load elements that lie R apart: load the tile along x's memory, where i runs, and turn it with tl.trans"
+)
 
 
 @mistake("copy_rows", STORES, points=2.8)
@@ -100,7 +104,9 @@ class ForgetsTrans(CopyRows):
     how = "forgets trans"
 
 
-@mistake("copy_rows", "the grid and the program ids disagree: program_id(0) counts tiles of rows here, and program_id(1) of columns")
+@mistake(
+    "copy_rows", "the grid and the program ids disagree: program_id(0) counts tiles of rows here, and program_id(1) of columns"
+)
 class GridSwapped(CopyRows):
     how = "grid"
 
@@ -175,22 +181,34 @@ class Zeros(Softmax):
     how = "zeros"
 
 
-@mistake("softmax_columns", "that is the softmax of each row of a tile: reduce along axis 0, and put the result back as [None, :]")
+@mistake(
+    "softmax_columns", "that is the softmax of each row of a tile: reduce along axis 0, and put the result back as [None, :]"
+)
 class Rows(Softmax):
     how = "rows"
 
 
-@mistake("softmax_columns", "the exponentials are stored and loaded again: keep them in registers, divide, and store once", points=1.5)
+@mistake(
+    "softmax_columns",
+    "the exponentials are stored and loaded again: keep them in registers, divide, and store once",
+    points=1.5,
+)
 class StoresTwice(Softmax):
     how = "stores twice"
 
 
-@mistake("softmax_columns", "x is loaded once for the maximum and once more for the sum: keep the tile that you have", points=2.1)
+@mistake(
+    "softmax_columns", "x is loaded once for the maximum and once more for the sum: keep the tile that you have", points=1.5
+)
 class LoadsAgain(Softmax):
     how = "loads again"
 
 
-@mistake("softmax_columns", "a program per column: its lanes run down the column, each in a sector of its own. Take 32 columns", points=2.4)
+@mistake(
+    "softmax_columns",
+    "a program per column: its lanes run down the column, each in a sector of its own. Take 32 columns",
+    points=2.4,
+)
 class ByColumn(Softmax):
     block = 1
 
@@ -215,9 +233,8 @@ def product_kernel(a, b, out, M, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr
         if HOW == "as K × N":
             b_tile = tl.load(b + k * N + j[:, None], mask=(j[:, None] < N) & (k < K), other=0.0)
         if HOW == "last step":
-            sums = tl.dot(a_tile, tl.trans(b_tile))
-        else:
-            sums = tl.dot(a_tile, tl.trans(b_tile), sums)
+            sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+        sums = tl.dot(a_tile, tl.trans(b_tile), sums)
         if HOW == "rounds":
             sums = sums.to(tl.bfloat16).to(tl.float32)
     tl.store(out + i[:, None] * N + j[None, :], sums.to(out.dtype.element_ty), mask=(i[:, None] < M) & (j[None, :] < N))
@@ -258,7 +275,10 @@ class FirstThatFits(Product):
         raise ValueError("nothing fits")
 
 
-@mistake("product", "elements beyond K are those of the next row: the mask asks for k < K, and other=0.0 makes the rest count nothing")
+@mistake(
+    "product",
+    "elements beyond K are those of the next row: the mask asks for k < K, and other=0.0 makes the rest count nothing",
+)
 class BeyondK(Product):
     how = "beyond K"
 
@@ -296,7 +316,9 @@ class LongSteps(Product):
         return *super().tile(M, N, K, itemsize, budget, shared)[:2], 64
 
 
-@mistake("product", "shared memory holds both tiles, the one of A and the one of B: (rows + columns) · step · itemsize", points=4)
+@mistake(
+    "product", "shared memory holds both tiles, the one of A and the one of B: (rows + columns) · step · itemsize", points=4
+)
 class OneTile(Product):
     def tile(self, M, N, K, itemsize, budget, shared):
         return super().tile(M, N, K, itemsize, budget, 2 * shared)
@@ -416,7 +438,9 @@ class LoadsTokensAgain(Loss):
     how = "x again"
 
 
-@mistake("loss", "the weight is read twice, for the maximum and for the sum: one loop does both if the sum is rescaled", points=3.75)
+@mistake(
+    "loss", "the weight is read twice, for the maximum and for the sum: one loop does both if the sum is rescaled", points=3.75
+)
 class TwoLoops(Loss):
     how = "two loops"
 
@@ -460,10 +484,7 @@ def attention_kernel(
             seen = (j[None, :] < tl.maximum(i[:, None], 1)) & (j[None, :] > i[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
         higher = tl.maximum(most, tl.max(scores, axis=1))
-        if HOW == "nan":
-            finite = higher
-        else:
-            finite = tl.where(higher == -float("inf"), 0.0, higher)
+        finite = higher if HOW == "nan" else tl.where(higher == -float("inf"), 0.0, higher)
         powers, shrink = tl.exp(scores - finite[:, None]), tl.exp(most - finite)
         total = total * shrink + tl.sum(powers, axis=1)
         if HOW != "old sums":
@@ -515,12 +536,12 @@ class NoScale(WindowAttention):
         return 1.0
 
 
-@mistake("attention", "the output is not divided by the sum of the exponentials: divide by total once, after the loop", points=2.4)
+@mistake("attention", "the output is not divided by the sum of the exponentials: divide by total once, after the loop")
 class NoDivision(WindowAttention):
     how = "no division"
 
 
-@mistake("attention", "the sums of values are still below the old maximum: multiply them by exp(old − new), as you do total", points=2.4)
+@mistake("attention", "the sums of values are still below the old maximum: multiply them by exp(old − new), as you do total")
 class OldSums(WindowAttention):
     how = "old sums"
 
@@ -545,17 +566,25 @@ class NotItself(WindowAttention):
     how = "not itself"
 
 
-@mistake("attention", "the log-sum-exp needs the maximum: most + log(total)", points=2.4)
+@mistake("attention", "the log-sum-exp needs the maximum: most + log(total)", points=2.1)
 class LseOfTotal(WindowAttention):
     how = "lse of total"
 
 
-@mistake("attention", "tiles behind the diagonal are loaded, and nobody sees them: the loop ends with the tile's last query", points=3.9)
+@mistake(
+    "attention",
+    "tiles behind the diagonal are loaded, and nobody sees them: the loop ends with the tile's last query",
+    points=4.2,
+)
 class ToTheEnd(WindowAttention):
     how = "to the end"
 
 
-@mistake("attention", "tiles before the window are loaded, and nobody sees them: the loop begins with the first query's oldest key", points=3.9)
+@mistake(
+    "attention",
+    "tiles before the window are loaded, and nobody sees them: the loop begins with the first query's oldest key",
+    points=4.2,
+)
 class FromTheStart(WindowAttention):
     how = "from the start"
 
@@ -668,17 +697,9 @@ class KeysOnly(Attention):
         return dq, torch.cat(dk, 1), torch.cat(dv, 1), None
 
 
-@also_right("Attention")
-class SavesNoOutput(Attention):
-    """delta is all that backward needs of the output, and that is less."""
-
-    @classmethod
-    def backward(cls, ctx, grad):
-        *saved, lse = ctx.saved_tensors
-        return *cls.steps.backward(*saved, lse, grad.contiguous(), ctx.tile), None
-
-
-@mistake("Attention", "Σ dO · O is missing in dS = P · (dO Vᵀ − Σ dO · O): the softmax's own gradient takes it off", points=3)
+@mistake(
+    "Attention", "Σ dO · O is missing in dS = P · (dO Vᵀ − Σ dO · O): the softmax's own gradient takes it off", points=1.25
+)
 class NoDelta(Attention):
     class steps(Steps):
         @staticmethod
@@ -686,7 +707,7 @@ class NoDelta(Attention):
             return torch.zeros_like(grad[..., 0])
 
 
-@mistake("Attention", "dQ and dK lack the factor 1/√D of the scores", points=2)
+@mistake("Attention", "dQ and dK lack the factor 1/√D of the scores", points=1.25)
 class NoScaleInBackward(Attention):
     class steps(Steps):
         @classmethod
@@ -694,7 +715,7 @@ class NoScaleInBackward(Attention):
             return p * (dp - delta)
 
 
-@mistake("Attention", "dK of a tile is the sum over all tiles of queries: add to it", points=2)
+@mistake("Attention", "dK of a tile is the sum over all tiles of queries: add to it", points=1.25)
 class OverwritesKeys(Attention):
     class steps(Steps):
         @staticmethod
@@ -702,7 +723,7 @@ class OverwritesKeys(Attention):
             dk[:, keys] = part
 
 
-@mistake("Attention", "the sums are still below the old maximum: multiply them by exp(old − new) where the maximum rises", points=2)
+@mistake("Attention", "the sums are still below the old maximum: multiply them by exp(old − new) where the maximum rises")
 class NoShrink(Attention):
     class steps(Steps):
         @staticmethod
@@ -710,7 +731,7 @@ class NoShrink(Attention):
             return torch.ones_like(most)
 
 
-@mistake("Attention", "scores are not divided by √D", points=2)
+@mistake("Attention", "scores are not divided by √D")
 class Undivided(Attention):
     class steps(Steps):
         scale = staticmethod(lambda d: 1.0)
@@ -723,12 +744,12 @@ class AtOnce(Steps):
         return s.softmax(-1) @ v, s.logsumexp(-1)
 
 
-@mistake("Attention", "forward makes all scores at once, S × S of them: go through tiles of queries and of keys", points=4)
+@mistake("Attention", "forward makes all scores at once, S × S of them: go through tiles of queries and of keys", points=3)
 class WholeScores(Attention):
     steps = AtOnce
 
 
-@mistake("Attention", "forward keeps the probabilities, S × S of them: make them again from lse, a tile at a time", points=3)
+@mistake("Attention", "forward keeps the probabilities, S × S of them: make them again from lse, a tile at a time", points=2.5)
 class SavesProbabilities(Attention):
     @classmethod
     def forward(cls, ctx, q, k, v, tile):
@@ -736,7 +757,7 @@ class SavesProbabilities(Attention):
         return super().forward(ctx, q, k, v, tile)
 
 
-@mistake("Attention", "forward keeps a copy of q, k or v: save the tensors that you were given", points=4.25)
+@mistake("Attention", "forward keeps a copy of q, k or v: save the tensors that you were given", points=4.5)
 class SavesCopies(Attention):
     @classmethod
     def forward(cls, ctx, q, k, v, tile):
@@ -747,7 +768,7 @@ class SavesCopies(Attention):
 class Ready(Attention):
     @staticmethod
     def forward(ctx, q, k, v, tile):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
 
 
 @mistake("Attention", says="it's a class derived from torch.autograd.Function")
@@ -784,13 +805,13 @@ def column_by_column(i, j, columns):
 CONFLICTS = "a row is a multiple of 32 words long, so a column lies in one bank: begin each row one bank further"
 
 
-@mistake("unsick", CONFLICTS, points=0.6)
+@mistake("unsick", CONFLICTS, points=0.4)
 class Sick(Unsick):
     def pad(self):
         return 0
 
 
-@mistake("unsick", "two words behind each row: rows 16 apart share a bank. 1 and 32 have no factor in common", points=0.6)
+@mistake("unsick", "two words behind each row: rows 16 apart share a bank. 1 and 32 have no factor in common", points=0.4)
 class PadsTwo(Unsick):
     def pad(self):
         return 2
@@ -808,13 +829,13 @@ class Words(Unsick):
         return super().__call__(i, j, columns) // 4
 
 
-@mistake("unsick", "a column is one row now, and a row lies in one bank: the other access is sick instead", points=1.4)
+@mistake("unsick", "a column is one row now, and a row lies in one bank: the other access is sick instead", points=1.2)
 class Turned(Unsick):
     def __call__(self, i, j, columns):
         return 4 * (j * 32 + i)
 
 
-@mistake("unsick", "each row is 32 words longer: that's no bank further", points=0.6)
+@mistake("unsick", "each row is 32 words longer: that's no bank further", points=0.4)
 class PadsAWarp(Unsick):
     def pad(self):
         return 32

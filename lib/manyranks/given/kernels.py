@@ -88,10 +88,13 @@ class Product(NamedTuple):
 
 
 class Tokens(NamedTuple):
+    """strong: what hidden vectors are multiplied by: logits of ±100 have no exponential in float32."""
+
     tokens: int
     words: int
     hidden: int
     z: float
+    strong: float
 
     def __str__(self) -> str:
         return f"with {self.tokens} tokens, {self.words} words, {self.hidden} elements each, and z = {self.z:g}"
