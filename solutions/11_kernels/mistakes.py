@@ -500,7 +500,7 @@ def attention_kernel(
     tl.store(out + base + i[:, None] * D + d, sums, mask=(i[:, None] < S) & (d < D))
 
 
-@right("attention")
+@right("attend")
 class WindowAttention:
     how, queries, keys = "", 16, 16
 
@@ -516,7 +516,7 @@ class WindowAttention:
         return D**-0.5
 
 
-@also_right("attention")
+@also_right("attend")
 class FromItsFirstKey(WindowAttention):
     """One launch per head, and a finite number for what is hidden."""
 
@@ -530,49 +530,49 @@ class FromItsFirstKey(WindowAttention):
         return parts
 
 
-@mistake("attention", "scores are not divided: multiply them by 1/√D")
+@mistake("attend", "scores are not divided: multiply them by 1/√D")
 class NoScale(WindowAttention):
     def scale(self, D):
         return 1.0
 
 
-@mistake("attention", "the output is not divided by the sum of the exponentials: divide by total once, after the loop")
+@mistake("attend", "the output is not divided by the sum of the exponentials: divide by total once, after the loop")
 class NoDivision(WindowAttention):
     how = "no division"
 
 
-@mistake("attention", "the sums of values are still below the old maximum: multiply them by exp(old − new), as you do total")
+@mistake("attend", "the sums of values are still below the old maximum: multiply them by exp(old − new), as you do total")
 class OldSums(WindowAttention):
     how = "old sums"
 
 
-@mistake("attention", "a row that has seen no key yet makes −inf − (−inf), which is NaN: subtract 0 in place of −inf there")
+@mistake("attend", "a row that has seen no key yet makes −inf − (−inf), which is NaN: subtract 0 in place of −inf there")
 class NotANumber(WindowAttention):
     how = "nan"
 
 
-@mistake("attention", "a window of w keys ends at the query itself: j > i − w, so j = i − w is outside")
+@mistake("attend", "a window of w keys ends at the query itself: j > i − w, so j = i − w is outside")
 class WindowPlusOne(WindowAttention):
     how = "window + 1"
 
 
-@mistake("attention", "queries see keys behind them: the mask j ≤ i is missing, and the window's")
+@mistake("attend", "queries see keys behind them: the mask j ≤ i is missing, and the window's")
 class SeesAll(WindowAttention):
     how = "sees all"
 
 
-@mistake("attention", "a query sees its own key, too: j ≤ i")
+@mistake("attend", "a query sees its own key, too: j ≤ i")
 class NotItself(WindowAttention):
     how = "not itself"
 
 
-@mistake("attention", "the log-sum-exp needs the maximum: most + log(total)", points=2.1)
+@mistake("attend", "the log-sum-exp needs the maximum: most + log(total)", points=2.1)
 class LseOfTotal(WindowAttention):
     how = "lse of total"
 
 
 @mistake(
-    "attention",
+    "attend",
     "tiles behind the diagonal are loaded, and nobody sees them: the loop ends with the tile's last query",
     points=4.2,
 )
@@ -581,7 +581,7 @@ class ToTheEnd(WindowAttention):
 
 
 @mistake(
-    "attention",
+    "attend",
     "tiles before the window are loaded, and nobody sees them: the loop begins with the first query's oldest key",
     points=4.2,
 )
@@ -589,12 +589,12 @@ class FromTheStart(WindowAttention):
     how = "from the start"
 
 
-@mistake("attention", "the tile on the diagonal is left out: its queries see part of it")
+@mistake("attend", "the tile on the diagonal is left out: its queries see part of it")
 class OneTileLess(WindowAttention):
     how = "one tile less"
 
 
-@mistake("attention", says="was called")
+@mistake("attend", says="was called")
 def of_torch_attention(q, k, v, window):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), q.new_zeros(q.shape[:2])
 

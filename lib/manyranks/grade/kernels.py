@@ -215,21 +215,21 @@ loss = _task(
 # Task 5: attention to a window
 
 
-def _attention(case: Window, function: Callable, watch: Watch) -> dict:
+def _attended(case: Window, function: Callable, watch: Watch) -> dict:
     shape = case.heads, case.rows, case.head
     q, k, v = _drawn(watch, shape, shape, shape)
     q, before = q * 8, (k.clone(), v.clone())
     found, counted = _ran(function, q, k, v, case.window, result=lambda pair: pair[0] if isinstance(pair, tuple) else None)
-    out, lse = _pair(found, "attention", "it returns a pair, (out_ASD, lse_AS)")
+    out, lse = _pair(found, "attend", "it returns a pair, (out_ASD, lse_AS)")
     results = {"the output": plain(out), "the log-sum-exp": plain(lse)}
     return results | _changed((k, before[0]), (v, before[1])) | _bytes(counted)
 
 
 _PASS = "one loop over the keys, with K and V loaded once in it, from the first tile that its queries see to the last one"
-attention = _task(
-    "attention",
+attend = _task(
+    "attend",
     6,
-    _attention,
+    _attended,
     (
         values(0.35, "the output is right", f"output|{_CHANGED}", alone=True),
         values(0.2, "the log-sum-exp is right", "log-sum-exp", alone=True),
@@ -237,7 +237,7 @@ attention = _task(
         _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip")._replace(needs=2),
     ),
     cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 21), Window(2, 48, 16, 3)),
-    call="attention(q_ASD, k_ASD, v_ASD, window)",
+    call="attend(q_ASD, k_ASD, v_ASD, window)",
     unexplained="query i sees keys i − window + 1 to i, scores are q · k / √D; where none was seen yet, −inf − (−inf) is NaN",
 )
 
@@ -272,7 +272,7 @@ def _both_passes(case: Heads, kind: Any, watch: Watch) -> dict:
 _ROOM = 600_000  # bytes: a tile of keys for all queries at once, a few times, and no tile for every pair of tiles
 _SAVED = "save q, k, v, the output and the log-sum-exp, with ctx.save_for_backward, and nothing else"
 _less = partial(at_most, says="{name}: {got}; {right} is enough", unit=lambda n: size(int(n)))
-Attention = _task(
+attention = _task(
     "Attention",
     5,
     _both_passes,
