@@ -116,9 +116,14 @@ def contiguous(x):
     return x.contiguous()
 
 
-@mistake("copy_rows", says="the kernels stored 0 bytes")
+@mistake("copy_rows", says="numpy() of a tensor was called")
 def by_numpy(x):
     return torch.from_numpy(x.numpy().copy())
+
+
+@mistake("copy_rows", says="the kernels stored 0 bytes")
+def starts_no_kernel(x):
+    return torch.empty(x.shape)
 
 
 @triton.jit
@@ -556,7 +561,7 @@ class WindowPlusOne(WindowAttention):
     how = "window + 1"
 
 
-@mistake("attend", "queries see keys behind them: the mask j ≤ i is missing, and the window's")
+@mistake("attend", "queries see keys that come after them: the mask needs j ≤ i, and j > i − w")
 class SeesAll(WindowAttention):
     how = "sees all"
 
@@ -573,7 +578,7 @@ class LseOfTotal(WindowAttention):
 
 @mistake(
     "attend",
-    "tiles behind the diagonal are loaded, and nobody sees them: the loop ends with the tile's last query",
+    "tiles past the diagonal are loaded, and nobody sees them: the loop ends with the tile's last query",
     points=4.2,
 )
 class ToTheEnd(WindowAttention):
@@ -778,7 +783,7 @@ class NoFunction(torch.nn.Module):
 
 @right("unsick")
 class Unsick:
-    """A word behind each row."""
+    """A word after each row."""
 
     def __call__(self, i, j, columns):
         return 4 * (i * (columns + self.pad()) + j)
@@ -811,13 +816,13 @@ class Sick(Unsick):
         return 0
 
 
-@mistake("unsick", "two words behind each row: rows 16 apart share a bank. 1 and 32 have no factor in common", points=0.4)
+@mistake("unsick", "two words after each row: rows 16 apart share a bank. 1 and 32 have no factor in common", points=0.4)
 class PadsTwo(Unsick):
     def pad(self):
         return 2
 
 
-@mistake("unsick", "33 words behind each row are 32 more than it takes", points=1.8)
+@mistake("unsick", "33 words after each row are 32 more than it takes", points=1.8)
 class PadsALot(Unsick):
     def pad(self):
         return 33

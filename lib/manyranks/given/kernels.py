@@ -3,8 +3,11 @@
 `from manyranks.given.kernels import tl, triton` works without Triton, too: kernels can be defined then, but not started.
 """
 
+import os
 import sys
+from functools import partialmethod
 from random import Random
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
 
 def sick(i: int, j: int, columns: int) -> int:
-    """Returns the address of word (i, j) of a tile of 32 rows, one row behind the other.
+    """Returns the address of word (i, j) of a tile of 32 rows, one row after another.
 
     i, j: row and column.
     columns: of the tile.
@@ -141,8 +144,32 @@ _MAKES = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_stride
 _MAKES |= {"ones", "ones_like", "new_ones", "full", "full_like", "new_full", "fill_", "zero_", "detach"}
 
 
+def _leaves(tensor: Tensor, name: str) -> None:
+    raise Stopped(f"{name}() of a tensor was called", OWN)
+
+
+def _of_triton(file: str) -> bool:
+    module = sys.modules.get("triton")
+    return module is not None and file.startswith(os.path.dirname(str(module.__file__)) + os.sep)
+
+
 class Launchers(TorchDispatchMode):
-    """Inside, torch makes tensors and views. Raises Stopped where it's to compute, unless the interpreter asks for it."""
+    """Inside, torch makes tensors and views. Raises Stopped where it computes, or hands out numbers.
+
+    What Triton's interpreter asks for is left alone.
+    """
+
+    _WAYS_OUT = ("numpy", "tolist")
+
+    def __enter__(self):
+        for name in self._WAYS_OUT:
+            setattr(Tensor, name, partialmethod(_leaves, name))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for name in self._WAYS_OUT:
+            delattr(Tensor, name)  # Tensor has it from the class below
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         schema = operator._schema
@@ -151,7 +178,7 @@ class Launchers(TorchDispatchMode):
         view = bool(marks) and all(mark is not None and not mark.is_write for mark in marks)
         if not view and name not in _MAKES:
             place = place_of(sys._getframe(1))
-            if place is None or "/triton/" not in place.file:
+            if place is None or not _of_triton(place.file):
                 raise Stopped(f"torch's {name} was called", OWN)
         return operator(*args, **(kwargs or {}))
 
@@ -169,3 +196,12 @@ class Made(TorchDispatchMode):
             if isinstance(one, Tensor) and one.layout == torch.strided:
                 self.most = max(self.most, one.untyped_storage().nbytes() // one.element_size())
         return result
+
+
+def without_triton(trace: TracebackType | None) -> TracebackType | None:
+    """Returns it without Triton's own lines: the innermost one is the kernel's then."""
+    if trace is None:
+        return None
+    rest = without_triton(trace.tb_next)
+    its = _of_triton(trace.tb_frame.f_code.co_filename)
+    return rest if its else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

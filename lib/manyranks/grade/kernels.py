@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from manyranks.given import kernels as given
-from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tile, Tokens, Window
+from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tile, Tokens, Window, without_triton
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, at_most, facts, values
 from manyranks.grade.learner import Ready, plain, tensor, whole
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.kernel import Counted, bank_conflicts, count
+from manyranks.measure.kernel import Counted, OutOfBounds, bank_conflicts, count
 from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient
 from manyranks.theory.blocks import WARP
@@ -49,6 +49,11 @@ def _ran(function: Callable, *args: Any, result: Callable[[Any], Tensor] = lambd
     try:
         with Launchers():
             counted = count(function, *args)
+    except OutOfBounds as error:
+        found, _, hint = f"{error}".rpartition(": ")
+        raise Stopped(found, hint).with_traceback(without_triton(error.__traceback__)) from None
+    except Exception as error:
+        raise error.with_traceback(without_triton(error.__traceback__)) from None
     finally:
         torch.use_deterministic_algorithms(before)
     stored, out = _stored(counted), result(counted.result)
@@ -219,7 +224,9 @@ def _attended(case: Window, function: Callable, watch: Watch) -> dict:
     shape = case.heads, case.rows, case.head
     q, k, v = _drawn(watch, shape, shape, shape)
     q, before = q * 8, (k.clone(), v.clone())
-    found, counted = _ran(function, q, k, v, case.window, result=lambda pair: pair[0] if isinstance(pair, tuple) else None)
+    found, counted = _ran(
+        function, q, k, v, case.window, result=lambda pair: pair[0] if isinstance(pair, tuple | list) and pair else None
+    )
     out, lse = _pair(found, "attend", "it returns a pair, (out_ASD, lse_AS)")
     results = {"the output": plain(out), "the log-sum-exp": plain(lse)}
     return results | _changed((k, before[0]), (v, before[1])) | _bytes(counted)
@@ -328,7 +335,7 @@ unsick = _task(
         values(0.2, "each word has an address of its own", "^the number", alone=True),
         _turns(0.4, "a warp that reads down a column has no conflict", "column", _BANKS)._replace(needs=1),
         _turns(0.3, "a warp that reads along a row has none", "row", _BANKS)._replace(needs=2),
-        _turns(0.1, "takes 32 words more at most", "bytes", "one word behind each row is enough", given.WORD)._replace(needs=3),
+        _turns(0.1, "takes 32 words more at most", "bytes", "one word after each row is enough", given.WORD)._replace(needs=3),
     ),
     cases=(Tile(32), Tile(64)),
     more=given.drawn_tiles,
