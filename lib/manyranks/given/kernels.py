@@ -1,4 +1,4 @@
-"""What exercise 11_kernels hands out: Triton, and the addresses of a kernel whose warps read down a column.
+"""Exercise 11_kernels is given this: Triton, a tile with bank conflicts, cases, and what watches torch around kernels.
 
 `from manyranks.given.kernels import tl, triton` works without Triton, too: kernels can be defined then, but not started.
 """
@@ -156,7 +156,7 @@ def _of_triton(file: str) -> bool:
 class Launchers(TorchDispatchMode):
     """Inside, torch makes tensors and views. Raises Stopped where it computes, or hands out numbers.
 
-    What Triton's interpreter asks for is left alone.
+    Triton's interpreter may call what it needs.
     """
 
     _WAYS_OUT = ("numpy", "tolist")
