@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 
 from manyranks import grade
+from manyranks.world import cells
 from tests.conftest import ROOT
 
 
@@ -26,7 +27,10 @@ class Exercise:
         for cell in self._cells(folder):
             marks = cell.metadata.nbgrader
             unwritten = only is not None and marks.solution and marks.grade_id not in only
-            exec(self.source("exercises", marks.grade_id) if unwritten else cell.source, names)
+            source = self.source("exercises", marks.grade_id) if unwritten else cell.source
+            file = f"<{folder}/{self._path.stem}/{marks.grade_id}>"
+            cells.remember(file, source)  # as a notebook does: Triton's interpreter reads a kernel's source
+            exec(compile(source, file, "exec"), names)
         return names
 
     def check(self, task: str, answer) -> grade.Report:

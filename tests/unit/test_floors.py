@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "parallel": ("lazy", "renamed", "timeline"),
     "kernels": ("lazy",),
     "training": ("lazy", "parallel", "measure", "theory", "world"),
-    "given": ("lazy", "timeline", "theory", "measure", "world", "parallel"),
+    "given": ("lazy", "timeline", "theory", "measure", "world", "parallel", "kernels"),
     "show": ("lazy", "settings", "timeline", "theory", "measure", "parallel.pipeline"),
     "small": ("lazy", "timeline", "theory", "measure", "world", "parallel", "kernels", "training"),
     "grade": ("lazy", "busy", "progress", "timeline", "theory", "measure", "world", "parallel", "kernels", "training", "given"),

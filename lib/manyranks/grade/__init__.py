@@ -4,7 +4,11 @@ grade.collectives.ring_reduce_scatter(ring_reduce_scatter) runs a learner's func
 Imports are lazy (PEP 562): every rank of a check imports this package for its script.
 """
 
+import os
+
 from manyranks import lazy
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels are judged where their bytes can be counted; Triton chooses once
 
 lazy.require("torch", "numpy", "cloudpickle", "psutil", "msgspec")
 

@@ -14,6 +14,9 @@ from . import (
     expert as expert,
 )
 from . import (
+    kernels as kernels,
+)
+from . import (
     mfu as mfu,
 )
 from . import (

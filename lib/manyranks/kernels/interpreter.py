@@ -4,8 +4,12 @@ Import this before whatever else imports Triton: its own functions, such as tl.m
 for good once it's imported. TRITON_INTERPRET=1 in the environment asks for the interpreter on a machine with a GPU, too.
 """
 
+import copyreg
+import linecache
 import os
 import sys
+from types import FunctionType
+from typing import Any
 
 import torch
 
@@ -51,3 +55,20 @@ def _mend(multiply):
 
 InterpreterBuilder.create_dot = _mend(InterpreterBuilder.create_dot)
 GridExecutor.__call__ = np.errstate(all="ignore")(GridExecutor.__call__)  # a GPU doesn't warn of NaN either
+
+
+def _travels(kernel: InterpretedFunction) -> tuple:
+    """A kernel goes to a rank with the text of its file. The interpreter reads it to rewrite comparisons such as a < b < c;
+    without it the kernel would run as it stands, and compute something else, silently.
+    """
+    file = kernel.fn.__code__.co_filename
+    return _arrived, (kernel.fn, kernel.kwargs, file, "".join(linecache.getlines(file)))
+
+
+def _arrived(function: FunctionType, options: dict[str, Any], file: str, text: str) -> InterpretedFunction:
+    if text:
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    return InterpretedFunction(function, **options)
+
+
+copyreg.pickle(InterpretedFunction, _travels)

@@ -108,6 +108,7 @@ _IPV4, _IPV6, _NETLINK = 2, 10, 16  # sockets; by the last, the kernel's own, gl
 _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
+KEPT += ("TRITON_INTERPRET",)  # Triton chooses when it is imported, and ranks as their judge
 IMPORTANT = ("files", "processes")  # without these nobody's code should be judged
 _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050000 | 38  # EPERM; ENOSYS, after which libc tries clone
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06

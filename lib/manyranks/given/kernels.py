@@ -1,0 +1,207 @@
+"""Exercise 11_kernels is given this: Triton, a tile with bank conflicts, cases, and what watches torch around kernels.
+
+`from manyranks.given.kernels import tl, triton` works without Triton, too: kernels can be defined then, but not started.
+"""
+
+import os
+import sys
+from functools import partialmethod
+from random import Random
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from manyranks.lazy import Missing
+from manyranks.measure.journal import Stopped
+from manyranks.measure.place import place_of
+
+WORD, ROWS = 4, 32  # bytes of a word of shared memory; rows of a tile, one per lane of a warp
+
+
+class _Absent:
+    """Stands for Triton where there is none."""
+
+    def __init__(self, why: str):
+        self._why = why
+
+    def __getattr__(self, name: str) -> "_Absent":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_, **__) -> "_Absent":
+        return self
+
+    def __getitem__(self, _) -> None:
+        raise Missing(self._why)
+
+
+def __getattr__(name: str) -> Any:
+    """Triton is imported when somebody asks for it, and not with this module."""
+    if name not in ("tl", "triton"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from manyranks.kernels import interpreter
+    except Missing as error:
+        return _Absent(f"{error}")
+    return getattr(interpreter, name)
+
+
+def sick(i: int, j: int, columns: int) -> int:
+    """Returns the address of word (i, j) of a tile of 32 rows, one row after another.
+
+    i, j: row and column.
+    columns: of the tile.
+    Returns bytes from the start of shared memory.
+    """
+    return WORD * (i * columns + j)
+
+
+# Cases
+
+
+class Matrix(NamedTuple):
+    """even: whether its rows and columns fill whole sectors and tiles, so that sectors don't depend on where tiles begin."""
+
+    rows: int
+    columns: int
+    even: bool = False
+
+    def __str__(self) -> str:
+        return f"with {self.rows} × {self.columns} elements"
+
+
+class Product(NamedTuple):
+    """a is M × K, b is N × K. budget: bytes that all programs may ask for; shared: bytes of the two tiles of a tl.dot."""
+
+    m: int
+    k: int
+    n: int
+    budget: int
+    shared: int
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        sizes = f"M = {self.m}, K = {self.k}, N = {self.n} in {kind}"
+        return f"{sizes}, a budget of {self.budget:,} bytes and {self.shared:,} of shared memory"
+
+
+class Tokens(NamedTuple):
+    """strong: what hidden vectors are multiplied by: logits of ±100 have no exponential in float32."""
+
+    tokens: int
+    words: int
+    hidden: int
+    z: float
+    strong: float
+
+    def __str__(self) -> str:
+        return f"with {self.tokens} tokens, {self.words} words, {self.hidden} elements each, and z = {self.z:g}"
+
+
+class Window(NamedTuple):
+    heads: int
+    rows: int
+    head: int
+    window: int
+
+    def __str__(self) -> str:
+        return f"with {self.heads} heads of {self.head}, {self.rows} tokens and a window of {self.window}"
+
+
+class Heads(NamedTuple):
+    heads: int
+    rows: int
+    head: int
+    tile: int
+
+    def __str__(self) -> str:
+        return f"with {self.heads} heads of {self.head}, {self.rows} tokens and tiles of {self.tile}"
+
+
+class Tile(NamedTuple):
+    """32 rows of words."""
+
+    columns: int
+
+    def __str__(self) -> str:
+        return f"with {self.columns} columns"
+
+
+def drawn_tiles(random: Random) -> list[Tile]:
+    """Returns a tile of another size."""
+    return [Tile(32 * random.randint(3, 5))]
+
+
+# What torch may do around kernels, and in tiles
+
+OWN = "compute in a kernel of your own; around it, make the result with torch.empty, and take sizes, strides and views"
+_MAKES = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros"}
+_MAKES |= {"ones", "ones_like", "new_ones", "full", "full_like", "new_full", "fill_", "zero_", "detach"}
+
+
+def _leaves(tensor: Tensor, name: str) -> None:
+    raise Stopped(f"{name}() of a tensor was called", OWN)
+
+
+def _of_triton(file: str) -> bool:
+    module = sys.modules.get("triton")
+    return module is not None and file.startswith(os.path.dirname(str(module.__file__)) + os.sep)
+
+
+class Launchers(TorchDispatchMode):
+    """Inside, torch makes tensors and views. Raises Stopped where it computes, or hands out numbers.
+
+    Triton's interpreter may call what it needs.
+    """
+
+    _WAYS_OUT = ("numpy", "tolist")
+
+    def __enter__(self):
+        for name in self._WAYS_OUT:
+            setattr(Tensor, name, partialmethod(_leaves, name))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for name in self._WAYS_OUT:
+            delattr(Tensor, name)  # Tensor has it from the class below
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        schema = operator._schema
+        name = schema.name.partition("::")[2]
+        marks = [one.alias_info for one in schema.returns]
+        view = bool(marks) and all(mark is not None and not mark.is_write for mark in marks)
+        if not view and name not in _MAKES:
+            place = place_of(sys._getframe(1))
+            if place is None or not _of_triton(place.file):
+                raise Stopped(f"torch's {name} was called", OWN)
+        return operator(*args, **(kwargs or {}))
+
+
+class Made(TorchDispatchMode):
+    """Notes the most elements that a tensor has room for. Raises Stopped for attention that is ready."""
+
+    most = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if "attention" in operator._schema.name:
+            raise Stopped("PyTorch's own attention was called", "write both passes in tiles, with products and exponentials")
+        result = operator(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, Tensor) and one.layout == torch.strided:
+                self.most = max(self.most, one.untyped_storage().nbytes() // one.element_size())
+        return result
+
+
+def without_triton(trace: TracebackType | None) -> TracebackType | None:
+    """Returns it without Triton's own lines: the innermost one is the kernel's then."""
+    if trace is None:
+        return None
+    rest = without_triton(trace.tb_next)
+    its = _of_triton(trace.tb_frame.f_code.co_filename)
+    return rest if its else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

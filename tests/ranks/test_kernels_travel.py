@@ -1,0 +1,38 @@
+"""A kernel that was defined in a notebook runs on a rank as it does in the notebook."""
+
+import pytest
+
+from manyranks import World
+from manyranks.world import cells
+from tests.conftest import TRITON
+
+pytestmark = pytest.mark.skipif(not TRITON, reason="Triton exists for Linux only")
+
+CELL = """
+import torch
+from manyranks.kernels.interpreter import tl, triton
+
+@triton.jit
+def between(i, n):
+    return (2 <= i < n - 1) & (0 <= i)
+
+@triton.jit
+def kernel(out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.where(between(i, n), i, -1), mask=0 <= i < n)
+
+def numbers(n=6):
+    out = torch.full((8,), 9, dtype=torch.int32)
+    kernel[(1,)](out, n, 8)
+    return out.tolist()
+"""
+
+
+def test_a_chained_comparison_means_on_a_rank_what_it_means_here():
+    """The interpreter reads a kernel's source to rewrite it; without the source, 2 <= i < n would be i < n."""
+    cells.remember("<cell 7>", CELL)
+    names = {"__name__": "__main__"}
+    exec(compile(CELL, "<cell 7>", "exec"), names)
+    assert names["numbers"]() == [-1, -1, 2, 3, 4, -1, 9, 9]
+    with World(1) as world:
+        assert world.run(names["numbers"]) == [[-1, -1, 2, 3, 4, -1, 9, 9]]
