@@ -244,7 +244,7 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),
-        "turned_transpose": (_TURNED_TRANSPOSE, "out isn't the transpose of x"),
+        "turned_transpose": (_TURNED_TRANSPOSE, "row 1 begins"),
         "softmax": (_SOFTMAX, "lanes store outside out"),
         "add_step": (_ADD_STEP, "that isn't A @ B"),
         "take_in": (_TAKE_IN, "Do both sums shrink"),

@@ -237,6 +237,14 @@ def test_bfloat16_products_are_mended():
     assert close(kernels.product(a, a, 16, 16, 16), a.double() @ a.double(), torch.bfloat16)
 
 
+@counting
+def test_bfloat16_products_are_refused_where_nothing_has_mended_them(monkeypatch):
+    a = random(16, 16, dtype=torch.bfloat16)
+    monkeypatch.delitem(sys.modules, "manyranks.kernels.interpreter")
+    with pytest.raises(RuntimeError, match="multiplies the bit patterns of bfloat16"):
+        kernel.count(kernels.product, a, a, 16, 16, 16)
+
+
 # Refusals, and the compiler
 
 

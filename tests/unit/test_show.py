@@ -69,7 +69,7 @@ def figures():
     yield "warps", show.kernels.warps({"stride 8": range(0, 1024, 32)})
     yield "tiles", show.kernels.tiles(256, 192, 320, 64, 64, 32)
     yield "walk", show.kernels.walk(256, 256, 64, 32)
-    yield "moved", show.kernels.moved({"softmax": {"five operators": 8e6, "one kernel": 2e6}})
+    yield "requested", show.kernels.requested({"softmax": {"five operators": 8e6, "one kernel": 2e6}})
     yield "waves", show.kernels.waves(theory.accelerators["H100 SXM"], range(256, 4097, 64))
 
 

@@ -143,7 +143,7 @@ def count(function: Callable, *args, **kwargs) -> Counted:
     """
     launches: list[Launch] = []
     try:
-        with _watched(launches):
+        with _watched(launches), np.errstate(all="ignore"):  # a GPU doesn't warn either
             result = function(*args, **kwargs)
     except Exception as error:
         cause = error
@@ -263,12 +263,17 @@ class _Watch:
     def create_trans(self, turn):
         def create_trans(builder, tile, *rest):
             launch = self.launches[-1]
-            launch.trans_bytes = max(launch.trans_bytes, tile.data.nbytes)
+            if not tile.dtype.is_ptr():  # addresses stay in registers
+                launch.trans_bytes = max(launch.trans_bytes, tile.data.nbytes)
             return turn(builder, tile, *rest)
 
         return create_trans
 
     def product(self, a, b) -> None:
+        if "bf16" in f"{a.dtype}{b.dtype}" and "manyranks.kernels.interpreter" not in sys.modules:
+            raise RuntimeError(
+                "Triton's interpreter multiplies the bit patterns of bfloat16: import manyranks.kernels.interpreter, which mends it"
+            )
         launch = self.launches[-1]
         launch.flops += 2 * a.data.size * b.data.shape[-1]
         launch.dot_bytes = max(launch.dot_bytes, a.data.nbytes + b.data.nbytes)

@@ -16,6 +16,7 @@ from manyranks.theory.hardware import Accelerator
 
 _READ, _OTHER, _DONE, _SKIPPED = style.BLUE, "none", "#4B9CD3", "#b0b0b0"
 _STRIP = 128  # sectors that a strip of memory shows at most
+_HIGH = 1.75  # inches of one warp
 _SIDE = 8192  # rows and columns of the explorer's product
 CHIPS = ("V100 SXM2", "A100-80GB SXM", "H100 SXM", "H200 SXM", "B200 (HGX)")
 
@@ -41,7 +42,7 @@ def chip(accelerator: Accelerator) -> style.Figure:
     fig.write(1.7, (2.72 + under + 0.6) / 2, units.rate(accelerator.memory_bandwidth), (1.4, 1), ha="left")
     fig.arrow([(0.15 + 0.8 * side, 0.45), (3.6, 0.4)], style.BLUE, thick=1.2, name="zoom")
     fig.frame(3.65, 0.35, 3.5, 2.9)
-    fig.write(5.4, 0.18, "one processor", (3, 1), LARGE)
+    fig.write(5.4, 0.18, f"one processor: up to {one.warps} warps", (3.4, 1), LARGE)
     for warp in range(4):
         y = 0.5 + warp * 0.34
         fig.write(4.05, y + 0.13, f"warp {warp}", (0.75, 1))
@@ -60,14 +61,14 @@ def warps(reads: Mapping[str, Sequence[int | None]], itemsize: int = 4) -> style
     reads: title -> the address of each lane in bytes, None for one that is masked off; Access.first has them
     itemsize: bytes of an element
     """
-    fig = Figure(WIDTH, 1.55 * len(reads))
+    fig = Figure(WIDTH, _HIGH * len(reads))
     for k, (title, addresses) in enumerate(reads.items()):
         asked = [address for address in addresses if address is not None]
         start = min(asked, default=0) // LINE * LINE
         touched = {byte // SECTOR for address in asked for byte in (address, address + itemsize - 1)}
         span = (max(touched, default=0) + 1) * SECTOR - start
         strip = min(_STRIP, max(32, math.ceil(span / LINE) * LINE // SECTOR))
-        _warp(fig, 1.55 * k, title, addresses, start, strip, touched)
+        _warp(fig, _HIGH * k, title, addresses, start, strip, touched)
     return fig
 
 
@@ -77,6 +78,8 @@ def _warp(fig: Figure, top: float, title: str, addresses: Sequence[int | None], 
     beyond = sum(sector - start // SECTOR >= strip for sector in touched)
     more = f", {beyond} of them further right" if beyond else ""
     fig.write(WIDTH / 2, top + 0.16, f"{title}: {len(touched)} sectors{more}", (WIDTH, 1), LARGE)
+    fig.write(left - 0.1, top + 0.42, "lanes", ha="right")
+    fig.write(0.1, top + 1.46, "memory, a box per sector of 32 bytes", ha="left")
     for lane, address in enumerate(addresses):
         x = left + lane * lane_wide
         fig.block(x, top + 0.32, 0.8 * lane_wide, 0.2, "parameters", name=f"lane {lane}", hollow=address is None)
@@ -151,18 +154,15 @@ def walk(rows: int, columns: int, queries: int, keys: int, causal: bool = True, 
     fig.write(left + across * side / 2, top - 0.52, f"K and V, {keys} rows at a time", (4, 1))
     fig.write(left - 0.95, top + (tile + 0.5) * side, f"{queries} queries\nstay", (1.1, 1))
     room = WIDTH - left - across * side
-    text = (
-        "tiles of scores:\norange, one program,\nin this order;\ngray, other programs;\nempty, skipped"
-        if causal
-        else ("tiles of scores:\norange, one program,\nin this order;\ngray, other programs")
-    )
+    text = "tiles of scores:\norange, one program,\nin this order: it carries\nmost, total and sums;\ngray, other programs"
+    text += ";\nempty, skipped" * causal
     fig.write(left + across * side + room / 2, top + down * side / 2, text, (room - 0.1, 2.5))
     return fig
 
 
 @style.styled
-def moved(groups: Mapping[str, Mapping[str, float]]) -> style.Figure:
-    """Draws how many bytes each way of computing something moves, a panel per group.
+def requested(groups: Mapping[str, Mapping[str, float]]) -> style.Figure:
+    """Draws how many bytes each way of computing something asks for, a panel per group.
 
     groups: title -> name -> bytes
     """
@@ -173,7 +173,7 @@ def moved(groups: Mapping[str, Mapping[str, float]]) -> style.Figure:
         for y, amount in zip(places, rows.values(), strict=True):
             axes.annotate(units.size(amount), (amount, y), (4, 0), textcoords="offset points", va="center", fontsize=9)
         axes.set_yticks(places, list(rows))
-        axes.set(title=title, xlim=(0, 1.35 * max(rows.values())), ylim=(len(rows) - 0.5, -0.5), xlabel="bytes moved")
+        axes.set(title=title, xlim=(0, 1.35 * max(rows.values())), ylim=(len(rows) - 0.5, -0.5), xlabel="bytes asked for")
         axes.xaxis.set_major_formatter(lambda amount, _: units.size(amount) if amount else "0")
         axes.locator_params(axis="x", nbins=3)
         axes.grid(visible=False)
@@ -195,7 +195,10 @@ def waves(accelerator: Accelerator, sides: Iterable[int], tile: int = 128) -> st
     full = int(math.sqrt(accelerator.processors)) * tile
     arrow = {"arrowstyle": "->", "color": style.INK}
     at = full + 16, 100 * in_use(full + 16, tile, accelerator.processors)
-    axes.annotate("more tiles than processors:\na second wave begins", at, (full + 150, 15), arrowprops=arrow, fontsize=10)
+    n = int(math.sqrt(accelerator.processors))
+    axes.annotate(
+        f"from {n * n} tiles to {(n + 1) ** 2}:\na second wave begins", at, (full + 150, 15), arrowprops=arrow, fontsize=10
+    )
     return fig
 
 
@@ -262,9 +265,9 @@ class Tiled:
         look = {"color": style.INK, "linewidth": 1.8}
         self._roof = right.loglog([1, 1], [1, 1], label="roof", **look)[0]
         self._ridge = right.plot([1, 1], [1e12, 1e16], color=style.INK, linestyle=":", linewidth=1)[0]
-        marks = (("o", style.BLUE, "this product"), ("s", style.ORANGE, "with stride 1"))
-        look = {"linestyle": "none", "markersize": 9, "fillstyle": "none", "markeredgewidth": 2}
-        self._points = [right.plot([1], [1], mark, color=color, label=name, **look)[0] for mark, color, name in marks]
+        marks = (("o", style.BLUE, "this product", 8), ("s", style.ORANGE, "with stride 1", 14))
+        look = {"linestyle": "none", "fillstyle": "none", "markeredgewidth": 2}
+        self._points = [right.plot([1], [1], mark, color=c, label=name, ms=size, **look)[0] for mark, c, name, size in marks]
         right.set(xlim=(0.5, 2000), ylim=(5e11, 8e15), title="Under the roof")
         right.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="FLOP/s at most")
         right.set_xticks(at := [1, 10, 100, 1000], [f"{x:,}" for x in at])
