@@ -272,7 +272,7 @@ class _Watch:
     def product(self, a, b) -> None:
         if "bf16" in f"{a.dtype}{b.dtype}" and "manyranks.kernels.interpreter" not in sys.modules:
             raise RuntimeError(
-                "Triton's interpreter multiplies the bit patterns of bfloat16: import manyranks.kernels.interpreter, which mends it"
+                "Triton's interpreter multiplies the bit patterns of bfloat16: import manyranks.kernels.interpreter to mend it"
             )
         launch = self.launches[-1]
         launch.flops += 2 * a.data.size * b.data.shape[-1]
