@@ -490,7 +490,10 @@ def attention_kernel(
         scores = tl.where(seen, scores, -float("inf"))
         higher = tl.maximum(most, tl.max(scores, axis=1))
         finite = higher if HOW == "nan" else tl.where(higher == -float("inf"), 0.0, higher)
-        powers, shrink = tl.exp(scores - finite[:, None]), tl.exp(most - finite)
+        if HOW == "base 2":
+            powers, shrink = tl.exp2((scores - finite[:, None]) * 1.44269504), tl.exp2((most - finite) * 1.44269504)
+        else:
+            powers, shrink = tl.exp(scores - finite[:, None]), tl.exp(most - finite)
         total = total * shrink + tl.sum(powers, axis=1)
         if HOW != "old sums":
             sums = sums * shrink[:, None]
@@ -533,6 +536,11 @@ class FromItsFirstKey(WindowAttention):
             grid = (triton.cdiv(q.shape[1], 16), 1)
             attention_kernel[grid](q[a], k[a], v[a], out, lse, *q.shape[1:], window, self.scale(q.shape[2]), *sizes, "")
         return parts
+
+
+@also_right("attend")
+class LargerTilesInBaseTwo(WindowAttention):
+    how, queries, keys = "base 2", 32, 16
 
 
 @mistake("attend", "scores are not divided: multiply them by 1/√D")

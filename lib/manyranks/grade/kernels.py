@@ -223,7 +223,7 @@ loss = _task(
 def _attended(case: Window, function: Callable, watch: Watch) -> dict:
     shape = case.heads, case.rows, case.head
     q, k, v = _drawn(watch, shape, shape, shape)
-    q, before = q * 8, (k.clone(), v.clone())
+    q, before = q * 4, (k.clone(), v.clone())
     found, counted = _ran(
         function, q, k, v, case.window, result=lambda pair: pair[0] if isinstance(pair, tuple | list) and pair else None
     )
