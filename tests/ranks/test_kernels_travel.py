@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not TRITON, reason="Triton exists for Linux only
 
 CELL = """
 import torch
-from manyranks.kernels.interpreter import tl, triton
+from manyranks.measure.interpreter import tl, triton
 
 @triton.jit
 def between(i, n):

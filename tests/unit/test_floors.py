@@ -45,21 +45,23 @@ MAY_IMPORT = {
     "lesson": ("measure", "world"),
     "calibrate": ("measure", "theory", "world"),
     "parallel": ("lazy", "renamed", "timeline"),
-    "kernels": ("lazy",),
+    "kernels": ("lazy", "measure"),
     "training": ("lazy", "parallel", "measure", "theory", "world"),
-    "given": ("lazy", "timeline", "theory", "measure", "world", "parallel", "kernels"),
+    "given": ("lazy", "timeline", "theory", "measure", "world", "parallel"),
     "show": ("lazy", "settings", "timeline", "theory", "measure", "parallel.pipeline"),
     "small": ("lazy", "timeline", "theory", "measure", "world", "parallel", "kernels", "training"),
     "grade": ("lazy", "busy", "progress", "timeline", "theory", "measure", "world", "parallel", "kernels", "training", "given"),
 }
 # What a package may take from outside the standard library, where that is limited.
 OUTSIDE = {"lazy": set(), "timeline": set(), "theory": set(), "measure": {"torch"}, "parallel": {"torch"}}
-OUTSIDE["kernels"] = {"torch", "numpy", "triton"}
+OUTSIDE["kernels"] = {"torch", "triton"}
 ALSO = {  # modules that take more than their package: those of the theory compute with arrays
     "manyranks.theory.optimal_checkpoints": {"numpy"},
     "manyranks.theory.equal_checkpoints": {"numpy"},
-    "manyranks.measure.kernel": {"numpy", "triton", "triton.runtime.interpreter.GridExecutor"}
-    | {"triton.runtime.interpreter.InterpreterBuilder"},
+    "manyranks.measure.kernel": {"numpy"},
+    "manyranks.measure.interpreter": {"numpy", "triton", "manyranks.lazy.Missing"}
+    | {f"triton.runtime.interpreter.{name}" for name in ("GridExecutor", "InterpretedFunction", "InterpreterBuilder")}
+    | {"triton.language", "triton.runtime.interpreter.TensorHandle", "triton.runtime.interpreter._convert_float"},
 }
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
 LONGEST_FILE, LONGEST_MEDIAN = 500, 15

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton exists for Linux only")
 from manyranks import kernels, theory
 from manyranks.kernels import attention, copying
-from manyranks.kernels.interpreter import tl, triton
 from manyranks.measure import kernel
+from manyranks.measure.interpreter import tl, triton
 from manyranks.theory import blocks
 from manyranks.theory.blocks import Attention
 
@@ -237,14 +237,6 @@ def test_bfloat16_products_are_mended():
     assert close(kernels.product(a, a, 16, 16, 16), a.double() @ a.double(), torch.bfloat16)
 
 
-@counting
-def test_bfloat16_products_are_refused_where_nothing_has_mended_them(monkeypatch):
-    a = random(16, 16, dtype=torch.bfloat16)
-    monkeypatch.delitem(sys.modules, "manyranks.kernels.interpreter")
-    with pytest.raises(RuntimeError, match="multiplies the bit patterns of bfloat16"):
-        kernel.count(kernels.product, a, a, 16, 16, 16)
-
-
 # Refusals, and the compiler
 
 
@@ -275,14 +267,14 @@ def test_what_a_kernel_cannot_take_is_refused_before_it_runs(call, says):
 
 def test_triton_that_was_imported_compiled_is_refused():
     code = "import os; os.environ['TRITON_INTERPRET'] = '0'; import triton; os.environ['TRITON_INTERPRET'] = '1'\n"
-    ran = subprocess.run([sys.executable, "-c", code + "import manyranks.kernels.interpreter"], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", code + "import manyranks.measure.interpreter"], capture_output=True, text=True)
     assert "ImportError: Triton was imported before TRITON_INTERPRET was set" in ran.stderr
 
 
 def test_without_triton_one_sentence_says_what_to_do():
-    code = "import sys; sys.modules['triton'] = None; import manyranks.kernels.interpreter"
+    code = "import sys; sys.modules['triton'] = None; import manyranks.measure.interpreter"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stderr.splitlines()[-1].endswith("manyranks.kernels needs Triton: pip install triton")
+    assert ran.stderr.splitlines()[-1].endswith("kernels need Triton: pip install triton")
 
 
 @pytest.mark.parametrize(

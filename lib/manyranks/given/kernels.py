@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     if name not in ("tl", "triton"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from manyranks.kernels import interpreter
+        from manyranks.measure import interpreter
     except Missing as error:
         return _Absent(f"{error}")
     return getattr(interpreter, name)

@@ -22,7 +22,7 @@ from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient
 from manyranks.theory.blocks import WARP
 
-_GIVEN = ("manyranks.measure.kernel", "manyranks.kernels.interpreter", given.__name__)  # the first two stand before Triton
+_GIVEN = ("manyranks.measure.kernel", "manyranks.measure.interpreter", given.__name__)  # the first two stand before Triton
 _ADVICE = (
     ("power of 2|power of two", "the sizes of a tile, and what tl.arange runs to, are powers of two; a mask cuts off the rest"),
     ("JITFunction|0 active drivers", "import Triton as the cell at the top does: it's interpreted then, also without a GPU"),
@@ -41,7 +41,7 @@ def _ran(function: Callable, *args: Any, result: Callable[[Any], Tensor] = lambd
     result: takes the tensor from it that the kernels must have stored.
     """
     try:
-        from manyranks.kernels import interpreter  # noqa: F401  before Triton, which it mends
+        from manyranks.measure import interpreter  # noqa: F401  before Triton, which it mends
     except ImportError as error:
         raise Stopped(f"{error}", "the tasks Attention and unsick run without Triton") from None
     before = torch.are_deterministic_algorithms_enabled()

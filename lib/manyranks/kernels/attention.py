@@ -7,7 +7,7 @@ its probabilities again. Source: FlashAttention-2, arXiv 2307.08691, algorithms 
 import torch
 
 from manyranks.kernels import checks
-from manyranks.kernels.interpreter import tl, triton
+from manyranks.measure.interpreter import tl, triton
 
 FORWARD, BACKWARD = {"num_warps": 8, "num_stages": 2}, {"num_warps": 8, "num_stages": 1}
 

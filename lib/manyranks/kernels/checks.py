@@ -2,7 +2,7 @@
 
 import torch
 
-from manyranks.kernels.interpreter import INTERPRETED
+from manyranks.measure.interpreter import INTERPRETED
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -6,7 +6,7 @@ Source: "Cut Your Losses in Large-Vocabulary Language Models", arXiv 2411.09009.
 import torch
 
 from manyranks.kernels import checks
-from manyranks.kernels.interpreter import tl, triton
+from manyranks.measure.interpreter import tl, triton
 
 OPTIONS = {"num_warps": 8, "num_stages": 2}
 

@@ -3,7 +3,7 @@
 import torch
 
 from manyranks.kernels import checks
-from manyranks.kernels.interpreter import tl, triton
+from manyranks.measure.interpreter import tl, triton
 
 _LONGEST = 2**15  # elements of a row: with 32 warps, 32 per thread
 

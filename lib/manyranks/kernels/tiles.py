@@ -3,7 +3,7 @@
 import torch
 
 from manyranks.kernels import checks
-from manyranks.kernels.interpreter import tl, triton
+from manyranks.measure.interpreter import tl, triton
 
 OPTIONS = {"num_warps": 8, "num_stages": 3}
 

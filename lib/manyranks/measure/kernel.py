@@ -143,7 +143,7 @@ def count(function: Callable, *args, **kwargs) -> Counted:
     """
     launches: list[Launch] = []
     try:
-        with _watched(launches), np.errstate(all="ignore"):  # a GPU doesn't warn either
+        with _watched(launches):
             result = function(*args, **kwargs)
     except Exception as error:
         cause = error
@@ -168,10 +168,9 @@ def bank_conflicts(addresses: Iterable[int]) -> int:
 @contextmanager
 def _watched(launches: list[Launch]) -> Iterator[None]:
     """While it lasts, the interpreter says what it does."""
-    import triton
-    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+    from manyranks.measure.interpreter import INTERPRETED, GridExecutor, InterpreterBuilder
 
-    if not triton.knobs.runtime.interpret:
+    if not INTERPRETED:
         raise RuntimeError("kernels are compiled here: start Python with TRITON_INTERPRET=1 to count what they move")
     watch = _Watch(launches)
     places = [(InterpreterBuilder, name) for name in _Watch.OPERATIONS] + [(GridExecutor, "__call__")]
@@ -270,10 +269,6 @@ class _Watch:
         return create_trans
 
     def product(self, a, b) -> None:
-        if "bf16" in f"{a.dtype}{b.dtype}" and "manyranks.kernels.interpreter" not in sys.modules:
-            raise RuntimeError(
-                "Triton's interpreter multiplies the bit patterns of bfloat16: import manyranks.kernels.interpreter to mend it"
-            )
         launch = self.launches[-1]
         launch.flops += 2 * a.data.size * b.data.shape[-1]
         launch.dot_bytes = max(launch.dot_bytes, a.data.nbytes + b.data.nbytes)

@@ -1,4 +1,4 @@
-"""Triton, interpreted where there is no GPU: its kernels then run on a laptop, one program at a time, in numpy.
+"""Triton, interpreted where there is no GPU, and mended: kernels then run on a laptop, one program at a time, in numpy.
 
 Import this before whatever else imports Triton: its own functions, such as tl.max, are interpreted or compiled
 for good once it's imported. TRITON_INTERPRET=1 in the environment asks for the interpreter on a machine with a GPU, too.
@@ -26,7 +26,7 @@ except ModuleNotFoundError:
     system = (
         "" if sys.platform == "linux" else f". Triton doesn't exist for {sys.platform}; chapter 11 says what runs without it"
     )
-    raise Missing(f"manyranks.kernels needs Triton: pip install triton{system}") from None
+    raise Missing(f"kernels need Triton: pip install triton{system}") from None
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
