@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,35 +168,35 @@ def bank_conflicts(addresses: Iterable[int]) -> int:
 
 @contextmanager
 def _watched(launches: list[Launch]) -> Iterator[None]:
-    """While it lasts, the interpreter says what it does."""
+    """While it lasts, the interpreter tells a _Watch what it's about to do."""
     from manyranks.measure.interpreter import INTERPRETED, GridExecutor, InterpreterBuilder
 
     if not INTERPRETED:
         raise RuntimeError("kernels are compiled here: start Python with TRITON_INTERPRET=1 to count what they move")
     watch = _Watch(launches)
-    places = [(InterpreterBuilder, name) for name in _Watch.OPERATIONS] + [(GridExecutor, "__call__")]
-    before = [getattr(owner, name) for owner, name in places]
-    for (owner, name), original in zip(places, before, strict=True):
-        setattr(owner, name, getattr(watch, name.strip("_"))(original))
+    notes = {(InterpreterBuilder, name): note for name, note in _NOTES.items()} | {(GridExecutor, "__call__"): _Watch.launch}
+    before = {(owner, name): getattr(owner, name) for owner, name in notes}
+    for (owner, name), original in before.items():
+        setattr(owner, name, _noted(partial(notes[owner, name], watch), original))
     try:
         yield
     finally:
-        for (owner, name), original in zip(places, before, strict=True):
+        for (owner, name), original in before.items():
             setattr(owner, name, original)
 
 
-class _Watch:
-    """Stands before the interpreter's operations: each method takes one, and returns the same with counting before it."""
+def _noted(note: Callable, original: Callable) -> Callable:
+    """Returns the method with a note of its arguments before each call."""
 
-    OPERATIONS = (
-        "create_masked_load",
-        "create_masked_store",
-        "create_atomic_rmw",
-        "create_atomic_cas",
-        "create_dot",
-        "create_dot_scaled",
-        "create_trans",
-    )
+    def call(*args, **kwargs):
+        note(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    return call
+
+
+class _Watch:
+    """Counts into the latest launch."""
 
     def __init__(self, launches: list[Launch]):
         self.launches = launches
@@ -204,69 +205,18 @@ class _Watch:
         self.starts: list[int] = []  # of the tensors' storages, ascending
         self.storages: list[tuple[int, str]] = []  # where each ends, and its argument's name
 
-    def call(self, run):
-        def call(executor, *args, **kwargs):
-            named = dict(zip(executor.arg_names, args, strict=False)) | kwargs
-            spans = sorted(_spans(named))
-            self.starts, self.storages = [start for start, *_ in spans], [(end, name) for _, end, name in spans]
-            self.found = {}
-            grid = executor.grid
-            executor.grid = grid = tuple(grid(named) if callable(grid) else grid)
-            self.launches.append(Launch(executor.fn.__name__, grid))
-            return run(executor, *args, **kwargs)
+    def launch(self, executor, *args, **kwargs) -> None:
+        named = dict(zip(executor.arg_names, args, strict=False)) | kwargs
+        spans = sorted(_spans(named))
+        self.starts, self.storages = [start for start, *_ in spans], [(end, name) for _, end, name in spans]
+        self.found = {}
+        executor.grid = tuple(executor.grid(named) if callable(executor.grid) else executor.grid)
+        self.launches.append(Launch(executor.fn.__name__, executor.grid))
 
-        return call
-
-    def create_masked_load(self, load):
-        def create_masked_load(builder, pointers, mask, *rest):
-            self.access("load", pointers, mask.data)
-            return load(builder, pointers, mask, *rest)
-
-        return create_masked_load
-
-    def create_masked_store(self, store):
-        def create_masked_store(builder, pointers, value, mask, *rest):
-            self.access("store", pointers, mask.data)
-            return store(builder, pointers, value, mask, *rest)
-
-        return create_masked_store
-
-    def create_atomic_rmw(self, change):
-        def create_atomic_rmw(builder, operation, pointers, value, mask, *rest):
-            self.access("atomic", pointers, mask.data)
-            return change(builder, operation, pointers, value, mask, *rest)
-
-        return create_atomic_rmw
-
-    def create_atomic_cas(self, swap):
-        def create_atomic_cas(builder, pointers, *rest):
-            self.access("atomic", pointers, np.True_)
-            return swap(builder, pointers, *rest)
-
-        return create_atomic_cas
-
-    def create_dot(self, multiply):
-        def create_dot(builder, a, b, *rest):
-            self.product(a, b)
-            return multiply(builder, a, b, *rest)
-
-        return create_dot
-
-    def create_dot_scaled(self, multiply):
-        def create_dot_scaled(builder, a, a_scale, a_format, b, *rest):
-            self.product(a, b)
-            return multiply(builder, a, a_scale, a_format, b, *rest)
-
-        return create_dot_scaled
-
-    def create_trans(self, turn):
-        def create_trans(builder, tile, *rest):
+    def turn(self, tile) -> None:
+        if not tile.dtype.is_ptr():  # addresses stay in registers
             launch = self.launches[-1]
-            if not tile.dtype.is_ptr():  # addresses stay in registers
-                launch.trans_bytes = max(launch.trans_bytes, tile.data.nbytes)
-            return turn(builder, tile, *rest)
-
-        return create_trans
+            launch.trans_bytes = max(launch.trans_bytes, tile.data.nbytes)
 
     def product(self, a, b) -> None:
         launch = self.launches[-1]
@@ -340,6 +290,18 @@ class _Watch:
             f"{launch.kernel}, line {where.line}: {lanes} outside {tensor}, the first at element {element}, "
             f"and its storage has {size}: give the {kind} a mask, or correct the address"
         )
+
+
+# The interpreter's operations that are noted, by name, each with the watch and with what the method gets.
+_NOTES: dict[str, Callable] = {
+    "create_masked_load": lambda watch, _, pointers, mask, *rest, **more: watch.access("load", pointers, mask.data),
+    "create_masked_store": lambda watch, _, pointers, value, mask, *rest: watch.access("store", pointers, mask.data),
+    "create_atomic_rmw": lambda watch, _, operation, pointers, value, mask, *rest: watch.access("atomic", pointers, mask.data),
+    "create_atomic_cas": lambda watch, _, pointers, *rest: watch.access("atomic", pointers, np.True_),
+    "create_dot": lambda watch, _, a, b, *rest: watch.product(a, b),
+    "create_dot_scaled": lambda watch, _, a, a_scale, a_format, b, *rest: watch.product(a, b),
+    "create_trans": lambda watch, _, tile, *rest: watch.turn(tile),
+}
 
 
 def _spans(arguments: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
