@@ -228,6 +228,8 @@ def test_nothing_is_left_of_counting_and_unknown_names_are_refused():
     with pytest.raises(ValueError, match="kind='read'"):
         counted.sectors(kind="read")
     assert kernel.count(sum, [1, 2]) == (3, [])
+    with pytest.raises(ValueError, match="x is on meta: count with tensors on the CPU"):
+        kernel.count(lambda: odd_one[1,](torch.empty(4, device="meta"), torch.empty(4), 4, 4))
 
 
 @counting

@@ -140,6 +140,7 @@ def count(function: Callable, *args, **kwargs) -> Counted:
     function: called with the rest; it may be a kernel's launcher, or anything else.
     Raises OutOfBounds, before memory is touched, if a lane's address lies outside the storages of the kernel's tensors.
     Raises RuntimeError if kernels are compiled, because only the interpreter shows addresses.
+    Raises ValueError for tensors on a GPU.
     Raises what a kernel itself raises.
     """
     launches: list[Launch] = []
@@ -309,6 +310,10 @@ def _spans(arguments: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
     seen = set()
     for name, value in arguments.items():
         base = getattr(value, "base", value)  # a tensor descriptor's
+        if isinstance(base, torch.Tensor) and base.device.type != "cpu":
+            raise ValueError(
+                f"{name} is on {base.device}: count with tensors on the CPU, where a kernel asks for the same bytes"
+            )
         if isinstance(base, torch.Tensor) and (start := base.untyped_storage().data_ptr()) not in seen:
             seen.add(start)
             yield start, start + base.untyped_storage().nbytes(), name
