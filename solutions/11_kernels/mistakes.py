@@ -470,6 +470,8 @@ def attention_kernel(
     begin, end = tl.maximum(0, first - window + 1) // KEYS * KEYS, tl.minimum(S, first + QUERIES)
     if HOW == "from the start":
         begin = 0
+    if HOW == "one key early":
+        begin = tl.maximum(0, first - window) // KEYS * KEYS
     if HOW == "to the end" or HOW == "sees all":
         end = S
     if HOW == "one tile less":
@@ -600,6 +602,15 @@ class ToTheEnd(WindowAttention):
 )
 class FromTheStart(WindowAttention):
     how = "from the start"
+
+
+@mistake(
+    "attend",
+    "a tile is loaded that ends just before the window: the oldest key of the first query is first − window + 1",
+    points=4.2,
+)
+class OneKeyEarly(WindowAttention):
+    how = "one key early"
 
 
 @mistake("attend", "the tile on the diagonal is left out: its queries see part of it")

@@ -44,6 +44,7 @@ def test_a_run_can_be_watched_and_stopped_and_a_rank_debugged(lab, notebook_7):
         ):
             box = cells.nth(2).locator(".jp-Stdin-input:enabled").last
             expect(cells.nth(2).locator(".jp-Stdin-prompt").last).to_have_text("(rank 1) ", timeout=_LONG)
+            expect(box).to_have_value("", timeout=_LONG)  # not the box before, with the line that was typed there
             box.fill(line)
             box.press("Enter")
             expect(cells.nth(2)).to_contain_text(said, timeout=_LONG)

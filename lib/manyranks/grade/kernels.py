@@ -209,7 +209,10 @@ loss = _task(
             0.25, "stores one number per token", "store", "no logit leaves the chip: keep each row's maximum, sum and target"
         ),
         _moves(
-            0.25, "reads the weight once per tile of tokens", "load", "load the tile of tokens before the loop, and loop once"
+            0.25,
+            "reads the weight once per tile of tokens",
+            "load",
+            "load the tile of tokens before the loop, loop once, and take the target's logit from the tile of logits",
         ),
     ),
     cases=(Tokens(37, 100, 24, 0.01, 6.0), Tokens(32, 70, 16, 0.5, 0.2)),  # logits of ±100, and small ones
@@ -243,7 +246,7 @@ attend = _task(
         _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load", _PASS)._replace(needs=2),
         _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip")._replace(needs=2),
     ),
-    cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 21), Window(2, 48, 16, 3)),
+    cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 16, 3)),
     call="attend(q_ASD, k_ASD, v_ASD, window)",
     unexplained="query i sees keys i − window + 1 to i, scores are q · k / √D; where none was seen yet, −inf − (−inf) is NaN",
 )
