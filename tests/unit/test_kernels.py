@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton exists for Linux only")
-from manyranks import kernels, theory
+from manyranks import kernels
 from manyranks.kernels import attention, copying
 from manyranks.measure import kernel
 from manyranks.measure.interpreter import tl, triton
@@ -296,8 +296,3 @@ def test_every_kernel_compiles_for_a_gpu_and_needs_the_shared_memory_that_was_co
     assert product in made["attention"].ptx
     with pytest.raises(ValueError, match="capability=91"):
         compiled(91)
-
-
-def test_the_theory_of_a_chip_has_the_warp_that_the_counter_has():
-    assert (blocks.WARP, blocks.SECTOR, blocks.LINE) == (32, 1 << 5, 1 << 7)
-    assert theory.blocks is blocks

@@ -88,10 +88,6 @@ class Launch:
     dot_bytes: int = 0
     trans_bytes: int = 0
 
-    @property
-    def programs(self) -> int:
-        return int(np.prod(self.grid))
-
 
 class Counted(NamedTuple):
     """What `count` returns. result: of the function; launches: the kernels it started, in their order."""

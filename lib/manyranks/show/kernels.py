@@ -10,7 +10,7 @@ from manyranks.show import style, units
 from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Explorer, Measure, choice, log_slider, value_slider
 from manyranks.show.said import Said
-from manyranks.theory import blocks, hardware, roofline
+from manyranks.theory import blocks, hardware, kernels, roofline
 from manyranks.theory.blocks import LINE, SECTOR, WARP
 from manyranks.theory.hardware import Accelerator
 
@@ -187,25 +187,22 @@ def waves(accelerator: Accelerator, sides: Iterable[int], tile: int = 128) -> st
     sides: rows and columns of the product
     tile: rows and columns of a tile, one tile per processor at a time
     """
-    sides = list(sides)
+    sides, processors = list(sides), accelerator.processors
+
+    def at_work(side: int) -> float:
+        return 100 * kernels.filled(side, side, 1, processors, tile, tile)
+
     fig, (axes,) = style.figure(width=WIDTH, height=3)
-    axes.plot(sides, [100 * in_use(side, tile, accelerator.processors) for side in sides], color=style.BLUE)
+    axes.plot(sides, list(map(at_work, sides)), color=style.BLUE)
     axes.set(xlabel="rows and columns of the result", ylabel="processors at work (%)", ylim=(0, 105))
-    axes.set_title(f"{accelerator.name}: {accelerator.processors} processors, tiles of {tile} × {tile}")
-    full = int(math.sqrt(accelerator.processors)) * tile
-    arrow = {"arrowstyle": "->", "color": style.INK}
-    at = full + 16, 100 * in_use(full + 16, tile, accelerator.processors)
-    n = int(math.sqrt(accelerator.processors))
+    axes.set_title(f"{accelerator.name}: {processors} processors, tiles of {tile} × {tile}")
+    n = math.isqrt(processors)
+    full, arrow = n * tile, {"arrowstyle": "->", "color": style.INK}
+    at = full + 16, at_work(full + 16)
     axes.annotate(
         f"from {n * n} tiles to {(n + 1) ** 2}:\na second wave begins", at, (full + 150, 15), arrowprops=arrow, fontsize=10
     )
     return fig
-
-
-def in_use(side: int, tile: int, processors: int) -> float:
-    """The share of a chip's processors that a square product's tiles keep at work with results that count."""
-    whole = math.ceil(side / tile) ** 2
-    return side**2 / (math.ceil(blocks.waves(whole, processors)) * processors * tile**2)
 
 
 class Setting(namedtuple("Setting", "chip stride itemsize tile step warps stages")):

@@ -69,10 +69,11 @@ def in_use(m: float, n: float, count: float, processors: int, reuse: float) -> f
     Tiles stick out over the edges, and the last wave of them is not full. A tile of a × b does ab multiplications with a + b
     numbers from the cache: one with less than `reuse` of them for each number waits for the cache.
     """
-    return max(_in_use(m, n, count, processors, min(1.0, a * b / (a + b) / reuse), a, b) for a, b in TILES)
+    return max(filled(m, n, count, processors, a, b, min(1.0, a * b / (a + b) / reuse)) for a, b in TILES)
 
 
-def _in_use(m: float, n: float, count: float, processors: int, fed: float, a: int, b: int) -> float:
+def filled(m: float, n: float, count: float, processors: int, a: int, b: int, fed: float = 1.0) -> float:
+    """Computes in_use with tiles of a × b only, one per processor at a time. fed: share of its rate at which a tile is fed."""
     waves = math.ceil(math.ceil(m / a) * math.ceil(n / b) * count / processors)
     return fed * m * n * count / (waves * processors * a * b)
 
