@@ -38,6 +38,9 @@ from . import (
     expert as expert,
 )
 from . import (
+    failures as failures,
+)
+from . import (
     flops as flops,
 )
 from . import (

@@ -1,6 +1,7 @@
 """Floor 0: the value types that theory and measurement share, and the virtual clock. Standard library only."""
 
 from manyranks.timeline.costs import Costs, Durations, Transfer
+from manyranks.timeline.failures import Failure, History, Period, poisson, survive
 from manyranks.timeline.program import Collective, Compute, Instruction, Program, Recv, Send, Wait, Work
 from manyranks.timeline.replay import Deadlock, replay
 from manyranks.timeline.spans import Span, Timeline
@@ -11,7 +12,10 @@ __all__ = [
     "Costs",
     "Deadlock",
     "Durations",
+    "Failure",
+    "History",
     "Instruction",
+    "Period",
     "Program",
     "Recv",
     "Send",
@@ -20,5 +24,7 @@ __all__ = [
     "Transfer",
     "Wait",
     "Work",
+    "poisson",
     "replay",
+    "survive",
 ]

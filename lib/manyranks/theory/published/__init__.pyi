@@ -8,6 +8,9 @@ from . import (
     expert as expert,
 )
 from . import (
+    failures as failures,
+)
+from . import (
     fit as fit,
 )
 from . import (

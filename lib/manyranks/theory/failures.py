@@ -1,0 +1,156 @@
+"""What failures cost a training run, and how often to save: closed formulas, in seconds.
+
+A job fails at random: the time to the next failure is exponential with mean `mtbf` (M), whatever happened before. It trains
+for an interval τ, stands still for a stall δ while it saves, and after a failure takes R to restart. A failure may hit any of
+these. An asynchronous save has a write of w seconds beside the training. timeline.survive replays such a run under a trace.
+"""
+
+import math
+
+
+def job_mtbf(unit_mtbf: float, units: int) -> float:
+    """Computes the mean time between failures of a job that stops when one of its units does.
+
+    unit_mtbf: seconds, of one unit: a GPU, or a node
+    units: number of units
+    """
+    _positive(unit_mtbf=unit_mtbf, units=units)
+    return unit_mtbf / units
+
+
+def failure_free(mtbf: float, seconds: float) -> float:
+    """Computes the probability that nothing fails for so long."""
+    _positive(mtbf=mtbf)
+    _not_negative(seconds=seconds)
+    return math.exp(-seconds / mtbf)
+
+
+def young(stall: float, mtbf: float) -> float:
+    """Computes Young's interval between saves, √(2δM): it makes δ/τ + τ/2M smallest, the time for saves plus the lost training.
+
+    stall: seconds that training stands still for a save
+    mtbf: seconds between failures of the job
+    Source: Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974).
+    """
+    _positive(stall=stall, mtbf=mtbf)
+    return math.sqrt(2 * stall * mtbf)
+
+
+def daly(stall: float, mtbf: float) -> float:
+    """Computes Daly's interval between saves: √(2δM)·[1 + ⅓·√(δ/2M) + ⅑·δ/2M] − δ for δ < 2M, else M.
+
+    stall, mtbf: seconds, as for young
+    Source: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), equation 37.
+    """
+    _positive(stall=stall, mtbf=mtbf)
+    if stall >= 2 * mtbf:
+        return mtbf
+    share = stall / (2 * mtbf)
+    return young(stall, mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - stall
+
+
+def best_interval(stall: float, mtbf: float) -> float:
+    """Computes the interval with the highest goodput, by bisection: the τ with (1 − τ/M)·e^((τ+δ)/M) = 1.
+
+    That's where the derivative of goodput is 0. Restarts and writes only scale goodput, so they don't move it; but a write
+    that takes longer than this needs a longer interval.
+
+    stall, mtbf: seconds, as for young
+    """
+    _positive(stall=stall, mtbf=mtbf)
+    low, high = 0.0, 1.0  # of τ/M
+    for _ in range(50):
+        middle = (low + high) / 2
+        if middle + math.log1p(-middle) + stall / mtbf > 0:
+            low = middle
+        else:
+            high = middle
+    return mtbf * (low + high) / 2
+
+
+def goodput(interval: float, stall: float, restart: float, mtbf: float, write: float = 0.0) -> float:
+    """Computes the share of the time that goes into training that is kept: τ ÷ (M·e^((R+w)/M)·(e^((τ+δ)/M) − 1)).
+
+    Look at the time from when one checkpoint can be used until the next one can. The first attempt takes L = τ + δ. After a
+    failure, training repeats the w seconds that had passed beside the write, so that later attempts take R + L + w. An attempt
+    of length a that starts over until it succeeds takes M·(e^(a/M) − 1) on average. The first attempt lasts M·(1 − e^(−L/M))
+    until it ends or fails, and fails with probability 1 − e^(−L/M). Together that's
+    M·(1 − e^(−L/M))·(1 + e^((R+L+w)/M) − 1) = M·e^((R+w)/M)·(e^(L/M) − 1) for τ seconds that are kept.
+
+    interval: seconds of training from save to save
+    stall: seconds that training stands still for a save
+    restart: seconds from a failure until training goes on
+    mtbf: seconds between failures of the job
+    write: seconds after the stall until the checkpoint can be used; it costs as much as a restart that is longer by it
+    Raises ValueError for a write that takes longer than the interval.
+    """
+    _checked(interval, stall, mtbf, write)
+    _not_negative(restart=restart)
+    length = (interval + stall) / mtbf
+    return interval / mtbf * math.exp(-(restart + write) / mtbf - length) / -math.expm1(-length)
+
+
+def lost_work(interval: float, stall: float, mtbf: float, write: float = 0.0) -> float:
+    """Computes the seconds of training that a failure throws away, on average; a failure during a restart throws none away.
+
+    To first order, for δ ≪ τ ≪ M, that's half an interval and the write: τ/2 + w. The exact number is less in one way,
+    because a failure sooner is more likely than one later, and more in another: one during the stall costs the whole τ.
+    A failure y seconds after its last usable checkpoint was taken throws away y, but not the stall: it adds up
+    e^(−y/M)/M · lost(y) over the first attempt, y from w to L + w, and over the later ones, y from 0 to L + w.
+
+    interval, stall, mtbf, write: seconds, as for goodput
+    """
+    _checked(interval, stall, mtbf, write)
+    tau, length, beside = (seconds / mtbf for seconds in (interval, interval + stall, write))
+    later = -math.expm1(-tau) - math.exp(-length) * math.expm1(-beside) - (tau + beside) * math.exp(-length - beside)
+    first = later + math.expm1(-beside) + beside * math.exp(-beside)
+    return mtbf * (later + first * math.exp(-length) / -math.expm1(-length))
+
+
+def effective_mfu(mfu: float, goodput: float) -> float:
+    """Computes the MFU over the whole run, with all that failures and saves cost, from the MFU of a step."""
+    for name, share in {"mfu": mfu, "goodput": goodput}.items():
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name}={share}: give a share from 0 to 1")
+    return mfu * goodput
+
+
+def spares(nodes: int, node_mtbf: float, repair: float, confidence: float = 0.99) -> int:
+    """Computes how many spare nodes are enough for this share of the time.
+
+    Nodes that are away at a time are Poisson with mean nodes · repair ÷ node_mtbf, however the repairs' lengths vary (an M/G/∞
+    queue: nobody waits for a repair to begin).
+
+    nodes: of the job
+    node_mtbf: seconds between failures of one node
+    repair: mean seconds that a failed node is away
+    confidence: share of the time, above 0 and at most 0.999999
+    """
+    _positive(nodes=nodes, node_mtbf=node_mtbf, repair=repair)
+    if not 0 < confidence <= 0.999999:
+        raise ValueError(f"confidence={confidence}: give a share above 0 and at most 0.999999")
+    mean, enough, found = nodes * repair / node_mtbf, 0, 0.0
+    while True:
+        found += math.exp(enough * math.log(mean) - mean - math.lgamma(enough + 1))
+        if found >= confidence:
+            return enough
+        enough += 1
+
+
+def _checked(interval: float, stall: float, mtbf: float, write: float) -> None:
+    _positive(interval=interval, mtbf=mtbf)
+    _not_negative(stall=stall, write=write)
+    if write > interval:
+        raise ValueError(f"write={write}, interval={interval}: a write must end before the next one begins; save less often")
+
+
+def _positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 < number < math.inf:
+            raise ValueError(f"{name}={number}: give a number above 0")
+
+
+def _not_negative(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{name}={number}: give 0 or more")
