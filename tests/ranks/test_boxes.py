@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from manyranks.parallel import boxes
+from manyranks.parallel import boxes, saving
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.precision import make_states
 from manyranks.parallel.zero import Zero3, ZeroOptimizer
@@ -63,12 +63,12 @@ def interrupted(kind: str, optimizer: str, steps: range, folder: str, ends: bool
     rank, n = dist.get_rank(), dist.get_world_size()
     model, stepper, of_state = built(kind, optimizer, seed=0 if steps.start == 0 else 77)
     if steps.start:
-        boxes.load(Path(folder), boxes.of_model(*of_state))
+        saving.load(Path(folder), boxes.of_model(*of_state))
         if isinstance(stepper, ZeroOptimizer):
             stepper.spread()
     train(model, stepper, steps, rank, n)
     if not ends:
-        boxes.save(Path(folder), boxes.of_model(*of_state))
+        saving.save(Path(folder), boxes.of_model(*of_state))
         return 0.0
     alone, (make, options) = counting(toy(0)), OPTIMIZERS[optimizer]
     train(alone, make(alone.parameters(), **options), range(steps.stop))
@@ -99,7 +99,7 @@ def test_shards_of_replicas_are_read_without_replicas(sizes, tmp_path):
 def test_a_checkpoint_before_the_first_step_changes_nothing(sizes, tmp_path, optimizer):
     def both():
         model, stepper, of_state = built("FSDP", optimizer, 0)
-        boxes.save(tmp_path, boxes.of_model(*of_state))
+        saving.save(tmp_path, boxes.of_model(*of_state))
         other, plain, _ = built("FSDP", optimizer, 0)
         train(model, stepper, range(3))
         train(other, plain, range(3))

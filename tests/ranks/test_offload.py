@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from manyranks.parallel import boxes
+from manyranks.parallel import boxes, saving
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.offload import OffloadedOptimizer
 from manyranks.parallel.zero import ZeroOptimizer
@@ -99,9 +99,9 @@ def test_a_checkpoint_fills_the_files(shared_world, tmp_path):
         models = [FullyShardedDataParallel(model_of()) for _ in range(2)]
         ours, other = (wide(model.parameters(), lr=1e-2) for model in models)
         train(models[0], ours, range(4))
-        boxes.save(tmp_path / "state", boxes.of_model(models[0], ours))
+        saving.save(tmp_path / "state", boxes.of_model(models[0], ours))
         train(models[0], ours, range(4, 6))
-        boxes.load(tmp_path / "state", boxes.of_model(models[1], other))
+        saving.load(tmp_path / "state", boxes.of_model(models[1], other))
         train(models[1], other, range(4, 6))
         return equal(*models), other.resident_bytes()
 

@@ -38,6 +38,9 @@ from . import (
     recompute_policy as recompute_policy,
 )
 from . import (
+    saving as saving,
+)
+from . import (
     sharded as sharded,
 )
 from . import (

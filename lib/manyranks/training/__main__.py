@@ -1,5 +1,6 @@
 """python -m manyranks.training: trains the small GPT on ranks of its own, or on torchrun's."""
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -16,13 +17,14 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         gpt, training, ranks = checked(chosen)
         folder = _folder(chosen.checkpoint, chosen.resume)
-        every = _every(chosen.every, folder)
+        saves = _saves(chosen, folder)
         run = _on_torchruns_ranks if under_torchrun() else _on_own_ranks(ranks, chosen.ray)
     except (ValueError, OSError) as error:
         command.error(str(error))
     from manyranks.training.progress import terminal
 
-    result = run(gpt, training, folder, every, chosen.resume, terminal(), chosen.mfu)
+    every, keep, mtbf = saves
+    result = run(gpt, training, folder, every, chosen.resume, terminal(), chosen.mfu, keep, mtbf)
     if os.environ.get("RANK", "0") == "0":
         print(_summary(result, training, folder))
 
@@ -40,10 +42,21 @@ def _folder(name: str | None, resume: bool) -> str | None:
     return name
 
 
-def _every(steps: int | None, folder: str | None) -> int | None:
-    if steps is not None and (steps < 1 or folder is None):
-        raise ValueError(f"--every {steps}: give 1 or more steps, and --checkpoint FOLDER")
-    return steps
+def _saves(chosen, folder: str | None) -> tuple[int | str | None, int | None, float | None]:
+    """How often to save, how many checkpoints stay, and seconds between two failures."""
+    every, keep, hours = chosen.save_every, chosen.keep, chosen.mtbf
+    for option, given in {"--save-every": every, "--keep": keep, "--mtbf": hours}.items():
+        if given is not None and folder is None:
+            raise ValueError(f"{option} {given}: say with --checkpoint FOLDER where to save")
+    if every not in (None, "auto"):
+        if not every.isdecimal() or int(every) < 1:
+            raise ValueError(f"--save-every {every}: give 1 or more steps, or auto")
+        every = int(every)
+    if keep is not None and keep < 1:
+        raise ValueError(f"--keep {keep}: give 1 or more checkpoints")
+    if hours is not None and (every != "auto" or not 0 < hours < math.inf):
+        raise ValueError(f"--mtbf {hours}: give hours above 0, and --save-every auto")
+    return every, keep, hours and hours * 3600
 
 
 def _on_own_ranks(ranks: int, cluster: str | None):
@@ -107,6 +120,8 @@ def _summary(result, training: TrainingConfig, folder: str | None) -> str:
         f"{_axes(training.plan)}; "
         f"{training.batch} sequences a step; loss in nats a byte"
     ]
+    if folder and result.every:
+        lines.append(f"  saved every {result.every} steps in {folder}")
     if result.first:
         lines.append(f"  goes on after step {result.first}, from the checkpoint in {folder}")
     places = sorted({*range(0, steps, max(1, steps // 6)), steps - 1} if steps else [])

@@ -28,7 +28,18 @@ def parser() -> argparse.ArgumentParser:
     _add_training(made)
     _add_gpt(made)
     made.add_argument("--checkpoint", metavar="FOLDER", help="save there at the end")
-    made.add_argument("--every", type=int, metavar="N", help="save each N steps, too")
+    made.add_argument(
+        "--save-every",
+        metavar="N",
+        help="save each N steps, too, while training goes on; auto: as often as loses least time",
+    )
+    made.add_argument(
+        "--mtbf",
+        type=float,
+        metavar="HOURS",
+        help="with auto: mean time between two failures of the run (as Llama 3's GPUs failed)",
+    )
+    made.add_argument("--keep", type=int, metavar="N", help="checkpoints that stay there (all)")
     made.add_argument(
         "--resume",
         action="store_true",

@@ -1,95 +1,194 @@
-"""Checkpoints of a run: a folder a step, written under one plan and read under any other.
+"""Checkpoints of a run: a folder for each, written under one plan and read under any other.
 
-In it are the masters of all parameters and Adam's two moments of each, under their names in the
-untouched GPT, whole: nothing says which ranks wrote them, and one process may as well read them.
+A checkpoint has the masters of all parameters and Adam's two moments of each, under their names
+in the untouched GPT, whole: nothing says which ranks wrote them, and one process may read them.
+Data order and dropout need no state. Both follow from the seed and the step.
 """
 
-import io
-import zipfile
+import contextlib
+import os
+import shutil
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import FileSystemReader
 
-from manyranks.parallel import boxes
+from manyranks.parallel import boxes, saving
 from manyranks.parallel.boxes import Box
 from manyranks.parallel.pipeline.split import Stage
 from manyranks.parallel.precision import MasterOptimizer, make_states
 from manyranks.parallel.tensor.cuts import Cut, equal
 from manyranks.parallel.zero import ZeroOptimizer
+from manyranks.theory import failures
 from manyranks.training.spread import Parts, Spread, Together
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing keeps two runs out of one folder
+    fcntl = None
+
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+Group = dist.ProcessGroup | None
 
 
-def save(
-    folder: Path,
-    spread: Spread,
-    step: int,
-    run: str,
-    group: dist.ProcessGroup | None = None,
-) -> Path:
-    """Writes folder/step-…, in which the ranks of the group have parts; returns it.
+class Checkpoints:
+    """The checkpoints that a run writes into a folder, beside the training.
 
-    spread: what training.parallelize gives. run: what a run that reads it must agree on.
-    All ranks call it. Each part is written once, by one of the ranks that have it.
+    All ranks of the group make one and call its methods together. It is a context manager: at its
+    end it waits for the last checkpoint. As long as it's open, no other run may write there.
+
+    folder: made if it isn't there
+    group: the ranks of the run
+    keep: how many whole checkpoints stay; None: all
+
+    Raises ValueError if another run writes there, or for keep below 1.
     """
-    place, others = folder / f"step-{step:08}", _of_earlier_stages(spread.parts)
-    own = [box for box in boxes_of(spread) if box.name.partition(".")[2] not in others]
-    boxes.save(place, own, group, step=step, run=run)
-    return place
+
+    def __init__(self, folder: Path | str, group: Group = None, keep: int | None = None):
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise ValueError(f"keep={keep!r}: give a number of checkpoints, 1 or more, or None")
+        self.folder, self.keep, self._group = Path(folder), keep, group
+        self._saver = saving.Saver(group)
+        self._spread: Spread | None = None
+        self._parts: list[Box] = []
+        self._lock = _lock(self.folder) if self._saver.rank == 0 else None
+        if not _all(self._saver.rank != 0 or self._lock is not None, group):
+            raise ValueError(f"another run writes to {folder}: stop it, or give another folder")
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, *_) -> None:
+        try:
+            if kind is None:
+                self._saver.wait()
+                self._remove_old()
+        finally:
+            self._saver.close()
+            if self._lock is not None:
+                os.close(self._lock)
+
+    def save(self, spread: Spread, step: int, run: str) -> Path:
+        """Copies what a checkpoint needs, has it written, and returns where.
+
+        spread: what training.parallelize gives
+        step: the number of steps done
+        run: what a run that reads it must agree on
+        """
+        place = self.folder / f"step-{step:08}"
+        if spread is not self._spread:  # its tensors stay where they are
+            others = _of_earlier_stages(spread.parts)
+            self._spread = spread
+            self._parts = [b for b in boxes_of(spread) if b.name.partition(".")[2] not in others]
+        self._saver.start(place, self._parts, step=step, run=run)
+        self._remove_old()
+        return place
+
+    def _remove_old(self) -> None:
+        """One rank removes all before the last `keep` whole ones; what is newer may get whole."""
+        if self._saver.rank or self.keep is None:
+            return
+        left = self.keep
+        for place in _places(self.folder):
+            if left == 0:
+                shutil.rmtree(place)
+            else:
+                with contextlib.suppress(ValueError):
+                    left -= bool(saving.files(place))
 
 
-def load(place: Path, spread: Spread, run: str, group: dist.ProcessGroup | None = None) -> int:
+def load(place: Path, spread: Spread, run: str) -> int:
     """Reads one into the model and the optimizer, bit for bit; returns its step.
 
-    Each rank reads what it has of them. Raises ValueError where it is that of another run.
+    Each rank reads what it has of them. Raises ValueError if another run wrote it.
     """
-    facts = boxes.facts(place, group)
+    facts = saving.facts(place)
     if (written := facts.get("run", "nothing noted")) != run:
         raise ValueError(
             f"{place} was written by a run with\n{written}\nand this one has\n{run}\n"
-            "Give it the same sizes and seed, or another folder"
+            "Give it the same sizes, batch and seed, or another folder"
         )
-    boxes.load(place, boxes_of(spread), group)
+    saving.load(place, boxes_of(spread))
     _follow(spread, facts["step"])
     return facts["step"]
 
 
-def newest(folder: Path, group: dist.ProcessGroup | None = None) -> Path | None:
-    """Finds the last checkpoint in the folder that is complete and unharmed; None: there is none.
+def newest(folder: Path, group: Group = None) -> Path | None:
+    """Finds the last checkpoint in the folder that is whole and unharmed; None: there is none.
 
-    All ranks of the group call it: each reads a part of the files.
+    All ranks of the group call it: each reads a part of the files. One of them warns of each
+    checkpoint that is passed over, and says which file is damaged.
     """
-    places = sorted(folder.glob("step-*"), reverse=True)
-    return next((place for place in places if _whole(place, group)), None)
+    rank, ranks = _rank(group), dist.get_world_size(group) if dist.is_initialized() else 1
+    for place in _places(folder):
+        try:
+            files = saving.files(place)
+            wrong = next(filter(None, map(saving.damage, files[rank::ranks])), "")
+        except ValueError as error:
+            wrong = str(error)
+        wrongs = [wrong]
+        if ranks > 1:
+            wrongs = [""] * ranks
+            dist.all_gather_object(wrongs, wrong, group)
+        if not any(wrongs):
+            return place
+        if rank == 0:
+            said = "; ".join(dict.fromkeys(filter(None, wrongs)))
+            warnings.warn(f"{place.name} is passed over: {said}", stacklevel=3)
+    return None
 
 
-def _whole(place: Path, group: dist.ProcessGroup | None) -> bool:
-    """The metadata are written when every rank has written its part; later, files may suffer."""
-    grouped = dist.is_initialized()
-    rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if grouped else (0, 1)
+def due(seconds_per_step: float, stall: float, mtbf: float, group: Group = None) -> int:
+    """Returns how many steps from one save to the next lose least time, by Young's formula.
+
+    The ranks agree on the longest of their times.
+
+    seconds_per_step: without saves
+    stall: seconds that a save adds to a step
+    mtbf: mean seconds between two failures of the run
+    """
+    row = torch.tensor([seconds_per_step, stall], dtype=torch.float64)
+    if dist.is_initialized():
+        row = row.to(_device(group))
+        dist.all_reduce(row, dist.ReduceOp.MAX, group)
+    seconds, stall = row.tolist()
+    return max(1, round(failures.young(stall, mtbf) / seconds))
+
+
+def _places(folder: Path) -> list[Path]:
+    return sorted(Path(folder).glob("step-*"), reverse=True)
+
+
+def _lock(folder: Path) -> int | None:
+    """Takes the folder's lock, which ends with the process, however it dies; None: it's taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        stored = FileSystemReader(place).read_metadata().storage_data.values()
-        parts = sorted((part.relative_path, part.offset, part.length) for part in stored)
-        found = [all(_as_written(place / name, *where) for name, *where in parts[rank::ranks])]
-    except Exception:  # there are none, or no metadata in it: a pickle raises anything then
-        found = [False]
-    if grouped:
-        own, found = found[0], [False] * ranks
-        dist.all_gather_object(found, own, group)
-    return all(found)
+        if fcntl:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        return None
+    return opened
 
 
-def _as_written(file: Path, offset: int, length: int) -> bool:
-    """Whether the checksum is right: torch.save writes a zip file, which has one of each part."""
-    with open(file, "rb") as opened:
-        opened.seek(offset)
-        with zipfile.ZipFile(io.BytesIO(opened.read(length))) as stored:
-            return stored.testzip() is None
+def _rank(group: Group) -> int:
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def _device(group: Group) -> str:
+    return "cuda" if "nccl" in str(dist.get_backend_config(group)) else "cpu"
+
+
+def _all(own: bool, group: Group) -> bool:
+    if not dist.is_initialized():
+        return own
+    flag = torch.tensor(int(own), device=_device(group))
+    dist.all_reduce(flag, dist.ReduceOp.MIN, group)
+    return bool(flag)
 
 
 def boxes_of(spread: Spread) -> Iterator[Box]:

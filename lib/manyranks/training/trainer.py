@@ -16,7 +16,10 @@ from torch import Tensor
 
 from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.mesh import Here
-from manyranks.training import corpus, progress
+from manyranks.theory import failures
+from manyranks.theory.published.failures import LLAMA3_GPU_MTBF
+from manyranks.training import checkpoint, corpus, progress
+from manyranks.training.checkpoint import Checkpoints
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.gpt import GPT
 from manyranks.training.parallelize import mesh_of, parallelize
@@ -25,6 +28,7 @@ from manyranks.training.spread import Wrapper
 from manyranks.training.utilisation import Utilisation, peak_of_ranks
 
 _LOWEST = 0.1  # of the learning rate, at the end
+_FIRST_SAVE = 10  # steps until it, where the run finds out itself how often to save
 Group = dist.ProcessGroup | None
 
 
@@ -38,6 +42,7 @@ class Result(NamedTuple):
     parameters: int
     ranks: int
     utilisation: Utilisation | None = None  # where it was asked for
+    every: int | None = None  # steps from one checkpoint to the next, as it was at the end
 
 
 class Trainer:
@@ -117,26 +122,30 @@ class Trainer:
         self.model.train()
         return self._summed([torch.stack(shares).sum()])[0]
 
-    def save(self, folder: Path | str) -> Path:
-        """Writes a checkpoint into the folder, which all ranks call; returns its own folder."""
-        from manyranks.training import checkpoint  # takes a second: for runs that are kept
+    def save(self, where: Path | str | Checkpoints) -> Path:
+        """Writes a checkpoint, which all ranks call; returns its own folder.
 
-        return checkpoint.save(Path(folder), self.spread, self.step, self._run, self.group)
+        where: a folder, which has it when this returns; or Checkpoints, which write it beside the
+            next steps
+        """
+        if isinstance(where, Checkpoints):
+            return where.save(self.spread, self.step, self._run)
+        with Checkpoints(where, self.group) as checkpoints:
+            return self.save(checkpoints)
 
     def resume(self, folder: Path | str) -> None:
         """Goes on from the folder's newest checkpoint, written by any ranks under any plan.
 
-        Starts anew where there is none. Raises ValueError where it is of another GPT or seed.
+        Starts anew where there is none. Raises ValueError where it is of another run.
         """
-        from manyranks.training import checkpoint
-
         if place := checkpoint.newest(Path(folder), self.group):
-            self.step = checkpoint.load(place, self.spread, self._run, self.group)
+            self.step = checkpoint.load(place, self.spread, self._run)
 
     @property
     def _run(self) -> str:
-        """What a run that goes on must share: weights and dropout follow from the seed."""
-        return f"{self.gpt}, seed={self.training.seed}"
+        """What a run that goes on must share: weights, data and dropout follow from it."""
+        training, text = self.training, len(corpus.text().train)
+        return f"{self.gpt}, seed={training.seed}, batch={training.batch}, {text:,} bytes of text"
 
     @property
     def speaks(self) -> bool:
@@ -228,21 +237,32 @@ def train(
     gpt: GPTConfig,
     training: TrainingConfig,
     folder: str | None = None,
-    every: int | None = None,
+    every: int | str | None = None,
     resume: bool = False,
     terminal: str | None = None,
     utilisation: bool = False,
+    keep: int | None = None,
+    mtbf: float | None = None,
 ) -> Result:
     """A whole run, as each rank calls it: world.run(train, GPTConfig(), TrainingConfig()).
 
-    folder: of its checkpoints, one after so many steps and one at the end; with resume, the
-    newest is where it starts. terminal: the name of the one that rank 0 shows progress on.
-    utilisation: also measure what the ranks can do, and say how much of it the run has used.
+    folder: of its checkpoints, which are written beside the training
+    every: steps from one to the next; None: one at the end; "auto": what Young's formula says for
+        the seconds that steps and saves turn out to take
+    resume: start where the folder's newest checkpoint is, if there is one
+    terminal: the name of the one that rank 0 shows progress on
+    utilisation: also measure what the ranks can do, and say how much of it the run has used
+    keep: how many checkpoints stay in the folder; None: all
+    mtbf: mean seconds between two failures of the run; None: as if each rank failed as often as
+        a GPU of Llama 3's run
+
     Raises ValueError for resume without a folder, for a folder with checkpoints without resume,
-    and for an `every` below 1.
+    or that another run writes to, and for an `every`, `keep` or `mtbf` that can't be.
     """
-    if every is not None and not every >= 1:
-        raise ValueError(f"every={every!r}: give a number of steps, 1 or more, or None")
+    if every not in (None, "auto") and not (isinstance(every, int) and every >= 1):
+        raise ValueError(f'every={every!r}: give a number of steps, 1 or more, "auto" or None')
+    if mtbf is not None and not mtbf > 0:
+        raise ValueError(f"mtbf={mtbf!r}: give seconds, above 0, or None")
     if resume and folder is None:
         raise ValueError("resume=True: say with folder where the checkpoints are")
     if folder and not resume:
@@ -252,14 +272,38 @@ def train(
         trainer.resume(folder)
     first, losses, started = trainer.step, [], time.perf_counter()
     with progress.bar(terminal if trainer.speaks else None, training.steps) as report:
-        while (left := training.steps - trainer.step) > 0:
-            losses += trainer.run(min(left, every or left), report)
-            if folder:
-                trainer.save(folder)
+        if folder is None:
+            losses, every = trainer.run(report=report), None
+        else:
+            losses, every = _saved(trainer, folder, every, keep, mtbf, report)
     seconds = time.perf_counter() - started
     parameters = trainer.spread.parts.size
     used = _used(trainer, len(losses) / seconds) if utilisation and losses else None
-    return Result(losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks, used)
+    result = losses, trainer.evaluate(), first, seconds, parameters, trainer.ranks, used, every
+    return Result(*result)
+
+
+def _saved(
+    trainer: Trainer,
+    folder: str,
+    every: int | str | None,
+    keep: int | None,
+    mtbf: float | None,
+    report,
+) -> tuple[list[float], int | None]:
+    """Trains to the end, and saves every so many steps; returns the losses, and how many."""
+    mtbf = mtbf or failures.job_mtbf(LLAMA3_GPU_MTBF, trainer.ranks)
+    losses, steps = [], _FIRST_SAVE if every == "auto" else every
+    with Checkpoints(folder, trainer.group, keep) as checkpoints:
+        while (left := trainer.training.steps - trainer.step) > 0:
+            began = time.perf_counter()
+            losses += trainer.run(done := min(left, steps or left), report)
+            trained = time.perf_counter()
+            trainer.save(checkpoints)
+            if every == "auto":
+                stall = time.perf_counter() - trained
+                steps = checkpoint.due((trained - began) / done, stall, mtbf, trainer.group)
+    return losses, steps
 
 
 def refuse_used(folder: str) -> None:
