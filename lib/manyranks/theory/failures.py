@@ -1,4 +1,4 @@
-"""What failures cost a training run, and how often to save: closed formulas, in seconds.
+"""Computes what failures cost a training run, and how often to save, from closed formulas in seconds.
 
 A job fails at random: the time to the next failure is exponential with mean `mtbf` (M), whatever happened before. It trains
 for an interval τ, stands still for a stall δ while it saves, and after a failure takes R to restart. A failure may hit any of
