@@ -20,6 +20,7 @@ CHAPTERS = {
     "context": [{"cp": 1, "layout": "zigzag"}, {"cp": 4, "variant": "ring-ulysses"}, {"cp": 4, "variant": "all-gather"}],
     "expert": [{"ep": 1}, {"ep": 4, "imbalance": 2, "limit": 1}],
     "kernels": [{"stride": 8}, {"itemsize": 4, "tile": 32, "stride": 1}],
+    "failures": [{}, {"gpus": 131072, "stall": 600}, {"gpus": 4, "interval": 86400}],
     "nd": [{"cp": 8}, {"tp": 1, "pp": 1, "zero": 3}, {"schedule": "zb-v", "zero": 0}],
 }
 

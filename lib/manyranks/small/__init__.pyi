@@ -8,4 +8,5 @@ from .chapter_07 import context as context
 from .chapter_08 import expert as expert
 from .chapter_10 import nd as nd
 from .chapter_11 import kernels as kernels
+from .chapter_12 import failures as failures
 from .ranks import OnRanks as OnRanks

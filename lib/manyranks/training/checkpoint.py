@@ -64,8 +64,7 @@ class Checkpoints:
     def __exit__(self, kind: type | None, *_) -> None:
         try:
             if kind is None:
-                self._saver.wait()
-                self._remove_old()
+                self.wait()
         finally:
             self._saver.close()
             if self._lock is not None:
@@ -86,6 +85,11 @@ class Checkpoints:
         self._saver.start(place, self._parts, step=step, run=run)
         self._remove_old()
         return place
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is on disk, on all ranks."""
+        self._saver.wait()
+        self._remove_old()
 
     def _remove_old(self) -> None:
         """One rank removes all before the last `keep` whole ones; what is newer may get whole."""
