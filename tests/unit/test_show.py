@@ -76,6 +76,8 @@ def figures():
     yield "intervals", show.failures.intervals(30, 300, 11_000, simulated=[(600, 0.9), (3600, 0.8)])
     yield "intervals of a slow write", show.failures.intervals(5, 600, 11_000, write=1200)
     yield "lost", show.failures.lost()
+    yield "standstill", show.failures.standstill()
+    yield "saves", show.failures.saves()
     yield "heat", show.failures.heat([[1.0, 1.01], [1.1, 1.12], [1.0, 0.99]])
     yield "interruptions", show.failures.interruptions()
 

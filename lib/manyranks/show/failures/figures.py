@@ -135,6 +135,59 @@ def lost(every: int = 4, fails: int = 10, restart: float = 2.0, after: int = 3) 
 
 
 @style.styled
+def standstill(ranks: int = 4, dies: int = 2) -> style.Figure:
+    """Draws what ranks do when one dies in mid-step: the others wait for it in the all-reduce, until a timeout.
+
+    ranks: their number
+    dies: which one
+    """
+    fig = Figure(WIDTH, 0.5 + 0.42 * ranks)
+    for rank in range(ranks):
+        row = [(0, 2, "parameters", "step 1"), (2, 2.5, "activations", ""), (2.5, 4.5, "parameters", "step 2")]
+        row += [(4.5, 5, "activations", ""), (5, 6.2 if rank == dies else 7, "parameters", "step 3")]
+        if rank != dies:
+            row.append((7, 11, "", f"waits for rank {dies}"))
+        _lane(fig, 0.1 + 0.42 * rank, f"rank {rank}", row, 11)
+    at = _at(6.2, 11), 0.1 + 0.42 * dies + 0.15
+    fig.write(at[0] + 0.12, at[1], "killed", ha="left", color=style.ORANGE, weight="bold", size=LARGE)
+    fig.write(_at(2.25, 11), 0.3 + 0.42 * ranks, "all-reduce", (1, 1))
+    fig.write(_at(11, 11), 0.3 + 0.42 * ranks, "a timeout", (1, 1), ha="right", color=style.ORANGE, weight="bold")
+    return fig
+
+
+@style.styled
+def saves() -> style.Figure:
+    """Draws a blocking save and one in two phases: what the GPU and the disk do when."""
+    fig = Figure(WIDTH, 2.5)
+    steps = [(3 * k, 3 * k + 3, "parameters", "3 steps") for k in range(4)]
+    rows = {
+        "blocking": (steps[:1], [(3, 6, "", "stands still")], steps[2:3], [(3, 6, "optimizer", "write")]),
+        "two phases": (steps[:1], [(3, 3.4, "gradients", "")], [(3.4 + s, 6.4 + s, *look) for s, _, *look in steps[:2]], None),
+    }
+    for k, (title, (before, between, after, disk)) in enumerate(rows.items()):
+        top = 1.25 * k
+        fig.write(0.1, top + 0.14, title, ha="left", size=LARGE, weight="bold")
+        _lane(fig, top + 0.3, "GPU", [*before, *between, *after], 9.4)
+        _lane(fig, top + 0.72, "disk", disk or [(3.4, 6.4, "optimizer", "write the copy")], 9.4)
+    fig.arrow([(_at(3.2, 9.4), 1.35), (_at(3.2, 9.4), 1.53)], style.ORANGE, 1.5, name="copy")
+    fig.write(_at(3.2, 9.4) + 0.12, 1.39, "copy", ha="left", color=style.ORANGE, weight="bold")
+    return fig
+
+
+def _at(time: float, end: float) -> float:
+    """Returns the x of a time on a lane that ends then."""
+    return 0.8 + (WIDTH - 0.9) * time / end
+
+
+def _lane(fig: Figure, y: float, name: str, spans: Iterable[tuple[float, float, str, str]], end: float) -> None:
+    """Draws a row of blocks from one time to another, of a kind and with a text; without a kind it's an outline."""
+    fig.write(0.7, y + 0.15, name, (0.7, 1), ha="right")
+    for start, stop, kind, text in spans:
+        x, wide = _at(start, end), _at(stop, end) - _at(start, end)
+        fig.block(x, y, wide, 0.3, kind or "compute", text, name=f"{name} {text}", hollow=not kind)
+
+
+@style.styled
 def heat(seconds: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> style.Figure:
     """Draws how long each rank took for each step as a heat map, and names the rank whose median is furthest above the others'.
 
