@@ -19,6 +19,7 @@ GROUPS = (
     "expert",
     "mfu",
     "kernels",
+    "failures",
     "nd",
     "classroom",
 )

@@ -218,6 +218,21 @@ def take_in(scores, values, most, total, sums):
     return higher, total, sums + tl.dot(powers, values)  # the sums don't shrink
 """
 
+_INDICES = """
+def indices(step, rank, ranks):
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+    at = step % 8
+    return order[12 * at : 12 * at + 12].tensor_split(ranks)[rank]
+"""
+
+_TWO_PHASE = """
+class TwoPhase(Saver):
+    def save(self, file, state):
+        self.wait()
+        self.thread = Thread(target=self.write, args=(file, state))  # of numbers that change
+        self.thread.start()
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -248,5 +263,11 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "softmax": (_SOFTMAX, "lanes store outside out"),
         "add_step": (_ADD_STEP, "that isn't A @ B"),
         "take_in": (_TAKE_IN, "Do both sums shrink"),
+    },
+    "12_failures": {
+        "save": ("def save(file, state, write):\n    write(file, state)", "after the crash: nothing whole"),
+        "indices": (_INDICES, "all epochs have one order"),
+        "interval": ("def interval(stall, mtbf):\n    return (stall * mtbf) ** 0.5", "for a stall of 30 s"),
+        "TwoPhase": (_TWO_PHASE, "it wrote [('a', 1.0), ('b', 1.0)]"),
     },
 }
