@@ -18,7 +18,7 @@ from manyranks.training.trainer import Trainer
 from manyranks.world.errors import RankDied
 
 _CONFIG = GPTConfig(layers=1, hidden=32, heads=2, seq=32)
-_STEPS, _MTBF, _MOST, _RESTART = 24, 8, 4, 0.5  # in steps; at most so many failures
+_STEPS, _MTBF, _MOST, _RESTART = 60, 24, 4, 0.5  # in steps; at most so many failures
 
 
 @OnRanks
@@ -27,7 +27,7 @@ def failures(values, ranks, say):
     mtbf = values["hours"] * 3600 / values["gpus"]
     interval = values["interval"] or young(values["stall"], mtbf)
     every = max(1, min(_MTBF, round(_MTBF * interval / mtbf)))
-    trace = [Failure(int(each.seconds) + 0.75) for each in poisson(_MTBF, 10 * _STEPS, seed=3)][:_MOST]
+    trace = [Failure(int(each.seconds) + 0.75) for each in poisson(_MTBF, 10 * _STEPS, seed=7)][:_MOST]
     history = survive(trace, _STEPS, every, 0, _RESTART)
     world, done = ranks(few(values["gpus"], 4)), 0
     with tempfile.TemporaryDirectory() as folder:
