@@ -18,18 +18,18 @@ from manyranks.training.trainer import Trainer
 from manyranks.world.errors import RankDied
 
 _CONFIG = GPTConfig(layers=1, hidden=32, heads=2, seq=32)
-_STEPS, _MTBF, _MOST, _RESTART = 60, 24, 4, 0.5  # in steps; at most so many failures
+_STEPS, _MTBF, _MOST, _RESTART = 60, 24, 3, 0.5  # in steps; at most so many failures
 
 
 @OnRanks
 def failures(values, ranks, say):
-    """The course's GPT on 2 to 4 ranks, killed as often per save as the explorer's run, or up to eight times as rarely."""
+    """The course's GPT on 2 or 3 ranks, killed as often per save as the explorer's run, or up to eight times as rarely."""
     mtbf = values["hours"] * 3600 / values["gpus"]
     interval = values["interval"] or young(values["stall"], mtbf)
     every = max(1, min(_MTBF, round(_MTBF * interval / mtbf)))
     trace = [Failure(int(each.seconds) + 0.75) for each in poisson(_MTBF, 10 * _STEPS, seed=7)][:_MOST]
     history = survive(trace, _STEPS, every, 0, _RESTART)
-    world, done = ranks(few(values["gpus"], 4)), 0
+    world, done = ranks(few(values["gpus"], 3)), 0
     with tempfile.TemporaryDirectory() as folder:
         for k, steps in enumerate([*_attempts(history), None]):
             say((k + 1) / (_MOST + 2), f"{done} steps done, {k} ranks killed")
