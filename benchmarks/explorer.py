@@ -55,6 +55,7 @@ CHAPTERS = {
     "09": (lambda: show.mfu.explorer(), {}, ()),
     "10": (lambda: show.nd.explorer(), {}, ("best",)),
     "11": (lambda: show.kernels.explorer(), {}, ()),
+    "12": (lambda: show.failures.explorer(), {}, ()),
 }
 SCALES = ((1, 0.040), (2, 0.060))  # pixels of a picture for one on the page; seconds at most
 

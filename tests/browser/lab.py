@@ -60,6 +60,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
     "chapter_09_explorer": ("09_mfu", "import show", "mfu.explorer("),
     "chapter_10_explorer": ("10_nd_parallel", "import show", "nd.explorer("),
     "chapter_11_explorer": ("11_kernels", "import show", "kernels.explorer("),
+    "chapter_12_explorer": ("12_failures", "import show", "failures.explorer("),
 }
 
 _BROWSER = ["--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # it can reach nothing else

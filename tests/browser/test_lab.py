@@ -342,6 +342,33 @@ def test_the_explorer_of_chapter_11_follows_and_says_what_does_not_fit(chapters)
         assert explorer.status().startswith("Not possible: registers = 296")
 
 
+def test_the_explorer_of_chapter_12_follows_and_says_what_costs_most(chapters):
+    with chapters.pictured(name := "chapter_12_explorer"):
+        explorer = explorer_in(chapters, name)
+        gpus, hours, stall, write, restart, interval, mfu, repair = explorer.controls()
+        pictures, lines = explorer.seen(
+            lambda: explorer.move(gpus),
+            lambda: explorer.move(gpus, -1),
+            lambda: explorer.move(hours),
+            lambda: explorer.move(stall),
+            lambda: explorer.move(write),
+            lambda: explorer.move(restart),
+            lambda: explorer.move(interval),
+        )
+        assert unchanged(pictures) == []
+        assert pictures[0] == pictures[2]  # to twice the GPUs and back
+        assert lines[0].startswith("Limit: lost training, 3.7% of the time; the interval is right")
+        assert "; Young's interval of " in lines[7]  # a save every 10 s
+        said = [explorer.said()]
+        for control in (mfu, repair):
+            explorer.move(control)
+            said.append(explorer.said())
+        assert len(set(said)) == 3  # only numbers follow
+        for _ in range(3):
+            explorer.move(write)
+        assert explorer.status().startswith("Not possible: write = 30, interval = 10")
+
+
 # Both take keys for themselves: arrows move from cell to cell, and D D deletes one.
 @pytest.mark.parametrize("program", ["jupyterlab", "notebook_7"])
 def test_an_explorer_is_moved_by_the_keyboard_alone(lab, program):

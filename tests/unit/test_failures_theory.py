@@ -130,19 +130,17 @@ def test_the_replay_has_the_goodput_and_the_losses_of_the_formulas(interval, sta
     history = survive(trace, work, interval, stall, restart, write)
     assert history.goodput == pytest.approx(goodput(interval, stall, restart, mtbf, write), rel=0.015)
     at_once = survive(trace, work, interval, stall, 0, write)  # where no failure hits a restart
-    each = at_once.of("lost") / len(at_once.failures)
-    assert each == pytest.approx(lost_work(interval, stall, mtbf, write), rel=0.03)
+    assert at_once.of("lost") / len(at_once.failures) == pytest.approx(lost_work(interval, stall, mtbf, write), rel=0.03)
 
 
-def test_goodput_is_the_sum_of_its_parts():
-    """Of each failure, there are lost work, and restarts until one succeeds; saves are repeated where they were interrupted."""
-    interval, stall, restart, mtbf = 600, 20, 120, 3600
-    seconds = interval / goodput(interval, stall, restart, mtbf)
-    hits = math.expm1((interval + stall) / mtbf)
-    restarts = mtbf * math.expm1(restart / mtbf)
-    saves = stall / math.exp(-stall / mtbf)  # roughly
-    found = interval + hits * (lost_work(interval, stall, mtbf) + restarts) + saves
-    assert found == pytest.approx(seconds, rel=1e-3)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_replay_s_time_goes_where_the_formulas_say(setting):
+    interval, stall, restart, mtbf, write = setting
+    history = survive(poisson(mtbf, 20_000 * mtbf, seed=1), 2000 * mtbf, interval, stall, restart, write)
+    found = failures.shares(*setting)
+    assert sum(found.values()) == pytest.approx(1)
+    for kind, share in found.items():
+        assert history.of(kind) / history.seconds == pytest.approx(share, rel=0.03, abs=1e-12), kind
 
 
 @given(st.floats(1, 1000), st.floats(0, 1))
@@ -175,6 +173,7 @@ def test_a_write_costs_as_much_as_a_restart_that_is_longer_by_it():
 def test_hopeless_settings_have_no_goodput_and_no_error():
     assert goodput(DAY, 60, 60, 1) == 0
     assert goodput(1e-3, 0, 0, 1e9) == pytest.approx(1)
+    assert failures.shares(DAY, 60, 60, 1) == pytest.approx({"work": 0, "lost": 0, "save": 0, "restart": 1})
 
 
 @settings(max_examples=30)

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from manyranks import show, theory
 from manyranks.theory import collectives
-from manyranks.timeline import Span, Timeline
+from manyranks.timeline import Failure, Span, Timeline, survive
 
 SIZES = {0: "0 B", 999: "999 B", 1500: "1.5 kB", 999_999: "1 MB", 8.48e12: "8.48 TB", 2e18: "2,000 PB"}
 TIMES = {0: "0 ns", 5e-9: "5 ns", 14e-6: "14 µs", 3.2e-3: "3.2 ms", 90: "1.5 min", 3.16e8: "10 years"}
@@ -71,6 +71,13 @@ def figures():
     yield "walk", show.kernels.walk(256, 256, 64, 32)
     yield "requested", show.kernels.requested({"softmax": {"five operators": 8e6, "one kernel": 2e6}})
     yield "waves", show.kernels.waves(theory.accelerators["H100 SXM"], range(256, 4097, 64))
+    runs = {f"{spares} spares": survive([Failure(50), Failure(90)], 100, 20, 2, 5, 0, spares, 60) for spares in (0, 2)}
+    yield "history", show.failures.history(runs)
+    yield "intervals", show.failures.intervals(30, 300, 11_000, simulated=[(600, 0.9), (3600, 0.8)])
+    yield "intervals of a slow write", show.failures.intervals(5, 600, 11_000, write=1200)
+    yield "lost", show.failures.lost()
+    yield "heat", show.failures.heat([[1.0, 1.01], [1.1, 1.12], [1.0, 0.99]])
+    yield "interruptions", show.failures.interruptions()
 
 
 @pytest.mark.parametrize(("name", "figure"), list(figures()), ids=lambda value: value if isinstance(value, str) else "")

@@ -17,6 +17,9 @@ from . import (
     expert as expert,
 )
 from . import (
+    failures as failures,
+)
+from . import (
     hardware as hardware,
 )
 from . import (

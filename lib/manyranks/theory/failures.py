@@ -1,4 +1,4 @@
-"""What failures cost a training run, and how often to save: closed formulas, in seconds.
+"""Computes what failures cost a training run, and how often to save, from closed formulas in seconds.
 
 A job fails at random: the time to the next failure is exponential with mean `mtbf` (M), whatever happened before. It trains
 for an interval τ, stands still for a stall δ while it saves, and after a failure takes R to restart. A failure may hit any of
@@ -107,6 +107,19 @@ def lost_work(interval: float, stall: float, mtbf: float, write: float = 0.0) ->
     return mtbf * (later + first * math.exp(-length) / -math.expm1(-length))
 
 
+def shares(interval: float, stall: float, restart: float, mtbf: float, write: float = 0.0) -> dict[str, float]:
+    """Computes where the time goes, as shares of it: "work" that's kept, "lost" work, "save" and "restart".
+
+    At any moment the job is running if the last R seconds had no failure, so restarts take 1 − e^(−R/M) of the time. In the
+    rest, one failure hits per M seconds and throws its lost work away. Goodput and stalls share what's left.
+
+    interval, stall, restart, mtbf, write: seconds, as for goodput
+    """
+    work, running = goodput(interval, stall, restart, mtbf, write), math.exp(-restart / mtbf)
+    lost = running * lost_work(interval, stall, mtbf, write) / mtbf
+    return {"work": work, "lost": lost, "save": max(0.0, running - work - lost), "restart": 1 - running}
+
+
 def effective_mfu(mfu: float, goodput: float) -> float:
     """Computes the MFU over the whole run, with all that failures and saves cost, from the MFU of a step."""
     for name, share in {"mfu": mfu, "goodput": goodput}.items():
@@ -129,7 +142,8 @@ def spares(nodes: int, node_mtbf: float, repair: float, confidence: float = 0.99
     _positive(nodes=nodes, node_mtbf=node_mtbf, repair=repair)
     if not 0 < confidence <= 0.999999:
         raise ValueError(f"confidence={confidence}: give a share above 0 and at most 0.999999")
-    mean, enough, found = nodes * repair / node_mtbf, 0, 0.0
+    mean, found = nodes * repair / node_mtbf, 0.0
+    enough = max(0, int(mean - 12 * math.sqrt(mean)))  # fewer are away for less than 10⁻³⁰ of the time
     while True:
         found += math.exp(enough * math.log(mean) - mean - math.lgamma(enough + 1))
         if found >= confidence:

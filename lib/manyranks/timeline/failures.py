@@ -34,7 +34,7 @@ class Period(NamedTuple):
 
 
 class History(NamedTuple):
-    """What happened in a run, from its start until its work was done.
+    """Holds what happened in a run, from its start until its work was done.
 
     periods: in order, without gaps
     failures: those that hit the job

@@ -1,4 +1,4 @@
-"""What failures did to published runs: causes, rates, the share of useful time, and how fast they recovered."""
+"""Published runs and their failures: causes, rates, the share of useful time, and how fast they recovered."""
 
 from typing import NamedTuple
 

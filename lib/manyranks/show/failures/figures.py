@@ -1,0 +1,192 @@
+"""Chapter 12's figures: what a failure costs, runs under failures, how often to save, slow ranks, and why Llama 3 stopped."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+from matplotlib.patches import PathPatch
+from matplotlib.ticker import MaxNLocator
+
+from manyranks.show import style, units
+from manyranks.show.bars import joined
+from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
+from manyranks.theory import failures
+from manyranks.theory.published import failures as published
+from manyranks.timeline import History
+
+# Kind of a period -> its name, color and hatch.
+KINDS = {
+    "work": ("training that's kept", style.BLUE, ""),
+    "lost": ("lost training", style.ORANGE, "////"),
+    "save": ("saves", style.GREEN, ""),
+    "restart": ("restarts", style.PINK, "\\\\\\\\"),
+    "wait": ("no spare node", "#b0b0b0", "...."),
+}
+_CATEGORIES = {
+    "GPU": (style.BLUE, ""),
+    "Dependency": (style.ORANGE, "////"),
+    "Network": (style.PINK, "\\\\\\\\"),
+    "Unplanned Maintenance": (style.YELLOW, "xxxx"),
+    "Host": (style.GREEN, "...."),
+    "Unknown": ("#b0b0b0", ""),
+}
+_TIMES = {"days": 86400, "hours": 3600, "minutes": 60, "s": 1}
+TICKS = [1, 10, 60, 600, 3600, 36000, 345600]  # seconds, of intervals
+
+
+@style.styled
+def history(histories: Mapping[str, History]) -> style.Figure:
+    """Draws what runs did over time, a bar per run: training that's kept, lost training, saves, restarts, waits, failures.
+
+    histories: name -> what timeline.survive returns
+    """
+    longest = max(each.seconds for each in histories.values())
+    unit, scale = next((unit, scale) for unit, scale in _TIMES.items() if longest >= 3 * scale or scale == 1)
+    fig, (axes,) = style.figure(width=WIDTH, height=1.25 + 0.62 * len(histories))
+    for kind, (name, color, hatch) in KINDS.items():
+        periods = [(y, each) for y, run in enumerate(histories.values()) for each in run.periods if each.kind == kind]
+        boxes = [(each.started / scale, each.finished / scale, y - 0.28, y + 0.28) for y, each in periods]
+        if boxes:
+            look = {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+            axes.add_patch(PathPatch(joined(boxes), **look, label=name, gid=kind))
+    for y, run in enumerate(histories.values()):
+        at = [failure.seconds / scale for failure in run.failures]
+        label = {"label": "a failure"} if not any(line.get_label() == "a failure" for line in axes.lines) and at else {}
+        axes.plot(at, [y - 0.36] * len(at), "v", color=style.INK, markersize=4, linestyle="none", gid="failures", **label)
+        axes.text(run.seconds / scale + 0.01 * longest / scale, y, f"{run.goodput:.0%} kept", va="center")
+    axes.set(xlim=(0, 1.14 * longest / scale), ylim=(len(histories) - 0.5, -0.6), xlabel=f"time ({unit})")
+    axes.set_yticks(range(len(histories)), list(histories))
+    axes.grid(visible=False, axis="y")
+    fig.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=6, columnspacing=1.0, handlelength=1.4)
+    return fig
+
+
+@style.styled
+def intervals(
+    stall: float, restart: float, mtbf: float, write: float = 0.0, simulated: Iterable[tuple[float, float]] = ()
+) -> style.Figure:
+    """Draws goodput over the interval between saves, with Young's, Daly's and the best interval.
+
+    stall, restart, mtbf, write: seconds, as for theory.failures.goodput
+    simulated: (interval, goodput) of runs that were replayed
+    """
+    simulated, best = list(simulated), failures.best_interval(stall, mtbf)
+    ends = [max(best / 30, write), *(interval for interval, _ in simulated), 30 * max(best, write)]
+    places = np.geomspace(min(ends), max(ends), 200)
+    fig, (axes,) = style.figure(width=WIDTH, height=3.4)
+    percent = [100 * failures.goodput(max(at, write), stall, restart, mtbf, write) for at in places]
+    axes.semilogx(places, percent, color=style.BLUE)
+    marks = {"best": (best, "o", style.GREEN), "Daly": (failures.daly(stall, mtbf), "s", style.PINK)}
+    marks["Young"] = failures.young(stall, mtbf), "^", style.ORANGE
+    for name, (at, marker, color) in marks.items():
+        at = max(at, write)
+        share = 100 * failures.goodput(at, stall, restart, mtbf, write)
+        look = {"color": color, "markersize": 9, "linestyle": "none", "fillstyle": "none", "markeredgewidth": 2}
+        axes.plot(at, share, marker, **look, label=f"{name}: {units.duration(at)}, {share:.1f} %", gid=name)
+    if simulated:
+        look = {"color": style.INK, "markersize": 6, "linestyle": "none"}
+        axes.plot(
+            [at for at, _ in simulated], [100 * each for _, each in simulated], "D", **look, label="runs that were replayed"
+        )
+    axes.legend(loc="lower center", fontsize=10)
+    axes.set(xlabel="training from save to save", ylabel="goodput (% of the time)", ylim=(0, 1.1 * max(percent)))
+    low, high = axes.get_xlim()
+    axes.set_xticks(at := [tick for tick in TICKS if low <= tick <= high], [units.duration(tick) for tick in at])
+    axes.minorticks_off()
+    return fig
+
+
+@style.styled
+def lost(every: int = 4, fails: int = 10, restart: float = 2.0, after: int = 3) -> style.Figure:
+    """Draws what a failure costs: steps in a row, the last checkpoint, the failure, the restart, and the steps once again.
+
+    every: steps from save to save
+    fails: steps that had been done when it failed
+    restart: its length, in steps
+    after: steps that follow those that are repeated
+    """
+    kept = fails // every * every
+    saves, again = kept // every, fails - kept
+    fig = Figure(WIDTH, 2.05)
+    wide = (WIDTH - 0.1) / (fails + 0.4 * saves + restart + again + after)
+    x, top, high = 0.05, 0.95, 0.5
+    for step in range(1, fails + 1):
+        kind = "gradients" if step > kept else "parameters"
+        fig.block(x, top, wide, high, kind, f"{step}", name=f"{'lost' if step > kept else 'kept'} {step}", size=LARGE)
+        x += wide
+        if step % every == 0 and step <= kept:
+            fig.block(x, top, 0.4 * wide, high, "optimizer", name=f"save {step}")
+            saved, x = x + 0.2 * wide, x + 0.4 * wide
+    failed = x
+    fig.block(x, top, restart * wide, high, "activations", "restart", name="restart")
+    x += restart * wide
+    for step in range(kept + 1, fails + after + 1):
+        fig.block(x, top, wide, high, "parameters", f"{step}", name=f"again {step}", size=LARGE)
+        x += wide
+    fig.arrow([(failed, 0.42), (failed, top - 0.03)], style.ORANGE, 2.5, name="failure")
+    fig.write(failed, 0.26, "a failure", size=LARGE, color=style.ORANGE, weight="bold")
+    if saves:
+        fig.arrow([(saved, 0.62), (saved, top - 0.03)], style.GREEN, name="checkpoint")
+        fig.write(saved + 0.1, 0.46, "the last checkpoint", (2, 1), ha="right")
+    fig.write(failed - again * wide / 2, top + high + 0.2, f"{again} steps lost", (2, 1))
+    fig.write(failed + (restart + again / 2) * wide, top + high + 0.2, "done again", (2, 1))
+    fig.write(WIDTH - 0.05, top + high + 0.42, "time →", ha="right")
+    return fig
+
+
+@style.styled
+def heat(seconds: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> style.Figure:
+    """Draws how long each rank took for each step as a heat map, and names the rank whose median is furthest above the others'.
+
+    seconds: of shape (ranks, steps); a rank's own work, without waiting for others
+    names: one per rank, such as "node 3, GPU 5"; "rank 29" by default
+    Raises ValueError for another shape.
+    """
+    table = np.asarray(seconds, float)
+    if table.ndim != 2 or not table.size:
+        raise ValueError(f"seconds of shape {table.shape}: give a row per rank and a column per step")
+    medians = np.median(table, axis=1)
+    slow, usual = int(medians.argmax()), float(np.median(medians))
+    name = names[slow] if names is not None else f"rank {slow}"
+    fig, (axes,) = style.figure(width=WIDTH, height=3.6)
+    low, high = np.percentile(table, 1), max(np.percentile(table, 99), medians[slow])
+    picture = axes.imshow(table, "cividis", aspect="auto", interpolation="nearest", vmin=low, vmax=high)
+    bar = fig.colorbar(picture, format=lambda each, _: units.duration(each), pad=0.02)
+    bar.set_label("time of a step")
+    bar.locator = MaxNLocator(5)
+    text = f"{name}: {units.duration(medians[slow])} per step, {medians[slow] / usual - 1:+.0%}"
+    above = slow > len(table) / 2
+    arrow = {"arrowstyle": "-|>", "color": style.BLACK, "linewidth": 1.5}
+    at, place = (0.72 * (table.shape[1] - 1), slow), (0.32, 0.75 if above else 0.25)
+    axes.annotate(
+        text, at, place, textcoords="axes fraction", arrowprops=arrow, color=style.BLACK, bbox=style.PAPER, ha="center"
+    )
+    axes.set(xlabel="step", ylabel="rank")
+    axes.grid(visible=False)
+    return fig
+
+
+@style.styled
+def interruptions() -> style.Figure:
+    """Draws what interrupted Llama 3 405B in 54 days on 16,384 GPUs, by component and category."""
+    causes = published.interruptions()
+    total = sum(cause.count for cause in causes)
+    order = list(_CATEGORIES)
+    causes.sort(key=lambda cause: (order.index(cause.category), -cause.count))
+    fig, (axes,) = style.figure(width=WIDTH, height=4.6)
+    most, y = max(cause.count for cause in causes), 0
+    for category, found in groupby(causes, lambda cause: cause.category):
+        counts = [cause.count for cause in found]
+        color, hatch = _CATEGORIES[category]
+        rows = range(y, y + len(counts))
+        bars = axes.barh(rows, counts, 0.72, color=color, hatch=hatch, edgecolor="white", linewidth=0)
+        axes.bar_label(bars, padding=3, fontsize=9)
+        text = f"{category}: {sum(counts)} of {total}, {sum(counts) / total:.0%}"
+        axes.text(1.5 * most, y + (len(counts) - 1) / 2, text, ha="right", va="center", weight="bold")
+        y += len(counts)
+        axes.axhline(y - 0.5, color=style.INK, linewidth=0.5, alpha=0.4)
+    axes.set_yticks(range(y), [cause.component for cause in causes], fontsize=9)
+    axes.set(xlim=(0, 1.52 * most), ylim=(y - 0.4, -0.6), xlabel="unexpected interruptions in 54 days")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    return fig

@@ -1,0 +1,110 @@
+"""Chapter 12's drawings and explorer: what they draw is what they are given."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from manyranks import show
+from manyranks.show.failures.explorer import Intervals, Setting
+from manyranks.theory import failures
+from manyranks.timeline import Failure, survive
+
+DEFAULTS = {"gpus": 16384, "hours": 50000, "stall": 30, "write": 0, "restart": 300, "interval": 0, "mfu": 0.4, "repair": 24}
+
+
+def test_a_history_s_bars_are_as_long_as_its_periods():
+    runs = {"one": survive([Failure(50), Failure(90)], 100, 20, 2, 5, spares=1, repair=60), "other": survive([], 100, 20, 2, 5)}
+    (axes,) = show.failures.history(runs).axes
+    for patch in axes.patches:
+        x = patch.get_path().vertices[:, 0].reshape(-1, 5)  # four corners and the first one again
+        assert np.ptp(x[:, :4], axis=1).sum() == pytest.approx(sum(run.of(patch.get_gid()) for run in runs.values()))
+    assert {patch.get_gid() for patch in axes.patches} == {"work", "lost", "save", "restart", "wait"}
+    assert [len(line.get_xdata()) for line in axes.lines if line.get_gid() == "failures"] == [2, 0]
+    assert [text.get_text() for text in axes.texts] == [f"{run.goodput:.0%} kept" for run in runs.values()]
+
+
+def test_intervals_are_marked_where_the_theory_has_them():
+    (axes,) = show.failures.intervals(60, 300, 11_000).axes
+    marks = {line.get_gid(): line.get_xydata()[0] for line in axes.lines if line.get_gid() in ("best", "Daly", "Young")}
+    assert marks["Young"] == pytest.approx([at := failures.young(60, 11_000), 100 * failures.goodput(at, 60, 300, 11_000)])
+    assert marks["best"][1] == pytest.approx(max(axes.lines[0].get_ydata()), rel=1e-4)
+    (axes,) = show.failures.intervals(1, 300, 11_000, write=3600).axes
+    assert all(line.get_xdata()[0] == pytest.approx(3600) for line in axes.lines)  # no shorter than a write
+
+
+@pytest.mark.parametrize(("every", "fails", "lost"), [(4, 10, ["9", "10"]), (5, 6, ["6"]), (8, 3, ["1", "2", "3"])])
+def test_the_steps_since_the_last_checkpoint_are_drawn_as_lost_and_again(every, fails, lost):
+    names = [patch.get_gid() or "" for patch in show.failures.lost(every, fails).axes[0].patches]
+    assert [name.removeprefix("lost ") for name in names if name.startswith("lost")] == lost
+    assert [name.removeprefix("again ") for name in names if name.startswith("again")][: len(lost)] == lost
+    assert ("checkpoint" in names) == (fails >= every)
+
+
+def test_the_slowest_rank_is_named_also_where_another_was_slower_once():
+    seconds = np.ones((300, 20))
+    seconds[7, 3], seconds[211] = 9.0, 1.1
+    assert show.failures.heat(seconds).axes[0].texts[0].get_text() == "rank 211: 1.1 s per step, +10%"
+    assert show.failures.heat([[1.0], [2.0]], ["node 0", "node 1"]).axes[0].texts[0].get_text().startswith("node 1: 2 s")
+    with pytest.raises(ValueError, match=r"shape \(3,\): give a row per rank"):
+        show.failures.heat([1.0, 2.0, 3.0])
+
+
+def test_llama_3_s_causes_are_all_there():
+    (axes,) = show.failures.interruptions().axes
+    assert sum(patch.get_width() for patch in axes.patches) == 419
+    assert "GPU: 268 of 419, 64%" in [text.get_text() for text in axes.texts]
+
+
+def test_the_explorer_says_what_the_theory_says():
+    plot = Intervals()
+    said = plot.update(**DEFAULTS)
+    mtbf = failures.job_mtbf(50000 * 3600, 16384)
+    share = failures.goodput(failures.young(30, mtbf), 30, 300, mtbf)
+    assert said.numbers["goodput"] == f"{100 * share:.0f}%"
+    assert said.numbers["effective MFU"] == f"{40 * share:.0f}%"
+    assert said.numbers["54 days of training"] == f"{54 / share - 54:.3g} days more"
+    assert said.numbers["spare nodes"] == f"{failures.spares(2048, 50000 / 8, 24)} for 2,048"
+    assert next(plot.parts()).says == f"this, training that's kept: {100 * share:.0f}%"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"interval": 10}, r"saves, .*; Young's interval of 13.5 min gives a goodput of 90%"),
+        ({"interval": 14400}, r"lost training, .*; Young's interval of 13.5 min gives"),
+        ({"stall": 300}, "lost training, 12% of the time; the interval is right"),
+        ({"restart": 3600}, "restarts, 28% of the time: find failures sooner"),
+        ({"stall": 0.1, "write": 1800, "restart": 10}, "lost training, .*: no save is there before its write ends"),
+        ({"write": 60, "interval": 30}, "Not possible: write = 60, interval = 30: a write must end"),
+        ({"gpus": 131072, "hours": 1}, "54 days of training never ends; .* spare nodes more than its 16,384"),
+    ],
+)
+def test_the_explorer_says_what_costs_most_and_what_cannot_be(change, says):
+    assert re.search(says, show.failures.explorer().set(**change).status)
+
+
+def test_the_explorer_has_an_answer_for_all_extremes():
+    shown = show.failures.explorer()
+    ends = [[values[0], values[-1]] for values in ([o[1] for o in c.options] for c in shown.controls.values())]
+    plot = Intervals()
+    for values in itertools.product(*ends):
+        now = Setting(*values)
+        if 0 < now.interval < now.write:
+            continue
+        assert plot.update(**now._asdict()).limit
+
+
+@pytest.mark.parametrize(
+    ("preset", "says"),
+    [
+        ("Llama 3 405B", "goodput 90%"),
+        ("a blocking save of 5 min", "goodput 76%"),
+        ("MegaScale's two stages", "goodput 95%"),
+        ("131,072 GPUs", "goodput 65%"),
+        ("4 ranks on a laptop", "failures one per 15 min"),
+    ],
+)
+def test_presets_are_shown(preset, says):
+    assert says in show.failures.explorer().preset(preset).status
