@@ -36,7 +36,7 @@ def replica(port, name, dies=(), waits=None, late=None, **how):
 
     dies: ("before" | "in" | "after", step); waits: the step before which it waits for a newcomer; late: (step, seconds)
     """
-    own = quorum.Quorum(quorum.client(port), name, **{"replicas": 3, "patience": 0.5, "timeout": 20.0} | how)
+    own = quorum.Quorum(quorum.client(port), name, **{"replicas": 3, "patience": 1.5, "timeout": 30.0} | how)
     model, optimizer, state = made()
     if ord(name) % 2:
         model.weight.data += 1  # replicas needn't begin with the same weights
@@ -155,7 +155,8 @@ def test_a_replica_that_comes_back_gets_the_state_and_joins(replicas):
 
 def test_a_replica_that_is_late_is_left_out_of_the_step_and_joins_again(replicas):
     for name in "abc":
-        replicas.start(name, late=(2, 1.5) if name == "c" else None, waits=4 if name != "c" else None)
+        how = {"late": (2, 3.5)} if name == "c" else {"waits": 4}
+        replicas.start(name, patience=1.0, **how)
     found = replicas.end()
     assert found["a"][0] == ["abc", "abc", "ab", "ab", "abc", "abc"]
     assert found["c"][0] == ["abc", "abc", "abc", "abc"]
