@@ -176,7 +176,8 @@ def _resumed(case: Resume, kind: Any, watch: Watch) -> dict:
         raise Stopped(f"state() returned {kind_of(state)}", "it returns a dict")
     on, _ = _steps(old, 5)  # the training goes on while the state is written
     count = given.weight(state)
-    _steps(new, 3 * case.used)
+    if case.used:
+        _steps(new, 3)
     for loader in new:
         loader.load_state(deepcopy(state))
     samples, noise = _steps(new, 5)
