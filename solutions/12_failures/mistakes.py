@@ -385,7 +385,7 @@ class ForgetsTheGenerator(Loader):
         super().load_state(state | {"generator": torch.Generator().manual_seed(self.seed).get_state()})
 
 
-@mistake("Loader", "the epoch begins again: save the place in it, too")
+@mistake("Loader", "the epoch begins again: save the place in it, too", points=1.75)
 class RestartsTheEpoch(Loader):
     def load_state(self, state):
         super().load_state(state)
@@ -395,6 +395,7 @@ class RestartsTheEpoch(Loader):
 @mistake(
     "Loader",
     "the state counts one rank's samples, and another number of ranks makes another place of it: count steps, or all samples",
+    points=1.75,
 )
 class CountsItsOwn(Loader):
     def state(self):
@@ -416,6 +417,7 @@ class KeepsTheQueue(Loader):
 @mistake(
     "Loader",
     "the epochs after a resume are shuffled as the first ones were: epoch e has the seed plus e, counted from the start",
+    points=1.75,
 )
 class OtherShuffle(Loader):
     shift = 0
@@ -445,7 +447,7 @@ class NewestWhole:
     def __call__(self, manifests):
         for name in self.names(manifests):
             mine = sorted(manifests[name].items())[dist.get_rank() :: dist.get_world_size()]
-            if self.agree(all(self.is_whole(path, *file) for path, file in mine)):
+            if self.agree(sum(self.is_whole(path, *file) for path, file in mine) == len(mine)):
                 return name
         return None
 
@@ -605,8 +607,9 @@ class WithSHA(OddOnes):
         for parameter in parameters:
             digest.update(bytes_of(parameter))
         mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-        table = torch.empty(dist.get_world_size(), 32, dtype=torch.uint8)
-        dist.all_gather_into_tensor(table, mine)
+        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, mine)
+        table = torch.stack(rows)
         equal = (table[:, None] == table[None]).all(-1)
         trusted = equal.sum(1) * 2 > len(table)
         return torch.nonzero(~trusted).flatten() if trusted.any() else torch.arange(len(table))
@@ -642,6 +645,12 @@ class SumsOfBytes(OddOnes):
         return sum(parameter.contiguous().view(torch.uint8).long().sum().item() for parameter in parameters)
 
 
+@mistake("odd_ones", "only the first parameter is looked at: the checksum goes over all of them")
+class FirstOnly(OddOnes):
+    def checksum(self, parameters):
+        return super().checksum(parameters[:1])
+
+
 @mistake("odd_ones", "-0.0 and 0.0 have different bits: nan_to_num and + 0 change what you compare. Take the bytes as they are")
 class Cleans(OddOnes):
     def checksum(self, parameters):
@@ -664,18 +673,11 @@ class TrustsRankZero(OddOnes):
     "odd_ones",
     "no value has more than half of the ranks behind it: then all of them are suspect, not just some",
     on=(2, 3, 4),
-    points=3,
 )
 class Plurality(OddOnes):
     def odd(self, sums):
         common = Counter(sums).most_common(1)[0][0]
         return [rank for rank, one in enumerate(sums) if one != common]
-
-
-@mistake("odd_ones", "only the first parameter is looked at: the checksum goes over all of them")
-class FirstOnly(OddOnes):
-    def checksum(self, parameters):
-        return super().checksum(parameters[:1])
 
 
 @mistake("odd_ones", says="together;", points=3)

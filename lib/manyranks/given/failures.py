@@ -141,14 +141,13 @@ class Odd(NamedTuple):
         parts[1][7] = float("nan")
         odd = [Random(seed + 6).randrange(ranks)] if self.replicas == 1 else range(self.replicas)
         if rank in odd and self.wrong:
-            which, i = (big, 3 + list(odd).index(rank)), int(torch.randint(29, (1,), generator=draw))
-            row = which[0][which[1]]
+            row, i = big[3 + list(odd).index(rank)], int(torch.randint(29, (1,), generator=draw))
             if self.wrong == "another sign of a zero":
                 parts[3][2] = -0.0
             elif self.wrong == "two elements swapped":
                 row[[i, i + 1]] = row[[i + 1, i]]
             elif self.wrong == "a NaN":
-                row[i] = float("nan")
+                parts[1][i + 8] = float("nan")
             else:
                 row.view(torch.int32)[i] ^= 1
         return parts

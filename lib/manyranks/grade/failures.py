@@ -26,11 +26,7 @@ from manyranks.measure.watch import Watch
 
 _task = partial(Task, "12_failures", ready=Ready((given.__name__, disks.__name__)))
 _alone = partial(_task, worlds=(1,))
-
-
-def _size(count: float) -> str:
-    return size(int(count))
-
+_at_most = partial(at_most, unit=lambda count: size(int(count)))
 
 # Task 1: a save that survives a crash
 
@@ -61,8 +57,8 @@ def _saved(case: Save, function: Callable, watch: Watch) -> dict:
         "what a power cut leaves after the save": " or ".join(disk.after_a_cut(path, names)),
         "the number of other files that the save leaves": len(disk.files.keys() - {path}),
         "what two ranks leave that save at once": _at_once(function, {path: new, other: others}),
-        "the next save, after one that was killed,": _again(function, half, path, newer),
-        "what a full disk leaves": _full(function, before, path, new, names),
+        "the next save, after one that was killed,": _saves(Disk(half), function, path, newer, {b"".join(newer): "is whole"}),
+        "what a full disk leaves": _saves(Disk(before, room=7000), function, path, new, names),
     }
 
 
@@ -81,16 +77,10 @@ def _at_once(function: Callable, files: dict[str, list[bytes]]) -> str:
     return error or "both whole" if disk.files == {p: b"".join(its) for p, its in files.items()} else error or "a wrong file"
 
 
-def _again(function: Callable, half: dict[str, bytes], path: str, parts: list[bytes]) -> str:
-    with Disk(half).mounted() as disk:
+def _saves(disk: Disk, function: Callable, path: str, parts: list[bytes], names: dict[bytes | None, str]) -> str:
+    with disk.mounted():
         error = error_of(function, path, [*parts])
-    return error or ("is whole" if disk.files.get(path) == b"".join(parts) else "is not whole")
-
-
-def _full(function: Callable, before: dict[str, bytes], path: str, parts: list[bytes], names: dict) -> str:
-    with Disk(before, room=7000).mounted() as disk:
-        error = error_of(function, path, [*parts])
-    return f"{in_words(disk.files.get(path), names)}, and {'an OSError' if error == 'OSError' else error or 'no error'}"
+    return f"{in_words(disk.files.get(path), names)}, and {error or 'no error'}"
 
 
 def _then(*args: Any, **kwargs: Any) -> Judge:
@@ -181,10 +171,8 @@ def _resumed(case: Resume, kind: Any, watch: Watch) -> dict:
     for loader in new:
         loader.load_state(deepcopy(state))
     samples, noise = _steps(new, 5)
-    return {"the list of samples of who trains on": on, "the list of samples after the resume": samples} | {
-        "the noise after the resume": noise,
-        "the state": count,
-    }
+    found = {"the list of samples of who trains on": on, "the list of samples after the resume": samples}
+    return found | {"the noise after the resume": noise, "the state": count}
 
 
 loader = _alone(
@@ -194,7 +182,7 @@ loader = _alone(
     (
         values(0.5, "the samples go on as if nothing had happened", "samples", alone=True),
         facts(0.35, "and so does the noise", "noise", "it's drawn when a batch is fetched, and that's before it's used"),
-        at_most(0.15, "the state is small", "the state", "a step and a generator's state are enough", 2000, unit=_size),
+        _at_most(0.15, "the state is small", "the state", "a step and a generator's state are enough", 2000)._replace(needs=1),
     ),
     cases=(Resume(500, 12, 2, 3, 20, 0), Resume(42, 12, 3, 2, 6, 2), Resume(30, 12, 4, 4, 3, 3, used=True)),
     call="Loader(samples, batch, seed, rank, ranks, ahead)",
@@ -235,21 +223,15 @@ def _newest(case: Checkpoints, function: Callable, watch: Watch) -> dict:
     return {"the checkpoint": "none" if found is None else found[:60], "bytes that it has read": disk.read}
 
 
+_READS = "a rank reads files[rank::n] of the newest checkpoint, then of the one before, and no more once one is whole"
+_READ = "it has read {got}; {right} are enough"
 newest_whole = _task(
     "newest_whole",
     4,
     _newest,
     (
         values(0.6, "all ranks return the newest whole checkpoint", "the checkpoint"),
-        at_most(
-            0.2,
-            "each rank reads its share of the files, and stops in time",
-            "bytes",
-            "a rank reads files[rank::n], the newest checkpoint first, and no more once one is whole",
-            8100,
-            says="it has read {got}; {right} are enough",
-            unit=_size,
-        )._replace(needs=1),
+        _at_most(0.2, "each rank reads its share, and stops in time", "bytes", _READS, 12_200, _READ)._replace(needs=1),
         _little(0.2, "ranks send one flag per checkpoint", "one all-reduce with MIN per checkpoint that's looked at: 8 bytes"),
     ),
     cases=(
@@ -307,24 +289,21 @@ def _stepped(case: Roles, function: Callable, watch: Watch) -> dict:
     return found | {"the number of steps": whole(replica.steps, "replica.steps", "a number"), "whether there was a step": done}
 
 
+_BACK = "who's back takes weights, moments and the counter from one healthy rank; without one nobody sends them"
 quorum_step = _task(
     "quorum_step",
     5,
     _stepped,
     (
         values(0.75, "all replicas have done the same step, or none has"),
-        _little(
-            0.25,
-            "ranks send a role, one gradient, and a state only if someone is back",
-            "who's back takes weights, moments and the counter from one healthy rank; nobody else needs them",
-        ),
+        _little(0.25, "ranks send a role, one gradient, and a state only if someone is back", _BACK),
     ),
     cases=lambda n: (
         Roles(("healthy", "sick", "healthy"), 1),
         Roles(("sick", "healthy"), 1, 1e6),
         Roles(("back", "healthy"), 1),
         Roles(("healthy", *["sick"] * (n - 2), "back"), 1),
-        Roles(("back", "healthy", "sick"), n - 1, room=2500),
+        Roles(("back", "healthy", "sick"), max(2, n - 1), room=2500),
         Roles(("healthy",), n),
     ),
     call="quorum_step(replica, gradient_P, role, least)",
@@ -355,7 +334,7 @@ autopsy = _alone(
         _found(0.35, "which rank stopped, and in which call", "the rank|the call"),
         _found(0.15, "which rank is slow", "slow"),
         _found(0.25, "where to resume, and how many steps to repeat", "checkpoint|repeat"),
-        _found(0.25, "the goodput", "goodput", hint="seconds of a usual step · steps that are kept ÷ the last line's seconds"),
+        _found(0.25, "the goodput", "goodput", hint="usual seconds of a step · steps that are kept ÷ the last line's seconds"),
     ),
     cases=(Sick(1), Sick(2), Sick(3)),
     more=lambda random: [Sick(random.randrange(10, 10**9)) for _ in range(4)],
