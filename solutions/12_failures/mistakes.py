@@ -289,32 +289,36 @@ class NoRestart(HowOften):
         return super().__call__(seconds, copy, write, 0.0, *rest)
 
 
-@right("Loader")
-class Loader:
-    """Notes with each batch how the generator was before it was fetched."""
+class Batches:
+    """As in the notebook."""
 
     def __init__(self, samples, batch, seed, rank, ranks, ahead):
         self.samples, self.batch, self.seed = samples, batch, seed
         self.rank, self.ranks, self.ahead = rank, ranks, ahead
         self.generator = torch.Generator().manual_seed(seed)
-        self.fetched = self.used = 0
-        self.queue = deque()
-        self.epoch, self.order = -1, []
+        self.fetched, self.queue = 0, deque()
 
-    def sample(self, place):
-        epoch, at = divmod(place, self.samples)
-        if epoch != self.epoch:
-            shuffle = torch.Generator().manual_seed(self.seed + epoch)
-            self.epoch, self.order = epoch, torch.randperm(self.samples, generator=shuffle).tolist()
-        return self.order[at]
+    def order(self, epoch):
+        shuffle = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(self.samples, generator=shuffle).tolist()
 
     def fetch(self):
-        first, mine = self.fetched * self.batch, self.batch // self.ranks
-        batch = [self.sample(place) for place in range(first, first + self.batch)]
+        first = self.fetched * self.batch
+        places = [divmod(first + i, self.samples) for i in range(self.batch)]
+        orders = {epoch: self.order(epoch) for epoch, _ in places}
+        batch = [orders[epoch][at] for epoch, at in places]
         noise = torch.rand(self.batch, generator=self.generator, dtype=torch.float64)
         self.fetched += 1
+        mine = self.batch // self.ranks
         part = slice(self.rank * mine, (self.rank + 1) * mine)
         return batch[part], noise[part]
+
+
+@right("Loader")
+class Loader(Batches):
+    """Notes with each batch how the generator was before it was fetched."""
+
+    used = 0
 
     def __next__(self):
         while len(self.queue) <= self.ahead:
@@ -345,19 +349,6 @@ class Replays(Loader):
         self.generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.fetched):
             torch.rand(self.batch, generator=self.generator, dtype=torch.float64)
-
-
-@also_right("Loader")
-class ReadsNothingAhead(Loader):
-    def __next__(self):
-        return self.fetch()
-
-    def state(self):
-        return {"fetched": self.fetched, "generator": self.generator.get_state()}
-
-    def load_state(self, state):
-        self.fetched = state["fetched"]
-        self.generator.set_state(state["generator"])
 
 
 @mistake(
@@ -420,20 +411,33 @@ class KeepsTheQueue(Loader):
     points=1.75,
 )
 class OtherShuffle(Loader):
-    shift = 0
+    first = 0
 
-    def sample(self, place):
-        return super().sample(place - self.shift)
+    def order(self, epoch):
+        return super().order(epoch - self.first)
 
     def load_state(self, state):
         super().load_state(state)
-        self.shift, self.epoch = state["used"] * self.batch // self.samples * self.samples, -1
+        self.first = state["used"] * self.batch // self.samples
 
 
-@mistake("Loader", "the state holds every batch that's still to come: a step and a generator's state are enough", points=4.25)
+@mistake("Loader", "the state holds the whole order: a step and a generator's state are enough", points=4.5)
 class SavesTheOrder(Loader):
     def state(self):
-        return super().state() | {"order": [self.sample(place) for place in range(self.samples)]}
+        return super().state() | {"order": self.order(0)}
+
+
+@mistake("Loader", "nothing is read ahead, so every step waits for its batch: keep `ahead` batches in the queue", points=4.5)
+class ReadsNothingAhead(Loader):
+    def __next__(self):
+        return self.fetch()
+
+    def state(self):
+        return {"fetched": self.fetched, "generator": self.generator.get_state()}
+
+    def load_state(self, state):
+        self.fetched = state["fetched"]
+        self.generator.set_state(state["generator"])
 
 
 @mistake("Loader", says="state() has a Generator in it")

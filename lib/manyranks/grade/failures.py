@@ -161,6 +161,7 @@ def _resumed(case: Resume, kind: Any, watch: Watch) -> dict:
 
     old, new = made(case.before), made(case.after)
     _steps(old, case.step)
+    fetched = whole(old[-1].fetched, "loader.fetched", "leave the counter to fetch()")
     state = old[-1].state()
     if not isinstance(state, dict):
         raise Stopped(f"state() returned {kind_of(state)}", "it returns a dict")
@@ -172,7 +173,7 @@ def _resumed(case: Resume, kind: Any, watch: Watch) -> dict:
         loader.load_state(deepcopy(state))
     samples, noise = _steps(new, 5)
     found = {"the list of samples of who trains on": on, "the list of samples after the resume": samples}
-    return found | {"the noise after the resume": noise, "the state": count}
+    return found | {"the noise after the resume": noise, "the number of batches it has fetched": fetched, "the state": count}
 
 
 loader = _alone(
@@ -180,9 +181,12 @@ loader = _alone(
     5,
     _resumed,
     (
-        values(0.5, "the samples go on as if nothing had happened", "samples", alone=True),
+        values(0.45, "the samples go on as if nothing had happened", "samples", alone=True),
         facts(0.35, "and so does the noise", "noise", "it's drawn when a batch is fetched, and that's before it's used"),
-        _at_most(0.15, "the state is small", "the state", "a step and a generator's state are enough", 2000)._replace(needs=1),
+        facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it")._replace(
+            needs=1
+        ),
+        _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000)._replace(needs=1),
     ),
     cases=(Resume(500, 12, 2, 3, 20, 0), Resume(42, 12, 3, 2, 6, 2), Resume(30, 12, 4, 4, 3, 3, used=True)),
     call="Loader(samples, batch, seed, rank, ranks, ahead)",
