@@ -183,9 +183,7 @@ loader = _alone(
     (
         values(0.45, "the samples go on as if nothing had happened", "samples", alone=True),
         facts(0.35, "and so does the noise", "noise", "it's drawn when a batch is fetched, and that's before it's used"),
-        facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it")._replace(
-            needs=1
-        ),
+        facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it")._replace(needs=1),
         _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000)._replace(needs=1),
     ),
     cases=(Resume(500, 12, 2, 3, 20, 0), Resume(42, 12, 3, 2, 6, 2), Resume(30, 12, 4, 4, 3, 3, used=True)),
