@@ -516,6 +516,12 @@ class NobodyAgrees(NewestWhole):
         return mine
 
 
+@mistake("newest_whole", "nobody has looked at the files: that's the newest one, whole or not")
+class LooksAtNothing(NewestWhole):
+    def is_whole(self, path, size, crc32):
+        return True
+
+
 @mistake("newest_whole", "one rank's file is harmed and another's isn't: with MAX one whole share is enough. MIN")
 class Any(NewestWhole):
     def agree(self, mine):
@@ -844,6 +850,11 @@ class CountsSkipped(QuorumStep):
 class NoQuorum(QuorumStep):
     def __call__(self, replica, gradient, role, least):
         return super().__call__(replica, gradient, role, 1)
+
+
+@mistake("quorum_step", "there's a quorum, and no step was done: at least `least` ranks are healthy")
+def never_steps(replica, gradient, role, least):
+    return False
 
 
 @mistake("quorum_step", says="who's back takes weights, moments and the counter from one healthy rank", points=3.75)

@@ -18,7 +18,11 @@ from manyranks.measure.journal import Stopped
 
 FOLDER = "/checkpoints"
 _FIRST = 1_000_000  # file descriptors from here on are the disk's
-_CALLS = "open write close fsync fdatasync sync replace rename unlink remove stat lstat fstat listdir mkdir ftruncate"
+_CALLS = (
+    "open read write lseek close fsync fdatasync sync replace rename unlink remove stat lstat fstat listdir mkdir ftruncate"
+)
+_CALLS += " chmod"
+_ROOM = 1 << 20  # bytes
 
 
 class _Node:
@@ -99,7 +103,7 @@ class Disk:
     room: bytes that can still be written; look: called with the name of each step once it's done
     """
 
-    def __init__(self, files: dict[str, bytes], room: float = float("inf"), look: Callable[[str], Any] = lambda step: None):
+    def __init__(self, files: dict[str, bytes], room: int = _ROOM, look: Callable[[str], Any] = lambda step: None):
         self.names = {path: _Node(data) for path, data in files.items()}
         self.read, self.look = 0, look
         self._room, self._since, self._numbers = room, [dict(self.names)], dict[int, _Raw | None]()
@@ -200,6 +204,14 @@ class Disk:
         number, raw = self._raw(number)
         return raw.write(data) if raw else real(number, data)
 
+    def _read(self, real, number, size):
+        number, raw = self._raw(number)
+        return raw.read(size) if raw else real(number, size)
+
+    def _lseek(self, real, number, offset, whence):
+        number, raw = self._raw(number)
+        return raw.seek(offset, whence) if raw else real(number, offset, whence)
+
     def _close(self, real, number):
         number, raw = self._raw(number)
         return real(number) if raw is False else None
@@ -248,9 +260,10 @@ class Disk:
             return self._fstat(real, path)
         if not (own := self._own(path)):
             return real(path, **kwargs)
-        folder = own == FOLDER
-        size = 0 if folder else len(self._found(own).data)
-        return os.stat_result(((stat.S_IFDIR if folder else stat.S_IFREG) | 0o600, 0, 0, 1, 0, 0, size, 0, 0, 0))
+        if own == FOLDER:
+            return os.stat_result((stat.S_IFDIR | 0o700, 1, 1, 1, 0, 0, 0, 0, 0, 0))
+        node = self._found(own)
+        return os.stat_result((stat.S_IFREG | 0o600, id(node), 1, 1, 0, 0, len(node.data), 0, 0, 0))
 
     _lstat = _stat
 
@@ -268,6 +281,9 @@ class Disk:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             raise Stopped(f"a folder was made: {own:.60}", f"files lie in {FOLDER}, and need no folder of their own")
         return real(path, *args, **kwargs)
+
+    def _chmod(self, real, path, *args, **kwargs):
+        return None if self._own(path) else real(path, *args, **kwargs)
 
     def _ftruncate(self, real, number, size):
         number, raw = self._raw(number)

@@ -180,8 +180,11 @@ class Replica:
 
 
 class Roles(NamedTuple):
-    """roles: of the ranks, in order, the last for all others; least: replicas that a step needs; bad: a sick gradient's number.
+    """What quorum_step is given.
 
+    roles: of the ranks, in order
+    least: healthy ranks that make a step
+    bad: a worthless gradient's number
     room: bytes that a rank may send beside what ours sends
     """
 
@@ -190,22 +193,35 @@ class Roles(NamedTuple):
     bad: float = float("nan")
     room: int = 64
 
-    def of(self, rank: int) -> str:
-        return self.roles[min(rank, len(self.roles) - 1)]
-
     def __str__(self) -> str:
-        return f"with ranks that are {', '.join(self.roles)} (and so on), and a quorum of {self.least}"
+        return f"which are {', '.join(self.roles)}, with a quorum of {self.least}"
 
     def made(self, rank: int, seed: int) -> tuple[Replica, Tensor]:
         """Returns a rank's replica and its gradient."""
         draw = torch.Generator().manual_seed(seed + 7)
         first, second, weights, gradient = torch.randn(4, 300, generator=draw, dtype=torch.float64)
-        replica, role = Replica(weights, first, second**2, 17), self.of(rank)
+        replica, role = Replica(weights, first, second**2, 17), self.roles[rank]
         if role == "back":
             nothing = torch.full((300,), float("nan"), dtype=torch.float64)
             replica = Replica(nothing, nothing.clone(), nothing.clone(), 0)
         gradient = gradient * (1 + rank) + rank
         return replica, torch.full_like(gradient, self.bad) if role != "healthy" else gradient
+
+
+def quorums(n: int) -> list[Roles]:
+    """Returns the cases of n ranks."""
+
+    def roles(*first: str) -> tuple[str, ...]:
+        return (*first, *[first[-1]] * n)[:n]
+
+    return [
+        Roles(roles("healthy", "sick", "healthy"), 1),
+        Roles(roles("sick", "healthy"), 1, bad=1e6),
+        Roles(roles("back", "healthy"), 1),
+        Roles(("healthy", *["sick"] * (n - 2), "back"), 1),
+        Roles(roles("back", "healthy", "sick"), max(2, n - 1), room=2500),
+        Roles(roles("healthy"), n),
+    ]
 
 
 # Task 7

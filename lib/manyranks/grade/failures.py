@@ -103,6 +103,7 @@ atomic_save = _alone(
     call="atomic_save(path, parts)",
     advice=(
         ("Invalid cross-device link", "a rename works within one file system: put the temporary file next to the real one"),
+        ("Parent directory /checkpoints", "give torch.save a file that you have opened, not a path: you have to fsync it"),
         ("Bad file descriptor", "write os.fsync(file.fileno()) while the file is open, with `import os` above"),
         ("No such file or directory: '/checkpoints", "the file isn't there: look at the order of writes, renames and removals"),
     ),
@@ -189,7 +190,11 @@ loader = _alone(
     cases=(Resume(500, 12, 2, 3, 20, 0), Resume(42, 12, 3, 2, 6, 2), Resume(30, 12, 4, 4, 3, 3, used=True)),
     call="Loader(samples, batch, seed, rank, ranks, ahead)",
     a_class=True,
-    methods=(("state", "the check calls loader.state()"), ("load_state", "the check calls loader.load_state(state)")),
+    methods=(
+        ("Loader", "derive it from Batches"),
+        ("state", "the check calls loader.state()"),
+        ("load_state", "the check calls loader.load_state(state)"),
+    ),
     unexplained="step s uses places s · batch to (s + 1) · batch of all epochs, one after another, on any number of ranks",
 )
 
@@ -283,7 +288,7 @@ odd_ones = _task(
 def _stepped(case: Roles, function: Callable, watch: Watch) -> dict:
     rank = dist.get_rank()
     replica, gradient = case.made(rank, watch.seed)
-    done = function(replica, gradient, case.of(rank), case.least)
+    done = function(replica, gradient, case.roles[rank], case.least)
     if not isinstance(done, bool):
         raise Stopped(f"quorum_step returned {kind_of(done)}", "it returns True or False: whether there was a step")
     names = {"the weights": "weights_P", "the first moments": "first_P", "the second moments": "second_P"}
@@ -300,14 +305,7 @@ quorum_step = _task(
         values(0.75, "all replicas have done the same step, or none has"),
         _little(0.25, "ranks send a role, one gradient, and a state only if someone is back", _BACK),
     ),
-    cases=lambda n: (
-        Roles(("healthy", "sick", "healthy"), 1),
-        Roles(("sick", "healthy"), 1, 1e6),
-        Roles(("back", "healthy"), 1),
-        Roles(("healthy", *["sick"] * (n - 2), "back"), 1),
-        Roles(("back", "healthy", "sick"), max(2, n - 1), room=2500),
-        Roles(("healthy",), n),
-    ),
+    cases=given.quorums,
     call="quorum_step(replica, gradient_P, role, least)",
     unexplained="the mean is over healthy ranks only; who is back gets all of a healthy one first; then all step",
 )
