@@ -9,10 +9,9 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 from manyranks.measure.journal import Stopped
 
@@ -32,7 +31,7 @@ class _Node:
         self.data, self.safe = bytearray(data), bytes(data)
 
     def after_a_cut(self) -> list[bytes]:
-        """What a power cut can leave of it: all, what is safe, and a part."""
+        """Returns each content that a power cut can leave: all, the safe part, and something between."""
         now = bytes(self.data)
         return [now] if now == self.safe else [self.safe, now, now[: len(now) // 2]]
 
@@ -84,8 +83,12 @@ class _Raw(io.RawIOBase):
         return len(self.node.data)
 
 
+def _least_first(content: bytes | None) -> tuple[int, bytes]:
+    return (-1, b"") if content is None else (len(content), content)
+
+
 def in_words(content: bytes | None, known: dict[bytes | None, str]) -> str:
-    """Says what a file holds. None: there is none; known: contents that have a name."""
+    """Says what a file holds. None: no file; known: contents that have a name."""
     if content in known:
         return known[content]
     if not content:
@@ -117,7 +120,7 @@ class Disk:
         """Returns what a file can hold if the power fails now, in words, the least first. known: contents that have a name."""
         nodes = [names.get(path) for names in self._since]
         contents = {content for node in nodes for content in (node.after_a_cut() if node else [None])}
-        return [in_words(one, known) for one in sorted(contents, key=lambda one: -1 if one is None else len(one))]
+        return [in_words(one, known) for one in sorted(contents, key=_least_first)]
 
     def did(self, step: str, names: bool = False) -> None:
         """Notes a step. names: whether it has changed a name."""
@@ -132,12 +135,16 @@ class Disk:
     @contextmanager
     def mounted(self) -> Iterator["Disk"]:
         """Inside, open() and os reach it."""
-        with ExitStack() as stack:
-            for module in (builtins, io):
-                stack.enter_context(patch.object(module, "open", partial(self._opened, io.open)))
-            for name in _CALLS.split():
-                stack.enter_context(patch.object(os, name, partial(getattr(self, f"_{name}"), getattr(os, name))))
+        ours = [(module, "open", self._opened) for module in (builtins, io)]
+        ours += [(os, name, getattr(self, f"_{name}")) for name in _CALLS.split()]
+        before = [(module, name, getattr(module, name)) for module, name, _ in ours]
+        try:
+            for (module, name, stand_in), (*_, real) in zip(ours, before, strict=True):
+                setattr(module, name, partial(stand_in, real))
             yield self
+        finally:
+            for one in before:
+                setattr(*one)
 
     # What stands in for open() and os. real: what a call for another path goes to
 

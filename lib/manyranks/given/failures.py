@@ -1,4 +1,4 @@
-"""What exercise 12_failures hands out: cases, checkpoints, replicas, and the log of a run that broke. No answer."""
+"""Hands out what exercise 12_failures needs: cases, checkpoints, replicas, and the log of a run that broke. No answer."""
 
 import zlib
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Save(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What how_often is given. beside: whether the write goes on beside the training."""
+    """The arguments of how_often. beside: whether the write goes on beside the training."""
 
     seconds: float
     copy: float
@@ -82,7 +82,7 @@ def weight(state: Any, depth: int = 0) -> int:
 
 
 class File(NamedTuple):
-    """What a checkpoint's manifest says of a file."""
+    """A file, as its checkpoint's manifest has it."""
 
     bytes: int
     crc32: int
@@ -139,7 +139,7 @@ class Odd(NamedTuple):
         big = torch.randn(40, 30, generator=draw)
         parts = [big.T, torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + seed % 1000, torch.zeros(5)]
         parts[1][7] = float("nan")
-        odd = [Random(seed + 6).randrange(ranks)] if self.replicas == 1 else range(self.replicas)
+        odd = [Random(seed + len(self.wrong)).randrange(ranks)] if self.replicas == 1 else range(self.replicas)
         if rank in odd and self.wrong:
             row, i = big[3 + list(odd).index(rank)], int(torch.randint(29, (1,), generator=draw))
             if self.wrong == "another sign of a zero":
@@ -180,7 +180,7 @@ class Replica:
 
 
 class Roles(NamedTuple):
-    """What quorum_step is given.
+    """A case of quorum_step.
 
     roles: of the ranks, in order
     least: healthy ranks that make a step

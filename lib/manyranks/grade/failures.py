@@ -54,7 +54,7 @@ def _saved(case: Save, function: Callable, watch: Watch) -> dict:
     return {
         "what the file holds": torch.tensor(list(kept or b""), dtype=torch.uint8),
         "what a power cut during the save leaves": left[0] if left else "the old one or the new one",
-        "what a power cut leaves after the save": " or ".join(disk.after_a_cut(path, names)),
+        "what a power cut leaves after the save": " or ".join(sorted(disk.after_a_cut(path, names))),
         "the number of other files that the save leaves": len(disk.files.keys() - {path}),
         "what two ranks leave that save at once": _at_once(function, {path: new, other: others}),
         "the next save, after one that was killed,": _saves(Disk(half), function, path, newer, {b"".join(newer): "is whole"}),
