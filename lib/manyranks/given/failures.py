@@ -106,9 +106,10 @@ class Checkpoints(NamedTuple):
     def made(self, seed: int) -> tuple[dict[str, dict[str, File]], dict[str, bytes]]:
         """Returns the manifests, and what lies on the disk."""
         random = Random(seed)
-        first, manifests, disk = random.randrange(97, 99), {}, {}
+        manifests, disk = {}, {}
+        power, gap, over = 10 ** random.randint(3, 5), random.randrange(10, 300, 10), random.randint(1, 2)
         for i, harm in enumerate(reversed(self.harms)):
-            name, hit = f"step-{(first + i) * 10}", random.randrange(self.files)
+            name, hit = f"step-{power + (i - over) * gap}", random.randrange(self.files)
             for k in range(self.files):
                 path, data = f"{FOLDER}/{name}-rank-{k}.bin", random.randbytes(4000)
                 manifests.setdefault(name, {})[path] = File(len(data), zlib.crc32(data))
