@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from manyranks import settings
 
 EXERCISES = ("00_start_here", "01_collectives", "02_data_parallel", "03_zero", "04_checkpointing", "05_pipeline")
-EXERCISES += ("06_tensor", "07_context", "08_expert", "09_mfu", "10_nd_parallel", "11_kernels")
+EXERCISES += ("06_tensor", "07_context", "08_expert", "09_mfu", "10_nd_parallel", "11_kernels", "12_failures")
 TASKS: dict[str, dict[str, float]] = {}  # exercise -> its tasks and what each is worth, as far as they've been loaded
 _checked: dict[str, dict[str, tuple[float, tuple[str, ...]]]] = {}  # in this kernel: exercise -> task -> points, hints
 

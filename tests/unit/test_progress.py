@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 def fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("MANYRANKS_SETTINGS", "")
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
-    monkeypatch.setattr(progress, "TASKS", {"03_zero": {"shard": 4, "gather": 6}, "11_kernels": {"plan": 5}})
+    monkeypatch.setattr(progress, "TASKS", {"03_zero": {"shard": 4, "gather": 6}, "12_failures": {"plan": 5}})
     monkeypatch.setattr(progress, "_checked", {})
 
 
@@ -25,7 +25,7 @@ def test_the_total_grows_with_the_checks_and_ends_with_what_comes_next():
     assert progress.after("03_zero", "shard", 2.5, ["a view"]) == "So far 2.5 of 10 points; 0 of 2 tasks are right."
     assert progress.after("03_zero", "shard", 4, []) == "So far 4 of 10 points; 1 of 2 tasks are right."
     assert progress.after("03_zero", "gather", 6, []) == "All done: 10 of 10 points. On to chapter 04."
-    assert progress.after("11_kernels", "plan", 5, []) == "All done: 5 of 5 points. That was the last exercise."
+    assert progress.after("12_failures", "plan", 5, []) == "All done: 5 of 5 points. That was the last exercise."
 
 
 def test_a_mistake_that_an_earlier_task_has_points_back():

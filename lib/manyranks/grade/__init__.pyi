@@ -14,6 +14,9 @@ from . import (
     expert as expert,
 )
 from . import (
+    failures as failures,
+)
+from . import (
     kernels as kernels,
 )
 from . import (

@@ -1,0 +1,283 @@
+"""Hands out what exercise 12_failures needs: cases, checkpoints, replicas, and the log of a run that broke. No answer."""
+
+import zlib
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from manyranks.given.disk import FOLDER
+from manyranks.measure.journal import Stopped, kind_of
+
+# Tasks 1 to 5
+
+
+class Save(NamedTuple):
+    """first: whether there is no checkpoint yet."""
+
+    first: bool
+
+    def __str__(self) -> str:
+        return "where no checkpoint is there yet" if self.first else "where an old checkpoint is there"
+
+
+class Job(NamedTuple):
+    """The arguments of how_often. beside: whether the write goes on beside the training."""
+
+    seconds: float
+    copy: float
+    write: float
+    restart: float
+    gpu_mtbf: float
+    gpus: int
+    beside: bool
+
+    def __str__(self) -> str:
+        how = "beside the training" if self.beside else "while training stands still"
+        times = f"steps of {self.seconds:g} s, a copy of {self.copy:g} s and a write of {self.write:g} s"
+        return f"for {self.gpus:,} GPUs, {times} {how}"
+
+
+def drawn_jobs(random: Random) -> list[Job]:
+    """Returns one of each kind."""
+    found = []
+    for beside in (False, True):
+        seconds, copy, write = random.uniform(0.5, 9), random.uniform(0.5, 5), random.uniform(10, 60)
+        gpus, mtbf, restart = random.randint(500, 9000), random.uniform(2e8, 9e8), random.uniform(100, 600)
+        found.append(Job(seconds, copy, write, restart, mtbf, gpus, beside))
+    return [*found, Job(random.uniform(0.5, 2), 0.01, random.uniform(200, 300), 60.0, 1e8, random.randint(2000, 9000), True)]
+
+
+class Resume(NamedTuple):
+    """A run on `before` ranks, and on `after` ranks from step `step` on. used: whether the new loaders have been used."""
+
+    samples: int
+    batch: int
+    before: int
+    after: int
+    step: int
+    ahead: int
+    used: bool = False
+
+    def __str__(self) -> str:
+        read = f"{self.ahead} batches read ahead" if self.ahead else "nothing read ahead"
+        used = ", into loaders that have been used" if self.used else ""
+        where = f"step {self.step} of {self.samples} samples in batches of {self.batch}"
+        return f"at {where}, {read}, from {self.before} to {self.after} ranks{used}"
+
+
+def weight(state: Any, depth: int = 0) -> int:
+    """Returns the bytes of a state. Raises Stopped for what has no place in a checkpoint."""
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, dict | list | tuple) and depth < 8:
+        parts = [*state, *state.values()] if isinstance(state, dict) else state
+        return sum(weight(part, depth + 1) for part in parts)
+    if state is None or isinstance(state, bool | int | float | str):
+        return len(state) if isinstance(state, str) else 8
+    hint = "a checkpoint holds numbers, words, lists, dicts and tensors; generator.get_state() is a tensor"
+    raise Stopped(f"state() has {kind_of(state)} in it", hint)
+
+
+class File(NamedTuple):
+    """A file, as its checkpoint's manifest has it."""
+
+    bytes: int
+    crc32: int
+
+
+HARM = ("missing", "cut", "longer", "flipped")
+
+
+class Checkpoints(NamedTuple):
+    """harms: from the newest checkpoint on, what is wrong with it, "" for nothing. files: of each."""
+
+    harms: tuple[str, ...]
+    files: int
+
+    def __str__(self) -> str:
+        said = {"": "whole", "missing": "with a file missing", "cut": "with a file cut short", "longer": "with a file too long"}
+        return f"{self.files} files each, the newest " + ", then one ".join(
+            said.get(harm, "with a flipped bit") for harm in self.harms
+        )
+
+    def made(self, seed: int) -> tuple[dict[str, dict[str, File]], dict[str, bytes]]:
+        """Returns the manifests, and what lies on the disk."""
+        random = Random(seed)
+        manifests, disk = {}, {}
+        power, gap, over = 10 ** random.randint(3, 5), random.randrange(10, 300, 10), random.randint(1, 2)
+        for i, harm in enumerate(reversed(self.harms)):
+            name, hit = f"step-{power + (i - over) * gap}", random.randrange(self.files)
+            for k in range(self.files):
+                path, data = f"{FOLDER}/{name}-rank-{k}.bin", random.randbytes(4000)
+                manifests.setdefault(name, {})[path] = File(len(data), zlib.crc32(data))
+                if k == hit and harm:
+                    disk[f"{path}.tmp"] = data
+                    at = random.randrange(len(data))
+                    cut, flipped = data[:at], data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
+                    data = {"cut": cut, "longer": data + b"\0" * 16, "flipped": flipped}.get(harm)
+                if data is not None:
+                    disk[path] = data
+        names = random.sample(sorted(manifests), len(manifests))
+        return {name: manifests[name] for name in names}, disk
+
+
+class Odd(NamedTuple):
+    """wrong: what one replica has that the others don't; "" where all agree."""
+
+    wrong: str
+    replicas: int = 1
+
+    def __str__(self) -> str:
+        who = "one replica" if self.replicas == 1 else f"each of {self.replicas} replicas"
+        return f"{who} has {self.wrong}" if self.wrong else "with a NaN that all replicas have"
+
+    def made(self, rank: int, ranks: int, seed: int) -> list[Tensor]:
+        """Returns a rank's parameters."""
+        draw = torch.Generator().manual_seed(seed + 5)
+        big = torch.randn(40, 30, generator=draw)
+        parts = [big.T, torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + seed % 1000, torch.zeros(5)]
+        parts[1][7] = float("nan")
+        odd = [Random(seed + len(self.wrong)).randrange(ranks)] if self.replicas == 1 else range(self.replicas)
+        if rank in odd and self.wrong:
+            row, i = big[3 + list(odd).index(rank)], int(torch.randint(29, (1,), generator=draw))
+            if self.wrong == "another sign of a zero":
+                parts[3][2] = -0.0
+            elif self.wrong == "two elements swapped":
+                row[[i, i + 1]] = row[[i + 1, i]]
+            elif self.wrong == "a NaN":
+                parts[1][i + 8] = float("nan")
+            else:
+                row.view(torch.int32)[i] ^= 1
+        return parts
+
+
+# Task 6
+
+
+@dataclass
+class Replica:
+    """A model with Adam, flat and in float64.
+
+    weights_P: P of them
+    first_P, second_P: Adam's moments
+    steps: that Adam has done
+    """
+
+    weights_P: Tensor
+    first_P: Tensor
+    second_P: Tensor
+    steps: int
+
+    def update(self, gradient_P: Tensor) -> None:
+        """Does a step of Adam."""
+        self.steps += 1
+        self.first_P.lerp_(gradient_P, 0.1)
+        self.second_P.lerp_(gradient_P**2, 0.05)
+        first, second = self.first_P / (1 - 0.9**self.steps), self.second_P / (1 - 0.95**self.steps)
+        self.weights_P -= 0.01 * first / (second.sqrt() + 1e-8)
+
+
+class Roles(NamedTuple):
+    """A case of quorum_step.
+
+    roles: of the ranks, in order
+    least: healthy ranks that make a step
+    bad: a worthless gradient's number
+    room: bytes that a rank may send beside what ours sends
+    """
+
+    roles: tuple[str, ...]
+    least: int
+    bad: float = float("nan")
+    room: int = 64
+
+    def __str__(self) -> str:
+        return f"which are {', '.join(self.roles)}, with a quorum of {self.least}"
+
+    def made(self, rank: int, seed: int) -> tuple[Replica, Tensor]:
+        """Returns a rank's replica and its gradient."""
+        draw = torch.Generator().manual_seed(seed + 7)
+        first, second, weights, gradient = torch.randn(4, 300, generator=draw, dtype=torch.float64)
+        replica, role = Replica(weights, first, second**2, 17), self.roles[rank]
+        if role == "back":
+            nothing = torch.full((300,), float("nan"), dtype=torch.float64)
+            replica = Replica(nothing, nothing.clone(), nothing.clone(), 0)
+        gradient = gradient * (1 + rank) + rank
+        return replica, torch.full_like(gradient, self.bad) if role != "healthy" else gradient
+
+
+def quorums(n: int) -> list[Roles]:
+    """Returns the cases of n ranks."""
+
+    def roles(*first: str) -> tuple[str, ...]:
+        return (*first, *[first[-1]] * n)[:n]
+
+    return [
+        Roles(roles("healthy", "sick", "healthy"), 1),
+        Roles(roles("sick", "healthy"), 1, bad=1e6),
+        Roles(roles("back", "healthy"), 1),
+        Roles(("healthy", *["sick"] * (n - 2), "back"), 1),
+        Roles(roles("back", "healthy", "sick"), max(2, n - 1), room=2500),
+        Roles(roles("healthy"), n),
+    ]
+
+
+# Task 7
+
+
+class Entry(NamedTuple):
+    """A line of a log.
+
+    seconds: since the start of the run
+    rank: that wrote it
+    kind: "step", "saved", "enters" or "error"
+    step: of the run
+    value: of "step", seconds that this rank computed; of "saved", bytes of its file; else words
+    """
+
+    seconds: float
+    rank: int
+    kind: str
+    step: int
+    value: float | str
+
+
+class Sick(NamedTuple):
+    """Which log."""
+
+    seed: int
+
+    def __str__(self) -> str:
+        return "of the log that you have" if self.seed == 1 else "of another log"
+
+
+def log(seed: int) -> list[Entry]:
+    """Returns the log of a run that broke."""
+    random, found = Random(seed), []
+    ranks, every, last = random.randint(6, 12), random.randint(6, 9), random.randint(3, 5)
+    dead, slow, hiccup, late = random.sample(range(ranks), 4)
+    compute, stall, size = random.randint(20, 40) / 8, random.randint(3, 9) / 4, random.randint(10**8, 10**9)
+    seconds, steps, newest = compute * 1.5, every * last + random.randint(2, every - 1), every * last
+    now = random.randint(50, 90) / 4  # the start takes this long
+    for step in range(1, steps + 1):
+        long = 4 * compute if step == every + 2 else 0
+        now += seconds + long + (stall if step % every == 1 and step > 1 else 0)
+        for rank in random.sample(range(ranks), ranks):
+            own = compute * (1.3 if rank == slow else random.randint(95, 105) / 100) + (long if rank == hiccup else 0)
+            found.append(Entry(now, rank, "step", step, round(own, 3)))
+        for rank in range(ranks) if step % every == 0 else ():
+            torn = (step == newest and rank == late) or (step == newest - every and rank == slow)
+            if not torn or step < newest:
+                written = size * (random.randint(3, 9) if torn else 10) // 10
+                found.append(Entry(now + stall + random.randint(8, 30) / 8, rank, "saved", step, written))
+    calls = [f"all_gather layer {k}" for k in range(9)] + ["all_reduce gradients"]
+    stop = random.randint(2, 8)
+    for rank in range(ranks):
+        for k in range(stop + (rank != dead)):
+            found.append(Entry(now + k / 4 + rank / 1024, rank, "enters", steps + 1, calls[k]))
+    for i, rank in enumerate(random.sample([one for one in range(ranks) if one != dead], ranks - 1)):
+        found.append(Entry(now + 600 + i / 8, rank, "error", steps + 1, f"timeout after 600 s in {calls[stop]}"))
+    return sorted(found, key=lambda entry: entry.seconds)

@@ -1,0 +1,986 @@
+"""Answers to 12_failures: what is right, and the mistakes that are made."""
+
+import hashlib
+import math
+import os
+import statistics
+import tempfile
+import uuid
+import zlib
+from collections import Counter, deque
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from manyranks.grade.answers import also_right, mistake, right
+
+
+@right("atomic_save")
+class AtomicSave:
+    def __call__(self, path, parts):
+        name = self.name(path)
+        with open(name, "wb") as file:
+            for part in parts:
+                file.write(part)
+            self.finish(file)
+        self.publish(name, path)
+        self.fsync_folder(path)
+
+    def name(self, path):
+        return f"{path}.tmp"
+
+    def finish(self, file):
+        file.flush()
+        os.fsync(file.fileno())
+
+    def publish(self, name, path):
+        os.replace(name, path)
+
+    def fsync_folder(self, path):
+        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+@also_right("atomic_save")
+def with_pathlib(path, parts):
+    name = Path(path).with_name(f"{Path(path).name}.{uuid.uuid4().hex}")
+    try:
+        with name.open("wb", buffering=0) as file:
+            file.write(b"".join(parts))
+            os.fsync(file)
+    except OSError:
+        name.unlink()
+        raise
+    name.replace(path)
+    folder = os.open(name.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@also_right("atomic_save")
+def with_tempfile(path, parts):
+    with tempfile.NamedTemporaryFile("wb", dir=os.path.dirname(path), delete=False) as file:
+        file.writelines(parts)
+        file.flush()
+        os.fdatasync(file.fileno())
+    os.rename(file.name, path)
+    os.sync()
+
+
+@also_right("atomic_save")
+def with_descriptors(path, parts):
+    number = os.open(f"{path}-new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for part in parts:
+        os.write(number, part)
+    os.fsync(number)
+    os.close(number)
+    os.replace(f"{path}-new", path)
+    folder = os.open(os.path.split(path)[0], os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+@mistake("atomic_save", "the old checkpoint is emptied before the new one is written: write under another name, then rename")
+class InPlace(AtomicSave):
+    def name(self, path):
+        return path
+
+    def publish(self, name, path):
+        pass
+
+
+@mistake(
+    "atomic_save",
+    "the name reaches the disk and the data doesn't: fsync the file before the rename, after a flush, or Python still has it",
+)
+class NoFsync(AtomicSave):
+    def finish(self, file):
+        file.flush()
+
+
+@mistake(
+    "atomic_save",
+    "fsync came before flush: what Python still had in its buffer wasn't there to be written. First flush, then fsync",
+)
+class FsyncBeforeFlush(AtomicSave):
+    def finish(self, file):
+        os.fsync(file.fileno())
+        file.flush()
+
+
+@mistake("atomic_save", "the file is renamed before it's flushed: close it or flush it first, fsync, and rename last")
+class RenamesFirst(AtomicSave):
+    def __call__(self, path, parts):
+        with open(self.name(path), "wb") as file:
+            file.writelines(parts)
+            os.replace(self.name(path), path)
+            file.flush()
+            os.fsync(file.fileno())
+        self.fsync_folder(path)
+
+
+@mistake("atomic_save", "between the removal and the rename there's no checkpoint at all: os.replace needs no removal")
+class RemovesTheOld(AtomicSave):
+    def publish(self, name, path):
+        if os.path.exists(path):
+            os.remove(path)
+        os.rename(name, path)
+
+
+@mistake("atomic_save", "a copy is no rename: it empties the old file and fills it again. os.replace swaps the name at once")
+class CopiesBack(AtomicSave):
+    def publish(self, name, path):
+        with open(name, "rb") as source, open(path, "wb") as file:
+            file.write(source.read())
+            self.finish(file)
+        os.remove(name)
+
+
+@mistake("atomic_save", "a rename works within one file system: put the temporary file next to the real one")
+class InAnotherFolder(AtomicSave):
+    def name(self, path):
+        return os.path.join(tempfile.gettempdir(), f"{os.getpid()}-{os.path.basename(path)}")
+
+
+@mistake("atomic_save", says="the folder is a list of names: fsync it, too", points=4)
+class NoFsyncOfTheFolder(AtomicSave):
+    def fsync_folder(self, path):
+        pass
+
+
+@mistake(
+    "atomic_save",
+    "both ranks write to one temporary file: put the file's own name into it",
+    says="what two ranks leave that save at once",
+    points=4.25,
+)
+class OneNameForAll(AtomicSave):
+    def name(self, path):
+        return os.path.join(os.path.dirname(path), "checkpoint.tmp")
+
+
+@mistake(
+    "atomic_save",
+    "a save that was killed has left its temporary file, and mode x refuses to open it: 'wb' writes over it",
+    points=4.25,
+)
+def exclusively(path, parts):
+    with open(f"{path}.tmp", "xb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.tmp", path)
+    AtomicSave().fsync_folder(path)
+
+
+@mistake("atomic_save", "a full disk has to be heard of: let the OSError go on, or the run believes in a save", points=4.25)
+def swallows_errors(path, parts):
+    with suppress(OSError):
+        AtomicSave()(path, parts)
+
+
+@mistake("atomic_save", "a backup stays behind each time: after the rename nobody needs it", points=4.25)
+class Backup(AtomicSave):
+    def publish(self, name, path):
+        if os.path.exists(path):
+            with open(path, "rb") as old, open(f"{path}.bak", "wb") as file:
+                file.write(old.read())
+        os.replace(name, path)
+
+
+@right("how_often")
+class HowOften:
+    def __call__(self, seconds, copy, write, restart, gpu_mtbf, gpus, beside):
+        mtbf = self.mtbf(gpu_mtbf, gpus)
+        stall, lag = self.stall_and_lag(copy, write, beside)
+        steps = self.steps(seconds, self.young(stall, mtbf), lag)
+        interval = steps * seconds
+        return steps, 1 - stall / interval - (restart + self.lost(interval) + lag) / mtbf
+
+    def mtbf(self, gpu_mtbf, gpus):
+        return gpu_mtbf / gpus
+
+    def stall_and_lag(self, copy, write, beside):
+        return (copy, write) if beside else (copy + write, 0.0)
+
+    def young(self, stall, mtbf):
+        return math.sqrt(2 * stall * mtbf)
+
+    def lost(self, interval):
+        return interval / 2
+
+    def steps(self, seconds, interval, lag):
+        return max(round(interval / seconds), math.ceil(lag / seconds), 1)
+
+
+@also_right("how_often")
+def searched(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
+    rate = gpus / gpu_mtbf
+    stall, lag = (copy, write) if beside else (copy + write, 0)
+    tau = (2 * stall / rate) ** 0.5
+    k = int(tau / seconds + 0.5)
+    while k < 1 or k * seconds < lag:
+        k += 1
+    return torch.tensor(k), 1.0 - (stall / (k * seconds) + rate * (restart + lag + k * seconds / 2))
+
+
+@mistake("how_often", "that's the time between failures of one GPU: a job of N GPUs fails N times as often")
+class OneGPU(HowOften):
+    def mtbf(self, gpu_mtbf, gpus):
+        return gpu_mtbf
+
+
+@mistake("how_often", "the write goes on beside the training: only the copy makes it stand still")
+class StandsStillForAll(HowOften):
+    def stall_and_lag(self, copy, write, beside):
+        return copy + write, 0.0
+
+
+@mistake("how_often", "without a thread, training stands still for the write, too: the stall is copy + write")
+class NeverStandsStill(HowOften):
+    def stall_and_lag(self, copy, write, beside):
+        return copy, write if beside else 0.0
+
+
+@mistake(
+    "how_often",
+    "a checkpoint can't be used before its write has ended: a failure loses the write's seconds as well",
+    points=1.5,
+)
+class ForgetsTheWrite(HowOften):
+    def __call__(self, *case):
+        steps, goodput = super().__call__(*case)
+        lag = self.stall_and_lag(case[1], case[2], case[6])[1]
+        return steps, goodput + lag / self.mtbf(*case[4:6])
+
+
+@mistake("how_often", "Young's interval is √(2 · stall · mtbf): the 2 is missing")
+class NoTwo(HowOften):
+    def young(self, stall, mtbf):
+        return math.sqrt(stall * mtbf)
+
+
+@mistake("how_often", "a save can't begin before the last one's write has ended: that takes write ÷ seconds steps at least")
+class TooSoon(HowOften):
+    def steps(self, seconds, interval, lag):
+        return max(round(interval / seconds), 1)
+
+
+@mistake("how_often", "on average a failure loses half an interval, not all of it", points=1.5)
+class LosesAll(HowOften):
+    def lost(self, interval):
+        return interval
+
+
+@mistake("how_often", "the interval is in seconds: divide it by the seconds of a step")
+class InSeconds(HowOften):
+    def steps(self, seconds, interval, lag):
+        return max(round(interval), math.ceil(lag))
+
+
+@mistake("how_often", "every failure costs a restart, too", points=1.5)
+class NoRestart(HowOften):
+    def __call__(self, seconds, copy, write, restart, *rest):
+        return super().__call__(seconds, copy, write, 0.0, *rest)
+
+
+class Batches:
+    """As in the notebook."""
+
+    def __init__(self, samples, batch, seed, rank, ranks, ahead):
+        self.samples, self.batch, self.seed = samples, batch, seed
+        self.rank, self.ranks, self.ahead = rank, ranks, ahead
+        self.generator = torch.Generator().manual_seed(seed)
+        self.fetched, self.queue = 0, deque()
+
+    def order(self, epoch):
+        shuffle = torch.Generator().manual_seed(self.seed + epoch)
+        return torch.randperm(self.samples, generator=shuffle).tolist()
+
+    def fetch(self):
+        first = self.fetched * self.batch
+        places = [divmod(first + i, self.samples) for i in range(self.batch)]
+        orders = {epoch: self.order(epoch) for epoch, _ in places}
+        batch = [orders[epoch][at] for epoch, at in places]
+        noise = torch.rand(self.batch, generator=self.generator, dtype=torch.float64)
+        self.fetched += 1
+        mine = self.batch // self.ranks
+        part = slice(self.rank * mine, (self.rank + 1) * mine)
+        return batch[part], noise[part]
+
+
+@right("Loader")
+class Loader(Batches):
+    """Notes with each batch how the generator was before it was fetched."""
+
+    used = 0
+
+    def __next__(self):
+        while len(self.queue) <= self.ahead:
+            before = self.generator.get_state()
+            self.queue.append((self.fetch(), before))
+        self.used += 1
+        return self.queue.popleft()[0]
+
+    def state(self):
+        before = self.queue[0][1] if self.queue else self.generator.get_state()
+        return {"used": self.used, "generator": before}
+
+    def load_state(self, state):
+        self.queue.clear()
+        self.fetched = self.used = state["used"]
+        self.generator.set_state(state["generator"])
+
+
+@also_right("Loader")
+class Replays(Loader):
+    """Draws all noise again."""
+
+    def state(self):
+        return {"step": self.fetched - len(self.queue)}
+
+    def load_state(self, state):
+        self.queue, self.fetched = deque(), state["step"]
+        self.generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.fetched):
+            torch.rand(self.batch, generator=self.generator, dtype=torch.float64)
+
+
+@mistake(
+    "Loader",
+    "batches that were read ahead are skipped: the state is what training has used, not what the loader has fetched",
+)
+class CountsFetched(Loader):
+    def state(self):
+        return {"used": self.fetched, "generator": self.generator.get_state()}
+
+
+@mistake(
+    "Loader",
+    "the generator has drawn the noise of batches that nobody has used yet: keep its state from before each fetch",
+    points=3.25,
+)
+class GeneratorAhead(Loader):
+    def state(self):
+        return {"used": self.used, "generator": self.generator.get_state()}
+
+
+@mistake("Loader", "the generator begins again with its seed, and the noise repeats itself: save its state, too", points=3.25)
+class ForgetsTheGenerator(Loader):
+    def load_state(self, state):
+        super().load_state(state | {"generator": torch.Generator().manual_seed(self.seed).get_state()})
+
+
+@mistake("Loader", "the epoch begins again: save the place in it, too", points=1.75)
+class RestartsTheEpoch(Loader):
+    def load_state(self, state):
+        super().load_state(state)
+        self.fetched = self.used = state["used"] * self.batch // self.samples * self.samples // self.batch
+
+
+@mistake(
+    "Loader",
+    "the state counts one rank's samples, and another number of ranks makes another place of it: count steps, or all samples",
+    points=1.75,
+)
+class CountsItsOwn(Loader):
+    def state(self):
+        return super().state() | {"samples": self.used * self.batch // self.ranks}
+
+    def load_state(self, state):
+        super().load_state(state)
+        self.fetched = self.used = state["samples"] * self.ranks // self.batch
+
+
+@mistake("Loader", "batches that it had read ahead before load_state are still in the queue: throw them away")
+class KeepsTheQueue(Loader):
+    def load_state(self, state):
+        queue = self.queue.copy()
+        super().load_state(state)
+        self.queue = queue
+
+
+@mistake(
+    "Loader",
+    "the epochs after a resume are shuffled as the first ones were: epoch e has the seed plus e, counted from the start",
+    points=1.75,
+)
+class OtherShuffle(Loader):
+    first = 0
+
+    def order(self, epoch):
+        return super().order(epoch - self.first)
+
+    def load_state(self, state):
+        super().load_state(state)
+        self.first = state["used"] * self.batch // self.samples
+
+
+@mistake("Loader", "the state holds the whole order: a step and a generator's state are enough", points=4.5)
+class SavesTheOrder(Loader):
+    def state(self):
+        return super().state() | {"order": self.order(0)}
+
+
+@mistake("Loader", "nothing is read ahead, so every step waits for its batch: keep `ahead` batches in the queue", points=4.5)
+class ReadsNothingAhead(Loader):
+    def __next__(self):
+        return self.fetch()
+
+    def state(self):
+        return {"fetched": self.fetched, "generator": self.generator.get_state()}
+
+    def load_state(self, state):
+        self.fetched = state["fetched"]
+        self.generator.set_state(state["generator"])
+
+
+@mistake("Loader", says="state() has a Generator in it")
+class SavesTheObject(Loader):
+    def state(self):
+        return {"used": self.used, "generator": self.generator}
+
+
+@right("newest_whole")
+class NewestWhole:
+    def __call__(self, manifests):
+        for name in self.names(manifests):
+            mine = sorted(manifests[name].items())[dist.get_rank() :: dist.get_world_size()]
+            if self.agree(sum(self.is_whole(path, *file) for path, file in mine) == len(mine)):
+                return name
+        return None
+
+    def names(self, manifests):
+        return sorted(manifests, key=lambda name: int(name.removeprefix("step-")), reverse=True)
+
+    def is_whole(self, path, size, crc32):
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError:
+            return False
+        return len(data) == size and zlib.crc32(data) == crc32
+
+    def agree(self, mine):
+        flag = torch.tensor(int(mine))
+        dist.all_reduce(flag, dist.ReduceOp.MIN)
+        return bool(flag)
+
+
+@also_right("newest_whole")
+class SizesFirst(NewestWhole):
+    def is_whole(self, path, size, crc32):
+        if not os.path.exists(path) or os.path.getsize(path) != size:
+            return False
+        total = 0
+        with open(path, "rb") as file:
+            while chunk := file.read(1000):
+                total = zlib.crc32(chunk, total)
+        return total == crc32
+
+    def agree(self, mine):
+        flags = [None] * dist.get_world_size()
+        dist.all_gather_object(flags, mine)
+        return all(flags)
+
+
+@also_right("newest_whole")
+class CountsTheBroken(NewestWhole):
+    """Other shares, and pathlib."""
+
+    def __call__(self, manifests):
+        for name in self.names(manifests):
+            paths = list(manifests[name])
+            first, last = (len(paths) * (dist.get_rank() + k) // dist.get_world_size() for k in (0, 1))
+            broken = torch.tensor([sum(not self.is_whole(path, *manifests[name][path]) for path in paths[first:last])])
+            dist.all_reduce(broken)
+            if not broken:
+                return name
+
+    def is_whole(self, path, size, crc32):
+        data = Path(path).read_bytes() if Path(path).is_file() else b""
+        return (len(data), zlib.crc32(data)) == (size, crc32)
+
+
+@mistake(
+    "newest_whole", "each rank has looked at its own files only, and they disagree: an all-reduce with MIN tells all of them"
+)
+class NobodyAgrees(NewestWhole):
+    def agree(self, mine):
+        dist.all_reduce(torch.tensor(int(mine)), dist.ReduceOp.MIN)
+        return mine
+
+
+@mistake("newest_whole", "nobody has looked at the files: that's the newest one, whole or not")
+class LooksAtNothing(NewestWhole):
+    def is_whole(self, path, size, crc32):
+        return True
+
+
+@mistake("newest_whole", "one rank's file is harmed and another's isn't: with MAX one whole share is enough. MIN")
+class Any(NewestWhole):
+    def agree(self, mine):
+        flag = torch.tensor(int(mine))
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)
+
+
+@mistake("newest_whole", "as words, step-990 comes after step-1000: compare the numbers")
+class SortsWords(NewestWhole):
+    def names(self, manifests):
+        return sorted(manifests, reverse=True)
+
+
+@mistake("newest_whole", "a file of the right length may still have a flipped bit: compare its crc32")
+class SizesOnly(NewestWhole):
+    def is_whole(self, path, size, crc32):
+        return os.path.exists(path) and os.path.getsize(path) == size
+
+
+@mistake("newest_whole", "a file that is longer than the manifest says isn't what was written: compare its length, too")
+class ReadsAsMuch(NewestWhole):
+    def is_whole(self, path, size, crc32):
+        try:
+            with open(path, "rb") as file:
+                return zlib.crc32(file.read(size)) == crc32
+        except OSError:
+            return False
+
+
+@mistake("newest_whole", "an unfinished file, *.tmp, is no part of a checkpoint: nobody knows what's missing in it")
+class TakesTemporaryFiles(NewestWhole):
+    def is_whole(self, path, size, crc32):
+        return super().is_whole(path, size, crc32) or super().is_whole(f"{path}.tmp", size, crc32)
+
+
+@mistake("newest_whole", "a file may be missing, and only the rank that reads it sees that: catch OSError there")
+class Unprepared(NewestWhole):
+    def is_whole(self, path, size, crc32):
+        with open(path, "rb") as file:
+            data = file.read()
+        return len(data) == size and zlib.crc32(data) == crc32
+
+
+@mistake("newest_whole", "every rank reads every file: N ranks read N times as much. Each takes a share", points=3.2)
+class ReadsAll(NewestWhole):
+    def __call__(self, manifests):
+        whole = [all(self.is_whole(p, *f) for p, f in manifests[name].items()) for name in self.names(manifests)]
+        found = [self.agree(one) for one in whole]
+        return dict(zip(found[::-1], self.names(manifests)[::-1], strict=True)).get(True)
+
+
+@mistake("newest_whole", "ranks send each other the files: a flag says as much", points=3.2)
+class GathersFiles(NewestWhole):
+    def is_whole(self, path, size, crc32):
+        self.read = [*getattr(self, "read", []), path]
+        return super().is_whole(path, size, crc32)
+
+    def agree(self, mine):
+        dist.all_reduce(torch.zeros(4000))
+        return super().agree(mine)
+
+
+def bytes_of(tensor):
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@right("odd_ones")
+class OddOnes:
+    def __call__(self, parameters):
+        mine = torch.tensor([self.checksum(parameters)])
+        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, mine)
+        return self.odd([row.item() for row in rows])
+
+    def checksum(self, parameters):
+        total = 0
+        for parameter in parameters:
+            total = zlib.crc32(bytes_of(parameter), total)
+        return total
+
+    def odd(self, sums):
+        common, count = Counter(sums).most_common(1)[0]
+        if 2 * count <= len(sums):
+            return list(range(len(sums)))
+        return [rank for rank, one in enumerate(sums) if one != common]
+
+
+@also_right("odd_ones")
+class WithSHA(OddOnes):
+    def __call__(self, parameters):
+        digest = hashlib.sha256()
+        for parameter in parameters:
+            digest.update(bytes_of(parameter))
+        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, mine)
+        table = torch.stack(rows)
+        equal = (table[:, None] == table[None]).all(-1)
+        trusted = equal.sum(1) * 2 > len(table)
+        return torch.nonzero(~trusted).flatten() if trusted.any() else torch.arange(len(table))
+
+
+@also_right("odd_ones")
+class InATable(OddOnes):
+    def __call__(self, parameters):
+        table = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+        table[dist.get_rank()] = self.checksum(parameters)
+        dist.all_reduce(table)
+        return self.odd(table.tolist())
+
+
+@mistake("odd_ones", "NaN isn't equal to itself, and 0.0 is equal to -0.0: compare bits, view(torch.uint8), not numbers")
+class Sums(OddOnes):
+    def __call__(self, parameters):
+        mine = sum(parameter.double().sum() for parameter in parameters).view(1)
+        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, mine)
+        return self.odd([row.item() for row in rows])
+
+    def odd(self, sums):
+        equal = [sum(one == other for other in sums) for one in sums]
+        if 2 * max(equal) <= len(sums):
+            return list(range(len(sums)))
+        return [rank for rank, count in enumerate(equal) if count < max(equal)]
+
+
+@mistake("odd_ones", "a sum over the bytes doesn't see two elements that are swapped: crc32 depends on their order")
+class SumsOfBytes(OddOnes):
+    def checksum(self, parameters):
+        return sum(parameter.contiguous().view(torch.uint8).long().sum().item() for parameter in parameters)
+
+
+@mistake("odd_ones", "only the first parameter is looked at: the checksum goes over all of them")
+class FirstOnly(OddOnes):
+    def checksum(self, parameters):
+        return super().checksum(parameters[:1])
+
+
+@mistake("odd_ones", "-0.0 and 0.0 have different bits: nan_to_num and + 0 change what you compare. Take the bytes as they are")
+class Cleans(OddOnes):
+    def checksum(self, parameters):
+        return super().checksum([parameter + 0 for parameter in parameters])
+
+
+@mistake("odd_ones", "float32 is rounded to 16 bits on its way: the lowest bits are gone. Take the bytes as they are")
+class Rounded(OddOnes):
+    def checksum(self, parameters):
+        return super().checksum([parameter.bfloat16() for parameter in parameters])
+
+
+@mistake("odd_ones", "rank 0 may be the one that's wrong: the majority decides, not rank 0")
+class TrustsRankZero(OddOnes):
+    def odd(self, sums):
+        return [rank for rank, one in enumerate(sums) if one != sums[0]]
+
+
+@mistake(
+    "odd_ones",
+    "no value has more than half of the ranks behind it: then all of them are suspect, not just some",
+    on=(2, 3, 4),
+)
+class Plurality(OddOnes):
+    def odd(self, sums):
+        common = Counter(sums).most_common(1)[0][0]
+        return [rank for rank, one in enumerate(sums) if one != common]
+
+
+@mistake("odd_ones", says="together;", points=3)
+class SendsEverything(OddOnes):
+    def __call__(self, parameters):
+        mine = torch.cat([parameter.contiguous().view(torch.uint8).flatten() for parameter in parameters])
+        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, mine)
+        return self.odd([bytes_of(row) for row in rows])
+
+
+@right("quorum_step")
+class QuorumStep:
+    def __call__(self, replica, gradient, role, least):
+        roles = self.roles(role)
+        healthy = [rank for rank, one in enumerate(roles) if one == 0]
+        if len(healthy) < least:
+            return self.skipped(replica)
+        gradient = self.part(gradient, role)
+        dist.all_reduce(gradient)
+        if 2 in roles:
+            self.restore(replica, self.source(healthy))
+        replica.update(gradient / self.count(healthy))
+        return True
+
+    def skipped(self, replica):
+        return False
+
+    def roles(self, role):
+        mine = torch.tensor([["healthy", "sick", "back"].index(role)])
+        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, mine)
+        return [row.item() for row in rows]
+
+    def part(self, gradient, role):
+        return gradient.clone() if role == "healthy" else torch.zeros_like(gradient)
+
+    def count(self, healthy):
+        return len(healthy)
+
+    def source(self, healthy):
+        return healthy[0]
+
+    def fields(self, replica):
+        return [replica.weights_P, replica.first_P, replica.second_P]
+
+    def restore(self, replica, source):
+        steps = torch.tensor([replica.steps])
+        for one in (*self.fields(replica), steps):
+            dist.broadcast(one, source)
+        replica.steps = steps.item()
+
+
+@also_right("quorum_step")
+class OneMessage(QuorumStep):
+    """From the last healthy one, to those who are back only."""
+
+    def roles(self, role):
+        table = torch.zeros(dist.get_world_size(), dtype=torch.int32)
+        table[dist.get_rank()] = ["healthy", "sick", "back"].index(role)
+        dist.all_reduce(table)
+        self.all = table.tolist()
+        return self.all
+
+    def part(self, gradient, role):
+        return torch.where(torch.tensor(role == "healthy"), gradient, 0.0)
+
+    def source(self, healthy):
+        return healthy[-1]
+
+    def restore(self, replica, source):
+        rank = dist.get_rank()
+        flat = torch.cat([*self.fields(replica), torch.tensor([replica.steps], dtype=torch.float64)])
+        back = [one for one, role in enumerate(self.all) if role == 2]
+        if rank == source:
+            for one in back:
+                dist.send(flat, one)
+        if rank in back:
+            dist.recv(flat, source)
+            replica.weights_P, replica.first_P, replica.second_P = (part.clone() for part in flat[:-1].view(3, -1))
+            replica.steps = int(flat[-1])
+
+
+@mistake(
+    "quorum_step",
+    "0 · NaN is NaN, and one sick gradient poisons the mean: take zeros in place of it, with torch.where or zeros_like",
+)
+class TimesZero(QuorumStep):
+    def part(self, gradient, role):
+        return gradient * float(role == "healthy")
+
+
+@mistake("quorum_step", "a sick gradient may be finite and wrong: the role says who counts, not the numbers")
+class LooksForNaN(QuorumStep):
+    def part(self, gradient, role):
+        return gradient.clone() if gradient.isfinite().all() else torch.zeros_like(gradient)
+
+
+@mistake("quorum_step", "the sum is divided by all ranks: only the healthy ones have added to it")
+class DividesByAll(QuorumStep):
+    def count(self, healthy):
+        return dist.get_world_size()
+
+
+@mistake("quorum_step", "Adam's moments didn't come along: who's back goes on with others than the rest")
+class WeightsOnly(QuorumStep):
+    def fields(self, replica):
+        return [replica.weights_P]
+
+
+@mistake("quorum_step", "Adam's counter didn't come along: it corrects the moments, so the first steps come out too large")
+class NoCounter(QuorumStep):
+    def restore(self, replica, source):
+        for one in self.fields(replica):
+            dist.broadcast(one, source)
+
+
+@mistake("quorum_step", "rank 0 may be the one that's back, and its weights are NaN: take a healthy rank")
+class FromRankZero(QuorumStep):
+    def source(self, healthy):
+        return 0
+
+
+@mistake(
+    "quorum_step",
+    "who's back got the others' state from after the step and then stepped once more: first the state, then the step",
+)
+class RestoresAfter(QuorumStep):
+    def restore(self, replica, source):
+        self.later = source
+
+    def __call__(self, replica, gradient, role, least):
+        self.later = None
+        done = super().__call__(replica, gradient, role, least)
+        if self.later is not None:
+            super().restore(replica, self.later)
+            if role == "back":
+                replica.steps += 1
+        return done
+
+
+@mistake("quorum_step", "sick ranks stay behind: their weights are fine, so they do the step with the others' mean")
+class SickSkip(QuorumStep):
+    def __call__(self, replica, gradient, role, least):
+        before = [one.clone() for one in self.fields(replica)], replica.steps
+        done = super().__call__(replica, gradient, role, least)
+        if role == "sick":
+            (replica.weights_P, replica.first_P, replica.second_P), replica.steps = before
+        return done
+
+
+@mistake("quorum_step", "a step that's skipped changes nothing, not even the counter")
+class CountsSkipped(QuorumStep):
+    def skipped(self, replica):
+        replica.steps += 1
+        return False
+
+
+@mistake("quorum_step", "the quorum is ignored: with fewer than `least` healthy ranks, everyone skips the step")
+class NoQuorum(QuorumStep):
+    def __call__(self, replica, gradient, role, least):
+        return super().__call__(replica, gradient, role, 1)
+
+
+@mistake("quorum_step", "there's a quorum, and no step was done: at least `least` ranks are healthy")
+def never_steps(replica, gradient, role, least):
+    return False
+
+
+@mistake("quorum_step", says="who's back takes weights, moments and the counter from one healthy rank", points=3.75)
+class AlwaysRestores(QuorumStep):
+    def roles(self, role):
+        return [*super().roles(role), 2]
+
+
+@right("autopsy")
+class Autopsy:
+    def __call__(self, log):
+        ranks = sorted({entry.rank for entry in log})
+        failed, call = self.culprit(log, ranks)
+        times = self.ends(log)
+        resume = self.resume(log, ranks)
+        goodput = resume * self.step(times) / self.seconds(log, times)
+        found = {"failed": failed, "call": call, "straggler": self.straggler(log, ranks), "resume": resume}
+        return found | {"repeat": self.last(log) - resume, "goodput": goodput}
+
+    def culprit(self, log, ranks):
+        calls = {rank: [entry for entry in log if (entry.rank, entry.kind) == (rank, "enters")] for rank in ranks}
+        failed = min(ranks, key=lambda rank: len(calls[rank]))
+        return failed, calls[failed][-1].value
+
+    def ends(self, log):
+        return {entry.step: entry.seconds for entry in log if entry.kind == "step"}
+
+    def step(self, times):
+        return statistics.median(times[step] - times[step - 1] for step in times if step > 1)
+
+    def seconds(self, log, times):
+        return log[-1].seconds
+
+    def straggler(self, log, ranks):
+        own = {rank: [entry.value for entry in log if (entry.rank, entry.kind) == (rank, "step")] for rank in ranks}
+        return max(ranks, key=lambda rank: self.typical(own[rank]))
+
+    def typical(self, values):
+        return statistics.median(values)
+
+    def resume(self, log, ranks):
+        sizes = {}
+        for entry in log:
+            if entry.kind == "saved":
+                sizes.setdefault(entry.step, {})[entry.rank] = entry.value
+        return max(step for step, own in sizes.items() if self.is_whole(own, ranks))
+
+    def is_whole(self, own, ranks):
+        return len(own) == len(ranks) and len(set(own.values())) == 1
+
+    def last(self, log):
+        return max(entry.step for entry in log if entry.kind == "step")
+
+
+@also_right("autopsy")
+class BySilence(Autopsy):
+    def culprit(self, log, ranks):
+        (failed,) = set(ranks) - {entry.rank for entry in log if entry.kind == "error"}
+        return failed, [entry.value for entry in log if entry.rank == failed][-1]
+
+    def step(self, times):
+        return min(times[step] - times[step - 1] for step in times if step > 1)
+
+    def typical(self, values):
+        return sum(values) / len(values)
+
+
+@mistake("autopsy", "the first one to complain waited for another: find the rank whose last call is an earlier one", points=2.6)
+class FirstError(Autopsy):
+    def culprit(self, log, ranks):
+        error = next(entry for entry in log if entry.kind == "error")
+        return error.rank, error.value.partition(" in ")[2]
+
+
+@mistake(
+    "autopsy",
+    "the others wait in that call; the rank that stopped never came to it, and its last call is an earlier one",
+    points=2.6,
+)
+class CallOfTheOthers(Autopsy):
+    def culprit(self, log, ranks):
+        return super().culprit(log, ranks)[0], next(entry for entry in log if entry.kind == "error").value.partition(" in ")[2]
+
+
+@mistake("autopsy", "one long step is a hiccup: the slow rank is slow in every step. Compare means or medians", points=3.4)
+class Longest(Autopsy):
+    def typical(self, values):
+        return max(values)
+
+
+@mistake("autopsy", "the newest checkpoint lacks a rank's file: count the ranks that have saved it", points=2)
+class Newest(Autopsy):
+    def is_whole(self, own, ranks):
+        return True
+
+
+@mistake("autopsy", "one file of that checkpoint is shorter than the others: it's torn", points=2)
+class CountsFiles(Autopsy):
+    def is_whole(self, own, ranks):
+        return len(own) == len(ranks)
+
+
+@mistake(
+    "autopsy", "the step that broke was never finished, so nobody has to repeat it: the last one that ended counts", points=3
+)
+class CountsTheBrokenStep(Autopsy):
+    def last(self, log):
+        return max(entry.step for entry in log)
+
+
+@mistake(
+    "autopsy", "the job held its GPUs until the last line of the log: ten minutes of waiting for a timeout count, too", points=3
+)
+class StopsTheClock(Autopsy):
+    def seconds(self, log, times):
+        return max(times.values())
+
+
+@mistake("autopsy", "steps that have to be repeated aren't kept: goodput counts those up to the checkpoint", points=3)
+class KeepsAll(Autopsy):
+    def __call__(self, log):
+        found, times = super().__call__(log), self.ends(log)
+        return found | {"goodput": len(times) * self.step(times) / log[-1].seconds}
+
+
+@mistake("autopsy", "that's the mean over all steps, saves and a hiccup included: a usual step is the median", points=3)
+class MeanStep(Autopsy):
+    def step(self, times):
+        return (max(times.values()) - min(times.values())) / (len(times) - 1)

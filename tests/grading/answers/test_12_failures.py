@@ -1,0 +1,79 @@
+"""Exercise 12."""
+
+import os
+
+import pytest
+
+from manyranks.given import failures
+from manyranks.given.disk import FOLDER, Disk
+from manyranks.theory import failures as theory
+from tests.grading import answered
+from tests.grading.answered import *  # noqa: F403
+
+FILE = f"{FOLDER}/a"
+
+
+@pytest.fixture(scope="module")
+def solved():
+    return answered.definitions("12_failures", "solutions")
+
+
+def test_how_often_is_close_to_the_exact_formulas(solved):
+    steps, goodput = solved["how_often"](2.0, 1.5, 20.0, 120.0, 4e8, 8192, True)
+    mtbf = theory.job_mtbf(4e8, 8192)
+    assert steps == round(theory.young(1.5, mtbf) / 2)
+    assert goodput == pytest.approx(theory.goodput(steps * 2, 1.5, 120, mtbf, 20), abs=1e-4)
+
+
+def test_logs_say_one_thing_only(solved):
+    other = next(answer.code() for answer in of_task("12_failures", "autopsy") if answer.name == "BySilence")  # noqa: F405
+    for seed in range(200):
+        log = failures.log(seed)
+        found, again = solved["autopsy"](log), other(log)
+        assert found.pop("goodput") == pytest.approx(again.pop("goodput"), rel=1e-12)
+        assert found == again
+        assert found["failed"] != found["straggler"]
+
+
+def left(disk):
+    return disk.after_a_cut(FILE, {b"old": "old", b"new": "new"})
+
+
+def test_data_is_safe_after_fsync_and_names_after_fsync_of_the_folder():
+    disk = Disk({FILE: b"old"})
+    with disk.mounted():
+        with open(f"{FILE}.tmp", "wb") as file:
+            file.write(b"new")
+            assert disk.files[f"{FILE}.tmp"] == b""  # Python has it
+            file.flush()
+            os.replace(f"{FILE}.tmp", FILE)
+            assert left(disk) == ["an empty file", "1 of 3 bytes", "new", "old"]
+            os.fsync(file.fileno())
+        assert left(disk) == ["new", "old"]
+        folder = os.open(FOLDER, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+        assert left(disk) == ["new"]
+    assert not os.path.exists(FOLDER)
+
+
+def test_a_file_that_is_written_in_place_can_be_anything(tmp_path):
+    disk = Disk({FILE: b"old"})
+    with disk.mounted():
+        with open(FILE, "r+b", buffering=0) as file:
+            file.write(b"new")
+        assert left(disk) == ["1 of 3 bytes", "new", "old"]
+        os.remove(FILE)
+        assert left(disk)[0] == "no file at all"
+        (tmp_path / "b").write_bytes(b"1")  # the real disk is there, too
+        with pytest.raises(OSError, match="cross-device"):
+            os.replace(tmp_path / "b", FILE)
+
+
+def test_a_full_disk_raises_and_reads_are_counted():
+    disk = Disk({FILE: b"old"}, room=2)
+    with disk.mounted():
+        with pytest.raises(OSError, match="No space left"), open(f"{FILE}.tmp", "wb") as file:
+            file.write(b"new")
+        with open(FILE, "rb") as file:
+            assert (file.read(), disk.read) == (b"old", 3)
