@@ -68,7 +68,10 @@ def gone_on(
 
 def written(folder: Path) -> Tensors:
     """All tensors of a folder's newest checkpoint, whole."""
-    place = checkpoint.newest(folder)
+    return stored(checkpoint.newest(folder))
+
+
+def stored(place: Path) -> Tensors:
     shapes = {key.name: (key.shape, key.dtype) for key, _ in saving._stored(place)}
     found = {name: torch.full(shape, 7, dtype=dtype) for name, (shape, dtype) in shapes.items()}
     saving.load(place, [Box(name, tuple(x.shape), (0,) * x.dim(), x) for name, x in found.items()])
@@ -184,11 +187,11 @@ def damaged(place: Path, how: str) -> str:
         return "has no checkpoint"
     if how == "empty":
         file.write_bytes(b"")
-        return f"{file.name} has changed since it was written"
+        return f"{file.name} is corrupt: its checksum doesn't match"
     at = {"a bit of a number": len(stored) - 100, "a bit of the header": 300, "the checksum": len(stored) - 2}[how]
     stored[at] ^= 4
     file.write_bytes(stored)
-    return f"{file.name} has changed since it was written"
+    return f"{file.name} is corrupt: its checksum doesn't match"
 
 
 @pytest.mark.parametrize("how", ["short", "missing", "empty", "a bit of a number", "a bit of the header", "the checksum"])

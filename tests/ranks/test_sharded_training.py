@@ -1,26 +1,19 @@
-"""The trainer with ZeRO: equal to one process that shards nothing; killed at any moment, it goes on bit for bit."""
+"""The trainer with ZeRO: equal to one process that shards nothing."""
 
 import functools
-import os
-import signal
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 import manyranks as mr
 from manyranks.parallel.data_parallel import NaiveDataParallel
-from manyranks.training import trainer as trainers
 from manyranks.training.__main__ import main
-from manyranks.training.checkpoint import newest
 from manyranks.training.config import GPTConfig, TrainingConfig
-from manyranks.training.trainer import Trainer, train
-from tests.conftest import gone, matrix, pids, wait_until
+from manyranks.training.trainer import Trainer
+from tests.conftest import matrix
 from tests.ranks.test_trainer import assert_close
 
 GPT = GPTConfig(layers=2, hidden=16, heads=4, kv_heads=2, seq=16)
@@ -205,75 +198,6 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint_of_any_stage(sizes, t
     for n in (2, 4):
         for found in sizes[n].run(resumed, then, str(tmp_path)):
             assert_close(found, (losses[5:], final))
-
-
-# Ranks are killed
-
-DROPPING = replace(GPT, dropout=0.1)
-
-
-class Death(NamedTuple):
-    """In this step's backward, or while its checkpoint is written, where a file of it is named. Then newest() is `left`."""
-
-    rank: int
-    step: int
-    left: int
-    file: str | None = None
-
-
-DEATHS = [Death(1, 4, left=2, file="__1_0.distcp"), Death(0, 6, left=4, file=".metadata.tmp"), Death(1, 6, left=6)]
-
-
-def doomed(death: Death, training: TrainingConfig, folder: str) -> None:
-    if dist.get_rank() == death.rank:
-        if death.file is None:
-            trainers.Trainer = functools.partial(dies_in_backward, death.step)
-        else:
-            os.fsync = functools.partial(dies_in_writing, Path(folder, f"step-{death.step:08}", death.file), os.fsync)
-    trainers.train(DROPPING, training, folder, every=2, resume=True)
-
-
-def dies_in_backward(step: int, *args) -> Trainer:
-    """When the upper layer's gradients are made, and the lower one's are not."""
-    trainer = Trainer(*args)
-
-    def watch(module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        if trainer.step == step and output.requires_grad:
-            output.register_hook(lambda grad: die())
-
-    trainer.model.module.layers[0].register_forward_hook(watch)
-    return trainer
-
-
-def dies_in_writing(file: Path, fsync: Callable[[int], None], number: int) -> None:
-    """When it is there, but may not have reached the disk."""
-    if file.exists():
-        die()
-    fsync(number)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("zero", matrix([0, 1, 2, 3], [0, 3]))
-@pytest.mark.few(1)
-def test_whenever_a_rank_is_killed_a_new_world_goes_on_bit_for_bit(sizes, tmp_path, zero):
-    training, there = replace(TRAINING, zero=zero), []
-    for death in DEATHS if zero == 3 else DEATHS[::2]:
-        with mr.World(2, backend="gloo", timeout=30) as world:
-            there += pids(world)
-            with pytest.raises(mr.RankDied) as caught:
-                world.run(doomed, death, training, str(tmp_path))
-        assert (caught.value.rank, caught.value.exit_code) == (death.rank, -signal.SIGKILL)
-        assert newest(tmp_path) == tmp_path / f"step-{death.left:08}"
-        assert death.file is None or Path(tmp_path, f"step-{death.step:08}", death.file).exists()
-    assert wait_until(lambda: all(gone(pid) for pid in there), 20)
-    whole = sizes[2].run(train, DROPPING, training)[0]
-    for found in sizes[2].run(train, DROPPING, training, str(tmp_path), 2, True):
-        assert (found.first, found.losses) == (6, whole.losses[6:])
-        assert found.held_out == whole.held_out
-    assert newest(tmp_path) == tmp_path / f"step-{STEPS:08}"
 
 
 # The command

@@ -262,7 +262,7 @@ SMALL = ["--steps", "4", "--batch", "5", "--layers", "1", "--hidden", "16", "--s
 
 def test_the_command_starts_ranks_saves_and_resumes(tmp_path, capsys):
     main([*SMALL, "--dp", "3", "--checkpoint", str(tmp_path), "--save-every", "3"])
-    assert sorted(os.listdir(tmp_path)) == ["step-00000003", "step-00000004"]
+    assert sorted(place.name for place in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
     first = capsys.readouterr()
     assert "5 sequences a step" in first.out
     assert "on 3 ranks" in first.out

@@ -9,14 +9,16 @@
 
 If several ranks have the same part, one of them writes it. A file is written under another
 name, flushed to the disk, and renamed: so under its own name it's never half a file. All
-files that were written together share a number, and the folder is a checkpoint as soon as
-each rank's file is there. While they write, ranks send each other nothing.
+files of one save share a number, and the folder is a checkpoint as soon as each rank's file
+is there. If several saves are whole, the newest one counts. While they write, ranks send
+each other nothing.
 
 A file has safetensors' format: eight bytes with the length of the header, the header in
 JSON, the numbers. The last four bytes are the checksum of all others.
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -49,7 +51,7 @@ _CODES = {
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _SUM, _CHUNK = "checksum", 1 << 20
-_SUFFIX, _UNFINISHED = ".safetensors", ".writing"
+_SUFFIX, UNFINISHED = ".safetensors", ".writing"
 
 
 class _Key(NamedTuple):
@@ -79,7 +81,7 @@ class Saver:
         drawn = [os.urandom(4).hex()]
         if self.ranks > 1:
             dist.broadcast_object_list(drawn, group=group, group_src=0)
-        self._group, self._number = group, drawn[0]
+        self._group, self._number, self._saves = group, drawn[0], 0
         self._keys: list[_Key] | None = None
         self._mine: list[int] = []  # of the parts, those that this rank writes
         self._copy = torch.empty(0, dtype=torch.uint8)
@@ -91,17 +93,20 @@ class Saver:
 
         If the last one isn't written yet, it waits for that first: there's one copy.
 
-        parts: what this rank has; the second time the same ones, with other numbers
+        parts: what this rank has; on later calls the same boxes, with other numbers. Those
+            without elements are left out
         facts: what facts() returns later; JSON has to know it
 
-        Raises ValueError for parts that overlap or leave some of a tensor out, and OSError
-        if this rank couldn't write the last one.
+        Raises ValueError for parts that overlap or don't fill their tensors, or aren't
+        those of the first call; OSError if this rank couldn't write the last checkpoint.
         """
         self._finish()
-        parts = list(parts)
+        parts = [box for box in parts if box.tensor.numel()]
         keys = [_key(box) for box in parts]
-        if keys != self._keys:
+        if self._keys is None:
             self._mine, self._keys = self._dealt(keys), keys
+        if keys != self._keys:
+            raise ValueError("these aren't the boxes of the first call: make another Saver")
         own = [parts[i] for i in self._mine]
         header, places = _header([keys[i] for i in self._mine], facts)
         if self._copy.numel() != places[-1]:
@@ -110,21 +115,46 @@ class Saver:
         for box, at, end in zip(own, places, places[1:], strict=False):
             values = box.tensor.detach()
             _as(self._copy[at:end], values.dtype, values.shape).copy_(values)
-        name = f"{self._number}-{self.rank}-of-{self.ranks}{_SUFFIX}"
+        self._saves += 1
+        number = f"{self._number}_{self._saves}"
+        name = f"{number}-{self.rank}-of-{self.ranks}{_SUFFIX}"
         self._writing = self._thread.submit(_write, folder / name, header, self._copy)
+
+    def check(self) -> None:
+        """Raises OSError if this rank turned out to be unable to write the last one."""
+        if self._writing and self._writing.done():
+            self._finish()
+
+    def wrote(self, folder: Path) -> bool:
+        """Returns whether the folder has the files that all ranks wrote in one save."""
+        return any(
+            number.startswith(f"{self._number}_") and _is_whole(found, ranks)
+            for (number, ranks), found in _written(folder).items()
+        )
 
     def wait(self) -> None:
         """Returns when the files of all ranks are on disk.
 
-        Raises OSError if this rank couldn't write its own.
+        Raises OSError on all ranks if one of them couldn't write its own.
         """
-        self._finish()
+        error = None
+        try:
+            self._finish()
+        except OSError as raised:
+            error = raised
+        failed = torch.tensor(float(error is not None), device=device(self._group))
         if self.ranks > 1:
-            dist.barrier(self._group)
+            dist.all_reduce(failed, group=self._group)
+        if error or failed:
+            raise error or OSError(f"{failed:.0f} ranks couldn't write their files")
 
     def close(self) -> None:
-        """Ends the thread, once it has written what it has begun."""
+        """Waits for the write in progress and ends the thread.
+
+        Raises OSError if this rank couldn't write its file.
+        """
         self._thread.shutdown()
+        self._finish()
 
     def _finish(self) -> None:
         writing, self._writing = self._writing, None
@@ -150,7 +180,8 @@ class Saver:
                 mine.append(key)
         # Each starts at a multiple of its elements' size.
         mine.sort(key=lambda key: -key.dtype.itemsize)
-        return [keys.index(key) for key in mine]
+        where = {key: i for i, key in enumerate(keys)}
+        return [where[key] for key in mine]
 
 
 def save(folder: Path, parts: Iterable[Box], group: Group = None, **facts: object) -> None:
@@ -180,7 +211,7 @@ def load(folder: Path, parts: Iterable[Box]) -> None:
     there: dict[str, list[tuple[_Key, Tensor]]] = {}
     for key, tensor in stored:
         there.setdefault(key.name, []).append((key, tensor))
-    for box in parts:
+    for box in (box for box in parts if box.tensor.numel()):
         shape, dtype = box.shape, box.tensor.dtype
         found = there.get(box.name, [])
         has = f"the shape {found[0][0].shape} and {found[0][0].dtype}" if found else "none"
@@ -198,12 +229,8 @@ def files(folder: Path) -> list[Path]:
 
     Raises ValueError, with who hasn't written, if there isn't a whole one.
     """
-    together: dict[tuple[str, int], dict[int, Path]] = {}
-    for file in sorted(Path(folder).glob(f"*{_SUFFIX}")):
-        if named := re.fullmatch(r"(\w+)-(\d+)-of-(\d+)", file.stem):
-            number, rank, ranks = named.groups()
-            together.setdefault((number, int(ranks)), {})[int(rank)] = file
-    whole = [found for (_, ranks), found in together.items() if len(found) == ranks]
+    together = _written(folder)
+    whole = [found for (_, ranks), found in together.items() if _is_whole(found, ranks)]
     if whole:
         last = max(whole, key=lambda found: max(map(os.path.getmtime, found.values())))
         return [last[rank] for rank in sorted(last)]
@@ -213,7 +240,23 @@ def files(folder: Path) -> list[Path]:
         )
     (_, ranks), found = max(together.items(), key=lambda item: len(item[1]))
     missing = ", ".join(str(rank) for rank in range(ranks) if rank not in found)
-    raise ValueError(f"{folder} isn't whole: of {ranks} ranks, no file of {missing}")
+    raise ValueError(
+        f"{folder} is incomplete: of {ranks} ranks, there's no file of {missing}"
+    )
+
+
+def _written(folder: Path) -> dict[tuple[str, int], dict[int, Path]]:
+    """Returns the files of each save, by its number and its ranks, and then by rank."""
+    together: dict[tuple[str, int], dict[int, Path]] = {}
+    for file in sorted(Path(folder).glob(f"*{_SUFFIX}")):
+        if named := re.fullmatch(r"(\w+)-(\d+)-of-(\d+)", file.stem):
+            number, rank, ranks = named.groups()
+            together.setdefault((number, int(ranks)), {})[int(rank)] = file
+    return together
+
+
+def _is_whole(found: dict[int, Path], ranks: int) -> bool:
+    return found.keys() == set(range(ranks))
 
 
 def damage(file: Path) -> str:
@@ -232,13 +275,19 @@ def damage(file: Path) -> str:
         header, start = _read_header(file)
         if (expected := start + header[_SUM]["data_offsets"][1]) != size:
             return f"{file.name} has {size:,} bytes instead of {expected:,}"
-    return f"{file.name} has changed since it was written: its checksum is another one"
+    return f"{file.name} is corrupt: its checksum doesn't match"
 
 
 def _place(group: Group) -> tuple[int, int]:
     if not dist.is_initialized():
         return 0, 1
     return dist.get_rank(group), dist.get_world_size(group)
+
+
+def device(group: Group) -> str:
+    """Returns where a collective of the group takes its tensors."""
+    alone = not dist.is_initialized()
+    return "cpu" if alone or "gloo" in str(dist.get_backend_config(group)) else "cuda"
 
 
 def _key(box: Box) -> _Key:
@@ -258,21 +307,34 @@ def _check_whole(keys: Iterable[_Key]) -> None:
             "ranks disagree about a tensor's shape or dtype: give all the same"
         )
     for (name, shape, _), parts in of_name.items():
-        apart = not any(_common(a, b) for i, a in enumerate(parts) for b in parts[:i])
-        if not apart or sum(math.prod(p.sizes) for p in parts) != math.prod(shape):
-            wrong = "leave some of it out" if apart else "overlap"
-            raise ValueError(f"the ranks' parts of {name} {wrong}: give each element once")
+        if _overlap(parts) or sum(math.prod(p.sizes) for p in parts) != math.prod(shape):
+            raise ValueError(
+                f"the ranks' parts of {name} overlap or don't fill it: give each element "
+                "once"
+            )
 
 
-def _common(a: _Key, b: _Key) -> list[tuple[int, int]]:
-    """Where two boxes of one tensor overlap, in each dimension; [] if they don't."""
+def _overlap(parts: list[_Key]) -> bool:
+    """Compares each box with those that begin before it and don't end there."""
+    open_: list[_Key] = []
+    for part in sorted(parts, key=lambda part: part.offsets):
+        first = part.offsets[:1]
+        open_ = [o for o in open_ if not first or o.offsets[0] + o.sizes[0] > first[0]]
+        if any(_common(other, part) is not None for other in open_):
+            return True
+        open_.append(part)
+    return False
+
+
+def _common(a: _Key, b: _Key) -> list[tuple[int, int]] | None:
+    """Where two boxes of one tensor overlap, in each dimension; None if they don't."""
     dims = zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
     found = [(max(at, start), min(at + n, start + m)) for at, n, start, m in dims]
-    return found if all(start < stop for start, stop in found) else []
+    return found if all(start < stop for start, stop in found) else None
 
 
 def _copy_common(box: Box, key: _Key, tensor: Tensor) -> None:
-    if common := _common(_key(box), key):
+    if (common := _common(_key(box), key)) is not None:
         into, out_of = (
             tuple(slice(a - at, b - at) for (a, b), at in zip(common, offsets, strict=True))
             for offsets in (box.offsets, key.offsets)
@@ -306,27 +368,45 @@ def _stored_as(key: _Key) -> str:
 def _yield_to_training() -> None:
     """Has this thread run when nobody else wants the processor, on Linux."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        with contextlib.suppress(OSError):  # it may be forbidden
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def _write(file: Path, header: bytes, numbers: Tensor) -> None:
-    """Writes under another name, flushes, and renames: whoever finds it finds all of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Writes under another name, flushes, and renames: whoever finds it finds all of it.
+
+    Raises OSError with the file's name, and leaves nothing of it on a full disk.
+    """
     body = memoryview(numbers.numpy())
     checksum = struct.pack("<I", zlib.crc32(body, zlib.crc32(header)))
-    unfinished = file.with_suffix(_UNFINISHED)
-    with open(unfinished, "wb") as opened:
-        opened.write(header)
-        opened.write(body)
-        opened.write(checksum)
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(unfinished, file)
-    folder = os.open(file.parent, os.O_RDONLY)
+    unfinished = file.with_suffix(UNFINISHED)
     try:
-        os.fsync(folder)  # the name, too
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as opened:
+            opened.write(header)
+            opened.write(body)
+            opened.write(checksum)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(unfinished, file)
+        _flush_names(file.parent)
+        _flush_names(file.parent.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise OSError(error.errno, error.strerror, str(file)) from error
+
+
+def _flush_names(folder: Path) -> None:
+    """Has the names in a folder reach the disk, as fsync of a file doesn't."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:  # some file systems have no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def _read_header(file: Path) -> tuple[dict, int]:

@@ -6,11 +6,12 @@ Data order and dropout need no state. Both follow from the seed and the step.
 """
 
 import contextlib
-import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,7 @@ class Checkpoints:
 
     folder: made if it isn't there
     group: the ranks of the run
-    keep: how many whole checkpoints stay; None: all
+    keep: how many whole checkpoints stay, once this run has written one; None: all
 
     Raises ValueError if another run writes there, or for keep below 1.
     """
@@ -55,8 +56,18 @@ class Checkpoints:
         self._spread: Spread | None = None
         self._parts: list[Box] = []
         self._lock = _lock(self.folder) if self._saver.rank == 0 else None
-        if not _all(self._saver.rank != 0 or self._lock is not None, group):
-            raise ValueError(f"another run writes to {folder}: stop it, or give another folder")
+        try:
+            if self._lock is not None:
+                _remove_unfinished(self.folder)  # before any rank of this run writes
+            free = _all(self._saver.rank != 0 or self._lock is not None, group)
+        except BaseException:  # an interrupt, say, after which the process goes on
+            self._unlock()
+            raise
+        if not free:
+            raise ValueError(
+                f"another run writes to {folder}: stop it, or give another folder. If it failed, "
+                "its world still has its ranks: close that world"
+            )
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -65,10 +76,9 @@ class Checkpoints:
         try:
             if kind is None:
                 self.wait()
-        finally:
             self._saver.close()
-            if self._lock is not None:
-                os.close(self._lock)
+        finally:
+            self._unlock()
 
     def save(self, spread: Spread, step: int, run: str) -> Path:
         """Copies what a checkpoint needs, has it written, and returns where.
@@ -77,7 +87,7 @@ class Checkpoints:
         step: the number of steps done
         run: what a run that reads it must agree on
         """
-        place = self.folder / f"step-{step:08}"
+        place = _place(self.folder, step)
         if spread is not self._spread:  # its tensors stay where they are
             others = _of_earlier_stages(spread.parts)
             self._spread = spread
@@ -91,17 +101,29 @@ class Checkpoints:
         self._saver.wait()
         self._remove_old()
 
+    def check(self) -> None:
+        """Raises OSError if this rank turned out to be unable to write the last one."""
+        self._saver.check()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
     def _remove_old(self) -> None:
-        """One rank removes all before the last `keep` whole ones; what is newer may get whole."""
+        """One rank removes all before the last `keep` whole ones, if this run wrote one of them.
+
+        A run before may have left damaged ones there.
+        """
         if self._saver.rank or self.keep is None:
             return
-        left = self.keep
-        for place in _places(self.folder):
-            if left == 0:
-                shutil.rmtree(place)
-            else:
-                with contextlib.suppress(ValueError):
-                    left -= bool(saving.files(place))
+        left, own = self.keep, False
+        for place in (_place(self.folder, step) for step in _steps(self.folder)):
+            if own and left <= 0:
+                shutil.rmtree(place, ignore_errors=True)
+                continue
+            own |= self._saver.wrote(place)
+            with contextlib.suppress(ValueError):
+                left -= bool(saving.files(place))
 
 
 def load(place: Path, spread: Spread, run: str) -> int:
@@ -127,11 +149,14 @@ def newest(folder: Path, group: Group = None) -> Path | None:
     checkpoint that is passed over, and says which file is damaged.
     """
     rank, ranks = _rank(group), dist.get_world_size(group) if dist.is_initialized() else 1
-    for place in _places(folder):
+    steps = [_steps(folder)]
+    if ranks > 1:  # as one rank sees them: a folder on a network may look different to another
+        dist.broadcast_object_list(steps, group=group, group_src=0)
+    for place in (_place(folder, step) for step in steps[0]):
         try:
             files = saving.files(place)
             wrong = next(filter(None, map(saving.damage, files[rank::ranks])), "")
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             wrong = str(error)
         wrongs = [wrong]
         if ranks > 1:
@@ -156,41 +181,55 @@ def due(seconds_per_step: float, stall: float, mtbf: float, group: Group = None)
     """
     row = torch.tensor([seconds_per_step, stall], dtype=torch.float64)
     if dist.is_initialized():
-        row = row.to(_device(group))
+        row = row.to(saving.device(group))
         dist.all_reduce(row, dist.ReduceOp.MAX, group)
     seconds, stall = row.tolist()
     return max(1, round(failures.young(stall, mtbf) / seconds))
 
 
-def _places(folder: Path) -> list[Path]:
-    return sorted(Path(folder).glob("step-*"), reverse=True)
+def _place(folder: Path, step: int) -> Path:
+    return Path(folder) / f"step-{step:08}"
 
 
-def _lock(folder: Path) -> int | None:
+def _steps(folder: Path) -> list[int]:
+    """Steps with a folder of that name, the last one first. A step-best, say, is the user's."""
+    names = (re.fullmatch(r"step-(\d{8,})", place.name) for place in Path(folder).glob("step-*"))
+    return sorted((int(name[1]) for name in names if name), reverse=True)
+
+
+def _lock(folder: Path) -> IO | None:
     """Takes the folder's lock, which ends with the process, however it dies; None: it's taken."""
     folder.mkdir(parents=True, exist_ok=True)
-    opened = os.open(folder, os.O_RDONLY)
+    # A file, and open for writing, because NFS locks nothing else.
+    opened = open(folder / ".lock", "a")
     try:
         if fcntl:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(opened)
+    except BlockingIOError:
+        opened.close()
         return None
+    except OSError as error:
+        warnings.warn(
+            f"{folder} can't be locked ({error.strerror}): see that no other run writes there",
+            stacklevel=3,
+        )
     return opened
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Removes what runs before were writing when they died."""
+    for file in folder.glob(f"step-*/*{saving.UNFINISHED}"):
+        file.unlink(missing_ok=True)
 
 
 def _rank(group: Group) -> int:
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
-def _device(group: Group) -> str:
-    return "cuda" if "nccl" in str(dist.get_backend_config(group)) else "cpu"
-
-
 def _all(own: bool, group: Group) -> bool:
     if not dist.is_initialized():
         return own
-    flag = torch.tensor(int(own), device=_device(group))
+    flag = torch.tensor(int(own), device=saving.device(group))
     dist.all_reduce(flag, dist.ReduceOp.MIN, group)
     return bool(flag)
 

@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +85,7 @@ class Trainer:
         training.check_ranks(self._data[1])
         dtype = dtype or _dtype(training)
         self._precise = torch.promote_types(dtype, torch.float32)  # of losses
+        self._check: Callable[[], None] = lambda: None
         model = GPT(gpt, training.seed).to(self.device, dtype)
         self.spread = parallelize(model, training, wrapper, group, self.here)
         self.model, self.optimizer = self.spread.model, self.spread.optimizer
@@ -99,6 +101,7 @@ class Trainer:
             tokens_BT = corpus.batch(self.step, self.training.batch, self.gpt.seq, *self._data)
             shares.append(self._train(tokens_BT.to(self.device)))
             self.step += 1
+            self._check()
             if report:
                 cp = self.here.mesh.cp if self.here else 1
                 report(self.step, shares[-1].item() * self.training.batch * cp / len(tokens_BT))
@@ -129,6 +132,7 @@ class Trainer:
             next steps
         """
         if isinstance(where, Checkpoints):
+            self._check = where.check  # after each step: a full disk costs no second interval
             return where.save(self.spread, self.step, self._run)
         with Checkpoints(where, self.group) as checkpoints:
             return self.save(checkpoints)
@@ -261,8 +265,8 @@ def train(
     """
     if every not in (None, "auto") and not (isinstance(every, int) and every >= 1):
         raise ValueError(f'every={every!r}: give a number of steps, 1 or more, "auto" or None')
-    if mtbf is not None and not mtbf > 0:
-        raise ValueError(f"mtbf={mtbf!r}: give seconds, above 0, or None")
+    if mtbf is not None and not 0 < mtbf < math.inf:
+        raise ValueError(f"mtbf={mtbf!r}: give seconds, above 0 and finite, or None")
     if resume and folder is None:
         raise ValueError("resume=True: say with folder where the checkpoints are")
     if folder and not resume:
