@@ -357,7 +357,7 @@ def test_the_explorer_of_chapter_12_follows_and_says_what_costs_most(chapters):
         )
         assert unchanged(pictures) == []
         assert pictures[0] == pictures[2]  # to twice the GPUs and back
-        assert lines[0].startswith("Limit: lost training, 3.7% of the time; the interval is right")
+        assert lines[0].startswith("Limit: training lost, 3.7% of the time; the interval is already the best")
         assert "; Young's interval of " in lines[7]  # a save every 10 s
         said = [explorer.said()]
         for control in (mfu, repair):

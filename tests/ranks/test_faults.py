@@ -257,7 +257,7 @@ def unable(folder: str) -> str:
 def test_all_ranks_hear_that_one_could_not_write(sizes, tmp_path):
     (tmp_path / "a file").write_text("")
     said = sizes[2].run(unable, str(tmp_path))
-    assert said == ["OSError 1 ranks couldn't write their files", "FileExistsError"]
+    assert said == ["OSError 1 of 2 ranks couldn't write", "FileExistsError"]
 
 
 def test_a_file_that_is_lost_is_named_and_its_checkpoint_passed_over(sizes, undisturbed, tmp_path):

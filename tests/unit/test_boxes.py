@@ -72,7 +72,7 @@ def test_what_was_written_in_parts_is_read_in_others(tmp_path):
 def test_a_tensor_that_the_folder_has_not_is_refused(tmp_path, box):
     save(tmp_path, [Box("w", (2,), (0,), torch.ones(2))])
     said = (
-        rf"{box.name} has the shape \({len(box.tensor)},\) and .* here, and (none|the shape \(2,\).*) in .*: give a checkpoint"
+        rf"{box.name} has the shape \({len(box.tensor)},\) and .* here, and (none|the shape \(2,\).*) in .*: load a checkpoint"
     )
     with pytest.raises(ValueError, match=said):
         load(tmp_path, [box])

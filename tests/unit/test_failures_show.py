@@ -66,17 +66,17 @@ def test_the_explorer_says_what_the_theory_says():
     assert said.numbers["effective MFU"] == f"{40 * share:.0f}%"
     assert said.numbers["54 days of training"] == f"{54 / share - 54:.3g} days more"
     assert said.numbers["spare nodes"] == f"{failures.spares(2048, 50000 / 8, 24)} for 2,048"
-    assert next(plot.parts()).says == f"this, training that's kept: {100 * share:.0f}%"
+    assert next(plot.parts()).says == f"this, training kept: {100 * share:.0f}%"
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"interval": 10}, r"saves, .*; Young's interval of 13.5 min gives a goodput of 90%"),
-        ({"interval": 14400}, r"lost training, .*; Young's interval of 13.5 min gives"),
-        ({"stall": 300}, "lost training, 12% of the time; the interval is right"),
+        ({"interval": 14400}, r"training lost, .*; Young's interval of 13.5 min gives"),
+        ({"stall": 300}, "training lost, 12% of the time; the interval is already the best"),
         ({"restart": 3600}, "restarts, 28% of the time: find failures sooner"),
-        ({"stall": 0.1, "write": 1800, "restart": 10}, "lost training, .*: no save is there before its write ends"),
+        ({"stall": 0.1, "write": 1800, "restart": 10}, "training lost, .*: a checkpoint doesn't count until it's written"),
         ({"write": 60, "interval": 30}, "Not possible: write = 60, interval = 30: a write must end"),
         ({"gpus": 131072, "hours": 1}, "54 days of training never ends; .* spare nodes more than its 16,384"),
     ],

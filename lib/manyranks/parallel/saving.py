@@ -69,7 +69,7 @@ class _Key(NamedTuple):
 
 
 class Saver:
-    """Writes checkpoints beside the training: first a copy in memory, then a thread.
+    """Writes checkpoints while training continues: copies, then writes from a thread.
 
     All ranks of the group make one, and call its methods together.
 
@@ -91,7 +91,7 @@ class Saver:
     def start(self, folder: Path, parts: Iterable[Box], **facts: object) -> None:
         """Copies this rank's parts, and has a thread write the copy into the folder.
 
-        If the last one isn't written yet, it waits for that first: there's one copy.
+        Waits for the previous write first, because there's one buffer.
 
         parts: what this rank has; on later calls the same boxes, with other numbers. Those
             without elements are left out
@@ -146,7 +146,7 @@ class Saver:
         if self.ranks > 1:
             dist.all_reduce(failed, group=self._group)
         if error or failed:
-            raise error or OSError(f"{failed:.0f} ranks couldn't write their files")
+            raise error or OSError(f"{failed:.0f} of {self.ranks} ranks couldn't write")
 
     def close(self) -> None:
         """Waits for the write in progress and ends the thread.
@@ -204,8 +204,8 @@ def facts(folder: Path) -> dict[str, object]:
 def load(folder: Path, parts: Iterable[Box]) -> None:
     """Fills the boxes from the folder, each rank for itself.
 
-    Raises ValueError for a folder without a whole checkpoint, and for a tensor that it
-    hasn't got, or has in another shape or dtype.
+    Raises ValueError for a folder without a whole checkpoint, and for a tensor that is
+    missing there, or has another shape or dtype.
     """
     stored = list(_stored(folder))
     there: dict[str, list[tuple[_Key, Tensor]]] = {}
@@ -218,7 +218,7 @@ def load(folder: Path, parts: Iterable[Box]) -> None:
         if not found or (found[0][0].shape, found[0][0].dtype) != (shape, dtype):
             raise ValueError(
                 f"{box.name} has the shape {shape} and {dtype} here, and {has} in "
-                f"{folder}: give a checkpoint of a model of the same sizes"
+                f"{folder}: load a checkpoint of a model with the same sizes"
             )
         for key, tensor in found:
             _copy_common(box, key, tensor)
@@ -298,7 +298,7 @@ def _key(box: Box) -> _Key:
 
 
 def _check_whole(keys: Iterable[_Key]) -> None:
-    """That the parts of each tensor fill it, and don't overlap."""
+    """Checks that the parts of each tensor fill it without overlap."""
     of_name: dict[tuple, list[_Key]] = {}
     for key in keys:
         of_name.setdefault((key.name, key.shape, key.dtype), []).append(key)
@@ -366,7 +366,7 @@ def _stored_as(key: _Key) -> str:
 
 
 def _yield_to_training() -> None:
-    """Has this thread run when nobody else wants the processor, on Linux."""
+    """Lowers this thread's priority, so that training comes first (on Linux)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # it may be forbidden
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

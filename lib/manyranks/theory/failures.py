@@ -19,7 +19,7 @@ def job_mtbf(unit_mtbf: float, units: int) -> float:
 
 
 def failure_free(mtbf: float, seconds: float) -> float:
-    """Computes the probability that nothing fails for so long."""
+    """Computes the probability that nothing fails for this many seconds."""
     _positive(mtbf=mtbf)
     _not_negative(seconds=seconds)
     return math.exp(-seconds / mtbf)
@@ -81,7 +81,7 @@ def goodput(interval: float, stall: float, restart: float, mtbf: float, write: f
     stall: seconds that training stands still for a save
     restart: seconds from a failure until training goes on
     mtbf: seconds between failures of the job
-    write: seconds after the stall until the checkpoint can be used; it costs as much as a restart that is longer by it
+    write: seconds after the stall until the checkpoint can be used; it costs as much as a restart that many seconds longer
     Raises ValueError for a write that takes longer than the interval.
     """
     _checked(interval, stall, mtbf, write)
@@ -131,8 +131,8 @@ def effective_mfu(mfu: float, goodput: float) -> float:
 def spares(nodes: int, node_mtbf: float, repair: float, confidence: float = 0.99) -> int:
     """Computes how many spare nodes are enough for this share of the time.
 
-    Nodes that are away at a time are Poisson with mean nodes · repair ÷ node_mtbf, however the repairs' lengths vary (an M/G/∞
-    queue: nobody waits for a repair to begin).
+    The number of nodes away at any moment is Poisson with mean nodes · repair ÷ node_mtbf, however the repairs' lengths vary
+    (an M/G/∞ queue: nobody waits for a repair to begin).
 
     nodes: of the job
     node_mtbf: seconds between failures of one node

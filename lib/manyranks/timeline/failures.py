@@ -21,7 +21,7 @@ class Failure(NamedTuple):
 
 
 class Period(NamedTuple):
-    """Says what the job did for a while.
+    """One stretch of the job's time.
 
     kind: "work" (training that was kept), "lost" (training that had to be repeated), "save" (training stands still), "restart",
         or "wait" (no spare node)
@@ -142,7 +142,7 @@ class _Clock:
         return not hit
 
     def lose(self, first: int) -> None:
-        """Calls all training from this period on lost."""
+        """Marks all training from this period on as lost."""
         for k in range(first, len(self.periods)):
             if self.periods[k].kind == "work":
                 self.periods[k] = self.periods[k]._replace(kind="lost")

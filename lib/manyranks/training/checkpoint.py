@@ -110,7 +110,7 @@ class Checkpoints:
             self._lock.close()
 
     def _remove_old(self) -> None:
-        """One rank removes all before the last `keep` whole ones, if this run wrote one of them.
+        """Removes all before the last `keep` whole ones, on one rank, once this run wrote one.
 
         A run before may have left damaged ones there.
         """
@@ -127,7 +127,7 @@ class Checkpoints:
 
 
 def load(place: Path, spread: Spread, run: str) -> int:
-    """Reads one into the model and the optimizer, bit for bit; returns its step.
+    """Reads a checkpoint into the model and the optimizer, bit for bit; returns its step.
 
     Each rank reads what it has of them. Raises ValueError if another run wrote it.
     """
@@ -143,7 +143,7 @@ def load(place: Path, spread: Spread, run: str) -> int:
 
 
 def newest(folder: Path, group: Group = None) -> Path | None:
-    """Finds the last checkpoint in the folder that is whole and unharmed; None: there is none.
+    """Finds the newest whole, undamaged checkpoint in the folder; None if there is none.
 
     All ranks of the group call it: each reads a part of the files. One of them warns of each
     checkpoint that is passed over, and says which file is damaged.

@@ -65,8 +65,8 @@ class Intervals(Panels):
         look = {"linestyle": "none", "fillstyle": "none", "markeredgewidth": 2.2}
         self._point = left.plot([1], [0], "o", color=style.INK, markersize=11, label="this interval", **look)[0]
         left.set(xlim=(1, 1e6), ylim=(0, 104))
-        left.set_title("What's left of the time", pad=25)
-        left.set(xlabel="training from save to save", ylabel="goodput (%)")
+        left.set_title("Goodput", pad=25)
+        left.set(xlabel="time between saves", ylabel="goodput (%)")
         left.set_xticks(TICKS, [units.duration(tick) for tick in TICKS])
         left.minorticks_off()
         left.legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.1)
@@ -112,8 +112,8 @@ def _limit(now: Setting, interval: float, rows: list[dict[str, float]]) -> str:
     if most == "restart":
         return f"{said}: find failures sooner, restart faster"
     if most == "lost" and now.write > interval / 2:
-        return f"{said}: no save is there before its write ends; write faster"
-    return f"{said}; the interval is right, so only a shorter stall or fewer failures help"
+        return f"{said}: a checkpoint doesn't count until it's written; write faster"
+    return f"{said}; the interval is already the best, so only a shorter stall or fewer failures help"
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -16,8 +16,8 @@ from manyranks.timeline import History
 
 # Kind of a period -> its name, color and hatch.
 KINDS = {
-    "work": ("training that's kept", style.BLUE, ""),
-    "lost": ("lost training", style.ORANGE, "////"),
+    "work": ("training kept", style.BLUE, ""),
+    "lost": ("training lost", style.ORANGE, "////"),
     "save": ("saves", style.GREEN, ""),
     "restart": ("restarts", style.PINK, "\\\\\\\\"),
     "wait": ("no spare node", "#b0b0b0", "...."),
@@ -85,11 +85,9 @@ def intervals(
         axes.plot(at, share, marker, **look, label=f"{name}: {units.duration(at)}, {share:.1f} %", gid=name)
     if simulated:
         look = {"color": style.INK, "markersize": 6, "linestyle": "none"}
-        axes.plot(
-            [at for at, _ in simulated], [100 * each for _, each in simulated], "D", **look, label="runs that were replayed"
-        )
+        axes.plot([at for at, _ in simulated], [100 * each for _, each in simulated], "D", **look, label="replayed runs")
     axes.legend(loc="lower center", fontsize=10)
-    axes.set(xlabel="training from save to save", ylabel="goodput (% of the time)", ylim=(0, 1.1 * max(percent)))
+    axes.set(xlabel="time between saves", ylabel="goodput (% of the time)", ylim=(0, 1.1 * max(percent)))
     low, high = axes.get_xlim()
     axes.set_xticks(at := [tick for tick in TICKS if low <= tick <= high], [units.duration(tick) for tick in at])
     axes.minorticks_off()
@@ -129,7 +127,7 @@ def lost(every: int = 4, fails: int = 10, restart: float = 2.0, after: int = 3) 
         fig.arrow([(saved, 0.62), (saved, top - 0.03)], style.GREEN, name="checkpoint")
         fig.write(saved + 0.1, 0.46, "the last checkpoint", (2, 1), ha="right")
     fig.write(failed - again * wide / 2, top + high + 0.2, f"{again} steps lost", (2, 1))
-    fig.write(failed + (restart + again / 2) * wide, top + high + 0.2, "done again", (2, 1))
+    fig.write(failed + (restart + again / 2) * wide, top + high + 0.2, "redone", (2, 1))
     fig.write(WIDTH - 0.05, top + high + 0.42, "time →", ha="right")
     return fig
 
@@ -161,7 +159,7 @@ def saves() -> style.Figure:
     fig = Figure(WIDTH, 2.5)
     steps = [(3 * k, 3 * k + 3, "parameters", "3 steps") for k in range(4)]
     rows = {
-        "blocking": (steps[:1], [(3, 6, "", "stands still")], steps[2:3], [(3, 6, "optimizer", "write")]),
+        "blocking": (steps[:1], [(3, 6, "", "idle")], steps[2:3], [(3, 6, "optimizer", "write")]),
         "two phases": (steps[:1], [(3, 3.4, "gradients", "")], [(3.4 + s, 6.4 + s, *look) for s, _, *look in steps[:2]], None),
     }
     for k, (title, (before, between, after, disk)) in enumerate(rows.items()):
