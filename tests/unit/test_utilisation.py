@@ -174,11 +174,11 @@ def test_the_command_says_how_much_was_used_where_that_is_asked(monkeypatch, cap
 
     def train(*arguments):
         given.extend(arguments)
-        return Result([3.0], 2.5, 0, 1.0, 842_000, 2, used if arguments[-1] else None)
+        return Result([3.0], 2.5, 0, 1.0, 842_000, 2, used if arguments[6] else None)
 
     monkeypatch.setattr(__main__, "_on_own_ranks", lambda ranks, cluster: train)
     __main__.main(["--dp", "2", "--steps", "1", *(["--mfu"] if asked else [])])
-    assert given[-1] is asked
+    assert given[6] is asked
     lines = [line for line in capsys.readouterr().out.splitlines() if "MFU" in line]
     share = f"MFU {used.mfu():.1%}, HFU {used.hfu():.1%} of 200 GFLOP/s in float32 (2 × CPU with 1 thread, measured: …)"
     assert lines == ([f"  20,000 tokens/s: {share}"] if asked else [])

@@ -84,7 +84,7 @@ class Saver:
         self._group, self._number, self._saves = group, drawn[0], 0
         self._keys: list[_Key] | None = None
         self._mine: list[int] = []  # of the parts, those that this rank writes
-        self._copy = torch.empty(0, dtype=torch.uint8)
+        self._copy = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._writing: Future | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint", _yield_to_training)
 
@@ -111,7 +111,9 @@ class Saver:
         header, places = _header([keys[i] for i in self._mine], facts)
         if self._copy.numel() != places[-1]:
             pinned = any(box.tensor.is_cuda for box in own)
-            self._copy = torch.empty(places[-1], dtype=torch.uint8, pin_memory=pinned)
+            self._copy = torch.empty(
+                places[-1], dtype=torch.uint8, device="cpu", pin_memory=pinned
+            )
         for box, at, end in zip(own, places, places[1:], strict=False):
             values = box.tensor.detach()
             _as(self._copy[at:end], values.dtype, values.shape).copy_(values)

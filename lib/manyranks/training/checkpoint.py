@@ -179,9 +179,9 @@ def due(seconds_per_step: float, stall: float, mtbf: float, group: Group = None)
     stall: seconds that a save adds to a step
     mtbf: mean seconds between two failures of the run
     """
-    row = torch.tensor([seconds_per_step, stall], dtype=torch.float64)
+    own = [seconds_per_step, stall]
+    row = torch.tensor(own, dtype=torch.float64, device=saving.device(group))
     if dist.is_initialized():
-        row = row.to(saving.device(group))
         dist.all_reduce(row, dist.ReduceOp.MAX, group)
     seconds, stall = row.tolist()
     return max(1, round(failures.young(stall, mtbf) / seconds))
