@@ -1,4 +1,4 @@
-"""Checkpoints on disk: each rank writes one file, which is there whole or not at all.
+"""Checkpoints on disk: each rank writes one file, either complete or not there at all.
 
     saver = Saver(group)                      # on every rank
     saver.start(folder, parts, step=100)      # copies this rank's parts and returns
@@ -53,7 +53,7 @@ _SUFFIX, _UNFINISHED = ".safetensors", ".writing"
 
 
 class _Key(NamedTuple):
-    """What ranks tell each other about a box."""
+    """Describes a box to other ranks."""
 
     name: str
     shape: tuple[int, ...]
@@ -163,7 +163,7 @@ def save(folder: Path, parts: Iterable[Box], group: Group = None, **facts: objec
 def facts(folder: Path) -> dict[str, object]:
     """Returns the facts that save() was given.
 
-    Raises ValueError for a folder without a whole checkpoint.
+    Raises ValueError for a folder without a complete checkpoint.
     """
     header, _ = _read_header(files(folder)[0])
     return json.loads(header["__metadata__"]["facts"])
@@ -173,8 +173,8 @@ def facts(folder: Path) -> dict[str, object]:
 def load(folder: Path, parts: Iterable[Box]) -> None:
     """Fills the boxes from the folder, each rank for itself.
 
-    Raises ValueError for a folder without a whole checkpoint, and for a tensor that it
-    hasn't got, or has in another shape or dtype.
+    Raises ValueError for a folder without a complete checkpoint, and for a tensor that it
+    doesn't have, or has in another shape or dtype.
     """
     stored = list(_stored(folder))
     there: dict[str, list[tuple[_Key, Tensor]]] = {}
@@ -196,16 +196,16 @@ def load(folder: Path, parts: Iterable[Box]) -> None:
 def files(folder: Path) -> list[Path]:
     """Returns the files of the folder's checkpoint, in the order of their ranks.
 
-    Raises ValueError, with who hasn't written, if there isn't a whole one.
+    Raises ValueError, with who hasn't written, if there isn't a complete one.
     """
     together: dict[tuple[str, int], dict[int, Path]] = {}
     for file in sorted(Path(folder).glob(f"*{_SUFFIX}")):
         if named := re.fullmatch(r"(\w+)-(\d+)-of-(\d+)", file.stem):
             number, rank, ranks = named.groups()
             together.setdefault((number, int(ranks)), {})[int(rank)] = file
-    whole = [found for (_, ranks), found in together.items() if len(found) == ranks]
-    if whole:
-        last = max(whole, key=lambda found: max(map(os.path.getmtime, found.values())))
+    complete = [found for (_, ranks), found in together.items() if len(found) == ranks]
+    if complete:
+        last = max(complete, key=lambda found: max(map(os.path.getmtime, found.values())))
         return [last[rank] for rank in sorted(last)]
     if not together:
         raise ValueError(
@@ -213,7 +213,7 @@ def files(folder: Path) -> list[Path]:
         )
     (_, ranks), found = max(together.items(), key=lambda item: len(item[1]))
     missing = ", ".join(str(rank) for rank in range(ranks) if rank not in found)
-    raise ValueError(f"{folder} isn't whole: of {ranks} ranks, no file of {missing}")
+    raise ValueError(f"{folder} is incomplete: of {ranks} ranks, no file of {missing}")
 
 
 def damage(file: Path) -> str:
@@ -232,7 +232,7 @@ def damage(file: Path) -> str:
         header, start = _read_header(file)
         if (expected := start + header[_SUM]["data_offsets"][1]) != size:
             return f"{file.name} has {size:,} bytes instead of {expected:,}"
-    return f"{file.name} has changed since it was written: its checksum is another one"
+    return f"{file.name} has changed since it was written: its checksum doesn't match"
 
 
 def _place(group: Group) -> tuple[int, int]:
@@ -249,7 +249,7 @@ def _key(box: Box) -> _Key:
 
 
 def _check_whole(keys: Iterable[_Key]) -> None:
-    """That the parts of each tensor fill it, and don't overlap."""
+    """Checks that the parts of each tensor fill it, and don't overlap."""
     of_name: dict[tuple, list[_Key]] = {}
     for key in keys:
         of_name.setdefault((key.name, key.shape, key.dtype), []).append(key)
@@ -265,7 +265,7 @@ def _check_whole(keys: Iterable[_Key]) -> None:
 
 
 def _common(a: _Key, b: _Key) -> list[tuple[int, int]]:
-    """Where two boxes of one tensor overlap, in each dimension; [] if they don't."""
+    """Returns where two boxes of one tensor overlap, per dimension; [] if they don't."""
     dims = zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
     found = [(max(at, start), min(at + n, start + m)) for at, n, start, m in dims]
     return found if all(start < stop for start, stop in found) else []
