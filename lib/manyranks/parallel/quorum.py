@@ -1,4 +1,4 @@
-"""A quorum per step: replicas may die or join while the others train on.
+"""A quorum per step: replicas may die or join while the others keep training.
 
     store = lighthouse()                       # in a process that outlives all replicas
     replica = Quorum(client(port), "b", 3)     # in each replica
@@ -8,11 +8,10 @@
         if replica.average(gradients):         # the mean over all that are still there
             optimizer.step()
 
-The replicas meet in rounds, on a store that all of them can reach. In a round each one
-announces itself. A member of the last round closes it, and that list is the quorum. If the
-list has changed, its members connect to each other anew. A round counts only if it worked
-for everyone. If somebody dies in it, another one follows without it. Each replica still has
-its own gradients then, so the step isn't lost.
+Replicas meet in rounds, on a store that all of them can reach. In a round each announces
+itself. A member of the last round closes it, and that list is the quorum. If the list has
+changed, its members connect again. If somebody dies in a round, the others meet in another
+one. They still have their gradients, so the step isn't lost.
 
 Source: the idea is torchft's, github.com/meta-pytorch/torchft.
 """
@@ -21,6 +20,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -43,34 +43,25 @@ def client(port: int, host: str = "127.0.0.1") -> dist.TCPStore:
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
 
 
+@dataclass(eq=False)
 class Quorum:
     """One replica's place among the others.
 
-    `.members` are the names of this round's members. `.step` is the number of steps that
-    this replica has the result of; -1: it has no state yet, or went its own way.
-
-    store: the lighthouse's
-    name: the replica's; a new process of the same replica may use it again
-    replicas: how many the first round waits for
-    least: how many it takes to go on
-    patience: seconds until the others go on without one that doesn't come
-    timeout: seconds to wait for a quorum
+    `.members` are the names of this round's members. `.step` is how many steps are in this
+    replica's state; it's -1 for a replica that needs the others' state.
     """
 
-    def __init__(
-        self,
-        store: dist.Store,
-        name: str,
-        replicas: int,
-        least: int = 1,
-        patience: float = 1.0,
-        timeout: float = 60.0,
-    ):
-        self.replicas, self.least, self.patience = replicas, least, patience
-        self.timeout, self.step, self.members = timeout, _NO_STATE, []
-        self._store, self._group, self._steps = store, None, []
-        self._name = f"{name}.{store.add(f'processes of {name}', 1)}"
-        self._round = store.add("rounds", 0)  # the next one, as far as it knows
+    store: dist.Store  # the lighthouse's
+    name: str  # the replica's; a new process of the same replica may use it again
+    replicas: int  # how many the first round waits for
+    least: int = 1  # how many later rounds need
+    patience: float = 5.0  # seconds until the others continue without one that's missing
+    timeout: float = 60.0  # seconds to wait for a quorum
+
+    def __post_init__(self):
+        self.step, self.members, self._steps = _NO_STATE, [], []
+        self._me = f"{self.name}.{self.store.add(f'processes of {self.name}', 1)}"
+        self._round, self._group = self.store.add("last round", 0), None
 
     def meet(self, state: Sequence[Tensor]) -> None:
         """Agrees on who takes part in the next step, and hands the state to newcomers.
@@ -79,24 +70,22 @@ class Quorum:
 
         Raises RuntimeError if fewer than `least` come, or nobody has the state any more.
         """
-        agreed = False
-        while not agreed:
-            if self._form(reduces=False):
-                agreed = bool(self._group) or self._agree("met", self._hand_out, state)
-        self._store.set("trained", "yes")
-        self.step = max(0, *self._steps)
+        met = False
+        while not met:
+            met = self._form(newcomers=True) and self._agree("met", self._hand_out, state)
+        self.step = max(self._steps)
 
     def average(self, gradients: Sequence[Tensor]) -> bool:
-        """Replaces gradients by their mean over the members that live through it.
+        """Replaces gradients by their mean over the members that are still there.
 
-        Returns False if they went on without this replica: it must leave out this step.
+        Returns False if they continued without this replica: it must leave out this step.
 
         Raises RuntimeError if fewer than `least` are left.
         """
         own = torch.cat([gradient.flatten() for gradient in gradients])
         total = torch.empty_like(own)
         while not self._agree("averaged", self._sum, own, total):
-            if not self._form(reduces=True):
+            if not self._form(newcomers=False):
                 return False
         parts = (total / len(self.members)).split([each.numel() for each in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
@@ -104,94 +93,69 @@ class Quorum:
         self.step += 1
         return True
 
-    def newcomers(self) -> int:
-        """Counts the replicas that already wait for the next round."""
-        return len(self._came(False)) if self._store.check([self._key("came")]) else 0
+    def newcomers(self) -> bool:
+        """Says whether somebody already waits for the next round."""
+        return self.store.check([f"round {self._round + 1}: came"])
 
-    def _form(self, reduces: bool) -> bool:
+    def _form(self, newcomers: bool) -> bool:
         """Takes part in the next round; returns whether this replica is in its quorum."""
-        said = json.dumps([self._name, self.step, reduces])
-        self._store.append(self._key("came"), f"{said}\n")
-        began, members = time.monotonic(), self._key("members")
-        while not self._store.check([members]):
-            came, waited = self._came(reduces), time.monotonic() - began
-            if self._may_close(came, waited):
-                self._store.compare_set(members, "", json.dumps(came))
-                self._store.set("rounds", str(self._round + 1))
+        self._round, began = self._round + 1, time.monotonic()
+        if first := self._round == 1:
+            self.step = 0  # everyone has weights to start from
+        came, quorum = self._key("came"), self._key("quorum")
+        self.store.append(came, json.dumps([self._me, self.step]) + "\n")
+        while not self.store.check([quorum]):
+            lines = sorted(self.store.get(came).decode().splitlines())
+            steps = {n: s for n, s in map(json.loads, lines) if newcomers or s != _NO_STATE}
+            need, waited = self.replicas if first else self.least, time.monotonic() - began
+            able = first or (self.members and max(steps.values()) != _NO_STATE)
+            complete = set(self.members) <= set(steps) or waited > self.patience
+            if able and complete and len(steps) >= need:
+                self.store.compare_set(quorum, "", json.dumps(steps))
+                self.store.set("last round", str(self._round))
             elif waited > self.timeout:
-                names, need = ", ".join(name for name, _ in came), self.least
                 raise RuntimeError(
-                    f"no quorum in {self.timeout} s: {names} came. It takes {need} or "
-                    "more, one of them from the last round and with the state: start "
-                    "more, or start all from a checkpoint, with a new lighthouse"
+                    f"no quorum in {self.timeout} s: {', '.join(steps)} came. It takes "
+                    f"{need} or more, one of them from the last round and with the state: "
+                    "start more, or start all from a checkpoint, with a new lighthouse"
                 )
             time.sleep(_POLL)
-        there = json.loads(self._store.get(members))
-        names, self._steps = [name for name, _ in there], [step for _, step in there]
-        self._round += 1
-        if names != self.members:
+        steps = json.loads(self.store.get(quorum))
+        if list(steps) != self.members:
             self._group = None  # which closes its connections
-        inside = self._name in names
-        self.members, self.step = (names, self.step) if inside else ([], _NO_STATE)
-        return inside
-
-    def _came(self, reduces: bool) -> list[tuple[str, int]]:
-        """Lists who has announced itself: for a step, or to repeat a reduction."""
-        lines = self._store.get(self._key("came")).decode().splitlines()
-        said = map(json.loads, lines)
-        return sorted((name, step) for name, step, also in said if also == reduces)
-
-    def _may_close(self, came: list[tuple[str, int]], waited: float) -> bool:
-        """Says whether these are enough, and whether it's up to this replica."""
-        names, first = {name for name, _ in came}, self._round == 0
-        all_there = len(names) >= self.replicas if first else names >= set(self.members)
-        has_state = any(step != _NO_STATE for _, step in came)
-        able = has_state or not self._store.check(["trained"])
-        able = able and len(names) >= self.least and (first or bool(self.members))
-        return able and (all_there or waited > self.patience)
+        self.members = list(steps) if self._me in steps else []
+        self.step = self.step if self.members else _NO_STATE
+        self._steps = list(steps.values())
+        return bool(self.members)
 
     def _agree(self, what: str, do: Callable, *args) -> bool:
         """Does it with the other members; returns whether it worked for all of them."""
-        verdict, worked = self._key(f"{what}?", -1), True
+        verdict, patience = self._key(f"{what}?"), timedelta(seconds=self.patience)
         try:
             if self._group is None:
-                self._connect()
+                store = dist.PrefixStore(self._key("group"), self.store)
+                rank, size = self.members.index(self._me), len(self.members)
+                self._group = dist.ProcessGroupGloo(store, rank, size, patience)
             do(*args)
+            if self.store.add(f"{verdict} yes", 1) == len(self.members):
+                self.store.compare_set(verdict, "", "yes")
+            self.store.wait([verdict], patience)
         except RuntimeError:  # somebody is gone, or late
-            worked = False
-        votes = self._store.add(f"{verdict} yes", worked)
-        if not worked or votes == len(self.members):
-            self._store.compare_set(verdict, "", "yes" if worked else "no")
-        try:
-            self._store.wait([verdict], timedelta(seconds=self.patience))
-        except RuntimeError:
-            self._store.compare_set(verdict, "", "no")  # unless somebody was faster
-        agreed = self._store.get(verdict) == b"yes"
+            self.store.compare_set(verdict, "", "no")  # unless there's a verdict
+        agreed = self.store.get(verdict) == b"yes"
         if not agreed:
             self._group = None
         return agreed
 
-    def _connect(self) -> None:
-        rank, patience = self.members.index(self._name), timedelta(seconds=self.patience)
-        store = dist.PrefixStore(self._key("group", -1), self._store)
-        self._group = dist.ProcessGroupGloo(store, rank, len(self.members), patience)
-
     def _hand_out(self, state: Sequence[Tensor]) -> None:
-        """Sends the state of the first member that has it to all that don't."""
-        rank = self.members.index(self._name)
-        source = self._steps.index(max(self._steps))
-        without = {r for r, step in enumerate(self._steps) if step == _NO_STATE}
-        behind = sorted(without - {source})
-        for tensor in state:
-            if rank in behind:
-                self._group.recv([tensor], source, 0).wait()
-            elif rank == source:
-                for other in behind:
-                    self._group.send([tensor], other, 0).wait()
+        """Broadcasts one member's state, before the first step and to newcomers."""
+        if min(self._steps) <= 0:
+            for tensor in state:
+                self._group.broadcast(tensor, self._steps.index(max(self._steps))).wait()
 
     def _sum(self, own: Tensor, total: Tensor) -> None:
         total.copy_(own)
         self._group.allreduce([total]).wait()
 
-    def _key(self, what: str, back: int = 0) -> str:
-        return f"round {self._round + back}: {what}"
+    def _key(self, what: str) -> str:
+        return f"round {self._round}: {what}"

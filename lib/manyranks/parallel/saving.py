@@ -10,7 +10,7 @@
 If several ranks have the same part, one of them writes it. A file is written under another
 name, flushed to the disk, and renamed: so under its own name it's never half a file. All
 files of one save share a number, and the folder is a checkpoint as soon as each rank's file
-is there. If several saves are whole, the newest one counts. While they write, ranks send
+is there. If several saves are complete, the newest counts. While they write, ranks send
 each other nothing.
 
 A file has safetensors' format: eight bytes with the length of the header, the header in
@@ -196,7 +196,7 @@ def save(folder: Path, parts: Iterable[Box], group: Group = None, **facts: objec
 def facts(folder: Path) -> dict[str, object]:
     """Returns the facts that save() was given.
 
-    Raises ValueError for a folder without a whole checkpoint.
+    Raises ValueError for a folder without a complete checkpoint.
     """
     header, _ = _read_header(files(folder)[0])
     return json.loads(header["__metadata__"]["facts"])
@@ -206,7 +206,7 @@ def facts(folder: Path) -> dict[str, object]:
 def load(folder: Path, parts: Iterable[Box]) -> None:
     """Fills the boxes from the folder, each rank for itself.
 
-    Raises ValueError for a folder without a whole checkpoint, and for a tensor that is
+    Raises ValueError for a folder without a complete checkpoint, and for a tensor that is
     missing there, or has another shape or dtype.
     """
     stored = list(_stored(folder))
@@ -229,7 +229,7 @@ def load(folder: Path, parts: Iterable[Box]) -> None:
 def files(folder: Path) -> list[Path]:
     """Returns the files of the folder's checkpoint, in the order of their ranks.
 
-    Raises ValueError, with who hasn't written, if there isn't a whole one.
+    Raises ValueError, with who hasn't written, if there isn't a complete one.
     """
     together = _written(folder)
     whole = [found for (_, ranks), found in together.items() if _is_whole(found, ranks)]
