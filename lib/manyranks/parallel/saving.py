@@ -55,7 +55,7 @@ _SUFFIX, UNFINISHED = ".safetensors", ".writing"
 
 
 class _Key(NamedTuple):
-    """What ranks tell each other about a box."""
+    """Describes a box to the other ranks."""
 
     name: str
     shape: tuple[int, ...]
@@ -97,8 +97,8 @@ class Saver:
             without elements are left out
         facts: what facts() returns later; JSON has to know it
 
-        Raises ValueError for parts that overlap or don't fill their tensors, or aren't
-        those of the first call; OSError if this rank couldn't write the last checkpoint.
+        Raises ValueError for parts that overlap or don't fill their tensors, or differ
+        from the first call's; OSError if this rank couldn't write the last checkpoint.
         """
         self._finish()
         parts = [box for box in parts if box.tensor.numel()]
@@ -329,7 +329,7 @@ def _overlap(parts: list[_Key]) -> bool:
 
 
 def _common(a: _Key, b: _Key) -> list[tuple[int, int]] | None:
-    """Where two boxes of one tensor overlap, in each dimension; None if they don't."""
+    """Finds where two boxes of one tensor overlap, per dimension; None if they don't."""
     dims = zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
     found = [(max(at, start), min(at + n, start + m)) for at, n, start, m in dims]
     return found if all(start < stop for start, stop in found) else None

@@ -7,6 +7,8 @@ these. An asynchronous save has a write of w seconds beside the training. timeli
 
 import math
 
+from manyranks.timeline.failures import not_negative, positive
+
 
 def job_mtbf(unit_mtbf: float, units: int) -> float:
     """Computes the mean time between failures of a job that stops when one of its units does.
@@ -14,14 +16,14 @@ def job_mtbf(unit_mtbf: float, units: int) -> float:
     unit_mtbf: seconds, of one unit: a GPU, or a node
     units: number of units
     """
-    _positive(unit_mtbf=unit_mtbf, units=units)
+    positive(unit_mtbf=unit_mtbf, units=units)
     return unit_mtbf / units
 
 
 def failure_free(mtbf: float, seconds: float) -> float:
     """Computes the probability that nothing fails for this many seconds."""
-    _positive(mtbf=mtbf)
-    _not_negative(seconds=seconds)
+    positive(mtbf=mtbf)
+    not_negative(seconds=seconds)
     return math.exp(-seconds / mtbf)
 
 
@@ -32,7 +34,7 @@ def young(stall: float, mtbf: float) -> float:
     mtbf: seconds between failures of the job
     Source: Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974).
     """
-    _positive(stall=stall, mtbf=mtbf)
+    positive(stall=stall, mtbf=mtbf)
     return math.sqrt(2 * stall * mtbf)
 
 
@@ -42,7 +44,7 @@ def daly(stall: float, mtbf: float) -> float:
     stall, mtbf: seconds, as for young
     Source: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), equation 37.
     """
-    _positive(stall=stall, mtbf=mtbf)
+    positive(stall=stall, mtbf=mtbf)
     if stall >= 2 * mtbf:
         return mtbf
     share = stall / (2 * mtbf)
@@ -57,7 +59,7 @@ def best_interval(stall: float, mtbf: float) -> float:
 
     stall, mtbf: seconds, as for young
     """
-    _positive(stall=stall, mtbf=mtbf)
+    positive(stall=stall, mtbf=mtbf)
     low, high = 0.0, 1.0  # of τ/M
     for _ in range(50):
         middle = (low + high) / 2
@@ -85,7 +87,7 @@ def goodput(interval: float, stall: float, restart: float, mtbf: float, write: f
     Raises ValueError for a write that takes longer than the interval.
     """
     _checked(interval, stall, mtbf, write)
-    _not_negative(restart=restart)
+    not_negative(restart=restart)
     length = (interval + stall) / mtbf
     return interval / mtbf * math.exp(-(restart + write) / mtbf - length) / -math.expm1(-length)
 
@@ -139,7 +141,7 @@ def spares(nodes: int, node_mtbf: float, repair: float, confidence: float = 0.99
     repair: mean seconds that a failed node is away
     confidence: share of the time, above 0 and at most 0.999999
     """
-    _positive(nodes=nodes, node_mtbf=node_mtbf, repair=repair)
+    positive(nodes=nodes, node_mtbf=node_mtbf, repair=repair)
     if not 0 < confidence <= 0.999999:
         raise ValueError(f"confidence={confidence}: give a share above 0 and at most 0.999999")
     mean, found = nodes * repair / node_mtbf, 0.0
@@ -152,19 +154,7 @@ def spares(nodes: int, node_mtbf: float, repair: float, confidence: float = 0.99
 
 
 def _checked(interval: float, stall: float, mtbf: float, write: float) -> None:
-    _positive(interval=interval, mtbf=mtbf)
-    _not_negative(stall=stall, write=write)
+    positive(interval=interval, mtbf=mtbf)
+    not_negative(stall=stall, write=write)
     if write > interval:
         raise ValueError(f"write={write}, interval={interval}: a write must end before the next one begins; save less often")
-
-
-def _positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0 < number < math.inf:
-            raise ValueError(f"{name}={number}: give a number above 0")
-
-
-def _not_negative(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{name}={number}: give 0 or more")

@@ -67,7 +67,7 @@ def poisson(mtbf: float, seconds: float, seed: int, nodes: int = 1) -> list[Fail
     nodes: number to draw from
     Raises ValueError for numbers that aren't positive.
     """
-    _positive(mtbf=mtbf, seconds=seconds, nodes=nodes)
+    positive(mtbf=mtbf, seconds=seconds, nodes=nodes)
     draw, found = random.Random(seed), []
     now = draw.expovariate(1 / mtbf)
     while now < seconds:
@@ -102,8 +102,8 @@ def survive(
     repair: seconds that a failed node is away. If more nodes are away than there are spares, the job waits, then restarts
     Raises ValueError for a trace that isn't in order, numbers that make no sense, and a write longer than the interval.
     """
-    _positive(work=work, interval=interval)
-    _not_negative(stall=stall, restart=restart, write=write, repair=repair, spares=spares or 0)
+    positive(work=work, interval=interval)
+    not_negative(stall=stall, restart=restart, write=write, repair=repair, spares=spares or 0)
     if write > interval:
         raise ValueError(f"write={write}, interval={interval}: a write must end before the next one begins; save less often")
     _ordered(failures)
@@ -158,13 +158,15 @@ def _recover(clock: _Clock, restart: float, spares: int | None, repair: float, a
         recovered = enough and clock.spend("restart", restart)
 
 
-def _positive(**numbers: float) -> None:
+def positive(**numbers: float) -> None:
+    """Raises ValueError for a number that isn't above 0 and finite, with its name."""
     for name, number in numbers.items():
         if not 0 < number < math.inf:
             raise ValueError(f"{name}={number}: give a number above 0")
 
 
-def _not_negative(**numbers: float) -> None:
+def not_negative(**numbers: float) -> None:
+    """Raises ValueError for a number that's below 0 or infinite, with its name."""
     for name, number in numbers.items():
         if not 0 <= number < math.inf:
             raise ValueError(f"{name}={number}: give 0 or more")

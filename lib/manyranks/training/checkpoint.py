@@ -235,7 +235,7 @@ def _all(own: bool, group: Group) -> bool:
 
 
 def boxes_of(spread: Spread) -> Iterator[Box]:
-    """What this rank has: its masters and their moments, in their own memory, and buffers."""
+    """Yields what this rank has: masters and their moments, in their own memory, and buffers."""
     parts, states = spread.parts, _states(spread)
     for parameter, first, master, own in _held(spread):
         name, whole = parts.names[parameter], getattr(parameter, "whole", parameter)
@@ -252,7 +252,7 @@ def boxes_of(spread: Spread) -> Iterator[Box]:
 
 
 def _held(spread: Spread) -> Iterable[tuple[nn.Parameter, int, Tensor, slice]]:
-    """A parameter, from which element on, and the tensor that has its master, and where in it."""
+    """Yields each parameter, its first element here, the tensor with its master, and where."""
     for row in spread.rows:
         for parameter, first, own in row.owned():
             yield parameter, first, row.shard_S, own
@@ -267,14 +267,14 @@ def _held(spread: Spread) -> Iterable[tuple[nn.Parameter, int, Tensor, slice]]:
 
 
 def _with_masters(spread: Spread) -> Iterable[tuple[nn.Parameter, Tensor]]:
-    """Parameters that an optimizer keeps masters of beside, and these."""
+    """Yields the parameters whose masters the optimizer keeps, and these."""
     if not isinstance(spread.optimizer, MasterOptimizer):
         return ()
     return zip(spread.optimizer.parameters, spread.optimizer.masters, strict=True)
 
 
 def _states(spread: Spread) -> dict[Tensor, dict]:
-    """Adam's, by what it steps; those before the first step, where there was none."""
+    """Returns Adam's states by what it steps; before the first step, those it starts with."""
     states: dict[Tensor, dict] = {}
     for optimizer in _optimizers(spread):
         adam = getattr(optimizer, "optimizer", optimizer)
@@ -289,7 +289,7 @@ def _optimizers(spread: Spread) -> list:
 
 
 def _cut(parts: Parts, parameter: nn.Parameter, length: int) -> Cut | None:
-    """Where this rank's part of it, of this length, lies in the whole one; None: it has all."""
+    """Finds where this rank's part, of this length, lies in the whole; None if it has all."""
     if parts.experts and parameter in set(parts.experts.expert_parameters()):
         degree = parts.experts.degree
         return equal(length * degree, degree, parts.experts.place)
@@ -297,7 +297,7 @@ def _cut(parts: Parts, parameter: nn.Parameter, length: int) -> Cut | None:
 
 
 def _of_earlier_stages(parts: Parts) -> set[str]:
-    """Tied parameters that a rank before this one writes; its shards may end elsewhere."""
+    """Names tied parameters that a rank before this one writes; its shards may end elsewhere."""
     modules = [part for stage in parts.stages.values() for part in stage.modules()]
     shared = [one for part in modules if isinstance(part, Stage) for one in part.shared]
     return {parts.names[p] for p, stages in shared if min(stages) not in parts.stages}
@@ -305,7 +305,7 @@ def _of_earlier_stages(parts: Parts) -> set[str]:
 
 @torch.no_grad()
 def _follow(spread: Spread, step: int) -> None:
-    """What else the ranks keep follows the masters: the model's parameters, Adam's counters."""
+    """Sets what follows from the masters and the step: parameters and Adam's counters."""
     for state in _states(spread).values():
         state["step"].fill_(step)
     for parameter, master in _with_masters(spread):
