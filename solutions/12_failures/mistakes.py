@@ -179,7 +179,9 @@ def exclusively(path, parts):
     AtomicSave().fsync_folder(path)
 
 
-@mistake("atomic_save", "a full disk has to be heard of: let the OSError go on, or the run believes in a save", points=4.25)
+@mistake(
+    "atomic_save", "the caller has to hear of a full disk: let the OSError go on, or the run believes in a save", points=4.25
+)
 def swallows_errors(path, parts):
     with suppress(OSError):
         AtomicSave()(path, parts)
@@ -847,7 +849,7 @@ class Sums(OddOnes):
         return [rank for rank, count in enumerate(equal) if count < max(equal)]
 
 
-@mistake("odd_ones", "a sum over the bytes doesn't see two elements that are swapped: crc32 depends on their order")
+@mistake("odd_ones", "a sum over the bytes doesn't notice a swap: crc32 depends on their order")
 class SumsOfBytes(OddOnes):
     def checksum(self, parameters):
         return sum(parameter.contiguous().view(torch.uint8).long().sum().item() for parameter in parameters)
@@ -908,7 +910,7 @@ class InWords(OddOnes):
         return zlib.crc32(str([parameter.tolist() for parameter in parameters]).encode())
 
 
-@mistake("odd_ones", "a sum of checksums doesn't notice two tensors that are swapped: one checksum over all, in order")
+@mistake("odd_ones", "a sum of checksums doesn't notice a swap: one checksum over all, in order")
 class SumsOfChecksums(OddOnes):
     def checksum(self, parameters):
         return sum(zlib.crc32(bytes_of(parameter)) for parameter in parameters)
@@ -1039,13 +1041,13 @@ class DividesByAll(QuorumStep):
         return dist.get_world_size()
 
 
-@mistake("quorum_step", "Adam's moments didn't come along: who's back goes on with others than the rest")
+@mistake("quorum_step", "Adam's moments weren't copied: who's back goes on with others than the rest")
 class WeightsOnly(QuorumStep):
     def fields(self, replica):
         return [replica.weights_P]
 
 
-@mistake("quorum_step", "Adam's counter didn't come along: it corrects the moments, so the first steps come out too large")
+@mistake("quorum_step", "Adam's counter wasn't copied: it corrects the moments, so the first steps come out too large")
 class NoCounter(QuorumStep):
     def restore(self, replica, source):
         for one in self.fields(replica):
@@ -1076,7 +1078,7 @@ class RestoresAfter(QuorumStep):
         return done
 
 
-@mistake("quorum_step", "sick ranks stay behind: their weights are fine, so they do the step with the others' mean")
+@mistake("quorum_step", "sick ranks stay behind: their weights are fine, so they take the step with the others' mean")
 class SickSkip(QuorumStep):
     def __call__(self, replica, gradient, role, least):
         before = [one.clone() for one in self.fields(replica)], replica.steps
@@ -1099,7 +1101,7 @@ class NoQuorum(QuorumStep):
         return super().__call__(replica, gradient, role, 1)
 
 
-@mistake("quorum_step", "there's a quorum, and no step was done: at least `least` ranks are healthy")
+@mistake("quorum_step", "there's a quorum, and no step was taken: at least `least` ranks are healthy")
 def never_steps(replica, gradient, role, least):
     return False
 

@@ -1,6 +1,9 @@
 """Hands out what exercise 12_failures needs: cases, checkpoints, replicas, and the log of a run that broke. No answer."""
 
+import builtins
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
@@ -101,7 +104,7 @@ def weight(state: Any, depth: int = 0) -> int:
         return sum(weight(part, depth + 1) for part in parts)
     if state is None or isinstance(state, bool | int | float | str):
         return len(state) if isinstance(state, str) else 8
-    hint = "a checkpoint holds numbers, words, lists, dicts and tensors; generator.get_state() is a tensor"
+    hint = "a checkpoint holds numbers, strings, lists, dicts and tensors; generator.get_state() is a tensor"
     raise Stopped(f"state() has {kind_of(state)} in it", hint)
 
 
@@ -202,6 +205,23 @@ class Odd(NamedTuple):
         return parts
 
 
+@contextmanager
+def no_salt() -> Iterator[None]:
+    """Inside, hash() refuses what each process of a cluster would hash differently."""
+    real = builtins.hash
+
+    def checked(value: Any) -> int:
+        if isinstance(value, str | bytes | memoryview):
+            raise Stopped("hash() of bytes is another number in each process of a cluster", "zlib.crc32 is the same everywhere")
+        return real(value)
+
+    builtins.hash = checked
+    try:
+        yield
+    finally:
+        builtins.hash = real
+
+
 _ONE_BIT, _TWO_ELEMENTS, _SIGN = "another lowest bit in one element", "two elements swapped", "another sign of a zero"
 ODDS = (
     *(Odd(""), Odd(_ONE_BIT), Odd("another lowest bit in an int64"), Odd(_TWO_ELEMENTS), Odd("two tensors swapped")),
@@ -226,7 +246,7 @@ class Replica:
     steps: int
 
     def update(self, gradient_P: Tensor) -> None:
-        """Does a step of Adam."""
+        """Takes a step of Adam."""
         self.steps += 1
         self.first_P.lerp_(gradient_P, 0.1)
         self.second_P.lerp_(gradient_P**2, 0.05)
@@ -238,7 +258,7 @@ class Roles(NamedTuple):
     """A case of quorum_step.
 
     roles: of the ranks, in order
-    least: healthy ranks that make a step
+    least: the fewest healthy ranks that may take a step
     bad: a worthless gradient's number
     room: bytes that a rank may send beside what ours sends: with a quorum, the gradient once more
     """

@@ -8,6 +8,7 @@ from copy import deepcopy
 from functools import partial
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,7 @@ def _saved(case: Save, function: Callable, watch: Watch) -> dict:
     path, other = f"{FOLDER}/rank-0.bin", f"{FOLDER}/rank-1.bin"
     before = {} if case.first else {path: b"".join(old)}
     names = {b"".join(new): "the new one", before.get(path): "no file yet" if case.first else "the old one"}
-    left, half = [], {}
+    left, half, later = [], {}, {b"".join(newer): "the new one"}
 
     def look(step: str) -> None:
         left.extend(f"{one}, after {step}" for one in disk.after_a_cut(path, names) if one not in names.values())
@@ -53,12 +54,13 @@ def _saved(case: Save, function: Callable, watch: Watch) -> dict:
         function(path, [*new])
     kept = disk.files.get(path)
     return {
-        "what the file holds": torch.tensor(list(kept or b""), dtype=torch.uint8),
+        "what the file holds": in_words(kept, names),
+        "the crc32 of what it holds": crc32(kept or b""),
         "what a power cut during the save leaves": left[0] if left else "the old one or the new one",
         "what a power cut leaves after the save": " or ".join(sorted(disk.after_a_cut(path, names))),
         "the number of other files that the save leaves": len(disk.files.keys() - {path}),
         "what two ranks leave that save at once": _at_once(function, {path: new, other: others}),
-        "the next save, after one that was killed,": _saves(Disk(half), function, path, newer, {b"".join(newer): "is whole"}),
+        "what the next save leaves, after one that was killed": _saves(Disk(half), function, path, newer, later),
         "what a full disk leaves": _saves(Disk(before, room=7000), function, path, new, names),
     }
 
@@ -233,7 +235,8 @@ def _newest(case: Checkpoints, function: Callable, watch: Watch) -> dict:
         found = function(manifests)
     if not (found is None or isinstance(found, str)):
         raise Stopped(f"newest_whole returned {kind_of(found)}", "it returns a checkpoint's name, or None")
-    return {"the checkpoint": "none" if found is None else found[:60], "bytes that it has read": disk.read // case.tried}
+    name = "none" if found is None else found[:60] or "an empty name"
+    return {"the checkpoint": name, "bytes that it has read": disk.read // case.tried}
 
 
 _READS = "a rank reads files[rank::n] of the newest checkpoint, then of the one before, and no more once one is whole"
@@ -263,8 +266,9 @@ newest_whole = _task(
 
 def _odd(case: Odd, function: Callable, watch: Watch) -> dict:
     form = "it returns a list of ranks, an empty one if all agree"
-    found = function(case.made(dist.get_rank(), dist.get_world_size(), watch.seed))
-    return {"the list of ranks": sorted(whole(one, "a rank", form) for one in items(found, "what it returned", form, 64))}
+    with given.no_salt():
+        found = function(case.made(dist.get_rank(), dist.get_world_size(), watch.seed))
+    return {"the list of ranks": str(sorted(whole(one, "a rank", form) for one in items(found, "the list", form, 64)))}
 
 
 _DIGEST = "a crc32 of all bytes says whether two replicas are equal: 8 bytes per rank, in one all-gather"
@@ -283,7 +287,7 @@ odd_ones = _task(
     advice=(("(unsupported|Unsupported).*BFloat16|ScalarType BFloat16", "numpy has no bfloat16: view(torch.uint8) first"),),
 )
 
-# Task 6: a step with who is there
+# Task 6: a step with whoever is there
 
 
 def _stepped(case: Roles, function: Callable, watch: Watch) -> dict:
@@ -310,7 +314,7 @@ quorum_step = _task(
     cases=given.quorums,
     only_two="on 3 ranks, the healthy ones may be two, and any of them",
     call="quorum_step(replica, gradient_P, role, least)",
-    unexplained="the mean is over healthy ranks only; who is back gets all of a healthy one first; then all step",
+    unexplained="the mean is over healthy ranks only; who is back gets all of a healthy one first; then all take the step",
 )
 
 # Task 7: a log
