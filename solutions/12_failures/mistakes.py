@@ -187,7 +187,11 @@ def swallows_errors(path, parts):
         AtomicSave()(path, parts)
 
 
-@mistake("atomic_save", "a backup stays behind each time: after the rename nobody needs it", points=4.25)
+@mistake(
+    "atomic_save",
+    "another file stays behind each time, such as a backup or a lock: after the rename nobody needs it, so remove it",
+    points=4.25,
+)
 class Backup(AtomicSave):
     def publish(self, name, path):
         if os.path.exists(path):

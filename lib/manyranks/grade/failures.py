@@ -252,7 +252,7 @@ newest_whole = _task(
     ),
     cases=given.CHECKPOINTS,
     more=given.drawn_checkpoints,
-    only_two="each rank reads files[rank::n]: no file may be left out, and none is read by all",
+    only_two="on 2 ranks, one message reaches everyone; on 3, every rank needs the flags of all others",
     call="newest_whole(manifests)",
     unexplained="whole: each file of the manifest is there, is as long as it says, and has that crc32",
     advice=(
@@ -312,7 +312,7 @@ quorum_step = _task(
         _little(0.25, "ranks send a role, one gradient, and a state only if someone is back", _BACK),
     ),
     cases=given.quorums,
-    only_two="on 3 ranks, the healthy ones may be two, and any of them",
+    only_two="on 2 ranks, there is one other rank; on 3, roles and gradients of all others count",
     call="quorum_step(replica, gradient_P, role, least)",
     unexplained="the mean is over healthy ranks only; who is back gets all of a healthy one first; then all take the step",
 )
