@@ -11,6 +11,7 @@ from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -155,7 +156,7 @@ class NoFsyncOfTheFolder(AtomicSave):
 
 @mistake(
     "atomic_save",
-    "both ranks write to one temporary file: put the file's own name into it",
+    "one rank takes another's temporary file: put the checkpoint's name into its name, and leave those of other ranks alone",
     says="what two ranks leave that save at once",
     points=4.25,
 )
@@ -178,19 +179,74 @@ def exclusively(path, parts):
     AtomicSave().fsync_folder(path)
 
 
-@mistake("atomic_save", "a full disk has to be heard of: let the OSError go on, or the run believes in a save", points=4.25)
+@mistake(
+    "atomic_save", "the caller has to hear of a full disk: let the OSError go on, or the run believes in a save", points=4.25
+)
 def swallows_errors(path, parts):
     with suppress(OSError):
         AtomicSave()(path, parts)
 
 
-@mistake("atomic_save", "a backup stays behind each time: after the rename nobody needs it", points=4.25)
+@mistake(
+    "atomic_save",
+    "another file stays behind each time, such as a backup or a lock: after the rename nobody needs it, so remove it",
+    points=4.25,
+)
 class Backup(AtomicSave):
     def publish(self, name, path):
         if os.path.exists(path):
             with open(path, "rb") as old, open(f"{path}.bak", "wb") as file:
                 file.write(old.read())
         os.replace(name, path)
+
+
+@mistake("atomic_save", says="while the file is open")
+class FsyncOfAClosedFile(AtomicSave):
+    def finish(self, file):
+        file.close()
+        os.fsync(file.fileno())
+
+
+@mistake(
+    "atomic_save",
+    "a longer leftover keeps its tail: open the temporary file with 'wb', or with os.O_CREAT | os.O_TRUNC; 'ab' adds to it",
+    points=4.25,
+)
+class KeepsTheTail(AtomicSave):
+    def __call__(self, path, parts):
+        number = os.open(self.name(path), os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(number, "wb") as file:
+            file.writelines(parts)
+            self.finish(file)
+        self.publish(self.name(path), path)
+        self.fsync_folder(path)
+
+
+@mistake(
+    "atomic_save",
+    "the caller waits for an OSError, and this is another kind of error: let the one from the disk go on",
+    points=4.25,
+)
+def another_error(path, parts):
+    try:
+        AtomicSave()(path, parts)
+    except OSError as error:
+        raise RuntimeError("not saved") from error
+
+
+@mistake("atomic_save", says="leave those of other ranks alone", points=4.25)
+def sweeps(path, parts):
+    folder = os.path.dirname(path)
+    for name in os.listdir(folder):
+        if name.endswith(".tmp"):
+            os.remove(os.path.join(folder, name))
+    AtomicSave()(path, parts)
+
+
+@mistake("atomic_save", says="use the calls that the text lists")
+def with_writev(path, parts):
+    number = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.writev(number, parts)
 
 
 @right("how_often")
@@ -226,7 +282,7 @@ def searched(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
     k = int(tau / seconds + 0.5)
     while k < 1 or k * seconds < lag:
         k += 1
-    return torch.tensor(k), 1.0 - (stall / (k * seconds) + rate * (restart + lag + k * seconds / 2))
+    return torch.tensor(float(k)), 1.0 - (stall / (k * seconds) + rate * (restart + lag + k * seconds / 2))
 
 
 @mistake("how_often", "that's the time between failures of one GPU: a job of N GPUs fails N times as often")
@@ -287,6 +343,66 @@ class InSeconds(HowOften):
 class NoRestart(HowOften):
     def __call__(self, seconds, copy, write, restart, *rest):
         return super().__call__(seconds, copy, write, 0.0, *rest)
+
+
+@mistake("how_often", "the write has to end before the next copy: round its steps up, not to the nearest")
+class RoundsTheWrite(HowOften):
+    def steps(self, seconds, interval, lag):
+        return max(round(interval / seconds), round(lag / seconds), 1)
+
+
+@mistake("how_often", "that's one step more than the write needs: math.ceil(write / seconds), without the copy")
+class OneStepMore(HowOften):
+    def steps(self, seconds, interval, lag):
+        return max(round(interval / seconds), int(lag / seconds) + 1 if lag else 1)
+
+
+@mistake("how_often", "a save every 0 steps: at least one step lies between two saves")
+class NoLeast(HowOften):
+    def steps(self, seconds, interval, lag):
+        return max(round(interval / seconds), math.ceil(lag / seconds))
+
+
+@mistake("how_often", "without a thread nothing is being written while steps go on: Young's interval is all")
+class WaitsForNothing(HowOften):
+    def __call__(self, *case):
+        self.write = case[2]
+        return super().__call__(*case)
+
+    def steps(self, seconds, interval, lag):
+        return super().steps(seconds, interval, self.write)
+
+
+@mistake("how_often", "round to the nearest number of steps: int() cuts off what's behind the point")
+class CutsOff(HowOften):
+    def steps(self, seconds, interval, lag):
+        return max(int(interval / seconds), math.ceil(lag / seconds), 1)
+
+
+@mistake(
+    "how_often",
+    "a failure loses the whole write: until it has ended, the checkpoint before counts, wherever the failure hits",
+    points=1.5,
+)
+class LosesHalfTheWrite(HowOften):
+    def __call__(self, *case):
+        steps, goodput = super().__call__(*case)
+        return steps, goodput + self.stall_and_lag(case[1], case[2], case[6])[1] / 2 / self.mtbf(*case[4:6])
+
+
+@mistake("how_often", "without a thread the write is part of the stall: a failure doesn't lose it once more", points=1.5)
+class CountsTheWriteTwice(HowOften):
+    def __call__(self, *case):
+        steps, goodput = super().__call__(*case)
+        return steps, goodput - (0 if case[6] else case[2] / self.mtbf(*case[4:6]))
+
+
+@mistake("how_often", "that's the goodput of Young's interval: take steps · seconds, the one that you return", points=1.5)
+def of_another_interval(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
+    steps, _ = HowOften()(seconds, copy, write, restart, gpu_mtbf, gpus, beside)
+    stall, lag = HowOften().stall_and_lag(copy, write, beside)
+    interval = HowOften().young(stall, gpu_mtbf / gpus)
+    return steps, 1 - stall / interval - (restart + lag + interval / 2) / (gpu_mtbf / gpus)
 
 
 class Batches:
@@ -440,6 +556,61 @@ class ReadsNothingAhead(Loader):
         self.generator.set_state(state["generator"])
 
 
+@mistake(
+    "Loader",
+    "state() turns the generator back for good, and the noise of the training that goes on repeats itself",
+    points=3.25,
+)
+class TurnsBack(Loader):
+    def state(self):
+        found = super().state()
+        self.generator.set_state(found["generator"])
+        return found
+
+
+@mistake(
+    "Loader",
+    "the queue isn't always full: it's empty before the first batch and after load_state. Subtract len(self.queue), not ahead",
+    points=1.75,
+)
+class TakesItForFull(Loader):
+    def state(self):
+        return super().state() | {"used": self.fetched - self.ahead}
+
+
+class Plain(Loader):
+    def __next__(self):
+        while len(self.queue) <= self.ahead:
+            self.queue.append(self.fetch())
+        return self.queue.popleft()
+
+    def state(self):
+        return {"used": self.fetched, "generator": self.generator.get_state()}
+
+
+@mistake(
+    "Loader",
+    "the new loader's queue is empty, and the old one's batches are lost: save the place of the first batch in the queue",
+)
+class ForgetsTheQueue(Plain):
+    def load_state(self, state):
+        self.fetched = state["used"]
+        self.generator.set_state(state["generator"])
+
+
+@mistake(
+    "Loader",
+    "the queue holds one rank's part of each batch, and all ranks load this state: fetch these batches again instead",
+)
+class SavesTheQueue(Plain):
+    def state(self):
+        return super().state() | {"queue": list(self.queue)}
+
+    def load_state(self, state):
+        super().load_state(state)
+        self.queue.extend(state["queue"])
+
+
 @mistake("Loader", says="state() has a Generator in it")
 class SavesTheObject(Loader):
     def state(self):
@@ -569,9 +740,31 @@ class Unprepared(NewestWhole):
 @mistake("newest_whole", "every rank reads every file: N ranks read N times as much. Each takes a share", points=3.2)
 class ReadsAll(NewestWhole):
     def __call__(self, manifests):
-        whole = [all(self.is_whole(p, *f) for p, f in manifests[name].items()) for name in self.names(manifests)]
-        found = [self.agree(one) for one in whole]
-        return dict(zip(found[::-1], self.names(manifests)[::-1], strict=True)).get(True)
+        for name in self.names(manifests):
+            if self.agree(all(self.is_whole(path, *file) for path, file in manifests[name].items())):
+                return name
+
+
+@mistake("newest_whole", "files are left over when ranks don't divide their number, and nobody reads them: files[rank::n]")
+class DropsTheRest(NewestWhole):
+    def __call__(self, manifests):
+        for name in self.names(manifests):
+            files, rank = sorted(manifests[name].items()), dist.get_rank()
+            k = len(files) // dist.get_world_size()
+            if self.agree(all(self.is_whole(path, *file) for path, file in files[rank * k : (rank + 1) * k])):
+                return name
+
+
+@mistake("newest_whole", "that's the oldest whole one: begin with the largest step, the newest checkpoint")
+class OldestFirst(NewestWhole):
+    def names(self, manifests):
+        return super().names(manifests)[::-1]
+
+
+@mistake("newest_whole", says="the checkpoint is")
+def reads_nothing(manifests):
+    dist.all_reduce(torch.tensor(1), dist.ReduceOp.MIN)
+    return NewestWhole().names(manifests)[4]
 
 
 @mistake("newest_whole", "ranks send each other the files: a flag says as much", points=3.2)
@@ -634,7 +827,18 @@ class InATable(OddOnes):
         return self.odd(table.tolist())
 
 
-@mistake("odd_ones", "NaN isn't equal to itself, and 0.0 is equal to -0.0: compare bits, view(torch.uint8), not numbers")
+@mistake(
+    "odd_ones", "nobody is ever found, so nothing was compared: gather one checksum per rank, and look for those that differ"
+)
+class Nobody(OddOnes):
+    def odd(self, sums):
+        return []
+
+
+@mistake(
+    "odd_ones",
+    "no two ranks agree, for NaN isn't equal to itself; and 0.0 is equal to -0.0: compare bits, view(torch.uint8), not numbers",
+)
 class Sums(OddOnes):
     def __call__(self, parameters):
         mine = sum(parameter.double().sum() for parameter in parameters).view(1)
@@ -649,7 +853,7 @@ class Sums(OddOnes):
         return [rank for rank, count in enumerate(equal) if count < max(equal)]
 
 
-@mistake("odd_ones", "a sum over the bytes doesn't see two elements that are swapped: crc32 depends on their order")
+@mistake("odd_ones", "a sum over the bytes doesn't notice a swap: crc32 depends on their order")
 class SumsOfBytes(OddOnes):
     def checksum(self, parameters):
         return sum(parameter.contiguous().view(torch.uint8).long().sum().item() for parameter in parameters)
@@ -688,6 +892,32 @@ class Plurality(OddOnes):
     def odd(self, sums):
         common = Counter(sums).most_common(1)[0][0]
         return [rank for rank, one in enumerate(sums) if one != common]
+
+
+@mistake("odd_ones", says="in an int64")
+class FloatsOnly(OddOnes):
+    def checksum(self, parameters):
+        return super().checksum([parameter for parameter in parameters if parameter.is_floating_point()])
+
+
+@mistake(
+    "odd_ones", "an int64 is a parameter, too, and has more bits than a float: take the bytes of all parameters, as they are"
+)
+class AsFloats(OddOnes):
+    def checksum(self, parameters):
+        return super().checksum([parameter.double() for parameter in parameters])
+
+
+@mistake("odd_ones", "in words, all NaNs look the same, and their bits can differ: take the bytes as they are")
+class InWords(OddOnes):
+    def checksum(self, parameters):
+        return zlib.crc32(str([parameter.tolist() for parameter in parameters]).encode())
+
+
+@mistake("odd_ones", "a sum of checksums doesn't notice a swap: one checksum over all, in order")
+class SumsOfChecksums(OddOnes):
+    def checksum(self, parameters):
+        return sum(zlib.crc32(bytes_of(parameter)) for parameter in parameters)
 
 
 @mistake("odd_ones", says="together;", points=3)
@@ -771,6 +1001,29 @@ class OneMessage(QuorumStep):
             replica.steps = int(flat[-1])
 
 
+@also_right("quorum_step")
+class AmongTheHealthy(QuorumStep):
+    """The sum goes to one healthy rank, and the replica travels as an object; other kinds of numbers."""
+
+    def __call__(self, replica, gradient, role, least):
+        roles = self.roles(role)
+        healthy = [rank for rank, one in enumerate(roles) if one == 0]
+        if len(healthy) < least:
+            return np.False_
+        total = self.part(gradient, role)
+        dist.reduce(total, healthy[0])
+        dist.broadcast(total, healthy[0])
+        if 2 in roles:
+            self.restore(replica, healthy[0])
+        replica.update(total / len(healthy))
+        replica.steps = float(replica.steps)
+        return np.True_
+
+    def restore(self, replica, source):
+        dist.broadcast_object_list(found := [replica], source)
+        vars(replica).update(vars(found[0]))
+
+
 @mistake(
     "quorum_step",
     "0 · NaN is NaN, and one sick gradient poisons the mean: take zeros in place of it, with torch.where or zeros_like",
@@ -792,13 +1045,13 @@ class DividesByAll(QuorumStep):
         return dist.get_world_size()
 
 
-@mistake("quorum_step", "Adam's moments didn't come along: who's back goes on with others than the rest")
+@mistake("quorum_step", "Adam's moments weren't copied: who's back goes on with others than the rest")
 class WeightsOnly(QuorumStep):
     def fields(self, replica):
         return [replica.weights_P]
 
 
-@mistake("quorum_step", "Adam's counter didn't come along: it corrects the moments, so the first steps come out too large")
+@mistake("quorum_step", "Adam's counter wasn't copied: it corrects the moments, so the first steps come out too large")
 class NoCounter(QuorumStep):
     def restore(self, replica, source):
         for one in self.fields(replica):
@@ -829,7 +1082,7 @@ class RestoresAfter(QuorumStep):
         return done
 
 
-@mistake("quorum_step", "sick ranks stay behind: their weights are fine, so they do the step with the others' mean")
+@mistake("quorum_step", "sick ranks stay behind: their weights are fine, so they take the step with the others' mean")
 class SickSkip(QuorumStep):
     def __call__(self, replica, gradient, role, least):
         before = [one.clone() for one in self.fields(replica)], replica.steps
@@ -852,9 +1105,30 @@ class NoQuorum(QuorumStep):
         return super().__call__(replica, gradient, role, 1)
 
 
-@mistake("quorum_step", "there's a quorum, and no step was done: at least `least` ranks are healthy")
+@mistake("quorum_step", "there's a quorum, and no step was taken: at least `least` ranks are healthy")
 def never_steps(replica, gradient, role, least):
     return False
+
+
+@mistake("quorum_step", "who's back keeps its own worthless replica: it takes weights, moments and counter from a healthy rank")
+class RestoresNothing(QuorumStep):
+    def restore(self, replica, source):
+        pass
+
+
+@mistake("quorum_step", "nobody is healthy, so there's no rank to copy from: look at the quorum first")
+class LooksForASourceFirst(QuorumStep):
+    def roles(self, role):
+        roles = super().roles(role)
+        self.found = roles.index(0)
+        return roles
+
+
+@mistake("quorum_step", says="are enough", points=3.75)
+class GradientsFirst(QuorumStep):
+    def roles(self, role):
+        dist.all_reduce(torch.zeros(300, dtype=torch.float64))
+        return super().roles(role)
 
 
 @mistake("quorum_step", says="who's back takes weights, moments and the counter from one healthy rank", points=3.75)
@@ -921,6 +1195,9 @@ class BySilence(Autopsy):
     def typical(self, values):
         return sum(values) / len(values)
 
+    def __call__(self, log):
+        return super().__call__(log) | {"notes": "one key more"}
+
 
 @mistake("autopsy", "the first one to complain waited for another: find the rank whose last call is an earlier one", points=2.6)
 class FirstError(Autopsy):
@@ -943,6 +1220,18 @@ class CallOfTheOthers(Autopsy):
 class Longest(Autopsy):
     def typical(self, values):
         return max(values)
+
+
+@mistake("autopsy", "a hiccup can hit any one step, also the last: compare means or medians over all steps", points=3.4)
+class LastStep(Autopsy):
+    def typical(self, values):
+        return values[-1]
+
+
+@mistake("autopsy", "the first step has a hiccup, too: compare means or medians over all steps", points=3.4)
+class FirstStep(Autopsy):
+    def typical(self, values):
+        return values[0]
 
 
 @mistake("autopsy", "the newest checkpoint lacks a rank's file: count the ranks that have saved it", points=2)

@@ -20,7 +20,9 @@ _FIRST = 1_000_000  # file descriptors from here on are the disk's
 _CALLS = (
     "open read write lseek close fsync fdatasync sync replace rename unlink remove stat lstat fstat listdir mkdir ftruncate"
 )
-_CALLS += " chmod"
+_CALLS += " chmod access"
+_REFUSED = "link symlink writev pwrite pread truncate statvfs rmdir utime scandir"
+_PATHS = (int, str, bytes, os.PathLike)
 _ROOM = 1 << 20  # bytes
 
 
@@ -53,9 +55,15 @@ class _Raw(io.RawIOBase):
         return True
 
     def fileno(self):
+        self._checkClosed()
         return self._number
 
+    def close(self):
+        self._disk.closed(self._number)
+        super().close()
+
     def seek(self, offset, whence=0):
+        self._checkClosed()
         self._at = max(0, offset + (0, self._at, len(self.node.data))[whence])
         return self._at
 
@@ -63,6 +71,7 @@ class _Raw(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer):
+        self._checkClosed()
         found = self.node.data[self._at : self._at + len(buffer)]
         buffer[: len(found)] = found
         self._at += len(found)
@@ -70,6 +79,7 @@ class _Raw(io.RawIOBase):
         return len(found)
 
     def write(self, data):
+        self._checkClosed()
         data = bytes(data)
         self._disk.take_room(len(data))
         self.node.data[self._at : self._at + len(data)] = data
@@ -78,6 +88,7 @@ class _Raw(io.RawIOBase):
         return len(data)
 
     def truncate(self, size=None):
+        self._checkClosed()
         del self.node.data[self._at if size is None else size :]
         self._disk.did("a truncate")
         return len(self.node.data)
@@ -94,7 +105,7 @@ def in_words(content: bytes | None, known: dict[bytes | None, str]) -> str:
     if not content:
         return "no file at all" if content is None else "an empty file"
     full = max(len(one or b"") for one in known)
-    return f"{len(content):,} of {full:,} bytes" if len(content) < full else f"{len(content):,} bytes, old and new mixed"
+    return f"{len(content):,} of {full:,} bytes" if len(content) < full else "the bytes of two saves"
 
 
 class Disk:
@@ -110,6 +121,7 @@ class Disk:
         self.names = {path: _Node(data) for path, data in files.items()}
         self.read, self.look = 0, look
         self._room, self._since, self._numbers = room, [dict(self.names)], dict[int, _Raw | None]()
+        self._made_so_far = 0
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -137,6 +149,7 @@ class Disk:
         """Inside, open() and os reach it."""
         ours = [(module, "open", self._opened) for module in (builtins, io)]
         ours += [(os, name, getattr(self, f"_{name}")) for name in _CALLS.split()]
+        ours += [(os, name, partial(self._refused, name)) for name in _REFUSED.split() if hasattr(os, name)]
         before = [(module, name, getattr(module, name)) for module, name, _ in ours]
         try:
             for (module, name, stand_in), (*_, real) in zip(ours, before, strict=True):
@@ -155,6 +168,15 @@ class Disk:
             return ""
         name = os.path.normpath(os.fsdecode(path))
         return name if name == FOLDER or name.startswith(FOLDER + "/") else ""
+
+    def _refused(self, name, real, *args, **kwargs):
+        if any(one in self._numbers if isinstance(one, int) else self._own(one) for one in args if isinstance(one, _PATHS)):
+            raise Stopped(f"os.{name} doesn't reach this disk", "use the calls that the text lists")
+        return real(*args, **kwargs)
+
+    def closed(self, number: int) -> None:
+        """Forgets an open file's number."""
+        self._numbers.pop(number, None)
 
     def _found(self, path: str) -> _Node:
         if path not in self.names:
@@ -181,7 +203,7 @@ class Disk:
         return raw if buffering == 0 else kind(raw)
 
     def _made(self, path: str, flags: int) -> int:
-        number = _FIRST + len(self._numbers)
+        number, self._made_so_far = _FIRST + self._made_so_far, self._made_so_far + 1
         if path == FOLDER:
             self._numbers[number] = None
             return number
@@ -221,7 +243,9 @@ class Disk:
 
     def _close(self, real, number):
         number, raw = self._raw(number)
-        return real(number) if raw is False else None
+        if raw is False:
+            return real(number)
+        return raw.close() if raw else self.closed(number)
 
     def _fsync(self, real, number):
         number, raw = self._raw(number)
@@ -277,6 +301,9 @@ class Disk:
     def _fstat(self, real, number):
         number, raw = self._raw(number)
         return self._stat(real, raw.name if raw else FOLDER) if raw is not False else real(number)
+
+    def _access(self, real, path, *args, **kwargs):
+        return own == FOLDER or own in self.names if (own := self._own(path)) else real(path, *args, **kwargs)
 
     def _listdir(self, real, path="."):
         own = self._own(path)

@@ -1,6 +1,9 @@
 """Hands out what exercise 12_failures needs: cases, checkpoints, replicas, and the log of a run that broke. No answer."""
 
+import builtins
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
@@ -40,6 +43,16 @@ class Job(NamedTuple):
         return f"for {self.gpus:,} GPUs, {times} {how}"
 
 
+JOBS = (
+    Job(3.0, 2.0, 28.0, 240.0, 5e8, 4096, False),
+    Job(3.0, 2.0, 28.0, 240.0, 5e8, 4096, True),
+    Job(0.75, 0.02, 200.4, 90.0, 3e8, 8192, True),
+    Job(0.5, 0.4, 200.0, 90.0, 3e8, 8192, True),
+    Job(60.0, 0.005, 0.005, 90.0, 1e8, 8192, False),
+    Job(2.0, 1.0, 120.0, 60.0, 4e5, 8192, False),
+)
+
+
 def drawn_jobs(random: Random) -> list[Job]:
     """Returns one of each kind."""
     found = []
@@ -47,11 +60,16 @@ def drawn_jobs(random: Random) -> list[Job]:
         seconds, copy, write = random.uniform(0.5, 9), random.uniform(0.5, 5), random.uniform(10, 60)
         gpus, mtbf, restart = random.randint(500, 9000), random.uniform(2e8, 9e8), random.uniform(100, 600)
         found.append(Job(seconds, copy, write, restart, mtbf, gpus, beside))
-    return [*found, Job(random.uniform(0.5, 2), 0.01, random.uniform(200, 300), 60.0, 1e8, random.randint(2000, 9000), True)]
+    seconds = random.uniform(0.5, 2)
+    return [*found, Job(seconds, 0.01, seconds * (random.randint(150, 300) + 0.2), 60.0, 1e8, random.randint(2000, 9000), True)]
 
 
 class Resume(NamedTuple):
-    """A run on `before` ranks, and on `after` ranks from step `step` on. used: whether the new loaders have been used."""
+    """A run on `before` ranks, and on `after` ranks from step `step` on.
+
+    used: whether the new loaders have been used
+    twice: whether they save the state that they have loaded, and load that again
+    """
 
     samples: int
     batch: int
@@ -60,12 +78,21 @@ class Resume(NamedTuple):
     step: int
     ahead: int
     used: bool = False
+    twice: bool = False
 
     def __str__(self) -> str:
         read = f"{self.ahead} batches read ahead" if self.ahead else "nothing read ahead"
-        used = ", into loaders that have been used" if self.used else ""
+        used = ", into loaders that have been used" * self.used + ", saved and loaded twice" * self.twice
         where = f"step {self.step} of {self.samples} samples in batches of {self.batch}"
         return f"at {where}, {read}, from {self.before} to {self.after} ranks{used}"
+
+
+RESUMES = (
+    Resume(500, 12, 2, 3, 20, 0),
+    Resume(42, 12, 3, 2, 6, 2),
+    Resume(30, 12, 4, 4, 3, 3, True, True),
+    Resume(42, 12, 2, 4, 0, 2),
+)
 
 
 def weight(state: Any, depth: int = 0) -> int:
@@ -77,7 +104,7 @@ def weight(state: Any, depth: int = 0) -> int:
         return sum(weight(part, depth + 1) for part in parts)
     if state is None or isinstance(state, bool | int | float | str):
         return len(state) if isinstance(state, str) else 8
-    hint = "a checkpoint holds numbers, words, lists, dicts and tensors; generator.get_state() is a tensor"
+    hint = "a checkpoint holds numbers, strings, lists, dicts and tensors; generator.get_state() is a tensor"
     raise Stopped(f"state() has {kind_of(state)} in it", hint)
 
 
@@ -92,16 +119,20 @@ HARM = ("missing", "cut", "longer", "flipped")
 
 
 class Checkpoints(NamedTuple):
-    """harms: from the newest checkpoint on, what is wrong with it, "" for nothing. files: of each."""
+    """harms: from the newest checkpoint on, what is wrong with it, "" for nothing; the newest's last file. files: of each."""
 
     harms: tuple[str, ...]
     files: int
 
     def __str__(self) -> str:
-        said = {"": "whole", "missing": "with a file missing", "cut": "with a file cut short", "longer": "with a file too long"}
-        return f"{self.files} files each, the newest " + ", then one ".join(
-            said.get(harm, "with a flipped bit") for harm in self.harms
-        )
+        said = {"": "whole", "missing": "a file missing", "cut": "a file cut short", "longer": "a file too long"}
+        harms = ", ".join(said.get(harm, "a flipped bit") for harm in self.harms)
+        return f"{self.files} files each, newest to oldest: {harms}"
+
+    @property
+    def tried(self) -> int:
+        """How many checkpoints have to be read, in part."""
+        return min((*self.harms, "").index("") + 1, len(self.harms))
 
     def made(self, seed: int) -> tuple[dict[str, dict[str, File]], dict[str, bytes]]:
         """Returns the manifests, and what lies on the disk."""
@@ -110,6 +141,7 @@ class Checkpoints(NamedTuple):
         power, gap, over = 10 ** random.randint(3, 5), random.randrange(10, 300, 10), random.randint(1, 2)
         for i, harm in enumerate(reversed(self.harms)):
             name, hit = f"step-{power + (i - over) * gap}", random.randrange(self.files)
+            hit = self.files - 1 if i == len(self.harms) - 1 else hit
             for k in range(self.files):
                 path, data = f"{FOLDER}/{name}-rank-{k}.bin", random.randbytes(4000)
                 manifests.setdefault(name, {})[path] = File(len(data), zlib.crc32(data))
@@ -122,6 +154,18 @@ class Checkpoints(NamedTuple):
                     disk[path] = data
         names = random.sample(sorted(manifests), len(manifests))
         return {name: manifests[name] for name in names}, disk
+
+
+CHECKPOINTS = (
+    Checkpoints(("cut", "missing", "flipped", "longer", "", ""), 7),
+    Checkpoints(("", "", "cut", "", "", ""), 7),
+    Checkpoints(("flipped", "missing", "longer", "cut", "flipped", "missing"), 7),
+)
+
+
+def drawn_checkpoints(random: Random) -> list[Checkpoints]:
+    """Returns some with another answer each, and as many checkpoints and files as in the notebook's cases."""
+    return [Checkpoints((*random.choices(HARM, k=k), "", *random.choices(("", *HARM), k=5 - k)), 7) for k in (1, 2, 3)]
 
 
 class Odd(NamedTuple):
@@ -138,21 +182,51 @@ class Odd(NamedTuple):
         """Returns a rank's parameters."""
         draw = torch.Generator().manual_seed(seed + 5)
         big = torch.randn(40, 30, generator=draw)
-        parts = [big.T, torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + seed % 1000, torch.zeros(5)]
+        parts = [big.T, torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + 2**60 + seed % 1000, torch.zeros(5)]
+        parts += [*torch.randn(2, 6, generator=draw)]
         parts[1][7] = float("nan")
         odd = [Random(seed + len(self.wrong)).randrange(ranks)] if self.replicas == 1 else range(self.replicas)
         if rank in odd and self.wrong:
             row, i = big[3 + list(odd).index(rank)], int(torch.randint(29, (1,), generator=draw))
-            if self.wrong == "another sign of a zero":
+            if self.wrong == _SIGN:
                 parts[3][2] = -0.0
-            elif self.wrong == "two elements swapped":
+            elif self.wrong == _TWO_ELEMENTS:
                 row[[i, i + 1]] = row[[i + 1, i]]
+            elif self.wrong == "two tensors swapped":
+                parts[4:] = parts[:3:-1]
+            elif self.wrong == "a NaN with other bits":
+                parts[1].view(torch.int16)[7] ^= 1
+            elif self.wrong == "another lowest bit in an int64":
+                parts[2][3] ^= 1
             elif self.wrong == "a NaN":
                 parts[1][i + 8] = float("nan")
             else:
                 row.view(torch.int32)[i] ^= 1
         return parts
 
+
+@contextmanager
+def no_salt() -> Iterator[None]:
+    """Inside, hash() refuses what each process of a cluster would hash differently."""
+    real = builtins.hash
+
+    def checked(value: Any) -> int:
+        if isinstance(value, str | bytes | memoryview):
+            raise Stopped("hash() of bytes is another number in each process of a cluster", "zlib.crc32 is the same everywhere")
+        return real(value)
+
+    builtins.hash = checked
+    try:
+        yield
+    finally:
+        builtins.hash = real
+
+
+_ONE_BIT, _TWO_ELEMENTS, _SIGN = "another lowest bit in one element", "two elements swapped", "another sign of a zero"
+ODDS = (
+    *(Odd(""), Odd(_ONE_BIT), Odd("another lowest bit in an int64"), Odd(_TWO_ELEMENTS), Odd("two tensors swapped")),
+    *(Odd(_SIGN), Odd("a NaN"), Odd("a NaN with other bits"), Odd("another lowest bit, each in another element", 2)),
+)
 
 # Task 6
 
@@ -172,7 +246,7 @@ class Replica:
     steps: int
 
     def update(self, gradient_P: Tensor) -> None:
-        """Does a step of Adam."""
+        """Takes a step of Adam."""
         self.steps += 1
         self.first_P.lerp_(gradient_P, 0.1)
         self.second_P.lerp_(gradient_P**2, 0.05)
@@ -184,15 +258,15 @@ class Roles(NamedTuple):
     """A case of quorum_step.
 
     roles: of the ranks, in order
-    least: healthy ranks that make a step
+    least: the fewest healthy ranks that may take a step
     bad: a worthless gradient's number
-    room: bytes that a rank may send beside what ours sends
+    room: bytes that a rank may send beside what ours sends: with a quorum, the gradient once more
     """
 
     roles: tuple[str, ...]
     least: int
     bad: float = float("nan")
-    room: int = 64
+    room: int = 4000
 
     def __str__(self) -> str:
         return f"which are {', '.join(self.roles)}, with a quorum of {self.least}"
@@ -201,7 +275,7 @@ class Roles(NamedTuple):
         """Returns a rank's replica and its gradient."""
         draw = torch.Generator().manual_seed(seed + 7)
         first, second, weights, gradient = torch.randn(4, 300, generator=draw, dtype=torch.float64)
-        replica, role = Replica(weights, first, second**2, 17), self.roles[rank]
+        replica, role = Replica(weights.clone(), first.clone(), second**2, Random(seed).randint(5, 40)), self.roles[rank]
         if role == "back":
             nothing = torch.full((300,), float("nan"), dtype=torch.float64)
             replica = Replica(nothing, nothing.clone(), nothing.clone(), 0)
@@ -220,7 +294,8 @@ def quorums(n: int) -> list[Roles]:
         Roles(roles("sick", "healthy"), 1, bad=1e6),
         Roles(roles("back", "healthy"), 1),
         Roles(("healthy", *["sick"] * (n - 2), "back"), 1),
-        Roles(roles("back", "healthy", "sick"), max(2, n - 1), room=2500),
+        Roles(roles("back", "healthy", "sick"), max(2, n - 1), room=64),
+        Roles(roles("back", "sick"), 1, room=64),
         Roles(roles("healthy"), n),
     ]
 
@@ -258,15 +333,16 @@ def log(seed: int) -> list[Entry]:
     """Returns the log of a run that broke."""
     random, found = Random(seed), []
     ranks, every, last = random.randint(6, 12), random.randint(6, 9), random.randint(3, 5)
-    dead, slow, hiccup, late = random.sample(range(ranks), 4)
+    dead, slow, hiccup, late, other = random.sample(range(ranks), 5)
     compute, stall, size = random.randint(20, 40) / 8, random.randint(3, 9) / 4, random.randint(10**8, 10**9)
     seconds, steps, newest = compute * 1.5, every * last + random.randint(2, every - 1), every * last
     now = random.randint(50, 90) / 4  # the start takes this long
     for step in range(1, steps + 1):
-        long = 4 * compute if step == every + 2 else 0
+        hit = {1: late, every + 2: hiccup, steps: other}.get(step)
+        long = 0 if hit is None else 4 * compute
         now += seconds + long + (stall if step % every == 1 and step > 1 else 0)
         for rank in random.sample(range(ranks), ranks):
-            own = compute * (1.3 if rank == slow else random.randint(95, 105) / 100) + (long if rank == hiccup else 0)
+            own = compute * (1.3 if rank == slow else random.randint(95, 105) / 100) + (long if rank == hit else 0)
             found.append(Entry(now, rank, "step", step, round(own, 3)))
         for rank in range(ranks) if step % every == 0 else ():
             torn = (step == newest and rank == late) or (step == newest - every and rank == slow)

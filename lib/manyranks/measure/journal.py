@@ -56,7 +56,9 @@ def kind_of(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of {value.numel()} elements"
     many = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
-    return f"a {type(value).__name__}{many}"
+    name = type(value).__name__
+    article = "an" if name.startswith((*"aeioAEIO", "ndarray")) else "a"
+    return f"{article} {name}{many}"
 
 
 def to_itself(op: str, rank: int) -> Stopped:

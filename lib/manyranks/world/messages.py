@@ -4,6 +4,7 @@ A message is a header of lengths, the pickle, then one frame a storage. A receiv
 was read into, and tensors that share a storage still share it on the other side.
 """
 
+import builtins
 import importlib
 import io
 import pickle
@@ -21,6 +22,7 @@ Frame = bytes | np.ndarray | pickle.PickleBuffer
 _FRAMES = 64  # of a message of strangers
 _COUNT = struct.Struct("<I")
 EXACTLY = _COUNT.size
+_IPYTHON = "IPython.core.interactiveshell"  # a notebook's open() is a function of this module
 _AT_ONCE = 1 << 16  # a message up to this size is one system call on each side
 
 
@@ -33,11 +35,18 @@ class _Pickler(cloudpickle.Pickler):
             return _storage, (pickle.PickleBuffer(_bytes_of(value)),)
         if torch is not None and isinstance(value, torch.storage.TypedStorage):
             return _typed_storage, (value._untyped_storage, value.dtype)
+        if isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == _IPYTHON and value.__name__ == "open":
+            return getattr, (sys.modules[__name__], "_open")
         if _is_special_module(value):
             return importlib.import_module, (value.__name__,)
         if _is_part_of_a_module(value):
             return getattr, (sys.modules[value.__name__.rpartition(".")[0]], value.__name__.rpartition(".")[2])
         return super().reducer_override(value)
+
+
+def _open(*args, **kwargs):
+    """What a notebook's open() is on a rank: Python's own, also where something stands in for that later."""
+    return builtins.open(*args, **kwargs)
 
 
 def _is_special_module(value) -> bool:
