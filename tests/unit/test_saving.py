@@ -317,7 +317,7 @@ def test_boxes_overlap_if_they_share_an_element(data):
 def test_other_boxes_than_those_of_the_first_save_are_refused(tmp_path):
     saver = saving.Saver()
     saver.start(tmp_path / "1", [Box("x", (2,), (0,), torch.ones(2))])
-    with pytest.raises(ValueError, match="these aren't the boxes of the first call: make another Saver"):
+    with pytest.raises(ValueError, match="these differ from the first call's boxes: make another Saver"):
         saver.start(tmp_path / "2", [Box("x", (3,), (0,), torch.ones(3))])
     saver.close()
 

@@ -84,6 +84,7 @@ class Saver:
         self._group, self._number, self._saves = group, drawn[0], 0
         self._keys: list[_Key] | None = None
         self._mine: list[int] = []  # of the parts, those that this rank writes
+        self._parts, self._own = None, []  # of the last call: all, and those to write
         self._copy = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._writing: Future | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint", _yield_to_training)
@@ -93,22 +94,28 @@ class Saver:
 
         Waits for the previous write first, because there's one buffer.
 
-        parts: what this rank has; on later calls the same boxes, with other numbers. Those
-            without elements are left out
+        parts: what this rank has; on later calls the same boxes, with other numbers (a
+            tuple of them is checked once). Those without elements are left out
         facts: what facts() returns later; JSON has to know it
 
         Raises ValueError for parts that overlap or don't fill their tensors, or differ
         from the first call's; OSError if this rank couldn't write the last checkpoint.
         """
         self._finish()
-        parts = [box for box in parts if box.tensor.numel()]
-        keys = [_key(box) for box in parts]
-        if self._keys is None:
-            self._mine, self._keys = self._dealt(keys), keys
-        if keys != self._keys:
-            raise ValueError("these aren't the boxes of the first call: make another Saver")
-        own = [parts[i] for i in self._mine]
-        header, places = _header([keys[i] for i in self._mine], facts)
+        if (
+            parts is not self._parts or type(parts) is not tuple
+        ):  # a tuple can't have changed
+            full = [box for box in parts if box.tensor.numel()]
+            keys = [_key(box) for box in full]
+            if self._keys is None:
+                self._mine, self._keys = self._dealt(keys), keys
+            if keys != self._keys:
+                raise ValueError(
+                    "these differ from the first call's boxes: make another Saver"
+                )
+            self._parts, self._own = parts, [full[i] for i in self._mine]
+        own = self._own
+        header, places = _header([self._keys[i] for i in self._mine], facts)
         if self._copy.numel() != places[-1]:
             pinned = any(box.tensor.is_cuda for box in own)
             self._copy = torch.empty(

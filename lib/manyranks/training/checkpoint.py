@@ -54,7 +54,7 @@ class Checkpoints:
         self.folder, self.keep, self._group = Path(folder), keep, group
         self._saver = saving.Saver(group)
         self._spread: Spread | None = None
-        self._parts: list[Box] = []
+        self._parts: tuple[Box, ...] = ()
         self._lock = _lock(self.folder) if self._saver.rank == 0 else None
         try:
             if self._lock is not None:
@@ -91,7 +91,8 @@ class Checkpoints:
         if spread is not self._spread:  # its tensors stay where they are
             others = _of_earlier_stages(spread.parts)
             self._spread = spread
-            self._parts = [b for b in boxes_of(spread) if b.name.partition(".")[2] not in others]
+            own = boxes_of(spread)
+            self._parts = tuple(b for b in own if b.name.partition(".")[2] not in others)
         self._saver.start(place, self._parts, step=step, run=run)
         self._remove_old()
         return place
