@@ -239,7 +239,18 @@ def test_a_vocabulary_without_a_place_for_each_byte_is_refused():
         train(GPTConfig(vocab=50), TrainingConfig())
 
 
-@pytest.mark.parametrize("every", [0, -1])
+@pytest.mark.parametrize("given", [{"every": 5}, {"keep": 2}, {"every": "auto", "mtbf": 60.0}])
+def test_how_to_save_without_a_folder_is_refused(given):
+    with pytest.raises(ValueError, match="without a folder: say with folder where to save"):
+        train(GPTConfig(), TrainingConfig(), **given)
+
+
+def test_a_rate_of_failures_that_nothing_uses_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'mtbf=60\.0 with every=5: say every="auto", or leave mtbf out'):
+        train(GPTConfig(), TrainingConfig(), str(tmp_path), every=5, mtbf=60.0)
+
+
+@pytest.mark.parametrize("every", [0, -1, True])
 def test_a_run_that_would_never_end_is_refused(every):
     with pytest.raises(ValueError, match=f"every={every}: give a number of steps, 1 or more"):
         train(GPTConfig(), TrainingConfig(), every=every)

@@ -77,7 +77,7 @@ class Saver:
     """
 
     def __init__(self, group: Group = None):
-        self.rank, self.ranks = _place(group)
+        self.rank, self.ranks = rank_and_size(group)
         drawn = [os.urandom(4).hex()]
         if self.ranks > 1:
             dist.broadcast_object_list(drawn, group=group, group_src=0)
@@ -102,9 +102,8 @@ class Saver:
         from the first call's; OSError if this rank couldn't write the last checkpoint.
         """
         self._finish()
-        if (
-            parts is not self._parts or type(parts) is not tuple
-        ):  # a tuple can't have changed
+        known = parts is self._parts and type(parts) is tuple  # it can't have changed
+        if not known:
             full = [box for box in parts if box.tensor.numel()]
             keys = [_key(box) for box in full]
             if self._keys is None:
@@ -287,7 +286,8 @@ def damage(file: Path) -> str:
     return f"{file.name} is corrupt: its checksum doesn't match"
 
 
-def _place(group: Group) -> tuple[int, int]:
+def rank_and_size(group: Group) -> tuple[int, int]:
+    """Returns this process's rank and the group's size; 0 and 1 if it's alone."""
     if not dist.is_initialized():
         return 0, 1
     return dist.get_rank(group), dist.get_world_size(group)

@@ -149,7 +149,7 @@ def newest(folder: Path, group: Group = None) -> Path | None:
     All ranks of the group call it: each reads a part of the files. One of them warns of each
     checkpoint that is passed over, and says which file is damaged.
     """
-    rank, ranks = _rank(group), dist.get_world_size(group) if dist.is_initialized() else 1
+    rank, ranks = saving.rank_and_size(group)
     steps = [_steps(folder)]
     if ranks > 1:  # as one rank sees them: a folder on a network may look different to another
         dist.broadcast_object_list(steps, group=group, group_src=0)
@@ -199,7 +199,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _lock(folder: Path) -> IO | None:
-    """Takes the folder's lock, which ends with the process, however it dies; None: it's taken."""
+    """Takes the folder's lock, which ends with the process and its forks; None: it's taken."""
     folder.mkdir(parents=True, exist_ok=True)
     # A file, and open for writing, because NFS locks nothing else.
     opened = open(folder / ".lock", "a")
@@ -221,10 +221,6 @@ def _remove_unfinished(folder: Path) -> None:
     """Removes what runs before were writing when they died."""
     for file in folder.glob(f"step-*/*{saving.UNFINISHED}"):
         file.unlink(missing_ok=True)
-
-
-def _rank(group: Group) -> int:
-    return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 def _all(own: bool, group: Group) -> bool:

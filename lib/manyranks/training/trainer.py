@@ -263,10 +263,15 @@ def train(
     Raises ValueError for resume without a folder, for a folder with checkpoints without resume,
     or that another run writes to, and for an `every`, `keep` or `mtbf` that can't be.
     """
-    if every not in (None, "auto") and not (isinstance(every, int) and every >= 1):
+    if every not in (None, "auto") and not (type(every) is int and every >= 1):
         raise ValueError(f'every={every!r}: give a number of steps, 1 or more, "auto" or None')
     if mtbf is not None and not 0 < mtbf < math.inf:
         raise ValueError(f"mtbf={mtbf!r}: give seconds, above 0 and finite, or None")
+    if folder is None and (every, keep, mtbf) != (None, None, None):
+        said = f"every={every!r}, keep={keep!r}, mtbf={mtbf!r}"
+        raise ValueError(f"{said} without a folder: say with folder where to save")
+    if mtbf is not None and every != "auto":
+        raise ValueError(f'mtbf={mtbf!r} with every={every!r}: say every="auto", or leave mtbf out')
     if resume and folder is None:
         raise ValueError("resume=True: say with folder where the checkpoints are")
     if folder and not resume:
