@@ -1,9 +1,8 @@
 # Everything a reader or a contributor runs. Each target installs what is missing first; a second run is quick.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
-VENV   ?= .venv
+# Another Python or PyTorch than the course's, in an environment of its own: make test VENV=another PYTHON=python3.13 TORCH=2.15.0
+export PYTHON TORCH TORCH_INDEX
+export VENV ?= .venv
 WORKERS ?= 3
-# Another PyTorch than the course's: make test VENV=another TORCH=2.14.1
-CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
@@ -11,7 +10,7 @@ ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 .PHONY: lab venv test test-all test-strict test-gpu labs lint notebooks exercises gallery bench site wheel clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
-	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=$(CURDIR) notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" notebooks/00_start_here.ipynb
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 
@@ -66,17 +65,10 @@ wheel: $(VENV)/.installed-test ## dist/manyranks-….whl, the library without th
 clean:
 	rm -rf $(VENV)
 
-$(BIN)/python:
-	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=..."'
-	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/constraints.txt: constraints.txt | $(BIN)/python
-	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $@
-
-$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[grade]'
+$(VENV)/.installed: pyproject.toml constraints.txt
+	sh install.sh grade
 	touch $@
 
-$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[$*]'
+$(VENV)/.installed-%: pyproject.toml constraints.txt
+	sh install.sh $*
 	touch $@

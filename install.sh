@@ -1,0 +1,72 @@
+#!/bin/sh
+# Installs the course into a virtual environment: sh install.sh [EXTRA of pyproject.toml]. `make lab` and `make test` call it.
+#   PYTHON       the interpreter; without it, the first on the PATH that runs and is recent enough
+#   VENV         the virtual environment's folder, .venv unless you say otherwise
+#   TORCH        another PyTorch than the course's, such as 2.15.0
+#   TORCH_INDEX  the address of a second package index, for a smaller PyTorch
+#   UV           uv's path; uv does the work where it's on the PATH, and pip where it isn't or where UV is empty
+set -eu
+cd "$(dirname "$0")"
+extra=${1:-grade} venv=${VENV:-.venv} uv=${UV-$(command -v uv || true)}
+
+stop() {
+    echo "install.sh: $1" >&2
+    exit 1
+}
+
+works() { # a shim may be on the PATH with no Python behind it
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1
+}
+
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        works "$PYTHON" || stop "PYTHON=$PYTHON doesn't run, or isn't Python 3.11 to 3.14"
+        echo "$PYTHON"
+        return
+    fi
+    for name in python3.11 python3.12 python3.13 python3.14 python3; do
+        rest=$PATH:
+        while [ -n "$rest" ]; do
+            found=${rest%%:*}/$name rest=${rest#*:}
+            if works "$found"; then
+                echo "$found"
+                return
+            fi
+        done
+    done
+    stop "found no Python 3.11 to 3.14 that runs. Install one (Debian, Ubuntu: apt install python3 python3-venv), or name yours with PYTHON=/path/to/python"
+}
+
+# 1. A virtual environment
+if ! works "$venv/bin/python"; then
+    [ ! -e "$venv/bin/python" ] || stop "$venv belongs to a Python that's gone or too old: remove it with 'make clean', and run this again"
+    python=$(find_python)
+    if [ -n "$uv" ]; then
+        "$uv" venv --quiet --seed --allow-existing --python "$python" "$venv" || stop "uv couldn't make $venv; it says why above. UV= does without uv"
+    else
+        "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+            stop "$python can't make virtual environments. Install the rest of it (Debian, Ubuntu: apt install python3-venv), or install uv"
+        "$python" -m venv "$venv" || stop "$python couldn't make $venv; it says why above"
+    fi
+fi
+
+# 2. What goes into it
+constraints=constraints.txt
+if [ -n "${TORCH:-}" ]; then # which decides about its Triton
+    constraints=$venv/constraints.txt
+    sed -e "s/^torch==.*/torch==$TORCH/" -e '/^triton==/d' constraints.txt >"$constraints"
+fi
+if ! "$venv/bin/python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
+    size="about 0.4 GB"
+    if [ -z "${TORCH_INDEX:-}${UV_TORCH_BACKEND:-}" ] && [ "$(uname -s)" = Linux ]; then
+        size="about 3 GB, for PyTorch brings CUDA, and takes 6 GB of disk (README.md says how to get a smaller one)"
+    fi
+    echo "The first installation downloads $size. If it's interrupted, run it again."
+fi
+if [ -n "$uv" ]; then
+    set -- "$uv" pip install --python "$venv/bin/python" ${TORCH_INDEX:+--index "$TORCH_INDEX" --index-strategy unsafe-best-match}
+else
+    set -- "$venv/bin/python" -m pip --disable-pip-version-check install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+fi
+"$@" --constraint "$constraints" --editable ".[$extra]" ||
+    stop "not installed; the cause stands above. Where it speaks of connections, this machine doesn't reach the package index: look at its network, or set HTTPS_PROXY, and run this again"
