@@ -43,7 +43,9 @@ def interpreters(named: list[str]) -> dict[str, Path]:
 def resolve(python: Path, extras: list[str], constraints: Path) -> list[dict]:
     """Returns what pip would install. Raises CalledProcessError with pip's words where it finds no solution."""
     command = [python, "-m", "pip", "--quiet", "install", "--dry-run", "--report", "-", "--constraint", constraints]
-    ran = subprocess.run([*command, "--editable", f"{ROOT}[{','.join(extras)}]"], env=BARE, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [*command, "--editable", f"{ROOT}[{','.join(extras)}]"], env=BARE, capture_output=True, text=True, check=True
+    )
     return json.loads(ran.stdout)["install"]
 
 
