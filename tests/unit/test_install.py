@@ -1,4 +1,4 @@
-"""install.sh on machines that lack something. Nothing is installed: stand-ins for uv and Python write down what they are asked."""
+"""install.sh on machines that lack something. Nothing is installed: stand-ins for uv and Python note what they are asked."""
 
 import shutil
 import subprocess
