@@ -75,12 +75,11 @@ def lab() -> nbformat.NotebookNode:
 def task(name: str) -> list[nbformat.NotebookNode]:
     """Returns the three cells of a task: stub, check and answer."""
     call, value = TASKS[name]
+    hidden = {"jupyter": {"source_hidden": True}}
     return [
         new_code_cell(_STUB.format(name=name).rstrip(), metadata={"tags": ["write"]}),
-        new_code_cell(_CHECK.format(name=name, value=value).rstrip()),
-        new_code_cell(
-            _ANSWER.format(name=name, call=call).rstrip(), metadata={"tags": ["answer"], "jupyter": {"source_hidden": True}}
-        ),
+        new_code_cell(_CHECK.format(name=name, value=value).rstrip(), metadata=hidden),
+        new_code_cell(_ANSWER.format(name=name, call=call).rstrip(), metadata={"tags": ["answer"], **hidden}),
     ]
 
 

@@ -7,7 +7,7 @@ _ROW = """
 class Row:
     def __init__(self, part):
         self.parameters = list(part.parameters())
-        self.row = flat(self.parameters).detach()
+        self.row = row_of(self.parameters)
         make_views(self.row, self.parameters)
         self.shard = self.row.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
@@ -15,7 +15,7 @@ class Row:
         self.row.copy_(ring_all_gather(self.shard))
 
     def reduce(self):
-        grads = flat([p.grad for p in self.parameters])
+        grads = row_of([p.grad for p in self.parameters])
         self.shard.grad = ring_reduce_scatter(grads)  # the sum
         for p in self.parameters:
             p.grad = None
@@ -60,7 +60,7 @@ class Stage3(Stage2):
         super().__init__(gpt, kind=Unit)
 
     def before_forward(self, k):
-        self.rows[k].wait()
+        self.rows[k].start()  # and nobody waits
 
     def after_forward(self, k):
         self.rows[k].free()
@@ -69,20 +69,24 @@ class Stage3(Stage2):
         self.rows[k].wait()
 
     def after_backward(self, k):
-        self.rows[k].free()  # and the gradients stay
+        self.rows[k].free()
+        self.rows[k].reduce()
 """
 
 _FSDP = """
 class FSDP(Stage3):
     def before_forward(self, k):
         self.rows[k].wait()
+        if k + 1 < len(self.rows):
+            self.rows[k + 1].start()
 
     def after_forward(self, k):
         if k + 1 < len(self.rows):
             self.rows[k].free()
 
-    def before_backward(self, k):
-        self.rows[k].wait()
+    def before_backward(self, k):  # and nobody waits
+        if k > 0:
+            self.rows[k - 1].start()
 """
 
 _PASS_ON = """
@@ -258,11 +262,11 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "Overlapped": (_OVERLAPPED, "114 all-reduces in 3 steps, not 12"),
     },
     "03_zero": {
-        "Row": (_ROW, "the weights are off by"),
-        "Stage2": (_STAGE_2, "NoneType"),
-        "Unit": (_UNIT, "a free unit still has memory"),
-        "Stage3": (_STAGE_3, "the weights are off by"),
-        "FSDP": (_FSDP, "whole in forward and backward: 0 1 2 3 4 5 5 4"),
+        "Row": (_ROW, "rank 0's shard gets the gradients [1111.0, 2222.0, 3333.0]"),
+        "Stage2": (_STAGE_2, "`step` reduces a row whose gradients have already left"),
+        "Unit": (_UNIT, "a free unit's row still has 256 bytes, not 0"),
+        "Stage3": (_STAGE_3, "in forward, unit 0 was read before its wait"),
+        "FSDP": (_FSDP, "in backward, unit 4 was read before its wait"),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

@@ -57,8 +57,12 @@ def words(source: str) -> int:
 
 def lines(cell) -> int:
     """Counts a code cell's visible lines: those that aren't blank, or none if its source is hidden."""
-    hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
-    return 0 if hidden else sum(bool(line.strip()) for line in cell.source.splitlines())
+    return 0 if is_hidden(cell) else sum(bool(line.strip()) for line in cell.source.splitlines())
+
+
+def is_hidden(cell) -> bool:
+    """Whether JupyterLab hides the cell's source until somebody opens it."""
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
 
 
 def is_explorer(cell) -> bool:

@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from typing import NamedTuple
 
-from tests.notebooks.pages import code, python
+from tests.notebooks.pages import code, is_hidden, python
 
 _GUESS = re.compile(r"guess(_\w+)? = None( *#.*)?")
 _STUB_END = re.compile(r"raise NotImplementedError  # your (\d+) lines?$", re.M)
@@ -96,7 +96,8 @@ def _problems(stub, check, answer) -> list[str]:
         "the check must assign the result of mr.attempt to a name": result,
         f'the answer must begin with "if not {result}:"': asked and asked[1] == result,
         f"the answer must define {', '.join(names)}": set(names) <= set(_defined(answer_of(answer))),
-        "the answer's source must be hidden": answer.metadata.get("jupyter", {}).get("source_hidden"),
+        "the check's source must be hidden": is_hidden(check),
+        "the answer's source must be hidden": is_hidden(answer),
     }
     return [problem for problem, holds in rules.items() if not holds]
 

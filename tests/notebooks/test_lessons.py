@@ -97,7 +97,8 @@ BROKEN_LESSONS = [
     (form.the_reader_writes, replace("right_total = mr", "mr"), "must assign the result"),
     (form.the_reader_writes, replace("if not right_total:", "if not right:"), 'must begin with "if not right_total:"'),
     (form.the_reader_writes, replace("    def total(x):", "    def sum_up(x):"), "the answer must define total"),
-    (form.the_reader_writes, unmark("if not right_total:"), "source must be hidden"),
+    (form.the_reader_writes, unmark("right_total = mr"), "the check's source must be hidden"),
+    (form.the_reader_writes, unmark("if not right_total:"), "the answer's source must be hidden"),
     (form.the_reader_writes, unmark('print("four")'), "output isn't hidden"),
     (form.the_reader_writes, remove("guess = None"), "no guess above it"),
     (form.the_reader_writes, leak, "shows the first line of a hidden output"),
@@ -143,7 +144,7 @@ def test_minutes_are_counted_as_the_estimate_says():
     lesson.cells += [new_code_cell("x = 1\n\n" * 8), fakes.drawn("<Figure"), fakes.drawn("Explorer(")]
     hidden = new_code_cell("x = 1\n" * 80, metadata={"jupyter": {"source_hidden": True}})
     lesson.cells += [hidden, new_code_cell("guess_2 = None  # how many?"), *fakes.task("total")]
-    code = 8 + 1 + 1 + 0 + 1 + 4 + 4
+    code = 8 + 1 + 1 + 0 + 1 + 4
     assert reading.lesson_minutes(lesson) - before == pytest.approx(113 / 110 + code / 8 + 1 / 2 + 5 + 1 + 3)
 
 

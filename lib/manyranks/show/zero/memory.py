@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from manyranks.show import drawings, style
 
 
-def _watched(train: Callable, stage: type, held: Callable) -> list:
+def watched(train: Callable, stage: type, held: Callable) -> list:
     """Returns what held(stage) says after each part's forward and backward, in the second step."""
     seen = []
 
@@ -22,18 +22,9 @@ def _watched(train: Callable, stage: type, held: Callable) -> list:
     return seen[len(seen) // 2 :]
 
 
-def whole_units(run: Callable, train: Callable, stage: type) -> str:
-    """Returns the units that have memory at the moments of a step, such as "0 1 2 2 1 0" for three, one at a time."""
-    return " ".join(run(_watched, train, stage, _whole)[0])
-
-
-def _whole(stage) -> str:
-    return "".join(str(k) for k, unit in enumerate(stage.rows) if unit.row.untyped_storage().nbytes()) or "-"
-
-
 def steps_over_time(run: Callable, train: Callable, held: Callable, stages: Mapping[str, type]) -> style.Figure:
     """Draws what rank 0 holds over the second step of several stages, by name, side by side."""
-    steps = {name: run(_watched, train, stage, held)[0] for name, stage in stages.items()}
+    steps = {name: run(watched, train, stage, held)[0] for name, stage in stages.items()}
     samples = {name: {kind: [moment[kind] for moment in step] for kind in step[0]} for name, step in steps.items()}
     events = len(next(iter(steps.values())))
     return drawings.memory_over_time(samples, [(0, events / 2, "forward"), (events / 2, events, "backward")])
