@@ -10,7 +10,8 @@ _STUB = """def {name}(x):
     x = x.clone()
     raise NotImplementedError  # your 2 lines
 """
-_CHECK = """right_{name} = mr.attempt(
+_CHECK = """# The check
+right_{name} = mr.attempt(
     lambda: world.run(lambda: {name}(torch.ones(3))),
     (lambda results: results[0].tolist() == [{value}] * 3, lambda results: f"rank 0 has {{results[0].tolist()}}."),
 )

@@ -10,6 +10,7 @@ from tests.notebooks.pages import code, is_hidden, python
 
 _GUESS = re.compile(r"guess(_\w+)? = None( *#.*)?")
 _STUB_END = re.compile(r"raise NotImplementedError  # your (\d+) lines?$", re.M)
+_CHECK = "# The check\n"
 _ANSWER = re.compile(r"if not (\w+):\n")
 
 
@@ -97,6 +98,7 @@ def _problems(stub, check, answer) -> list[str]:
         f'the answer must begin with "if not {result}:"': asked and asked[1] == result,
         f"the answer must define {', '.join(names)}": set(names) <= set(_defined(answer_of(answer))),
         "the check's source must be hidden": is_hidden(check),
+        'the check must begin with "# The check", which JupyterLab shows of a hidden one': check.source.startswith(_CHECK),
         "the answer's source must be hidden": is_hidden(answer),
     }
     return [problem for problem, holds in rules.items() if not holds]

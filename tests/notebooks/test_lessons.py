@@ -98,6 +98,7 @@ BROKEN_LESSONS = [
     (form.the_reader_writes, replace("if not right_total:", "if not right:"), 'must begin with "if not right_total:"'),
     (form.the_reader_writes, replace("    def total(x):", "    def sum_up(x):"), "the answer must define total"),
     (form.the_reader_writes, unmark("right_total = mr"), "the check's source must be hidden"),
+    (form.the_reader_writes, replace("# The check\nright_total", "right_total"), 'must begin with "# The check"'),
     (form.the_reader_writes, unmark("if not right_total:"), "the answer's source must be hidden"),
     (form.the_reader_writes, unmark('print("four")'), "output isn't hidden"),
     (form.the_reader_writes, remove("guess = None"), "no guess above it"),
