@@ -159,5 +159,5 @@ def test_a_checkout_is_not_large(tracked):
 
 def test_the_lab_serves_the_whole_course(tracked):
     """Chapters link to exercises, and JupyterLab shows nothing outside its server's folder."""
-    assert 'jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" ' in tracked["Makefile"]
-    assert 'jupyter lab --ServerApp.root_dir="$PWD" ' in tracked["README.md"]
+    assert '"$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" ' in tracked["Makefile"]
+    assert 'JUPYTER_CONFIG_PATH=docs/jupyter jupyter lab --ServerApp.root_dir="$PWD" ' in tracked["README.md"]
