@@ -134,6 +134,21 @@ def test_the_workflow_runs_what_the_readme_says_on_each_python_and_system():
     assert job["steps"][-1]["run"].startswith("make test ")
 
 
+def test_the_workflow_runs_every_notebook():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
+    steps = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    targets = re.findall(r"\bmake ([a-z-]+)", steps)
+    said = subprocess.run(
+        ["make", "--dry-run", *targets], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    ran = {word for line in said.splitlines() if "pytest" in line for word in line.split()}
+    there = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts
+    }
+    assert there - ran == {"notebooks/glossary.ipynb"}  # it has no code
+    assert "conda env create --file environment.yml" in steps
+
+
 PAGES = sorted(ROOT.glob("*.md"))
 
 
