@@ -176,7 +176,7 @@ for package in sys.argv[1:]:
 @pytest.fixture(scope="module")
 def exit_codes():
     done = subprocess.run(
-        [sys.executable, "-c", EACH_FRESH, *PACKAGES], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", EACH_FRESH, *PACKAGES], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return {package: (code, done.stderr) for package, code in map(str.split, done.stdout.splitlines())}
