@@ -10,7 +10,7 @@ ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 .PHONY: lab venv test test-all test-strict test-gpu labs lint notebooks exercises gallery bench site wheel clean
 
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
-	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" notebooks/00_start_here.ipynb
+	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" notebooks/00_start_here.ipynb
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 

@@ -19,7 +19,6 @@ c = get_config()  # noqa: F821  nbgrader provides it
 c.CourseDirectory.course_id = "manyranks"
 c.CourseDirectory.source_directory = "solutions"
 c.CourseDirectory.release_directory = "exercises"
-c.CourseDirectory.db_assignments = []
 c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc", "__pycache__", "feedback", "mistakes.py"]  # learners get no answers
 c.ClearSolutions.code_stub = {"python": "raise NotImplementedError  # your code here"}
 c.OverwriteCells.add_missing_cells = True  # a check that a learner has deleted

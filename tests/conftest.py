@@ -40,7 +40,6 @@ if STRICT:
 # Where the environment forbids bytecode, each process of a run would compile the library, and each worker all tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ["MANYRANKS_SETTINGS"] = "off"  # explorers open at their defaults, whatever the user has set in a notebook
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # before anything imports Triton
 
 
@@ -48,7 +47,6 @@ def pytest_configure(config):
     """Hypothesis draws the same examples in every run, so that a failure can be repeated; none has a deadline, for other
     processes may take the cores, and a test may have no use for many of them.
 
-    A notebook's kernel that does not answer is started once more: another process may have taken the ports chosen for it.
     The garbage collector rests until all tests are collected.
     """
     from hypothesis import HealthCheck, settings  # not above: a rank that imports this file has no need of it
@@ -58,21 +56,16 @@ def pytest_configure(config):
     patient = {"derandomize": True, "deadline": None, "suppress_health_check": unlucky, "database": None}
     settings.register_profile("patient", settings(), **patient)
     settings.load_profile("patient")
-    if config.pluginmanager.hasplugin("nbval"):
-        from nbval import kernel
-
-        kernel.start_new_kernel = twice(kernel.start_new_kernel)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Without Triton, cells with the tag "triton" are skipped, and so are tests that run kernels.
+    """Without Triton, tests that run kernels are skipped.
 
     Of a test that is marked `few(n)`, n of its parameters run in `make test`, evenly spread; `make test-all` has all."""
     groups: dict[tuple, list] = {}
     for item in items:
-        tags = getattr(item, "cell", {}).get("metadata", {}).get("tags", ())
-        if not TRITON and ("triton" in tags or (item.path.name in RUN_KERNELS and "kernels" in item.nodeid)):
+        if not TRITON and item.path.name in RUN_KERNELS and "kernels" in item.nodeid:
             item.add_marker(pytest.mark.skip(reason="Triton exists for Linux only"))
         if item.get_closest_marker("few"):
             groups.setdefault((item.path, item.originalname), []).append(item)
@@ -93,18 +86,6 @@ def pytest_collection_finish(session):
 def pytest_unconfigure():
     """Triton complains of objects that are left when the process ends."""
     gc.unfreeze()
-
-
-def twice(start):
-    """`start`, tried again on new ports when its first kernel dies or keeps silent for 40 s."""
-
-    def start_new_kernel(startup_timeout=40, **kwargs):
-        try:
-            return start(startup_timeout=40, **kwargs)
-        except RuntimeError:
-            return start(startup_timeout=startup_timeout, **kwargs)
-
-    return start_new_kernel
 
 
 def pytest_runtest_setup(item):

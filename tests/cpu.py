@@ -1,6 +1,6 @@
 """CPU-seconds of each group of tests, with those of the ranks and kernels that they start; printed at the end of a run.
 
-A plugin: pytest loads it whatever is tested (`addopts` in pyproject.toml).
+A plugin: pytest loads it whatever is tested (conftest.py in the root folder names it).
 """
 
 from collections import defaultdict
@@ -15,11 +15,11 @@ _spent: dict[str, float] = defaultdict(float)  # of each file, in this process a
 
 
 def group_of(file: str) -> str:
-    """ "grading" of tests/grading/…; chapters count as lessons, what goes further as labs."""
-    parts = Path(file).parts
-    if parts[0] == "notebooks":
-        return "labs" if parts[1] == "lab" else "lessons"
-    return parts[1] if parts[1] in GROUPS else "unit"
+    """ "grading" of tests/grading/…; notebooks count as lessons, those in a folder lab/ as labs."""
+    path = Path(file)
+    if path.suffix == ".ipynb":
+        return "labs" if path.parent.name == "lab" else "lessons"
+    return path.parts[1] if path.parts[1:] and path.parts[1] in GROUPS else "unit"
 
 
 def used() -> float:

@@ -340,10 +340,11 @@ def _server(folder: Path, work: Path, token: str) -> Iterator[str]:
 
 
 def _environment(folder: Path, token: str) -> dict[str, str]:
-    """This process's, with nothing of the user's Jupyter and IPython."""
+    """This process's, with nothing of the user's Jupyter and IPython, and with what `make lab` sets."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "IPYTHON"))}
     own = {f"JUPYTER{'' if name.startswith('LAB') else '_'}{name}": str(folder / name) for name in _FOLDERS}
-    return kept | own | {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_TOKEN": token}
+    course = {"JUPYTER_CONFIG_PATH": str(ROOT / "docs" / "jupyter"), "IPYTHONDIR": str(folder / "ipython")}
+    return kept | own | course | {"JUPYTER_TOKEN": token}
 
 
 def _free_port() -> int:

@@ -23,6 +23,13 @@ def chapters(lab):
         yield notebook
 
 
+NBGRADERS = """() => {
+    const shown = document.querySelectorAll('.lm-MenuBar-itemLabel, .jp-Toolbar-item, .lm-TabBar-tab');
+    const words = [...jupyterapp.commands.listCommands(), ...[...shown].flatMap(node => [node.innerText, node.title])];
+    return words.filter(word => /nbgrader|assignment|formgrader|validate/i.test(word));
+}"""
+
+
 def explorer_in(chapters, name):
     return chapters.explorer(list(EXPLORERS).index(name))
 
@@ -30,6 +37,10 @@ def explorer_in(chapters, name):
 def unchanged(pictures):
     """The acts that left the picture as it was, counted from 1."""
     return [k for k, (before, after) in enumerate(itertools.pairwise(pictures), 1) if before == after]
+
+
+def test_learners_see_nothing_that_nbgrader_has_for_teachers(chapters):
+    assert chapters.page.evaluate(NBGRADERS) == []
 
 
 def test_the_explorer_of_chapter_00_follows(chapters):

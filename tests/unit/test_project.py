@@ -134,6 +134,21 @@ def test_the_workflow_runs_what_the_readme_says_on_each_python_and_system():
     assert job["steps"][-1]["run"].startswith("make test ")
 
 
+def test_the_workflow_runs_every_notebook():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
+    steps = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    targets = re.findall(r"\bmake ([a-z-]+)", steps)
+    said = subprocess.run(
+        ["make", "--dry-run", *targets], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    ran = {word for line in said.splitlines() if "pytest" in line for word in line.split()}
+    there = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts
+    }
+    assert there - ran == {"notebooks/glossary.ipynb"}  # it has no code
+    assert "conda env create --file environment.yml" in steps
+
+
 PAGES = sorted(ROOT.glob("*.md"))
 
 
@@ -159,5 +174,5 @@ def test_a_checkout_is_not_large(tracked):
 
 def test_the_lab_serves_the_whole_course(tracked):
     """Chapters link to exercises, and JupyterLab shows nothing outside its server's folder."""
-    assert 'jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" ' in tracked["Makefile"]
-    assert 'jupyter lab --ServerApp.root_dir="$PWD" ' in tracked["README.md"]
+    assert '"$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" ' in tracked["Makefile"]
+    assert 'JUPYTER_CONFIG_PATH=docs/jupyter jupyter lab --ServerApp.root_dir="$PWD" ' in tracked["README.md"]

@@ -2,12 +2,14 @@
 
 import io
 import itertools
+import re
 
 import PIL.Image
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from manyranks import show, theory
+from manyranks.show.drawings.paper import contrast
 from manyranks.theory import collectives
 from manyranks.timeline import Failure, Span, Timeline, survive
 
@@ -50,6 +52,18 @@ def test_the_source_that_is_shown_is_the_source_that_runs():
     assert repr(show.source(show.Explorer.set)).startswith("def set(self")  # a method stands at the margin
     with pytest.raises(ValueError, match="only functions and classes"):
         show.source(len)
+
+
+def test_a_listing_can_be_read_on_a_page_of_any_color():
+    """Its panel and each of its colors are in the page itself, so no style sheet and no theme changes them."""
+    sources = (show.source(show.Explorer, contrast, theory.step.estimate), show.source(Timeline))
+    for shown in (listing._repr_html_() for listing in sources):
+        panels = re.findall(r'<pre style="background-color: (\S+); color: (\S+);', shown)
+        assert len(panels) == shown.count("<pre")
+        ((paper, ink),) = set(panels)
+        inks = {color for color, text in re.findall(r'<span style="color: (#\w+)[^>]*>([^<]*)', shown) if text.strip()}
+        assert len(inks) >= 5
+        assert all(contrast(color, paper) >= 4.5 for color in {ink, *inks})
 
 
 def figures():

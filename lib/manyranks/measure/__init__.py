@@ -1,6 +1,5 @@
 """Floor 1: what happened. Calls, bytes on the wire, bytes in memory and FLOPs, counted on real ranks."""
 
-from manyranks.measure.calls import Call, Recorder
-from manyranks.measure.divergence import first_divergence
+from manyranks import lazy
 
-__all__ = ["Call", "Recorder", "first_divergence"]
+__getattr__, __dir__, __all__ = lazy.names(__name__, __file__)

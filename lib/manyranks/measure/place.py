@@ -15,6 +15,7 @@ _MANYRANKS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.se
 _WORLD = _MANYRANKS + "world" + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _MACHINERY = (_TORCH, *(_MANYRANKS + package + os.sep for package in ("measure", "world", "parallel", "given", "grade")))
+_PROGRAMS = os.path.join(_MANYRANKS, "given", "start_here.py")  # exercise 00's, whose lines its reports name
 OURS = tuple(_MANYRANKS + package + os.sep for package in ("measure", "world"))  # what stands between a call and PyTorch
 _MODES = tuple(_TORCH + part for part in ("_ops.py", "_compile.py", "_dynamo" + os.sep, "utils" + os.sep))
 _MODES += (_MANYRANKS + "measure" + os.sep,)
@@ -24,7 +25,7 @@ _NO_PEERS = tuple(_DISTRIBUTED + part for part in ("checkpoint", "elastic", "lau
 @cache  # asked of each frame below each call
 def machinery(file: str) -> bool:
     """Whether the file is torch's, Python's, or the part of this library that runs the reader's code."""
-    return file.startswith(_MACHINERY) or (file.startswith(_STANDARD) and "site-packages" not in file)
+    return (file.startswith(_MACHINERY) and file != _PROGRAMS) or (file.startswith(_STANDARD) and "site-packages" not in file)
 
 
 def readers_first(files: list[str]) -> int:

@@ -9,6 +9,10 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+# A panel of its own, for a listing doesn't know whether its page is dark: colors that can be read on both pages don't exist.
+_PANEL = "background-color: #f8f8f8; color: #111111; padding: 0.5em; white-space: pre-wrap; word-break: normal"
+_FORMATTER = HtmlFormatter(noclasses=True, nobackground=True, prestyles=_PANEL)
+
 
 class Listing:
     """Source code, one text open and the others folded under a line each; displays itself."""
@@ -40,7 +44,7 @@ def _source(thing: Callable) -> str:
 
 
 def _coloured(text: str) -> str:
-    return highlight(text, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True))
+    return highlight(text, PythonLexer(), _FORMATTER)
 
 
 def _name(text: str) -> str:
