@@ -1,6 +1,6 @@
 """A recorded run of messages, round by round: as a strip of pictures, and as a plot that an explorer steps through."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -15,13 +15,16 @@ Rounds = Sequence[Sequence[tuple[int, int, int]]]  # (source, destination, bytes
 
 
 @style.styled
-def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> style.Figure:
+def rounds(
+    runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0, chunk: Callable[[int, int], int] | None = None
+) -> style.Figure:
     """Draws each run as a line of pictures, one per round.
 
     runs: name -> m.rounds
     n: number of ranks
     whole: bytes of the whole tensor
     node: ranks per node, where there are two nodes to draw
+    chunk: (round, source) -> number of the chunk that is sent, to write it on the arrow; rounds count from 0
     Raises ValueError for more nodes than two.
     """
     if node and n != 2 * node:
@@ -34,7 +37,8 @@ def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> sty
         axes[line * most].set_ylabel("" if start else name, labelpad=14)
         for k, place in enumerate(axes[line * most : (line + 1) * most], start):
             if k < len(run):
-                Circle(place).update(n, _shares(run[k], whole), f"{k + 1}" if k else f"round {k + 1}", node)
+                names = [chunk(k, source) for source, *_ in run[k]] if chunk else ()
+                Circle(place).update(n, _shares(run[k], whole), f"{k + 1}" if k else f"round {k + 1}", node, names)
             else:
                 place.set_axis_off()
     return fig
@@ -61,12 +65,19 @@ class Steps:
     def update(self, step: int) -> Said:
         """Shows the messages of this round, counted from 1, and the ranks after it; 0 is the start."""
         messages = self._run[step - 1] if step else []
-        self._circle.update(self._n, _shares(messages, self._whole), f"round {step} of {len(self._run)}" if step else "start")
+        title = f"round {step} of {len(self._run)}" if step else "start"
+        names = [self._changed(step, to) for _, to, _ in messages]
+        self._circle.update(self._n, _shares(messages, self._whole), title, names=names)
         self._grid.update([row.tolist() for row in self._held[step]])
         self._title.update([(0, 1)], [f"held after round {step}" if step else "held at the start"])
         sent = [sum(b for done in self._run[:step] for s, _, b in done if s == rank) for rank in range(self._n)]
         now = f"{len(messages)} of {_span([b for *_, b in messages])}" if messages else "none yet"
         return Said("", {"messages": now, "sent so far, per rank": _span(sent), "the whole tensor": units.size(self._whole)})
+
+    def _changed(self, step: int, rank: int) -> str:
+        """The numbers of the elements that this round changed on a rank, as 2 or 2, 3."""
+        before, after = (state[rank].tolist() for state in self._held[step - 1 : step + 1])
+        return ", ".join(str(k) for k, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
 
 
 def stepper(run: Rounds, held: Sequence[Sequence[Tensor]]) -> Explorer:
