@@ -169,7 +169,9 @@ def beside_arrows(axes) -> list[str]:
 
 
 def test_arrows_bear_the_number_of_the_chunk_that_they_move():
-    figure = collectives.rounds({"": ring()[0]}, n=N, whole=32, chunk=lambda k, source: (source - 1 - k) % N)
+    planned = rounds("reduce_scatter", N, N)
+    moves = [[(m.source, m.destination, m.count, m.start) for m in messages] for messages in planned]
+    figure = collectives.rounds({"": moves}, n=N, whole=N)
     assert [beside_arrows(axes) for axes in figure.axes] == [list("3012"), list("2301"), list("1230")]
     assert not any(map(beside_arrows, collectives.rounds({"": ring()[0]}, n=N, whole=32).axes))
 

@@ -1,6 +1,6 @@
 """A recorded run of messages, round by round: as a strip of pictures, and as a plot that an explorer steps through."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -11,20 +11,17 @@ from manyranks.show.explorer import Explorer, slider
 from manyranks.show.labels import heading
 from manyranks.show.said import Said
 
-Rounds = Sequence[Sequence[tuple[int, int, int]]]  # (source, destination, bytes) of each message, as Measurement.rounds
+Rounds = Sequence[Sequence[tuple[int, ...]]]  # (source, destination, bytes) of each message, as Measurement.rounds
 
 
 @style.styled
-def rounds(
-    runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0, chunk: Callable[[int, int], int] | None = None
-) -> style.Figure:
+def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> style.Figure:
     """Draws each run as a line of pictures, one per round.
 
-    runs: name -> m.rounds
+    runs: name -> m.rounds; a message may have a fourth item, such as a chunk's number, to write beside its arrow
     n: number of ranks
     whole: bytes of the whole tensor
     node: ranks per node, where there are two nodes to draw
-    chunk: (round, source) -> number of the chunk that is sent, to write it on the arrow; rounds count from 0
     Raises ValueError for more nodes than two.
     """
     if node and n != 2 * node:
@@ -37,7 +34,7 @@ def rounds(
         axes[line * most].set_ylabel("" if start else name, labelpad=14)
         for k, place in enumerate(axes[line * most : (line + 1) * most], start):
             if k < len(run):
-                names = [chunk(k, source) for source, *_ in run[k]] if chunk else ()
+                names = [name for _, _, _, *named in run[k] for name in named]
                 Circle(place).update(n, _shares(run[k], whole), f"{k + 1}" if k else f"round {k + 1}", node, names)
             else:
                 place.set_axis_off()
@@ -85,8 +82,8 @@ def stepper(run: Rounds, held: Sequence[Sequence[Tensor]]) -> Explorer:
     return Explorer(Steps(run, held), step=slider("round", min(1, len(run)), 0, len(run)))
 
 
-def _shares(messages: Sequence[tuple[int, int, int]], whole: int) -> list[tuple[int, int, float]]:
-    return [(source, to, bytes / whole) for source, to, bytes in messages]
+def _shares(messages: Sequence[tuple[int, ...]], whole: int) -> list[tuple[int, int, float]]:
+    return [(source, to, bytes / whole) for source, to, bytes, *_ in messages]
 
 
 def _span(sizes: Sequence[int]) -> str:
