@@ -123,16 +123,16 @@ def in_two_steps():
     return whole
 """
 
-_RING_OF_CHUNKS = """
-def ring(chunks, members, first, add, rounds=None):
-    n, place = len(members), members.index(dist.get_rank())
-    after, before = members[(place + 1) % n], members[place - 1]
+_REDUCE_AROUND = """
+def reduce_around(chunks, rounds=None):
+    rank, n = dist.get_rank(), len(chunks)
+    after, before = (rank + 1) % n, (rank - 1) % n
     for step in range(n - 1)[:rounds]:
-        outgoing = chunks[(place - step) % n]  # as if every trip began at home
-        mine = chunks[(place - step - 1) % n]
+        outgoing = chunks[(rank - step) % n]  # as if every trip began at home
+        mine = chunks[(rank - step - 1) % n]
         arrived = torch.empty_like(mine)
         exchange(outgoing, after, arrived, before)
-        mine.copy_(mine + arrived if add else arrived)
+        mine += arrived
 """
 
 _RING_ALL_REDUCE = """
@@ -252,9 +252,12 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "01_collectives": {
         "in_two_steps": (_TWO_STEPS, "rank 0 has [1, 20, 300, 4000], and should have"),
-        "ring": (_RING_OF_CHUNKS, "the ranks' own chunks are"),
+        "reduce_around": (
+            _REDUCE_AROUND,
+            "should be [1111, 2222, 3333, 4444]. The sums of chunks 0 to 3 are on ranks [3, 0, 1, 2]",
+        ),
         "ring_all_reduce": (_RING_ALL_REDUCE, "rank 0 has"),
-        "two_levels": (_TWO_LEVELS, "not every rank has the sum of all eight"),
+        "two_levels": (_TWO_LEVELS, "rank 0 holds [4.0, 8.0]; all should be 8"),
     },
     "02_data_parallel": {
         "weighted": (_WEIGHTED, "the ranks' mean is"),

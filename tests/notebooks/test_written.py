@@ -12,7 +12,7 @@ import pytest
 from tests.notebooks import fakes, pages
 from tests.notebooks.execute import execute
 from tests.notebooks.mistakes import MISTAKES
-from tests.notebooks.tasks import Task, answer_of, tasks
+from tests.notebooks.tasks import Task, answer_of, is_guess, tasks
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,23 +49,25 @@ def check_right(lesson: nbformat.NotebookNode, folder: Path) -> None:
     """Writes each answer into its stub; every check must print "Right.", and nothing else."""
     found, _ = tasks(lesson)
     sources = {task.name: answer_of(lesson.cells[task.answer]) for task in found}
-    assert said_by_checks(lesson, found, sources, folder) == {task.name: "Right.\n" for task in found}
+    assert said_by_checks(lesson, found, sources, folder, guess="2.5") == {task.name: "Right.\n" for task in found}
 
 
 def check_mistaken(lesson: nbformat.NotebookNode, mistakes: dict[str, tuple[str, str]], folder: Path) -> None:
     """Writes the common mistake into each stub; its check must say the words, and all cells must run."""
     found, _ = tasks(lesson)
     assert mistakes.keys() == {task.name for task in found}
-    said = said_by_checks(lesson, found, {name: source for name, (source, _) in mistakes.items()}, folder)
+    said = said_by_checks(lesson, found, {name: source for name, (source, _) in mistakes.items()}, folder, guess='"a lot"')
     assert {name: text for name, text in said.items() if mistakes[name][1] not in text or text.startswith("Right.")} == {}
 
 
-def said_by_checks(lesson, found: list[Task], sources: dict[str, str], folder: Path) -> dict[str, str]:
-    """Runs the lesson without its explorers, with these sources in its stubs; returns what each check printed."""
+def said_by_checks(lesson, found: list[Task], sources: dict[str, str], folder: Path, guess: str) -> dict[str, str]:
+    """Runs the lesson without its explorers, with these sources in its stubs and a guess; returns what each check printed."""
     written = copy.deepcopy(lesson)
     for task in found:
         written.cells[task.stub].source = sources[task.name]
     for cell in filter(pages.is_explorer, written.cells):
         cell.source = ""
+    for cell in filter(is_guess, written.cells):
+        cell.source = f"guess = {guess}"
     cells = execute(written, folder).cells
     return {task.name: "".join(output.get("text", "") for output in cells[task.check].outputs) for task in found}

@@ -162,3 +162,32 @@ def test_a_source_comes_with_others_folded_under_their_names():
 def test_two_nodes_are_drawn_and_no_other_number():
     with pytest.raises(ValueError, match="n=12, node=4: two nodes are drawn, so n must be 8"):
         show.collectives.rounds({"": [[(0, 1, 4)]]}, n=12, whole=4, node=4)
+
+
+def beside_arrows(axes) -> list[str]:
+    return [each for words in axes.collections if words.get_gid() == "names" for each in words.texts]
+
+
+def test_arrows_bear_the_number_of_the_chunk_that_they_move():
+    planned = rounds("reduce_scatter", N, N)
+    moves = [[(m.source, m.destination, m.count, m.start) for m in messages] for messages in planned]
+    figure = collectives.rounds({"": moves}, n=N, whole=N)
+    assert [beside_arrows(axes) for axes in figure.axes] == [list("3012"), list("2301"), list("1230")]
+    assert not any(map(beside_arrows, collectives.rounds({"": ring()[0]}, n=N, whole=32).axes))
+
+
+def test_a_stepper_s_arrows_bear_the_number_of_what_changed_where_they_end():
+    run, held = [((0, 1, 16), (1, 0, 8), (2, 3, 8))], [BEFORE, [row.clone() for row in BEFORE]]
+    held[1][1][:2] += 1
+    held[1][0][3] = 7
+    steps = Steps(run, held)
+    steps.update(1)
+    assert beside_arrows(steps.figure.axes[0]) == ["0, 1", "3"]
+    steps.update(0)
+    assert beside_arrows(steps.figure.axes[0]) == []
+
+
+def test_an_eighth_has_a_thinner_arrow_than_a_quarter():
+    figure = collectives.rounds({"": [[(0, 1, 250), (2, 3, 125)]]}, n=8, whole=1000, node=4)
+    quarter, eighth = figure.axes[0].collections[0].get_linewidths()
+    assert quarter > 1.5 * eighth

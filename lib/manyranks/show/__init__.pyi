@@ -47,6 +47,7 @@ from .explorer import slider as slider
 from .explorer import value_slider as value_slider
 from .gantt import Gantt as Gantt
 from .gantt import timeline as timeline
+from .guessed import guess as guess
 from .lines import curves as curves
 from .listing import source as source
 from .tables import reconcile as reconcile

@@ -11,14 +11,14 @@ from manyranks.show.explorer import Explorer, slider
 from manyranks.show.labels import heading
 from manyranks.show.said import Said
 
-Rounds = Sequence[Sequence[tuple[int, int, int]]]  # (source, destination, bytes) of each message, as Measurement.rounds
+Rounds = Sequence[Sequence[tuple[int, ...]]]  # (source, destination, bytes) of each message, as Measurement.rounds
 
 
 @style.styled
 def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> style.Figure:
     """Draws each run as a line of pictures, one per round.
 
-    runs: name -> m.rounds
+    runs: name -> m.rounds; a message may have a fourth item, such as a chunk's number, to write beside its arrow
     n: number of ranks
     whole: bytes of the whole tensor
     node: ranks per node, where there are two nodes to draw
@@ -34,7 +34,8 @@ def rounds(runs: Mapping[str, Rounds], n: int, whole: int, node: int = 0) -> sty
         axes[line * most].set_ylabel("" if start else name, labelpad=14)
         for k, place in enumerate(axes[line * most : (line + 1) * most], start):
             if k < len(run):
-                Circle(place).update(n, _shares(run[k], whole), f"{k + 1}" if k else f"round {k + 1}", node)
+                names = [name for _, _, _, *named in run[k] for name in named]
+                Circle(place).update(n, _shares(run[k], whole), f"{k + 1}" if k else f"round {k + 1}", node, names)
             else:
                 place.set_axis_off()
     return fig
@@ -61,12 +62,19 @@ class Steps:
     def update(self, step: int) -> Said:
         """Shows the messages of this round, counted from 1, and the ranks after it; 0 is the start."""
         messages = self._run[step - 1] if step else []
-        self._circle.update(self._n, _shares(messages, self._whole), f"round {step} of {len(self._run)}" if step else "start")
+        title = f"round {step} of {len(self._run)}" if step else "start"
+        names = [self._changed(step, to) for _, to, _ in messages]
+        self._circle.update(self._n, _shares(messages, self._whole), title, names=names)
         self._grid.update([row.tolist() for row in self._held[step]])
         self._title.update([(0, 1)], [f"held after round {step}" if step else "held at the start"])
         sent = [sum(b for done in self._run[:step] for s, _, b in done if s == rank) for rank in range(self._n)]
         now = f"{len(messages)} of {_span([b for *_, b in messages])}" if messages else "none yet"
         return Said("", {"messages": now, "sent so far, per rank": _span(sent), "the whole tensor": units.size(self._whole)})
+
+    def _changed(self, step: int, rank: int) -> str:
+        """The numbers of the elements that this round changed on a rank, as 2 or 2, 3."""
+        before, after = (state[rank].tolist() for state in self._held[step - 1 : step + 1])
+        return ", ".join(str(k) for k, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
 
 
 def stepper(run: Rounds, held: Sequence[Sequence[Tensor]]) -> Explorer:
@@ -74,8 +82,8 @@ def stepper(run: Rounds, held: Sequence[Sequence[Tensor]]) -> Explorer:
     return Explorer(Steps(run, held), step=slider("round", min(1, len(run)), 0, len(run)))
 
 
-def _shares(messages: Sequence[tuple[int, int, int]], whole: int) -> list[tuple[int, int, float]]:
-    return [(source, to, bytes / whole) for source, to, bytes in messages]
+def _shares(messages: Sequence[tuple[int, ...]], whole: int) -> list[tuple[int, int, float]]:
+    return [(source, to, bytes / whole) for source, to, bytes, *_ in messages]
 
 
 def _span(sizes: Sequence[int]) -> str:

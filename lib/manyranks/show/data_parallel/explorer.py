@@ -63,7 +63,9 @@ class Scaling(Panels):
         ways, row = [now._replace(overlap=overlap) for overlap in _OVERLAP], [*_OVERLAP].index(now.overlap)
         times = [each.scenario.time for each in ways]
         bars = [dict(zip(_PARTS, (time.compute, time.data, time.optimizer), strict=True)) for time in times]
-        self._step.update(bars, [units.duration(time.seconds) + ", nothing sent" * (now.dp == 1) for time in times], row)
+        chosen = ["← " * (k == row) for k in range(len(times))]  # a band behind the bar would look like a bar
+        texts = [mark + units.duration(time.seconds) for mark, time in zip(chosen, times, strict=True)]
+        self._step.update(bars, [text + ", nothing sent" * (now.dp == 1) for text in texts], -9)
         whole, room = here.peak.total, here.cost.room
         mark, longest = (room, f"memory: {units.size(room)}"), max(room, min(4 * room, whole))
         self._held.update([now.held()], [units.size(whole)], -9, longest, mark)  # one bar needs no band
