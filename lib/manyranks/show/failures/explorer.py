@@ -125,7 +125,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     measure: what "Measure it" runs
     """
     presets = {
-        "Llama 3 405B": {},
+        "64 GPUs": {"gpus": 64},
         "a blocking save of 5 min": {"stall": 300},
         "MegaScale's two stages": {"gpus": 8192, "stall": 5, "write": 120, "restart": 600},
         "131,072 GPUs": {"gpus": 131072},
