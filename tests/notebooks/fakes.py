@@ -50,6 +50,7 @@ def lesson() -> nbformat.NotebookNode:
         *(cell for name in TASKS for cell in task(name)),
         new_code_cell("world.run(lambda: total(torch.ones(1)).item())"),
         *pictures,
+        new_markdown_cell("<details>\n<summary><b>1.</b> How many?</summary>\n\nTwo.\n</details>"),
         drawn("Explorer(...)"),
         new_markdown_cell("## 3. On real GPUs"),
         new_code_cell("world.close()"),

@@ -8,6 +8,8 @@ from tests.notebooks import names, pages, reading
 from tests.notebooks.tasks import guesses, tasks
 
 _PACKAGES = {"torch", "triton", "manyranks", "numpy", "matplotlib"} | sys.stdlib_module_names
+_QUESTION = re.compile(r"[^.?!\n]*\?")
+_TOLD = re.compile(r"[^.?!\n]*\?[*_\"”]*\s+\(.*")
 _WORDS, _LINES, _PICTURES, _SECTIONS, _TASKS, _MINUTES = 2_000, 180, (6, 10), 7, 3, 70
 
 
@@ -26,10 +28,18 @@ def it_is_short(lesson) -> list[str]:
     return [problem for problem, holds in rules.items() if not holds]
 
 
-def nothing_is_folded(notebook) -> list[str]:
-    """No collapsed heading and no <details>."""
-    folded = [cell for cell in pages.markdown(notebook) if cell.metadata.get(reading.FOLDED) or "<details" in cell.source]
-    return [f"folded: {cell.source.splitlines()[0]}" for cell in folded]
+def only_answers_are_folded(notebook) -> list[str]:
+    """No collapsed heading, and no <details> but a question with its answer."""
+    cells = [(cell.metadata.get(reading.FOLDED), pages.unasked(cell.source)) for cell in pages.markdown(notebook)]
+    return [f"folded: {source.splitlines()[0]}" for collapsed, source in cells if collapsed or "<details" in source]
+
+
+def its_answers_hide(notebook) -> list[str]:
+    """No parentheses right behind a question, where they answered it; an explorer's questions open their answers."""
+    told = [each for cell in pages.markdown(notebook) for each in _TOLD.findall(pages.prose(cell.source))]
+    beside = [pages.prose(pages.unasked(cell.source)) for cell in pages.beside_explorers(notebook)]
+    bare = [each for text in beside for each in _QUESTION.findall(text)]
+    return [f"answered in sight: {each}" for each in told] + [f"a question without a folded answer: {each}" for each in bare]
 
 
 def the_reader_writes(lesson) -> list[str]:
@@ -104,10 +114,11 @@ def _headings(notebook) -> list[str]:
 
 LESSON: tuple[Callable, ...] = (
     it_is_short,
-    nothing_is_folded,
+    only_answers_are_folded,
+    its_answers_hide,
     the_reader_writes,
     it_stands_alone,
     it_says_its_minutes,
     it_ends_on_real_gpus,
 )
-LAB: tuple[Callable, ...] = (nothing_is_folded, its_setup_imports, its_sections_stand_alone)
+LAB: tuple[Callable, ...] = (only_answers_are_folded, its_answers_hide, its_setup_imports, its_sections_stand_alone)

@@ -15,6 +15,8 @@ LABS = sorted(NOTEBOOKS.glob("lab/[0-9]*.ipynb"))
 LESSONS = [path for path in CHAPTERS if NOTEBOOKS / "lab" / path.name in LABS]
 FIRST_EDITION = [path for path in CHAPTERS if path not in LESSONS]
 
+# A question that opens its answer. Pages of GitHub, nbconvert and JupyterLab have this form, and a summary has HTML only.
+_ASKED = re.compile(r"^<details>\n<summary><b>\d\.</b> ([^\n]+)</summary>\n\n(.+?)\n</details>$", re.M | re.S)
 _NAVIGATION = re.compile(r"(← .+ · )?(\[Contents\]\((\.\./)?glossary\.ipynb\)|\*\*Contents\*\*)( · .+)?")
 
 
@@ -41,6 +43,29 @@ def opening(notebook) -> str:
 def is_navigation(cell) -> bool:
     """Whether the cell is nothing but the line that `tests.notebooks.navigation` writes."""
     return cell.cell_type == "markdown" and _NAVIGATION.fullmatch(cell.source) is not None
+
+
+def prose(source: str) -> str:
+    """Returns markdown without its code fences, headings and links' targets."""
+    return re.sub(r"```.*?```|^#+ .*?$|\]\([^)]*\)", "", source, flags=re.S | re.M)
+
+
+def unasked(source: str) -> str:
+    """Returns markdown without its questions that open their answers."""
+    return _ASKED.sub("", source)
+
+
+def asked(notebook) -> list[tuple[str, str]]:
+    """Returns the questions beside the notebook's explorers, each with its answer."""
+    return [pair for cell in beside_explorers(notebook) for pair in _ASKED.findall(cell.source)]
+
+
+def beside_explorers(notebook) -> list:
+    """Returns the markdown cells right before an explorer and right after it, up to the next heading."""
+    cells = notebook.cells
+    places = [k for k, cell in enumerate(cells) if is_explorer(cell)]
+    after = [cell for k in places for cell in cells[k + 1 : k + 2] if not cell.source.startswith("#")]
+    return [cell for cell in [*(cells[k - 1] for k in places), *after] if cell.cell_type == "markdown"]
 
 
 def python(source: str) -> str:

@@ -90,8 +90,10 @@ BROKEN_LESSONS = [
     (form.it_is_short, add(*[new_markdown_cell("## More")] * 5), "8 sections"),
     (form.it_is_short, add(*[fakes.drawn("<Figure")] * 4), "11 pictures"),
     (form.it_is_short, remove("torch.ones(1)"), "0 pictures"),
-    (form.nothing_is_folded, add(FOLDED), "folded: ## Folded"),
-    (form.nothing_is_folded, add(new_markdown_cell("<details>\nmore</details>")), "folded: <details>"),
+    (form.only_answers_are_folded, add(FOLDED), "folded: ## Folded"),
+    (form.only_answers_are_folded, add(new_markdown_cell("<details>\nmore</details>")), "folded: <details>"),
+    (form.its_answers_hide, add(new_markdown_cell("Which **fit?** (Two.)")), "in sight: Which **fit?** (Two.)"),
+    (form.its_answers_hide, replace("<b>1.</b> How", "How"), "a question without a folded answer: <summary>How many?"),
     (form.the_reader_writes, remove("product"), "2 tasks"),
     (form.the_reader_writes, remove("right_total = "), "must be three code cells in a row"),
     (form.the_reader_writes, replace("right_total = mr", "mr"), "must assign the result"),
@@ -113,7 +115,7 @@ BROKEN_LESSONS = [
     (form.it_ends_on_real_gpus, add(new_markdown_cell("## More"), new_markdown_cell("## And more")), 'no "On real GPUs"'),
 ]
 BROKEN_LABS = [
-    (form.nothing_is_folded, add(FOLDED), "folded: ## Folded"),
+    (form.only_answers_are_folded, add(FOLDED), "folded: ## Folded"),
     (form.its_setup_imports, add(new_code_cell("import sys")), "import sys"),
     (form.its_setup_imports, replace("import math", ""), "no imports"),
     (form.its_sections_stand_alone, add(new_markdown_cell("## Three"), new_code_cell("root(3)")), "## Three: root"),

@@ -9,7 +9,7 @@ import re
 import nbformat
 import pytest
 
-from tests.notebooks import reading
+from tests.notebooks import form, reading
 from tests.notebooks.execute import clean
 from tests.notebooks.pages import CHAPTERS, FIRST_EDITION, LABS, code, label, opening, python
 
@@ -94,6 +94,10 @@ def test_what_is_folded_says_that_it_goes_further_and_nothing_else_does(chapter)
         assert cell.metadata.get(reading.FOLDED, False) == (cell.cell_type == "markdown" and first.endswith(reading.MARK))
         if cell.cell_type == "markdown":  # JupyterLab folds from a cell that begins with a heading to the next
             assert not re.search(r"^#{1,4} ", re.sub(r"```.*?```", "", rest, flags=re.S), re.M)
+
+
+def test_no_answer_stands_in_sight_behind_its_question(chapter):
+    assert form.its_answers_hide(chapter) == []
 
 
 def never_shown(source: str) -> list[str]:

@@ -73,7 +73,7 @@ def test_the_tiles_show_this_setting_beside_the_one_before():
     assert "was" not in shown.tiles.value
     shown.set(dp=128, n=4)
     assert "<b>4 B</b> <small>was 1048576 B</small>" in shown.tiles.value
-    assert "<small>memory per GPU</small><b>6.14 of 80 GB</b> <small>was 7.15</small>" in shown.tiles.value
+    assert "<small>memory per GPU</small><b>6.14 of 80 GB</b> <small>was 7.15 GB</small>" in shown.tiles.value
     assert shown.tiles.value.count("<i ") == 5 + 2  # a bar for each of the strip, and memory and communication as they were
     assert shown.status == "d = 128: n 4 B. Limit: nothing."
 
@@ -253,9 +253,20 @@ def test_the_explorer_in_contributing_works_and_is_short():
 @pytest.mark.parametrize(
     ("old", "new", "was"),
     [
-        ("63.8 × one GPU", "877 × one GPU", "63.8"),
-        ("work 24 + bubble 9", "work 24 + bubble 17", "9"),
+        ("63.8 × one GPU", "877 × one GPU", "63.8 ×"),
+        ("5.81 days more", "16.8 days more", "5.81 days"),
+        ("work 24 + bubble 9", "work 24 + bubble 17", "bubble 9"),
+        ("work 48 + bubble 7", "work 24 + bubble 17", "work 48 + bubble 7"),
+        ("15 + 3", "15 + 2", "15 + 3"),
+        ("work 24 + bubble 9", "work 24 + bubble 0 + late 7", "work 24 + bubble 9"),
+        ("29.4 GB, 1 × data parallelism", "44.1 GB, 1.5 × data parallelism", "29.4 GB, 1 ×"),
+        ("1.36 ms, 99% of β", "2.7 ms, 99% of β", "1.36 ms"),
+        ("10 (62% of all warps)", "2 (25% of all warps)", "10 (62% of all warps)"),
+        ("4,096 in 15.5 waves", "65,536 in 49.6 waves", "4,096 in 15.5 waves"),
+        ("2,048 = 128 × 16 × 1", "256 = 16 × 16 × 1", "2,048 = 128 × 16 × 1"),
         ("32 on 4 stages", "32 on all 4 stages", "32 on 4 stages"),  # nothing of it is gone
+        ("24.8 of 80 GB", "1.13 TB of 80 GB", "24.8 GB"),
+        ("1.13 TB of 80 GB", "24.8 of 80 GB", "1.13 TB"),
         ("2.1 GB", "3.1 GB", "2.1 GB"),
     ],
 )

@@ -1,6 +1,7 @@
 """What an explorer is on a page: HTML, its styles, and the few lines of JavaScript that ipywidgets doesn't have."""
 
 import html
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -92,13 +93,28 @@ def tiles(said: Said, before: Said | None = None) -> str:
 
 
 def gone(old: str, new: str) -> str:
-    """What of the old text isn't in the new one: "63.8 × one GPU" beside "877 × one GPU" -> "63.8". A unit stays."""
-    before, now = old.split(), new.split()
-    if len(before) < 3:
+    """Returns the parts of the old text that have changed, each as short as it can be read alone.
+
+    "work 24 + bubble 9" beside "work 24 + bubble 17" is "bubble 9", and "63.8 × one GPU" beside "877 × one GPU" is "63.8 ×".
+    """
+    joint = " + " if " + " in old else ", "
+    parts, now = old.split(joint), new.split(joint)
+    if len(parts) != len(now):
         return old
-    begin = next((k for k, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0)
-    end = next((k for k, (a, b) in enumerate(zip(before[::-1], now[::-1], strict=False)) if a != b), 0)
-    return " ".join(before[begin : len(before) - end]) or old
+    said = joint.join(_short(a, b) for a, b in zip(parts, now, strict=True) if a != b)
+    return old if re.fullmatch(r"[\d.,]+", said) else said  # a number alone could be any of the parts
+
+
+def _short(old: str, new: str) -> str:
+    """Returns the old text without the words at its end that the new one ends in, too. A number keeps its unit."""
+    if whole := re.fullmatch(r"([\d.,]+)(?: (\w+))? of [\d.,]+ (\w+)", old):  # "24.8 of 80 GB"
+        return f"{whole[1]} {whole[2] or whole[3]}"
+    before, now = old.split(), new.split()
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before[::-1], now[::-1], strict=False))
+    kept = len(before) - len(list(alike))
+    if kept == 0 or re.search(r"[\d()]", " ".join(before[kept:])):
+        return old
+    return " ".join(before[: kept + before[kept - 1][-1].isdigit()])
 
 
 def _compared(name: str, cost: Cost, past: Cost | None) -> str:
@@ -108,7 +124,7 @@ def _compared(name: str, cost: Cost, past: Cost | None) -> str:
         shares = [share / max(shares) for share in shares]
     text, *was = [written(each) for each in (cost, past) if each is not None]
     changed = was != [] and was[0] != text
-    return _tile(name, text, f"was {was[0].partition(' of ')[0]}" if changed else "", shares if changed else shares[:1])
+    return _tile(name, text, f"was {gone(was[0], text)}" if changed else "", shares if changed else shares[:1])
 
 
 def measured(small: Small, said: Said) -> str:

@@ -125,10 +125,10 @@ def explorer(measure: Measure | None = None) -> Explorer:
     measure: what "Measure it" runs
     """
     presets = {
-        "Llama 3 405B": {},
         "a blocking save of 5 min": {"stall": 300},
-        "MegaScale's two stages": {"gpus": 8192, "stall": 5, "write": 120, "restart": 600},
+        "64 GPUs": {"gpus": 64},
         "131,072 GPUs": {"gpus": 131072},
+        "MegaScale's two stages": {"gpus": 8192, "stall": 5, "write": 120, "restart": 600},
         "4 ranks on a laptop": {"gpus": 4, "hours": 1, "stall": 0.1, "restart": 5, "repair": 1},
     }
 

@@ -1,0 +1,175 @@
+"""Explorers show what the answers beside them say. Chapters 09 and 10 have their answers in tests of their own."""
+
+import html
+import re
+
+import nbformat
+import pytest
+
+from manyranks import show
+from tests.drawn import words
+from tests.notebooks import pages
+
+# Chapter -> its explorer, numbers of its answers that it doesn't show, and in the answers' order: button, controls that are
+# moved after it, and what the explorer shows then.
+ANSWERS = {
+    "00_start_here": (
+        show.hardware,
+        "8 times 4 times; 35",
+        ("", {}, "in the ring: at 5.6 MB", "in 8 pieces", "half of β: at 700 kB", "one message: 35 µs"),
+        ("1,024 ranks", {}, "in the ring: at 717 MB", "in 1,024 pieces"),
+        ("today's NVLink", {}, "one message: 4.57 µs", "half of β: at 3.06 MB"),
+    ),
+    "01_collectives": (
+        show.collectives,
+        "",
+        ("1 MB, 64 ranks", {}, "rounds: 6", "sends: 6.29 MB", "recursive_doubling is the fastest here"),
+        ("1 MB, 64 ranks", {"algorithm": "ring"}, "rounds: 126", "sends: 2.06 MB", "1.76 ms, 98%"),
+        ("17 GB, 64 ranks", {}, "time: 142 ms", "sends: 33.8 GB", "hierarchical is the fastest here"),
+        ("17 GB, 64 ranks", {"algorithm": "ring"}, "time: 678 ms", "sends: 33.8 GB"),
+    ),
+    "02_data_parallel": (
+        show.data_parallel,
+        "",
+        ("", {}, "step time: 212 ms"),
+        ("", {"overlap": False}, "step time: 238 ms"),
+        ("1 sequence per GPU", {}, "step time: 56.5 ms"),
+        ("1 sequence per GPU", {"overlap": False}, "step time: 79.5 ms"),
+        ("", {"dp": 128}, "on 128 GPUs", "25.0% less time"),
+        ("1 sequence per GPU", {"dp": 512}, "on 512 GPUs", "31.9% less time"),
+        ("Llama 3 8B", {}, "134 of 80 GB"),
+        ("Llama 3 8B", {"dp": 1024}, "134 of 80 GB"),
+    ),
+    "03_zero": (
+        show.zero,
+        "",
+        ("data parallelism", {}, "on 64 GPUs", "states: 119 GB", "activations: 533 MB"),
+        ("ZeRO-3", {}, "on 64 GPUs, ZeRO-3", "states: 1.87 GB", "activations: 1.78 GB"),
+        ("Llama 70B", {}, "24.8 of 80 GB", "ZeRO-2, parameters: 141 GB"),
+        ("Llama 70B", {"stage": "HSDP"}, "77.7 of 80 GB"),
+        ("Llama 70B", {"stage": "ZeRO-2"}, "Does not fit"),
+        ("a trillion", {}, "activations: 54.8 GB", "states: 15.8 GB"),
+        ("32-bit gradients", {}, "44.1 GB"),
+        ("", {}, "29.4 GB"),
+    ),
+    "04_checkpointing": (
+        show.checkpointing,
+        "a sum: 1.5; where k is 1; C = √(70 · 48) = 58; 12 of the layers; a sum: 361; a layer keeps 17, √(17 · 80) is 37",
+        ("", {}, "C = 8 segments", "activations: 5.42 of 32 GB"),
+        ("16 segments", {"count": 32}, "activations: 1.98 of 32 GB", "recomputed: 32.9% of FLOPs"),
+        ("", {"strategy": "every layer"}, "activations: 1.5 of 32 GB", "recomputed: 32.9% of FLOPs", "step time: 1.35 s"),
+        ("optimal", {}, "1 + 36", "recomputed: 8.22% of FLOPs", "step time: 1.08 s"),
+        ("optimal, selective", {}, "10.3 of 32 GB", "recomputed: 1.73% of FLOPs"),
+        ("optimal, flash", {}, "10.3 of 32 GB", "recomputed: 0.865% of FLOPs"),
+        ("long sequence", {"strategy": "every layer"}, "26.2 of 32 GB", "recomputed: 45.1% of FLOPs"),
+        ("long sequence", {"count": 32}, "18.1 of 32 GB", "recomputed: 45.1% of FLOPs"),
+        ("long sequence", {"strategy": "optimal"}, "31 of 32 GB", "recomputed: 42.6% of FLOPs"),
+        ("long sequence", {}, "keep everything: 100% of the memory, 11.9% of a step's FLOPs", "other activations: 360 GB"),
+    ),
+    "05_pipeline": (
+        show.pipeline,
+        "1F1B; 2p; Llama 3 8B",
+        ("GPipe's memory", {"m": 8}, "upper holds: 8", "lower holds: 4"),
+        ("GPipe's memory", {"m": 16}, "upper holds: 16", "memory per GPU: 78.4 of 80 GB"),
+        ("GPipe's memory", {"m": 17}, "upper holds: 17", "memory per GPU: 81 of 80 GB"),
+        ("interleaved", {}, "lower makespan: work 24 + bubble 2.25", "upper makespan: work 24 + bubble 9"),
+        ("slow messages", {}, "lower makespan: work 24 + bubble 21", "upper makespan: work 24 + bubble 17"),
+        ("zero bubble", {"W": 0.75}, "lower makespan: work 44 + bubble 3.5"),
+        ("zero bubble", {"W": 0.5}, "lower makespan: work 40 + bubble 7"),
+        ("zero bubble", {"W": 1.5}, "lower makespan: work 56 + bubble 0"),
+        ("zero bubble", {"m": 8}, "upper makespan: work 24 + bubble 7", "lower makespan: work 24 + bubble 7 + late 3"),
+        ("ZB-V", {"m": 8}, "p = 4, m = 8", "upper makespan: work 24 + bubble 0"),
+        ("ZB-V", {"m": 7}, "m = 7", "upper makespan: work 21 + bubble 1"),
+        ("ZB-V", {"m": 6}, "m = 6", "upper makespan: work 18 + bubble 2"),
+        ("ZB-V", {"m": 5}, "m = 5", "upper makespan: work 15 + bubble 3"),
+        ("ZB-V", {"m": 4}, "m = 4", "upper makespan: work 12 + bubble 3"),
+    ),
+    "06_tensor": (
+        show.tensor,
+        "h²",
+        ("", {}, "waiting: 12%", "MFU: 43%"),
+        ("two nodes", {}, "waiting: 32%", "MFU: 32%"),
+        ("TP alone", {}, "t = 2, cut by SP only: 503 MB", "t = 64, cut by SP only: 503 MB"),
+        ("small model", {}, "t = 1, forward: 260 µs", "t = 4, forward: 1.04 ms"),
+    ),
+    "07_context": (
+        show.context,
+        "32 thousand; tiles of 128; 8,192 per rank; 1 %; 1.7 ms; R/β: 9,890, 11,868; heads of 8 ranks; 6 %",
+        ("", {}, "attention takes: 210 ms"),
+        ("zigzag", {}, "attention takes: 114 ms"),
+        ("zigzag", {"layout": "striped"}, "attention takes: 114 ms"),
+        ("two nodes", {}, "s = 131,072", "waits for messages: 3.3%"),
+        ("two nodes", {"seq": 65536}, "waits for messages: 42%"),
+        ("64 ranks", {}, "attention takes: 15.8 ms", "with ring-ulysses: 1.99 ms"),
+        ("64 ranks", {"variant": "all-gather"}, "s = 32,768", "attention takes: 3.47 ms"),
+        ("no grouped heads", {}, "with ring-ulysses: 18.6 ms"),
+        ("no grouped heads", {"seq": 2**20}, "attention takes: 5.17 s"),
+        ("no grouped heads", {"seq": 2**20, "variant": "ring-ulysses"}, "attention takes: 2.7 s"),
+    ),
+    "08_expert": (
+        show.expert,
+        "each of 8 copies; section 5, twice; 1f1b",
+        ("8 tensor ranks", {}, "98.1 s, EP 16", "TP messages, 65% of the step"),
+        ("8 expert ranks", {}, "125 of 80 GB", "32 of 256"),
+        ("", {}, "step time: 19.6 s", "4 nodes"),
+        ("twice the load", {}, "step time: 23 s"),
+        ("", {"schedule": "1f1b"}, "step time: 36.3 s"),
+        ("twice the load", {"schedule": "1f1b"}, "step time: 50.3 s"),
+        ("one node", {}, "694 MB, 3.94 ms", "925 MB, 7.84 ms", "1.02 GB, 10.4 ms"),
+        ("Mixtral 8x7B", {}, "only 8 experts", "sent between nodes: 0 B"),
+    ),
+    "11_kernels": (
+        show.kernels,
+        "L2 answers 1 - 63.5 / 295; 65,536 sums: 256²",
+        ("every eighth element", {}, "for 64 bytes, a warp: touches 16 sectors", "moves: 139 GB"),
+        ("", {}, "for 64 bytes, a warp: touches 2 sectors", "moves: 17.3 GB", "tiles of 128", "intensity: 63.5 FLOP/byte"),
+        ("a tile of 256", {}, "needs more registers than a processor of H100 SXM has: 65,536 registers"),
+        ("more stages", {}, "262,144 bytes of shared memory", "needs more shared memory", "232,448 bytes"),
+    ),
+    "12_failures": (
+        show.failures,
+        "",
+        ("", {}, "5.81 days more"),
+        ("a blocking save of 5 min", {}, "16.8 days more"),
+        ("64 GPUs", {}, "a save every 3.61 h", "one per 32.6 days", "0.256 days more", "54 days of training"),
+        ("131,072 GPUs", {}, "Limit: restarts, 20% of the time"),
+    ),
+}
+
+
+@pytest.mark.parametrize("chapter", ANSWERS)
+def test_the_explorer_shows_what_the_answers_say(chapter):
+    module, _, *claims = ANSWERS[chapter]
+    explorer = module.explorer()
+    for button, moved, *said in claims:
+        (explorer.preset(button) if button else explorer.reset()).set(**moved)
+        assert [each for each in said if each not in seen(explorer)] == [], (button, moved)
+
+
+EXPLORERS = [*(module for module, *_ in ANSWERS.values()), show.mfu, show.nd]
+
+
+@pytest.mark.parametrize("module", EXPLORERS, ids=lambda module: module.__name__)
+def test_no_button_does_what_reset_does(module):
+    explorer = module.explorer()
+    assert [name for name in explorer._presets if explorer.values | explorer._presets[name] == explorer.values] == []
+
+
+@pytest.mark.parametrize("chapter", ANSWERS)
+def test_no_answer_has_a_number_that_nobody_checks(chapter):
+    _, elsewhere, *claims = ANSWERS[chapter]
+    known = numbers(elsewhere).union(*(numbers(f"{moved} {said}") for _, moved, *said in claims))
+    answers = [answer for _, answer in pages.asked(nbformat.read(pages.NOTEBOOKS / f"{chapter}.ipynb", 4))]
+    assert answers
+    assert numbers(" ".join(answers)) - known == set()
+
+
+def seen(explorer: show.Explorer) -> str:
+    """Returns what a reader sees: the line above the picture, the tiles, words in the picture, and those under the mouse."""
+    shown = re.findall(r'(?:title|data-says)="([^"]*)"', explorer.tiles.value + explorer.parts.value)
+    drawn = [each for axes in explorer.figure.axes for each in words(axes)]
+    return html.unescape(" | ".join([explorer.status, *shown, *drawn]))
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:[.,]\d+)*", text))
