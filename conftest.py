@@ -1,6 +1,6 @@
-"""What pytest needs to run a notebook as typed, from any folder: `pytest --nbval notebooks/01_collectives.ipynb`.
+"""Lets pytest run a notebook as typed, from any folder: `pytest --nbval notebooks/01_collectives.ipynb`.
 
-Only this file is read for a notebook alone. What the tests need besides is in tests/conftest.py.
+For a notebook alone pytest reads no other file of ours; tests/conftest.py has what else the tests need.
 """
 
 import os
