@@ -16,6 +16,7 @@ def slower(by: float) -> Round:
 
 
 def test_every_rank_measures_everything_in_every_round(monkeypatch):
+    monkeypatch.setattr(calibrate, "ROUNDS", 2)
     monkeypatch.setattr(calibrate, "SIDES", (64, 128))
     monkeypatch.setattr(calibrate, "SIZES", [2**12, 2**22])
     of_ranks = calibrate._rounds(3)

@@ -91,7 +91,12 @@ def _engine(cluster: str | None) -> str:
         return "ray"  # the world says what is missing
     try:
         ray.init(address=cluster, logging_level="ERROR", log_to_driver=False)
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
+        if "AuthenticationError" in repr((error, error.__cause__)):
+            raise ValueError(
+                f"--ray {cluster}: the cluster wants its token: copy ~/.ray/auth_token of its head "
+                "node to this one, and set RAY_AUTH_MODE=token"
+            ) from error
         raise ValueError(f"--ray {cluster}: no cluster answers there: {error}") from error
     return "ray"
 
