@@ -76,22 +76,23 @@ def _parser() -> argparse.ArgumentParser:
 def _rounds(ranks: int) -> list[list[Round]]:
     """Returns what each rank measured, round by round."""
     with World(ranks, timeout=None) as world:
-        return world.run(measure, SIDES, SIZES)
+        return world.run(measure, SIDES, SIZES, ROUNDS)
 
 
-def measure(sides: Sequence[int], sizes: Sequence[int]) -> list[Round]:
+def measure(sides: Sequence[int], sizes: Sequence[int], rounds: int) -> list[Round]:
     """Returns what this rank's device does: products, a copy, and all-reduces with all ranks. Every rank calls it.
 
     Each round measures everything once, so that no rate has only the busy moments.
 
     sides: of the square products
     sizes: bytes that are all-reduced
+    rounds: how often
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     tensors = [torch.ones(size // 4, device=device) for size in sizes]
-    rounds = []
-    for _ in range(ROUNDS):
+    found = []
+    for _ in range(rounds):
         dist.barrier()  # all ranks compute at once, as in training
         began, used = time.perf_counter(), time.thread_time()
         products = [machine.matmul_rate(side, dtype, device, repeats=1) for side in sides]
@@ -99,8 +100,8 @@ def measure(sides: Sequence[int], sizes: Sequence[int]) -> list[Round]:
         dist.barrier()
         copy = machine.memory_bandwidth(device=device)
         seconds = [timing.seconds(dist.all_reduce, x, repeats=3, device=device).median for x in tensors]
-        rounds.append(Round(products, copy, seconds, waited))
-    return rounds
+        found.append(Round(products, copy, seconds, waited))
+    return found
 
 
 def middle(rounds: list[Round], ranks: int) -> calibration.Measurements:
