@@ -1,8 +1,12 @@
 """python -m manyranks.calibrate: measures this machine, and writes a cluster file that theory.clusters reads."""
 
 import argparse
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,6 +18,24 @@ from manyranks.world import World
 
 SIZES = [2**k for k in range(10, 27, 2)]  # bytes that are all-reduced
 SIDES = machine.LARGE if torch.cuda.is_available() else machine.SIZES  # of the products, all of them square
+ROUNDS = 5
+WAITED = 0.1  # share of the time without a processor from which on a rate says more about other programs
+SPREAD = 2  # highest by lowest rate of all rounds from which on nobody knows which one to believe
+
+
+class Round(NamedTuple):
+    """Holds what a rank measured in one round.
+
+    products: FLOP/s of each product
+    copy: bytes/s that a copy read and wrote
+    seconds: of each all-reduce
+    waited: share of the products' time in which the rank waited for a processor; 0 on a GPU
+    """
+
+    products: list[float]
+    copy: float
+    seconds: list[float]
+    waited: float
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -26,18 +48,20 @@ def main(arguments: list[str] | None = None) -> None:
         _parser().error(f"--out {chosen.out}: give a file in a folder that exists, as mine.json")
     try:
         known = of_gpus()
-        with World(chosen.ranks, timeout=None) as world:
-            measured = world.run(measure, SIDES, SIZES)[0]
+        of_ranks = _rounds(chosen.ranks)
+        print(_table(of_ranks[0]))
+        if (busy := doubts(of_ranks)) and not chosen.anyway:
+            _parser().exit(2, f"These rates aren't this machine's: {busy}.\n{_advice(chosen.ranks)}\n")
+        measured = middle(of_ranks[0], chosen.ranks)
         base = known or cluster.laptop(flops=max(measured.products), bandwidth=1e9)
         found = calibration.calibrate(measured, base, Path(chosen.out).stem)
         calibration.save(found, chosen.out)
     except (ValueError, OSError) as error:
         _parser().error(str(error))
     chip, link = found.accelerator, found.levels[0].link
-    print(f"{max(measured.products) / 1e12:.3g} TFLOP/s of products, {measured.copy / 1e9:.3g} GB/s of memory,")
     rates = f"α {link.latency * 1e6:.3g} µs and β {link.bandwidth / 1e9:.3g} GB/s"
     print(f"{rates} between {chosen.ranks} ranks, each on {chip.name}.")
-    print(f'Written: theory.clusters["{chosen.out}"]')
+    print(f"Not to be trusted: {busy}.\n" * bool(busy) + f'Written: theory.clusters["{chosen.out}"]')
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,24 +69,89 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m manyranks.calibrate", description=does)
     parser.add_argument("--ranks", type=int, default=2, help="how many ranks the collective has (2)")
     parser.add_argument("--out", default="mine.json", help="the file to write (mine.json)")
+    parser.add_argument("--anyway", action="store_true", help="write the file even if the machine is busy")
     return parser
 
 
-def measure(sides: Sequence[int], sizes: Sequence[int]) -> calibration.Measurements:
+def _rounds(ranks: int) -> list[list[Round]]:
+    """Returns what each rank measured, round by round."""
+    with World(ranks, timeout=None) as world:
+        return world.run(measure, SIDES, SIZES, ROUNDS)
+
+
+def measure(sides: Sequence[int], sizes: Sequence[int], rounds: int) -> list[Round]:
     """Returns what this rank's device does: products, a copy, and all-reduces with all ranks. Every rank calls it.
+
+    Each round measures everything once, so that no rate has only the busy moments.
 
     sides: of the square products
     sizes: bytes that are all-reduced
+    rounds: how often
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    products = [machine.matmul_rate(side, dtype, device) for side in sides]
-    copy = machine.memory_bandwidth(device=device)
-    seconds = []
-    for size in sizes:
-        x = torch.ones(size // 4, device=device)
-        seconds.append(timing.seconds(dist.all_reduce, x, device=device).median)
-    return calibration.Measurements(products, copy, dist.get_world_size(), sizes, seconds)
+    tensors = [torch.ones(size // 4, device=device) for size in sizes]
+    found = []
+    for _ in range(rounds):
+        dist.barrier()  # all ranks compute at once, as in training
+        began, used = time.perf_counter(), time.thread_time()
+        products = [machine.matmul_rate(side, dtype, device, repeats=1) for side in sides]
+        waited = 1 - (time.thread_time() - used) / (time.perf_counter() - began) if device.type == "cpu" else 0.0
+        dist.barrier()
+        copy = machine.memory_bandwidth(device=device)
+        seconds = [timing.seconds(dist.all_reduce, x, repeats=3, device=device).median for x in tensors]
+        found.append(Round(products, copy, seconds, waited))
+    return found
+
+
+def middle(rounds: list[Round], ranks: int) -> calibration.Measurements:
+    """Returns the median of all rounds, for each rate."""
+    products, copies, seconds, _ = zip(*rounds, strict=True)
+    return calibration.Measurements(
+        [median(each) for each in zip(*products, strict=True)],
+        median(copies),
+        ranks,
+        SIZES,
+        [median(each) for each in zip(*seconds, strict=True)],
+    )
+
+
+def doubts(of_ranks: list[list[Round]]) -> str:
+    """Returns why the rates cannot be this machine's, "" if they can.
+
+    A busy machine may be slow evenly, so the spread alone doesn't show it. A shared one may lose processors without telling
+    us, so the wait alone doesn't, either.
+    """
+    found = []
+    waited = max(median(each.waited for each in rounds) for rounds in of_ranks)
+    if waited >= WAITED:
+        found.append(f"a rank waited for a processor {waited:.0%} of the time")
+    for name, (rates, unit) in _rates(of_ranks[0]).items():
+        if max(rates) >= SPREAD * min(rates):
+            found.append(f"{name}: {min(rates):.3g} to {max(rates):.3g} {unit}")
+    return "; ".join(found)
+
+
+def _rates(rounds: list[Round]) -> dict[str, tuple[list[float], str]]:
+    """The rates of each round, and their unit."""
+    return {
+        "products": ([max(each.products) / 1e12 for each in rounds], "TFLOP/s"),
+        "memory": ([each.copy / 1e9 for each in rounds], "GB/s"),
+        "largest all-reduce": ([SIZES[-1] / each.seconds[-1] / 1e9 for each in rounds], "GB/s"),
+    }
+
+
+def _table(rounds: list[Round]) -> str:
+    return "\n".join(
+        f"{name:<18} {median(rates):>8.3g} {unit:<7}  ({min(rates):.3g} to {max(rates):.3g} in {len(rounds)} rounds)"
+        for name, (rates, unit) in _rates(rounds).items()
+    )
+
+
+def _advice(ranks: int) -> str:
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    fewer = f"or ask for fewer ranks ({ranks} don't fit on {there} processors), " if ranks > there else ""
+    return f"Nothing was written. Close other programs, {fewer}and run it again. --anyway writes the file all the same."
 
 
 def of_gpus() -> Cluster | None:

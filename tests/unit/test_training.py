@@ -3,7 +3,9 @@
 import io
 import math
 import os
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -180,6 +182,38 @@ def test_dp_must_be_what_torchrun_started(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["--dp", "3"])
     assert "--dp 3: torchrun started 2 ranks; leave --dp out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("restarts", "store", "refused"), [("3", "True", True), ("3", "False", False), ("0", "True", False)])
+def test_restarts_that_would_look_for_dead_ranks_are_refused(restarts, store, refused, monkeypatch, capsys):
+    there = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": restarts, "TORCHELASTIC_USE_AGENT_STORE": store}
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main(["--dp", "3"])
+    said = "--max-restarts 3: ranks that start again" if refused else "--dp 3: torchrun started 2 ranks"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["raised", "its cause"])
+def test_a_ray_cluster_that_wants_a_token_says_what_to_do(hidden, monkeypatch, capsys):
+    """Ray raises this error, or a ConnectionError that it caused."""
+
+    class RayError(Exception):
+        pass
+
+    class AuthenticationError(RayError):
+        pass
+
+    def init(**_):
+        if hidden:
+            raise ConnectionError("Failed to connect") from AuthenticationError()
+        raise AuthenticationError
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, exceptions=SimpleNamespace(RayError=RayError)))
+    with pytest.raises(SystemExit):
+        main(["--dp", "2", "--ray", "node0:6379"])
+    assert "--ray node0:6379: the cluster wants its token: copy ~/.ray/auth_token" in capsys.readouterr().err
 
 
 AXES = ["--tp", "2", "--pp", "2", "--cp", "2"]

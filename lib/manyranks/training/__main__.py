@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from manyranks.theory.plan import Plan
-from manyranks.training.arguments import checked, parser, under_torchrun
+from manyranks.training.arguments import checked, parser, refuse_lost_restarts, under_torchrun
 from manyranks.training.config import TrainingConfig
 
 
@@ -15,6 +15,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = parser()
     chosen = command.parse_args(arguments)
     try:
+        refuse_lost_restarts()
         gpt, training, ranks = checked(chosen)
         folder = _folder(chosen.checkpoint, chosen.resume)
         saves = _saves(chosen, folder)
@@ -90,7 +91,12 @@ def _engine(cluster: str | None) -> str:
         return "ray"  # the world says what is missing
     try:
         ray.init(address=cluster, logging_level="ERROR", log_to_driver=False)
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
+        if "AuthenticationError" in repr((error, error.__cause__)):
+            raise ValueError(
+                f"--ray {cluster}: the cluster wants its token: copy ~/.ray/auth_token of its head "
+                "node to this one, and set RAY_AUTH_MODE=token"
+            ) from error
         raise ValueError(f"--ray {cluster}: no cluster answers there: {error}") from error
     return "ray"
 
@@ -100,7 +106,9 @@ def _on_torchruns_ranks(*arguments):
     import torch.distributed as dist
 
     from manyranks.training.trainer import train
+    from manyranks.world.rank import die_with_the_parent
 
+    die_with_the_parent()  # else ranks train on without a torchrun that was killed
     here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     backend = "gloo"
     if torch.cuda.device_count() >= here:

@@ -93,6 +93,21 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def refuse_lost_restarts() -> None:
+    """Raises ValueError if torchrun would start ranks again with the addresses of dead ones.
+
+    PyTorch 2.13's torchrun keeps one store for all lives, unless it is told otherwise: issue
+    135712 of pytorch/pytorch.
+    """
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise ValueError(
+            f"torchrun --max-restarts {restarts}: ranks that start again would look for dead ones. "
+            "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where you call torchrun, and give it "
+            "--rdzv-backend c10d; CLUSTERS.md has the whole command"
+        )
+
+
 def _plan(chosen: argparse.Namespace) -> Plan | None:
     """None where nothing but data parallelism was asked for."""
     values = {name: getattr(chosen, name) for name in _OF_PLAN}

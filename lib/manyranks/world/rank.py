@@ -80,7 +80,7 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     sys.modules["__main__"] = types.ModuleType("__main__")  # where the variables of %%ranks cells live
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=False)
-    _die_with_the_forkserver()
+    die_with_the_parent()
     setup = Setup(**messages.unpack(messages.receive(kernel)))
     if setup.confined:
         confine(setup.confined)
@@ -261,6 +261,7 @@ def _interrupt(running: threading.Event) -> None:
         raise KeyboardInterrupt
 
 
-def _die_with_the_forkserver() -> None:
+def die_with_the_parent() -> None:
+    """Ends this process when the one that started it ends, on Linux."""
     if sys.platform == "linux":
         _C.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
