@@ -78,10 +78,26 @@ class Team:
     def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
         """What each of these ranks is doing; None for one that does not answer."""
         with self._looking:  # World.stacks may ask from another thread
-            for rank in ranks:
-                self.processes[rank].question(question)
-            deadline = time.monotonic() + _ANSWERING
-            return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+            self._ask(ranks, question)
+            return self._answers(ranks, _ANSWERING)
+
+    def ask(self, ranks, question: bytes) -> None:
+        """Asks these ranks what they are doing; `answers` has it later."""
+        with self._looking:
+            self._ask(ranks, question)
+
+    def answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts]:
+        """What has come, or comes within this time, of the answers to the last question."""
+        with self._looking:
+            return {rank: seen for rank, seen in self._answers(ranks, seconds).items() if seen is not None}
+
+    def _ask(self, ranks, question: bytes) -> None:
+        for rank in ranks:
+            self.processes[rank].question(question)
+
+    def _answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts | None]:
+        deadline = time.monotonic() + seconds
+        return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
 
     def lines_of_silent(self, looks: dict) -> dict[int, str]:
         """What faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""
