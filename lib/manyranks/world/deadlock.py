@@ -31,7 +31,7 @@ class Wait(IntEnum):
 
 
 # Seconds without any movement that stand for a proof: where processes get processors at once, and where they don't.
-_STILL = {Wait.UNCLEAR: (1.4, 10.0), Wait.MET: (10.0, 60.0)}
+_STILL = {Wait.UNCLEAR: (1.4, 10.0), Wait.MET: (10.0, 25.0)}
 
 
 class _Round(NamedTuple):
@@ -149,8 +149,10 @@ def _rank_still(before: Whereabouts, now: Whereabouts, seconds: float) -> bool:
         return False
     if before.processor is None or now.processor is None:
         return True
-    # A thread that has work and no processor is ready all the time; one that waits has gone to sleep, if for a moment only.
+    if set(before.processor.ready) & set(now.processor.ready):
+        return False  # a thread has waited for a processor since the look before
     rested = now.processor.rests > before.processor.rests
+    # A thread that waits for others has gone to sleep since, if for a moment only.
     return now.processor.state == "S" or (now.processor.state == "R" and rested)
 
 
