@@ -21,7 +21,7 @@ class Processor(NamedTuple):
 def processor() -> Processor | None:
     """What the system says now; None where it says nothing."""
     try:
-        main, asker = threading.main_thread().native_id, threading.get_native_id()
+        main, asker = os.getpid(), threading.get_native_id()  # main_thread().native_id is the parent's after a fork
         status = dict(line.split(":", 1) for line in _read(main, "status").splitlines() if ":" in line)
         threads = {int(task): [int(n) for n in _read(task, "schedstat").split()] for task in os.listdir(_TASKS)}
         ready = [(task, ran) for task, (_, _, ran) in threads.items() if task != asker and _state(task) == "R"]
