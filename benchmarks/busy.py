@@ -1,8 +1,8 @@
 """Ranks that hardly get a processor: no healthy run may be called a deadlock, and every deadlock has to be named.
 
-Each rank forks busy loops of its own and gives its main thread, and some of gloo's, what these leave over (SCHED_IDLE), in
-bursts of a few seconds. Loops of other processes don't starve a rank so: Linux shares processors out by session first
-(autogroup). The thread that says where a rank is runs as ever. So ranks stand still for seconds, and say so.
+Each rank forks busy loops. Its main thread and some of gloo's threads only get the processor time that these loops leave
+(SCHED_IDLE), which is next to nothing for seconds. The thread that says where the rank is gets its share. The loops belong to
+the rank's own session, because Linux divides processors among sessions first (autogroup): other sessions' loops starve nobody.
 """
 
 import os

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -182,6 +183,16 @@ def test_three_ranks_that_receive_in_a_circle_are_a_cycle(world):
     error = failing(world, mr.RankHung, lambda: dist.recv(torch.ones(1), src=(dist.get_rank() + 1) % 3))
     assert "rank 0 waits in recv #0 of 4 bytes from rank 1" in str(error)
     assert str(error).count("which waits in recv #0 of 4 bytes from rank") == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how threads get on")
+def test_a_look_sees_how_the_main_thread_gets_on(world):
+    def look():
+        from manyranks.world.processor import processor
+
+        return processor()
+
+    assert all(seen.delayed >= 0 and seen.state in "RS" for seen in world.run(look))
 
 
 def test_a_message_with_another_tag_is_waited_for_in_vain(world):

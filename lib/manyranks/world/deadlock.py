@@ -40,15 +40,15 @@ class _Round(NamedTuple):
 
 
 class Case:
-    """What speaks for a deadlock, round of looks after round of looks."""
+    """Gathers the evidence for a deadlock, one round of looks after the other."""
 
     def __init__(self):
         self._last: _Round | None = None
         self._since: _Round | None = None  # nothing has moved since
 
     def proved(self, looks: Looks, when: float, ended: dict[int, Reply]) -> bool:
-        """Whether the ranks wait for ever. Calls have to be the same in two rounds: so there was a moment, between the two, in
-        which all ranks were in these calls at once.
+        """Returns whether the ranks wait for ever. Two rounds must show the same calls: then all ranks were in them at the moment
+        between the two rounds.
 
         looks: detailed ones at all ranks that haven't replied, asked for after the round before was complete
         when: seconds
@@ -99,7 +99,7 @@ def _message(rank: int, call: Call, issued: Issued) -> Wait:
 
 
 def _collective(rank: int, call: Call, issued: Issued) -> Wait:
-    """A collective is met by those of its members with the same number; a member's other operation of that number is none."""
+    """Members meet a collective with their call of the same number, if it's the same operation."""
     if any((one.members or {}).get(call.group, call.ranks) != call.ranks for one in issued.values()):
         return Wait.UNCLEAR  # another group of this name
     others = [member for member in call.ranks if member != rank]

@@ -19,7 +19,7 @@ class Processor(NamedTuple):
 
 
 def processor() -> Processor | None:
-    """What the system says now; None where it says nothing."""
+    """Asks the system; None where it says nothing."""
     try:
         main, asker = os.getpid(), threading.get_native_id()  # main_thread().native_id is the parent's after a fork
         status = dict(line.split(":", 1) for line in _read(main, "status").splitlines() if ":" in line)
