@@ -47,8 +47,8 @@ class Case:
         self._since: _Round | None = None  # nothing has moved since
 
     def proved(self, looks: Looks, when: float, ended: dict[int, Reply]) -> bool:
-        """Returns whether the ranks wait for ever. Two rounds must show the same calls: then all ranks were in them at the moment
-        between the two rounds.
+        """Returns whether the ranks wait for ever. Two rounds must show the same calls: then, at the moment between the two,
+        all ranks were in them.
 
         looks: detailed ones at all ranks that haven't replied, asked for after the round before was complete
         when: seconds
