@@ -5,6 +5,7 @@ from importlib import import_module
 
 GROUPS = (
     "world",
+    "busy",
     "notebook",
     "replay",
     "theory",

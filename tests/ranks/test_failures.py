@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -184,6 +185,25 @@ def test_three_ranks_that_receive_in_a_circle_are_a_cycle(world):
     assert str(error).count("which waits in recv #0 of 4 bytes from rank") == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how threads get on")
+def test_a_look_sees_how_the_main_thread_gets_on(world):
+    def look():
+        from manyranks.world.processor import processor
+
+        return processor()
+
+    assert all(seen.delayed >= 0 and seen.state in "RS" for seen in world.run(look))
+
+
+def test_a_message_with_another_tag_is_waited_for_in_vain(world):
+    def tags():
+        rank = dist.get_rank()
+        dist.isend(torch.ones(1), (rank + 1) % 3, tag=1)
+        dist.recv(torch.ones(1), (rank - 1) % 3, tag=2)
+
+    assert "rank 0 waits in recv #0 of 4 bytes from rank 2" in str(failing(world, mr.RankHung, tags))
+
+
 def test_a_rank_that_leaves_early_is_named(world):
     def early():
         if dist.get_rank() != 2:
@@ -240,6 +260,35 @@ def test_ranks_that_compute_while_others_wait_are_no_deadlock(world):
         return dist.get_rank()
 
     assert world.run(uneven) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("where", ["before its call", "after its wait"])
+def test_a_rank_that_a_busy_machine_holds_up_is_no_deadlock(world, where):
+    def held():
+        from manyranks.measure import calls, ends
+
+        issue, wait = calls.issue, ends.wait
+
+        def issue_late(*args):
+            time.sleep(2.5)
+            return issue(*args)
+
+        def return_late(*args, **kwargs):
+            done = wait(*args, **kwargs)
+            time.sleep(2.5)
+            return done
+
+        try:
+            if where == "after its wait":
+                ends.wait = return_late
+            elif dist.get_rank() == 0:
+                calls.issue = issue_late
+            dist.all_reduce(x := torch.ones(1))
+        finally:
+            calls.issue, ends.wait = issue, wait
+        return int(x)
+
+    assert world.run(held) == [3, 3, 3]
 
 
 @pytest.mark.parametrize("where", ["loop", "collective"])

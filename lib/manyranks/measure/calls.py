@@ -117,6 +117,7 @@ class Recorder:
         self.broken = False
         self._in_backward = False
         self.waiting: Call | None = None
+        self._endless = False  # whether that wait has no timeout
         self.issuing: Call | None = None
         self._messages: dict[int, tuple[dist.Work, Call]] = {}
         self._collectives: dict[int, tuple[dist.Work, Call]] = {}
@@ -132,6 +133,10 @@ class Recorder:
         if in_backward(frame) or function:
             return self.oldest_incomplete() or function
         return None
+
+    def waits_for_peers(self, call: Call | str) -> bool:
+        """Whether the main thread waits for the end of this call, and nothing but the call's end ends that."""
+        return call is self.waiting and self._endless and not self.broken
 
     def settle(self, seconds: float = 0.1) -> None:
         """Waits a moment for the ends of calls: other threads note them, a little after the caller could go on."""
@@ -151,6 +156,9 @@ class Recorder:
             self.issuing = call if main else self.issuing
             try:
                 result = issue(operator, keyset & _BELOW, args, kwargs)
+            except BaseException:
+                self.counts[_number_of(call)] -= 1  # refused: its peers will not meet it
+                raise
             finally:
                 self.issuing = None if main else self.issuing
             return self._track(call, result)
@@ -170,10 +178,12 @@ class Recorder:
         peer, tag = operators.peer_of(named, ranks), named.get("tag", 0)
         size, dtype = operators.payload(op, named)
         if op in operators.POINT_TO_POINT:
-            key, is_async = (group, op, peer, tag), not called_from(op, sys._getframe(2))
+            is_async = not called_from(op, sys._getframe(2))
         else:
-            key, is_async = group, bool(named.get("async_op", False))
-        call = Call(op, size, group, ranks, peer, self.counts[key], dtype, is_async, 0.0, where=here(), tag=tag)
+            is_async = bool(named.get("async_op", False))
+        call = Call(op, size, group, ranks, peer, 0, dtype, is_async, 0.0, where=here(), tag=tag)
+        key = _number_of(call)
+        call.sequence = self.counts[key]
         if op == "all_to_all":
             call.parts, call.received = operators.parts(named), operators.received(named)
         call.number = self.issued
@@ -208,7 +218,8 @@ class Recorder:
         if group not in self._groups:
             name = "default" if group == dist.group.WORLD else group.group_name
             self._groups[group] = name, tuple(dist.get_process_group_ranks(group))
-            self.members[name] = self._groups[group][1]
+            ranks = self._groups[group][1]
+            self.members[name] = ranks if self.members.get(name, ranks) == ranks else ()  # two groups of one name
         return self._groups[group]
 
     def _track(self, call: Call, result):
@@ -261,7 +272,7 @@ class Recorder:
         main = threading.current_thread() is threading.main_thread()
         started = time.perf_counter()
         if main:
-            self.waiting = call
+            self.waiting, self._endless = call, not args and not kwargs
         try:
             return ends.wait(work, *args, **kwargs)
         except RuntimeError:
@@ -284,3 +295,8 @@ class Recorder:
         if self.everything and threading.current_thread() is threading.main_thread():
             finished = time.perf_counter() if waits else started
             self.journal.append(Event(waits, number, started, finished, *self._work()))
+
+
+def _number_of(call: Call) -> str | tuple[str, str, int | None, int]:
+    """What a call is counted among: its group's collectives, or the messages to or from this peer with this tag."""
+    return (call.group, call.op, call.peer, call.tag) if call.op in operators.POINT_TO_POINT else call.group

@@ -43,7 +43,7 @@ def _diverging_collective(calls: dict[int, list[Call]]) -> str | None:
     for (group, sequence), by_rank in sorted(table.items()):
         first = min(by_rank)
         for rank in by_rank[first].ranks:
-            if rank in by_rank and _signature(by_rank[rank]) != _signature(by_rank[first]):
+            if rank in by_rank and signature(by_rank[rank]) != signature(by_rank[first]):
                 return _sentence(first, by_rank[first], rank, by_rank[rank])
             if rank in calls and _known(last[group, rank], calls[rank]) and last[group, rank] <= sequence:
                 return f"rank {first} issued {_at(by_rank[first])}, rank {rank} {_stopped(last[group, rank])}"
@@ -59,7 +59,8 @@ def _stopped(count: int) -> str:
     return f"stopped after {count} collective{'s' * (count > 1)}" if count else "none"
 
 
-def _signature(call: Call) -> tuple:
+def signature(call: Call) -> tuple:
+    """What has to be the same in the calls of all members of a group."""
     return (call.op, call.peer, call.bytes, call.dtype) if call.op in _SAME_SIZE else (call.op, call.peer)
 
 

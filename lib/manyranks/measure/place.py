@@ -28,6 +28,16 @@ def machinery(file: str) -> bool:
     return (file.startswith(_MACHINERY) and file != _PROGRAMS) or (file.startswith(_STANDARD) and "site-packages" not in file)
 
 
+def idle(frame: FrameType | None) -> bool:
+    """Whether a thread runs nothing but Python's library and what this one needs: nothing that communicates."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(OURS) and not (file.startswith(_STANDARD) and "site-packages" not in file):
+            return False
+        frame = frame.f_back
+    return True
+
+
 def readers_first(files: list[str]) -> int:
     """Of a stack's files, outermost first: the index of the reader's first one, which what runs a rank's tasks has called.
 

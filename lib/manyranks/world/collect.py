@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from manyranks.world import watch
+from manyranks.world.deadlock import Case
 from manyranks.world.debugger import Asked
 from manyranks.world.local import RankProcess
 from manyranks.world.output import Output
@@ -17,9 +18,9 @@ from manyranks.world.team import Team
 _TICK = 0.1
 _DRAINING = 1.0
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: what is quiet, and how long to wait in all for ranks that compute
-_LOOK = 0.5  # seconds between two looks at ranks that have not replied; two still intervals are a deadlock
+_LOOK = 0.5  # seconds between two looks at ranks that have not replied
+_AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds in which idle ranks answer; until a question is asked again
 _AGAIN = 0.3  # seconds in which a rank that is debugged may ask for its next line before another one gets its turn
-_IDLE = 0.1  # a process that waits uses less than this share of a processor
 
 
 @dataclass
@@ -63,24 +64,26 @@ def collect(
     step: called again and again with what ranks did when they were last looked at; answer: gives a rank's debugger its line.
     """
     gathering = _Gathering(team, outcome, output)
-    stillness = _Stillness(team)
+    looks = _Looks(team)
     started = time.monotonic()
     while outcome.missing and not gathering.settled() and not outcome.late:
         gathering.step()
-        step(stillness.looks)
+        step(looks.seen)
         if gathering.asking and answer:
             started += gathering.answer(answer)  # a reader's time does not count
         if gathering.trouble is not None:
             continue
         outcome.late |= timeout is not None and time.monotonic() - started > timeout
-        if stillness.deadlocked(outcome.missing) and watched:
+        if looks.deadlocked(outcome) and watched:
             outcome.deadlock = True
             break
     gathering.drain()
 
 
 def explain(team: Team, outcome: Outcome) -> None:
-    """Notes what the ranks that did not reply are doing."""
+    """Notes what the ranks that did not reply are doing; of a deadlock, what proves it is noted already."""
+    if outcome.deadlock:
+        return
     outcome.whereabouts = team.look(outcome.missing)
     outcome.faults = team.lines_of_silent(outcome.whereabouts)
 
@@ -191,36 +194,44 @@ class _Gathering:
             self.trouble = self._latest
 
 
-class _Stillness:
-    """Finds a deadlock: every rank that has not replied waits in communication, and nothing moves anywhere."""
+class _Looks:
+    """Looks at the ranks that have not replied, round after round, and finds a deadlock.
+
+    Busy ranks answer late: a round lasts until all have. A question is asked again where another look has taken its answer.
+    """
 
     def __init__(self, team: Team):
-        self._team = team
+        self._team, self._case, self._question = team, Case(), watch.BRIEFLY
+        self.seen: dict[int, watch.Whereabouts] = {}  # what ranks did when they were last looked at
         self._next = time.monotonic() + _LOOK
-        self._before: tuple[float, dict] = (0.0, {})
-        self._still = 0
+        self._asked: tuple[float, list[int]] = (0.0, [])
+        self._heard: dict[int, watch.Whereabouts] = {}
 
-    @property
-    def looks(self) -> dict[int, watch.Whereabouts | None]:
-        """What ranks did when they were last looked at."""
-        return self._before[1]
-
-    def deadlocked(self, ranks: list[int]) -> bool:
-        now = time.monotonic()
-        if now < self._next or not ranks:
+    def deadlocked(self, outcome: Outcome) -> bool:
+        """Whether the ranks wait for ever. If so, the outcome has the looks that prove it."""
+        ranks, now = outcome.missing, time.monotonic()
+        if now < self._next or not ranks or not self._complete(ranks, now):
             return False
-        looks = self._team.look(ranks, watch.BRIEFLY)
-        then, before = self._before
-        same = before.keys() == looks.keys() and all(_stuck(before[r], looks[r], now - then) for r in ranks)
-        self._still = self._still + 1 if same else 0
-        self._before, self._next = (now, looks), now + _LOOK
-        return self._still >= 2
+        looks, self._asked, self._next = self._heard, (0.0, []), now + _LOOK
+        detailed, self._question = self._question == watch.DETAILS, watch.BRIEFLY
+        if any(seen.blocked is None for seen in looks.values()):
+            self._case = Case()
+            return False
+        self._question = watch.DETAILS
+        if not detailed or not self._case.proved(looks, now, {rank: reply for rank, (reply, _) in outcome.replies.items()}):
+            return False
+        outcome.whereabouts = looks
+        return True
 
-
-def _stuck(before: watch.Whereabouts | None, after: watch.Whereabouts | None, seconds: float) -> bool:
-    if before is None or after is None or after.blocked is None or not after.running:
-        return False
-    return before.progress() == after.progress() and after.cpu - before.cpu < _IDLE * seconds
+    def _complete(self, ranks: list[int], now: float) -> bool:
+        began, asked = self._asked
+        if asked != ranks or now - began > _AGAIN_AFTER:
+            self._asked, self._heard = (now, ranks), {}
+            self._team.ask(ranks, self._question)
+        silent = [rank for rank in ranks if rank not in self._heard]
+        self._heard |= self._team.answers(silent, _AT_ONCE)
+        self.seen |= self._heard
+        return len(self._heard) == len(ranks)
 
 
 def agree(outcome: Outcome) -> bool:

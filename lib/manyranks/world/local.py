@@ -18,10 +18,11 @@ from manyranks import busy
 from manyranks.world import forkserver, messages, plain, watch
 from manyranks.world.confine import clean
 from manyranks.world.errors import NotStarted
+from manyranks.world.patience import Patience
 
 _WHOLE = 8.0  # seconds in which a confined rank must have sent the whole of a message that it has begun
 _TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are you?"
-_IMPORTING = 60.0  # seconds that the import of torch may take
+_STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while it gets on, it may take any time
 IDLE = 600.0  # seconds that the forkserver stays without a world
 _REST = 0.05  # seconds in which faulthandler writes all its lines after the first
 _START = "import sys; sys.path[:] = {!r}; from manyranks.world.forkserver import serve; serve({}, {!r}, {!r})"
@@ -292,17 +293,19 @@ class Forkserver:
                 self.close()
 
     def _is_ready(self) -> bool:
-        until = time.monotonic() + _IMPORTING
+        patience = Patience(self.pid, _STANDING_STILL, "importing torch for the ranks")
         with busy.bar("importing torch for the ranks") as bar:
-            while not readable(self._socket.fileno(), _TICK) and time.monotonic() < until:
+            while not (heard := readable(self._socket.fileno(), _TICK)) and not patience.over():
                 bar.step(0)
-        self._socket.settimeout(_IMPORTING)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            if readable(self._socket.fileno()) and self._socket.recv(1) == b"R":
+            if heard and self._socket.recv(1) == b"R":
                 return True
-            self._process.wait(timeout=_IMPORTING)  # it has hung up, so it ends
+            if heard:
+                self._process.wait(timeout=_STANDING_STILL)  # it has hung up, so it ends
         if self.alive():
-            raise NotStarted(f"the process that starts ranks was not ready after {_IMPORTING:.0f} s; try again")
+            self.close()
+            still = f"{_STANDING_STILL:.0f} s without doing anything"
+            raise NotStarted(f"the process that starts ranks was not ready, and for {still}; the next World starts another")
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip() or "nothing"
         raise NotStarted(f"the process that starts ranks has ended; the next World starts another. It said: {said}")

@@ -44,6 +44,8 @@ class RemoteRank(RankProcess):
 class RayServer:
     """The ranks' places on a cluster, for one world. It is asked for ranks as a forkserver is."""
 
+    pid = None  # its processes are on other machines
+
     def __init__(self, size: int):
         """Raises ValueError without Ray, without a cluster, and where it has too few CPUs."""
         self._ray = ray = _connected()

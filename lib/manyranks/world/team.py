@@ -14,10 +14,12 @@ from manyranks.world import messages, watch
 from manyranks.world.confine import Confined
 from manyranks.world.errors import NotStarted
 from manyranks.world.local import RankProcess, readable, the_forkserver
+from manyranks.world.patience import Patience
 
 _DUMPING = 1.0  # seconds that faulthandler has to write: a busy machine is late, and a stopped process never does
 _ANSWERING = 0.3  # seconds that ranks have to say where they are
-_STARTING = 120.0  # seconds until the group must be ready
+_STANDING_STILL = 120.0  # seconds that ranks which start may do nothing; while they get on, they may take any time
+_TICK = 0.05
 
 
 class Team:
@@ -44,16 +46,17 @@ class Team:
                 self.processes.append(process := server.fork(rank))
                 process.confined = confined is not None
                 messages.send(process.command, messages.pack(setup | {"rank": rank, "clock": server.clock()}))
-            self._wait_until_ready()
+            self._wait_until_ready(Patience(server.pid, _STANDING_STILL, "starting the ranks"))
         except BaseException:
             self.close()
             raise
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _STARTING
+    def _wait_until_ready(self, patience: Patience) -> None:
         for process in self.processes:
-            if not readable(process.command.fileno(), max(0.0, deadline - time.monotonic())):
-                raise NotStarted(f"rank {process.rank} was not ready after {_STARTING:.0f} s:\n{_last_words(process)}")
+            while not readable(process.command.fileno(), _TICK):
+                if patience.over():
+                    still = f"{_STANDING_STILL:.0f} s no process has got on"
+                    raise NotStarted(f"rank {process.rank} was not ready, and for {still}:\n{_last_words(process)}")
             try:
                 (pid,) = messages.receive(process.command)
                 process.pid = int(pid.tobytes())
@@ -78,10 +81,26 @@ class Team:
     def look(self, ranks, question: bytes = watch.DETAILS) -> dict[int, watch.Whereabouts | None]:
         """What each of these ranks is doing; None for one that does not answer."""
         with self._looking:  # World.stacks may ask from another thread
-            for rank in ranks:
-                self.processes[rank].question(question)
-            deadline = time.monotonic() + _ANSWERING
-            return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
+            self._ask(ranks, question)
+            return self._answers(ranks, _ANSWERING)
+
+    def ask(self, ranks, question: bytes) -> None:
+        """Asks these ranks what they are doing; `answers` has it later."""
+        with self._looking:
+            self._ask(ranks, question)
+
+    def answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts]:
+        """What has come, or comes within this time, of the answers to the last question."""
+        with self._looking:
+            return {rank: seen for rank, seen in self._answers(ranks, seconds).items() if seen is not None}
+
+    def _ask(self, ranks, question: bytes) -> None:
+        for rank in ranks:
+            self.processes[rank].question(question)
+
+    def _answers(self, ranks, seconds: float) -> dict[int, watch.Whereabouts | None]:
+        deadline = time.monotonic() + seconds
+        return {rank: self.processes[rank].whereabouts(max(0.0, deadline - time.monotonic())) for rank in ranks}
 
     def lines_of_silent(self, looks: dict) -> dict[int, str]:
         """What faulthandler says of the ranks that did not answer: where code in C holds the interpreter."""

@@ -13,8 +13,9 @@ from types import FrameType
 
 from manyranks.measure import wire
 from manyranks.measure.calls import RECENT, Call, Recorder
-from manyranks.measure.place import Place, machinery, place_of, readers_first
+from manyranks.measure.place import Place, idle, machinery, place_of, readers_first
 from manyranks.world import debugger, messages, tasks
+from manyranks.world.processor import Processor, processor
 
 BRIEFLY, DETAILS = b"?", b"!"  # what the kernel asks
 DEBUG, NAMES = b"d", b"n"  # the first opens the debugger where the rank is; after the second comes what a name begins with
@@ -37,10 +38,19 @@ class Whereabouts:
     stack: list[tuple[str, int, str]] = field(default_factory=list)  # the same: file, line, function; outermost first
     names: list[str] = field(default_factory=list)  # with NAMES
     debugged: bool = False  # whether it waits for a line of the reader's
+    issues: bool = False  # whether `blocked` is a call that it is about to make
+    at: int = 0  # changes when its Python goes on
+    # With DETAILS only:
+    certain: bool = (
+        False  # whether it waits in `blocked` until its peers have done their part, and no other thread can do its own
+    )
+    counts: dict[str | tuple[str, str, int | None, int], int] | None = None  # as Recorder's
+    members: dict[str, tuple[int, ...]] | None = None
+    processor: Processor | None = None
 
     def progress(self) -> tuple:
-        """Changes whenever the rank gets on with its communication."""
-        return self.running, self.issued, self.moved, self.place
+        """Changes whenever the rank gets on."""
+        return self.running, self.issued, self.moved, self.place, self.at
 
 
 def start(
@@ -82,8 +92,8 @@ def _seen(recorder: Recorder, running: threading.Event, main: int, details: bool
 
 
 def _look(recorder: Recorder, running: threading.Event, main: int, details: bool) -> Whereabouts:
-    place, blocked = _where(recorder, main)
-    return Whereabouts(
+    place, blocked, at = _where(recorder, main)
+    seen = Whereabouts(
         running=running.is_set(),
         place=place,
         blocked=blocked,
@@ -91,15 +101,37 @@ def _look(recorder: Recorder, running: threading.Event, main: int, details: bool
         cpu=time.process_time(),
         moved=_moved(),
         debugged=debugger.asking,
-        recent=list(recorder.calls)[-RECENT:] if details else [],
-        stack=_stack(main) if details else [],
+        recent=[],
+        issues=isinstance(blocked, Call)
+        and blocked is recorder.issuing
+        and blocked.op != "barrier",  # monitored ones wait there
+        at=at,
     )
+    if details:
+        seen.recent, seen.stack, seen.processor = list(recorder.calls)[-RECENT:], _stack(main), processor()
+        seen.counts, seen.members = dict(recorder.counts), dict(recorder.members)
+        seen.certain = blocked is not None and recorder.waits_for_peers(blocked) and _no_other_thread(main)
+    return seen
 
 
-def _where(recorder: Recorder, main: int) -> tuple[Place | None, Call | str | None]:
+def _where(recorder: Recorder, main: int) -> tuple[Place | None, Call | str | None, int]:
     """Lets go of the frame before anything else lets the main thread run: a frame keeps its tensors alive after its return."""
     frame = sys._current_frames().get(main)
-    return place_of(frame), recorder.blocked_in(frame)
+    return place_of(frame), recorder.blocked_in(frame), _at(frame)
+
+
+def _at(frame: FrameType | None) -> int:
+    steps = []
+    while frame is not None:
+        steps.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return hash(tuple(steps))
+
+
+def _no_other_thread(main: int) -> bool:
+    """Whether no thread of the reader's, or of a library, could make calls while the main one waits."""
+    ours = main, threading.get_ident()
+    return all(thread in ours or idle(frame) for thread, frame in sys._current_frames().items())
 
 
 def _stack(main: int) -> list[tuple[str, int, str]]:

@@ -1,0 +1,165 @@
+"""Is it a deadlock? It is proved from the ranks' calls; where these can't tell, evidence has to last.
+
+A busy machine holds a rank up anywhere and for seconds, also between the end of a call and the line that notes it. So a rank
+that stands still needn't wait for ever. Calls tell the two apart: messages of a pair and collectives of a group are numbered,
+and a call whose counterpart was issued ends as soon as its process gets a processor.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from manyranks.measure.calls import Call
+from manyranks.measure.divergence import signature
+from manyranks.measure.operators import POINT_TO_POINT
+from manyranks.world.rank import Reply
+from manyranks.world.watch import Whereabouts
+
+_ALIKE = {"reduce_scatter": "all_reduce"}  # gloo makes the first of the second, so they may meet
+_IDLE = 0.1  # a process that waits uses less than this share of a processor
+_LATE = 0.05  # where threads wait longer than this share of the time for a processor, the machine is busy
+Looks = dict[int, Whereabouts]
+Issued = dict[int, Whereabouts | Reply]  # rank -> what it has issued: both have counts, members and recent calls
+
+
+class Wait(IntEnum):
+    """How a rank waits that hasn't replied. The highest of all ranks decides."""
+
+    FOR_EVER = 0  # in a call that its peers haven't met, and only they could end it
+    UNCLEAR = 1  # in what isn't a call, or in one that may end or not
+    MET = 2  # in a call that its peers have issued, too: it ends, unless something is broken
+    NOT = 3  # it computes
+
+
+# Seconds without any movement that stand for a proof: where processes get processors at once, and where they don't.
+_STILL = {Wait.UNCLEAR: (1.4, 10.0), Wait.MET: (10.0, 25.0)}
+
+
+class _Round(NamedTuple):
+    when: float
+    looks: Looks
+
+
+class Case:
+    """Gathers the evidence for a deadlock, one round of looks after the other."""
+
+    def __init__(self):
+        self._last: _Round | None = None
+        self._since: _Round | None = None  # nothing has moved since
+
+    def proved(self, looks: Looks, when: float, ended: dict[int, Reply]) -> bool:
+        """Returns whether the ranks wait for ever. Two rounds must show the same calls: then, at the moment between the two,
+        all ranks were in them.
+
+        looks: detailed ones at all ranks that haven't replied, asked for after the round before was complete
+        when: seconds
+        ended: the replies of the others
+        """
+        last, now = self._last, _Round(when, looks)
+        self._last = now
+        if last is None or not _same_calls(last.looks, looks):
+            self._since = now
+            return False
+        if not _still(last, now):
+            self._since = now
+        wait = max(waits(looks, ended).values())
+        if wait in _STILL:
+            return when - self._since.when >= _STILL[wait][_busy(self._since, now)]
+        return wait is Wait.FOR_EVER
+
+
+def waits(looks: Looks, ended: dict[int, Reply]) -> dict[int, Wait]:
+    """How each rank waits that hasn't replied, by its own call and by what all others have issued."""
+    issued: Issued = {**ended, **looks}
+    return {rank: _wait(rank, seen, issued) for rank, seen in looks.items()}
+
+
+def _wait(rank: int, seen: Whereabouts, issued: Issued) -> Wait:
+    if seen.blocked is None or not seen.running or seen.debugged:
+        return Wait.NOT
+    if not isinstance(seen.blocked, Call):
+        return Wait.UNCLEAR
+    if seen.issues:
+        return Wait.MET
+    find = _message if seen.blocked.op in POINT_TO_POINT else _collective
+    wait = find(rank, seen.blocked, issued)
+    return wait if seen.certain else max(wait, Wait.UNCLEAR)
+
+
+def _message(rank: int, call: Call, issued: Issued) -> Wait:
+    """Messages between two ranks with one tag are met in order, whatever their sizes."""
+    if call.peer is None:
+        return Wait.UNCLEAR  # what it may take, others may have taken
+    other = issued.get(call.peer)
+    counts = (other and other.counts) or {}
+    counterpart = "recv" if call.op == "send" else "send"
+    issued_there = counts.get((call.group, counterpart, rank, call.tag), 0)
+    if call.op == "send":
+        issued_there += counts.get((call.group, "recv", None, call.tag), 0)  # one from anyone may take it
+    return Wait.MET if issued_there > call.sequence else Wait.FOR_EVER
+
+
+def _collective(rank: int, call: Call, issued: Issued) -> Wait:
+    """Members meet a collective with their call of the same number, if it's the same operation."""
+    if any((one.members or {}).get(call.group, call.ranks) != call.ranks for one in issued.values()):
+        return Wait.UNCLEAR  # another group of this name
+    others = [member for member in call.ranks if member != rank]
+    theirs = {member: _counterpart(call, issued.get(member)) for member in others}
+    joined = [member for member, call_there in theirs.items() if call_there]
+    if len(joined) == len(others):
+        return Wait.MET if all(signature(there) == signature(call) for there in theirs.values()) else Wait.UNCLEAR
+    return Wait.UNCLEAR if _may_end(call, rank, joined) else Wait.FOR_EVER
+
+
+def _may_end(call: Call, rank: int, joined: list[int]) -> bool:
+    """Whether the call may be over for this rank although other members haven't come."""
+    if call.op in ("broadcast", "scatter"):
+        return bool(joined) if rank == call.peer else call.peer in joined
+    return call.op in ("reduce", "gather") and rank != call.peer and bool(joined)
+
+
+def _counterpart(call: Call, other: Whereabouts | Reply | None) -> Call | None:
+    """A member's call of the same number, if it is of the same kind; one too old to be remembered is taken for the same."""
+    if other is None or (other.counts or {}).get(call.group, 0) <= call.sequence:
+        return None
+    same = [there for there in other.recent or () if (there.group, there.sequence) == (call.group, call.sequence)]
+    same = [there for there in same if there.op not in POINT_TO_POINT]
+    return (same[-1] if _kind(same[-1]) == _kind(call) else None) if same else call
+
+
+def _kind(call: Call) -> str:
+    return _ALIKE.get(call.op, call.op)
+
+
+def _same_calls(before: Looks, now: Looks) -> bool:
+    return before.keys() == now.keys() and all(_calls(before[rank]) == _calls(now[rank]) for rank in now)
+
+
+def _calls(seen: Whereabouts) -> tuple:
+    blocked = seen.blocked.number if isinstance(seen.blocked, Call) else seen.blocked
+    return seen.running, seen.certain, seen.issued, blocked
+
+
+def _still(before: _Round, now: _Round) -> bool:
+    """Whether no rank has got on: neither its bytes nor its Python have moved, and it had no work to do."""
+    return all(_rank_still(before.looks[rank], now.looks[rank], now.when - before.when) for rank in now.looks)
+
+
+def _rank_still(before: Whereabouts, now: Whereabouts, seconds: float) -> bool:
+    if before.progress() != now.progress() or now.cpu - before.cpu >= _IDLE * seconds:
+        return False
+    if before.processor is None or now.processor is None:
+        return True
+    if set(before.processor.ready) & set(now.processor.ready):
+        return False  # a thread has waited for a processor since the look before
+    rested = now.processor.rests > before.processor.rests
+    # A thread that waits for others has gone to sleep since, if for a moment only.
+    return now.processor.state == "S" or (now.processor.state == "R" and rested)
+
+
+def _busy(since: _Round, now: _Round) -> bool:
+    """Whether ranks waited for processors; taken for granted where the system doesn't say."""
+    for rank, seen in now.looks.items():
+        before, after = since.looks[rank].processor, seen.processor
+        if before is None or after is None or after.delayed - before.delayed > _LATE * (now.when - since.when):
+            return True
+    return False

@@ -1,0 +1,62 @@
+"""Who waits for processes that start gives up only when they stand still; on times and efforts made by hand."""
+
+import os
+import sys
+
+import pytest
+
+from manyranks.world import patience
+
+PID = 7
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """From what a process's effort is at each second to the second at which patience with it was over, or None."""
+
+    def until_over(effort, seconds: float = 60.0, end: int = 300) -> int | None:
+        now = [0.0]
+        monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(patience, "_efforts", lambda pid: effort(now[0]))
+        waits = patience.Patience(PID, seconds, "importing torch")
+        for second in range(1, end):
+            now[0] = float(second)
+            if waits.over():
+                return second
+        return None
+
+    return until_over
+
+
+def test_a_process_that_gets_on_is_waited_for(waiting, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    assert waiting(lambda now: {PID: 0.5 * now}) is None
+    said = capsys.readouterr().err
+    assert said == "importing torch has taken 61 s so far: this machine is busy, and it goes on\n"
+
+
+def test_a_child_that_gets_on_is_waited_for(waiting):
+    assert waiting(lambda now: {PID: 3.0, 8: 0.5 * now}) is None
+
+
+def test_a_process_that_stands_still_is_given_up(waiting, capsys):
+    assert waiting(lambda now: {PID: min(now, 30.0)}) == 91  # it got on for 30 s
+    assert capsys.readouterr().err == ""
+
+
+def test_who_only_waits_for_others_stands_still(waiting):
+    assert waiting(lambda now: {PID: 0.03 * now}) == 61
+
+
+def test_what_cannot_be_seen_has_its_time(waiting):
+    assert waiting(lambda now: {}) == 61
+
+
+def test_the_effort_of_this_process_grows():
+    before = patience._efforts(os.getpid())[os.getpid()]
+    while patience._efforts(os.getpid())[os.getpid()] <= before:
+        sum(range(100_000))
+
+
+def test_a_process_that_is_gone_has_none():
+    assert patience._efforts(None) == patience._efforts(2**22 + 1) == {}
