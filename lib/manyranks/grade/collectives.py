@@ -30,6 +30,7 @@ _ITSELF = (
     "what a rank keeps needs no message: copy it",
     "dist.send and dist.recv take ranks, not places: place p is rank (p + root) % N. What a rank has already needs no message",
 )
+_WHOLE_TENSOR = "cut it with torch.tensor_split and send one chunk at a time"
 _CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
 
 
@@ -127,7 +128,9 @@ def _other_chunk(trial: Trial, right: Right, chunks: Chunks) -> str:
                 must = [_elements(call) for call in should.calls if (call.op, call.peer) == (op, entry.peer)][k : k + 1]
                 if must and entry.elements != must[0]:
                     hint = chunks.room if op == "recv" else chunks.later if k else chunks.first
-                    hint = hint if entry.elements in sizes else _CUTS
+                    hint = (
+                        hint if entry.elements in sizes else _WHOLE_TENSOR if entry.elements == trial.case.elements else _CUTS
+                    )
                     whom = f"{'to' if op == 'send' else 'from'} rank {entry.peer}"
                     found = f"in message {k + 1} {whom}, rank {rank} {does} {entry.elements:,} elements"
                     return f"{found}; right is {must[0]:,}: {hint}"
@@ -154,8 +157,7 @@ def _bytes(whole: bool, chunks: Chunks) -> Judge:
                 if not any(sent(one) for one in trial.seen):
                     return Verdict(False, found, NOTHING)
                 if not whole and set(got) == {everything}:
-                    hint = "every message is the whole tensor: cut it with torch.tensor_split and send one chunk at a time"
-                    return Verdict(False, found, hint)
+                    return Verdict(False, found, f"every message is the whole tensor: {_WHOLE_TENSOR}")
                 return Verdict(False, found, chunks.sent if len(got) == len(must) else "")
         return Verdict(True)
 
