@@ -108,6 +108,24 @@ class ReturnsItsOwn(Shift):
         return x.clone()
 
 
+@mistake("shift", "(r + by) % N is right for a negative `by`, too: use `by` as it is", on=(4,), points=0.5)
+class AlwaysAhead(Shift):
+    def neighbors(self, rank, by, n):
+        return super().neighbors(rank, abs(by), n)
+
+
+@mistake("shift", says="rank 2 receives from rank 0; right is rank 1: rank r sends to (r + by) % N and receives from")
+class ReceivesFromWhereItSends(Shift):
+    def neighbors(self, rank, by, n):
+        return (rank + by) % n, (rank + by) % n
+
+
+@mistake("shift", says="a rank is a number from 0 to N − 1")
+class LeavesTheModuloOut(Shift):
+    def neighbors(self, rank, by, n):
+        return rank + by, rank - by
+
+
 @mistake("shift", "receive into a new tensor: torch.empty_like(x)", points=4.5)
 class ReceivesIntoItsInput(Shift):
     def __call__(self, x, by):
@@ -141,6 +159,11 @@ def majority():
 @mistake("culprits", says="culprits() has no 'C'")
 def two_only():
     return {"A": 2, "B": 1}
+
+
+@mistake("culprits", says="the rank of report A is 0\n", points=0)
+def the_form():
+    return {"A": 0, "B": 0, "C": 0}
 
 
 @mistake("culprits", says="returned")
@@ -187,6 +210,31 @@ class OfTheMean(Fit):
 class OfTheMedian(Fit):
     def of(self, each):
         return median(each)
+
+
+@mistake("fit", NOISE + "largest")
+class OfTheSlowest(Fit):
+    def of(self, each):
+        return max(each)
+
+
+@mistake("fit", "these are β and α: α comes first")
+class TheOtherWayRound(Fit):
+    def __call__(self, sizes, seconds):
+        return super().__call__(sizes, seconds)[::-1]
+
+
+@mistake("fit", "α is asked for in seconds and β in bytes per second, not in µs and GB/s")
+class InOtherUnits(Fit):
+    def line(self, n, m, t, u):
+        alpha, beta = super().line(n, m, t, u)
+        return alpha * 1e6, beta / 1e9
+
+
+@mistake("fit", "these are the times of other sizes: sizes are not always in order, and seconds[i] belongs to sizes[i]")
+class TakesSizesAsSorted(Fit):
+    def __call__(self, sizes, seconds):
+        return self.line(min(sizes), max(sizes), min(seconds[0]), min(seconds[-1]))
 
 
 @mistake("fit", "that is the time of the first of the five: take the smallest of them")

@@ -134,7 +134,7 @@ def broadcast_one_round_too_few(x, root):
     return far_first(x.clone(), root, last=2)
 
 
-@mistake("tree_broadcast", "copy instead of sending", says="sends to itself", on=ALL, points=0.0)
+@mistake("tree_broadcast", says="What a rank has already needs no message", on=ALL, points=0.0)
 def broadcast_to_all_and_itself(x, root):
     (rank, n), out = me(), x.clone()
     for other in range(n):
@@ -172,9 +172,30 @@ def broadcast_without_a_new_tensor_on_the_root(x, root):
     return far_first(x if me()[0] == root else x.clone(), root)
 
 
-@mistake("tree_broadcast", "a round is missing: there are ⌈log₂ N⌉, and the last one has distance 1", on=(4, 5), points=0.9)
-def broadcast_to_four_at_most(x, root):
-    return far_first(x.clone(), root, most=2)
+@mistake("tree_broadcast", "a round is missing: round N up to a power of two before you halve it", on=(4, 5), points=0.9)
+def broadcast_that_halves_n_as_it_is(x, root):
+    return far_first(x.clone(), root, most=me()[1] // 2)
+
+
+@mistake("tree_broadcast", says="dist.send and dist.recv take ranks, not places", on=(2,), points=0.0)
+def broadcast_to_places(x, root):
+    (rank, n), out = me(), x.clone()
+    if (rank - root) % n == 0:
+        dist.send(out, 1)
+    else:
+        dist.recv(out, 0)
+    return out
+
+
+@mistake("tree_broadcast", says="sends to rank 2; right is no rank: in the round of distance d, each place that is", points=0.0)
+def broadcast_beyond_the_last_place(x, root):
+    (rank, n), out = me(), x.clone()
+    for distance in (2, 1):
+        if (rank - root) % n % (2 * distance) == 0:
+            dist.send(out, (rank + distance) % n)
+        elif (rank - root) % n % (2 * distance) == distance:
+            dist.recv(out, (rank - distance) % n)
+    return out
 
 
 @mistake("tree_broadcast", "", says="rank 0 called broadcast", on=ALL, points=0.0)
@@ -231,6 +252,59 @@ def gather_in_the_order_of_arrival(shard, elements):
 def gather_one_place_off(shard, elements):
     (rank, n), kept = me(), shards_as_they_come(shard, elements)
     return torch.cat([kept[(place - rank + 1) % n] for place in range(n)])
+
+
+def gather(shard, elements, peer=-1, chunk=1, first=0, passes=1):
+    """The ring with the knobs apart: whom a rank sends to, and which chunks it takes for those that go and come."""
+    (rank, n), whole = me(), placed(shard, elements)
+    chunks = whole.tensor_split(n)
+    for step in range(first, n - 1 + first):
+        mine, coming = chunks[(rank + chunk * step * passes) % n], chunks[(rank + chunk * (step + 1)) % n]
+        exchange(mine, (rank + peer) % n, coming, (rank - peer) % n)
+    return whole
+
+
+@mistake("ring_all_gather", says="rank 0 sends to rank 1; right is rank 2: in this ring, rank r sends to rank r − 1 only")
+def gather_upwards_with_chunks_downwards(shard, elements):
+    return gather(shard, elements, peer=1)
+
+
+@mistake("ring_all_gather", says="rank 1 sends 3 elements; right is 2: after the first step, a rank passes on what it has just")
+def gather_downwards_with_chunks_upwards(shard, elements):
+    return gather(shard, elements, chunk=-1)
+
+
+@mistake("ring_all_gather", says="rank 0 sends 3 elements; right is 2: after the first step, a rank passes on what it has just")
+def gather_its_own_again_and_again(shard, elements):
+    return gather(shard, elements, passes=0)
+
+
+@mistake("ring_all_gather", says="rank 1 makes room for 2 elements; right is 3: make room for the chunk that rank r + 1")
+def gather_into_rooms_like_its_own(shard, elements):
+    for _ in range(me()[1] - 1):
+        exchange(shard, (me()[0] - 1) % me()[1], coming := torch.empty_like(shard), (me()[0] + 1) % me()[1])
+        shard = coming
+    return shard
+
+
+STARTS = "each rank begins with a chunk that it has not got yet: in the first step it has only its own shard to send"
+
+
+@mistake("ring_all_gather", STARTS, on=(3, 4), points=0.6)
+def gather_beginning_with_the_next(shard, elements):
+    return gather(shard, elements, first=1)
+
+
+@mistake("ring_all_gather", STARTS, on=(3, 4), points=0.6)
+def gather_beginning_with_the_one_before(shard, elements):
+    return gather(shard, elements, first=-1)
+
+
+@mistake("ring_all_gather", says="not the right number of messages: how many steps does it take?", points=2.4)
+def gather_one_step_too_many(shard, elements):
+    whole = placed(shard, elements)
+    gather_ring(whole.tensor_split(me()[1]), steps=lambda n: n)
+    return whole
 
 
 @mistake("ring_all_gather", HINT_2, on=ALL, points=2.4)
@@ -330,6 +404,37 @@ def scatter_one_chunk_off(x):
     return chunks[(me()[0] - 1) % me()[1]].clone()
 
 
+PLACE = "chunk r does not end at rank r: it starts at rank r − 1, so which chunk does a rank send first?"
+
+
+@mistake("ring_reduce_scatter", PLACE, points=0.75)
+def scatter_beginning_with_its_own(x):
+    return scatter(x, first=0)
+
+
+@mistake("ring_reduce_scatter", PLACE, points=0.75)
+def scatter_beginning_two_further(x):
+    return scatter(x, first=2)
+
+
+@mistake("ring_reduce_scatter", "what came is passed on as it was: a rank adds its own term, and sends the sum on", points=2.0)
+def scatter_that_passes_on_what_came(x):
+    (rank, n), chunks = me(), x.clone().tensor_split(me()[1])
+    passing = chunks[(rank + 1) % n]
+    for step in range(2, n + 1):
+        coming = torch.empty_like(chunks[(rank + step) % n])
+        exchange(passing, (rank - 1) % n, coming, (rank + 1) % n)
+        chunks[(rank + step) % n].add_(passing := coming)
+    return chunks[rank].clone()
+
+
+@mistake("ring_reduce_scatter", "these are all chunks, and only chunk r is complete on rank r: return that one", points=2.0)
+def scatter_that_returns_all_chunks(x):
+    chunks = x.clone().tensor_split(me()[1])
+    reduce_ring(chunks)
+    return torch.cat(chunks)
+
+
 @mistake("ring_reduce_scatter", "one term is missing: a ring of N ranks has N − 1 steps", on=ALL, points=0.0)
 def scatter_one_step_too_few(x):
     (rank, n), chunks = me(), x.clone().tensor_split(me()[1])
@@ -400,6 +505,22 @@ def reduce_without_the_gather(x):
     chunks = x.clone().tensor_split(me()[1])
     reduce_ring(chunks)
     return placed(chunks[me()[0]] / me()[1], len(x))
+
+
+@mistake("ring_all_reduce", "these are the ranks' own chunks, divided by N: nothing was added, reduce-scatter them first")
+def reduce_without_the_reduce_scatter(x):
+    return right_gather(x.tensor_split(me()[1])[me()[0]] / me()[1], len(x))
+
+
+@mistake("ring_all_reduce", "// rounds down: divide with /", points=1.6)
+def reduce_and_round_down(x):
+    return two_rings(x) // me()[1]
+
+
+@mistake("ring_all_reduce", says="ring_all_gather takes the number of elements of the whole tensor, the same on every rank")
+def reduce_and_gather_n_shards_like_its_own(x):
+    shard = right_scatter(x) / me()[1]
+    return right_gather(shard, me()[1] * len(shard))
 
 
 @mistake("ring_all_reduce", HINT_2, on=ALL, points=2.4)
@@ -493,11 +614,24 @@ def swap_chunks_of_torch_chunk(x):
     return torch.cat(out)
 
 
+@mistake("pairwise_all_to_all", "each chunk stands at the place of the rank that it went to: rank s's belongs at s", points=1.6)
+def swap_into_the_places_of_receivers(x):
+    return received(x, place=lambda rank, k, n: (rank + k) % n)
+
+
+@mistake("pairwise_all_to_all", says="rank 0 sends 3 elements; right is 2: of your tensor, the rank that you send to wants")
+def swap_its_own_chunk_into_room_for_its_own(x):
+    (rank, n), chunks = me(), x.tensor_split(me()[1])
+    out = [chunks[rank].clone() for _ in range(n)]
+    for k in range(1, n):
+        exchange(chunks[rank], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
+    return torch.cat(out)
+
+
 @mistake(
     "pairwise_all_to_all",
-    "every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one",
-    says="hint: every chunk that a rank receives is as long as its own chunk, chunk r: make the room like",
-    on=ALL,
+    says="right is 3: every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one",
+    on=(3,),
     points=0.0,
 )
 def swap_with_room_like_the_senders_chunk(x):

@@ -90,7 +90,15 @@ def replicate_without_no_grad(model):
 
 
 @also_right("replicate")
-def replicate_into_data(model):
+def replicate_by_way_of_data(model):
+    for tensor in [*model.parameters(), *model.buffers()]:
+        first = tensor.detach().clone()
+        dist.broadcast(first, 0)
+        tensor.data.copy_(first)
+
+
+@mistake("replicate", says="copy into the memory it has, which views go on to use", points=1.6)
+def replicate_into_other_memory(model):
     for tensor in [*model.parameters(), *model.buffers()]:
         first = tensor.detach().clone()
         dist.broadcast(first, 0)
@@ -248,6 +256,16 @@ def average_copies(model, examples):
     fill(learning(model.parameters()))
     for p in learning(model.parameters()):
         dist.all_reduce(p.grad * (examples / total_of(examples)))
+
+
+@mistake("average", OWN, points=1.2)
+def average_under_another_name(model, examples):
+    """grad = grad * …: a new tensor has the mean."""
+    total = total_of(examples)
+    for p in learning(model.parameters()):
+        grad = torch.zeros_like(p) if p.grad is None else p.grad
+        grad = grad * examples / total
+        dist.all_reduce(grad)
 
 
 @mistake("average", "that is one call for everything: here each parameter has its own, and buckets come in task 4", points=2.8)
@@ -507,6 +525,24 @@ def in_buckets_skipping_an_unused_bucket(buckets):
     average_in_buckets([bucket for bucket in buckets if any(p.grad is not None for p in bucket)])
 
 
+@mistake("average_in_buckets", "the mean has been added to the gradient: it takes the gradient's place", points=1.2)
+def in_buckets_added_to_the_gradient(buckets):
+    def add_to(bucket, row):
+        for p, part in zip(bucket, row.split([p.numel() for p in bucket]), strict=True):
+            p.grad += part.view_as(p)
+
+    average_in_buckets(buckets, write=add_to)
+
+
+@mistake("average_in_buckets", says="average_in_buckets() has changed the weights")
+def in_buckets_into_the_weights(buckets):
+    def overwrite(bucket, row):
+        for p, part in zip(bucket, row.split([p.numel() for p in bucket]), strict=True):
+            p.data.copy_(part.view_as(p))
+
+    average_in_buckets(buckets, write=overwrite)
+
+
 class Kin(NaiveDataParallel):
     """Derived from what is ready."""
 
@@ -699,6 +735,25 @@ def switches(self, back=True):
     self.syncs = back
 
 
+def come_of(self, k):
+    return torch.cat([torch.full((p.numel(),), p in self.come) for p in self.buckets[k]])
+
+
+@contextmanager
+def ends_with_finish(self):
+    with Overlapped.no_sync(self):
+        yield
+    self.finish()
+
+
+@contextmanager
+def divides_inside(self):
+    with Overlapped.no_sync(self):
+        yield
+    for p in self.bucket_of:
+        p.grad = None if p.grad is None else p.grad / me()[1]
+
+
 def unwritten(self, module):
     raise NotImplementedError  # your code here
 
@@ -731,6 +786,10 @@ slip("Overlapped", "HidesTheChapters", 0, "", says="manyranks.parallel.data_para
 slip("Overlapped", "NeverReplicates", 2.4,
      "the ranks started from different weights: call replicate(module) when the wrapper is made", start=nothing)
 slip("Overlapped", "NeverDivides", 2.4, SUM, row=lambda self, k: row_of(self.buckets[k]))
+slip("Overlapped", "DividesTwice", 2.4, "that is divided by N twice: before the all-reduce, and in finish() again",
+     write=lambda self, bucket, row: hand_out(bucket, row / me()[1]))
+slip("Overlapped", "CutsByItsOwnRule", 3, "", cut=lambda self, parameters, first, cap: cut(parameters, cap, cap),
+     says="one all-reduce per step for each bucket of `cut`, in its order")
 slip("Overlapped", "WritesNothingBack", 2.4, OWN, write=nothing)
 slip("Overlapped", "SendsAfterBackward", 4.2, START, hook=nothing)
 slip("Overlapped", "WaitsInTheHook", 4.2, "", says="waits for an all-reduce while backward runs",
@@ -756,6 +815,15 @@ slip("Overlapped", "SendsOneBucketAHook", 4.2, "two buckets can leave at once: w
 slip("Overlapped", "ForgetsAsyncOp", 0, "", says="dist.all_reduce returns something to wait for with async_op=True only",
      send=lambda self, k: self.underway.update({k: (row := self.row(k), dist.all_reduce(row))}))
 slip("Overlapped", "CallsAnUnwrittenReplicate", 0, "", says="not written yet", start=unwritten)
+slip("no_sync", "SendsZerosForWhatCameInside", 1.2,
+     "a parameter that was used inside no_sync() only has a gradient, too: zeros are for those whose .grad is None",
+     arrived=lambda self, p: (self.syncs and self.come.add(p), Overlapped.arrived(self, p)),
+     row=lambda self, k: row_of(self.buckets[k]) * come_of(self, k) / me()[1],
+     reset=lambda self: (setattr(self, "come", set()), Overlapped.reset(self)))
+slip("no_sync", "SendsWhenItEnds", 1.5, "", says="inside no_sync(), and when it ends, nothing leaves",
+     no_sync=ends_with_finish)
+slip("no_sync", "DividesWhatAccumulated", 1.2, "", says="after finish(), parameter.grad is the mean over the ranks of all that",
+     no_sync=divides_inside)
 slip("no_sync", "SyncsAllTheSame", 0.9, "an all-reduce inside no_sync(): in there, the hook has nothing to do",
      no_sync=lambda self: nullcontext())
 slip("no_sync", "UsesNoFinally", 2.1, "an exception inside no_sync() must not leave it switched on: use try and finally",

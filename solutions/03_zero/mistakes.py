@@ -52,6 +52,7 @@ OWN = "these are the rank's own gradients: reduce-scatter them, and give the sha
 LATE = "the parameters are one step behind: gather after the optimizer's step, from the shards as they are then"
 NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
 WAIT = "and call .wait() on it"
+CLEAR = "the gradients of the step before are still there, and backward adds to them: zero_grad() sets parameter.grad to None"
 NUMPY = "a copy takes its memory in any form, also as an array of numpy's, bytes, or a list of numbers: keep none"
 VIEW = "a slice or a chunk is a view, and keeps the whole tensor's memory: clone() it"
 YOURSELF = "write it yourself, with dist.all_gather_single and dist.reduce_scatter_single"
@@ -150,7 +151,29 @@ def never_waits(shard_S, shape):
     return whole[: shape.numel()].view(shape)
 
 
-@mistake("gather", "the whole tensor has N times as many elements as a shard, padding included: make room for all of them")
+ROOM = "the output is flat and has room for N·S, padding included"
+
+
+@mistake("gather", says=ROOM)
+def makes_room_of_its_shape(shard_S, shape):
+    whole = shard_S.new_empty(shape)
+    dist.all_gather_single(whole, shard_S)
+    return whole
+
+
+@mistake("gather", says="what comes has the dtype of what is sent")
+def makes_room_of_float32(shard_S, shape):
+    whole = torch.empty(len(shard_S) * me()[1])
+    dist.all_gather_single(whole, shard_S)
+    return whole[: shape.numel()].view(shape)
+
+
+@mistake("gather", says="the padding is still there: keep the first shape.numel() elements")
+def views_the_padding(shard_S, shape):
+    return rows(shard_S).view(shape)
+
+
+@mistake("gather", says=ROOM)
 def makes_too_little_room(shard_S, shape):
     whole = shard_S.new_empty(shape.numel())
     dist.all_gather_single(whole, shard_S)
@@ -297,6 +320,13 @@ slip("Stage1", "ForgetsNoGrad", 0, "", says="change parameters under torch.no_gr
 slip("Stage1", "GathersBeforeTheStep", 2, LATE, step=lambda self: (self.reduce(), self.spread(), self.optimizer.step()))
 slip("Stage1", "KeepsGradientsOfShards", 1.65, "the shards' gradients are still there: zero_grad() sets them to None, too",
      forgotten=lambda self: self.params)
+slip("Stage1", "OptimizesWholeParameters", 0.65,
+     "the shards never change: the optimizer was made of the whole parameters, and it needs the shards",
+     make=lambda self, optimizer_class, kwargs: optimizer_class(self.params, **kwargs))
+slip("Stage1", "ClearsNothing", 0.65, CLEAR, zero_grad=lambda self: None)
+slip("Stage1", "ClearsShardsOnly", 0.65, CLEAR, zero_grad=lambda self: self.optimizer.zero_grad())
+slip("Stage1", "PadsNoGradient", 0, "", mean=lambda self, p: reduced(filled(p).flatten() / me()[1]),
+     says="pad with zeros first: N·S elements go in, and S come out")
 slip("Stage1", "TrainsTheFrozenToo", 0, "frozen parameters change, too: AdamW makes all that it has smaller. They get no shard",
      learning=lambda self, params: params)
 slip("Stage1", "IgnoresSettings", 2, "the optimizer has settings of its own: hand **kwargs on to optimizer_class",
@@ -387,7 +417,7 @@ class AddsInPlace(Stage2):
         s.grad += self.mean(p)
 
 
-@mistake("Stage2", says="in the same order on all ranks")
+@mistake("Stage2", says="hint: gradients leave in the reverse order of `params`, on all ranks")
 class ReducesInTheOrderOfBackward(Stage2):
     """What is there leaves; the rest in finish."""
 
@@ -451,7 +481,7 @@ class IsStage1(Stage1):
 # fmt: off
 slip("Stage2", "ReducesAfterBackwardOnly", 1.2, "reduce it in the hook, register_post_accumulate_grad_hook, not after backward",
      hook=lambda self: None)
-slip("Stage2", "QueuesForwards", 1.2, "gradients leave in the reversed order of params, on all ranks",
+slip("Stage2", "QueuesForwards", 1.2, "gradients leave in the reverse order of `params`, on all ranks",
      order=lambda self, pairs: pairs)
 slip("Stage2", "HooksSeeTheLast", 0.4,
      "does the hook get what you think? A lambda in a loop sees its last value: use functools.partial",
@@ -652,6 +682,13 @@ slip("Unit", "DropsNoGradient", 0.52, "whole gradients count again in the next b
 slip("Unit", "LeavesGradientsWhereTheyAre", 1.6, VERY, take=lambda self, p, s, mean_S: None)
 slip("Unit", "OverwritesIt", 1.6, "only the last backward counts: where a shard has a gradient already, add to it",
      take=lambda self, p, s, mean_S: setattr(s, "grad", mean_S))
+slip("Unit", "GathersWhatItWasMadeWith", 0.52,
+     "the optimizer changes unit.shards, and other tensors are gathered: start() sends the shards as they are now",
+     lay=lambda self: (Unit.lay(self), setattr(self, "first", {id(s): s.detach().clone() for s in self.shards}))[0],
+     gather=lambda self, whole, s: dist.all_gather_single(whole, self.first[id(s)], async_op=True))
+slip("Unit", "LeavesTheFrozenOut", 1.6, "", says="start() gathers each parameter of a free unit once, frozen ones, too",
+     issue=lambda self: [w.untyped_storage().resize_(w.nbytes) and s.requires_grad and self.works.append(self.gather(w, s))
+                         for w, s in zip(self.wholes, self.shards)])
 slip("Unit", "NeverDividesInAUnit", 1.6, SUM, mean=lambda self, p: reduced(pad(filled(p))))
 slip("Unit", "GathersSynchronously", 3.68, "start() waits for nothing: async_op=True, keep what it returns, wait in wait()",
      gather=lambda self, whole, s: dist.all_gather_single(whole, s.detach()), wait=lambda self: None)
@@ -744,6 +781,8 @@ slip("Prefetch", "NeverWaitsForAUnit", 1.2, THERE, gather=lambda self, k: self.u
 slip("Prefetch", "FreesAfterBackwardOnly", 0.6, TWO, after_forward=lambda self, k: None)
 slip("Prefetch", "NeverReduces", 1.2, "nothing learns: after_backward(k) calls reduce() of unit k, for the shards' gradients",
      after_backward=lambda self, k: self.units[k].free())
+slip("Prefetch", "FreesTheOneBefore", 0, "", says="gathered once in forward and once in backward",
+     after_backward=lambda self, k: (self.units[k].reduce(), k and self.units[k - 1].free()))
 slip("Prefetch", "WaitsForTheNext", 1.89, "wait for the next unit when its layer is next: it can come while layer k computes",
      before_forward=lambda self, k: (Prefetch.before_forward(self, k), k < self.last and self.units[k + 1].wait()))
 slip("Prefetch", "StartsTheNextTooLate", 0.99, "the next unit starts when layer k has computed: start it in before_forward(k)",

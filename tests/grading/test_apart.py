@@ -467,3 +467,9 @@ def test_a_class_with_names_that_python_takes_for_itself_can_be_judged():
     stood_in = stand_in(Source(()), "Stage1", Known("class", names))
     assert {"__init__", "step"} <= vars(stood_in).keys()
     assert stood_in.__source__ == Source(())
+
+
+def test_a_missing_answer_is_named_after_its_task():
+    """Two tasks of exercise 02 are about one class."""
+    asked = [apart.Check("", 3.0, ("data_parallel", name), "Overlapped", Source(()), 0) for name in ("overlapped", "no_sync")]
+    assert [apart._no_points(one, "Overlapped is there", "", "").task for one in asked] == ["Overlapped", "no_sync"]

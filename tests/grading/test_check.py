@@ -134,7 +134,8 @@ def test_prints_are_those_of_the_run_that_the_first_wrong_line_is_about():
 def test_what_cpp_printed_when_it_gave_up_is_translated_not_shown():
     report = grade.collectives.ring_all_reduce(hostile.prints_and_sends_more_than_there_is_room)
     assert "rank 0 sent 7 elements (56 bytes), rank 1 made room for 6 (48 bytes)" in repr(report)
-    assert "do both mean the same chunk in this step? (hostile.py, line " in repr(report)
+    assert "in message 1 to rank 1, rank 0 sends 7 elements; right is 3: cut it with torch.tensor_split" in repr(report)
+    assert "one chunk at a time; hostile.py, line " in repr(report)
     assert "in prints_and_sends_more_than_there_is_room: exchange(" in repr(report)
     assert "enforce fail" not in repr(report)
 

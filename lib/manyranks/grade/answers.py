@@ -14,6 +14,7 @@ from manyranks.grade import check, trial
 from manyranks.grade.check import Mistake, Record, Task
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.prints import Print, fact
+from manyranks.world.trouble import ending
 
 RIGHT, ALSO, MISTAKE = "right", "also right", "mistake"
 
@@ -114,7 +115,7 @@ def mistake_of(task: Task, answer: Answer, done: list[Trial], record: Record) ->
         facts = [check.changed(check.looks(task, got), check.looks(task, right)) for got, right in pairs]
         if any(facts):
             differs[one.key] = facts
-    troubles = {one.key: check.ending(one.trouble) for one in done if one.trouble}
+    troubles = {one.key: ending(one.trouble) for one in done if one.trouble}
     return Mistake(answer.name, answer.hint, differs, troubles)
 
 

@@ -294,10 +294,7 @@ class _Court:
             return _no_points(check, "can be judged", why, "leave the check and the library as they are")
 
     def _checked(self, check: Check) -> Report:
-        task = grade
-        for part in check.call:
-            task = getattr(task, part)
-        told = _asked(check)
+        task, told = _task(check), _asked(check)
         if told.kind == "missing":
             hint = "restart the kernel, run all cells, and look at this one"
             return _no_points(check, f"{check.name} is there", told.error, hint)
@@ -321,7 +318,16 @@ class _Court:
 
 
 def _no_points(check: Check, what: str, found: str, hint: str) -> Report:
-    return Report(check.name, 0.0, check.points, (Line(False, what, found, hint),))
+    name = getattr(_task(check), "name", check.name)  # two tasks may be about one class
+    return Report(name, 0.0, check.points, (Line(False, what, found, hint),))
+
+
+def _task(check: Check) -> object:
+    """What the check's text names in `grade`."""
+    found: object = grade
+    for part in check.call:
+        found = getattr(found, part, None)
+    return found
 
 
 def _asked(check: Check, patience: float = 1.0) -> Known:

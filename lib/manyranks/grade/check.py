@@ -18,8 +18,9 @@ from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Ready
 from manyranks.grade.trial import Event, Run, Seen, Sent, Trial, trials
+from manyranks.measure.journal import COPY
 from manyranks.measure.prints import Fact, Print, fact, listed, same
-from manyranks.world.trouble import Trouble
+from manyranks.world.trouble import SAME_CHUNK, Trouble, ending
 
 FOLDER = Path(__file__).parent / "data"
 _WITHOUT_VALUES = 0.4  # wrong values leave less than half of the points, whatever else holds
@@ -248,7 +249,7 @@ def _other_calls(task: Task, tried: list[Trial]) -> Finding | None:
             counted = [call.op for call in one.seen[rank].calls] if one.seen else []
             if others := [op for op in (*noted, *counted) if op not in task.only]:
                 what = "is built from send and receive only" if "send" in task.only else f"calls {listed(list(task.only))} only"
-                return Finding(Line(False, what, f"{one}, rank {rank} called {others[0]}", task.ready.hint), one)
+                return Finding(Line(False, what, one.where(f"rank {rank} called {others[0]}"), task.ready.hint), one)
     return None
 
 
@@ -269,36 +270,27 @@ def _runs(task: Task, answer, tried: list[Trial], record: Record) -> Finding:
     what = f"runs on {listed([str(n) for n in task.worlds])} ranks" if task.worlds != (1,) else "runs"
     for one in tried:
         if found := one.trouble:
-            return Finding(Line(False, what, f"{one}, {found.problem}", _why_not(task, answer, one, record)), one)
+            return Finding(Line(False, what, one.where(found.problem), _why_not(task, answer, one, record)), one)
     return Finding(Line(True, what))
 
 
 def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
     """The hint on a run that did not end well: of the mistake that ends so, or advice, with the place where it happened."""
-    found = trial.trouble
+    found, right = trial.trouble, record.right.get(trial.key, [])
     if found.hung and not found.deadlock and task.endless:
         return f"{task.endless}; or a loop does not end"
+    told = next((said for judge in task.judge if judge.early and (said := judge.early(trial, right))), "")
     end = ending(found)
     fitting = [one for one in record.mistakes if one.hint and end in one.troubles.values()]
     here = "/" + trial.key.partition("/")[2]  # this case, on however many ranks: who ends so in it goes first
     ends = [{key[key.index("/") :] for key, one in each.troubles.items() if one == end} for each in fitting]
     known = max(zip(fitting, ends, strict=True), key=lambda both: here in both[1])[0].hint if fitting else ""
-    advice = known or _on_arguments(task, answer, found) or _on_words(found, task.advice)
+    advice = told or known or _on_arguments(task, answer, found) or _on_words(found, task.advice)
     guess = "" if advice else _on_words(found, task.guesses)
-    parts = [part for part in (advice, found.hint, guess) if part]
+    general = rf"^({re.escape(SAME_CHUNK)}|{COPY}) \((.*)\)$"  # where more is known, the place is enough
+    hint = re.sub(general, r"\2", found.hint) if advice else found.hint
+    parts = [part for part in (advice, hint, guess) if part]
     return "; ".join(part for part in parts if not any(part in other for other in parts if other != part))
-
-
-def ending(found: Trouble) -> str:
-    """A problem, and who waits for what, without what differs from one learner to the next: numbers, names, lines."""
-    text = f"{found.problem}; {_without_places(found.hint)}" if found.hung else found.problem
-    return re.sub(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"", "#", text)[:300]
-
-
-def _without_places(text: str) -> str:
-    """Without what stands in parentheses, of which a learner's line may have some of its own."""
-    shorter = re.sub(r" ?[(][^()]*[)]", "", text)
-    return text if shorter == text else _without_places(shorter)
 
 
 def _on_arguments(task: Task, answer, found: Trouble) -> str:
@@ -330,7 +322,7 @@ def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding 
             if verdict.ok is False and not verdict.firm:
                 known, partly = _known(task, i, one.trial, [e.trial for e in ended], record)
                 hint = known or hint or partly or (task.unexplained if judge.values else "")
-            return Finding(Line(verdict.ok, judge.what, f"{verdict.where or one.trial}, {verdict.found}", hint), one.trial)
+            return Finding(Line(verdict.ok, judge.what, one.trial.where(verdict.found, verdict.where), hint), one.trial)
     sizes = sorted({str(one.trial.n) for one in ended})
     where = "" if sizes == ["1"] else f"on {listed(sizes)} ranks, "
     return Finding(Line(True, judge.what, "" if len(ended) == len(done) else f"{where}as far as it ran"))
@@ -340,8 +332,8 @@ def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record)
     """The sentence of the mistake that explains what the i-th judge saw, and of one that explains only that.
 
     A mistake explains what was seen where all that it changes is changed alike, and something in this trial's case; the second
-    one changes other things as well, which are as they were, or nothing in this case. Of several, one that explains all that is
-    wrong goes first.
+    one changes other things as well, which are wrong in another way, or nothing in this case. Of several, one that explains all
+    that is wrong goes first.
     """
     if not task.judge[i].look:
         return "", ""
@@ -351,12 +343,19 @@ def _known(task: Task, i: int, trial: Trial, ended: list[Trial], record: Record)
     mine = {name for name in wrong if name.startswith(f"{i} ")}
     fitting = [one for one in record.mistakes if one.hint and _fits(one, seen, f"{i} ")]
 
-    def worth(one: Mistake) -> tuple[bool, bool]:
+    def worth(one: Mistake) -> tuple[bool, bool, bool]:
         names = {name for ranks in one.changed.values() for facts in ranks for name in facts}
-        return mine <= names, trial.key in one.changed
+        return mine <= names, wrong <= names, trial.key in one.changed
 
     whole = [one for one in fitting if _fits(one, seen, "") and _changes(one, trial.key.partition("/")[2], f"{i} ")]
-    return tuple(max(some, key=worth).hint if some else "" for some in (whole, fitting))
+    partly = [one for one in fitting if not _denied(one, seen, right)]
+    return tuple(max(some, key=worth).hint if some else "" for some in (whole, partly))
+
+
+def _denied(one: Mistake, seen: dict[str, list[dict[str, Any]]], right: dict[str, list[dict[str, Any]]]) -> bool:
+    """Whether something that the mistake changes is as it must be."""
+    ranks = [(key, r, facts) for key, changed in one.changed.items() if key in seen for r, facts in enumerate(changed)]
+    return any(same(seen[key][r].get(name), right[key][r].get(name)) for key, r, facts in ranks for name in facts)
 
 
 def looks(task: Task, seen: Seen) -> dict[str, Any]:

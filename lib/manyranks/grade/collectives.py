@@ -4,6 +4,7 @@ Tensors are named x_E (E elements); chunk r is that of torch.tensor_split(x_E, N
 downwards and the tree sends far first, unlike those of the chapter.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,11 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyranks.grade.check import Line, Task
-from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, by, facts, messages, values
+from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, by, facts, messages, values
 from manyranks.grade.learner import Ready, plain
-from manyranks.grade.trial import Trial
+from manyranks.grade.trial import Sent, Trial
 from manyranks.measure.prints import same, size
 from manyranks.measure.watch import Watch
+from manyranks.world.trouble import SAME_CHUNK
 
 _EXERCISE = "01_collectives"
 _READY = Ready(hint="write it with dist.send, recv, isend, irecv or batch_isend_irecv")
@@ -24,6 +26,11 @@ _LARGE, _SMALL = 250_007, 7  # elements: odd, and neither can be cut into 3 equa
 _TREE = "in the round of distance d, each place that is a multiple of 2d sends to place + d, where that exists"
 _RING = "in this ring, rank r sends to rank r − 1 only, modulo N"
 _PAIRS = "each chunk goes straight to the rank it is meant for, in one message"
+_ITSELF = (
+    "what a rank keeps needs no message: copy it",
+    "dist.send and dist.recv take ranks, not places: place p is rank (p + root) % N. What a rank has already needs no message",
+)
+_WHOLE_TENSOR = "cut it with torch.tensor_split and send one chunk at a time"
 _CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
 
 
@@ -98,7 +105,43 @@ def _missing(trial: Trial, right: Right) -> str:
     return ""
 
 
-def _bytes(whole: bool) -> Judge:
+class Chunks(NamedTuple):
+    """What to say of a chunk that is not the right one: of the first that a rank sends, of later ones, of the room for one.
+
+    sent: of all that a rank has sent, where their number is right
+    """
+
+    first: str = ""
+    later: str = ""
+    room: str = ""
+    sent: str = "the right number of messages, but other chunks in them"
+
+
+def _other_chunk(trial: Trial, right: Right, chunks: Chunks) -> str:
+    """Of a run that broke off, the first message with a chunk, or room for one, that has not the right answer's elements."""
+    sizes = {_elements(call) for should in right for call in should.calls}
+    for rank, should in enumerate(right):
+        for op, does in (("send", "sends"), ("recv", "makes room for")):
+            met = Counter()
+            for entry in [entry for entry in trial.notes.get(rank, []) if entry.op == op]:
+                k, met[entry.peer] = met[entry.peer], met[entry.peer] + 1
+                must = [_elements(call) for call in should.calls if (call.op, call.peer) == (op, entry.peer)][k : k + 1]
+                if must and entry.elements != must[0]:
+                    hint = chunks.room if op == "recv" else chunks.later if k else chunks.first
+                    hint = (
+                        hint if entry.elements in sizes else _WHOLE_TENSOR if entry.elements == trial.case.elements else _CUTS
+                    )
+                    whom = f"{'to' if op == 'send' else 'from'} rank {entry.peer}"
+                    found = f"in message {k + 1} {whom}, rank {rank} {does} {entry.elements:,} elements"
+                    return f"{found}; right is {must[0]:,}: {hint}"
+    return ""
+
+
+def _elements(call: Sent) -> int:
+    return call.bytes // getattr(torch, call.dtype).itemsize
+
+
+def _bytes(whole: bool, chunks: Chunks) -> Judge:
     """Each rank sends as many bytes as it must. whole: whether a message has the whole tensor."""
 
     def sent(seen) -> list[int]:
@@ -109,24 +152,24 @@ def _bytes(whole: bool) -> Judge:
         for rank, (seen, should) in enumerate(zip(trial.seen, right, strict=True)):
             got, must = sent(seen), sent(should)
             if sum(got) != sum(must):
-                there, here = (f"{sum(each):,} bytes" if sum(each) < 10_000 else size(sum(each)) for each in (got, must))
+                there, here = apart(*(size(sum(each)) for each in (got, must)), sum(got), sum(must))
                 found = f"rank {rank} sent {there}; right is {here}"
                 if not any(sent(one) for one in trial.seen):
                     return Verdict(False, found, NOTHING)
                 if not whole and set(got) == {everything}:
-                    hint = "every message is the whole tensor: cut it with torch.tensor_split and send one chunk at a time"
-                    return Verdict(False, found, hint)
-                return Verdict(False, found, "the right number of messages, but other chunks in them" * (len(got) == len(must)))
+                    return Verdict(False, found, f"every message is the whole tensor: {_WHOLE_TENSOR}")
+                return Verdict(False, found, chunks.sent if len(got) == len(must) else "")
         return Verdict(True)
 
-    return by(0.25, "sends no more and no less than it must", verdict, lambda seen: {"sent": sent(seen)}, last=True)
+    judge = by(0.25, "sends no more and no less than it must", verdict, lambda seen: {"sent": sent(seen)}, last=True)
+    return judge._replace(early=lambda trial, right: _other_chunk(trial, right, chunks))
 
 
-def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...], hint: str, **more) -> Task:
-    """One of the five. hint: for messages that no known mistake explains."""
+def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...], hint: str, chunks: Chunks, **more) -> Task:
+    """One of the five. hint: for messages that no known mistake explains; chunks: the same of what is in them."""
     judge = (
         _right_values("shard" if name == "ring_all_gather" else "x_E"),
-        _bytes(whole=name == "tree_broadcast"),
+        _bytes(name == "tree_broadcast", chunks),
         messages(0.15, "sends its messages to the right ranks", in_order="pairwise" not in name, hint=hint),
         facts(
             0.1,
@@ -137,9 +180,9 @@ def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...]
         ),
     )
     advice = (
-        ("made room for .* elements of", ""),
-        ("The size of tensor a|the broadcast shape", _CUTS),
-        ("made room for", f"{more.pop('room', 'do both mean the same chunk in this step?')} {_CUTS}"),
+        ("(to|from) itself", _ITSELF[name == "tree_broadcast"]),
+        ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?"),
+        ("The size of tensor a|the broadcast shape", more.pop("unlike", f"{SAME_CHUNK} {_CUTS}")),
     )
     more |= {"advice": advice, "more": lambda random: [Call(random.randint(8, 999), cases[0].dtype, random.randint(0, 9))]}
     return Task(_EXERCISE, name, points, _called(arguments), judge, cases, ready=_READY, only=("send", "recv"), **more)
@@ -171,12 +214,56 @@ def _with_elements(inputs: list[Tensor], case: Call) -> tuple:
     return inputs[0].tensor_split(len(inputs))[dist.get_rank()].clone(), case.elements
 
 
+_OF_THE_WHOLE = "ring_all_gather takes the number of elements of the whole tensor, the same on every rank"
 _ROOTS = Call(_SMALL, "int64", root=-1), Call(_LARGE, "float32"), Call(_SMALL, "int64", root=1)
-tree_broadcast = _task("tree_broadcast", 3, _with_root, _ROOTS, _TREE, worlds=(2, 3, 4, 5))
-ring_all_gather = _task("ring_all_gather", 4, _with_elements, _WHOLE, _RING)
-ring_reduce_scatter = _task("ring_reduce_scatter", 5, _own, _WHOLE, _RING)
+tree_broadcast = _task(
+    "tree_broadcast",
+    3,
+    _with_root,
+    _ROOTS,
+    _TREE,
+    Chunks(),
+    worlds=(2, 3, 4, 5),
+    unexplained="in each round, whoever has the root's tensor sends it, and nobody sends what has not come yet",
+)
+ring_all_gather = _task(
+    "ring_all_gather",
+    4,
+    _with_elements,
+    _WHOLE,
+    _RING,
+    Chunks(
+        "in the first step a rank has only its own shard to send",
+        "after the first step, a rank passes on what it has just received",
+        "make room for the chunk that rank r + 1 sends in this step",
+        "the right number of messages, but other chunks in them: which one does a rank never send?",
+    ),
+    unexplained="print in each step which chunk a rank sends, and which one comes: rank r − 1 has to mean the same chunk",
+)
+ring_reduce_scatter = _task(
+    "ring_reduce_scatter",
+    5,
+    _own,
+    _WHOLE,
+    _RING,
+    Chunks(
+        "chunk r ends at rank r, so it starts at rank r − 1",
+        "after the first step, a rank sends the chunk it has just added to",
+        "make room for the chunk that rank r + 1 sends in this step",
+        "the right number of messages, but other chunks in them: a rank sends every chunk but its own",
+    ),
+    unexplained="chunk r starts at rank r − 1, and each rank adds its own term to what comes before it sends the chunk on",
+)
 ring_all_reduce = _task(
-    "ring_all_reduce", 4, _own, (Call(_SMALL, "float64"), Call(_LARGE, "float32")), _RING, remarks=_divisions
+    "ring_all_reduce",
+    4,
+    _own,
+    (Call(_SMALL, "float64"), Call(_LARGE, "float32")),
+    _RING,
+    Chunks(*["do your ring_reduce_scatter and ring_all_gather pass their own checks?"] * 2, _OF_THE_WHOLE),
+    unlike=_OF_THE_WHOLE,
+    remarks=_divisions,
+    unexplained="it takes a reduce-scatter, a division by N, and an all-gather: do both rings pass their own checks?",
 )
 pairwise_all_to_all = _task(
     "pairwise_all_to_all",
@@ -184,5 +271,9 @@ pairwise_all_to_all = _task(
     _own,
     _WHOLE,
     _PAIRS,
-    room="every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one.",
+    Chunks(
+        first="of your tensor, the rank that you send to wants its own chunk",
+        room="every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one",
+    ),
+    unexplained="what comes from rank s belongs at place s of the result",
 )

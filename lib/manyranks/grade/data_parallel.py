@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from manyranks.given.data_parallel import Noise, Toy, learning, loss_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
 from manyranks.grade.learner import NOTHING_GIVEN, refuse_class
@@ -18,84 +19,17 @@ from manyranks.grade.trial import Seen, Sent, Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch, gradients
 
-_EXACT = {"dtype": torch.float64}  # with digits that float32 has not
-_HIDDEN, _ROWS, _LENGTH, _RATE = 48, 3, 6, 0.1
-_VOCAB = _HIDDEN + 1  # a layer has as many bytes as the embedding, so that gloo does not see it where they are mixed up
+_RATE = 0.1
 _FIRST, _CAP = 300, 10_000  # bytes: of the first bucket, and of the others
 _SMALL, _NUMBER = 4096, 64  # bytes: of examples and numbers; no parameter is as small as this, a number is
+_GRADIENTS = "average the gradients, parameter.grad, and leave the weights as they are"
 _NONE = "a parameter that a rank's examples do not use has a gradient of None there: make it zeros, and send it all the same"
 _LEFT_OUT = "is something left out where a gradient is None? It counts as zeros, and is sent all the same"
 
 
-class Toy(nn.Module):
-    """`detour` is registered before `first` and used after it: where it is used, its bucket is full before the one ahead."""
-
-    def __init__(self, seed: int):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.embedding = nn.Embedding(_VOCAB, _HIDDEN, **_EXACT)
-        self.detour = nn.Linear(_HIDDEN, _HIDDEN, **_EXACT)
-        self.first = nn.Linear(_HIDDEN, _HIDDEN, **_EXACT)
-        self.frozen = nn.Linear(_HIDDEN, _HIDDEN, bias=False, **_EXACT)
-        self.second = nn.Linear(_HIDDEN, _HIDDEN, **_EXACT)
-        self.head = nn.Linear(_HIDDEN, _VOCAB, bias=False, **_EXACT)
-        self.head.weight = self.embedding.weight
-        self.frozen.requires_grad_(False)
-        self.register_buffer("scale", torch.rand(3, **_EXACT))
-        self.register_buffer("count", torch.tensor(seed % 1000))
-        torch.manual_seed(0)  # torch.initial_seed() says nothing of the others' numbers
-
-    def forward(self, x_BS: Tensor, detour: bool = False) -> Tensor:
-        h = torch.tanh(self.first(self.embedding(x_BS)))
-        h = h + torch.tanh(self.detour(h)) if detour else h
-        return self.head(h + self.second(torch.tanh(self.frozen(h))) * self.scale.mean())
-
-
-def _learning(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def _detours(rank: int, batch: int) -> bool:
-    """Whether this rank's batch uses the layer `detour`: in some on no rank, in some on one, in some on all but one."""
-    return (batch == 1 and rank == 1) or (batch % 3 == 2 and rank != 0)
-
-
-def _loss_of(model: nn.Module, batch: int, watch: Watch, rows: int = _ROWS) -> Tensor:
-    """The mean loss over this rank's examples in this batch."""
-    rank = dist.get_rank()
-    generator = torch.Generator().manual_seed(1000 * rank + batch + watch.seed)
-    x_BS = torch.randint(_VOCAB, (rows, _LENGTH), generator=generator)
-    logits = model(x_BS, _detours(rank, batch))
-    return nn.functional.cross_entropy(logits[:, :-1].reshape(-1, _VOCAB), x_BS[:, 1:].reshape(-1))
-
-
-class _Noise:
-    """Something of a rank's own in each of its gradients, which no other rank can work out: it must arrive by communication.
-
-    examples: by rank, the weights of its gradients in the mean, from which `leave` takes it out again.
-    """
-
-    def __init__(self, model: nn.Module, watch: Watch, examples: list[int] | None = None):
-        self._named, self._seed, self._examples = _learning(model), watch.seed, examples or [1] * dist.get_world_size()
-        for name, p in self._named.items():
-            p.register_post_accumulate_grad_hook(partial(self._add, name, dist.get_rank(), 1.0))
-
-    def _add(self, name: str, rank: int, times: float, p: nn.Parameter) -> None:
-        generator = torch.Generator().manual_seed(self._seed + 97 * rank + sum(map(ord, name)))
-        p.grad.add_(torch.randn(p.shape, generator=generator, **_EXACT), alpha=0.01 * times)
-
-    def leave(self, batches: list[int]) -> None:
-        """Takes it out of the gradients, which are means over these batches now."""
-        for name, p in ((name, p) for name, p in self._named.items() if p.grad is not None):
-            p.grad = p.grad.to_dense()
-            for rank, examples in enumerate(self._examples):
-                times = sum(_detours(rank, batch) or not name.startswith("detour") for batch in batches)
-                self._add(name, rank, -times * examples / sum(self._examples), p)
-
-
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
     """Zeros where there is none."""
-    return gradients(_learning(model))
+    return gradients(learning(model))
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
@@ -117,16 +51,17 @@ def _same_weights(model: nn.Module, call: str, hint: str) -> Iterator[None]:
 def _replicate(case: str, function: Callable, watch: Watch) -> dict:
     model = Toy(watch.seed + dist.get_rank())
     own = [*model.named_parameters(), *model.named_buffers()]  # which the layers, hooks and optimizers of before go on to use
+    views = [(f"a view of {name}", tensor.detach()) for name, tensor in own]
     function(model)
-    return {name: tensor.detach().clone() for name, tensor in own}
+    return {name: tensor.detach().clone() for name, tensor in (*own, *views)}
 
 
 def _average(case: str, function: Callable, watch: Watch) -> dict:
     random = torch.Generator().manual_seed(7 + watch.seed)
     examples = (2 + torch.randperm(15, generator=random))[: dist.get_world_size()].tolist()
-    mine, noise = examples[dist.get_rank()], _Noise(model := Toy(watch.seed), watch, examples)
-    _loss_of(model, 1, watch, mine).backward()
-    with _same_weights(model, "average()", "the gradients are to be averaged, p.grad, and not the weights"):
+    mine, noise = examples[dist.get_rank()], Noise(model := Toy(watch.seed), watch, examples)
+    loss_of(model, 1, watch, mine).backward()
+    with _same_weights(model, "average()", _GRADIENTS):
         function(model, mine)
     noise.leave([1])
     return _gradients(model)
@@ -143,9 +78,9 @@ def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _in_buckets(case: str, function: Callable, watch: Watch) -> dict:
-    noise = _Noise(model := Toy(watch.seed), watch)
-    _loss_of(model, 1, watch).backward()
-    with watch.peak():
+    noise = Noise(model := Toy(watch.seed), watch)
+    loss_of(model, 1, watch).backward()
+    with _same_weights(model, "average_in_buckets()", _GRADIENTS), watch.peak():
         function(_buckets(list(model.parameters())))
     noise.leave([1])
     return _gradients(model)
@@ -162,7 +97,7 @@ def _by_bucket(among: list[Sent]) -> list[str]:
 def _by_parameter(among: list[Sent]) -> list[str]:
     """The all-reduces in any order; of numbers, which no parameter is as small as, how many there are."""
     numbers = [call for call in among if call.op == "all_reduce" and call.bytes <= _NUMBER]
-    counted = [f"{len(numbers)} numbers"] if numbers else []
+    counted = [f"{len(numbers)} number{'s' * (len(numbers) > 1)}"] if numbers else []
     return counted + sorted(f"{call.op} of {call.bytes:,} bytes" for call in among if call not in numbers)
 
 
@@ -185,22 +120,33 @@ def _task(call: str, points: float, run: Callable, judge: tuple, cases: tuple = 
 
 
 _A_ROW = max(sum(p.nbytes for p in bucket) for bucket in _buckets(list(Toy(0).parameters())))
-_ALL_ROWS = sum(p.nbytes for p in _learning(Toy(0)).values())
+_ALL_ROWS = sum(p.nbytes for p in learning(Toy(0)).values())
 _ONE = "make the row of one bucket, reduce it, write it back, and only then make the next"  # a loop keeps the one before it
 _ROWS_HELD = held(0.2, "holds the rows of one bucket at a time", peak=_A_ROW + _SMALL, hint=_ONE)
-_ALIKE = values(0.6, "gives all ranks rank 0's parameters and buffers")
-_EACH_ONCE = calls(0.4, "sends each tensor once", _by_bucket)
-replicate = _task("replicate(model)", 2, _replicate, (_ALIKE, _EACH_ONCE))
+_ALIKE = values(0.4, "gives all ranks rank 0's parameters and buffers", "^(?!a view)")
+_INTO = "the tensor has moved to other memory, as `tensor.data = …` does: copy into the memory it has, which views go on to use"
+_IN_PLACE = facts(0.2, "writes into the memory that the model's tensors have", "^a view", _INTO)._replace(needs=1)
+_EACH_ONCE = calls(0.4, "sends each tensor once", _by_bucket, "one broadcast of each parameter and of each buffer, from rank 0")
+replicate = _task("replicate(model)", 2, _replicate, (_ALIKE, _IN_PLACE, _EACH_ONCE))
 
-_EACH_AND_NUMBER = calls(0.3, "sends every gradient once, and the number of examples", _by_parameter)
+_EACH = "one all-reduce of each gradient, zeros included, and one of the number of examples"
+_EACH_AND_NUMBER = calls(0.3, "sends every gradient once, and the number of examples", _by_parameter, _EACH)
 _OVER_EXAMPLES = values(0.7, "averages over the examples")
 _UNUSED = "only rank 1 uses the layer `detour`"
 _UNEVEN = f"where each rank has another number of examples, and {_UNUSED}"
-average = _task("average(model, examples)", 4, _average, (_OVER_EXAMPLES, _EACH_AND_NUMBER), (_UNEVEN,))
+_WEIGHTED = "each rank's gradient counts with its number of examples, and the sum is divided by those of all ranks"
+average = _task("average(model, examples)", 4, _average, (_OVER_EXAMPLES, _EACH_AND_NUMBER), (_UNEVEN,), unexplained=_WEIGHTED)
 
-_A_BUCKET = calls(0.3, "makes one all-reduce a bucket, in order", _by_bucket)
+_A_BUCKET = calls(
+    0.3, "makes one all-reduce per bucket, in order", _by_bucket, "one all-reduce of each bucket's row, in their order"
+)
 _IN_BUCKETS = (values(0.5, "averages over the ranks"), _A_BUCKET, _ROWS_HELD)
-average_in_buckets = _task("average_in_buckets(buckets)", 3, _in_buckets, _IN_BUCKETS, (f"where {_UNUSED}",))
+_PARTS = (
+    "each part of the row goes back to the parameter whose gradient was there, in place of that gradient, divided by N once"
+)
+average_in_buckets = _task(
+    "average_in_buckets(buckets)", 3, _in_buckets, _IN_BUCKETS, (f"where {_UNUSED}",), unexplained=_PARTS
+)
 
 # Task 3
 
@@ -238,12 +184,13 @@ _RUNS = {  # case -> a step's batches; `detour` is used on no rank in 0 and 3, o
 }
 _LOOP = "the training loop calls finish(), after backward: a hook only starts all-reduces"
 _COUNT = "a bucket leaves when its last gradient is there, and no earlier: count its gradients, and count anew in each step"
+_ALONE = "inside no_sync(), and when it ends, nothing leaves: the gradients of its micro-batches wait in parameter.grad"
 _LATE = "a bucket leaves in the hook of its last gradient, at once, with async_op=True, if those before it have left"
 
 
 def _train(case: str, kind, watch: Watch) -> dict:
     module = Toy(watch.seed + dist.get_rank())
-    noise = _Noise(module, watch)
+    noise = Noise(module, watch)
     watch.follow(module)
     model = _made(kind, module)
     watch.forbid("finish", "backward", "finish() ran inside backward", _LOOP)
@@ -258,9 +205,9 @@ def _train(case: str, kind, watch: Watch) -> dict:
             watch.mark("alone")
             with _no_sync(model):
                 for batch in alone:
-                    _loss_of(model, batch, watch).backward()
+                    loss_of(model, batch, watch).backward()
         watch.mark("forward")
-        loss = _loss_of(model, last, watch)
+        loss = loss_of(model, last, watch)
         if max(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters()) > 3:  # two are the check's
             raise Stopped("a parameter has more than one hook of yours", "add hooks in __init__, one for each parameter")
         with _same_weights(module, "finish()", "average gradients, parameter.grad, and leave the weights to the optimizer"):
@@ -322,10 +269,26 @@ def _leaves_in_time(trial: Trial, right: Right) -> Verdict:
             at = next(i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other)
             if got[at] == "wait":
                 return Verdict(False, f"rank {rank} waits for an all-reduce while backward runs", "wait in finish()")
-            steps = 1 + got[:at].count("mark step")
-            found = f"rank {rank}, step {steps}: after {got[at - 1]} comes {got[at]}; right is {must[at]}"
-            return Verdict(False, found, _LATE if must[at].startswith("call") else _COUNT)
+            steps, before = 1 + got[:at].count("mark step"), got[at - 1] if at else "the beginning"
+            found = f"rank {rank}, step {steps}: after {_said(before)} comes {_said(got[at])}; right is {_said(must[at])}"
+            inside = [step for step in must[:at] if step in ("mark alone", "mark forward")][-1:] == ["mark alone"]
+            return Verdict(False, found, _ALONE if inside else _LATE if must[at].startswith("call") else _COUNT)
     return Verdict(True)
+
+
+_PLACES = {"alone": "entering no_sync()", "forward": "the forward outside no_sync()", "backward": "its backward"}
+_PLACES |= {"finish": "finish()", "step": "the optimizer's step"}
+
+
+def _said(step: str) -> str:
+    """Puts an event into words: "call all_reduce 384" is "an all_reduce of 384 bytes"."""
+    kind, _, what = step.partition(" ")
+    op, _, count = what.partition(" ")
+    return {
+        "mark": _PLACES.get(what, what),
+        "gradient": f"the gradient of {what}",
+        "call": f"an {op} of {int(count or 0):,} bytes",
+    }.get(kind, step)
 
 
 _ROWS_KEPT = held(0.1, "keeps no more than it needs", room=_ALL_ROWS + _SMALL, hint="one copy of the gradients is enough")
@@ -339,9 +302,11 @@ def _keeps_little(trial: Trial, right: Right) -> Verdict:
 
 _WRAPPED = (
     values(0.4, "trains like one process on the whole batch"),
-    calls(0.2, "sends each bucket once a step", _by_bucket),
+    calls(0.2, "sends each bucket once per step", _by_bucket, "one all-reduce per step for each bucket of `cut`, in its order"),
     by(0.3, "sends each bucket as soon as it can leave", _leaves_in_time, _order),
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
-overlapped = _task(_OVERLAPPED, 6, _train, _WRAPPED, tuple(_RUNS)[:1], a_class=True)
-no_sync = _task(_OVERLAPPED, 3, _train, _WRAPPED, tuple(_RUNS)[1:], "no_sync", a_class=True)
+_MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"
+_BOTH = partial(_task, _OVERLAPPED, run=_train, judge=_WRAPPED, a_class=True, unexplained=_MEANS)
+overlapped = _BOTH(points=6, cases=tuple(_RUNS)[:1])
+no_sync = _BOTH(points=3, cases=tuple(_RUNS)[1:], name="no_sync")

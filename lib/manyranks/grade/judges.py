@@ -21,6 +21,7 @@ NOTHING = "nothing was sent: no rank can know what the others have"
 ROUNDED = "nearly right, as if rounded: float64 has to stay float64 on its way"
 _OWN_THREAD = "dist is called from the thread that the check calls you in, not from one of your own; leave the check as it is"
 _OVERWRITTEN = "until a send is over, leave its tensor as it is, or send a clone, and wait before you use it for something else"
+_COUNT = "these are the right ranks, but not the right number of messages: how many steps does it take?"
 _SMALL = 4096  # bytes of examples, numbers and counters
 
 Right = list[Seen]  # by rank
@@ -47,7 +48,7 @@ class Judge(NamedTuple):
     with a trial, for it to be judged; values: whether it judges the values, which count world by
     world, and without which the task is less than half done; part: whether these are one part of the values of several, which
     counts whatever the others are; each_world: whether another thing than values counts world by world; last: whether a world's
-    last case shows it best, not the first.
+    last case shows it best, not the first; early: what the notes of a run that broke off tell, "" for nothing.
     """
 
     what: str
@@ -59,6 +60,7 @@ class Judge(NamedTuple):
     part: bool = False
     each_world: bool = False
     last: bool = False
+    early: Callable[[Trial, Right], str] | None = None
 
 
 def _first(trial: Trial, right: Right, wrong: Callable[[int, Seen, Seen], Verdict | None]) -> Verdict:
@@ -67,10 +69,12 @@ def _first(trial: Trial, right: Right, wrong: Callable[[int, Seen, Seen], Verdic
     return next((found for rank, (seen, should) in ranks if (found := wrong(rank, seen, should))), Verdict(True))
 
 
-def values(share: float, what: str, names: str = "", alone: bool = False, part: bool = False, hint: str = "") -> Judge:
+def values(
+    share: float, what: str, names: str = "", alone: bool = False, part: bool = False, hint: str = "", tells: bool = True
+) -> Judge:
     """The results are those of the right answer. names: a pattern, of those that count; hint: where no mistake explains them.
 
-    alone: whether they need no communication; part: see Judge.
+    alone: whether they need no communication; part: see Judge; tells: whether the report says what's right.
     """
     look = _named(names)
 
@@ -78,6 +82,8 @@ def values(share: float, what: str, names: str = "", alone: bool = False, part: 
         if rank := next((rank for rank, seen in enumerate(trial.seen, 1) if OVERWROTE in seen.marks()), 0):
             return Verdict(False, f"rank {rank - 1} changed a tensor while it was being sent", _OVERWRITTEN, firm=True)
         found = _unequal(trial, right, look, hint)
+        if not tells:
+            found = found._replace(found=found.found.partition("; right is ")[0])
         if not found.ok and trial.unwaited:  # without waiting it is chance
             return found._replace(hint=WAIT, firm=True)
         return found if not found.ok or alone else _by_communication(trial)
@@ -182,7 +188,7 @@ def at_most(
                 if not isinstance(got, int | float):
                     unclear = Verdict(None, f"{_who(trial, rank)}{name} could not be judged")
                 elif not min(0, value) <= got <= value + room and not same(float(got), float(value)):
-                    there, here = _apart(unit(got), unit(value), got, value)
+                    there, here = apart(unit(got), unit(value), got, value)
                     return Verdict(False, _who(trial, rank) + says.format(name=name, got=there, right=here), hint)
         return unclear
 
@@ -202,9 +208,10 @@ def if_done(done: Callable[[Seen], bool], judge: Callable[..., Judge]) -> Callab
     return made
 
 
-def _apart(there: str, here: str, got: float, right: float) -> tuple[str, str]:
-    """To the last digit where they would read the same."""
-    return (there, here) if there != here else (f"{got:,}", f"{right:,}")
+def apart(there: str, here: str, got: float, right: float) -> tuple[str, str]:
+    """Writes two numbers to the last digit where they would read the same."""
+    unit = " bytes" if there.endswith(("kB", "MB", "GB")) else ""
+    return (there, here) if there != here else (f"{got:,}{unit}", f"{right:,}{unit}")
 
 
 def sent(
@@ -320,7 +327,8 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> 
 
     def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
         if (got := peers(seen)) != (must := peers(should)):
-            return Verdict(False, f"rank {rank} sent to {_times(got)}; right is {_times(must)}", hint)
+            found = f"rank {rank} sent to {_times(got)}; right is {_times(must)}"
+            return Verdict(False, found, _COUNT if set(got) == set(must) and len(got) != len(must) else hint)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         if not (found := _first(trial, right, wrong)).ok:
@@ -330,7 +338,25 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> 
             return Verdict(False, f"rank {early[0]} did not wait for {early.count(early[0])} of its messages", WAIT, firm=True)
         return Verdict(True)
 
-    return Judge(what, share, verdict, look)
+    def early(trial: Trial, right: Right) -> str:
+        found = _other_ranks(trial, right, in_order)
+        return f"{found}: {hint}" if found else ""
+
+    return Judge(what, share, verdict, look, early=early)
+
+
+def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
+    """The first message of a run that broke off whose other side is not the right answer's."""
+    for rank, should in enumerate(right):
+        for op, does in (("send", "sends to"), ("recv", "receives from")):
+            got = [entry.peer for entry in trial.notes.get(rank, []) if entry.op == op]
+            must = [call.peer for call in should.calls if call.op == op]
+            if rank in got or None in got:  # to itself is another mistake; from whoever sends may be right
+                continue
+            for k, peer in enumerate(got):
+                if peer not in (must[k : k + 1] if in_order else must):
+                    return f"rank {rank} {does} rank {peer}; right is {_times(must[k : k + 1] if in_order else must)}"
+    return ""
 
 
 def _times(ranks: list) -> str:

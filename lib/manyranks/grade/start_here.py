@@ -37,6 +37,8 @@ def _shift(case: Shift, function: Callable, watch: Watch) -> dict:
     return {"the result": plain(function(x, case.by)), "the input has changed": not torch.equal(x, before)}
 
 
+_WHOM = "rank r sends to (r + by) % N and receives from (r − by) % N, also where `by` is negative"
+_ONCE = "x is sent once, to one rank, and one tensor is received; if the shift leads back to the rank, nothing is sent"
 _SHIFTS = (Shift(5, 1), Shift(6, 2), Shift(4, -1), Shift(3, 4), Shift(7, 3))
 shift = _task(
     "shift",
@@ -44,8 +46,8 @@ shift = _task(
     _shift,
     (
         values(0.6, "returns the tensor of the rank `by` places before", "the result", alone=True),
-        messages(0.2, "sends to the rank `by` places ahead", hint="rank r sends to (r + by) % N only")._replace(needs=1),
-        sent(0.1, "sends its tensor once, and nothing to itself", hint="if the shift leads back to the rank, send nothing"),
+        messages(0.2, "sends to the rank `by` places ahead", hint=_WHOM)._replace(needs=1),
+        sent(0.1, "sends its tensor once, and nothing to itself", hint=_ONCE),
         facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
     ),
     cases=_SHIFTS,
@@ -53,7 +55,9 @@ shift = _task(
     only=("send", "recv"),
     call="shift(x, by)",
     ready=Ready(hint="write it with dist.send and dist.recv"),
+    unexplained="the result is the tensor that the rank `by` places before has sent: return that one",
     advice=(
+        ("is not in this group", "a rank is a number from 0 to N − 1: what does % N do to the others?"),
         ("invalid|itself|to self|your own rank", "with by = N or 0 a rank would send to itself: return a copy of x instead"),
         (
             "waits in send .* waits in send",
@@ -87,7 +91,15 @@ culprits = _task(
     3,
     _culprits,
     tuple(
-        values(1 / 3, f"finds the rank that is wrong in report {letter}", f"report {letter}", alone=True, part=True, hint=hint)
+        values(
+            1 / 3,
+            f"finds the rank that is wrong in report {letter}",
+            f"report {letter}",
+            alone=True,
+            part=True,
+            hint=hint,
+            tells=False,
+        )
         for letter, hint in _READ.items()
     ),
     worlds=(1,),

@@ -122,10 +122,11 @@ class Trial:
 
     def __str__(self) -> str:
         """ "on 3 ranks, with 7 elements"; the case alone where there is one rank."""
-        note = f"{self.case}"
-        if self.n == 1:
-            return note or "on 1 rank"
-        return f"on {self.n} ranks" + (note and f", {note}")
+        return ", ".join(filter(None, [f"on {self.n} ranks" * (self.n > 1), f"{self.case}"]))
+
+    def where(self, found: str, place: str = "") -> str:
+        """Returns what was found, after where it was. place: in which part of the case, in place of its name."""
+        return ", ".join(filter(None, [place or f"{self}", found]))
 
 
 def trials(

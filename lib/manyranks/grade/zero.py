@@ -32,19 +32,13 @@ _SCHEDULE = ("before_forward", "after_forward", "before_backward", "after_backwa
 
 # What several tasks have in common
 
-_NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
-_ABSENT = (
-    "a parameter was used whose memory had been given back: it must be gathered, and waited for, before its layer computes, "
-    "and into the same storage as before: autograd has saved that one"
-)
 _ALL_REDUCE = "all-reduce gives every rank the whole sum, for twice the bytes: dist.reduce_scatter_single gives each its shard"
-_SENT = {
-    "instead": {
-        "all_reduce": _ALL_REDUCE,
-        "broadcast": "one all-gather brings all shards at once; and all ranks begin with the same parameters",
-    },
-    "hint": "one reduce-scatter a gradient, padded to a multiple of N; one all-gather a parameter, of its shards",
+_INSTEAD = {
+    "all_reduce": _ALL_REDUCE,
+    "broadcast": "one all-gather brings all shards at once; and all ranks begin with the same parameters",
 }
+_EACH = "one reduce-scatter for each gradient, padded to a multiple of N; one all-gather for each parameter, of its shards"
+_SENT = {"instead": _INSTEAD, "hint": _EACH}
 _HELD = {"says": "it holds {got} {name}; {right} is enough", "unit": lambda count: size(round(count)), "grain": 4096}
 _holds = if_done(lambda seen: bool(seen.calls), partial(at_most, room=_SMALL, **_HELD))  # who sends nothing holds little
 _TRAINS = values(0.2, "trains like one process on the whole batch", "^(parameter|shard)")
@@ -53,24 +47,16 @@ _task = partial(
     "03_zero",
     a_class=True,
     ready=_READY,
-    advice=(
-        (r"for \+=?: 'NoneType'|object has no attribute 'add_?'", "a shard's .grad may be None: then the mean takes its place"),
-        (r"IndexError.*\n.*chunk", "few elements make fewer chunks than N: pad with zeros to a multiple of N first"),
-        (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b", _NONE),
-        (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
-        (r"out of bounds for storage of size [1-9]", looks.BYTES),
-        (r"signal 11|SIGSEGV|exited with code -11|Segmentation|storage of size 0|no storage", _ABSENT),
-        (r"a leaf Variable that requires grad", "change parameters under torch.no_grad(), or give parameter.detach() away"),
-        (r"in wait: (assert|raise)\b", "wait() does nothing where nothing is on its way, also where the unit is free"),
-        (r"in start: (assert|raise)\b", "start() does nothing where the unit is whole or on its way"),
-        (r"in reduce: (assert|raise)\b", "reduce() works whether the unit is whole or free: a gradient needs no parameter"),
-    ),
+    advice=looks.ADVICE,
     guesses=(
         (
             r"(waits in|to its|called) reduce_scatter",
-            f"does one rank leave a call out? {_NONE}, in the same order on all ranks",
+            f"does one rank leave a call out? {looks.NONE}, in the same order on all ranks",
         ),
-        (r"(waits in|to its|called) all_gather", "all ranks gather the same tensors in the same order: does one rank differ?"),
+        (
+            r"(waits in|to its|called) all_gather",
+            "does one rank gather fewer tensors? All gather the same ones in the same order",
+        ),
     ),
     methods=(
         *((name, f"the training loop calls optimizer.{name}()") for name in ("step", "finish", "zero_grad")),
@@ -128,7 +114,7 @@ gather = _task(
     _gather,
     (
         values(0.6, "returns the whole tensor"),
-        sent(0.4, "makes one all-gather of a shard", hint=_ONCE, instead=_SENT["instead"] | {"all_reduce": _FOR_GATHERS}),
+        sent(0.4, "makes one all-gather of a shard", hint=_ONCE, instead=_INSTEAD | {"all_reduce": _FOR_GATHERS}),
     ),
     call="gather(shard_S, shape)",
     a_class=False,
@@ -190,8 +176,8 @@ def _train(training: Training, kind, watch: Watch) -> dict:
 
 
 _STATES = (
-    "after zero_grad() a rank needs the model, its shards and their states, and nothing else: give the optimizer shards, one "
-    "Parameter for each parameter that learns, and set the gradients of both to None"
+    "after zero_grad() a rank needs the model, its shards and their states, and nothing else: give the optimizer shards with "
+    "memory of their own, one Parameter for each parameter that learns, and set the gradients of both to None"
 )
 stage1 = _task(
     "Stage1",
@@ -204,6 +190,8 @@ stage1 = _task(
     ),
     cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", _SGD, ((2,), (1,)))),
     call="Stage1(params, optimizer_class, **kwargs)",
+    unexplained="in each step: a shard's .grad is its part of the mean over the ranks, the optimizer steps on the shards, and "
+    "the parameters are gathered from them. Print one parameter on all ranks after each of these",
 )
 
 
@@ -223,11 +211,14 @@ stage2 = _task(
     (
         _TRAINS,
         sent(0.1, "reduces each gradient once a backward", **_SENT),
-        by(0.35, "reduces a gradient as soon as its turn comes", _order, lambda seen: {"found": seen.results["leaving"][0]}),
+        by(
+            0.35, "reduces a gradient as soon as its turn comes", _order, lambda seen: {"found": seen.results["leaving"][0]}
+        )._replace(early=looks.out_of_turn),
         _holds(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS),
     ),
     cases=(Training("AdamW", _ADAMW, ((2, 3), (1, 5)), finishes=True),),
     call="Stage2(params, optimizer_class, **kwargs)",
+    unexplained="at step(), a shard's .grad is the mean over the ranks, added up over all backward passes since zero_grad()",
 )
 
 # Task 5
@@ -280,6 +271,10 @@ def _unit(case: str, kind, watch: Watch) -> dict:
 
 
 _ASYNC = "start() issues the gathers, with async_op=True, and keeps what they return; wait() waits for it; reduce() reduces"
+_OFTEN = (
+    "start() gathers each parameter of a free unit once, frozen ones, too; after that the unit is whole until free(). reduce() "
+    "makes one reduce-scatter for each parameter that learns"
+)
 _WHOLE = (
     "free() takes the memory of whole parameters away, parameter.untyped_storage().resize_(0), after backward, too, and in the "
     "beginning; reduce() drops whole gradients; and nothing of yours keeps a copy, or a view"
@@ -290,13 +285,14 @@ unit = _task(
     _unit,
     (
         _TRAINS,
-        sent(0.05, "gathers and reduces each parameter as often as it must", **_SENT),
+        sent(0.05, "gathers and reduces each parameter as often as it must", hint=_OFTEN, instead=_INSTEAD),
         facts(0.08, "starts to gather without waiting", "wrong method", _ASYNC),
         _holds(0.67, "keeps nothing whole that is not needed", "^(of|in all|at one)", _WHOLE, room=_UNIT_ROOM),
     ),
     cases=("in two steps, the second of two backward passes",),
     call="Unit(module)",
-    unexplained=_ABSENT,
+    unexplained="start() gathers from the shards as they are then, and reduce() adds the mean of what backward has left in "
+    "parameter.grad to each shard's .grad",
 )
 
 # Task 6
@@ -323,6 +319,7 @@ def _prefetch(case: str, kind, watch: Watch) -> dict:
 
 
 _NEXT = "start() and wait() for unit k before layer k computes, and start the next one, so that it comes while layer k computes"
+_TWICE = "each unit is gathered once in forward and once in backward, but the last one is still there from forward"
 _TWO = (
     "two at a time: the one that computes and the next one. after_forward(k) frees unit k, but for the last one; "
     "after_backward(k) frees it when it is reduced"
@@ -333,7 +330,7 @@ prefetch = _task(
     _prefetch,
     (
         _TRAINS,
-        sent(0.13, "gathers no unit more often than it must", **_SENT),
+        sent(0.13, "gathers no unit more often than it must", hint=_TWICE, instead=_INSTEAD),
         facts(0.37, "has the next unit on its way while one computes", "^while", _NEXT),
         facts(0.3, "has two units at a time, and no third", "^units", _TWO),
     ),

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyranks.given.zero import padded, pieces
+from manyranks.grade.judges import Right
 from manyranks.grade.learner import Ready, refuse_class
+from manyranks.grade.trial import Trial
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Event, Watch
 
@@ -32,6 +34,33 @@ _SHARDS = (
     "a shard is what shard(parameter) returns, and learns where its parameter does: "
     "torch.nn.Parameter(shard(parameter.detach()), requires_grad=parameter.requires_grad)"
 )
+
+NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
+_ABSENT = (
+    "memory was used that is not there: first storage.resize_(nbytes), then the gather into this very storage, which autograd "
+    "has saved, then wait(), and only then the layer may compute"
+)
+_ROOM = (
+    "dist.all_gather_single(output, input): the input is this rank's shard, of S elements, and the output is flat and has room "
+    "for N·S, padding included"
+)
+ADVICE = (
+    (r"for \+=?: 'NoneType'|object has no attribute 'add_?'", "a shard's .grad may be None: then the mean takes its place"),
+    (r"IndexError.*\n.*chunk", "few elements make fewer chunks than N: pad with zeros to a multiple of N first"),
+    (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b", NONE),
+    (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
+    (r"allgather: invalid tensor size|output size must be", _ROOM),
+    (r"invalid tensor type|different dtypes", "what comes has the dtype of what is sent: make its room with that dtype"),
+    (r"outputShape.*worldSize|input tensor must be", "pad with zeros first: N·S elements go in, and S come out"),
+    (r"Padding length should be", "flatten the tensor before you pad it: pad counts along the last dimension"),
+    (r"shape '.*' is invalid for input of size", "the padding is still there: keep the first shape.numel() elements"),
+    (r"out of bounds for storage of size [1-9]", BYTES),
+    (r"signal 11|SIGSEGV|exited with code -11|Segmentation|storage of size 0|no storage", _ABSENT),
+    (r"a leaf Variable that requires grad", "change parameters under torch.no_grad(), or give parameter.detach() away"),
+    (r"in wait: (assert|raise)\b", "wait() does nothing where nothing is on its way, also where the unit is free"),
+    (r"in start: (assert|raise)\b", "start() does nothing where the unit is whole or on its way"),
+    (r"in reduce: (assert|raise)\b", "reduce() works whether the unit is whole or free: a gradient needs no parameter"),
+)  # on what Python and torch say of wrong answers
 
 
 def made(kind, ready: Ready, call: str, methods: Iterable[str], *args, **kwargs):
@@ -147,7 +176,7 @@ def forget(watch: Watch) -> None:
 
 _HOOK = "reduce it in a hook, register_post_accumulate_grad_hook. A lambda in a loop sees its last value: use functools.partial"
 _REST = "finish() sends what has not left, with zeros for None"
-_TURN = "gradients leave in the reversed order of params, on all ranks: one that is there early waits for those before it"
+TURN = "gradients leave in the reverse order of `params`, on all ranks: one that's there early waits for those before it"
 
 
 def leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
@@ -174,9 +203,22 @@ def leaving(events: list[Event], model: nn.Module) -> tuple[str, str]:
                 return f"in backward #{backward}, more left than there are gradients", "each gradient leaves once a backward"
             if count != right or (place == "backward" and name not in there):
                 why = f"with {right:,}" if count != right else "which was not there"
-                return f"in backward #{backward}, {count:,} bytes left where it was the turn of {name}, {why}", _TURN
+                return f"in backward #{backward}, {count:,} bytes left where it was the turn of {name}, {why}", TURN
             left += 1
     return "", ""
+
+
+def out_of_turn(trial: Trial, right: Right) -> str:
+    """Says TURN where the first gradients of a run that broke off left in another order, and not where one was left out."""
+    passes = sum(map(len, trial.case.batches))
+    for rank, should in enumerate(right):
+        must = [call.bytes for call in should.calls if call.op == "reduce_scatter"]
+        got = [entry.bytes for entry in trial.notes.get(rank, []) if entry.op == "reduce_scatter"]
+        first = len(must) // passes
+        rest = iter(must[:first])
+        if not all(count in rest for count in got[:first]):
+            return TURN
+    return ""
 
 
 def misplaced(events: list[Event]) -> list[str]:

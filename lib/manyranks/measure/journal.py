@@ -19,6 +19,7 @@ from manyranks.measure.place import machinery
 
 Frame = tuple[str, int, str]  # file, line, function
 
+COPY = "copy instead of sending"
 _ENOUGH = 200  # calls of one rank
 _DEEP = 8
 _LARGEST = 1 << 22  # bytes of a rank's notes
@@ -63,7 +64,7 @@ def kind_of(value: object) -> str:
 
 def to_itself(op: str, rank: int) -> Stopped:
     """Of a message of a rank to itself, of which gloo says only that a pair is not connected."""
-    return Stopped(f"rank {rank} {'sends to' if op == 'send' else 'receives from'} itself", "copy instead of sending")
+    return Stopped(f"rank {rank} {'sends to' if op == 'send' else 'receives from'} itself", COPY)
 
 
 class Journal(TorchDispatchMode):

@@ -24,6 +24,7 @@ _HELPER = "exchange"  # the notebook gives it: its own line says nothing
 _LIBRARY = (
     "distributed_c10d.py",
     "_ops.py",
+    "functional.py",
     "module.py",
     "distributed.py",
     "graph.py",
@@ -63,6 +64,19 @@ def trouble(error: WorldError, notes: Notes) -> Trouble:
     if isinstance(error, RankFailed):
         return _failure(error)
     return Trouble(_first_line(error), "")
+
+
+def ending(found: Trouble) -> str:
+    """A problem, and who waits for what, without what differs from one learner, or world, to the next: ranks, names, lines."""
+    text = f"{found.problem}; {_without_places(found.hint)}" if found.hung else found.problem
+    text = re.sub(r"^(both ranks|all \d+ ranks|ranks? [\d, and]+) raised", "raised", text)
+    return re.sub(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"", "#", text)[:300]
+
+
+def _without_places(text: str) -> str:
+    """Without what stands in parentheses, of which a learner's line may have some of its own."""
+    shorter = re.sub(r" ?[(][^()]*[)]", "", text)
+    return text if shorter == text else _without_places(shorter)
 
 
 def late(error: RankHung) -> bool:
