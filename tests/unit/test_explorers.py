@@ -73,7 +73,7 @@ def test_the_tiles_show_this_setting_beside_the_one_before():
     assert "was" not in shown.tiles.value
     shown.set(dp=128, n=4)
     assert "<b>4 B</b> <small>was 1048576 B</small>" in shown.tiles.value
-    assert "<small>memory per GPU</small><b>6.14 of 80 GB</b> <small>was 7.15 GB</small>" in shown.tiles.value
+    assert "<small>memory per GPU</small><b>6.14 of 80 GB</b> <small>was 7.15</small>" in shown.tiles.value
     assert shown.tiles.value.count("<i ") == 5 + 2  # a bar for each of the strip, and memory and communication as they were
     assert shown.status == "d = 128: n 4 B. Limit: nothing."
 
@@ -265,6 +265,8 @@ def test_the_explorer_in_contributing_works_and_is_short():
         ("4,096 in 15.5 waves", "65,536 in 49.6 waves", "4,096 in 15.5 waves"),
         ("2,048 = 128 × 16 × 1", "256 = 16 × 16 × 1", "2,048 = 128 × 16 × 1"),
         ("32 on 4 stages", "32 on all 4 stages", "32 on 4 stages"),  # nothing of it is gone
+        ("24.8 of 80 GB", "30 of 80 GB", "24.8"),
+        ("49.2 kB of 232 kB", "12.3 kB of 232 kB", "49.2 kB"),
         ("24.8 of 80 GB", "1.13 TB of 80 GB", "24.8 GB"),
         ("1.13 TB of 80 GB", "24.8 of 80 GB", "1.13 TB"),
         ("2.1 GB", "3.1 GB", "2.1 GB"),

@@ -75,6 +75,7 @@ TILES = """<style>
 .manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
 .manyranks-tiles i + i { background: #787878; }
 </style>"""
+_SHARE = re.compile(r"([\d.,]+)(?: (\w+))? of [\d.,]+ (\w+)")
 _UNITS = {"bytes": units.size, "seconds": units.duration, "share": scenario.percent, "number": units.three}
 
 
@@ -102,13 +103,15 @@ def gone(old: str, new: str) -> str:
     if len(parts) != len(now):
         return old
     said = joint.join(_short(a, b) for a, b in zip(parts, now, strict=True) if a != b)
-    return old if re.fullmatch(r"[\d.,]+", said) else said  # a number alone could be any of the parts
+    return old if len(parts) > 1 and re.fullmatch(r"[\d.,]+", said) else said  # a number alone could be any of the parts
 
 
 def _short(old: str, new: str) -> str:
     """Returns the old text without the words at its end that the new one ends in, too. A number keeps its unit."""
-    if whole := re.fullmatch(r"([\d.,]+)(?: (\w+))? of [\d.,]+ (\w+)", old):  # "24.8 of 80 GB"
-        return f"{whole[1]} {whole[2] or whole[3]}"
+    if share := _SHARE.fullmatch(old):
+        number, own, unit = share.groups()
+        units = own or _SHARE.sub(r"\2", new)  # "24.8" beside "30 of 80 GB", and "24.8 GB" beside "1.13 TB of 80 GB"
+        return f"{number} {own or unit}" if units else number
     before, now = old.split(), new.split()
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before[::-1], now[::-1], strict=False))
     kept = len(before) - len(list(alike))
