@@ -46,7 +46,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
         "def numbers(",
         "def exchange(",
         "home = lambda rows",
-        "if not right:\n\n    def ring(",
+        "if not right:\n\n    def reduce_around(",
         "stepper(m.",
     ),
     "chapter_01_explorer": ("01_collectives", "import show", "collectives.explorer("),

@@ -56,7 +56,7 @@ def test_a_guess_on_one_axis_is_a_line_across():
 @pytest.mark.parametrize(
     ("value", "label"), [(1e-3, "0.001"), (3e5, "300,000"), (1e-9, "1e-09 ↓"), (1e300, "1e+300 ↑"), (-7, "-7 ↓")]
 )
-def test_an_axis_grows_to_reach_a_guess_but_to_twice_its_length_at_most(value, label):
+def test_an_axis_grows_to_reach_a_guess_but_to_three_times_its_length_at_most(value, label):
     before, figure = curves().axes[0].get_ylim(), show.guess(value, curves(), lambda g: (10, g))
     (low, high), (y, *_) = figure.axes[0].get_ylim(), marks(figure)[0].get_ydata()
     assert said(figure) == f"your guess:\n{label}"

@@ -61,7 +61,7 @@ def _mark(axes: Axes, x: float | None, y: float | None, text: str) -> None:
 
 
 def _room(axis: Axis, value: float | None) -> tuple[float | None, int]:
-    """Makes an axis at most twice as long, so that it reaches a value.
+    """Makes an axis up to three times as long, so that it reaches a value.
 
     Returns where the value is then, and 0. If it's still beyond, returns the end of the axis, and -1 for the low or 1 for the
     high one.
@@ -71,7 +71,7 @@ def _room(axis: Axis, value: float | None) -> tuple[float | None, int]:
     ends = low, high = axis.get_view_interval()
     first, last, place = axis.get_transform().transform([low, high, value])
     share = (place - first) / (last - first)
-    if not -1 <= share <= 2:
+    if not -2 <= share <= 3:
         return (low, -1) if share < 0 else (high, 1)
     if not 0 <= share <= 1:
         room = axis.get_transform().inverted().transform([place + 0.05 * (place - (last if share > 1 else first))])[0]
