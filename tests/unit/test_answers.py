@@ -152,7 +152,7 @@ EXPLORERS = [*(module for module, *_ in ANSWERS.values()), show.mfu, show.nd]
 @pytest.mark.parametrize("module", EXPLORERS, ids=lambda module: module.__name__)
 def test_no_button_does_what_reset_does(module):
     explorer = module.explorer()
-    assert [name for name in explorer._presets if explorer.values | explorer._presets[name] == explorer.values] == []
+    assert [name for name in explorer.presets if explorer.values | explorer.presets[name] == explorer.values] == []
 
 
 @pytest.mark.parametrize("chapter", ANSWERS)

@@ -94,7 +94,7 @@ class Explorer:
     ):
         self.figure, self.status = plot.figure, ""
         self._plot, self.controls, self._first = plot, controls, {name: each.value for name, each in controls.items()}
-        self._presets, self._measure = dict(presets or {}), measure
+        self.presets, self._measure = dict(presets or {}), measure
         self._canvas = FigureCanvasAgg(self.figure)
         self.figure.set_dpi(2 * style.DOTS)
         self._image = _Picture(format="png", width=f"{self.figure.get_figwidth() * style.DOTS:.0f}")
@@ -129,9 +129,9 @@ class Explorer:
 
     def preset(self, name: str) -> "Explorer":
         """Sets what the button of this name sets. Raises ValueError for a name that no button has."""
-        if name not in self._presets:
-            raise ValueError(f"{name!r}: the presets are {', '.join(self._presets) or 'none'}")
-        return self.set(**self._first | self._presets[name])
+        if name not in self.presets:
+            raise ValueError(f"{name!r}: the presets are {', '.join(self.presets) or 'none'}")
+        return self.set(**self._first | self.presets[name])
 
     def reset(self) -> "Explorer":
         """Sets the controls back to where they were at first, and forgets what is carried from explorer to explorer."""
@@ -291,8 +291,8 @@ class Explorer:
 
     def buttons(self) -> widgets.Box:
         """Presets, reset, what measures, and what copies the code."""
-        row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] * bool(self._presets)
-        row += [_button(name, lambda _, name=name: self.preset(name)) for name in self._presets]
+        row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] * bool(self.presets)
+        row += [_button(name, lambda _, name=name: self.preset(name)) for name in self.presets]
         row.append(_button("Reset", lambda _: self.reset()))
         measuring = _Measuring(self, self._measure).widgets if self._measure is not None else []
         row += [*measuring[:1], self._copy, *measuring[1:], self.carried]  # what comes and goes moves no button
