@@ -186,6 +186,10 @@ def a_thread_starves(seen: Whereabouts, k: int) -> None:
     seen.processor = Processor("S", k, [(7, 0)], 0.0)
 
 
+def a_thread_gets_a_turn_now_and_then(seen: Whereabouts, k: int) -> None:
+    seen.processor = Processor("S", k, [(7, k // 6)], 0.0)
+
+
 def on_a_disk(seen: Whereabouts, k: int) -> None:
     seen.processor = Processor("D", k, [], 0.0)
 
@@ -221,6 +225,10 @@ def test_calls_that_match_are_a_deadlock_only_if_nothing_moves_for_long():
 @pytest.mark.parametrize("ranks", [FUNCTION, MATCHING])
 def test_ranks_that_have_work_or_get_on_are_no_deadlock(ranks, change):
     assert seconds_until_proved(ranks, change) is None
+
+
+def test_each_thread_must_have_had_a_few_turns():
+    assert seconds_until_proved(FUNCTION, a_thread_gets_a_turn_now_and_then) == 9.0
 
 
 def test_a_movement_begins_the_time_anew():

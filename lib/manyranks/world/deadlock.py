@@ -32,6 +32,7 @@ class Wait(IntEnum):
 
 # Seconds without any movement that stand for a proof: where processes get processors at once, and where they don't.
 _STILL = {Wait.UNCLEAR: (1.4, 10.0), Wait.MET: (10.0, 25.0)}
+_TURNS = 3  # so often must each thread that had work have had a processor meanwhile
 
 
 class _Round(NamedTuple):
@@ -45,6 +46,8 @@ class Case:
     def __init__(self):
         self._last: _Round | None = None
         self._since: _Round | None = None  # nothing has moved since
+        self._turn: _Round | None = None  # since then, some threads wait for their turn
+        self._turns = 0
 
     def proved(self, looks: Looks, when: float, ended: dict[int, Reply]) -> bool:
         """Returns whether the ranks wait for ever. Two rounds must show the same calls: then, at the moment between the two,
@@ -56,14 +59,16 @@ class Case:
         """
         last, now = self._last, _Round(when, looks)
         self._last = now
-        if last is None or not _same_calls(last.looks, looks):
-            self._since = now
+        same = last is not None and _same_calls(last.looks, looks)
+        if not same or not _still(last, now):
+            self._since, self._turn, self._turns = now, now, 0
+        elif all(_had_its_turn(self._turn.looks[rank], looks[rank]) for rank in looks):
+            self._turn, self._turns = now, self._turns + 1
+        if not same:
             return False
-        if not _still(last, now):
-            self._since = now
         wait = max(waits(looks, ended).values())
         if wait in _STILL:
-            return when - self._since.when >= _STILL[wait][_busy(self._since, now)]
+            return self._turns >= _TURNS and when - self._since.when >= _STILL[wait][_busy(self._since, now)]
         return wait is Wait.FOR_EVER
 
 
@@ -140,20 +145,18 @@ def _calls(seen: Whereabouts) -> tuple:
 
 
 def _still(before: _Round, now: _Round) -> bool:
-    """Whether no rank has got on: neither its bytes nor its Python have moved, and it had no work to do."""
-    return all(_rank_still(before.looks[rank], now.looks[rank], now.when - before.when) for rank in now.looks)
+    """Whether no rank has got on: neither its bytes nor its Python have moved, and it didn't compute."""
+    most = _IDLE * (now.when - before.when)
+    pairs = [(before.looks[rank], seen) for rank, seen in now.looks.items()]
+    return all(old.progress() == new.progress() and new.cpu - old.cpu < most for old, new in pairs)
 
 
-def _rank_still(before: Whereabouts, now: Whereabouts, seconds: float) -> bool:
-    if before.progress() != now.progress() or now.cpu - before.cpu >= _IDLE * seconds:
-        return False
-    if before.processor is None or now.processor is None:
+def _had_its_turn(before: Whereabouts, now: Whereabouts) -> bool:
+    """Whether all threads of a rank that had work have had a processor since, and its main thread then went to sleep again."""
+    old, new = before.processor, now.processor
+    if old is None or new is None:
         return True
-    if set(before.processor.ready) & set(now.processor.ready):
-        return False  # a thread has waited for a processor since the look before
-    rested = now.processor.rests > before.processor.rests
-    # A thread that waits for others has gone to sleep since, if for a moment only.
-    return now.processor.state == "S" or (now.processor.state == "R" and rested)
+    return not set(old.ready) & set(new.ready) and (new.state == "S" or (new.state == "R" and new.rests > old.rests))
 
 
 def _busy(since: _Round, now: _Round) -> bool:
