@@ -13,13 +13,15 @@ import torch
 from manyranks.measure.interpreter import tl, triton
 
 @triton.jit
-def between(i, n):
-    return (2 <= i < n - 1) & (0 <= i)
+def last(n):
+    one = 1
+    return n - one.to(tl.int32)
 
 @triton.jit
 def kernel(out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
-    tl.store(out + i, tl.where(between(i, n), i, -1), mask=0 <= i < n)
+    first = 2
+    tl.store(out + i, tl.where((i >= first.to(tl.int32)) & (i < last(n)), i, -1), mask=i < n)
 
 def numbers(n=6):
     out = torch.full((8,), 9, dtype=torch.int32)
@@ -28,8 +30,8 @@ def numbers(n=6):
 """
 
 
-def test_a_chained_comparison_means_on_a_rank_what_it_means_here():
-    """The interpreter reads a kernel's source to rewrite it; without the source, 2 <= i < n would be i < n."""
+def test_an_assignment_means_on_a_rank_what_it_means_here():
+    """The interpreter reads a kernel's source to rewrite it; without the source, `one` would be Python's 1, which has no `to`."""
     cells.remember("<cell 7>", CELL)
     names = {"__name__": "__main__"}
     exec(compile(CELL, "<cell 7>", "exec"), names)

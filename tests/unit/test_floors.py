@@ -61,7 +61,8 @@ ALSO = {  # modules that take more than their package: those of the theory compu
     "manyranks.measure.kernel": {"numpy"},
     "manyranks.measure.interpreter": {"numpy", "triton", "manyranks.lazy.Missing"}
     | {f"triton.runtime.interpreter.{name}" for name in ("GridExecutor", "InterpretedFunction", "InterpreterBuilder")}
-    | {"triton.language", "triton.runtime.interpreter.TensorHandle", "triton.runtime.interpreter._convert_float"},
+    | {f"triton.runtime.interpreter.{name}" for name in ("ASTTransformer", "TensorHandle", "_convert_float")}
+    | {"triton.language", "triton.runtime.jit.JITFunction"},
 }
 MODULES = {".".join(p.relative_to(LIB).with_suffix("").parts): p for p in sorted((LIB / "manyranks").rglob("*.py"))}
 LAZY = ("theory", "measure", "world", "parallel", "training", "given", "show", "small", "grade")

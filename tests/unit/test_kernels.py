@@ -232,6 +232,25 @@ def test_nothing_is_left_of_counting_and_unknown_names_are_refused():
         kernel.count(lambda: odd_one[1,](torch.empty(4, device="meta"), torch.empty(4), 4, 4))
 
 
+@triton.jit
+def between(out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = 2 <= i < n
+    tl.store(out + i, inside.to(tl.float32))
+
+
+@counting
+def test_a_chained_comparison_is_right_or_refused():
+    """Before Triton 3.9 the compiler refuses 2 <= i < n, and the interpreter made it i < n."""
+    out = torch.zeros(8)
+    try:
+        between[1,](out, 4, 8)
+    except ValueError as error:
+        assert str(error).startswith("2 <= i < n: Triton 3.")
+    else:
+        assert out.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+
+
 @counting
 def test_bfloat16_products_are_mended():
     """Triton's interpreter multiplies bit patterns; without the mend this product is off by ten orders of magnitude."""
@@ -267,10 +286,36 @@ def test_what_a_kernel_cannot_take_is_refused_before_it_runs(call, says):
         call(torch.zeros(4, 4))
 
 
-def test_triton_that_was_imported_compiled_is_refused():
-    code = "import os; os.environ['TRITON_INTERPRET'] = '0'; import triton; os.environ['TRITON_INTERPRET'] = '1'\n"
-    ran = subprocess.run([sys.executable, "-c", code + "import manyranks.measure.interpreter"], capture_output=True, text=True)
-    assert "ImportError: Triton was imported before TRITON_INTERPRET was set" in ran.stderr
+LATE = """
+import os
+os.environ.pop("TRITON_INTERPRET", None)
+import torch._dynamo  # as DDP, FSDP and torch.compile do
+import triton
+import triton.language as tl
+
+@triton.jit
+def mine(x, out, BLOCK: tl.constexpr):
+    tile = tl.load(x + tl.arange(0, BLOCK))
+    tl.store(out, tile.sum() + tl.max(tile, axis=0))
+
+import torch
+from manyranks import kernels
+from manyranks.measure import kernel
+
+x, out = torch.arange(16.0), torch.zeros(1)
+counted = kernel.count(kernels.softmax, x[None])
+torch.testing.assert_close(counted.result, x[None].softmax(1))
+assert counted.requested_bytes() == 2 * 16 * 4
+mine[1,](x, out, 16)
+assert out.item() == 120 + 15
+"""
+
+
+@counting
+def test_triton_may_be_imported_before_the_kernels(tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    ran = subprocess.run([sys.executable, tmp_path / "late.py"], capture_output=True, text=True)
+    assert not ran.returncode, ran.stderr
 
 
 def test_without_triton_one_sentence_says_what_to_do():

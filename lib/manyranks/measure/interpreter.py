@@ -1,13 +1,14 @@
 """Triton, interpreted where there is no GPU, and mended: kernels then run on a laptop, one program at a time, in numpy.
 
-Import this before whatever else imports Triton: its own functions, such as tl.max, are interpreted or compiled
-for good once it's imported. TRITON_INTERPRET=1 in the environment asks for the interpreter on a machine with a GPU, too.
+TRITON_INTERPRET=1 in the environment asks for the interpreter on a machine with a GPU, too.
 """
 
+import ast
 import copyreg
 import linecache
 import os
 import sys
+from functools import cache, partialmethod
 from types import FunctionType
 from typing import Any
 
@@ -21,7 +22,15 @@ try:
     import numpy as np
     import triton
     import triton.language as tl
-    from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle, _convert_float
+    from triton.runtime.interpreter import (
+        ASTTransformer,
+        GridExecutor,
+        InterpretedFunction,
+        InterpreterBuilder,
+        TensorHandle,
+        _convert_float,
+    )
+    from triton.runtime.jit import JITFunction
 except ModuleNotFoundError:
     system = (
         "" if sys.platform == "linux" else f". Triton doesn't exist for {sys.platform}; chapter 11 says what runs without it"
@@ -30,11 +39,24 @@ except ModuleNotFoundError:
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
-if INTERPRETED and not isinstance(tl.max, InterpretedFunction):
-    raise ImportError(
-        "Triton was imported before TRITON_INTERPRET was set: restart Python, and set TRITON_INTERPRET=1 or import "
-        "manyranks.kernels before Triton; torch.compile, DDP and FSDP import it, too"
-    )
+
+def _decorate_again() -> None:
+    """Interprets what was decorated before TRITON_INTERPRET was set: Triton's own functions, such as tl.max, and a reader's.
+
+    DDP, FSDP and torch.compile import Triton, and triton.jit decides when it decorates.
+    """
+    interpreted = cache(triton.jit)  # one for each function, wherever it's named: the interpreter compares them by identity
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if type(value) is JITFunction:
+                setattr(module, name, interpreted(value.fn))
+    for name, value in list(vars(tl.tensor).items()):
+        if type(value) is JITFunction:
+            setattr(tl.tensor, name, partialmethod(interpreted(value.fn)))  # x.sum()
+
+
+if INTERPRETED and type(tl.max) is JITFunction:
+    _decorate_again()
 
 
 def _widened(operand: TensorHandle) -> TensorHandle:
@@ -57,9 +79,21 @@ InterpreterBuilder.create_dot = _mend(InterpreterBuilder.create_dot)
 GridExecutor.__call__ = np.errstate(all="ignore")(GridExecutor.__call__)  # a GPU doesn't warn of NaN either
 
 
+def _one_by_one(self, function: ast.FunctionDef) -> ast.FunctionDef:
+    """Refuses a < b < c, as the compiler does before Triton 3.9. The interpreter made it b < c: a tile counts as true."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Compare) and len(node.ops) > 1:
+            raise ValueError(f"{ast.unparse(node)}: Triton {triton.__version__} needs two comparisons, (a < b) & (b < c)")
+    return self.generic_visit(function)
+
+
+if not hasattr(ASTTransformer, "visit_Compare"):
+    ASTTransformer.visit_FunctionDef = _one_by_one
+
+
 def _travels(kernel: InterpretedFunction) -> tuple:
-    """A kernel goes to a rank with the text of its file. The interpreter reads it to rewrite comparisons such as a < b < c;
-    without it the kernel would run as it stands, and compute something else, silently.
+    """A kernel goes to a rank with the text of its file. The interpreter reads it to rewrite assignments, and from
+    Triton 3.9 on comparisons such as a < b < c. Without it the kernel would run as it stands, and compute something else.
     """
     file = kernel.fn.__code__.co_filename
     return _arrived, (kernel.fn, kernel.kwargs, file, "".join(linecache.getlines(file)))

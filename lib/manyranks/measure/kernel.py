@@ -171,7 +171,8 @@ def _watched(launches: list[Launch]) -> Iterator[None]:
     if not INTERPRETED:
         raise RuntimeError("kernels are compiled here: start Python with TRITON_INTERPRET=1 to count what they move")
     watch = _Watch(launches)
-    notes = {(InterpreterBuilder, name): note for name, note in _NOTES.items()} | {(GridExecutor, "__call__"): _Watch.launch}
+    notes = {(InterpreterBuilder, name): note for name, note in _NOTES.items() if hasattr(InterpreterBuilder, name)}
+    notes[GridExecutor, "__call__"] = _Watch.launch
     before = {(owner, name): getattr(owner, name) for owner, name in notes}
     for (owner, name), original in before.items():
         setattr(owner, name, _noted(partial(notes[owner, name], watch), original))
@@ -289,7 +290,8 @@ class _Watch:
         )
 
 
-# The interpreter's operations that are noted, by name, each with the watch and with what the method gets.
+# The interpreter's operations that are noted, by name, each with the watch and with what the method gets. It can't run those
+# that it lacks: before Triton 3.8 create_dot_scaled.
 _NOTES: dict[str, Callable] = {
     "create_masked_load": lambda watch, _, pointers, mask, *rest, **more: watch.access("load", pointers, mask.data),
     "create_masked_store": lambda watch, _, pointers, value, mask, *rest: watch.access("store", pointers, mask.data),
