@@ -30,6 +30,20 @@ def in_bytes(keeper):
     keeper.kept.write(keeper.array().tobytes())
 
 
+class File(io.BytesIO):
+    """A file in memory that is a class of the learner's."""
+
+
+def on_a_file(keeper):
+    keeper.kept = File()
+    keeper.kept.name = keeper.array().tobytes()
+
+
+def in_a_closed_file(keeper):
+    keeper.kept = io.BytesIO(keeper.array().tobytes())
+    keeper.kept.close()  # lets go of its bytes
+
+
 def in_a_closure(keeper):
     kept = keeper.array()
     keeper.kept = lambda: kept
@@ -50,9 +64,12 @@ WAYS = {
     "a tensor that no operator has used": lambda keeper: setattr(keeper, "kept", torch.from_numpy(keeper.array())),
     "a storage": lambda keeper: setattr(keeper, "kept", keeper.tensor.untyped_storage().clone()),
     "a file in memory": in_bytes,
+    "a file of one's own": lambda keeper: setattr(keeper, "kept", File(keeper.array().tobytes())),
+    "bytes on a file": on_a_file,
     "a closure": in_a_closure,
 }
 NO_COPIES = {
+    "a closed file": in_a_closed_file,
     "a view": lambda keeper: setattr(keeper, "kept", keeper.tensor.detach()[:10]),
     "its array": lambda keeper: setattr(keeper, "kept", keeper.tensor.detach().numpy()),
     "its storage": lambda keeper: setattr(keeper, "kept", keeper.tensor.untyped_storage()),

@@ -48,6 +48,8 @@ class Elsewhere:
             return [one.obj]
         elif (size := _size(one)) >= _LEAST:
             self.bytes += size
+        if issubclass(kind, BytesIO):  # from Python 3.13 on it leads to its own buffer, whose bytes are counted
+            return [each for each in gc.get_referents(one) if type(each) is not bytes]
         return gc.get_referents(one)
 
     def _tensor(self, tensor: torch.Tensor) -> None:
@@ -69,9 +71,7 @@ def _size(one) -> int:
     """Bytes of what has a buffer, or is a text; 0 for other objects."""
     if type(one) is str:
         return len(one)
-    if type(one) is BytesIO:
-        return one.getbuffer().nbytes
     try:
-        return memoryview(one).nbytes
+        return (one.getbuffer() if isinstance(one, BytesIO) else memoryview(one)).nbytes
     except (TypeError, ValueError, BufferError):
         return 0
