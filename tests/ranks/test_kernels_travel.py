@@ -31,7 +31,7 @@ def numbers(n=6):
 
 
 def test_an_assignment_means_on_a_rank_what_it_means_here():
-    """The interpreter reads a kernel's source to rewrite it; without the source, `one` would be Python's 1, which has no `to`."""
+    """The interpreter reads a kernel's source to rewrite it; without the source, `one` is Python's 1, which has no `to`."""
     cells.remember("<cell 7>", CELL)
     names = {"__name__": "__main__"}
     exec(compile(CELL, "<cell 7>", "exec"), names)
