@@ -269,7 +269,7 @@ def gather_upwards_with_chunks_downwards(shard, elements):
     return gather(shard, elements, peer=1)
 
 
-@mistake("ring_all_gather", says="rank 1 sends 3 elements; right is 2: after the first step, a rank passes on what it has just")
+@mistake("ring_all_gather", says="rank 1 makes room for 3 elements; right is 2: make room for the chunk that rank r + 1")
 def gather_downwards_with_chunks_upwards(shard, elements):
     return gather(shard, elements, chunk=-1)
 
@@ -279,7 +279,7 @@ def gather_its_own_again_and_again(shard, elements):
     return gather(shard, elements, passes=0)
 
 
-@mistake("ring_all_gather", says="rank 1 makes room for 2 elements; right is 3: make room for the chunk that rank r + 1")
+@mistake("ring_all_gather", says="rank 0 makes room for 3 elements; right is 2: make room for the chunk that rank r + 1")
 def gather_into_rooms_like_its_own(shard, elements):
     for _ in range(me()[1] - 1):
         exchange(shard, (me()[0] - 1) % me()[1], coming := torch.empty_like(shard), (me()[0] + 1) % me()[1])

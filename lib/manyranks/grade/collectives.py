@@ -118,23 +118,22 @@ class Chunks(NamedTuple):
 
 
 def _other_chunk(trial: Trial, right: Right, chunks: Chunks) -> str:
-    """Of a run that broke off, the first message with a chunk, or room for one, that has not the right answer's elements."""
-    sizes = {_elements(call) for should in right for call in should.calls}
+    """Names the earliest message, or room for one, that has not the right answer's elements, in a run that broke off."""
+    found, sizes = [], {_elements(call) for should in right for call in should.calls}
     for rank, should in enumerate(right):
-        for op, does in (("send", "sends"), ("recv", "makes room for")):
-            met = Counter()
-            for entry in [entry for entry in trial.notes.get(rank, []) if entry.op == op]:
-                k, met[entry.peer] = met[entry.peer], met[entry.peer] + 1
-                must = [_elements(call) for call in should.calls if (call.op, call.peer) == (op, entry.peer)][k : k + 1]
-                if must and entry.elements != must[0]:
-                    hint = chunks.room if op == "recv" else chunks.later if k else chunks.first
-                    hint = (
-                        hint if entry.elements in sizes else _WHOLE_TENSOR if entry.elements == trial.case.elements else _CUTS
-                    )
-                    whom = f"{'to' if op == 'send' else 'from'} rank {entry.peer}"
-                    found = f"in message {k + 1} {whom}, rank {rank} {does} {entry.elements:,} elements"
-                    return f"{found}; right is {must[0]:,}: {hint}"
-    return ""
+        met = Counter()
+        for entry in trial.notes.get(rank, []):
+            who = entry.op, entry.peer
+            k, met[who] = met[who], met[who] + 1
+            must = [_elements(call) for call in should.calls if (call.op, call.peer) == who][k : k + 1]
+            if must and entry.elements != must[0]:
+                room = entry.op == "recv"
+                hint = chunks.room if room else chunks.later if k else chunks.first
+                hint = hint if entry.elements in sizes else _WHOLE_TENSOR if entry.elements == trial.case.elements else _CUTS
+                whom, does = ("from", "makes room for") if room else ("to", "sends")
+                there = f"in message {k + 1} {whom} rank {entry.peer}, rank {rank} {does} {entry.elements:,} elements"
+                found.append((k, room, rank, f"{there}; right is {must[0]:,}: {hint}"))
+    return min(found)[-1] if found else ""
 
 
 def _elements(call: Sent) -> int:
