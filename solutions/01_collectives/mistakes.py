@@ -290,7 +290,7 @@ def gather_into_rooms_like_its_own(shard, elements):
 STARTS = "each rank begins with a chunk that it has not got yet: in the first step it has only its own shard to send"
 
 
-@mistake("ring_all_gather", STARTS, on=(3, 4), points=0.6)
+@mistake("ring_all_gather", STARTS, says="sent 750,020 bytes; right is 750,024 bytes", on=(3, 4), points=0.6)
 def gather_beginning_with_the_next(shard, elements):
     return gather(shard, elements, first=1)
 

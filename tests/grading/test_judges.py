@@ -170,8 +170,10 @@ def test_two_mistakes_at_once_are_told_each_for_itself():
     assert told(both, both) == ["that is twice", "that is twice as much"]
 
 
-def test_half_a_mistake_is_better_than_nothing():
-    assert told(seen(3 * WEIGHT), seen(3 * WEIGHT)) == ["that is both"]
+def test_half_a_mistake_is_told_unless_the_other_half_is_right():
+    half = seen(3 * WEIGHT, [reduced(24)])
+    assert told(half, half)[0] == "that is both"
+    assert told(seen(3 * WEIGHT), seen(3 * WEIGHT)) == [""]
 
 
 def test_a_record_comes_back_as_it_was_stored():
