@@ -1,9 +1,9 @@
-"""Checks that what the README installs resolves from the public package index alone, with no local wheels and no configuration of pip.
+"""Checks that pip finds all the README installs in the public package index alone, without local wheels or configuration.
 
     python .ci/bare_install.py [interpreter ...]     without names, all on the PATH, in /usr/bin and among pyenv's
 
-Nothing is installed: pip resolves all extras at once, with constraints.txt, for each interpreter, and for the last one also with
-the other PyTorches that pyproject.toml allows. Then it compares the size of the download with what install.sh says.
+Nothing is installed: pip resolves all extras at once, with constraints.txt, for each interpreter, and for the last one
+also with the other PyTorches that pyproject.toml allows. Then it compares the size of the download with what install.sh says.
 """
 
 import json
