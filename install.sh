@@ -4,7 +4,7 @@
 #   VENV         the virtual environment's folder, .venv unless you say otherwise
 #   TORCH        another PyTorch than the course's, such as 2.15.0
 #   TORCH_INDEX  the address of a second package index, for a smaller PyTorch
-#   UV           uv's path; uv does the work where it's on the PATH, and pip where it isn't or where UV is empty
+#   UV           uv's path; uv installs if it's on the PATH; otherwise, or if UV is empty, pip does
 set -eu
 cd "$(dirname "$0")"
 extra=${1:-grade} venv=${VENV:-.venv} uv=${UV-$(command -v uv || true)}
@@ -20,7 +20,7 @@ works() { # a shim may be on the PATH with no Python behind it
 
 find_python() {
     if [ -n "${PYTHON:-}" ]; then
-        works "$PYTHON" || stop "PYTHON=$PYTHON doesn't run, or isn't Python 3.11 to 3.14"
+        works "$PYTHON" || stop "PYTHON=$PYTHON doesn't run, or isn't Python 3.11 to 3.14: name another one"
         echo "$PYTHON"
         return
     fi
@@ -39,27 +39,27 @@ find_python() {
 
 # 1. A virtual environment
 if ! works "$venv/bin/python"; then
-    [ ! -e "$venv/bin/python" ] || stop "$venv belongs to a Python that's gone or too old: remove it with 'make clean', and run this again"
+    [ ! -e "$venv/bin/python" ] || stop "the Python of $venv is gone, or isn't 3.11 to 3.14: remove $venv with 'make clean', and run this again"
     python=$(find_python)
     if [ -n "$uv" ]; then
-        "$uv" venv --quiet --seed --allow-existing --python "$python" "$venv" || stop "uv couldn't make $venv; it says why above. UV= does without uv"
+        "$uv" venv --quiet --seed --allow-existing --python "$python" "$venv" || stop "uv couldn't make $venv; it says why above. To use pip instead, set UV= (empty)"
     else
         "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-            stop "$python can't make virtual environments. Install the rest of it (Debian, Ubuntu: apt install python3-venv), or install uv"
+            stop "$python can't make virtual environments: a part of it is missing. Install that part (Debian, Ubuntu: apt install python3-venv), or install uv"
         "$python" -m venv "$venv" || stop "$python couldn't make $venv; it says why above"
     fi
 fi
 
 # 2. What goes into it
 constraints=constraints.txt
-if [ -n "${TORCH:-}" ]; then # which decides about its Triton
+if [ -n "${TORCH:-}" ]; then # it decides which Triton goes with it
     constraints=$venv/constraints.txt
     sed -e "s/^torch==.*/torch==$TORCH/" -e '/^triton==/d' constraints.txt >"$constraints"
 fi
 if ! "$venv/bin/python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
     size="about 0.4 GB"
     if [ -z "${TORCH_INDEX:-}${UV_TORCH_BACKEND:-}" ] && [ "$(uname -s)" = Linux ]; then
-        size="about 3 GB, for PyTorch brings CUDA, and takes 6 GB of disk (README.md says how to get a smaller one)"
+        size="about 3 GB, because PyTorch brings CUDA, and fills 6 GB of disk (README.md says how to get a smaller one)"
     fi
     echo "The first installation downloads $size. If it's interrupted, run it again."
 fi
@@ -69,4 +69,4 @@ else
     set -- "$venv/bin/python" -m pip --disable-pip-version-check install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
 fi
 "$@" --constraint "$constraints" --editable ".[$extra]" ||
-    stop "not installed; the cause stands above. Where it speaks of connections, this machine doesn't reach the package index: look at its network, or set HTTPS_PROXY, and run this again"
+    stop "the installation failed, and the lines above say why. If they mention a connection, this machine can't reach the package index: check its network or set HTTPS_PROXY, and run this again"

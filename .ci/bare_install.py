@@ -1,9 +1,9 @@
-"""Asks the public package index, with no local wheels and no configuration of pip, whether what the README installs is there.
+"""Checks that pip finds all the README installs in the public package index alone, without local wheels or configuration.
 
-    python .ci/bare_install.py [interpreter ...]     all that are found on the PATH, in /usr/bin and among pyenv's, unless named
+    python .ci/bare_install.py [interpreter ...]     without names, all on the PATH, in /usr/bin and among pyenv's
 
-Nothing is installed: pip resolves all extras at once, with constraints.txt, for each interpreter; and for the last one with the
-other PyTorches that pyproject.toml allows, too. Also compares the size of the download with what install.sh says of it.
+Nothing is installed: pip resolves all extras at once, with constraints.txt, for each interpreter, and for the last one
+also with the other PyTorches that pyproject.toml allows. Then it compares the size of the download with what install.sh says.
 """
 
 import json
@@ -26,7 +26,7 @@ WHICH = "import sys; print(*sys.version_info[:3], sep='.')"
 
 
 def version_of(interpreter: Path) -> str:
-    """Returns "3.12.1", or "" for what doesn't run."""
+    """Returns its version, such as "3.12.1", or "" if it doesn't run."""
     ran = subprocess.run([interpreter, "-c", WHICH], capture_output=True, text=True, check=False)
     return ran.stdout.strip() if ran.returncode == 0 else ""
 
@@ -82,7 +82,7 @@ def main(named: list[str]) -> int:
                 failed = True
                 print(f"Python {version}{what}: FAILS\n{error.stderr or error.stdout}", flush=True)
         if sys.platform == "linux" and not failed:
-            said = float(re.search(r"about ([\d.]+) GB, for PyTorch", (ROOT / "install.sh").read_text())[1])
+            said = float(re.search(r"about ([\d.]+) GB, because PyTorch", (ROOT / "install.sh").read_text())[1])
             size = gigabytes(resolve(python, ["grade"], ROOT / "constraints.txt"))
             failed = abs(size - said) > 0.1 * said
             print(f"`make lab` downloads {size:.2f} GB; install.sh says {said:g}: {'change it' if failed else 'right'}")

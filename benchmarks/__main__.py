@@ -45,7 +45,7 @@ def main(wanted: list[str]) -> None:
         _progress("")
         print(table(rows))
     if failed:
-        raise SystemExit(f"{'; '.join(failed)}: what they printed above says why")
+        raise SystemExit(f"{'; '.join(failed)}: the lines above say why")
 
 
 def _progress(text: str) -> None:

@@ -18,7 +18,7 @@ def rows(group: str) -> Iterator[Row]:
     here, there = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_send, args=(group, there))
     process.start()
-    there.close()  # the group has the only other one, so its end is the pipe's
+    there.close()  # only the group has the other end now, so the pipe ends with it
     try:
         while True:
             yield here.recv()

@@ -1,7 +1,7 @@
-"""Ranks that hardly get a processor: no healthy run may be called a deadlock, and every deadlock has to be named.
+"""Starves ranks of processors: no healthy run may be called a deadlock, and every deadlock has to be named.
 
 Each rank forks busy loops. Its main thread and some of gloo's threads only get the processor time that these loops leave
-(SCHED_IDLE), which is next to nothing for seconds. The thread that says where the rank is gets its share. The loops belong to
+(SCHED_IDLE): next to nothing, for seconds. The thread that says where the rank is gets its normal share. The loops belong to
 the rank's own session, because Linux divides processors among sessions first (autogroup): other sessions' loops starve nobody.
 """
 
@@ -45,7 +45,7 @@ def rows() -> Iterator[Row]:
 
 
 def _healthy_runs(which: int) -> list[str]:
-    """The reports of deadlocks, "" for a run that ended well."""
+    """Returns the reports of deadlocks, "" for a run that ended well."""
     reports = []
     with mr.World(RANKS, backend="gloo", timeout=LIMIT) as world:
         for number in range(which, RUNS, AT_ONCE):
@@ -60,7 +60,7 @@ def _healthy_runs(which: int) -> list[str]:
 
 
 def _naming(what: str, how: Callable, at_most: float) -> Row:
-    """Seconds until each of the deadlocks is named, from the start of its run."""
+    """Measures the seconds from the start of each deadlock's run until it is named."""
     seconds = {}
     with mr.World(RANKS, backend="gloo", timeout=LIMIT) as world:
         for program in DEADLOCKS:
@@ -86,7 +86,7 @@ def _as_it_is(program: Program, seed: int) -> None:
 
 
 def starved(program: Program, seed: int) -> None:
-    """Runs a program on a rank whose main thread hardly gets a processor. seed: chooses which threads of gloo don't, either."""
+    """Runs a program on a rank whose main thread hardly gets a processor. The seed chooses threads of gloo to starve, too."""
     loops = [_busy_loop() for _ in range(os.cpu_count())]
     starving = [thread for thread, name in _threads() if _starves(thread, name, random.Random(f"{seed} {dist.get_rank()}"))]
     try:
@@ -100,7 +100,7 @@ def starved(program: Program, seed: int) -> None:
 
 
 def _busy_loop() -> int:
-    """A process of this rank's session that computes in bursts, at the same time as all others, as long as the rank lives."""
+    """Forks a process into this rank's session. It computes in bursts, in step with all others, as long as the rank lives."""
     rank = os.getpid()
     if pid := os.fork():
         return pid

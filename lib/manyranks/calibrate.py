@@ -19,8 +19,8 @@ from manyranks.world import World
 SIZES = [2**k for k in range(10, 27, 2)]  # bytes that are all-reduced
 SIDES = machine.LARGE if torch.cuda.is_available() else machine.SIZES  # of the products, all of them square
 ROUNDS = 5
-WAITED = 0.1  # share of the time without a processor from which on a rate says more about other programs
-SPREAD = 2  # highest by lowest rate of all rounds from which on nobody knows which one to believe
+WAITED = 0.1  # share of the time without a processor; from here on a rate says more about other programs
+SPREAD = 2  # highest rate divided by lowest; from here on nobody knows which one to believe
 
 
 class Round(NamedTuple):
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         of_ranks = _rounds(chosen.ranks)
         print(_table(of_ranks[0]))
         if (busy := doubts(of_ranks)) and not chosen.anyway:
-            _parser().exit(2, f"These rates aren't this machine's: {busy}.\n{_advice(chosen.ranks)}\n")
+            _parser().exit(2, f"These rates can't be trusted: {busy}.\n{_advice(chosen.ranks)}\n")
         measured = middle(of_ranks[0], chosen.ranks)
         base = known or cluster.laptop(flops=max(measured.products), bandwidth=1e9)
         found = calibration.calibrate(measured, base, Path(chosen.out).stem)
@@ -82,11 +82,11 @@ def _rounds(ranks: int) -> list[list[Round]]:
 def measure(sides: Sequence[int], sizes: Sequence[int], rounds: int) -> list[Round]:
     """Returns what this rank's device does: products, a copy, and all-reduces with all ranks. Every rank calls it.
 
-    Each round measures everything once, so that no rate has only the busy moments.
+    Each round measures everything once, so a busy moment doesn't spoil all measurements of one rate.
 
     sides: of the square products
     sizes: bytes that are all-reduced
-    rounds: how often
+    rounds: how many of them
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -117,10 +117,10 @@ def middle(rounds: list[Round], ranks: int) -> calibration.Measurements:
 
 
 def doubts(of_ranks: list[list[Round]]) -> str:
-    """Returns why the rates cannot be this machine's, "" if they can.
+    """Returns why the rates can't be trusted, "" if they can.
 
     A busy machine may be slow evenly, so the spread alone doesn't show it. A shared one may lose processors without telling
-    us, so the wait alone doesn't, either.
+    us, so the wait alone isn't enough, either.
     """
     found = []
     waited = max(median(each.waited for each in rounds) for rounds in of_ranks)
@@ -133,7 +133,7 @@ def doubts(of_ranks: list[list[Round]]) -> str:
 
 
 def _rates(rounds: list[Round]) -> dict[str, tuple[list[float], str]]:
-    """The rates of each round, and their unit."""
+    """Returns, for each kind of rate, its value in each round and its unit."""
     return {
         "products": ([max(each.products) / 1e12 for each in rounds], "TFLOP/s"),
         "memory": ([each.copy / 1e9 for each in rounds], "GB/s"),
@@ -151,7 +151,7 @@ def _table(rounds: list[Round]) -> str:
 def _advice(ranks: int) -> str:
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     fewer = f"or ask for fewer ranks ({ranks} don't fit on {there} processors), " if ranks > there else ""
-    return f"Nothing was written. Close other programs, {fewer}and run it again. --anyway writes the file all the same."
+    return f"Nothing was written. Close other programs, {fewer}and run it again. To write the file all the same, add --anyway."
 
 
 def of_gpus() -> Cluster | None:

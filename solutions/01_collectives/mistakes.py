@@ -134,7 +134,7 @@ def broadcast_one_round_too_few(x, root):
     return far_first(x.clone(), root, last=2)
 
 
-@mistake("tree_broadcast", says="What a rank has already needs no message", on=ALL, points=0.0)
+@mistake("tree_broadcast", says="What a rank already has needs no message", on=ALL, points=0.0)
 def broadcast_to_all_and_itself(x, root):
     (rank, n), out = me(), x.clone()
     for other in range(n):

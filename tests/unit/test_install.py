@@ -116,8 +116,8 @@ CASES = {
     "only a shim": ({"python3.11": SHIM}, {}, "found no Python 3.11 to 3.14 that runs"),
     "a Python that isn't there": ({"python3": PYTHON}, {"PYTHON": "python3.9"}, "PYTHON=python3.9 doesn't run"),
     "no venv": ({"python3": PYTHON}, {"WITHOUT_VENV": "1"}, "apt install python3-venv"),
-    "no network": ({"python3": PYTHON}, {"FAILS": "1"}, "doesn't reach the package index"),
-    "no network, with uv": ({"python3": PYTHON, "uv": UV}, {"FAILS": "1"}, "doesn't reach the package index"),
+    "no network": ({"python3": PYTHON}, {"FAILS": "1"}, "can't reach the package index"),
+    "no network, with uv": ({"python3": PYTHON, "uv": UV}, {"FAILS": "1"}, "can't reach the package index"),
 }
 
 

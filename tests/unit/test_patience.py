@@ -32,7 +32,7 @@ def test_a_process_that_gets_on_is_waited_for(waiting, capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     assert waiting(lambda now: {PID: 0.5 * now}) is None
     said = capsys.readouterr().err
-    assert said == "importing torch has taken 61 s so far: this machine is busy, and it goes on\n"
+    assert said == "importing torch has taken 61 s so far: this machine is busy, and we keep waiting\n"
 
 
 def test_a_child_that_gets_on_is_waited_for(waiting):

@@ -10,11 +10,11 @@ from manyranks.measure.watch import Watch
 
 EXACT = {"dtype": torch.float64}  # with digits that float32 has not
 _HIDDEN, _ROWS, _LENGTH = 48, 3, 6
-_VOCAB = _HIDDEN + 1  # a layer has as many bytes as the embedding, so that gloo does not see it where they are mixed up
+_VOCAB = _HIDDEN + 1  # a layer has as many bytes as the embedding, so gloo does not notice if they are mixed up
 
 
 class Toy(nn.Module):
-    """`detour` is registered before `first` and used after it: where it is used, its bucket is full before the one ahead."""
+    """Registers `detour` before `first` and uses it after. Where it is used, its bucket is full before the one ahead of it."""
 
     def __init__(self, seed: int):
         super().__init__()
@@ -42,12 +42,12 @@ def learning(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def detours(rank: int, batch: int) -> bool:
-    """Whether this rank's batch uses the layer `detour`: in some on no rank, in some on one, in some on all but one."""
+    """Returns whether this rank's batch uses the layer `detour`. Some batches use it on no rank, on one, or on all but one."""
     return (batch == 1 and rank == 1) or (batch % 3 == 2 and rank != 0)
 
 
 def loss_of(model: nn.Module, batch: int, watch: Watch, rows: int = _ROWS) -> Tensor:
-    """The mean loss over this rank's examples in this batch."""
+    """Returns the mean loss over this rank's examples in this batch."""
     rank = dist.get_rank()
     generator = torch.Generator().manual_seed(1000 * rank + batch + watch.seed)
     x_BS = torch.randint(_VOCAB, (rows, _LENGTH), generator=generator)
@@ -56,9 +56,9 @@ def loss_of(model: nn.Module, batch: int, watch: Watch, rows: int = _ROWS) -> Te
 
 
 class Noise:
-    """Something of a rank's own in each of its gradients, which no other rank can work out: it must arrive by communication.
+    """Adds noise to each of a rank's gradients. No other rank can work it out, so it must arrive by communication.
 
-    examples: by rank, the weights of its gradients in the mean, from which `leave` takes it out again.
+    examples: the weight of each rank's gradients in the mean; `leave` needs it to take the noise out again
     """
 
     def __init__(self, model: nn.Module, watch: Watch, examples: list[int] | None = None):
@@ -71,7 +71,7 @@ class Noise:
         p.grad.add_(torch.randn(p.shape, generator=generator, **EXACT), alpha=0.01 * times)
 
     def leave(self, batches: list[int]) -> None:
-        """Takes it out of the gradients, which are means over these batches now."""
+        """Takes the noise out of the gradients, which are now means over these batches."""
         for name, p in ((name, p) for name, p in self._named.items() if p.grad is not None):
             p.grad = p.grad.to_dense()
             for rank, examples in enumerate(self._examples):

@@ -28,7 +28,7 @@ _RING = "in this ring, rank r sends to rank r − 1 only, modulo N"
 _PAIRS = "each chunk goes straight to the rank it is meant for, in one message"
 _ITSELF = (
     "what a rank keeps needs no message: copy it",
-    "dist.send and dist.recv take ranks, not places: place p is rank (p + root) % N. What a rank has already needs no message",
+    "dist.send and dist.recv take ranks, not places: place p is rank (p + root) % N. What a rank already has needs no message",
 )
 _WHOLE_TENSOR = "cut it with torch.tensor_split and send one chunk at a time"
 _CUTS = "cut with torch.tensor_split: torch.chunk and torch.split make other sizes where N does not divide E"
@@ -106,9 +106,12 @@ def _missing(trial: Trial, right: Right) -> str:
 
 
 class Chunks(NamedTuple):
-    """What to say of a chunk that is not the right one: of the first that a rank sends, of later ones, of the room for one.
+    """Holds the hints about wrong chunks.
 
-    sent: of all that a rank has sent, where their number is right
+    first: for the first chunk that a rank sends
+    later: for those after it
+    room: for the tensor that receives one
+    sent: for a rank that sends the right number of messages
     """
 
     first: str = ""
@@ -118,7 +121,7 @@ class Chunks(NamedTuple):
 
 
 def _other_chunk(trial: Trial, right: Right, chunks: Chunks) -> str:
-    """Names the earliest message, or room for one, that has not the right answer's elements, in a run that broke off."""
+    """Returns the earliest message of a run that broke off whose chunk, or the room for it, has the wrong size."""
     found, sizes = [], {_elements(call) for should in right for call in should.calls}
     for rank, should in enumerate(right):
         met = Counter()
@@ -165,7 +168,11 @@ def _bytes(whole: bool, chunks: Chunks) -> Judge:
 
 
 def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...], hint: str, chunks: Chunks, **more) -> Task:
-    """One of the five. hint: for messages that no known mistake explains; chunks: the same of what is in them."""
+    """Makes one of the five tasks.
+
+    hint: for messages to the wrong ranks that no known mistake explains
+    chunks: for messages with the wrong chunk
+    """
     judge = (
         _right_values("shard" if name == "ring_all_gather" else "x_E"),
         _bytes(name == "tree_broadcast", chunks),
@@ -223,7 +230,7 @@ tree_broadcast = _task(
     _TREE,
     Chunks(),
     worlds=(2, 3, 4, 5),
-    unexplained="in each round, whoever has the root's tensor sends it, and nobody sends what has not come yet",
+    unexplained="in each round, whoever has the root's tensor sends it, and nobody sends it before it has come",
 )
 ring_all_gather = _task(
     "ring_all_gather",
@@ -237,7 +244,7 @@ ring_all_gather = _task(
         "make room for the chunk that rank r + 1 sends in this step",
         "the right number of messages, but other chunks in them: which one does a rank never send?",
     ),
-    unexplained="print in each step which chunk a rank sends, and which one comes: rank r − 1 has to mean the same chunk",
+    unexplained="in each step, print which chunk a rank sends and which one it expects: rank r − 1 has to send that one",
 )
 ring_reduce_scatter = _task(
     "ring_reduce_scatter",
@@ -271,7 +278,7 @@ pairwise_all_to_all = _task(
     _WHOLE,
     _PAIRS,
     Chunks(
-        first="of your tensor, the rank that you send to wants its own chunk",
+        first="the rank that you send to wants its own chunk of your tensor",
         room="every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one",
     ),
     unexplained="what comes from rank s belongs at place s of the result",

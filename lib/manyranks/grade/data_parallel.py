@@ -134,16 +134,14 @@ _EACH_AND_NUMBER = calls(0.3, "sends every gradient once, and the number of exam
 _OVER_EXAMPLES = values(0.7, "averages over the examples")
 _UNUSED = "only rank 1 uses the layer `detour`"
 _UNEVEN = f"where each rank has another number of examples, and {_UNUSED}"
-_WEIGHTED = "each rank's gradient counts with its number of examples, and the sum is divided by those of all ranks"
+_WEIGHTED = "multiply each rank's gradient by its number of examples, and divide the sum by the number of all ranks' examples"
 average = _task("average(model, examples)", 4, _average, (_OVER_EXAMPLES, _EACH_AND_NUMBER), (_UNEVEN,), unexplained=_WEIGHTED)
 
 _A_BUCKET = calls(
     0.3, "makes one all-reduce per bucket, in order", _by_bucket, "one all-reduce of each bucket's row, in their order"
 )
 _IN_BUCKETS = (values(0.5, "averages over the ranks"), _A_BUCKET, _ROWS_HELD)
-_PARTS = (
-    "each part of the row goes back to the parameter whose gradient was there, in place of that gradient, divided by N once"
-)
+_PARTS = "each part of the row replaces the gradient that it was made from, and it is divided by N once"
 average_in_buckets = _task(
     "average_in_buckets(buckets)", 3, _in_buckets, _IN_BUCKETS, (f"where {_UNUSED}",), unexplained=_PARTS
 )

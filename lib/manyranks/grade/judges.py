@@ -48,7 +48,7 @@ class Judge(NamedTuple):
     with a trial, for it to be judged; values: whether it judges the values, which count world by
     world, and without which the task is less than half done; part: whether these are one part of the values of several, which
     counts whatever the others are; each_world: whether another thing than values counts world by world; last: whether a world's
-    last case shows it best, not the first; early: what the notes of a run that broke off tell, "" for nothing.
+    last case shows it best, not the first; early: finds what is wrong in the notes of a run that broke off, "" for nothing.
     """
 
     what: str
@@ -209,7 +209,7 @@ def if_done(done: Callable[[Seen], bool], judge: Callable[..., Judge]) -> Callab
 
 
 def apart(there: str, here: str, got: float, right: float) -> tuple[str, str]:
-    """Writes two numbers to the last digit where they would read the same."""
+    """Writes two numbers out to the last digit if they would otherwise read the same."""
     unit = " bytes" if there.endswith(("kB", "MB", "GB")) else ""
     return (there, here) if there != here else (f"{got:,}{unit}", f"{right:,}{unit}")
 
@@ -346,7 +346,7 @@ def messages(share: float, what: str, in_order: bool = True, hint: str = "") -> 
 
 
 def _other_ranks(trial: Trial, right: Right, in_order: bool) -> str:
-    """The first message of a run that broke off whose other side is not the right answer's."""
+    """Returns the first message of a run that broke off that goes to, or comes from, the wrong rank."""
     for rank, should in enumerate(right):
         for op, does in (("send", "sends to"), ("recv", "receives from")):
             got = [entry.peer for entry in trial.notes.get(rank, []) if entry.op == op]

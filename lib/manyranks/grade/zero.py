@@ -35,7 +35,7 @@ _SCHEDULE = ("before_forward", "after_forward", "before_backward", "after_backwa
 _ALL_REDUCE = "all-reduce gives every rank the whole sum, for twice the bytes: dist.reduce_scatter_single gives each its shard"
 _INSTEAD = {
     "all_reduce": _ALL_REDUCE,
-    "broadcast": "one all-gather brings all shards at once; and all ranks begin with the same parameters",
+    "broadcast": "one all-gather brings all shards at once, and all ranks begin with the same parameters",
 }
 _EACH = "one reduce-scatter for each gradient, padded to a multiple of N; one all-gather for each parameter, of its shards"
 _SENT = {"instead": _INSTEAD, "hint": _EACH}

@@ -37,8 +37,8 @@ _SHARDS = (
 
 NONE = "a parameter that a rank's examples do not use has a gradient of None there: zeros take its place, and are sent"
 _ABSENT = (
-    "memory was used that is not there: first storage.resize_(nbytes), then the gather into this very storage, which autograd "
-    "has saved, then wait(), and only then the layer may compute"
+    "a row was used whose memory is freed: call storage.resize_(nbytes), gather into this very storage, which autograd has "
+    "saved, and wait(); only then may the layer compute"
 )
 _ROOM = (
     "dist.all_gather_single(output, input): the input is this rank's shard, of S elements, and the output is flat and has room "
@@ -50,14 +50,17 @@ ADVICE = (
     (r"(NoneType|Expected parameter `tensor`).*\n.*(\.grad|\bgrads?)\b", NONE),
     (r"'NoneType' object has no attribute 'wait'", "a call returns something to wait for with async_op=True only"),
     (r"allgather: invalid tensor size|output size must be", _ROOM),
-    (r"invalid tensor type|different dtypes", "what comes has the dtype of what is sent: make its room with that dtype"),
+    (
+        r"invalid tensor type|different dtypes",
+        "a tensor arrives in the dtype of its sender: receive it into that dtype",
+    ),
     (r"outputShape.*worldSize|input tensor must be", "pad with zeros first: N·S elements go in, and S come out"),
     (r"Padding length should be", "flatten the tensor before you pad it: pad counts along the last dimension"),
     (r"shape '.*' is invalid for input of size", "the padding is still there: keep the first shape.numel() elements"),
     (r"out of bounds for storage of size [1-9]", BYTES),
     (r"signal 11|SIGSEGV|exited with code -11|Segmentation|storage of size 0|no storage", _ABSENT),
     (r"a leaf Variable that requires grad", "change parameters under torch.no_grad(), or give parameter.detach() away"),
-    (r"in wait: (assert|raise)\b", "wait() does nothing where nothing is on its way, also where the unit is free"),
+    (r"in wait: (assert|raise)\b", "wait() must do nothing if nothing is on its way, even if the unit is free"),
     (r"in start: (assert|raise)\b", "start() does nothing where the unit is whole or on its way"),
     (r"in reduce: (assert|raise)\b", "reduce() works whether the unit is whole or free: a gradient needs no parameter"),
 )  # on what Python and torch say of wrong answers

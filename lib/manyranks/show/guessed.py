@@ -21,11 +21,11 @@ def guess(
     at: Callable[[float], tuple[float | None, float | None]],
     unit: Callable[[float], str] = "{:,g}".format,
 ) -> style.Figure:
-    """Marks the reader's guess on a figure's first axes, with a label beside them, and returns the figure.
+    """Marks the reader's guess on a figure's first axes, labels it, and returns the figure.
 
-    value: the guess. None leaves the figure as it is, and what isn't a number is written below it.
+    value: the guess. None leaves the figure as it is; anything that isn't a number is written below it.
     figure: what a function of show returned
-    at: computes where a guess lies, (x, y); None for one of them makes a line right across
+    at: computes the (x, y) of a guess; None for one of them draws a line right across
     unit: number -> text, such as show.duration
     """
     if value is None:
@@ -44,7 +44,7 @@ def guess(
 
 
 def _mark(axes: Axes, x: float | None, y: float | None, text: str) -> None:
-    """Draws the line or the star, and its label above the axes or to their right, where nothing else is."""
+    """Draws the line or the star, and its label outside the axes: above them or to their right."""
     (x, beyond_x), (y, beyond_y) = _room(axes.xaxis, x), _room(axes.yaxis, y)
     if y is None:
         axes.axvline(x, **_LOOK)
@@ -63,8 +63,7 @@ def _mark(axes: Axes, x: float | None, y: float | None, text: str) -> None:
 def _room(axis: Axis, value: float | None) -> tuple[float | None, int]:
     """Makes an axis up to three times as long, so that it reaches a value.
 
-    Returns where the value is then, and 0. If it's still beyond, returns the end of the axis, and -1 for the low or 1 for the
-    high one.
+    Returns the value and 0 if it fits, otherwise the end of the axis that's nearer, and -1 for the low end or 1 for the high.
     """
     if value is None:
         return None, 0

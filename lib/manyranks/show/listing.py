@@ -9,7 +9,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-# A panel of its own, for a listing doesn't know whether its page is dark: colors that can be read on both pages don't exist.
+# A light panel: a listing doesn't know whether its page is dark, and no colors can be read on both kinds of page.
 _PANEL = "background-color: #f8f8f8; color: #111111; padding: 0.5em; white-space: pre-wrap; word-break: normal"
 _FORMATTER = HtmlFormatter(noclasses=True, nobackground=True, prestyles=_PANEL)
 

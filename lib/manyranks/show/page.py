@@ -94,7 +94,7 @@ def tiles(said: Said, before: Said | None = None) -> str:
 
 
 def gone(old: str, new: str) -> str:
-    """Returns the parts of the old text that have changed, each as short as it can be read alone.
+    """Returns the parts of the old text that have changed, each as short as it can be and still make sense alone.
 
     "work 24 + bubble 9" beside "work 24 + bubble 17" is "bubble 9", and "63.8 × one GPU" beside "877 × one GPU" is "63.8 ×".
     """

@@ -94,9 +94,9 @@ def under_torchrun() -> bool:
 
 
 def refuse_lost_restarts() -> None:
-    """Raises ValueError if torchrun would start ranks again with the addresses of dead ones.
+    """Raises ValueError if ranks that torchrun restarts would look for dead ones.
 
-    PyTorch 2.13's torchrun keeps one store for all lives, unless it is told otherwise: issue
+    PyTorch 2.13's torchrun keeps one store across restarts unless it is told otherwise: issue
     135712 of pytorch/pytorch.
     """
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")

@@ -19,7 +19,7 @@ _TICK = 0.1
 _DRAINING = 1.0
 _QUIET, _SETTLED = 0.1, 1.0  # after the first trouble: what is quiet, and how long to wait in all for ranks that compute
 _LOOK = 0.5  # seconds between two looks at ranks that have not replied
-_AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds in which idle ranks answer; until a question is asked again
+_AT_ONCE, _AGAIN_AFTER = 0.02, 10.0  # seconds in which idle ranks answer, and until a question is asked again
 _AGAIN = 0.3  # seconds in which a rank that is debugged may ask for its next line before another one gets its turn
 
 
@@ -197,7 +197,7 @@ class _Gathering:
 class _Looks:
     """Looks at the ranks that have not replied, round after round, and finds a deadlock.
 
-    Busy ranks answer late: a round lasts until all have. A question is asked again where another look has taken its answer.
+    Busy ranks answer late, so a round lasts until all have. If another look has taken an answer, asks again.
     """
 
     def __init__(self, team: Team):
@@ -208,7 +208,7 @@ class _Looks:
         self._heard: dict[int, watch.Whereabouts] = {}
 
     def deadlocked(self, outcome: Outcome) -> bool:
-        """Whether the ranks wait for ever. If so, the outcome has the looks that prove it."""
+        """Returns whether the ranks wait forever. If so, puts the looks that prove it into the outcome."""
         ranks, now = outcome.missing, time.monotonic()
         if now < self._next or not ranks or not self._complete(ranks, now):
             return False

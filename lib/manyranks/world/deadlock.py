@@ -1,7 +1,7 @@
-"""Is it a deadlock? It is proved from the ranks' calls; where these can't tell, evidence has to last.
+"""Tells a deadlock from a slow run: the ranks' calls prove it, and where they can't, the ranks must stand still for long.
 
-A busy machine holds a rank up anywhere and for seconds, also between the end of a call and the line that notes it. So a rank
-that stands still needn't wait for ever. Calls tell the two apart: messages of a pair and collectives of a group are numbered,
+A busy machine can hold up a rank anywhere and for seconds, even between the end of a call and the line that notes it. So a
+rank that stands still may yet go on. Calls tell the two apart: messages of a pair and collectives of a group are numbered,
 and a call whose counterpart was issued ends as soon as its process gets a processor.
 """
 
@@ -18,21 +18,21 @@ _ALIKE = {"reduce_scatter": "all_reduce"}  # gloo makes the first of the second,
 _IDLE = 0.1  # a process that waits uses less than this share of a processor
 _LATE = 0.05  # where threads wait longer than this share of the time for a processor, the machine is busy
 Looks = dict[int, Whereabouts]
-Issued = dict[int, Whereabouts | Reply]  # rank -> what it has issued: both have counts, members and recent calls
+Issued = dict[int, Whereabouts | Reply]  # rank -> what it has issued; both types have counts, members and recent calls
 
 
 class Wait(IntEnum):
-    """How a rank waits that hasn't replied. The highest of all ranks decides."""
+    """Says how a rank waits that hasn't replied. The highest value of all ranks decides."""
 
     FOR_EVER = 0  # in a call that its peers haven't met, and only they could end it
-    UNCLEAR = 1  # in what isn't a call, or in one that may end or not
-    MET = 2  # in a call that its peers have issued, too: it ends, unless something is broken
+    UNCLEAR = 1  # in something that isn't a call, or in a call that may end or not
+    MET = 2  # in a call that its peers have issued, too, so it ends unless something is broken
     NOT = 3  # it computes
 
 
-# Seconds without any movement that stand for a proof: where processes get processors at once, and where they don't.
+# Seconds without any movement that count as a proof: on a quiet machine, and on a busy one.
 _STILL = {Wait.UNCLEAR: (1.4, 10.0), Wait.MET: (10.0, 25.0)}
-_TURNS = 3  # so often must each thread that had work have had a processor meanwhile
+_TURNS = 3  # how often each thread with work must have had a processor in that time
 
 
 class _Round(NamedTuple):
@@ -50,10 +50,10 @@ class Case:
         self._turns = 0
 
     def proved(self, looks: Looks, when: float, ended: dict[int, Reply]) -> bool:
-        """Returns whether the ranks wait for ever. Two rounds must show the same calls: then, at the moment between the two,
-        all ranks were in them.
+        """Returns whether the ranks wait forever. Two rounds must show the same calls: then all ranks were in these calls at
+        one moment between the rounds.
 
-        looks: detailed ones at all ranks that haven't replied, asked for after the round before was complete
+        looks: detailed looks at all ranks that haven't replied, asked for after the last round was complete
         when: seconds
         ended: the replies of the others
         """
@@ -73,7 +73,7 @@ class Case:
 
 
 def waits(looks: Looks, ended: dict[int, Reply]) -> dict[int, Wait]:
-    """How each rank waits that hasn't replied, by its own call and by what all others have issued."""
+    """Returns how each rank waits that hasn't replied, judged by its own call and by what all others have issued."""
     issued: Issued = {**ended, **looks}
     return {rank: _wait(rank, seen, issued) for rank, seen in looks.items()}
 
@@ -91,9 +91,9 @@ def _wait(rank: int, seen: Whereabouts, issued: Issued) -> Wait:
 
 
 def _message(rank: int, call: Call, issued: Issued) -> Wait:
-    """Messages between two ranks with one tag are met in order, whatever their sizes."""
+    """Matches messages: those between two ranks with one tag meet in order, whatever their sizes."""
     if call.peer is None:
-        return Wait.UNCLEAR  # what it may take, others may have taken
+        return Wait.UNCLEAR  # it receives from anyone, and another receive may have taken the message
     other = issued.get(call.peer)
     counts = (other and other.counts) or {}
     counterpart = "recv" if call.op == "send" else "send"
@@ -104,7 +104,7 @@ def _message(rank: int, call: Call, issued: Issued) -> Wait:
 
 
 def _collective(rank: int, call: Call, issued: Issued) -> Wait:
-    """Members meet a collective with their call of the same number, if it's the same operation."""
+    """Matches collectives: a member meets one with its call of the same number, if that's the same operation."""
     if any((one.members or {}).get(call.group, call.ranks) != call.ranks for one in issued.values()):
         return Wait.UNCLEAR  # another group of this name
     others = [member for member in call.ranks if member != rank]
@@ -116,14 +116,14 @@ def _collective(rank: int, call: Call, issued: Issued) -> Wait:
 
 
 def _may_end(call: Call, rank: int, joined: list[int]) -> bool:
-    """Whether the call may be over for this rank although other members haven't come."""
+    """Returns whether the call may end for this rank before all members have issued it."""
     if call.op in ("broadcast", "scatter"):
         return bool(joined) if rank == call.peer else call.peer in joined
     return call.op in ("reduce", "gather") and rank != call.peer and bool(joined)
 
 
 def _counterpart(call: Call, other: Whereabouts | Reply | None) -> Call | None:
-    """A member's call of the same number, if it is of the same kind; one too old to be remembered is taken for the same."""
+    """Returns a member's call of the same number, if it's of the same kind. A forgotten call is assumed to be."""
     if other is None or (other.counts or {}).get(call.group, 0) <= call.sequence:
         return None
     same = [there for there in other.recent or () if (there.group, there.sequence) == (call.group, call.sequence)]
@@ -145,14 +145,14 @@ def _calls(seen: Whereabouts) -> tuple:
 
 
 def _still(before: _Round, now: _Round) -> bool:
-    """Whether no rank has got on: neither its bytes nor its Python have moved, and it didn't compute."""
+    """Returns whether no rank has made progress: its bytes and its Python haven't moved, and it didn't compute."""
     most = _IDLE * (now.when - before.when)
     pairs = [(before.looks[rank], seen) for rank, seen in now.looks.items()]
     return all(old.progress() == new.progress() and new.cpu - old.cpu < most for old, new in pairs)
 
 
 def _had_its_turn(before: Whereabouts, now: Whereabouts) -> bool:
-    """Whether all threads of a rank that had work have had a processor since, and its main thread then went to sleep again."""
+    """Returns whether all threads of a rank with work have had a processor since, and its main thread went back to sleep."""
     old, new = before.processor, now.processor
     if old is None or new is None:
         return True
@@ -160,7 +160,7 @@ def _had_its_turn(before: Whereabouts, now: Whereabouts) -> bool:
 
 
 def _busy(since: _Round, now: _Round) -> bool:
-    """Whether ranks waited for processors; taken for granted where the system doesn't say."""
+    """Returns whether ranks waited for processors. If the system doesn't say, assumes that they did."""
     for rank, seen in now.looks.items():
         before, after = since.looks[rank].processor, seen.processor
         if before is None or after is None or after.delayed - before.delayed > _LATE * (now.when - since.when):

@@ -304,8 +304,8 @@ class Forkserver:
                 self._process.wait(timeout=_STANDING_STILL)  # it has hung up, so it ends
         if self.alive():
             self.close()
-            still = f"{_STANDING_STILL:.0f} s without doing anything"
-            raise NotStarted(f"the process that starts ranks was not ready, and for {still}; the next World starts another")
+            still = f"has done nothing for {_STANDING_STILL:.0f} s"
+            raise NotStarted(f"the process that starts ranks isn't ready and {still}; the next World starts another")
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip() or "nothing"
         raise NotStarted(f"the process that starts ranks has ended; the next World starts another. It said: {said}")

@@ -1,4 +1,4 @@
-"""How long to wait for processes that start: as long as they get on, however slowly a busy machine lets them."""
+"""Waits for processes that start as long as they make progress, however slow a busy machine makes them."""
 
 import contextlib
 import sys
@@ -7,15 +7,15 @@ import time
 import psutil
 
 _BETWEEN = 1.0  # seconds between two looks
-_SHARE = 0.1  # of the time: who waits for others needs a processor for less
+_SHARE = 0.1  # of the time; a process that only waits for others works for less
 
 
 class Patience:
     """Waits for a process and its children.
 
-    pid: of the process; None where it can't be seen, and then the time alone counts
-    seconds: that all of them may stand still
-    what: they do, for the line that says that it takes long
+    pid: the process; None if it can't be seen, and then the time alone counts
+    seconds: how long all of them may stand still
+    what: what they do, for the line that says it takes long
     """
 
     def __init__(self, pid: int | None, seconds: float, what: str):
@@ -24,7 +24,7 @@ class Patience:
         self._efforts = _efforts(pid)
 
     def over(self) -> bool:
-        """Whether they have stood still for so long. Says on standard error, once, that it waits longer than that."""
+        """Returns whether they have stood still for that long. Says once, on standard error, that it keeps waiting."""
         now = time.monotonic()
         if now - self._looked < _BETWEEN:
             return False
@@ -38,12 +38,12 @@ class Patience:
 
     def _say(self, seconds: float) -> None:
         if not self._said and "ipykernel" not in sys.modules:  # a notebook has a bar
-            print(f"{self._what} has taken {seconds:.0f} s so far: this machine is busy, and it goes on", file=sys.stderr)
+            print(f"{self._what} has taken {seconds:.0f} s so far: this machine is busy, and we keep waiting", file=sys.stderr)
         self._said = True
 
 
 def _efforts(pid: int | None) -> dict[int, float]:
-    """Process -> seconds that it has had work to do: it ran, or waited for a processor or a disk."""
+    """Returns, for each process, the seconds in which it had work to do: it ran, or waited for a processor or a disk."""
     found = {}
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid) if pid else None

@@ -1,4 +1,4 @@
-"""How a rank's threads get on with the processors, as Linux tells it."""
+"""Asks Linux whether a rank's threads get a processor."""
 
 import os
 import threading
@@ -8,9 +8,13 @@ _TASKS = "/proc/self/task"
 
 
 class Processor(NamedTuple):
-    """state: the main thread's, "S" where it sleeps and "R" where it runs or would like to; rests: how often it has gone to
-    sleep by its own choice; ready: threads that would like to run, and how often each has; delayed: seconds that a thread of
-    this process has waited for a processor, on average."""
+    """Holds what Linux says about a process.
+
+    state: of the main thread, "S" if it sleeps and "R" if it runs or is ready to
+    rests: how often the main thread has gone to sleep of its own accord
+    ready: each other thread that is ready to run, and how often it has run
+    delayed: seconds that a thread has waited for a processor, on average
+    """
 
     state: str
     rests: int
@@ -19,7 +23,7 @@ class Processor(NamedTuple):
 
 
 def processor() -> Processor | None:
-    """Asks the system; None where it says nothing."""
+    """Returns what the system says, None if it says nothing."""
     try:
         main, asker = os.getpid(), threading.get_native_id()  # main_thread().native_id is the parent's after a fork
         status = dict(line.split(":", 1) for line in _read(main, "status").splitlines() if ":" in line)

@@ -55,8 +55,8 @@ class Team:
         for process in self.processes:
             while not readable(process.command.fileno(), _TICK):
                 if patience.over():
-                    still = f"{_STANDING_STILL:.0f} s no process has got on"
-                    raise NotStarted(f"rank {process.rank} was not ready, and for {still}:\n{_last_words(process)}")
+                    still = f"no process has made progress for {_STANDING_STILL:.0f} s"
+                    raise NotStarted(f"rank {process.rank} isn't ready, and {still}:\n{_last_words(process)}")
             try:
                 (pid,) = messages.receive(process.command)
                 process.pid = int(pid.tobytes())

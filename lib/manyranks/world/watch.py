@@ -38,12 +38,10 @@ class Whereabouts:
     stack: list[tuple[str, int, str]] = field(default_factory=list)  # the same: file, line, function; outermost first
     names: list[str] = field(default_factory=list)  # with NAMES
     debugged: bool = False  # whether it waits for a line of the reader's
-    issues: bool = False  # whether `blocked` is a call that it is about to make
+    issues: bool = False  # whether `blocked` is a call that it's about to make
     at: int = 0  # changes when its Python goes on
     # With DETAILS only:
-    certain: bool = (
-        False  # whether it waits in `blocked` until its peers have done their part, and no other thread can do its own
-    )
+    certain: bool = False  # whether only its peers can end `blocked`, and no other thread of the rank can make calls
     counts: dict[str | tuple[str, str, int | None, int], int] | None = None  # as Recorder's
     members: dict[str, tuple[int, ...]] | None = None
     processor: Processor | None = None
@@ -129,7 +127,7 @@ def _at(frame: FrameType | None) -> int:
 
 
 def _no_other_thread(main: int) -> bool:
-    """Whether no thread of the reader's, or of a library, could make calls while the main one waits."""
+    """Returns whether no other thread, of the reader or of a library, could make calls while the main one waits."""
     ours = main, threading.get_ident()
     return all(thread in ours or idle(frame) for thread, frame in sys._current_frames().items())
 

@@ -76,7 +76,7 @@ class Circle:
 
 
 def _arrows(start: np.ndarray, end: np.ndarray, radius: float, share: np.ndarray, neighbours: np.ndarray) -> tuple:
-    """The points of each shaft, those of its head, whose tip touches the disc around `end`, and a place beside each arrow."""
+    """Returns each shaft's points, its head's, whose tip touches the disc around `end`, and a place beside the arrow."""
     middle, left = (start + end) / 2, 1j * (end - start)
     # Between others than neighbours it also bends inwards, past the discs that lie between.
     bend = np.where(neighbours, middle + 0.24 * left, 0.65 * middle + 0.14 * left)

@@ -72,7 +72,7 @@ class Steps:
         return Said("", {"messages": now, "sent so far, per rank": _span(sent), "the whole tensor": units.size(self._whole)})
 
     def _changed(self, step: int, rank: int) -> str:
-        """The numbers of the elements that this round changed on a rank, as 2 or 2, 3."""
+        """Returns which elements this round changed on a rank, such as "2" or "2, 3"."""
         before, after = (state[rank].tolist() for state in self._held[step - 1 : step + 1])
         return ", ".join(str(k) for k, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
 

@@ -23,7 +23,7 @@ class _Gather:
 
 
 def carefully(function: Callable, *args) -> Any:
-    """Calls function(*args) on a rank and refuses a gather into memory that isn't there; it could end the process.
+    """Calls function(*args) on a rank and refuses a gather into memory that isn't there, which could crash the process.
 
     Raises RuntimeError for a gather into a row whose storage is too small.
     """
@@ -32,16 +32,16 @@ def carefully(function: Callable, *args) -> Any:
 
 
 def whole_units(run: Callable, train: Callable, stage: type) -> str:
-    """Returns the units that have memory while each part of a step computes; those nobody has waited for are in parentheses.
+    """Returns the units that have memory while each part of a step computes. If nobody has waited for one, it's in parentheses.
 
-    That's "0 1 2 2 1 0" for three units, one at a time, and "0(1) 1(2) 2 (1)2 (0)1 0" if the next one is fetched ahead.
+    With three units that's "0 1 2 2 1 0" one at a time, and "0(1) 1(2) 2 (1)2 (0)1 0" if the next one is fetched ahead.
     Raises RankFailed if a unit is read before its wait, even if its gather happens to be done by then.
     """
     return " ".join(run(carefully, _moments, train, stage)[0])
 
 
 def late_gradients(train: Callable, stage: type) -> int:
-    """Returns how many parameters still have a gradient when a rank's step begins; if none has, step must not reduce again."""
+    """Returns how many parameters still have a gradient when a rank's step begins. If none has, refuses to reduce again."""
     found = []
 
     class Counting(stage):
