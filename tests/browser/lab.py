@@ -45,6 +45,7 @@ EXPLORERS = {  # name -> its chapter, and words that pick the cells that it need
         "import show",
         "def numbers(",
         "def exchange(",
+        "def ring_reduce_scatter(",
         "home = lambda rows",
         "if not right:\n\n    def reduce_around(",
         "stepper(m.",
