@@ -9,8 +9,9 @@ ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 .PHONY: lab venv test test-all test-strict test-gpu labs lint notebooks exercises gallery bench site wheel clean
 
+FIRST := notebooks/00_start_here.ipynb
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
-	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" notebooks/00_start_here.ipynb
+	JUPYTER_CONFIG_PATH="$(CURDIR)/docs/jupyter" $(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/$(FIRST)
 
 venv: $(VENV)/.installed-test ## the virtual environment, with what the tests need
 

@@ -70,3 +70,4 @@ else
 fi
 "$@" --constraint "$constraints" --editable ".[$extra]" ||
     stop "the installation failed, and the lines above say why. If they mention a connection, this machine can't reach the package index: check its network or set HTTPS_PROXY, and run this again"
+echo "Installed into $venv."
