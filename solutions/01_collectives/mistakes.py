@@ -619,7 +619,7 @@ def swap_into_the_places_of_receivers(x):
     return received(x, place=lambda rank, k, n: (rank + k) % n)
 
 
-@mistake("pairwise_all_to_all", says="rank 0 sends 3 elements; right is 2: of your tensor, the rank that you send to wants")
+@mistake("pairwise_all_to_all", says="rank 0 sends 3 elements; right is 2: the rank that you send to wants its own chunk")
 def swap_its_own_chunk_into_room_for_its_own(x):
     (rank, n), chunks = me(), x.tensor_split(me()[1])
     out = [chunks[rank].clone() for _ in range(n)]

@@ -161,7 +161,7 @@ def makes_room_of_its_shape(shard_S, shape):
     return whole
 
 
-@mistake("gather", says="what comes has the dtype of what is sent")
+@mistake("gather", says="a tensor arrives in the dtype of its sender")
 def makes_room_of_float32(shard_S, shape):
     whole = torch.empty(len(shard_S) * me()[1])
     dist.all_gather_single(whole, shard_S)
