@@ -57,7 +57,7 @@ if [ -n "${TORCH:-}" ]; then # it decides which Triton goes with it
     sed -e "s/^torch==.*/torch==$TORCH/" -e '/^triton==/d' constraints.txt >"$constraints"
 fi
 if ! "$venv/bin/python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
-    size="about 0.4 GB"
+    size="about 0.5 GB"
     if [ -z "${TORCH_INDEX:-}${UV_TORCH_BACKEND:-}" ] && [ "$(uname -s)" = Linux ]; then
         size="about 3 GB, because PyTorch brings CUDA, and fills 6 GB of disk (README.md says how to get a smaller one)"
     fi
