@@ -694,7 +694,8 @@ class Straggler:
         return self.answer()
 
     def spent(self, kind):
-        return [sum(span.finished - span.started for span in spans if span.kind == kind) for spans in self.run.spans]
+        lengths = ([span.finished - span.started for span in spans if span.kind == kind] for spans in self.run.spans)
+        return [round(sum(each), 9) for each in lengths]  # ties are ties: since Python 3.12, sum rounds otherwise
 
     def times(self):
         found = {}
