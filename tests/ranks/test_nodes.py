@@ -19,7 +19,7 @@ SMALL = ["--layers", "2", "--hidden", "32", "--seq", "32", "--batch", "4", "--dp
 STAND_INS = {
     "scontrol": 'test "$*" = "show hostnames node[0-1]" && printf "localhost\\nlocalhost\\n"',
     "srun": '"$@" & first=$!; "$@" & second=$!; wait $first; one=$?; wait $second && exit $one',
-    "torchrun": f'exec {sys.executable} -W ignore -m torch.distributed.run "$@"',
+    "torchrun": f'exec {shlex.quote(sys.executable)} -W ignore -m torch.distributed.run "$@"',
 }
 
 

@@ -5,13 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from manyranks.given import data_parallel as given
 from manyranks.grade import checkpointing, collectives, data_parallel
 from manyranks.measure.watch import Watch
 
 
 def test_the_numbers_of_examples_are_drawn(monkeypatch, tmp_path):
     def examples(seed: int, rank: int) -> int:
-        monkeypatch.setattr(data_parallel, "dist", SimpleNamespace(get_rank=lambda: rank, get_world_size=lambda: 4))
+        for module in (data_parallel, given):
+            monkeypatch.setattr(module, "dist", SimpleNamespace(get_rank=lambda: rank, get_world_size=lambda: 4))
         data_parallel._average("", lambda model, mine: found.append(mine), Watch(str(tmp_path), rank, seed))
         return found.pop()
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 # What `python -m venv FOLDER`, `python -m pip ...` and `uv ...` would do.
 PYTHON = f"""#!/bin/sh
 case "$*" in
-*sys.version_info*|*import?importlib.metadata*) exec {sys.executable} "$@" ;;
+*sys.version_info*|*import?importlib.metadata*) exec "{sys.executable}" "$@" ;;
 *ensurepip*) exit $WITHOUT_VENV ;;
 "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
 *) echo pip "$@" >>"$ASKED"; exit $FAILS ;;
