@@ -19,18 +19,22 @@ def trained(training: TrainingConfig) -> tuple[list[float], dict[str, torch.Tens
     return trainer.run(), weights(trainer), trainer.evaluate(4)
 
 
+def only_trained(training: TrainingConfig) -> None:
+    """Without what comes after, whose peak hides training's on Python 3.12."""
+    Trainer(GPT, training).run()
+
+
 @pytest.mark.parametrize("zero", matrix([0, 1, 2, 3], [3]))
 def test_what_is_learnt_and_sent_is_the_same_and_less_is_held(shared_world, zero):
     runs = {how: replace(TRAINING, zero=zero, recompute=how) for how in ("none", "selective", "full")}
-    plain, *others = (shared_world.measure(trained, run, memory=True) for run in runs.values())
-    peaks = [plain.peak_bytes[0]]
+    plain, *others = (shared_world.measure(trained, run) for run in runs.values())
     for run in others:
         for (losses, found, held_out), (wanted, expected, expected_out) in zip(run.results, plain.results, strict=True):
             assert (losses, held_out) == (wanted, expected_out)
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], expected[name]) for name in expected)
         assert run.payload_bytes == plain.payload_bytes
-        peaks.append(run.peak_bytes[0])
+    peaks = [shared_world.measure(only_trained, run, memory=True).peak_bytes[0] for run in runs.values()]
     assert peaks[0] > peaks[1] > peaks[2]
 
 
