@@ -17,7 +17,7 @@ from manyranks.parallel.pipeline.actions import Action, Pair, Schedule, singles
 
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 _PAIR = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
-_OTHER = re.compile(r"\d+((SEND|RECV|WAIT_SEND)_[FB]\d+|UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD)")
+_OTHER = re.compile(r"\d+((SEND|RECV|WAIT_SEND)_[FB]\d+|(UN|RE)SHARD|(WAIT_)?REDUCE_GRAD)")
 
 
 def to_csv(schedule: Schedule) -> str:
