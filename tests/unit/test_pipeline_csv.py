@@ -127,7 +127,8 @@ def test_cells_are_stage_action_and_micro_batch():
 
 
 def test_waits_messages_and_sharding_are_left_out():
-    text = "0F0,,0SEND_F0,0UNSHARD,0RECV_B0, 0B0 ,0REDUCE_GRAD,0RESHARD\n,1RECV_F0,1F0,1B0,1SEND_B0\n"
+    text = "0F0,,0SEND_F0,0UNSHARD,0WAIT_SEND_F0,0RECV_B0, 0B0 ,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n"
+    text += ",1RECV_F0,1F0,1B0,1SEND_B0\n"
     schedule = from_csv(text)
     assert schedule.ranks[0] == (Action("F", 0, 0), Action("B", 0, 0))
     assert schedule.ranks == schedules.one_f_one_b(2, 1).ranks

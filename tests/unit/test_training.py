@@ -144,7 +144,7 @@ def test_there_is_no_bar_where_nobody_would_see_it(monkeypatch):
         (["--steps", "0"], "steps=0: must be a whole number"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--style", "bert"], "invalid choice: 'bert'"),
-        (["--zero", "4"], "invalid choice: 4"),
+        (["--zero", "4"], "argument --zero: invalid choice"),
         (["--recompute", "all"], "invalid choice: 'all'"),
         (["--save-every", "5"], "--save-every 5: say with --checkpoint FOLDER where to save"),
         (["--save-every", "0", "--checkpoint", "."], "--save-every 0: give 1 or more steps, or auto"),

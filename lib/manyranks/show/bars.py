@@ -93,15 +93,16 @@ class Bars:
             each = (box for y, bar in enumerate(bars) for box in self._places(y, bar))
             boxes.set_path(path := joined([place for name, *place in each if name == part]))
             boxes.set_visible(len(path.vertices) > 0)  # a hatch is drawn for nothing, too
-        texts = [f"» {text}" if bar and sum(bar.values()) > longest else text for bar, text in zip_longest(bars, texts)]
+        end = longest * (1 + 1e-9)  # the same parts, added in another order, may sum to a little more
+        texts = [f"» {text}" if bar and sum(bar.values()) > end else text for bar, text in zip_longest(bars, texts)]
         places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
         words = [word for text in texts for word in text.split("|")]
         if limit:
             at = self.place(limit[0])
             self._limit.set_xdata([at, at])
-            words.append(limit[1] + " »" * (limit[0] > longest))
+            words.append(limit[1] + " »" * (limit[0] > end))
             places.append((at, len(self._rows) - 0.3))
-        self._limit.set_visible(limit is not None and limit[0] <= longest)
+        self._limit.set_visible(limit is not None and limit[0] <= end)
         self._band.set_y(row - 0.45)
         self._labels.update(places, words)
 

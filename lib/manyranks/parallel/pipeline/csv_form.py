@@ -2,8 +2,9 @@
 
 A cell is stage, action and micro-batch: 2F0, 2B0, 2I0, 2W0. A Pair is (0F7;7B3)OVERLAP_F_B.
 PyTorch leaves cells empty where a rank waits; its "compute_comms" form also has messages
-and the gathering of sharded parameters (2SEND_F0, 2RECV_F0, 2UNSHARD, 2REDUCE_GRAD). Both
-are left out when read: here who runs a schedule sees to them.
+and the gathering of sharded parameters (2SEND_F0, 2RECV_F0, 2UNSHARD, 2REDUCE_GRAD),
+and from 2.15 on waits for them (2WAIT_SEND_F0). All of these are left out when read: here
+who runs a schedule sees to them.
 """
 
 import csv
@@ -16,7 +17,7 @@ from manyranks.parallel.pipeline.actions import Action, Pair, Schedule, singles
 
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 _PAIR = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
-_OTHER = re.compile(r"\d+((SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
+_OTHER = re.compile(r"\d+((SEND|RECV|WAIT_SEND)_[FB]\d+|(UN|RE)SHARD|(WAIT_)?REDUCE_GRAD)")
 
 
 def to_csv(schedule: Schedule) -> str:
