@@ -37,6 +37,16 @@ find_python() {
     stop "found no Python 3.11 to 3.14 that runs. Install one (Debian, Ubuntu: apt install python3 python3-venv), or name yours with PYTHON=/path/to/python"
 }
 
+extras=$(sed -n '/^\[project.optional-dependencies\]/,/^\[tool/s/^\([a-z]*\) = \[.*/\1/p' pyproject.toml)
+case "
+$extras
+" in
+*"
+$extra
+"*) ;;
+*) stop "pyproject.toml has no extra '$extra': use one of $(echo $extras | sed 's/ /, /g')" ;;
+esac
+
 # 1. A virtual environment
 if ! works "$venv/bin/python"; then
     [ ! -e "$venv/bin/python" ] || stop "the Python of $venv is gone, or isn't 3.11 to 3.14: remove $venv with 'make clean', and run this again"

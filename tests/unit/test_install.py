@@ -131,6 +131,13 @@ def test_what_is_missing_is_said_in_the_last_line(machine, tools, environment, s
     assert said in ran.stderr.splitlines()[-1]
 
 
+def test_an_unknown_extra_is_refused_before_anything_is_made(machine):
+    ran = machine.install("sh", "install.sh", "tset")
+    assert ran.returncode == 1
+    assert "no extra 'tset': use one of course, grade, test, " in ran.stderr
+    assert not (machine.course / ".venv").exists()
+
+
 def test_an_environment_whose_python_is_gone_is_named(machine):
     program(machine.bin / "python3", PYTHON)
     program(machine.course / ".venv" / "bin" / "python", SHIM)
