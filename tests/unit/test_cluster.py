@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyranks import theory
-from manyranks.theory import charges, collectives, published, traffic
+from manyranks.theory import charges, collectives, network, published
 from manyranks.theory.cluster import Cluster, Level, clusters, laptop
 from manyranks.theory.hardware import Accelerator, Link, accelerators
 from manyranks.theory.kernels import Constants
@@ -62,7 +62,7 @@ def test_tori_use_both_directions_of_as_many_axes_as_the_group_needs():
 def test_an_all_gather_over_whole_axes_of_a_torus_takes_what_the_torus_formula_says(dims):
     cluster, n = clusters["tpu-v4"], 16 ** len(dims)
     expected = collectives.torus_seconds("all_gather", 1e9, dims, cluster.levels[0].link)
-    assert traffic.gather(cluster.route(n), 1e9, PLAIN) == pytest.approx(expected)
+    assert network.gather(cluster.route(n), 1e9, PLAIN) == pytest.approx(expected)
 
 
 def test_the_laptop_has_links_that_can_be_set_and_one_core_a_rank():
@@ -184,8 +184,8 @@ def test_what_leaves_a_pod_shares_what_oversubscription_leaves():
 
 def test_a_group_of_one_sends_nothing():
     for cluster in (THREE, H100, clusters["tpu-v4"]):
-        assert traffic.gather(cluster.route(1, 4), 1e9, Constants()) == 0.0
-        assert traffic.gather(cluster.route_of((3,)), 1e9, Constants()) == 0.0
+        assert network.gather(cluster.route(1, 4), 1e9, Constants()) == 0.0
+        assert network.gather(cluster.route_of((3,)), 1e9, Constants()) == 0.0
 
 
 # Programs on a cluster -----------------------------------------------------------------------------------------------

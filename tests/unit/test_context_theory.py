@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyranks.theory import Plan, clusters, context, kernels, layer, memory, models, published, step, tensor, traffic
+from manyranks.theory import Plan, clusters, context, kernels, layer, memory, models, published, step, tensor
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.collectives import chunk_sizes
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import context as tables
 from manyranks.theory.tensor import Calls, Passes
-from manyranks.theory.traffic import Routes
+from tests.unit import exposed
 
 H100 = clusters["h100-dgx"]
 LLAMA = models["llama3-8b"]
@@ -302,7 +302,7 @@ def test_a_ring_in_a_step_waits_as_its_hops_do(n, stride, shard):
     sizes = (1, n * shard, LLAMA.heads // stride, LLAMA.kv_heads // stride, LLAMA.head_size, n, H100)
     both = [context.hops(*sizes, stride=stride, backward=backward) for backward in (False, True)]
     core = tuple(sum(each.compute) for each in both)
-    found = traffic.context(LLAMA, plan, Routes.of(plan, H100), Constants(), core)
+    found = exposed.context(LLAMA, plan, H100, core)
     assert found == pytest.approx([each.exposed for each in both], rel=0.01)
 
 
@@ -334,7 +334,7 @@ def test_ulysses_with_more_ranks_than_key_value_heads_is_charged_for_copies():
         plan = Plan(cp=cp, tp=tp, seq=1024, context="ulysses")
         if cp * tp <= 8:
             sent = context.ulysses(1, 1024, 32 // tp, max(1, 4 // tp), 16, cp).forward.bytes
-            found = traffic.context(shape, plan, Routes.of(plan, link), free, (0.0, 0.0))
+            found = exposed.context(shape, plan, link, (0.0, 0.0), free)
             assert found == pytest.approx([sent / (0.79 * 450e9)] * 2)
         step.estimate(shape, plan, H100)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyranks import theory
-from manyranks.theory import flops, kernels, published, roofline, step
+from manyranks.theory import flops, kernels, layer, published, roofline, step
 from manyranks.theory.kernels import Constants
 from manyranks.theory.plan import Plan
 from manyranks.theory.published import mfu, steps
@@ -64,8 +64,8 @@ def test_a_tile_as_wide_as_tau_has_about_tau_flops_for_each_byte_of_an_item():
 
 
 def test_what_only_moves_memory_has_no_intensity():
-    assert roofline.intensity(kernels.moved("gelu", 10, 4)) == 0
-    assert roofline.intensity(kernels.matmul("mlp", 2, 3, 4)) == 2 * 24 / (2 * (8 + 12 + 6))
+    assert roofline.intensity(layer.moved("gelu", 10, 4)) == 0
+    assert roofline.intensity(layer.matmul("mlp", 2, 3, 4)) == 2 * 24 / (2 * (8 + 12 + 6))
 
 
 # Tiles and waves
@@ -109,7 +109,7 @@ def test_the_products_of_backward_have_other_sizes():
 def test_small_products_wait_for_the_host():
     small = theory.models["llama3.2-1b"]
     h100 = theory.clusters["h100-dgx"]
-    passes = [theory.passes.of_layer(small, Plan(tp=8, seq=seq), h100).forward.compute for seq in (64, 128)]
+    passes = [theory.pace.of_layer(small, Plan(tp=8, seq=seq), h100).forward.compute for seq in (64, 128)]
     each = len(theory.layer.forward(small, Plan(tp=8, seq=64), False))
     assert passes == pytest.approx([each * 4 * kernels.OVERHEAD] * 2)
 

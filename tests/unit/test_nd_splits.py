@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from manyranks.theory import Plan, clusters, kernels, traffic
+from manyranks.theory import Plan, clusters, kernels, network
 from manyranks.theory.nd import cuts, operators, splits
 from manyranks.theory.nd.cuts import FOUR
 from manyranks.theory.nd.operators import Work
@@ -72,19 +72,19 @@ def test_where_nothing_fits_there_is_nothing():
 )
 def test_laying_out_anew_is_a_gather_or_a_reduction(before, after, times):
     work = Work(FOUR, H100, (4,), 1, 4096)
-    one = traffic.gather(H100.route(4), 2 * 4096 * 100, kernels.DEFAULT)
+    one = network.gather(H100.route(4), 2 * 4096 * 100, kernels.DEFAULT)
     assert operators.reshard((before,), (after,), 100, work) == pytest.approx(times * one)
 
 
 def test_tokens_become_heads_by_an_all_to_all():
     work = Work(FOUR, H100, (4,), 1, 4096)
-    sent = traffic.exchange(H100.route(4), 2 * 4096 * 100 / 4, kernels.DEFAULT)
+    sent = network.exchange(H100.route(4), 2 * 4096 * 100 / 4, kernels.DEFAULT)
     assert operators.reshard(("tokens",), ("columns",), 100, work) == pytest.approx(sent)
 
 
 def test_what_the_other_axis_holds_apart_is_not_gathered():
     work = Work(FOUR, SMALL_NODES, (2, 4), 2, 4096)
-    one = traffic.gather(SMALL_NODES.route(4), 2 * 4096 * 100, kernels.DEFAULT)
+    one = network.gather(SMALL_NODES.route(4), 2 * 4096 * 100, kernels.DEFAULT)
     assert operators.reshard(("tokens", "columns"), ("tokens", "whole"), 100, work) == pytest.approx(one)
 
 
@@ -94,7 +94,7 @@ def test_megatrons_way_communicates_eight_times_a_layer(mesh):
     fast = Work(FOUR, H100.with_link("node", bandwidth=1e30, latency=0.0), mesh, 1, 4096)
     stage, without = (splits.of_pattern(["Megatron"], one, layers=3) for one in (work, fast))
     size = 2 * work.tokens * FOUR.hidden
-    once = traffic.gather(H100.route(*mesh), size, kernels.DEFAULT) - kernels.OVERHEAD
+    once = network.gather(H100.route(*mesh), size, kernels.DEFAULT) - kernels.OVERHEAD
     assert stage.seconds - without.seconds == pytest.approx(3 * 8 * once)
     assert stage.once == 0
 
@@ -102,7 +102,7 @@ def test_megatrons_way_communicates_eight_times_a_layer(mesh):
 def test_data_parallelism_reduces_and_gathers_every_weight_once_a_step():
     stage = splits.of_pattern(["data"], Work(FOUR, H100, (4,), 4, 4096), layers=2, m=4)
     sizes = [2 * w for w in (4096 * 6144, 4096 * 4096, 4096 * 28672, 14336 * 4096)]
-    assert stage.once == pytest.approx(2 * 2 * sum(traffic.fastest(H100.route(4), size, kernels.DEFAULT) for size in sizes))
+    assert stage.once == pytest.approx(2 * 2 * sum(network.fastest(H100.route(4), size, kernels.DEFAULT) for size in sizes))
 
 
 # What is best ------------------------------------------------------------------------------------------------------------

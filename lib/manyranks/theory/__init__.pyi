@@ -1,4 +1,7 @@
 from . import (
+    activations as activations,
+)
+from . import (
     architecture as architecture,
 )
 from . import (
@@ -11,10 +14,10 @@ from . import (
     calibration as calibration,
 )
 from . import (
-    charges as charges,
+    calls as calls,
 )
 from . import (
-    checked as checked,
+    charges as charges,
 )
 from . import (
     checkpointing as checkpointing,
@@ -29,10 +32,16 @@ from . import (
     collectives as collectives,
 )
 from . import (
+    communicate as communicate,
+)
+from . import (
+    compute as compute,
+)
+from . import (
     context as context,
 )
 from . import (
-    data as data,
+    data_parallel as data_parallel,
 )
 from . import (
     expert as expert,
@@ -47,9 +56,6 @@ from . import (
     hardware as hardware,
 )
 from . import (
-    kept as kept,
-)
-from . import (
     kernels as kernels,
 )
 from . import (
@@ -62,10 +68,13 @@ from . import (
     nd as nd,
 )
 from . import (
+    network as network,
+)
+from . import (
     optimal_checkpoints as optimal_checkpoints,
 )
 from . import (
-    passes as passes,
+    pace as pace,
 )
 from . import (
     pipeline as pipeline,
@@ -89,6 +98,9 @@ from . import (
     stages as stages,
 )
 from . import (
+    states as states,
+)
+from . import (
     step as step,
 )
 from . import (
@@ -96,9 +108,6 @@ from . import (
 )
 from . import (
     tensor2d as tensor2d,
-)
-from . import (
-    traffic as traffic,
 )
 from .architecture import LatentAttention as LatentAttention
 from .architecture import ModelShape as ModelShape

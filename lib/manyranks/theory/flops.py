@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.layer import attended_length
 from manyranks.theory.names import Named, nearest
 
 
@@ -97,12 +98,6 @@ def _attention(shape: ModelShape) -> list[Product]:
     chain = [("query down", h, c.q_rank), ("query up", c.q_rank, queries)] if c.q_rank else [("query", h, queries)]
     chain += [("key, value down", h, c.kv_rank + c.rope_size), ("key, value up", c.kv_rank, a * (c.nope_size + c.value_size))]
     return [Product("attention", *one, shape.layers) for one in (*chain, ("output", a * c.value_size, h))]
-
-
-def attended_length(shape: ModelShape, seq: int, attended: float) -> float:
-    """Tokens that one token looks at, a mean over the layers: attended · seq, but in a layer with a window at most that."""
-    windowed = shape.window_layers / shape.layers
-    return (1 - windowed) * attended * seq + windowed * min(attended * seq, shape.window or seq)
 
 
 def _core(shape: ModelShape, length: float) -> list[Product]:

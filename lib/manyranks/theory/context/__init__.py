@@ -23,7 +23,7 @@ from manyranks.theory.context.masks import (
 )
 from manyranks.theory.context.overlap import hops, least_shard
 from manyranks.theory.context.room import longest
-from manyranks.theory.context.sends import VARIANTS, all_gather, ring, ring_ulysses, tensor_parallel, ulysses
+from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, tensor_parallel, ulysses
 
 __all__ = [
     "LAYOUTS",
@@ -32,6 +32,7 @@ __all__ = [
     "all_gather",
     "balance",
     "buffers",
+    "calls",
     "chunks",
     "contiguous_balance",
     "document_work",

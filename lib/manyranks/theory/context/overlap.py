@@ -4,12 +4,13 @@ Source: arXiv 2310.01889, section 3: a block of c tokens takes 4·c²·a·D FLOP
 it in 16 bits, so that c ≥ R/β with as many key/value heads as heads. R is the FLOP/s, β the bytes/s of one rank's messages.
 """
 
-from manyranks.theory import checks, kernels, traffic
+from manyranks.theory import checks, kernels, network
+from manyranks.theory.calls import BACKWARD, FORWARD
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.context import masks, sends
-from manyranks.theory.kernels import DEFAULT, Constants, Kernel
-from manyranks.theory.layer import FLASH_BACKWARD
-from manyranks.theory.traffic import Hops
+from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.layer import FLASH_BACKWARD, Kernel
+from manyranks.theory.network import Hops
 
 
 def least_shard(
@@ -65,9 +66,10 @@ def hops(
     one = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n)
     counts = masks.in_step(masks.work(seq, n, layout, causal, tile)).hops
     compute = {scores: _kernel_seconds(one, scores, backward, itemsize, cluster, constants) for scores in set(counts)}
-    gradient = sends.gradient_size(itemsize, accumulating) if backward else 0
-    sizes = 2 * one.keys * itemsize, 2 * one.keys * gradient
-    return traffic.ring(cluster.route(n, stride), [compute[scores] for scores in counts], *sizes, constants)
+    sums, route = sends.gradient_size(itemsize, accumulating), cluster.route(n, stride)
+    sent = sends.messages("ring", n, one.queries, 2 * one.keys, one.keys, itemsize, sums)
+    sent = [call for call in sent if call.when == (BACKWARD if backward else FORWARD)]
+    return Hops(tuple(compute[scores] for scores in counts), network.hops(sent, route, constants))
 
 
 def _kernel_seconds(

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from manyranks.theory import checks, layer, memory
+from manyranks.theory import checks, memory
+from manyranks.theory.activations import itemsize
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.context import holds, sends
-from manyranks.theory.kept import itemsize
 from manyranks.theory.plan import Plan
 
 LONGEST = 2**31  # tokens; beyond it nothing is searched
@@ -43,5 +43,5 @@ def of_others(shape: ModelShape, plan: Plan) -> int:
     each = 2 * max(1, shape.kv_heads // plan.tp) * shape.head_size
     if shape.latent:
         each = shape.latent.kv_rank + shape.latent.rope_size
-    numbers, item = layer.tokens(plan) * each, itemsize(plan)
+    numbers, item = plan.rank_tokens * each, itemsize(plan)
     return holds.buffers(item * numbers, sends.gradient_size(item, None) * numbers, plan.cp, plan.context)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from manyranks.theory import traffic
+from manyranks.theory import network
+from manyranks.theory.calls import HALF, SUMS
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.context import masks, overlap
 from manyranks.theory.context.sends import Sizes
@@ -85,8 +86,8 @@ def _pass(
         scores = masks.totals(masks.work(one.seq, one.n, *mask))
         whole = seconds.compute[0] - constants.overhead
         numbers, route = 2 * one.n * one.keys, cluster.route(one.n, stride)
-        sizes = (traffic.HALF, traffic.SUMS)[: 1 + backward]  # keys and values before, and backward their gradients after
-        gathers = [traffic.gather(route, size * numbers, constants) for size in sizes]
+        sizes = (HALF, SUMS)[: 1 + backward]  # keys and values before, and backward their gradients after
+        gathers = [network.gather(route, size * numbers, constants) for size in sizes]
         return Pass.of([[constants.overhead + whole * each / sum(scores)] for each in scores], (0.0,), *gathers)
     scores = masks.work(ring.seq, ring.n, *mask)
     most = [max(each) for each in zip(*scores, strict=True)]
@@ -100,7 +101,7 @@ def _exchanges(one: Sizes, cluster: Cluster, together: int, stride: int, constan
     """Ulysses' all-to-alls forward: queries, keys and values before, the output after."""
     if together == 1:
         return 0.0, 0.0
-    route, head = cluster.route(together, stride), traffic.HALF * one.shard * one.head_size
+    route, head = cluster.route(together, stride), HALF * one.shard * one.head_size
     heads = one.heads, max(one.kv_heads, together)
-    queries, keys = (traffic.exchange(route, head * each, constants) for each in heads)
+    queries, keys = (network.exchange(route, head * each, constants) for each in heads)
     return queries + 2 * keys, queries

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manyranks.theory import checks, layer
+from manyranks.theory import checks, plan
 from manyranks.theory.expert.sends import Routing, choices_of
 
 
@@ -43,7 +43,7 @@ def worst(experts: int, top_k: int, ranks: int) -> float:
         raise ValueError(
             f"experts={experts}, top_k={top_k}, ranks={ranks}: ranks divide the experts, and top_k is at most these"
         )
-    return layer.most_imbalance(experts, top_k, ranks)
+    return plan.most_imbalance(experts, top_k, ranks)
 
 
 def capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from manyranks.theory import checks, planner, step, traffic
+from manyranks.theory import checks, network, planner, step
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import HALF
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.nd.operators import Work
@@ -149,9 +150,9 @@ def _messages(stages: tuple[Stage, ...], work: Work, cluster: Cluster) -> list[f
     """Of a micro-batch, from each stage: activations to the next and gradients back, every rank its share."""
     ranks = [math.prod(stage.mesh) for stage in stages]
     starts = list(itertools.accumulate(ranks, initial=0))
-    size = traffic.HALF * work.tokens * work.shape.hidden
+    size = HALF * work.tokens * work.shape.hidden
     routes = [cluster.route_of((starts[i], starts[i + 1])) for i in range(len(stages) - 1)]
-    return [*(2 * traffic.hop(route, size / n, DEFAULT) for route, n in zip(routes, ranks, strict=False)), 0.0]
+    return [*(2 * network.hop(route, size / n, DEFAULT) for route, n in zip(routes, ranks, strict=False)), 0.0]
 
 
 def _check(shape: ModelShape, cluster: Cluster, ranks: int, batch: int, seq: int) -> None:

@@ -12,10 +12,12 @@ import functools
 import math
 from typing import NamedTuple
 
-from manyranks.theory import kernels, layer, traffic
+from manyranks.theory import kernels, layer, network
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import HALF
 from manyranks.theory.cluster import Cluster, Route
-from manyranks.theory.kernels import DEFAULT, Kernel, moved
+from manyranks.theory.kernels import DEFAULT
+from manyranks.theory.layer import Kernel, moved
 from manyranks.theory.plan import Plan
 
 CHOICES = {
@@ -88,11 +90,11 @@ def cost(operator: Operator, choice: Choice, work: Work) -> Cost:
     """Of one way to split one operator, forward and backward, without what lies between operators."""
     tokens, columns, rows = (_ranks(choice, name, work.mesh) for name in ("tokens", "columns", "rows"))
     weights = math.prod(operator.weights) / (columns * rows)
-    reduced = traffic.fastest(_tokens_route(choice, work), traffic.HALF * weights, DEFAULT) if weights else 0.0
+    reduced = network.fastest(_tokens_route(choice, work), HALF * weights, DEFAULT) if weights else 0.0
     recipe = Plan().recipe
     states = weights * (recipe.parameters + recipe.gradients + recipe.optimizer / tokens)
     split = tokens * (columns if operator.kind == "core" else rows)
-    kept = traffic.HALF * work.tokens * operator.reads / split
+    kept = HALF * work.tokens * operator.reads / split
     return Cost(_compute(operator, tokens, columns, rows, work), 2 * reduced, states, kept)
 
 
@@ -130,7 +132,7 @@ def _reshard(before: Choice, after: Choice, numbers: int, work: Work, order: ran
     now, seconds = list(before), 0.0
     for axis in order:
         split = math.prod(n for i, n in enumerate(work.mesh) if i != axis and now[i] in ("tokens", "columns"))
-        size = traffic.HALF * work.tokens * numbers / split
+        size = HALF * work.tokens * numbers / split
         seconds += _reshard_axis(now[axis], after[axis], size, work.routes[axis])
         now[axis] = after[axis]
     return seconds
@@ -141,8 +143,8 @@ def _reshard_axis(before: str, after: str, size: float, route: Route) -> float:
     if before in (after, "whole"):
         return 0.0
     if before != "sum" and after != "whole":  # tokens to columns, or back: an all-to-all
-        return traffic.exchange(route, size / route.ranks, DEFAULT)
-    return traffic.gather(route, size, DEFAULT) * (2 if before == "sum" and after == "whole" else 1)
+        return network.exchange(route, size / route.ranks, DEFAULT)
+    return network.gather(route, size, DEFAULT) * (2 if before == "sum" and after == "whole" else 1)
 
 
 def _ranks(choice: Choice, name: str, mesh: tuple[int, ...]) -> int:

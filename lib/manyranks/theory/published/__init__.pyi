@@ -5,6 +5,9 @@ from . import (
     conversions as conversions,
 )
 from . import (
+    error_bars as error_bars,
+)
+from . import (
     expert as expert,
 )
 from . import (
@@ -34,5 +37,6 @@ from . import (
 from . import (
     steps as steps,
 )
+from .error_bars import confidence as confidence
 
 def rows(name: str) -> list[dict[str, str]]: ...

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from manyranks.theory import data, memory, passes, pipeline, published, stages, step
+from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, published, stages, states, step
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.memory import Peak
-from manyranks.theory.passes import Both
+from manyranks.theory.pace import Both
 from manyranks.theory.pipeline import Actions
 from manyranks.theory.plan import Plan
 from manyranks.theory.published import steps
@@ -89,9 +89,8 @@ def _named(work: Iterable[float], whole: float) -> dict[str, float]:
 
 def _work(time: StepTime, rank: int) -> Work:
     plan, p = time.plan, time.plan.pp
-    dealt = stages.of_rank(time.shape, plan)
-    held = dealt[rank], dealt[p - 1 - rank]
-    both = [passes.of_stage(time.shape, plan.local, time.cluster, time.constants, stage) for stage in held]
+    each = pace.of_ranks(time.shape, plan, time.cluster, time.constants)
+    both = each[rank], each[p - 1 - rank]
     often = pipeline.dualpipe_actions(p, plan.microbatches, rank)
     return Work(*_passes(often, *both), _update(time, rank))
 
@@ -103,14 +102,17 @@ def _passes(often: Actions, earlier: Both, later: Both) -> tuple[float, ...]:
     backward += sum(n * (each.backward.seconds - each.weight) for n, each in zip(often.I, both, strict=True))
     weight = sum(n * each.weight for n, each in zip(often.W, both, strict=True))
     paired = (Both(earlier.forward, later.backward), Both(later.forward, earlier.backward))
-    pairs = sum(n * step.hide_experts(pair).seconds for n, pair in zip(often.pairs, paired, strict=True))
+    pairs = sum(n * pace.hide_experts(pair).seconds for n, pair in zip(often.pairs, paired, strict=True))
     return forward, backward, weight, pairs
 
 
 def _update(time: StepTime, rank: int) -> float:
     """Gradients and parameters travel with nothing to hide behind, beside the optimizer."""
-    held = memory.rank_parameters(time.shape, time.plan)[rank]
-    (sent,) = data.seconds(time.shape, time.plan, time.cluster, time.constants, [(held, 0.0, 0.0)])
+    held = states.hold(stages.dealt(time.shape, time.plan.layout))
+    rows = states.rows(held, time.shape, time.plan)
+    timed = communicate.timed(rows, compute.place(time.cluster, time.constants))
+    alone = [(held.ranks[rank], 0.0, 0.0)]
+    (sent,) = data_parallel.exposed(time.plan, time.cluster, time.constants, rows, timed, alone)
     return sent + time.optimizer
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import passes, published
+from manyranks.theory import pace, published
 from manyranks.theory.cluster import clusters
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.plan import Plan
@@ -63,5 +63,5 @@ def _plan(recompute: str, sequence_parallel: bool) -> Plan:
 
 
 def _seconds(plan: Plan, constants: Constants) -> tuple[float, float]:
-    found = passes.of_layer(models[SHAPE], plan, clusters[CLUSTER], constants)
+    found = pace.of_layer(models[SHAPE], plan, clusters[CLUSTER], constants)
     return found.forward.seconds, found.backward.seconds
