@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from manyranks.theory import ModelShape, Plan, charges, clusters, flops, kernels, layer, network, step
+from manyranks.theory import ModelShape, Plan, clusters, flops, kernels, layer, network, replay_costs, step
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.plan import CONTEXT, SCHEDULES
 from manyranks.theory.shapes import models
@@ -208,7 +208,7 @@ def test_a_simulated_pipeline_agrees_with_the_closed_form(layers, p, m):
                 works(backward) + count * works(layer.backward(shape, plan, False)),
             )
         )
-    simulated = replay(one_f_one_b(p, m, costs, 2 * 2048 * 4096), charges.ClusterCosts(H100)).makespan
+    simulated = replay(one_f_one_b(p, m, costs, 2 * 2048 * 4096), replay_costs.ClusterCosts(H100)).makespan
     time = step.estimate(shape, plan, H100)
     assert time.seconds - time.optimizer == pytest.approx(simulated, rel=0.02)
 

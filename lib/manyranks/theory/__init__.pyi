@@ -17,9 +17,6 @@ from . import (
     calls as calls,
 )
 from . import (
-    charges as charges,
-)
-from . import (
     checkpointing as checkpointing,
 )
 from . import (
@@ -86,6 +83,9 @@ from . import (
     published as published,
 )
 from . import (
+    replay_costs as replay_costs,
+)
+from . import (
     roofline as roofline,
 )
 from . import (
@@ -112,7 +112,6 @@ from . import (
 from .architecture import LatentAttention as LatentAttention
 from .architecture import ModelShape as ModelShape
 from .calibration import calibrate as calibrate
-from .charges import ClusterCosts as ClusterCosts
 from .cluster import Cluster as Cluster
 from .cluster import clusters as clusters
 from .hardware import Accelerator as Accelerator
@@ -121,4 +120,5 @@ from .hardware import accelerators as accelerators
 from .hardware import links as links
 from .huggingface import from_hf_config as from_hf_config
 from .plan import Plan as Plan
+from .replay_costs import ClusterCosts as ClusterCosts
 from .shapes import models as models

@@ -17,7 +17,6 @@ from manyranks.show.labels import Labels, word
 from manyranks.show.scenario import SHAPES, Scenario, controls, percent
 from manyranks.theory import Plan, clusters, context, network
 from manyranks.theory.calls import HALF
-from manyranks.theory.context import room
 from manyranks.theory.context.sends import Sizes
 from manyranks.theory.context.times import Pass, Times, inner, of_ranks
 from manyranks.theory.kernels import DEFAULT
@@ -99,7 +98,7 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
     def fits(self) -> bool:
         """Whether the whole model does on the fullest rank, with other ranks' keys and values of one layer."""
         here = self.scenario
-        return here.peak.total + room.of_others(here.shape, here.plan) <= here.cluster.accelerator.memory
+        return here.peak.total + context.of_others(here.shape, here.plan) <= here.cluster.accelerator.memory
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 a setting is a few numbers
     def times(self) -> Times:
