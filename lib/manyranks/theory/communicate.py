@@ -28,17 +28,17 @@ class Passing(NamedTuple):
 
 
 class Said(NamedTuple):
-    """All that is said while micro-batches pass the ranks of a pipeline. stride: from one of these to the next."""
+    """All that is said while a micro-batch passes a pipeline's ranks. names: of their parts; pipeline: as in Passing."""
 
-    work: Work
-    stride: int
+    site: Site
+    names: tuple[str, ...]
+    pipeline: tuple[int, int]
 
     @property
     def items(self) -> dict[str, Passing]:
         """By the part's name."""
-        site, pp = self.work.site, self.work.dealt.layout.pp
-        between = {BETWEEN: Passing(site, BETWEEN, (pp, self.stride))} if pp > 1 else {}
-        return {part: Passing(site, part) for part in self.work.parts} | between
+        found = {part: Passing(self.site, part) for part in self.names}
+        return found | ({BETWEEN: Passing(self.site, BETWEEN, self.pipeline)} if self.pipeline[0] > 1 else {})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,7 +60,8 @@ def communicate(work: Work, stride: int, rows: Rows) -> Sent:
 
     stride: ranks from one of a pipeline to the next. Raises ValueError for a group that the cluster has no room for.
     """
-    return Sent(*[timed(said, work.site.place) for said in (Said(work, stride), rows)])
+    said = Said(work.site, work.dealt.names, (work.dealt.layout.pp, stride))
+    return Sent(*[timed(each, work.site.place) for each in (said, rows)])
 
 
 @functools.lru_cache(maxsize=65536)

@@ -67,7 +67,12 @@ class Work:
 @functools.lru_cache(maxsize=65536)
 def compute(dealt: Dealt, at: Site) -> Work:
     """Times all parts."""
-    return Work(dealt, at, {name: of_part(at, name) for name in dealt.names})
+    return Work(dealt, at, _parts(at, dealt.names))
+
+
+@functools.lru_cache(maxsize=65536)
+def _parts(at: Site, names: tuple[str, ...]) -> dict[str, Busy]:
+    return {name: of_part(at, name) for name in names}
 
 
 @functools.lru_cache(maxsize=65536)

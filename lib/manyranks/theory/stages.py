@@ -57,7 +57,7 @@ def dealt(shape: ModelShape, layout: Layout) -> Dealt:
     kinds = dict.fromkeys(ranks)
     firsts = range(p) if layout.schedule == "dualpipe" and p > 1 else (ranks.index(kind) for kind in kinds)
     passed = {kind: parts(shape, kind) for kind in kinds}
-    names = tuple({name for own in passed.values() for _, name in own})
+    names = tuple(sorted({name for own in passed.values() for _, name in own}))
     return Dealt(shape, layout, ranks, passed, tuple(firsts), names)
 
 
