@@ -7,7 +7,6 @@
 Stage 0 shards nothing: K = 1, and all ranks are replicas.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -225,8 +224,11 @@ def largest(stage: int, n: int, memory: float, precision: str = "bf16", replicas
         return held([elements], n, stage, *each, replicas=replicas).total
 
     shards(n, stage, replicas)
-    too_many = int(memory) * n // recipe.total + 2  # N ranks hold each of them once at least
-    return (bisect_right(range(too_many), memory, key=total) - 1) * model_parallel
+    most, too_many = 0, int(memory) * n // recipe.total + 2  # N ranks hold each of them once at least
+    while too_many - most > 1:
+        middle = (most + too_many) // 2
+        most, too_many = (middle, too_many) if total(middle) <= memory else (most, middle)
+    return most * model_parallel
 
 
 class Intensity(NamedTuple):
