@@ -179,9 +179,10 @@ def test_parts_come_the_longest_first_and_fused_attention_writes_no_softmax():
 
 def test_every_run_of_every_table_has_a_row():
     count = Counter(row.paper for row in mfu.rows())
-    lines = {"Korthikanti Table 5": "korthikanti_iteration_times", "SC21 Table 1": "megatron_sc21_table1"}
-    lines["Llama 3 Table 4"] = "llama3_table4"
-    assert count == {paper: len(published.rows(name)) for paper, name in lines.items()} | {mfu.PALM: 6, mfu.DEEPSEEK: 2}
+    printed = [row["MFU_pct"] for row in published.rows("korthikanti_iteration_times") if row["MFU_pct"]]
+    lines = {"SC21 Table 1": "megatron_sc21_table1", "Llama 3 Table 4": "llama3_table4"}
+    lengths = {paper: len(published.rows(name)) for paper, name in lines.items()}
+    assert count == lengths | {"Korthikanti Table 5": len(printed), mfu.PALM: 6, mfu.DEEPSEEK: 2}
     assert all(row.source and (row.printed or row.printed_hfu) for row in mfu.rows())
 
 

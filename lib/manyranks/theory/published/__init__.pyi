@@ -14,9 +14,6 @@ from . import (
     fit as fit,
 )
 from . import (
-    fsdp as fsdp,
-)
-from . import (
     layers as layers,
 )
 from . import (
@@ -29,10 +26,9 @@ from . import (
     one_gpu as one_gpu,
 )
 from . import (
-    runs as runs,
-)
-from . import (
     steps as steps,
 )
 
 def rows(name: str) -> list[dict[str, str]]: ...
+def value(text: str) -> int | bool | str: ...
+def pairs(text: str) -> dict[str, str]: ...
