@@ -20,10 +20,10 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def value(text: str) -> int | bool | str:
-    """What a cell says: a whole number, "True" or "False", or a word."""
+    """Reads a cell: a whole number, "True" or "False", or a word."""
     return int(text) if text.isdecimal() else {"True": True, "False": False}.get(text, text)
 
 
 def pairs(text: str) -> dict[str, str]:
-    """What a cell says that names several things: "tp=8 seq=2048"."""
+    """Reads a cell that names several things: "tp=8 seq=2048"."""
     return dict(each.split("=") for each in text.split())

@@ -87,7 +87,7 @@ sc21, korthikanti, llama3, deepseek = (partial(of, table) for table in PRETRAINI
 
 
 def lines(table: str) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """What step_tables.csv says of a table; and its runs, each with what all have in common, without empty cells."""
+    """Reads what step_tables.csv says of a table; and its runs, each with what all have in common, without empty cells."""
     about = next(row for row in published.rows("step_tables") if row["table"] == table)
     common, found = published.pairs(about["common"]), published.rows(about["rows"])
     if "key" in found[0]:  # one run, a line for each of its numbers
@@ -96,5 +96,5 @@ def lines(table: str) -> tuple[dict[str, str], list[dict[str, str]]]:
 
 
 def plan_of(line: dict[str, str]) -> Plan:
-    """The plan that a row describes, whose columns are named after the plan's fields."""
+    """Makes the plan that a row describes: its columns are named after the plan's fields."""
     return Plan(**{field.name: published.value(line[field.name]) for field in fields(Plan) if line.get(field.name)})
