@@ -53,6 +53,7 @@ def is_light(path: Path) -> bool:
     )
 
 
+@pytest.mark.timeout(900)  # Python in Node takes its time on a busy machine
 def test_theory_s_own_tests_pass_in_pyodide():
     node = shutil.which("node")
     if not node or not PYODIDE.exists():
