@@ -196,6 +196,14 @@ def test_a_printed_utilisation_is_ours_to_a_point_but_for_one(row):
         assert row.hfu == pytest.approx(row.printed_hfu, abs=0.006)
 
 
+def test_beside_each_stands_what_it_is_with_half_of_the_scores_where_its_speed_is_known():
+    assert all((row.causal is None) == (row.tokens_per_second is None) for row in mfu.rows())
+    all_scores = [row for row in mfu.rows() if row.convention in ("palm", "korthikanti", "megatron-sc21")]
+    assert all(0.9 * row.mfu < row.causal < row.mfu for row in all_scores)
+    full, causal = mfu.deepseek()
+    assert full.causal == causal.causal == causal.mfu == pytest.approx(causal.printed, abs=0.002)
+
+
 def test_palm_s_hardware_utilisation_is_no_recomputation_of_ours_but_five_quarters_of_its_mfu():
     row, peak = next(mfu.palm()), theory.clusters["tpu-v4"].accelerator.flops
     run = theory.models["palm-540b"], 2048, row.tokens_per_second, row.chips, peak
