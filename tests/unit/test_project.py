@@ -100,6 +100,7 @@ def test_continuous_integration_runs_make_test():
     assert os.access(run, os.X_OK)
     assert re.findall(r"^(?:make|python3) .*$", run.read_text(), re.MULTILINE) == [
         "python3 .ci/bare_install.py",
+        "make pyodide",
         "make test",
         "make labs",
     ]

@@ -244,10 +244,16 @@ def test_utilisation_is_that_of_flops():
     plan = Plan(dp=4, tp=8, seq=2048, batch=64, recompute="full")
     time = step.estimate(BIG, plan, H100)
     run = (BIG, 2048, 64 * 2048 / time.seconds, 32, 989e12)
-    assert time.mfu == pytest.approx(flops.mfu(*run))
+    assert time.mfu == pytest.approx(flops.mfu(*run)) == time.utilisation("causal")
     assert time.hfu == pytest.approx(flops.hfu(*run, "full"))
-    assert time.utilisation("causal") == pytest.approx(flops.mfu(*run, "causal"))
-    assert 0 < time.utilisation("causal") < time.mfu < time.hfu < 1
+    assert time.utilisation("full") == pytest.approx(flops.mfu(*run, "full"))
+    assert 0 < time.mfu < time.utilisation("full") < time.hfu < 1
+
+
+@COMMON
+@given(runs())
+def test_no_step_passes_the_peak(run):
+    assert 0 < step.estimate(*run).mfu <= 1 or run[1].precision == "fp8"  # the peak is that of 16 bits
 
 
 REFUSED = [

@@ -239,11 +239,11 @@ def largest(stage: int, n: int, memory: float, precision: str = "bf16", replicas
         return held([elements], n, stage, *each, replicas=replicas).total
 
     shards(n, stage, replicas)
-    fits, too_many = 0, int(memory) * n // recipe.total + 2  # N ranks hold each of them once at least
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        fits, too_many = (middle, too_many) if total(middle) <= memory else (fits, middle)
-    return fits * model_parallel
+    most, too_many = 0, int(memory) * n // recipe.total + 2  # N ranks hold each of them once at least
+    while too_many - most > 1:
+        middle = (most + too_many) // 2
+        most, too_many = (middle, too_many) if total(middle) <= memory else (most, middle)
+    return most * model_parallel
 
 
 class Intensity(NamedTuple):

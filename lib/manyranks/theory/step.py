@@ -65,8 +65,8 @@ class StepTime:
 
     @property
     def mfu(self) -> float:
-        """Counts the whole score matrix, of which flash attention computes the causal half: it can pass 1. See utilisation."""
-        return self.utilisation("full")
+        """Counts what the model needs, so half of the scores. utilisation has other conventions."""
+        return self.utilisation("causal")
 
     @property
     def hfu(self) -> float:

@@ -161,6 +161,7 @@ def _stop_here(*_, header: str = "", **__) -> None:
     if header:
         debugger.message(header)
     debugger.set_trace(frame)
+    debugger.set_step()  # at the next line: Python 3.13 and later would stop in the call of breakpoint() itself
 
 
 def _fetch(lines: Iterable[tuple[FrameType, int]]) -> None:

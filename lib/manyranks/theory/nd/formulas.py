@@ -96,7 +96,7 @@ def check(axis: str, degree: int) -> None:
 
 def _flops(shape: ModelShape) -> tuple[float, float]:
     """F without attention's scores, and of those for each token of a sequence, causal, by flash attention."""
-    short, long = (flops.hardware_per_token(shape, seq, convention="causal", flash=True) for seq in (0, 1))
+    short, long = (flops.hardware_per_token(shape, seq, flash=True) for seq in (0, 1))
     return short, long - short
 
 

@@ -17,9 +17,6 @@ from . import (
     fit as fit,
 )
 from . import (
-    fsdp as fsdp,
-)
-from . import (
     layers as layers,
 )
 from . import (
@@ -32,11 +29,10 @@ from . import (
     one_gpu as one_gpu,
 )
 from . import (
-    runs as runs,
-)
-from . import (
     steps as steps,
 )
 from .error_bars import confidence as confidence
 
 def rows(name: str) -> list[dict[str, str]]: ...
+def value(text: str) -> int | bool | str: ...
+def pairs(text: str) -> dict[str, str]: ...

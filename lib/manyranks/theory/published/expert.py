@@ -14,20 +14,10 @@ from manyranks.theory.published import steps
 from manyranks.theory.step import StepTime
 
 PHASES = ("1F", "bubble", "1B", "1W", "1F1B", "opt")
-# Why a phase's prediction is not what was measured, as far as one can say.
-REASONS = {
-    "1F": "forwards without a partner: their all-to-alls are charged in full",
-    "bubble": "the closed form knows equal stages and their mean; waiting for uneven ranks and for messages comes on top",
-    "1B": "backwards without a partner: their all-to-alls, charged in full, could hide behind the weights' gradients; and the "
-    "module that predicts one more token need not be where we put it, beside the head",
-    "1W": "products only: in 8 bits their inputs have to be cut into other tiles and written again, which we charge to 1B",
-    "1F1B": "a pair takes as long as both compute, and their all-to-alls nothing, for they hide behind the partner",
-    "opt": "gradients reduced and parameters gathered with nothing to hide them, and Adam; not the sum of a stage's two copies",
-}
 
 
 class Phase(NamedTuple):
-    """Seconds of a step. predicted: of the rank that takes longest; mean: of all ranks; reason: see REASONS."""
+    """Seconds of a step. predicted: of the rank that takes longest; mean: of all ranks; reason: why not as measured."""
 
     name: str
     predicted: float
@@ -57,18 +47,16 @@ def phases(constants: Constants = DEFAULT) -> list[Phase]:
     first = max(ranks, key=sum)
     whole = sum(first) + time.bubble + time.pipeline
     means = [sum(each) / len(ranks) for each in zip(*ranks, strict=True)]
-    printed = {line["metric"].removesuffix(" (s)"): float(line["MPFT"]) for line in _table()}
-    found = [_named(seconds, whole) for seconds in (first, means)]
-    return [Phase(name, *(each[name] for each in found), printed[name], REASONS[name]) for name in PHASES]
+    both = [_named(seconds, whole) for seconds in (first, means)]
+    printed = published.rows("deepseek_isca_step_breakdown")
+    said = {line["metric"].removesuffix(" (s)"): (float(line["MPFT"]), line["reason"]) for line in printed}
+    return [Phase(name, *(each[name] for each in both), *said[name]) for name in PHASES]
 
 
 def measured_step() -> float:
     """Seconds of the whole step in the table; its phases add up to 0.03 s less."""
-    return next(float(line["MPFT"]) for line in _table() if line["metric"] == "time/step (s)")
-
-
-def _table() -> list[dict[str, str]]:
-    return published.rows("deepseek_isca_step_breakdown")
+    (row,) = steps.deepseek()
+    return row.measured
 
 
 class Work(NamedTuple):
