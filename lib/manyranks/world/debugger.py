@@ -142,6 +142,9 @@ class Debugger(pdb.Pdb):
     def _cmdloop(self) -> None:
         self.cmdloop()  # an interrupt ends the run, too
 
+    def set_stepinstr(self) -> None:
+        self.set_step()  # stops at the next line, where Python 3.13 and later would stop in the call of breakpoint() itself
+
 
 def _unseen(file: str) -> bool:
     """Whether it isn't the reader's, or is no file."""
@@ -161,7 +164,6 @@ def _stop_here(*_, header: str = "", **__) -> None:
     if header:
         debugger.message(header)
     debugger.set_trace(frame)
-    debugger.set_step()  # at the next line: Python 3.13 and later would stop in the call of breakpoint() itself
 
 
 def _fetch(lines: Iterable[tuple[FrameType, int]]) -> None:
