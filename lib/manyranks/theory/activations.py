@@ -23,7 +23,7 @@ class Rank(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16384)
-def on_ranks(dealt: Dealt, local: Local, m: int, flying: tuple[float, ...]) -> list[Rank]:
+def of_ranks(dealt: Dealt, local: Local, m: int, flying: tuple[float, ...]) -> list[Rank]:
     """Of the ranks in dealt.firsts: of equal ranks the earliest holds as many micro-batches in flight, or more.
 
     flying: how many each has. Under DualPipe half the micro-batches come from each end, p + 1 in flight in all: p − r on a

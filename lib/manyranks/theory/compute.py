@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from manyranks.theory import kernels, layer
 from manyranks.theory.architecture import ModelShape
@@ -55,24 +56,29 @@ class Busy:
     core_backward: float
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Work:
-    """What the ranks of a pipeline compute. parts: of each part that one of them has, as Dealt.parts names it."""
+class Parts(dict[str, Busy]):
+    """Of a rank's parts, as Dealt.parts names them, what each computes."""
+
+    __hash__ = object.__hash__  # a key of caches
+    __eq__ = object.__eq__
+
+
+class Work(NamedTuple):
+    """What the ranks of a pipeline compute."""
 
     dealt: Dealt
     site: Site
-    parts: dict[str, Busy]
+    parts: Parts
 
 
-@functools.lru_cache(maxsize=65536)
 def compute(dealt: Dealt, at: Site) -> Work:
     """Times all parts."""
     return Work(dealt, at, _parts(at, dealt.names))
 
 
-@functools.lru_cache(maxsize=65536)
-def _parts(at: Site, names: tuple[str, ...]) -> dict[str, Busy]:
-    return {name: of_part(at, name) for name in names}
+@functools.lru_cache(maxsize=16384)
+def _parts(at: Site, names: tuple[str, ...]) -> Parts:
+    return Parts({name: of_part(at, name) for name in names})
 
 
 @functools.lru_cache(maxsize=65536)

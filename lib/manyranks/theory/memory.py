@@ -77,7 +77,7 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
     own = states.on_ranks(dealt, plan)
     flying = pipeline.flights(plan.schedule, plan.pp, plan.microbatches, plan.virtual, dealt.firsts)
     found, framework = [], plan.framework
-    for (held, gathered), rank in zip(own, kept.on_ranks(dealt, plan.local, plan.microbatches, flying), strict=True):
+    for (held, gathered), rank in zip(own, kept.of_ranks(dealt, plan.local, plan.microbatches, flying), strict=True):
         total = held.total
         at_loss = total, rank.kept, gathered + max(0, rank.again - rank.loss)
         if framework.fp32_shards and plan.pp == plan.microbatches == 1:  # no gradient yet
@@ -92,4 +92,4 @@ def peak(shape: ModelShape, plan: Plan) -> Peak:
 
 def _kept(dealt: Dealt, plan: Plan) -> list[kept.Rank]:
     flying = pipeline.flights(plan.schedule, plan.pp, plan.microbatches, plan.virtual, dealt.firsts)
-    return kept.on_ranks(dealt, plan.local, plan.microbatches, flying)
+    return kept.of_ranks(dealt, plan.local, plan.microbatches, flying)

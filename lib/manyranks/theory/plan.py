@@ -160,15 +160,13 @@ class Plan:
     etp: int | None = None
 
     def __post_init__(self):
-        for name in _WHOLE:
-            value = getattr(self, name)
+        for name, value in zip(_WHOLE, _whole_of(self), strict=True):
             if type(value) is not int or value < 1:
                 _whole(name, value, least=0 if name == "zero" else 1)
-        for name in _FLAGS:
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
+        for name, value in zip(_FLAGS, _flags_of(self), strict=True):
+            if type(value) is not bool:
+                raise ValueError(f"{name}={value!r}: must be True or False")
+        for (name, known), value in zip(_CHOICES.items(), _choices_of(self), strict=True):
             if not isinstance(value, str) or value not in known:
                 raise ValueError(f"{name}={value!r}: {nearest(str(value).lower(), known)}")
         if self.batch is None:
@@ -395,4 +393,5 @@ _WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int |
 _FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
 _CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}
 _CHOICES["stack"] = STACKS
-_local = attrgetter(*Local._fields)
+_local, _choices_of = attrgetter(*Local._fields), attrgetter(*_CHOICES)
+_whole_of, _flags_of = attrgetter(*_WHOLE), attrgetter(*_FLAGS)

@@ -146,7 +146,8 @@ def estimate(
     dealt = stages.dealt(shape, plan.layout)
     held = states.hold(dealt)
     rows, largest = states.rows(held, shape, plan), states.optimizer_bytes(held, plan)
-    work = compute(dealt, site(shape, plan.local, cluster, constants, imbalance))
+    at = site(shape, plan.local, cluster, constants, imbalance)
+    work = compute(dealt, at)
     sent = communicate(work, plan.stride, rows)
     paced = pace.pipe(work, sent.passes, held, plan.microbatches, plan.virtual)
     # Gradients and parameters travel while a rank computes, and while it waits for other messages.
