@@ -21,6 +21,8 @@ def step(shape: ModelShape, plans: Mapping[str, Plan]) -> style.Figure:
     """Draws what one GPU holds through a step with one micro-batch: states, and what its layers have kept so far.
 
     plans: title -> how it trains; pp=1
+
+    Layers gathered for FSDP aren't counted.
     """
     n, series = shape.layers, {}
     for title, plan in plans.items():
@@ -38,10 +40,10 @@ def again(layers: int = 4) -> style.Figure:
     """Draws when a GPU runs each layer, in a step that keeps everything and in one that runs every layer again."""
     forward = [(k, k + 1, f"forward {k}", "compute") for k in range(layers)]
     lanes, phases = {}, {}
-    for title, twice in (("keep everything", False), ("run every layer again", True)):
+    for title, twice in (("keep everything", False), ("keep each layer's input", True)):
         spans, now = list(forward), layers
         for k in reversed(range(layers)):
-            for label, length, kind in [(f"again {k}", 1, "activations")] * twice + [(f"backward {k}", 2, "gradients")]:
+            for label, length, kind in [(f"repeat {k}", 1, "activations")] * twice + [(f"backward {k}", 2, "gradients")]:
                 spans.append((now, now + length, label, kind))
                 now += length
         lanes[title], phases[title] = {"GPU": spans}, [(0, layers, "forward"), (layers, now, "backward")]
@@ -50,7 +52,11 @@ def again(layers: int = 4) -> style.Figure:
 
 @style.styled
 def kept_by(sizes: Mapping[str, float], unit: str) -> style.Figure:
-    """Draws a bar for each module: what it keeps in forward. unit: of the sizes."""
+    """Draws a bar per module: what it keeps for backward.
+
+    sizes: module -> size
+    unit: of the sizes, for the axis
+    """
     fig, (axes,) = style.figure(1, 1, 7.2, 0.9 + 0.34 * len(sizes))
     bars = axes.barh(list(sizes), list(sizes.values()), color=style.PINK, edgecolor=style.BLACK, linewidth=0.6)
     axes.bar_label(bars, [f"{size:.3g}" for size in sizes.values()], padding=4)
@@ -91,7 +97,7 @@ def plan(actions: Sequence[Action], chain: Sequence[Layer] = (), gradient: int =
     below.axhline(outcome.peak, color=style.INK, linestyle="--", linewidth=1)
     unit = yunit if chain else "{:g} activations".format
     below.set(xlabel="actions, one after another", title=f"held: at most {unit(outcome.peak)}")
-    below.yaxis.set_major_formatter(lambda size, _: unit(size))
+    below.yaxis.set_major_formatter(lambda size, _: yunit(size) if chain else f"{size:g}")
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
     return fig
 
@@ -103,7 +109,7 @@ def _draw(axes: Axes, actions: Sequence[Action]) -> None:
     for kind, i in actions:
         if kind == STORE:
             at = [x, done.get((BACKWARD, i + 1), x)], [i + 0.5] * 2
-            axes.plot(*at, "o-", color=style.INK, markevery=[0], markersize=4, label="stored")
+            axes.plot(*at, "o-", color=style.INK, markevery=[0], markersize=4, label="checkpoint")
             continue
         if kind == KEEP:
             axes.barh(i, done[BACKWARD, i] - x, 0.9, x, color="#78787855", label="kept")

@@ -54,8 +54,9 @@ def memory_over_time(series: Mapping[str, Mapping[str, Sequence[float]]], phases
             high, look = low + held, {"facecolor": KINDS[kind], "edgecolor": EDGE, "linewidth": 0.6}
             axes.stairs(high, baseline=low, fill=True, label=kind, **look)
             low = high
-        middle = np.clip(low.argmax() + 0.5, 0.25 * len(low), 0.75 * len(low))
-        axes.text(middle, 1.02 * low.max(), f"peak {units.size(low.max())}", ha="center", va="bottom")
+        at = int(low.argmax())  # the label stands beside it: behind it may be the line between two phases
+        side = {"ha": "left"} if (early := at < len(low) / 2) else {"ha": "right"}
+        axes.text(at + early, 1.02 * low.max(), f" peak {units.size(low.max())} ", va="bottom", **side)
         axes.set(xlim=(0, len(low)), ylim=(0, 1.14 * most))
         axes.yaxis.set_major_formatter(lambda size, _: units.size(size) if size else "0")
         axes.tick_params(labelleft=axes is panels[0])
