@@ -10,6 +10,7 @@ from manyranks.show import style, units
 from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Explorer, Measure, choice, log_slider, value_slider
 from manyranks.show.said import Said
+from manyranks.show.scenario import in_code
 from manyranks.theory import blocks, hardware, kernels, roofline
 from manyranks.theory.blocks import LINE, SECTOR, WARP
 from manyranks.theory.hardware import Accelerator
@@ -307,6 +308,25 @@ class Tiled:
         numbers |= {"tiles": f"{tiles_:,} in {waves_:.1f} waves"}
         limit = _LIMITS[roof.bound(now.intensity) == "memory", now.sectors * SECTOR > WARP * now.itemsize]
         return Said(f"{_SIDE:,}³ in tiles of {now.tile} on {now.chip}", numbers, limit)
+
+    def code(self, **values) -> str:
+        """Returns Python that prints what is shown."""
+        now = Setting(**values)
+        asked = f"blocks.product_bytes({_SIDE}, {_SIDE}, {_SIDE}, {now.tile}, itemsize={now.itemsize})"
+        lines = [f"from manyranks.theory import {name}" for name in ("blocks", "hardware")]
+        lines += [
+            "",
+            f'chip = hardware.accelerators["{now.chip}"]',
+            f"sectors = blocks.sectors({now.stride}, itemsize={now.itemsize})",
+        ]
+        lines += [f"moved = {asked} * sectors * {SECTOR} / {WARP * now.itemsize}"]
+        lines += [f"fits = blocks.occupancy(chip, {now.warps}, {now.registers}, {now.shared})", ""]
+        prints = {
+            f"for {WARP * now.itemsize} bytes, a warp": "'touches', sectors, 'sectors'",
+            "the product moves": "size(moved)",
+        }
+        prints |= {"intensity": f"three({2 * _SIDE**3} / moved), 'FLOP/byte'", "shared memory": f"size({now.shared})"}
+        return in_code("\n".join(lines), prints | {"per processor": "fits.blocks"})
 
 
 _LIMITS = {

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from manyranks.show import limits, style, units
+from manyranks.show import style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Panels, Part, Said, choice, log_slider, value_slider
+from manyranks.show.explorer import Board, Explorer, Part, Setting, choice, log_slider, value_slider
 from manyranks.show.labels import word
-from manyranks.show.scenario import SHAPES, Cost, Scenario, controls, of
+from manyranks.show.scenario import MEMORY, MFU, SHAPES, STEP, Cost, Scenario, controls, of
 from manyranks.theory import Plan, checkpointing, clusters, flops
 from manyranks.theory.equal_checkpoints import Point, front, segments
 from manyranks.theory.layer import FLASH_BACKWARD
@@ -29,8 +29,13 @@ _BUDGETS = [1e9 * k for k in (1, 2, 4, 8, 16, 24, 32, 40, 64, 80, 128, 192)]
 _HELD = {"checkpoints": (style.BLUE, ""), "gradients": (style.GREEN, "....")}
 _HELD |= {"attention scores": (style.PINK, "\\\\\\\\"), "other activations": (style.ORANGE, "////")}
 _ROOM = {"sequence_parallel": [True], "attention": ["flash"], "strategy": [OPTIMAL], "tp": ONLY["tp"], "microbatch": [1]}
-_SAID = {"sequence_parallel": "sequence parallelism", "attention": "flash attention", "strategy": "the optimal plan"}
-_WAYS = limits.Limits(_ROOM, {}, list(_ROOM), _SAID | {"tp": "t = {}", "microbatch": "a micro-batch of {}"})
+_CODE = """none, full = (step.estimate(shape, replace(plan, recompute=how), cluster) for how in ("none", "full"))
+seconds = time.seconds + {again} * (full.seconds - none.seconds)
+exposed += {again} * (full.tensor - none.tensor)
+"""
+_PRINTS = {"exposed communication": "percent(exposed / seconds)", STEP: "duration(seconds)"}
+_PRINTS |= {MFU: "percent(time.mfu * time.seconds / seconds)"}
+_WORDS = {"attention": "flash attention", "strategy": "the optimal plan", "microbatch": "a micro-batch of {}", "tp": "t = {}"}
 _CONTROLS = "model seq microbatch tp sequence_parallel attention strategy count budget"
 
 
@@ -54,18 +59,16 @@ class Step(Scenario):
         return Cost(kept.held + self.more, kept.room, 0.0, waits / seconds, seconds, kept.mfu * kept.seconds / seconds)
 
     def code(self) -> str:
-        """Python that computes the same numbers."""
-        lines = super().code().replace("from ", "from dataclasses import replace\n\nfrom ", 1)
-        return lines + (
-            f"# Layers run {self.again:g} times more than once:\n"
-            'ends = (replace(plan, recompute=how) for how in ("none", "full"))\n'
-            "none, full = (step.estimate(shape, each, cluster).seconds for each in ends)\n"
-            f"print(time.seconds + {self.again:g} * (full - none), memory.peak(shape, plan).total - {-self.more})\n"
-        )
+        """Returns Python that prints the step's numbers; all layers run `again` times more than once."""
+        prints = _PRINTS | {MEMORY: f"size(peak.total - {-self.more})"}
+        return super().code(prints, lines=_CODE.format(again=self.again))
 
 
-class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
+class Strategy(namedtuple("Strategy", _CONTROLS), Setting):
     """Holds what the controls say. attention: a key of ATTENTION; count: C; budget: bytes."""
+
+    choices, room = _ROOM, tuple(_ROOM)
+    words = _WORDS
 
     @property
     def plan(self) -> Plan:
@@ -81,8 +84,13 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
 
     @functools.cached_property
     def scenario(self) -> Scenario:
-        """Takes the paper's A100s, and ranks that have all layers."""
-        shape, layer = SHAPES[self.model], self.layer
+        """Takes the paper's A100s, and ranks that have all layers. Raises ValueError for more segments than layers."""
+        shape = SHAPES[self.model]
+        if self.strategy == SEGMENTS and self.count > shape.layers:
+            raise ValueError(
+                f"C = {self.count} segments of the {shape.layers} layers of {self.model}: choose C up to {shape.layers}"
+            )
+        layer = self.layer
         more = self.point.bytes(layer) - self.points[KEEP_ALL].bytes(layer)
         return Step(shape, self.plan, clusters["a100-dgx"], more=more, again=self.point.forwards / shape.layers)
 
@@ -127,36 +135,65 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         sizes = point.stored * layer.output, 2 * layer.output, point.kept * scores, point.kept * (layer.saved - scores)
         return dict(zip(_HELD, sizes, strict=True))
 
+    def where(self) -> str:
+        return f"{self.model}, " + (f"C = {self.count} segments" if self.strategy == SEGMENTS else self.strategy)
 
-class Tradeoff(Panels):
-    """Left: the memory and the extra FLOPs of every strategy, and of all optimal plans; right: what the strategies hold."""
+    def numbers(self) -> dict[str, str]:
+        numbers = {"activations": of(units.size(self.point.bytes(self.layer)), units.size(self.budget))}
+        numbers["checkpoints + layers kept"] = f"{self.point.stored:.3g} + {self.point.kept}"
+        return numbers | {"recomputed": _percent(self.cost), "optimal plan": _percent(self.best)}
+
+    @property
+    def note(self) -> str:
+        held, room = self.scenario.cost[:2]
+        full = of(units.size(held), units.size(room))
+        return f"With the model's states the GPU is too full: {full}." if held > room else ""
+
+    def limits(self) -> str:
+        """Says what limits, and the first of the ways out."""
+        if self.fits:
+            if self.best < 0.99 * self.cost:
+                return f"compute; the optimal plan recomputes {_percent(self.best)}"
+            none = "none: every layer fits, so no layer is recomputed as a whole"
+            return "budget: no plan within it recomputes less" if self.point.forwards else none
+        parts = self.parts(self.point)
+        most = f"budget, mainly {max(parts, key=parts.get)}"
+        if other := self.fitting():
+            return f"{most}: {self.change(other)} fits, with {units.short(other.cost)}% of a step's FLOPs recomputed"
+        return f"{most}: no single control helps; change several, or split each sequence over more ranks (chapter 07)"
+
+
+def _percent(flops: float) -> str:
+    return f"{units.short(flops)}% of FLOPs"
+
+
+class Tradeoff(Board):
+    """Above: the memory and the extra FLOPs of every strategy, and of all optimal plans; below: what the strategies hold."""
+
+    setting, over = Strategy, "count"
 
     @style.styled
     def __init__(self):
-        self.figure, (both, held) = style.figure(2, width=9.2, height=3.95, width_ratios=(1.2, 1))
+        self.figure, (both, held) = style.figure(1, 2, 6.45, 4.35, height_ratios=(1.25, 1))
         self._front = both.step([], [], color=style.INK, linewidth=1.2, where="post", label="all optimal plans")[0]
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
         self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.INK, markersize=15, markeredgewidth=1.8)[0]
         self._ring.set_gid("ring")
         self._room = both.plot([], [], color=style.INK, linestyle="--", linewidth=1.4, label="activation budget")[0]
-        both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000), title="memory against compute")
+        both.set(xscale="log", xlim=(0.4, 180), ylim=(-5.5, 20000))
         both.set_yscale("symlog", linthresh=50, linscale=2)
         both.set_xticks(at := [1, 3, 10, 30, 100], [f"{x}%" for x in at])
         both.set_yticks(at := [0, 10, 20, 30, 40, 100, 1000], [f"{y:,}%" for y in at])
         both.minorticks_off()
-        both.set(xlabel="activation memory (share of keeping everything)", ylabel="FLOPs recomputed (share of a step)")
-        both.legend(loc="upper right", handlelength=1.6)
-        self._bars = Bars(held, _HELD, "peak memory, FLOPs recomputed", list(STRATEGIES), outline=word)
+        both.set(xlabel="activation memory (share of keeping everything)", ylabel="recomputed (% of FLOPs)")
+        both.set_title("memory against compute", pad=42)
+        look = {"borderaxespad": 0.1, "columnspacing": 1.0, "handlelength": 1.6, "fontsize": 8.5}
+        both.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=4, **look)
+        self._bars = Bars(held, _HELD, "peak memory, FLOPs recomputed", list(STRATEGIES), columns=4, outline=word)
         self.panels, self.others = [self._bars], [self._room, self._front, *self._dots, self._ring]
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for what cannot be, as more segments than layers."""
-        now = Setting(**values)
-        n, heads = SHAPES[now.model].layers, SHAPES[now.model].heads
-        if heads % now.tp:
-            raise ValueError(f"t = {now.tp} does not divide the {heads} heads of {now.model}: choose a divisor of them")
-        if now.strategy == SEGMENTS and now.count > n:
-            raise ValueError(f"C = {now.count} segments of the {n} layers of {now.model}: choose C up to {n}")
+    def draw(self, now: Strategy) -> None:
+        n = SHAPES[now.model].layers
         layer, found = now.layer, now.points
         each = front(n, layer), [found[now.strategy]], *([point] for point in found.values())
         row, sizes = list(found).index(now.strategy), [point.bytes(layer) for point in found.values()]
@@ -168,7 +205,10 @@ class Tradeoff(Panels):
         longest = max(min(now.budget, 4 * max(sizes)), min(max(sizes), max(4 * now.budget, sizes[row])))
         room = now.budget, f"budget: {units.size(now.budget)}"
         self._bars.update([now.parts(point) for point in found.values()], texts, row, longest, room)
-        return _said(now)
+
+    def at(self, now: Strategy, degree: int) -> Cost | None:
+        """Returns the cost of so many segments, whatever the strategy is now."""
+        return super().at(now._replace(strategy=SEGMENTS), degree)
 
     def parts(self) -> Iterator[Part]:
         for line in self._dots:
@@ -192,27 +232,3 @@ def explorer() -> Explorer:
     own |= {"strategy": choice("strategy", SEGMENTS, [*STRATEGIES]), "count": log_slider("segments C", 8, 0, 7)}
     own["budget"] = value_slider("activation budget", 32e9, _BUDGETS, units.size)
     return Explorer(Tradeoff(), presets, **shared, **own)
-
-
-def _said(now: Setting) -> Said:
-    where = f"{now.model}, " + (f"C = {now.count} segments" if now.strategy == SEGMENTS else now.strategy)
-    numbers = {"activations": of(units.size(now.point.bytes(now.layer)), units.size(now.budget))}
-    numbers["checkpoints + layers kept"] = f"{now.point.stored:.3g} + {now.point.kept}"
-    numbers |= {"recomputed": f"{units.short(now.cost)}% of FLOPs", "optimal plan": f"{units.short(now.best)}% of FLOPs"}
-    held, room = now.scenario.cost[:2]
-    full = f"With the model's states the GPU is too full: {of(units.size(held), units.size(room))}." if held > room else ""
-    return Said(where, numbers, _limit(now), now.fits, now.scenario, full)
-
-
-def _limit(now: Setting) -> str:
-    """Says what limits, and the first of the ways out."""
-    if now.fits:
-        if now.best < 0.99 * now.cost:
-            return f"compute; the optimal plan recomputes {units.short(now.best)}% of FLOPs"
-        none = "none: every layer fits, so no layer is recomputed as a whole"
-        return "budget: no plan within it recomputes less" if now.point.forwards else none
-    parts = now.parts(now.point)
-    most = f"budget, mainly {max(parts, key=parts.get)}"
-    if other := _WAYS.fitting(now):
-        return f"{most}: {_WAYS.change(now, other)} fits, with {units.short(other.cost)}% of a step's FLOPs recomputed"
-    return f"{most}: no single control helps; change several, or split each sequence over more ranks (chapter 07)"

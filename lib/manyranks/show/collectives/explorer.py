@@ -6,8 +6,18 @@ from manyranks.show.collectives.panels import LOOKS, Grid, Sent, Times
 from manyranks.show.collectives.setting import TOPOLOGIES, Setting
 from manyranks.show.explorer import Explorer, Measure, Panels, choice, log_slider, slider, value_slider
 from manyranks.show.said import Said
+from manyranks.show.scenario import in_code
 from manyranks.theory.collectives import ALGORITHMS, contents, least_bytes, sent_bytes, topology
 
+_CODE = """\
+from manyranks.theory import clusters
+from manyranks.theory.collectives import {name}, sent_bytes
+
+cluster = {cluster}
+sent = {sent}
+"""
+_CLUSTERS = {name: f'clusters["{each.name}"]' for name, each in TOPOLOGIES.items()}
+_CLUSTERS |= {"one H100 node (NVLink)": 'clusters["h100-dgx"].of(8)'}
 _RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
 
 
@@ -34,7 +44,22 @@ class Knobs(Panels):
         self._grid.update(now.counts(last) if drawn else [], contents.complete(now.operation, now.n), _held(now.operation))
         self._sent.update(sent, least_bytes(now.operation, now.size, now.n))
         self._times.update(now.times, now.algorithm, (now.size, time))
-        return _said(now, sent)
+        return _said(now)
+
+    def code(self, step: int, **values) -> str:
+        """Returns Python that prints what is shown; nothing for one rank, which sends nothing."""
+        now = Setting(**values)
+        if now.n == 1:
+            return ""
+        torus, group = now.cluster.torus, f"{now.n}, cluster"
+        if torus:
+            group = f"{topology.cube(now.n)}, cluster.levels[0].link"
+        name, way = ("torus_seconds", "") if torus else ("cluster_seconds", f', "{now.algorithm}"')
+        sent = f'sent_bytes("{now.operation}", {now.size}, 1, {now.n}, "{now.algorithm}", node={now.node})'
+        text = _CODE.format(name=name, cluster=_CLUSTERS[now.topology], sent=sent)
+        seconds = f'duration({name}("{now.operation}", {{}}, {group}{way}))'
+        prints = {next(iter(_said(now).numbers)): "size(max(sent))", "time": seconds.format(now.size)}
+        return in_code(text, prints | {"latency": seconds.format(0)})
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -52,8 +77,8 @@ def explorer(measure: Measure | None = None) -> Explorer:
         operation=choice("operation", "all_reduce", list(ALGORITHMS)),
         algorithm=choice("algorithm", "ring", list(LOOKS)),
         n=value_slider("ranks N", 8, _RANKS),
-        size=log_slider("size of the tensor", 2**30, 0, 36, show=units.size),
-        topology=choice("topology", "H100 nodes of 8 (InfiniBand)", list(TOPOLOGIES)),
+        size=log_slider("tensor size", 2**30, 0, 36, show=units.size),
+        topology=choice("topology", "H100 nodes of 8 (InfiniBand)", {name.partition(" (")[0]: name for name in TOPOLOGIES}),
         step=slider("round", 1, 1, 30),
     )
 
@@ -63,10 +88,11 @@ def _held(operation: str) -> str:
     return "ranks summed into each chunk" if operation in contents.ADDING else arrived
 
 
-def _said(now: Setting, sent: list[int]) -> Said:
+def _said(now: Setting) -> Said:
     where = f"{now.operation} by {now.algorithm}, {now.n:,} rank{'s' * (now.n != 1)}, {units.size(now.size)}"
     if now.n == 1:
         return Said(where, limit="none: one rank sends nothing")
+    sent = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node)
     seconds, latency, most = now.seconds(now.size), now.seconds(0), units.size(max(sent))
     numbers = {"each rank sends" if units.size(min(sent)) == most else "the busiest rank sends": most}
     if now.cluster.torus:

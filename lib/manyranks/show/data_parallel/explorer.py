@@ -1,27 +1,32 @@
-"""Chapter 02's explorer: the time of a step, MFU, memory, and the time to a given loss, of d replicas."""
+"""Chapter 02's explorer: the time of a step, memory, and the time to a given loss, of d replicas."""
 
 import functools
 from collections import namedtuple
 
-from matplotlib.axes import Axes
-
-from manyranks.show import limits, style, units
+from manyranks.show import style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Measure, Panels, log_slider
+from manyranks.show.explorer import Board, Explorer, Measure, Setting, log_slider
 from manyranks.show.labels import word
-from manyranks.show.said import Said
-from manyranks.show.scenario import SHAPES, Scenario, controls
+from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
 from manyranks.theory import Plan, batch, clusters, memory
 
-RANKS = [2**k for k in range(11)]  # 1 to 1,024
+RANKS = SHARED["dp"][1]
 MODELS = ("small GPT", "gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b", "llama3-70b")
 _PARTS = {"compute": (style.BLUE, ""), "communication": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, "////"), "optimizer": (style.GREEN, "....")}
 _HELD |= {"activations": (style.PINK, "\\\\\\\\"), "buffers": (style.FAINT, "")}
 _OVERLAP = {True: "overlapped", False: "after backward"}
+_CODE = """
+one = step.estimate(shape, replace(plan, dp=1, batch=None), cluster)
+tokens, alone = plan.tokens, one.plan.tokens
+faster = time.tokens_per_second / one.tokens_per_second
+more = batch.examples(tokens, {critical}) / batch.examples(alone, {critical})
+"""
+_PRINTS = {"tokens/s": "three(faster), '× one GPU'", "tokens to same loss": "three(more), '×'"}
+_PRINTS |= {"training speedup": "three(faster / more), '×'"}
 
 
-class Setting(namedtuple("Setting", "model cluster dp microbatch overlap critical"), limits.Setting):
+class Replicas(namedtuple("Replicas", "model cluster dp microbatch overlap critical"), Setting):
     """Holds what the controls say. critical: the critical batch in tokens."""
 
     @functools.cached_property
@@ -41,24 +46,66 @@ class Setting(namedtuple("Setting", "model cluster dp microbatch overlap critica
         states = memory.model_states(here.shape, here.plan)[:3]
         return dict(zip(_HELD, (*states, here.peak.activations, here.peak.buffers), strict=True))
 
+    def where(self) -> str:
+        return f"{self.model} on {self.dp:,} GPU{'s' * (self.dp > 1)}, {self.cluster}"
 
-class Scaling(Panels):
-    """Four panels: a step's time, the MFU of d accelerators, the memory of one, and the time to train."""
+    def numbers(self) -> dict[str, str]:
+        time, one, twice = self.scenario.time, self._replace(dp=1), self._replace(dp=2 * self.dp)
+        numbers = {"tokens per step": _count(time.plan.tokens)}
+        if self.dp > 1:
+            speed = time.tokens_per_second / one.scenario.time.tokens_per_second
+            more = batch.examples(time.plan.tokens, self.critical) / batch.examples(one.scenario.plan.tokens, self.critical)
+            numbers |= {"tokens/s": f"{units.three(speed)} × one GPU", "tokens to same loss": f"{units.three(more)} ×"}
+            numbers["training speedup"] = f"{units.three(one.cost / self.cost)} ×"
+        if twice.dp <= self.scenario.cluster.levels[-1].size:
+            numbers["same loss, twice the GPUs"] = f"{1 - twice.cost / self.cost:.1%} less time"
+        return numbers
+
+    def code(self) -> str:
+        return (
+            self.scenario.code(_PRINTS, "batch", _CODE.format(critical=self.critical)) if self.dp > 1 else self.scenario.code()
+        )
+
+    def limits(self) -> str:
+        here, time = self.scenario, self.scenario.time
+        if not here.fits:
+            if (states := here.peak.states) <= here.cost.room:
+                return f"memory. The model states ({units.size(states)}) would fit alone, so lower the micro-batch"
+            return "memory. Every GPU holds the whole model, so more GPUs don't help. Chapter 03 shards it"
+        if self.dp == 1:
+            return "compute: one GPU sends nothing, so overlap changes nothing"
+        if time.plan.tokens > self.critical:
+            return (
+                f"the batch is {units.three(time.plan.tokens / self.critical)} × the critical batch, so more GPUs save little"
+            )
+        if time.data > 0.05 * time.seconds:
+            return f"{time.data / time.seconds:.0%} of the step is spent waiting for gradients"
+        return "compute"
+
+
+class Scaling(Board):
+    """Three panels: a step's time, the memory of one accelerator, and the time to train."""
+
+    setting, over = Replicas, "dp"
 
     @style.styled
     def __init__(self):
-        self.figure, (step_time, mfu, held, training) = style.figure(columns=2, rows=2, width=9, height=4.2)
-        self._step = Bars(step_time, _PARTS, "step time", list(_OVERLAP.values()), units.duration, columns=3, outline=word)
-        self._held = Bars(held, _HELD, "memory per GPU", [""], columns=3, outline=word)
-        self._mfu = _Curves(mfu, tuple(_OVERLAP.values()), "MFU (%)", "upper right")
-        self._training = _Curves(training, ("d times as fast", "data parallelism"), "time (1 = one GPU)", "lower left")
-        mfu.set(ylim=(0, 100), title="MFU over d")
-        training.set(yscale="log", ylim=(1e-4, 2), title="time to a given loss")
-        self.panels = self._step, self._mfu, self._held, self._training
+        self.figure, axes = style.figure(rows=3, width=6.45, height=4.2, height_ratios=(1.1, 0.75, 1.3))
+        names = list(_OVERLAP.values())
+        self._step = Bars(axes[0], _PARTS, "step time", names, units.duration, columns=3, outline=word)
+        self._held = Bars(axes[1], _HELD, "memory per GPU", [""], columns=5, outline=word)
+        looks = zip(("d times as fast", "data parallelism"), "os", strict=True)
+        self._lines = [axes[2].semilogx(RANKS, RANKS, marker=m, base=2, markersize=4, label=name)[0] for name, m in looks]
+        look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8}
+        self._dot = axes[2].plot([1], [1], "o", **look)[0]
+        axes[2].set(xlabel="data ranks d", ylabel="time", xlim=(0.8, 1280), yscale="log", ylim=(1e-4, 2))
+        axes[2].set_title("time to a given loss (1 = one GPU)")
+        axes[2].set_xticks(RANKS[::2], [f"{n:,}" for n in RANKS[::2]])
+        axes[2].minorticks_off()
+        axes[2].legend(loc="lower left")
+        self.panels, self.others = (self._step, self._held), [*self._lines, self._dot]
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for an unknown model or cluster, and numbers below 1."""
-        now = Setting(**values)
+    def draw(self, now: Replicas) -> None:
         here, one = now.scenario, now._replace(dp=1)
         ways, row = [now._replace(overlap=overlap) for overlap in _OVERLAP], [*_OVERLAP].index(now.overlap)
         times = [each.scenario.time for each in ways]
@@ -70,30 +117,10 @@ class Scaling(Panels):
         mark, longest = (room, f"memory: {units.size(room)}"), max(room, min(4 * room, whole))
         self._held.update([now.held()], [units.size(whole)], -9, longest, mark)  # one bar needs no band
         ranks = [n for n in RANKS if n <= here.cluster.levels[-1].size]
-        self._mfu.update(ranks, [[100 * way._replace(dp=n).scenario.time.mfu for n in ranks] for way in ways], now.dp, row)
         relative = [now._replace(dp=n).cost / one.cost for n in ranks]
-        self._training.update(ranks, [[1 / n for n in ranks], relative], now.dp, 1)
-        return _said(now, one)
-
-
-class _Curves:
-    """Two curves over the number of accelerators, and a mark."""
-
-    def __init__(self, axes: Axes, names: tuple[str, ...], ylabel: str, legend: str):
-        each = zip(names, "os", strict=True)
-        self._lines = [axes.semilogx(RANKS, RANKS, marker=m, base=2, markersize=4, label=name)[0] for name, m in each]
-        self._dot = axes.plot([1], [1], "o", color="none", markeredgecolor=style.INK, markersize=11, markeredgewidth=1.8)[0]
-        axes.set(xlabel="data ranks d", ylabel=ylabel, xlim=(0.8, 1280))
-        axes.set_xticks(RANKS[::2], [f"{n:,}" for n in RANKS[::2]])
-        axes.minorticks_off()
-        axes.legend(loc=legend)
-        self.moving = [*self._lines, self._dot]
-
-    def update(self, ranks: list[int], curves: list[list[float]], at: int, of: int = 0) -> None:
-        """at: the place of the mark; of: the curve that it is on."""
-        for line, values in zip(self._lines, curves, strict=True):
+        for line, values in zip(self._lines, ([1 / n for n in ranks], relative), strict=True):
             line.set_data(ranks, values)
-        self._dot.set_data([at], [curves[of][ranks.index(at)]])
+        self._dot.set_data([now.dp], [relative[ranks.index(now.dp)]])
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -103,34 +130,6 @@ def explorer(measure: Measure | None = None) -> Explorer:
     shared = controls({"model": MODELS}, model="gpt2-xl", cluster="h100-dgx", dp=64, microbatch=8, overlap=True)
     critical = log_slider("critical batch", 2**20, 12, 26, show=_count)
     return Explorer(Scaling(), presets, measure, **shared, critical=critical)
-
-
-def _said(now: Setting, one: Setting) -> Said:
-    here, time, twice = now.scenario, now.scenario.time, now._replace(dp=2 * now.dp)
-    numbers = {"tokens per step": _count(time.plan.tokens)}
-    if now.dp > 1:
-        speed = time.tokens_per_second / one.scenario.time.tokens_per_second
-        more = batch.examples(time.plan.tokens, now.critical) / batch.examples(one.scenario.plan.tokens, now.critical)
-        numbers |= {"tokens/s": f"{units.three(speed)} × one GPU", "tokens to same loss": f"{units.three(more)} ×"}
-        numbers["training speedup"] = f"{units.three(one.cost / now.cost)} ×"
-    if twice.dp <= here.cluster.levels[-1].size:
-        numbers["same loss, twice the GPUs"] = f"{1 - twice.cost / now.cost:.1%} less time"
-    return Said(f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.cluster}", numbers, _limit(now), here.fits, here)
-
-
-def _limit(now: Setting) -> str:
-    here, time = now.scenario, now.scenario.time
-    if not here.fits:
-        if (states := here.peak.states) <= here.cost.room:
-            return f"memory. The model states ({units.size(states)}) would fit alone, so lower the micro-batch"
-        return "memory. Every GPU holds the whole model, so more GPUs don't help. Chapter 03 shards it"
-    if now.dp == 1:
-        return "compute: one GPU sends nothing, so overlap changes nothing"
-    if time.plan.tokens > now.critical:
-        return f"the batch is {units.three(time.plan.tokens / now.critical)} × the critical batch, so more GPUs save little"
-    if time.data > 0.05 * time.seconds:
-        return f"{time.data / time.seconds:.0%} of the step is spent waiting for gradients"
-    return "compute"
 
 
 def _count(tokens: float) -> str:

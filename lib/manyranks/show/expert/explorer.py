@@ -5,12 +5,14 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from manyranks.show import limits, style, units
+from manyranks.show import style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice, value_slider
+from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, value_slider
 from manyranks.show.labels import word
 from manyranks.show.looks import STEP
-from manyranks.show.scenario import Scenario, controls, percent
+from manyranks.show.scenario import BUBBLE, MEMORY, MFU, Cost, Scenario, controls
+from manyranks.show.setting import MUCH, tried
+from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, expert, models
 from manyranks.theory.names import Named
 
@@ -26,8 +28,20 @@ CHOICES |= {"imbalance": (1, 1.1, 1.2, 1.5, 2, 3, 4), "schedule": ("dualpipe", "
 WAYS = {"one hop": (1, 0), "two hops": (2, 0), "4 nodes at most": (2, 4), "2 nodes at most": (2, 2), "1 node at most": (2, 1)}
 
 
-class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance schedule"), limits.Setting):
+_seconds = "{:,.3g} s".format  # of a step, always in the same unit, so that steps can be compared
+_TIME = {name: STEP[name] for name in ("compute", "tensor", "expert", "bubble")}
+_TIME |= {"waits": ("waits for the fullest", style.YELLOW, "||||"), "rest": ("all else", style.INK, "")}
+_TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
+_REMEDIES = {"waits": ["imbalance"], "tensor": ["tp"], "expert": ["schedule"], "bubble": ["pp"], "rest": ["ep"]}
+_WORDS = {"imbalance": "a balanced load"}
+_NAMED = {"waits": "waiting for the fullest rank", "tensor": "TP messages", "rest": "DP, PP and optimizer"}
+_NAMED |= {"expert": "tokens to experts", "bubble": "bubble"}
+
+
+class Degrees(namedtuple("Degrees", "model cluster pp ep tp limit imbalance schedule"), Setting):
     """Holds what the controls say. ep: as asked; with fewer data-parallel ranks or experts it is as many as these."""
+
+    choices, remedies, room, words = CHOICES, _REMEDIES, ("ep", "pp", "tp"), _WORDS
 
     @property
     def most(self) -> tuple[int, str]:
@@ -78,52 +92,66 @@ class Setting(namedtuple("Setting", "model cluster pp ep tp limit imbalance sche
         here = self.scenario
         return expert.way(here.shape, here.plan, here.cluster, here.imbalance, hops)
 
+    def where(self) -> str:
+        return f"{self.model} on {self.scenario.cluster.name}, EP {self.ranks}, {self.schedule}"
 
-_seconds = "{:,.3g} s".format  # of a step, always in the same unit, so that steps can be compared
-_MEMORY = {"states": (style.BLUE, ""), "activations, buffers": (style.ORANGE, "////")}
-_TIME = {name: STEP[name] for name in ("compute", "tensor", "expert", "bubble")}
-_TIME |= {"waits": ("waits for the fullest", style.YELLOW, "||||"), "rest": ("all else", style.INK, "")}
-_TRAFFIC = {"inside a node": ("#9ecae1", "----"), "between nodes": (style.ORANGE, "////")}
-_REMEDIES = {"waits": ["imbalance"], "tensor": ["tp"], "expert": ["schedule"], "bubble": ["pp"], "rest": ["ep"]}
-_SAID = {"pp": "PP {}", "ep": "EP {}", "tp": "TP {}", "imbalance": "a balanced load"}
-_LIMITS = limits.Limits(CHOICES, _REMEDIES, room=("ep", "pp", "tp"), said=_SAID)
-_NAMED = {"waits": "waiting for the fullest rank", "tensor": "TP messages", "rest": "DP, PP and optimizer"}
-_NAMED |= {"expert": "tokens to experts", "bubble": "bubble"}
+    def numbers(self) -> dict[str, str]:
+        plan, (inside, between, _), experts = self.scenario.plan, self.way(), models[self.model].experts
+        nodes = f"{self.ranks} in {self.nodes} node{'s' * (self.nodes > 1)}"
+        numbers = {"GPUs = DP × PP × TP": f"{plan.gpus:,} = {plan.dp} × {self.pp} × {self.tp}"}
+        numbers |= {"expert ranks": nodes if self.ranks == self.ep else f"{self.ranks}: only {self.most[1]}"}
+        numbers |= {"experts per GPU": f"{experts // self.ranks} of {experts}"}
+        return numbers | {"sent inside a node": units.size(inside), "sent between nodes": units.size(between)}
+
+    def code(self) -> str:
+        lines = f"way = expert.way(shape, plan, cluster, {self.imbalance}, 2)\n"
+        prints = {f"sent {name}": f"size(way[{k}])" for k, name in enumerate(_TRAFFIC)}
+        return self.scenario.code(prints, "expert", lines)
+
+    def limits(self) -> str:
+        """Says what limits. Raises ValueError for a setting that the model doesn't allow."""
+        parts = self.parts()
+        if not self.fits:
+            return self.memory("no single control helps: raise two degrees")
+        part = max((name for name in parts if name != "compute"), key=parts.get)
+        if (share := parts[part] / sum(parts.values())) < MUCH:
+            return "compute"
+        return f"{_NAMED[part]}, {percent(share)} of the step{self.takes(part, _seconds)}"
 
 
-class Degrees(Panels):
-    """Three panels: memory over e, a step's time over t, and what travels to experts over hops and the limit of nodes."""
+class Experts(Board):
+    """Two panels: a step's time over t, and what travels to experts over hops and the limit of nodes."""
+
+    setting, over, curves = Degrees, "ep", (MEMORY, BUBBLE, MFU)
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
-        left, above, below = self.figure.subplot_mosaic("ab;ac", width_ratios=(1, 1.25), height_ratios=(1, 1.05)).values()
-        over_e, over_t = ([f"{name.upper()} {each}" for each in CHOICES[name]] for name in ("ep", "tp"))
-        looks = {name: look for name, *look in _TIME.values()}
-        self._memory = Bars(left, _MEMORY, "memory per GPU, by EP", over_e, outline=word)
-        self._time = Bars(above, looks, "step time, by TP", over_t, _seconds, columns=3, outline=word)
-        self._traffic = Bars(below, _TRAFFIC, "to the experts and back, one layer", list(WAYS), outline=word)
-        left.set_xlabel("»: off the scale", fontsize=9)
-        below.set_xlabel("bars: bytes per GPU per micro-batch, forward", fontsize=9)
-        self.panels = self._memory, self._time, self._traffic
+        self.figure, (above, below) = style.figure(rows=2, width=6.45, height=3.95, height_ratios=(1, 1.05))
+        looks, rows = {name: look for name, *look in _TIME.values()}, [f"TP {each}" for each in CHOICES["tp"]]
+        self._time = Bars(above, looks, "step time, by TP", rows, _seconds, columns=3, outline=word)
+        title = "to the experts and back: one layer, forward"
+        self._traffic = Bars(below, _TRAFFIC, title, list(WAYS), outline=word)
+        self.panels = self._time, self._traffic
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for an unknown name and what the model doesn't allow."""
-        now = Setting(**values)
-        said, room = _said(now), now.scenario.cost.room
-        bars, texts = _rows(lambda ep: _memory(now._replace(ep=ep, limit=0)), CHOICES["ep"])
-        self._memory.update(bars, texts, CHOICES["ep"].index(now.ranks), 2 * room, (room, units.size(room)))
+    def draw(self, now: Degrees) -> None:
         bars, texts = _rows(lambda tp: _step(now._replace(tp=tp)), CHOICES["tp"])
         totals = [sum(bar.values()) for bar in bars if bar]
-        longest = min(max(totals), 3 * min(totals))  # a longer one is cut off, so that the others' parts are seen
+        longest = min(max(totals), 3 * min(totals))  # a longer one is cut off (»), so that the others' parts are seen
         self._time.update(bars, texts, CHOICES["tp"].index(now.tp), longest)
         bars, texts = _rows(lambda way: _way(now, *way), WAYS.values())
         self._traffic.update(bars, texts, [*WAYS.values()].index((2, now.limit)))
-        return said
+
+    def at(self, now: Degrees, degree: int) -> Cost | None:
+        """Returns the cost of so many ranks; those that share a node's experts reach all of these."""
+        return super().at(now, degree) or super().at(now._replace(limit=0), degree)
+
+    def degree(self, now: Degrees) -> int:
+        """Returns the ranks that there are."""
+        return now.ranks
 
     def idle(self, **values) -> list[str]:
         """The limit of nodes where all expert ranks are in one, and the load where there's only one rank."""
-        now = Setting(**values)
+        now = Degrees(**values)
         return ["limit"] * (tried(lambda: now.nodes) == 1) + ["imbalance"] * (now.ep == now.imbalance == 1)
 
 
@@ -136,15 +164,7 @@ def explorer(measure: Measure | None = None) -> Explorer:
     own = {"limit": value_slider("nodes per token", 4, CHOICES["limit"], lambda m: str(m) if m else "all")}
     own["imbalance"] = value_slider("fullest ÷ mean", 1, CHOICES["imbalance"])
     own["schedule"] = choice("schedule", "dualpipe", CHOICES["schedule"])
-    return Explorer(Degrees(), presets, measure, **shared, **own)
-
-
-def tried(find: Callable, *args):
-    """Returns what `find` returns, or None for a setting that the model doesn't allow."""
-    try:
-        return find(*args)
-    except ValueError:
-        return None
+    return Explorer(Experts(), presets, measure, **shared, **own)
 
 
 def _rows(show: Callable, values: Iterable) -> tuple[tuple, tuple]:
@@ -152,42 +172,13 @@ def _rows(show: Callable, values: Iterable) -> tuple[tuple, tuple]:
     return tuple(zip(*(tried(show, value) or ({}, "not possible") for value in values), strict=True))
 
 
-def _memory(now: Setting) -> tuple[dict, str]:
-    if now.ep > now.most[0]:
-        return {}, f"only {now.most[1]}"
-    peak = now.scenario.peak
-    return dict(zip(_MEMORY, (peak.states, peak.activations + peak.buffers), strict=True)), units.size(peak.total)
-
-
-def _step(now: Setting) -> tuple[dict, str]:
+def _step(now: Degrees) -> tuple[dict, str]:
     parts = now.parts()
     bar = {name: parts[part] for part, (name, *_) in _TIME.items()}
     return bar, _seconds(sum(bar.values())) + f", EP {now.ranks}" * (now.ranks < now.ep)
 
 
-def _way(now: Setting, hops: int, limit: int) -> tuple[dict, str]:
+def _way(now: Degrees, hops: int, limit: int) -> tuple[dict, str]:
     inside, between, seconds = way = now._replace(limit=limit).way(hops)
     text = f"{units.size(inside + between)}, {units.duration(seconds)}" if seconds else "nothing"
     return dict(zip(_TRAFFIC, way, strict=False)), text
-
-
-def _said(now: Setting) -> Said:
-    limit = _limit(now)  # refuses what cannot be
-    here, (inside, between, _), experts = now.scenario, now.way(), models[now.model].experts
-    nodes = f"{now.ranks} in {now.nodes} node{'s' * (now.nodes > 1)}"
-    numbers = {"GPUs = DP × PP × TP": f"{here.plan.gpus:,} = {here.plan.dp} × {now.pp} × {now.tp}"}
-    numbers |= {"expert ranks": nodes if now.ranks == now.ep else f"{now.ranks}: only {now.most[1]}"}
-    numbers |= {"experts per GPU": f"{experts // now.ranks} of {experts}"}
-    numbers |= {"sent inside a node": units.size(inside), "sent between nodes": units.size(between)}
-    return Said(f"{now.model} on {here.cluster.name}, EP {now.ranks}, {now.schedule}", numbers, limit, here.fits, here)
-
-
-def _limit(now: Setting) -> str:
-    """Says what limits. Raises ValueError for a setting that the model doesn't allow."""
-    parts = now.parts()
-    if not now.fits:
-        return _LIMITS.memory(now, "no single control helps: raise two degrees")
-    part = max((name for name in parts if name != "compute"), key=parts.get)
-    if (share := parts[part] / sum(parts.values())) < limits.MUCH:
-        return "compute"
-    return f"{_NAMED[part]}, {percent(share)} of the step{_LIMITS.takes(now, part, _seconds)}"

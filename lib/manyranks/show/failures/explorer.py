@@ -9,7 +9,8 @@ from manyranks.show.bars import Bars
 from manyranks.show.explorer import Explorer, Measure, Panels, Said, value_slider
 from manyranks.show.failures.figures import KINDS, TICKS
 from manyranks.show.labels import word
-from manyranks.show.scenario import controls, percent
+from manyranks.show.scenario import controls, in_code
+from manyranks.show.units import percent
 from manyranks.theory import failures
 
 HOUR, DAY, RUN = 3600, 86400, 54  # seconds; days that a run takes without failures
@@ -92,6 +93,24 @@ class Intervals(Panels):
         return Said(
             f"{now.gpus:,} GPUs, a save every {units.duration(interval)}", _numbers(now, rows[0]), _limit(now, interval, rows)
         )
+
+    def code(self, **values) -> str:
+        """Returns Python that prints what is shown."""
+        now = Setting(**values)
+        interval = now.interval or f"max({now.write}, failures.young({now.stall}, mtbf))"
+        prints = {"goodput": "percent(goodput)", "failures": "'one per', duration(mtbf)"}
+        prints |= {f"{RUN} days of training": f"short({RUN} / goodput - {RUN}), 'days more'"}
+        prints |= {"effective MFU": f"percent(failures.effective_mfu({now.mfu}, goodput))"}
+        return in_code(_CODE.format(**now._asdict() | {"interval": interval}), prints)
+
+
+_CODE = """\
+from manyranks.theory import failures
+
+mtbf = failures.job_mtbf({hours} * 3600, {gpus})
+interval = {interval}
+goodput = failures.goodput(interval, {stall}, {restart}, mtbf, {write})
+"""
 
 
 def _numbers(now: Setting, row: dict[str, float]) -> dict[str, str]:

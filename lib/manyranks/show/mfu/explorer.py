@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from matplotlib.axes import Axes
 
-from manyranks.show import limits, style, units
-from manyranks.show.explorer import Explorer, Panels, Part, Said, choice
+from manyranks.show import style, units
+from manyranks.show.explorer import Board, Explorer, Part, Setting, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.mfu.figures import Falls
 from manyranks.show.scenario import SHAPES, Scenario, controls
+from manyranks.show.setting import MUCH
 from manyranks.theory import Plan, clusters, flops, hardware, kernels, roofline
 
 MODELS = ("small GPT", "gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b", "megatron-22b", "llama3-70b", "gpt3-175b")
@@ -23,19 +24,22 @@ BUDGET = ("matmul", "other", "overhead", "tensor", "expert", "data", "optimizer"
 _LIMITS = {"other": "memory bandwidth: operators that only move data", "overhead": "overhead: kernel launches"}
 _LIMITS |= {"tensor": "TP messages", "expert": "tokens to experts"}
 _LIMITS |= {"data": "DP messages", "optimizer": "the optimizer's memory traffic"}
-_SAY = {"flash": "flash attention", "microbatch": "micro-batch {}", "recompute": "recompute = {}", "tp": "TP {}", "dp": "DP {}"}
-_CHOICES = {name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)}
-_REMEDIES = dict.fromkeys(("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",))
-_REMEDIES |= {"other": ["flash"], "attention core": ["flash"], "tensor": ["tp"], "expert": ["dp"]}
-_WAYS = limits.Limits(_CHOICES, _REMEDIES, ("flash", "recompute", "microbatch", "dp", "tp"), _SAY)
+_PRINTS = {"MFU, this convention": 'f"{{flops.mfu(*run, {convention!r}):.1%}} ({convention})"'}
+_PRINTS |= {"peak": "flop_rate(run[-1])", "speed per GPU": "three(time.tokens_per_second / plan.gpus), 'tokens/s'"}
 _X, _Y = (1.0, 2e5), (0.05, 300.0)  # intensities, and shares of the peak in percent
 _OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
 _OPERATORS |= {"head": ("^", style.PINK), "router": ("v", style.INK)}
 _USES = {"MFU": style.BLUE, "HFU": "#56B4E9"}
 
 
-class Setting(namedtuple("Setting", "model cluster precision seq microbatch recompute flash tp dp convention"), limits.Setting):
+class Used(namedtuple("Used", "model cluster precision seq microbatch recompute flash tp dp convention"), Setting):
     """Holds what the controls say: each of tp·dp GPUs takes `microbatch` sequences a step; states are sharded (ZeRO-3)."""
+
+    choices = {name: OFFERED[name] for name in ("microbatch", "tp", "dp", "recompute")} | {"flash": (True,)}
+    remedies = dict.fromkeys(
+        ("overhead", "data", "optimizer", "attention projections", "MLP", "head", "router"), ("microbatch",)
+    ) | {"other": ["flash"], "attention core": ["flash"], "tensor": ["tp"], "expert": ["dp"]}
+    room = "flash", "recompute", "microbatch", "dp", "tp"
 
     @property
     def scenario(self) -> Scenario:
@@ -70,6 +74,48 @@ class Setting(namedtuple("Setting", "model cluster precision seq microbatch reco
         run = SHAPES[self.model], self.seq, 1 / self.cost, 1, self.roof.peak
         return {"MFU": flops.mfu(*run, self.convention), "HFU": flops.hfu(*run, again, self.convention, self.flash)}
 
+    def where(self) -> str:
+        ep = self.scenario.plan.ep
+        where = f"{self.model}, {self.cluster}, TP {self.tp} × DP {self.dp:,}" + f", EP {ep}" * (ep > 1)
+        return where + f", {self.microbatch} × {self.seq:,} tokens per DP rank"
+
+    def numbers(self) -> dict[str, str]:
+        numbers = {"MFU, this convention": f"{self.uses['MFU']:.1%} ({self.convention})", "HFU": f"{self.uses['HFU']:.1%}"}
+        return numbers | {"peak": units.flop_rate(self.roof.peak), "speed per GPU": f"{units.three(1 / self.cost)} tokens/s"}
+
+    @property
+    def note(self) -> str:
+        return "" if self.precision == "bf16" else "Its MFU is a share of the bf16 peak."
+
+    def limits(self) -> str:
+        return self.limiting()[1]
+
+    def limiting(self) -> tuple[str, str]:
+        """Returns the part of the budget that limits, the longest beside matmuls unless these wait for memory; a sentence."""
+        budget, operators = _spent(self.scenario)
+        longest = max((each for each in operators.values() if each.flops), key=lambda each: each.seconds - each.overhead)
+        part, whole, ridge = max(BUDGET[1:], key=budget.get), sum(budget.values()), units.short(self.roof.ridge)
+        starved = longest.bound == "memory" and budget["matmul"] >= budget[part]
+        part = "matmul" if starved or budget[part] < MUCH * whole else part
+        if not self.fits:
+            return part, self.memory("no single control helps: change two")
+        if part != "matmul":
+            said = f"{_LIMITS[part]}, {budget[part] / whole:.0%} of the step"
+        elif longest.bound == "memory":
+            does = f"the {longest.name} does {units.short(longest.intensity)} FLOPs per byte"
+            said = f"memory bandwidth: {does}, below the ridge at {ridge}"
+        else:
+            rate = longest.flops_per_second / self.roof.peak
+            said = f"compute: matmuls take {budget[part] / whole:.0%} of the step, the {longest.name} at {rate:.0%} of the peak"
+        if other := self.faster(longest.name if part == "matmul" else part):
+            said += f"; with {self.change(other)}: {units.three(1 / other.cost)} tokens/s per GPU"
+        return part, said + "; HFU is above 100% because it counts scores that flash attention skips" * (self.uses["HFU"] > 1)
+
+    def code(self) -> str:
+        lines = "run = shape, plan.seq, time.tokens_per_second, plan.gpus, kernels.peak(cluster.accelerator, plan.precision)\n"
+        prints = {name: text.format(convention=self.convention) for name, text in _PRINTS.items()}
+        return self.scenario.code(prints, "flops kernels", lines)
+
 
 @functools.lru_cache(maxsize=4096)
 def _spent(here: Scenario) -> tuple[dict[str, float], dict[str, roofline.Part]]:
@@ -89,16 +135,16 @@ class _Roofline:
         self._points = {name: axes.plot([], [], m, color=c, label=name, **look)[0] for name, (m, c) in _OPERATORS.items()}
         self._labels = Labels(axes, size=9, left=0, outline=word)
         axes.set(xscale="log", yscale="log", xlim=_X, ylim=_Y)
-        axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate, as a share of the peak (%)")
+        axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate (% of peak)")
         axes.set_xticks(at := [1, 10, 100, 1000, 1e4, 1e5], [f"{x:,.0f}" for x in at])
         axes.set_yticks(at := [0.1, 1, 10, 100], [f"{y:g}" for y in at])
         axes.minorticks_off()
         axes.grid(visible=False)
-        axes.set_title("Operators under the roof", pad=46)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.05, 0.98), ncols=3, columnspacing=1.0, handlelength=1.6, fontsize=8.5)
+        axes.set_title("Operators under the roof", pad=34)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.05, 0.98), ncols=4, columnspacing=1.0, handlelength=1.6, fontsize=8.5)
         self.moving = [*self._lines, *self._points.values(), self._labels.artist]
 
-    def update(self, now: Setting) -> None:
+    def update(self, now: Used) -> None:
         roof, best, operators = now.roof, now.scenario.cluster.accelerator.matmul_fraction, _spent(now.scenario)[1]
         x = _X[0], roof.ridge, _X[1]
         rates = [100 * roof.flops_per_second(each) / roof.peak for each in x]
@@ -120,37 +166,22 @@ class _Roofline:
         return (Part(self._axes, x / 1.25, 1.25 * x, y / 1.25, 1.25 * y, says) for (x, y), says in self._said.items())
 
 
-class Utilisation(Panels):
+class Utilisation(Board):
     """Two panels: operators under the roof, and the time of a step."""
+
+    setting, over = Used, "dp"
 
     @style.styled
     def __init__(self):
-        self.figure, (left, right) = style.figure(2, width=9.2, height=3.65, width_ratios=(1.1, 1))
-        self._roofline, self._time = _Roofline(left), Falls(right, BUDGET, "Where the step time goes", _USES, outline=word)
-        right.set_xlabel("MFU and HFU bars: time their FLOPs would take at peak", fontsize=9, loc="right")
+        self.figure, (above, below) = style.figure(1, 2, 6.45, 4.4, height_ratios=(1, 1.5))
+        self._roofline, self._time = _Roofline(above), Falls(below, BUDGET, "Where the step time goes", _USES, outline=word)
+        below.set_xlabel("MFU and HFU bars: time their FLOPs would take at peak", fontsize=9, loc="right")
         self.panels = self._roofline, self._time
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for an unknown name and what model or chip forbid."""
-        now = Setting(**values)
-        here, (part, said), budget = now.scenario, _limit(now), _spent(now.scenario)[0]
+    def draw(self, now: Used) -> None:
+        budget = _spent(now.scenario)[0]
         self._roofline.update(now)
-        self._time.show(budget, sum(budget.values()), len(_USES) + BUDGET.index(part), now.uses)
-        numbers = {"MFU, this convention": f"{now.uses['MFU']:.1%} ({now.convention})", "HFU": f"{now.uses['HFU']:.1%}"}
-        numbers |= {"peak": units.flop_rate(now.roof.peak), "speed per GPU": f"{units.three(1 / now.cost)} tokens/s"}
-        where = f"{now.model}, {now.cluster}, TP {now.tp} × DP {now.dp:,}" + f", EP {here.plan.ep}" * (here.plan.ep > 1)
-        where += f", {now.microbatch} × {now.seq:,} tokens per DP rank"
-        note = "" if now.precision == "bf16" else "Its MFU is a share of the bf16 peak."
-        return Said(where, numbers, said, here.fits, here, note)
-
-    def code(self, **values) -> str:
-        """Python that computes the same numbers."""
-        return Setting(**values).scenario.code() + (
-            "\nfrom manyranks.theory import flops, kernels, roofline\n\n"
-            "run = shape, plan.seq, time.tokens_per_second, plan.gpus, kernels.peak(cluster.accelerator, plan.precision)\n"
-            f"print(flops.mfu(*run, {values['convention']!r}), roofline.time_budget(shape, plan, cluster))\n"
-            "print(*roofline.parts(shape, plan, cluster), sep='\\n')\n"
-        )
+        self._time.show(budget, sum(budget.values()), len(_USES) + BUDGET.index(now.limiting()[0]), now.uses)
 
 
 def explorer() -> Explorer:
@@ -162,25 +193,3 @@ def explorer() -> Explorer:
     own = {"precision": choice("precision", "bf16", ("bf16", "fp8", "fp32"))}
     own |= {"convention": choice("convention", "causal", tuple(flops.CONVENTIONS))}
     return Explorer(Utilisation(), presets, **shared, **own)
-
-
-def _limit(now: Setting) -> tuple[str, str]:
-    """The part of the budget that limits, the longest one beside matmuls unless these wait for memory; a sentence of it."""
-    budget, operators = _spent(now.scenario)
-    longest = max((each for each in operators.values() if each.flops), key=lambda each: each.seconds - each.overhead)
-    part, whole, ridge = max(BUDGET[1:], key=budget.get), sum(budget.values()), units.short(now.roof.ridge)
-    starved = longest.bound == "memory" and budget["matmul"] >= budget[part]
-    part = "matmul" if starved or budget[part] < limits.MUCH * whole else part
-    if not now.fits:
-        return part, _WAYS.memory(now, "no single control helps: change two")
-    if part != "matmul":
-        said = f"{_LIMITS[part]}, {budget[part] / whole:.0%} of the step"
-    elif longest.bound == "memory":
-        does = f"the {longest.name} does {units.short(longest.intensity)} FLOPs per byte"
-        said = f"memory bandwidth: {does}, below the ridge at {ridge}"
-    else:
-        rate = longest.flops_per_second / now.roof.peak
-        said = f"compute: matmuls take {budget[part] / whole:.0%} of the step, the {longest.name} at {rate:.0%} of the peak"
-    if other := _WAYS.faster(now, longest.name if part == "matmul" else part):
-        said += f"; with {_WAYS.change(now, other)}: {units.three(1 / other.cost)} tokens/s per GPU"
-    return part, said + "; HFU is above 100% because it counts scores that flash attention skips" * (now.uses["HFU"] > 1)

@@ -154,15 +154,17 @@ def _boxes(schedule: Schedule) -> np.recarray:
 class Charts(Panels):
     """A figure of `count` charts, of so many rows each at least; `show` shows as many runs, in any figure or explorer.
 
-    kinds: in the legend. split: whether it explains a rank's several stages; links: and messages.
+    kinds: in the legend. split: whether it explains a rank's several stages; links: and messages. wide: inches
     """
 
-    def __init__(self, count: int, rows: int, inches: float, xlabel: str, kinds: Sequence[str], split: bool, links: bool):
+    def __init__(
+        self, count: int, rows: int, inches: float, xlabel: str, kinds: Sequence[str], split: bool, links: bool, wide=9.2
+    ):
         later = {"facecolor": "#c8c8c8", "edgecolor": style.INK, "hatch": "--", "linewidth": 0}
         keys = [Patch(**gantt.KINDS[kind].look) for kind in kinds]
         keys += [Patch(**later, label="lighter, striped: a rank's later stages")] * split
         keys += [Line2D([], [], color=style.INK, linewidth=0.6, label="message")] * links
-        self.figure = gantt.frame(max(0.75, inches * rows), [xlabel, "time"], keys, count=count)
+        self.figure = gantt.frame(max(0.75, inches * rows), [xlabel, "time"], keys, count=count, wide=wide)
         self.panels = [(Held if k % 2 else Chart)(axes, rows) for k, axes in enumerate(self.figure.axes)]
 
     def show(self, titled: Sequence[tuple[str, Run]], second: float = 1.0) -> None:

@@ -3,15 +3,17 @@
 import functools
 from collections import namedtuple
 
-from manyranks.show import limits, style, units
+from manyranks.show import style, units
 from manyranks.show.bars import LONGEST, Bars
-from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice
+from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.scenario import SHAPES, SWITCH, Scenario, controls, percent
+from manyranks.show.scenario import SHAPES, SHARED, SWITCH, Scenario, controls
+from manyranks.show.setting import MUCH
+from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, pace, tensor
 from manyranks.theory.names import Named
 
-DEGREES = [2**k for k in range(7)]  # 1 to 64
+DEGREES = SHARED["tp"][1]  # 1 to 64
 # name -> tokens of a sequence, sequences of a micro-batch; Megatron's: arXiv 2205.05198, Table 3
 MODELS = {"megatron-22b": (2048, 4), "megatron-175b": (2048, 1), "llama3-405b": (8192, 1), "small GPT": (128, 4)}
 CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
@@ -19,11 +21,17 @@ CLUSTERS = ("a100-dgx", "v100-dgx", "h100-dgx", "b200-dgx", "gb200-nvl72", "tpu-
 AGAIN = {"none": ("none", False), "selective": ("selective", False), "full": ("full", False)}
 AGAIN = Named("kept", AGAIN | {"none, flash attention": ("none", True)})
 _TIMES = {"forward": (style.BLUE, ""), "backward": ("#9ecae1", ""), "communication": (style.ORANGE, "////")}
+_CHOICES, _WORDS = {"overlap_tensor": [True], "sequence_parallel": [True]}, {"overlap_tensor": "overlap", "tp": "t = {}"}
+_REMEDIES = {"communication": ["overlap_tensor"], "small matmuls": ["sequence_parallel"]}
+_PRINTS = {"layer time": "duration(layer.seconds)", "kept per layer": "size(tensor.saved(shape, plan).total)"}
+_PRINTS |= {"waiting": "percent((layer.forward.tensor + layer.backward.tensor) / layer.seconds)"}
 _KEPT = {"cut by SP only": (style.ORANGE, "////"), "cut by t": (style.BLUE, "")}
 
 
-class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather overlap_tensor kept"), limits.Setting):
+class Cut(namedtuple("Cut", "model cluster tp sequence_parallel regather overlap_tensor kept"), Setting):
     """Holds what the controls say. kept: a key of AGAIN."""
+
+    choices, remedies, room, words = _CHOICES, _REMEDIES, ("tp",), _WORDS
 
     @property
     @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers
@@ -64,32 +72,60 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
         parts = *(each.compute for each in self.layer()[:2]), self.waits
         return {name: self.tp * part for name, part in zip(_TIMES, parts, strict=True)}
 
+    def where(self) -> str:
+        return f"{self.model}, t = {self.tp}, {self.cluster}"
 
-_WAYS = {"tp": DEGREES, "overlap_tensor": [True], "sequence_parallel": [True]}
-_SAID = dict(zip(_WAYS, ("t = {}", "overlap", "sequence parallelism"), strict=True))
-_LIMITS = limits.Limits(_WAYS, {"communication": ["overlap_tensor"], "small matmuls": ["sequence_parallel"]}, ["tp"], _SAID)
+    def numbers(self) -> dict[str, str]:
+        seconds = self.layer().seconds
+        numbers = {"layer time": units.duration(seconds), "waiting": percent(self.waits / seconds)}
+        return numbers | {"kept per layer": units.size(self.saved().total), "sent per layer": units.size(self.sent())}
+
+    def code(self) -> str:
+        return self.scenario.code(_PRINTS, "pace tensor", "layer = pace.of_layer(shape, plan, cluster)\n")
+
+    def limits(self) -> str:
+        if not self.fits:
+            return self.memory("no value of t makes it fit: add pipeline stages (chapter 05)")
+        if self.tp == 1:
+            return "compute: one GPU sends nothing"
+        seconds, cluster = self.layer().seconds, self.scenario.cluster
+        if self.tp > cluster.node and not cluster.torus and (inside := self.layer(self.tp).seconds) < 0.95 * seconds:
+            return f"the node boundary: with {self.tp} GPUs per node, a layer would take {units.duration(inside)}"
+        together, alone = self.tp * (seconds - self.waits), self._replace(tp=1).cost
+        more = (together - alone) / self.tp
+        if max(self.waits, more) < MUCH * seconds:
+            return "compute"
+        limit = "communication" if self.waits >= more else "small matmuls"
+        if limit != "communication" and together > 0.99 * self.tp * alone:  # the host sets the pace
+            launches = f"each of the {self.tp} GPUs launches as many kernels as one alone"
+            return f"kernel launches: {launches}, so the layer gets no faster"
+        helps = self.takes(limit, lambda together: units.duration(together / self.tp))
+        if limit == "communication":
+            return limit + (helps or f": only rings of chunks would hide its other {units.duration(self.waits)}")
+        repeated = ", norms repeated on every rank" * (not self.sequence_parallel)
+        return f"{limit}{repeated}: {self.tp} GPUs use {units.three(together / alone)} times the GPU time of one{helps}"
 
 
-class Degrees(Panels):
+class Degrees(Board):
     """A row for each t: t × a layer's time, the same in all rows if nothing were sent or done twice, and what a rank keeps."""
+
+    setting, over = Cut, "tp"
 
     @style.styled
     def __init__(self):
-        self.figure, (time, kept) = style.figure(2, width=9.2, height=3.95, sharey=True, width_ratios=(1.7, 1))
+        self.figure, (time, kept) = style.figure(2, width=6.45, height=3.95, sharey=True, width_ratios=(1.55, 1))
         rows = [f"t = {t}" for t in DEGREES]
-        self._time = Bars(time, _TIMES, "GPU time of a layer: t × its time", rows, units.duration, columns=3, outline=word)
+        self._time = Bars(time, _TIMES, "t × a layer's time", rows, units.duration, columns=3, outline=word)
         self._kept = Bars(kept, _KEPT, "kept by a layer, per rank", rows, outline=word)
-        kept.set_xlim(0, LONGEST + 0.25)
-        time.set_xlim(0, 1.25)
-        time.set_xlabel("right: layer time, share spent waiting, step MFU (»: off the scale)", loc="left")
+        kept.set_xlim(0, LONGEST + 0.35)
+        time.set_xlim(0, 1.1)
+        time.set_xlabel("right: layer time, share spent waiting (»: off the scale)", loc="left", fontsize=9)
         self._ends = [axes.axhline(0, color=style.INK, linestyle=":", linewidth=1.6, gid="node ends") for axes in (time, kept)]
         self._node = Labels(kept, left=1, name="node")
         self.panels, self.others = (self._time, self._kept), (*self._ends, self._node.artist)
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for an unknown name, and a t that the model forbids."""
-        now = Setting(**values)
-        said, cluster = _said(now), now.scenario.cluster  # refuses what can't be
+    def draw(self, now: Cut) -> None:
+        cluster = now.scenario.cluster
         shown, row = [each for t in DEGREES if (each := now._replace(tp=t)).possible], DEGREES.index(now.tp)
         costs, missing = [each.cost for each in shown], "not possible"
         longest, mark = min(max(costs), 4 * min(costs)), (costs[0], f"t = 1: {units.duration(costs[0])}")
@@ -100,13 +136,7 @@ class Degrees(Panels):
         ends = (inside := sum(t <= cluster.node or cluster.torus > 0 for t in DEGREES)) < len(DEGREES)
         for line in self._ends:
             line.set(ydata=[inside - 0.5] * 2, visible=ends)
-        self._node.update([(LONGEST, inside - 0.76)] * ends, [f"node boundary ({cluster.node} GPUs)"] * ends)
-        return said
-
-    def code(self, **values) -> str:
-        """Python for the step's numbers, and for the layer's."""
-        layer = "print(pace.of_layer(shape, plan, cluster), tensor.saved(shape, plan))\n"
-        return f"{Setting(**values).scenario.code()}\nfrom manyranks.theory import pace, tensor\n\n{layer}"
+        self._node.update([(LONGEST, inside - 0.76)] * ends, [f"a node: {cluster.node} GPUs"] * ends)
 
     def idle(self, sequence_parallel: bool, **others) -> set[str]:
         """Without sequence parallelism nothing is gathered."""
@@ -123,35 +153,6 @@ def explorer(measure: Measure | None = None) -> Explorer:
     return Explorer(Degrees(), presets, measure, **shared, **own, kept=choice("recompute", "selective", list(AGAIN)))
 
 
-def _texts(now: Setting) -> str:
+def _texts(now: Cut) -> str:
     seconds = now.layer().seconds
-    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waiting|MFU {percent(now.scenario.time.mfu)}"
-
-
-def _said(now: Setting) -> Said:
-    time, waits, _ = _texts(now).split("|")
-    numbers = {"layer time": time, "waiting": waits.removesuffix(" waiting"), "kept per layer": units.size(now.saved().total)}
-    where = f"{now.model}, t = {now.tp}, {now.cluster}"
-    return Said(where, numbers | {"sent per layer": units.size(now.sent())}, _limit(now), now.fits, now.scenario)
-
-
-def _limit(now: Setting) -> str:
-    if not now.fits:
-        return _LIMITS.memory(now, "no value of t makes it fit: add pipeline stages (chapter 05)")
-    if now.tp == 1:
-        return "compute: one GPU sends nothing"
-    seconds, cluster = now.layer().seconds, now.scenario.cluster
-    if now.tp > cluster.node and not cluster.torus and (inside := now.layer(now.tp).seconds) < 0.95 * seconds:
-        return f"the node boundary: with {now.tp} GPUs per node, a layer would take {units.duration(inside)}"
-    together, alone = now.tp * (seconds - now.waits), now._replace(tp=1).cost
-    more = (together - alone) / now.tp
-    if max(now.waits, more) < limits.MUCH * seconds:
-        return "compute"
-    limit = "communication" if now.waits >= more else "small matmuls"
-    if limit != "communication" and together > 0.99 * now.tp * alone:  # the host sets the pace
-        return f"kernel launches: each of the {now.tp} GPUs launches as many kernels as one alone, so the layer gets no faster"
-    helps = _LIMITS.takes(now, limit, lambda together: units.duration(together / now.tp))
-    if limit == "communication":
-        return limit + (helps or f": only rings of chunks would hide its other {units.duration(now.waits)}")
-    repeated = ", norms repeated on every rank" * (not now.sequence_parallel)
-    return f"{limit}{repeated}: {now.tp} GPUs use {units.three(together / alone)} times the GPU time of one{helps}"
+    return f"{units.duration(seconds)}|{percent(now.waits / seconds)} waiting"

@@ -3,12 +3,12 @@
 import functools
 from collections import namedtuple
 
-from manyranks.show import limits, style, units
+from manyranks.show import style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Measure, Panels, choice, log_slider
+from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, log_slider
 from manyranks.show.labels import word
-from manyranks.show.said import Said
 from manyranks.show.scenario import SHAPES, Scenario, controls
+from manyranks.show.units import count
 from manyranks.theory import Plan, clusters, memory, sharding
 from manyranks.theory.names import Named
 
@@ -21,12 +21,13 @@ _HELD = {"parameters": (style.BLUE, ""), "gradients": (style.ORANGE, ""), "optim
 _HELD |= {"activations": (style.PINK, "")}
 _SENT = {"gathers, forward": (style.BLUE, ""), "gathers, backward": (style.PINK, "\\\\\\\\")}
 _SENT |= {"reduce-scatter": (style.ORANGE, "////"), "all-reduce": (style.YELLOW, "xxxx")}
+_PRINTS = {"states": "size(peak.states)", "activations": "size(peak.total - peak.states)"}
 
-_WAYS = limits.Limits({"stage": [*STAGES]}, {"network": ("stage",)})
 
-
-class Setting(namedtuple("Setting", "model cluster dp stage k precision"), limits.Setting):
+class Stage(namedtuple("Stage", "model cluster dp stage k precision"), Setting):
     """Holds what the controls say. stage: a key of STAGES; k: shards of HSDP; precision: a key of theory.plan.RECIPES."""
+
+    choices, remedies = {"stage": [*STAGES]}, {"network": ("stage",)}
 
     @functools.cached_property
     def scenario(self) -> Scenario:
@@ -56,23 +57,65 @@ class Setting(namedtuple("Setting", "model cluster dp stage k precision"), limit
         plan, room = self.scenario.plan, self.scenario.cluster.accelerator.memory
         return sharding.largest(plan.zero, self.dp, int(room), self.precision, self.dp // plan.shards)
 
+    def where(self) -> str:
+        return f"{self.model} on {self.dp:,} GPU{'s' * (self.dp > 1)}, {self.stage}, {self.cluster}"
 
-class Stages(Panels):
+    def numbers(self) -> dict[str, str]:
+        numbers = {"states": units.size(self.scenario.peak.states), "activations": units.size(self.held()["activations"])}
+        if self.dp > 1:
+            own, alone = (sum(each.sent().values()) for each in (self, self._replace(stage="data parallelism")))
+            numbers["sent per GPU per step"] = f"{units.size(own)}, {units.three(own / alone)} × data parallelism"
+        return numbers
+
+    def code(self) -> str:
+        plan = self.scenario.plan
+        more = f", {plan.recipe.parameters}, {min(4, plan.recipe.gradients)}, replicas={self.dp // plan.shards}"
+        lines = f"sent = sharding.sent(sharding.unit_sizes(shape), plan.dp, plan.zero{more})\n"
+        prints = _PRINTS | ({"sent per GPU per step": "size(sent.total)"} if self.dp > 1 else {})
+        return self.scenario.code(prints, "sharding", lines)
+
+    def limits(self) -> str:
+        """Says what limits, and what would help. Compute grows with a step's tokens, what is sent does not."""
+        if not self.fits:
+            held = self.held()
+            most = f"memory, mainly {max(held, key=held.get)}".replace("optimizer", "optimizer states")
+            ways = ((says, self._replace(**change)) for says, change in self._ways().items())
+            way = next((says for says, each in ways if each.possible and each.fits), None)
+            return f"{most}: {way or 'no control here helps; chapters 05 and 06 split the model itself'}"
+        if self.dp == 1:
+            return "compute: one GPU sends nothing"
+        sequences = self.scenario.time.data / self.scenario.time.compute
+        if sequences <= 1:
+            return f"compute; messages take {sequences:.0%} as long"
+        faster = self.takes("network", units.duration)
+        return f"the network: messages take {units.three(sequences)} times as long as compute{faster}"
+
+    def _ways(self) -> dict[str, dict]:
+        """What shards more: another value of one control, then of two."""
+        ranks, stages = [2**k for k in range(11)], [] if self.stage == "HSDP" else [*STAGES][1:4]
+        ways = {f"{name} fits": {"stage": name} for name in stages} or {f"K = {k:,} fits": {"k": k} for k in ranks}
+        return ways | {f"ZeRO-3 fits on {dp:,} GPUs or more": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}
+
+
+class Stages(Board):
     """Shows a row for each stage: the memory of one GPU, what it sends in a step, and the largest model that fits."""
+
+    setting, over = Stage, "dp"
 
     @style.styled
     def __init__(self):
-        self.figure, (held, sent, largest) = style.figure(3, 1, 9.2, 4.2, sharey=True, width_ratios=(1.6, 1.2, 1))
+        self.figure = style.Figure(figsize=(6.45, 4.3), layout="constrained")
+        axes = self.figure.subplot_mosaic("aa;bc", width_ratios=(1.25, 1), height_ratios=(1.15, 1))
         bars, phi = functools.partial(Bars, rows=[*STAGES], outline=word), {"parameters": _HELD["parameters"]}
-        self._held = bars(held, _HELD, "memory (log; | is the sum)", ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
-        self._sent = bars(sent, _SENT, "sent per GPU per step")
-        self._largest = bars(largest, phi, "largest Φ (log)", unit=count, ends=(1e8, 1.2e13), ticks=(1e9, 1e12))
-        self._sums = held.plot([], [], "|", color=style.INK, markersize=32, markeredgewidth=2, gid="sums")[0]
+        self._held = bars(axes["a"], _HELD, "memory (log; | is the sum)", columns=4, ends=(1e6, 3e13), ticks=(1e6, 1e9, 1e12))
+        self._sent = bars(axes["b"], _SENT, "sent per GPU per step")
+        self._largest = bars(axes["c"], phi, "largest Φ (log)", unit=count, ends=(1e8, 1.2e13), ticks=(1e9, 1e12))
+        axes["c"].set_yticklabels([])
+        look = {"color": style.INK, "markersize": 20, "markeredgewidth": 2, "gid": "sums"}
+        self._sums = axes["a"].plot([], [], "|", **look)[0]
         self.panels, self.others = (self._held, self._sent, self._largest), (self._sums,)
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for an unknown name, and as Setting.scenario does."""
-        now = Setting(**values)
+    def draw(self, now: Stage) -> None:
         here, row, missing = now.scenario, [*STAGES].index(now.stage), "K > d"  # HSDP, where it isn't possible
         shown = [each for each in (now._replace(stage=name) for name in STAGES) if each.possible]
         room, phi = here.cluster.accelerator.memory, here.shape.parameters
@@ -81,16 +124,9 @@ class Stages(Panels):
         self._held.update(bars, ["|+ ".join(map(units.size, each)) for each in both], row, limit=mark, missing=missing)
         self._sums.set_data([self._held.place(sum(bar.values())) for bar in bars], range(len(bars)))
         bars = [each.sent() for each in shown]
-        totals = [sum(bar.values()) for bar in bars]
-        self._sent.update(bars, [*map(units.size, totals)], row, missing=missing)
+        self._sent.update(bars, [units.size(sum(bar.values())) for bar in bars], row, missing=missing)
         sizes, mark = [each.largest() for each in shown], (phi, f"Φ = {count(phi)}")
         self._largest.update([{"parameters": size} for size in sizes], [*map(count, sizes)], row, limit=mark, missing=missing)
-        numbers = dict(zip(("states", "activations"), map(units.size, both[row]), strict=True))
-        if now.dp > 1:
-            more = f", {units.three(totals[row] / totals[0])} × data parallelism"
-            numbers["sent per GPU per step"] = units.size(totals[row]) + more
-        where = f"{now.model} on {now.dp:,} GPU{'s' * (now.dp > 1)}, {now.stage}, {now.cluster}"
-        return Said(where, numbers, _limit(now), here.fits, here)
 
     def idle(self, stage: str, **values) -> tuple[str, ...]:
         """Switches K off but for HSDP."""
@@ -106,32 +142,3 @@ def explorer(measure: Measure | None = None) -> Explorer:
     shared = controls(ONLY, model="megatron-7.5b", cluster="v100-dgx", dp=64)
     own = {"stage": choice("stage", "ZeRO-2", list(STAGES)), "k": log_slider("HSDP shards K", 16, 0, 10, show="{:,}".format)}
     return Explorer(Stages(), presets, measure, **shared, **own, precision=choice("bytes/parameter", "bf16", RECIPES))
-
-
-def count(parameters: float) -> str:
-    """7.64e9 -> "7.64B", as papers write it."""
-    return units.size(parameters).removesuffix("B").replace("G", "B").replace(" ", "")
-
-
-def _limit(now: Setting) -> str:
-    """Says what limits, and what would help. Compute grows with a step's tokens, what is sent does not."""
-    if not now.fits:
-        held = now.held()
-        most = f"memory, mainly {max(held, key=held.get)}".replace("optimizer", "optimizer states")
-        ways = ((says, now._replace(**change)) for says, change in _ways(now.stage == "HSDP").items())
-        way = next((says for says, each in ways if each.possible and each.fits), None)
-        return f"{most}: {way or 'no control here helps; chapters 05 and 06 split the model itself'}"
-    if now.dp == 1:
-        return "compute: one GPU sends nothing"
-    sequences = now.scenario.time.data / now.scenario.time.compute
-    if sequences <= 1:
-        return f"compute; messages take {sequences:.0%} as long"
-    faster = _WAYS.takes(now, "network", units.duration)
-    return f"the network: messages take {units.three(sequences)} times as long as compute{faster}"
-
-
-def _ways(hsdp: bool) -> dict[str, dict]:
-    """What shards more: another value of one control, then of two."""
-    ranks, stages = [2**k for k in range(11)], [] if hsdp else [*STAGES][1:4]
-    ways = {f"{name} fits": {"stage": name} for name in stages} or {f"K = {k:,} fits": {"k": k} for k in ranks}
-    return ways | {f"ZeRO-3 fits on {dp:,} GPUs or more": {"stage": "ZeRO-3", "dp": dp} for dp in ranks}
