@@ -30,10 +30,13 @@ KEYS = """<style onload="
 ">
 .manyranks-steps .widget-readout { pointer-events: none; } /* what is typed there does nothing */
 .manyranks-explorer > .widget-html .widget-html-content { line-height: 1.35; }
+.manyranks-explorer .jupyter-button { padding: 0 7px; font-size: 12px; }
 /* A control's name and value stand above it: five in a row on a laptop, and each slider is 140 pixels wide at least. */
 .manyranks-explorer .manyranks-controls { column-gap: 12px; overflow: visible; }
-.manyranks-controls > .widget-inline-hbox { flex: 1 1 152px; max-width: 240px; height: 37px; margin: 0;
+.manyranks-controls > .widget-inline-hbox { flex: 1 1 152px; max-width: 240px; height: 36px; margin: 0;
     flex-wrap: wrap; }
+.manyranks-controls .noUi-target { top: 2px; } /* or the handle would touch the name */
+.manyranks-controls .noUi-handle { width: 13px; height: 13px; top: -5px; right: -7px; }
 .manyranks-controls .widget-label { flex: 1 1 0; height: 17px; margin: 0;
     font-size: 11px; line-height: 17px; text-align: left; }
 .manyranks-controls .widget-dropdown .widget-label { flex: 1 0 100%; }
@@ -76,11 +79,12 @@ _COPY = """<button class="jupyter-button" style="height: 24px; margin: 4px 1px 0
 " data-code="%s">Copy as code</button>"""
 # A tile: its number, the one before, and a bar for each. Colors are the page's, so that they are right in both themes.
 TILES = """<style>
-.manyranks-tiles { display: flex; flex-wrap: wrap; gap: 3px; margin-bottom: 3px;
-    line-height: 1.2; font-size: 12px; }
-.manyranks-tiles > div { flex: 1 1 auto; min-width: 88px; padding: 1px 6px 2px; border: 1px solid #78787860;
-    border-radius: 4px; } /* as wide as what it says */
+.manyranks-tiles { display: flex; gap: 3px; margin-bottom: 3px; line-height: 1.2; font-size: 12px; }
+.manyranks-tiles > div { flex: 1 1 auto; padding: 1px 5px 2px; border: 1px solid #78787860;
+    border-radius: 4px; } /* as wide as what it says, which takes a second line where a row is full */
 .manyranks-tiles small { opacity: .8; font-size: 11px; }
+.manyranks-tiles :is(b, small) { display: inline-block; }
+.manyranks-tiles b + small { margin-left: 4px; }
 .manyranks-tiles > div > small:first-child { display: block; }
 .manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
 .manyranks-tiles i + i { background: #787878; }

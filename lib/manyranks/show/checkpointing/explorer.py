@@ -174,7 +174,7 @@ class Tradeoff(Board):
 
     @style.styled
     def __init__(self):
-        self.figure, (both, held) = style.figure(1, 2, 6.45, 4.35, height_ratios=(1.25, 1))
+        self.figure, (both, held) = style.figure(1, 2, 6.45, 4.0, height_ratios=(1.25, 1))
         self._front = both.step([], [], color=style.INK, linewidth=1.2, where="post", label="all optimal plans")[0]
         self._dots = [both.plot([], [], mark, label=name, markersize=8)[0] for name, mark in STRATEGIES.items()]
         self._ring = both.plot([], [], "o", color="none", markeredgecolor=style.INK, markersize=15, markeredgewidth=1.8)[0]

@@ -81,8 +81,8 @@ class Sent:
         self._line = axes.plot([0, 1], [0, 0], color=style.ORANGE, linestyle="--", linewidth=1.5)[0]
         self._right, self._left = Labels(axes, left=0, outline=word, colour=style.ORANGE), Labels(axes, left=1, outline=word)
         self._numbers, self._under = Labels(axes, size=8), Labels(axes, size=10)
-        for x, align in ((1.01, "left"), (-0.015, "right")):
-            axes.text(x, 1, "1,000 MB", ha=align, fontsize=9, color="none")  # the layout leaves this much room for amounts
+        for x, align, longest in ((1.01, "left", "least for the busiest: "), (-0.015, "right", "1,000 MB")):
+            axes.text(x, 1, longest, ha=align, fontsize=9, color="none")  # the layout leaves this much room for texts
         self.moving, self._axes, self._sent = [self._bars, self._line], axes, ()
         self.moving += [each.artist for each in (self._right, self._left, self._numbers, self._under)]
         axes.set(xlim=(0, 1), ylim=(0, 1.08), xticks=[], title="bytes that each rank sends")

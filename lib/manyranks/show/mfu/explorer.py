@@ -26,7 +26,7 @@ _LIMITS |= {"tensor": "TP messages", "expert": "tokens to experts"}
 _LIMITS |= {"data": "DP messages", "optimizer": "the optimizer's memory traffic"}
 _PRINTS = {"MFU, this convention": 'f"{{flops.mfu(*run, {convention!r}):.1%}} ({convention})"'}
 _PRINTS |= {"peak": "flop_rate(run[-1])", "speed per GPU": "three(time.tokens_per_second / plan.gpus), 'tokens/s'"}
-_X, _Y = (1.0, 2e5), (0.05, 300.0)  # intensities, and shares of the peak in percent
+_X, _Y = (1.0, 2e5), (0.05, 1000.0)  # intensities, and shares of the peak in percent
 _OPERATORS = {"attention projections": ("o", style.BLUE), "attention core": ("s", style.ORANGE), "MLP": ("D", style.GREEN)}
 _OPERATORS |= {"head": ("^", style.PINK), "router": ("v", style.INK)}
 _USES = {"MFU": style.BLUE, "HFU": "#56B4E9"}
@@ -160,7 +160,7 @@ class _Roofline:
                 line.set_data([x], [y])
                 self._said[x, y] = f"{name}: {units.short(found.intensity)} FLOPs per byte, {share:.1%} of the peak"
         names = [f"memory: {units.rate(roof.bandwidth)}", f"ridge: {units.short(roof.ridge)}", units.flop_rate(roof.peak)]
-        self._labels.update([(1.3, 190), (1.15 * roof.ridge, 0.08), (max(1.3 * roof.ridge, 3e3), 145)], names)
+        self._labels.update([(1.3, 350), (1.15 * roof.ridge, 0.08), (max(1.3 * roof.ridge, 3e3), 350)], names)
 
     def parts(self) -> Iterator[Part]:
         return (Part(self._axes, x / 1.25, 1.25 * x, y / 1.25, 1.25 * y, says) for (x, y), says in self._said.items())

@@ -218,7 +218,6 @@ class Falls(Bars):
         looks = {name: (colour, "") for name, colour, *_ in (*uses.items(), *_looks(parts).values())}
         super().__init__(axes, looks, title, [""] * len(looks), units.duration, columns=0, **labels)
         axes.set_title(title, pad=8)
-        axes.set_ylim(len(looks) + 0.2, -0.6)  # with room for the limit's name
         axes.set_yticks(range(len(looks)), [row.removesuffix(" messages") for row in looks], fontsize=9)
         self._names = list(looks)[len(uses) :]
 

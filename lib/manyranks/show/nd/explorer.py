@@ -195,7 +195,7 @@ class Plans(Board):
             "Memory of the fullest GPU",
             "Step time, MFU and memory of this plan and others",
         )
-        for axes, title, pad, x in zip((left, right, below), titles, (18, 6, 33), (-0.2, 0, -2.5 / 3.85), strict=True):
+        for axes, title, pad, x in zip((left, right, below), titles, (18, 6, 33), (-0.2, -0.3, -2.5 / 3.85), strict=True):
             axes.set_title(title, pad=pad, x=x, fontsize=10.5)
             axes.tick_params(axis="y", labelsize=9)
             axes.spines["bottom"].set_visible(False)

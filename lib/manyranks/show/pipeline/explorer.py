@@ -77,7 +77,7 @@ class Schedules(namedtuple("Schedules", "first second model cluster tp pp m v F 
             here = self.scenario
         except ValueError as error:
             return Said(where, numbers, f"{_limits(both, self)}; no prediction: {error}")
-        note = f"The step: the upper schedule on {self.model}, whose times count, not the sliders F, I, W and message."
+        note = f"The step: the upper schedule on {self.model}, whatever F, I, W and message are."
         limit = _limits(both, self) if here.fits else self.memory("no single control helps")
         return Said(where, numbers, limit, here.fits, here, note)
 
@@ -110,7 +110,7 @@ class Two(Charts, Board):
 
     @style.styled
     def __init__(self):
-        super().__init__(2, 4, 0.288, "time (in units of F, I and W)", actions.KINDS, True, True, wide=6.45)
+        super().__init__(2, 4, 0.281, "time (in units of F, I and W)", actions.KINDS, True, True, wide=6.45)
         width("".join([*NAMES, *theory.FORMS.values()]) + "0123456789=≠.;", 1)  # their outlines are made now, not in a redraw
 
     def idle(self, first: str, second: str, **_) -> tuple[str, ...]:
