@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
 from manyranks.show import bars
-from manyranks.show.checkpointing import explorer, peaks
+from manyranks.show.checkpointing import ATTENTION, STRATEGIES, Strategy, Tradeoff, explorer, peaks
 from manyranks.show.checkpointing import plan as picture
-from manyranks.show.checkpointing.explorer import ATTENTION, STRATEGIES, Strategy, Tradeoff
 from manyranks.theory import Plan, checkpointing, clusters, flops, memory, models, optimal_checkpoints, step
 from manyranks.theory.checkpointing import Action, Layer, run
 from manyranks.theory.equal_checkpoints import Point, front, segments

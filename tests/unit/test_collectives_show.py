@@ -9,10 +9,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.text import Text
 
 from manyranks.show import style
-from manyranks.show.collectives.circle import Circle
-from manyranks.show.collectives.explorer import Knobs, explorer
-from manyranks.show.collectives.panels import LOOKS
-from manyranks.show.collectives.setting import TOPOLOGIES, Setting
+from manyranks.show.collectives.explorer import LOOKS, TOPOLOGIES, Circle, Knobs, Setting, explorer
 from manyranks.show.labels import Words
 from manyranks.show.said import Said
 from manyranks.theory.collectives import ALGORITHMS, Message, contents, least_bytes, rounds, sent_bytes

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from manyranks.show import data_parallel
-from manyranks.show.data_parallel.explorer import RANKS, Scaling, explorer
+from manyranks.show.data_parallel import RANKS, Scaling, explorer
 from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.timeline import Timeline
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span

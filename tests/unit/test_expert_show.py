@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from manyranks.show import expert, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.expert.explorer import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Experts
+from manyranks.show.expert import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Experts
 from manyranks.show.looks import LOOKS
 from manyranks.theory import flops, memory, models, published
 from manyranks.theory.expert import other_nodes

@@ -10,7 +10,7 @@ import pytest
 from manyranks import show
 from manyranks.measure.beside import Beside, Small
 from manyranks.show import page, scenario, units
-from manyranks.show.data_parallel.explorer import Scaling
+from manyranks.show.data_parallel import Scaling
 from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls
 from manyranks.show.setting import Setting

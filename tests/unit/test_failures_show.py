@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manyranks import show
-from manyranks.show.failures.explorer import Intervals, Setting
+from manyranks.show.failures import Intervals, Setting
 from manyranks.theory import failures
 from manyranks.timeline import Failure, survive
 

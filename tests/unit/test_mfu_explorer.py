@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from manyranks.show import mfu, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.mfu.explorer import BUDGET, Used, Utilisation
+from manyranks.show.mfu import BUDGET, Used, Utilisation
 from manyranks.theory import clusters, flops, memory, models, roofline, step
 from tests.drawn import boxes, marked, named, widths, words
 

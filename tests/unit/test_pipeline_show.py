@@ -17,8 +17,7 @@ from manyranks.parallel.pipeline.program import Times, bubble, in_flight, progra
 from manyranks.parallel.pipeline.verify import peaks
 from manyranks.show import pipeline
 from manyranks.show.labels import word
-from manyranks.show.pipeline.explorer import NAMES, Schedules, Two, explorer, title
-from manyranks.show.pipeline.figures import Charts, Run, compare, run
+from manyranks.show.pipeline import NAMES, Charts, Run, Schedules, Two, compare, explorer, run, title
 from manyranks.show.said import Said
 from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.theory import pipeline as theory

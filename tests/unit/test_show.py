@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from manyranks import show, theory
-from manyranks.show.drawings.paper import contrast
+from manyranks.show.drawings import contrast
 from manyranks.theory import collectives
 from manyranks.timeline import Failure, Span, Timeline, survive
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from manyranks.show import bars, tensor, units
 from manyranks.show.scenario import SHAPES, SMALL
-from manyranks.show.tensor.explorer import AGAIN, CLUSTERS, DEGREES, MODELS, Cut, Degrees
+from manyranks.show.tensor import AGAIN, CLUSTERS, DEGREES, MODELS, Cut, Degrees
 from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, memory, models, pace, published
 from manyranks.theory import tensor as theory

@@ -6,8 +6,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from manyranks.show import bars, units, zero
-from manyranks.show.zero import explorer
-from manyranks.show.zero.explorer import RECIPES, STAGES, Stages
+from manyranks.show.zero import RECIPES, STAGES, Stages, explorer
 from manyranks.theory import Plan, clusters, memory, models, published, sharding
 from tests.drawn import boxes, named, widths, words
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from manyranks.show import drawings, style, units
-from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
+from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Explorer, Measure, choice, log_slider
 from manyranks.show.lines import powers
 from manyranks.show.said import Said

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.axes import Axes
 
 from manyranks.show import style, units
-from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
+from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Explorer, Measure, choice, log_slider, value_slider
 from manyranks.show.said import Said
 from manyranks.show.scenario import in_code

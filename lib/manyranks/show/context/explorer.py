@@ -36,7 +36,7 @@ _NOT = "not possible"
 _CHOICES, _WORDS = {"variant": VARIANTS, "layout": context.LAYOUTS}, {"cp": "c = {}"}
 _REMEDIES = {"slower": ["layout"], "messages": ["variant"]}
 _PRINTS = {"attention takes": 'duration(attention.both("seconds"))'}
-for _name, _part in {"waits for slower ranks": "slower", "waits for messages": "messages"}.items():
+for _part, _name in {"slower": "waits for slower ranks", "messages": "waits for messages"}.items():
     _PRINTS[_name] = f'percent(attention.both("{_part}") / attention.both("seconds"))'
 _PARTS = {"compute": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
@@ -138,22 +138,17 @@ class Shared(namedtuple("Shared", "model cluster seq cp causal layout variant"),
 
     def numbers(self) -> dict[str, str]:
         longest, (_, slower, messages) = self.longest(), (percent(each / self.seconds) for each in self.spent())
-        numbers = {
-            "attention takes": units.duration(self.seconds),
-            "waits for slower ranks": slower,
-            "waits for messages": messages,
-        }
+        numbers = {"attention takes": units.duration(self.seconds), "waits for slower ranks": slower}
+        numbers |= {"waits for messages": messages}
         return numbers | {"a rank sends": units.size(self.bytes()), "fits up to": f"s = {longest:,}" if longest else "none"}
 
     def code(self) -> str:
         sizes, together, mask = tuple(self.sizes), self.together, (self.layout, self.causal, TILE)
-        lines = f"attention = of_ranks(Sizes{sizes}, cluster, {self.variant!r}, {together}, *{mask}, stride={self.tp})\n"
-        text = self.scenario.code(_PRINTS, "context", lines.replace("'", '"'))
-        return text.replace(
-            "\n\nshape",
-            "\nfrom manyranks.theory.context.sends import Sizes\nfrom manyranks.theory.context.times import of_ranks\n\nshape",
-            1,
+        lines = f"sizes = context.sends.Sizes{sizes}\n"
+        lines += (
+            f"attention = context.times.of_ranks(sizes, cluster, {self.variant!r}, {together}, *{mask}, stride={self.tp})\n"
         )
+        return self.scenario.code(_PRINTS, "context", lines.replace("'", '"'))
 
     def limits(self) -> str:
         if not self.fits:

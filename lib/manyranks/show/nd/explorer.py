@@ -16,8 +16,7 @@ from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.looks import STEP
-from manyranks.show.nd.meshes import BETWEEN, INSIDE
-from manyranks.show.nd.plans import Steps, degrees, kept, written
+from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, degrees, kept, written
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH
 from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner
