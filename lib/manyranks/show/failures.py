@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from manyranks.show import style, units
 from manyranks.show.bars import Bars, joined
 from manyranks.show.drawings import LARGE, WIDTH, Figure
-from manyranks.show.explorer import Explorer, Measure, Panels, Said, value_slider
+from manyranks.show.explorer import Board, Explorer, Measure, Setting, value_slider
 from manyranks.show.labels import word
 from manyranks.show.scenario import controls, in_code
 from manyranks.show.units import percent
@@ -262,7 +262,16 @@ _INTERVALS = (0, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800
 _REPAIRS = (1, 4, 12, 24, 48, 96, 168, 336)
 
 
-class Setting(namedtuple("Setting", "gpus hours stall write restart interval mfu repair")):
+_CODE = """\
+from manyranks.theory import failures
+
+mtbf = failures.job_mtbf({hours} * 3600, {gpus})
+interval = {interval}
+goodput = failures.goodput(interval, {stall}, {restart}, mtbf, {write})
+"""
+
+
+class Saving(namedtuple("Saving", "gpus hours stall write restart interval mfu repair"), Setting):
     """Holds what the controls say. hours: between failures of one GPU; interval: 0 for Young's; repair: hours."""
 
     @property
@@ -270,16 +279,15 @@ class Setting(namedtuple("Setting", "gpus hours stall write restart interval mfu
         return failures.job_mtbf(self.hours * HOUR, self.gpus)
 
     @property
-    def young(self) -> float:
-        """Young's interval, but not shorter than a write."""
-        return max(self.write, failures.young(self.stall, self.mtbf))
+    def intervals(self) -> list[float]:
+        """Seconds between saves: these, Young's and the best, neither of which is shorter than a write."""
+        young = max(self.write, failures.young(self.stall, self.mtbf))
+        return [self.interval or young, young, max(self.write, failures.best_interval(self.stall, self.mtbf))]
 
     @property
-    def best(self) -> float:
-        return max(self.write, failures.best_interval(self.stall, self.mtbf))
-
-    def shares(self, interval: float) -> dict[str, float]:
-        return failures.shares(interval, self.stall, self.restart, self.mtbf, self.write)
+    def shares(self) -> list[dict[str, float]]:
+        """Shares of the time with each of these. Raises ValueError for an interval that's shorter than a write."""
+        return [failures.shares(each, self.stall, self.restart, self.mtbf, self.write) for each in self.intervals]
 
     @property
     def spares(self) -> str:
@@ -290,9 +298,41 @@ class Setting(namedtuple("Setting", "gpus hours stall write restart interval mfu
             return f"more than its {nodes:,}"
         return f"{failures.spares(nodes, self.hours / per_node, self.repair):,} for {nodes:,}"
 
+    def where(self) -> str:
+        return f"{self.gpus:,} GPUs, a save every {units.duration(self.intervals[0])}"
 
-class Intervals(Panels):
+    def numbers(self) -> dict[str, str]:
+        goodput = self.shares[0]["work"]
+        longer = f"{units.short(RUN / goodput - RUN)} days more" if goodput > 1e-3 else "never ends"
+        numbers = {"goodput": percent(goodput), "failures": f"one per {units.duration(self.mtbf)}"}
+        numbers |= {f"{RUN} days of training": longer, "effective MFU": percent(failures.effective_mfu(self.mfu, goodput))}
+        return numbers | {"spare nodes": self.spares}
+
+    def limits(self) -> str:
+        """Says what costs most, and what would help."""
+        (interval, young, _), (here, there, _) = self.intervals, self.shares
+        most = max((kind for kind in here if kind != "work"), key=here.get)
+        said = f"{KINDS[most][0]}, {percent(here[most])} of the time"
+        if there["work"] > here["work"] + 0.002:
+            return f"{said}; Young's interval of {units.duration(young)} gives a goodput of {percent(there['work'])}"
+        if most == "restart":
+            return f"{said}: find failures sooner, restart faster"
+        if most == "lost" and self.write > interval / 2:
+            return f"{said}: a checkpoint doesn't count until it's written; write faster"
+        return f"{said}; the interval is already the best, so only a shorter stall or fewer failures help"
+
+    def code(self) -> str:
+        interval = self.interval or f"max({self.write}, failures.young({self.stall}, mtbf))"
+        prints = {"goodput": "percent(goodput)", "failures": "'one per', duration(mtbf)"}
+        prints |= {f"{RUN} days of training": f"short({RUN} / goodput - {RUN}), 'days more'"}
+        prints |= {"effective MFU": f"percent(failures.effective_mfu({self.mfu}, goodput))"}
+        return in_code(_CODE.format(**self._asdict() | {"interval": interval}), prints)
+
+
+class Intervals(Board):
     """Draws goodput over the interval on the left, and where the time goes on the right."""
+
+    setting = Saving
 
     @style.styled
     def __init__(self):
@@ -311,65 +351,15 @@ class Intervals(Panels):
         self._bars = Bars(right, _PARTS, "Where the time goes", ["this", "Young's", "best"], percent, outline=word)
         self.panels, self.others = [self._bars], [self._young, self._curve, self._point]
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for an interval that's shorter than a write."""
-        now = Setting(**values)
-        interval = now.interval or now.young
-        rows = [now.shares(each) for each in (interval, now.young, now.best)]
+    def draw(self, now: Saving) -> None:
         places = _PLACES[now.write <= _PLACES]
         curve = [100 * failures.goodput(at, now.stall, now.restart, now.mtbf, now.write) for at in places]
         self._curve.set_data(places, curve)
-        self._young.set_xdata([now.young] * 2)
-        self._point.set_data([interval], [100 * rows[0]["work"]])
-        bars = [{KINDS[kind][0]: share for kind, share in row.items()} for row in rows]
-        texts = [
-            f"{units.duration(at)}|{percent(row['work'])}"
-            for at, row in zip((interval, now.young, now.best), rows, strict=True)
-        ]
-        self._bars.update(bars, texts, 0, 1.0)
-        return Said(
-            f"{now.gpus:,} GPUs, a save every {units.duration(interval)}", _numbers(now, rows[0]), _limit(now, interval, rows)
-        )
-
-    def code(self, **values) -> str:
-        """Returns Python that prints what is shown."""
-        now = Setting(**values)
-        interval = now.interval or f"max({now.write}, failures.young({now.stall}, mtbf))"
-        prints = {"goodput": "percent(goodput)", "failures": "'one per', duration(mtbf)"}
-        prints |= {f"{RUN} days of training": f"short({RUN} / goodput - {RUN}), 'days more'"}
-        prints |= {"effective MFU": f"percent(failures.effective_mfu({now.mfu}, goodput))"}
-        return in_code(_CODE.format(**now._asdict() | {"interval": interval}), prints)
-
-
-_CODE = """\
-from manyranks.theory import failures
-
-mtbf = failures.job_mtbf({hours} * 3600, {gpus})
-interval = {interval}
-goodput = failures.goodput(interval, {stall}, {restart}, mtbf, {write})
-"""
-
-
-def _numbers(now: Setting, row: dict[str, float]) -> dict[str, str]:
-    goodput = row["work"]
-    numbers = {"goodput": percent(goodput), "failures": f"one per {units.duration(now.mtbf)}"}
-    longer = f"{units.short(RUN / goodput - RUN)} days more" if goodput > 1e-3 else "never ends"
-    numbers[f"{RUN} days of training"] = longer
-    return numbers | {"effective MFU": percent(failures.effective_mfu(now.mfu, goodput)), "spare nodes": now.spares}
-
-
-def _limit(now: Setting, interval: float, rows: list[dict[str, float]]) -> str:
-    """Says what costs most, and what would help."""
-    costs = {kind: share for kind, share in rows[0].items() if kind != "work"}
-    most = max(costs, key=costs.get)
-    said = f"{KINDS[most][0]}, {percent(costs[most])} of the time"
-    if rows[1]["work"] > rows[0]["work"] + 0.002:
-        return f"{said}; Young's interval of {units.duration(now.young)} gives a goodput of {percent(rows[1]['work'])}"
-    if most == "restart":
-        return f"{said}: find failures sooner, restart faster"
-    if most == "lost" and now.write > interval / 2:
-        return f"{said}: a checkpoint doesn't count until it's written; write faster"
-    return f"{said}; the interval is already the best, so only a shorter stall or fewer failures help"
+        self._young.set_xdata([now.intervals[1]] * 2)
+        self._point.set_data([now.intervals[0]], [100 * now.shares[0]["work"]])
+        bars = [{KINDS[kind][0]: share for kind, share in row.items()} for row in now.shares]
+        each = zip(now.intervals, now.shares, strict=True)
+        self._bars.update(bars, [f"{units.duration(at)}|{percent(row['work'])}" for at, row in each], 0, 1.0)
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

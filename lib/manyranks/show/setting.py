@@ -33,7 +33,7 @@ class Setting:
     room: ClassVar[Sequence[str]] = ()
     words: ClassVar[Mapping[str, str]] = {}
     note = ""
-    scenario: Scenario
+    scenario: Scenario | None = None  # none where a chapter has no step
 
     @property
     def possible(self) -> bool:
@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def fits(self) -> bool:
-        return self.scenario.fits
+        return self.scenario is None or self.scenario.fits
 
     @property
     def cost(self) -> float:
@@ -121,7 +121,7 @@ class Panels:
     """A plot made of panels, in the order in which they're drawn; others: artists over them that move, too."""
 
     figure: Figure
-    panels: Sequence
+    panels: Sequence = ()
     others: Sequence[Artist] = ()
 
     @property
