@@ -1,9 +1,13 @@
-"""Ranks on a circle, and the messages of one round as arrows between them."""
+"""Chapter 01's explorer: a collective, its algorithm, ranks, size and topology; its messages, contents, bytes and time.
+
+Times are theory.collectives.cluster_seconds'; ranks 0 to 7 are the first node. On a torus there is one algorithm, which runs on
+all axes at once (torus_seconds), over the shape that is nearest to a cube.
+"""
 
 import functools
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
@@ -11,18 +15,16 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PathCollection, PolyCollection
 from matplotlib.colors import ListedColormap
-from matplotlib.markers import MarkerStyle
-from matplotlib.transforms import Affine2D
 
 from manyranks.show import style, units
 from manyranks.show.bars import corners, joined
-from manyranks.show.explorer import Explorer, Measure, Panels, choice, log_slider, slider, value_slider
+from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, log_slider, slider, value_slider
 from manyranks.show.labels import Labels, heading, word
-from manyranks.show.said import Part, Said
+from manyranks.show.said import Part
 from manyranks.show.scenario import in_code
 from manyranks.theory import clusters, collectives
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, least_bytes, sent_bytes, timing, topology
+from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, timing, topology
 from manyranks.theory.names import Named
 
 MOST = 16  # ranks that can still be read
@@ -115,20 +117,24 @@ _SYSTEMS = {
     "TPU v5p torus": clusters["tpu-v5p"],
     "laptop": clusters["laptop"],
 }
+_RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
+_CODE = """\
+from manyranks.theory import clusters
+from manyranks.theory.collectives import {name}, sent_bytes
+
+cluster = {cluster}
+sent = {sent}
+"""
+_CLUSTERS = {name: f'clusters["{each.name}"]' for name, each in _SYSTEMS.items()}
+_CLUSTERS |= {"one H100 node (NVLink)": 'clusters["h100-dgx"].of(8)'}
 TOPOLOGIES: dict[str, Cluster] = Named("topology", _SYSTEMS)
 _ON_TORUS = {each: collectives.usual(each) for each in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")}
 SIZES = [2**k for k in range(0, 37, 2)]  # 1 B to 64 GiB
 _rounds = functools.lru_cache(maxsize=256)(collectives.rounds)
 
 
-class Setting(NamedTuple):
-    """What the controls say; size: bytes of the whole tensor."""
-
-    operation: str
-    algorithm: str
-    n: int
-    size: int
-    topology: str
+class Collective(namedtuple("Collective", "operation algorithm n size topology step", defaults=(1,)), Setting):
+    """Holds what the controls say. size: bytes of the whole tensor; step: a round."""
 
     @property
     def cluster(self) -> Cluster:
@@ -171,8 +177,56 @@ class Setting(NamedTuple):
         """For each of the operation's algorithms that can run here, its seconds at SIZES."""
         return _times(self.operation, self.n, self.topology)
 
+    @property
+    def sent(self) -> list[int]:
+        """Bytes that each rank sends."""
+        return collectives.sent_bytes(self.operation, self.size, 1, self.n, self.algorithm, node=self.node)
+
+    def where(self) -> str:
+        return f"{self.operation} by {self.algorithm}, {self.n:,} rank{'s' * (self.n != 1)}, {units.size(self.size)}"
+
+    def numbers(self) -> dict[str, str]:
+        if self.n == 1:
+            return {}
+        seconds, latency, most = self.seconds(self.size), self.seconds(0), units.size(max(self.sent))
+        numbers = {"each rank sends" if units.size(min(self.sent)) == most else "the busiest rank sends": most}
+        if self.cluster.torus:
+            numbers["torus"] = "×".join(str(side) for side in topology.cube(self.n) if side > 1)
+        else:
+            numbers["rounds"] = f"{self.steps:,}"
+        return numbers | {"time": units.duration(seconds), "latency": f"{units.duration(latency)}, {latency / seconds:.0%}"}
+
+    def limits(self) -> str:
+        """Says what limits, and which algorithm is the fastest. Raises ValueError for what cannot be."""
+        seconds = {name: self._replace(algorithm=name).seconds(self.size) for name in self.times}
+        own, best = self.seconds(self.size), min(seconds, key=seconds.get)
+        if self.n == 1:
+            return "none: one rank sends nothing"
+        limit = "latency" if self.seconds(0) > own / 2 else "bandwidth"
+        if len(seconds) == 1:
+            return f"{limit}; there is no other algorithm here"
+        if best == self.algorithm:
+            return f"{limit}; {best} is the fastest here"
+        if own <= 1.01 * seconds[best]:
+            return f"{limit}; {self.algorithm} is within 1% of the fastest here"
+        return f"{limit}; the fastest here is {best}, {units.duration(seconds[best])}"
+
+    def code(self) -> str:
+        """Returns Python that prints what is shown; nothing for one rank, which sends nothing."""
+        if self.n == 1:
+            return ""
+        torus, group = self.cluster.torus, f"{self.n}, cluster"
+        if torus:
+            group = f"{topology.cube(self.n)}, cluster.levels[0].link"
+        name, way = ("torus_seconds", "") if torus else ("cluster_seconds", f', "{self.algorithm}"')
+        sent = f'sent_bytes("{self.operation}", {self.size}, 1, {self.n}, "{self.algorithm}", node={self.node})'
+        text = _CODE.format(name=name, cluster=_CLUSTERS[self.topology], sent=sent)
+        seconds = f'duration({name}("{self.operation}", {{}}, {group}{way}))'
+        prints = {next(iter(self.numbers())): "size(max(sent))", "time": seconds.format(self.size)}
+        return in_code(text, prints | {"latency": seconds.format(0)})
+
     def _check(self) -> None:
-        operation, algorithm, n, _, topology = self
+        operation, algorithm, n, _, topology, _ = self
         if algorithm not in (known := ALGORITHMS[operation]):
             raise ValueError(f"{operation} has no {algorithm} algorithm: choose {', '.join(known)}")
         if self.node and n and (n <= self.node or n % self.node):
@@ -193,7 +247,7 @@ def _times(operation: str, n: int, topology: str) -> dict[str, list[float]]:
     found = {}
     for name in ALGORITHMS[operation]:
         with suppress(ValueError):
-            found[name] = [Setting(operation, name, n, size, topology).seconds(size) for size in SIZES]
+            found[name] = [Collective(operation, name, n, size, topology).seconds(size) for size in SIZES]
     return found
 
 
@@ -210,11 +264,6 @@ LOOKS = {
     "halving": (style.INK, "-", "v"),
     "pairwise": (style.YELLOW, "--", "P"),
 }
-_BYTES, _SECONDS = (0.6, 2e11), (5e-7, 1e4)  # ends of axes
-_MARKS, _RING = (
-    {each.get_marker(): each.get_path().transformed(each.get_transform().scale(size)) for each in map(MarkerStyle, shapes)}
-    for size, shapes in ((5, "osD^vP"), (11, "o"))  # points
-)
 _PARTS = (0, 0.5, 1)  # of the highest bar, where there is a line with its amount
 
 
@@ -293,13 +342,18 @@ class Times:
     """Time against the size of the tensor, a curve for each algorithm, which always looks the same."""
 
     def __init__(self, axes: Axes):
-        self._lines = axes.add_collection(LineCollection([], transform=axes.transAxes), autolim=False)
-        self._marks = PathCollection([], offsets=[], offset_transform=axes.transAxes)
-        self._marks.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
-        axes.add_collection(self._marks, autolim=False)
+        self._band = axes.plot([], [], linewidth=7, linestyle="-", alpha=0.3)[0]
+        self._curves, self._samples = {}, {}
+        for k, (name, (color, line, marker)) in enumerate(LOOKS.items()):
+            # Markers of different curves stand at different sizes, so that those which lie on each other can all be seen.
+            look = {"color": color, "linestyle": line, "marker": marker, "markersize": 5}
+            self._curves[name] = axes.plot([], [], markevery=(k % 6, 6), **look)[0]
+            self._samples[name] = axes.plot([], [], markevery=[1], transform=axes.transAxes, **look)[0]
+        look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8}
+        self._ring = axes.plot([], [], "o", **look)[0]
         self._names = Labels(axes, left=0, within=axes.transAxes)
-        self.moving = [self._lines, self._marks, self._names.artist]
-        axes.set(xscale="log", yscale="log", xlim=_BYTES, ylim=_SECONDS, xlabel="size of the tensor", ylabel="time")
+        self.moving = [self._band, *self._curves.values(), *self._samples.values(), self._ring, self._names.artist]
+        axes.set(xscale="log", yscale="log", xlim=(0.6, 2e11), ylim=(5e-7, 1e4), xlabel="size of the tensor", ylabel="time")
         axes.set_title("time (circled: this tensor)")
         axes.set_xticks([1, 1e3, 1e6, 1e9], ["1 B", "1 kB", "1 MB", "1 GB"])
         axes.set_yticks([1e-6, 1e-3, 1, 1e3], ["1 µs", "1 ms", "1 s", "1,000 s"])
@@ -307,131 +361,52 @@ class Times:
 
     def update(self, seconds: Mapping[str, Sequence[float]], chosen: str, at: tuple[float, float]) -> None:
         """Shows these algorithms' seconds at SIZES, the chosen one on a band, and a mark at `at`, (bytes, seconds)."""
-        curves = {name: np.stack((_share(SIZES, _BYTES), _share(times, _SECONDS)), axis=1) for name, times in seconds.items()}
-        heights = {name: 0.95 - 0.1 * place for place, name in enumerate(curves)}
-        samples = [[(0.02, y), (0.12, y)] for y in heights.values()]  # a legend: matplotlib's would be laid out in every redraw
-        colours, lines, _ = zip(*(LOOKS[name] for name in curves), strict=True)
-        widths = [2.6 if name == chosen else 1.2 for name in curves]
-        self._lines.set_segments([curves[chosen], *curves.values(), *samples])
-        self._lines.set(colors=[(LOOKS[chosen][0], 0.3), *2 * colours])
-        self._lines.set(linestyles=["-", *2 * lines], linewidths=[7, *2 * widths])
-        # Markers of different curves stand at different sizes, so that those which lie on each other can all be seen.
-        marks = [(name, place) for name, curve in curves.items() for place in curve[list(LOOKS).index(name) % 6 :: 6]]
-        marks += [(name, (0.07, y)) for name, y in heights.items()]
-        colours = [LOOKS[name][0] for name, _ in marks]
-        self._marks.set_paths([_MARKS[LOOKS[name][2]] for name, _ in marks] + [_RING["o"]])
-        self._marks.set_offsets([place for _, place in marks] + [(_share(at[0], _BYTES), _share(at[1], _SECONDS))])
-        self._marks.set(facecolors=[*colours, "none"], edgecolors=[*colours, style.INK], linewidths=[1] * len(marks) + [1.8])
+        heights = {name: 0.95 - 0.1 * place for place, name in enumerate(seconds)}
+        for name, line in self._curves.items():
+            shown, wide = name in seconds, 2.6 if name == chosen else 1.2
+            line.set(data=(SIZES, seconds[name]) if shown else ([], []), linewidth=wide)
+            self._samples[name].set(data=([0.02, 0.07, 0.12], [heights[name]] * 3) if shown else ([], []), linewidth=wide)
+        self._band.set(data=(SIZES, seconds[chosen]), color=LOOKS[chosen][0])
+        self._ring.set_data([at[0]], [at[1]])
         self._names.update([(0.14, y) for y in heights.values()], list(heights))
 
 
-def _share(values: float | Sequence[float], ends: tuple[float, float]) -> np.ndarray:
-    """Where they are on a logarithmic axis with these ends, from 0 to 1."""
-    low, high = np.log10(ends)
-    return (np.log10(np.maximum(values, 1e-30)) - low) / (high - low)
-
-
-_CODE = """\
-from manyranks.theory import clusters
-from manyranks.theory.collectives import {name}, sent_bytes
-
-cluster = {cluster}
-sent = {sent}
-"""
-_CLUSTERS = {name: f'clusters["{each.name}"]' for name, each in TOPOLOGIES.items()}
-_CLUSTERS |= {"one H100 node (NVLink)": 'clusters["h100-dgx"].of(8)'}
-_RANKS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64]
-
-
-class Knobs(Panels):
+class Knobs(Board):
     """One collective: a round's messages, what the ranks then hold, the bytes that each sends, and time against size.
 
     On a torus the messages and bytes shown are those of one ring (of pairs for all_to_all), the time is the torus's own.
     """
 
+    setting = Collective
+
     @style.styled
     def __init__(self):
         self.figure, (circle, grid, sent, times) = style.figure(columns=2, rows=2, width=9, height=4.4)
         self.panels = self._circle, self._grid, self._sent, self._times = Circle(circle), Grid(grid), Sent(sent), Times(times)
-        _ = Setting("all_reduce", "ring", _RANKS[-1], 1, [*TOPOLOGIES][1]).times  # many messages, counted once: not in a redraw
+        _ = Collective("all_reduce", "ring", _RANKS[-1], 1, [*TOPOLOGIES][1]).times  # many messages, counted once
 
-    def update(self, step: int, **values) -> Said:
-        """Shows round `step`, or the last one. Raises ValueError for what cannot be, and then changes nothing."""
-        now = Setting(**values)
-        time, total, drawn = now.seconds(now.size), now.steps, now.n <= MOST
-        sent, last = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node), min(step, total)
+    def draw(self, now: Collective) -> None:
+        """Shows its round, or the last one."""
+        total, drawn, last = now.steps, now.n <= MOST, min(now.step, now.steps)
         title = f"round {last} of {total}" if drawn else f"{total:,} rounds"
         title += " on one ring" * (drawn and now.cluster.torus > 0 and now.algorithm == "ring")
         self._circle.update(now.n, now.messages(last) if drawn else [], title if total else "no rounds")
-        self._grid.update(now.counts(last) if drawn else [], contents.complete(now.operation, now.n), _held(now.operation))
-        self._sent.update(sent, least_bytes(now.operation, now.size, now.n))
-        self._times.update(now.times, now.algorithm, (now.size, time))
-        return _said(now)
-
-    def code(self, step: int, **values) -> str:
-        """Returns Python that prints what is shown; nothing for one rank, which sends nothing."""
-        now = Setting(**values)
-        if now.n == 1:
-            return ""
-        torus, group = now.cluster.torus, f"{now.n}, cluster"
-        if torus:
-            group = f"{topology.cube(now.n)}, cluster.levels[0].link"
-        name, way = ("torus_seconds", "") if torus else ("cluster_seconds", f', "{now.algorithm}"')
-        sent = f'sent_bytes("{now.operation}", {now.size}, 1, {now.n}, "{now.algorithm}", node={now.node})'
-        text = _CODE.format(name=name, cluster=_CLUSTERS[now.topology], sent=sent)
-        seconds = f'duration({name}("{now.operation}", {{}}, {group}{way}))'
-        prints = {next(iter(_said(now).numbers)): "size(max(sent))", "time": seconds.format(now.size)}
-        return in_code(text, prints | {"latency": seconds.format(0)})
+        arrived = "chunks received, by sender" if now.operation == "all_to_all" else "chunks that have arrived"
+        held = "ranks summed into each chunk" if now.operation in contents.ADDING else arrived
+        self._grid.update(now.counts(last) if drawn else [], contents.complete(now.operation, now.n), held)
+        self._sent.update(now.sent, collectives.least_bytes(now.operation, now.size, now.n))
+        self._times.update(now.times, now.algorithm, (now.size, now.seconds(now.size)))
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
     """Returns the explorer of chapter 01. measure: what "Measure it" runs, manyranks.small's collectives."""
-    return Explorer(
-        Knobs(),
-        presets={
-            "the same bytes": {"algorithm": "halving_doubling"},
-            "6 ranks": {"algorithm": "halving_doubling", "n": 6},
-            "1 MB, 64 ranks": {"algorithm": "recursive_doubling", "n": 64, "size": 2**20},
-            "17 GB, 64 ranks": {"algorithm": "hierarchical", "n": 64, "size": 2**34},
-            "a torus": {"topology": "TPU v5p torus", "n": 64},
-        },
-        measure=measure,
-        operation=choice("operation", "all_reduce", list(ALGORITHMS)),
-        algorithm=choice("algorithm", "ring", list(LOOKS)),
-        n=value_slider("ranks N", 8, _RANKS),
-        size=log_slider("tensor size", 2**30, 0, 36, show=units.size),
-        topology=choice("topology", "H100 nodes of 8 (InfiniBand)", {name.partition(" (")[0]: name for name in TOPOLOGIES}),
-        step=slider("round", 1, 1, 30),
-    )
-
-
-def _held(operation: str) -> str:
-    arrived = "chunks received, by sender" if operation == "all_to_all" else "chunks that have arrived"
-    return "ranks summed into each chunk" if operation in contents.ADDING else arrived
-
-
-def _said(now: Setting) -> Said:
-    where = f"{now.operation} by {now.algorithm}, {now.n:,} rank{'s' * (now.n != 1)}, {units.size(now.size)}"
-    if now.n == 1:
-        return Said(where, limit="none: one rank sends nothing")
-    sent = sent_bytes(now.operation, now.size, 1, now.n, now.algorithm, node=now.node)
-    seconds, latency, most = now.seconds(now.size), now.seconds(0), units.size(max(sent))
-    numbers = {"each rank sends" if units.size(min(sent)) == most else "the busiest rank sends": most}
-    if now.cluster.torus:
-        numbers["torus"] = "×".join(str(side) for side in topology.cube(now.n) if side > 1)
-    else:
-        numbers["rounds"] = f"{now.steps:,}"
-    numbers |= {"time": units.duration(seconds), "latency": f"{units.duration(latency)}, {latency / seconds:.0%}"}
-    return Said(where, numbers, f"{'latency' if latency > seconds / 2 else 'bandwidth'}; {_fastest(now)}")
-
-
-def _fastest(now: Setting) -> str:
-    if len(now.times) == 1:
-        return "there is no other algorithm here"
-    seconds = {name: now._replace(algorithm=name).seconds(now.size) for name in now.times}
-    best = min(seconds, key=seconds.get)
-    if best == now.algorithm:
-        return f"{best} is the fastest here"
-    if seconds[now.algorithm] <= 1.01 * seconds[best]:
-        return f"{now.algorithm} is within 1% of the fastest here"
-    return f"the fastest here is {best}, {units.duration(seconds[best])}"
+    halves = {"algorithm": "halving_doubling"}
+    presets = {"the same bytes": halves, "6 ranks": halves | {"n": 6}}
+    presets["1 MB, 64 ranks"] = {"algorithm": "recursive_doubling", "n": 64, "size": 2**20}
+    presets["17 GB, 64 ranks"] = {"algorithm": "hierarchical", "n": 64, "size": 2**34}
+    presets["a torus"] = {"topology": "TPU v5p torus", "n": 64}
+    names = {name.partition(" (")[0]: name for name in TOPOLOGIES}
+    own = {"operation": choice("operation", "all_reduce", [*ALGORITHMS]), "algorithm": choice("algorithm", "ring", [*LOOKS])}
+    own |= {"n": value_slider("ranks N", 8, _RANKS), "size": log_slider("tensor size", 2**30, 0, 36, show=units.size)}
+    own["topology"] = choice("topology", "H100 nodes of 8 (InfiniBand)", names)
+    return Explorer(Knobs(), presets, measure, **own, step=slider("round", 1, 1, 30))
