@@ -166,7 +166,7 @@ def test_no_answer_has_a_number_that_nobody_checks(chapter):
 
 def seen(explorer: show.Explorer) -> str:
     """Returns what a reader sees: the line above the picture, the tiles, words in the picture, and those under the mouse."""
-    tiles = re.sub(r"<small> \(was [^<]*</small>", "", explorer.tiles.value)
+    tiles = re.sub(r" <small>\(was [^<]*</small>", "", explorer.tiles.value)
     tiles = re.sub(r"<style>.*?</style>|<[^>]*>", " ", re.sub(r"</small>(?=<b>)", ": ", tiles), flags=re.DOTALL)
     says = re.findall(r'data-says="([^"]*)"', explorer.parts.value)
     drawn = [each for axes in explorer.figure.axes for each in words(axes)]

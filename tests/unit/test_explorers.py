@@ -78,8 +78,8 @@ def test_the_tiles_show_this_setting_beside_the_one_before():
     shown = explorer()
     assert "was" not in shown.tiles.value
     shown.set(dp=128, n=4)
-    assert "<b>4 B</b><small> (was 1048576)</small>" in shown.tiles.value
-    assert "<small>memory per GPU</small><b>6.14 of 80 GB</b><small> (was 7.15)</small>" in shown.tiles.value
+    assert "<b>4 B</b> <small>(was 1048576)</small>" in shown.tiles.value
+    assert "<small>memory per GPU</small><b>6.14 of 80 GB</b> <small>(was 7.15)</small>" in shown.tiles.value
     assert shown.tiles.value.count("<i ") == 5 + 3  # a bar for each of the strip; memory, communication and MFU as they were
     assert shown.status == "d = 128: n 4 B. Limit: nothing."
 
@@ -262,7 +262,7 @@ def starts(first, whole):
     return bool(first) and whole[: len(first)] == first
 
 
-@pytest.mark.parametrize("name", [name for name in EXPLORERS if hasattr(EXPLORERS[name]().plot, "along")])
+@pytest.mark.parametrize("name", [name for name in EXPLORERS if EXPLORERS[name]().curves])
 def test_curves_are_what_the_strip_says_of_each_degree(name):
     shown = EXPLORERS[name]()
     plot, curves = shown.plot, shown.curves

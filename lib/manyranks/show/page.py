@@ -84,7 +84,6 @@ TILES = """<style>
     border-radius: 4px; } /* as wide as what it says, which takes a second line where a row is full */
 .manyranks-tiles small { opacity: .8; font-size: 11px; }
 .manyranks-tiles :is(b, small) { display: inline-block; }
-.manyranks-tiles b + small { margin-left: 4px; }
 .manyranks-tiles > div > small:first-child { display: block; }
 .manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
 .manyranks-tiles i + i { background: #787878; }
@@ -161,7 +160,7 @@ def _tile(name: str, text: str, old: str | None = None, bars: Iterable[float] = 
     """old: the text before; bars: shares of the tile's width; more: what is beside the number."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
     each = parts(text if old is None else old, text)
-    said = " ".join(f"<b>{html.escape(part)}</b>" + small_print(f" (was {was})" if was else "") for part, was in each)
+    said = " ".join(f"<b>{html.escape(part)}</b>" + f" {small_print(f'(was {was})')}" * bool(was) for part, was in each)
     return f"<div>{small_print(name)}{said} {small_print(more)}{drawn}</div>"
 
 
