@@ -59,8 +59,8 @@ def test_a_setting_is_what_theory_says_of_its_plan():
 @pytest.mark.parametrize("change", [{}, V3, {"pp": 8, "zero": 0}, HSDP], ids=str)
 def test_the_parts_of_the_memory_are_those_of_the_fullest_gpu(change):
     one = now(**change)
-    assert sum(one.held.values()) == one.scenario.peak.total
-    assert min(one.held.values()) >= 0
+    assert sum(one.scenario.held.values()) == one.scenario.peak.total
+    assert min(one.scenario.held.values()) >= 0
 
 
 @pytest.mark.parametrize("change", [{"cp": 2}, V3, HSDP], ids=str)
@@ -103,8 +103,8 @@ def test_bars_and_texts_are_the_settings(board):
     far = [f"{ranks}: InfiniBand, {stride} apart" for ranks, stride in ((2, 8), (16, 16), (4, 256), (32, 8))]
     assert words(mesh)[:6] == ["8: NVLink", *far[:3], "1", far[3]]
     assert widths(mesh) == [[pytest.approx(LONGEST * k / 10)] for k in (3, 1, 4, 2, 5)]
-    assert words(held)[:5] == [units.size(size) for size in one.held.values()]
-    rows = [LONGEST * size / 80e9 for size in one.held.values()]  # the memory's end is the bars'
+    assert words(held)[:5] == [units.size(size) for size in one.scenario.held.values()]
+    rows = [LONGEST * size / 80e9 for size in one.scenario.held.values()]  # the memory's end is the bars'
     assert [row for (row,) in widths(held)[:5]] == pytest.approx(rows, rel=1e-3)
     assert widths(held)[5] == pytest.approx(rows, rel=1e-3)
     here = one.scenario

@@ -14,7 +14,7 @@ from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, log_slider
 from manyranks.show.labels import word
 from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
-from manyranks.theory import Plan, batch, clusters, memory
+from manyranks.theory import Plan, batch, clusters
 from manyranks.timeline import Timeline
 from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE, Span
@@ -134,12 +134,6 @@ class Replicas(namedtuple("Replicas", "model cluster dp microbatch overlap criti
         """Seconds of a training to a given loss, in relation to other settings."""
         return batch.steps(self.scenario.plan.tokens, self.critical) * self.scenario.time.seconds
 
-    def held(self) -> dict[str, float]:
-        """Bytes of one accelerator; their sum is the peak."""
-        here = self.scenario
-        states = memory.model_states(here.shape, here.plan)[:3]
-        return dict(zip(_HELD, (*states, here.peak.activations, here.peak.buffers), strict=True))
-
     def where(self) -> str:
         return f"{self.model} on {self.dp:,} GPU{'s' * (self.dp > 1)}, {self.cluster}"
 
@@ -209,7 +203,7 @@ class Scaling(Board):
         self._step.update(bars, [text + ", nothing sent" * (now.dp == 1) for text in texts], -9)
         whole, room = here.peak.total, here.cost.room
         mark, longest = (room, f"memory: {units.size(room)}"), max(room, min(4 * room, whole))
-        self._held.update([now.held()], [units.size(whole)], -9, longest, mark)  # one bar needs no band
+        self._held.update([here.held], [units.size(whole)], -9, longest, mark)  # one bar needs no band
         ranks = [n for n in RANKS if n <= here.cluster.levels[-1].size]
         relative = [now._replace(dp=n).cost / one.cost for n in ranks]
         for line, values in zip(self._lines, ([1 / n for n in ranks], relative), strict=True):

@@ -89,6 +89,15 @@ class Scenario:
         return _peak(self.shape, self.plan)
 
     @property
+    def held(self) -> dict[str, int]:
+        """Returns bytes of the fullest GPU by what they are for; their sum is the peak."""
+        each = (memory.states_of(held, self.plan) for held in set(memory.rank_parameters(self.shape, self.plan)))
+        # The rank with the most of these may have fewer activations.
+        states = next(one for one in each if one.total == self.peak.states)
+        named = dict(zip(("parameters", "gradients", "optimizer"), states, strict=False))
+        return named | {"activations": self.peak.activations, "buffers": self.peak.buffers}
+
+    @property
     def fits(self) -> bool:
         return self.peak.total <= self.cluster.accelerator.memory
 

@@ -13,7 +13,7 @@ from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, l
 from manyranks.show.labels import word
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.show.units import count
-from manyranks.theory import Plan, clusters, memory, sharding
+from manyranks.theory import Plan, clusters, sharding
 from manyranks.theory.names import Named
 
 __all__ = [
@@ -244,9 +244,8 @@ class Stage(namedtuple("Stage", "model cluster dp stage k precision"), Setting):
 
     def held(self) -> dict[str, int]:
         """Returns bytes of one GPU; their sum is the peak."""
-        here = self.scenario
-        states = memory.model_states(here.shape, here.plan)[:3]
-        return dict(zip(_HELD, (*states, here.peak.total - here.peak.states), strict=True))
+        *states, activations, buffers = self.scenario.held.values()
+        return dict(zip(_HELD, (*states, activations + buffers), strict=True))
 
     def sent(self) -> dict[str, int]:
         """Returns what a rank sends in a step, in bytes, with one forward and one backward, the units being the layers."""

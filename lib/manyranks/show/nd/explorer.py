@@ -19,7 +19,7 @@ from manyranks.show.looks import STEP
 from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, degrees, kept, written
 from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
 from manyranks.show.setting import MUCH
-from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner
+from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
 from manyranks.theory.planner import Found
 
 MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3-175b", "llama3-405b")
@@ -83,15 +83,6 @@ class Layout(namedtuple("Layout", _CONTROLS), Setting):
         """The part of the step that limits: the longest one beside compute, unless that is short."""
         time = self.scenario.time
         return time.limit if time.parts[time.limit] > MUCH * time.seconds else "compute"
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Bytes of the fullest GPU by what they are for; their sum is the peak."""
-        here = self.scenario
-        each = (memory.states_of(held, here.plan) for held in set(memory.rank_parameters(here.shape, here.plan)))
-        # The rank with the most of these may have fewer activations.
-        states = next(one for one in each if one.total == here.peak.states)
-        return dict(zip(_HELD, (*states[:3], here.peak.activations, here.peak.buffers), strict=True))
 
     @property
     def reaches(self) -> dict[str, tuple[int, int]]:
@@ -234,7 +225,7 @@ class Plans(Board):
         self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"))
 
     def _show_memory(self, now: Layout) -> None:
-        held, room = now.held, now.scenario.cost.room
+        held, room = now.scenario.held, now.scenario.cost.room
         *before, whole = accumulate(held.values(), initial=0)
         bars = [{"": start, part: size} for start, (part, size) in zip(before, held.items(), strict=True)]
         texts = [units.size(size) if size else "none" for size in held.values()] + [f"{units.size(whole)}, {whole / room:.0%}"]
