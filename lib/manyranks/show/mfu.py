@@ -450,7 +450,7 @@ class _Roofline:
                 line.set_data([x], [y])
                 self._said[x, y] = f"{name}: {units.short(found.intensity)} FLOPs per byte, {share:.1%} of the peak"
         names = [f"memory: {units.rate(roof.bandwidth)}", f"ridge: {units.short(roof.ridge)}", units.flop_rate(roof.peak)]
-        self._labels.update([(1.3, 350), (1.15 * roof.ridge, 0.08), (max(1.3 * roof.ridge, 3e3), 350)], names)
+        self._labels.update([(1.3, 350), (1.15 * roof.ridge, 0.14), (max(1.3 * roof.ridge, 3e3), 350)], names)
 
     def parts(self) -> Iterator[Part]:
         return (Part(self._axes, x / 1.25, 1.25 * x, y / 1.25, 1.25 * y, says) for (x, y), says in self._said.items())
