@@ -14,7 +14,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path
 
 from manyranks import show
-from manyranks.show.drawings.paper import EDGE, INK, LEAST, contrast, on
+from manyranks.show.drawings import EDGE, INK, LEAST, contrast, on
 
 from .figures_drawn import assert_readable
 
