@@ -336,7 +336,7 @@ def test_what_is_kept_and_stored_is_drawn_until_its_backward():
     (stored,) = figure.axes[0].lines
     assert stored.get_xydata().tolist() == [[2, 2.5], [8, 2.5]]  # a_2, until layer 3 went backward
     named = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert named == {"forward", "forward again", "backward", "kept", "stored"}
+    assert named == {"forward", "forward again", "backward", "kept", "checkpoint"}
 
 
 def test_below_is_what_the_plan_holds_at_each_action():
