@@ -15,6 +15,7 @@ CHAPTERS = {
     "collectives": [{"algorithm": "tree", "n": 6}, {"operation": "gather", "algorithm": "tree", "n": 5}],
     "data_parallel": [{"dp": 1}, {"dp": 1024, "overlap": False}],
     "zero": [{}, {"stage": "data parallelism", "dp": 2}, {"stage": "ZeRO-3", "dp": 4}, {"stage": "HSDP", "k": 2, "dp": 8}],
+    "checkpointing": [{}, {"strategy": "keep everything"}, {"strategy": "optimal"}],
     "pipeline": [{"first": "zb-v", "second": "interleaved", "v": 3}, {"pp": 1, "first": "gpipe", "m": 3}],
     "tensor": [{"tp": 1}, {"tp": 64, "sequence_parallel": False}, {"regather": False}],
     "context": [{"cp": 1, "layout": "zigzag"}, {"cp": 4, "variant": "ring-ulysses"}, {"cp": 4, "variant": "all-gather"}],

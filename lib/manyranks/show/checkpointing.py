@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from manyranks.show import drawings, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Board, Explorer, Part, Setting, choice, log_slider, value_slider
+from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice, log_slider, value_slider
 from manyranks.show.labels import word
 from manyranks.show.lines import curves
 from manyranks.show.scenario import MEMORY, MFU, SHAPES, STEP, Cost, Scenario, controls, of
@@ -338,8 +338,11 @@ class Tradeoff(Board):
         return ["sequence_parallel"] * (tp == 1) + ["count"] * (strategy != SEGMENTS)
 
 
-def explorer() -> Explorer:
-    """Returns the explorer of chapter 04. It opens on the smallest model of arXiv 2205.05198, Table 3: 8 GPUs, 4 sequences."""
+def explorer(measure: Measure | None = None) -> Explorer:
+    """Returns the explorer of chapter 04, on the smallest model of arXiv 2205.05198, Table 3: 8 GPUs, 4 sequences.
+
+    measure: what "Measure it" runs, small.checkpointing
+    """
     presets = {"16 segments": {"count": 16}, "optimal": {"strategy": OPTIMAL}}
     presets |= {f"optimal, {how}": {"strategy": OPTIMAL, "attention": how} for how in ("selective", "flash")}
     presets["long sequence"] = {"model": "llama3-70b", "seq": 131072, "microbatch": 1, "attention": "flash"}
@@ -347,4 +350,4 @@ def explorer() -> Explorer:
     own = {"attention": choice("attention", "core kept", [*ATTENTION])}
     own |= {"strategy": choice("strategy", SEGMENTS, [*STRATEGIES]), "count": log_slider("segments C", 8, 0, 7)}
     own["budget"] = value_slider("activation budget", 32e9, _BUDGETS, units.size)
-    return Explorer(Tradeoff(), presets, **shared, **own)
+    return Explorer(Tradeoff(), presets, measure, **shared, **own)

@@ -2,6 +2,7 @@ from .chapter_00 import hardware as hardware
 from .chapter_01 import collectives as collectives
 from .chapter_02 import data_parallel as data_parallel
 from .chapter_03 import zero as zero
+from .chapter_04 import checkpointing as checkpointing
 from .chapter_05 import pipeline as pipeline
 from .chapter_06 import tensor as tensor
 from .chapter_07 import context as context
