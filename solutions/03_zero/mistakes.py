@@ -427,7 +427,7 @@ class ReducesInTheOrderOfBackward(Stage2):
         self.send()
 
 
-@mistake("Stage2", "when one leaves, the next ones may be there already: while, not if", points=2.6)
+@mistake("Stage2", "when one leaves, the next ones may be there already: while, not if", points=1.2)
 class SendsOneAHook(Stage2):
     def arrived(self, p):
         self.there.add(p)

@@ -244,9 +244,10 @@ def sweeps(path, parts):
 
 
 @mistake("atomic_save", says="use the calls that the text lists")
-def with_writev(path, parts):
-    number = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.writev(number, parts)
+def keeps_a_link(path, parts):
+    if os.path.exists(path):
+        os.link(path, f"{path}.old")
+    AtomicSave()(path, parts)
 
 
 @right("how_often")
@@ -351,58 +352,10 @@ class RoundsTheWrite(HowOften):
         return max(round(interval / seconds), round(lag / seconds), 1)
 
 
-@mistake("how_often", "that's one step more than the write needs: math.ceil(write / seconds), without the copy")
-class OneStepMore(HowOften):
-    def steps(self, seconds, interval, lag):
-        return max(round(interval / seconds), int(lag / seconds) + 1 if lag else 1)
-
-
-@mistake("how_often", "a save every 0 steps: at least one step lies between two saves")
-class NoLeast(HowOften):
-    def steps(self, seconds, interval, lag):
-        return max(round(interval / seconds), math.ceil(lag / seconds))
-
-
-@mistake("how_often", "without a thread nothing is being written while steps go on: Young's interval is all")
-class WaitsForNothing(HowOften):
-    def __call__(self, *case):
-        self.write = case[2]
-        return super().__call__(*case)
-
-    def steps(self, seconds, interval, lag):
-        return super().steps(seconds, interval, self.write)
-
-
 @mistake("how_often", "round to the nearest number of steps: int() cuts off what's behind the point")
 class CutsOff(HowOften):
     def steps(self, seconds, interval, lag):
         return max(int(interval / seconds), math.ceil(lag / seconds), 1)
-
-
-@mistake(
-    "how_often",
-    "a failure loses the whole write: until it has ended, the checkpoint before counts, wherever the failure hits",
-    points=1.5,
-)
-class LosesHalfTheWrite(HowOften):
-    def __call__(self, *case):
-        steps, goodput = super().__call__(*case)
-        return steps, goodput + self.stall_and_lag(case[1], case[2], case[6])[1] / 2 / self.mtbf(*case[4:6])
-
-
-@mistake("how_often", "without a thread the write is part of the stall: a failure doesn't lose it once more", points=1.5)
-class CountsTheWriteTwice(HowOften):
-    def __call__(self, *case):
-        steps, goodput = super().__call__(*case)
-        return steps, goodput - (0 if case[6] else case[2] / self.mtbf(*case[4:6]))
-
-
-@mistake("how_often", "that's the goodput of Young's interval: take steps · seconds, the one that you return", points=1.5)
-def of_another_interval(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
-    steps, _ = HowOften()(seconds, copy, write, restart, gpu_mtbf, gpus, beside)
-    stall, lag = HowOften().stall_and_lag(copy, write, beside)
-    interval = HowOften().young(stall, gpu_mtbf / gpus)
-    return steps, 1 - stall / interval - (restart + lag + interval / 2) / (gpu_mtbf / gpus)
 
 
 class Batches:

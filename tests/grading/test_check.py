@@ -158,8 +158,8 @@ def test_facts_that_a_rank_sends_in_place_of_tables_count_for_nothing():
         (grade.pipeline.one_f_one_b, pipeline.Case(4, 8)),
         (grade.pipeline.under_a_cap, pipeline.Case(4, 8, cap=4)),
     ):
-        assert task.then(case, forged) == {}
-        assert task.then(case, forged | {"tables": [[("F", 0)]]}) == {}
+        assert task.then(case, None, forged) == {}
+        assert task.then(case, None, forged | {"tables": [[("F", 0)]]}) == {}
         nothing = trial.Trial(1, case, "1/0", seen=[trial.Seen({})])
         assert not task.judge[0].verdict(nothing, [trial.Seen(forged)]).ok
 
@@ -169,8 +169,8 @@ def test_what_a_rank_says_of_its_own_choice_counts_for_nothing():
     case = next(case for case in task.cases if not case.nothing_fits)
     right = {"the choice": "within the budget", "what need not be chosen": "nothing", "the FLOPs that run again": 0}
     with pytest.raises(KeyError):
-        task.then(case, right)
-    none = task.then(case, right | {"did": "returns []", "chosen": []})
+        task.then(case, None, right)
+    none = task.then(case, None, right | {"did": "returns []", "chosen": []})
     assert none["the choice"].endswith("bytes above the budget")
     assert none["the FLOPs that run again"] is None
 
@@ -179,7 +179,7 @@ def test_what_a_rank_says_of_its_plan_and_its_orders_counts_for_nothing():
     assert grade.nd.plan(hostile.forges_a_plan).points == 0
     (case,) = grade.nd.misplaced.cases_on(1)
     orders = {name: list(run.sizes) for name, (run,) in case.questions.items()}
-    assert all(type(sent) is float for sent in grade.nd.misplaced.then(case, orders).values())
+    assert all(type(sent) is float for sent in grade.nd.misplaced.then(case, None, orders).values())
 
 
 TASKS = [(exercise, *item) for exercise in records.exercises() for item in answers.tasks(exercise).items()]
@@ -192,7 +192,8 @@ def test_who_ends_python_where_a_table_of_what_all_are_asked_has_no_answer_has_n
     (right,) = (one for one in records.answers_of(exercise) if (one.task, one.kind) == (task, answers.RIGHT))
     function = answers.given(own, right.code)
     for case in own.cases_on(1):
-        own.run(case, lambda *asked: known.add(repr(asked)) or function(*asked), Watch(str(tmp_path), 0))
+        given = own.make(case, 0, 1, 0)
+        own.run(given, lambda *asked: known.add(repr(asked)) or function(*asked), Watch(str(tmp_path), 0))
     monkeypatch.setattr(trial, "seed", 777)
     record = answers.record_of(own, [(right, own.tried(function))])
     table = partial(hostile.ends_where_a_table_ends, known, function)

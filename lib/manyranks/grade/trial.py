@@ -5,11 +5,13 @@ What was seen can be stored: of a tensor a few numbers are kept, which tell it f
 
 import contextlib
 import io
+import secrets
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from manyranks import busy
-from manyranks.grade.learner import Ready, refuse_itself, refused
+from manyranks.grade.learner import Ready, refuse_itself, refused, watched
 from manyranks.measure import journal
 from manyranks.measure.journal import Stopped
 from manyranks.measure.machine import slowness
@@ -29,7 +31,7 @@ from manyranks.world.confine import Confined
 from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.measurement import Measurement
 from manyranks.world.trouble import RETURNED, Notes, Trouble, head, late, short, text, trouble
-from manyranks.world.world import World
+from manyranks.world.world import Each, World
 
 CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts
 _RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s on a quiet machine
@@ -41,8 +43,12 @@ _KINDS = ("gradient", "call", "wait", "mark")
 _EVENTS, _MARK = 100_000, 20_000  # of one rank; letters
 _ROOM = 1 << 22  # elements: a result larger than this is not what a task asks for
 
-Run = Callable[[Any, Any, Watch], dict]  # case, the learner's answer, watch -> results by name: tensors, or JSON
+Run = Callable[[Any, Any, Watch], dict]  # what a rank gets, the learner's answer, watch -> results: tensors, or JSON
+Make = Callable[[Any, int, int, int], Any]  # case, rank, number of ranks, seed -> what this rank gets
 
+
+# case, what the rank got, its results -> results that follow
+Then = Callable[[Any, Any, Mapping[str, Fact]], dict]
 
 confined: Confined | None = None  # grade.apart sets it
 seed = 0  # of the scripts' numbers; who makes records of his own takes another one
@@ -88,17 +94,17 @@ def unconfined() -> Iterator[None]:
 
 
 class Job(NamedTuple):
-    """What a rank runs. ready: whose functions the answer may not call."""
+    """What a rank runs. given: to this rank; ready: whose functions the answer may not call; word: that nobody has seen."""
 
     run: Run
-    case: Any
+    given: Any
     ready: Ready
-    seed: int
+    word: str
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One case on n ranks. key: the case's name in records; seen: by rank, empty where it did not end well.
+    """One case on n ranks. key: the case's name in records; given, seen: by rank; the latter empty where it did not end well.
 
     unwaited: the ranks that never waited for some call, with its operation; trouble: why it did not end well; notes: the
     calls with the lines that led to them; printed: by the ranks.
@@ -112,12 +118,14 @@ class Trial:
     trouble: Trouble | None = None
     notes: Notes = field(default_factory=dict)
     printed: str = ""
+    given: tuple = ()
 
-    def after(self, then: Callable[[Any, Mapping[str, Fact]], dict]) -> "Trial":
+    def after(self, then: Then) -> "Trial":
         """With the results that follow from those of the ranks; none where a rank sent what the script does not make."""
         try:
-            return replace(self, seen=[replace(one, results=then(self.case, one.results)) for one in self.seen])
-        except (Stopped, TypeError, ValueError, KeyError, IndexError):
+            pairs = zip(self.given, self.seen, strict=True) if self.seen else ()
+            return replace(self, seen=[replace(one, results=then(self.case, own, one.results)) for own, one in pairs])
+        except (Stopped, TypeError, ValueError, KeyError, IndexError, AttributeError):
             return replace(self, seen=[replace(one, results={}) for one in self.seen])
 
     def __str__(self) -> str:
@@ -130,12 +138,19 @@ class Trial:
 
 
 def trials(
-    answer: Callable, run: Run, cases: Callable[[int], Sequence], worlds: Iterable[int], ready: Ready, part: bool = False
+    answer: Callable,
+    run: Run,
+    make: Make,
+    cases: Callable[[int], Sequence],
+    worlds: Iterable[int],
+    ready: Ready,
+    part: bool = False,
 ) -> list[Trial]:
     """One trial a case, on fresh worlds of these sizes, and no more on a world whose ranks raised or died.
 
-    Ends after the first that hangs, and where nothing is written. part: each case counts, so that a deadlock, which is found
-    soon, ends its world only.
+    make: what each rank gets is made here, so that nothing on a rank says more, such as what the others get. Ends after the
+    first that hangs, and where nothing is written. part: each case counts, so that a deadlock, which is found soon, ends its
+    world only.
     """
     done: list[Trial] = []
     deadline = time.monotonic() + _ALL_SECONDS
@@ -144,7 +159,9 @@ def trials(
         with World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
             for i, case in enumerate(cases(n)):
                 world.timeout = round(min(_RUN_SECONDS, max(_LEAST_SECONDS, deadline - time.monotonic())), 1)
-                done.append(_trial(world, answer, Job(run, case, ready, seed), f"{n}/{i}"))
+                given = tuple(make(case, rank, n, seed) for rank in range(n))
+                new = Trial(n, case, f"{n}/{i}", given=given)
+                done.append(_trial(world, answer, new, run, ready))
                 if found := done[-1].trouble:
                     if found.unwritten or (found.hung and not (part and found.deadlock)):
                         return done
@@ -152,20 +169,48 @@ def trials(
     return done
 
 
-def _trial(world: World, answer: Callable, job: Job, key: str) -> Trial:
+def ran_again(found: list[Trial], again: Then, make: Make) -> list[Trial]:
+    """Trials with what comes of their results on a rank that has run nothing of the learner's, and gets other numbers."""
+    fences = {"confined": confined} if confined else {}
+    with World(1, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
+        own = [replace(one, given=(make(one.case, 0, 1, seed + 1),)) for one in found]
+        return [_again(world, one, again) if one.seen else one for one in own]
+
+
+def _again(world: World, one: Trial, again: Then, patience: float = 1.0) -> Trial:
+    world.timeout = round(_RUN_SECONDS * patience, 1)
+    try:
+        results = world.run(_sent_again, again, one.case, one.given[0], one.seen[0].results)[0]
+        if type(results) is dict and all(map(_is_plain, results.items())):
+            return replace(one, seen=[replace(one.seen[0], results=results)])
+        problem = Trouble("what came back is no result", "leave the check as it is")
+    except NotStarted:
+        raise
+    except WorldError as error:
+        if isinstance(error, RankHung) and patience == 1.0 and late(error) and (slow := slowness()) >= BUSY:
+            return _again(world, one, again, min(slow, MOST_PATIENCE))
+        problem = trouble(error, {})
+    return replace(one, seen=[], trouble=problem._replace(problem=short(problem.problem), hint=short(problem.hint)))
+
+
+def _sent_again(again: Then, case: Any, given: Any, results: dict) -> dict:
+    return {name: _sendable(value) for name, value in again(case, given, results).items()}
+
+
+def _trial(world: World, answer: Callable, new: Trial, run: Run, ready: Ready) -> Trial:
     """Once more where it was late because the machine has other things to do, with as much more time."""
     try:
-        return _ran(world, answer, job, key, patient=False)
+        return _ran(world, answer, new, run, ready, patient=False)
     except _Busy as busy:
         world.timeout = round(_RUN_SECONDS * min(busy.args[0], MOST_PATIENCE), 1)
-        return _ran(world, answer, job, key, patient=True)
+        return _ran(world, answer, new, run, ready, patient=True)
 
 
 class _Busy(Exception):
     """A run was late. Its argument: the seconds that a second of computing takes here."""
 
 
-def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> Trial:
+def _ran(world: World, answer: Callable, new: Trial, run: Run, ready: Ready, patient: bool) -> Trial:
     printed = io.StringIO()
     with (
         _folder() as folder,
@@ -174,9 +219,11 @@ def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> T
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
-        outcome = _outcome(world, answer, job, folder, patient)
+        word = secrets.token_hex(8)
+        jobs = Each(Job(run, own, ready, word) for own in new.given)
+        outcome = _outcome(world, answer, jobs, word, folder, patient)
         notes = journal.read(folder, world.size)
-    return Trial(world.size, job.case, key, notes=notes, printed=head(printed.getvalue()), **outcome)
+    return replace(new, notes=notes, printed=head(printed.getvalue()), **outcome)
 
 
 @contextmanager
@@ -190,15 +237,17 @@ def _folder() -> Iterator[str]:
         yield folder
 
 
-def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: bool) -> dict:
+def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str, patient: bool) -> dict:
     """What a Trial has of it. Raises _Busy where it should be run again, unless it was that already."""
     try:
         _prepare(world, answer)
         carried = _carried()
-        measured = world.measure(rehearse, answer, job, folder)
+        measured = world.measure(rehearse, answer, jobs, folder)
         if found := _more_than_noted(_carried() - carried, sum(measured.payload_bytes.values())):
             return {"trouble": found}
         seen = [_seen(reply, measured.calls[rank]) for rank, reply in enumerate(measured.results)]
+        if any(reply["watched"] != watched(word) for reply in measured.results):
+            return {"trouble": Trouble("the check's watcher of ready-made calls was removed", "leave the check as it is")}
         return {"seen": seen, "unwaited": _unwaited(measured)}
     except NotStarted:
         raise  # nothing that the answer did
@@ -237,12 +286,15 @@ def _more_than_noted(carried: int, noted: int) -> Trouble | None:
 
 def rehearse(answer, job: Job, folder: str) -> dict:
     """On a rank: runs the script with the learner's answer. What it returns is plain data."""
-    watch = Watch(folder, dist.get_rank(), job.seed)
+    watch = Watch(folder, dist.get_rank())
     refuse_itself(answer, job.ready)
-    with watch.watching(), refused(job.ready):
-        results = {name: _sendable(value) for name, value in job.run(job.case, answer, watch).items()}
+    with watch.watching(), refused(job.ready) as still_watched:
+        given = deepcopy(job.given)  # tensors that came by a message stand on it, and have storages that nobody can resize
+        watch.meet(given)
+        results = {name: _sendable(value) for name, value in job.run(given, answer, watch).items()}
+        word = still_watched(job.word) if callable(still_watched) else ""
     events = [tuple(event) for event in watch.events]
-    return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes}
+    return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes, "watched": word}
 
 
 def _sendable(value):
@@ -258,7 +310,7 @@ def _seen(reply, calls: list) -> Seen:
     """What a rank sent back. Raises ValueError for what `rehearse` does not send: a learner's code may have changed it."""
     if not (
         type(reply) is dict
-        and reply.keys() == {"results", "events", "held", "peak"}
+        and reply.keys() == {"results", "events", "held", "peak", "watched"}
         and type(reply["results"]) is dict
         and all(map(_is_plain, reply["results"].items()))
         and type(reply["events"]) is type(reply["held"]) is list
