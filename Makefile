@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ROOT   := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: lab venv test test-all test-strict test-gpu labs lint notebooks exercises gallery bench site wheel clean
+.PHONY: lab venv test test-all test-strict test-gpu labs lint pyodide notebooks exercises gallery bench site wheel clean
 
 FIRST := notebooks/00_start_here.ipynb
 lab: $(VENV)/.installed ## opens JupyterLab on chapter 00
@@ -42,6 +42,9 @@ labs: $(VENV)/.installed-test ## every lab executed and compared
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+pyodide: $(VENV)/.installed-test ## Python for browsers, in which a test runs theory; needs npm, and Node 18 or later to run
+	npm install --no-save --no-audit --no-fund --loglevel error --prefix $(VENV) pyodide@314.0.7
 
 notebooks: $(VENV)/.installed-test ## executes lessons and labs in place and removes volatile metadata
 	MANYRANKS_SETTINGS=off $(BIN)/python -m tests.notebooks.execute notebooks/*.ipynb $(wildcard notebooks/lab/*.ipynb)

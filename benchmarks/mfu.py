@@ -122,7 +122,7 @@ def _utilisation(world: mr.World, name: str, gpt: GPTConfig, run: TrainingConfig
     for _ in range(3):
         result = world.run(train, gpt, run, utilisation=True)[0]
         used = result.utilisation
-        ours.append(used.mfu() if name == "MFU" else used.hfu())
+        ours.append(used.mfu("full") if name == "MFU" else used.hfu("full"))
         counted.append(flops * run.steps / result.seconds / used.peak.flops)
     what = f"{name} of a run on {RANKS} ranks, recomputation {run.recompute}: from tokens/s; from the FLOPs that ran"
     return Row(what, tuple(ours), tuple(counted), unit="share", ratio_within=0.005)

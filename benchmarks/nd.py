@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import manyranks as mr
 from benchmarks.compare import Row
 from manyranks.parallel.mesh import Mesh
-from manyranks.theory import Plan, clusters, nd
+from manyranks.theory import Plan, nd
 from manyranks.training.config import GPTConfig, TrainingConfig
 from manyranks.training.trainer import Trainer
 
@@ -31,8 +31,6 @@ def rows() -> Iterator[Row]:
     yield Row("a mesh of 16,384 ranks, as one of them", _each(lambda: _inspect(llama)), at_most=1.0)
     case = next(case for case in nd.rules.CASES if case.name == "70B on 1,024, 4M tokens")
     yield Row("rule of thumb and planner, 70B on 1,024 GPUs", _each(case.compare), at_most=2.0)
-    nodes = clusters["h100-dgx"].with_nodes_of(4)
-    yield Row("all splits and cuts of four layers on 8 GPUs", _each(lambda: nd.cuts.solve(nd.cuts.FOUR, nodes, 8, 4, 4096)))
 
 
 def _step_seconds(gpt: GPTConfig, training: TrainingConfig) -> list[float]:

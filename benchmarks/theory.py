@@ -22,7 +22,7 @@ def rows() -> Iterator[Row]:
 
 def _forget() -> None:
     """Empties the caches that a first search fills, so that each search is a first one."""
-    modules = (theory.data, theory.memory, theory.passes, theory.stages, theory.step, theory.traffic)
+    modules = (theory.activations, theory.communicate, theory.compute, theory.pace, theory.stages, theory.states)
     for module in modules:
         for function in vars(module).values():
             if hasattr(function, "cache_clear"):

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
         measured = middle(of_ranks[0], chosen.ranks)
         base = known or cluster.laptop(flops=max(measured.products), bandwidth=1e9)
         found = calibration.calibrate(measured, base, Path(chosen.out).stem)
-        calibration.save(found, chosen.out)
+        cluster.save(found, chosen.out)
     except (ValueError, OSError) as error:
         _parser().error(str(error))
     chip, link = found.accelerator, found.levels[0].link

@@ -48,6 +48,11 @@ def failing(world, kind, function, *args):
     return caught.value
 
 
+def test_a_run_whose_last_rank_replies_in_the_moment_it_is_late_is_no_hang():
+    with mr.World(1, backend="gloo", timeout=1e-6) as world:
+        assert [world.run(int) for _ in range(5)] == [[0]] * 5
+
+
 def test_a_rank_that_raises_stops_the_others_at_once(world):
     def broken():
         if dist.get_rank() == 1:

@@ -209,9 +209,15 @@ def saves(folder: str, last: int | None = None) -> None:
 def test_a_writer_killed_at_random_points_leaves_a_whole_checkpoint(sizes, tmp_path, kills):
     world, drawn, newest = sizes[2], random.Random(kills), 3
     world.run(saves, str(tmp_path), newest)
-    for _ in range(kills):
-        own = pids(world)
-        threading.Timer(drawn.uniform(0.1, 0.4), os.kill, (own[drawn.randrange(2)], signal.SIGKILL)).start()
+
+    def kill(pid: int, seconds: float, later: bool) -> None:
+        wait_until(lambda: not later or max(int(place.name[5:]) for place in tmp_path.glob("step-*")) > newest + 1, 60)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+
+    for number in range(kills):  # every second one comes when something new has been saved, however slow the machine is
+        dies = pids(world)[drawn.randrange(2)], drawn.uniform(0.1, 0.4), number % 2 == 1
+        threading.Thread(target=kill, args=dies).start()
         with pytest.raises(mr.RankDied):
             world.run(saves, str(tmp_path))
         place = found(tmp_path)

@@ -3,6 +3,7 @@
 import base64
 import os
 import re
+import socket
 
 import nbformat
 import pytest
@@ -200,6 +201,11 @@ display(Rich())"""
     with mr.World(2, confined=Confined(str(tmp_path))) as world:
         world.run_cell(source, "<cell 1>")
     assert taken == [{"text/plain": "as text", "image/png": base64.b64encode(b"\x89PNG").decode()}] * 2
+
+
+def test_a_confined_world_leaves_other_worlds_the_kernel_s_network(tmp_path):
+    with mr.World(1, confined=Confined(str(tmp_path))), mr.World(1) as world, socket.create_server(("127.0.0.1", 0)) as here:
+        world.run(lambda port: socket.create_connection(("127.0.0.1", port), timeout=10).close(), here.getsockname()[1])
 
 
 def test_ipython_s_handles_and_clear_output_do_no_harm(world, capsys):

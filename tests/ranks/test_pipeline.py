@@ -21,7 +21,6 @@ from manyranks.parallel.data_parallel import OverlappedDataParallel
 from manyranks.parallel.fsdp import FullyShardedDataParallel
 from manyranks.parallel.pipeline import paced, schedules
 from manyranks.parallel.pipeline.actions import singles
-from manyranks.parallel.pipeline.automatic import automatic
 from manyranks.parallel.pipeline.csv_form import from_rows, to_csv
 from manyranks.parallel.pipeline.mailbox import Mailbox
 from manyranks.parallel.pipeline.program import Times, program
@@ -43,7 +42,7 @@ SCHEDULES = {
     "zb-h2": schedules.zb_h2,
     "zb-v": schedules.zb_v,
     "dualpipe-v": schedules.dualpipe_v,
-    "automatic": automatic,
+    "automatic": schedules.automatic,
 }
 SOME = ["gpipe", "interleaved", "zb-h1", "dualpipe-v"]
 SEQ, HIDDEN, VOCAB = 5, 8, 11

@@ -43,7 +43,7 @@ def test_utilisation_from_tokens_a_second_is_that_from_the_flops_that_the_ranks_
     counted = sum(m.flops.values())
     tokens = training.steps * training.batch * GPT.seq
     used = Utilisation(GPT.shape(), GPT.seq, tokens / 2.5, Peak(1e9, "made up", "float32", "made up"), training.recompute)
-    assert used.hfu() == pytest.approx(counted / 2.5 / 1e9, rel=0.005)
+    assert used.hfu("full") == pytest.approx(counted / 2.5 / 1e9, rel=0.005)
     assert 0 < used.mfu() < used.hfu()
 
 

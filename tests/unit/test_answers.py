@@ -87,8 +87,8 @@ ANSWERS = {
     "06_tensor": (
         show.tensor,
         "h²",
-        ("", {}, "waiting: 12%", "MFU: 43%"),
-        ("two nodes", {}, "waiting: 32%", "MFU: 32%"),
+        ("", {}, "waiting: 12%", "MFU: 42%"),
+        ("two nodes", {}, "waiting: 32%", "MFU: 31%"),
         ("TP alone", {}, "t = 2, cut by SP only: 503 MB", "t = 64, cut by SP only: 503 MB"),
         ("small model", {}, "t = 1, forward: 260 µs", "t = 4, forward: 1.04 ms"),
     ),

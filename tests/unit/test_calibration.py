@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import Plan, calibration, cluster, clusters, collectives, kernels, models, step, traffic
+from manyranks.theory import Plan, calibration, cluster, clusters, collectives, kernels, models, network, step
 from manyranks.theory.calibration import Measurements
 
 H100, SIZES = clusters["h100-dgx"], [2**k for k in range(12, 30, 3)]
@@ -13,7 +13,7 @@ H100, SIZES = clusters["h100-dgx"], [2**k for k in range(12, 30, 3)]
 
 def measured(cluster, ranks=8, **changes):
     """What a node of this cluster would measure, by the model."""
-    chip, link = cluster.accelerator, traffic.reached(cluster.route(ranks).ring, kernels.DEFAULT)
+    chip, link = cluster.accelerator, network.reached(cluster.route(ranks).ring, kernels.DEFAULT)
     times = [collectives.seconds("all_reduce", size, ranks, link) for size in SIZES]
     given = {
         "products": [0.4 * chip.flops, chip.matmul_fraction * chip.flops],
@@ -46,14 +46,14 @@ def test_a_slower_machine_is_foretold_to_be_slower():
 def test_a_cluster_survives_its_file(tmp_path):
     for name in ("h100-dgx", "llama3-cluster", "tpu-v4", "laptop"):
         path = tmp_path / f"{name}.json"
-        calibration.save(clusters[name].of(8), path)
-        assert calibration.load(path) == clusters[str(path)] == clusters[name].of(8)
+        cluster.save(clusters[name].of(8), path)
+        assert cluster.load(path) == clusters[str(path)] == clusters[name].of(8)
 
 
 @pytest.mark.parametrize("change", [lambda d: d.pop("levels"), lambda d: d.update(format="2"), lambda d: d.update(torus=3)])
 def test_another_file_is_refused_with_what_is_wrong(change, tmp_path):
     path = tmp_path / "mine.json"
-    calibration.save(H100, path)
+    cluster.save(H100, path)
     data = json.loads(path.read_text())
     change(data)
     for text in (json.dumps(data), "[]", "{", ""):
@@ -87,7 +87,7 @@ def test_what_cannot_have_been_measured_is_refused(changes, words):
 @pytest.mark.parametrize("name", ["flops", "memory_bandwidth", "matmul_fraction", "specials"])
 def test_a_file_with_a_chip_that_cannot_be_is_refused(name, value, tmp_path):
     path = tmp_path / "mine.json"
-    calibration.save(H100, path)
+    cluster.save(H100, path)
     data = json.loads(path.read_text())
     data["accelerator"][name] = value
     path.write_text(json.dumps(data))

@@ -257,10 +257,7 @@ def test_a_budget_below_the_least_names_it():
 
 @pytest.mark.parametrize("row", published.rows("korthikanti_configs"), ids=lambda row: row["model"])
 def test_a_transformer_s_chain_has_the_published_bytes(row):
-    shape, h, a, t = (
-        theory.models[f"megatron-{row['model'].split()[0].lower()}"],
-        *(int(row[k]) for k in ("hidden", "heads", "tp")),
-    )
+    shape, h, a, t = theory.models[f"megatron-{row['model'].split()[0].lower()}"], int(row["hidden"]), int(row["heads"]), 8
     plan = Plan(tp=t, microbatch=4, seq=2048, flash=False, precision="fp16", recompute="none")
     chain = checkpointing.chain_of(shape, plan)
     sbh = 2048 * 4 * h

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyranks import theory
-from manyranks.theory import charges, collectives, published, traffic
+from manyranks.theory import collectives, network, published, replay_costs
 from manyranks.theory.cluster import Cluster, Level, clusters, laptop
 from manyranks.theory.hardware import Accelerator, Link, accelerators
 from manyranks.theory.kernels import Constants
@@ -62,7 +62,7 @@ def test_tori_use_both_directions_of_as_many_axes_as_the_group_needs():
 def test_an_all_gather_over_whole_axes_of_a_torus_takes_what_the_torus_formula_says(dims):
     cluster, n = clusters["tpu-v4"], 16 ** len(dims)
     expected = collectives.torus_seconds("all_gather", 1e9, dims, cluster.levels[0].link)
-    assert traffic.gather(cluster.route(n), 1e9, PLAIN) == pytest.approx(expected)
+    assert network.gather(cluster.route(n), 1e9, PLAIN) == pytest.approx(expected)
 
 
 def test_the_laptop_has_links_that_can_be_set_and_one_core_a_rank():
@@ -184,8 +184,8 @@ def test_what_leaves_a_pod_shares_what_oversubscription_leaves():
 
 def test_a_group_of_one_sends_nothing():
     for cluster in (THREE, H100, clusters["tpu-v4"]):
-        assert traffic.gather(cluster.route(1, 4), 1e9, Constants()) == 0.0
-        assert traffic.gather(cluster.route_of((3,)), 1e9, Constants()) == 0.0
+        assert network.gather(cluster.route(1, 4), 1e9, Constants()) == 0.0
+        assert network.gather(cluster.route_of((3,)), 1e9, Constants()) == 0.0
 
 
 # Programs on a cluster -----------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def everywhere(n: int, op: str, size: float) -> Program:
 @settings(deadline=None)
 @given(st.sampled_from([2, 3, 8, 12, 16, 64]), st.floats(0, 1e9), st.sampled_from(["all_reduce", "all_gather"]), st.booleans())
 def test_a_collective_takes_the_seconds_of_its_ring_on_the_link_of_the_route(n, size, op, sharing):
-    costs = charges.ClusterCosts(H100)
+    costs = replay_costs.ClusterCosts(H100)
     ring = H100.route_of(tuple(range(n))).ring
     link = Link("reached", ring.latency, 0.79 * ring.bandwidth)
     expected = 5e-6 + collectives.seconds(op, size, n, link)
@@ -209,14 +209,14 @@ def test_messages_between_nodes_are_slower_than_inside():
     def seconds(to: int) -> float:
         ranks = [()] * 9
         ranks[0], ranks[to] = (Send(to, 1e9),), (Recv(0, 1e9),)
-        return replay(Program(tuple(ranks)), charges.ClusterCosts(H100)).makespan
+        return replay(Program(tuple(ranks)), replay_costs.ClusterCosts(H100)).makespan
 
     assert seconds(7) == pytest.approx(5e-6 + 3.4e-6 + 1e9 / 0.79 / 450e9)
     assert seconds(8) == pytest.approx(5e-6 + 14e-6 + 1e9 / 0.79 / 50e9)
 
 
 def test_two_messages_of_one_rank_share_its_network_and_those_of_two_do_not():
-    costs, size = charges.ClusterCosts(H100, PLAIN), 5e9
+    costs, size = replay_costs.ClusterCosts(H100, PLAIN), 5e9
 
     def seconds(*ways: tuple[int, int]) -> float:
         ranks = [[] for _ in range(24)]
@@ -235,7 +235,7 @@ def test_two_messages_of_one_rank_share_its_network_and_those_of_two_do_not():
 
 
 def test_a_collective_and_a_message_of_one_rank_share_its_network():
-    costs, group = charges.ClusterCosts(H100, PLAIN), tuple(range(16))
+    costs, group = replay_costs.ClusterCosts(H100, PLAIN), tuple(range(16))
     reduce = Collective("all_reduce", 8e9, group, handle="reduce")
     alone = costs.collective("all_reduce", 8e9, group).seconds
     send, receive = Send(16, 50e9 * alone), Recv(0, 50e9 * alone)  # alone, as long as the collective
@@ -248,23 +248,23 @@ def test_groups_of_different_width_may_share_one_rank():
     wide, narrow = tuple(range(16)), (0, 8)
     ranks = [(Collective("all_reduce", 1e9, wide),)] * 16
     ranks[0] = ranks[8] = (Collective("all_reduce", 1e9, wide, handle="w"), Collective("all_gather", 1e9, narrow), Wait("w"))
-    assert replay(Program(tuple(ranks)), charges.ClusterCosts(H100), sharing=True).makespan > 0
+    assert replay(Program(tuple(ranks)), replay_costs.ClusterCosts(H100), sharing=True).makespan > 0
 
 
 def test_work_is_charged_by_size_numbers_as_seconds_and_the_rest_refused():
-    costs = charges.ClusterCosts(H100)
+    costs = replay_costs.ClusterCosts(H100)
     chip = H100.accelerator
     reached = chip.flops * 0.803 * 0.93
     assert costs.compute(0, Work(1e15, 0)) == pytest.approx(1e15 / reached + 5e-6)
     assert costs.compute(0, Work(0, 1e12)) == pytest.approx(1e12 / (0.79 * 3.35e12) + 5e-6)
     assert (costs.compute(0, Work(0, 0)), costs.compute(0, 0.25)) == (0.0, 0.25)
-    assert charges.ClusterCosts(clusters["h800"]).compute(0, Work(1e15)) > costs.compute(0, Work(1e15))
+    assert replay_costs.ClusterCosts(clusters["h800"]).compute(0, Work(1e15)) > costs.compute(0, Work(1e15))
     with pytest.raises(ValueError, match="work 'F'"):
         replay(Program(((Compute("F", "F"),),)), costs)
 
 
 def test_a_barrier_takes_only_latency_and_one_rank_nothing():
-    costs = charges.ClusterCosts(H100)
+    costs = replay_costs.ClusterCosts(H100)
     assert costs.collective("barrier", 0, tuple(range(8))).seconds == pytest.approx(5e-6 + 14 * 3.4e-6)
     assert costs.collective("all_reduce", 1e9, (3,)).seconds == 0.0
     with pytest.raises(ValueError, match="all_reduce"):

@@ -3,9 +3,9 @@
 import pytest
 
 from manyranks import theory
-from manyranks.theory.charges import ClusterCosts
 from manyranks.theory.collectives import ALGORITHMS, cluster_seconds, rounds, seconds
 from manyranks.theory.kernels import Constants
+from manyranks.theory.replay_costs import ClusterCosts
 from manyranks.timeline import Program, Recv, Send, Wait, replay
 
 H100 = theory.clusters["h100-dgx"]

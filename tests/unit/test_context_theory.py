@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyranks.theory import Plan, clusters, context, kernels, layer, memory, models, published, step, tensor, traffic
+from manyranks.theory import Plan, clusters, context, kernels, layer, memory, models, published, step, tensor
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.collectives import chunk_sizes
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import context as tables
+from manyranks.theory.published import steps
 from manyranks.theory.tensor import Calls, Passes
-from manyranks.theory.traffic import Routes
+from tests.unit import exposed
 
 H100 = clusters["h100-dgx"]
 LLAMA = models["llama3-8b"]
@@ -302,7 +303,7 @@ def test_a_ring_in_a_step_waits_as_its_hops_do(n, stride, shard):
     sizes = (1, n * shard, LLAMA.heads // stride, LLAMA.kv_heads // stride, LLAMA.head_size, n, H100)
     both = [context.hops(*sizes, stride=stride, backward=backward) for backward in (False, True)]
     core = tuple(sum(each.compute) for each in both)
-    found = traffic.context(LLAMA, plan, Routes.of(plan, H100), Constants(), core)
+    found = exposed.context(LLAMA, plan, H100, core)
     assert found == pytest.approx([each.exposed for each in both], rel=0.01)
 
 
@@ -334,7 +335,7 @@ def test_ulysses_with_more_ranks_than_key_value_heads_is_charged_for_copies():
         plan = Plan(cp=cp, tp=tp, seq=1024, context="ulysses")
         if cp * tp <= 8:
             sent = context.ulysses(1, 1024, 32 // tp, max(1, 4 // tp), 16, cp).forward.bytes
-            found = traffic.context(shape, plan, Routes.of(plan, link), free, (0.0, 0.0))
+            found = exposed.context(shape, plan, link, (0.0, 0.0), free)
             assert found == pytest.approx([sent / (0.79 * 450e9)] * 2)
         step.estimate(shape, plan, H100)
 
@@ -383,11 +384,12 @@ def test_contiguous_rings_were_measured_at_what_their_balance_allows():
 
 
 def test_llama_3_s_row_of_131_072_tokens_is_within_ten_percent():
-    row = tables.llama3()
-    assert row.time.plan.cp == 16
-    assert row.predicted == pytest.approx(row.printed, rel=0.10)
-    assert row.slower == pytest.approx(row.printed_slower, abs=0.06)  # the short row is off by more: 9 %
-    assert row.time.context > 0
+    _, short, long = steps.llama3()
+    assert long.plan.cp == 16
+    assert long.predict() == pytest.approx(long.measured, rel=0.10)
+    slower = long.predict() / short.predict()
+    assert slower == pytest.approx(long.measured / short.measured, abs=0.06)  # the short row is off by more: 9 %
+    assert step.estimate(long.shape, long.plan, long.cluster).context > 0
 
 
 # The longest sequence that fits

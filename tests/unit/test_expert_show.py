@@ -12,11 +12,11 @@ from manyranks.show import expert, units
 from manyranks.show.bars import LONGEST
 from manyranks.show.expert.explorer import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Setting
 from manyranks.show.looks import LOOKS
-from manyranks.theory import flops, memory, models, published, traffic
-from manyranks.theory.kernels import DEFAULT
+from manyranks.theory import flops, memory, models, published
+from manyranks.theory.expert import other_nodes
 from manyranks.theory.published import steps
-from manyranks.theory.traffic import Routes
 from tests.drawn import marked, widths, words
+from tests.unit import exposed
 from tests.unit.figures_drawn import assert_readable
 
 DEFAULT_VALUES = {"model": "deepseek-v3", "cluster": "h800", "pp": 16, "ep": 64, "tp": 1}
@@ -87,7 +87,7 @@ def test_held_and_used_are_the_shapes_parameters_and_flops():
     lengths = [[bar.get_width() for bar in bars] for axes in (held, used) for bars in axes.containers]
     assert lengths[0] == [shape.parameters for shape in SHAPES]
     assert lengths[1] == [shape.active_parameters for shape in SHAPES]
-    assert lengths[2] == [flops.per_token(shape, 4096) for shape in SHAPES]
+    assert lengths[2] == [flops.per_token(shape, 4096, "full") for shape in SHAPES]
     assert texts(held) == ["46.7 B, used: 12.9 B", "671 B, used: 37.6 B", "406 B: all"]
 
 
@@ -205,14 +205,14 @@ def test_the_way_to_the_experts_takes_as_long_as_the_step_is_charged(change):
     shape, plan, cluster, imbalance = (
         getattr(now(**change).scenario, name) for name in ("shape", "plan", "cluster", "imbalance")
     )
-    assert now(**change).way()[2] == pytest.approx(traffic.expert(shape, plan, Routes.of(plan, cluster), DEFAULT, imbalance)[0])
+    assert now(**change).way()[2] == pytest.approx(exposed.expert(shape, plan, cluster, imbalance)[0])
 
 
 def test_a_limit_of_nodes_halves_what_two_hops_send_between_nodes_and_changes_nothing_with_one():
     free, limited = ({hops: now(limit=limit).way(hops) for hops in (1, 2)} for limit in (0, 4))
     assert free[1] == limited[1]
     assert limited[2][0] == free[2][0]
-    assert limited[2][1] == pytest.approx(free[2][1] * 3.5 / traffic.other_nodes(now(limit=0).scenario.shape, 8))
+    assert limited[2][1] == pytest.approx(free[2][1] * 3.5 / other_nodes(now(limit=0).scenario.shape, 8))
     assert limited[2][1] == pytest.approx(limited[1][1] / 2)
 
 

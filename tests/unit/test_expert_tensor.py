@@ -6,12 +6,11 @@ from fractions import Fraction
 
 import pytest
 
-from manyranks.theory import ModelShape, Plan, clusters, data, layer, memory, nd, passes, step, traffic
+from manyranks.theory import ModelShape, Plan, clusters, data_parallel, layer, memory, nd, network, pace, states, step
 from manyranks.theory.expert import chances
-from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.published import steps
 from manyranks.theory.shapes import models
-from manyranks.theory.traffic import Routes
+from tests.unit import exposed
 
 H100, H800 = clusters["h100-dgx"], clusters["h800"]
 V3, MIXTRAL = models["deepseek-v3"], models["mixtral-8x7b"]
@@ -57,7 +56,7 @@ def assert_same(shape: ModelShape, plan: Plan, cluster) -> None:
     said = replace(plan, etp=plan.tp)
     one, other = (step.estimate(shape, each, cluster, gpus=plan.gpus) for each in (plan, said))
     assert (one.parts, one.warning) == (other.parts, other.warning)
-    for quantity in (memory.peak, memory.model_states, memory.rank_parameters, data.sent_bytes):
+    for quantity in (memory.peak, memory.model_states, memory.rank_parameters, data_parallel.sent_bytes):
         assert quantity(shape, plan) == quantity(shape, said)
 
 
@@ -91,10 +90,10 @@ def test_zero_spreads_an_expert_s_states_over_the_ranks_that_have_it(layout):
 
 def test_hsdp_shards_experts_inside_its_groups():
     plan = Plan(dp=8, dp_shard=2, tp=4, ep=4, etp=1, zero=1)
-    dense, experts = data.groups(plan)
-    assert dense == data.Group(ranks=8, shards=2, stride=4)
-    assert experts == data.Group(ranks=8, shards=2, stride=4)  # 32 ranks, four of them with all experts
-    assert data.groups(replace(plan, ep=8))[1] == data.Group(ranks=4, shards=1, stride=8)
+    dense, experts = states.groups(plan)
+    assert dense == states.Group(ranks=8, shards=2, stride=4)
+    assert experts == states.Group(ranks=8, shards=2, stride=4)  # 32 ranks, four of them with all experts
+    assert states.groups(replace(plan, ep=8))[1] == states.Group(ranks=4, shards=1, stride=8)
 
 
 def test_activations_are_the_same_for_every_etp():
@@ -134,23 +133,23 @@ def test_the_gate_of_shared_experts_is_whole_on_every_tensor_parallel_rank():
 def test_the_gradients_of_experts_travel_among_the_edp_ranks_that_have_them():
     plan = Plan(dp=4, tp=2, ep=4, etp=1, seq=64, zero=1)  # edp 2: tensor-parallel ranks have different experts
     held = memory.rank_parameters(TINY, plan)[0]
-    assert data.groups(plan) == (data.Group(4, 4, 2), data.Group(2, 2, 4))
+    assert states.groups(plan) == (states.Group(4, 4, 2), states.Group(2, 2, 4))
     routed = 3 * 8 * 3 * 64 * 32  # layers, experts, matrices
     assert held.experts == routed / 4
     # Reduced and gathered once, 2 bytes each: 3/4 of the dense parameters, and 1/2 of the experts.
-    assert data.sent_bytes(TINY, plan) == 2 * 2 * (3 / 4 * held.dense + 1 / 2 * routed / 4)
+    assert data_parallel.sent_bytes(TINY, plan) == 2 * 2 * (3 / 4 * held.dense + 1 / 2 * routed / 4)
     cut = replace(plan, etp=None)  # half of every expert, on ranks of which no other has the same
-    assert data.sent_bytes(TINY, cut) == 2 * 2 * 3 / 4 * held.dense
+    assert data_parallel.sent_bytes(TINY, cut) == 2 * 2 * 3 / 4 * held.dense
 
 
 class Recorder:
-    """In place of traffic.gather and of its all-to-all: bytes by the ranks of the group."""
+    """In place of network.gather and of its all-to-all: bytes by the ranks of the group."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.gathered, self.sent = [], []
-        monkeypatch.setattr(traffic, "gather", lambda route, size, _: self.gathered.append((route.ranks, size)) or 0.0)
+        monkeypatch.setattr(network, "gather", lambda route, size, _: self.gathered.append((route.ranks, size)) or 0.0)
         monkeypatch.setattr(
-            traffic, "near_and_far", lambda route, near, far, _: self.sent.append((route.ranks, near, far)) or 0.0
+            network, "near_and_far", lambda route, near, far, _: self.sent.append((route.ranks, near, far)) or 0.0
         )
 
 
@@ -168,24 +167,20 @@ def test_messages_of_a_small_layer_by_hand(etp, ep, gathered, sent, monkeypatch)
     """Attention's rows over tp; routed experts' over etp; shared experts' over tp."""
     seen = Recorder(monkeypatch)
     plan = Plan(dp=2, tp=4, ep=ep, etp=etp, seq=64)
-    traffic.tensor(TINY, plan, Routes.of(plan, H100), DEFAULT, True, 0.0)
-    assert seen.gathered == gathered
-    traffic.expert(TINY, plan, Routes.of(plan, H100), DEFAULT)
-    assert seen.sent == [(sent[0], sent[1], 0.0)] * 2  # there and back, inside a node
+    exposed.seconds(TINY, plan, replace(H100, name=f"recorded, {etp}, {ep}"), "moe")
+    attention, routed, shared = gathered
+    assert seen.gathered == [routed] * 5 + [shared] * 5 + [attention] * 5  # twice each way, and once again
+    assert seen.sent == [(sent[0], sent[1], 0.0)] * 4  # there and back, each way, inside a node
 
 
 def test_expert_groups_of_neighbours_stay_in_the_node_where_those_of_cut_experts_leave_it():
     cut, whole = (Plan(dp=8, tp=8, ep=8, etp=etp, seq=4096) for etp in (None, 1))
     assert chances.way(MIXTRAL, cut, H100).between > 0 == chances.way(MIXTRAL, whole, H100).between
     for plan in (cut, whole):
-        assert chances.way(MIXTRAL, plan, H100).seconds == pytest.approx(
-            traffic.expert(MIXTRAL, plan, Routes.of(plan, H100), DEFAULT)[0]
-        )
+        assert chances.way(MIXTRAL, plan, H100).seconds == pytest.approx(exposed.expert(MIXTRAL, plan, H100)[0])
     spread = replace(whole, ep=4, dp=2, tp=2)
     other = replace(spread, tp=1, dp=4)
-    assert traffic.expert(MIXTRAL, spread, Routes.of(spread, H100), DEFAULT) < traffic.expert(
-        MIXTRAL, other, Routes.of(other, H100), DEFAULT
-    )
+    assert exposed.expert(MIXTRAL, spread, H100) < exposed.expert(MIXTRAL, other, H100)
 
 
 # What it takes -----------------------------------------------------------------------------------------------------------
@@ -205,7 +200,7 @@ def test_a_rank_s_experts_compute_as_much_for_every_etp(etp):
 def test_deepseek_s_layer_is_faster_with_whole_experts(tp):
     usual = {"dp": 128 // tp, "pp": 16, "tp": tp, "seq": 4096, "batch": 15360, "precision": "fp8"}
     cut, whole = Plan(**usual, ep=16), Plan(**usual, ep=16 * tp, etp=1)  # as many weights on a rank
-    one, other = (passes.of_layer(V3, plan, H800, moe=True) for plan in (cut, whole))
+    one, other = (pace.of_layer(V3, plan, H800, moe=True) for plan in (cut, whole))
     for each, faster in zip((one.forward, one.backward), (other.forward, other.backward), strict=True):
         assert faster.compute < each.compute
         assert faster.tensor < each.tensor / 4

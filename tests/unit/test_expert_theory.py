@@ -13,13 +13,26 @@ from hypothesis import strategies as st
 from manyranks.parallel import expert as parallel
 from manyranks.parallel.pipeline import program, schedules
 from manyranks.parallel.pipeline.actions import Action, Pair
-from manyranks.theory import Plan, clusters, expert, kernels, layer, memory, models, passes, pipeline, stages, step, traffic
+from manyranks.theory import (
+    Plan,
+    clusters,
+    expert,
+    kernels,
+    layer,
+    memory,
+    models,
+    network,
+    pace,
+    pipeline,
+    stages,
+    step,
+)
 from manyranks.theory.kernels import DEFAULT
-from manyranks.theory.passes import Both
+from manyranks.theory.pace import Both
 from manyranks.theory.published import expert as tables
 from manyranks.theory.published import steps
-from manyranks.theory.traffic import Routes
 from manyranks.timeline import Transfer, replay
+from tests.unit import exposed
 
 H800, V3, MIXTRAL, LLAMA = clusters["h800"], models["deepseek-v3"], models["mixtral-8x7b"], models["llama3-8b"]
 (PUBLISHED,) = steps.deepseek()
@@ -144,7 +157,9 @@ def test_seconds_are_those_of_the_copies_of_two_hops():
     size, route = 1e9, H800.route(64)
     copies = expert.two_hops_copies(256, 8, 64, 8, 8, 4)
     slower = max(copies.inside * size / (0.79 * 200e9), copies.between * size / (0.79 * 50e9))
-    assert traffic.all_to_all(V3, route, size, DEFAULT) == pytest.approx(kernels.OVERHEAD + 14e-6 + slower)
+    assert network.near_and_far(
+        route, *(size * each for each in expert.travel(V3, 64, route.inside)), DEFAULT
+    ) == pytest.approx(kernels.OVERHEAD + 14e-6 + slower)
 
 
 # Load
@@ -184,7 +199,7 @@ def test_what_is_dropped_is_what_the_code_drops(tokens, top_k, factor, seed):
 
 def test_the_fullest_rank_computes_its_rows_with_three_matrices():
     full = expert.fullest((3, 4, 5, 0), 2, hidden=8, ffn=16, itemsize=4)
-    products = [kernels.matmul("mlp", 7, 16, 8), kernels.matmul("mlp", 7, 16, 8), kernels.matmul("mlp", 7, 8, 16)]
+    products = [layer.matmul("mlp", 7, 16, 8), layer.matmul("mlp", 7, 16, 8), layer.matmul("mlp", 7, 8, 16)]
     assert full == (7, sum(kernel.flops for kernel in products), 7 * 8 * 4)
     assert expert.fullest((3, 4, 5, 0), 2, 8, 16, gated=False).flops == sum(kernel.flops for kernel in products[1:])
 
@@ -209,32 +224,30 @@ def test_the_fullest_rank_multiplies_and_receives_as_many_times_more():
     moved = [sum(kernel.bytes for kernel in each if kernel.part == "route" and not kernel.flops) for each in (even, uneven)]
     assert moved[1] / moved[0] == 5 / 3  # sorted to be sent, on arrival three times as much, put together at home
     start = kernels.OVERHEAD + 14e-6
-    once, more = (traffic.expert(V3, plan, Routes.of(plan, H800), DEFAULT, imbalance)[0] - 2 * start for imbalance in (1, 3))
+    once, more = (exposed.expert(V3, plan, H800, imbalance)[0] - 2 * start for imbalance in (1, 3))
     assert more == pytest.approx(3 * once)
 
 
 def test_imbalance_concerns_only_layers_with_experts_and_the_module_that_predicts_one_more_token():
     for stage, longer in ((stages.Stage(dense=2, embedding=1, head=1), False), (stages.Stage(mtp=1), True)):
-        even, uneven = (passes.of_stage(V3, DEEPSEEK.local, H800, DEFAULT, stage, imbalance) for imbalance in (1.0, 2.0))
+        even, uneven = (exposed.of_stage(V3, DEEPSEEK, H800, stage, imbalance) for imbalance in (1.0, 2.0))
         assert (uneven.forward.expert > even.forward.expert) == (uneven.seconds > even.seconds) == longer
 
 
 def test_under_tensor_parallelism_the_fullest_rank_gathers_more_rows():
     plan = Plan(dp=4, tp=2, ep=4, seq=4096)
-    even, uneven = (
-        traffic.tensor(MIXTRAL, plan, Routes.of(plan, H800), DEFAULT, True, 0.0, imbalance)[0] for imbalance in (1, 2)
-    )
+    even, uneven = (exposed.tensor(MIXTRAL, plan, H800, True, 0.0, imbalance)[0] for imbalance in (1, 2))
     assert uneven / even == pytest.approx((1 + 2 * 2) / (1 + 2))  # attention's pair, and one for each of two experts
-    assert passes.of_layer(MIXTRAL, plan, H800, moe=True, imbalance=2.0).forward.tensor == pytest.approx(uneven)
+    assert pace.of_layer(MIXTRAL, plan, H800, moe=True, imbalance=2.0).forward.tensor == pytest.approx(uneven)
 
 
 def test_a_layer_waits_for_its_fullest_rank():
     plan = Plan(dp=8, ep=8, seq=4096)
-    paced = expert.layer_seconds(MIXTRAL, plan, H800, 2.0)
-    assert paced.balanced == passes.of_layer(MIXTRAL, plan, H800, moe=True)
+    paced = pace.expert_layer(MIXTRAL, plan, H800, 2.0)
+    assert paced.balanced == pace.of_layer(MIXTRAL, plan, H800, moe=True)
     assert paced.seconds == paced.forward + paced.backward == pytest.approx(paced.balanced.seconds + paced.waiting)
-    assert paced.waiting > 0 == expert.layer_seconds(MIXTRAL, plan, H800).waiting
-    twice = expert.layer_seconds(MIXTRAL, plan, H800, 3.0).waiting
+    assert paced.waiting > 0 == pace.expert_layer(MIXTRAL, plan, H800).waiting
+    twice = pace.expert_layer(MIXTRAL, plan, H800, 3.0).waiting
     assert twice == pytest.approx(2 * paced.waiting)
 
 
@@ -290,7 +303,7 @@ def test_the_phases_of_deepseek_s_step():
 
 
 def test_the_phases_are_the_estimate_s_step_with_what_lone_passes_wait_for_and_gradients_in_the_open():
-    first, last = (passes.of_stage(V3, DEEPSEEK.local, H800, DEFAULT, stages.of_rank(V3, DEEPSEEK)[stage]) for stage in (0, -1))
+    first, last = (pace.of_ranks(V3, DEEPSEEK, H800)[rank] for rank in (0, -1))
     often, time = pipeline.dualpipe_actions(16, 120, 0), step.estimate(V3, DEEPSEEK, H800)
     lone = sum(n * each.forward.expert for n, each in zip(often.F, (first, last), strict=True))
     alone = (often.B[0] + often.I[0], often.B[1] + often.I[1])
@@ -312,7 +325,7 @@ class Charged:
         own, mirror = self.both[stage], self.both[len(self.both) - 1 - stage]
         if paired:
             pair = Both(own.forward, mirror.backward) if kind == "F" else Both(mirror.forward, own.backward)
-            return step.hide_experts(pair).seconds / 2
+            return pace.hide_experts(pair).seconds / 2
         whole = own.forward.seconds if kind == "F" else own.backward.seconds
         return {"F": whole, "B": whole, "I": whole - own.weight, "W": own.weight}[kind]
 
@@ -321,7 +334,7 @@ class Charged:
 
 
 def test_replayed_the_first_rank_does_what_the_phases_say_and_waits_as_long_as_the_closed_form_but_for_a_tenth():
-    both = [passes.of_stage(V3, DEEPSEEK.local, H800, DEFAULT, stage) for stage in stages.of_rank(V3, DEEPSEEK)]
+    both = pace.of_ranks(V3, DEEPSEEK, H800)
     table = schedules.dualpipe_v(8, 60)
     assert any(isinstance(item, Pair) for item in table.ranks[0])
     timeline = replay(program.program(table), Charged(both))
@@ -367,8 +380,8 @@ def test_deepseek_s_own_layout_is_the_fastest_that_fits_and_tensor_parallelism_l
         (lambda: step.estimate(V3, DEEPSEEK, H800, imbalance=float("nan")), "imbalance=nan"),
         (lambda: step.estimate(V3, replace(DEEPSEEK, ep=1), H800, imbalance=2), "with ep=1 the fullest rank has the mean load"),
         (lambda: step.estimate(LLAMA, Plan(), H800, imbalance=2), "has the mean load: give 1"),
-        (lambda: expert.layer_seconds(LLAMA, Plan(), H800), "has no layer with experts"),
-        (lambda: expert.layer_seconds("mixtral", Plan(), H800), "give a ModelShape"),
+        (lambda: pace.expert_layer(LLAMA, Plan(), H800), "has no layer with experts"),
+        (lambda: pace.expert_layer("mixtral", Plan(), H800), "give a ModelShape"),
         (lambda: pipeline.dualpipe_actions(3, 8, 0), "give an even p"),
         (lambda: pipeline.dualpipe_actions(4, 6, 0), "an even m from 8 on"),
         (lambda: pipeline.dualpipe_actions(4, 8, 4), "a rank from 0 to 3"),

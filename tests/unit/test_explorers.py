@@ -74,7 +74,7 @@ def test_the_tiles_show_this_setting_beside_the_one_before():
     shown.set(dp=128, n=4)
     assert "<b>4 B</b> <small>was 1048576 B</small>" in shown.tiles.value
     assert "<small>memory per GPU</small><b>6.14 of 80 GB</b> <small>was 7.15</small>" in shown.tiles.value
-    assert shown.tiles.value.count("<i ") == 5 + 2  # a bar for each of the strip, and memory and communication as they were
+    assert shown.tiles.value.count("<i ") == 5 + 3  # a bar for each of the strip; memory, communication and MFU as they were
     assert shown.status == "d = 128: n 4 B. Limit: nothing."
 
 

@@ -87,6 +87,15 @@ def test_module_keeps_to_its_floor(module):
     assert found <= ALSO.get(module, set())
 
 
+def test_no_import_leads_back_to_where_it_began():
+    modules = {name.removesuffix(".__init__"): (name, path) for name, path in MODULES.items()}
+    taken = {module: neighbours(name, path.read_text(), modules) for module, (name, path) in modules.items()}
+    assert circle(taken) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"d", "a"}, "d": set()}) == ["a", "b", "c", "a"]
+    inside = neighbours("manyranks.theory.step", "def f():\n    from manyranks.theory.published import rows, steps", modules)
+    assert inside == {"manyranks.theory.published", "manyranks.theory.published.steps"}
+
+
 @pytest.mark.parametrize(
     ("module", "source", "found"),
     [
@@ -255,6 +264,26 @@ def imported(module: str, source: str) -> list[str]:
         elif isinstance(node, ast.Call) and node.args and called(node) in ("import_module", "__import__"):
             names += [text] if (text := leading_text(node.args[0])) else []
     return names
+
+
+def neighbours(module: str, source: str, modules: dict[str, tuple]) -> set[str]:
+    """The library's modules that this one imports, wherever in the file: a name that is none is its package's."""
+    names = (name if name in modules else name.rpartition(".")[0] for name in imported(module, source))
+    return {name for name in names if name in modules} - {module.removesuffix(".__init__")}
+
+
+def circle(taken: dict[str, set[str]]) -> list[str]:
+    """The first way along imports that comes back to a module on it; empty where there is none."""
+    done: set[str] = set()
+
+    def follow(module: str, way: list[str]) -> list[str]:
+        if module in way:
+            return [*way[way.index(module) :], module]
+        found = [] if module in done else next(filter(None, (follow(n, [*way, module]) for n in sorted(taken[module]))), [])
+        done.add(module)
+        return found
+
+    return next(filter(None, (follow(module, []) for module in sorted(taken))), [])
 
 
 def called(node: ast.Call) -> str:

@@ -123,7 +123,7 @@ def test_forward_has_the_products_that_torch_counts(shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_forward_and_backward_have_the_products_that_torch_counts(shape):
-    assert B * S * flops.per_token(shape, S) == counted(shape, backward=True)
+    assert B * S * flops.per_token(shape, S, "full") == counted(shape, backward=True)
 
 
 # The kernels of a layer
@@ -193,6 +193,14 @@ def test_nemo_s_closed_form(name):
     shape = theory.models[name]
     without = shape.parameters - shape.vocab * shape.hidden
     assert flops.per_token(shape, 4096, "nemo") == 6 * without + 6 * shape.layers * shape.hidden * 4096
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-405b", "gpt2", "mixtral-8x7b"])
+def test_without_a_convention_half_of_the_scores_count(name):
+    shape, seq = theory.models[name], 8192
+    read_only = shape.embedding_parameters - shape.tied * shape.vocab * shape.hidden
+    rule = 6 * (shape.active_parameters - read_only) + 6 * shape.layers * shape.hidden * seq
+    assert flops.per_token(shape, seq) == flops.per_token(shape, seq, "causal") == pytest.approx(rule, rel=1e-3)
 
 
 def test_a_causal_mask_leaves_half_of_the_score_matrix():

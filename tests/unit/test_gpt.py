@@ -314,7 +314,7 @@ def test_it_does_exactly_the_flops_that_the_theory_counts(config):
     parts = flops.forward(config.shape(), config.seq)
     assert forward == ids.numel() * sum(parts)
     # Fused attention keeps no score matrix, so its backward makes it again: half of what the core does forward.
-    wanted = flops.per_token(config.shape(), config.seq) + parts.core / 2
+    wanted = flops.per_token(config.shape(), config.seq, "full") + parts.core / 2
     assert work.flops == ids.numel() * wanted
 
 

@@ -13,6 +13,7 @@ from manyranks import theory
 from manyranks.theory import memory, published, tensor
 from manyranks.theory.architecture import LatentAttention, ModelShape
 from manyranks.theory.plan import RECIPES, Plan
+from manyranks.theory.published import steps
 
 MEGATRON = ("megatron-22b", "megatron-175b", "megatron-530b", "megatron-1t")
 GPT = ModelShape("gpt", 4, 32, 128, 4, 96, gated=False, norm="layernorm", bias=True, dropout=True, positions=64, tied=True)
@@ -157,12 +158,12 @@ def test_full_recomputation_with_sequence_parallelism_keeps_a_share_of_the_input
     assert memory.layer_activations(shape, whole) == 8 * memory.layer_activations(shape, shared) == 2 * 2048 * shape.hidden
 
 
-@pytest.mark.parametrize("row", published.rows("korthikanti_configs"), ids=lambda row: row["model"])
+@pytest.mark.parametrize("row", [row for row in steps.korthikanti() if "full" in row.name], ids=lambda row: row.name)
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 def test_the_first_stage_holds_all_layers_worth_and_the_embedding_s_masks(row, recompute):
-    shape = theory.models[f"megatron-{row['model'].split()[0].lower()}"]
-    t, p, v, b = (int(row[name]) for name in ("tp", "pp", "interleave_m", "micro_batch"))
-    plan = Plan(pp=p, tp=t, virtual=v, microbatch=b, batch=int(row["global_batch"]), recompute=recompute, **PAPER)
+    shape, ran = row.shape, row.plan
+    t, p, v, b = ran.tp, ran.pp, ran.virtual, ran.microbatch
+    plan = Plan(pp=p, tp=t, virtual=v, microbatch=b, batch=ran.batch, recompute=recompute, **PAPER)
     letters = {
         "s": 2048,
         "b": b,

@@ -1,4 +1,7 @@
-"""FLOPs of the small GPT: what WorkCounter counts while it trains is what theory.flops says, to the last one."""
+"""FLOPs of the small GPT: what WorkCounter counts while it trains is what theory.flops says, to the last one.
+
+A counter takes attention in full, whatever the mask, so theory is asked for "full".
+"""
 
 from dataclasses import replace
 
@@ -43,7 +46,7 @@ def test_forward_and_training_have_the_flops_that_are_counted_with_fused_attenti
     config = CONFIGS[kind]
     forward, both = counted(config, recompute)
     assert forward == sum(flops.forward(config.shape(), S))
-    assert both == flops.hardware_per_token(config.shape(), S, recompute, flash=True)
+    assert both == flops.hardware_per_token(config.shape(), S, recompute, "full", flash=True)
 
 
 @KINDS
@@ -52,13 +55,13 @@ def test_and_with_a_score_matrix_that_dropout_needs(kind, recompute):
     config = replace(CONFIGS[kind], dropout=0.1)
     forward, both = counted(config, recompute)
     assert forward == sum(flops.forward(config.shape(), S))
-    assert both == flops.hardware_per_token(config.shape(), S, recompute)
+    assert both == flops.hardware_per_token(config.shape(), S, recompute, "full")
 
 
 @KINDS
 def test_without_recomputation_the_count_is_the_model_s_own_flops(kind):
     config = replace(CONFIGS[kind], dropout=0.1)
-    assert counted(config, "none")[1] == flops.per_token(config.shape(), S)
+    assert counted(config, "none")[1] == flops.per_token(config.shape(), S, "full")
 
 
 @pytest.mark.parametrize("convention", sorted(flops.CONVENTIONS))

@@ -296,21 +296,21 @@ def test_plans_of_the_planner_are_drawn_below_this_one(board):
 L3 = {"model": "llama3-405b", "gpus": 16384, "batch": 2048, "pp": 16}
 ALONE = {"tp": 1, "pp": 1, "zero": 3}
 TASKS = [
-    ({}, "8.95 s", "44.6%", "TP messages on NVLink, 16% of the step"),
+    ({}, "8.95 s", "41.6%", "TP messages on NVLink, 16% of the step"),
     ({"tp": 4}, "8.39 s", "Limit: bubble, 15%"),
     ({"tp": 2}, "98 GB of 80 GB"),
     ({"tp": 16}, "12.1 s", "TP messages on InfiniBand, 34%"),
     ({"tp": 32}, "21.4 s", "TP messages on InfiniBand, 57%"),
     (ALONE, "6.03 s", "132 GB of 80 GB"),
-    (ALONE | {"cp": 2}, "6.3 s", "63.3%", "69.1 GB"),
-    (ALONE | {"tp": 2}, "6.33 s", "63.0%", "66.5 GB"),
+    (ALONE | {"cp": 2}, "6.3 s", "59.1%", "69.1 GB"),
+    (ALONE | {"tp": 2}, "6.33 s", "58.8%", "66.5 GB"),
     ({"batch": 64}, "1.27 s", "Limit: bubble, 58% of the step", "2 on 4 stages"),
     (ALONE | {"cp": 16, "batch": 64}, "1.37 s", "Limit: DP messages on InfiniBand, 38% of the step"),
-    ({"batch": 64, "tp": 4, "cp": 4, "pp": 8, "virtual": 8, "recompute": "none"}, "667 ms", "37.4%"),
-    (L3, "9.23 s", "29.5%", "56.1 GB", "Limit: bubble, 48% of the step; with v = 8: 5.39 s"),
-    (L3 | {"virtual": 8}, "5.39 s", "50.5%", "58.9 GB"),
-    (L3 | {"tp": 4, "cp": 2, "virtual": 8}, "5.15 s", "52.8%", "71.7 GB"),
-    (V3, "20.8 s", "44.9%", "66.2 GB"),
+    ({"batch": 64, "tp": 4, "cp": 4, "pp": 8, "virtual": 8, "recompute": "none"}, "667 ms", "34.9%"),
+    (L3, "9.23 s", "28.3%", "56.1 GB", "Limit: bubble, 48% of the step; with v = 8: 5.39 s"),
+    (L3 | {"virtual": 8}, "5.39 s", "48.5%", "58.9 GB"),
+    (L3 | {"tp": 4, "cp": 2, "virtual": 8}, "5.15 s", "50.8%", "71.7 GB"),
+    (V3, "20.8 s", "40.0%", "66.2 GB"),
     (V3 | {"schedule": "1f1b"}, "38.5 s", "tokens to experts on InfiniBand, 21%"),
     (V3 | {"ep": 8}, "125 GB of 80 GB"),
     (V3 | {"tp": 8, "ep": 16}, "1.74 min", "TP messages on NVLink, 65%"),
@@ -334,4 +334,4 @@ def test_presets_are_the_tasks(name, limit):
 def test_with_fewer_tokens_a_gpu_the_planner_takes_all_axes():
     few = now(batch=64).best()[0]
     assert (few.plan.tp, few.plan.cp, few.plan.pp, few.plan.dp, few.plan.zero, few.plan.virtual) == (4, 4, 8, 8, 1, 8)
-    assert (units.duration(few.seconds), f"{few.time.mfu:.1%}") == ("667 ms", "37.4%")
+    assert (units.duration(few.seconds), f"{few.time.mfu:.1%}") == ("667 ms", "34.9%")

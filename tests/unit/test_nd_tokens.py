@@ -4,15 +4,15 @@ from itertools import pairwise
 
 import pytest
 
-from manyranks.theory import context
+from manyranks.theory import ModelShape, context
 from manyranks.theory.cluster import clusters
 from manyranks.theory.nd import formulas, tokens
-from manyranks.theory.nd.cuts import FOUR
 from manyranks.theory.shapes import models
 
 H100 = clusters["h100-dgx"]
 RATE, NODE, NETWORK = 989e12, 450e9, 8 * 50e9  # an H100's data sheet; a ring that leaves the node has eight network cards
 IDEAL = tokens.ideal(H100)
+FOUR = ModelShape("four layers", 4, 4096, 14336, 32, 1024, kv_heads=8)
 CASES = [
     ("dp", "llama3-8b", 8),
     ("dp", "mixtral-8x7b", 64),

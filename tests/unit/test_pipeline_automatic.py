@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from manyranks.parallel.pipeline import automatic as module
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.actions import Schedule
-from manyranks.parallel.pipeline.automatic import automatic, handwritten
 from manyranks.parallel.pipeline.greedy import Pipeline, Policy, greedy
 from manyranks.parallel.pipeline.program import Times, bubble, program
+from manyranks.parallel.pipeline.schedules import automatic, handwritten
 from manyranks.parallel.pipeline.verify import peaks, verify
 from manyranks.theory import published
 from manyranks.timeline import replay
@@ -63,7 +63,7 @@ def test_a_hand_written_schedule_is_kept_where_the_search_finds_none_as_good(mon
     placement, times = schedules.v_shape(4), Times(latency=0.1)
     found = automatic(4, 8, communication=0.1, memory=8, placement=placement)
     assert found.ranks == schedules.zb_v(4, 8).ranks
-    monkeypatch.setattr(module, "handwritten", lambda p, m, placement: [])
+    monkeypatch.setattr(schedules, "handwritten", lambda p, m, placement: [])
     searched = automatic(4, 8, communication=0.1, memory=8, placement=placement)
     assert span_bubble(searched, times) > span_bubble(found, times)
 
@@ -86,12 +86,6 @@ def test_the_list_scheduler_s_clock_is_that_of_replay(communication):
     timeline = replay(program(schedule), Times(1.0, 1.5, 0.75, latency=communication))
     assert timeline.makespan == result.makespan
     assert bubble(timeline) == result.bubble
-
-
-def test_the_schedules_module_has_it_too():
-    assert schedules.automatic is automatic
-    with pytest.raises(AttributeError, match="has no attribute 'best'"):
-        _ = schedules.best
 
 
 def test_with_more_memory_automatic_has_less_bubble_than_zb_h2():

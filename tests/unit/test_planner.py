@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner, step
+from manyranks.theory.published import confidence
 from manyranks.theory.shapes import models
 
 H100 = clusters["h100-dgx"]
@@ -148,7 +149,7 @@ def test_tensor_parallelism_pays_for_deepseek_only_where_it_leaves_experts_whole
     assert best[2, 1] < best[1, None] < best[4, 1] < best[2, None] < best[8, 1] < best[4, None] < best[8, None]
     plan = for_deepseek[0].plan
     assert (plan.tp, plan.etp, plan.ep, plan.pp, plan.dp, plan.cp) == (2, 1, 256, 4, 256, 1)
-    assert "ETP other than TP" in for_deepseek[0].time.checked.missing
+    assert "ETP other than TP" in confidence(for_deepseek[0].time).missing
     why = {cut: next(one.why for one in for_deepseek if (one.plan.tp, one.plan.etp) == cut) for cut in ((8, 1), (8, None))}
     assert re.match(r"tensor \+[89].* s \(TP 8 with ETP 1 on 8192 tokens\)", why[8, 1])
     assert re.match(r"tensor \+5.* s \(TP 8 on 8192 tokens\)", why[8, None])
@@ -244,8 +245,8 @@ def test_short_sequences_are_searched_too():
 def test_a_plan_says_when_it_is_closer_to_the_best_than_the_error_bars():
     found = planner.search(LLAMA, H100, gpus=1024, batch=1024, tp=8, cp=1, pp=(8, 16), microbatch=1, recompute="full", zero=1)
     best = found[0].time
-    assert best.checked.runs
-    bars = [(one.seconds, max(one.time.checked.error, best.checked.error), one.why) for one in found[1:]]
+    assert confidence(best).runs
+    bars = [(one.seconds, max(confidence(one.time).error, confidence(best).error), one.why) for one in found[1:]]
     close = [seconds <= (1 + bar) * best.seconds for seconds, bar, _ in bars]
     assert close == ["closer than the error bar of ±" in why for *_, why in bars]
     assert 0 < sum(close) < len(close)

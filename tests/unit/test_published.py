@@ -8,7 +8,7 @@ from manyranks.theory import ModelShape, Plan, clusters, kernels, layer, memory
 from manyranks.theory.kernels import Constants
 from manyranks.theory.published import __main__ as printed
 from manyranks.theory.published import conversions, fit, layers, one_gpu, rows, steps
-from manyranks.theory.published.runs import DEEPSEEK, FOUNDRY, KORTHIKANTI, LLAMA3, SC21, TORCHTITAN
+from manyranks.theory.published.steps import DEEPSEEK, FOUNDRY, KORTHIKANTI, LLAMA3, SC21, TORCHTITAN
 from tests.conftest import ROOT
 
 ROWS = steps.rows()

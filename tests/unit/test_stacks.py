@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from manyranks.theory import Plan, clusters, data, flops, kernels, layer, memory, models, planner, step
+from manyranks.theory import Plan, clusters, flops, kernels, layer, memory, models, planner, step
 from manyranks.theory.stacks import ATTENTION, STACKS
+from tests.unit import exposed
 
 SHAPE, H100, A100 = models["llama3-8b"], clusters["h100-dgx"], clusters["a100-dgx"]
 PLAN = Plan(dp=64, zero=3, seq=8192, microbatch=2)
@@ -62,9 +63,9 @@ def test_without_a_prefetch_backward_waits_for_every_gather(monkeypatch):
     """With long passes a prefetch hides all gathers but the first one of a layer."""
     (held,) = memory.rank_parameters(SHAPE, PLAN)
     plan = replace(PLAN, stack="fsdp1")
-    (waits,) = data.seconds(SHAPE, plan, H100, kernels.DEFAULT, [(held, 1e3, 1e3)])
+    (waits,) = exposed.data(SHAPE, plan, H100, [(held, 1e3, 1e3)])
     monkeypatch.setitem(STACKS, "fsdp1", replace(STACKS["fsdp1"], prefetch=True))
-    (hidden,) = data.seconds(SHAPE, plan, H100, kernels.DEFAULT, [(held, 1e3, 1e3)])
+    (hidden,) = exposed.data(SHAPE, plan, H100, [(held, 1e3, 1e3)])
     once = PLAN.recipe.parameters * held.dense * 63 / 64 / (kernels.BANDWIDTH * 8 * H100.levels[1].share)
     assert waits - hidden == pytest.approx((1 - 1 / SHAPE.layers) * once * (1 - STACKS["fsdp1"].beside), rel=0.1)  # and α
 

@@ -4,9 +4,20 @@ from itertools import pairwise
 
 import pytest
 
-from manyranks.theory import ModelShape, Plan, clusters, collectives, data, memory, models, step, traffic
-from manyranks.theory.data import BUCKET
+from manyranks.theory import (
+    ModelShape,
+    Plan,
+    clusters,
+    collectives,
+    memory,
+    models,
+    network,
+    stages,
+    states,
+    step,
+)
 from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.states import BUCKET
 
 H100 = clusters["h100-dgx"]
 XL = models["gpt2-xl"]
@@ -26,28 +37,28 @@ def exposed(n: int, sequences: int = 8, zero: int = 0, **more) -> float:
 
 
 def test_a_tree_crosses_a_node_rank_by_rank_and_the_nodes_in_log_2_rounds():
-    small = traffic.fastest(H100.route(64), 1000, PLAIN)
+    small = network.fastest(H100.route(64), 1000, PLAIN)
     assert small == pytest.approx((7 * 3.4 + 3 * 14) * MICRO + 1000 / 400e9)  # a node's eight shares of 50 GB/s
-    assert traffic.fastest(H100.route(64, stride=8), 0, PLAIN) == pytest.approx(6 * 14 * MICRO)  # a rank a node
-    assert traffic.fastest(H100.route(24), 0, PLAIN) == pytest.approx((7 * 3.4 + 2 * 14) * MICRO)  # three nodes
+    assert network.fastest(H100.route(64, stride=8), 0, PLAIN) == pytest.approx(6 * 14 * MICRO)  # a rank a node
+    assert network.fastest(H100.route(24), 0, PLAIN) == pytest.approx((7 * 3.4 + 2 * 14) * MICRO)  # three nodes
 
 
 @pytest.mark.parametrize("size", [0, 1e6, 1e10])
 @pytest.mark.parametrize("route", [H100.route(8), H100.route(3), clusters["tpu-v4"].route(64), clusters["laptop"].route(64)])
 def test_within_a_node_and_on_a_torus_there_is_only_the_ring(route, size):
-    assert traffic.fastest(route, size, DEFAULT) == traffic.gather(route, size, DEFAULT)
+    assert network.fastest(route, size, DEFAULT) == network.gather(route, size, DEFAULT)
 
 
 def test_rings_carry_the_largest_tensors_and_trees_the_others():
     route = H100.route(16)
-    assert traffic.fastest(route, 1e10, PLAIN) == traffic.gather(route, 1e10, PLAIN)
-    assert traffic.fastest(route, 1e7, PLAIN) < traffic.gather(route, 1e7, PLAIN)
+    assert network.fastest(route, 1e10, PLAIN) == network.gather(route, 1e10, PLAIN)
+    assert network.fastest(route, 1e7, PLAIN) < network.gather(route, 1e7, PLAIN)
 
 
 @pytest.mark.parametrize("size", [2**10, 2**20, 2**26, 2**32])
 @pytest.mark.parametrize("n", [16, 64, 128])
 def test_no_slower_than_rings_and_hierarchies_of_one_message_at_a_time_and_no_faster_than_the_bytes(n, size):
-    seconds = 2 * traffic.fastest(H100.route(n), size, PLAIN)
+    seconds = 2 * network.fastest(H100.route(n), size, PLAIN)
     for algorithm in ("ring", "hierarchical"):
         assert seconds <= collectives.cluster_seconds("all_reduce", size, n, H100, algorithm)
     assert seconds >= 2 * (n - 8) / n * size / 400e9  # what must leave a node, over all its shares
@@ -58,9 +69,8 @@ def test_no_slower_than_rings_and_hierarchies_of_one_message_at_a_time_and_no_fa
 
 def test_a_bucket_is_a_layer_or_as_many_as_it_takes_to_fill_it():
     def number(name: str, zero: int = 0, **more) -> int:
-        shape = models[name]
-        held = memory.rank_parameters(shape, plan(8, zero=zero, **more))[0]
-        return data.buckets(held, plan(8, zero=zero, **more), shape.layers)
+        shape, chosen = models[name], plan(8, zero=zero, **more)
+        return max(states.rows(states.hold(stages.dealt(shape, chosen.layout)), shape, chosen).units.values())
 
     assert number("gpt2-xl") == 48  # layers of 65 MB
     assert number("gpt2") == int(2 * models["gpt2"].parameters / BUCKET) == 9  # of 12 layers
@@ -72,7 +82,7 @@ def test_a_model_smaller_than_a_bucket_is_one():
     tiny = ModelShape("tiny", 4, 64, 256, 4, 100)
     apart, together = (step.estimate(tiny, plan(64, overlap=overlap), H100).data for overlap in (False, True))
     size = 2 * memory.rank_parameters(tiny, plan(64))[0].dense
-    assert together == apart == pytest.approx(2 * traffic.fastest(H100.route(64), size, DEFAULT))
+    assert together == apart == pytest.approx(2 * network.fastest(H100.route(64), size, DEFAULT))
 
 
 # GPT-2 XL on H100s -----------------------------------------------------------------------------------------------------

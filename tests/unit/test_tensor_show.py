@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from manyranks.show import bars, tensor, units
 from manyranks.show.scenario import SHAPES, SMALL, percent
 from manyranks.show.tensor.explorer import AGAIN, CLUSTERS, DEGREES, MODELS, Degrees, Setting
-from manyranks.theory import Plan, clusters, memory, models, passes, published, step
+from manyranks.theory import Plan, clusters, memory, models, pace, published, step
 from manyranks.theory import tensor as theory
 from manyranks.theory.published import layers
 from manyranks.training import GPTConfig
@@ -198,7 +198,7 @@ def test_bars_are_the_theory_s_for_every_t():
     time, kept = drawn()
     plan = Plan(seq=2048, microbatch=4, flash=False, recompute="selective")
     for row, t in enumerate(DEGREES):
-        both = passes.of_layer(PAPER, replace(plan, tp=t), clusters["a100-dgx"])
+        both = pace.of_layer(PAPER, replace(plan, tp=t), clusters["a100-dgx"])
         mfu = step.estimate(PAPER, replace(plan, tp=t), clusters["a100-dgx"]).mfu
         duration, *others = words(time, "texts")[3 * row : 3 * row + 3]
         assert duration.removeprefix("» ") == units.duration(both.seconds)

@@ -15,16 +15,15 @@ from manyranks.theory import (
     kernels,
     memory,
     models,
-    passes,
+    pace,
     published,
     step,
     tensor,
     tensor2d,
-    traffic,
 )
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.tensor import Calls, Passes
-from manyranks.theory.traffic import Routes
+from tests.unit import exposed
 
 PAPER = models["megatron-22b"]
 GROUPED = models["llama3-70b"]
@@ -88,12 +87,12 @@ def test_the_loss_sends_three_numbers_a_token():
 @pytest.mark.parametrize("regather", [True, False])
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_the_time_of_a_layer_s_calls_is_that_of_its_bytes(sequence_parallel, regather):
-    """traffic.tensor charges what tensor.layer counts, where nothing overlaps."""
+    """A step charges what tensor.layer counts, where nothing overlaps."""
     cluster = clusters["h100-dgx"]
     plan = Plan(tp=8, seq=1024, overlap=False, sequence_parallel=sequence_parallel, regather=regather)
     free = kernels.Constants(overhead=0.0)
     links = cluster.with_link("node", latency=0.0)
-    seconds = traffic.tensor(GROUPED, plan, Routes.of(plan, links), free, False, 0.0)
+    seconds = exposed.tensor(GROUPED, plan, links, constants=free)
     calls = tensor.layer(1024, GROUPED.hidden, 8, sequence_parallel, regather)
     rate = links.accelerator.scale_up * free.bandwidth
     assert seconds == pytest.approx([each.bytes / rate for each in calls])
@@ -237,8 +236,8 @@ def test_summa_receives_all_but_its_own_blocks():
         (lambda: tensor2d.cost("2D", 8, 2), "ranks=8, depth=2: whole numbers from 1 up, and a depth only for 2.5D"),
         (lambda: tensor2d.summa_received(8, 6, 8, 4), "inputs=6 on a mesh of 4 × 4: give a multiple of 4"),
         (lambda: tensor2d.summa_received(8, 6, 8, 0), "q=0: must be"),
-        (lambda: passes.of_layer(LLAMA, Plan(tp=16), clusters["h100-dgx"]), "tp=16 does not divide the 8 heads"),
-        (lambda: passes.of_layer(LLAMA, Plan(), clusters["h100-dgx"], moe=True), "moe=True: llama has no layer with experts"),
+        (lambda: pace.of_layer(LLAMA, Plan(tp=16), clusters["h100-dgx"]), "tp=16 does not divide the 8 heads"),
+        (lambda: pace.of_layer(LLAMA, Plan(), clusters["h100-dgx"], moe=True), "moe=True: llama has no layer with experts"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(call, said):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from manyranks.theory import ModelShape, Plan, clusters, collectives, data, memory, traffic
+from manyranks.theory import ModelShape, Plan, clusters, collectives, data_parallel, expert, memory, network
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.shapes import models
-from manyranks.theory.traffic import Routes
+from tests.unit import exposed
 
 H100, H800 = clusters["h100-dgx"], clusters["h800"]
 DENSE = ModelShape("dense", 8, 4096, 16384, 32, 1000, kv_heads=8)
@@ -25,7 +25,7 @@ PHI = 1e9
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 100])
 @pytest.mark.parametrize(("zero", "times"), [(0, 2), (1, 2), (2, 2), (3, 3)])
 def test_one_micro_batch_sends_two_or_three_times_the_parameters(n, zero, times):
-    sent = data.sent_bytes(PHI, Plan(dp=n, zero=zero))
+    sent = data_parallel.sent_bytes(PHI, Plan(dp=n, zero=zero))
     assert sent == pytest.approx(times * (n - 1) / n * 2 * PHI)
 
 
@@ -34,7 +34,7 @@ def test_what_is_sent_is_the_sum_of_the_collectives(zero):
     n, elements = 8, 8 * 1000
     each = collectives.sent_bytes("all_gather", elements, 2, n)[0]
     halves = {0: 2, 1: 2, 3: 3}[zero]  # reduce-scatter sends as much as all-gather
-    assert data.sent_bytes(float(elements), Plan(dp=n, zero=zero)) == pytest.approx(halves * each)
+    assert data_parallel.sent_bytes(float(elements), Plan(dp=n, zero=zero)) == pytest.approx(halves * each)
     if zero == 0:
         assert halves * each == pytest.approx(collectives.sent_bytes("all_reduce", elements, 2, n)[0])
 
@@ -45,12 +45,12 @@ def test_hsdp_reduces_a_shard_between_replicas(shards, replicas, zero):
     plan = Plan(dp=shards * replicas, dp_shard=shards, zero=zero)
     inside = (2 if zero == 1 else 3) * (shards - 1) / shards * PHI
     between = 2 * (replicas - 1) / replicas * PHI / shards
-    assert data.sent_bytes(PHI, plan) == pytest.approx(2 * (inside + between))
+    assert data_parallel.sent_bytes(PHI, plan) == pytest.approx(2 * (inside + between))
 
 
 def test_with_several_micro_batches_zero_2_and_3_send_for_each():
     def sent(**fields) -> float:
-        return data.sent_bytes(PHI, Plan(dp=4, batch=4 * 6, **fields)) / (0.75 * 2 * PHI)
+        return data_parallel.sent_bytes(PHI, Plan(dp=4, batch=4 * 6, **fields)) / (0.75 * 2 * PHI)
 
     assert [sent(zero=zero) for zero in range(4)] == pytest.approx([2, 2, 1 + 6, 3 * 6])
     assert sent(zero=3, reshard_after_forward=False) == pytest.approx(2 * 6)
@@ -73,7 +73,7 @@ def test_traffic_does_not_fall_as_zero_stages_rise(shape, dp, cp, ep, pp, m, sha
     assume(dp * cp % ep == 0 and dp % (shard or 1) == 0 and (ep == 1 or (shape.experts % ep == 0 and shape.experts > 0)))
     fields = {"dp_shard": shard, "reshard_after_forward": reshard, "precision": precision}
     plans = [Plan(dp=dp, cp=cp, ep=ep, pp=pp, batch=dp * m, zero=zero, **fields) for zero in range(4)]
-    sent = [data.sent_bytes(shape, plan) for plan in plans]
+    sent = [data_parallel.sent_bytes(shape, plan) for plan in plans]
     # Gradients of 32 bits: an all-reduce moves them twice, ZeRO-1 once and then parameters of 16 bits.
     first = 1 if plans[0].recipe.gradients > plans[0].recipe.parameters else 0
     assert all(later >= earlier * (1 - 1e-9) for earlier, later in zip(sent[first:], sent[first + 1 :], strict=False))
@@ -83,14 +83,14 @@ def test_experts_are_reduced_only_among_their_copies():
     plan = Plan(dp=8, ep=8, zero=0)
     held = memory.rank_parameters(MIXTRAL, plan)[0]
     assert held.experts > held.dense
-    assert data.sent_bytes(MIXTRAL, plan) == pytest.approx(2 * 7 / 8 * held.dense * 2)
-    assert data.sent_bytes(MIXTRAL, replace(plan, ep=4)) > data.sent_bytes(MIXTRAL, plan)
+    assert data_parallel.sent_bytes(MIXTRAL, plan) == pytest.approx(2 * 7 / 8 * held.dense * 2)
+    assert data_parallel.sent_bytes(MIXTRAL, replace(plan, ep=4)) > data_parallel.sent_bytes(MIXTRAL, plan)
 
 
 def test_overlap_hides_all_but_the_last_unit_and_no_more_than_there_is_to_hide_behind():
     held, plan = memory.Held(1e9, 0.0), Plan(dp=8, zero=0, seq=512)
-    (whole,) = data.seconds(DENSE, replace(plan, overlap=False), H100, DEFAULT, [(held, 0.0, 0.0)])
-    behind_much, behind_some = data.seconds(DENSE, plan, H100, DEFAULT, [(held, 0.0, 10.0), (held, 0.0, 1e-3)])
+    (whole,) = exposed.data(DENSE, replace(plan, overlap=False), H100, [(held, 0.0, 0.0)])
+    behind_much, behind_some = exposed.data(DENSE, plan, H100, [(held, 0.0, 10.0), (held, 0.0, 1e-3)])
     assert whole == pytest.approx(collectives.seconds("all_reduce", 2e9, 8, Link("", 0.0, 0.79 * 450e9)), rel=0.05)
     assert behind_much == pytest.approx(whole / DENSE.layers)
     assert behind_some == pytest.approx(whole - 1e-3)
@@ -104,33 +104,33 @@ def test_a_layer_takes_two_all_reduces_each_way(t):
     plan = Plan(tp=t, sequence_parallel=False, overlap=False, microbatch=2, seq=1024)
     reached = Link("", 3.4e-6, 0.79 * 450e9)
     once = collectives.seconds("all_reduce", 2 * 2 * 1024 * DENSE.hidden, t, reached)
-    forward, backward = traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, 0.0)
+    forward, backward = exposed.tensor(DENSE, plan, H100, False, 0.0)
     assert forward == backward == pytest.approx(2 * (once + 2 * 5e-6))  # counted as two collectives each
 
 
 def test_sequence_parallelism_sends_as_much_and_gathers_its_inputs_once_more():
     plan = Plan(tp=8, overlap=False, seq=1024)
-    forward, backward = traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, 0.0)
+    forward, backward = exposed.tensor(DENSE, plan, H100, False, 0.0)
     other = replace(plan, sequence_parallel=False)
-    assert forward == traffic.tensor(DENSE, other, Routes.of(other, H100), DEFAULT, False, 0.0)[0]
+    assert forward == exposed.tensor(DENSE, other, H100, False, 0.0)[0]
     assert backward == pytest.approx(1.5 * forward)
 
 
 def test_of_backward_only_what_meets_a_weight_gradient_is_hidden():
     plan = Plan(tp=8, seq=1024)
-    forward, all_hidden = traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, hidden_behind=1.0)
+    forward, all_hidden = exposed.tensor(DENSE, plan, H100, False, behind=1.0)
     assert all_hidden == pytest.approx(forward / 2)
     other = replace(plan, sequence_parallel=False)
-    assert traffic.tensor(DENSE, other, Routes.of(other, H100), DEFAULT, False, 1.0)[1] == 0.0
-    assert traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, 1e-5)[1] == pytest.approx(1.5 * forward - 1e-5)
+    assert exposed.tensor(DENSE, other, H100, False, 1.0)[1] == 0.0
+    assert exposed.tensor(DENSE, plan, H100, False, 1e-5)[1] == pytest.approx(1.5 * forward - 1e-5)
 
 
 def test_parallel_layers_need_half_and_routed_tokens_more():
     plan = Plan(tp=8, overlap=False, seq=1024)
-    forward = traffic.tensor(DENSE, plan, Routes.of(plan, H100), DEFAULT, False, 0.0)[0]
-    parallel = traffic.tensor(replace(DENSE, parallel_layers=True), plan, Routes.of(plan, H100), DEFAULT, False, 0.0)[0]
+    forward = exposed.tensor(DENSE, plan, H100, False, 0.0)[0]
+    parallel = exposed.tensor(replace(DENSE, parallel_layers=True), plan, H100, False, 0.0)[0]
     assert parallel == pytest.approx(forward / 2)
-    dense, moe = (traffic.tensor(MIXTRAL, plan, Routes.of(plan, H100), DEFAULT, moe, 0.0)[0] for moe in (False, True))
+    dense, moe = (exposed.tensor(MIXTRAL, plan, H100, moe, 0.0)[0] for moe in (False, True))
     assert moe == pytest.approx(1.5 * dense)  # the MLP's pair twice, for two experts a token
 
 
@@ -146,7 +146,7 @@ def test_keys_and_values_of_the_whole_sequence_reach_every_rank():
             for each in (size, 2 * size)  # gradients are summed in 32 bits
         )
         other = replace(plan, tp=tp)
-        found = traffic.context(DENSE, other, Routes.of(other, H100), DEFAULT, (1.0, 1.0))
+        found = exposed.context(DENSE, other, H100, (1.0, 1.0))
         assert found == pytest.approx((keys, keys + gradients))
 
 
@@ -156,12 +156,10 @@ def test_ulysses_is_four_all_to_alls_that_send_to_the_node_and_to_others_at_the_
     inside, outside = (2 * 48 * size * share / (0.79 * beta) for share, beta in ((7 / 16, 450e9), (8 / 16, 50e9)))
     assert outside > inside
     starts = 4 * (5e-6 + 14e-6)
-    assert traffic.context(DENSE, plan, Routes.of(plan, H100), DEFAULT, (1.0, 1.0)) == pytest.approx([starts + outside] * 2)
+    assert exposed.context(DENSE, plan, H100, (1.0, 1.0)) == pytest.approx([starts + outside] * 2)
     slow = H100.with_link("node", bandwidth=45e9)
-    assert traffic.context(DENSE, plan, Routes.of(plan, slow), DEFAULT, (1.0, 1.0)) == pytest.approx(
-        [starts + max(10 * inside, outside)] * 2
-    )
-    assert traffic.exchange(H100.route(1), size, DEFAULT) == 0.0
+    assert exposed.context(DENSE, plan, slow, (1.0, 1.0)) == pytest.approx([starts + max(10 * inside, outside)] * 2)
+    assert network.exchange(H100.route(1), size, DEFAULT) == 0.0
 
 
 def drawn_nodes(shape: ModelShape, nodes: int, tokens: int = 4000) -> float:
@@ -183,43 +181,41 @@ def drawn_nodes(shape: ModelShape, nodes: int, tokens: int = 4000) -> float:
     + [(models["qwen3-235b-a22b"], nodes) for nodes in (2, 8, 16)],
 )
 def test_a_token_is_sent_to_as_many_nodes_as_its_experts_lie_on(shape, nodes):
-    assert traffic.other_nodes(shape, nodes) == pytest.approx(drawn_nodes(shape, nodes), rel=0.05)
+    assert expert.other_nodes(shape, nodes) == pytest.approx(drawn_nodes(shape, nodes), rel=0.05)
 
 
 def test_deepseeks_tokens_go_to_at_most_four_nodes():
-    assert traffic.other_nodes(DEEPSEEK, 8) == pytest.approx(4 * 7 / 8)
+    assert expert.other_nodes(DEEPSEEK, 8) == pytest.approx(4 * 7 / 8)
 
 
 def test_an_all_to_all_waits_for_the_slower_of_network_and_node():
     plan = Plan(dp=64, ep=64, seq=4096, precision="fp8")
     rows = 4096 * DEEPSEEK.hidden
-    forward, backward = traffic.expert(DEEPSEEK, plan, Routes.of(plan, H800), DEFAULT)
+    forward, backward = exposed.expert(DEEPSEEK, plan, H800)
     network = rows * (1 + 2) * 3.5 / (0.79 * 50e9)  # one copy to each other node: there in 8 bits, back in 16
     inside = rows * (1 + 2) * 8 * 7 / 8 / (0.79 * 200e9)
     assert forward == backward == pytest.approx(max(network, inside), rel=0.01)
     slow = H800.with_link("node", bandwidth=20e9)
-    assert traffic.expert(DEEPSEEK, plan, Routes.of(plan, slow), DEFAULT)[0] == pytest.approx(inside * 10, rel=0.01)
+    assert exposed.expert(DEEPSEEK, plan, slow)[0] == pytest.approx(inside * 10, rel=0.01)
     other = replace(plan, ep=8)
-    one_node = traffic.expert(DEEPSEEK, other, Routes.of(other, H800), DEFAULT)[0]
+    one_node = exposed.expert(DEEPSEEK, other, H800)[0]
     assert one_node == pytest.approx(rows * 3 * 8 * 7 / 8 / (0.79 * 200e9), rel=0.01)
 
 
 def test_a_stage_sends_its_share_and_gathers_without_sequence_parallelism():
     plan = Plan(pp=4, tp=8, dp=2, batch=8, seq=2048)
     size = 2 * 2048 * DENSE.hidden
-    split = traffic.stage_message(DENSE, plan.local, H100.route(4, 16), H100.route(8), DEFAULT)
+    split = exposed.stage_message(DENSE, plan, H100, (4, 16))
     assert split == pytest.approx(5e-6 + 14e-6 + size / 8 / (0.79 * 50e9))
-    whole = traffic.stage_message(
-        DENSE, replace(plan, sequence_parallel=False).local, H100.route(4, 16), H100.route(8), DEFAULT
-    )
-    assert whole == pytest.approx(split + traffic.gather(H100.route(8), size, DEFAULT))
-    assert traffic.stage_message(DENSE, plan.local, H100.route(8, 1), H100.route(8), DEFAULT) < split  # inside a node
+    whole = exposed.stage_message(DENSE, replace(plan, sequence_parallel=False), H100, (4, 16))
+    assert whole == pytest.approx(split + network.gather(H100.route(8), size, DEFAULT))
+    assert exposed.stage_message(DENSE, plan, H100, (8, 1)) < split  # inside a node
 
 
 def test_the_optimizer_takes_the_time_of_its_bytes():
     plan = Plan(dp=8, zero=1)
     elements = memory.rank_parameters(DENSE, plan)[0].dense
     own = elements / 8
-    seconds = data.optimizer_seconds(memory.rank_parameters(DENSE, plan), plan, H100, DEFAULT)
+    seconds = data_parallel.optimizer_seconds(memory.model_states(DENSE, plan).optimizer, plan, H100, DEFAULT)
     # Gradients, a master copy and two moments in 32 bits read, the last three and the parameters written: 28 bytes.
     assert 28 * own / 3.35e12 < seconds * 0.79 < (28 * own + 2 * elements) / 3.35e12 * 1.01

@@ -115,7 +115,7 @@ def test_hfu_from_tokens_a_second_is_that_from_counted_flops(model, recompute):
     with WorkCounter() as work:
         Trainer(gpt, training).run()
     used = of_one_step_a_second(gpt, training, flash=not gpt.dropout)
-    assert used.hfu() == pytest.approx(work.flops / PEAK.flops, rel=0.005)
+    assert used.hfu("full") == pytest.approx(work.flops / PEAK.flops, rel=0.005)
     assert used.mfu() < used.hfu() or (gpt.dropout and recompute == "none")
 
 
@@ -124,7 +124,7 @@ def test_mfu_from_tokens_a_second_is_that_from_counted_flops_where_nothing_is_co
     gpt, training = MODELS[model], TrainingConfig(steps=1, batch=3)
     with WorkCounter() as work, sdpa_kernel(SDPBackend.MATH):
         Trainer(gpt, training).run()
-    assert of_one_step_a_second(gpt, training).mfu() == pytest.approx(work.flops / PEAK.flops, rel=0.005)
+    assert of_one_step_a_second(gpt, training).mfu("full") == pytest.approx(work.flops / PEAK.flops, rel=0.005)
 
 
 def test_the_same_run_under_other_conventions():
@@ -180,5 +180,6 @@ def test_the_command_says_how_much_was_used_where_that_is_asked(monkeypatch, cap
     __main__.main(["--dp", "2", "--steps", "1", *(["--mfu"] if asked else [])])
     assert given[6] is asked
     lines = [line for line in capsys.readouterr().out.splitlines() if "MFU" in line]
-    share = f"MFU {used.mfu():.1%}, HFU {used.hfu():.1%} of 200 GFLOP/s in float32 (2 × CPU with 1 thread, measured: …)"
-    assert lines == ([f"  20,000 tokens/s: {share}"] if asked else [])
+    share = f"MFU {used.mfu():.1%}, HFU {used.hfu():.1%} (causal)"
+    peak = "200 GFLOP/s in float32 (2 × CPU with 1 thread, measured: …)"
+    assert lines == ([f"  20,000 tokens/s: {share} of {peak}"] if asked else [])

@@ -9,6 +9,7 @@ from manyranks.measure.beside import Small
 from manyranks.show import scenario, units
 from manyranks.show.said import Said
 from manyranks.show.scenario import Cost
+from manyranks.theory.published import confidence
 
 # JupyterLab and Notebook 7 take arrows, letters and Enter for themselves, unless the element that has the focus has this
 # attribute. Keys with Ctrl, Cmd or Shift, such as those that save or run, stay theirs. The rest is for screen readers: a
@@ -90,7 +91,9 @@ def tiles(said: Said, before: Said | None = None) -> str:
         return _row(own)
     cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
     strip = _row([_compared(name, cost, past) for name in scenario.STRIP])
-    return _row(own) + strip + small_print(f"The step time is a prediction, {said.scenario.time.checked}. {said.note}".strip())
+    return (
+        _row(own) + strip + small_print(f"The step time is a prediction, {confidence(said.scenario.time)}. {said.note}".strip())
+    )
 
 
 def gone(old: str, new: str) -> str:

@@ -1,4 +1,7 @@
 from . import (
+    activations as activations,
+)
+from . import (
     architecture as architecture,
 )
 from . import (
@@ -11,10 +14,7 @@ from . import (
     calibration as calibration,
 )
 from . import (
-    charges as charges,
-)
-from . import (
-    checked as checked,
+    calls as calls,
 )
 from . import (
     checkpointing as checkpointing,
@@ -29,10 +29,16 @@ from . import (
     collectives as collectives,
 )
 from . import (
+    communicate as communicate,
+)
+from . import (
+    compute as compute,
+)
+from . import (
     context as context,
 )
 from . import (
-    data as data,
+    data_parallel as data_parallel,
 )
 from . import (
     expert as expert,
@@ -47,9 +53,6 @@ from . import (
     hardware as hardware,
 )
 from . import (
-    kept as kept,
-)
-from . import (
     kernels as kernels,
 )
 from . import (
@@ -62,10 +65,13 @@ from . import (
     nd as nd,
 )
 from . import (
+    network as network,
+)
+from . import (
     optimal_checkpoints as optimal_checkpoints,
 )
 from . import (
-    passes as passes,
+    pace as pace,
 )
 from . import (
     pipeline as pipeline,
@@ -75,6 +81,9 @@ from . import (
 )
 from . import (
     published as published,
+)
+from . import (
+    replay_costs as replay_costs,
 )
 from . import (
     roofline as roofline,
@@ -89,6 +98,9 @@ from . import (
     stages as stages,
 )
 from . import (
+    states as states,
+)
+from . import (
     step as step,
 )
 from . import (
@@ -97,13 +109,9 @@ from . import (
 from . import (
     tensor2d as tensor2d,
 )
-from . import (
-    traffic as traffic,
-)
 from .architecture import LatentAttention as LatentAttention
 from .architecture import ModelShape as ModelShape
 from .calibration import calibrate as calibrate
-from .charges import ClusterCosts as ClusterCosts
 from .cluster import Cluster as Cluster
 from .cluster import clusters as clusters
 from .hardware import Accelerator as Accelerator
@@ -112,4 +120,5 @@ from .hardware import accelerators as accelerators
 from .hardware import links as links
 from .huggingface import from_hf_config as from_hf_config
 from .plan import Plan as Plan
+from .replay_costs import ClusterCosts as ClusterCosts
 from .shapes import models as models

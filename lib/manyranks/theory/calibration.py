@@ -1,17 +1,14 @@
-"""A cluster's constants from what was measured on it: products, a copy, a collective. They're kept in a JSON file."""
+"""A cluster's constants from what was measured on it: products, a copy, a collective."""
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from manyranks.theory import checks, hardware
-from manyranks.theory.cluster import Cluster, Level
-from manyranks.theory.hardware import Accelerator, Link, fit_link
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.hardware import Link, fit_link
 from manyranks.theory.kernels import BANDWIDTH
 
-FORMAT = "manyranks cluster 1"
 SLOWEST = 0.01  # share of a chip's products below which something else was measured
 
 
@@ -79,22 +76,3 @@ def _link(measured: Measurements, name: str) -> Link:
     n = measured.ranks
     whole = fit_link(name, [2 * (n - 1) / n * size for size in measured.sizes], measured.seconds)
     return Link(name, max(0.0, whole.latency) / (2 * (n - 1)), whole.bandwidth / BANDWIDTH, "measured")
-
-
-def save(cluster: Cluster, path: str | Path) -> None:
-    """Writes the cluster to a file that theory.clusters[path] reads."""
-    checks.is_cluster(cluster)
-    text = json.dumps({"format": FORMAT} | asdict(cluster), indent=1, ensure_ascii=False)
-    Path(path).write_text(f"{text}\n", encoding="utf-8")
-
-
-def load(path: str | Path) -> Cluster:
-    """Reads what save wrote. Raises ValueError, with what is wrong, for any other file."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if found.pop("format") != FORMAT:
-            raise ValueError(f"its format is not {FORMAT!r}")
-        levels = tuple(Level(name, size, Link(**link), more) for name, size, link, more in found["levels"])
-        return Cluster(**found | {"accelerator": Accelerator(**found["accelerator"]), "levels": levels})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: not a cluster file that calibrate wrote ({error})") from error

@@ -233,4 +233,4 @@ def statistics(shape: ModelShape, plan: Plan, itemsize: int = 4) -> int:
 
 def extra_share(shape: ModelShape, seq: int, recompute: str) -> float:
     """FLOPs that recomputation ("selective", "full") adds, as a share of training without: 1/3 of the layers' for "full"."""
-    return flops.hardware_per_token(shape, seq, recompute) / flops.per_token(shape, seq) - 1
+    return flops.hardware_per_token(shape, seq, recompute, "full") / flops.per_token(shape, seq, "full") - 1

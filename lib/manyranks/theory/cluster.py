@@ -2,14 +2,18 @@
 
 import functools
 import itertools
+import json
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from manyranks.theory import hardware
 from manyranks.theory.hardware import GB, Accelerator, Link
 from manyranks.theory.names import Named, nearest
+
+FORMAT = "manyranks cluster 1"  # of the files that save writes
 
 
 class Level(NamedTuple):
@@ -251,14 +255,30 @@ def _clusters() -> Named:
 
 
 class _Clusters(Named):
-    """By name, or by the path of a file that calibration.save has written: "mine.json"."""
+    """By name, or by the path of a file that save has written: "mine.json"."""
 
     def __missing__(self, name: object):
-        if str(name).endswith(".json"):
-            from manyranks.theory import calibration  # which needs a Cluster
+        return load(name) if str(name).endswith(".json") else super().__missing__(name)
 
-            return calibration.load(name)
-        return super().__missing__(name)
+
+def save(cluster: Cluster, path: str | Path) -> None:
+    """Writes the cluster to a file that theory.clusters[path] reads."""
+    if not isinstance(cluster, Cluster):
+        raise ValueError(f"cluster={cluster!r}: give a Cluster, as theory.clusters['h100-dgx']")
+    text = json.dumps({"format": FORMAT} | asdict(cluster), indent=1, ensure_ascii=False)
+    Path(path).write_text(f"{text}\n", encoding="utf-8")
+
+
+def load(path: str | Path) -> Cluster:
+    """Reads what save wrote. Raises ValueError, with what is wrong, for any other file."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if found.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        levels = tuple(Level(name, size, Link(**link), more) for name, size, link, more in found["levels"])
+        return Cluster(**found | {"accelerator": Accelerator(**found["accelerator"]), "levels": levels})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: not a cluster file that calibrate wrote ({error})") from error
 
 
 def laptop(flops: float = 50e9, memory: float = 8 * GB, bandwidth: float = 2 * GB, latency: float = 50e-6) -> Cluster:

@@ -1,12 +1,14 @@
 """Floating-point operations of training, counted matrix product by matrix product, and what they say about a run.
 
-A product of m × k with k × n takes 2mnk; backward takes twice what forward does.
+A product of m × k with k × n takes 2mnk; backward takes twice what forward does. Unless a convention is named, a causal mask
+counts half of the scores: about 6Φ + 6Lhs per token, Φ the parameters that a token meets, without the input embedding.
 """
 
 from typing import NamedTuple
 
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.layer import attended_length
 from manyranks.theory.names import Named, nearest
 
 
@@ -99,12 +101,6 @@ def _attention(shape: ModelShape) -> list[Product]:
     return [Product("attention", *one, shape.layers) for one in (*chain, ("output", a * c.value_size, h))]
 
 
-def attended_length(shape: ModelShape, seq: int, attended: float) -> float:
-    """Tokens that one token looks at, a mean over the layers: attended · seq, but in a layer with a window at most that."""
-    windowed = shape.window_layers / shape.layers
-    return (1 - windowed) * attended * seq + windowed * min(attended * seq, shape.window or seq)
-
-
 def _core(shape: ModelShape, length: float) -> list[Product]:
     c, count = shape.latent, shape.layers * shape.heads
     value_size = c.value_size if c else shape.head_size
@@ -125,7 +121,7 @@ def forward(shape: ModelShape, seq: int, attended: float = 1.0) -> Forward:
     return Forward(**sums)
 
 
-def per_token(shape: ModelShape, seq: int, convention: str = "full") -> float:
+def per_token(shape: ModelShape, seq: int, convention: str = "causal") -> float:
     """FLOPs of training on one token: forward and backward, nothing computed twice. Raises ValueError for unknown names."""
     checks.is_shape(shape)
     rule = CONVENTIONS[convention]
@@ -137,7 +133,7 @@ def per_token(shape: ModelShape, seq: int, convention: str = "full") -> float:
 
 
 def hardware_per_token(
-    shape: ModelShape, seq: int, recompute: str = "none", convention: str = "full", flash: bool = False
+    shape: ModelShape, seq: int, recompute: str = "none", convention: str = "causal", flash: bool = False
 ) -> float:
     """As per_token, with what recomputation ("none", "selective", "full") runs a second time.
 
@@ -152,7 +148,7 @@ def hardware_per_token(
     return per_token(shape, seq, convention) + extra[recompute] + (parts.core / 2 if flash else 0.0)
 
 
-def mfu(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: float, convention: str = "full") -> float:
+def mfu(shape: ModelShape, seq: int, tokens_per_second: float, gpus: int, peak: float, convention: str = "causal") -> float:
     """Model FLOPs utilisation: the FLOPs that the model needs ÷ what all accelerators could do.
 
     tokens_per_second: of the whole job; peak: FLOP/s of one accelerator. Source: arXiv 2204.02311, section 4.1.
@@ -170,7 +166,7 @@ def hfu(
     gpus: int,
     peak: float,
     recompute: str = "none",
-    convention: str = "full",
+    convention: str = "causal",
     flash: bool = False,
 ) -> float:
     """Hardware FLOPs utilisation: as mfu, counting what is computed twice. Source: arXiv 2204.02311, section 4.1."""

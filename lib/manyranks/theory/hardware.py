@@ -121,34 +121,16 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-# The row of max_achievable_matmul.csv that was measured on the same chip.
-_MEASURED_ON = {
-    "A100-40GB SXM": "A100 SXM",
-    "A100-80GB SXM": "A100 SXM",
-    "A100-40GB PCIe": "A100 SXM",
-    "A100-80GB PCIe": "A100 SXM",
-    "H200 SXM": "GH200",
-    "H800 SXM": "H100 SXM",
-    "H20": "H100 SXM",
-    "H100 PCIe": "H100 SXM",
-    "B200 (HGX)": "B200",
-    "B300": "B200",
-    "GB200 (per GPU)": "GB200",
-}
-# FLOPs of a matrix product in the time of one exponential: the processors' special function units do 16 a cycle in every
-# generation, their tensor cores twice the FLOPs of the last. H100: 989 against 3.9 TFLOP/s, arXiv 2407.08608, section 3.2.
-_PER_SPECIAL = {"V100": 64, "A100": 128, "H100": 256, "H200": 256, "H800": 256, "B200": 512, "GB200": 512, "B300": 512}
+# accelerators.csv, flops_per_exponential: FLOPs of a matrix product in the time of one exponential. The processors' special
+# function units do 16 a cycle in every generation, their tensor cores twice the FLOPs of the last. H100: 989 against 3.9
+# TFLOP/s, arXiv 2407.08608, section 3.2. Its processors are those of NVIDIA's white papers and data sheets.
 # With an A100's instructions an H100 reaches 0.54 of its peak: then FlashAttention-2 runs at 35 % of it, forward and backward
 # together, as arXiv 2407.08608 says. Later chips are taken to run them as fast as an H100 does.
 _HOPPER, _AMPERE = 989 * TFLOPS, 0.54
-# Streaming multiprocessors, from NVIDIA's white papers and data sheets.
-_PROCESSORS = {"V100": 80, "A100": 108, "H100 PCIe": 114, "H100": 132, "H200": 132, "H800": 132, "H20": 78}
-_PROCESSORS |= {"B200": 148, "GB200": 148, "B300": 148}
 # An A100's cache gives each processor 5,120 ÷ 108 bytes a clock, in which it multiplies 1,024 pairs of 2-byte numbers (NVIDIA's
 # white paper). A V100 multiplies half as many. An H100 multiplies twice as many, and two of its processors share half of what
 # they read. Later chips are taken to be like it.
 _REUSE, _SHARED = 1024 * 2 / (5120 / 108), 3 / 4
-_EIGHT_BITS = ("H100", "H200", "H800", "H20", "B200", "GB200", "B300", "MI300X")
 
 
 @functools.cache
@@ -162,9 +144,9 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
     def number(column: str, unit: float) -> float:
         return float(row[column] or 0) * unit
 
-    name, flops = row["device"], number("bf16_dense_tflops", TFLOPS)
+    name, flops, fp8 = row["device"], number("bf16_dense_tflops", TFLOPS), published.value(row["fp8"])
     # A chip that nobody measured is taken to reach what the median of the measured ones does.
-    reached = measured.get(_MEASURED_ON.get(name, name), statistics.median(measured.values()))
+    reached = measured.get(row["matmul_measured_on"] or name, statistics.median(measured.values()))
     return Accelerator(
         name,
         flops,
@@ -173,31 +155,15 @@ def _accelerator(row: dict[str, str], measured: dict[str, float]) -> Accelerator
         number("scaleup_unidir_GBps_per_device", GB),
         number("typical_nic_GBps_per_device", GB),
         row["source"],
-        flops * (2 if name.startswith(_EIGHT_BITS) else 1),
+        flops * (2 if fp8 else 1),
         reached,
-        next((flops / ratio for chip, ratio in _PER_SPECIAL.items() if name.startswith(chip)), 0.0),
-        min(1.0, _AMPERE * _HOPPER / flops) if name.startswith(_EIGHT_BITS) else 1.0,
-        next((count for chip, count in _PROCESSORS.items() if name.startswith(chip)), 0),
-        _REUSE * (2 * _SHARED if name.startswith(_EIGHT_BITS) else 0.5 if name.startswith("V100") else 1),
+        flops / float(row["flops_per_exponential"]) if row["flops_per_exponential"] else 0.0,
+        min(1.0, _AMPERE * _HOPPER / flops) if fp8 else 1.0,
+        int(row["processors"] or 0),
+        _REUSE * (2 * _SHARED if fp8 else 0.5 if name.startswith("V100") else 1),
     )
 
 
-# What torch.cuda.get_device_name says, without "NVIDIA " or "Tesla " before it. A part of a chip (MIG) has another name.
-_DEVICES = {
-    "V100-SXM2-32GB": "V100 SXM2",
-    "A100-SXM4-40GB": "A100-40GB SXM",
-    "A100-SXM4-80GB": "A100-80GB SXM",
-    "A100-PCIE-40GB": "A100-40GB PCIe",
-    "A100 80GB PCIe": "A100-80GB PCIe",
-    "H100 80GB HBM3": "H100 SXM",
-    "H100 PCIe": "H100 PCIe",
-    "H200": "H200 SXM",
-    "H800": "H800 SXM",
-    "H20": "H20",
-    "B200": "B200 (HGX)",
-    "GB200": "GB200 (per GPU)",
-    "AMD Instinct MI300X": "MI300X",
-}
 DTYPES = ("bfloat16", "float16", "float8", "float4", "tf32", "float32", "float64")
 
 
@@ -208,8 +174,9 @@ def of_device(name: str) -> Accelerator | None:
     """
     if not isinstance(name, str):
         raise ValueError(f"name={name!r}: give the text that torch.cuda.get_device_name() returns")
-    chip = _DEVICES.get(name.strip().removeprefix("NVIDIA ").removeprefix("Tesla "))
-    return _accelerators()[chip] if chip else None
+    said = name.strip().removeprefix("NVIDIA ").removeprefix("Tesla ")
+    named = {row["torch_name"]: row["device"] for row in published.rows("accelerators") if row["torch_name"]}
+    return _accelerators()[named[said]] if said in named else None
 
 
 def peak(accelerator: Accelerator, dtype: str) -> float | None:

@@ -1,26 +1,35 @@
-"""The shape of a model from its Hugging Face config.json. A key that is not known is refused: it may change the shape."""
+"""The shape of a model from its Hugging Face config.json. A key that is not known is refused: it may change the shape.
+
+Source of keys' names and defaults: the configuration classes of transformers (src/transformers/models/*/configuration_*.py).
+"""
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyranks.theory import huggingface_keys as known
 from manyranks.theory.architecture import LatentAttention, ModelShape
-from manyranks.theory.huggingface_keys import Config, Key, checked
 from manyranks.theory.names import nearest
 
+Config = Mapping[str, Any]
 Fields = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """What a key may hold, in words and as a test, and its value where it is left out; without one, it must be given."""
+
+    allowed: str
+    test: Callable[[Any], bool]
+    default: Any = ...
 
 
 def from_hf_config(path: str | Path | Config) -> ModelShape:
     """The shape that a config.json describes.
 
-    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: llama,
-    mistral, mixtral, gpt2, gpt_neox, opt, bloom, falcon, phi3, glm, glm4, gpt_oss, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma,
-    gemma2, gemma3_text, llama4_text, gemma3 and llama4 (their text parts), deepseek_v2, deepseek_v3, kimi_k2. A key that may be
-    left out has its class's default. The shape takes the folder's name.
+    path: of the file or of its folder; or what is in it, as a dictionary or a configuration of transformers. model_type: one of
+    the families in theory.models: llama, mistral, mixtral, gpt2, gpt_neox, opt, bloom, qwen2, qwen3, qwen3_moe, gemma, gemma2,
+    deepseek_v2, deepseek_v3. A key that may be left out has its class's default. The shape takes the folder's name.
     Raises ValueError, naming the key, for an unknown architecture or key, a missing key, and values that are not allowed or do
     not fit together; FileNotFoundError where there is no such file.
     """
@@ -29,7 +38,7 @@ def from_hf_config(path: str | Path | Config) -> ModelShape:
         raise ValueError(f"path={path!r}: give a config.json's path, its folder's, or what is in it")
     file = None if isinstance(config, Mapping) else _file(Path(path))
     try:
-        config = _language_model(config if file is None else _load(file))
+        config = config if file is None else _load(file)
         family = _family(config)
         fields = family.fields(checked(config, family.keys))
         name = file.resolve().parent.name if file else ""
@@ -52,19 +61,6 @@ def _load(path: Path) -> Config:
     return config
 
 
-def _language_model(config: Config) -> Config:
-    """The config itself, or its text_config where a model with images keeps its language model's keys there."""
-    if (kind := config.get("model_type")) not in _WITH_IMAGES:
-        return config
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise ValueError(f"text_config={text!r}: a {kind} configuration describes its language model there, in an object")
-    return {"model_type": f"{kind}_text"} | text
-
-
-_WITH_IMAGES = ("gemma3", "llama4")
-
-
 class Family(NamedTuple):
     """Models of one model_type: the class of the whole model, the keys, and the fields of ModelShape made of them."""
 
@@ -76,7 +72,7 @@ class Family(NamedTuple):
 def _family(config: Config) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ValueError(f"model_type={kind!r}: {nearest(kind, [*_FAMILIES, *_WITH_IMAGES])}")
+        raise ValueError(f"model_type={kind!r}: {nearest(kind, _FAMILIES)}")
     expected = _FAMILIES[kind].architecture
     if (given := config.get("architectures")) not in (None, [expected]):
         raise ValueError(f"architectures={given!r}: of {kind}, only [{expected!r}] is supported")
@@ -155,26 +151,6 @@ def _one_of(config: Config, *names: str) -> int:
     return found.pop()
 
 
-def _falcon(config: Config) -> Fields:
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    new, parallel = config["new_decoder_architecture"], config["parallel_attn"] or config["new_decoder_architecture"]
-    kv_heads = config["num_kv_heads"] or heads if new else 1 if config["multi_query"] else heads
-    norms = config["num_ln_in_parallel_attn"] or (2 if new else 1) if parallel else 2
-    sizes = {"layers": config["num_hidden_layers"], "hidden": hidden, "ffn": config["ffn_hidden_size"] or 4 * hidden}
-    sizes |= {"heads": heads, "kv_heads": kv_heads, "vocab": config["vocab_size"], "tied": config["tie_word_embeddings"]}
-    others = {"bias": config["bias"], "parallel_layers": parallel, "norms_per_layer": norms}
-    return sizes | _GPT | others | _dropout(config, "hidden_dropout", "attention_dropout")
-
-
-def _glm(config: Config, norms: int) -> Fields:
-    return _dense(config) | {"qkv_bias": config["attention_bias"], "norms_per_layer": norms}
-
-
-def _gpt_oss(config: Config) -> Fields:
-    others = {"bias": True, "sinks": True, "router_bias": True, "window_layers": _sliding_layers(config, pattern=2)}
-    return _mixtral(config) | others
-
-
 def _dropout(config: Config, *rates: str) -> Fields:
     return {"dropout": any(config[rate] > 0 for rate in rates)}
 
@@ -195,20 +171,15 @@ def _windowed_above(config: Config) -> Fields:
 
 
 def _gemma2(config: Config) -> Fields:
-    return _dense(config) | {"norms_per_layer": 4, "window_layers": _sliding_layers(config, pattern=2)}
+    return _dense(config) | {"norms_per_layer": 4, "window_layers": _sliding_layers(config)}
 
 
-def _gemma3(config: Config) -> Fields:
-    pattern = config["sliding_window_pattern"] or config["_sliding_window_pattern"]
-    return _dense(config) | {"norms_per_layer": 4, "qk_norm": True, "window_layers": _sliding_layers(config, pattern)}
-
-
-def _sliding_layers(config: Config, pattern: int) -> int:
-    """Layers with a window: those that layer_types names, or else all but each pattern-th."""
+def _sliding_layers(config: Config) -> int:
+    """Layers with a window: those that layer_types names, or else every other."""
     layers, kinds = config["num_hidden_layers"], config["layer_types"]
     if kinds is not None and len(kinds) != layers:
         raise ValueError(f"layer_types has {len(kinds)} entries for num_hidden_layers={layers}")
-    sliding = layers - layers // pattern if kinds is None else kinds.count("sliding_attention")
+    sliding = layers - layers // 2 if kinds is None else kinds.count("sliding_attention")
     return sliding if config["sliding_window"] else 0
 
 
@@ -221,29 +192,6 @@ def _experts(config: Config, number: str, size: str) -> Fields:
 
 def _mixtral(config: Config) -> Fields:
     return _dense(config) | _experts(config, "num_local_experts", "intermediate_size")
-
-
-def _llama4(config: Config) -> Fields:
-    """Norms of queries and keys have no parameters. In the mean a token looks back at half its chunk: a window of that size."""
-    layers, step = config["num_hidden_layers"], config["interleave_moe_layer_step"]
-    moe = sorted(range(step - 1, layers, step) if config["moe_layers"] is None else config["moe_layers"])
-    if moe != list(range(layers - len(moe), layers)):
-        raise ValueError(f"moe_layers={moe}: supported are all but the first ones; dense layers between others are not")
-    kinds, turned = config["layer_types"], config["no_rope_layers"]
-    if kinds is None:
-        turned = turned or [(layer + 1) % config["no_rope_layer_interval"] for layer in range(layers)]
-        kinds = ["chunked_attention" if each else "full_attention" for each in turned]
-    if len(kinds) != layers:
-        raise ValueError(f"layer_types or no_rope_layers has {len(kinds)} entries for num_hidden_layers={layers}")
-    chunk = config["attention_chunk_size"] or 0
-    window = {"window": chunk // 2, "window_layers": kinds.count("chunked_attention") if chunk else 0}
-    shared = {"shared_experts": 1, "shared_ffn": config["intermediate_size"], "dense_layers": layers - len(moe)}
-    return _mixtral(config) | {"ffn": config["intermediate_size_mlp"]} | window | shared
-
-
-def _qwen2_moe(config: Config) -> Fields:
-    shared = {"shared_experts": 1, "shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
-    return _qwen2(config) | _qwen_experts(config) | shared
 
 
 def _qwen3_moe(config: Config) -> Fields:
@@ -290,28 +238,203 @@ def _deepseek_v3(config: Config) -> Fields:
     return _deepseek(config) | {"router_bias": True, "mtp_depth": config["num_nextn_predict_layers"] or 0}
 
 
+# Keys, a family of models at a time.
+
+
+def checked(config: Config, keys: Mapping[str, Key]) -> dict[str, Any]:
+    """The value of each of the keys, defaults filled in.
+
+    Raises ValueError for a key of the config that is neither one of them nor known not to matter, a missing one, and a value
+    that is not allowed.
+    """
+    for key in config:
+        if key not in keys and key not in IGNORED and config[key] is not None:
+            known = [*keys, *get_close_matches(key, IGNORED, n=1)]
+            raise ValueError(f"{key}={config[key]!r}: unknown, so it may change the shape; {nearest(key, known)}")
+    return {key: _value(config, key, rule) for key, rule in keys.items()}
+
+
+def _value(config: Config, key: str, rule: Key) -> Any:
+    if key not in config:
+        if rule.default is ...:
+            raise ValueError(f"{key} is missing: must be {rule.allowed}")
+        return rule.default
+    value = config[key]
+    if not rule.test(value) and (value is not None or rule.default is not None):
+        raise ValueError(f"{key}={value!r}: must be {rule.allowed}{' or null' if rule.default is None else ''}")
+    return value
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _size(default: Any = ...) -> Key:
+    return Key("a whole number, 1 or more", lambda value: _whole(value, 1), default)
+
+
+def _given_or_null() -> Key:
+    return Key("a whole number, 1 or more, or null", lambda value: value is None or _whole(value, 1))
+
+
+def _count(default: Any = None) -> Key:
+    return Key("a whole number, 0 or more, or null", lambda value: value is None or _whole(value, 0), default)
+
+
+def _flag(default: Any = ...) -> Key:
+    return Key("true or false", lambda value: isinstance(value, bool), default)
+
+
+def _rate(default: float) -> Key:
+    return Key("a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1, default)
+
+
+def _layer_types() -> Key:
+    kinds = ("full_attention", "sliding_attention")
+    return Key(f"a list of {kinds}", lambda value: isinstance(value, list) and all(kind in kinds for kind in value), None)
+
+
+def _layer_numbers() -> Key:
+    return Key("a list of layers", lambda value: isinstance(value, list) and all(_whole(layer, 0) for layer in value), None)
+
+
+def _only(value: Any) -> Key:
+    # Type and value: to Python, true is 1 and false is 0.
+    return Key(f"{json.dumps(value)} to be supported", lambda given: (type(given), given) == (type(value), value), value)
+
+
+# Of every family; each is a decoder without cross-attention.
+_COMMON = {
+    "vocab_size": _size(),
+    "is_encoder_decoder": _only(False),
+    "add_cross_attention": _only(False),
+    "pruned_heads": _only({}),
+}
+_SIZES = _COMMON | {key: _size() for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+_UNTIED, _TIED = ({"tie_word_embeddings": _flag(default)} for default in (False, True))
+_NO_BIAS = {"attention_bias": _only(False)}
+_HEADS = {"num_key_value_heads": _size(), "head_dim": _size(None)}
+
+LLAMA = {
+    **_SIZES,
+    **_UNTIED,
+    **_HEADS,
+    # Absent from configurations that are older than grouped-query attention.
+    "num_key_value_heads": _size(None),
+    "attention_bias": _flag(False),
+    "mlp_bias": _flag(False),
+}
+MISTRAL = _SIZES | _UNTIED | _HEADS | {"num_key_value_heads": _size(8), "sliding_window": _count(4096)}
+MIXTRAL = MISTRAL | {"sliding_window": _count(), "num_local_experts": _size(8), "num_experts_per_tok": _size(2)}
+GPT2 = {
+    **_COMMON,
+    **_TIED,
+    **{key: _size() for key in ("n_embd", "n_layer", "n_head", "n_positions")},
+    **{key: _rate(0.1) for key in ("attn_pdrop", "resid_pdrop", "embd_pdrop")},
+    "n_inner": _size(None),
+}
+GPT_NEOX = {
+    **_SIZES,
+    **_UNTIED,
+    "attention_bias": _only(True),
+    "attention_dropout": _rate(0.0),
+    "hidden_dropout": _rate(0.0),
+    "use_parallel_residual": _flag(True),
+}
+QWEN2 = {
+    **_SIZES,
+    **_UNTIED,
+    **_HEADS,
+    "use_sliding_window": _flag(False),
+    "sliding_window": _count(4096),
+    "max_window_layers": _count(28),
+}
+QWEN3 = QWEN2 | _NO_BIAS | {"head_dim": _size(128)}
+_QWEN_EXPERTS = {
+    **{key: _size() for key in ("num_experts_per_tok", "moe_intermediate_size")},
+    # One of both: transformers 5 writes the second.
+    **{key: _size(None) for key in ("num_experts", "num_local_experts")},
+    "decoder_sparse_step": _only(1),
+    "mlp_only_layers": _layer_numbers(),
+}
+QWEN3_MOE = QWEN2 | _QWEN_EXPERTS | _NO_BIAS
+GEMMA = _SIZES | _TIED | _NO_BIAS | _HEADS | {"head_dim": _size(256)}
+GEMMA2 = GEMMA | {"sliding_window": _count(4096), "layer_types": _layer_types()}
+DEEPSEEK = {
+    **_SIZES,
+    **_UNTIED,
+    **_NO_BIAS,
+    **{key: _size() for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
+    **{key: _size() for key in ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")},
+    **{key: _size(None) for key in ("n_group", "topk_group", "num_key_value_heads", "head_dim", "qk_head_dim")},
+    "q_lora_rank": _given_or_null(),
+    "n_shared_experts": _count(),
+    "first_k_dense_replace": _count(),
+    "moe_layer_freq": _only(1),
+    "mlp_bias": _only(False),
+    "num_nextn_predict_layers": _count(0),
+}
+
+OPT = {
+    **_COMMON,
+    **_TIED,
+    **{key: _size() for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim")},
+    **{key: _rate(rate) for key, rate in (("dropout", 0.1), ("attention_dropout", 0.0))},
+    **{key: _only(True) for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine")},
+    "max_position_embeddings": _size(2048),
+    "word_embed_proj_dim": _size(None),
+    "_remove_final_layer_norm": _only(False),
+}
+BLOOM = {
+    **_COMMON,
+    **_TIED,
+    # n_layer is called num_hidden_layers in some, n_head num_attention_heads, and hidden_size n_embed.
+    **{key: _size(None) for key in ("hidden_size", "n_embed", "n_layer", "num_hidden_layers", "n_head", "num_attention_heads")},
+    **{key: _rate(0.0) for key in ("hidden_dropout", "attention_dropout")},
+}
+# Keys that leave the shape as it is: positions and their scaling, numerics, dropout, router losses, tokens, generation, files.
+_IGNORED = """
+    architectures model_type _name_or_path name_or_path transformers_version torch_dtype dtype auto_map torchscript
+    use_bfloat16 tf_legacy_loss quantization_config tokenizer_class attn_implementation _attn_implementation
+    _attn_implementation_autoset gradient_checkpointing chunk_size_feed_forward pretraining_tp ep_size
+    use_cache cache_implementation return_dict output_attentions output_hidden_states output_scores is_decoder
+    max_position_embeddings n_ctx rope_theta rope_scaling rope_parameters rope_local_base_freq rope_interleave
+    rotary_pct rotary_emb_base partial_rotary_factor use_mrope layer_types rope_interleaved max_sequence_length
+    sliding_window_size is_llama_config unsloth_version output_past attention_probs_dropout_prob hidden_dropout_prob
+    query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping use_bidirectional_attention
+    scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn
+    hidden_act hidden_activation activation_function rms_norm_eps layer_norm_eps layer_norm_epsilon
+    initializer_range attention_dropout hidden_dropout classifier_dropout
+    layerdrop activation_dropout embd_pdrop resid_pdrop init_std original_max_position_embeddings
+    slow_but_exact masked_softmax_fusion apply_residual_connection_post_layernorm offset_alibi alibi activation seq_length
+    swiglu_alpha swiglu_limit experts_per_token initial_context_length
+    use_qk_norm attn_temperature_tuning floor_scale attn_scale for_llm_compressor
+    router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob aux_loss_alpha seq_aux scoring_func
+    topk_method routed_scaling_factor
+    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id decoder_start_token_id bad_words_ids
+    forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens prefix
+    temperature top_k top_p typical_p do_sample num_beams num_beam_groups num_return_sequences max_length min_length
+    early_stopping length_penalty repetition_penalty diversity_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty remove_invalid_values return_dict_in_generate
+    task_specific_params finetuning_task problem_type num_labels id2label label2id
+    summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
+    cross_attention_hidden_size tie_encoder_decoder
+"""
+IGNORED = frozenset(_IGNORED.split())
+
 _FAMILIES = {
-    "llama": Family("LlamaForCausalLM", known.LLAMA, _llama),
-    "mistral": Family("MistralForCausalLM", known.MISTRAL, _dense),
-    "mixtral": Family("MixtralForCausalLM", known.MIXTRAL, _mixtral),
-    "gpt2": Family("GPT2LMHeadModel", known.GPT2, _gpt2),
-    "gpt_neox": Family("GPTNeoXForCausalLM", known.GPT_NEOX, _gpt_neox),
-    "qwen2": Family("Qwen2ForCausalLM", known.QWEN2, _qwen2),
-    "qwen3": Family("Qwen3ForCausalLM", known.QWEN3, _qwen3),
-    "qwen2_moe": Family("Qwen2MoeForCausalLM", known.QWEN2_MOE, _qwen2_moe),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", known.QWEN3_MOE, _qwen3_moe),
-    "gemma": Family("GemmaForCausalLM", known.GEMMA, _dense),
-    "gemma2": Family("Gemma2ForCausalLM", known.GEMMA2, _gemma2),
-    "gemma3_text": Family("Gemma3ForCausalLM", known.GEMMA3, _gemma3),
-    "opt": Family("OPTForCausalLM", known.OPT, _opt),
-    "bloom": Family("BloomForCausalLM", known.BLOOM, _bloom),
-    "falcon": Family("FalconForCausalLM", known.FALCON, _falcon),
-    "phi3": Family("Phi3ForCausalLM", known.PHI3, _dense),
-    "glm": Family("GlmForCausalLM", known.GLM, partial(_glm, norms=2)),
-    "glm4": Family("Glm4ForCausalLM", known.GLM, partial(_glm, norms=4)),
-    "gpt_oss": Family("GptOssForCausalLM", known.GPT_OSS, _gpt_oss),
-    "llama4_text": Family("Llama4ForCausalLM", known.LLAMA4, _llama4),
-    "kimi_k2": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),
-    "deepseek_v2": Family("DeepseekV2ForCausalLM", known.DEEPSEEK, _deepseek),
-    "deepseek_v3": Family("DeepseekV3ForCausalLM", known.DEEPSEEK, _deepseek_v3),
+    "llama": Family("LlamaForCausalLM", LLAMA, _llama),
+    "mistral": Family("MistralForCausalLM", MISTRAL, _dense),
+    "mixtral": Family("MixtralForCausalLM", MIXTRAL, _mixtral),
+    "gpt2": Family("GPT2LMHeadModel", GPT2, _gpt2),
+    "gpt_neox": Family("GPTNeoXForCausalLM", GPT_NEOX, _gpt_neox),
+    "qwen2": Family("Qwen2ForCausalLM", QWEN2, _qwen2),
+    "qwen3": Family("Qwen3ForCausalLM", QWEN3, _qwen3),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", QWEN3_MOE, _qwen3_moe),
+    "gemma": Family("GemmaForCausalLM", GEMMA, _dense),
+    "gemma2": Family("Gemma2ForCausalLM", GEMMA2, _gemma2),
+    "opt": Family("OPTForCausalLM", OPT, _opt),
+    "bloom": Family("BloomForCausalLM", BLOOM, _bloom),
+    "deepseek_v2": Family("DeepseekV2ForCausalLM", DEEPSEEK, _deepseek),
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", DEEPSEEK, _deepseek_v3),
 }

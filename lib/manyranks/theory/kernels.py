@@ -1,10 +1,12 @@
-"""A kernel's FLOPs and bytes, and the seconds it takes, with the three constants of the whole library."""
+"""The seconds that a kernel takes, with the three constants of the whole library."""
 
 import functools
 import math
 from typing import NamedTuple
 
+from manyranks.theory.cluster import Cluster
 from manyranks.theory.hardware import Accelerator
+from manyranks.theory.layer import Kernel
 
 # The three constants of the whole library.
 MATMUL = 0.93  # share of a chip's best matrix product (Accelerator.matmul_fraction) that a step reaches: published.fit
@@ -28,21 +30,6 @@ class Constants(NamedTuple):
 DEFAULT = Constants()
 
 
-class Kernel(NamedTuple):
-    """One kernel of one rank and one micro-batch. weights: elements of the weight that it multiplies with; sizes: m, n, k of a
-    matrix product, and how many such products there are."""
-
-    part: str  # "attention", "core", "mlp", "product", "rmsnorm", "head", "route", …
-    flops: float
-    bytes: float
-    rate: str = "bf16"  # of the FLOPs: or "fp8", "fp32"
-    weights: float = 0.0
-    specials: float = 0.0  # exponentials
-    reach: float = 0.0  # share of the peak that its products reach, with an A100's instructions; 0: what every product does
-    sizes: tuple[float, ...] = ()
-    tiles: float = 0.0  # of unequal length, which are computed in the order of their length: blocks of rows under a causal mask
-
-
 def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: float = 0.0) -> float:
     """FLOPs ÷ rate + exponentials ÷ their rate + bytes ÷ memory bandwidth + the overhead. The rate is that of the best product,
     times the share of the processors that this one's sizes keep at work.
@@ -60,6 +47,15 @@ def seconds(kernel: Kernel, chip: Accelerator, constants: Constants, reserved: f
     compute = kernel.flops / (peak(chip, kernel.rate) * reach * processors)
     specials = kernel.specials / (chip.specials * processors) if chip.specials else 0.0
     return compute + specials + kernel.bytes / (chip.memory_bandwidth * constants.bandwidth) + constants.overhead
+
+
+def run(work: list[Kernel], cluster: Cluster, constants: Constants, host: float) -> float:
+    """Seconds of the chip for these kernels, or of its host where it takes longer to start them than the chip to run them.
+
+    host: what it takes to launch a kernel, in overheads of one.
+    """
+    chip = sum(seconds(kernel, cluster.accelerator, constants, cluster.reserved) for kernel in work)
+    return max(chip, len(work) * host * constants.overhead)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -81,14 +77,3 @@ def filled(m: float, n: float, count: float, processors: int, a: int, b: int, fe
 def peak(chip: Accelerator, rate: str) -> float:
     """FLOP/s of matrix products: "bf16", "fp8" (bf16's on chips without it), or "fp32" (TF32 on GPUs, half of bf16)."""
     return {"bf16": chip.flops, "fp8": chip.flops_fp8 or chip.flops, "fp32": chip.flops * chip.tf32}[rate]
-
-
-def matmul(part: str, m: float, n: float, k: float, itemsize: int = 2, count: float = 1, rate: str = "bf16") -> Kernel:
-    """`count` products of m × k with k × n: 2mnk FLOPs each, every matrix read or written once."""
-    moves = itemsize * count * (m * k + k * n + m * n)
-    return Kernel(part, 2 * count * m * n * k, moves, rate, count * k * n, sizes=(m, n, k, count))
-
-
-def moved(part: str, elements: float, reads_and_writes: float) -> Kernel:
-    """A kernel that only moves memory. reads_and_writes: bytes of one element that pass between the chip and its memory."""
-    return Kernel(part, 0, elements * reads_and_writes)

@@ -6,16 +6,63 @@ bias, dropout and addition; scale, mask and softmax.
 Source of the split: arXiv 2205.05198, sections 4.1 and 4.2.
 """
 
+from typing import NamedTuple
+
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.blocks import attention_bytes_once
-from manyranks.theory.flops import attended_length
-from manyranks.theory.kernels import Kernel, matmul, moved
 from manyranks.theory.plan import Plan
 from manyranks.theory.stacks import ATTENTION
 
 # What selective recomputation runs again beside the attention core: arXiv 2412.19437, section 3.2.3.
 CHEAP = ("rmsnorm", "product", "latent")
 FLASH_BACKWARD = 2.5  # five products instead of two: the scores are computed again; arXiv 2307.08691, section 3.1.2
+
+
+class Kernel(NamedTuple):
+    """One kernel of one rank and one micro-batch. weights: elements of the weight that it multiplies with; sizes: m, n, k of a
+    matrix product, and how many such products there are."""
+
+    part: str  # "attention", "core", "mlp", "product", "rmsnorm", "head", "route", …
+    flops: float
+    bytes: float
+    rate: str = "bf16"  # of the FLOPs: or "fp8", "fp32"
+    weights: float = 0.0
+    specials: float = 0.0  # exponentials
+    reach: float = 0.0  # share of the peak that its products reach, with an A100's instructions; 0: what every product does
+    sizes: tuple[float, ...] = ()
+    tiles: float = 0.0  # of unequal length, which are computed in the order of their length: blocks of rows under a causal mask
+
+
+def matmul(part: str, m: float, n: float, k: float, itemsize: int = 2, count: float = 1, rate: str = "bf16") -> Kernel:
+    """`count` products of m × k with k × n: 2mnk FLOPs each, every matrix read or written once."""
+    moves = itemsize * count * (m * k + k * n + m * n)
+    return Kernel(part, 2 * count * m * n * k, moves, rate, count * k * n, sizes=(m, n, k, count))
+
+
+def moved(part: str, elements: float, reads_and_writes: float) -> Kernel:
+    """A kernel that only moves memory. reads_and_writes: bytes of one element that pass between the chip and its memory."""
+    return Kernel(part, 0, elements * reads_and_writes)
+
+
+def attended_length(shape: ModelShape, seq: int, attended: float) -> float:
+    """Tokens that one token looks at, a mean over the layers: attended · seq, but in a layer with a window at most that."""
+    windowed = shape.window_layers / shape.layers
+    return (1 - windowed) * attended * seq + windowed * min(attended * seq, shape.window or seq)
+
+
+def work(shape: ModelShape, plan: Plan, part: str, imbalance: float = 1.0) -> list[list[Kernel]]:
+    """Kernels of a part of a stage, "dense" or "moe" (a layer), "head" or "embedding": of forward and of backward, those whose
+    backward makes a weight's gradient, and attention's core, forward and backward."""
+    if part == "embedding":
+        once = embedding(shape, plan)
+        return [[once], [once, once], [], [], []]
+    if part == "head":
+        there = head(shape, plan)
+        back = [gradient for kernel in there for gradient in gradients(kernel, plan)]
+    else:
+        there, back = (one(shape, plan, part == "moe", imbalance) for one in (forward, backward))
+    own = [kernel for kernel in there if kernel.part == "core"]
+    weights = [kernel for kernel in there if kernel.flops and kernel.part != "core"]
+    return [there, back, weights, own, [gradient for kernel in own for gradient in gradients(kernel, plan)]]
 
 
 def forward(shape: ModelShape, plan: Plan, moe: bool, imbalance: float = 1.0) -> list[Kernel]:
@@ -57,28 +104,13 @@ def again_flops(shape: ModelShape, plan: Plan) -> float:
     """Of a token, in all layers: what the products that run again compute."""
     counts = {True: shape.moe_layers, False: shape.layers - shape.moe_layers}
     each = {moe: again(forward(shape, plan, moe), plan) for moe, count in counts.items() if count}
-    return plan.tp * sum(counts[moe] * kernel.flops for moe, kernels in each.items() for kernel in kernels) / tokens(plan)
+    return plan.tp * sum(counts[moe] * kernel.flops for moe, kernels in each.items() for kernel in kernels) / plan.rank_tokens
 
 
 def recomputed(kernel: Kernel, plan: Plan) -> bool:
     if plan.recompute == "selective":
         return kernel.part in CHEAP or (kernel.part == "core" and not plan.flash)
     return plan.recompute == "full"
-
-
-def tokens(plan: Plan) -> int:
-    """T: of one micro-batch on one rank."""
-    return plan.microbatch * plan.seq // plan.cp
-
-
-def split_tokens(plan: Plan) -> float:
-    """Tokens that norms, dropouts and additions see on one rank."""
-    return tokens(plan) / (plan.tp if plan.sequence_parallel else 1)
-
-
-def expert_tokens(plan: Plan) -> float:
-    """Tokens of the ranks that cut an expert together: T where these are the tensor-parallel ones."""
-    return tokens(plan) * plan.expert_tp / plan.tp
 
 
 def linear(part: str, m: float, n: float, k: float, plan: Plan) -> list[Kernel]:
@@ -97,7 +129,7 @@ def unquantised(part: str, m: float, n: float, k: float, plan: Plan, count: floa
 
 def attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
     """Projections, rotary positions, core. With fewer key/value heads than tensor-parallel ranks, each of these has one."""
-    T, t, h = tokens(plan), plan.tp, shape.hidden
+    T, t, h = plan.rank_tokens, plan.tp, shape.hidden
     if shape.latent is not None:
         return latent_attention(shape, plan)
     queries, keys = shape.heads * shape.head_size, 2 * shape.kv_heads * shape.head_size
@@ -113,7 +145,7 @@ def attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
 
 def latent_attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
     """Queries, keys and values from short latent vectors. Source: arXiv 2412.19437, section 2.1.1."""
-    T, t, h, a, c = tokens(plan), plan.tp, shape.hidden, shape.heads, shape.latent
+    T, t, h, a, c = plan.rank_tokens, plan.tp, shape.hidden, shape.heads, shape.latent
     key_size = c.nope_size + c.rope_size
     queries = linear("latent", T, a * key_size / t, c.q_rank or h, plan)
     return [
@@ -129,10 +161,10 @@ def latent_attention(shape: ModelShape, plan: Plan) -> list[Kernel]:
 
 def core(shape: ModelShape, plan: Plan, key_size: int, value_size: int) -> list[Kernel]:
     """Softmax(QKᵀ)V. With flash attention the masked half is skipped and no score reaches the memory."""
-    T, heads = tokens(plan), shape.heads / plan.tp
+    T, heads = plan.rank_tokens, shape.heads / plan.tp
     if plan.flash:
         length = attended_length(shape, plan.seq, 0.5)
-        moved_once = attention_bytes_once(T, heads, shape.kv_heads / plan.tp, key_size, value_size)
+        moved_once = 2 * T * (heads + shape.kv_heads / plan.tp) * (key_size + value_size)  # blocks.attention_bytes_once
         rate = "fp32" if plan.recipe.matmul == 4 else "bf16"
         flops = 2 * T * length * heads * (key_size + value_size)
         whole = Kernel("core", flops, moved_once, rate, specials=T * length * heads)
@@ -160,7 +192,7 @@ def mlp(
     shape: ModelShape, plan: Plan, ffn: int | None = None, rows: float | None = None, cut: int | None = None
 ) -> list[Kernel]:
     """The feed-forward part. rows: of its input, default T; ffn: default the dense layer's; cut: ranks that share it, or t."""
-    rows, width = tokens(plan) if rows is None else rows, (ffn or shape.ffn) / (cut or plan.tp)
+    rows, width = plan.rank_tokens if rows is None else rows, (ffn or shape.ffn) / (cut or plan.tp)
     into = 2 if shape.gated else 1
     return [
         *linear("mlp", rows, into * width, shape.hidden, plan),
@@ -177,7 +209,7 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
 
     imbalance: copies that come to this rank ÷ those of a balanced load.
     """
-    T, h = expert_tokens(plan), shape.hidden
+    T, h = plan.expert_tokens, shape.hidden
     routed, local = T * shape.top_k, shape.experts / plan.ep
     grouped = mlp(shape, plan, shape.expert_ffn, imbalance * routed, plan.expert_tp)
     loaded = [_of_experts(kernel, local) for kernel in grouped]
@@ -191,11 +223,6 @@ def experts(shape: ModelShape, plan: Plan, imbalance: float = 1.0) -> list[Kerne
     ]
 
 
-def most_imbalance(experts: int, top_k: int, ranks: int) -> float:
-    """Copies of the fullest rank ÷ the mean where every token sends it as many as it can: min(K, E/e) of its K."""
-    return ranks * min(top_k, experts // ranks) / top_k
-
-
 def _of_experts(kernel: Kernel, local: float) -> Kernel:
     """The same rows, multiplied with the weights of `local` experts instead of one."""
     if not kernel.flops:
@@ -207,7 +234,7 @@ def _of_experts(kernel: Kernel, local: float) -> Kernel:
 
 def norms(shape: ModelShape, plan: Plan) -> list[Kernel]:
     """A layer's norms and its two residual additions, fused with bias and dropout."""
-    elements = split_tokens(plan) * shape.hidden
+    elements = plan.split_tokens * shape.hidden
     norm = [moved(shape.norm, elements, _norm_bytes(shape, plan))] * shape.norms_per_layer
     return norm + [moved("residual", elements, 7 if shape.dropout else 6)] * 2
 
@@ -218,9 +245,9 @@ def _norm_bytes(shape: ModelShape, plan: Plan) -> float:
 
 def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
     """The last norm, logits and the loss over them, in 32 bits."""
-    T, columns = tokens(plan), shape.vocab / plan.tp
+    T, columns = plan.rank_tokens, shape.vocab / plan.tp
     return [
-        moved(shape.norm, split_tokens(plan) * shape.hidden, _norm_bytes(shape, plan)),
+        moved(shape.norm, plan.split_tokens * shape.hidden, _norm_bytes(shape, plan)),
         unquantised("head", T, columns, shape.hidden, plan),
         moved("head", T * columns, 14),
     ]
@@ -228,4 +255,4 @@ def head(shape: ModelShape, plan: Plan) -> list[Kernel]:
 
 def embedding(shape: ModelShape, plan: Plan) -> Kernel:
     """A row for each token, read and written; backward moves twice as much."""
-    return moved("embedding", tokens(plan) * shape.hidden, 4)
+    return moved("embedding", plan.rank_tokens * shape.hidden, 4)

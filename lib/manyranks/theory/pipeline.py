@@ -4,6 +4,7 @@ p ranks, m micro-batches, v stages a rank. F, B, W: seconds that one micro-batch
 take on all stages of one rank; the input gradient is the rest of the backward, I = B − W.
 """
 
+import functools
 from typing import NamedTuple
 
 from manyranks.theory import checks
@@ -93,6 +94,18 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1, rank: int = 0) -> float
     _check(schedule, p, m, v)
     if not 0 <= rank < p:
         raise ValueError(f"rank={rank}: must be 0 to {p - 1}")
+    return _flying(schedule, p, m, v, rank)
+
+
+@functools.lru_cache(maxsize=16384)
+def flights(schedule: str, p: int, m: int, v: int, ranks: tuple[int, ...]) -> tuple[float, ...]:
+    """As in_flight, for several ranks; of DualPipe, each rank's on the stage that is its own."""
+    if schedule == "dualpipe" and p > 1:
+        return tuple(min((m + 1) // 2, p - rank) for rank in ranks)
+    return tuple(_flying(schedule, p, m, v, rank) for rank in ranks)
+
+
+def _flying(schedule: str, p: int, m: int, v: int, rank: int) -> float:
     if schedule in ("1f1b", "interleaved"):
         schedule = "1f1b" if v == 1 else "interleaved"
     held = {

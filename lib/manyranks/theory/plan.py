@@ -1,6 +1,5 @@
 """How a training step is split over accelerators: the degrees, the batch, and what is kept, sharded or recomputed."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
@@ -27,6 +26,11 @@ class Recipe(NamedTuple):
     def total(self) -> int:
         return self.parameters + self.gradients + self.optimizer
 
+    @property
+    def reduced(self) -> int:
+        """Bytes of one element of a gradient on its way."""
+        return min(4, self.gradients)
+
 
 RECIPES = {
     "bf16": Recipe(2, 2, 12),  # arXiv 1910.02054, section 3.1: half precision, Adam in fp32 with a master copy
@@ -51,6 +55,21 @@ class Layout(NamedTuple):
     embedding_slots: bool
 
 
+def _rank_tokens(plan: "Plan | Local") -> int:
+    """T: tokens of one micro-batch on one rank."""
+    return plan.microbatch * plan.seq // plan.cp
+
+
+def _split_tokens(plan: "Plan | Local") -> float:
+    """Tokens that norms, dropouts and additions see on one rank."""
+    return plan.rank_tokens / (plan.tp if plan.sequence_parallel else 1)
+
+
+def _expert_tokens(plan: "Plan | Local") -> float:
+    """Tokens of the ranks that cut an expert together: T where these are the tensor-parallel ones."""
+    return plan.rank_tokens * plan.expert_tp / plan.tp
+
+
 class Local(NamedTuple):
     """What of a plan decides a layer's time and activations on one rank, whatever the other degrees are."""
 
@@ -69,6 +88,20 @@ class Local(NamedTuple):
     context: str
     regather: bool
     stack: str
+
+    rank_tokens = property(_rank_tokens)
+    split_tokens = property(_split_tokens)
+    expert_tokens = property(_expert_tokens)
+
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """Ranks of the groups to which a rank sends while a micro-batch passes, and the stride from one to the next.
+
+        Tensor-parallel ranks are neighbours, context-parallel ones tp apart. Expert-parallel ranks are etp apart, as in
+        Megatron-LM, whose expert ranks count etp first, then ep, then edp; with etp = 1 they are neighbours.
+        """
+        etp = self.expert_tp
+        return {"tp": (self.tp, 1), "cp": (self.cp, self.tp), "ep": (self.ep, etp), "etp": (etp, 1)}
 
     @property
     def recipe(self) -> Recipe:
@@ -127,15 +160,15 @@ class Plan:
     etp: int | None = None
 
     def __post_init__(self):
-        for name in _WHOLE:
-            value = getattr(self, name)
+        for name, value in zip(_WHOLE, _whole_of(self), strict=True):
             if type(value) is not int or value < 1:
                 _whole(name, value, least=0 if name == "zero" else 1)
-        for name in _FLAGS:
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
-        for name, known in _CHOICES.items():
-            _known(name, getattr(self, name), known)
+        for name, value in zip(_FLAGS, _flags_of(self), strict=True):
+            if type(value) is not bool:
+                raise ValueError(f"{name}={value!r}: must be True or False")
+        for (name, known), value in zip(_CHOICES.items(), _choices_of(self), strict=True):
+            if not isinstance(value, str) or value not in known:
+                raise ValueError(f"{name}={value!r}: {nearest(str(value).lower(), known)}")
         if self.batch is None:
             object.__setattr__(self, "batch", self.dp * self.microbatch)
         self._check_degrees()
@@ -190,6 +223,10 @@ class Plan:
             both = f"etp·ep = {each} and tp·dp_shard·cp = {island}"
             raise ValueError(f"{both}: choose them so that one divides the other")
 
+    rank_tokens = property(_rank_tokens)
+    split_tokens = property(_split_tokens)
+    expert_tokens = property(_expert_tokens)
+
     @property
     def layout(self) -> Layout:
         return Layout(self.tp, self.pp, self.ep, self.expert_tp, self.stages, self.schedule, self.embedding_slots)
@@ -200,6 +237,11 @@ class Plan:
 
     def __repr__(self) -> str:
         return concise(self, "dp", "pp", "cp", "tp", "seq", "batch")
+
+    @property
+    def stride(self) -> int:
+        """Ranks from one of a pipeline to the next."""
+        return self.tp * self.cp * self.dp
 
     @property
     def gpus(self) -> int:
@@ -318,9 +360,20 @@ def unread(shape: ModelShape, tp: int, cp: int) -> str:
     return ""
 
 
-def _known(name: str, value: object, known: Iterable[str]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r}: {nearest(str(value).lower(), known)}")
+def most_imbalance(experts: int, top_k: int, ranks: int) -> float:
+    """Copies of the fullest rank ÷ the mean where every token sends it as many as it can: min(K, E/e) of its K."""
+    return ranks * min(top_k, experts // ranks) / top_k
+
+
+def check_imbalance(shape: ModelShape, plan: Plan, imbalance: float) -> None:
+    """imbalance: copies that come to the fullest of e expert-parallel ranks ÷ their mean.
+
+    Raises ValueError below 1 and for more than most_imbalance.
+    """
+    most = most_imbalance(shape.experts, shape.top_k, plan.ep) if shape.experts else 1.0
+    if type(imbalance) not in (int, float) or not 1 <= imbalance <= most:
+        can = f"1 to {most:g} times the mean load" if most > 1 else "the mean load: give 1"
+        raise ValueError(f"imbalance={imbalance!r}: with ep={plan.ep} the fullest rank has {can}")
 
 
 def _whole(name: str, value: object, least: int) -> None:
@@ -340,4 +393,5 @@ _WHOLE = tuple(field.name for field in fields(Plan) if field.type in (int, int |
 _FLAGS = tuple(field.name for field in fields(Plan) if field.type is bool)
 _CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": RECIPES, "context": CONTEXT, "offload": OFFLOAD}
 _CHOICES["stack"] = STACKS
-_local = attrgetter(*Local._fields)
+_local, _choices_of = attrgetter(*Local._fields), attrgetter(*_CHOICES)
+_whole_of, _flags_of = attrgetter(*_WHOLE), attrgetter(*_FLAGS)

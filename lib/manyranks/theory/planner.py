@@ -10,6 +10,7 @@ from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import RECOMPUTE, Plan, uncut, unread
+from manyranks.theory.published.error_bars import confidence
 from manyranks.theory.stacks import STACKS
 from manyranks.theory.step import StepTime
 
@@ -42,7 +43,7 @@ class Found:
     best: StepTime
 
     def __repr__(self) -> str:
-        return f"Found({self.time!r}, {self.plan!r}, {self.peak!r}, why={self.why!r})"
+        return f"Found({self.time.said(str(confidence(self.time)))}, {self.plan!r}, {self.peak!r}, why={self.why!r})"
 
     @property
     def seconds(self) -> float:
@@ -97,7 +98,7 @@ def undecided(time: StepTime, other: StepTime) -> str:
     for one in (time, other):
         if not isinstance(one, StepTime):
             raise ValueError(f"{one!r}: give two StepTimes, as step.estimate returns")
-    bars = [one.checked for one in (time, other)]
+    bars = [confidence(one) for one in (time, other)]
     if missing := next((str(bar) for bar in bars if bar.missing), ""):
         return missing
     error = max(bar.error for bar in bars)

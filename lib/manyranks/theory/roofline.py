@@ -14,7 +14,8 @@ from manyranks.theory import blocks, checks, hardware, kernels, layer, stages, s
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.hardware import Accelerator
-from manyranks.theory.kernels import DEFAULT, Constants, Kernel
+from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.layer import Kernel
 from manyranks.theory.plan import Plan
 from manyranks.theory.stages import Stage
 from manyranks.theory.step import StepTime
@@ -91,7 +92,7 @@ def intensity(kernel: Kernel) -> float:
 def product_intensity(m: int, k: int, n: int, itemsize: int = 2) -> float:
     """Of m × k with k × n, each matrix read or written once: 2mkn ÷ (mk + kn + mn) elements."""
     checks.whole(m=m, k=k, n=n, itemsize=itemsize)
-    return intensity(kernels.matmul("product", m, n, k, itemsize))
+    return intensity(layer.matmul("product", m, n, k, itemsize))
 
 
 def tiled_intensity(m: int, k: int, n: int, tile: int, itemsize: int = 2) -> float:
@@ -199,7 +200,7 @@ def _part(name: str, group: list[tuple[float, Kernel]], time: StepTime) -> Part:
 
 
 def _kernels(shape: ModelShape, plan: Plan, stage: Stage, imbalance: float) -> Iterator[tuple[int, Kernel]]:
-    """Every kernel of one micro-batch on a stage, with how often it runs: what passes.of_stage charges."""
+    """Every kernel of one micro-batch on a stage, with how often it runs: what compute.of_part charges."""
     counts = {False: stage.dense, True: stage.moe}
     if stage.mtp:
         counts[shape.is_moe(shape.layers - 1)] += stage.mtp

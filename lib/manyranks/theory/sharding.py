@@ -7,15 +7,16 @@
 Stage 0 shards nothing: K = 1, and all ranks are replicas.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from manyranks.theory import checks
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import BACKWARD, FORWARD, Call
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import RECIPES
+from manyranks.theory.states import Row
 
 
 def padded(elements: int, n: int) -> int:
@@ -155,6 +156,19 @@ def gradients_peak(units: Sequence[int], n: int, itemsize: int) -> int:
     return itemsize * max([*waiting, *leaving], default=0)
 
 
+def calls(row: Row) -> list[Call]:
+    """What data parallelism says of one row, once: its gradients are summed, and its parameters gathered if they're sharded.
+
+    Source: arXiv 1910.02054, sections 5 and 7; between replicas of the shards, arXiv 2304.11277, section 3.2.2.
+    """
+    elements, group, recipe, sharded = row
+    if not sharded:
+        return [Call("data", "all_reduce", elements, recipe.reduced, BACKWARD)]
+    across = Call("replicas", "all_reduce", elements / group.shards, recipe.reduced, BACKWARD)
+    gather = Call("shards", "all_gather", elements, recipe.parameters, FORWARD)
+    return [Call("shards", "reduce_scatter", elements, recipe.reduced, BACKWARD), across, gather]
+
+
 class Sent(NamedTuple):
     """Payload that a rank sends in a step, in bytes. gather_forward: for forward, or in stages 1 and 2 after the step."""
 
@@ -225,8 +239,11 @@ def largest(stage: int, n: int, memory: float, precision: str = "bf16", replicas
         return held([elements], n, stage, *each, replicas=replicas).total
 
     shards(n, stage, replicas)
-    too_many = int(memory) * n // recipe.total + 2  # N ranks hold each of them once at least
-    return (bisect_right(range(too_many), memory, key=total) - 1) * model_parallel
+    most, too_many = 0, int(memory) * n // recipe.total + 2  # N ranks hold each of them once at least
+    while too_many - most > 1:
+        middle = (most + too_many) // 2
+        most, too_many = (middle, too_many) if total(middle) <= memory else (most, middle)
+    return most * model_parallel
 
 
 class Intensity(NamedTuple):

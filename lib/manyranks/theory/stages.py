@@ -1,6 +1,7 @@
 """Which layers lie on which stage of a pipeline, and which stages on which rank."""
 
 import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
@@ -24,18 +25,48 @@ class Stage(NamedTuple):
         return self.dense + self.moe
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Dealt:
+    """A model's layers on the ranks of a pipeline: what all that a step costs begins with.
+
+    ranks: for each pipeline rank, the sum of its stages; parts: of each kind of rank, how often a micro-batch passes a "dense"
+    layer, one with experts ("moe"), the "head" and the "embedding"; firsts: of each kind the earliest rank, or under DualPipe
+    all ranks; names: of all parts.
+    """
+
+    shape: ModelShape
+    layout: Layout
+    ranks: tuple[Stage, ...]
+    parts: dict[Stage, tuple[tuple[int, str], ...]]
+    firsts: tuple[int, ...]
+    names: tuple[str, ...]
+
+
 def of_rank(shape: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     """For each pipeline rank, the sum of its stages. Raises ValueError where the plan does not fit the shape."""
     plan.check(shape)
-    return dealt(shape, plan.layout)
+    return dealt(shape, plan.layout).ranks
 
 
 @functools.lru_cache(maxsize=16384)
-def dealt(shape: ModelShape, layout: Layout) -> tuple[Stage, ...]:
-    """As of_rank, from Plan.layout alone."""
-    each = deal(shape, layout.stages, layout.embedding_slots)
-    own = [[each[s] for s in stages_of(rank, layout.pp, layout.stages, layout.schedule)] for rank in range(layout.pp)]
-    return tuple(Stage(*map(sum, zip(*mine, strict=True))) for mine in own)
+def dealt(shape: ModelShape, layout: Layout) -> Dealt:
+    """The layers of a shape, dealt as Plan.layout says."""
+    each, p = deal(shape, layout.stages, layout.embedding_slots), layout.pp
+    own = [[each[s] for s in stages_of(rank, p, layout.stages, layout.schedule)] for rank in range(p)]
+    ranks = tuple(Stage(*map(sum, zip(*mine, strict=True))) for mine in own)
+    kinds = dict.fromkeys(ranks)
+    firsts = range(p) if layout.schedule == "dualpipe" and p > 1 else (ranks.index(kind) for kind in kinds)
+    passed = {kind: parts(shape, kind) for kind in kinds}
+    names = tuple(sorted({name for own in passed.values() for _, name in own}))
+    return Dealt(shape, layout, ranks, passed, tuple(firsts), names)
+
+
+def parts(shape: ModelShape, stage: Stage) -> tuple[tuple[int, str], ...]:
+    """How often a micro-batch passes each part of a stage: see Dealt."""
+    found = [(stage.dense, "dense"), (stage.moe, "moe"), (stage.head + stage.mtp, "head")]
+    if stage.mtp:
+        found.append((stage.mtp, "moe" if shape.is_moe(shape.layers - 1) else "dense"))
+    return tuple(part for part in (*found, (stage.embedding, "embedding")) if part[0])
 
 
 def stages_of(rank: int, p: int, stages: int, schedule: str) -> list[int]:

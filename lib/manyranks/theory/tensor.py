@@ -11,51 +11,51 @@ Korthikanti et al., arXiv 2205.05198, section 4.
 
 from typing import NamedTuple
 
-from manyranks.theory import checkpointing, checks, collectives, kept, memory
+from manyranks.theory import activations, checkpointing, checks, memory
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.plan import Plan, uncut
+from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD, HALF, Call, Calls, Passes, counted
+from manyranks.theory.plan import Local, Plan, uncut
 
 
-class Calls(NamedTuple):
-    """Collectives and messages of one rank, by operation, and the bytes that it sends in them."""
+def calls(shape: ModelShape, plan: Local, part: str, imbalance: float = 1.0) -> list[Call]:
+    """What tensor and sequence parallelism send for one micro-batch.
 
-    all_reduce: int = 0
-    all_gather: int = 0
-    reduce_scatter: int = 0
-    bytes: int = 0
-    all_to_all: int = 0
-    send: int = 0
-
-    @property
-    def count(self) -> int:
-        return sum(self) - self.bytes
-
-    def __add__(self, other: "Calls") -> "Calls":
-        return Calls(*(x + y for x, y in zip(self, other, strict=True)))
-
-    def __rmul__(self, times: int) -> "Calls":
-        return Calls(*(times * x for x in self))
-
-    __mul__ = __rmul__
+    part: "dense" or "moe", a layer; "embedding"; "head", whose loss moves a few bytes a token more: loss. imbalance: copies
+    that come to a rank's experts ÷ those of a balanced load. The etp ranks that cut an expert gather the rows that came for it,
+    and sum up its results; with etp = 1 they need not. Shared experts, which tp cuts, have an f and a g of their own: they read
+    the rank's rows, not those that came for its experts. Sources: arXiv 2205.05198, sections 4.2.1 and 4.2.2; Megatron-LM,
+    megatron/core/transformer/moe/shared_experts.py.
+    """
+    elements, options = plan.rank_tokens * shape.hidden, (plan.sequence_parallel, plan.regather)
+    if part in ("head", "embedding"):
+        return (_column if part == "head" else _row)(elements, *options)
+    blocks, found = (1 if shape.parallel_layers else 2) - (part == "moe"), []
+    if part == "moe":
+        rows = shape.hidden * plan.expert_tokens
+        found += [one._replace(group="etp", times=imbalance * shape.top_k) for one in _block(rows, *options)]
+        found += _block(elements, *options) if shape.shared_experts else []
+    return found + [one._replace(times=blocks) for one in _block(elements, *options)]
 
 
-class Passes(NamedTuple):
-    """Forward's calls and backward's."""
+def _column(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:
+    """f. Backward, the gradient that leaves it travels beside the weight's, and what is gathered again beside the input's."""
+    if not sequence_parallel:
+        return [Call("tp", "all_reduce", elements, itemsize, BESIDE)]
+    found = [Call("tp", "all_gather", elements, itemsize), Call("tp", "reduce_scatter", elements, itemsize, BESIDE)]
+    return found + ([found[0]._replace(when=AGAIN)] if regather else [])
 
-    forward: Calls = Calls()
-    backward: Calls = Calls()
 
-    @property
-    def both(self) -> Calls:
-        return self.forward + self.backward
+def _row(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:
+    """g, whatever regather says."""
+    if not sequence_parallel:
+        return [Call("tp", "all_reduce", elements, itemsize)]
+    gather = Call("tp", "all_gather", elements, itemsize, BACKWARD)
+    return [gather._replace(op="reduce_scatter", when=FORWARD), gather]
 
-    def __add__(self, other: "Passes") -> "Passes":
-        return Passes(self.forward + other.forward, self.backward + other.backward)
 
-    def __rmul__(self, times: int) -> "Passes":
-        return Passes(times * self.forward, times * self.backward)
-
-    __mul__ = __rmul__
+def _block(elements: float, sequence_parallel: bool, regather: bool = True, itemsize: int = HALF) -> list[Call]:
+    options = elements, sequence_parallel, regather, itemsize
+    return _column(*options) + _row(*options)
 
 
 def column(
@@ -69,11 +69,7 @@ def column(
     tokens that t does not divide.
     """
     _check(tokens, hidden, t, sequence_parallel, itemsize)
-    one = tokens * hidden, itemsize, t, rank
-    if not sequence_parallel:
-        return Passes(backward=_call("all_reduce", *one))
-    gather, scatter = _call("all_gather", *one), _call("reduce_scatter", *one)
-    return Passes(gather, scatter + gather if regather else scatter)
+    return counted(_column(tokens * hidden, sequence_parallel, regather, itemsize), t, rank)
 
 
 def row(
@@ -82,10 +78,7 @@ def row(
     """g: the output of a row-parallel layer. An all-reduce forward, nothing backward; with sequence parallelism a
     reduce-scatter, then an all-gather of its gradient, whatever regather says. As column otherwise."""
     _check(tokens, hidden, t, sequence_parallel, itemsize)
-    one = tokens * hidden, itemsize, t, rank
-    if not sequence_parallel:
-        return Passes(forward=_call("all_reduce", *one))
-    return Passes(_call("reduce_scatter", *one), _call("all_gather", *one))
+    return counted(_row(tokens * hidden, sequence_parallel, regather, itemsize), t, rank)
 
 
 def block(*sizes, **options) -> Passes:
@@ -116,7 +109,7 @@ def loss(tokens: int, t: int, itemsize: int = 4, rank: int = 0) -> Passes:
     Source: arXiv 1909.08053, section 3: b·s numbers instead of b·s·V.
     """
     _check(tokens, 1, t, False, itemsize)
-    return Passes(sum((_call("all_reduce", k * tokens, itemsize, t, rank) for k in (1, 2)), Calls()))
+    return counted([Call("tp", "all_reduce", k * tokens, itemsize) for k in (1, 2)], t, rank)
 
 
 def model(
@@ -138,14 +131,6 @@ def model(
     blocks = shape.layers * (1 if shape.parallel_layers else 2)
     end = loss(tokens, t, loss_itemsize, rank)
     return embedding(*options) + blocks * block(*options) + head(*options) + end
-
-
-def _call(op: str, elements: int, itemsize: int, t: int, rank: int) -> Calls:
-    if rank not in range(t):
-        raise ValueError(f"rank={rank!r} of {t} ranks: give 0 to {t - 1}")
-    if t == 1:
-        return Calls()
-    return Calls(**{op: 1}, bytes=collectives.sent_bytes(op, elements, itemsize, t)[rank])
 
 
 class Saved(NamedTuple):
@@ -177,7 +162,7 @@ def saved(shape: ModelShape, plan: Plan, moe: bool = False, itemsize: int = 4) -
     """
     memory.layer_activations(shape, plan, moe)  # raises
     statistics = checkpointing.statistics(shape, plan, itemsize) if plan.recompute != "full" else 0
-    return Saved(*kept.parts(shape, plan, moe), statistics)
+    return Saved(*activations.parts(shape, plan, moe), statistics)
 
 
 class Parameters(NamedTuple):
@@ -236,8 +221,9 @@ def finish(
     sequence, copies = partial_gradients(shape, t, sequence_parallel)
     if shape.kv_heads == 1:  # all ranks have a copy: one group, and one message
         sequence, copies = sequence + copies, 0
-    first = _call("all_reduce", sequence, itemsize, t, rank) if sequence else Calls()
-    return first + (_call("all_reduce", copies, itemsize, t // shape.kv_heads, copies_rank) if copies else Calls())
+    first = [Call("tp", "all_reduce", sequence, itemsize)] if sequence else []
+    second = [Call("tp", "all_reduce", copies, itemsize)] if copies else []
+    return (counted(first, t, rank) + counted(second, t // shape.kv_heads, copies_rank)).both
 
 
 def _fits(shape: ModelShape, t: int) -> None:

@@ -140,8 +140,8 @@ def _summary(result, training: TrainingConfig, folder: str | None) -> str:
     if used := result.utilisation:
         lines.append(
             f"  {used.tokens_per_second:,.0f} tokens/s: MFU {used.mfu():.1%}, HFU {used.hfu():.1%} "
-            f"of {used.peak.flops / 1e9:,.0f} GFLOP/s in {used.peak.dtype} ({used.peak.device}, "
-            f"{used.peak.source})"
+            f"(causal) of {used.peak.flops / 1e9:,.0f} GFLOP/s in {used.peak.dtype} "
+            f"({used.peak.device}, {used.peak.source})"
         )
     return "\n".join(lines)
 

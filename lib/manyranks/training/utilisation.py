@@ -36,14 +36,14 @@ class Utilisation:
     recompute: str = "none"
     flash: bool = True
 
-    def mfu(self, convention: str = "full") -> float:
+    def mfu(self, convention: str = "causal") -> float:
         """The FLOPs that the model needs ÷ those that the ranks can do, under a convention
         of theory.flops.CONVENTIONS. Raises ValueError for an unknown one, and as flops.mfu
         does.
         """
         return flops.mfu(*self._run, convention)
 
-    def hfu(self, convention: str = "full") -> float:
+    def hfu(self, convention: str = "causal") -> float:
         """As mfu, with what is computed a second time."""
         return flops.hfu(*self._run, self.recompute, convention, self.flash)
 

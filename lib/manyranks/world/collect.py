@@ -82,6 +82,8 @@ def collect(
             outcome.deadlock = True
             break
     gathering.drain()
+    if not outcome.missing:  # the last one came in the moment in which it was late
+        outcome.late = outcome.deadlock = False
     return clock.seconds()
 
 

@@ -142,6 +142,9 @@ class Debugger(pdb.Pdb):
     def _cmdloop(self) -> None:
         self.cmdloop()  # an interrupt ends the run, too
 
+    def set_stepinstr(self) -> None:
+        self.set_step()  # stops at the next line, where Python 3.13 and later would stop in the call of breakpoint() itself
+
 
 def _unseen(file: str) -> bool:
     """Whether it isn't the reader's, or is no file."""

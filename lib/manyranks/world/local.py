@@ -389,14 +389,16 @@ def use(server: Forkserver) -> None:
     _servers[strangers] = server
 
 
-def the_forkserver(hold: bool = False) -> Forkserver:
+def the_forkserver(hold: bool = False, confined: bool = False) -> Forkserver:
     """The kernel's one forkserver, started if there is none that lives; another one for code of strangers.
 
     hold: it stays until it's released; without, it ends after a while
+    confined: for confined ranks, which leave its network: no other rank may share it
     """
+    theirs = strangers or confined
     with _starting:
-        if strangers not in _servers or not _servers[strangers].alive():
-            _servers[strangers] = Forkserver(strangers=strangers)
+        if theirs not in _servers or not _servers[theirs].alive():
+            _servers[theirs] = Forkserver(strangers=theirs)
         if hold:
-            _servers[strangers].hold()
-        return _servers[strangers]
+            _servers[theirs].hold()
+        return _servers[theirs]

@@ -12,8 +12,8 @@ from manyranks.measure.calls import Call
 from manyranks.measure.divergence import describe, first_divergence
 from manyranks.measure.profile import Profile
 from manyranks.theory import collectives
-from manyranks.theory.charges import ClusterCosts
 from manyranks.theory.cluster import Cluster
+from manyranks.theory.replay_costs import ClusterCosts
 from manyranks.timeline import Program, Span, Timeline, replay
 from manyranks.timeline.intervals import outside
 from manyranks.timeline.spans import COMMUNICATION, COMPUTE

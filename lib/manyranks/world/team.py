@@ -135,10 +135,10 @@ class Team:
         self.selector.close()
 
 
-def server_of(engine: str, size: int):
+def server_of(engine: str, size: int, confined: bool):
     """What forks the ranks of a world of this size."""
     if engine == "local":
-        return the_forkserver(hold=True)
+        return the_forkserver(hold=True, confined=confined)
     from manyranks.world.ray_engine import RayServer
 
     return RayServer(size)

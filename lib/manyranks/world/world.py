@@ -242,7 +242,7 @@ class World:
     def _new_team(self) -> Team:
         if not self._servers or not self._servers[-1].alive():
             _end([], self._servers)
-            self._servers[:] = [server_of(self._engine, self.size)]
+            self._servers[:] = [server_of(self._engine, self.size, self._confined is not None)]
         return Team(self.size, self.backend, self._servers[-1], self._confined)
 
     def _drop_team(self) -> None:

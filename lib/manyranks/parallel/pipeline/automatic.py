@@ -1,14 +1,13 @@
 """The best schedule that can be found for given times, placement of stages and memory.
 
-It tries the hand-written schedules, their order of F and I with each W where it fits best,
-and list schedules under several policies; then it tunes the best policy rank by rank.
+It tries the schedules that are known, their order of F and I with each W where it fits
+best, and list schedules under several policies; then it tunes the best policy rank by rank.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice, product
 from math import isfinite
 
-from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.actions import BACKWARD, INPUT, WEIGHT, Action, Schedule
 from manyranks.parallel.pipeline.greedy import Pipeline, Policy, Result, greedy
 from manyranks.parallel.pipeline.program import ActionWork, Times, bubble, program
@@ -21,35 +20,26 @@ TUNED = 150_000  # actions to schedule while tuning: one or two seconds
 Tried = tuple[Result, Policy]
 
 
-def automatic(
+def search(
     p: int,
     m: int,
-    F: float | Sequence[float] = 1.0,
-    I: float | Sequence[float] = 1.0,  # noqa: E741 the field's name of it
-    W: float | Sequence[float] = 1.0,
-    communication: float = 0.0,
-    memory: int | None = None,
-    placement: Sequence[int] | None = None,
+    times: Times,
+    memory: int | None,
+    placement: tuple[int, ...],
+    known: list[Schedule],
 ) -> Schedule:
-    """The schedule with the least bubble, then makespan, of all it tries. Deterministic.
+    """The schedule with the least bubble, then makespan, of these and of all that list
+    scheduling finds.
 
-    F, I, W: seconds, one number or one for each stage. communication: seconds of a message.
-    memory: most activations that a rank may hold, each of one micro-batch in one stage;
-    None: no cap. placement: the rank of each stage, by default one stage a rank. Never
-    worse than a hand-written schedule with this placement that keeps to the cap; not always
-    the best there is. Raises ValueError for numbers that cannot be, and for a cap below the
-    stages of a rank. Source of the idea: arXiv 2401.10241, section 3.
+    Raises ValueError as schedules.automatic does.
     """
-    schedules.check_degrees(p=p, m=m)
-    placement = tuple(range(p) if placement is None else placement)
-    times = Times(F, I, W, latency=communication)
     _check(p, placement, times)
     pipeline = _pipeline(p, m, placement, times)
     most = max(map(len, pipeline.own))
     cap = m * most if memory is None else memory
     if cap < most:
         raise ValueError(f"memory={memory}: a rank has {most} stages; give {most} or more")
-    known = [s for s in handwritten(p, m, placement) if max(peaks(s)) <= cap]
+    known = [schedule for schedule in known if max(peaks(schedule)) <= cap]
     start = min(_tries(pipeline, cap, known), key=lambda tried: tried[0][:2])
     found = _tuned(pipeline, start)
     candidates = [*known, Schedule("automatic", m, placement, found.ranks)]
@@ -61,19 +51,6 @@ def _cost(schedule: Schedule, times: Times) -> tuple[float, float]:
     """The bubble, as a share of the makespan without rounding noise; then the makespan."""
     timeline = replay(program(schedule), times)
     return round(bubble(timeline) / timeline.makespan, 9), timeline.makespan
-
-
-def handwritten(p: int, m: int, placement: tuple[int, ...]) -> list[Schedule]:
-    """The schedules that have this placement of stages."""
-    found, v = [], len(placement) // p
-    if placement == schedules.one_stage_a_rank(p):
-        found += [schedules.zb_h2(p, m), schedules.zb_h1(p, m), schedules.one_f_one_b(p, m)]
-        found += [schedules.gpipe(p, m), schedules.naive(p, m)]
-    elif placement == schedules.looped(p, v):
-        found.append(schedules.interleaved(p, m, v))
-    if placement == schedules.v_shape(p):
-        found += [schedules.zb_v(p, m), schedules.dualpipe_v(p, m)]
-    return found
 
 
 def _tries(pipeline: Pipeline, cap: int, known: list[Schedule]) -> Iterator[Tried]:

@@ -3,13 +3,12 @@
 A rank's table is written as a list of steps, such as [F] * warm_up + [F, B] * m. A step
 says what is done, for which stage; `_numbered` adds the micro-batch. Every schedule allows
 any m ≥ 1: with few micro-batches it is the same table without those that there are not.
-`automatic` finds a schedule for given times and memory; it is in automatic.py.
+`automatic` finds a schedule for given times and memory, as automatic.py says.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from importlib import import_module
 from itertools import chain
 
 from manyranks.parallel.pipeline.actions import (
@@ -21,6 +20,8 @@ from manyranks.parallel.pipeline.actions import (
     Pair,
     Schedule,
 )
+from manyranks.parallel.pipeline.automatic import search
+from manyranks.parallel.pipeline.program import Times
 
 Step = tuple[str, int | None]  # kind and stage
 Steps = Iterable[Step | tuple[Step, Step]]
@@ -241,8 +242,39 @@ def check_degrees(**degrees: int) -> None:
             raise ValueError(f"{name}={value!r}: must be a whole number, 1 or more")
 
 
-def __getattr__(name: str) -> object:
-    """`automatic`, which is in a file of its own that imports this one."""
-    if name == "automatic":
-        return import_module("manyranks.parallel.pipeline.automatic").automatic
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def automatic(
+    p: int,
+    m: int,
+    F: float | Sequence[float] = 1.0,
+    I: float | Sequence[float] = 1.0,  # noqa: E741 the field's name of it
+    W: float | Sequence[float] = 1.0,
+    communication: float = 0.0,
+    memory: int | None = None,
+    placement: Sequence[int] | None = None,
+) -> Schedule:
+    """The schedule with the least bubble, then makespan, of all it tries. Deterministic.
+
+    F, I, W: seconds, one number or one for each stage. communication: seconds of a message.
+    memory: most activations that a rank may hold, each of one micro-batch in one stage;
+    None: no cap. placement: the rank of each stage, by default one stage a rank. Never
+    worse than a hand-written schedule with this placement that keeps to the cap; not always
+    the best there is. Raises ValueError for numbers that cannot be, and for a cap below the
+    stages of a rank. Source of the idea: arXiv 2401.10241, section 3.
+    """
+    check_degrees(p=p, m=m)
+    placement = tuple(range(p) if placement is None else placement)
+    times = Times(F, I, W, latency=communication)
+    return search(p, m, times, memory, placement, handwritten(p, m, placement))
+
+
+def handwritten(p: int, m: int, placement: tuple[int, ...]) -> list[Schedule]:
+    """The schedules that have this placement of stages."""
+    found, v = [], len(placement) // p
+    if placement == one_stage_a_rank(p):
+        found += [zb_h2(p, m), zb_h1(p, m), one_f_one_b(p, m)]
+        found += [gpipe(p, m), naive(p, m)]
+    elif placement == looped(p, v):
+        found.append(interleaved(p, m, v))
+    if placement == v_shape(p):
+        found += [zb_v(p, m), dualpipe_v(p, m)]
+    return found

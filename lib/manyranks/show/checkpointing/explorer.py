@@ -118,7 +118,7 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         """FLOPs that are computed again with so many forwards of a layer, in % of a step's without."""
         shape, parts = SHAPES[self.model], flops.forward(SHAPES[self.model], self.seq)
         again = np.asarray(forwards) * parts.layers / shape.layers + ATTENTION[self.attention][2] * parts.core
-        return 100 * again / flops.per_token(shape, self.seq)
+        return 100 * again / flops.per_token(shape, self.seq, "full")
 
     def parts(self, point: Point) -> dict[str, float]:
         """The bytes of _HELD. Scores: what flash attention would not keep."""

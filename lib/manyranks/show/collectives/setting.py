@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from manyranks.theory import clusters, collectives
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, levels, topology
+from manyranks.theory.collectives import ALGORITHMS, Round, checks, contents, timing, topology
 from manyranks.theory.names import Named
 
 _SYSTEMS = {
@@ -50,7 +50,7 @@ class Setting(NamedTuple):
     @property
     def steps(self) -> int:
         """Rounds that it takes."""
-        return levels.round_count(self.operation, self.n, self.cluster, self.algorithm)
+        return timing.round_count(self.operation, self.n, self.cluster, self.algorithm)
 
     def messages(self, step: int) -> list[tuple[int, int, float]]:
         """Those of round `step`, counted from 1, as (source, destination, share of the whole tensor); none in round 0."""

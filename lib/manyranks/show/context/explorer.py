@@ -15,8 +15,8 @@ from manyranks.show.bars import NOTHING, Bars, joined
 from manyranks.show.explorer import Explorer, Measure, Panels, Part, Said, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.scenario import SHAPES, Scenario, controls, percent
-from manyranks.theory import Plan, clusters, context, traffic
-from manyranks.theory.context import room
+from manyranks.theory import Plan, clusters, context, network
+from manyranks.theory.calls import HALF
 from manyranks.theory.context.sends import Sizes
 from manyranks.theory.context.times import Pass, Times, inner, of_ranks
 from manyranks.theory.kernels import DEFAULT
@@ -98,7 +98,7 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
     def fits(self) -> bool:
         """Whether the whole model does on the fullest rank, with other ranks' keys and values of one layer."""
         here = self.scenario
-        return here.peak.total + room.of_others(here.shape, here.plan) <= here.cluster.accelerator.memory
+        return here.peak.total + context.of_others(here.shape, here.plan) <= here.cluster.accelerator.memory
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 a setting is a few numbers
     def times(self) -> Times:
@@ -123,7 +123,7 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
         if ring.n == 1:
             return float(self.times().forward.hops[0]), self.times().forward.messages
         two = ring._replace(seq=2 * self.seq // ring.n, n=2)  # with the same shards: its second hop is like all but the first
-        message = traffic.hop(cluster.route(ring.n, self.tp * self.together), 2 * traffic.HALF * ring.keys, DEFAULT)
+        message = network.hop(cluster.route(ring.n, self.tp * self.together), 2 * HALF * ring.keys, DEFAULT)
         return context.hops(*two, cluster, self.layout, self.causal, TILE).compute[1], message
 
 

@@ -23,7 +23,7 @@ _PARTS |= {"it waits for rank 0's products": ("#fdd9b5", "////", style.ORANGE)}
 def parameters(*shapes: ModelShape) -> style.Figure:
     """Draws what models hold beside what a token uses of it: parameters, and the FLOPs of training on it, with s = 4,096."""
     fig, (held, used) = style.figure(columns=2, width=9.2, height=1.3 + 0.62 * len(shapes), sharey=True)
-    rows, work = range(len(shapes)), [flops.per_token(shape, 4096) for shape in shapes]
+    rows, work = range(len(shapes)), [flops.per_token(shape, 4096, "full") for shape in shapes]
     every, active = ([getattr(shape, name) for shape in shapes] for name in ("parameters", "active_parameters"))
     bars = held.barh(rows, every, 0.62, label="held: all parameters", **_HELD), used.barh(rows, work, 0.34, **_USED)
     held.barh(rows, active, 0.34, label="used: those that a token meets", **_USED)

@@ -160,7 +160,7 @@ def explorer() -> Explorer:
     presets = {"few tokens": one_gpu | {"seq": 128}, "long sequences": {"tp": 2, "recompute": "full", "seq": 131072}}
     presets |= {"an old chip": one_gpu | {"seq": 256, "cluster": "v100-dgx"}, "two sequences": {"microbatch": 2}}
     own = {"precision": choice("precision", "bf16", ("bf16", "fp8", "fp32"))}
-    own |= {"convention": choice("convention", "full", tuple(flops.CONVENTIONS))}
+    own |= {"convention": choice("convention", "causal", tuple(flops.CONVENTIONS))}
     return Explorer(Utilisation(), presets, **shared, **own)
 
 

@@ -267,15 +267,14 @@ def over_degree(shape: ModelShape, plan: Plan, cluster: Cluster, degree: str, va
     """Draws MFU over one degree of a plan, and the shares of a step that are lost to all else; the batch stays what it is.
 
     shape, plan, cluster: as theory.step.estimate takes them; degree: "dp", "tp", "pp", or another degree of the plan; values:
-    what it is set to, one or more, from low to high. MFU counts the causal half of the scores; "matmuls below peak" is the time
-    of matmuls beyond that of these FLOPs at the peak. Raises ValueError for no values, and for one that model, batch or cluster
-    don't allow.
+    what it is set to, one or more, from low to high. "matmuls below peak" is the time of matmuls beyond that of MFU's FLOPs at
+    the peak. Raises ValueError for no values, and for one that model, batch or cluster don't allow.
     """
     count("values", values, 16)
     steps = []
     for each in (replace(plan, **{degree: value}) for value in values):
         time, budget = step.estimate(shape, each, cluster), time_budget(shape, each, cluster)
-        used = time.utilisation("causal") * time.seconds
+        used = time.mfu * time.seconds
         spent = {"MFU": used, "matmuls below peak": budget.pop("matmul") - used}
         spent |= {"other operators": budget.pop("other") + budget.pop("overhead")}
         spent |= {name: budget[part] for part, (name, *_) in _looks(budget).items()}

@@ -1,9 +1,8 @@
-"""Chapter 10: all axes at once. Meshes, tokens per GPU, plans and regimes, operator splits, a small twin; the plan board."""
+"""Chapter 10: all axes at once. Meshes, tokens per GPU, plans and regimes, a small twin; the plan board."""
 
 from manyranks.show.nd.explorer import explorer
 from manyranks.show.nd.meshes import groups, mesh
 from manyranks.show.nd.plans import layouts, plans, regimes, twin
-from manyranks.show.nd.splits import splits
 from manyranks.show.nd.tokens import tokens
 
-__all__ = ["explorer", "groups", "layouts", "mesh", "plans", "regimes", "splits", "tokens", "twin"]
+__all__ = ["explorer", "groups", "layouts", "mesh", "plans", "regimes", "tokens", "twin"]

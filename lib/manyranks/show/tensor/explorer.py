@@ -8,7 +8,7 @@ from manyranks.show.bars import LONGEST, Bars
 from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice
 from manyranks.show.labels import Labels, word
 from manyranks.show.scenario import SHAPES, SWITCH, Scenario, controls, percent
-from manyranks.theory import Plan, clusters, passes, tensor
+from manyranks.theory import Plan, clusters, pace, tensor
 from manyranks.theory.names import Named
 
 DEGREES = [2**k for k in range(7)]  # 1 to 64
@@ -44,10 +44,10 @@ class Setting(namedtuple("Setting", "model cluster tp sequence_parallel regather
         """Seconds of a layer in which a rank waits for messages."""
         return sum(each.tensor for each in self.layer()[:2])
 
-    def layer(self, node: int = 0) -> passes.Both:
+    def layer(self, node: int = 0) -> pace.Both:
         """Returns one layer's time; node: GPUs of a node, if not the cluster's. Raises ValueError for a t that can't be."""
         here = self.scenario
-        return passes.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
+        return pace.of_layer(here.shape, here.plan, here.cluster.with_nodes_of(node) if node else here.cluster)
 
     def saved(self) -> tensor.Saved:
         """Returns what one layer keeps on one rank."""
@@ -105,8 +105,8 @@ class Degrees(Panels):
 
     def code(self, **values) -> str:
         """Python for the step's numbers, and for the layer's."""
-        layer = "print(passes.of_layer(shape, plan, cluster), tensor.saved(shape, plan))\n"
-        return f"{Setting(**values).scenario.code()}\nfrom manyranks.theory import passes, tensor\n\n{layer}"
+        layer = "print(pace.of_layer(shape, plan, cluster), tensor.saved(shape, plan))\n"
+        return f"{Setting(**values).scenario.code()}\nfrom manyranks.theory import pace, tensor\n\n{layer}"
 
     def idle(self, sequence_parallel: bool, **others) -> set[str]:
         """Without sequence parallelism nothing is gathered."""

@@ -4,11 +4,15 @@ Model: all messages of a round at the same time, each rank sending one and recei
 (Hockney's model, as in Thakur, Rabenseifner, Gropp 2005 and Chan et al. 2007, without their γ).
 """
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from manyranks.theory.cluster import Cluster
 from manyranks.theory.collectives import checks
+from manyranks.theory.collectives.algorithms import rounds
 from manyranks.theory.hardware import Link
 
 Links = Link | tuple[Link, Link]
@@ -170,3 +174,96 @@ _PATHS: dict[str, dict[str, Callable[[int], Path]]] = {
     "gather": {"tree": _halves, "naive": _chunk_at_a_time},
     "all_to_all": {"pairwise": _chunk_at_a_time},
 }
+
+
+def algorithm_bandwidth(bytes: float, seconds: float) -> float:
+    """Bytes of the whole tensor a second, as in sent_bytes; nccl-tests' algbw.
+
+    Raises ValueError for a size below 0 or a time that is not above 0. Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+    """
+    if not (bytes >= 0 and seconds > 0):
+        raise ValueError(f"bytes={bytes}, seconds={seconds}: the size must not be negative, the time must be above 0")
+    return bytes / seconds
+
+
+def bus_bandwidth(op: str, bytes: float, seconds: float, n: int) -> float:
+    """Bytes/s that a rank's link carries if it does no more than the operation needs; nccl-tests' busbw.
+
+    It can be compared with the link's bandwidth for any n. Of one rank, 0 for the operations that then move nothing.
+    Raises ValueError for an unknown operation, n below 1, and as algorithm_bandwidth.
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather and scatter src/gather.cu and src/scatter.cu.
+    """
+    checks.operation(_FACTORS, op)
+    if n < 1:
+        raise ValueError(f"n={n}: a group has at least 1 rank")
+    return algorithm_bandwidth(bytes, seconds) * _FACTORS[op](n)
+
+
+def least_bytes(op: str, bytes: float, n: int) -> float:
+    """Bytes that the rank which sends most cannot do without; `bytes`: as in sent_bytes.
+
+    Those of bus_bandwidth's busiest link, but for gather: its busiest is the link into the root, which sends nothing, while
+    every other rank has to send its chunk.
+    """
+    if n == 1:
+        return 0.0
+    return bytes / n if op == "gather" else bus_bandwidth(op, bytes, 1.0, n)
+
+
+def _all_but_own(n: int) -> float:
+    return (n - 1) / n
+
+
+_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": _all_but_own,
+    "all_gather": _all_but_own,
+    "reduce": lambda n: 1.0,
+    "broadcast": lambda n: 1.0,
+    "scatter": _all_but_own,
+    "gather": _all_but_own,
+    "all_to_all": _all_but_own,
+}
+
+
+class Leg(NamedTuple):
+    """The largest message of a round on one kind of link: its share of the whole tensor."""
+
+    link: Link
+    share: float
+
+
+def cluster_seconds(op: str, bytes: float, n: int, cluster: Cluster, algorithm: str | None = None, root: int = 0) -> float:
+    """Seconds of one collective of ranks 0 … n−1 on the first n accelerators of the cluster; 0 for one rank.
+
+    The sum over its rounds of the slowest message's α + size/β, each on the link between its two ranks, which it has to itself.
+    bytes: of the whole tensor, as in sent_bytes. "hierarchical" takes the cluster's nodes. "ring" is one ring in the order of
+    the ranks, and of broadcast a chain of n pieces. Chunks are bytes/n, not rounded. A torus counts as if all its chips were
+    neighbours: torus_seconds has its own algorithm.
+    Raises ValueError as rounds does, for a size below 0, and for more ranks than the cluster has room for. The messages are
+    gone through once; with n in the thousands a ring has millions.
+    """
+    if not bytes >= 0:
+        raise ValueError(f"bytes={bytes}: must not be negative")
+    alike = _rounds(op, n, cluster, algorithm or checks.usual(op), root)
+    return sum(times * max(leg.link.seconds(leg.share * bytes) for leg in legs) for legs, times in alike)
+
+
+def round_count(op: str, n: int, cluster: Cluster, algorithm: str) -> int:
+    """Rounds of one collective, as cluster_seconds counts them."""
+    return sum(times for _, times in _rounds(op, n, cluster, algorithm, 0))
+
+
+@functools.lru_cache(maxsize=1024)
+def _rounds(op: str, n: int, cluster: Cluster, algorithm: str, root: int) -> tuple[tuple[tuple[Leg, ...], int], ...]:
+    """The rounds by their largest message on each kind of link, and how many are alike."""
+    elements = 16 * n * 2 ** max(n - 1, 0).bit_length()  # a multiple of every number of chunks that an algorithm cuts
+    node = min(cluster.node, n) if algorithm == "hierarchical" else None
+    found, between = Counter(), functools.cache(cluster.between)
+    for messages in rounds(op, elements, n, algorithm, root, node):
+        largest: dict[Link, int] = {}
+        for message in messages:
+            link = between(message.source, message.destination)
+            largest[link] = max(largest.get(link, 0), message.count)
+        found[tuple(Leg(link, count / elements) for link, count in largest.items())] += 1
+    return tuple(found.items())

@@ -1,11 +1,10 @@
 """Context parallelism: what one rank sends, computes, keeps and waits for in attention over a sequence that N ranks share.
 
-sends: messages and bytes of each variant; masks: scores under a mask by layout, and balance; overlap: seconds of a hop, and
-when messages hide behind it; holds: bytes kept for backward, and the most at once; room: the longest sequence that fits;
-times: seconds of every rank in every variant.
+sends: messages and bytes of each variant; masks: scores under a mask by layout, and balance; times: seconds of hops and of
+every rank in every variant, and when messages hide; holds: bytes kept for backward, the most at once, the longest sequence.
 """
 
-from manyranks.theory.context.holds import buffers, peak, saved
+from manyranks.theory.context.holds import buffers, longest, of_others, peak, saved
 from manyranks.theory.context.masks import (
     LAYOUTS,
     Work,
@@ -21,9 +20,8 @@ from manyranks.theory.context.masks import (
     totals,
     work,
 )
-from manyranks.theory.context.overlap import hops, least_shard
-from manyranks.theory.context.room import longest
-from manyranks.theory.context.sends import VARIANTS, all_gather, ring, ring_ulysses, tensor_parallel, ulysses
+from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, tensor_parallel, ulysses
+from manyranks.theory.context.times import hops, least_shard
 
 __all__ = [
     "LAYOUTS",
@@ -32,6 +30,7 @@ __all__ = [
     "all_gather",
     "balance",
     "buffers",
+    "calls",
     "chunks",
     "contiguous_balance",
     "document_work",
@@ -40,6 +39,7 @@ __all__ = [
     "in_step",
     "least_shard",
     "longest",
+    "of_others",
     "owners",
     "peak",
     "ring",

@@ -1,16 +1,18 @@
 """What one rank sends for one layer's attention, forward and backward: ring, all-gather, Ulysses, ring × Ulysses.
 
-All take the sizes of the whole attention: b sequences of s tokens, a query heads, g key/value heads of D numbers, on N ranks
-that have s/N tokens each. Bytes are those that a rank sends, in the order of theory.tensor's Calls. Key/value gradients travel
-in the precision in which they are summed up, `accumulating` bytes a number: by default 4, or 8 where the inputs have 8.
-Transformer Engine's ring sends them in the keys' own precision (p2p_comm_buffers in its context_parallel.py): accumulating=2.
+messages is the one list of all variants; calls gives it the sizes of a plan, as theory.step does. All others take the sizes of
+the whole attention: b sequences of s tokens, a query heads, g key/value heads of D numbers, on N ranks that have s/N tokens
+each. Bytes are those that a rank sends, in the order of theory.tensor's Calls. Key/value gradients travel in the precision in
+which they are summed up, `accumulating` bytes a number: by default 4, or 8 where the inputs have 8. Transformer Engine's ring
+sends them in the keys' own precision (p2p_comm_buffers in its context_parallel.py): accumulating=2.
 """
 
 from typing import NamedTuple
 
 from manyranks.theory import checks, tensor
-from manyranks.theory.plan import multiples
-from manyranks.theory.tensor import Calls, Passes
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import BACKWARD, HALF, SUMS, Call, Passes, counted
+from manyranks.theory.plan import Local, multiples
 
 
 class Sizes(NamedTuple):
@@ -51,30 +53,54 @@ def sizes_of(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n:
     return found
 
 
+def messages(variant: str, n: int, queries: float, block: float, read: float, itemsize: int, sums: int) -> list[Call]:
+    """One layer's attention on n ranks.
+
+    queries: numbers of a rank's queries, and of its output; block: of the keys and values that travel from rank to rank; read:
+    of the keys, and of the values, that Ulysses sends, copies for ranks that share a head among them. itemsize: bytes of all
+    these; sums: of a gradient that is summed on its way.
+    A ring: the next block travels under the own one already. What a rank finds of another's gradients, from the second block
+    on, travels under the block after it, and after the last home. Both make N − 1 messages. Sources: arXiv 2310.01889, section
+    3; Llama 3, arXiv 2407.21783, section 3.3.2 (all-gather); arXiv 2309.14509, section 3 (Ulysses).
+    """
+    if n == 1:
+        return []
+    if variant == "ulysses":  # queries and the output, keys and values
+        there = [Call("cp", "all_to_all", each, itemsize, times=2) for each in (queries, read)]
+        return there + [call._replace(when=BACKWARD) for call in there]
+    if variant == "all-gather":
+        gather = Call("cp", "all_gather", n * block, itemsize)
+        return [gather, gather._replace(when=BACKWARD), Call("cp", "reduce_scatter", n * block, sums, BACKWARD)]
+    keys = [Call("cp", "send", block, itemsize, hop=k) for k in range(n - 1)]
+    gradients = [Call("cp", "send", block, sums, BACKWARD, hop=k + 2) for k in range(n - 1)]
+    return keys + [call._replace(when=BACKWARD) for call in keys] + gradients
+
+
+def calls(shape: ModelShape, plan: Local) -> list[Call]:
+    """What a rank sends of one micro-batch in one layer, in 16 bits, and gradients' sums in 32; with latent attention the
+    compressed keys and values travel."""
+    T, t = plan.rank_tokens, plan.tp
+    block = shape.latent.kv_rank + shape.latent.rope_size if shape.latent else 2 * max(shape.kv_heads, t) * shape.head_size / t
+    read = T * (shape.head_size * max(shape.kv_heads, t * plan.cp)) / t  # copies, where there are more ranks
+    return messages(plan.context, plan.cp, T * shape.query_size / t, T * block, read, HALF, SUMS)
+
+
 def ring(
     batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
 ) -> Passes:
     """Keys and values go round in N − 1 messages of 2·b·g·(s/N)·D numbers; in backward again, and their gradients with them.
 
-    itemsize: of inputs and output. Raises ValueError as sizes_of does. Source: arXiv 2310.01889, section 3.
+    itemsize: of inputs and output. Raises ValueError as sizes_of does.
     """
-    one, grad = sizes_of(batch, seq, heads, kv_heads, head_size, n), gradient_size(itemsize, accumulating)
-    hops = n - 1
-    block = 2 * one.keys
-    return Passes(Calls(send=hops, bytes=hops * block * itemsize), Calls(send=2 * hops, bytes=hops * block * (itemsize + grad)))
+    return _counted("ring", sizes_of(batch, seq, heads, kv_heads, head_size, n), kv_heads, itemsize, accumulating)
 
 
 def all_gather(
     batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2, accumulating: int | None = None
 ) -> Passes:
     """Keys and values of all tokens are gathered in one collective, again in backward, and their gradients reduce-scattered:
-    the bytes of the ring. Raises ValueError as sizes_of does. Source: Llama 3, arXiv 2407.21783, section 3.3.2."""
-    one, grad = sizes_of(batch, seq, heads, kv_heads, head_size, n), gradient_size(itemsize, accumulating)
-    if n == 1:
-        return Passes()
-    others = (n - 1) * 2 * one.keys
-    gather = Calls(all_gather=1, bytes=others * itemsize)
-    return Passes(gather, gather + Calls(reduce_scatter=1, bytes=others * grad))
+    the bytes of the ring. Raises ValueError as sizes_of does."""
+    return _counted("all-gather", sizes_of(batch, seq, heads, kv_heads, head_size, n), kv_heads, itemsize, accumulating)
 
 
 def ulysses(
@@ -85,15 +111,16 @@ def ulysses(
 
     With more ranks than key/value heads each rank gets a copy of the one that its query heads read. accumulating: not used, for
     no gradient is summed on the way. Raises ValueError as sizes_of does, for heads that N does not divide, and for key/value
-    heads of which N is neither divisor nor multiple. Source: arXiv 2309.14509, section 3.
+    heads of which N is neither divisor nor multiple.
     """
     one = sizes_of(batch, seq, heads, kv_heads, head_size, n)
-    read = read_heads(heads, kv_heads, n)
-    if n == 1:
-        return Passes()
-    numbers = 2 * one.queries // n + 2 * one.shard * read * head_size
-    once = Calls(all_to_all=4, bytes=(n - 1) * numbers * itemsize)
-    return Passes(once, once)
+    return _counted("ulysses", one, n * read_heads(heads, kv_heads, n), itemsize, None)
+
+
+def _counted(variant: str, one: Sizes, read: int, itemsize: int, accumulating: int | None) -> Passes:
+    """read: key/value heads that a rank sends in Ulysses."""
+    sums, read = gradient_size(itemsize, accumulating), one.shard * read * one.head_size
+    return counted(messages(variant, one.n, one.queries, 2 * one.keys, read, itemsize, sums), one.n)
 
 
 def read_heads(heads: int, kv_heads: int, n: int) -> int:

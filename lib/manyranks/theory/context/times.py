@@ -1,13 +1,91 @@
-"""Seconds of a layer's attention on every rank: what each computes, and waits for, in every variant."""
+"""Seconds of a layer's attention on every rank, in every variant: hops, what each computes, and waits for.
+
+Whether a ring's messages hide behind its attention, arXiv 2310.01889, section 3: a block of c tokens takes 4·c²·a·D FLOPs, and
+4·c·g·D bytes of keys and values travel under it in 16 bits, so that c ≥ R/β with as many key/value heads as heads. R is the
+FLOP/s, β the bytes/s of one rank's messages.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from manyranks.theory import traffic
+from manyranks.theory import checks, kernels, network
+from manyranks.theory.calls import BACKWARD, FORWARD, HALF, SUMS
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.context import masks, overlap
+from manyranks.theory.context import masks, sends
 from manyranks.theory.context.sends import Sizes
 from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.layer import FLASH_BACKWARD, Kernel
+from manyranks.theory.network import Hops
+
+
+def least_shard(
+    rate: float,
+    bandwidth: float,
+    heads: int = 1,
+    kv_heads: int = 1,
+    causal: bool = False,
+    layout: str = "zigzag",
+    backward: bool = False,
+    itemsize: int = 2,
+    accumulating: int | None = None,
+) -> float:
+    """Tokens of a rank, s/N, from which a hop computes for as long as its message travels, of a long sequence.
+
+    Full attention, forward, 16 bits: (R/β)·(g/a). A causal mask lets half of a hop through, zigzag or striped, which doubles
+    it; contiguous chunks are whole on the ranks that do not idle. Backward computes 5 products instead of 2 and moves keys and
+    values, and their gradients in `accumulating` bytes. Raises ValueError for a rate or a bandwidth that is not above 0.
+    """
+    if not (rate > 0 and bandwidth > 0):
+        raise ValueError(f"rate={rate}, bandwidth={bandwidth}: both must be above 0")
+    one = sends.sizes_of(1, 2, heads, kv_heads, 1, 2)
+    masks.chunk_length(4, 2, layout)  # raises
+    flops = masks.flops(1, 1, one.heads, 1, backward) / (2 if causal and layout != "contiguous" else 1)
+    moved = 2 * one.kv_heads * (itemsize + (sends.gradient_size(itemsize, accumulating) if backward else 0))
+    return rate / bandwidth * moved / flops
+
+
+def hops(
+    batch: int,
+    seq: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    n: int,
+    cluster: Cluster,
+    layout: str = "zigzag",
+    causal: bool = True,
+    tile: int | None = 1,
+    backward: bool = False,
+    stride: int = 1,
+    itemsize: int = 2,
+    accumulating: int | None = None,
+    constants: Constants = DEFAULT,
+) -> Hops:
+    """Ring attention, forward or backward, on ranks that are each `stride` after the one before.
+
+    compute: of the slowest rank in each hop, which is one kernel of flash attention. A message goes from one rank to the next
+    by that rank's own share of the slowest link on the way. Raises ValueError as work and ring do, and for a group that the
+    cluster has no room for.
+    """
+    checks.is_cluster(cluster)
+    one = sends.sizes_of(batch, seq, heads, kv_heads, head_size, n)
+    counts = masks.in_step(masks.work(seq, n, layout, causal, tile)).hops
+    compute = {scores: _kernel_seconds(one, scores, backward, itemsize, cluster, constants) for scores in set(counts)}
+    sums, route = sends.gradient_size(itemsize, accumulating), cluster.route(n, stride)
+    sent = sends.messages("ring", n, one.queries, 2 * one.keys, one.keys, itemsize, sums)
+    sent = [call for call in sent if call.when == (BACKWARD if backward else FORWARD)]
+    return Hops(tuple(compute[scores] for scores in counts), network.hops(sent, route, constants))
+
+
+def _kernel_seconds(
+    one: sends.Sizes, scores: int, backward: bool, itemsize: int, cluster: Cluster, constants: Constants
+) -> float:
+    flops = masks.flops(scores, one.batch, one.heads, one.head_size)
+    rate = "fp32" if itemsize >= 4 else "bf16"
+    kernel = Kernel("core", flops, 2 * itemsize * (one.queries + one.keys), rate, specials=one.batch * one.heads * scores)
+    if backward:
+        kernel = kernel._replace(flops=FLASH_BACKWARD * flops, bytes=2 * kernel.bytes, specials=2 * kernel.specials)
+    return kernels.seconds(kernel, cluster.accelerator, constants, cluster.reserved)
 
 
 class Pass(NamedTuple):
@@ -80,13 +158,13 @@ def _pass(
     one: Sizes, cluster: Cluster, variant: str, together: int, mask: tuple, stride: int, constants: Constants, backward: bool
 ) -> Pass:
     ring = inner(one, variant, together)
-    seconds = overlap.hops(*ring, cluster, *mask, backward, stride * together, constants=constants)
+    seconds = hops(*ring, cluster, *mask, backward, stride * together, constants=constants)
     if variant == "all-gather":  # each attends to all gathered keys at once: its share of the whole, and a kernel's start
         scores = masks.totals(masks.work(one.seq, one.n, *mask))
         whole = seconds.compute[0] - constants.overhead
         numbers, route = 2 * one.n * one.keys, cluster.route(one.n, stride)
-        sizes = (traffic.HALF, traffic.SUMS)[: 1 + backward]  # keys and values before, and backward their gradients after
-        gathers = [traffic.gather(route, size * numbers, constants) for size in sizes]
+        sizes = (HALF, SUMS)[: 1 + backward]  # keys and values before, and backward their gradients after
+        gathers = [network.gather(route, size * numbers, constants) for size in sizes]
         return Pass.of([[constants.overhead + whole * each / sum(scores)] for each in scores], (0.0,), *gathers)
     scores = masks.work(ring.seq, ring.n, *mask)
     most = [max(each) for each in zip(*scores, strict=True)]
@@ -100,7 +178,7 @@ def _exchanges(one: Sizes, cluster: Cluster, together: int, stride: int, constan
     """Ulysses' all-to-alls forward: queries, keys and values before, the output after."""
     if together == 1:
         return 0.0, 0.0
-    route, head = cluster.route(together, stride), traffic.HALF * one.shard * one.head_size
+    route, head = cluster.route(together, stride), HALF * one.shard * one.head_size
     heads = one.heads, max(one.kv_heads, together)
-    queries, keys = (traffic.exchange(route, head * each, constants) for each in heads)
+    queries, keys = (network.exchange(route, head * each, constants) for each in heads)
     return queries + 2 * keys, queries

@@ -4,14 +4,15 @@ Every expert is as likely as the others. With groups of experts a token's choice
 each: DeepSeek-V3's groups are the experts of a node, arXiv 2412.19437, section 2.1.2.
 """
 
+import math
 from typing import NamedTuple
 
-from manyranks.theory import checks, traffic
+from manyranks.theory import checks, network
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import BACKWARD, FORWARD, HALF, Call
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT
-from manyranks.theory.layer import split_tokens
-from manyranks.theory.plan import Plan
+from manyranks.theory.plan import Local, Plan
 
 
 class Copies(NamedTuple):
@@ -25,23 +26,70 @@ class Copies(NamedTuple):
         return self.inside + self.between
 
 
+def travel(shape: ModelShape, ranks: int, inside: int, hops: int = 2) -> Copies:
+    """Copies of a token, on ranks of which `inside` are on a node. With one hop, K(1 − 1/nodes) leave the node, whatever the
+    groups are; with two, one goes to each other node and inside it one to each of the K experts.
+
+    Source: arXiv 2412.19437, section 3.2.2, which takes both hops at the same time.
+    """
+    nodes = ranks / inside
+    if hops == 1:
+        return Copies(shape.top_k * (1 / nodes - 1 / ranks), shape.top_k * (1 - 1 / nodes))
+    return Copies(shape.top_k * (1 - 1 / inside), other_nodes(shape, nodes) if nodes > 1 else 0.0)
+
+
+def calls(shape: ModelShape, plan: Local, inside: int, imbalance: float = 1.0, hops: int = 2) -> list[Call]:
+    """What a rank sends of one micro-batch in one layer: tokens to their experts and back; backward gradients the same ways.
+
+    With sequence parallelism each tensor-parallel rank sends its own T/t tokens. They leave in the precision of the products,
+    results come back in 16 bits. inside: expert-parallel ranks of a node. imbalance: copies that come to the fullest rank ÷
+    those of a balanced load: all wait for its messages, there and back; its node is taken to be as full as itself.
+    """
+    if plan.ep == 1:
+        return []
+    copies, row = travel(shape, plan.ep, inside, hops), imbalance * plan.split_tokens * shape.hidden
+    own, far, sizes = copies.inside * row, copies.between * row, (min(HALF, plan.recipe.matmul), HALF)
+    return [Call("ep", "all_to_all", own, size, when, far=far) for when in (FORWARD, BACKWARD) for size in sizes]
+
+
+def other_nodes(shape: ModelShape, nodes: float) -> float:
+    """Expected nodes, other than its own, that one token is sent to, if all experts are as likely as each other.
+
+    Groups of experts: every chosen group has as many of the token's experts as the others.
+    """
+    groups = shape.expert_groups if shape.expert_groups > 1 else shape.experts
+    chosen = shape.groups_per_token if shape.expert_groups > 1 else shape.top_k
+    if nodes <= groups:
+        hit = nodes * _some(groups, groups / nodes, chosen)
+    else:
+        within = nodes / groups  # nodes of one group
+        hit = chosen * within * _some(shape.experts / groups, shape.experts / nodes, shape.top_k / chosen)
+    return hit * (1 - 1 / nodes)
+
+
+def _some(all_of_them: float, own: float, drawn: float) -> float:
+    """Chance that of `drawn` different ones at least one is among `own` of all."""
+    none = 1.0
+    for i in range(math.ceil(drawn)):
+        none *= max(0.0, 1 - own / (all_of_them - i))
+    return 1 - none
+
+
 def one_hop_copies(experts: int, top_k: int, ranks: int, nodes: int = 1, groups: int = 1, groups_per_token: int = 1) -> Copies:
-    """A copy goes to the rank of each of the K experts: K(1 − 1/nodes) leave the node, whatever the groups are.
+    """A copy goes to the rank of each of the K experts.
 
     Raises ValueError for sizes below 1, ranks that do not divide the experts or nodes that do not divide the ranks, and
     choices that no token can make.
     """
-    _shape(experts, top_k, ranks, nodes, groups, groups_per_token)
-    return Copies(top_k * (1 / nodes - 1 / ranks), top_k * (1 - 1 / nodes))
+    return travel(_shape(experts, top_k, ranks, nodes, groups, groups_per_token), ranks, ranks // nodes, hops=1)
 
 
 def two_hops_copies(experts: int, top_k: int, ranks: int, nodes: int, groups: int = 1, groups_per_token: int = 1) -> Copies:
-    """One copy goes to each other node (traffic.other_nodes), and inside it one to each of the K experts, K(1 − nodes/ranks).
+    """One copy goes to each other node (other_nodes), and inside it one to each of the K experts, K(1 − nodes/ranks).
 
     Raises ValueError as one_hop_copies does.
     """
-    shape = _shape(experts, top_k, ranks, nodes, groups, groups_per_token)
-    return Copies(top_k * (1 - nodes / ranks), traffic.other_nodes(shape, nodes))
+    return travel(_shape(experts, top_k, ranks, nodes, groups, groups_per_token), ranks, ranks // nodes)
 
 
 class Way(NamedTuple):
@@ -53,18 +101,17 @@ class Way(NamedTuple):
 
 
 def way(shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0, hops: int = 2) -> Way:
-    """Of the fullest rank and one micro-batch, forward; with two hops it's what traffic.expert charges.
+    """Of the fullest rank and one micro-batch, forward; with two hops it's what theory.step charges.
 
     Raises ValueError as one_hop_copies does.
     """
     if plan.ep == 1:
         return Way()
-    route, row = cluster.route(plan.ep, plan.expert_tp), imbalance * split_tokens(plan) * shape.hidden
-    sizes = shape.experts, shape.top_k, plan.ep, plan.ep // route.inside, shape.expert_groups, shape.groups_per_token
-    copies = one_hop_copies(*sizes) if hops == 1 else two_hops_copies(*sizes)
-    there, back = ([row * size * each for each in copies] for size in (min(traffic.HALF, plan.recipe.matmul), traffic.HALF))
-    seconds = sum(traffic.near_and_far(route, *each, DEFAULT) for each in (there, back))
-    return Way(*map(sum, zip(there, back, strict=True)), seconds)
+    route = cluster.route(plan.ep, plan.expert_tp)
+    _shape(shape.experts, shape.top_k, plan.ep, plan.ep // route.inside, shape.expert_groups, shape.groups_per_token)
+    sent = [call for call in calls(shape, plan, route.inside, imbalance, hops) if call.when == FORWARD]
+    seconds = network.seconds(sent, {"ep": route}, DEFAULT)["ep", FORWARD]
+    return Way(sum(call.bytes for call in sent), sum(call.itemsize * call.far for call in sent), seconds)
 
 
 def _shape(experts: int, top_k: int, ranks: int, nodes: int, groups: int, groups_per_token: int) -> ModelShape:

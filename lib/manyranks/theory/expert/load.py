@@ -1,11 +1,15 @@
-"""How full the experts and their ranks are: counts, imbalance, capacity, and what the fullest rank receives and computes."""
+"""How full experts and their ranks are: counts, imbalance, capacity, what the fullest rank does; parameters and states of a
+rank."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manyranks.theory import checks, layer
+from manyranks.theory import checks, memory, plan
+from manyranks.theory.architecture import ModelShape
 from manyranks.theory.expert.sends import Routing, choices_of
+from manyranks.theory.memory import Held, ModelStates
+from manyranks.theory.plan import Plan
 
 
 def counts(routing: Routing, experts: int) -> tuple[int, ...]:
@@ -43,7 +47,7 @@ def worst(experts: int, top_k: int, ranks: int) -> float:
         raise ValueError(
             f"experts={experts}, top_k={top_k}, ranks={ranks}: ranks divide the experts, and top_k is at most these"
         )
-    return layer.most_imbalance(experts, top_k, ranks)
+    return plan.most_imbalance(experts, top_k, ranks)
 
 
 def capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:
@@ -80,3 +84,31 @@ def fullest(counts: Sequence[float], ranks: int, hidden: int, ffn: int, itemsize
     checks.whole(hidden=hidden, ffn=ffn, itemsize=itemsize)
     most = max(of_ranks(counts, ranks))
     return Full(most, 2 * (3 if gated else 2) * hidden * ffn * most, itemsize * hidden * most)
+
+
+class Share(NamedTuple):
+    """Of the rank with the most. held: parameters, dense and of its routed experts; dense, experts: bytes of their states."""
+
+    held: Held
+    dense: ModelStates
+    experts: ModelStates
+
+    @property
+    def total(self) -> int:
+        """Bytes of all states."""
+        return self.dense.total + self.experts.total
+
+
+def rank_states(shape: ModelShape, plan: Plan) -> Share:
+    """Of the rank with the most, as memory.model_states has them, apart: with ZeRO-1 the optimizer's states of dense parameters
+    are sharded over all N = dp·cp ranks, those of an expert over the edp ranks that have it: N/e, unless etp says otherwise.
+
+    Raises ValueError where plan and shape do not fit.
+    """
+    kinds = set(memory.rank_parameters(shape, plan))
+    shares = [Share(held, *(memory.states_of(part, plan) for part in _apart(held))) for held in kinds]
+    return max(shares, key=lambda share: share.total)
+
+
+def _apart(held: Held) -> tuple[Held, Held]:
+    return Held(held.dense, 0.0), Held(0.0, held.experts)

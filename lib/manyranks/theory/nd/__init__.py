@@ -4,8 +4,7 @@ holds: a rank's parameters, tensor by tensor; sends: bytes and calls by axis; st
 optimizer; twin: a plan for thousands of accelerators on as many ranks as a laptop has.
 
 What a plan should be: tokens and formulas: tokens per GPU from which on an axis hides its communication; rules: the lectures'
-rules of thumb beside the planner; verdict: can a plan be at all; splits, cuts and operators: which split of which operator, and
-where to cut into stages.
+rules of thumb beside the planner; verdict: can a plan be at all.
 """
 
 from manyranks import lazy
@@ -16,4 +15,4 @@ from manyranks.theory.nd.verdict import check
 
 # Other modules are loaded when they are first used, for they need the tables of models and clusters.
 __getattr__, __dir__, _ = lazy.names(__name__, __file__)
-__all__ = ["Twin", "calls", "check", "cuts", "formulas", "of_rank", "operators", "payload", "rules", "splits", "tokens", "twin"]
+__all__ = ["Twin", "calls", "check", "formulas", "of_rank", "payload", "rules", "tokens", "twin"]

@@ -1,17 +1,8 @@
 from . import (
-    cuts as cuts,
-)
-from . import (
     formulas as formulas,
 )
 from . import (
-    operators as operators,
-)
-from . import (
     rules as rules,
-)
-from . import (
-    splits as splits,
 )
 from . import (
     tokens as tokens,

@@ -18,17 +18,19 @@ data parallelism and t < f·β/R for tensor parallelism, for one pass through an
 import math
 from typing import NamedTuple
 
-from manyranks.theory import checks, flops, stages, traffic
+from manyranks.theory import checks, expert, flops, network, stages, tensor
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import HALF, SUMS
 from manyranks.theory.cluster import Cluster, Route
+from manyranks.theory.context.sends import messages
 from manyranks.theory.hardware import Link
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.names import nearest
+from manyranks.theory.plan import Plan
 
 # "dp": ZeRO-1; "fsdp": ZeRO-3; "cp": a ring; "pp": a pipeline's messages; "bubble": what it waits, which is no message.
 AXES = ("dp", "fsdp", "tp", "cp", "ep", "pp", "bubble")
 MICROBATCH = 2048  # tokens of a pipeline's micro-batch
-HALF = traffic.HALF  # bytes of an element that travels: activations, parameters and their gradients
 
 
 class Formula(NamedTuple):
@@ -94,7 +96,7 @@ def check(axis: str, degree: int) -> None:
 
 def _flops(shape: ModelShape) -> tuple[float, float]:
     """F without attention's scores, and of those for each token of a sequence, causal, by flash attention."""
-    short, long = (flops.hardware_per_token(shape, seq, convention="causal", flash=True) for seq in (0, 1))
+    short, long = (flops.hardware_per_token(shape, seq, flash=True) for seq in (0, 1))
     return short, long - short
 
 
@@ -114,13 +116,13 @@ def _sent(axis: str, shape: ModelShape, route: Route, constants: Constants) -> S
 def _data(shape: ModelShape, route: Route, times: int, constants: Constants) -> Sent:
     """Φ elements, so often reduced or gathered, layer by layer: 2Φ(N−1)/N bytes each time."""
     size = HALF * shape.parameters / shape.layers
-    return Sent(times * shape.layers * traffic.fastest(route, size, constants))
+    return Sent(times * shape.layers * network.fastest(route, size, constants))
 
 
 def _tensor(shape: ModelShape, route: Route, constants: Constants) -> Sent:
     """h numbers of each of t·T tokens, gathered or reduced so often: a rank sends 2(t−1)h bytes for each of its own T."""
     often, size = _gathers(shape), HALF * (route.ranks - 1) * shape.hidden
-    return Sent(often * traffic.gather(route, 0.0, constants), often * size / _bandwidth(route.ring, constants))
+    return Sent(often * network.gather(route, 0.0, constants), often * size / _bandwidth(route.ring, constants))
 
 
 def _copied(shape: ModelShape, t: int) -> float:
@@ -131,24 +133,26 @@ def _copied(shape: ModelShape, t: int) -> float:
 
 def _gathers(shape: ModelShape) -> int:
     """A layer's four forward and, with its inputs once more, six backward (half of it where attention and MLP run side by
-    side), the embedding's two, and the head's three. Source: arXiv 2205.05198, section 4.2.2."""
-    return (5 if shape.parallel_layers else 10) * shape.layers + 5
+    side), the embedding's two, and the head's three: tensor.calls."""
+    counts = {"dense": shape.layers, "embedding": 1, "head": 1}
+    return sum(times * call.times for part, times in counts.items() for call in tensor.calls(shape, Plan().local, part))
 
 
 def _context(shape: ModelShape, route: Route, constants: Constants) -> Sent:
-    """N − 1 messages of a block's keys and values forward, and as many of these and of their gradients in 32 bits backward:
-    2 + 2 + 4 bytes an element; context.least_shard has the same for one hop."""
-    c, messages = shape.latent, 2 * route.ranks - (route.ranks == 2)
+    """context.messages of one token's keys and values; context.least_shard has the same for one hop."""
+    c = shape.latent
     elements = c.kv_rank + c.rope_size if c else 2 * shape.kv_size
-    size = (2 * HALF + traffic.SUMS) * (route.ranks - 1) * elements
+    sent = messages("ring", route.ranks, 0, elements, 0, HALF, SUMS)
     empty = constants.overhead + route.pair.latency
-    return Sent(shape.layers * messages * empty, shape.layers * size / _bandwidth(route.pair, constants))
+    hops, size = len({(call.when, call.hop) for call in sent}), sum(call.bytes for call in sent)
+    return Sent(shape.layers * hops * empty, shape.layers * size / _bandwidth(route.pair, constants))
 
 
 def _expert(shape: ModelShape, route: Route, constants: Constants) -> Sent:
-    """Four all-to-alls a layer with experts: tokens there and back, gradients back and there; as traffic.all_to_all."""
-    often = 4 * shape.moe_layers
-    empty, one = (traffic.all_to_all(shape, route, size, constants) for size in (0.0, HALF * shape.hidden))
+    """Four all-to-alls a layer with experts: tokens there and back, gradients back and there; expert.travel of one token."""
+    often, copies = 4 * shape.moe_layers, expert.travel(shape, route.ranks, route.inside)
+    sizes = ([each * size for each in copies] for size in (0.0, HALF * shape.hidden))
+    empty, one = (network.near_and_far(route, *each, constants) for each in sizes)
     return Sent(often * empty, often * (one - empty))
 
 
@@ -159,7 +163,7 @@ def _pipeline(axis: str, shape: ModelShape, route: Route, constants: Constants, 
     slope = max(shares) * p / rate
     if axis == "bubble":
         return Formula(slope, 0.0, (sum(shares) - max(shares)) * MICROBATCH / rate, 0.0)
-    once = 2 * traffic.hop(route, HALF * MICROBATCH * shape.hidden, constants)
+    once = 2 * network.hop(route, HALF * MICROBATCH * shape.hidden, constants)
     return Formula(slope, 0.0, (p - 1) * once, p * once / MICROBATCH)
 
 
@@ -172,4 +176,4 @@ def _stage_flops(shape: ModelShape, p: int) -> list[float]:
 
 
 def _bandwidth(link: Link, constants: Constants) -> float:
-    return traffic.reached(link, constants).bandwidth
+    return network.reached(link, constants).bandwidth

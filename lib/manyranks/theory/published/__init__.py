@@ -6,7 +6,7 @@ from importlib.resources import files
 from manyranks import lazy
 
 __getattr__, __dir__, __all__ = lazy.names(__name__, __file__)
-__all__ += ["rows"]
+__all__ += ["pairs", "rows", "value"]
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -17,3 +17,13 @@ def rows(name: str) -> list[dict[str, str]]:
         raise ValueError(f"published table {name!r}: choose from {', '.join(known)}")
     with path.open(encoding="utf-8") as lines:
         return list(csv.DictReader(lines))
+
+
+def value(text: str) -> int | bool | str:
+    """Reads a cell: a whole number, "True" or "False", or a word."""
+    return int(text) if text.isdecimal() else {"True": True, "False": False}.get(text, text)
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Reads a cell that names several things: "tp=8 seq=2048"."""
+    return dict(each.split("=") for each in text.split())

@@ -5,6 +5,9 @@ from . import (
     conversions as conversions,
 )
 from . import (
+    error_bars as error_bars,
+)
+from . import (
     expert as expert,
 )
 from . import (
@@ -12,9 +15,6 @@ from . import (
 )
 from . import (
     fit as fit,
-)
-from . import (
-    fsdp as fsdp,
 )
 from . import (
     layers as layers,
@@ -29,10 +29,10 @@ from . import (
     one_gpu as one_gpu,
 )
 from . import (
-    runs as runs,
-)
-from . import (
     steps as steps,
 )
+from .error_bars import confidence as confidence
 
 def rows(name: str) -> list[dict[str, str]]: ...
+def value(text: str) -> int | bool | str: ...
+def pairs(text: str) -> dict[str, str]: ...

@@ -1,11 +1,8 @@
-"""Context parallelism's published numbers beside the theory's: least blocks, longest contexts, shares of the ideal, Llama 3."""
+"""Context parallelism's published numbers beside the theory's: least blocks, longest contexts, shares of the ideal."""
 
 from typing import NamedTuple
 
-from manyranks.theory import context, published, step
-from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.published import steps
-from manyranks.theory.step import StepTime
+from manyranks.theory import context, published
 
 # That a rank holds: a query, keys and values, those that arrive, an output. Source: arXiv 2310.01889, section 3.
 BLOCKS = 6
@@ -23,12 +20,11 @@ class Block(NamedTuple):
 
 def blocks() -> list[Block]:
     """arXiv 2310.01889, Table 2: FLOP/s ÷ bytes/s."""
-    return [_block(row) for row in published.rows("ring_min_block")]
-
-
-def _block(row: dict[str, str]) -> Block:
-    least = context.least_shard(float(row["tflops"]) * 1e12, float(row["interconnect_GBps"]) * 1e9) / 1e3
-    return Block(row["device"], least, float(row["min_block_k"]), BLOCKS * least, float(row["min_seq_k"]))
+    found = []
+    for row in published.rows("ring_min_block"):
+        least = context.least_shard(float(row["tflops"]) * 1e12, float(row["interconnect_GBps"]) * 1e9) / 1e3
+        found.append(Block(row["device"], least, float(row["min_block_k"]), BLOCKS * least, float(row["min_seq_k"])))
+    return found
 
 
 class Longest(NamedTuple):
@@ -49,21 +45,12 @@ class Longest(NamedTuple):
 
 def longest() -> list[Longest]:
     """arXiv 2310.01889, Table 3: a ring of N chips takes N times the context of one, exactly on GPUs; on TPUs half of that for
-    some models."""
-    return [_longest(row) for row in published.rows("ring_max_context")]
-
-
-def _longest(row: dict[str, str]) -> Longest:
-    chips, alone = _chips(row["devices"]), int(row["bpt_k"])
-    return Longest(row["devices"], row["model"], chips, alone, chips * alone, int(row["ring_k"]))
-
-
-def _chips(devices: str) -> int:
-    """TPU v3 and v4 are named after their cores, two a chip; v5e has one. Source: docs.cloud.google.com, TPU system pages."""
-    if not devices.startswith("TPU"):
-        return int(devices.partition("x")[0])
-    kind, _, count = devices.removeprefix("TPU ").partition("-")
-    return int(count) // (2 if kind in ("v3", "v4") else 1)
+    some models. TPU v3 and v4 are named after their cores, two a chip. Source: docs.cloud.google.com, TPU system pages."""
+    found = []
+    for row in published.rows("ring_max_context"):
+        chips, alone = int(row["chips"]), int(row["bpt_k"])
+        found.append(Longest(row["devices"], row["model"], chips, alone, chips * alone, int(row["ring_k"])))
+    return found
 
 
 class Share(NamedTuple):
@@ -84,48 +71,18 @@ _LAYOUTS = {"ring": "contiguous", "zigzag": "zigzag", "stripe": "striped"}
 
 def shares() -> list[Share]:
     """zhuzilin/ring-flash-attention, README: contiguous ("ring"), zigzag, striped ("stripe"), and all-gathered ("llama3")."""
-    bounds = {variant: _bound(layout) for variant, layout in _LAYOUTS.items()}
-    return [_share(row, bounds) for row in published.rows("ring_flash_attention")]
-
-
-def _share(row: dict[str, str], bounds: dict[str, float]) -> Share:
-    documents, share = row["mode"] == "varlen", float(row["it_s"]) / float(row["ideal_it_s"])
-    bound = None if documents else bounds[row["variant"]]
-    return Share(row["gpu"], documents, row["pass"] == "fwd+bwd", row["variant"], share, bound)
+    bounds, found = {variant: _bound(layout) for variant, layout in _LAYOUTS.items()}, []
+    for row in published.rows("ring_flash_attention"):
+        documents, share = row["mode"] == "varlen", float(row["it_s"]) / float(row["ideal_it_s"])
+        bound = None if documents else bounds[row["variant"]]
+        found.append(Share(row["gpu"], documents, row["pass"] == "fwd+bwd", row["variant"], share, bound))
+    return found
 
 
 def _bound(layout: str) -> float:
     seq = GPUS * TOKENS
     counts = context.work(seq, GPUS, layout, tile=TILE)
     return 1 / (context.balance(counts) * context.surplus(counts, seq))
-
-
-class LongRow(NamedTuple):
-    """Llama 3 405B with 131,072 tokens. predicted, printed: FLOP/s a GPU, causal; other: the row of 8,192 tokens on as many."""
-
-    predicted: float
-    printed: float
-    time: StepTime
-    other_predicted: float
-    other_printed: float
-
-    @property
-    def slower(self) -> float:
-        """Predicted FLOP/s with long sequences ÷ with short ones."""
-        return self.predicted / self.other_predicted
-
-    @property
-    def printed_slower(self) -> float:
-        return self.printed / self.other_printed
-
-
-def llama3(constants: Constants = DEFAULT) -> LongRow:
-    """arXiv 2407.21783, Table 4, the row with 16 context-parallel ranks, from its configuration alone."""
-    _, short, long = steps.llama3()
-    time = step.estimate(long.shape, long.plan, long.cluster, constants)
-    found = ((row.predict(constants) * 1e12, row.measured * 1e12) for row in (long, short))
-    (predicted, printed), other = found
-    return LongRow(predicted, printed, time, *other)
 
 
 class Formula(NamedTuple):

@@ -74,15 +74,13 @@ def utilisations() -> Iterator[Check]:
 
 def llama3() -> Iterator[Check]:
     """arXiv 2407.21783, Tables 3 and 4: parameters, GPUs of each layout, tokens of a batch."""
-    exact = {"8B": 8_030_261_248, "70B": 70_553_706_496, "405B": 405_853_388_800}
-    for size, parameters in exact.items():
+    for row in published.rows("llama3_architecture"):
+        size, parameters = row["model"], int(row["parameters"])
         yield Check("Llama 3 Table 3", f"{size}, parameters", models[f"llama3-{size.lower()}"].parameters, parameters, 0.0)
-    for row in published.rows("llama3_table4"):
-        gpus, name = float(row["gpus"]), f"{row['gpus']} GPUs, {row['seq']} tokens"
-        degrees = {axis: int(row[axis]) for axis in ("dp", "pp", "cp", "tp")}
-        plan = Plan(**degrees, seq=int(row["seq"]), batch=degrees["dp"] * int(row["batch_per_dp"]), virtual=8)
-        yield Check("Llama 3 Table 4", f"{name}: GPUs", plan.gpus, gpus, 0.0)
-        yield Check("Llama 3 Table 4", f"{name}: tokens", plan.tokens, 2**24, 0.0)
+    for run, row in zip(steps.llama3(), published.rows("llama3_table4"), strict=True):
+        name = f"{row['gpus']} GPUs, {row['seq']} tokens"
+        yield Check("Llama 3 Table 4", f"{name}: GPUs", run.plan.gpus, float(row["gpus"]), 0.0)
+        yield Check("Llama 3 Table 4", f"{name}: tokens", run.plan.tokens, 2**24, 0.0)
 
 
 def deepseek() -> Iterator[Check]:

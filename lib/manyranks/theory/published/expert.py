@@ -4,30 +4,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from manyranks.theory import data, memory, passes, pipeline, published, stages, step
+from manyranks.theory import communicate, compute, data_parallel, memory, pace, pipeline, published, stages, states, step
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.memory import Peak
-from manyranks.theory.passes import Both
+from manyranks.theory.pace import Both
 from manyranks.theory.pipeline import Actions
 from manyranks.theory.plan import Plan
 from manyranks.theory.published import steps
 from manyranks.theory.step import StepTime
 
 PHASES = ("1F", "bubble", "1B", "1W", "1F1B", "opt")
-# Why a phase's prediction is not what was measured, as far as one can say.
-REASONS = {
-    "1F": "forwards without a partner: their all-to-alls are charged in full",
-    "bubble": "the closed form knows equal stages and their mean; waiting for uneven ranks and for messages comes on top",
-    "1B": "backwards without a partner: their all-to-alls, charged in full, could hide behind the weights' gradients; and the "
-    "module that predicts one more token need not be where we put it, beside the head",
-    "1W": "products only: in 8 bits their inputs have to be cut into other tiles and written again, which we charge to 1B",
-    "1F1B": "a pair takes as long as both compute, and their all-to-alls nothing, for they hide behind the partner",
-    "opt": "gradients reduced and parameters gathered with nothing to hide them, and Adam; not the sum of a stage's two copies",
-}
 
 
 class Phase(NamedTuple):
-    """Seconds of a step. predicted: of the rank that takes longest; mean: of all ranks; reason: see REASONS."""
+    """Seconds of a step. predicted: of the rank that takes longest; mean: of all ranks; reason: why not as measured."""
 
     name: str
     predicted: float
@@ -57,18 +47,16 @@ def phases(constants: Constants = DEFAULT) -> list[Phase]:
     first = max(ranks, key=sum)
     whole = sum(first) + time.bubble + time.pipeline
     means = [sum(each) / len(ranks) for each in zip(*ranks, strict=True)]
-    printed = {line["metric"].removesuffix(" (s)"): float(line["MPFT"]) for line in _table()}
-    found = [_named(seconds, whole) for seconds in (first, means)]
-    return [Phase(name, *(each[name] for each in found), printed[name], REASONS[name]) for name in PHASES]
+    both = [_named(seconds, whole) for seconds in (first, means)]
+    printed = published.rows("deepseek_isca_step_breakdown")
+    said = {line["metric"].removesuffix(" (s)"): (float(line["MPFT"]), line["reason"]) for line in printed}
+    return [Phase(name, *(each[name] for each in both), *said[name]) for name in PHASES]
 
 
 def measured_step() -> float:
     """Seconds of the whole step in the table; its phases add up to 0.03 s less."""
-    return next(float(line["MPFT"]) for line in _table() if line["metric"] == "time/step (s)")
-
-
-def _table() -> list[dict[str, str]]:
-    return published.rows("deepseek_isca_step_breakdown")
+    (row,) = steps.deepseek()
+    return row.measured
 
 
 class Work(NamedTuple):
@@ -89,9 +77,8 @@ def _named(work: Iterable[float], whole: float) -> dict[str, float]:
 
 def _work(time: StepTime, rank: int) -> Work:
     plan, p = time.plan, time.plan.pp
-    dealt = stages.of_rank(time.shape, plan)
-    held = dealt[rank], dealt[p - 1 - rank]
-    both = [passes.of_stage(time.shape, plan.local, time.cluster, time.constants, stage) for stage in held]
+    each = pace.of_ranks(time.shape, plan, time.cluster, time.constants)
+    both = each[rank], each[p - 1 - rank]
     often = pipeline.dualpipe_actions(p, plan.microbatches, rank)
     return Work(*_passes(often, *both), _update(time, rank))
 
@@ -103,14 +90,17 @@ def _passes(often: Actions, earlier: Both, later: Both) -> tuple[float, ...]:
     backward += sum(n * (each.backward.seconds - each.weight) for n, each in zip(often.I, both, strict=True))
     weight = sum(n * each.weight for n, each in zip(often.W, both, strict=True))
     paired = (Both(earlier.forward, later.backward), Both(later.forward, earlier.backward))
-    pairs = sum(n * step.hide_experts(pair).seconds for n, pair in zip(often.pairs, paired, strict=True))
+    pairs = sum(n * pace.hide_experts(pair).seconds for n, pair in zip(often.pairs, paired, strict=True))
     return forward, backward, weight, pairs
 
 
 def _update(time: StepTime, rank: int) -> float:
     """Gradients and parameters travel with nothing to hide behind, beside the optimizer."""
-    held = memory.rank_parameters(time.shape, time.plan)[rank]
-    (sent,) = data.seconds(time.shape, time.plan, time.cluster, time.constants, [(held, 0.0, 0.0)])
+    held = states.hold(stages.dealt(time.shape, time.plan.layout))
+    rows = states.rows(held, time.shape, time.plan)
+    timed = communicate.timed(rows, compute.place(time.cluster, time.constants))
+    alone = [(held.ranks[rank], 0.0, 0.0)]
+    (sent,) = data_parallel.exposed(time.plan, time.cluster, time.constants, rows, timed, alone)
     return sent + time.optimizer
 
 

@@ -4,8 +4,7 @@ import math
 
 from manyranks import busy
 from manyranks.theory.kernels import DEFAULT, Constants
-from manyranks.theory.published.runs import KORTHIKANTI, SC21, Row
-from manyranks.theory.published.steps import TABLES, rows
+from manyranks.theory.published.steps import KORTHIKANTI, SC21, TABLES, Row, rows
 
 FITTED_ON = (SC21, KORTHIKANTI)
 COARSE, FINE = [x / 20 for x in range(10, 21)], [x / 100 for x in range(-4, 5)]  # candidates, and around the best of these

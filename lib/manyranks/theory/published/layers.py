@@ -3,23 +3,14 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manyranks.theory import passes, published
+from manyranks.theory import pace
 from manyranks.theory.cluster import clusters
 from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.plan import Plan
+from manyranks.theory.published import steps
 from manyranks.theory.shapes import models
 
-TABLE, SHAPE, CLUSTER = "Korthikanti Table 4", "megatron-22b", "a100-dgx"
-# Megatron-LM in 2022: no flash attention; the gradient's all-reduce, and the second gather of an input, travel while a weight's
-# or an input's gradient is computed (sections 4.2.2 and 6.1).
-_COMMON = {"tp": 8, "seq": 2048, "microbatch": 4, "precision": "fp16", "flash": False}
-_RUNS = {
-    "baseline, no recompute": ("none", False),
-    "sequence parallelism": ("none", True),
-    "baseline, full recompute": ("full", False),
-    "baseline, selective recompute": ("selective", False),
-    "selective + sequence parallelism": ("selective", True),
-}
+TABLE = "Korthikanti Table 4"
 
 
 class Times(NamedTuple):
@@ -44,24 +35,18 @@ class Row:
 
     def predict(self, constants: Constants = DEFAULT) -> Times:
         """From the plan alone."""
-        own, base = (_seconds(plan, constants) for plan in (self.plan, _plan(*next(iter(_RUNS.values())))))
+        _, lines = steps.lines(TABLE)
+        shape, cluster = models[lines[0]["shape"]], clusters[lines[0]["cluster"]]
+        found = [pace.of_layer(shape, plan, cluster, constants) for plan in (self.plan, steps.plan_of(lines[0]))]
+        own, base = ((both.forward.seconds, both.backward.seconds) for both in found)
         return Times(*own, None if self.measured.overhead is None else sum(own) / sum(base) - 1)
 
 
 def rows() -> list[Row]:
-    return [_row(printed) for printed in published.rows("korthikanti_layer_times")]
+    return [_row(line) for line in steps.lines(TABLE)[1]]
 
 
-def _row(printed: dict[str, str]) -> Row:
-    overhead = float(printed["overhead_pct"]) / 100 if printed["overhead_pct"] else None
-    measured = Times(float(printed["forward_ms"]) / 1e3, float(printed["backward_ms"]) / 1e3, overhead)
-    return Row(printed["experiment"], _plan(*_RUNS[printed["experiment"]]), measured)
-
-
-def _plan(recompute: str, sequence_parallel: bool) -> Plan:
-    return Plan(recompute=recompute, sequence_parallel=sequence_parallel, **_COMMON)
-
-
-def _seconds(plan: Plan, constants: Constants) -> tuple[float, float]:
-    found = passes.of_layer(models[SHAPE], plan, clusters[CLUSTER], constants)
-    return found.forward.seconds, found.backward.seconds
+def _row(line: dict[str, str]) -> Row:
+    overhead = float(line["overhead_pct"]) / 100 if "overhead_pct" in line else None
+    measured = Times(float(line["forward_ms"]) / 1e3, float(line["backward_ms"]) / 1e3, overhead)
+    return Row(line["experiment"], steps.plan_of(line), measured)

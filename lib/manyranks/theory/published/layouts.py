@@ -41,81 +41,23 @@ class Layout(NamedTuple):
 
 
 def layouts() -> list[Layout]:
-    """Llama 3 405B's three, Yi-34B's, Gemma 2's three, DeepSeek-V2's and DeepSeek-V3's."""
-    return [*llama3(), yi(), *gemma2(), deepseek_v2(), deepseek_v3()]
+    """Reads layouts.csv: Llama 3 405B's three, Yi-34B's, Gemma 2's three, DeepSeek-V2's and DeepSeek-V3's.
+
+    A layout whose step time was published, too, is that run of steps.rows(). Of the two pods of Gemma 2's 2B model only one is
+    there: another network than ours joins them.
+    """
+    runs = {row.name: row for row in (*steps.llama3(), *steps.deepseek())}
+    return [_layout(row, runs) for row in published.rows("layouts")]
 
 
-def llama3() -> Iterator[Layout]:
-    """As steps.llama3 has them."""
-    for row in steps.llama3():
-        yield Layout(
-            f"Llama 3 405B, {row.name}",
-            row.shape,
-            row.plan,
-            row.cluster,
-            f"TP 8, CP {row.plan.cp}, PP 16 of stages of one layer, DP {row.plan.dp}, optimizer sharded, keys all-gathered",
-            "8 stages a rank, ZeRO-1, tensor parallelism not overlapped, selective recomputation (the report: none at 8K)",
-            "arXiv 2407.21783, Table 4 and section 3.3.2",
-        )
-
-
-def yi() -> Layout:
-    return Layout(
-        "Yi-34B",
-        models["yi-34b"],
-        Plan(dp=128, pp=2, tp=4, seq=4096, batch=1024, recompute="none"),
-        clusters["a100-dgx"],
-        "ZeRO-1; tensor and pipeline parallelism together inside a node; no activation checkpointing; flash attention",
-        "1,024 A100 of 80 GB, TP 4, PP 2, 1,024 sequences of 4,096: the report gives none of these numbers",
-        "arXiv 2403.04652, section 4",
-    )
-
-
-def gemma2() -> Iterator[Layout]:
-    """Of the 2B model's two pods only one: another network than ours joins them."""
-    for row in published.rows("gemma2_training"):
-        data, tensor, chips = (int(row[column]) for column in ("data_shards", "model_shards", "chips"))
-        cluster = clusters[row["chip"].lower().replace(" ", "-")]
-        pods = -(-chips // cluster.levels[-1].size)
-        data //= pods
-        yield Layout(
-            f"Gemma 2 {row['model']}",
-            models[f"gemma2-{row['model'].lower()}"],
-            Plan(dp=data, tp=tensor, seq=8192, batch=data, zero=3, recompute="full" if pods > 1 else "selective"),
-            cluster.of(chips // pods),
-            f"{chips} chips, {row['data_shards']} data shards × {tensor} model shards, optimizer as in ZeRO-3, GSPMD",
-            "one sequence of 8,192 tokens for each data shard, ZeRO-3, recomputation" + ", one pod of two" * (pods > 1),
-            "arXiv 2408.00118, section 3.3 and Table 3",
-        )
-
-
-def deepseek_v2() -> Layout:
-    plan = Plan(dp=64, pp=16, ep=8, seq=4096, batch=9216, schedule="zb-h1")
-    return Layout(
-        "DeepSeek-V2",
-        models["deepseek-v2"],
-        plan,
-        clusters["h800"],
-        "PP 16 with zero bubbles, EP 8, ZeRO-1, no TP, some operators recomputed; 9,216 sequences of 4,096; H800",
-        "1,024 GPUs, ZB-H1, bf16, processors reserved for communication as by DeepSeek-V3; shared experts hide no all-to-all",
-        "arXiv 2405.04434, sections 3.1.2, 3.1.3 and 3.2.3",
-        172.8e3,
-    )
-
-
-def deepseek_v3() -> Layout:
-    (row,) = steps.deepseek()
-    config = {line["key"]: line["value"] for line in published.rows("deepseek_v3_config")}
-    return Layout(
-        "DeepSeek-V3",
-        row.shape,
-        row.plan,
-        row.cluster,
-        "2,048 H800, PP 16 with DualPipe, EP 64 over 8 nodes, ZeRO-1, no TP, fp8, 15,360 sequences of 4,096",
-        "micro-batches of one sequence",
-        "arXiv 2412.19437, sections 3 and 4.2",
-        1e3 * float(config["gpu_hours_per_T_tokens_K"]),
-    )
+def _layout(row: dict[str, str], runs: dict[str, steps.Row]) -> Layout:
+    if run := runs.get(row["run"]):
+        ran = run.shape, run.plan, run.cluster
+    else:
+        cluster = clusters[row["cluster"]]
+        ran = models[row["shape"]], steps.plan_of(row), cluster.of(int(row["chips"])) if row["chips"] else cluster
+    hours = float(row["hours"]) if row["hours"] else None
+    return Layout(row["name"], *ran, row["published"], row["assumed"], row["source"], hours)
 
 
 class Neighbour(NamedTuple):

@@ -1,6 +1,7 @@
 """Published utilisations, each from its paper's own numbers under its paper's own convention, beside what is printed.
 
-Shares of the peak, not percent. What a paper counts decides what it prints: theory.flops.CONVENTIONS.
+Shares of the peak, not percent. What a paper counts decides what it prints: theory.flops.CONVENTIONS. Beside that stands the
+same run in this course's own convention, "causal".
 """
 
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ COUNTED_AS = {
 class Row(NamedTuple):
     """One printed run. tokens_per_second: of the whole job, None where the paper does not say enough; convention: None where it
     does not say what it counts. mfu, hfu: what follows; printed, printed_hfu: what the paper has, None where it has none.
+    causal: the MFU as this course counts, None where that doesn't follow.
     """
 
     paper: str
@@ -51,6 +53,7 @@ class Row(NamedTuple):
     hfu: float | None = None
     printed_hfu: float | None = None
     source: str = ""
+    causal: float | None = None
 
 
 def rows() -> list[Row]:
@@ -66,7 +69,7 @@ def palm() -> Iterator[Row]:
     """arXiv 2204.02311, Table 3, with and without attention.
 
     Gopher: 6N + 12LHQT with L = 80, H = 128 and Q = 128 (arXiv 2112.11446, Table 1); its relative positions have weights that
-    ModelShape does not know.
+    ModelShape does not know. As this course counts: the same with half of the scores.
     """
     table = {row["model"]: row for row in published.rows("palm_mfu")}
     yield from _palm(table["PaLM"], "palm-540b", "TPU v4")
@@ -82,16 +85,17 @@ def _palm(row: dict[str, str], model: str, chip: str) -> Iterator[Row]:
     run = models[model], 2048, speed, chips, accelerators[chip].flops
     about = PALM, row["model"], chips, row["chip_type"], speed
     hfu = _share(row["HFU_pct"])
-    yield Row(*about, "palm", flops.mfu(*run, "palm"), _share(row["MFU_pct"]), None, hfu, row["source"])
-    without = _share(row["MFU_without_attention_pct"])
-    yield Row(*about, "parameters", flops.mfu(*run, "parameters"), without, source=row["source"])
+    more = {"source": row["source"], "causal": flops.mfu(*run)}
+    yield Row(*about, "palm", flops.mfu(*run, "palm"), _share(row["MFU_pct"]), None, hfu, **more)
+    yield Row(*about, "parameters", flops.mfu(*run, "parameters"), _share(row["MFU_without_attention_pct"]), **more)
 
 
 def _gopher(row: dict[str, str]) -> Row:
-    each = 6 * float(row["params_B"]) * 1e9 + 12 * 80 * 128 * 128 * 2048
+    weights, scores = 6 * float(row["params_B"]) * 1e9, 12 * 80 * 128 * 128 * 2048
     speed, chips = float(row["steps_per_s"]) * int(row["tokens_per_step"]), int(row["chips"])
-    mfu = each * speed / (chips * accelerators["TPU v3"].flops)
-    return Row(PALM, "Gopher", chips, row["chip_type"], speed, "palm", mfu, _share(row["MFU_pct"]), source=row["source"])
+    mfu, causal = (each * speed / (chips * accelerators["TPU v3"].flops) for each in (weights + scores, weights + scores / 2))
+    about = PALM, "Gopher", chips, row["chip_type"], speed, "palm"
+    return Row(*about, mfu, _share(row["MFU_pct"]), source=row["source"], causal=causal)
 
 
 def korthikanti() -> Iterator[Row]:
@@ -103,8 +107,8 @@ def korthikanti() -> Iterator[Row]:
             speed, row = run.plan.tokens / run.measured, table[name]
             given = run.shape, run.plan.seq, speed, run.plan.gpus, _peak(run)
             mfu, hfu = flops.mfu(*given, "korthikanti"), flops.hfu(*given, "selective", "korthikanti")
-            both = mfu, _share(row["MFU_pct"]), hfu, _share(row["HFU_pct"])
-            yield Row(steps.KORTHIKANTI, name, run.plan.gpus, "A100", speed, "korthikanti", *both, row["source"])
+            both, causal = (mfu, _share(row["MFU_pct"]), hfu, _share(row["HFU_pct"])), flops.mfu(*given)
+            yield Row(steps.KORTHIKANTI, name, run.plan.gpus, "A100", speed, "korthikanti", *both, row["source"], causal)
 
 
 def _short(model: str) -> str:
@@ -119,9 +123,9 @@ def sc21() -> Iterator[Row]:
     for run, row in zip(steps.sc21(), published.rows("megatron_sc21_table1"), strict=True):
         seq, chips, each = run.plan.seq, run.plan.gpus, run.measured * 1e12
         speed = each * chips / flops.hardware_per_token(run.shape, seq, run.recompute, run.counting)
-        mfu = flops.mfu(run.shape, seq, speed, chips, _peak(run), run.counting)
-        hfu = each / _peak(run), _share(row["pct_peak_312"])
-        yield Row(run.table, run.name, chips, "A100", speed, run.counting, mfu, None, *hfu, row["source"])
+        given, hfu = (run.shape, seq, speed, chips, _peak(run)), (each / _peak(run), _share(row["pct_peak_312"]))
+        mfu, causal = flops.mfu(*given, run.counting), flops.mfu(*given)
+        yield Row(run.table, run.name, chips, "A100", speed, run.counting, mfu, None, *hfu, row["source"], causal)
 
 
 def llama3() -> Iterator[Row]:
@@ -148,9 +152,11 @@ def deepseek() -> Iterator[Row]:
     table = {row["metric"]: row for row in published.rows("deepseek_isca_step_breakdown")}
     (run,) = steps.deepseek()
     speed, chips = run.plan.tokens / run.measured, run.plan.gpus
+    given = run.shape, run.plan.seq, speed, chips, _peak(run)
     for kind, convention in (("non-causal", "full"), ("causal", "causal")):
-        mfu, row = flops.mfu(run.shape, run.plan.seq, speed, chips, _peak(run), convention), table[f"MFU {kind} %"]
-        yield Row(DEEPSEEK, kind, chips, "H800", speed, convention, mfu, _share(row["MPFT"]), source=row["source"])
+        mfu, row = flops.mfu(*given, convention), table[f"MFU {kind} %"]
+        more = {"source": row["source"], "causal": flops.mfu(*given)}
+        yield Row(DEEPSEEK, kind, chips, "H800", speed, convention, mfu, _share(row["MPFT"]), **more)
 
 
 def _peak(run: steps.Row) -> float:

@@ -44,12 +44,21 @@ def attentions(chip: str, kernel: str) -> list[Row]:
 
 def steps(chip: str) -> list[Row]:
     """Forward and backward of a step."""
-    return [_step(row, clusters[CHIPS[chip]]) for row in published.rows(f"{chip.lower()}_steps")]
+    cluster, found = clusters[CHIPS[chip]], []
+    for row in published.rows(f"{chip.lower()}_steps"):
+        shape, plan, name = _run(row)
+        found.append(Row("step", name, step.estimate(shape, plan, cluster).compute, 1e-3 * float(row["kernels_ms"])))
+    return found
 
 
 def peaks(chip: str) -> list[Row]:
     """Bytes that a step used at once, without what the allocator held beside them."""
-    return [_peak(row) for row in published.rows(f"{chip.lower()}_steps")]
+    found = []
+    for row in published.rows(f"{chip.lower()}_steps"):
+        shape, plan, name = _run(row)
+        used = memory.peak(shape, plan).total / (1 + plan.framework.reserved)
+        found.append(Row("bytes", name, used, float(row["allocated"])))
+    return found
 
 
 def _attention(row: dict[str, str], cluster: Cluster) -> Row:
@@ -61,17 +70,6 @@ def _attention(row: dict[str, str], cluster: Cluster) -> Row:
     predicted = sum(kernels.seconds(kernel, cluster.accelerator, DEFAULT) for kernel in both)
     measured = 1e-6 * (float(row["forward_us"]) + float(row["backward_us"]))
     return Row(row["kernel"], f"{batch} × {heads} heads of {size}, {seq:,} tokens", predicted, measured)
-
-
-def _step(row: dict[str, str], cluster: Cluster) -> Row:
-    shape, plan, name = _run(row)
-    return Row("step", name, step.estimate(shape, plan, cluster).compute, 1e-3 * float(row["kernels_ms"]))
-
-
-def _peak(row: dict[str, str]) -> Row:
-    shape, plan, name = _run(row)
-    used = memory.peak(shape, plan).total / (1 + plan.framework.reserved)
-    return Row("bytes", name, used, float(row["allocated"]))
 
 
 def _run(row: dict[str, str]) -> tuple[ModelShape, Plan, str]:

@@ -1,109 +1,100 @@
-"""Published step times as configurations: what each row ran, on what, and what its authors measured."""
+"""Published step times: what each run was, on what, what its authors measured, and what theory says of it.
+
+Each run is a row of a table beside this file. step_tables.csv says of each table what all its runs have in common, what we
+assume, and where it's from.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
-from manyranks.theory import published
+from manyranks.theory import flops, published, step
 from manyranks.theory.architecture import ModelShape
-from manyranks.theory.cluster import clusters
+from manyranks.theory.cluster import Cluster, clusters
+from manyranks.theory.kernels import DEFAULT, Constants
 from manyranks.theory.plan import Plan
-from manyranks.theory.published import fsdp
-from manyranks.theory.published.runs import DEEPSEEK, FOUNDRY, KORTHIKANTI, LLAMA3, SC21, TORCHTITAN, Row
 from manyranks.theory.shapes import models
 
+SC21, KORTHIKANTI = "SC21 Table 1", "Korthikanti Table 5"
+LLAMA3, DEEPSEEK = "Llama 3 Table 4", "DeepSeek-V3 (ISCA'25 Table 4)"
+TORCHTITAN, FOUNDRY = "torchtitan, H100", "llm-foundry, H100"
 PRETRAINING = (SC21, KORTHIKANTI, LLAMA3, DEEPSEEK)  # by the frameworks of those who trained
 TABLES = (*PRETRAINING, TORCHTITAN, FOUNDRY)
 
-# Megatron-LM in 2021: nothing fused into flash attention, no communication under compute.
-_MEGATRON = {"seq": 2048, "precision": "fp16", "flash": False, "zero": 0}
+
+@dataclass(frozen=True)
+class Row:
+    """One run. measured: seconds a step; tokens/s of an accelerator; or its FLOP/s under `counting`.
+
+    It holds nothing that was measured but this; predict() is given the configuration alone.
+    """
+
+    table: str
+    name: str
+    shape: ModelShape
+    plan: Plan
+    cluster: Cluster
+    measured: float
+    unit: str  # "s", "tokens/s" or "TFLOP/s"
+    counting: str = "full"
+    recompute: str = "none"  # counted a second time in FLOP/s
+    memory: float = 0.0  # bytes of the allocator's peak on the fullest accelerator, if they're printed
+
+    def predict(self, constants: Constants = DEFAULT) -> float:
+        time = step.estimate(self.shape, self.plan, self.cluster, constants)
+        if self.unit == "s":
+            return time.seconds
+        if self.unit == "tokens/s":
+            return time.tokens_per_second / self.plan.gpus
+        each = flops.hardware_per_token(self.shape, self.plan.seq, self.recompute, self.counting)
+        return each * time.tokens_per_second / self.plan.gpus / 1e12
+
+    def error(self, constants: Constants = DEFAULT) -> float:
+        """Predicted ÷ measured − 1, of what is printed."""
+        return self.predict(constants) / self.measured - 1
+
+    def time_error(self) -> float:
+        """The same of the step's time, which is the inverse of a rate."""
+        return self.error() if self.unit == "s" else self.measured / self.predict() - 1
 
 
 def rows() -> list[Row]:
-    return [*sc21(), *korthikanti(), *llama3(), *deepseek(), *fsdp.torchtitan(), *fsdp.foundry()]
+    return [row for table in TABLES for row in of(table)]
 
 
-def sc21() -> Iterator[Row]:
-    """arXiv 2104.04473, Table 1: full recomputation, counted; gradients after backward."""
-    for row in published.rows("megatron_sc21_table1"):
-        plan = Plan(
-            dp=int(row["data_parallel"]),
-            pp=int(row["pp"]),
-            tp=int(row["tp"]),
-            batch=int(row["batch"]),
-            microbatch=int(row["micro_batch"]),
-            virtual=int(row["virtual_stages"] or 1),
-            sequence_parallel=False,
-            recompute="full",
-            overlap=False,
-            **_MEGATRON,
+def of(table: str) -> Iterator[Row]:
+    """Reads the runs of one of TABLES, in its order."""
+    about, found = lines(table)
+    for line in found:
+        plan, shape = plan_of(line), models[line["shape"]]
+        if shape.positions:  # learned, as many as a sequence has tokens
+            shape = replace(shape, positions=plan.seq)
+        yield Row(
+            table,
+            line.get("name", shape.name),
+            shape,
+            plan,
+            clusters[line["cluster"]],
+            float(line[about["measured"]]),
+            about["unit"],
+            about["counting"] or "full",
+            about["recomputed"] or "none",
+            2**30 * float(line.get("memory_GiB", 0)),
         )
-        shape, measured = models[f"megatron-{float(row['params_B']):g}b"], float(row["tflops_per_gpu"])
-        yield Row(SC21, shape.name, shape, plan, clusters["a100-dgx"], measured, "TFLOP/s", "megatron-sc21", "full")
 
 
-def korthikanti() -> Iterator[Row]:
-    """arXiv 2205.05198, Tables 3 and 5: full recomputation without sequence parallelism, and the present work with it."""
-    times = {row["model"]: row for row in published.rows("korthikanti_iteration_times")}
-    for row in published.rows("korthikanti_configs"):
-        size = row["model"].split()[0]
-        shape, degrees = models[f"megatron-{size.lower()}"], _korthikanti_degrees(row)
-        full = Plan(**degrees, sequence_parallel=False, recompute="full", **_MEGATRON)
-        yield _seconds(KORTHIKANTI, f"{size}, full", shape, full, "a100-dgx", times[size]["full_recompute_s"])
-        present = Plan(**degrees, **_MEGATRON)
-        yield _seconds(KORTHIKANTI, f"{size}, present", shape, present, "a100-dgx", times[size]["present_work_s"])
-        if size == "530B":
-            eight = Plan(**degrees | {"dp": 8, "batch": 8 * degrees["batch"]}, **_MEGATRON)
-            with_dp = times["530B with DP8 (2240 GPUs)"]["present_work_s"]
-            yield _seconds(KORTHIKANTI, "530B, present, DP 8", shape, eight, "a100-dgx", with_dp)
+sc21, korthikanti, llama3, deepseek = (partial(of, table) for table in PRETRAINING)
 
 
-def _korthikanti_degrees(row: dict[str, str]) -> dict[str, int]:
-    names = {"tp": "tp", "pp": "pp", "batch": "global_batch", "microbatch": "micro_batch", "virtual": "interleave_m"}
-    return {field: int(row[column]) for field, column in names.items()}
+def lines(table: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Reads what step_tables.csv says of a table; and its runs, each with what all have in common, without empty cells."""
+    about = next(row for row in published.rows("step_tables") if row["table"] == table)
+    common, found = published.pairs(about["common"]), published.rows(about["rows"])
+    if "key" in found[0]:  # one run, a line for each of its numbers
+        found = [{line["key"]: line["value"] for line in found}]
+    return about, [common | {name: text for name, text in line.items() if text} for line in found]
 
 
-def _seconds(table: str, name: str, shape: ModelShape, plan: Plan, cluster: str, measured: str) -> Row:
-    return Row(table, name, shape, plan, clusters[cluster], float(measured), "s")
-
-
-def llama3() -> Iterator[Row]:
-    """arXiv 2407.21783, Table 4, with section 3.3.2: stages of one layer, embedding and head in the place of one each; keys and
-    values all-gathered; gradients accumulated in 32 bits. The paper names no overlap of tensor parallelism, and not what its
-    FLOP count takes for attention: the causal half, for with the whole matrix the last row would be out of line.
-    """
-    shape = models["llama3-405b"]
-    for row in published.rows("llama3_table4"):
-        dp, seq = int(row["dp"]), int(row["seq"])
-        plan = Plan(
-            dp=dp,
-            pp=int(row["pp"]),
-            cp=int(row["cp"]),
-            tp=int(row["tp"]),
-            seq=seq,
-            batch=dp * int(row["batch_per_dp"]),
-            virtual=8,
-            embedding_slots=True,
-            precision="bf16-fp32-gradients",
-            overlap_tensor=False,
-            context="all-gather",
-        )
-        name = f"{int(row['gpus']):,} GPUs, {seq:,} tokens"
-        yield Row(LLAMA3, name, shape, plan, clusters["h100-dgx"], float(row["tflops_per_gpu"]), "TFLOP/s", "causal")
-
-
-def deepseek() -> Iterator[Row]:
-    """arXiv 2412.19437, sections 3 and 4.2, and the step time of "Insights into DeepSeek-V3", Table 4."""
-    config = {row["key"]: row["value"] for row in published.rows("deepseek_v3_config")}
-    pp, ep, gpus = (int(config[key]) for key in ("pp", "ep", "gpus"))
-    plan = Plan(
-        dp=gpus // pp,
-        pp=pp,
-        tp=int(config["tp"]),
-        ep=ep,
-        seq=int(config["seq"]),
-        batch=int(config["batch_final"]),
-        schedule="dualpipe",
-        zero=int(config["zero_stage"]),
-        precision="fp8",
-    )
-    measured = next(row for row in published.rows("deepseek_isca_step_breakdown") if row["metric"] == "time/step (s)")
-    yield _seconds(DEEPSEEK, f"{gpus:,} H800", models["deepseek-v3"], plan, "h800", measured["MPFT"])
+def plan_of(line: dict[str, str]) -> Plan:
+    """Makes the plan that a row describes: its columns are named after the plan's fields."""
+    return Plan(**{field.name: published.value(line[field.name]) for field in fields(Plan) if line.get(field.name)})

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.cluster import Cluster
-from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.plan import Plan
+from manyranks.theory.published import steps
+from manyranks.theory.step import StepTime
 
 CLOSEST = 12  # runs whose errors are said
 FAR = 4  # doublings of a size beyond which a run says nothing about the prediction
@@ -51,10 +53,11 @@ class _Known(NamedTuple):
     error: float
 
 
-def against_runs(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT) -> Checked:
-    """Compares with runs of the same stack on the same generation of chips that use all that the plan uses; of these, with the
-    closest in hidden size, sequence length, tokens of a micro-batch and accelerators. Other constants, and
-    chips or links with other rates, count as not checked."""
+def confidence(time: StepTime) -> Checked:
+    """Says how far a predicted step can be trusted. Compares with runs of the same stack on the same generation of chips that
+    use all that the plan uses; of these, with the closest in hidden size, sequence length, tokens of a micro-batch and
+    accelerators. Other constants, and chips or links with other rates, count as not checked."""
+    shape, plan, cluster, constants = time.shape, time.plan, time.cluster, time.constants
     if constants != DEFAULT:
         return Checked(0, math.nan, f"with {constants}")
     chip, uses, sizes = _generation(cluster), frozenset(_uses(shape, plan)), _sizes(shape, plan)
@@ -133,8 +136,6 @@ def _generation(cluster: Cluster) -> str:
 
 @functools.cache
 def _known() -> list[_Known]:
-    from manyranks.theory.published import steps  # which predicts its rows with theory.step, that asks here
-
     return [
         _Known(
             _generation(row.cluster),

@@ -3,9 +3,10 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from manyranks.theory import checks, collectives, kernels, traffic
+from manyranks.theory import checks, collectives, kernels, network
 from manyranks.theory.cluster import Cluster, Level
-from manyranks.theory.kernels import DEFAULT, Constants, Kernel
+from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.layer import Kernel
 from manyranks.timeline.costs import Transfer
 from manyranks.timeline.program import Work
 
@@ -49,7 +50,7 @@ class ClusterCosts:
         route = self.cluster.route_of(ranks)
         algorithm = "tree" if op == "broadcast" else collectives.usual(op)
         # A ring leaves a node once and may use all its members' shares; elsewhere each rank has its own.
-        link = traffic.reached(route.ring if algorithm == "ring" else route.pair, self.constants)
+        link = network.reached(route.ring if algorithm == "ring" else route.pair, self.constants)
         latency = collectives.seconds(op, 0, len(ranks), link, algorithm)
         busy = collectives.seconds(op, bytes, len(ranks), link, algorithm) - latency
         level = self.cluster.levels[self.cluster.level_of(min(ranks), max(ranks))]

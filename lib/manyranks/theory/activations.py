@@ -1,6 +1,6 @@
-"""What one layer keeps of one micro-batch for backward, in bytes: Korthikanti's count, and its rule for other layers.
+"""What forward keeps for backward, in bytes: of one layer and one micro-batch, and of all in flight on a rank of a pipeline.
 
-Source: arXiv 2205.05198, section 4.
+Korthikanti's count, and its rule for other layers. Source: arXiv 2205.05198, section 4.
 """
 
 import functools
@@ -9,6 +9,68 @@ from typing import NamedTuple
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.blocks import LSE
 from manyranks.theory.plan import Local, Plan
+from manyranks.theory.stages import Dealt, Stage
+
+
+class Rank(NamedTuple):
+    """Bytes on a pipeline rank. kept: of all micro-batches in flight; loss: what of it one of them keeps at the head, and gives
+    back before layers run backward; again: what backward recomputes of one layer, for that layer.
+    """
+
+    kept: int
+    loss: int
+    again: int
+
+
+@functools.lru_cache(maxsize=16384)
+def of_ranks(dealt: Dealt, local: Local, m: int, flying: tuple[float, ...]) -> list[Rank]:
+    """Of the ranks in dealt.firsts: of equal ranks the earliest holds as many micro-batches in flight, or more.
+
+    flying: how many each has. Under DualPipe half the micro-batches come from each end, p + 1 in flight in all: p − r on a
+    rank's own stage, r + 1 on its mirror's.
+    """
+    shape, layout, p = dealt.shape, dealt.layout, len(dealt.ranks)
+    held = [(dealt.ranks[rank], most) for rank, most in zip(dealt.firsts, flying, strict=True)]
+    kept = [_kept(shape, local, stage, layout.schedule, most, min(m, p)) for stage, most in held]
+    again = [_again(shape, local, stage) for stage, _ in held]
+    if layout.schedule == "dualpipe" and p > 1:
+        pairs = zip(kept, reversed(kept), again, reversed(again), strict=True)
+        return [Rank(own + other, 0, max(a, b)) for own, other, a, b in pairs]
+    losses = [round(_loss(shape, local, stage)) for stage, _ in held]
+    return [Rank(*each) for each in zip(kept, losses, again, strict=True)]
+
+
+def _kept(shape: ModelShape, plan: Local, stage: Stage, schedule: str, flying: float, once: int) -> int:
+    """flying: micro-batches in flight, each counted on all layers; once: those that 1F1B holds on the model's first stage."""
+    split = plan.tp if plan.sequence_parallel else 1
+    moe = stage.moe + (stage.mtp if shape.moe_layers else 0)
+    kept = flying * (stage.layers + stage.mtp - moe) * of_layer(shape, plan, False)
+    kept += flying * moe * of_layer(shape, plan, True) if moe else 0
+    if stage.embedding and shape.dropout:  # its mask; arXiv 2205.05198, section 4.3
+        kept += (once if schedule in ("1f1b", "interleaved") else flying) * tokens(plan) * shape.hidden / split
+    kept += (flying if schedule == "gpipe" else 1) * _loss(shape, plan, stage)
+    return round(kept)
+
+
+def _loss(shape: ModelShape, plan: Local, stage: Stage) -> float:
+    """The last norm's input, the head's, and logits in 32 bits: (4sbh/t)(1 + V/h)."""
+    if not stage.head:
+        return 0.0
+    split = plan.tp if plan.sequence_parallel else 1
+    inputs = 2 if plan.regather or not plan.sequence_parallel else 1 + split  # the head's is kept whole
+    logits = max(plan.framework.logits, plan.framework.cut_logits if plan.tp > 1 else 0)
+    one = tokens(plan) * (inputs * itemsize(plan) * shape.hidden / split + logits * shape.vocab / plan.tp)
+    return (stage.head + stage.mtp) * one
+
+
+def _again(shape: ModelShape, local: Local, stage: Stage) -> int:
+    kinds = [moe for moe, layers in ((False, stage.dense), (True, stage.moe)) if layers]
+    return max((_again_of_layer(shape, local, moe) for moe in kinds), default=0)
+
+
+@functools.lru_cache(maxsize=16384)
+def _again_of_layer(shape: ModelShape, local: Local, moe: bool) -> int:
+    return of_layer(shape, local._replace(recompute="none"), moe) - of_layer(shape, local, moe)
 
 
 class Kept(NamedTuple):

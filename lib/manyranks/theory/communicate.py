@@ -1,0 +1,87 @@
+"""Seconds of all that a rank says to others in a step, as if nothing hid it: each axis's calls, on its group's route."""
+
+import functools
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from manyranks.theory import calls as between
+from manyranks.theory import context, expert, network, sharding, tensor
+from manyranks.theory.compute import Place, Site, Work
+from manyranks.theory.network import Seconds
+from manyranks.theory.states import Row, Rows
+
+BETWEEN = "between stages"
+
+
+class Passing(NamedTuple):
+    """One micro-batch in a part of a stage, as Dealt.parts names it, or BETWEEN stages. pipeline: ranks of it, and the
+    stride."""
+
+    site: Site
+    part: str
+    pipeline: tuple[int, int] = (1, 1)
+
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        return self.site.local.groups | {"pp": self.pipeline}
+
+
+class Said(NamedTuple):
+    """All that is said while a micro-batch passes a pipeline's ranks. names: of their parts; pipeline: as in Passing."""
+
+    site: Site
+    names: tuple[str, ...]
+    pipeline: tuple[int, int]
+
+    @property
+    def items(self) -> dict[str, Passing]:
+        """By the part's name."""
+        found = {part: Passing(self.site, part) for part in self.names}
+        return found | ({BETWEEN: Passing(self.site, BETWEEN, self.pipeline)} if self.pipeline[0] > 1 else {})
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Timed:
+    """Seconds of what was said, by its name in there, by axis, and by when."""
+
+    items: dict[Hashable, Seconds]
+
+
+class Sent(NamedTuple):
+    """passes: of one micro-batch's calls, of each part; states: of each row of gradients and parameters."""
+
+    passes: Timed
+    states: Timed
+
+
+def communicate(work: Work, stride: int, rows: Rows) -> Sent:
+    """Times what all parts of the work say, and what sums gradients and gathers parameters.
+
+    stride: ranks from one of a pipeline to the next. Raises ValueError for a group that the cluster has no room for.
+    """
+    said = Said(work.site, work.dealt.names, (work.dealt.layout.pp, stride))
+    return Sent(*[timed(each, work.site.place) for each in (said, rows)])
+
+
+@functools.lru_cache(maxsize=65536)
+def timed(said: Said | Rows, place: Place) -> Timed:
+    """Times each of these items."""
+    return Timed({name: seconds(what, place) for name, what in said.items.items()})
+
+
+@functools.lru_cache(maxsize=65536)
+def seconds(what: Passing | Row, place: Place) -> Seconds:
+    """Seconds of these calls, by axis and by when they are made."""
+    cluster = place.cluster
+    routes = {group: cluster.route(*ranks) for group, ranks in what.groups.items()}
+    if isinstance(what, Row):
+        calls = sharding.calls(what)
+    elif what.part == BETWEEN:
+        calls = between.stages(what.site.shape, what.site.local)
+    else:
+        shape, local, part, imbalance = what.site.shape, what.site.local, what.part, what.site.imbalance
+        calls = tensor.calls(shape, local, part, imbalance)
+        calls += context.calls(shape, local) if part in ("dense", "moe") else []
+        calls += expert.calls(shape, local, routes["ep"].inside, imbalance) if part == "moe" else []
+    return network.seconds(calls, routes, place.constants, trees=isinstance(what, Row))

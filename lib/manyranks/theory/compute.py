@@ -1,0 +1,88 @@
+"""Seconds that one rank computes for one micro-batch, part by part: a layer, the head, the embedding."""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from manyranks.theory import kernels, layer
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.kernels import Constants
+from manyranks.theory.plan import Local
+from manyranks.theory.stages import Dealt
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """A cluster, and how fast its chips and links are taken to be."""
+
+    cluster: Cluster
+    constants: Constants
+
+
+@functools.lru_cache(maxsize=256)
+def place(cluster: Cluster, constants: Constants) -> Place:
+    """The one of these values: it is a key of caches."""
+    return Place(cluster, constants)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Site:
+    """A rank, whatever its layers are. imbalance: see plan.check_imbalance; seconds are those of the fullest rank."""
+
+    shape: ModelShape
+    local: Local
+    place: Place
+    imbalance: float
+
+
+@functools.lru_cache(maxsize=16384)
+def site(shape: ModelShape, local: Local, cluster: Cluster, constants: Constants, imbalance: float = 1.0) -> Site:
+    """The one of these values, as place."""
+    return Site(shape, local, place(cluster, constants), imbalance)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Busy:
+    """Seconds of a part's kernels. weight: of those backward that make weights' gradients; core, core_backward: of
+    attention."""
+
+    site: Site
+    part: str
+    forward: float
+    backward: float
+    weight: float
+    core: float
+    core_backward: float
+
+
+class Parts(dict[str, Busy]):
+    """Of a rank's parts, as Dealt.parts names them, what each computes."""
+
+    __hash__ = object.__hash__  # a key of caches
+    __eq__ = object.__eq__
+
+
+class Work(NamedTuple):
+    """What the ranks of a pipeline compute."""
+
+    dealt: Dealt
+    site: Site
+    parts: Parts
+
+
+def compute(dealt: Dealt, at: Site) -> Work:
+    """Times all parts."""
+    return Work(dealt, at, _parts(at, dealt.names))
+
+
+@functools.lru_cache(maxsize=16384)
+def _parts(at: Site, names: tuple[str, ...]) -> Parts:
+    return Parts({name: of_part(at, name) for name in names})
+
+
+@functools.lru_cache(maxsize=65536)
+def of_part(at: Site, part: str) -> Busy:
+    """Times one part's kernels."""
+    lists, host = layer.work(at.shape, at.local, part, at.imbalance), at.local.framework.host
+    return Busy(at, part, *(kernels.run(work, at.place.cluster, at.place.constants, host) for work in lists))

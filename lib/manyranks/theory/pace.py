@@ -1,0 +1,254 @@
+"""What a micro-batch and a step take on each rank of a pipeline: computing, and communication that nothing hides."""
+
+import functools
+from collections import Counter
+from typing import NamedTuple
+
+from manyranks.theory import checks, communicate, compute, pipeline, stages, states
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD
+from manyranks.theory.cluster import Cluster
+from manyranks.theory.communicate import BETWEEN, Passing, Timed
+from manyranks.theory.compute import Busy, Work
+from manyranks.theory.kernels import DEFAULT, Constants
+from manyranks.theory.network import Hops, Seconds
+from manyranks.theory.plan import Local, Plan, check_imbalance
+from manyranks.theory.stages import Stage
+from manyranks.theory.states import Held, Holding
+
+
+class Pass(NamedTuple):
+    """Seconds of forward or of backward."""
+
+    compute: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.tensor + self.context + self.expert
+
+
+class Both(NamedTuple):
+    """Forward, backward, and the seconds of weight gradients that a schedule may move: those that hide no communication."""
+
+    forward: Pass = Pass()
+    backward: Pass = Pass()
+    weight: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.forward.seconds + self.backward.seconds
+
+
+def total(weighted: list[tuple[float, Both]]) -> Both:
+    """The sum of passes, each times its weight."""
+    sums = [0.0] * 9
+    for w, (forward, backward, weight) in weighted:
+        sums = [x + w * y for x, y in zip(sums, (*forward, *backward, weight), strict=True)]
+    return Both(Pass(*sums[:4]), Pass(*sums[4:8]), sums[8])
+
+
+def of_layer(
+    shape: ModelShape,
+    plan: Plan,
+    cluster: Cluster,
+    constants: Constants = DEFAULT,
+    moe: bool = False,
+    imbalance: float = 1.0,
+) -> Both:
+    """One micro-batch through one layer, on each of its tensor-, context- and expert-parallel ranks.
+
+    moe: whether it is a layer with experts; imbalance: of the expert-parallel ranks, see plan.check_imbalance: the seconds are
+    those of the fullest, for which the others wait. Raises ValueError where the plan does not fit the shape.
+    """
+    checks.is_shape(shape)
+    checks.is_plan(plan)
+    checks.is_cluster(cluster)
+    plan.check(shape)
+    if moe and not shape.moe_layers:
+        raise ValueError(f"moe=True: {shape.name} has no layer with experts")
+    check_imbalance(shape, plan, imbalance)
+    part, at = "moe" if moe else "dense", compute.site(shape, plan.local, cluster, constants, imbalance)
+    return hide(compute.of_part(at, part), communicate.seconds(Passing(at, part), at.place))
+
+
+class Paced(NamedTuple):
+    """One micro-batch in one layer with experts. fullest: the rank for which all wait; balanced: any rank, if all had the mean
+    load."""
+
+    fullest: Both
+    balanced: Both
+
+    @property
+    def forward(self) -> float:
+        return self.fullest.forward.seconds
+
+    @property
+    def backward(self) -> float:
+        return self.fullest.backward.seconds
+
+    @property
+    def seconds(self) -> float:
+        return self.fullest.seconds
+
+    @property
+    def waiting(self) -> float:
+        """Seconds that a rank with the mean load waits, forward and backward."""
+        return self.fullest.seconds - self.balanced.seconds
+
+
+def expert_layer(
+    shape: ModelShape, plan: Plan, cluster: Cluster, imbalance: float = 1.0, constants: Constants = DEFAULT
+) -> Paced:
+    """Attention and experts of one layer, where the fullest rank has `imbalance` times the mean load.
+
+    The products of its experts and the bytes that it receives and sends back are so many times a balanced load's; no message
+    hides behind another micro-batch, as under DualPipe (step.estimate does that). Raises ValueError for a plan that does not
+    fit, a shape without experts and an imbalance that cannot be.
+    """
+    checks.is_shape(shape)
+    found = (of_layer(shape, plan, cluster, constants, moe=True, imbalance=each) for each in (imbalance, 1.0))
+    return Paced(*found)
+
+
+def of_ranks(shape: ModelShape, plan: Plan, cluster: Cluster, constants: Constants = DEFAULT) -> list[Both]:
+    """One micro-batch on each pipeline rank. Raises ValueError where the plan does not fit the shape."""
+    plan.check(shape)
+    dealt = stages.dealt(shape, plan.layout)
+    work = compute.compute(dealt, compute.site(shape, plan.local, cluster, constants))
+    rows = states.rows(states.hold(dealt), shape, plan)
+    found = of_stages(work, communicate.communicate(work, plan.stride, rows).passes)
+    return [found[stage] for stage in dealt.ranks]
+
+
+def of_stages(work: Work, sent: Timed) -> dict[Stage, Both]:
+    """One micro-batch on a rank with these stages, of each kind."""
+    both = {name: (busy, sent.items[name]) for name, busy in work.parts.items()}
+    return {stage: _of_stage(tuple([(count, *both[name]) for count, name in own])) for stage, own in work.dealt.parts.items()}
+
+
+@functools.lru_cache(maxsize=65536)
+def _of_stage(parts: tuple[tuple[int, Busy, Seconds], ...]) -> Both:
+    return total([(count, hide(busy, sent)) for count, busy, sent in parts])
+
+
+@functools.lru_cache(maxsize=16384)
+def hide(busy: Busy, sent: Seconds) -> Both:
+    """A part of a stage: what it computes, and what of its calls nothing hides.
+
+    Full recomputation says again what forward has said to others.
+    """
+    plan = busy.site.local
+    if busy.part in ("head", "embedding"):
+        forward, backward = sent.get(("tp", FORWARD), 0.0), sent.get(("tp", BACKWARD), 0.0) + sent.get(("tp", BESIDE), 0.0)
+        if not (plan.overlap and plan.overlap_tensor):  # else behind the input's gradient, longer than a gather
+            backward += sent.get(("tp", AGAIN), 0.0)
+        return Both(Pass(busy.forward, forward), Pass(busy.backward, backward), busy.weight)
+    alone, shown = (tensor(plan, sent, behind) for behind in (0.0, busy.weight))
+    free = max(0.0, busy.weight - (alone[1] - shown[1]))
+    around = context(plan, sent, (busy.core, busy.core_backward))
+    away = sent.get(("ep", FORWARD), 0.0), sent.get(("ep", BACKWARD), 0.0)
+    if plan.recompute == "full":
+        shown, around, away = ((there, back + there) for there, back in (shown, around, away))
+    each = zip((busy.forward, busy.backward), shown, around, away, strict=True)
+    return Both(*(Pass(*seconds) for seconds in each), free)
+
+
+def tensor(plan: Local, sent: Seconds, behind: float) -> tuple[float, float]:
+    """One layer's tensor parallelism, each way. behind: seconds of the weights' gradients, beside which some calls travel."""
+    forward, backward, beside, again = (sent.get(("tp", when), 0.0) for when in (FORWARD, BACKWARD, BESIDE, AGAIN))
+    if not (plan.overlap and plan.overlap_tensor):
+        return forward, backward + beside + again
+    return forward, backward + max(0.0, again + beside - behind)
+
+
+def context(plan: Local, sent: Seconds, core: tuple[float, float]) -> tuple[float, float]:
+    """One layer's context parallelism, each way. core: seconds of its attention, whose blocks hide a ring's messages; what is
+    gathered or dealt comes before and after it."""
+    found = [sent.get(("cp", when), 0.0) for when in (FORWARD, BACKWARD)]
+    if plan.context != "ring" or plan.cp == 1:
+        return tuple(found)
+    blocks = [(seconds / plan.cp if plan.overlap else 0.0,) * plan.cp for seconds in core]
+    return tuple(Hops(*each).exposed for each in zip(blocks, found, strict=True))
+
+
+class Pace(NamedTuple):
+    """A step as one pipeline rank sees it, whatever ZeRO does: seconds by what they are spent on, in StepTime's order; a
+    micro-batch's forward and backward, under which gradients and parameters travel; the parameters that the rank holds.
+    """
+
+    parts: tuple[float, ...]
+    seconds: float
+    behind: tuple[float, float]
+    held: Held
+
+
+@functools.lru_cache(maxsize=65536)
+def pipe(work: Work, sent: Timed, held: Holding, m: int, virtual: int) -> list[Pace]:
+    """One for each kind of pipeline rank: those with equal layers take as long. held: the parameters of each rank."""
+    layout, overlap, p = work.dealt.layout, work.site.local.overlap, work.dealt.layout.pp
+    kinds = of_stages(work, sent)
+    costs = [kinds[stage] for stage in work.dealt.ranks]
+    if layout.schedule == "dualpipe":  # half the micro-batches come from the other end
+        costs = [total([(0.5, a), (0.5, b)]) for a, b in zip(costs, reversed(costs), strict=True)]
+    message = sum(sent.items[BETWEEN].values()) if p > 1 else 0.0
+    paired, found, counted = layout.schedule.startswith("dualpipe") and overlap, [], Counter(costs)
+    each = [Kind(count, cost.forward.seconds, cost.backward.seconds, cost.weight) for cost, count in counted.items()]
+    place = {cost: index for index, cost in enumerate(counted)}
+    for own, parameters in dict.fromkeys(zip(costs, held.ranks, strict=True)):
+        # The bubble is the closed form of equal stages, with the mean of the other ranks: it passes through each of them.
+        # While the pipeline fills and drains, passes have no partner to hide behind.
+        others = mean_of_others(each, place[own])
+        forward, backward, _ = own = hide_experts(own) if paired else own
+        waits = steady_waits(own, message * layout.stages / p, overlap)
+        passes_of_m = [m * (f + b) for f, b in zip(forward, backward, strict=True)]
+        bubble = pipeline.bubble(layout.schedule, p, m, virtual, *others) if p > 1 else 0.0
+        # Filling and draining pass p − 1 times each, and nothing hides their messages.
+        parts = (*passes_of_m, 2 * (p - 1) * message + m * sum(waits), bubble)
+        found.append(Pace(parts, sum(parts), (forward.seconds + waits[0], backward.seconds + waits[1]), parameters))
+    return found
+
+
+class Kind(NamedTuple):
+    """Ranks that take as long. forward, backward, weight: seconds of a micro-batch, weight of what a schedule may move."""
+
+    count: int
+    forward: float
+    backward: float
+    weight: float
+
+
+def mean_of_others(kinds: list[Kind], own: int) -> tuple[float, float, float]:
+    """Mean forward, backward and weight of all other ranks than one of this kind, which is a place in the list."""
+    n = forward = backward = weight = 0
+    for place, kind in enumerate(kinds):
+        count = kind.count - (place == own)
+        n += count
+        forward += count * kind.forward
+        backward += count * kind.backward
+        weight += count * kind.weight
+    n = max(1, n)
+    return forward / n, backward / n, weight / n
+
+
+def hide_experts(cost: Both) -> Both:
+    """One micro-batch's forward runs beside another's backward: tokens travel to experts while the other does all the rest.
+
+    The two are one piece of work then: forward and backward are given half of it each.
+    """
+    half = Pass(*(sum(pair) / 2 for pair in zip(cost.forward, cost.backward, strict=True)))
+    half = half._replace(expert=max(0.0, half.expert - (half.seconds - half.expert)))
+    return Both(half, half, cost.weight)
+
+
+def steady_waits(own: Both, once: float, overlap: bool) -> tuple[float, float]:
+    """Seconds that a micro-batch's messages make a rank wait, forward and backward, while the pipeline is full.
+
+    once: of a micro-batch's messages on all the rank's stages, one way. With overlap they travel while the rank has other
+    micro-batches at work: it waits for what takes longer than these.
+    """
+    if not overlap:
+        return once, once
+    return max(0.0, once - own.forward.seconds), max(0.0, once - own.backward.seconds)

@@ -1,0 +1,242 @@
+"""Parameters of a rank, the bytes of model states by ZeRO stage and precision, and the rows in which these travel.
+
+Where ranks differ (first and last stage, uneven stages), the numbers are those of the rank that needs the most.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from manyranks.theory import checks, stages
+from manyranks.theory.architecture import ModelShape
+from manyranks.theory.plan import Layout, Plan, Recipe
+from manyranks.theory.stages import Dealt, Stage
+
+BUCKET = 25 * 2**20  # bytes that close a bucket: PyTorch DDP's default bucket_cap_mb; arXiv 2006.15704, section 3.2.3
+
+
+class ModelStates(NamedTuple):
+    """Bytes on one accelerator, and what offloading has moved to its host's memory."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes on the accelerator."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+class Held(NamedTuple):
+    """Parameters of one rank before ZeRO shards them: those that all data-parallel ranks have, and its routed experts."""
+
+    dense: float
+    experts: float
+
+
+def model_states(shape: ModelShape | float, plan: Plan) -> ModelStates:
+    """Parameters, gradients and optimizer states of a rank, in bytes.
+
+    shape: or a number of parameters, split evenly over tp·pp. Source: arXiv 1910.02054, sections 3.1 and 5; with the recipe of
+    16 bytes, 4Φ + 12Φ/N, 2Φ + 14Φ/N and 16Φ/N for stages 1, 2 and 3. Raises ValueError where plan and shape do not fit.
+    """
+    each = [_offloaded(states_of(held, plan), plan.offload) for held in set(rank_parameters(shape, plan))]
+    return max(each, key=lambda states: (states.total, states.host))
+
+
+def _offloaded(states: ModelStates, offload: str) -> ModelStates:
+    if offload == "none":
+        return states
+    if offload == "optimizer":
+        return states._replace(optimizer=0, host=states.optimizer)
+    return ModelStates(0, 0, 0, host=states.total)
+
+
+def rank_parameters(shape: ModelShape | float, plan: Plan) -> tuple[Held, ...]:
+    """For each pipeline rank, the parameters that one of its tensor-parallel ranks holds before ZeRO.
+
+    A tied embedding is held by the first and by the last rank. Whole on every tensor-parallel rank: norms, routers, the gate of
+    shared experts, biases of row-parallel layers, learned positions, and what latent attention compresses with. With fewer
+    key/value heads than tensor-parallel ranks, each of these has one of them.
+
+    This is Megatron-LM's layout: etp cuts routed experts, and tp cuts shared ones. In this course's own code every
+    tensor-parallel rank has both whole. For routed experts etp=1 says so; nd.of_rank counts all that such a rank holds.
+    Source: Megatron-LM, megatron/core/transformer/moe/README.md and shared_experts.py.
+    """
+    checks.is_plan(plan)
+    if isinstance(shape, ModelShape):
+        plan.check(shape)
+        return hold(stages.dealt(shape, plan.layout)).ranks
+    if not isinstance(shape, int | float) or not 0 <= shape < math.inf:
+        raise ValueError(f"shape={shape!r}: give a ModelShape, as models['llama3-8b'], or a number of parameters, 0 or more")
+    if (plan.ep, plan.etp) != (1, None):
+        raise ValueError(f"ep={plan.ep}, etp={plan.etp}: a number of parameters says nothing of experts; give a ModelShape")
+    return (Held(shape / (plan.tp * plan.pp), 0.0),) * plan.pp
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Holding:
+    """The parameters of each pipeline rank before ZeRO shards them, and each kind of them once."""
+
+    ranks: tuple[Held, ...]
+    kinds: tuple[Held, ...]
+
+
+@functools.lru_cache(maxsize=16384)
+def hold(dealt: Dealt) -> Holding:
+    """As rank_parameters, of stages that are dealt."""
+    shape, layout = dealt.shape, dealt.layout
+    kinds = {stage: _held(shape, layout, stage) for stage in dealt.parts}
+    held = [kinds[stage] for stage in dealt.ranks]
+    if layout.schedule == "dualpipe" and layout.pp > 1:  # each rank has a copy of the stage at the other end, too
+        held = [Held(a.dense + b.dense, a.experts + b.experts) for a, b in zip(held, reversed(held), strict=True)]
+    return Holding(tuple(held), tuple(dict.fromkeys(held)))
+
+
+def _held(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
+    t, etp = layout.tp, layout.expert_tp
+    dense = stage.layers * (shape.attention_parameters + shape.norm_parameters + _copied_heads(shape, t))
+    dense += stage.dense * shape.mlp_parameters + stage.moe * (shape.shared_parameters + shape.router_parameters)
+    dense += stage.embedding * shape.embedding_parameters
+    moe = stage.moe
+    if stage.head:
+        copied = shape.tied and not stage.embedding
+        dense += shape.final_norm_parameters + (shape.vocab * shape.hidden if copied else shape.head_parameters)
+    if stage.mtp:
+        moe += stage.mtp * shape.is_moe(shape.layers - 1)
+        dense += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
+    whole, bias = _whole(shape, stage), shape.hidden * shape.bias
+    experts = moe * shape.experts // layout.ep
+    return Held((dense - whole) / t + whole, experts * ((shape.expert_parameters - bias) / etp + bias) if experts else 0.0)
+
+
+def _whole(shape: ModelShape, stage: Stage) -> int:
+    """What of a stage every tensor-parallel rank has: see rank_parameters. What multi-token prediction adds counts as cut."""
+    sums = stage.layers + stage.dense + stage.moe * shape.shared_experts  # row-parallel layers, whose bias joins the sum
+    whole = stage.layers * shape.norm_parameters + stage.moe * shape.router_parameters + sums * shape.hidden * shape.bias
+    if shape.latent:
+        whole += stage.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
+    whole += stage.moe * shape.hidden * shape.shared_gate
+    whole += stage.embedding * (shape.embedding_parameters - shape.vocab * shape.hidden)  # positions, and a norm
+    return whole + stage.head * shape.final_norm_parameters
+
+
+def _copied_heads(shape: ModelShape, t: int) -> int:
+    """Parameters of one layer's keys and values that several tensor-parallel ranks have, beside the first copy."""
+    copies = 0 if shape.latent else max(0, t - shape.kv_heads)
+    return copies * 2 * shape.head_size * (shape.hidden + (shape.bias or shape.qkv_bias))
+
+
+def states_of(held: Held, plan: Plan) -> ModelStates:
+    """Bytes of a rank that holds these parameters before ZeRO: the dense ones are sharded over all data-parallel ranks, an
+    expert's over those that have the same part of it."""
+    return _states(held, *_sharding(plan))
+
+
+def optimizer_bytes(held: Holding, plan: Plan) -> int:
+    """Of the optimizer's states on the rank that has most of them."""
+    how = _sharding(plan)
+    return max(_states(each, *how).optimizer for each in held.kinds)
+
+
+def _sharding(plan: Plan) -> tuple[int, int, int, Recipe]:
+    return plan.zero, plan.shards, plan.expert_shards, plan.stored
+
+
+@functools.lru_cache(maxsize=16384)
+def _states(held: Held, zero: int, shards: int, expert_shards: int, recipe: Recipe) -> ModelStates:
+    whole = math.ceil(held.dense) + math.ceil(held.experts)
+    part = math.ceil(held.dense / shards) + math.ceil(held.experts / expert_shards)
+    return ModelStates(
+        recipe.parameters * (part if zero == 3 else whole),
+        recipe.gradients * (part if zero >= 2 else whole),
+        recipe.optimizer * (part if zero >= 1 else whole),
+    )
+
+
+def on_ranks(dealt: Dealt, plan: Plan) -> list[tuple[ModelStates, int]]:
+    """Of the ranks in dealt.firsts, the states, and bytes of what is gathered or not yet reduced beside them at the most.
+
+    With ZeRO-3 or parameters in the host's memory, gathered parameters: two units (one in use, one under way), or all where
+    forward's are kept; from ZeRO-2 on the whole gradients of a unit.
+    """
+    held, how, away, recipe = hold(dealt).ranks, _sharding(plan), plan.offload == "all", plan.recipe
+    found = [_offloaded(_states(held[rank], *how), plan.offload) for rank in dealt.firsts]
+    if not away and (plan.zero < 2 or how[1] == how[2] == 1):
+        return [(each, 0) for each in found]
+    kept, whole_gradients = plan.zero == 3 and not plan.reshard_after_forward, plan.pp > 1 and plan.framework.reduce_once
+    gathered = []
+    for rank in dealt.firsts:
+        mirrored = dealt.ranks[-1 - rank].layers if plan.schedule == "dualpipe" and plan.pp > 1 else 0
+        whole = sum(held[rank])
+        unit = whole / max(1, dealt.ranks[rank].layers + mirrored)
+        parameters = 0.0 if plan.zero < 3 and not away else whole if kept else min(2 * unit, whole)
+        gathered.append(round(recipe.parameters * parameters + recipe.gradients * (whole if whole_gradients else unit)))
+    return list(zip(found, gathered, strict=True))
+
+
+class Group(NamedTuple):
+    """The ranks with a copy of the same parameters: `shards` of them share one copy of the states; stride between them."""
+
+    ranks: int
+    shards: int
+    stride: int
+
+    @property
+    def replicas(self) -> int:
+        return self.ranks // self.shards
+
+
+def groups(plan: Plan) -> tuple[Group, Group]:
+    """The group of the parameters that all data-parallel ranks have, and that of an expert's (edp ranks: see Plan.etp)."""
+    return _groups(plan.dp * plan.cp, plan.shards, plan.tp, plan.expert_ranks, plan.expert_shards, plan.expert_tp * plan.ep)
+
+
+@functools.lru_cache(maxsize=16384)
+def _groups(ranks: int, shards: int, tp: int, *of_experts: int) -> tuple[Group, Group]:
+    return Group(ranks, shards, tp), Group(*of_experts)
+
+
+class Row(NamedTuple):
+    """Elements that travel together, between ranks with a copy of them. sharded: whether their states are."""
+
+    elements: float
+    group: Group
+    recipe: Recipe
+    sharded: bool
+
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """Ranks and their stride, as Local.groups has them."""
+        ranks, shards, stride = self.group
+        if not self.sharded:
+            return {"data": (ranks, stride)}
+        return {"shards": (shards, stride), "replicas": (self.group.replicas, stride * shards)}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rows:
+    """What ranks send their gradients in, and gather parameters: for each kind of rank equal rows of the parameters that all
+    data-parallel ranks have ("dense"), and of routed "experts". units: how many of each a rank has."""
+
+    items: dict[tuple[Held, str], Row]
+    units: dict[Held, int]
+
+
+def rows(held: Holding, shape: ModelShape, plan: Plan) -> Rows:
+    """Of these ranks. Buckets are each as large as a layer's or larger, so that they have BUCKET bytes at least; ZeRO-3 has
+    units of one layer."""
+    return _rows(held, plan.zero == 3, plan.zero > 0, max(1, shape.layers // plan.pp), plan.recipe, groups(plan))
+
+
+@functools.lru_cache(maxsize=65536)
+def _rows(held: Holding, in_units: bool, sharded: bool, layers: int, recipe: Recipe, of_each: tuple[Group, Group]) -> Rows:
+    items, units = {}, {}
+    for kind in held.kinds:
+        units[kind] = often = layers if in_units else max(1, min(layers, int(sum(kind) * recipe.reduced / BUCKET)))
+        each = zip(Held._fields, kind, of_each, strict=True)
+        items |= {(kind, name): Row(size / often, group, recipe, sharded) for name, size, group in each if size}
+    return Rows(items, units)
