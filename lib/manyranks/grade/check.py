@@ -58,7 +58,7 @@ class Line:
     hint: str = ""
 
 
-_UNWRITTEN = "not written yet"
+_UNWRITTEN, NOT_JUDGED = "not written yet", "not judged"  # said in place of points
 _COLORS = {"✓": "#009E73", "✗": "#D55E00"}  # read on white and in the dark theme
 
 
@@ -109,8 +109,9 @@ class Report:
         return f"<div><b>{_item(self._head())}</b><ul style='padding-left:1em;margin:2px'>{rows}</ul>{printed}</div>"
 
     def _head(self) -> Line:
-        unwritten = any(line.what == _UNWRITTEN for line in self.lines)
-        return Line(self.passed, f"{self.task}: {_UNWRITTEN if unwritten else f'{self.points:g} of {self.out_of:g} points'}")
+        said, points = [line.what.partition(":")[0] for line in self.lines], f"{self.points:g} of {self.out_of:g} points"
+        instead = next((words for words in (_UNWRITTEN, NOT_JUDGED) if words in said), points)
+        return Line(None if instead == NOT_JUDGED else self.passed, f"{self.task}: {instead}")
 
 
 Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then

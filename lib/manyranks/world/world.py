@@ -53,6 +53,7 @@ class World:
         limits.check_place()
         self.size = limits.checked_size(size)
         self.timeout = limits.checked_timeout(timeout)
+        self.patience, self.took = 1.0, 0.0  # of a run: times its timeout on a busy machine, and seconds (see collect)
         self._engine = limits.resolved_engine(engine, backend, confined)
         self.backend = "gloo" if engine == "ray" else limits.resolved_backend(backend, size)
         if engine == "local":
@@ -226,7 +227,8 @@ class World:
         except TimeoutError:
             outcome.late = True
         answer = Prompt(team, outcome, output).answer
-        collect.collect(team, outcome, output, self.timeout, watched=self.backend == "gloo", step=step, answer=answer)
+        watched = self.backend == "gloo"
+        self.took = collect.collect(team, outcome, output, self.timeout, watched, step, answer, self.patience)
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):
