@@ -179,10 +179,8 @@ def readable() -> list[str]:
     import numpy
     import torch
 
-    import manyranks
-
     # Not all of sys.path: its first entry may be the course's own folder.
-    packages = [os.path.dirname(os.path.dirname(package.__file__ or "")) for package in (manyranks, torch, numpy)]
+    packages = [os.path.dirname(os.path.dirname(file)) for file in (os.path.dirname(__file__), torch.__file__, numpy.__file__)]
     return list(dict.fromkeys((*_SYSTEM, sys.base_prefix, sys.prefix, *packages)))
 
 
