@@ -215,9 +215,7 @@ def test_a_second_submission_has_its_own_points_only(course):
         course._do(course.api.autograde(course.name, "twice"))
     later.cells[0].metadata.nbgrader = later.cells[0].metadata.nbgrader | {"grade_id": "check_double"}
     assert course.submit("twice", answered(course.release, {"double": RIGHT}))["check_double"] == 2
-    with pytest.raises(RuntimeError):
-        course.submit("twice", later)
-    assert course.points("twice")["check_double"] == 0
+    assert course.submit("twice", later)["check_double"] == 0, "a cell that takes a check's name is no check"
 
 
 def test_a_notebook_of_very_many_cells_is_refused_and_the_log_says_why(course):

@@ -19,6 +19,7 @@ from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, if_done, values
 from manyranks.grade.learner import Ready
 from manyranks.grade.trial import Trial
+from manyranks.measure.journal import Stopped
 from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch
 
@@ -239,8 +240,11 @@ def _choose(given: tuple[list, int], choose: Callable, watch: Watch) -> dict:
     layers, budget = given
     try:
         chosen = choose(list(layers), budget)
-    except ValueError:
-        return {"did": "raises ValueError", "chosen": None}
+    except Exception as error:
+        fits = model.peak(layers, range(len(layers))) <= budget
+        if isinstance(error, Stopped | NotImplementedError) or (fits and not isinstance(error, ValueError)):
+            raise
+        return {"did": f"raises {'ValueError' if isinstance(error, ValueError) else type(error).__name__}", "chosen": None}
     chosen = None if chosen is None else model.numbers(chosen, len(layers))
     return {"did": f"returns {chosen}", "chosen": chosen}
 

@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
 def _called(given: tuple, function: Callable, watch: Watch) -> dict:
     """Calls the learner's function with this rank's tensor, and what else it is given."""
-    before, scaled = given[0].clone(), watch.scaled
+    before, scaled, n = given[0].clone(), watch.scaled, dist.get_world_size()
     result = plain(function(*given))
     found = {"the input": given[0], "elements divided": watch.scaled - scaled}
     found["the input has changed"] = not torch.equal(given[0], before)
@@ -60,7 +60,7 @@ def _called(given: tuple, function: Callable, watch: Watch) -> dict:
     found["the result"] = "a tensor" if isinstance(result, Tensor) else result
     if not isinstance(result, Tensor):
         return found
-    chunks = result.tensor_split(dist.get_world_size()) if result.dim() == 1 else [result]
+    chunks = result.tensor_split(n) if result.dim() == 1 else [result]
     return found | {f"the result, chunk {i} of {len(chunks)}": part for i, part in enumerate(chunks)}
 
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyranks.given.nd import (
     COMPETE,
@@ -175,16 +175,16 @@ _TWO = "two calls a rank, each of one flat row; of dp × cp, an axis that is mis
 _KINDS = (("cut", (4, 3)), ("whole", (5,)), ("partial", (2, 3)), ("cut", (2, 2, 2)), ("partial", (3,)))
 
 
-def _weights(sizes: Sizes, rank: int, n: int, seed: int) -> tuple[Sizes, list[Weight]]:
+def _gradients(sizes: Sizes, rank: int, n: int, seed: int) -> tuple[Sizes, list[Tensor]]:
     alike = mesh_of(sizes).group("tp", rank)[0]  # what is whole is so on all tp ranks
+    return sizes, [normal(shape, seed, i, alike if kind == "whole" else rank) for i, (kind, shape) in enumerate(_KINDS)]
+
+
+def _average(given: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch) -> dict:
+    (sizes, gradients), key = given, "the gradient of weight "
     weights = [Weight(nn.Parameter(uneven(shape)), kind) for kind, shape in _KINDS]
-    for i, (parameter, kind) in enumerate(weights):
-        parameter.grad = normal(parameter.shape, seed, i, alike if kind == "whole" else rank)
-    return sizes, weights
-
-
-def _average(given: tuple[Sizes, list[Weight]], function: Callable, watch: Watch) -> dict:
-    (sizes, weights), key = given, "the gradient of weight "
+    for (parameter, _), gradient in zip(weights, gradients, strict=True):
+        parameter.grad = gradient
     before = [parameter.detach().clone() for parameter, _ in weights]
     with groups_compared() as made:
         function(dict(sizes), list(weights))
@@ -220,7 +220,7 @@ average = Task(
         sent(0.3, "two all-reduces: what is partial over tp, everything over dp × cp", groups=True, hint=_TWO),
     ),
     _jobs,
-    make=_weights,
+    make=_gradients,
     worlds=(6, 8),
     call="average(sizes, weights)",
     part=True,
