@@ -97,9 +97,12 @@ class Launches:
             self._kernels[function] = len(self._sources)
             self._sources.append(source := [function.__name__, "", {}])
             source[1] = textwrap.dedent(inspect.getsource(function))
+            tree = ast.parse(source[1])
+            if any(isinstance(node, ast.Raise) for node in ast.walk(tree)):
+                return self._kernels[function]  # one that is not written yet says so when it runs
             known = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
             modules = {name for name, one in known.items() if isinstance(one, ModuleType)}
-            used = _checked(ast.parse(source[1]), modules) - _BUILTINS.keys()
+            used = _checked(tree, modules) - _BUILTINS.keys()
             named = {name: known.get(name) for name in used}
             source[2] = {name: self._told(one, f"{name}, in {function.__name__},") for name, one in named.items()}
         return self._kernels[function]
