@@ -23,8 +23,7 @@ def command() -> list[str]:
     ]
     alone = ["--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--hostname", "rank"]
     places = ["--proc", "/proc", "--dev", "/dev", *memory, "--remount-ro", "/", "--chdir", "/"]
-    names = ["--unsetenv", "PWD", "--setenv", "TMPDIR", SCRATCH]
-    return ["bwrap", *alone, *binds, *places, *names, "--"]
+    return ["bwrap", *alone, *binds, *places, "--setenv", "TMPDIR", SCRATCH, "--"]
 
 
 @cache

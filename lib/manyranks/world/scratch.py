@@ -19,7 +19,7 @@ from pathlib import Path
 from manyranks.world import confine
 from manyranks.world.trouble import printable
 
-MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may leave there
+MOST, MOST_FILES = 64 * 2**20, 1500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
 SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a process of its own; bytes; of a file: the gradebook is large
