@@ -244,6 +244,44 @@ class TwoPhase:
         self.thread.start()
 """
 
+_NOTE = """
+def note(running, weights, found, tensor):
+    if tensor.untyped_storage().data_ptr() not in weights:
+        found[id(tensor)] = running[-1], tensor  # views of one input count several times
+    return tensor
+"""
+
+_RECOMPUTE = """
+class Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, layer, x):
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        ctx.layer(x).backward(grad)  # without a graph
+        return None, x.grad
+"""
+
+_VISIBLE = """
+class Visible(Recompute):
+    @staticmethod
+    def forward(ctx, layer, x, *parameters):
+        return Recompute.forward(ctx, layer, x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Recompute.backward(ctx, grad)
+
+
+def recompute(layer, x):
+    return Visible.apply(layer, x, *layer.parameters())
+"""
+
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "00_start_here": {
         "pass_on": (_PASS_ON, "rank 2 waits in recv #0"),
@@ -270,6 +308,21 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "Unit": (_UNIT, "a free unit's row still has 256 bytes, not 0"),
         "Stage3": (_STAGE_3, "in forward, unit 0 was read before its wait"),
         "FSDP": (_FSDP, "in backward, unit 4 was read before its wait"),
+    },
+    "04_checkpointing": {
+        "note": (_NOTE, "Query, key, and value share an input"),
+        "Recompute": (_RECOMPUTE, "does not require grad"),
+        "Visible": (_VISIBLE, "returned an incorrect number of gradients"),
+        "best_count": (
+            "def best_count(n, k):\n    return round(math.sqrt(n))",
+            "N = 80, k = 17: 9 segments hold 162; the least is 74",
+        ),
+        "policy": (
+            "from manyranks.parallel.checkpointing import checkpoint, selective_checkpoint\n\n"
+            'mm = "aten.mm.default"\nattention = "aten._scaled_dot_product_flash_attention_for_cpu.default"\n\n'
+            "def policy(operator):\n    return str(operator) == mm",
+            "for attention it says False",
+        ),
     },
     "11_kernels": {
         "strided_copy": (_STRIDED_COPY, "lanes load outside x"),

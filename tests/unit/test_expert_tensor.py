@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from manyranks.theory import ModelShape, Plan, clusters, data_parallel, layer, memory, nd, network, pace, states, step
+from manyranks.theory.architecture import parameters_of
 from manyranks.theory.expert import chances
 from manyranks.theory.published import steps
 from manyranks.theory.shapes import models
@@ -117,7 +118,7 @@ def test_real_ranks_have_whole_experts_as_etp_1_says_and_whole_shared_ones_which
     }
     routed = elements[1] if ep > 1 else held.experts
     assert held.experts == routed
-    shared = shape.moe_layers * shape.shared_parameters
+    shared = shape.moe_layers * parameters_of(shape.shared)
     assert sum(elements.values()) - held.experts - held.dense == shared / 2
 
 

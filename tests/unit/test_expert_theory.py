@@ -197,13 +197,6 @@ def test_what_is_dropped_is_what_the_code_drops(tokens, top_k, factor, seed):
     assert expert.dropped([expert.counts([chosen_TK.tolist()], EXPERTS)], room) == pytest.approx(share)
 
 
-def test_the_fullest_rank_computes_its_rows_with_three_matrices():
-    full = expert.fullest((3, 4, 5, 0), 2, hidden=8, ffn=16, itemsize=4)
-    products = [layer.matmul("mlp", 7, 16, 8), layer.matmul("mlp", 7, 16, 8), layer.matmul("mlp", 7, 8, 16)]
-    assert full == (7, sum(kernel.flops for kernel in products), 7 * 8 * 4)
-    assert expert.fullest((3, 4, 5, 0), 2, 8, 16, gated=False).flops == sum(kernel.flops for kernel in products[1:])
-
-
 # Imbalance and time
 
 

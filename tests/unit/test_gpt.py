@@ -9,6 +9,7 @@ from torch import nn
 
 from manyranks.measure.flops import WorkCounter
 from manyranks.theory import flops
+from manyranks.theory.architecture import parameters_of
 from manyranks.training.config import GPTConfig
 from manyranks.training.gpt import GPT, Attention, CausalAttention, Layer, loss, rotated
 from tests.unit.gpt_reference import reference
@@ -276,17 +277,17 @@ def test_it_has_exactly_the_parameters_that_the_theory_counts(config):
     model, shape = GPT(config), config.shape()
     assert count(model) == shape.parameters
     assert count(model.layers[0]) == shape.layer_parameters(0)
-    assert count(model.layers[0].attention) == shape.attention_parameters
-    assert count(model.layers[0].mlp) == shape.layer_parameters(0) - shape.attention_parameters - shape.norm_parameters
+    assert count(model.layers[0].attention) == parameters_of(shape.attention)
+    assert count(model.layers[0].mlp) == shape.layer_parameters(0) - parameters_of(shape.attention + shape.norms)
     if not shape.is_moe(0):
-        assert count(model.layers[0].mlp) == shape.mlp_parameters
+        assert count(model.layers[0].mlp) == parameters_of(shape.mlp)
     if shape.experts:
         moe = model.layers[-1].mlp
-        assert count(moe) == shape.layer_parameters(config.layers - 1) - shape.attention_parameters - shape.norm_parameters
-        assert count(moe.router) == shape.router_parameters
+        assert count(moe) == shape.layer_parameters(config.layers - 1) - parameters_of(shape.attention + shape.norms)
+        assert count(moe.router) == parameters_of(shape.router)
         assert count(moe.experts) == shape.experts * shape.expert_parameters
     assert count(model.embedding) == shape.embedding_parameters
-    assert count(model.head) == shape.final_norm_parameters + shape.vocab * shape.hidden
+    assert count(model.head) == parameters_of(shape.final_norm) + shape.vocab * shape.hidden
 
 
 def test_experts_are_as_large_as_an_mlp_together_where_their_size_is_left_out():

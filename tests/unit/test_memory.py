@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from manyranks import theory
 from manyranks.theory import memory, published, tensor
-from manyranks.theory.architecture import LatentAttention, ModelShape
+from manyranks.theory.architecture import LatentAttention, ModelShape, parameters_of
 from manyranks.theory.plan import RECIPES, Plan
 from manyranks.theory.published import steps
 
@@ -91,7 +91,7 @@ def test_the_shards_of_all_ranks_sum_to_the_model(shape, t, schedule, tied):
     shape = replace(shape, tied=tied)
     plan = Plan(dp=ep, pp=p, tp=t, ep=ep, schedule=schedule, virtual=2 if schedule == "interleaved" else 1)
     held = sum(t * (rank.dense + ep * rank.experts) for rank in memory.rank_parameters(shape, plan))
-    whole = shape.layers * shape.norm_parameters + shape.moe_layers * shape.router_parameters + shape.final_norm_parameters
+    whole = shape.layers * parameters_of(shape.norms) + parameters_of(shape.final_norm + shape.moe_layers * shape.router)
     whole += shape.hidden * (shape.positions + shape.bias * 2 * shape.layers)  # biases after a sum, of attention and MLP
     if shape.latent:  # compressed on each tensor-parallel rank, for all its heads
         whole += shape.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)

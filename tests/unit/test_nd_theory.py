@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyranks.theory import Plan, context, memory, models, nd, sharding, tensor
-from manyranks.theory.architecture import ModelShape
+from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.nd import holds, sends
 from manyranks.theory.published import steps
 from manyranks.theory.tensor import Calls
@@ -127,7 +127,7 @@ def test_data_parallelism_sends_what_theory_sharding_counts(zero, often):
     plan = Plan(dp=2, batch=8, zero=zero, **USUAL)
     found = nd.payload(LLAMA, plan)["data"]
     if zero == 3:  # the last unit stays from forward to backward
-        head = LLAMA.final_norm_parameters + LLAMA.head_parameters
+        head = parameters_of(LLAMA.final_norm + LLAMA.head)
         assert found == 4 * (often * LLAMA.parameters - 4 * head) // 2
         one = sharding.sent(sharding.unit_sizes(LLAMA), 2, 3, 4, 4)
         assert found == 4 * one.total

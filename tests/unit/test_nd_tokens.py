@@ -91,15 +91,6 @@ def test_experts_raise_the_crossing_by_all_parameters_over_those_in_use():
     assert mixtral.fixed / mixtral.slope == pytest.approx(more * dense.fixed / dense.slope, rel=0.03)
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b"])
-def test_tensor_parallelism_is_bound_from_a_degree_on_whatever_the_tokens(model):
-    most = formulas.largest_tensor(models[model], RATE, NODE)
-    below, above = (sheet("tp", model, degree) for degree in (2, 8))
-    assert below.fixed == above.fixed == 0
-    for one, degree in ((below, 2), (above, 8)):
-        assert one.each / one.slope == pytest.approx((degree - 1) / (most - 1))
-
-
 def test_a_rings_least_tokens_are_those_of_one_hop_for_all_hops():
     shape = models["llama3-8b"]
     by_hand = 16 / 7 * shape.kv_heads / shape.heads * RATE / NODE * 7 / 8
@@ -128,11 +119,6 @@ def test_a_pipelines_bubble_is_as_long_as_its_work_with_one_micro_batch_fewer_th
 def test_bad_input_is_refused(axis, degree, count, message):
     with pytest.raises(ValueError, match=message):
         tokens.plan(axis, degree, count)
-
-
-def test_rates_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="bandwidth=0"):
-        formulas.largest_tensor(models["llama3-8b"], RATE, 0)
 
 
 def test_an_axis_that_is_none_is_refused_before_tokens_are():

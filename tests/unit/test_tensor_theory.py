@@ -21,7 +21,7 @@ from manyranks.theory import (
     tensor,
     tensor2d,
 )
-from manyranks.theory.architecture import ModelShape
+from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.tensor import Calls, Passes
 from tests.unit import exposed
 
@@ -156,7 +156,7 @@ def test_full_recomputation_keeps_the_layer_s_input():
 @given(st.sampled_from([GPT, LLAMA, PAPER, GROUPED]), st.sampled_from([1, 2, 4]))
 def test_the_ranks_hold_the_layer_once_beside_what_is_whole_or_copied(shape, t):
     held = tensor.parameters(shape, t)
-    assert held.whole == shape.norm_parameters + 2 * shape.hidden * shape.bias
+    assert held.whole == parameters_of(shape.norms) + 2 * shape.hidden * shape.bias
     assert t * held.cut + shape.kv_heads * held.copied + held.whole == shape.layer_parameters(0)
 
 

@@ -49,6 +49,7 @@ from .gantt import Gantt as Gantt
 from .gantt import timeline as timeline
 from .guessed import guess as guess
 from .lines import curves as curves
+from .listing import changes as changes
 from .listing import source as source
 from .tables import reconcile as reconcile
 from .tables import table as table

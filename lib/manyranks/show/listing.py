@@ -1,13 +1,15 @@
-"""The library's own source, shown in a chapter: what is read is what runs."""
+"""The library's own source, and what a step of the reader's script changes: what is read is what runs."""
 
+import difflib
 import html
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
+from pygments.lexers import DiffLexer, PythonLexer
 
 # A light panel: a listing doesn't know whether its page is dark, and no colors can be read on both kinds of page.
 _PANEL = "background-color: #f8f8f8; color: #111111; padding: 0.5em; white-space: pre-wrap; word-break: normal"
@@ -34,6 +36,36 @@ def source(thing: Callable, *folded: Callable) -> Listing:
     Raises ValueError for what has no source in Python.
     """
     return Listing(_source(thing), [_source(other) for other in folded])
+
+
+class Changes:
+    """The lines that one file has and another hasn't, under one line that opens on a click."""
+
+    def __init__(self, name: str, lines: Sequence[str]):
+        self.lines, changed = lines, [line[0] for line in lines if line[:1] in ("+", "-")]
+        self.said = f"{name}: {changed.count('+')} lines come, {changed.count('-')} go"
+
+    def __repr__(self) -> str:
+        return self.said
+
+    def _repr_html_(self) -> str:
+        text = highlight("\n".join(self.lines), DiffLexer(), _FORMATTER)
+        return f"<details><summary><code>{html.escape(self.said)}</code></summary>{text}</details>"
+
+
+def changes(before: str | Path, after: str | Path) -> Changes:
+    """Compares two files, such as two steps of a script.
+
+    before: "" for a script's first step
+    Raises ValueError for a file that isn't there.
+    """
+    texts = []
+    for file in (before, after):
+        if file and not Path(file).is_file():
+            raise ValueError(f"{file}: no such file; paths are relative to {Path.cwd().name}/")
+        texts.append(Path(file).read_text(encoding="utf-8").splitlines() if file else [])
+    found = list(difflib.unified_diff(*texts, n=2, lineterm=""))[2:]
+    return Changes(str(after), found)
 
 
 def _source(thing: Callable) -> str:

@@ -1,14 +1,48 @@
-"""Model shapes: the sizes that fix a transformer, and its parameters counted exactly from them.
+"""Model shapes: the sizes that fix a transformer, its tensors from them, and how many parameters these are.
 
 h hidden size, f feed-forward size, a attention heads, g key/value heads, D head size, L layers, V vocabulary.
 """
 
 from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import NamedTuple
 
 from manyranks.theory.names import concise, nearest
 
 # Vectors of the normalised size that a norm learns: a scale, or a scale and a shift.
 NORMS = {"rmsnorm": 1, "layernorm": 2, "none": 0}
+
+
+class Tensor(NamedTuple):
+    """A tensor of the model, and how its layer's tensor-parallel ranks share it.
+
+    elements: each once, however many ranks have it. cut: "slices", of which each rank has one; "heads", keys or values, whose
+    heads several ranks have each where there are more ranks; "whole" on every rank. decays: matrices do, under weight decay.
+    Source: Megatron-LM, arXiv 1909.08053, section 3.
+    """
+
+    elements: int
+    cut: str = "slices"
+    decays: bool = True
+
+    def on_rank(self, t: int, kv_heads: int) -> int:
+        """Elements on one of t ranks, which must be able to share it evenly."""
+        return self.elements // {"slices": t, "heads": min(t, kv_heads), "whole": 1}[self.cut]
+
+
+def parameters_of(tensors: list[Tensor]) -> int:
+    """Elements of all of them."""
+    return sum(tensor.elements for tensor in tensors)
+
+
+def _column(inputs: int, outputs: int, bias: bool, cut: str = "slices") -> list[Tensor]:
+    """A linear layer whose outputs are cut, and its bias with them."""
+    return [Tensor(inputs * outputs, cut)] + [Tensor(outputs, cut, False)] * bias
+
+
+def _row(inputs: int, outputs: int, bias: bool) -> list[Tensor]:
+    """One whose inputs are cut; its bias joins the sum."""
+    return [Tensor(inputs * outputs)] + [Tensor(outputs, "whole", False)] * bias
 
 
 @dataclass(frozen=True)
@@ -31,13 +65,12 @@ class LatentAttention:
         for field in fields(self):
             _whole(f"latent.{field.name}", getattr(self, field.name), least=0 if field.name == "q_rank" else 1)
 
-    def parameters(self, hidden: int, heads: int) -> int:
-        """Of the matrices: queries down and up (or at once), keys and values down and up, output; no norms."""
-        query = heads * (self.nope_size + self.rope_size)
-        queries = (hidden + query) * self.q_rank if self.q_rank else hidden * query
-        down = hidden * (self.kv_rank + self.rope_size)
+    def tensors(self, hidden: int, heads: int) -> list[Tensor]:
+        """Queries down and up (or at once), keys and values down and up, output; no norms. What compresses is whole."""
+        query, kv = heads * (self.nope_size + self.rope_size), self.kv_rank + self.rope_size
+        queries = [Tensor(hidden * self.q_rank, "whole")] * (self.q_rank > 0) + [Tensor((self.q_rank or hidden) * query)]
         up = self.kv_rank * heads * (self.nope_size + self.value_size)
-        return queries + down + up + heads * self.value_size * hidden
+        return [*queries, Tensor(hidden * kv, "whole"), Tensor(up), Tensor(heads * self.value_size * hidden)]
 
 
 @dataclass(frozen=True)
@@ -191,67 +224,89 @@ class ModelShape:
             raise ValueError(f"layer={layer}: {self.name} has layers 0 to {self.layers - 1}")
         return self.experts > 0 and layer >= self.dense_layers
 
-    @property
-    def attention_parameters(self) -> int:
-        """Matrices, biases and sinks of one layer's attention; its norms count as norm_parameters."""
+    @cached_property
+    def attention(self) -> list[Tensor]:
+        """One layer's matrices, biases and sinks; its norms are among `norms`."""
         if self.latent:
-            return self.latent.parameters(self.hidden, self.heads)
-        queries_keys_values = self.query_size + 2 * self.kv_size
-        matrices = self.hidden * (queries_keys_values + self.query_size)
-        biases = queries_keys_values * (self.bias or self.qkv_bias) + self.hidden * self.bias
-        return matrices + biases + self.heads * self.sinks
+            return self.latent.tensors(self.hidden, self.heads)
+        bias, keys = self.bias or self.qkv_bias, (self.hidden, self.kv_size)
+        columns = _column(self.hidden, self.query_size, bias) + 2 * _column(*keys, bias, "heads")
+        return columns + _row(self.query_size, self.hidden, self.bias) + [Tensor(self.heads, decays=False)] * self.sinks
 
-    @property
-    def mlp_parameters(self) -> int:
+    @cached_property
+    def mlp(self) -> list[Tensor]:
         """The MLP of one dense layer."""
         return self._mlp(self.ffn)
 
+    @cached_property
+    def expert(self) -> list[Tensor]:
+        """ONE routed expert; none in a dense model."""
+        return self._mlp(self.expert_ffn) if self.experts else []
+
+    @cached_property
+    def shared(self) -> list[Tensor]:
+        """All shared experts of one layer, with their gate."""
+        return self.shared_experts * self._mlp(self.shared_ffn) + [Tensor(self.hidden, "whole")] * self.shared_gate
+
+    @cached_property
+    def router(self) -> list[Tensor]:
+        """One layer's: a score an expert, and the bias that balances them if there is one."""
+        scores = [Tensor(self.hidden * self.experts, "whole")] * (self.experts > 0)
+        return scores + [Tensor(self.experts, "whole", False)] * self.router_bias
+
+    @cached_property
+    def norms(self) -> list[Tensor]:
+        """All of one layer, those of queries and keys and of latent attention included."""
+        sizes = [self.hidden] * self.norms_per_layer + [self.head_size] * 2 * self.qk_norm
+        sizes += [self.latent.q_rank, self.latent.kv_rank] if self.latent else []
+        return [one for size in sizes for one in self._norm(size)]
+
+    @cached_property
+    def embedding(self) -> list[Tensor]:
+        """The input embedding, learned positions, and the norm after them if there is one."""
+        positions = [Tensor(self.positions * self.hidden, "whole")] * (self.positions > 0)
+        return [Tensor(self.vocab * self.hidden), *positions, *self.embedding_norm * self.final_norm]
+
+    @cached_property
+    def final_norm(self) -> list[Tensor]:
+        """The one after the last layer."""
+        return self._norm(self.hidden)
+
+    @cached_property
+    def head(self) -> list[Tensor]:
+        """The output projection; none where it is the input embedding."""
+        return [] if self.tied else [Tensor(self.vocab * self.hidden)]
+
+    def _norm(self, width: int) -> list[Tensor]:
+        return [Tensor(width, "whole", False)] * NORMS[self.norm]
+
+    def _mlp(self, ffn: int) -> list[Tensor]:
+        columns = (1 + self.gated) * _column(self.hidden, ffn, self.bias)
+        return columns + _row(ffn, self.hidden, self.bias)
+
+    def layer_tensors(self, moe: bool) -> list[Tensor]:
+        """All of a layer but its routed experts."""
+        return self.attention + self.norms + (self.router + self.shared if moe else self.mlp)
+
     @property
     def expert_parameters(self) -> int:
-        """ONE routed expert; 0 in a dense model."""
-        return self._mlp(self.expert_ffn) if self.experts else 0
+        """Parameters of one routed expert; 0 in a dense model."""
+        return parameters_of(self.expert)
 
     @property
-    def shared_parameters(self) -> int:
-        """All shared experts of one layer, with their gate."""
-        return self.shared_experts * self._mlp(self.shared_ffn) + self.hidden * self.shared_gate
-
-    @property
-    def router_parameters(self) -> int:
-        """One layer's router: a score an expert, and the bias that balances them if there is one."""
-        return (self.hidden + self.router_bias) * self.experts
-
-    @property
-    def norm_parameters(self) -> int:
-        """All norms of one layer, those of queries and keys and of latent attention included."""
-        inner = 2 * self.head_size if self.qk_norm else 0
-        if self.latent:
-            inner += self.latent.q_rank + self.latent.kv_rank
-        return NORMS[self.norm] * (self.norms_per_layer * self.hidden + inner)
-
-    @property
-    def final_norm_parameters(self) -> int:
-        return NORMS[self.norm] * self.hidden
+    def embedding_parameters(self) -> int:
+        """What a token's number is looked up in: the embedding, positions, and their norm."""
+        return parameters_of(self.embedding)
 
     def layer_parameters(self, layer: int) -> int:
         """All that this layer, counted from 0, holds. Raises ValueError for a layer that the model does not have."""
         return self._layer(self.is_moe(layer))
 
     @property
-    def embedding_parameters(self) -> int:
-        """The input embedding, learned positions, and the norm after them if there is one."""
-        return (self.vocab + self.positions) * self.hidden + self.embedding_norm * self.final_norm_parameters
-
-    @property
-    def head_parameters(self) -> int:
-        """The output projection; 0 where it is the input embedding."""
-        return 0 if self.tied else self.vocab * self.hidden
-
-    @property
     def parameters(self) -> int:
         """Φ: everything, tied embeddings once, without the multi-token-prediction modules."""
         layers = self.moe_layers * self._layer(moe=True) + (self.layers - self.moe_layers) * self._layer(moe=False)
-        return self.embedding_parameters + layers + self.final_norm_parameters + self.head_parameters
+        return layers + parameters_of(self.embedding + self.final_norm + self.head)
 
     @property
     def active_parameters(self) -> int:
@@ -270,15 +325,10 @@ class ModelShape:
         """
         projection = 2 * self.hidden**2
         layer = self._layer(self.is_moe(self.layers - 1))
-        return self.mtp_depth * (3 * self.final_norm_parameters + projection + layer)
-
-    def _mlp(self, ffn: int) -> int:
-        inner = ffn * (2 if self.gated else 1)
-        return self.hidden * (inner + ffn) + (inner + self.hidden) * self.bias
+        return self.mtp_depth * (3 * parameters_of(self.final_norm) + projection + layer)
 
     def _layer(self, moe: bool) -> int:
-        experts = self.router_parameters + self.experts * self.expert_parameters + self.shared_parameters
-        return self.attention_parameters + self.norm_parameters + (experts if moe else self.mlp_parameters)
+        return parameters_of(self.layer_tensors(moe)) + (self.experts * self.expert_parameters if moe else 0)
 
 
 def _whole(field: str, value: object, least: int) -> None:

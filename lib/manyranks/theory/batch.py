@@ -1,4 +1,4 @@
-"""How large a batch is worth it: the noise of gradients, steps against examples, and what more data-parallel ranks gain.
+"""How large a batch is worth it: the noise of gradients, and steps against examples.
 
 B: examples (or tokens) of the global batch, in whatever unit the critical batch is given; S: steps; E: examples, E = S·B.
 Source: McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162.
@@ -52,13 +52,6 @@ def mean_noise(estimates: Iterable[Noise]) -> Noise:
     return Noise(*(math.fsum(part) / len(estimates) for part in zip(*estimates, strict=True)))
 
 
-def step_gain(batch: float, noise_scale: float) -> float:
-    """Best learning rate, and loss gained a step, as a share of an infinite batch's: 1/(1 + B_noise/B). Section 2.2."""
-    _positive(batch=batch)
-    _positive(True, noise_scale=noise_scale)
-    return 1 / (1 + noise_scale / batch)
-
-
 def steps(batch: float, critical: float, fewest: float = 1.0) -> float:
     """Steps to a given loss, S = S_min(1 + B_crit/B); fewest: S_min, those of an infinite batch. Section 2.3."""
     _positive(batch=batch, fewest=fewest)
@@ -70,49 +63,6 @@ def examples(batch: float, critical: float, fewest: float = 1.0) -> float:
     """Examples to a given loss, E = E_min(1 + B/B_crit); fewest: E_min, those of the smallest batch. Section 2.3."""
     _positive(batch=batch, critical=critical, fewest=fewest)
     return fewest * (1 + batch / critical)
-
-
-def examples_for(steps: float, fewest_steps: float, fewest_examples: float) -> float:
-    """Examples that so many steps take: E of (S/S_min − 1)(E/E_min − 1) = 1, section 2.3. Needs more than S_min steps."""
-    _positive(fewest_steps=fewest_steps, fewest_examples=fewest_examples)
-    if not steps > fewest_steps:
-        raise ValueError(f"steps={steps}: no batch reaches the loss in S_min={fewest_steps} steps or fewer")
-    return fewest_examples * (1 + 1 / (steps / fewest_steps - 1))
-
-
-def critical_batch(fewest_steps: float, fewest_examples: float) -> float:
-    """B_crit = E_min/S_min, at which training takes twice the fewest steps and twice the fewest examples. Section 2.3."""
-    _positive(fewest_steps=fewest_steps, fewest_examples=fewest_examples)
-    return fewest_examples / fewest_steps
-
-
-def critical_tokens(loss: float, at_one: float = 2e8, exponent: float = 0.21) -> float:
-    """Tokens of the critical batch of a language model at this loss (nats a token): B*/L^(1/α_B).
-
-    Source: Kaplan et al., arXiv 2001.08361, equation 1.4.
-    """
-    _positive(loss=loss, at_one=at_one, exponent=exponent)
-    return at_one / loss ** (1 / exponent)
-
-
-def efficiency(compute: float, exposed: float) -> float:
-    """Share of a data-parallel step that computes; compute, exposed: seconds, exposed of communication that nothing hides.
-
-    With the batch of a rank kept, examples a second of N ranks ÷ N times those of one.
-    """
-    _positive(compute=compute)
-    _positive(True, exposed=exposed)
-    return compute / (compute + exposed)
-
-
-def speed_up(ranks: int, batch: float, critical: float, compute: float, exposed: float) -> float:
-    """Time to a given loss on one rank ÷ that on `ranks`, each with `batch` examples a step: of steps and of communication.
-
-    compute, exposed: seconds of a step. The batch grows with the ranks, so steps get fewer up to about critical/batch ranks.
-    """
-    _positive(ranks=ranks)
-    alone, together = steps(batch, critical), steps(ranks * batch, critical)
-    return alone / together * (efficiency(compute, exposed) if ranks > 1 else 1.0)
 
 
 def stable_rate(staleness: int) -> float:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from manyranks.theory import checks
-from manyranks.theory.architecture import ModelShape
+from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import BACKWARD, FORWARD, Call
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import RECIPES
@@ -122,7 +122,7 @@ def unit_sizes(shape: ModelShape) -> list[int]:
     """
     checks.is_shape(shape)
     layers = [shape.layer_parameters(layer) for layer in range(shape.layers)]
-    return [shape.embedding_parameters, *layers, shape.final_norm_parameters + shape.head_parameters]
+    return [shape.embedding_parameters, *layers, parameters_of(shape.final_norm + shape.head)]
 
 
 def gathered_peak(units: Sequence[int], n: int, itemsize: int, prefetch: int = 1) -> int:

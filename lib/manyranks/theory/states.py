@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from manyranks.theory import checks, stages
-from manyranks.theory.architecture import ModelShape
+from manyranks.theory.architecture import ModelShape, Tensor
 from manyranks.theory.plan import Layout, Plan, Recipe
 from manyranks.theory.stages import Dealt, Stage
 
@@ -97,37 +97,29 @@ def hold(dealt: Dealt) -> Holding:
 
 
 def _held(shape: ModelShape, layout: Layout, stage: Stage) -> Held:
-    t, etp = layout.tp, layout.expert_tp
-    dense = stage.layers * (shape.attention_parameters + shape.norm_parameters + _copied_heads(shape, t))
-    dense += stage.dense * shape.mlp_parameters + stage.moe * (shape.shared_parameters + shape.router_parameters)
-    dense += stage.embedding * shape.embedding_parameters
+    t, etp, vocabulary = layout.tp, layout.expert_tp, [Tensor(shape.vocab * shape.hidden)]
+    head = shape.final_norm + (vocabulary if shape.tied and not stage.embedding else shape.head)
+    parts = [(stage.layers, shape.attention + shape.norms), (stage.dense, shape.mlp), (stage.moe, shape.router + shape.shared)]
+    cut, whole = _shares([*parts, (stage.embedding, shape.embedding), (stage.head, head)], shape, t)
     moe = stage.moe
-    if stage.head:
-        copied = shape.tied and not stage.embedding
-        dense += shape.final_norm_parameters + (shape.vocab * shape.hidden if copied else shape.head_parameters)
-    if stage.mtp:
+    if stage.mtp:  # all of it counts as cut
         moe += stage.mtp * shape.is_moe(shape.layers - 1)
-        dense += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
-    whole, bias = _whole(shape, stage), shape.hidden * shape.bias
+        cut += shape.mtp_parameters - (moe - stage.moe) * shape.experts * shape.expert_parameters
+    expert, of_each = _shares([(1, shape.expert)], shape, etp)
     experts = moe * shape.experts // layout.ep
-    return Held((dense - whole) / t + whole, experts * ((shape.expert_parameters - bias) / etp + bias) if experts else 0.0)
+    return Held(cut / t + whole, experts * (expert / etp + of_each) if experts else 0.0)
 
 
-def _whole(shape: ModelShape, stage: Stage) -> int:
-    """What of a stage every tensor-parallel rank has: see rank_parameters. What multi-token prediction adds counts as cut."""
-    sums = stage.layers + stage.dense + stage.moe * shape.shared_experts  # row-parallel layers, whose bias joins the sum
-    whole = stage.layers * shape.norm_parameters + stage.moe * shape.router_parameters + sums * shape.hidden * shape.bias
-    if shape.latent:
-        whole += stage.layers * shape.hidden * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.rope_size)
-    whole += stage.moe * shape.hidden * shape.shared_gate
-    whole += stage.embedding * (shape.embedding_parameters - shape.vocab * shape.hidden)  # positions, and a norm
-    return whole + stage.head * shape.final_norm_parameters
+def _shares(parts: list[tuple[int, list[Tensor]]], shape: ModelShape, t: int) -> tuple[int, int]:
+    """Parameters that t ranks share, counted as often as one of them is there; and those that each rank has whole.
 
-
-def _copied_heads(shape: ModelShape, t: int) -> int:
-    """Parameters of one layer's keys and values that several tensor-parallel ranks have, beside the first copy."""
-    copies = 0 if shape.latent else max(0, t - shape.kv_heads)
-    return copies * 2 * shape.head_size * (shape.hidden + (shape.bias or shape.qkv_bias))
+    parts: how often, and of which tensors
+    """
+    found = {"slices": 0, "heads": 0, "whole": 0}
+    for often, tensors in parts:
+        for tensor in tensors:
+            found[tensor.cut] += often * tensor.elements
+    return found["slices"] + found["heads"] * max(t, shape.kv_heads) // shape.kv_heads, found["whole"]
 
 
 def states_of(held: Held, plan: Plan) -> ModelStates:

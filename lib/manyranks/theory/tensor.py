@@ -12,7 +12,7 @@ Korthikanti et al., arXiv 2205.05198, section 4.
 from typing import NamedTuple
 
 from manyranks.theory import activations, checkpointing, checks, memory
-from manyranks.theory.architecture import ModelShape
+from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import AGAIN, BACKWARD, BESIDE, FORWARD, HALF, Call, Calls, Passes, counted
 from manyranks.theory.plan import Local, Plan, uncut
 
@@ -184,16 +184,13 @@ def parameters(shape: ModelShape, t: int) -> Parameters:
     Raises ValueError for a shape that t cannot share evenly, with experts or with latent attention.
     """
     _fits(shape, t)
-    both, head = shape.kv_heads * _key_value(shape), _key_value(shape)
-    rows = 2 * shape.hidden * shape.bias
-    others = shape.attention_parameters + shape.mlp_parameters - rows - both
-    copied = head if t > shape.kv_heads else 0
-    return Parameters(others // t + (0 if copied else both // t), copied, shape.norm_parameters + rows)
+    held = [(one.cut, one.on_rank(t, shape.kv_heads)) for one in shape.layer_tensors(moe=False)]
+    return Parameters(*(sum(elements for cut, elements in held if cut in kind) for kind in _kinds(shape, t)))
 
 
-def _key_value(shape: ModelShape) -> int:
-    """Parameters of one key head and its value head."""
-    return 2 * shape.head_size * (shape.hidden + (shape.bias or shape.qkv_bias))
+def _kinds(shape: ModelShape, t: int) -> tuple[tuple[str, ...], ...]:
+    """Tensor.cut of what Parameters tells apart: heads are slices until there are more ranks."""
+    return (("slices",), ("heads",), ("whole",)) if t > shape.kv_heads else (("slices", "heads"), (), ("whole",))
 
 
 class Partial(NamedTuple):
@@ -208,8 +205,8 @@ def partial_gradients(shape: ModelShape, t: int, sequence_parallel: bool = False
     """Of the whole model: with sequence parallelism norms, biases of row-parallel layers and learned positions; key/value heads
     with copies. Raises ValueError as parameters does. Source: arXiv 2205.05198, section 4.2.2."""
     each = parameters(shape, t)
-    ends = (1 + shape.embedding_norm) * shape.final_norm_parameters + shape.positions * shape.hidden
-    whole = shape.layers * each.whole + ends
+    ends = [one for one in shape.embedding + shape.final_norm if one.cut == "whole"]
+    whole = shape.layers * each.whole + parameters_of(ends)
     return Partial(whole if sequence_parallel and t > 1 else 0, shape.layers * each.copied)
 
 

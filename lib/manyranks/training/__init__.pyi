@@ -8,6 +8,9 @@ from . import (
     corpus as corpus,
 )
 from . import (
+    fused as fused,
+)
+from . import (
     gpt as gpt,
 )
 from . import (
@@ -30,6 +33,7 @@ from . import (
 )
 from .config import GPTConfig as GPTConfig
 from .config import TrainingConfig as TrainingConfig
+from .fused import fuse as fuse
 from .gpt import GPT as GPT
 from .trainer import Trainer as Trainer
 from .trainer import train as train

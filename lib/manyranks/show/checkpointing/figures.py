@@ -1,16 +1,63 @@
-"""Chapter 04's figures: peaks over the number of layers, and a plan as a grid."""
+"""Chapter 04's figures: memory through a step, who keeps what, when layers run again, plans and their peaks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from manyranks.show import style, units
+from manyranks.show import drawings, style, units
 from manyranks.show.lines import curves
+from manyranks.theory import memory
+from manyranks.theory.architecture import ModelShape
 from manyranks.theory.checkpointing import BACKWARD, KEEP, STORE, Action, Layer, run
+from manyranks.theory.plan import Plan
 
 _ACTIONS = {"F": ("forward", "#56B4E9", ""), "R": ("forward again", style.YELLOW, "////"), "B": ("backward", style.GREEN, "")}
 Curves = Mapping[str, Sequence[float]]
+
+
+def step(shape: ModelShape, plans: Mapping[str, Plan]) -> style.Figure:
+    """Draws what one GPU holds through a step with one micro-batch: states, and what its layers have kept so far.
+
+    plans: title -> how it trains; pp=1
+    """
+    n, series = shape.layers, {}
+    for title, plan in plans.items():
+        one, whole = (memory.layer_activations(shape, each) for each in (plan, replace(plan, recompute="none")))
+        head = memory.activations(shape, plan) - n * one
+        kept = [one * k for k in range(1, n + 1)]
+        kept += [n * one + head] + [each + whole - one for each in reversed(kept)]
+        states = memory.model_states(shape, plan)._asdict()
+        flat = {kind: [states[kind]] * len(kept) for kind in ("parameters", "gradients", "optimizer")}
+        series[title] = flat | {"activations": kept}
+    return drawings.memory_over_time(series, [(0, n + 1, "forward"), (n + 1, 2 * n + 1, "backward")])
+
+
+def again(layers: int = 4) -> style.Figure:
+    """Draws when a GPU runs each layer, in a step that keeps everything and in one that runs every layer again."""
+    forward = [(k, k + 1, f"forward {k}", "compute") for k in range(layers)]
+    lanes, phases = {}, {}
+    for title, twice in (("keep everything", False), ("run every layer again", True)):
+        spans, now = list(forward), layers
+        for k in reversed(range(layers)):
+            for label, length, kind in [(f"again {k}", 1, "activations")] * twice + [(f"backward {k}", 2, "gradients")]:
+                spans.append((now, now + length, label, kind))
+                now += length
+        lanes[title], phases[title] = {"GPU": spans}, [(0, layers, "forward"), (layers, now, "backward")]
+    return drawings.when(lanes, phases)
+
+
+@style.styled
+def kept_by(sizes: Mapping[str, float], unit: str) -> style.Figure:
+    """Draws a bar for each module: what it keeps in forward. unit: of the sizes."""
+    fig, (axes,) = style.figure(1, 1, 7.2, 0.9 + 0.34 * len(sizes))
+    bars = axes.barh(list(sizes), list(sizes.values()), color=style.PINK, edgecolor=style.BLACK, linewidth=0.6)
+    axes.bar_label(bars, [f"{size:.3g}" for size in sizes.values()], padding=4)
+    axes.set(xlabel=f"kept, in {unit}", xlim=(0, 1.1 * max(sizes.values())))
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    return fig
 
 
 @style.styled

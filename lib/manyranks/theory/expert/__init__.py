@@ -6,12 +6,10 @@ imbalance, capacity, and the states of a rank.
 
 from manyranks.theory.expert.chances import Copies, Way, calls, one_hop_copies, other_nodes, travel, two_hops_copies, way
 from manyranks.theory.expert.load import (
-    Full,
     Share,
     capacity,
     counts,
     dropped,
-    fullest,
     imbalance,
     of_ranks,
     rank_states,
@@ -22,7 +20,6 @@ from manyranks.theory.expert.sends import Exchange, Sends, Split, inside_rows, n
 __all__ = [
     "Copies",
     "Exchange",
-    "Full",
     "Sends",
     "Share",
     "Split",
@@ -31,7 +28,6 @@ __all__ = [
     "capacity",
     "counts",
     "dropped",
-    "fullest",
     "imbalance",
     "inside_rows",
     "node_rows",

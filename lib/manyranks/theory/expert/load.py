@@ -1,5 +1,4 @@
-"""How full experts and their ranks are: counts, imbalance, capacity, what the fullest rank does; parameters and states of a
-rank."""
+"""How full experts and their ranks are: counts, imbalance, capacity; parameters and states of a rank."""
 
 import math
 from collections.abc import Sequence
@@ -67,23 +66,6 @@ def dropped(counts: Sequence[Sequence[int]], capacity: int) -> float:
     asked = sum(map(sum, counts))
     over = sum(max(0, count - capacity) for own in counts for count in own)
     return over / asked if asked else 0.0
-
-
-class Full(NamedTuple):
-    """What a rank has to do for one layer. copies: rows that its experts multiply; flops: of their products, forward; received:
-    bytes of rows, those of its own tokens among them, so that it is the most that can come."""
-
-    copies: float
-    flops: float
-    received: float
-
-
-def fullest(counts: Sequence[float], ranks: int, hidden: int, ffn: int, itemsize: int = 2, gated: bool = True) -> Full:
-    """The rank with the most copies. Forward: three products a copy, 6·H·F, or two where the MLP is not gated; backward takes
-    twice that. Raises ValueError as of_ranks does."""
-    checks.whole(hidden=hidden, ffn=ffn, itemsize=itemsize)
-    most = max(of_ranks(counts, ranks))
-    return Full(most, 2 * (3 if gated else 2) * hidden * ffn * most, itemsize * hidden * most)
 
 
 class Share(NamedTuple):

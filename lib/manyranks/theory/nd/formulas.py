@@ -19,7 +19,7 @@ import math
 from typing import NamedTuple
 
 from manyranks.theory import checks, expert, flops, network, stages, tensor
-from manyranks.theory.architecture import ModelShape
+from manyranks.theory.architecture import ModelShape, parameters_of
 from manyranks.theory.calls import HALF, SUMS
 from manyranks.theory.cluster import Cluster, Route
 from manyranks.theory.context.sends import messages
@@ -76,16 +76,6 @@ def formula(axis: str, shape: ModelShape, cluster: Cluster, degree: int, constan
     return Formula(linear / rate, attention / rate, *_sent(axis, shape, route, constants))
 
 
-def largest_tensor(shape: ModelShape, rate: float, bandwidth: float) -> float:
-    """t up to which tensor parallelism can be hidden, however many tokens there are: 1 + F·β/(R·2h(10L + 5)).
-
-    Attention's scores are left out. rate: R, FLOP/s; bandwidth: β, bytes/s. Raises ValueError for one that is not above 0.
-    """
-    if not (rate > 0 and bandwidth > 0):
-        raise ValueError(f"rate={rate}, bandwidth={bandwidth}: both must be above 0")
-    return 1 + _flops(shape)[0] * bandwidth / (rate * HALF * shape.hidden * _gathers(shape))
-
-
 def check(axis: str, degree: int) -> None:
     """Raises ValueError for what is none of AXES, and for a degree below 2."""
     if axis not in AXES:
@@ -127,8 +117,8 @@ def _tensor(shape: ModelShape, route: Route, constants: Constants) -> Sent:
 
 def _copied(shape: ModelShape, t: int) -> float:
     """FLOPs of a token for keys and values that several ranks compute, where there are fewer heads of them than ranks."""
-    copies = 0 if shape.latent else max(0, t - shape.kv_heads)
-    return 6 * shape.layers * copies * 2 * shape.head_size * shape.hidden
+    heads = parameters_of([one for one in shape.attention if one.cut == "heads" and one.decays])
+    return 6 * shape.layers * heads * max(0, t - shape.kv_heads) / shape.kv_heads
 
 
 def _gathers(shape: ModelShape) -> int:

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from manyranks.theory import checks, sharding
-from manyranks.theory.architecture import NORMS, ModelShape
+from manyranks.theory.architecture import ModelShape, Tensor, parameters_of
 from manyranks.theory.names import nearest
 from manyranks.theory.plan import Plan
 from manyranks.theory.stages import Stage, deal, stages_of
@@ -109,74 +109,37 @@ def own_stages(shape: ModelShape, plan: Plan, pp: int) -> dict[int, Stage]:
 def parts(shape: ModelShape, plan: Plan, at: At = None) -> list[Part]:
     """All that a rank holds, in the order of forward. Raises ValueError as check and coordinates do."""
     check(shape, plan)
-    cut, found = _Cut(shape, plan), []
-    own = own_stages(shape, plan, coordinates(plan, at)["pp"])
+    found, own = [], own_stages(shape, plan, coordinates(plan, at)["pp"])
+    ends = sum(stage.embedding + stage.head for stage in own.values())  # on this rank, of the two that share a tied matrix
+    rows, copies = sharding.shard(shape.vocab, plan.tp), 3 - ends if shape.tied else 1
+    vocabulary = Parameter(rows * shape.hidden, Kind(True, copies=copies))
     for number, stage in own.items():
-        layers = [False] * stage.dense + [True] * stage.moe
-        found += [Part(number, cut.embedding(plan.stages - 1 in own))] if stage.embedding else []
-        found += [Part(number, cut.layer(moe)) for moe in layers]
-        found += [Part(number, cut.head(0 in own))] if stage.head else []
+        if stage.embedding:
+            found.append(Part(number, (vocabulary, *_on_rank(shape.embedding[1:], shape, plan))))
+        found += [Part(number, _layer(shape, plan, moe)) for moe in [False] * stage.dense + [True] * stage.moe]
+        if stage.head:
+            own_matrix = [] if shape.tied and ends == 2 else [vocabulary]
+            found.append(Part(number, (*_on_rank(shape.final_norm, shape, plan), *own_matrix)))
     return found
 
 
-class _Cut:
-    """The GPT's parts, as one of t tensor-parallel ranks has them."""
+def _layer(shape: ModelShape, plan: Plan, moe: bool) -> tuple[Parameter, ...]:
+    """In the order of forward; the matrices of its experts stand in one tensor each, as those of shared experts do."""
+    first, second = shape.norms[: len(shape.norms) // 2], shape.norms[len(shape.norms) // 2 :]
+    found = _on_rank([*first, *shape.attention, *second, *([] if moe else shape.mlp)], shape, plan)
+    if not moe:
+        return found
+    experts, shared = shape.experts // plan.ep, [shape.shared_experts * shape.shared_ffn * shape.hidden] * 3
+    whole = _on_rank([Tensor(each, "whole") for each in [parameters_of(shape.router[:1]), *shared] if each], shape, plan)
+    routed = _on_rank([Tensor(experts * one.elements, "whole") for one in shape.expert], shape, plan, plan.ep > 1)
+    return (*found, whole[0], *routed, *whole[1:])
 
-    def __init__(self, shape: ModelShape, plan: Plan):
-        self.shape, self.plan, self.t = shape, plan, plan.tp
-        summed = plan.tp if plan.sequence_parallel else 1
-        owners = max(1, plan.tp // shape.kv_heads)
-        self.cut, self.copied, self.whole = (1, 1), (owners, owners), (summed, plan.tp)  # over, copies
 
-    def embedding(self, has_head: bool) -> tuple[Parameter, ...]:
-        positions = self.shape.positions * self.shape.hidden
-        return (*self._vocabulary(has_head), *([self._one(positions, self.whole)] if positions else []))
-
-    def head(self, has_embedding: bool) -> tuple[Parameter, ...]:
-        own = not (self.shape.tied and has_embedding)
-        return (*self._norm(), *(self._vocabulary(has_embedding) if own else ()))
-
-    def layer(self, moe: bool) -> tuple[Parameter, ...]:
-        return (*self._norm(), *self._attention(), *self._norm(), *(self._mixture() if moe else self._mlp()))
-
-    def _vocabulary(self, both: bool) -> list[Parameter]:
-        """both: whether this rank has the other end, too."""
-        rows = sharding.shard(self.shape.vocab, self.t)
-        copies = 2 if self.shape.tied and not both else 1
-        return [Parameter(rows * self.shape.hidden, Kind(True, copies=copies))]
-
-    def _norm(self) -> list[Parameter]:
-        return [self._one(self.shape.hidden, self.whole, decays=False)] * NORMS[self.shape.norm]
-
-    def _attention(self) -> list[Parameter]:
-        shape, t = self.shape, self.t
-        keys = max(1, shape.kv_heads // t) * shape.head_size
-        heads = [(shape.query_size // t, self.cut), (keys, self.copied), (keys, self.copied)]
-        columns = [one for size, held in heads for one in self._column(size, held)]
-        return columns + self._row(shape.query_size // t)
-
-    def _mlp(self) -> list[Parameter]:
-        each = self.shape.ffn // self.t
-        return (1 + self.shape.gated) * self._column(each, self.cut) + self._row(each)
-
-    def _mixture(self) -> list[Parameter]:
-        shape, ep = self.shape, self.plan.ep
-        matrix = shape.experts // ep * shape.expert_ffn * shape.hidden
-        shared = shape.shared_experts * shape.shared_ffn * shape.hidden
-        whole = [shape.router_parameters - shape.router_bias * shape.experts, *[shared] * 3 * (shared > 0)]
-        found = [self._one(size, self.whole) for size in whole]
-        return [found[0], *[self._one(matrix, self.whole, expert=ep > 1)] * 3, *found[1:]]
-
-    def _column(self, size: int, held: tuple[int, int]) -> list[Parameter]:
-        bias = [self._one(size, held, decays=False)] * self.shape.bias
-        return [self._one(size * self.shape.hidden, held), *bias]
-
-    def _row(self, size: int) -> list[Parameter]:
-        bias = [self._one(self.shape.hidden, self.whole, decays=False)] * self.shape.bias
-        return [self._one(size * self.shape.hidden, self.cut), *bias]
-
-    def _one(self, elements: int, held: tuple[int, int], decays: bool = True, expert: bool = False) -> Parameter:
-        return Parameter(elements, Kind(decays, expert, *held))
+def _on_rank(tensors: list[Tensor], shape: ModelShape, plan: Plan, expert: bool = False) -> tuple[Parameter, ...]:
+    t = plan.tp
+    owners, summed = max(1, t // shape.kv_heads), t if plan.sequence_parallel else 1
+    over = {"slices": (1, 1), "heads": (owners, owners), "whole": (summed, t)}
+    return tuple(Parameter(one.on_rank(t, shape.kv_heads), Kind(one.decays, expert, *over[one.cut])) for one in tensors)
 
 
 def rows(shape: ModelShape, plan: Plan, at: At = None, itemsize: int = 4) -> list[Row]:
