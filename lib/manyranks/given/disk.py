@@ -8,10 +8,11 @@ import builtins
 import errno
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -23,6 +24,12 @@ _READS = "stat lstat access chmod truncate utime"  # these take a path, and chan
 _REFUSED = "link symlink statvfs rmdir scandir mkfifo mknod"
 _BUFFER = 8192  # bytes that Python keeps: file systems ask for more, and for less than a part of a save
 _new = count()  # of files that are made, in this process
+
+
+@cache
+def _home() -> str:
+    """The folder of all disks of this process, one after the other."""
+    return tempfile.mkdtemp(prefix="manyranks-disk-")
 
 
 class Disk:
@@ -38,8 +45,8 @@ class Disk:
     def __init__(self, files: dict[str, bytes], contents: list[bytes], full: bool = False, look: Callable = lambda: None):
         self.steps: list[tuple[str, str, dict[str, tuple[str, int]]]] = []
         self.opened, self._contents, self._full, self._look = 0, contents, full, look
-        self._home = os.path.join(tempfile.gettempdir(), f"manyranks-disk-{os.environ.get('MANYRANKS_RANK', 0)}-{os.getuid()}")
-        os.makedirs(self._home, exist_ok=True)
+        self._home = _home()
+        os.makedirs(self._home, mode=0o700, exist_ok=True)
         self._names = {path: os.path.join(self._home, f"given-{i}") for i, path in enumerate(files)}
         for path, data in files.items():
             with open(self._names[path], "wb") as file:
@@ -89,6 +96,7 @@ class Disk:
             for one in before:
                 setattr(*one)
             self._note("the end")
+            shutil.rmtree(self._home, ignore_errors=True)  # where it may be: the fences of strangers' ranks refuse it
 
     # What stands in for open() and os. real: what it stands for
 

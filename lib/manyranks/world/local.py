@@ -172,7 +172,7 @@ class Forkserver:
         self._environment = None if strangers else dict(os.environ)
         self.sandboxed, self.scratch = sandboxed, -1
         self._errors = tempfile.TemporaryFile()
-        self.folder = tempfile.mkdtemp(prefix="manyranks-")
+        self.folder = "" if sandboxed else tempfile.mkdtemp(prefix="manyranks-")  # a sandbox has one, for all ranks
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
