@@ -172,7 +172,7 @@ class Forkserver:
         self._environment = None if strangers else dict(os.environ)
         self.sandboxed, self.scratch = sandboxed, -1
         self._errors = tempfile.TemporaryFile()
-        self.folder = "" if sandboxed else tempfile.mkdtemp(prefix="manyranks-")  # a sandbox has one, for all ranks
+        self.folder = sandbox.SCRATCH if sandboxed else tempfile.mkdtemp(prefix="manyranks-")  # as ranks see it
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
