@@ -44,11 +44,11 @@ class Norm(nn.Module):
 def rotated(x: Tensor) -> Tensor:
     """Turns each pair of a head's numbers by its token's position."""
     seq, size = x.shape[-2:]
-    like = {"dtype": x.dtype, "device": x.device}
+    like = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
     rates = 10_000 ** (-torch.arange(0, size, 2, **like) / size)
     angles = torch.arange(seq, **like)[:, None] * rates
     a, b = x.chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
@@ -192,9 +192,8 @@ def train(config: Config) -> dict[str, Tensor]:
 
 
 def device() -> torch.device:
-    return torch.device(
-        "cuda" if torch.cuda.is_available() else "cpu"
-    )  # start() chose which
+    """The CPU, or the GPU that start() chose."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def start() -> None:

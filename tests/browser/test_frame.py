@@ -23,8 +23,8 @@ def test_a_preset_moves_the_controls_and_the_tiles_compare_with_before(notebook)
     explorer.press_button("after backward")
     assert "of the step is spent waiting for gradients" in explorer.status()
     tiles = " | ".join(explorer.tiles()).replace("\n", " ")
-    assert "memory per GPU 27.8 of 80 GB was 48.1" in tiles
-    assert "MFU 13% was 38%" in tiles
+    assert "memory per GPU 27.8 of 80 GB (was 48.1)" in tiles
+    assert "MFU 13% (was 38%)" in tiles
     explorer.press_button("Reset")
     assert explorer.status() == "Limit: compute."
 
@@ -51,24 +51,34 @@ def test_the_code_is_copied(notebook):
     expect(explorer.box.get_by_role("button", name="Copied")).to_be_visible()
     copied = notebook.page.evaluate("navigator.clipboard.readText()")
     assert "step.estimate(shape, plan, cluster)" in copied
-    assert "models['gpt2-xl']" in copied
+    assert 'models["gpt2-xl"]' in copied
 
 
-def test_measure_it_counts_on_real_ranks_and_stops_when_told(notebook):
+def test_measure_it_counts_on_real_ranks_and_stops_when_told_and_the_picture_stays(notebook):
+    before = notebook.page.viewport_size
+    notebook.page.set_viewport_size({"width": 1280, "height": 800})
     explorer = notebook.explorer()
     button, stop = (explorer.box.get_by_role("button", name=name, exact=True) for name in ("Measure it", "Stop"))
+    picture = explorer.box.locator(".widget-image")
+    place = picture.bounding_box()
     button.click()
+    expect(explorer.box.locator(".progress")).to_be_visible()
+    assert picture.bounding_box() == place
     stop.click()
     expect(button).to_be_visible(timeout=30_000)
     expect(explorer.box.get_by_text("stopped", exact=True)).to_be_visible()
     button.click()
     expect(stop).to_be_visible()
     expect(button).to_be_visible(timeout=90_000)
-    expect(explorer.box.locator(".manyranks-tiles").last).to_contain_text("sent per rank per step")
+    counted = explorer.box.locator(".manyranks-tiles").first
+    expect(counted).to_contain_text("sent per rank per step")
+    expect(counted).to_be_in_viewport(ratio=1)
+    assert picture.bounding_box() == place
     tiles = " | ".join(explorer.tiles()).replace("\n", " ")
     assert "sent per rank per step 5.87 MB theory 5.86 MB, +0.1%" in tiles
     assert "parameters and gradients of a rank 6.69 MB theory 6.69 MB, equal" in tiles
     assert notebook.errors() == []
+    notebook.page.set_viewport_size(before)
 
 
 def test_what_was_set_opens_the_next_explorer_and_reset_takes_it_back(lab):

@@ -310,7 +310,7 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "FSDP": (_FSDP, "in backward, unit 4 was read before its wait"),
     },
     "04_checkpointing": {
-        "note": (_NOTE, "Query, key, and value share an input"),
+        "note": (_NOTE, "query, key, and value share an input"),
         "Recompute": (_RECOMPUTE, "does not require grad"),
         "Visible": (_VISIBLE, "returned an incorrect number of gradients"),
         "best_count": (

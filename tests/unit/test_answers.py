@@ -166,9 +166,11 @@ def test_no_answer_has_a_number_that_nobody_checks(chapter):
 
 def seen(explorer: show.Explorer) -> str:
     """Returns what a reader sees: the line above the picture, the tiles, words in the picture, and those under the mouse."""
-    shown = re.findall(r'(?:title|data-says)="([^"]*)"', explorer.tiles.value + explorer.parts.value)
+    tiles = re.sub(r" <small>\(was [^<]*</small>", "", explorer.tiles.value)
+    tiles = re.sub(r"<style>.*?</style>|<[^>]*>", " ", re.sub(r"</small>(?=<b>)", ": ", tiles), flags=re.DOTALL)
+    says = re.findall(r'data-says="([^"]*)"', explorer.parts.value)
     drawn = [each for axes in explorer.figure.axes for each in words(axes)]
-    return html.unescape(" | ".join([explorer.status, *shown, *drawn]))
+    return re.sub(r" *: +", ": ", re.sub(" +", " ", html.unescape(" | ".join([explorer.status, tiles, *says, *drawn]))))
 
 
 def numbers(text: str) -> set[str]:

@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
 from manyranks.show import bars
-from manyranks.show.checkpointing import explorer, peaks
+from manyranks.show.checkpointing import ATTENTION, STRATEGIES, Strategy, Tradeoff, explorer, peaks
 from manyranks.show.checkpointing import plan as picture
-from manyranks.show.checkpointing.explorer import ATTENTION, STRATEGIES, Setting, Tradeoff
 from manyranks.theory import Plan, checkpointing, clusters, flops, memory, models, optimal_checkpoints, step
 from manyranks.theory.checkpointing import Action, Layer, run
 from manyranks.theory.equal_checkpoints import Point, front, segments
@@ -32,8 +31,8 @@ LAYER = Layer(1, 2, 2, 34)
 SBH = 2048 * 4 * 6144  # of the default model
 
 
-def setting(**change) -> Setting:
-    return Setting(**DEFAULT | change)
+def setting(**change) -> Strategy:
+    return Strategy(**DEFAULT | change)
 
 
 def drawn(**change) -> list[Axes]:
@@ -141,11 +140,6 @@ def opened():
 
 
 def test_it_opens_on_korthikanti_s_smallest_model_and_says_what_limits(opened):
-    assert opened.set(**DEFAULT).status == (
-        "megatron-22b, C = 8 segments: activations 5.42 of 32 GB; checkpoints + layers kept 7 + 6; "
-        "recomputed 32.9% of FLOPs; optimal plan 8.22% of FLOPs. "
-        "Limit: compute; the optimal plan recomputes 8.22% of FLOPs."
-    )
     assert opened.values == DEFAULT
 
 
@@ -162,13 +156,6 @@ def test_the_strip_is_a_step_s_with_what_is_computed_again():
     optimal = setting(strategy="optimal").scenario.cost
     assert optimal.seconds == pytest.approx(kept.seconds + 12 / 48 * (every.seconds - kept.seconds))
     assert kept.held - optimal.held == pytest.approx(42.5e9 - 31.9e9, rel=0.01)
-
-
-def test_the_code_computes_the_strip(capsys):
-    now = setting(strategy="optimal")
-    exec(now.scenario.code(), {})
-    seconds, held = capsys.readouterr().out.splitlines()[-1].split()
-    assert (float(seconds), int(held)) == pytest.approx((now.scenario.cost.seconds, now.scenario.cost.held))
 
 
 def test_markers_and_bars_say_their_numbers(opened):
@@ -275,7 +262,7 @@ def test_a_bar_s_texts_are_its_bytes_and_its_flops():
         ({"seq": 131072, "budget": 1e9}, "; change several, or split each sequence over more ranks (chapter 07)."),
         ({"seq": 4096, "microbatch": 32, "budget": 1e9, "attention": "flash"}, ": a micro-batch of 1 fits, with"),
         ({"count": 64}, "Not possible: C = 64 segments of the 48 layers of megatron-22b: choose C up to 48"),
-        ({"model": "gpt2-xl"}, "Not possible: t = 8 does not divide the 25 heads of gpt2-xl: choose a divisor of them"),
+        ({"model": "gpt2-xl"}, "Not possible: t = 8 does not divide the 25 heads of gpt2-xl: choose a divisor of 25"),
     ],
 )
 def test_the_sentence_names_the_limit_and_a_way_out(opened, change, said):
@@ -349,7 +336,7 @@ def test_what_is_kept_and_stored_is_drawn_until_its_backward():
     (stored,) = figure.axes[0].lines
     assert stored.get_xydata().tolist() == [[2, 2.5], [8, 2.5]]  # a_2, until layer 3 went backward
     named = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert named == {"forward", "forward again", "backward", "kept", "stored"}
+    assert named == {"forward", "forward again", "backward", "kept", "checkpoint"}
 
 
 def test_below_is_what_the_plan_holds_at_each_action():

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 
 from manyranks import show
 from manyranks.show import collectives, style
-from manyranks.show.collectives import holdings
-from manyranks.show.collectives.steps import Steps
+from manyranks.show.collectives import figures
+from manyranks.show.collectives.figures import Steps
 from manyranks.theory.collectives import rounds
 from tests.drawn import named
 
@@ -27,7 +27,7 @@ BEFORE = [numbers(rank) for rank in range(N)]
 def shown(rows: list, n=N, columns=4, *later: list) -> Axes:
     """The axes of a grid that shows these rows, and then others."""
     _, (axes,) = style.figure()
-    grid = holdings.Holdings(axes, n, columns)
+    grid = figures.Holdings(axes, n, columns)
     for each in (rows, *later):
         grid.update(each)
     return axes
@@ -43,7 +43,7 @@ def extents(axes: Axes, name: str) -> list:
 
 @pytest.mark.parametrize(("value", "ranks"), [(1, [0]), (30, [1]), (3033, [0, 1, 3]), (4444, [0, 1, 2, 3]), (0, [])])
 def test_a_number_says_whose_terms_are_in_it(value, ranks):
-    assert holdings.terms(value, N) == ranks
+    assert figures.terms(value, N) == ranks
 
 
 def test_a_cell_has_one_stripe_for_each_term_side_by_side():
@@ -151,12 +151,12 @@ def test_curves_refuse_one_of_another_length():
 
 
 def test_a_source_comes_with_others_folded_under_their_names():
-    listing = show.source(collectives.stepper, holdings.terms, holdings.Holdings)
+    listing = show.source(collectives.stepper, figures.terms, figures.Holdings)
     assert repr(listing).index("def stepper(") < repr(listing).index("def terms(") < repr(listing).index("class Holdings")
     shown = listing._repr_html_()
     assert shown.index("stepper") < shown.index("<details><summary><code>def terms …</code></summary>")
     assert "<summary><code>class Holdings …</code></summary>" in shown
-    assert "<details" not in show.source(holdings.terms)._repr_html_()
+    assert "<details" not in show.source(figures.terms)._repr_html_()
 
 
 def test_two_nodes_are_drawn_and_no_other_number():

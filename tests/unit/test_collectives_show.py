@@ -9,10 +9,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.text import Text
 
 from manyranks.show import style
-from manyranks.show.collectives.circle import Circle
-from manyranks.show.collectives.explorer import Knobs, explorer
-from manyranks.show.collectives.panels import LOOKS
-from manyranks.show.collectives.setting import TOPOLOGIES, Setting
+from manyranks.show.collectives.explorer import LOOKS, TOPOLOGIES, Circle, Collective, Knobs, explorer
 from manyranks.show.labels import Words
 from manyranks.show.said import Said
 from manyranks.theory.collectives import ALGORITHMS, Message, contents, least_bytes, rounds, sent_bytes
@@ -57,12 +54,12 @@ def test_the_messages_drawn_are_the_theory_s(operation, algorithm):
     plot = Knobs()
     shafts = next(artist for artist in plot.moving if isinstance(artist, LineCollection))
     for n in (2, 3, 8, 16):
-        now = Setting(operation, algorithm, n, GIB, NODES)
+        now = Collective(operation, algorithm, n, GIB, NODES)
         if algorithm not in now.times:
             continue
         theory, sent = rounds(operation, GIB, n, algorithm, node=now.node), [0.0] * n
         for step, expected in enumerate(theory, 1):
-            plot.update(step, **now._asdict())
+            plot.update(**now._replace(step=step)._asdict())
             assert len(shafts.get_segments()) == len(expected)
             for source, _, share in now.messages(step):
                 sent[source] += share * GIB
@@ -173,7 +170,7 @@ def test_every_preset_can_be_shown():
 
 
 def test_a_ring_s_contents_grow_by_a_term_a_round():
-    now = Setting("all_reduce", "ring", 4, GIB, NODES)
+    now = Collective("all_reduce", "ring", 4, GIB, NODES)
     assert now.counts(0) == [[1] * 4] * 4
     assert now.counts(2)[0] == [1, 3, 2, 1]
     assert now.counts(3)[0] == [4, 3, 2, 1]
@@ -233,7 +230,7 @@ def test_a_circle_draws_up_to_16_ranks_and_says_so_above():
 
 
 def update(plot: Knobs, operation: str, algorithm: str, n: int, size: int, topology: str, step: int = 1) -> Said:
-    return plot.update(step, **Setting(operation, algorithm, n, size, topology)._asdict())
+    return plot.update(**Collective(operation, algorithm, n, size, topology, step)._asdict())
 
 
 def groups(operation: str, algorithm: str) -> list[tuple[int, int | None]]:

@@ -8,9 +8,9 @@ import pytest
 from matplotlib.axes import Axes
 
 from manyranks.show import context, units
-from manyranks.show.context.explorer import CLUSTERS, LENGTHS, MODELS, RANKS, SHOWN, TILE, VARIANTS, Ranks, Setting
+from manyranks.show.context.explorer import CLUSTERS, LENGTHS, MODELS, RANKS, SHOWN, TILE, VARIANTS, Ranks, Shared
 from manyranks.show.context.figures import ORDERS, scores, shares
-from manyranks.show.scenario import percent
+from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, models, step
 from manyranks.theory import context as theory
 from manyranks.theory.context.times import Pass
@@ -45,8 +45,8 @@ def explorer():
     return context.explorer()
 
 
-def now(**change) -> Setting:
-    return Setting(**DEFAULT | change)
+def now(**change) -> Shared:
+    return Shared(**DEFAULT | change)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -193,7 +193,7 @@ def test_tensor_parallel_ranks_take_heads_and_lie_between():
     assert one.bytes() == theory.ring(*sizes).both.bytes
 
 
-def waits(one: Setting) -> float:
+def waits(one: Shared) -> float:
     """Slowest ÷ mean, of what the ranks compute forward, where each hop waits for its slowest."""
     return sum(one.times().forward.hops) / one.times().forward.computing
 
@@ -269,10 +269,6 @@ def test_the_longest_sequence_fits_and_the_next_does_not(variant):
 def test_it_opens_on_contiguous_shards_and_says_what_helps():
     opened = context.explorer()
     assert opened.values == DEFAULT
-    assert opened.status == (
-        "llama3-8b, s = 131,072, c = 8, h100-dgx: attention takes 210 ms; waits for slower ranks 47%; waits for messages 0.2%; "
-        "a rank sends 1.88 GB; fits up to s = 170,480. Limit: waiting for the slowest rank; with zigzag: 114 ms."
-    )
 
 
 def test_the_strip_is_the_step_around_it():
@@ -420,11 +416,3 @@ def test_every_choice_is_shown_or_refused():
         else:
             with pytest.raises(ValueError, match=r"Ulysses needs|GPUs: .* has only"):
                 plot.update(**setting)
-
-
-def test_its_code_prints_the_step_and_the_hops(explorer, capsys):
-    explorer.set(**DEFAULT | {"cp": 16, "layout": "zigzag"})
-    exec(explorer.code(), {})
-    said, found = capsys.readouterr().out, now(cp=16, layout="zigzag")
-    assert f"{found.scenario.time.seconds} {found.scenario.time.mfu}" in said
-    assert f"{found.times().forward.hops[1]}" in said

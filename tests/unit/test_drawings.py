@@ -14,7 +14,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path
 
 from manyranks import show
-from manyranks.show.drawings.paper import EDGE, INK, LEAST, contrast, on
+from manyranks.show.drawings import EDGE, INK, LEAST, contrast, on
 
 from .figures_drawn import assert_readable
 
@@ -248,7 +248,7 @@ def test_areas_are_as_high_as_the_bytes_and_stand_on_each_other():
             assert (area.get_label(), list(edges)) == (kind, [*range(6)])
             np.testing.assert_allclose(baseline, low)
             np.testing.assert_allclose(high, low := low + held)
-    assert [axes.texts[0].get_text() for axes in figure.axes] == ["peak 23 GB", "peak 19 GB"]
+    assert [axes.texts[0].get_text().strip() for axes in figure.axes] == ["peak 23 GB", "peak 19 GB"]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [*HELD, "gathered"]
 

@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from manyranks.show import expert, units
 from manyranks.show.bars import LONGEST
-from manyranks.show.expert.explorer import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Setting
+from manyranks.show.expert import CHOICES, CLUSTERS, MODELS, WAYS, Degrees, Experts
 from manyranks.show.looks import LOOKS
 from manyranks.theory import flops, memory, models, published
 from manyranks.theory.expert import other_nodes
@@ -54,8 +54,8 @@ def explorer():
     return expert.explorer()
 
 
-def now(**change) -> Setting:
-    return Setting(**DEFAULT_VALUES | change)
+def now(**change) -> Degrees:
+    return Degrees(**DEFAULT_VALUES | change)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -229,43 +229,35 @@ def test_an_unequal_load_is_a_part_of_its_own():
 def test_it_opens_on_deepseek_v3_s_layout():
     opened = expert.explorer()
     assert opened.values == DEFAULT_VALUES
-    assert opened.status == (
-        "deepseek-v3 on h800, EP 64, dualpipe: GPUs = DP × PP × TP 2,048 = 128 × 16 × 1; expert ranks 64 in 8 nodes; "
-        "experts per GPU 4 of 256; sent inside a node 617 MB; sent between nodes 308 MB. Limit: compute."
-    )
 
 
 def test_bars_and_numbers_are_the_settings():
-    plot = Degrees()
+    plot = Experts()
     said = plot.update(**DEFAULT_VALUES)
     assert said.scenario == now().scenario
-    memory, time, traffic = plot.figure.axes
-    peaks, times = [now(ep=ep).scenario.peak for ep in CHOICES["ep"]], [now(tp=tp).cost for tp in CHOICES["tp"]]
-    assert [text.removeprefix("» ") for text in words(memory)] == [*(units.size(peak.total) for peak in peaks), "80 GB"]
+    time, traffic = plot.figure.axes
+    times = [now(tp=tp).cost for tp in CHOICES["tp"]]
     assert words(time) == ["19.6 s", "25.1 s", "48.7 s, EP 32", "» 98.1 s, EP 16"]
-    assert "»: off the scale" in [axes.get_xlabel() for axes in plot.figure.axes]
     ways = [now(limit=limit).way(hops) for hops, limit in WAYS.values()]
     assert words(traffic) == [f"{units.size(sum(way[:2]))}, {units.duration(way[2])}" for way in ways]
-    memory_widths, time_widths, traffic_widths = ([sum(row) for row in widths(panel)] for panel in plot.figure.axes)
-    assert memory_widths == pytest.approx([LONGEST * min(1, peak.total / 160e9) for peak in peaks], rel=1e-3)
+    time_widths, traffic_widths = ([sum(row) for row in widths(panel)] for panel in plot.figure.axes)
     assert time_widths == pytest.approx([LONGEST * min(1, seconds / times[0] / 3) for seconds in times], rel=1e-3)
     most = max(sum(way[:2]) for way in ways)
     assert traffic_widths == pytest.approx([LONGEST * sum(way[:2]) / most for way in ways], rel=1e-3)
 
 
 def test_a_bar_s_parts_say_their_numbers():
-    plot = Degrees()
+    plot = Experts()
     plot.update(**DEFAULT_VALUES | {"tp": 2})
     said = [part.says for part in plot.parts()]
     assert f"TP 2, TP messages: {now(tp=2).parts()['tensor']:.3g} s" in said
     assert f"4 nodes at most, between nodes: {units.size(now(tp=2).way()[1])}" in said
-    assert f"EP 8, states: {units.size(now(tp=2, ep=8).scenario.peak.states)}" in said
 
 
 def test_each_panel_marks_what_the_setting_has():
-    plot = Degrees()
+    plot = Experts()
     plot.update(**DEFAULT_VALUES | {"tp": 8, "limit": 2})
-    rows = [CHOICES["ep"].index(16), CHOICES["tp"].index(8), list(WAYS).index("2 nodes at most")]
+    rows = [CHOICES["tp"].index(8), list(WAYS).index("2 nodes at most")]
     assert [marked(panel) for panel in plot.figure.axes] == rows
 
 
@@ -301,7 +293,7 @@ def test_what_cannot_be_is_refused_in_words(explorer, change, said):
 @pytest.mark.parametrize(("name", "value"), [("model", "gpt5"), ("cluster", "abacus"), ("schedule", "later")])
 def test_unknown_names_are_refused_in_words(name, value):
     with pytest.raises(ValueError, match=value):
-        Degrees().update(**DEFAULT_VALUES | {name: value})
+        Experts().update(**DEFAULT_VALUES | {name: value})
 
 
 def test_presets_are_possible_and_controls_without_effect_are_switched_off(explorer):
@@ -320,7 +312,7 @@ def test_the_code_computes_the_same_step(explorer, change):
 
 
 def test_every_choice_gives_a_sentence_or_a_reason():
-    plot, options = Degrees(), {"model": list(MODELS), "cluster": list(CLUSTERS)} | CHOICES
+    plot, options = Experts(), {"model": list(MODELS), "cluster": list(CLUSTERS)} | CHOICES
     settings = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())][::40009]
     settings += [DEFAULT_VALUES | {name: value} for name, values in options.items() for value in values]
     said, reasons = [], []

@@ -2,26 +2,30 @@
 
 import asyncio
 import json
-from typing import NamedTuple
+import re
+from collections import namedtuple
 
 import pytest
 
 from manyranks import show
 from manyranks.measure.beside import Beside, Small
-from manyranks.show import page, scenario
-from manyranks.show.data_parallel.explorer import Scaling
-from manyranks.show.limits import Limits
+from manyranks.show import page, scenario, units
+from manyranks.show.data_parallel import Scaling
 from manyranks.show.said import Said
 from manyranks.show.scenario import Scenario, controls
+from manyranks.show.setting import Setting
 from manyranks.theory import Plan, clusters, links, memory, models, step
 from tests.conftest import ROOT
-from tests.drawn import named
+from tests.drawn import named, words
+from tests.said import NAMES, SAID, says
 
 SCENARIO = Scenario(models["llama3-8b"], Plan(dp=64, zero=3, seq=1024), clusters["h100-dgx"])
 
 
 class Plot(show.hardware.MessageTime):
     """Chapter 00's plot with shared controls and one of its own."""
+
+    code = None
 
     def __init__(self):
         super().__init__(links)
@@ -64,16 +68,18 @@ def test_a_scenario_costs_what_the_theory_says():
 def test_its_code_computes_the_same(shape, on, capsys):
     plan = Plan(dp=8, tp=2, seq=128, zero=2, recompute="none")
     exec(Scenario(shape, plan, on).code(), {})
-    time = step.estimate(shape, plan, on)
-    assert capsys.readouterr().out.endswith(f" {time.seconds!r} {time.mfu!r} {memory.peak(shape, plan).total}\n")
+    said = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    time, peak = step.estimate(shape, plan, on), memory.peak(shape, plan)
+    assert said["memory per GPU"] == show.size(peak.total)
+    assert (said["step time"], said["MFU"]) == (show.duration(time.seconds), units.percent(time.mfu))
 
 
 def test_the_tiles_show_this_setting_beside_the_one_before():
     shown = explorer()
     assert "was" not in shown.tiles.value
     shown.set(dp=128, n=4)
-    assert "<b>4 B</b> <small>was 1048576 B</small>" in shown.tiles.value
-    assert "<small>memory per GPU</small><b>6.14 of 80 GB</b> <small>was 7.15</small>" in shown.tiles.value
+    assert "<b>4 B</b> <small>(was 1048576)</small>" in shown.tiles.value
+    assert "<small>memory per GPU</small><b>6.14 of 80 GB</b> <small>(was 7.15)</small>" in shown.tiles.value
     assert shown.tiles.value.count("<i ") == 5 + 3  # a bar for each of the strip; memory, communication and MFU as they were
     assert shown.status == "d = 128: n 4 B. Limit: nothing."
 
@@ -176,18 +182,18 @@ def test_what_was_measured_stands_beside_theory():
 def test_the_button_runs_in_the_background_and_a_failure_is_a_sentence(counted, stop, words):
     async def notebook():
         shown = explorer(counted)
-        start, _, bar, said, _ = shown.buttons().children[-5:]
+        start, _ = shown.buttons().children[-2:]
         start.click()
         assert start.description == "Stop"
-        assert bar.layout.display is None
+        assert shown.bar.layout.display is None
         if stop:
             start.click()
         for _ in range(200):
             await asyncio.sleep(0.01)
             if start.description == "Measure it":
                 break
-        assert (start.description, bar.layout.display) == ("Measure it", "none")
-        assert words in said.value
+        assert (start.description, shown.bar.layout.display) == ("Measure it", "none")
+        assert words in shown.carried.value
         assert ("64 ranks" in shown.tiles.value) == (not words)
 
     asyncio.run(notebook())
@@ -195,36 +201,85 @@ def test_the_button_runs_in_the_background_and_a_failure_is_a_sentence(counted, 
 
 def test_what_is_not_possible_is_not_measured():
     shown = explorer(Counted()).set(dp=1024, seq=65536)
-    start, _, _, said, _ = shown.buttons().children[-5:]
+    start, _ = shown.buttons().children[-2:]
     start.click()
-    assert (start.description, "this setting isn&#x27;t possible" in said.value) == ("Measure it", True)
+    assert (start.description, "this setting isn&#x27;t possible" in shown.carried.value) == ("Measure it", True)
 
 
-def test_limits_find_a_way_out_of_one_control():
-    class Setting(NamedTuple):
-        t: int
-        z: int
+class Ways(namedtuple("Ways", "tp z"), Setting):
+    """A setting that costs 100 / t + z, and fits where t·(1 + z) is 8 at least; t = 4 can't be."""
 
-        @property
-        def possible(self):
-            return self.t != 4
+    choices, remedies, room = {"tp": (1, 2, 4, 8), "z": (0, 3)}, {"time": ("tp",)}, ("z", "tp")
+    possible = property(lambda self: self.tp != 4)
+    fits = property(lambda self: self.tp * (1 + self.z) >= 8)
+    cost = property(lambda self: 100 / self.tp + self.z)
 
-        @property
-        def fits(self):
-            return self.t * (1 + self.z) >= 8
 
-        @property
-        def cost(self):
-            return 100 / self.t + self.z
+def test_a_setting_finds_a_way_out_of_one_control():
+    now = Ways(2, 0)
+    assert now.faster("time") == (8, 0)
+    assert now.takes("time", "{:g} s".format) == "; with TP 8: 12.5 s"
+    assert now.fitting() == (2, 3)
+    assert now.memory("nothing helps") == "memory; 3 fits"
+    assert Ways(8, 0).faster("time") is None
+    assert now.faster("memory") is None
+    assert Ways(1, 0).fitting() == (8, 0)
 
-    limits = Limits({"t": (1, 2, 4, 8), "z": (0, 3)}, {"time": ("t",)}, ("z", "t"), {"t": "TP {}"})
-    now = Setting(2, 0)
-    assert limits.faster(now, "time") == (8, 0)
-    assert limits.change(now, limits.faster(now, "time")) == "TP 8"
-    assert limits.fitting(now) == (2, 3)
-    assert limits.faster(Setting(8, 0), "time") is None
-    assert limits.faster(now, "memory") is None
-    assert limits.fitting(Setting(1, 0)) == (8, 0)
+
+EXPLORERS = {name: getattr(show, name).explorer for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_the_table_has(name):
+    assert says(name) == SAID[name]
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_its_code_prints_the_numbers_that_it_shows(name, capsys):
+    shown = EXPLORERS[name]()
+    for preset in ("", *shown.presets):
+        (shown.preset(preset) if preset else shown.reset())
+        if shown.status.startswith("Not possible"):
+            continue
+        exec(shown.code(), {})
+        printed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+        texts = dict(shown.said.numbers)
+        if shown.said.scenario is not None:
+            texts |= {each: how(shown.said.scenario.cost) for each, (_, how, _) in scenario.STRIP.items()}
+            assert set(scenario.STRIP) <= set(printed)
+        assert len(printed) >= 3
+        for each, text in printed.items():
+            assert starts(numbers(text), numbers(texts[each])), (preset, each, text, texts[each])
+        assert len(shown.code().splitlines()) <= 30
+
+
+def numbers(text):
+    """Each number with its unit."""
+    return re.findall(r"[\d.,]*\d", text.replace(",", ""))
+
+
+def starts(first, whole):
+    return bool(first) and whole[: len(first)] == first
+
+
+@pytest.mark.parametrize("name", [name for name in EXPLORERS if EXPLORERS[name]().curves])
+def test_curves_are_what_the_strip_says_of_each_degree(name):
+    shown = EXPLORERS[name]()
+    plot, curves = shown.plot, shown.curves
+    assert len(curves.degrees) >= 4
+    costs, now, degree = plot.along(curves.degrees, **shown.values)
+    assert now == shown.said.scenario.cost
+    for degree, cost in zip(curves.degrees, costs, strict=True):
+        if cost is not None and plot.over in shown.values and degree != plot.degree(plot.setting(**values(shown))):
+            assert shown.set(**{plot.over: degree}).said.scenario.cost == cost
+    for each, axes in zip(reversed(plot.curves), shown.figure.axes[-len(plot.curves) :], strict=True):
+        assert words(axes, "title")[0].startswith(each.split()[0])
+        (x,), (y,) = named(axes, "ring").get_data()
+        assert named(axes, "curve").get_ydata()[int(x)] == pytest.approx(y)
+
+
+def values(shown):
+    return {name: value for name, value in shown.values.items() if name in shown.plot.setting._fields}
 
 
 def test_html_is_escaped():
@@ -246,21 +301,22 @@ def test_the_explorer_in_contributing_works_and_is_short():
     assert shown.status == "llama3-8b, d = 64: batch 64 sequences. Limit: compute."
     assert "Does not fit. Limit: memory; ZeRO-" in shown.set(zero=0).status
     assert "ZeRO-3, waiting: " in shown.parts.value
-    assert "Does not fit. Limit: memory; d = " in shown.preset("one GPU").status
-    assert len([line for line in text.splitlines() if line.strip() and not line.startswith(("from ", '"""'))]) <= 60
+    assert "Does not fit. Limit: memory; DP " in shown.preset("one GPU").status
+    assert "data ranks d = 64: memory per GPU" in shown.parts.value  # the frame's curves
+    assert len([line for line in text.splitlines() if line.strip()]) <= 60
 
 
 @pytest.mark.parametrize(
     ("old", "new", "was"),
     [
-        ("63.8 × one GPU", "877 × one GPU", "63.8 ×"),
-        ("5.81 days more", "16.8 days more", "5.81 days"),
-        ("work 24 + bubble 9", "work 24 + bubble 17", "bubble 9"),
-        ("work 48 + bubble 7", "work 24 + bubble 17", "work 48 + bubble 7"),
-        ("15 + 3", "15 + 2", "15 + 3"),
+        ("63.8 × one GPU", "877 × one GPU", "63.8"),
+        ("5.81 days more", "16.8 days more", "5.81"),
+        ("work 24 + bubble 9", "work 24 + bubble 17", "|9"),
+        ("work 48 + bubble 7", "work 24 + bubble 17", "48|7"),
+        ("15 + 3", "15 + 2", "|3"),
         ("work 24 + bubble 9", "work 24 + bubble 0 + late 7", "work 24 + bubble 9"),
-        ("29.4 GB, 1 × data parallelism", "44.1 GB, 1.5 × data parallelism", "29.4 GB, 1 ×"),
-        ("1.36 ms, 99% of β", "2.7 ms, 99% of β", "1.36 ms"),
+        ("29.4 GB, 1 × data parallelism", "44.1 GB, 1.5 × data parallelism", "29.4|1"),
+        ("1.36 ms, 99% of β", "2.7 ms, 99% of β", "1.36|"),
         ("10 (62% of all warps)", "2 (25% of all warps)", "10 (62% of all warps)"),
         ("4,096 in 15.5 waves", "65,536 in 49.6 waves", "4,096 in 15.5 waves"),
         ("2,048 = 128 × 16 × 1", "256 = 16 × 16 × 1", "2,048 = 128 × 16 × 1"),
@@ -269,8 +325,12 @@ def test_the_explorer_in_contributing_works_and_is_short():
         ("49.2 kB of 232 kB", "12.3 kB of 232 kB", "49.2 kB"),
         ("24.8 of 80 GB", "1.13 TB of 80 GB", "24.8 GB"),
         ("1.13 TB of 80 GB", "24.8 of 80 GB", "1.13 TB"),
-        ("2.1 GB", "3.1 GB", "2.1 GB"),
+        ("2.1 GB", "3.1 GB", "2.1"),
+        ("2.1 GB", "980 MB", "2.1 GB"),
+        ("2.1 GB", "2.1 GB", ""),
     ],
 )
-def test_a_tile_says_what_is_different_now(old, new, was):
-    assert page.gone(old, new) == was
+def test_a_tile_says_of_each_part_what_it_was(old, new, was):
+    found = page.parts(old, new)
+    assert "".join(text for text, _ in found) == new
+    assert "|".join(each for _, each in found) == was

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manyranks import show
-from manyranks.show.failures.explorer import Intervals, Setting
+from manyranks.show.failures import Intervals, Saving
 from manyranks.theory import failures
 from manyranks.timeline import Failure, survive
 
@@ -90,7 +90,7 @@ def test_the_explorer_has_an_answer_for_all_extremes():
     ends = [[values[0], values[-1]] for values in ([o[1] for o in c.options] for c in shown.controls.values())]
     plot = Intervals()
     for values in itertools.product(*ends):
-        now = Setting(*values)
+        now = Saving(*values)
         if 0 < now.interval < now.write:
             continue
         assert plot.update(**now._asdict()).limit

@@ -17,8 +17,7 @@ from manyranks.parallel.pipeline.program import Times, bubble, in_flight, progra
 from manyranks.parallel.pipeline.verify import peaks
 from manyranks.show import pipeline
 from manyranks.show.labels import word
-from manyranks.show.pipeline.explorer import NAMES, Setting, Two, explorer, title
-from manyranks.show.pipeline.figures import Charts, Run, compare, run
+from manyranks.show.pipeline import NAMES, Charts, Run, Schedules, Two, compare, explorer, run, title
 from manyranks.show.said import Said
 from manyranks.theory import Plan, clusters, memory, models, step
 from manyranks.theory import pipeline as theory
@@ -30,7 +29,7 @@ DEFAULT = {"first": "1f1b", "second": "zb-h1", "model": "llama3-8b", "cluster": 
 DEFAULT |= {"F": 1.0, "I": 1.0, "W": 1.0, "message": 0.0}
 HALF = Times(0.5, 0.5, 0.5)
 ONE = Span(0, COMPUTE, "F0", 0, 1)
-NOW = Setting(**DEFAULT)
+NOW = Schedules(**DEFAULT)
 THREE = [
     (schedules.one_f_one_b(3, 5), Times(latency=0.25)),
     (schedules.interleaved(2, 4, 3), Times(0.3, 0.4, 0.2)),
@@ -288,14 +287,9 @@ def said(**change) -> Said:
 
 
 def test_it_opens_on_1f1b_and_zb_h1(opened):
-    assert opened.set(**DEFAULT).status == (
-        "1F1B above ZB-H1, p = 4, m = 8: upper makespan work 24 + bubble 9; upper holds 4 micro-batches; "
-        "lower makespan work 24 + bubble 3; lower holds 4 micro-batches. "
-        "Limit: warm-up and drain (more micro-batches dilute them)."
-    )
-    assert titles(opened.figure) == [
-        "1F1B: bubble 9 = (p − 1)(F + B); makespan 33",
-        "ZB-H1: bubble 3 = (p − 1)(F + I − W); makespan 27",
+    assert titles(opened.figure)[:2] == [
+        "1F1B: bubble 9 = (p − 1)(F + B)",
+        "ZB-H1: bubble 3 = (p − 1)(F + I − W)",
     ]
     assert explorer().values == DEFAULT
 
@@ -324,7 +318,6 @@ def test_what_is_said_is_what_the_library_computes(name, change):
     assert parts[:2] == pytest.approx([work, bubble(timeline)], rel=1e-3)
     assert numbers["upper holds"].startswith(f"{max(found.peaks):.3g} micro-batch")
     assert f"bubble {found.bubble:.4g}" in title(name, found, now)
-    assert title(name, found, now).endswith(f"makespan {timeline.makespan:.4g}")
 
 
 @pytest.mark.parametrize("name", NAMES.values())
@@ -337,7 +330,7 @@ def test_a_closed_form_is_said_to_be_the_bubble_where_it_is(name):
             assert m < theory.fewest(name, p) or m % p
             assert not set("=≠") & set(written)
             continue
-        same, form = re.search(r"bubble [\d.]+ ([=≠]) (.+); makespan", written).groups()
+        same, form = re.search(r"bubble [\d.]+ ([=≠]) (.+)$", written).groups()
         assert (same == "=") == (expected == pytest.approx(found.bubble))
         assert max(0, value(form, p=p, m=m, v=now.v, F=now.F, I=now.I, W=now.W, B=now.I + now.W)) == pytest.approx(expected)
         assert same == "=" or message or (unequal and name.startswith(("zb", "dual")))
@@ -399,19 +392,6 @@ def test_equal_makespans_of_different_bubbles_are_explained():
     assert "equal" not in plot.update(**DEFAULT | {"first": "gpipe"}).limit
 
 
-def test_the_code_computes_both_bubbles_and_the_step(capsys):
-    values = DEFAULT | {"second": "interleaved", "v": 4, "I": 1.5, "message": 0.5}
-    exec(Two().code(**values), {})
-    *both, step = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in both] == ["1f1b", "interleaved"]
-    for line in both:
-        name, *found = line.split()
-        shown = NOW._replace(**values).run(name)
-        assert [float(each) for each in found] == pytest.approx([shown.bubble, shown.makespan])
-    assert step.startswith("StepTime(")
-    assert "StepTime" not in Two().code(**DEFAULT | {"first": "zb-v", "m": 5})
-
-
 def test_limits_that_differ_bear_their_schedule_s_name():
     limit = Two().update(**DEFAULT | {"second": "zb-h2"}).limit
     assert limit == "1F1B: warm-up and drain (more micro-batches dilute them); ZB-H2: compute (the price is memory)"
@@ -431,23 +411,24 @@ def test_boxes_say_what_they_are_and_when_and_of_many_the_ranks_speak(opened):
     opened.set(**DEFAULT)
     assert "rank 3, backward 0: from 4 to 6" in opened.parts.value
     assert "rank 0, weight gradient 0: from 8 to 9" in opened.parts.value
-    assert 100 < opened.parts.value.count("<s") <= 200
+    points = 3 * 8  # of the frame's curves
+    assert 100 < opened.parts.value.count("<s") - points <= 200
     opened.set(m=32)
-    assert opened.parts.value.count("<s") == 8
+    assert opened.parts.value.count("<s") - points == 8
     assert "rank 0: holds at most 4 micro-batches" in opened.parts.value
 
 
 def test_every_control_changes_the_picture_or_the_strip(opened):
     first = DEFAULT | {"second": "interleaved"}
     opened.set(**first)
-    before = opened.png, opened.tiles.value.partition("was")[0]
+    before = opened.png, opened.tiles.value.partition("(was")[0]
     changes = {"first": "gpipe", "second": "naive", "model": "mistral-7b", "cluster": "a100-dgx", "tp": 2, "pp": 5, "m": 9}
     changes |= {"v": 3, "F": 1.5, "I": 0.5, "W": 2.0, "message": 0.1}
     assert changes.keys() == DEFAULT.keys()
     for name, changed in changes.items():
         opened.set(**{name: changed})
-        assert (opened.png == before[0]) == (name in ("model", "cluster", "tp")), name
-        assert opened.tiles.value.partition("was")[0] != before[1], name
+        assert opened.png != before[0], name
+        assert opened.tiles.value.partition("(was")[0] != before[1], name
         opened.set(**{name: first[name]})
         assert opened.png == before[0], f"{name}: and back"
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from manyranks import show, theory
-from manyranks.show.drawings.paper import contrast
+from manyranks.show.drawings import contrast
 from manyranks.theory import collectives
 from manyranks.timeline import Failure, Span, Timeline, survive
 
@@ -112,13 +112,6 @@ def test_a_figure_is_a_picture_without_overlapping_text(name, figure):
 
 def explorer():
     return show.hardware.explorer()
-
-
-def test_an_explorer_says_at_its_defaults_what_limits():
-    assert explorer().status == (
-        "1.05 MB over InfiniBand 400G, in 8 pieces of 131 kB: one message 35 µs, 60% of β; 8 ranks in a ring 116 µs, 16% of β; "
-        "half of β at 700 kB; in the ring at 5.6 MB. Limit: latency."
-    )
 
 
 def test_an_explorer_is_set_and_read_from_code():

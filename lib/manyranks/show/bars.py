@@ -98,6 +98,8 @@ class Bars:
         places = [(LONGEST + 0.03 + _COLUMN * k, y) for y, text in enumerate(texts) for k in range(text.count("|") + 1)]
         words = [word for text in texts for word in text.split("|")]
         if limit:
+            if self._axes.get_ylim()[0] < len(self._rows):
+                self._axes.set_ylim(bottom=len(self._rows) + 0.2)  # room for its name
             at = self.place(limit[0])
             self._limit.set_xdata([at, at])
             words.append(limit[1] + " »" * (limit[0] > end))

@@ -5,7 +5,11 @@ An explorer is driven by a plot: an object with `figure`, `moving` (the artists 
 
 * `idle(**values)`: the names of controls that do nothing right now; they're switched off.
 * `parts()`: a Part for each thing that shows its number under the mouse.
-* `code(**values)`: Python that computes what is shown; without it, that of the scenario.
+* `code(**values)`: Python that prints what is shown; without it, that of the scenario.
+* `over`, `curves` and `along(degrees, **values)`: the control that curves go over, which curves, and their numbers; they're
+  drawn beside the picture.
+
+A setting.Board has all of them.
 
 What else is in the figure, such as axes and legends, is drawn again only when an update has changed it: that is several
 times slower. For a setting it can't show, a plot raises ValueError, and the text becomes the sentence.
@@ -19,7 +23,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import ipywidgets as widgets
@@ -33,10 +37,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from manyranks.measure.beside import Small
 from manyranks.show import page, scenario, style
+from manyranks.show.over import Curves
 from manyranks.show.said import Part, Said
 from manyranks.show.scenario import choice, log_slider, slider, value_slider
+from manyranks.show.setting import Board, Panels, Setting
 
-__all__ = ["Explorer", "Panels", "Part", "Plot", "Said", "choice", "log_slider", "slider", "value_slider"]
+__all__ = ["Board", "Explorer", "Panels", "Part", "Plot", "Said", "Setting", "choice", "log_slider", "slider", "value_slider"]
 
 _REST = 1.0  # seconds without a change before a setting counts as the one to compare with
 _PAUSE = 0.02  # seconds without a further change before a redraw: a dragged slider does not queue up pictures
@@ -52,20 +58,6 @@ class Plot(Protocol):
     moving: Sequence[Artist]
 
     def update(self, **values) -> Said | str: ...
-
-
-class Panels:
-    """A plot made of panels, in the order in which they're drawn; others: artists over them that move, too."""
-
-    panels: Sequence
-    others: Sequence[Artist] = ()
-
-    @property
-    def moving(self) -> list[Artist]:
-        return [*(artist for panel in self.panels for artist in panel.moving), *self.others]
-
-    def parts(self) -> Iterator[Part]:
-        return (part for panel in self.panels if hasattr(panel, "parts") for part in panel.parts())
 
 
 class Measure(Protocol):
@@ -92,19 +84,24 @@ class Explorer:
         measure: Measure | None = None,
         **controls: widgets.ValueWidget,
     ):
-        self.figure, self.status = plot.figure, ""
-        self._plot, self.controls, self._first = plot, controls, {name: each.value for name, each in controls.items()}
+        self.figure, self.status, self.curves = plot.figure, "", None
+        if name := getattr(plot, "over", ""):
+            label, degrees = controls[name].description, scenario.values(controls[name])
+            with style.context():
+                self.curves = Curves(self.figure, plot.curves, label, degrees)
+        self.plot, self.controls, self._first = plot, controls, {name: each.value for name, each in controls.items()}
         self.presets, self._measure = dict(presets or {}), measure
         self._canvas = FigureCanvasAgg(self.figure)
         self.figure.set_dpi(2 * style.DOTS)
         self._image = _Picture(format="png", width=f"{self.figure.get_figwidth() * style.DOTS:.0f}")
         self._line, self.tiles, self.parts, self._copy, self.carried = (widgets.HTML(layout=_TIGHT) for _ in range(5))
+        self.bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, layout=widgets.Layout(width="90px", display="none"))
         self._waiting: asyncio.TimerHandle | None = None
         self._background = None  # what does not move, drawn
         self._shown: np.ndarray | None = None  # the last picture that belonged to its setting
         self._said, self._before, self._moved = None, None, 0.0
         self._drawing = threading.RLock()  # a kernel may handle one control's change beside another's, in two threads
-        for artist in plot.moving:
+        for artist in self._moving:
             artist.set_animated(True)  # leaves it out of the drawing that the redraws start from
         if isinstance(layout := self.figure.get_layout_engine(), ConstrainedLayoutEngine):
             layout.set(w_pad=_MARGIN)
@@ -121,6 +118,15 @@ class Explorer:
     def values(self) -> dict:
         """The controls' present values by name."""
         return {name: control.value for name, control in self.controls.items()}
+
+    @property
+    def _moving(self) -> list[Artist]:
+        return [*self.plot.moving, *(self.curves.moving if self.curves else [])]
+
+    @property
+    def said(self) -> Said | str | None:
+        """What it says of the last setting that was possible."""
+        return self._said
 
     @property
     def png(self) -> bytes:
@@ -217,11 +223,13 @@ class Explorer:
         if self._waiting is not None:
             self._waiting.cancel()
         self._waiting, self._moved, self.carried.value = None, time.monotonic(), ""
-        idle = self._plot.idle(**self.values) if hasattr(self._plot, "idle") else ()
+        idle = self.plot.idle(**self.values) if hasattr(self.plot, "idle") else ()
         for name, control in self.controls.items():
             control.disabled = name in idle
         try:
-            answer = self._plot.update(**self.values)
+            answer = self.plot.update(**self.values)
+            if self.curves is not None:
+                self.curves.update(*self.plot.along(self.curves.degrees, **self.values))
             self._shown = self._drawn()
         except Exception as error:
             refused, kind = isinstance(error, ValueError), type(error).__name__
@@ -244,9 +252,9 @@ class Explorer:
 
     def code(self) -> str:
         """Python that computes what is shown; empty where a plot has none."""
-        if hasattr(self._plot, "code"):
-            return self._plot.code(**self.values)
-        return self._said.scenario.code() if self._said is not None and self._said.scenario else ""
+        if getattr(self.plot, "code", None):
+            return self.plot.code(**self.values)
+        return self._said.scenario.code() if isinstance(self._said, Said) and self._said.scenario else ""
 
     def _drawn(self) -> np.ndarray:
         """The picture of the plot as it is now: height, width, and red, green, blue and alpha."""
@@ -254,7 +262,7 @@ class Explorer:
             self._canvas.draw()
             self._background = self._canvas.copy_from_bbox(self.figure.bbox)
         self._canvas.restore_region(self._background)
-        for artist in self._plot.moving:
+        for artist in self._moving:
             artist.axes.draw_artist(artist)
         return np.array(self._canvas.buffer_rgba())
 
@@ -266,7 +274,7 @@ class Explorer:
     def _show_parts(self) -> None:
         """Lays boxes over the picture."""
         boxes, whole = [], (self.figure.bbox.width, self.figure.bbox.height)
-        parts = self._plot.parts() if hasattr(self._plot, "parts") else ()
+        parts = [*(self.plot.parts() if hasattr(self.plot, "parts") else ()), *(self.curves.parts() if self.curves else ())]
         for axes, own in itertools.groupby(parts, lambda part: part[0]):  # to place many takes as long as to place one
             _, left, right, bottom, top, says = zip(*own, strict=True)
             corners = [axes.transData.transform(np.column_stack(each)) / whole for each in ((left, bottom), (right, top))]
@@ -279,12 +287,15 @@ class Explorer:
     def _ipython_display_(self) -> None:
         keys = widgets.HTML(page.KEYS + page.PICTURE, layout=widgets.Layout(display="none"))
         controls = widgets.Box(list(self.controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
+        controls.add_class("manyranks-controls")
         picture = widgets.Box([self._image, self.parts]).add_class("manyranks-picture")
-        box = widgets.VBox([controls, self.buttons(), self._line, picture, self.tiles, keys])
+        # What comes and goes stands below the picture, which it doesn't move.
+        below = widgets.Box([self.bar, self.carried], layout=widgets.Layout(align_items="center"))
+        box = widgets.VBox([controls, self.buttons(), self._line, picture, below, self.tiles, keys])
         box.add_class("manyranks-explorer")
         high, wide = (round(inches * style.DOTS) for inches in reversed(self.figure.get_size_inches()))
         stored = {"text/plain": repr(self), "image/png": base64.b64encode(style.in_few_colors(self.png)).decode()}
-        display(stored, raw=True, metadata={"image/png": {"width": wide, "height": high}})
+        display(stored, raw=True, metadata={"image/png": {"width": wide, "height": high, "alt": self.status}})
         display({"text/plain": _LATER, "text/html": page.NOTE % _LATER + self.tiles.value}, raw=True)
         view = "application/vnd.jupyter.widget-view+json"
         display({"text/plain": "", view: box._repr_mimebundle_()[view]}, raw=True)
@@ -294,8 +305,7 @@ class Explorer:
         row = [widgets.HTML(page.small_print("Try"), layout=widgets.Layout(margin="0 4px"))] * bool(self.presets)
         row += [_button(name, lambda _, name=name: self.preset(name)) for name in self.presets]
         row.append(_button("Reset", lambda _: self.reset()))
-        measuring = _Measuring(self, self._measure).widgets if self._measure is not None else []
-        row += [*measuring[:1], self._copy, *measuring[1:], self.carried]  # what comes and goes moves no button
+        row += [_Measuring(self, self._measure).start] * (self._measure is not None) + [self._copy]
         return widgets.Box(row, layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
 
     def __repr__(self) -> str:
@@ -303,24 +313,22 @@ class Explorer:
 
 
 class _Measuring:
-    """The button "Measure it", which is "Stop" while ranks run, and its progress. Ranks run in a thread of their own."""
+    """The button "Measure it", which is "Stop" while ranks run. Ranks run in a thread of their own."""
 
     def __init__(self, explorer: Explorer, measure: Measure):
         self._explorer, self._measure, self._thread, self._stopped = explorer, measure, None, False
-        self._start = _button("Measure it", self._clicked, "90px")
-        self._start.tooltip = "Runs a small version on real ranks on this machine"
-        self._bar = widgets.FloatProgress(0.0, min=0.0, max=1.0, layout=widgets.Layout(width="90px", display="none"))
-        self._words = widgets.HTML()
-        self.widgets = [self._start, self._bar, self._words]
+        self.bar, self.start = explorer.bar, _button("Measure it", self._clicked, "100px")
+        self.start.tooltip = "Runs a small version on real ranks on this machine"
 
     def _clicked(self, _) -> None:
         if self._thread is not None:
-            self._stopped, self._words.value = True, page.small_print("stopping …")
+            self._stopped = True
+            self._say(self.bar.value, "stopping …")
             threading.Thread(target=self._measure.stop, daemon=True).start()
             return
         if self._explorer.status.startswith("Not possible"):
             return self._say(0.0, "Not measured: this setting isn't possible")
-        self._stopped, self._start.description, self._bar.layout.display = False, "Stop", None
+        self._stopped, self.start.description, self.bar.layout.display = False, "Stop", None
         self._say(0.0, "starting ranks")
         self._thread = threading.Thread(target=self._run, args=(asyncio.get_running_loop(), self._explorer.values), daemon=True)
         self._thread.start()
@@ -335,12 +343,12 @@ class _Measuring:
         loop.call_soon_threadsafe(self._ended, small, failed)
 
     def _say(self, share: float, words: str) -> None:
-        self._bar.value, self._words.value = share, page.small_print(words)
+        self.bar.value, self._explorer.carried.value = share, page.small_print(words)
 
     def _ended(self, small: Small | None, failed: str) -> None:
         if small is not None and not self._stopped:
             self._explorer._show_small(small)
-        self._thread, self._start.description, self._bar.layout.display = None, "Measure it", "none"
+        self._thread, self.start.description, self.bar.layout.display = None, "Measure it", "none"
         self._say(0.0, "stopped" if self._stopped else f"Not measured: {failed}" if failed else "")
 
 
@@ -381,6 +389,6 @@ def _png(picture: np.ndarray) -> bytes:
 def _allowed(control: widgets.ValueWidget) -> str:
     """What this control can be set to; empty if it does not say."""
     if hasattr(control, "options"):
-        values = [repr(option[1] if isinstance(option, tuple) else option) for option in control.options]
+        values = list(map(repr, scenario.values(control)))
         return "choose one of " + ", ".join(values if len(values) <= 12 else [*values[:3], "…", values[-1]])
     return f"from {control.min} to {control.max} in steps of {control.step}" if hasattr(control, "min") else ""

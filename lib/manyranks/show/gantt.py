@@ -103,7 +103,7 @@ class Gantt(Clock):
         self._boxes = {key: patch(axes, key, **kind.look) for key, kind in looks.items()}
         self.names = Texts(axes, size=_SIZE, name="names", colour=style.BLACK)
         self._ranks = Labels(axes, size=9, left=1, name="ranks")
-        self._title = Texts(axes, size=10.5, left=0, name="title")
+        self._title = Texts(axes, size=9, left=0, name="title")
 
     def update(self, title: str, rows: Sequence[str], boxes: np.recarray, end: float, second: float = 1.0) -> np.ndarray:
         """Shows boxes, as `boxes` returns them, in rows of these names, and returns their corners in pixels."""
@@ -149,16 +149,21 @@ def chart(title: str, rows: Sequence[str], boxes: np.recarray, until: float, inc
     return gantt
 
 
-def frame(tall: float, labels: Sequence[str], keys: Sequence[Artist], left: float = 0.62, count: int = 1) -> style.Figure:
+def frame(
+    tall: float, labels: Sequence[str], keys: Sequence[Artist], left: float = 0.62, count: int = 1, wide: float = 9.2
+) -> style.Figure:
     """A figure for `count` charts of that many inches, `left` from its edge, and a legend; labels: of time, below the last."""
-    wide, high = 9.2, 0.34 + count * (0.27 + tall) + 0.46  # legend, titles and charts, numbers
+    columns, high = (
+        7 if wide > 8 else 4,
+        0.34 + 0.2 * (wide <= 8) + count * (0.27 + tall) + 0.46,
+    )  # legend, titles and charts, numbers
     figure = style.Figure(figsize=(wide, high), layout="none")
-    edges = {"left": left / wide, "right": 1 - 0.42 / wide, "bottom": 0.46 / high, "top": 1 - 0.61 / high}
+    edges = {"left": left / wide, "right": 1 - 0.42 / wide, "bottom": 0.46 / high, "top": 1 - (0.61 + 0.2 * (wide <= 8)) / high}
     space = {"hspace": 0.27 / tall, "wspace": 0.07, "width_ratios": (0.76, 0.24)[: len(labels)]}
     *_, last = figure.subplots(count, len(labels), squeeze=False, gridspec_kw=edges | space)
     for axes, label in zip(last, labels, strict=True):
         axes.set_xlabel(label, labelpad=20)
-    figure.legend(handles=keys, loc="upper left", ncols=7, handlelength=1.2, columnspacing=1.0)
+    figure.legend(handles=keys, loc="upper left", ncols=columns, handlelength=1.2, columnspacing=1.0)
     return figure
 
 

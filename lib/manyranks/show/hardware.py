@@ -7,10 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from manyranks.show import drawings, style, units
-from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
+from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Explorer, Measure, choice, log_slider
 from manyranks.show.lines import powers
 from manyranks.show.said import Said
+from manyranks.show.scenario import in_code
 from manyranks.theory import hardware
 from manyranks.theory.hardware import Link
 from manyranks.timeline import Timeline
@@ -144,6 +145,13 @@ class MessageTime:
         numbers |= {"half of β": f"at {units.size(half)}", "in the ring": f"at {units.size(n * half)}"}
         limit = "latency" if size / n < half else "bandwidth"
         return Said(f"{units.size(size)} over {link}, in {n:,} pieces of {units.size(size / n)}", numbers, limit)
+
+    def code(self, link: str, size: float, n: int) -> str:
+        """Returns Python that prints what is shown."""
+        text = f'from manyranks.theory import links\n\nlink, n = links["{link}"], {size}\n'
+        prints = {"one message": "duration(link.seconds(n))", "half of β": "'at', size(link.half_bandwidth_bytes)"}
+        prints |= {f"{n:,} ranks in a ring": f"duration({n - 1} * link.seconds(n / {n}))"}
+        return in_code(text, prints | {"in the ring": f"'at', size({n} * link.half_bandwidth_bytes)"})
 
 
 def explorer(measure: Measure | None = None) -> Explorer:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.axes import Axes
 
 from manyranks.show import style, units
-from manyranks.show.drawings.paper import LARGE, WIDTH, Figure
-from manyranks.show.explorer import Explorer, Measure, choice, log_slider, value_slider
-from manyranks.show.said import Said
+from manyranks.show.drawings import LARGE, WIDTH, Figure
+from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, log_slider, value_slider
+from manyranks.show.scenario import in_code
 from manyranks.theory import blocks, hardware, kernels, roofline
 from manyranks.theory.blocks import LINE, SECTOR, WARP
 from manyranks.theory.hardware import Accelerator
@@ -205,7 +205,17 @@ def waves(accelerator: Accelerator, sides: Iterable[int], tile: int = 128) -> st
     return fig
 
 
-class Setting(namedtuple("Setting", "chip stride itemsize tile step warps stages")):
+_CODE = """\
+from manyranks.theory import blocks, hardware
+
+chip = hardware.accelerators["{chip}"]
+sectors = blocks.sectors({stride}, itemsize={itemsize})
+moved = blocks.product_bytes({side}, {side}, {side}, {tile}, itemsize={itemsize}) * sectors * 32 / {line}
+fits = blocks.occupancy(chip, {warps}, {threads}, {shared})
+"""
+
+
+class Product(namedtuple("Product", "chip stride itemsize tile step warps stages"), Setting):
     """Holds what the controls say: a product of 8,192 × 8,192 matrices in square tiles, its elements `stride` apart."""
 
     @property
@@ -251,9 +261,37 @@ class Setting(namedtuple("Setting", "chip stride itemsize tile step warps stages
     def occupancy(self) -> blocks.Occupancy:
         return blocks.occupancy(self.accelerator, self.warps, self.registers, self.shared)
 
+    def where(self) -> str:
+        return f"{_SIDE:,}³ in tiles of {self.tile} on {self.chip}"
 
-class Tiled:
+    def numbers(self) -> dict[str, str]:
+        fits, chip, tiles = self.occupancy, self.accelerator, math.ceil(_SIDE / self.tile) ** 2
+        numbers = {f"for {WARP * self.itemsize} bytes, a warp": f"touches {self.sectors} sectors"}
+        numbers |= {"the product moves": units.size(self.moved), "intensity": f"{units.three(self.intensity)} FLOP/byte"}
+        numbers |= {"shared memory": f"{units.size(self.shared)} of {units.size(blocks.processor(chip).per_block)}"}
+        numbers |= {"per processor": f"{fits.blocks} ({fits.share:.0%} of all warps)"}
+        return numbers | {"tiles": f"{tiles:,} in {blocks.waves(tiles, chip.processors, fits.blocks):.1f} waves"}
+
+    def limits(self) -> str:
+        """Says what limits. Raises ValueError for what doesn't fit on a processor, or has no peak."""
+        bound, wastes, _ = self.roof.bound(self.intensity), self.sectors * SECTOR > WARP * self.itemsize, self.occupancy
+        if bound == "memory" and wastes:
+            return "memory, and the stride wastes most of what moves: let neighboring lanes read neighboring elements"
+        if bound == "memory":
+            return "memory, before the cache: larger tiles read each matrix fewer times"
+        return "compute" + "; part of what moves is wasted, but it doesn't matter here" * wastes
+
+    def code(self) -> str:
+        now = self._asdict() | {"threads": self.registers, "shared": self.shared, "line": WARP * self.itemsize, "side": _SIDE}
+        prints = {f"for {now['line']} bytes, a warp": "'touches', sectors, 'sectors'", "the product moves": "size(moved)"}
+        prints |= {"intensity": f"three({2 * _SIDE**3} / moved), 'FLOP/byte'", "shared memory": f"size({self.shared})"}
+        return in_code(_CODE.format(**now), prints | {"per processor": "fits.blocks"})
+
+
+class Tiled(Board):
     """Draws a warp's addresses above, and the place of a tiled product under its chip's roof below."""
+
+    setting = Product
 
     @style.styled
     def __init__(self):
@@ -271,7 +309,7 @@ class Tiled:
         right.set_yticks(at := [1e12, 1e13, 1e14, 1e15], [units.flop_rate(y) for y in at])
         right.minorticks_off()
         right.legend(loc="upper left")
-        self.moving = [*self._lanes, self._sectors, self._roof, self._ridge, *self._points]
+        self.others = [*self._lanes, self._sectors, self._roof, self._ridge, *self._points]
 
     def _memory(self, axes: Axes) -> None:
         axes.set(xlim=(-1, WARP), ylim=(-0.5, 1.4), title="A warp's 32 lanes, and the sectors they touch")
@@ -283,11 +321,8 @@ class Tiled:
         axes.set_xticks([])
         axes.grid(visible=False)
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for what doesn't fit on a processor, or has no peak."""
-        now = Setting(**values)
-        roof, fits, chip = now.roof, now.occupancy, now.accelerator
-        touched = [lane * now.stride * now.itemsize // SECTOR for lane in range(WARP)]
+    def draw(self, now: Product) -> None:
+        roof, touched = now.roof, [lane * now.stride * now.itemsize // SECTOR for lane in range(WARP)]
         for line, at in zip(self._lanes, touched, strict=True):
             line.set_xdata([line.get_xdata()[0], at % WARP])
         filled = [at % WARP for at in dict.fromkeys(touched)]
@@ -295,49 +330,16 @@ class Tiled:
         ends = [0.5, roof.ridge, 2000]
         self._roof.set_data(ends, [roof.flops_per_second(each) for each in ends])
         self._ridge.set_xdata([roof.ridge] * 2)
-        best = now._replace(stride=1).intensity
-        for point, each in zip(self._points, (now.intensity, best), strict=True):
-            point.set_data([each], [roof.flops_per_second(each)])
-        tiles_ = math.ceil(_SIDE / now.tile) ** 2
-        waves_ = blocks.waves(tiles_, chip.processors, fits.blocks)
-        numbers = {f"for {WARP * now.itemsize} bytes, a warp": f"touches {now.sectors} sectors"}
-        numbers |= {"the product moves": f"{units.size(now.moved)}", "intensity": f"{units.three(now.intensity)} FLOP/byte"}
-        numbers |= {"shared memory": f"{units.size(now.shared)} of {units.size(blocks.processor(chip).per_block)}"}
-        numbers |= {"per processor": f"{fits.blocks} ({fits.share:.0%} of all warps)"}
-        numbers |= {"tiles": f"{tiles_:,} in {waves_:.1f} waves"}
-        limit = _LIMITS[roof.bound(now.intensity) == "memory", now.sectors * SECTOR > WARP * now.itemsize]
-        return Said(f"{_SIDE:,}³ in tiles of {now.tile} on {now.chip}", numbers, limit)
-
-
-_LIMITS = {
-    (
-        True,
-        True,
-    ): "memory, and the stride wastes most of what moves: let neighboring lanes read neighboring elements",
-    (True, False): "memory, before the cache: larger tiles read each matrix fewer times",
-    (False, True): "compute; part of what moves is wasted, but it doesn't matter here",
-    (False, False): "compute",
-}
+        for point, each in zip(self._points, (now, now._replace(stride=1)), strict=True):
+            point.set_data([each.intensity], [roof.flops_per_second(each.intensity)])
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
     """Returns the explorer of chapter 11. measure: what "Measure it" runs, manyranks.small's kernels."""
-    presets = {
-        "every eighth element": {"stride": 8},
-        "small tiles": {"tile": 32, "step": 32, "warps": 4},
-        "a tile of 256": {"tile": 256, "warps": 16},
-        "more stages": {"step": 128, "stages": 4},
-        "today's chip": {"chip": "B200 (HGX)"},
-    }
-    return Explorer(
-        Tiled(),
-        presets,
-        measure,
-        chip=choice("chip", "H100 SXM", CHIPS),
-        stride=value_slider("stride", 1, [1, 2, 4, 8, 16, 32]),
-        itemsize=choice("bytes per element", 2, [1, 2, 4]),
-        tile=log_slider("tile", 128, 4, 8),
-        step=log_slider("step along k", 32, 4, 7),
-        warps=log_slider("warps per block", 8, 0, 5),
-        stages=value_slider("stages", 3, [1, 2, 3, 4]),
-    )
+    presets = {"every eighth element": {"stride": 8}, "small tiles": {"tile": 32, "step": 32, "warps": 4}}
+    presets |= {"a tile of 256": {"tile": 256, "warps": 16}, "more stages": {"step": 128, "stages": 4}}
+    own = {"chip": choice("chip", "H100 SXM", CHIPS), "stride": log_slider("stride", 1, 0, 5)}
+    own |= {"itemsize": choice("bytes per element", 2, [1, 2, 4]), "tile": log_slider("tile", 128, 4, 8)}
+    own |= {"step": log_slider("step along k", 32, 4, 7), "warps": log_slider("warps per block", 8, 0, 5)}
+    own["stages"] = value_slider("stages", 3, [1, 2, 3, 4])
+    return Explorer(Tiled(), presets | {"today's chip": {"chip": "B200 (HGX)"}}, measure, **own)

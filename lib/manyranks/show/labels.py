@@ -82,12 +82,12 @@ class Labels:
         self.artist.set_facecolors(list(colours) or self._colour)
 
 
-def heading(axes: Axes) -> Labels:
-    """Where the axes have their title, and like one, for a text at (0, 1) that changes."""
-    axes.set_title("title", color="none")  # the layout leaves room for it
+def heading(axes: Axes, size: float = 11) -> Labels:
+    """Where the axes have their title, and like one, for a text at (0, 1) that changes. size: points."""
+    axes.set_title("title", color="none", fontsize=size)  # the layout leaves room for it
     word(_LETTERS, 10, 0, "bold")
-    within = axes.transAxes + ScaledTranslation(0, 10 * _POINT, axes.figure.dpi_scale_trans)
-    return Labels(axes, 11, 0, within=within, outline=functools.partial(word, weight="bold"))
+    within = axes.transAxes + ScaledTranslation(0, (size - 1) * _POINT, axes.figure.dpi_scale_trans)
+    return Labels(axes, size, 0, within=within, outline=functools.partial(word, weight="bold"), name="title")
 
 
 def _extents(path: Path) -> Bbox:

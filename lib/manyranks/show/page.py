@@ -1,7 +1,6 @@
 """What an explorer is on a page: HTML, its styles, and the few lines of JavaScript that ipywidgets doesn't have."""
 
 import html
-import itertools
 import re
 from collections.abc import Iterable
 
@@ -31,6 +30,20 @@ KEYS = """<style onload="
 ">
 .manyranks-steps .widget-readout { pointer-events: none; } /* what is typed there does nothing */
 .manyranks-explorer > .widget-html .widget-html-content { line-height: 1.35; }
+.manyranks-explorer .jupyter-button { padding: 0 7px; font-size: 12px; }
+/* A control's name and value stand above it: five in a row on a laptop, and each slider is 140 pixels wide at least. */
+.manyranks-explorer .manyranks-controls { column-gap: 12px; overflow: visible; }
+.manyranks-controls > .widget-inline-hbox { flex: 1 1 152px; max-width: 240px; height: 36px; margin: 0;
+    flex-wrap: wrap; }
+.manyranks-controls .noUi-target { top: 2px; } /* or the handle would touch the name */
+.manyranks-controls .noUi-handle { width: 13px; height: 13px; top: -5px; right: -7px; }
+.manyranks-controls .widget-label { flex: 1 1 0; height: 17px; margin: 0;
+    font-size: 11px; line-height: 17px; text-align: left; }
+.manyranks-controls .widget-dropdown .widget-label { flex: 1 0 100%; }
+.manyranks-controls .widget-readout { flex: none; width: auto; min-width: 0; height: 17px; margin: 0; padding: 0 0 0 4px;
+    order: 1; line-height: 17px; font-size: 11px; text-align: right; border: none; }
+.manyranks-controls .slider-container { flex: 1 0 calc(100% - 10px); order: 2; height: 18px; min-width: 0; margin: 0 5px; }
+.manyranks-controls select { flex: 1 0 100%; height: 20px; padding: 0 4px; font-size: 12px; }
 [data-jp-theme-light="false"] .manyranks-explorer select { appearance: auto; background-image: none; color-scheme: dark; }
 </style>"""
 # A saved page keeps a picture, this note and the controls. The controls are alive as long as the kernel is: then they alone
@@ -66,27 +79,23 @@ _COPY = """<button class="jupyter-button" style="height: 24px; margin: 4px 1px 0
 " data-code="%s">Copy as code</button>"""
 # A tile: its number, the one before, and a bar for each. Colors are the page's, so that they are right in both themes.
 TILES = """<style>
-.manyranks-tiles { display: flex; flex-wrap: wrap; gap: 3px; margin-bottom: 3px;
-    line-height: 1.2; font-size: 12px; }
-.manyranks-tiles > div { flex: 1 1 150px; padding: 1px 6px 2px; border: 1px solid #78787860; border-radius: 4px;
-    white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-.manyranks-tiles.manyranks-whole > div { white-space: normal; } /* below all else, so it may grow */
-.manyranks-tiles small { opacity: .8; font-size: 11px; } .manyranks-tiles b { margin-right: 5px; }
+.manyranks-tiles { display: flex; gap: 3px; margin-bottom: 3px; line-height: 1.2; font-size: 12px; }
+.manyranks-tiles > div { flex: 1 1 auto; padding: 1px 5px 2px; border: 1px solid #78787860;
+    border-radius: 4px; } /* as wide as what it says, which takes a second line where a row is full */
+.manyranks-tiles small { opacity: .8; font-size: 11px; }
+.manyranks-tiles :is(b, small) { display: inline-block; }
 .manyranks-tiles > div > small:first-child { display: block; }
 .manyranks-tiles i { display: block; height: 3px; margin-top: 1px; background: #0072B2; min-width: 1px; }
 .manyranks-tiles i + i { background: #787878; }
 </style>"""
 _SHARE = re.compile(r"([\d.,]+)(?: (\w+))? of [\d.,]+ (\w+)")
-_UNITS = {"bytes": units.size, "seconds": units.duration, "share": scenario.percent, "number": units.three}
+_UNITS = {"bytes": units.size, "seconds": units.duration, "share": units.percent, "number": units.three}
 
 
 def tiles(said: Said, before: Said | None = None) -> str:
     """HTML of the numbers, each with that of the setting before it: a row of the chapter's own, and the strip."""
     old = {} if before is None else before.numbers
-    own = [
-        _tile(name, text, f"was {gone(old[name], text)}" if old.get(name, text) != text else "")
-        for name, text in said.numbers.items()
-    ]
+    own = [_tile(name, text, old.get(name, text)) for name, text in said.numbers.items()]
     if said.scenario is None:
         return _row(own)
     cost, past = said.scenario.cost, before.scenario.cost if before is not None and before.scenario else None
@@ -96,51 +105,50 @@ def tiles(said: Said, before: Said | None = None) -> str:
     )
 
 
-def gone(old: str, new: str) -> str:
-    """Returns the parts of the old text that have changed, each as short as it can be and still make sense alone.
+def parts(old: str, new: str) -> list[tuple[str, str]]:
+    """Returns the parts of the new text, each with what it was, as short as that makes sense; "" where it's the same.
 
-    "work 24 + bubble 9" beside "work 24 + bubble 17" is "bubble 9", and "63.8 × one GPU" beside "877 × one GPU" is "63.8 ×".
+    "44.1 GB, 1.5 × data parallelism" after "29.4 GB, 1 × data parallelism": 44.1 GB was 29.4, and 1.5 was 1.
     """
     joint = " + " if " + " in old else ", "
-    parts, now = old.split(joint), new.split(joint)
-    if len(parts) != len(now):
-        return old
-    said = joint.join(_short(a, b) for a, b in zip(parts, now, strict=True) if a != b)
-    return old if len(parts) > 1 and re.fullmatch(r"[\d.,]+", said) else said  # a number alone could be any of the parts
+    before, now = old.split(joint), new.split(joint)
+    if len(before) != len(now):
+        return [(new, old)]
+    ends = [joint] * (len(now) - 1) + [""]
+    return [(b + end, _was(a, b) if a != b else "") for a, b, end in zip(before, now, ends, strict=True)]
 
 
-def _short(old: str, new: str) -> str:
-    """Returns the old text without the words at its end that the new one ends in, too. A number keeps its unit."""
+def _was(old: str, new: str) -> str:
+    """Returns the old text without the words that it has in common with the new one, if a number is left, with its unit."""
     if share := _SHARE.fullmatch(old):
         number, own, unit = share.groups()
-        units = own or _SHARE.sub(r"\2", new)  # "24.8" beside "30 of 80 GB", and "24.8 GB" beside "1.13 TB of 80 GB"
-        return f"{number} {own or unit}" if units else number
+        changed = own or _SHARE.sub(r"\2", new)  # "24.8" beside "30 of 80 GB", and "24.8 GB" beside "1.13 TB of 80 GB"
+        return f"{number} {own or unit}" if changed else number
     before, now = old.split(), new.split()
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before[::-1], now[::-1], strict=False))
-    kept = len(before) - len(list(alike))
-    if kept == 0 or re.search(r"[\d()]", " ".join(before[kept:])):
-        return old
-    return " ".join(before[: kept + before[kept - 1][-1].isdigit()])
+    for at in (0, -1):
+        while before and now and before[at] == now[at]:
+            del before[at], now[at]
+    return before[0] if len(before) == 1 and len(now) == 1 else old
 
 
 def _compared(name: str, cost: Cost, past: Cost | None) -> str:
-    number, written = scenario.STRIP[name]
+    number, written, _ = scenario.STRIP[name]
     shares = [number(each) for each in (cost, past) if each is not None]
     if name == scenario.STEP:  # in relation to the longer one
         shares = [share / max(shares) for share in shares]
     text, *was = [written(each) for each in (cost, past) if each is not None]
-    changed = was != [] and was[0] != text
-    return _tile(name, text, f"was {gone(was[0], text)}" if changed else "", shares if changed else shares[:1])
+    return _tile(name, text, *was, bars=shares if was and was[0] != text else shares[:1])
 
 
 def measured(small: Small, said: Said) -> str:
-    """HTML of what real ranks have counted, next to theory, below all other numbers."""
-    parts = []
+    """HTML of what real ranks have counted, next to theory, above all other numbers: right below the picture."""
+    found = []
     for name, theory, counted, unit in small.rows:
         written, most = _UNITS[unit], max(theory, counted) or 1.0
         same = "equal" if theory == counted else f"{counted / theory - 1:+.1%}".replace("-", "−") if theory else "theory: 0"
-        parts.append(_tile(name, written(counted), f"theory {written(theory)}, {same}", (counted / most, theory / most)))
-    return f"{tiles(said)}<div>{small_print(f'Measured: {small.where}')}</div>{_row(parts, 'manyranks-whole')}"
+        more = f"theory {written(theory)}, {same}"
+        found.append(_tile(name, written(counted), bars=(counted / most, theory / most), more=more))
+    return f"<div>{small_print(f'Measured: {small.where}')}</div>{_row(found)}{tiles(said)}"
 
 
 def faded(tiles: str) -> str:
@@ -148,15 +156,16 @@ def faded(tiles: str) -> str:
     return f'<div style="opacity:.3">{tiles}</div>'
 
 
-def _tile(name: str, text: str, more: str = "", bars: Iterable[float] = ()) -> str:
-    """bars: shares of the tile's width."""
+def _tile(name: str, text: str, old: str | None = None, bars: Iterable[float] = (), more: str = "") -> str:
+    """old: the text before; bars: shares of the tile's width; more: what is beside the number."""
     drawn = "".join(f'<i style="width:{100 * min(bar, 1.0):.0f}%"></i>' for bar in bars)
-    whole = html.escape(f"{name}: {text} {more}".strip())  # for a tile that is too narrow
-    return f'<div title="{whole}">{small_print(name)}<b>{html.escape(text)}</b> {small_print(more)}{drawn}</div>'
+    each = parts(text if old is None else old, text)
+    said = " ".join(f"<b>{html.escape(part)}</b>" + f" {small_print(f'(was {was})')}" * bool(was) for part, was in each)
+    return f"<div>{small_print(name)}{said} {small_print(more)}{drawn}</div>"
 
 
-def _row(parts: list[str], more: str = "") -> str:
-    return f'<div class="{f"manyranks-tiles {more}".strip()}">{"".join(parts)}</div>' if parts else ""
+def _row(found: list[str]) -> str:
+    return f'<div class="manyranks-tiles">{"".join(found)}</div>' if found else ""
 
 
 def with_limit(status: str) -> str:

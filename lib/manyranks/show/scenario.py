@@ -6,7 +6,7 @@ What you choose in one chapter is still set in the next. A file beside the user'
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import ipywidgets as widgets
@@ -37,15 +37,24 @@ class Cost(NamedTuple):
     mfu: float
 
 
-STEP = "step time"
-# Name of each number of the strip -> the share that its bar shows, and how it's written.
-STRIP: dict[str, tuple[Callable[[Cost], float], Callable[[Cost], str]]] = {
-    "memory per GPU": (lambda c: c.held / c.room, lambda c: of(units.size(c.held), units.size(c.room))),
-    "bubble (share of the step)": (lambda c: c.bubble, lambda c: percent(c.bubble)),
-    "exposed communication": (lambda c: c.exposed, lambda c: percent(c.exposed)),
-    STEP: (lambda c: c.seconds, lambda c: units.duration(c.seconds)),
-    "MFU": (lambda c: c.mfu, lambda c: percent(c.mfu)),
+MEMORY, BUBBLE, STEP, MFU = "memory per GPU", "bubble (share of the step)", "step time", "MFU"
+# Name of each number of the strip -> the share that its bar shows, how it's written, and the Python that computes it.
+STRIP: dict[str, tuple[Callable[[Cost], float], Callable[[Cost], str], str]] = {
+    MEMORY: (lambda c: c.held / c.room, lambda c: of(units.size(c.held), units.size(c.room)), "size(peak.total)"),
+    BUBBLE: (lambda c: c.bubble, lambda c: units.percent(c.bubble), "percent(time.bubble / time.seconds)"),
+    "exposed communication": (lambda c: c.exposed, lambda c: units.percent(c.exposed), "percent(exposed / time.seconds)"),
+    STEP: (lambda c: c.seconds, lambda c: units.duration(c.seconds), "duration(time.seconds)"),
+    MFU: (lambda c: c.mfu, lambda c: units.percent(c.mfu), "percent(time.mfu)"),
 }
+_UNITS = "count", "duration", "flop_rate", "percent", "short", "size", "three"
+_CODE = """\
+from manyranks.theory import {names}
+
+shape, cluster = {shape}, {cluster}
+plan = {plan}
+time, peak = step.estimate(shape, plan, cluster{more}), memory.peak(shape, plan)
+exposed = time.tensor + time.context + time.expert + time.pipeline + time.data
+"""
 
 
 def of(part: str, whole: str) -> str:
@@ -80,6 +89,15 @@ class Scenario:
         return _peak(self.shape, self.plan)
 
     @property
+    def held(self) -> dict[str, int]:
+        """Returns bytes of the fullest GPU by what they are for; their sum is the peak."""
+        each = (memory.states_of(held, self.plan) for held in set(memory.rank_parameters(self.shape, self.plan)))
+        # The rank with the most of these may have fewer activations.
+        states = next(one for one in each if one.total == self.peak.states)
+        named = dict(zip(("parameters", "gradients", "optimizer"), states, strict=False))
+        return named | {"activations": self.peak.activations, "buffers": self.peak.buffers}
+
+    @property
     def fits(self) -> bool:
         return self.peak.total <= self.cluster.accelerator.memory
 
@@ -90,24 +108,48 @@ class Scenario:
         held, room = self.peak.total, self.cluster.accelerator.memory
         return Cost(held, room, time.bubble / time.seconds, exposed, time.seconds, time.mfu)
 
-    def code(self) -> str:
-        """Python that computes the same numbers."""
-        known = models.get(self.shape.name)
-        shape = f"models[{self.shape.name!r}]" if known else repr(self.shape)
-        own = {key: value for key, value in vars(self.shape).items() if known and value != getattr(known, key)}
-        if own:
-            shape = f"replace({', '.join([shape, *(f'{key}={value!r}' for key, value in own.items())])})"
+    def code(self, prints: Mapping[str, str] = {}, names: str = "", lines: str = "") -> str:
+        """Returns Python that prints the strip's numbers, and before them the chapter's own.
+
+        prints: name of a number -> Python that computes its text; names: what that needs of theory; lines: before it
+        """
+        known, plan = models.get(self.shape.name), _own(self.plan, Plan())
+        if plan.get("batch") == self.plan.dp * self.plan.microbatch:
+            del plan["batch"]  # one micro-batch each
+        shape = f'models["{self.shape.name}"]' if known else f"ModelShape({_given(_own(self.shape))})"
+        if known and (own := _own(self.shape, known)):
+            shape = f"replace({shape}, {_given(own)})"
         name = next((key for key, each in clusters.items() if each == self.cluster), "")
-        other = f"clusters[{self.cluster.name.partition(',')[0]!r}].with_nodes_of({self.cluster.node})"
-        more = f", imbalance={self.imbalance}" * (self.imbalance != 1)
-        return (
-            f"{'from dataclasses import replace' * bool(own)}{chr(10) * 2 * bool(own)}"
-            f"from manyranks.theory import {'ModelShape, ' * (not known)}Plan, clusters, memory, models, step\n\n"
-            f"shape, cluster = {shape}, {f'clusters[{name!r}]' if name else other}\n"
-            f"plan = {self.plan!r}\n"
-            f"time = step.estimate(shape, plan, cluster{more})\n"
-            "print(time, time.seconds, time.mfu, memory.peak(shape, plan).total)\n"
+        other = f'clusters["{self.cluster.name.partition(",")[0]}"].with_nodes_of({self.cluster.node})'
+        text = _CODE.format(
+            names=", ".join(
+                sorted({"Plan", "clusters", "memory", "models" if known else "ModelShape", "step", *names.split()})
+            ),
+            shape=shape,
+            cluster=f'clusters["{name}"]' if name else other,
+            plan=f"Plan({_given(plan)})",
+            more=f", imbalance={self.imbalance}" * (self.imbalance != 1),
         )
+        own = {name: how for name, how in prints.items() if name not in STRIP}
+        return in_code(text + lines, own | {name: prints.get(name, how) for name, (_, _, how) in STRIP.items()})
+
+
+def _own(value: object, usual: object = None) -> dict[str, object]:
+    """Returns the fields that differ from the usual value's, or from their defaults."""
+    each = {field.name: getattr(value, field.name) for field in fields(value)}
+    default = {field.name: field.default if usual is None else getattr(usual, field.name) for field in fields(value)}
+    return {name: own for name, own in each.items() if own != default[name]}
+
+
+def _given(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}".replace("'", '"') for name, value in values.items())
+
+
+def in_code(text: str, prints: Mapping[str, str]) -> str:
+    """Returns Python that prints each number by its name, after this text; it imports what of units it uses."""
+    text += "\n" + "".join(f'print("{name}:", {how})\n' for name, how in prints.items())
+    used = ", ".join(name for name in _UNITS if re.search(rf"\b{name}\(", text))
+    return "from dataclasses import replace\n\n" * ("replace(" in text) + f"from manyranks.show.units import {used}\n{text}"
 
 
 _time = functools.lru_cache(maxsize=16384)(step.estimate)
@@ -116,8 +158,7 @@ _peak = functools.lru_cache(maxsize=16384)(memory.peak)
 
 # The controls
 
-# Three controls side by side where there is room, else two.
-_LOOK = {"layout": {"width": "33%", "min_width": "268px", "margin": "1px 0"}, "style": {"description_width": "128px"}}
+_LOOK = {"layout": {"width": "auto"}, "style": {"description_width": "initial"}}  # the page places them: page.KEYS
 
 
 def slider(label: str, value: int, low: int, high: int, step: int = 1) -> widgets.IntSlider:
@@ -142,25 +183,33 @@ def choice(label: str, value: object, options: Sequence[str] | Mapping[str, obje
     return widgets.Dropdown(options=options, value=value, description=label, **_LOOK)
 
 
+def values(control: widgets.ValueWidget) -> list:
+    """Returns all that a control can be set to."""
+    if hasattr(control, "options"):
+        return [option[1] if isinstance(option, tuple) else option for option in control.options]
+    return list(range(control.min, control.max + 1, control.step))
+
+
 SWITCH = {"on": True, "off": False}
-# Plan's fields, and what is beside them -> the control's label and all that it can be set to. A mapping: names to choose from.
-SHARED: dict[str, tuple[str, Sequence | Mapping]] = {
-    "model": ("model", {name: name for name in SHAPES}),
-    "cluster": ("cluster", {name: name for name in CLUSTERS}),
-    "gpus": ("GPUs", [2**k for k in range(15)]),
-    "batch": ("batch (sequences)", [2**k for k in range(15)]),
-    "seq": ("sequence length s", [2**k for k in range(7, 21)]),
-    "microbatch": ("micro-batch b", [2**k for k in range(7)]),
-    "dp": ("data ranks d", [2**k for k in range(11)]),
-    "tp": ("tensor ranks t", [2**k for k in range(7)]),
-    "cp": ("context ranks c", [2**k for k in range(7)]),
-    "pp": ("pipeline ranks p", [2**k for k in range(7)]),
-    "ep": ("expert ranks e", [2**k for k in range(9)]),
-    "zero": ("ZeRO stage", [0, 1, 2, 3]),
-    "recompute": ("recompute", {name: name for name in ("none", "selective", "full")}),
-    "sequence_parallel": ("sequence parallel", SWITCH),
-    "flash": ("flash attention", SWITCH),
-    "overlap": ("overlap", SWITCH),
+# Plan's fields, and what is beside them -> the control's label; all that it can be set to, a mapping for names to choose from;
+# and how a value is written in a sentence.
+SHARED: dict[str, tuple[str, Sequence | Mapping, str]] = {
+    "model": ("model", {name: name for name in SHAPES}, "{}"),
+    "cluster": ("cluster", {name: name for name in CLUSTERS}, "{}"),
+    "gpus": ("GPUs", [2**k for k in range(15)], "{:,} GPUs"),
+    "batch": ("batch (sequences)", [2**k for k in range(15)], "{:,} sequences"),
+    "seq": ("sequence length s", [2**k for k in range(7, 21)], "s = {:,}"),
+    "microbatch": ("micro-batch b", [2**k for k in range(7)], "micro-batch {}"),
+    "dp": ("data ranks d", [2**k for k in range(11)], "DP {}"),
+    "tp": ("tensor ranks t", [2**k for k in range(7)], "TP {}"),
+    "cp": ("context ranks c", [2**k for k in range(7)], "CP {}"),
+    "pp": ("pipeline ranks p", [2**k for k in range(7)], "PP {}"),
+    "ep": ("expert ranks e", [2**k for k in range(9)], "EP {}"),
+    "zero": ("ZeRO stage", [0, 1, 2, 3], "ZeRO-{}"),
+    "recompute": ("recompute", {name: name for name in ("none", "selective", "full")}, "recompute = {}"),
+    "sequence_parallel": ("sequence parallel", SWITCH, "sequence parallelism"),
+    "flash": ("flash attention", SWITCH, "flash attention"),
+    "overlap": ("overlap", SWITCH, "overlap"),
 }
 
 
@@ -173,7 +222,7 @@ def controls(only: Mapping[str, Iterable] | None = None, **defaults) -> dict[str
 
 
 def _control(name: str, value: object, only: Iterable | None) -> widgets.ValueWidget:
-    label, options = SHARED[name]
+    label, options, _ = SHARED[name]
     if isinstance(options, Mapping):
         return choice(label, value, {_said(name, each): each for each in (only or options.values())})
     return value_slider(label, value, list(only or options), "{:,}".format)
@@ -215,12 +264,7 @@ def _said(name: str, value: object) -> str:
 
 def in_words(message: str) -> str:
     """A message of the theory with the controls' names in it: "t = 8 does not divide the 4 heads"."""
-    labels = {name: label[-1] if label[-2] == " " else label.partition(" (")[0] for name, (label, _) in SHARED.items()}
+    labels = {name: label[-1] if label[-2] == " " else label.partition(" (")[0] for name, (label, *_) in SHARED.items()}
     labels |= {"dp_shard": "HSDP shards", "virtual": "v"}
     spaced = re.sub(r"(?<=\w)=(?=\S)", " = ", message.replace("·", " × "))
     return re.sub(rf"\b({'|'.join(labels)})(?= = )|\b(tp|cp|pp|dp|ep|seq|microbatch)\b", lambda name: labels[name[0]], spaced)
-
-
-def percent(share: float) -> str:
-    """0.318 -> "32%", 0.0318 -> "3.2%"."""
-    return f"{100 * share:.1f}%" if 0.0005 <= share < 0.0995 else f"{100 * share:,.0f}%"

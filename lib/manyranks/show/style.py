@@ -21,6 +21,7 @@ BLACK = "#111111"  # on a color
 FAINT = "#7878782a"  # behind what is meant
 PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"}  # behind a text on a hatch
 MARKERS = "osD^vP"
+_LONGEST = 400  # letters of a figure in words
 DOTS = 100  # per inch, as a page shows a figure; a picture has twice as many
 
 
@@ -35,7 +36,17 @@ class Figure(matplotlib.figure.Figure):
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         wide, high = (round(inches * DOTS) for inches in self.get_size_inches())
         png = base64.b64encode(self._repr_png_()).decode()
-        return {"image/png": png}, {"image/png": {"width": wide, "height": high}}
+        return {"image/png": png}, {"image/png": {"width": wide, "height": high, "alt": self.described()}}
+
+    def described(self) -> str:
+        """The figure in words, for those who don't see it: what its axes show, and all names in legends and drawings."""
+        found = []
+        for axes in self.axes:
+            over = " over ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel())))
+            found += [axes.get_title("left"), axes.get_title(), over]
+            found += axes.get_legend_handles_labels()[1] + [text.get_text() for text in axes.texts]
+        said = "; ".join(dict.fromkeys(" ".join(text.split()) for text in found if text.strip()))
+        return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
 
 
 def in_few_colors(png: bytes) -> bytes:
@@ -50,10 +61,15 @@ def styled(draw: Callable) -> Callable:
 
     @functools.wraps(draw)
     def drawn(*args, **kwargs):
-        with matplotlib.style.context(STYLE):
+        with context():
             return draw(*args, **kwargs)
 
     return drawn
+
+
+def context():
+    """The course's style, for what is drawn inside."""
+    return matplotlib.style.context(STYLE)
 
 
 def figure(columns: int = 1, rows: int = 1, width: float = 7.2, height: float = 3.6, **more) -> tuple[Figure, list[Axes]]:

@@ -48,3 +48,13 @@ def short(value: float) -> str:
 def three(value: float) -> str:
     """A number with three digits that count, and never with an exponent: 1,020."""
     return f"{float(f'{value:.3g}'):,.15g}"
+
+
+def percent(share: float) -> str:
+    """0.318 -> "32%", 0.0318 -> "3.2%"."""
+    return f"{100 * share:.1f}%" if 0.0005 <= share < 0.0995 else f"{100 * share:,.0f}%"
+
+
+def count(number: float) -> str:
+    """7.64e9 -> "7.64B", as papers write the parameters of a model."""
+    return size(number).removesuffix("B").replace("G", "B").replace(" ", "")

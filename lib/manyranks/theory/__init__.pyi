@@ -68,6 +68,9 @@ from . import (
     network as network,
 )
 from . import (
+    offloading as offloading,
+)
+from . import (
     optimal_checkpoints as optimal_checkpoints,
 )
 from . import (

@@ -1,4 +1,4 @@
-"""A GPU's memory on a CPU: norm, rotary positions and gated product keep what fused kernels do.
+"""Lets a CPU keep what a GPU would: norms, rotary positions and gated products, each fused.
 
 PyTorch's own RMSNorm and SiLU keep results on the way, operator by operator. A fused kernel
 keeps its inputs and computes the rest again in backward.
@@ -12,10 +12,10 @@ from manyranks.training.gpt import MLP, Attention, rotated
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """Gives a model of the "llama" style the memory that it has on a GPU, and returns it.
+    """Makes a llama-style model keep for backward what it would on a GPU. Returns the model.
 
     model: a GPT, or a part of one, as training.gpt.Layer(config)
-    Raises ValueError where nothing in it is of that style.
+    Raises ValueError if no part of it is llama-style.
     """
     kinds = {nn.RMSNorm: _norm, MLP: _gated, Attention: _attention}
     found = [(part, kinds[type(part)]) for part in model.modules() if type(part) in kinds]
@@ -48,7 +48,7 @@ def _attention(self: Attention, x_BSH: Tensor, positions_S: Tensor | None = None
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Keeps its input, and a number a token."""
+    """Keeps its input and one number per token."""
 
     @staticmethod
     def forward(ctx, x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -69,7 +69,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) · up, which keeps both."""
+    """Computes silu(gate) · up. Keeps both inputs, not the product."""
 
     @staticmethod
     def forward(ctx, gate_BSF: Tensor, up_BSF: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 class _Rotary(torch.autograd.Function):
-    """Turns each head's pairs of numbers, keeps none, and leaves the heads where they stand."""
+    """Rotates each head's pairs of numbers by position. Keeps no tensor."""
 
     @staticmethod
     def forward(ctx, x_BSAD: Tensor, positions_S: Tensor) -> Tensor:

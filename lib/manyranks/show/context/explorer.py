@@ -10,11 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 
-from manyranks.show import limits, style, units
+from manyranks.show import style, units
 from manyranks.show.bars import NOTHING, Bars, joined
-from manyranks.show.explorer import Explorer, Measure, Panels, Part, Said, choice
+from manyranks.show.explorer import Board, Explorer, Measure, Part, Setting, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.scenario import SHAPES, Scenario, controls, percent
+from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
+from manyranks.show.setting import MUCH
+from manyranks.show.units import percent
 from manyranks.theory import Plan, clusters, context, network
 from manyranks.theory.calls import HALF
 from manyranks.theory.context.sends import Sizes
@@ -26,21 +28,26 @@ from manyranks.theory.names import nearest
 _LLAMA = {"tp": 8, "pp": 16, "dp": 8, "batch": 128, "virtual": 8, "embedding_slots": True, "precision": "bf16-fp32-gradients"}
 MODELS = {"llama3-8b": {"dp": 8, "zero": 3}, "llama3-405b": _LLAMA, "gpt3-175b": {"dp": 64, "zero": 3}, "small GPT": {}}
 VARIANTS = ("ring", "all-gather", "ulysses", "ring-ulysses")
-LENGTHS, RANKS = [2**k for k in range(10, 21)], [2**k for k in range(7)]
+LENGTHS, RANKS = [2**k for k in range(10, 21)], SHARED["cp"][1]
 TILE = 128  # of flash attention's kernels
 CLUSTERS = ("h100-dgx", "a100-dgx", "b200-dgx", "gb200-nvl72", "tpu-v5p", "laptop")
 SHOWN = 16  # ranks, and hops
 _NOT = "not possible"
+_CHOICES, _WORDS = {"variant": VARIANTS, "layout": context.LAYOUTS}, {"cp": "c = {}"}
+_REMEDIES = {"slower": ["layout"], "messages": ["variant"]}
+_PRINTS = {"attention takes": 'duration(attention.both("seconds"))'}
+for _part, _name in {"slower": "waits for slower ranks", "messages": "waits for messages"}.items():
+    _PRINTS[_name] = f'percent(attention.both("{_part}") / attention.both("seconds"))'
 _PARTS = {"compute": (style.BLUE, ""), "waits for slower ranks": ("#78787855", "")}
 _PARTS |= {"waits for messages": (style.ORANGE, "////")}
-_CHOICES = {"variant": VARIANTS, "layout": context.LAYOUTS, "cp": RANKS}
-_LIMITS = limits.Limits(_CHOICES, {"slower": ["layout"], "messages": ["variant"]}, room=["cp"], said={"cp": "c = {}"})
-_STEP = "The step time assumes a causal mask, evenly balanced ranks, and a plain ring in place of ring-ulysses."
 _longest = functools.lru_cache(maxsize=4096)(context.longest)
 
 
-class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"), limits.Setting):
+class Shared(namedtuple("Shared", "model cluster seq cp causal layout variant"), Setting):
     """Holds what the controls say: one sequence of seq tokens on cp ranks, each `tp` ranks after the one before."""
+
+    choices, remedies, room, words = _CHOICES, _REMEDIES, ("cp",), _WORDS
+    note = "The step time assumes a causal mask, evenly balanced ranks, and a plain ring in place of ring-ulysses."
 
     @property
     def scenario(self) -> Scenario:
@@ -126,6 +133,42 @@ class Setting(namedtuple("Setting", "model cluster seq cp causal layout variant"
         message = network.hop(cluster.route(ring.n, self.tp * self.together), 2 * HALF * ring.keys, DEFAULT)
         return context.hops(*two, cluster, self.layout, self.causal, TILE).compute[1], message
 
+    def where(self) -> str:
+        return f"{self.model}, s = {self.seq:,}, c = {self.cp}, {self.cluster}"
+
+    def numbers(self) -> dict[str, str]:
+        longest, (_, slower, messages) = self.longest(), (percent(each / self.seconds) for each in self.spent())
+        numbers = {"attention takes": units.duration(self.seconds), "waits for slower ranks": slower}
+        numbers |= {"waits for messages": messages}
+        return numbers | {"a rank sends": units.size(self.bytes()), "fits up to": f"s = {longest:,}" if longest else "none"}
+
+    def code(self) -> str:
+        sizes, together, mask = tuple(self.sizes), self.together, (self.layout, self.causal, TILE)
+        lines = f"sizes = context.sends.Sizes{sizes}\n"
+        lines += (
+            f"attention = context.times.of_ranks(sizes, cluster, {self.variant!r}, {together}, *{mask}, stride={self.tp})\n"
+        )
+        return self.scenario.code(_PRINTS, "context", lines.replace("'", '"'))
+
+    def limits(self) -> str:
+        if not self.fits:
+            helps = "recompute whole layers (chapter 04), or cut the model further (chapters 03, 05, 06)"
+            return self.memory(f"no value of c makes it fit: {helps}")
+        if self.cp == 1:
+            return "compute: one rank sends nothing"
+        (computing, slower, messages), (alone, *_) = self.spent(), self._replace(cp=1, variant="ring").spent()
+        shares = {"slower": slower, "messages": messages, "small": computing - alone / self.cp}
+        part = max(shares, key=shares.get)
+        if shares[part] < MUCH * self.seconds:
+            return "compute"
+        if part == "small":
+            return f"small blocks: {self.cp} GPUs use {units.three(self.cp * computing / alone)} times the GPU time of one"
+        takes = self.takes(part, lambda cost: units.duration(cost / self.cp))
+        if part == "slower":
+            return f"waiting for the slowest rank{takes}"
+        inside = self.cp * self.scenario.plan.tp <= self.scenario.cluster.node or self.scenario.cluster.torus
+        return f"messages {'inside a node' if inside else 'between nodes'}{takes}"
+
 
 class _Timeline:
     """Forward, hop by hop: a row for each rank, of many for some."""
@@ -187,40 +230,39 @@ class _Lengths:
         self._words = Labels(axes, size=8.5, left=0, outline=word, within=axes.transAxes)
         self.moving = [self._computing, self._message, self._now, self._words.artist]
         axes.set(xscale="log", yscale="log", xlim=(LENGTHS[0] / 1.2, 1.2 * LENGTHS[-1]), ylim=(1e-6, 1e3))
-        axes.set_xticks(LENGTHS[::2], [f"{s:,}" for s in LENGTHS[::2]], fontsize=8)
+        axes.set_xticks(LENGTHS[::4], [f"{s:,}" for s in LENGTHS[::4]], fontsize=8)
         axes.set_yticks([1e-6, 1e-3, 1, 1e3], ["1 µs", "1 ms", "1 s", "1,000 s"], fontsize=8)
         axes.minorticks_off()
-        axes.set_title("Forward: compute and message, over s", pad=20)
+        axes.set_title("Forward: a hop, over s", pad=20)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=2, fontsize=8.5, handlelength=2.6, borderaxespad=0.1)
 
-    def update(self, now: Setting) -> None:
+    def update(self, now: Shared) -> None:
         computing, message = zip(*(now._replace(seq=s).hop() for s in LENGTHS), strict=True)
         self._computing.set_data(LENGTHS, computing)
         self._message.set_data(LENGTHS, [seconds or math.nan for seconds in message])
-        self._now.set_data([now.seq] * 2, [1e-6, 1e3])
+        self._now.set_data([now.seq] * 2, [1e-6, 30])  # up to the words
         late = max((s for s, *each in zip(LENGTHS, computing, message, strict=True) if each[0] < each[1]), default=0)
         hop = "not hidden at any s here" if late == LENGTHS[-1] else f"hidden for s ≥ {max(2 * late, LENGTHS[0]):,}"
         ring = f"one hop, and its message: {hop}" if now.ring.n > 1 else "whole attention: nothing hides its messages"
         self._words.update([(0.02, 0.93)], [ring if now.cp > 1 else "one rank: no messages"])
 
 
-class Ranks(Panels):
+class Ranks(Board):
     """One layer's attention: forward rank by rank; compute and message over s; all variants, forward and backward."""
+
+    setting, over = Shared, "cp"
 
     @style.styled
     def __init__(self):
-        self.figure = style.Figure(figsize=(9.2, 3.95), layout="constrained")
-        left, above, below = self.figure.subplot_mosaic("ab;ac", width_ratios=(1, 1.15), height_ratios=(1.15, 1)).values()
+        self.figure = style.Figure(figsize=(6.45, 3.95), layout="constrained")
+        left, above, below = self.figure.subplot_mosaic("ab;ac", width_ratios=(1, 1.35), height_ratios=(1.15, 1)).values()
         self._timeline, self._lengths = _Timeline(left), _Lengths(above)
-        title = "Forward + backward, and what a rank sends"
+        title = "Both ways; a rank sends"
         self._variants = Bars(below, _PARTS, title, VARIANTS, units.duration, columns=0, outline=word)
         self.figure.legend(handles=[*self._timeline.moving[:3]], loc="outside upper left", ncols=3, handlelength=1.6)
         self.panels = self._timeline, self._lengths, self._variants
 
-    def update(self, **values) -> Said:
-        """Shows the Setting of these values. Raises ValueError for an unknown name, and what the variant cannot share."""
-        now = Setting(**values)
-        said = _said(now)
+    def draw(self, now: Shared) -> None:
         self._timeline.update(now.times().forward)
         self._lengths.update(now)
         each = [now._replace(variant=name) for name in VARIANTS]
@@ -228,14 +270,6 @@ class Ranks(Panels):
         texts = [f"{units.duration(one.seconds)}, {units.size(one.bytes())}" if one.possible else _NOT for one in each]
         texts[-1] += f", ring of {each[-1].ring.n}"
         self._variants.update(bars, texts, VARIANTS.index(now.variant))
-        return said
-
-    def code(self, **values) -> str:
-        """Python for the step's numbers, and for what the ring of the attention takes."""
-        now = Setting(**values)
-        ring = f"*{tuple(now.ring)}, cluster, {now.layout!r}, {now.causal}, {TILE}, stride={now.tp * now.together}"
-        hops = f"for backward in (False, True):\n    print(context.hops({ring}, backward=backward))\n"
-        return f"{now.scenario.code()}\nfrom manyranks.theory import context\n\n{hops}"
 
 
 def explorer(measure: Measure | None = None) -> Explorer:
@@ -248,31 +282,3 @@ def explorer(measure: Measure | None = None) -> Explorer:
     own = {"causal": choice("mask", True, {"causal": True, "full": False})}
     own |= {"layout": choice("layout", "contiguous", context.LAYOUTS), "variant": choice("variant", "ring", VARIANTS)}
     return Explorer(Ranks(), presets, measure, **shared, **own)
-
-
-def _said(now: Setting) -> Said:
-    longest, (_, slower, messages) = now.longest(), (percent(each / now.seconds) for each in now.spent())
-    numbers = {"attention takes": units.duration(now.seconds), "waits for slower ranks": slower, "waits for messages": messages}
-    numbers |= {"a rank sends": units.size(now.bytes()), "fits up to": f"s = {longest:,}" if longest else "none"}
-    where = f"{now.model}, s = {now.seq:,}, c = {now.cp}, {now.cluster}"
-    return Said(where, numbers, _limit(now), now.fits, now.scenario, _STEP)
-
-
-def _limit(now: Setting) -> str:
-    if not now.fits:
-        helps = "recompute whole layers (chapter 04), or cut the model further (chapters 03, 05, 06)"
-        return _LIMITS.memory(now, f"no value of c makes it fit: {helps}")
-    if now.cp == 1:
-        return "compute: one rank sends nothing"
-    (computing, slower, messages), (alone, *_) = now.spent(), now._replace(cp=1, variant="ring").spent()
-    shares = {"slower": slower, "messages": messages, "small": computing - alone / now.cp}
-    part = max(shares, key=shares.get)
-    if shares[part] < limits.MUCH * now.seconds:
-        return "compute"
-    if part == "small":
-        return f"small blocks: {now.cp} GPUs use {units.three(now.cp * computing / alone)} times the GPU time of one"
-    takes = _LIMITS.takes(now, part, lambda cost: units.duration(cost / now.cp))
-    if part == "slower":
-        return f"waiting for the slowest rank{takes}"
-    inside = now.cp * now.scenario.plan.tp <= now.scenario.cluster.node or now.scenario.cluster.torus
-    return f"messages {'inside a node' if inside else 'between nodes'}{takes}"

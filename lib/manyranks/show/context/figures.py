@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 
 from manyranks.show import drawings, style, units
-from manyranks.show.columns import columns
+from manyranks.show.lines import columns
 from manyranks.show.looks import LOOKS, box, sheet
 from manyranks.theory import context
 from manyranks.theory.names import nearest

@@ -11,15 +11,15 @@ from operator import attrgetter
 import ipywidgets as widgets
 import numpy as np
 
-from manyranks.show import limits, page, style, units
+from manyranks.show import page, style, units
 from manyranks.show.bars import Bars
-from manyranks.show.explorer import Explorer, Measure, Panels, Said, choice, value_slider
+from manyranks.show.explorer import Board, Explorer, Measure, Said, Setting, choice, value_slider
 from manyranks.show.labels import Labels, word
 from manyranks.show.looks import STEP
-from manyranks.show.nd.meshes import BETWEEN, INSIDE
-from manyranks.show.nd.plans import Steps, degrees, kept, written
-from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
-from manyranks.theory import ModelShape, Plan, clusters, memory, pipeline, planner
+from manyranks.show.nd.figures import BETWEEN, INSIDE, Steps, degrees, kept, written
+from manyranks.show.scenario import BUBBLE, MEMORY, MFU, SHAPES, SHARED, Scenario, controls
+from manyranks.show.setting import MUCH
+from manyranks.theory import ModelShape, Plan, clusters, pipeline, planner
 from manyranks.theory.planner import Found
 
 MODELS = ("small GPT", "llama3.2-1b", "llama3-8b", "yi-34b", "llama3-70b", "gpt3-175b", "llama3-405b")
@@ -41,22 +41,21 @@ _REMEDIES = {"compute": ("recompute", "microbatch"), "tensor": ("tp",), "context
 _REMEDIES |= {"pipeline": ("pp", "virtual"), "bubble": ("virtual", "schedule", "pp", "microbatch"), "optimizer": ("zero", "pp")}
 _REMEDIES |= {"data": ("zero", "microbatch", "dp_shard", "tp", "pp")}
 _ROOM = ("dp_shard", "zero", "recompute", "pp", "tp", "cp", "ep", "microbatch")
-_SAID = {name: f"{name.upper()} {{}}" for name in ("tp", "cp", "pp", "ep")} | {"zero": "ZeRO-{}", "virtual": "v = {}"}
-_SAID |= {"dp_shard": "HSDP over {} ranks", "microbatch": "micro-batch {}", "recompute": "recompute = {}"}
-_LIMITS = limits.Limits(CHOICES, _REMEDIES, _ROOM, _SAID)
+_WORDS = {"dp_shard": "HSDP over {} ranks", "virtual": "v = {}"}
 _AXES = {"tp": "TP", "cp": "CP", "dp": "DP", "pp": "PP", "ep": "EP", "shards": "ZeRO"}
 _ROW = {"tensor": "tp", "context": "cp", "expert": "ep", "pipeline": "pp", "bubble": "pp", "data": "dp", "optimizer": "shards"}
 _LINKS = {"inside a node": (INSIDE[0], ""), "between nodes": (BETWEEN[0], "")}
 _HELD = {"parameters": (style.BLUE, ""), "gradients": ("#9ecae1", ""), "optimizer": (style.GREEN, "")}
 _HELD |= {"activations": (style.ORANGE, ""), "buffers": ("#b0b0b0", "")}
-_NONE = "no single control helps: change two of them, or use more GPUs"
 _EQUAL = 1.005  # of the best plan's time
-_SIZE, _PLACES = (9.2, 3.2), ((0.6, 1.75, 3.9, 1.17), (5.55, 1.75, 3.55, 1.17), (2.65, 0.02, 6.45, 1.25))  # inches
+_SIZE, _PLACES = (6.45, 3.8), ((0.6, 2.24, 2.75, 1.17), (4.45, 2.24, 2.0, 1.17), (2.6, 0.02, 3.85, 1.45))  # inches
 _LETTERS = 40  # of a row's name
 
 
-class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
+class Layout(namedtuple("Layout", _CONTROLS), Setting):
     """Holds what the controls say; DP is the GPUs that are left."""
+
+    choices, remedies, room, words = CHOICES, _REMEDIES, _ROOM, _WORDS
 
     @property
     @functools.lru_cache(maxsize=16384)  # noqa: B019 a setting is a few numbers; a redraw asks dozens of them
@@ -80,19 +79,10 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         return Scenario(shape, plan, clusters[self.cluster])
 
     @property
-    def limit(self) -> str:
+    def part(self) -> str:
         """The part of the step that limits: the longest one beside compute, unless that is short."""
         time = self.scenario.time
-        return time.limit if time.parts[time.limit] > limits.MUCH * time.seconds else "compute"
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Bytes of the fullest GPU by what they are for; their sum is the peak."""
-        here = self.scenario
-        each = (memory.states_of(held, here.plan) for held in set(memory.rank_parameters(here.shape, here.plan)))
-        # The rank with the most of these may have fewer activations.
-        states = next(one for one in each if one.total == here.peak.states)
-        return dict(zip(_HELD, (*states[:3], here.peak.activations, here.peak.buffers), strict=True))
+        return time.limit if time.parts[time.limit] > MUCH * time.seconds else "compute"
 
     @property
     def reaches(self) -> dict[str, tuple[int, int]]:
@@ -110,10 +100,45 @@ class Setting(namedtuple("Setting", _CONTROLS), limits.Setting):
         """The planner's plans, the fastest first, only one for each TP, PP and EP; takes seconds the first time."""
         return _best(*self[:5])
 
-    def taking(self, plan: Plan) -> "Setting":
+    def taking(self, plan: Plan) -> "Layout":
         """The same task with this plan."""
         values = {name: getattr(plan, name) for name in self._fields[5:]}
         return self._replace(**values | {"dp_shard": plan.dp_shard or ALL})
+
+    def near(self) -> list["Layout"]:
+        """Settings that fit and differ in one control that may help: the fastest of each control, then others."""
+        places, cost = [], attrgetter("cost")
+        for name in _REMEDIES[self.part] if self.fits else _ROOM:
+            places += enumerate(sorted((each for each in self.others(name) if each.fits), key=cost))
+            if not self.fits and len(places) >= len(TAKEN):  # of _ROOM the first: to try all would take long
+                break
+        places.sort(key=lambda place: (place[0], place[1].cost))
+        return sorted((each for _, each in places[: len(TAKEN)]), key=cost)
+
+    def where(self) -> str:
+        return f"{self.model} on {self.gpus:,} GPU{'s' * (self.gpus > 1)}, {self.cluster}, {degrees(self.scenario.plan)}"
+
+    def numbers(self) -> dict[str, str]:
+        plan, tokens = self.scenario.plan, {"tokens": f"{self.batch * self.seq / self.gpus:,.0f} per GPU"}
+        return tokens | {"micro-batches": f"{plan.microbatches:,}" + f" on {plan.stages} stages" * (self.pp > 1)}
+
+    def limits(self) -> str:
+        if not self.fits:
+            return self.memory("no single control helps: change two of them, or use more GPUs")
+        part, time, layers = self.part, self.scenario.time, self.scenario.shape.layers
+        slots, stages = layers + 2 * time.plan.embedding_slots, self.pp * self.virtual
+        share, more = time.parts[part] / time.seconds, -(-slots // stages) * stages / slots - 1
+        if more > max(MUCH, share):
+            return (
+                f"uneven stages: with {layers} layers on {stages} stages, the fullest has {more:.0%} more layers than the mean"
+            )
+        link = "" if part in ("bubble", "optimizer") else self.link(_ROW.get(part, ""))
+        way = self.takes(part, units.duration)
+        return f"{STEP[part][0]}{f' on {link}' * bool(link)}, {share:.0%} of the step{way}"
+
+    def code(self) -> str:
+        prints = {"tokens": "plan.tokens // plan.gpus, 'per GPU'", "micro-batches": "plan.microbatches"}
+        return self.scenario.code(prints)
 
 
 def _task(model: str, cluster: str, gpus: int, seq: int) -> tuple[ModelShape, dict[str, object]]:
@@ -139,8 +164,10 @@ def _best(model: str, cluster: str, gpus: int, batch: int, seq: int) -> tuple[Fo
     return tuple(different.values())[: len(TAKEN)]
 
 
-class Board(Panels):
+class Plans(Board):
     """Three panels: axes on links, a GPU's memory, and a step's time beside those of other plans."""
+
+    setting, over, curves = Layout, "tp", (MEMORY, BUBBLE, MFU)
 
     @style.styled
     def __init__(self):
@@ -152,21 +179,24 @@ class Board(Panels):
         self._steps = Steps(below, "", [""] * (1 + len(TAKEN)), 0, **look)
         self._names = Labels(below, left=1.0, name="names", **look)
         self.panels, self.others = (self._mesh, self._memory, self._steps), [self._names.artist]
-        right.set_xlim(0, 0.74)  # its texts are short
-        titles = "Axes on links", "Memory of the fullest GPU", "Step time of this plan and others"
-        for axes, title, pad, x in zip((left, right, below), titles, (6, 6, 22), (0, 0, -2.5 / 6.45), strict=True):
+        right.set_xlim(0, 0.85)  # its texts are short
+        titles = (
+            "Axes on links (log: ranks apart)",
+            "Memory of the fullest GPU",
+            "Step time, MFU and memory of this plan and others",
+        )
+        for axes, title, pad, x in zip((left, right, below), titles, (18, 6, 33), (-0.2, -0.3, -2.5 / 3.85), strict=True):
             axes.set_title(title, pad=pad, x=x, fontsize=10.5)
             axes.tick_params(axis="y", labelsize=9)
             axes.spines["bottom"].set_visible(False)
-        for axes, place, at in ((left, "lower right", (1, 1)), (below, "lower left", (-2.6 / 6.45, 1))):
+        for axes, place, at in ((left, "lower left", (-0.21, 1)), (below, "lower left", (-2.6 / 3.85, 1))):
             look = {"borderaxespad": 0.1, "columnspacing": 0.9, "handlelength": 1.3, "fontsize": 8}
-            axes.legend(loc=place, bbox_to_anchor=at, ncols=8, **look)
-        left.text(1, -0.02, "ranks apart (log)", fontsize=8, ha="right", va="top", transform=left.transAxes)
+            axes.legend(loc=place, bbox_to_anchor=at, ncols=4, **look)
         below.spines[:].set_visible(False)
 
     def update(self, best: str, **values) -> Said:
         """Shows these values' Setting; unless best is HIDDEN, the planner searches. Raises ValueError for what can't be."""
-        now = Setting(**values)
+        now = Layout(**values)
         found = now.best() if best != HIDDEN else ()
         if best != HIDDEN and not found:
             room = f"in {units.size(clusters[now.cluster].accelerator.memory)} per GPU"
@@ -177,13 +207,13 @@ class Board(Panels):
             raise ValueError(f"{error}; “{TAKEN[0]}” loads the planner's best") if found else error from error
         own = kept(now.scenario.plan)
         others = [(f"{k}: {_beside(each.plan, own)}", now.taking(each.plan)) for k, each in enumerate(found, 1)]
-        others = others or [(f"with {_LIMITS.change(now, each)}", each) for each in _near(now)]
+        others = others or [(f"with {now.change(each)}", each) for each in now.near()]
         self._show_axes(now)
         self._show_memory(now)
         self._show_steps([(f"this plan: {degrees(now.scenario.plan)}\n{own}", now), *others])
         return said
 
-    def _show_axes(self, now: Setting) -> None:
+    def _show_axes(self, now: Layout) -> None:
         """A bar from the distance of neighbors to the length of a group, in doublings of ranks."""
         bars, texts, node = [], [], clusters[now.cluster].node
         for axis, (size, stride) in now.reaches.items():
@@ -191,23 +221,32 @@ class Board(Panels):
             middle = min(max(log2(node), start), end)
             bars.append(dict(zip(("", *_LINKS), (start, middle - start, end - middle), strict=True)))
             texts.append(f"{size:,}" + f": {now.link(axis)}" * (size > 1) + f", {stride:,} apart" * (size > 1 < stride))
-        row = list(_AXES).index(_ROW[now.limit]) if now.limit in _ROW else -9
+        row = list(_AXES).index(_ROW[now.part]) if now.part in _ROW else -9
         self._mesh.update(bars, texts, row, log2(max(now.gpus, node, 2)), (log2(node), f"a node: {node}"))
 
-    def _show_memory(self, now: Setting) -> None:
-        held, room = now.held, now.scenario.cost.room
+    def _show_memory(self, now: Layout) -> None:
+        held, room = now.scenario.held, now.scenario.cost.room
         *before, whole = accumulate(held.values(), initial=0)
         bars = [{"": start, part: size} for start, (part, size) in zip(before, held.items(), strict=True)]
         texts = [units.size(size) if size else "none" for size in held.values()] + [f"{units.size(whole)}, {whole / room:.0%}"]
         row = np.argmax([*held.values()])
         self._memory.update([*bars, held], texts, row, max(whole, room), (room, units.size(room)))
 
-    def _show_steps(self, rows: Sequence[tuple[str, Setting]]) -> None:
+    def _show_steps(self, rows: Sequence[tuple[str, Layout]]) -> None:
         times, sizes = zip(*((each.scenario.time, each.scenario.peak.total) for _, each in rows), strict=True)
-        self._steps.show(times, list(map(written, times, sizes)), 0, 3 * min(time.seconds for time in times))
+        texts = [written(*each).replace("MFU ", "") for each in zip(times, sizes, strict=True)]
+        self._steps.show(times, texts, 0, 3 * min(time.seconds for time in times))
         lines = [text.split("\n") for text, _ in rows]  # a name has one or two
         places = [(-0.008, row + 0.5 * k - 0.25 * (len(each) - 1)) for row, each in enumerate(lines) for k in range(len(each))]
         self._names.update(places, [line for each in lines for line in each])
+
+    def along(self, degrees: Sequence, best: str, **values) -> tuple:
+        """Returns the same, whatever the planner finds."""
+        return super().along(degrees, **values)
+
+    def code(self, best: str, **values) -> str:
+        """Returns Python that prints what is shown, but for the planner's."""
+        return super().code(**values)
 
     def idle(self, **values) -> list[str]:
         """Controls that do nothing: a pipeline's without one, shards of nothing, experts that the model doesn't have."""
@@ -223,38 +262,15 @@ def _beside(plan: Plan, own: str) -> str:
     return (degrees(plan) + between + others).removesuffix(between)
 
 
-def _near(now: Setting) -> list[Setting]:
-    """Settings that fit and differ in one control that may help: the fastest of each control, then others."""
-    places, cost = [], attrgetter("cost")
-    for name in _REMEDIES[now.limit] if now.fits else _ROOM:
-        places += enumerate(sorted((each for each in _LIMITS.others(now, name) if each.fits), key=cost))
-        if not now.fits and len(places) >= len(TAKEN):  # of _ROOM the first: to try all would take long
-            break
-    places.sort(key=lambda place: (place[0], place[1].cost))
-    return sorted((each for _, each in places[: len(TAKEN)]), key=cost)
+def _said(now: Layout, found: Sequence[Found]) -> Said:
+    said = now.said()
+    if found:
+        numbers = dict(said.numbers) | {"planner's best": units.duration(found[0].seconds)}
+        said = said._replace(numbers=numbers, limit=said.limit + _compared(now, found) * said.fits)
+    return said
 
 
-def _said(now: Setting, found: Sequence[Found]) -> Said:
-    here, numbers = now.scenario, {"tokens": f"{now.batch * now.seq / now.gpus:,.0f} per GPU"}
-    numbers["micro-batches"] = f"{here.plan.microbatches:,}" + f" on {here.plan.stages} stages" * (now.pp > 1)
-    numbers |= {"planner's best": units.duration(found[0].seconds)} if found else {}
-    where = f"{now.model} on {now.gpus:,} GPU{'s' * (now.gpus > 1)}, {now.cluster}, {degrees(here.plan)}"
-    limit = _limit(now) + (_compared(now, found) if found else "") if here.fits else _LIMITS.memory(now, _NONE)
-    return Said(where, numbers, limit, here.fits, here)
-
-
-def _limit(now: Setting) -> str:
-    part, time, layers = now.limit, now.scenario.time, now.scenario.shape.layers
-    slots, stages = layers + 2 * time.plan.embedding_slots, now.pp * now.virtual
-    share, more = time.parts[part] / time.seconds, -(-slots // stages) * stages / slots - 1
-    if more > max(limits.MUCH, share):
-        return f"uneven stages: with {layers} layers on {stages} stages, the fullest has {more:.0%} more layers than the mean"
-    link = "" if part in ("bubble", "optimizer") else now.link(_ROW.get(part, ""))
-    way = _LIMITS.takes(now, part, units.duration)
-    return f"{STEP[part][0]}{f' on {link}' * bool(link)}, {share:.0%} of the step{way}"
-
-
-def _compared(now: Setting, found: Sequence[Found]) -> str:
+def _compared(now: Layout, found: Sequence[Found]) -> str:
     """Against the planner's fastest, and where this plan loses most; the planner tries fewer values than there are."""
     best = found[0].seconds
     if now.cost <= _EQUAL * best:
@@ -272,7 +288,7 @@ class PlanBoard(Explorer):
         for control in others.values():  # before the explorer's own observers: what it draws is of one setting
             control.observe(self._moved, "value")
         best.observe(self._take, "value")
-        super().__init__(Board(), **more, **others, best=best)
+        super().__init__(Plans(), **more, **others, best=best)
 
     def _moved(self, change) -> None:
         """Another task has other plans, and a plan that was taken is one by hand from now on."""
@@ -286,7 +302,7 @@ class PlanBoard(Explorer):
         if change.new == HIDDEN:
             return
         self._line.value = page.with_limit("Searching for plans …")
-        now = Setting(**{name: control.value for name, control in self._others.items()})
+        now = Layout(**{name: control.value for name, control in self._others.items()})
         with suppress(ValueError):  # a task that can't be: the plot says so
             found = now.best()
             self._taking = change.new in TAKEN[: len(found)]

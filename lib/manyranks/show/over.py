@@ -1,0 +1,115 @@
+"""Memory, bubble and MFU of a step over the degree that a chapter is about, as curves beside the chapter's own picture."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import floor, inf, log10, nan
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from manyranks.show import style, units
+from manyranks.show.labels import Labels, heading, word
+from manyranks.show.said import Part
+from manyranks.show.scenario import BUBBLE, MEMORY, MFU, Cost
+
+WIDE = 2.75  # inches that a figure gets wider
+_LEFT, _RIGHT, _ABOVE, _BELOW = 0.68, 0.12, 0.3, 0.42  # of a curve's axes; below the last one
+_SIZE = 8.5  # points
+_MOST = 6  # numbers below an axis
+# Name of the strip's number -> the number of a cost, how it's written, and at least how much the axis shows.
+DRAWN: dict[str, tuple[Callable[[Cost], float], Callable[[float], str], float]] = {
+    MEMORY: (lambda cost: cost.held, units.size, 0.0),
+    BUBBLE: (lambda cost: cost.bubble, units.percent, 0.1),
+    MFU: (lambda cost: cost.mfu, units.percent, 0.1),
+}
+
+
+class Curves:
+    """Makes a figure wider and draws a curve per name there, one below the other, with the current degree ringed.
+
+    names: keys of DRAWN; label: of the degree; degrees: all that it can be
+    """
+
+    def __init__(self, figure: Figure, names: Sequence[str], label: str, degrees: Sequence):
+        wide, high = figure.get_size_inches()
+        share, tall = wide / (wide + WIDE), (high - _BELOW) / len(names) - _ABOVE
+        if isinstance(layout := figure.get_layout_engine(), ConstrainedLayoutEngine):
+            layout.set(rect=(0, 0, share, 1))
+        else:
+            for axes in figure.axes:
+                left, bottom, across, up = axes.get_position(original=True).bounds
+                axes.set_position((left * share, bottom, across * share, up))
+        figure.set_size_inches(wide + WIDE, high)
+        self.degrees, self._curves = list(degrees), []
+        for k, name in enumerate(reversed(names)):
+            place = wide + _LEFT, _BELOW + k * (tall + _ABOVE), WIDE - _LEFT - _RIGHT, tall
+            axes = figure.add_axes(np.divide(place, 2 * (wide + WIDE, high)))
+            self._curves.append(_Curve(axes, name, label, [f"{degree:,}" for degree in degrees], k == 0))
+
+    @property
+    def moving(self) -> list[Artist]:
+        return [artist for curve in self._curves for artist in curve.moving]
+
+    def parts(self) -> Iterator[Part]:
+        """Yields one for each point of each curve."""
+        return (part for curve in self._curves for part in curve.parts())
+
+    def update(self, costs: Sequence[Cost | None], now: Cost | None, degree: object) -> None:
+        """Shows the costs at all degrees, and rings the one now; a dotted line where it isn't on the curve."""
+        at = self.degrees.index(degree) if degree in self.degrees else None
+        for curve in self._curves:
+            curve.update(costs, now, at)
+
+
+class _Curve:
+    """A number of a step over equally wide places, one per degree."""
+
+    def __init__(self, axes: Axes, name: str, label: str, degrees: Sequence[str], last: bool):
+        self._axes, self._label, self._degrees, count = axes, label, degrees, len(degrees)
+        self._name, (self._of, self._unit, self._least) = name, DRAWN[name]
+        self._line = axes.plot(range(count), [0] * count, "o-", color=style.BLUE, markersize=3.5, linewidth=1.6, gid="curve")[0]
+        look = {"color": style.INK, "linewidth": 1.4}
+        self._room = axes.plot([-0.5, count - 0.5], [0, 0], linestyle="--", **look, gid="room")[0]
+        self._level = axes.plot([-0.5, count - 0.5], [0, 0], linestyle=":", **look, gid="now")[0]
+        look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8, "clip_on": False}
+        self._ring = axes.plot([0], [0], "o", **look, gid="ring")[0]
+        self._numbers = Labels(axes, _SIZE, left=1, outline=word, within=axes.transAxes, name="numbers")
+        self._title = heading(axes, 9.5)
+        axes.set(xlim=(-0.5, count - 0.5), ylim=(0, 1.1))
+        axes.set_yticks([0, 0.5, 1], [""] * 3)
+        shown = range(0, count, -(-count // _MOST))
+        axes.set_xticks(shown, [degrees[k] for k in shown] if last else [""] * len(shown), fontsize=_SIZE)
+        axes.tick_params(length=2)
+        axes.set_xlabel(label if last else "", fontsize=9, labelpad=2)
+        self.moving = [self._room, self._line, self._level, self._ring, self._numbers.artist, self._title.artist]
+
+    def update(self, costs: Sequence[Cost | None], now: Cost | None, at: int | None) -> None:
+        self._values = [nan if cost is None else self._of(cost) for cost in costs]
+        known, here = [cost for cost in (*costs, now) if cost is not None], nan if now is None else self._of(now)
+        room = known[0].room if known and self._name == MEMORY else inf
+        most = max((self._of(cost) for cost in known), default=0.0)
+        seen = max(min(most, 2 * room), 0.0 if here != here else here, self._least)
+        shown = 4 * seen > room  # far below, the room would only press the curve down
+        self._top = top = _round(max(seen, room if shown else 0.0) or 1.0)
+        self._line.set_ydata(np.minimum(np.divide(self._values, top), 2))  # what leaves the axis is cut off
+        on = at is not None and self._values[at] == here
+        self._ring.set(data=([at if on else nan], [here / top]))
+        self._level.set(ydata=[here / top] * 2, visible=not on and here == here)
+        self._room.set(ydata=[min(room, 9 * top) / top] * 2, visible=shown)
+        self._numbers.update([(-0.03, share / 1.1) for share in (0, 0.5, 1)], ["0", self._unit(top / 2), self._unit(top)])
+        self._title.update([(0, 1)], [f"{self._name.split()[0]} (dashed: {units.size(room)})" if shown else self._name])
+
+    def parts(self) -> Iterator[Part]:
+        for k, value in enumerate(self._values):
+            if value == value:
+                y = min(value / self._top, 1.05)
+                says = f"{self._label} = {self._degrees[k]}: {self._name} {self._unit(value)}"
+                yield Part(self._axes, k - 0.3, k + 0.3, y - 0.08, y + 0.08, says)
+
+
+def _round(least: float) -> float:
+    """Returns a number from `least` on whose half is as round as it is."""
+    ten = 10.0 ** floor(log10(least))
+    return next(digit * ten for digit in (1, 2, 3, 4, 5, 6, 8, 10) if digit * ten >= least * (1 - 1e-9))

@@ -1,0 +1,92 @@
+"""Where a layer's activations wait: the theory's groups and splits, and real tensors that travel to the host and back."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from manyranks import theory, training
+from manyranks.parallel.activation_offload import HostMemory, offload_modules
+from manyranks.parallel.checkpointing import checkpoint, checkpoint_modules
+from manyranks.theory import offloading
+
+LLAMA, PLAN, H100 = theory.models["llama3-8b"], theory.Plan(seq=8192, recompute="none"), theory.clusters["h100-dgx"]
+FOUND = offloading.groups(LLAMA, PLAN, H100)
+SECONDS, UNIT = offloading.forward_seconds(LLAMA, PLAN, H100), FOUND[0].bytes
+CONFIG = training.GPTConfig(layers=3, hidden=64, heads=4, kv_heads=2, ffn=224, seq=32)
+
+
+def is_layer(module):
+    return isinstance(module, training.gpt.Layer)
+
+
+def step(change=lambda gpt: None):
+    """The gradients of one step of a small GPT in 16 bits, with fused kernels."""
+    gpt = training.GPT(CONFIG).bfloat16()
+    for layer in gpt.layers:
+        training.fuse(layer)
+    change(gpt)
+    tokens = torch.arange(66).view(2, 33)
+    training.gpt.loss(gpt(tokens[:, :-1]), tokens[:, 1:]).backward()
+    return [p.grad for p in gpt.parameters()]
+
+
+def travelled(memory, way):
+    return [(event.call, event.bytes) for event in memory.events if event.way == way]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_travels_comes_back_in_time_and_changes_no_gradient(recompute):
+    memory = HostMemory()
+
+    def change(gpt):
+        if recompute:
+            checkpoint_modules(gpt, is_layer, checkpoint)
+        offload_modules(gpt, is_layer, memory)
+
+    for ours, plain in zip(step(change), step(), strict=True):
+        assert torch.equal(ours, plain)
+    plan = theory.Plan(seq=32, microbatch=2, batch=2, recompute="full" if recompute else "none")
+    each = theory.memory.layer_activations(CONFIG.shape(), plan)
+    assert travelled(memory, "in") == [(2, each), (1, each), (0, each)], "each before it's needed, once"
+    out = travelled(memory, "out")
+    assert [sum(size for call, size in out if call == k) for k in range(3)] == [each] * 3
+
+
+def test_small_tensors_and_parameters_stay():
+    memory = HostMemory(least=10**9)
+    step(partial(offload_modules, which=is_layer, memory=memory))
+    assert memory.events == []
+
+
+def test_a_choice_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="nothing to offload"):
+        offload_modules(training.GPT(CONFIG), lambda module: False, HostMemory())
+
+
+def test_groups_are_all_that_a_layer_keeps():
+    assert sum(group.bytes for group in FOUND) == theory.memory.layer_activations(LLAMA, PLAN)
+    with pytest.raises(ValueError, match="dense model with a gated MLP"):
+        offloading.groups(theory.models["mixtral-8x7b"], PLAN, H100)
+    with pytest.raises(ValueError, match="recompute='none'"):
+        offloading.groups(LLAMA, theory.Plan(seq=8192, recompute="full"), H100)
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, 16e9, 64e9, 450e9])
+@pytest.mark.parametrize("units", [17.2, 12, 8, 4, 1])
+def test_the_best_split_is_no_slower_than_any_other(bandwidth, units):
+    """Against every choice of whole groups to compute again, the rest of the bytes sent to the host."""
+    split = offloading.best(FOUND, units * UNIT, SECONDS, bandwidth)
+    over = max(0.0, sum(group.bytes for group in FOUND) - units * UNIT)
+    assert split.kept + split.again + split.away == pytest.approx(sum(group.bytes for group in FOUND))
+    for chosen in range(2 ** (len(FOUND) - 1)):
+        again = [group for k, group in enumerate(FOUND[1:]) if chosen >> k & 1]
+        away = over - sum(group.bytes for group in again)
+        waits = max(0.0, away / bandwidth - SECONDS) if bandwidth else 0.0
+        if away <= 0 or bandwidth:
+            assert split.seconds <= sum(group.seconds for group in again) + waits + 1e-9
+
+
+def test_without_a_host_the_layers_input_must_stay():
+    with pytest.raises(ValueError, match="must stay"):
+        offloading.best(FOUND, UNIT / 2, SECONDS, 0)
