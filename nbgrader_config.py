@@ -1,18 +1,7 @@
 """nbgrader: solutions/ is what instructors write, exercises/ what learners get."""
 
-from nbgrader.preprocessors import NbGraderPreprocessor
-
 from manyranks.grade import autograde
 from manyranks.world.scratch import colored
-
-
-class Legible(NbGraderPreprocessor):
-    """Tables of feedback have room between their columns, and cells no prompts, for these have no numbers there."""
-
-    def preprocess(self, nb, resources):
-        resources["inlining"]["css"].append("td, th { padding-right: 1em } div.prompt { display: none }")
-        return nb, resources
-
 
 c = get_config()  # noqa: F821  nbgrader provides it
 
@@ -25,5 +14,6 @@ c.OverwriteCells.add_missing_cells = True  # a check that a learner has deleted
 c.ExecutePreprocessor.timeout = 60  # seconds a cell; a check ends within 20
 c.Autograde.sanitize_preprocessors = autograde.first_steps()  # one submission does not stop the others
 c.Autograde.autograde_preprocessors = autograde.steps()  # a test cell that ends without its points is worth none
-c.HTMLExporter.filters = {"highlight_code": colored}  # learners do not choose who colors their code
-c.GenerateFeedback.preprocessors.append(Legible)
+c.HTMLExporter.filters = {"highlight_code": colored, "round": autograde.rounded}  # learners do not choose who colors their code
+c.GenerateFeedback.preprocessors.append(autograde.Legible)
+c.ExportApp.plugin_class = "manyranks.grade.autograde.Export"

@@ -1,42 +1,58 @@
-"""A class's submissions, five of them hostile: seconds for each of the others, as a teacher's command checks them."""
+"""A class, as the command checks it: seconds of one submission, and what sleepers and hostile ones cost the others."""
 
-import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
+
+import nbformat
 
 from benchmarks.compare import Row
 from manyranks.grade import apart, classroom
 from tests.conftest import ROOT
-from tests.grading import synthetic
+from tests.grading.course import answered
 
-HONEST = 25
-HOSTILE = {
-    "ends its process": "import os\nos._exit(0)\n",
-    "fills the memory": "x = []\nwhile True: x.append(torch.ones(10_000_000))\n",
-    "sends what is no data": "from manyranks.world import rank\nrank.messages.send = lambda sock, _: sock.sendall(bytes(99))\n",
-    "never ends": "while True: pass\n",
-}
+NAME, STUDENTS, FEW = "11_kernels", 30, 5
+HOSTILE = [
+    "import os\nos._exit(0)\n",
+    "x = []\nwhile True: x.append(torch.ones(10_000_000))\n",
+    "from manyranks.world import rank\nrank.messages.send = lambda sock, _: sock.sendall(bytes(99))\n",
+    "while True: pass\n",
+    "for i in range(40): open(f'{i}', 'wb').write(bytes(15_000_000))\n",
+]
+Notebooks = list[nbformat.NotebookNode]
 
 
 def rows() -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder, apart.Judge(fewer_fences=True) as judge:
-        submitted = Path(folder)
-        synthetic.write(submitted, HONEST)
-        synthetic.write_hostile(submitted, HOSTILE)
-        os.symlink("/dev/zero", submitted / "zz_link.ipynb")
-        each, tasks, started = {}, [], time.perf_counter()
-        for student, own in groupby(classroom.graded(submitted, ROOT / "exercises", judge), key=lambda row: row.student):
-            tasks += own
-            each[student], started = time.perf_counter() - started, time.perf_counter()
-    honest = [seconds for student, seconds in each.items() if not student.startswith("zz")]
-    right = {row.student: row.points for row in tasks if row.task == "tree_broadcast"}
-    assert len(honest) == HONEST, "each of them has a row"
-    assert all(points == 3 for student, points in right.items() if student.endswith("right"))
-    what = f"{HONEST} submissions of exercise {synthetic.NAME}, beside {len(each) - HONEST} hostile ones"
-    yield Row(f"{what}: seconds of one", tuple(honest), at_most=4.0)
-    for kind in ("right", "empty", "wrong"):
-        yield Row(f"    of these, {kind}", tuple(each[student] for student in each if student.endswith(kind)))
-    yield Row("    a hostile one", tuple(each[student] for student in each if student.startswith("zz")))
+    solution, release = (nbformat.read(ROOT / kind / NAME / f"{NAME}.ipynb", 4) for kind in ("solutions", "exercises"))
+    asleep = nbformat.from_dict(release)
+    for cell in asleep.cells:
+        cell.source = re.sub("raise NotImplementedError.*", "import time; time.sleep(600)", cell.source)
+    stub = next(cell.metadata.nbgrader.grade_id for cell in release.cells if "raise NotImplementedError" in cell.source)
+    hostile = [answered(release, {stub: source}) for source in HOSTILE]
+    with apart.Judge(fewer_fences=True, solutions=ROOT / "solutions") as judge:
+        _seconds(judge, [solution, asleep])  # from now on it knows what is right, and the mistakes
+        honest = _seconds(judge, [solution] * STUDENTS)
+        some_asleep = _seconds(judge, [solution] * (STUDENTS - FEW) + [asleep] * FEW)
+        some_hostile = _seconds(judge, [solution] * (STUDENTS - 2 * FEW) + [asleep] * FEW + hostile)
+    what = f"{STUDENTS} submissions of exercise {NAME}"
+    yield Row(f"{what}, all right: seconds of one", (honest / STUDENTS,), at_most=4.0)
+    yield Row(f"    {FEW} of them sleep in each task; all right", (some_asleep,), (honest,), ratio_at_most=2.0)
+    yield Row(f"    and {FEW} are hostile; all right", (some_hostile,), (honest,))
+
+
+def _seconds(judge: apart.Judge, notebooks: Notebooks) -> float:
+    """What the command takes; asserts that who is right has all points."""
+    with tempfile.TemporaryDirectory() as folder:
+        for k, notebook in enumerate(notebooks):
+            (path := Path(folder) / f"{k:02}" / NAME).mkdir(parents=True)
+            nbformat.write(notebook, path / f"{NAME}.ipynb")
+        started = time.perf_counter()
+        found = list(classroom.graded(Path(folder), ROOT / "exercises", judge))
+        seconds = time.perf_counter() - started
+    for k, notebook in enumerate(notebooks):
+        own = [row for row in found if row.student == f"{k:02}"]
+        right = [row.points for row in own] == [row.out_of for row in own]
+        assert right == (notebook is notebooks[0]), own
+    return seconds

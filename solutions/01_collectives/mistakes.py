@@ -167,11 +167,6 @@ def broadcast_in_place(x, root):
     return far_first(x, root)
 
 
-@mistake("tree_broadcast", HINT_0, points=2.7)
-def broadcast_without_a_new_tensor_on_the_root(x, root):
-    return far_first(x if me()[0] == root else x.clone(), root)
-
-
 @mistake("tree_broadcast", "a round is missing: round N up to a power of two before you halve it", on=(4, 5), points=0.9)
 def broadcast_that_halves_n_as_it_is(x, root):
     return far_first(x.clone(), root, most=me()[1] // 2)
@@ -279,25 +274,12 @@ def gather_its_own_again_and_again(shard, elements):
     return gather(shard, elements, passes=0)
 
 
-@mistake("ring_all_gather", says="rank 0 makes room for 3 elements; right is 2: make room for the chunk that rank r + 1")
-def gather_into_rooms_like_its_own(shard, elements):
-    for _ in range(me()[1] - 1):
-        exchange(shard, (me()[0] - 1) % me()[1], coming := torch.empty_like(shard), (me()[0] + 1) % me()[1])
-        shard = coming
-    return shard
-
-
 STARTS = "each rank begins with a chunk that it has not got yet: in the first step it has only its own shard to send"
 
 
 @mistake("ring_all_gather", STARTS, says="sent 750,020 bytes; right is 750,024 bytes", on=(3, 4), points=0.6)
 def gather_beginning_with_the_next(shard, elements):
     return gather(shard, elements, first=1)
-
-
-@mistake("ring_all_gather", STARTS, on=(3, 4), points=0.6)
-def gather_beginning_with_the_one_before(shard, elements):
-    return gather(shard, elements, first=-1)
 
 
 @mistake("ring_all_gather", says="not the right number of messages: how many steps does it take?", points=2.4)
@@ -410,11 +392,6 @@ PLACE = "chunk r does not end at rank r: it starts at rank r − 1, so which chu
 @mistake("ring_reduce_scatter", PLACE, points=0.75)
 def scatter_beginning_with_its_own(x):
     return scatter(x, first=0)
-
-
-@mistake("ring_reduce_scatter", PLACE, points=0.75)
-def scatter_beginning_two_further(x):
-    return scatter(x, first=2)
 
 
 @mistake("ring_reduce_scatter", "what came is passed on as it was: a rank adds its own term, and sends the sum on", points=2.0)
@@ -625,21 +602,6 @@ def swap_its_own_chunk_into_room_for_its_own(x):
     out = [chunks[rank].clone() for _ in range(n)]
     for k in range(1, n):
         exchange(chunks[rank], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
-    return torch.cat(out)
-
-
-@mistake(
-    "pairwise_all_to_all",
-    says="right is 3: every chunk that a rank receives is as long as its own chunk, chunk r: make the room like that one",
-    on=(3,),
-    points=0.0,
-)
-def swap_with_room_like_the_senders_chunk(x):
-    (rank, n), chunks = me(), x.tensor_split(me()[1])
-    out = [torch.empty_like(chunks[source]) for source in range(n)]
-    out[rank] = chunks[rank].clone()
-    for k in range(1, n):
-        exchange(chunks[(rank + k) % n], (rank + k) % n, out[(rank - k) % n], (rank - k) % n)
     return torch.cat(out)
 
 

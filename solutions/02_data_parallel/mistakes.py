@@ -258,16 +258,6 @@ def average_copies(model, examples):
         dist.all_reduce(p.grad * (examples / total_of(examples)))
 
 
-@mistake("average", OWN, points=1.2)
-def average_under_another_name(model, examples):
-    """grad = grad * …: a new tensor has the mean."""
-    total = total_of(examples)
-    for p in learning(model.parameters()):
-        grad = torch.zeros_like(p) if p.grad is None else p.grad
-        grad = grad * examples / total
-        dist.all_reduce(grad)
-
-
 @mistake("average", "that is one call for everything: here each parameter has its own, and buckets come in task 4", points=2.8)
 def average_in_one_call(model, examples):
     weigh(model, examples / total_of(examples))

@@ -427,7 +427,7 @@ class ReducesInTheOrderOfBackward(Stage2):
         self.send()
 
 
-@mistake("Stage2", "when one leaves, the next ones may be there already: while, not if", points=2.6)
+@mistake("Stage2", "when one leaves, the next ones may be there already: while, not if", points=1.2)
 class SendsOneAHook(Stage2):
     def arrived(self, p):
         self.there.add(p)
@@ -453,24 +453,6 @@ class KeepsAllGradients(Stage2):
 class KeepsGradientsAsArrays(KeepsAllGradients):
     def copy(self, p):
         return filled(p).numpy().copy()
-
-
-@mistake(
-    "Stage2", "reduce synchronously: what waits for finish() keeps all gradients, or copies of them, until then", points=2.6
-)
-class KeepsPaddedRowsUntilFinish(Stage2):
-    underway = ()
-
-    def take(self, p, s):
-        row, mine = pad(filled(p)) / me()[1], torch.empty_like(s)
-        self.underway = *self.underway, (row, mine, s, dist.reduce_scatter_single(mine, row, async_op=True))
-
-    def finish(self):
-        super().finish()
-        for _, mine, s, work in self.underway:
-            work.wait()
-            add(s, mine)
-        self.underway = ()
 
 
 @mistake("Stage2", says="which has no finish()")

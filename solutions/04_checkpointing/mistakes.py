@@ -397,17 +397,6 @@ def binds_late(checkpoint, layers, x):
     return x
 
 
-@sqrt("one segment is computed again at a time: something is kept when its backward is over", 3.6)
-def keeps_what_backward_computes(checkpoint, layers, x):
-    def keeping(layer, calls, x):
-        y = layer(x)
-        KEPT.extend(calls and [y, x, y.detach().clone(), y.detach().clone()])
-        calls.append(0)
-        return y
-
-    return right_sqrt(checkpoint, [partial(keeping, layer, []) for layer in layers], x)
-
-
 # Task 3
 
 MORE = "project and output are products with weights: they cost most of the FLOPs and keep little. Only the core runs again"
@@ -734,17 +723,6 @@ class AllReduces(RightShares):
         row.view(t, -1)[dist.get_rank(group)] = share
         dist.all_reduce(row, group=group)
         return row
-
-
-@shares(
-    "one gather for each checkpoint, when backward comes to it. Each look at ctx.saved_tensors calls unpack again: look once, "
-    "x, state = ctx.saved_tensors",
-    3.0,
-)
-class GathersTwice(RightShares):
-    def gather(self, share, t, group):
-        super().gather(share, t, group)
-        return super().gather(share, t, group)
 
 
 @shares(says=GROUP, points=3.5, on=(4,))

@@ -646,20 +646,6 @@ class KeepsAttributes(RightRing):
 home("IgnoresUpstream", "the gradient that backward is given is not 1: do_SBAD is what attend_backward takes", 2.4,
     __call__=lambda self, saved, do, *more: RightHomeward.__call__(self, saved, torch.ones_like(do), *more))
 
-@mistake("Ring", "in backward, K and V went round twice: keep o and lse of forward", points=4.5)
-class RunsRingAgain(RightRing):
-    @staticmethod
-    def forward(ctx, q, k, v, positions, ring, attend_backward):
-        o, _ = ring(q, k, v, positions)
-        ctx.save_for_backward(q, k, v)
-        ctx.positions, ctx.ring, ctx.attend_backward = positions, ring, attend_backward
-        return o
-
-    @staticmethod
-    def backward(ctx, do):
-        saved = *ctx.saved_tensors, *ctx.ring(*ctx.saved_tensors, ctx.positions)
-        return *RightHomeward()(saved, do, ctx.positions, ctx.attend_backward), None, None, None
-
 @mistake("Ring", "K and V are kept twice: as forward got them, and stacked. Keep them once", points=5.4)
 class KeepsABlockMore(RightRing):
     @staticmethod

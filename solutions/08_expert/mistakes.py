@@ -419,7 +419,9 @@ def everything_to_everyone(self, rows, sent, received):
 
 
 wrong = but("dispatch", RightDispatch)
-wrong("DispatchesToBlocks", says="expert i lives on rank i % N")(place=lambda self, copies: copies)
+wrong("DispatchesToBlocks", "expert i lives on rank i % N: experts are dealt in turn, not in blocks of E ÷ N", 0.75)(
+    place=lambda self, copies: copies
+)
 wrong("DispatchesTokenByToken", "a copy's number is k·T + t, its place in experts_KT.flatten(), not t·K + k", 2)(
     copies=lambda self: self.experts_KT.T.flatten(), token=lambda self, order: order // self.top_k
 )
@@ -429,7 +431,7 @@ wrong("NotSorted", "rows_RH stands in the order of the ranks it came from: sort 
 wrong("SortIsNotStable", "rows of one expert stand in another order: by the rank they come from, then as they were sent", 2)(
     arrival=without_a_stable_sort
 )
-wrong("SendsTheDropped", points=1.67, says="dropped copies do not travel")(
+wrong("SendsTheDropped", "dropped copies do not travel: −1 is no expert, yet −1 % N is a rank", 0.75)(
     order=lambda self, copies: self.place(copies).argsort(stable=True),
     place=lambda self, copies: RightDispatch.place(self, copies).clamp(min=0),
 )
@@ -451,7 +453,7 @@ wrong("CountsAsFloats", "the counts are sent as float64: they are int64, one num
 wrong("EverythingToEveryone", "no rank needs all tokens: each copy goes to the rank of its expert, by exchange", 2.25)(
     travel=everything_to_everyone
 )
-wrong("CountsOnlyWithTokens", points=1.67, says="all ranks call their all-to-all, also one without tokens")(
+wrong("CountsOnlyWithTokens", "all ranks call the counts' all-to-all, also one without tokens", 1.67)(
     coming=lambda self, going: RightDispatch.coming(self, going) if self.tokens else going
 )
 

@@ -54,23 +54,6 @@ class LargerTiles(CopyRows):
     block = 64
 
 
-@triton.jit
-def chained_kernel(x, out, R, C, BLOCK: tl.constexpr):
-    i = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    j = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    inside = (0 <= i < R) & (0 <= j < C)
-    tile = tl.load(x + tl.trans(i) + tl.trans(j) * R, mask=tl.trans(inside), other=0.0)
-    tl.store(out + i * C + j, tl.trans(tile), mask=inside)
-
-
-@also_right("copy_rows")
-def with_chained_comparisons(x):
-    R, C = x.shape
-    out = x.new_zeros(R, C)
-    chained_kernel[triton.cdiv(R, 32), triton.cdiv(C, 32)](x, out, R, C, 32)
-    return out
-
-
 STORES = (
     "neighboring lanes store elements that are a row of out apart: turn the tile with tl.trans, and store it along out's rows"
 )

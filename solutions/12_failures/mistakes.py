@@ -114,17 +114,6 @@ class FsyncBeforeFlush(AtomicSave):
         file.flush()
 
 
-@mistake("atomic_save", "the file is renamed before it's flushed: close it or flush it first, fsync, and rename last")
-class RenamesFirst(AtomicSave):
-    def __call__(self, path, parts):
-        with open(self.name(path), "wb") as file:
-            file.writelines(parts)
-            os.replace(self.name(path), path)
-            file.flush()
-            os.fsync(file.fileno())
-        self.fsync_folder(path)
-
-
 @mistake("atomic_save", "between the removal and the rename there's no checkpoint at all: os.replace needs no removal")
 class RemovesTheOld(AtomicSave):
     def publish(self, name, path):
@@ -207,33 +196,6 @@ class FsyncOfAClosedFile(AtomicSave):
         os.fsync(file.fileno())
 
 
-@mistake(
-    "atomic_save",
-    "a longer leftover keeps its tail: open the temporary file with 'wb', or with os.O_CREAT | os.O_TRUNC; 'ab' adds to it",
-    points=4.25,
-)
-class KeepsTheTail(AtomicSave):
-    def __call__(self, path, parts):
-        number = os.open(self.name(path), os.O_WRONLY | os.O_CREAT)
-        with os.fdopen(number, "wb") as file:
-            file.writelines(parts)
-            self.finish(file)
-        self.publish(self.name(path), path)
-        self.fsync_folder(path)
-
-
-@mistake(
-    "atomic_save",
-    "the caller waits for an OSError, and this is another kind of error: let the one from the disk go on",
-    points=4.25,
-)
-def another_error(path, parts):
-    try:
-        AtomicSave()(path, parts)
-    except OSError as error:
-        raise RuntimeError("not saved") from error
-
-
 @mistake("atomic_save", says="leave those of other ranks alone", points=4.25)
 def sweeps(path, parts):
     folder = os.path.dirname(path)
@@ -241,12 +203,6 @@ def sweeps(path, parts):
         if name.endswith(".tmp"):
             os.remove(os.path.join(folder, name))
     AtomicSave()(path, parts)
-
-
-@mistake("atomic_save", says="use the calls that the text lists")
-def with_writev(path, parts):
-    number = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.writev(number, parts)
 
 
 @right("how_often")
@@ -351,58 +307,10 @@ class RoundsTheWrite(HowOften):
         return max(round(interval / seconds), round(lag / seconds), 1)
 
 
-@mistake("how_often", "that's one step more than the write needs: math.ceil(write / seconds), without the copy")
-class OneStepMore(HowOften):
-    def steps(self, seconds, interval, lag):
-        return max(round(interval / seconds), int(lag / seconds) + 1 if lag else 1)
-
-
-@mistake("how_often", "a save every 0 steps: at least one step lies between two saves")
-class NoLeast(HowOften):
-    def steps(self, seconds, interval, lag):
-        return max(round(interval / seconds), math.ceil(lag / seconds))
-
-
-@mistake("how_often", "without a thread nothing is being written while steps go on: Young's interval is all")
-class WaitsForNothing(HowOften):
-    def __call__(self, *case):
-        self.write = case[2]
-        return super().__call__(*case)
-
-    def steps(self, seconds, interval, lag):
-        return super().steps(seconds, interval, self.write)
-
-
 @mistake("how_often", "round to the nearest number of steps: int() cuts off what's behind the point")
 class CutsOff(HowOften):
     def steps(self, seconds, interval, lag):
         return max(int(interval / seconds), math.ceil(lag / seconds), 1)
-
-
-@mistake(
-    "how_often",
-    "a failure loses the whole write: until it has ended, the checkpoint before counts, wherever the failure hits",
-    points=1.5,
-)
-class LosesHalfTheWrite(HowOften):
-    def __call__(self, *case):
-        steps, goodput = super().__call__(*case)
-        return steps, goodput + self.stall_and_lag(case[1], case[2], case[6])[1] / 2 / self.mtbf(*case[4:6])
-
-
-@mistake("how_often", "without a thread the write is part of the stall: a failure doesn't lose it once more", points=1.5)
-class CountsTheWriteTwice(HowOften):
-    def __call__(self, *case):
-        steps, goodput = super().__call__(*case)
-        return steps, goodput - (0 if case[6] else case[2] / self.mtbf(*case[4:6]))
-
-
-@mistake("how_often", "that's the goodput of Young's interval: take steps · seconds, the one that you return", points=1.5)
-def of_another_interval(seconds, copy, write, restart, gpu_mtbf, gpus, beside):
-    steps, _ = HowOften()(seconds, copy, write, restart, gpu_mtbf, gpus, beside)
-    stall, lag = HowOften().stall_and_lag(copy, write, beside)
-    interval = HowOften().young(stall, gpu_mtbf / gpus)
-    return steps, 1 - stall / interval - (restart + lag + interval / 2) / (gpu_mtbf / gpus)
 
 
 class Batches:
@@ -519,22 +427,6 @@ class KeepsTheQueue(Loader):
         queue = self.queue.copy()
         super().load_state(state)
         self.queue = queue
-
-
-@mistake(
-    "Loader",
-    "the epochs after a resume are shuffled as the first ones were: epoch e has the seed plus e, counted from the start",
-    points=1.75,
-)
-class OtherShuffle(Loader):
-    first = 0
-
-    def order(self, epoch):
-        return super().order(epoch - self.first)
-
-    def load_state(self, state):
-        super().load_state(state)
-        self.first = state["used"] * self.batch // self.samples
 
 
 @mistake("Loader", "the state holds the whole order: a step and a generator's state are enough", points=4.5)
@@ -723,12 +615,6 @@ class ReadsAsMuch(NewestWhole):
             return False
 
 
-@mistake("newest_whole", "an unfinished file, *.tmp, is no part of a checkpoint: nobody knows what's missing in it")
-class TakesTemporaryFiles(NewestWhole):
-    def is_whole(self, path, size, crc32):
-        return super().is_whole(path, size, crc32) or super().is_whole(f"{path}.tmp", size, crc32)
-
-
 @mistake("newest_whole", "a file may be missing, and only the rank that reads it sees that: catch OSError there")
 class Unprepared(NewestWhole):
     def is_whole(self, path, size, crc32):
@@ -753,12 +639,6 @@ class DropsTheRest(NewestWhole):
             k = len(files) // dist.get_world_size()
             if self.agree(all(self.is_whole(path, *file) for path, file in files[rank * k : (rank + 1) * k])):
                 return name
-
-
-@mistake("newest_whole", "that's the oldest whole one: begin with the largest step, the newest checkpoint")
-class OldestFirst(NewestWhole):
-    def names(self, manifests):
-        return super().names(manifests)[::-1]
 
 
 @mistake("newest_whole", says="the checkpoint is")
@@ -835,24 +715,6 @@ class Nobody(OddOnes):
         return []
 
 
-@mistake(
-    "odd_ones",
-    "no two ranks agree, for NaN isn't equal to itself; and 0.0 is equal to -0.0: compare bits, view(torch.uint8), not numbers",
-)
-class Sums(OddOnes):
-    def __call__(self, parameters):
-        mine = sum(parameter.double().sum() for parameter in parameters).view(1)
-        rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, mine)
-        return self.odd([row.item() for row in rows])
-
-    def odd(self, sums):
-        equal = [sum(one == other for other in sums) for one in sums]
-        if 2 * max(equal) <= len(sums):
-            return list(range(len(sums)))
-        return [rank for rank, count in enumerate(equal) if count < max(equal)]
-
-
 @mistake("odd_ones", "a sum over the bytes doesn't notice a swap: crc32 depends on their order")
 class SumsOfBytes(OddOnes):
     def checksum(self, parameters):
@@ -894,24 +756,12 @@ class Plurality(OddOnes):
         return [rank for rank, one in enumerate(sums) if one != common]
 
 
-@mistake("odd_ones", says="in an int64")
-class FloatsOnly(OddOnes):
-    def checksum(self, parameters):
-        return super().checksum([parameter for parameter in parameters if parameter.is_floating_point()])
-
-
 @mistake(
     "odd_ones", "an int64 is a parameter, too, and has more bits than a float: take the bytes of all parameters, as they are"
 )
 class AsFloats(OddOnes):
     def checksum(self, parameters):
         return super().checksum([parameter.double() for parameter in parameters])
-
-
-@mistake("odd_ones", "in words, all NaNs look the same, and their bits can differ: take the bytes as they are")
-class InWords(OddOnes):
-    def checksum(self, parameters):
-        return zlib.crc32(str([parameter.tolist() for parameter in parameters]).encode())
 
 
 @mistake("odd_ones", "a sum of checksums doesn't notice a swap: one checksum over all, in order")
@@ -1064,24 +914,6 @@ class FromRankZero(QuorumStep):
         return 0
 
 
-@mistake(
-    "quorum_step",
-    "who's back got the others' state from after the step and then stepped once more: first the state, then the step",
-)
-class RestoresAfter(QuorumStep):
-    def restore(self, replica, source):
-        self.later = source
-
-    def __call__(self, replica, gradient, role, least):
-        self.later = None
-        done = super().__call__(replica, gradient, role, least)
-        if self.later is not None:
-            super().restore(replica, self.later)
-            if role == "back":
-                replica.steps += 1
-        return done
-
-
 @mistake("quorum_step", "sick ranks stay behind: their weights are fine, so they take the step with the others' mean")
 class SickSkip(QuorumStep):
     def __call__(self, replica, gradient, role, least):
@@ -1116,25 +948,11 @@ class RestoresNothing(QuorumStep):
         pass
 
 
-@mistake("quorum_step", "nobody is healthy, so there's no rank to copy from: look at the quorum first")
-class LooksForASourceFirst(QuorumStep):
-    def roles(self, role):
-        roles = super().roles(role)
-        self.found = roles.index(0)
-        return roles
-
-
 @mistake("quorum_step", says="are enough", points=3.75)
 class GradientsFirst(QuorumStep):
     def roles(self, role):
         dist.all_reduce(torch.zeros(300, dtype=torch.float64))
         return super().roles(role)
-
-
-@mistake("quorum_step", says="who's back takes weights, moments and the counter from one healthy rank", points=3.75)
-class AlwaysRestores(QuorumStep):
-    def roles(self, role):
-        return [*super().roles(role), 2]
 
 
 @right("autopsy")

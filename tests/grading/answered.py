@@ -10,19 +10,13 @@ import pytest
 from manyranks.grade import answers, check, trial
 from manyranks.grade.answers import MISTAKE, RIGHT, Answer
 from manyranks.grade.check import looks, shipped
-from manyranks.grade.trial import Seen
 from manyranks.measure.prints import fact, same
+from manyranks.world import messages
 from tests.grading import records
 from tests.grading.exercise import Exercise
 
 FEWEST = 4  # mistakes of a task
-ALIKE_FOR_ALL = (
-    "culprits",
-    "plan",
-    "misplaced",
-    "drifting",
-    "straggler",
-)  # CLASSROOM.md says so: reports, one job, and clusters that all see
+ALIKE_FOR_ALL = "culprits", "plan"  # CLASSROOM.md says so: reports and one job that all see
 
 
 @cache
@@ -51,10 +45,6 @@ def pytest_generate_tests(metafunc) -> None:
             for answer, kept in _kept(of_task(exercise, task))
         ]
         metafunc.parametrize(("exercise", "answer"), params)
-    elif "alone" in metafunc.fixturenames:
-        cheap = {task: known.worlds == (1,) for task, known in tasks.items()}
-        params = [pytest.param(exercise, task, marks=[] if cheap[task] else pytest.mark.whole, id=task) for task in tasks]
-        metafunc.parametrize(("exercise", "alone"), params)
     elif "task" in metafunc.fixturenames:
         metafunc.parametrize(("exercise", "task"), [(exercise, task) for task in tasks], ids=list(tasks))
 
@@ -93,16 +83,13 @@ def test_an_answer_is_judged_as_its_author_says(exercise, answer, shared_ranks):
                 assert same(looks(narrow, seen), looks(narrow, stored)), "`make exercises` would store something else"
 
 
-def test_the_judge_asks_what_no_table_of_ours_answers(exercise, alone, shared_ranks, monkeypatch):
-    monkeypatch.setattr(trial, "seed", 777)
-    task, own = records.tasks(exercise)[alone], shipped(exercise)[alone].right
-    (right,) = (answer for answer in of_task(exercise, alone) if answer.kind == RIGHT)
-    alike = all(
-        same(fact(seen.results), fact(stored.results))
-        for one in answers.tried(task, right)[1]
-        for seen, stored in zip(one.seen, own.get(one.key, [Seen({})] * one.n), strict=True)
-    )
-    assert alike == (alone in ALIKE_FOR_ALL)
+def test_the_judge_asks_what_no_table_of_ours_answers(exercise, task, monkeypatch):
+    own, asked = records.tasks(exercise)[task], []
+    for seed in (0, 777):
+        monkeypatch.setattr(trial, "seed", seed)
+        given = [own.make(case, rank, n, seed) for n in own.worlds for case in own.cases_on(n) for rank in range(n)]
+        asked.append({b"".join(map(bytes, messages.pack(one))) for one in given})
+    assert (asked[1] <= asked[0]) == (task in ALIKE_FOR_ALL)
 
 
 def test_it_has_one_right_answer_and_some_mistakes_and_all_that_is_stored_is_theirs(exercise, task):

@@ -10,8 +10,8 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
-from nbgrader.plugins.export import CsvExportPlugin
 from traitlets.config import PyFileConfigLoader
+from traitlets.utils.importstring import import_item
 
 from tests.conftest import ROOT
 
@@ -39,7 +39,9 @@ class Course:
     def submit(self, student: str, notebook) -> dict[str, float]:
         """Submits, autogrades and gives feedback; returns the points by test cell."""
         self._write(f"submitted/{student}", notebook)
-        self._do(self.api.autograde(self.name, student))
+        result = self.api.autograde(self.name, student)
+        self.log = result.get("log")
+        self._do(result)
         self._do(self.api.generate_feedback(self.name, student))
         return self.points(student)
 
@@ -58,12 +60,13 @@ class Course:
         cells = nbformat.read(self._path(f"autograded/{student}"), 4).cells
         return [output.ename for cell in cells for output in cell.get("outputs", []) if output.output_type == "error"]
 
-    def export(self) -> dict[str, float]:
-        """Student -> score, from nbgrader's CSV."""
+    def export(self) -> dict[str, float | None]:
+        """Student -> score, from nbgrader's CSV; None where it has none."""
         to = self.root / "grades.csv"
         with Gradebook(self.config.CourseDirectory.db_url, "manyranks") as book:
-            CsvExportPlugin(to=str(to)).export(book)
-        return {row["student_id"]: float(row["score"]) for row in csv.DictReader(to.read_text().splitlines())}
+            import_item(self.config.ExportApp.plugin_class)(to=str(to)).export(book)
+        rows = csv.DictReader(to.read_text().splitlines())
+        return {row["student_id"]: float(row["score"]) if row["score"] else None for row in rows}
 
     def _path(self, folder: str) -> Path:
         return self.root / folder / self.name / f"{self.name}.ipynb"

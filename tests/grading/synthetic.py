@@ -30,13 +30,6 @@ def write(folder: Path, number: int) -> None:
         nbformat.write(notebook, path)
 
 
-def write_hostile(folder: Path, cells: dict[str, str]) -> None:
-    """Releases whose first task has this cell as its answer. cells: what it does -> its source."""
-    release = nbformat.read(ROOT / "exercises" / NAME / f"{NAME}.ipynb", 4)
-    for k, source in enumerate(cells.values()):
-        nbformat.write(answered(release, {"tree_broadcast": source}), folder / f"zz_{k}.ipynb")
-
-
 def _wrong(release: nbformat.NotebookNode, k: int) -> nbformat.NotebookNode:
     """The k-th mistake of each task."""
     source, answers = _source(ROOT / "solutions" / NAME / "mistakes.py"), {}

@@ -18,7 +18,8 @@ from manyranks.grade import apart, trial
 from manyranks.grade.absent import Known, Source, stand_in
 from manyranks.grade.autograde import outputs
 from manyranks.grade.submission import checks, is_check
-from manyranks.world import confine
+from manyranks.world import confine, patience, sandbox
+from manyranks.world.errors import NotStarted
 from tests.conftest import ROOT, matrix
 from tests.fences import ACCIDENTS, ATTEMPTS, ATTEMPTS_ON_SOCKETS, BESIDE, COOKIE, FULL, OUTSIDE, PORTS, SOCKETS, TOOLS
 from tests.grading.course import answered
@@ -32,6 +33,7 @@ def shard(tensor):
 WRONG = "def shard(tensor): pass\n"
 SECRET = "the solution"
 OPEN: list[apart.Judge] = []
+SANDBOXED: list[bool] = []
 
 
 def submission(source: str):
@@ -41,13 +43,18 @@ def submission(source: str):
     return notebook | {"cells": kept[: 1 + next(i for i, cell in enumerate(kept) if is_check(cell))]}
 
 
-def judges() -> apart.Judge:
-    return apart.Judge(fewer_fences=True)  # the tests may run as root
+def judges(**chosen) -> apart.Judge:
+    return apart.Judge(fewer_fences=True, **{"sandboxed": SANDBOXED[-1]} | chosen)  # the tests may run as root
 
 
-@pytest.fixture(scope="module", autouse=True)
-def court(without_mistakes):
-    """One for all: it knows what is right once it has been asked."""
+needs_a_sandbox = pytest.mark.skipif(not sandbox.works(), reason="needs bubblewrap, and a system that lets it")
+LINES = {"fences": False, "sandbox": pytest.param(True, marks=[pytest.mark.whole, needs_a_sandbox])}
+
+
+@pytest.fixture(scope="module", autouse=True, params=LINES.values(), ids=LINES)
+def court(request, without_mistakes):
+    """One for all: it knows what is right once it has been asked. All attempts are made behind either line."""
+    SANDBOXED.append(request.param)
     with judges() as judge:
         OPEN.append(judge)
         yield judge
@@ -107,7 +114,7 @@ FATAL = {
     ),
 )
 def test_what_never_ends_or_ends_the_process_has_no_points_and_takes_no_longer_than_a_check(kind, where, monkeypatch):
-    monkeypatch.setattr(trial, "slowness", lambda: 1.0)  # else a busy machine gives it more time
+    monkeypatch.setattr(trial, "PATIENCE", 1.0)  # else a busy machine gives it more time
     code = FATAL[kind]
     started = time.monotonic()
     inside = "def shard(tensor):\n" + "".join(f"    {line}\n" for line in code.splitlines())
@@ -133,7 +140,7 @@ def shard(tensor):
     print("found:", found)
 """
     report = judged(answer).report
-    assert "found: PermissionError" in report.printed
+    assert "found: PermissionError" in report.printed or "found: FileNotFoundError" in report.printed
     assert (outside / name).read_text() == SECRET
 
 
@@ -159,8 +166,8 @@ def shard(tensor):
 """
     report = judged(answer).report
     where = Path(report.printed.partition("left in ")[2].split("\n")[0].strip())
-    assert "PermissionError" in f"{report}"
-    assert where.name.startswith("manyranks-judge-")
+    assert "PermissionError" in f"{report}" or "FileNotFoundError" in f"{report}"
+    assert f"{where}" == sandbox.SCRATCH or where.name.startswith("manyranks-judge-")
     assert not where.exists()
     assert not Path("/tmp/manyranks-left-behind").exists()
 
@@ -177,13 +184,38 @@ def test_no_process_can_be_started_and_none_is_left(start):
 
 @pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")
 def test_what_forks_ranks_stays_as_long_as_a_submission_is_judged(monkeypatch):
-    with apart._for_strangers():
-        apart.local.the_forkserver(hold=True).release()
-        monkeypatch.setattr(apart.local, "IDLE", 0.2)
-        apart.local.the_forkserver(hold=True).release()  # from now on it would leave soon
-    monkeypatch.setattr(trial, "slowness", lambda: 1.0)
+    monkeypatch.setattr(apart.local, "IDLE", 0.2)
+    server = OPEN[0]._server()
+    server.release()  # from now on it would leave soon
+    apart._idle[SANDBOXED[-1]].append(server)
     monkeypatch.setattr(trial, "_RUN_SECONDS", 2.0)
     assert judged(f"import time\ntime.sleep(3)\n{RIGHT}").points == 2, "cells have seconds of their own"
+
+
+LOOKS = """
+import os
+def shard(tensor):
+    for path in ("/etc/passwd", "/home", "/root", "/work", "/tmp", "/var", os.path.expanduser("~root")):
+        print(path, os.path.exists(path))
+    print("host", os.uname().nodename, "pid", os.getpid() < 100)
+"""
+
+
+@needs_a_sandbox
+def test_in_a_sandbox_right_answers_have_all_points_and_nothing_of_this_machine_is_there(tmp_path, monkeypatch):
+    folder = tmp_path / "solutions"
+    folder.mkdir()
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with judges(sandboxed=True) as judge:
+        assert judged(RIGHT, judge).report.passed
+        looks = LOOKS.replace('"/var"', f'"/var", {str(folder)!r}')
+        printed = judged(looks, judge).report.printed
+    assert f"{folder} False" in printed
+    assert "/home False" in printed
+    assert "host rank pid True" in printed
+    with_their_own = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    spare = [server.pid for server in apart._idle[True]]
+    assert {p.pid for p in with_their_own if p.name() == "bwrap" and p.ppid() == os.getpid()} <= {*spare}
 
 
 def test_the_judge_cannot_be_killed():
@@ -233,19 +265,20 @@ def test_what_comes_back_is_only_data(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", matrix(ATTEMPTS_ON_SOCKETS, ["a message that says it is huge", "a flood of frames"]))
 def test_a_connection_that_is_misused_costs_this_task_its_points_and_little_time(kind, monkeypatch):
-    monkeypatch.setattr(trial, "slowness", lambda: 1.0)
+    monkeypatch.setattr(trial, "PATIENCE", 1.0)
     started = time.monotonic()
     assert judged(SOCKETS.replace("ATTEMPT", ATTEMPTS_ON_SOCKETS[kind])).report.points == 0
     assert time.monotonic() - started < 120  # 20 on a machine that does nothing else
 
 
 def test_an_answer_to_who_did_not_live_to_hear_it_is_nobody_else_s():
-    with apart._for_strangers():
-        server = apart.local.the_forkserver()
-        server._socket.send(apart.local.forkserver.BYTES)
-        server.settle()
-        server.renew_network()
-        assert server.loopback_bytes() == 0
+    server = OPEN[0]._server()
+    server.wait_until_ready()
+    server._socket.send(apart.local.forkserver.BYTES)
+    server.settle()
+    server.renew_network()
+    assert server.loopback_bytes() == 0
+    server.close()
 
 
 @pytest.mark.skipif("network" not in confine.fences().split(", "), reason="a network of their own needs namespaces")
@@ -275,7 +308,7 @@ def test_a_disk_is_not_filled_and_all_of_it_is_removed(kind, tmp_path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(apart.Ended, match="wrote more than"):
         judged(f"import os, time\ndef shard(tensor):\n    {FULL[kind]}\n    time.sleep(5)\n")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("manyranks-judge-*")) == []
 
 
 @pytest.mark.skipif("processes" not in confine.fences().split(", "), reason="seccomp is Linux's")
@@ -308,15 +341,16 @@ def shard(tensor):
     there = set(judged(answer).report.printed.partition("there: ")[2].split("\n")[0].split())
     of_ranks = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MANYRANKS_RANK", "GLOO_SOCKET_IFNAME"}
     assert of_ranks < there
-    known = {*confine.KEPT, *of_ranks, "HOME", "TMPDIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+    known = {*confine.KEPT, *of_ranks, "HOME", "TMPDIR", "PWD", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
     assert {name for name in there - known if not name.startswith(("OBJC_", "TORCH", "KINETO", "TRITON"))} == set()
 
 
 def test_nobody_is_judged_as_root_or_without_the_important_fences(monkeypatch):
+    monkeypatch.setattr(apart.sandbox, "works", lambda: False)
     monkeypatch.setattr(apart.confine, "fences", lambda: "time, memory, size of files, processes")
-    with pytest.raises(RuntimeError, match="does not fence files: learners' code could do harm here"):
+    with pytest.raises(RuntimeError, match="does not fence files and network: learners' code could do harm here"):
         apart.Judge()
-    monkeypatch.setattr(apart.confine, "fences", lambda: "files, processes")
+    monkeypatch.setattr(apart.confine, "fences", lambda: "files, processes, network")
     monkeypatch.setattr(apart.os, "getuid", lambda: 0)
     with pytest.raises(RuntimeError, match="you are root"):
         apart.Judge()
@@ -376,12 +410,56 @@ def test_a_check_sees_the_cells_before_it_only(court):
     assert len(checks(late)) == 1
 
 
-@pytest.mark.parametrize(("slow", "points"), [(1.0, 0), (4.0, 2)])
-def test_cells_have_more_time_where_this_machine_is_slow(slow, points, monkeypatch):
-    monkeypatch.setattr(apart, "slowness", lambda: slow)
-    monkeypatch.setattr(trial, "CELLS", 1.5)
-    found = judged("import time; time.sleep(2)\n" + RIGHT)
-    assert (found.points, "took more than 2 s together" in found.report.lines[0].found) == (points, slow == 1.0)
+@pytest.mark.parametrize(("others", "points"), [(0.0, 0), (3.0, 2)])
+def test_cells_have_more_time_while_other_programs_have_the_processors(others, points, monkeypatch):
+    monkeypatch.setattr(patience.Clock, "seconds", lambda clock: time.monotonic() - clock._began - others)
+    monkeypatch.setattr(trial, "CELLS", 2.0)
+    found = judged("import time; time.sleep(2.5)\n" + RIGHT)
+    assert (found.points, "took more than 2 s together" in found.report.lines[0].found) == (points, others == 0.0)
+
+
+def test_cells_that_never_end_are_waited_for_once_and_named(court, monkeypatch):
+    monkeypatch.setattr(trial, "CELLS", 1.0)
+    monkeypatch.setattr(trial, "PATIENCE", 1.0)
+    first, second = submission("import time\ntime.sleep(600)\n" + RIGHT), submission(RIGHT)
+    second["cells"][-1].metadata.nbgrader.grade_id = "another"
+    both = nbformat.from_dict(first | {"cells": [*first["cells"], *second["cells"]]})
+    one, other = court.judged(lambda: both)
+    assert one.points == other.points == 0
+    assert "the last one was running cell 2, line 2" in one.report.lines[0].found
+    assert other.report.lines[0].found == one.report.lines[0].found
+    assert other.seconds < one.seconds / 2
+
+
+def test_each_late_check_leaves_half_as_long_for_the_next_and_a_submission_has_a_time(court, monkeypatch):
+    monkeypatch.setattr(trial, "_RUN_SECONDS", 3.0)
+    monkeypatch.setattr(trial, "_LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(trial, "PATIENCE", 1.0)
+    monkeypatch.setattr(apart, "_SUBMISSION", 5.0)
+    asleep = "import time\ndef shard(tensor): time.sleep(600)\n"
+    several = [submission(asleep) for _ in range(4)]
+    for k, one in enumerate(several):
+        one["cells"][-1].metadata.nbgrader.grade_id = f"check {k}"
+    all_of_it = nbformat.from_dict(several[0] | {"cells": [cell for one in several for cell in one["cells"]]})
+    said = [one.report.lines[0].found for one in court.judged(lambda: all_of_it)]
+    assert [line.partition("not over after ")[2].partition(" s")[0] for line in said] == ["3", "1.5", "0.8", ""]
+    assert said[-1] == "the cells and checks above it took more than 5 s"
+
+
+def test_several_submissions_are_judged_at_once_and_told_in_their_order(court, monkeypatch):
+    began = []
+    monkeypatch.setattr(court, "_at_once", 2)
+    begun = court._begun
+    monkeypatch.setattr(court, "_begun", lambda number, read: [begun(number, read), began.append(number)][0])
+    asleep = "import time\ntime.sleep(3)\n"
+    first, second, third = court.all(
+        [lambda source=source: nbformat.from_dict(submission(source)) for source in (asleep + RIGHT, WRONG, RIGHT)]
+    )
+    assert next(first).points == 2
+    assert set(began) == {0, 1, 2}, "the others did not wait for it"
+    assert [one.points for one in second] == [0]
+    assert [one.points for one in third] == [2]
+    assert not list(first)
 
 
 def test_what_a_cell_prints_is_no_row_of_the_table(capfd):
@@ -414,7 +492,7 @@ def test_a_full_disk_ends_nobody_else_s_ranks():
     """The process above runs the right answer in the same forkserver."""
     with judges() as judge:
         with pytest.raises(apart.Ended, match="wrote more than"):
-            judged("import os, time\nfor i in range(510): os.mkdir(f'd{i}')\ntime.sleep(5)\n" + RIGHT, judge)
+            judged("import os, time\nfor i in range(1510): os.mkdir(f'd{i}')\ntime.sleep(5)\n" + RIGHT, judge)
         assert judged(RIGHT, judge).points == 2
 
 
@@ -424,10 +502,58 @@ def test_a_disk_without_room_for_notes_is_nobody_s_fault(monkeypatch):
 
     assert judged(RIGHT).points == 2
     monkeypatch.setattr(trial, "tempfile", SimpleNamespace(mkdtemp=full, TemporaryDirectory=full))
-    with judges() as other:
-        for judge in (other, None):  # the process above runs the right answer first, or has done so
-            with pytest.raises(apart.NotJudged, match="No space left on device"):
-                judged(RIGHT, judge)
+    with judges() as other:  # the process above runs the right answer first, or has done so
+        one = judged(RIGHT, other)
+        assert "the right answer in solutions did not run here: there is no room for notes" in one.missed
+        assert repr(one.report).startswith("· shard: not judged\n· not judged: the right answer")
+        with pytest.raises(apart.NotJudged, match=r"could not start its ranks: .*No space left on device"):
+            judged(RIGHT)
+
+
+def test_a_process_that_starts_ranks_and_is_late_ends_no_command(monkeypatch):
+    def late(self):
+        raise NotStarted("the process that starts ranks isn't ready")
+
+    monkeypatch.setattr(apart.local.Forkserver, "wait_until_ready", late)
+    with judges() as judge, pytest.raises(apart.NotJudged, match=r"could not start its ranks: .*isn't ready"):
+        judged(RIGHT, judge)
+
+
+def test_an_error_of_ours_costs_no_points_and_no_other_check_its_own(court, monkeypatch):
+    monkeypatch.setattr(trial, "_unwaited", lambda measured: [][len(measured.ranks)])
+    first, second = submission(RIGHT), submission("shard = 5")
+    second["cells"][-1].metadata.nbgrader.grade_id = "another"
+    both = nbformat.from_dict(first | {"cells": [*first["cells"], *second["cells"]]})
+    one, other = court.judged(lambda: both)
+    assert "an error of the judge, or a forged answer: IndexError" in one.missed
+    assert (other.missed, other.points) == ("", 0)
+
+
+@pytest.fixture
+def without_namespaces(monkeypatch):
+    """As in a container that allows none: ranks use this machine's loopback, as other programs do."""
+    fails = "from manyranks.world import confine; confine.leave_the_network = lambda: False; from manyranks.world.forkserver"
+    monkeypatch.setattr(apart.local, "_START", apart.local._START.replace("from manyranks.world.forkserver", fails))
+    monkeypatch.setattr(apart, "_idle", idle := {False: []})
+    yield
+    assert [server.loopback_bytes() for server in idle[False]] == [None]
+    idle[False].pop().close()
+
+
+def test_without_a_network_of_their_own_ranks_answer_for_their_own_sockets_only(without_namespaces, monkeypatch):
+    """Another program sends 20 MB over the loopback whenever an answer is about to run."""
+
+    def another_program_sends():
+        server = socket.create_server(("127.0.0.1", 0))
+        with server, socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+            for _ in range(500):
+                one.sendall(bytes(40_000))
+                other.recv(40_000, socket.MSG_WAITALL)
+
+    measure = trial.World.measure
+    monkeypatch.setattr(trial.World, "measure", lambda *args: [another_program_sends(), measure(*args)][1])
+    with judges(sandboxed=False) as judge:
+        assert judged(RIGHT, judge).report.passed
 
 
 NOTES_TOO_MUCH = f"""{RIGHT}

@@ -124,14 +124,46 @@ def test_what_this_machine_cannot_start_is_not_judged_and_nobody_s_fault(tmp_pat
     monkeypatch.setattr(limits, "available_bytes", int)  # the process that judges is a fork of this one
     (tmp_path / "ada.ipynb").write_text((ROOT / "solutions" / synthetic.NAME / f"{synthetic.NAME}.ipynb").read_text())
     said = classroom.main([str(tmp_path), *RELEASED, "--csv", str(tmp_path / "rows.csv")])
-    assert "1 of the submissions could not be judged on this machine" in said
+    assert "1 of the submissions could not be judged" in said
     (row,) = classroom.read(tmp_path / "rows.csv")
-    assert row.failed.startswith("not judged")
-    assert row.version == "", "the next run judges it"
-    assert "World(1) needs about" in capsys.readouterr().out
+    assert row.failed.startswith("this machine could not start its ranks: World(1) needs about")
+    assert (row.points, row.version) == (None, ""), "the next run judges it"
+    shown = [line.split()[2:4] for line in capsys.readouterr().out.splitlines() if line.startswith("ada")]
+    assert shown == [["not", "judged"]] * 2, "and neither 0, nor 0 of 20"
 
 
-class EndedSoon:
+class OneByOne:
+    """A judge who takes one submission after the other."""
+
+    def all(self, reads):
+        return [self.judged(read) for read in reads]
+
+
+class RightAnswerLate(OneByOne):
+    """A judge who can say something of the first task only."""
+
+    def judged(self, read):
+        yield apart.Judged("check_tree_broadcast", 0, 3.0, Report("tree_broadcast", 3.0, 3.0, ()), 0.1)
+        why = "the right answer did not run here"
+        yield apart.Judged("check_ring_all_gather", 1, 4.0, Report("ring_all_gather", 0.0, 4.0, ()), 0.1, missed=why)
+        raise apart.NotJudged("this machine could not start its ranks")
+
+
+def test_what_was_not_judged_has_no_number_and_no_part_of_a_sum(tmp_path, capsys):
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / f"{synthetic.NAME}.ipynb").write_text("{}")
+    table = tmp_path / "rows.csv"
+    rows = list(classroom.graded(tmp_path, ROOT / "exercises", RightAnswerLate(), keep=partial(classroom.write, table)))
+    assert [(row.points, row.out_of) for row in rows] == [(3, 3), (None, 4), (None, 13)]
+    assert classroom.shown(rows) == 1
+    lines = [line.split()[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("ada")]
+    assert lines[1:] == [["ring_all_gather", "not", "judged"], ["–", "not", "judged"], ["all", "not", "judged"]]
+    assert [row["points"] for row in csv.DictReader(table.read_text().splitlines())] == ["3.0", "", ""]
+    again = list(classroom.graded(tmp_path, ROOT / "exercises", EndedSoon(), classroom.read(table)))
+    assert [row.points for row in again] == [3, 0], "all of it is judged the next time"
+
+
+class EndedSoon(OneByOne):
     """A judge of submissions of exercise 01 that end after their first task."""
 
     def judged(self, read):
@@ -149,7 +181,7 @@ def test_who_ends_the_judge_loses_the_points_of_all_that_was_not_judged(tmp_path
     assert r"bob \x20\x20\x20all" in capsys.readouterr().out
 
 
-class Interrupted:
+class Interrupted(OneByOne):
     """A judge who gives each submission one row, and is interrupted at the second."""
 
     def __init__(self):
@@ -202,7 +234,7 @@ def test_names_that_differ_are_two_students_and_look_different(tmp_path, capsys)
     assert [sum(line.startswith(name) for line in printed) for name in ("xxx", "Maria-M")] == [2, 2]
 
 
-class NotAgain:
+class NotAgain(OneByOne):
     def judged(self, read):
         raise AssertionError("what is in the table already is judged again")
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from manyranks.grade import answers, check, trial
 from manyranks.grade.check import Mistake, Record, Task, loaded
-from manyranks.grade.judges import NOTHING, WAIT, at_most, facts, held, messages, order, sent, silent, values
+from manyranks.grade.judges import NOTHING, WAIT, around, at_most, facts, held, messages, parting, sent, silent, values
 from manyranks.grade.learner import Ready, refuse_class, refused
 from manyranks.grade.trial import Event, Seen, Sent, Trial
 from manyranks.measure.journal import Stopped
@@ -114,9 +114,8 @@ def test_messages_go_to_their_ranks_and_in_their_order():
 
 
 def test_an_order_is_shown_around_the_place_where_it_is_another():
-    right, wrong = seen(marks=["F 0", "F 1", "B 0"]), seen(marks=["F 0", "B 0", "F 1"])
-    verdict = judged(order(0.5, "", ("mark ",)), right, wrong, right=right)
-    assert verdict.found == "rank 1: F 0, B 0, F 1; right is F 0, F 1, B 0"
+    right, wrong = ["F 0", "F 1", "B 0"], ["F 0", "B 0", "F 1"]
+    assert (around(wrong, at := parting(wrong, right)), around(right, at)) == ("F 0, B 0, F 1", "F 0, F 1, B 0")
 
 
 def test_what_is_held_may_be_a_little_more():
@@ -203,6 +202,7 @@ def test_numbers_are_shown_with_as_many_digits_as_tell_them_apart():
 
 def test_only_what_a_rank_notes_in_all_its_parts_is_read():
     sound = {"results": {"a": torch.zeros(2), "b": [1, "two", None]}, "events": [("mark", "x", 0)], "held": [1], "peak": 0}
+    sound["watched"] = ""
     assert trial._seen(sound, []).held == [1]
     forged = [
         None,

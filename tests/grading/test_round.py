@@ -10,6 +10,7 @@ from jupyter_client import AsyncKernelClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output, new_raw_cell
 
 from manyranks.grade import apart, autograde
+from manyranks.grade.check import Report
 from tests.conftest import ROOT, matrix
 from tests.fences import SLOW_TO_COLOR
 from tests.grading.course import Course, answered, graded, small
@@ -214,9 +215,7 @@ def test_a_second_submission_has_its_own_points_only(course):
         course._do(course.api.autograde(course.name, "twice"))
     later.cells[0].metadata.nbgrader = later.cells[0].metadata.nbgrader | {"grade_id": "check_double"}
     assert course.submit("twice", answered(course.release, {"double": RIGHT}))["check_double"] == 2
-    with pytest.raises(RuntimeError):
-        course.submit("twice", later)
-    assert course.points("twice")["check_double"] == 0
+    assert course.submit("twice", later)["check_double"] == 0, "a cell that takes a check's name is no check"
 
 
 def test_a_notebook_of_very_many_cells_is_refused_and_the_log_says_why(course):
@@ -226,14 +225,68 @@ def test_a_notebook_of_very_many_cells_is_refused_and_the_log_says_why(course):
         course.submit("many", many)
 
 
-NOT_JUDGED = r"NOT JUDGED, so the 0 points are nobody's: autograde it again \(no room\)"
+def test_who_may_not_judge_here_is_told_once(course, monkeypatch):
+    monkeypatch.setattr(autograde.apart, "lacks", lambda: "you are root")
+    monkeypatch.setattr(autograde.JudgeApart.fewer_fences, "default_value", False)
+    config = course.api.config.JudgeApart
+    monkeypatch.setitem(config, "fewer_fences", False)
+    for student in ("ada", "bob"):
+        course._write(f"submitted/{student}", course.release)
+    found = course.api.autograde(course.name, "*")
+    assert not found["success"]
+    assert found["log"].count("you are root: learners' code could do harm here, and nobody is graded") == 1
+    assert "Traceback" not in found["log"]
 
 
-@pytest.mark.parametrize(("error", "log"), [(apart.NotJudged("no room"), NOT_JUDGED), (SystemExit(), "Autograding")])
-def test_what_was_not_judged_is_judged_the_next_time(course, monkeypatch, error, log):
-    monkeypatch.setattr(autograde, "_judge", lambda fewer_fences: SimpleNamespace(judged=Mock(side_effect=error)))
-    with pytest.raises(RuntimeError, match=log):
+def test_what_a_learner_says_of_cells_costs_no_submission(course):
+    odd = answered(course.release, {"double": RIGHT})
+    for cell in odd.cells:
+        cell.metadata.nbgrader |= {"solution": True, "grade": True, "task": True, "points": 9}
+    assert course.submit("odd_kinds", odd) == {"check_double": 2, "check_rest": 1}
+
+
+def test_a_notebook_of_an_older_format_is_graded(course):
+    old = nbformat.convert(answered(course.release, {"double": RIGHT}), 3)
+    course.submit("old", course.release)
+    (course.root / "submitted" / "old" / course.name / f"{course.name}.ipynb").write_text(nbformat.v3.writes_json(old))
+    course._do(course.api.autograde(course.name, "old", force=True))
+    assert course.points("old") == {"check_double": 2, "check_rest": 1}
+
+
+def test_signs_that_turn_what_follows_are_shown_in_letters(course):
+    turned = answered(course.release, {"double": f"{RIGHT}  # \u202e0 nruter :\u2066"})
+    turned.cells.append(new_markdown_cell("\u202etxet"))
+    course.submit("turned", turned)
+    feedback = course.feedback("turned")
+    assert r"\u202e0 nruter :\u2066" in feedback
+    assert r"\u202etxet" in feedback
+    assert not {*feedback} & {*"\u202e\u2066"}
+
+
+def test_what_an_ended_command_did_not_judge_is_judged_the_next_time(course, monkeypatch):
+    ended = SimpleNamespace(judged=Mock(side_effect=SystemExit()))
+    monkeypatch.setattr(autograde, "_judge", lambda fewer_fences: ended)
+    with pytest.raises(RuntimeError, match="Autograding"):
         course.submit("later", answered(course.release, {"double": RIGHT}))
     monkeypatch.undo()
     course._do(course.api.autograde(course.name, "later"))
     assert course.points("later")["check_double"] == 2
+
+
+def test_what_was_not_judged_has_no_number_anywhere_and_is_judged_the_next_time(tmp_path, monkeypatch):
+    exercise = small("grade.collectives.tree_broadcast(double).show()")
+    course = Course(tmp_path, "99_double", exercise)
+    missed = SimpleNamespace(judged=Mock(side_effect=apart.NotJudged("no room")))
+    monkeypatch.setattr(autograde, "_judge", lambda fewer_fences: missed)
+    assert course.submit("ada", course.release) == {"check_double": 0, "check_rest": 1}, "nbgrader counts what is open as 0"
+    assert "NOT JUDGED, and that is nobody's fault: autograde it again, without --force (no room)" in course.log
+    assert course.feedback("ada").count("not judged / 2.0") == 2
+    assert "not judged / 3.0" in course.feedback("ada")
+    assert "not judged: no room" in course.feedback("ada")
+    assert course.export() == {"ada": None}
+    report = Report("double", 1.0, 2.0, ())
+    found = SimpleNamespace(judged=Mock(return_value=[apart.Judged("check_double", 1, 2.0, report, 0.1)]))
+    monkeypatch.setattr(autograde, "_judge", lambda fewer_fences: found)
+    course._do(course.api.autograde(course.name, "ada"))
+    assert course.points("ada") == {"check_double": 1, "check_rest": 1}
+    assert course.export() == {"ada": 2}

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import manyranks as mr
 from manyranks.world.local import loopback
+from manyranks.world.world import Each
 
 
 class Scale:
@@ -33,6 +34,15 @@ def test_functions_of_every_kind_run_on_every_rank(world):
     assert world.run(functools.partial(add, 5)) == [5, 6, 7]
     assert world.run(Scale(2).apply, 3) == [6, 7, 8]
     assert world.run(lambda fn: fn(1), add) == [1, 2, 3]
+
+
+def test_each_rank_gets_its_own_part_of_an_argument(world):
+    parts = Each((torch.ones(2) * rank, f"of {rank}") for rank in range(3))
+    assert [(part.sum().item(), name, b) for (part, name), b in world.run(lambda a, b: (a, b), parts, 7)] == [
+        (0, "of 0", 7),
+        (2, "of 1", 7),
+        (4, "of 2", 7),
+    ]
 
 
 def test_a_function_defined_in_main_is_sent_by_value(world):

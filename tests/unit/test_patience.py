@@ -60,3 +60,38 @@ def test_the_effort_of_this_process_grows():
 
 def test_a_process_that_is_gone_has_none():
     assert patience._efforts(None) == patience._efforts(2**22 + 1) == {}
+
+
+PASSED = 10.0
+SPENT = {  # of ranks on two processors, in ten seconds: each has run, and has waited for a processor, so long -> what counts
+    "one computes alone": ([(10, 0)], 10),
+    "four compute, and nobody else": ([(5, 5)] * 4, 10),
+    "all sleep": ([(0.01, 0.05)] * 4, 9.8),
+    "all sleep while others compute": ([(0.01, 0.5)] * 4, 8),
+    "one computes with a tenth of a processor": ([(1, 9)], 1.7),
+    "four compute with half of the processors": ([(2.5, 7.5)] * 4, 5),
+    "in turn, with a fifth of one": ([(0.5, 2)] * 4, 2),
+}
+
+
+@pytest.mark.parametrize("kind", SPENT)
+def test_seconds_count_in_which_nobody_else_had_the_processors(kind, monkeypatch):
+    turns, counts = SPENT[kind]
+    now = {"passed": 0.0}
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now["passed"])
+    monkeypatch.setattr(patience, "cores", lambda: 2)
+    monkeypatch.setattr(patience, "_turn", lambda pid: turns[pid] if now["passed"] else (0.0, 0.0))
+    clock, impatient = patience.Clock(range(len(turns)), most=6.0), patience.Clock(range(len(turns)))
+    now["passed"] = PASSED
+    assert clock.seconds() == pytest.approx(counts, abs=0.1)
+    assert impatient.seconds() == PASSED
+    assert clock.over(counts - 0.2)
+    assert not clock.over(counts + 0.2)
+
+
+def test_where_nobody_says_who_waits_a_slow_machine_tells_how_busy_it_was(monkeypatch):
+    monkeypatch.setattr(patience, "_turn", lambda pid: None)
+    monkeypatch.setattr("manyranks.measure.machine.slowness", lambda: 2.0)
+    clock = patience.Clock([1], most=6.0)
+    clock.forget(-4.0)
+    assert clock.seconds() == pytest.approx(2.0, abs=0.5)

@@ -14,13 +14,14 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from manyranks.given.numbers import EXACT, normal, seed_of, uneven
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.journal import Stopped
 from manyranks.measure.memory import SavedBytes
 from manyranks.measure.watch import Event, Watch, gradients
 from manyranks.parallel import checkpointing as library
 
-ROWS, HIDDEN, EXACT = 192, 24, {"dtype": torch.float64}
+ROWS, HIDDEN = 192, 24
 _SIZE = 8 * ROWS * HIDDEN  # bytes of an input
 _SMALL = 20_480  # bytes of random states, 5 kB each, and of losses
 _MANY = 60  # calls of one function
@@ -76,12 +77,6 @@ class Checkpoint:
         return library.checkpoint(function, x)
 
 
-def inputs(watch: Watch, seed: int, *shape: int) -> Tensor:
-    """Random numbers."""
-    generator = torch.Generator().manual_seed(seed + watch.seed)
-    return torch.randn(shape or (ROWS, HIDDEN), generator=generator, **EXACT)
-
-
 def checked(y: Tensor, x: Tensor, learns: bool = True) -> Tensor:
     """The learner's result. Raises Stopped where it is no tensor, or none that backward would come to."""
     if not isinstance(y, Tensor):
@@ -110,7 +105,7 @@ def step(
         y = forward()
         found = {"the random numbers drawn after forward": torch.rand(3, **EXACT), "the result": y.detach().clone()}
         went, start = watch.events[start:], len(watch.events)
-        loss, ours = (y * inputs(watch, 99, *y.shape)).sum(), y.nbytes
+        loss, ours = (y * uneven(y.shape)).sum(), y.nbytes
         del y
         kept = _in_units(watch.weigh_all() - before - 2 * ours, unit)
         loss.backward()
@@ -162,19 +157,37 @@ class Scene(NamedTuple):
         return self.note
 
 
-def train(case: Scene, answer: Callable, watch: Watch, group: tuple = (), place: int = 0, unit: int = _SIZE) -> dict:
-    """One step of a chain. group: what the answer gets beside function and x; place: the number of the group."""
-    torch.manual_seed(40 + place + watch.seed)
-    model = nn.ModuleList(Layer(case.hidden, kind == "F") for kind in case.layers)
+class Begun(NamedTuple):
+    """What a rank gets. begins: where its random numbers begin; x: whose rows are columns in memory."""
+
+    case: Scene
+    begins: int
+    model: nn.ModuleList
+    head: nn.Module
+    x: Tensor
+
+
+def begun(case: Scene, seed: int, group: int = 0) -> Begun:
+    """group: the number of the rank's group."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed_of(seed, group))
+        model = nn.ModuleList(Layer(case.hidden, kind == "F") for kind in case.layers)
+        head = nn.Linear(case.hidden, 2, **EXACT) if case.head else nn.Identity()
     if len(model) > 2:
         model[2].up.weight = model[0].up.weight
+    return Begun(case, seed_of(seed, "begins", group), model, head, normal((case.hidden, case.rows), seed, "x", group))
+
+
+def train(given: Begun, answer: Callable, watch: Watch, group: tuple = (), unit: int = _SIZE) -> dict:
+    """One step of a chain. group: what the answer gets beside function and x."""
+    case, begins, model, head, turned = given
+    torch.manual_seed(begins)
     scale = torch.full((case.hidden,), 1.25, requires_grad="F" not in case.layers, **EXACT)
-    factors, x = count(1), inputs(watch, 1 + place, case.hidden, case.rows).t()  # its rows are columns in memory
-    x.requires_grad_(not case.given)
+    factors, x = count(1), turned.t().requires_grad_(not case.given)
     bodies = [lambda x, layer=layer: layer(x) * (scale * (next(factors) if case.changes else 1)) for layer in model]
     names = ("first", "second", "third") if len(model) > 1 else ("function",)
     functions = [Function(name, body, watch) for name, body in zip(names, bodies, strict=False)]
-    head, found = nn.Linear(case.hidden, 2, **EXACT) if case.head else nn.Identity(), {}
+    found: dict = {}
 
     def forward() -> Tensor:
         h = x if case.given else x * 2
@@ -183,7 +196,7 @@ def train(case: Scene, answer: Callable, watch: Watch, group: tuple = (), place:
             with torch.no_grad():
                 y = checked(answer(functions[0], h, *group), h)
             found["what is kept under no_grad"] = _in_units(watch.weigh_all() - before - y.nbytes, unit)
-            found["the result under no_grad"] = (inputs(watch, 30, len(y), 1) * y).sum(0)  # a copy of all would be held
+            found["the result under no_grad"] = (uneven((len(y), 1)) * y).sum(0)  # a copy of all would be held
             found["whether the result under no_grad needs a gradient"] = y.requires_grad
             del y
         for function, kind in zip(functions, case.layers, strict=True):
@@ -202,7 +215,7 @@ def train(case: Scene, answer: Callable, watch: Watch, group: tuple = (), place:
         return found
     other = x.detach().requires_grad_()
     torch.set_rng_state(state)
-    (model[0](other * 2) * scale * inputs(watch, 99, *x.shape)).sum().backward()
+    (model[0](other * 2) * scale * uneven(x.shape)).sum().backward()
     first = torch.allclose(x.grad, 1 + other.grad)
     judged = {name: found[name] for name in ("what forward runs", "what backward runs")}
     return judged | {"what gives the gradient of x": "forward's run" if first else "backward's run"}

@@ -1,27 +1,21 @@
 """What exercise 07's checks hand to a learner's functions: tensors of a rank, attention, and the answers of tasks before."""
 
 import math
-from random import Random
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.given.numbers import drawn, normal
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
-EXACT = {"dtype": torch.float64}
 ORDINARY, LARGE, HIDDEN = "ordinary parts", "scores near ±1000", "queries that see nothing"
 _BLOCK = "computed while the next one is on its way"
 _ROWS = "queries, their o, lse and do, and their positions have the same length, and so have keys, values and their positions"
 _PAIRS = "merge takes a list of pairs (o_SBAD, lse_SBA), of the same queries"
 _SEQUENCE = "attention takes q_TBaD, k_TBgD and v_TBgD of the whole sequence, and g divides a"
-
-
-def random(seed: int, *shape: int) -> Tensor:
-    """Normal numbers, the same for a seed."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **EXACT)
 
 
 def laid_out(seq: int, n: int) -> list[Tensor]:
@@ -30,6 +24,7 @@ def laid_out(seq: int, n: int) -> list[Tensor]:
     return [torch.cat((chunks[n + rank], chunks[n - 1 - rank])) for rank in range(n)]
 
 
+_SHAPES = (2,), (), (2, 3), (1,)  # of what a token has
 _CHUNKS = {3: 5, 2: 1, 4: 3, 5: 2, 1: 3}
 _ODD = ((10, 0, 3), (6, 0, 2), (9, 0, 3), (20, 0, 4), (5, 0, 1))
 
@@ -38,11 +33,20 @@ def layouts(seed: int) -> tuple[dict[int, int], tuple[tuple[int, int, int], ...]
     """Ranks -> tokens of a chunk; and seq, rank and n where seq cannot be cut. Drawn, but for the library's own seed."""
     if not seed:
         return _CHUNKS, _ODD
-    draw, odd = Random(seed), []
+    draw, odd = drawn(seed), []
     chunks = {n: draw.randint(1, 99) for n in draw.sample(range(2, 9), 5)}
     for n in chunks:
         odd += [(2 * n * draw.randint(1, 9) + more, draw.randrange(n), n) for more in (2, n, draw.randint(1, 2 * n - 1))]
     return chunks, tuple(odd)
+
+
+def parts_of(case: str, rank: int, n: int, seed: int) -> list[dict[str, Tensor]]:
+    """Of each number of ranks, the parts of a sequence in no order that sorting finds."""
+    found = []
+    for n, chunk in layouts(seed)[0].items():
+        sequence = normal((2 * n * chunk, *_SHAPES[n % 4]), seed, n)
+        found.append({f"part {r}": sequence[own] for r, own in enumerate(laid_out(len(sequence), n))})
+    return found
 
 
 class Parts(NamedTuple):
@@ -54,16 +58,16 @@ class Parts(NamedTuple):
     def __str__(self) -> str:
         return f"with {self.count} part{'s' * (self.count > 1)}"
 
-    def drawn(self, seed: int) -> list[tuple[Tensor, Tensor]]:
+    def drawn(self, rank: int, n: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Large: all but the last near 1000, or all near −1000; hidden: one part sees nothing of a row, or two, or all."""
-        pairs = [(random(seed + i, 5, 2, 3, 4), random(seed + 50 + i, 5, 2, 3)) for i in range(self.count)]
-        sign_SBA = random(seed + 70, 5, 2, 3).sign()
+        pairs = [(normal((5, 2, 3, 4), seed, self, i), normal((5, 2, 3), seed, self, i, "lse")) for i in range(self.count)]
+        sign_SBA = normal((5, 2, 3), seed, self, "sign").sign()
         for i, (_, lse_SBA) in enumerate(pairs):
             if self.kind == LARGE:
                 lse_SBA += 1000 * sign_SBA if i < self.count - 1 else -1000
             elif self.kind == HIDDEN:
                 lse_SBA[list(((0, 1, 4), (1, 2), (1, 2, 4))[i]), :, 1:] = -math.inf
-        return pairs
+        return {f"part {i}": pair for i, pair in enumerate(pairs)}
 
 
 class Case(NamedTuple):
@@ -96,16 +100,23 @@ class Case(NamedTuple):
         """Bytes of a rank's keys and values."""
         return 2 * self.result * self.groups // self.heads
 
-    def drawn(self, watch: Watch) -> tuple[dict[str, Tensor], Tensor]:
-        """q, k, v and positions, as the learner's function gets them on this rank, and the gradient of the result."""
-        at, shape = laid_out(2 * self.n * self.chunk, self.n), (2 * self.n * self.chunk, self.batch)
-        heads = (self.heads, self.groups, self.groups, self.heads)
-        own = at[dist.get_rank()]
-        q, k, v, do = (random(10 * self.n + i + watch.seed, *shape, a, self.size)[own] for i, a in enumerate(heads))
+    def drawn(self, rank: int, n: int, seed: int) -> "Drawn":
+        """What a rank gets."""
+        at, heads = laid_out(2 * self.n * self.chunk, self.n), (self.heads, self.groups, self.groups, self.heads)
+        shapes = [(2 * self.chunk, self.batch, a, self.size) for a in heads]
+        q, k, v, do = (normal(shape, seed, self, i, rank) for i, shape in enumerate(shapes))
         if self.transposed:
             k, v, do = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v, do))
         given = {"q": self.strong * q, "k": k, "v": v} | {f"positions[{s}]": one for s, one in enumerate(at)}
-        return given, do / self.strong
+        return Drawn(self, given, do / self.strong)
+
+
+class Drawn(NamedTuple):
+    """given: q, k, v and positions, as the learner's function gets them on this rank; do: the gradient of the result."""
+
+    case: Case
+    given: dict[str, Tensor]
+    do: Tensor
 
 
 class Helpers:

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from manyranks.given.disk import FOLDER
+from manyranks.given.numbers import drawn, generator, normal, seed_of
 from manyranks.measure.journal import Stopped, kind_of
+
+PATH = f"{FOLDER}/rank-0.bin"
 
 # Tasks 1 to 5
 
@@ -24,6 +27,12 @@ class Save(NamedTuple):
 
     def __str__(self) -> str:
         return "where no checkpoint is there yet" if self.first else "where an old checkpoint is there"
+
+    def made(self, rank: int, ranks: int, seed: int) -> tuple[dict[str, bytes], list[bytes], list[bytes], list[bytes]]:
+        """Returns the files that are there, and the parts of what is saved: by one rank, by another, and of a smaller save."""
+        random = drawn(seed, "saves")
+        old, *parts = ([random.randbytes(random.randrange(k, k + 400)) for _ in range(3)] for k in (4800, 4800, 4800, 1000))
+        return {} if self.first else {PATH: b"".join(old)}, *parts
 
 
 class Job(NamedTuple):
@@ -86,6 +95,11 @@ class Resume(NamedTuple):
         where = f"step {self.step} of {self.samples} samples in batches of {self.batch}"
         return f"at {where}, {read}, from {self.before} to {self.after} ranks{used}"
 
+    def made(self, rank: int, ranks: int, seed: int) -> tuple:
+        """Returns what loaders are made with, how many, and what is done with them: before, on rank 0, and after."""
+        own = self.samples, self.batch, seed_of(seed, self) % 2**31, self.ahead
+        return (*own, self.before, self.step, False, False) if rank == 0 else (*own, self.after, 0, self.used, self.twice)
+
 
 RESUMES = (
     Resume(500, 12, 2, 3, 20, 0),
@@ -129,14 +143,9 @@ class Checkpoints(NamedTuple):
         harms = ", ".join(said.get(harm, "a flipped bit") for harm in self.harms)
         return f"{self.files} files each, newest to oldest: {harms}"
 
-    @property
-    def tried(self) -> int:
-        """How many checkpoints have to be read, in part."""
-        return min((*self.harms, "").index("") + 1, len(self.harms))
-
     def made(self, seed: int) -> tuple[dict[str, dict[str, File]], dict[str, bytes]]:
         """Returns the manifests, and what lies on the disk."""
-        random = Random(seed)
+        random = drawn(seed, "night")
         manifests, disk = {}, {}
         power, gap, over = 10 ** random.randint(3, 5), random.randrange(10, 300, 10), random.randint(1, 2)
         for i, harm in enumerate(reversed(self.harms)):
@@ -180,14 +189,19 @@ class Odd(NamedTuple):
 
     def made(self, rank: int, ranks: int, seed: int) -> list[Tensor]:
         """Returns a rank's parameters."""
-        draw = torch.Generator().manual_seed(seed + 5)
+        draw = generator(seed, "replicas")
         big = torch.randn(40, 30, generator=draw)
-        parts = [big.T, torch.randn(501, generator=draw).bfloat16(), torch.arange(7) + 2**60 + seed % 1000, torch.zeros(5)]
+        parts = [
+            big.T,
+            torch.randn(501, generator=draw).bfloat16(),
+            torch.arange(7) + 2**60 + drawn(seed).randrange(1000),
+            torch.zeros(5),
+        ]
         parts += [*torch.randn(2, 6, generator=draw)]
         parts[1][7] = float("nan")
-        odd = [Random(seed + len(self.wrong)).randrange(ranks)] if self.replicas == 1 else range(self.replicas)
+        odd = drawn(seed, self).sample(range(ranks), self.replicas)
         if rank in odd and self.wrong:
-            row, i = big[3 + list(odd).index(rank)], int(torch.randint(29, (1,), generator=draw))
+            row, i = big[3 + odd.index(rank)], int(torch.randint(29, (1,), generator=draw))
             if self.wrong == _SIGN:
                 parts[3][2] = -0.0
             elif self.wrong == _TWO_ELEMENTS:
@@ -261,26 +275,27 @@ class Roles(NamedTuple):
     least: the fewest healthy ranks that may take a step
     bad: a worthless gradient's number
     room: bytes that a rank may send beside what ours sends: with a quorum, the gradient once more
+    turned: whether the rank that has the first role is drawn
     """
 
     roles: tuple[str, ...]
     least: int
     bad: float = float("nan")
     room: int = 4000
+    turned: bool = False
 
     def __str__(self) -> str:
-        return f"which are {', '.join(self.roles)}, with a quorum of {self.least}"
+        return f"which are {', '.join(self.roles)}{', from some rank on' * self.turned}, with a quorum of {self.least}"
 
-    def made(self, rank: int, seed: int) -> tuple[Replica, Tensor]:
-        """Returns a rank's replica and its gradient."""
-        draw = torch.Generator().manual_seed(seed + 7)
-        first, second, weights, gradient = torch.randn(4, 300, generator=draw, dtype=torch.float64)
-        replica, role = Replica(weights.clone(), first.clone(), second**2, Random(seed).randint(5, 40)), self.roles[rank]
+    def made(self, rank: int, ranks: int, seed: int) -> tuple[Replica, Tensor, str, int]:
+        """Returns what quorum_step is called with."""
+        first, second, weights = (normal((300,), seed, self, kind) for kind in range(3))
+        role = self.roles[(rank + self.turned * drawn(seed, self).randrange(ranks)) % ranks]
+        replica = Replica(weights, first, second**2, drawn(seed).randint(5, 40))
         if role == "back":
-            nothing = torch.full((300,), float("nan"), dtype=torch.float64)
-            replica = Replica(nothing, nothing.clone(), nothing.clone(), 0)
-        gradient = gradient * (1 + rank) + rank
-        return replica, torch.full_like(gradient, self.bad) if role != "healthy" else gradient
+            replica = Replica(*(torch.full_like(weights, float("nan")) for _ in range(3)), 0)
+        gradient = normal((300,), seed, rank) if role == "healthy" else torch.full_like(weights, self.bad)
+        return replica, gradient, role, self.least
 
 
 def quorums(n: int) -> list[Roles]:
@@ -297,6 +312,8 @@ def quorums(n: int) -> list[Roles]:
         Roles(roles("back", "healthy", "sick"), max(2, n - 1), room=64),
         Roles(roles("back", "sick"), 1, room=64),
         Roles(roles("healthy"), n),
+        Roles(roles("back", "healthy"), 1, turned=True),
+        Roles(roles("sick", "healthy"), n, room=64, turned=True),
     ]
 
 

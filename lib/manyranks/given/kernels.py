@@ -5,6 +5,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partialmethod
 from random import Random
 from types import TracebackType
@@ -156,10 +157,14 @@ def _of_triton(file: str) -> bool:
 class Launchers(TorchDispatchMode):
     """Inside, torch makes tensors and views. Raises Stopped where it computes, or hands out numbers.
 
-    Triton's interpreter may call what it needs.
+    Triton's interpreter may call what it needs. filled: is told what torch fills, and with which number.
     """
 
     _WAYS_OUT = ("numpy", "tolist")
+
+    def __init__(self, filled: Callable[[Tensor, float], None]):
+        super().__init__()
+        self._filled = filled
 
     def __enter__(self):
         for name in self._WAYS_OUT:
@@ -180,6 +185,8 @@ class Launchers(TorchDispatchMode):
             place = place_of(sys._getframe(1))
             if place is None or not _of_triton(place.file):
                 raise Stopped(f"torch's {name} was called", OWN)
+        if name in ("fill_", "zero_"):
+            self._filled(args[0], *map(float, args[1:] or (0,)))
         return operator(*args, **(kwargs or {}))
 
 

@@ -5,10 +5,11 @@ The device and the ranks' steps are on a virtual clock: what is read there is th
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
+from manyranks.given.numbers import drawn, seed_of
 from manyranks.measure.journal import Stopped
 
 
@@ -268,12 +269,12 @@ _PLACES = (0, 3, 1, 2)  # of the ranks: neither the first nor the last one of fo
 
 
 class Timing(NamedTuple):
-    """What time_it is given. seed: of how long kernels take; 0 for the library's own."""
+    """What time_it is given. number: of a case that is drawn."""
 
     warmup: int
     repeats: int
     inner: int
-    seed: int = 0
+    number: int = 0
 
     def __str__(self) -> str:
         return f"warmup={self.warmup}, repeats={self.repeats}, inner={self.inner}"
@@ -295,17 +296,37 @@ class Device(NamedTuple):
     log: Callable[[], list[tuple[str, ...]]]
 
 
-def device(rank: int, timing: Timing, slower: float) -> Device:
-    """A rank's, busy with older work. Its functions show nothing of what they work with. slower: by which factor.
+class Work(NamedTuple):
+    """Of a rank's device. unit: seconds; now: its clock; busy: units of older work; warm: a first launch's, beside a kernel's.
+
+    its: of each measurement, 16ths of a unit that a kernel takes beside 6; hiccup: in which one something takes longer.
+    """
+
+    timing: Timing
+    unit: float
+    now: float
+    busy: int
+    warm: int
+    its: list[int]
+    hiccup: int
+
+
+def work(timing: Timing, rank: int, n: int, seed: int) -> Work:
+    """Returns a rank's: other ranks have other times, and their device's work takes as many units."""
+    draw, place = drawn(seed, timing, rank), _PLACES[rank]
+    its = [draw.randrange(61) if seed else (22 * i + 50 * place + 40 * i * place) % 61 for i in range(timing.repeats)]
+    more, unit = drawn(seed, timing).randrange(1000) * bool(seed), _UNIT * (1 + seed_of(seed) % 64 / 64 * bool(seed))
+    hiccup = (3 * rank + 1 + more) % timing.repeats
+    return Work(timing, unit, 3.0 + rank + more % 99, 700 + more, 40 + rank, its, hiccup)
+
+
+def device(work: Work) -> Device:
+    """A rank's, busy with older work. Its functions show nothing of what they work with.
 
     It gets a new kernel in two units, answers in one, and has a hiccup in a measurement of its own.
     """
-    warmup, repeats, inner, seed = timing
-    unit, launched, calls, hiccup, place = slower * _UNIT, 0, 0, (3 * rank + 1 + seed) % repeats, _PLACES[rank]
-    draw = Random(f"{seed} {rank}")
-    its = [draw.randrange(61) if seed else (22 * i + 50 * place + 40 * i * place) % 61 for i in range(repeats)]
-    now = 3.0 + rank + seed % 99
-    free = now + (700 + seed % 999) * unit
+    (warmup, repeats, inner, _), unit, now, busy, warm, its, hiccup = work
+    launched, calls, free = 0, 0, now + busy * unit
     log: list[list[str]] = [[]]
 
     def note(what: str) -> None:
@@ -318,9 +339,9 @@ def device(rank: int, timing: Timing, slower: float) -> Device:
     def kernel(i: int) -> float:
         """Units of work: the first launches are slow."""
         if i < warmup:
-            return 40 + rank
+            return warm
         measurement, turn = divmod(i - warmup, inner)
-        slow = (180 + 20 * rank) * (measurement == hiccup and turn == inner // 2)
+        slow = (140 + warm) * (measurement == hiccup and turn == inner // 2)
         return 6 + its[min(measurement, repeats - 1)] / 16 + slow
 
     def launch() -> None:
@@ -418,36 +439,6 @@ def _goes(rank: _Rank, program: tuple, ranks: list[_Rank]) -> Iterator[None]:
             rank.spans.append(Span(item.name, item.kind, started, rank.now))
 
 
-def _at_once(rank: int) -> tuple:
-    """Operators in operators, three deep, and a call in one; the ranks come at different times, each is the last one once."""
-    slow, late = (40, 90, 65, 110)[rank], 55 if rank == 0 else 5 + 2 * rank
-    linear = Op("linear", CALLS, 3, (Op("addmm", "matmul", slow, (Op("copy_", "other", 4),), 1),), 2)
-    layer = Op("layer", CALLS, 7, (linear, 4, Op("norm", "other", 9, (Op("mean", "other", 5),), 6)), 1)
-    scores = Op("scores", "other", 5, (Op("bmm", "matmul", 30 - 7 * (rank % 3)), Op("view", CALLS, 2)), 1)
-    attention = Op("attention", "other", 6, (scores, Op("softmax", "other", 8)), 10)
-    waits = (Start(0), Wait(0, 25), 3, layer, Start(1), Op("sync", CALLS, 2, (Wait(1, 14),), 1))
-    return (11, layer, *waits, Op("update", "other", late), attention, Start(2), Wait(2, 31), 9)
-
-
-def _asynchronous(rank: int) -> tuple:
-    """Of three calls one ends behind what is computed, and for one a rank comes late; the last one is waited for first."""
-    late, product = (5, 190, 220, 33)[rank], Op("mm", "matmul", (60, 70, 60, 100)[rank])
-    matmul, attention = Op("matmul", CALLS, 1, (product,), 2), Op("attention", "other", 12, (Op("bmm", "matmul", 5),), 2)
-    block = Op("block", CALLS, 4, (matmul, attention), 3)
-    first = (Op("embedding", "other", late), Start(0), block, Start(1), Op("mm", "matmul", 25))
-    backward = Op("backward", CALLS, 2, (Wait(0, 20), block, Start(2), 6), 2)
-    return (
-        7,
-        *first,
-        2,
-        backward,
-        Op("flatten", "other", 3, (Wait(2, 40),), 2),
-        Op("add_", "other", 15 + 4 * rank),
-        Wait(1, 150),
-        13,
-    )
-
-
 def _drawn_step(seed: int, rank: int) -> tuple:
     """Operators in operators, and calls that are waited for later, in any order. The ranks differ in their times only."""
     same, own = Random(seed), Random(f"{seed} {rank}")
@@ -467,9 +458,8 @@ def _drawn_step(seed: int, rank: int) -> tuple:
     return tuple(program)
 
 
-_STEPS = {"with calls that are waited for at once": _at_once, "with asynchronous calls": _asynchronous}
-STEPS = tuple(_STEPS)
 _DRAWN = "with calls and operators that were drawn, "
+STEPS = tuple(f"{_DRAWN}{number}" for number in (3, 5, 8))
 
 
 def drawn_traces(random: Random) -> list[str]:
@@ -478,10 +468,9 @@ def drawn_traces(random: Random) -> list[str]:
 
 
 def traces(step: str, n: int, slower: float) -> list[Trace]:
-    """Of n ranks in one of the STEPS, or one that is drawn. slower: by which factor."""
+    """Of n ranks in a step of this name. slower: by which factor."""
     ranks = [_Rank(8 + 3 * rank) for rank in range(n)]
-    program = _STEPS.get(step) or partial(_drawn_step, int(step.removeprefix(_DRAWN)))
-    running = [_goes(rank, program(i), ranks) for i, rank in enumerate(ranks)]
+    running = [_goes(rank, _drawn_step(int(step.removeprefix(_DRAWN)), i), ranks) for i, rank in enumerate(ranks)]
     while running:
         running = [one for one in running if next(one, "over") != "over"]
     return [_trace(rank, 8 + 3 * i, 11 + 14 * (3 * i % (n + 1)), slower * _UNIT) for i, rank in enumerate(ranks)]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from manyranks.given import numbers
 from manyranks.measure.prints import size
 from manyranks.parallel.mesh import AXES, Mesh
 from manyranks.parallel.tensor.mappings import Group, copy_in, reduce_out
@@ -161,15 +162,32 @@ def sick(letter: str) -> Run:
     if "MANYRANKS_RANK" in os.environ:
         raise ValueError("sick() doesn't work where answers are checked: call it in a cell without an answer")
     if letter in KINDS:
-        return recorded()[letter][0]
+        return recorded(0)[letter][0]
     raise ValueError(f"sick({letter!r}): choose one of {', '.join(map(repr, KINDS))}")
 
 
 @cache
-def recorded() -> dict[str, tuple[Run, ...]]:
-    """Kind -> what was recorded of one step of each cluster: all on the same ranks, one after the other."""
+def recorded(seed: int) -> dict[str, tuple[Run, ...]]:
+    """Kind -> what was recorded of one step of each cluster: all on the same ranks, one after the other.
+
+    seed: 0 for the clusters that everybody has; for another, sick like them in another place.
+    """
+    kinds = {kind: [_like(one, seed, kind, i) if seed else one for i, one in enumerate(every)] for kind, every in KINDS.items()}
     with World(_RANKS, backend="gloo", timeout=60) as world:
-        return {kind: tuple(_run(one, world.measure(_step, one)) for one in every) for kind, every in KINDS.items()}
+        return {kind: tuple(_run(one, world.measure(_step, one)) for one in every) for kind, every in kinds.items()}
+
+
+def _like(one: Sick, *words) -> Sick:
+    """A cluster with what ails this one, elsewhere."""
+    random, ranks = numbers.drawn(*words), math.prod(one.sizes.values())
+    if one.slow:  # of six ranks, some have too few messages to tell
+        rank = one.slow.rank if ranks == 6 else random.randrange(ranks)
+        return one._replace(slow=one.slow._replace(rank=rank, times=one.slow.times * random.uniform(1, 1.5)))
+    if one.forgotten:
+        sizes, stage = dict(random.sample([*one.sizes.items()], len(one.sizes))), random.choice((0, 1))
+        forgotten = Forgotten(random.choice(("dp", "cp")), stage if "pp" in sizes else None)
+        return one._replace(sizes=sizes, forgotten=forgotten)
+    return one._replace(work=one.work._replace(tokens=random.randint(4, 100), width=random.choice((16, 32, 64))))
 
 
 def mesh_of(sizes: Sizes) -> Mesh:

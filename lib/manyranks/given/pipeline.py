@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from manyranks.given.numbers import EXACT, seed_of, uneven
 from manyranks.measure.prints import Fact
-from manyranks.measure.watch import Watch
 from manyranks.parallel.pipeline.actions import Action, Schedule
 from manyranks.parallel.pipeline.program import Times, bubble, program
 from manyranks.parallel.pipeline.verify import peaks, verify
@@ -17,7 +17,7 @@ from manyranks.timeline import replay
 
 ONE_SECOND = {"F": 1, "I": 1, "W": 1}
 WHY, WAITS, EARLY = "why it cannot run", "the seconds that a rank waits", "what comes before an earlier micro-batch's"
-HIDDEN, EXACT = 16, {"dtype": torch.float64}
+HIDDEN = 16
 
 
 class Case(NamedTuple):
@@ -78,23 +78,24 @@ def _beside_papers(case: Case, waits: float | None) -> dict:
 class Stage(nn.Module):
     """A rank's part of the model, from [b, s, h] to [b, s, h]. For its backward it keeps several times its input.
 
-    known: the input of each micro-batch, here. Marks "F 3" when micro-batch 3 comes forward and "B 3" when its gradient
-    arrives, "?" where nobody knows the input. graphs, inputs: how many were alive at most; overwritten: whether an input
-    came where another one still lay.
+    computed: "F" with a number that tells its input from others when a micro-batch comes forward, and "B" with that number
+    when its gradient arrives. graphs, inputs: how many were alive at most; overwritten: whether an input came where another
+    one still lay.
     """
 
-    def __init__(self, seed: int, watch: Watch):
+    def __init__(self, *words):
         super().__init__()
-        torch.manual_seed(seed)
-        self.up, self.down = nn.Linear(HIDDEN, 2 * HIDDEN, **EXACT), nn.Linear(2 * HIDDEN, HIDDEN, **EXACT)
-        self.known: list[Tensor] = []
-        self.graphs, self.inputs, self.overwritten, self._watch = 0, 0, False, watch
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed_of(*words))
+            self.up, self.down = nn.Linear(HIDDEN, 2 * HIDDEN, **EXACT), nn.Linear(2 * HIDDEN, HIDDEN, **EXACT)
+        self.computed: list[tuple[str, float]] = []
+        self.graphs, self.inputs, self.overwritten = 0, 0, False
         self._hidden: list[StorageWeakRef] = []  # alive as long as its graph needs it
-        self._inputs: dict[int, tuple[StorageWeakRef, int | str]] = {}  # where it lies -> which one
+        self._inputs: dict[int, tuple[StorageWeakRef, float]] = {}  # where it lies -> which one
 
     def forward(self, x_BSH: Tensor) -> Tensor:
-        name = self._name(x_BSH)
-        self._watch.mark(f"F {name}")
+        name = float((x_BSH.detach() * uneven(x_BSH.shape)).sum())
+        self.computed.append(("F", name))
         self._meet(x_BSH, name)
         hidden = torch.tanh(self.up(x_BSH))
         y_BSH = x_BSH + self.down(hidden)
@@ -102,14 +103,10 @@ class Stage(nn.Module):
         del hidden
         self.graphs = max(self.graphs, sum(not ref.expired() for ref in self._hidden))
         if y_BSH.requires_grad:
-            y_BSH.register_hook(lambda grad: self._watch.mark(f"B {name}"))
+            y_BSH.register_hook(lambda grad: self.computed.append(("B", name)))
         return y_BSH
 
-    def _name(self, x_BSH: Tensor) -> int | str:
-        alike = (x_BSH.shape == y.shape and torch.allclose(x_BSH.detach(), y, rtol=1e-9, atol=1e-9) for y in self.known)
-        return next((i for i, found in enumerate(alike) if found), "?")
-
-    def _meet(self, x_BSH: Tensor, name: int | str) -> None:
+    def _meet(self, x_BSH: Tensor, name: float) -> None:
         """Counts the inputs that are alive."""
         place = x_BSH.data_ptr()
         self._inputs = {at: one for at, one in self._inputs.items() if not one[0].expired()}

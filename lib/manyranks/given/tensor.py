@@ -9,10 +9,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from manyranks.given.numbers import EXACT, normal, seed_of, whole
 from manyranks.measure.journal import Stopped
 from manyranks.measure.watch import Watch
 
-EXACT = {"dtype": torch.float64}
+POSITIONS, BATCH, WORDS = 9, 2, 61  # of logits
 _AS_IT_WAS = "as it was"
 STRIDED = "not contiguous: "  # a mark
 _INPUTS = {"allgather": 1, "allgather_base": 1, "reduce_scatter_base": 1, "alltoall_base": 1}  # their place among arguments
@@ -100,10 +101,10 @@ class WholeBlock(nn.Module):
             self.norm.bias.uniform_(-1, 1)
 
 
-def made(kind: type, seed: int, *sizes: int) -> nn.Module:
-    """One of these classes, the same for a seed; other random numbers go on as they were."""
+def made(kind: type, sizes: tuple[int, ...], *words) -> nn.Module:
+    """One of these classes, the same for these words."""
     with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed_of(*words))
         return kind(*sizes)
 
 
@@ -130,18 +131,32 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         return self.note
 
+    def at(self, rank: int, n: int) -> tuple[int, int]:
+        """The number of a rank's group, and its place there."""
+        return rank % (n // self.t), rank // (n // self.t)
+
+    def loss(self, rank: int, n: int, seed: int) -> tuple["Case", Tensor, Tensor, float]:
+        """This rank's logits; all targets, and the z-loss's factor."""
+        number, r = self.at(rank, n)
+        targets = whole(WORDS, (POSITIONS, BATCH), seed, number)
+        targets[-2:, 0] = targets[0, 1] = -100
+        targets[1:3, 1] = torch.tensor([WORDS - 1, WORDS - 2])  # the last ones of ranks, also of those that have one more
+        whose_SB1 = torch.arange(POSITIONS * BATCH).view(POSITIONS, BATCH, 1) % self.t  # the rank with the largest logits
+        shift_SB1, z = self.offset * (2.0 * (whose_SB1 == r) - 1), (0.05 + seed_of(seed) % 7 / 10) * (1 + (self.offset > 0))
+        mine = len(range(r, WORDS, self.t))
+        return self, normal((POSITIONS, BATCH, mine), seed, "logits", rank) * 3 + shift_SB1, targets, z
+
 
 class Place(NamedTuple):
-    """A rank's. group: None for all ranks; r: in the group; seed: of the group's numbers; sharers: who has the same heads."""
+    """A rank's. group: None for all ranks; r: in the group; sharers: who has the same heads."""
 
     group: dist.ProcessGroup | None
     r: int
     t: int
-    seed: int
     sharers: dist.ProcessGroup | None
 
 
-def place_of(case: Case, watch: Watch, share: int = 0) -> Place:
+def place_of(case: Case, share: int = 0) -> Place:
     """This rank's, with groups that all ranks make. share: every so many ranks of a group share something."""
     n, rank, found = dist.get_world_size(), dist.get_rank(), None
     for number in range(n // case.t):
@@ -151,17 +166,13 @@ def place_of(case: Case, watch: Watch, share: int = 0) -> Place:
         sharers = [dist.new_group(part) for part in parts]
         if rank in ranks:
             r = ranks.index(rank)
-            found = Place(group, r, case.t, watch.seed + 1000 * number, sharers[r % share] if share else None)
+            found = Place(group, r, case.t, sharers[r % share] if share else None)
     return found
 
 
 def in_pairs(n: int) -> tuple[int, str]:
     """The size of groups that are not the world where there can be some, and what reports say of them."""
     return (2, "in two pairs, ") if n == 4 else (n, "")
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **EXACT)
 
 
 def untouched(tensors: list[Tensor], before: list[Tensor]) -> str:

@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import nan
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from manyranks.given.numbers import EXACT, normal, seed_of, whole
 from manyranks.measure.watch import Watch
 
-EXACT = {"dtype": torch.float64}
 _SHAPES = {"matrix": (5, 7), "cube": (2, 3, 4), "vector": (11,), "square": (2, 2), "five": (5,), "one": (1,), "number": ()}
 _HIDDEN, _VOCAB, _LENGTH = 47, 49, 3  # no parameter's size is a multiple of 2, 3 or 4, and one is below them
 
@@ -46,25 +47,35 @@ class Head(nn.Linear):
         return super().forward(h * self.scale)
 
 
-def layers_of(seed: int) -> nn.ModuleList:
-    """To be run one after the other; the one with number 2 is frozen."""
-    torch.manual_seed(seed)
-    blocks = [Layer(shift=True), Layer().requires_grad_(False), Layer(), Layer(twice=True), Layer()]
-    return nn.ModuleList([nn.Embedding(_VOCAB, _HIDDEN, **EXACT), *blocks, Head()])
+class Batch(NamedTuple):
+    """A rank's. uses_shift: whether layer 1 adds `shift`."""
+
+    tokens: Tensor
+    uses_shift: bool
+
+    def loss(self, layers: nn.ModuleList, run: Callable | None = None) -> Tensor:
+        """The mean over its examples."""
+        layers[1].uses_shift = self.uses_shift
+        logits = (run or nn.Sequential(*layers))(self.tokens)
+        return nn.functional.cross_entropy(logits[0, :-1], self.tokens[0, 1:])
 
 
-def loss_of(layers: nn.ModuleList, batch: int, watch: Watch, run: Callable | None = None) -> Tensor:
-    """The mean over this rank's examples. Batch 0 uses `shift` on no rank, 1 on one, 2 on all but one."""
-    rank = dist.get_rank()
-    layers[1].uses_shift = (batch == 1 and rank == 1) or (batch % 3 == 2 and rank != 0)
-    tokens = torch.randint(_VOCAB, (1, _LENGTH), generator=torch.Generator().manual_seed(1000 * rank + batch + watch.seed))
-    logits = (run or nn.Sequential(*layers))(tokens)
-    return nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
+def trained(rank: int, seed: int, batches: int) -> tuple[nn.ModuleList, list[Batch]]:
+    """Layers to be run one after the other, the same on all ranks, of which number 2 is frozen; and a rank's batches.
+
+    Batch 0 uses `shift` on no rank, 1 on one, 2 on all but one.
+    """
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed_of(seed))
+        blocks = [Layer(shift=True), Layer().requires_grad_(False), Layer(), Layer(twice=True), Layer()]
+        layers = nn.ModuleList([nn.Embedding(_VOCAB, _HIDDEN, **EXACT), *blocks, Head()])
+    shifts = [(i == 1 and rank == 1) or (i % 3 == 2 and rank != 0) for i in range(batches)]
+    return layers, [Batch(whole(_VOCAB, (1, _LENGTH), seed, i, rank), shift) for i, shift in enumerate(shifts)]
 
 
-def pieces(whole: Tensor) -> list[Tensor]:
-    """Of each rank, padding included."""
-    flat, n = whole.detach().flatten(), dist.get_world_size()
+def pieces(whole: Tensor, n: int = 0) -> list[Tensor]:
+    """Of each rank, padding included. n: ranks, those of the world for 0."""
+    flat, n = whole.detach().flatten(), n or dist.get_world_size()
     return [piece.clone() for piece in torch.cat([flat, flat.new_zeros(-flat.numel() % n)]).chunk(n)]
 
 
@@ -76,9 +87,8 @@ def padded(parameter: Tensor) -> int:
 
 def tensors(seed: int) -> Iterator[tuple[str, Tensor]]:
     """Random numbers in several shapes, with their names."""
-    random = torch.Generator().manual_seed(90 + seed)
     for name, shape in _SHAPES.items():
-        yield name, torch.randn(shape, generator=random, **EXACT)
+        yield name, normal(shape, seed, name)
 
 
 # What is held
@@ -107,10 +117,10 @@ def in_backward(model: nn.Module, peak: int, room: int) -> int:
     return max(beside, 15 * whole // 16 - room)
 
 
-def enough(layers: nn.ModuleList, watch: Watch) -> int:
+def enough(layers: nn.ModuleList, batch: Batch, watch: Watch) -> int:
     """Bytes of shards, states, gradients and activations, and of six units."""
     watch.weigh()
-    loss = loss_of(layers, 1, watch)
+    loss = batch.loss(layers)
     watch.weigh()
     activations = watch.held[-1] - watch.held[-2] - loss.nbytes
     shards = sum(padded(p) * (4 if p.requires_grad else 1) for p in layers.parameters()) // dist.get_world_size()

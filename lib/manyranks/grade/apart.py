@@ -6,15 +6,20 @@ whatever ends it ends this submission only. What it compares with, it asks of th
 
 import contextlib
 import gc
+import math
 import os
+import resource
 import secrets
+import select
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -26,34 +31,40 @@ from manyranks.grade import answers, trial
 from manyranks.grade import check as checking
 from manyranks.grade.absent import Known, known, stand_in
 from manyranks.grade.answers import Solved, dumped
-from manyranks.grade.check import Line, Record, Report, Task, loaded
+from manyranks.grade.check import NOT_JUDGED, Line, Record, Report, Task, loaded
 from manyranks.grade.submission import Check, checks
-from manyranks.measure.machine import slowness
-from manyranks.world import cells, confine, local, messages
+from manyranks.world import cells, confine, limits, local, messages, sandbox
 from manyranks.world import scratch as scratches
 from manyranks.world.confine import Confined
 from manyranks.world.errors import NotStarted, RankHung, WorldError
 from manyranks.world.plain import NotPlain, pack, unpack
+from manyranks.world.rank import die_with_the_parent
 from manyranks.world.trouble import late
 from manyranks.world.world import World
 
-_READING, _A_CHECK = 30.0, 180.0  # seconds: to read a notebook; of a check, on a machine that is very busy
+_READING, _JUDGING = 30.0, 120.0  # seconds of a processor: to read a notebook; to judge what its ranks send
+_SUBMISSION, _A_CHECK = 120.0, 300.0  # seconds that its code may take in all; of a check on the busiest of machines
+_MOST_AT_ONCE, _ROOM = 8, 2 * 2**30  # submissions; bytes for each
 _MEMORY, _FILE = 3 * 2**30, 64 * 2**20  # bytes more than at the start, and of a file
-_LOOK = 0.2  # seconds between two looks at what ranks have written
+_LOOK, _FULL = 0.2, 77  # seconds between two looks at what ranks have written; the exit code where that is too much
 _SMALL, _WHOLE = 1 << 22, 30.0  # bytes of a message between the processes, and seconds in which it has come whole
-_WORDS = 300  # letters of what ranks say of an object
-_IN_SPITE = "To judge in spite of it: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
+_WORDS, _SAID = 300, 300  # letters of what ranks say of an object, and of why something is not judged
+IN_SPITE = "To judge in spite of it: --fewer-fences, or c.JudgeApart.fewer_fences = True for nbgrader"
 SOLUTIONS = Path("solutions")  # beside exercises/, where a course has them
 
 
 class Judged(msgspec.Struct, tag=True):
-    """One check: nbgrader's name of its cell, the cell's place and points, the report, and the seconds that it took."""
+    """One check: nbgrader's name of its cell, the cell's place and points, the report, and the seconds that it took.
+
+    missed: why nobody could judge it, which is not the answer's fault; the report says it, too.
+    """
 
     grade_id: str
     index: int
     worth: float
     report: Report
     seconds: float
+    missed: str = ""
 
     @property
     def points(self) -> float:
@@ -74,7 +85,7 @@ class _Asks(msgspec.Struct, tag=True, frozen=True):
 
 
 class _Over(msgspec.Struct, tag=True):
-    """Nothing follows. why: the submission could not be read; machine: or this machine could not start its ranks."""
+    """Nothing follows. why: the submission could not be read; machine: or this machine could not judge what is left of it."""
 
     why: str = ""
     machine: bool = False
@@ -85,105 +96,200 @@ class Ended(Exception):
 
 
 class NotJudged(Exception):
-    """This machine could not start the ranks of a submission, which nobody has judged then. Its text says why."""
+    """What is left of a submission, or a check, was not judged, and that is not its fault. Its text says why."""
+
+
+_NOT_STARTED, _IT_ENDED = "this machine could not start its ranks", "it ended the process that judged it"
+_idle: dict[bool, list[local.Forkserver]] = {True: [], False: []}  # that no submission needs now, by whether sandboxed
+
+
+@dataclass
+class _Case:
+    """A submission that is being judged. number: its place; pid: of the process that judges it, and other: the way there;
+    until: when the next message has to be there; scratch: the folder of its ranks, which server forks."""
+
+    number: int
+    pid: int
+    other: socket.socket
+    server: local.Forkserver
+    scratch: str
+    until: float
 
 
 class Judge:
-    """Judges submissions, one after the other. A context manager.
+    """Judges submissions. A context manager.
 
-    fewer_fences: also without the important ones, or as root; solutions: folder of the right answers, which is run as it is.
+    fewer_fences: also without the important ones, or as root; solutions: folder of the right answers, which is run as it is;
+    at_once: how many submissions, else what this machine has processors and memory for; sandboxed: each submission's ranks in
+    a sandbox of its own, by default where there is one.
 
     Raises RuntimeError where the fences that it needs do not stand.
     """
 
-    def __init__(self, fewer_fences: bool = False, solutions: Path = SOLUTIONS):
+    def __init__(
+        self,
+        fewer_fences: bool = False,
+        solutions: Path = SOLUTIONS,
+        at_once: int | None = None,
+        sandboxed: bool | None = None,
+    ):
         if not fewer_fences and (lacking := lacks()):
-            raise RuntimeError(f"{lacking}: learners' code could do harm here. {_IN_SPITE}")
+            raise RuntimeError(f"{lacking}: learners' code could do harm here. {IN_SPITE}")
+        self._at_once = at_once or max(1, min(limits.cores(), limits.available_bytes() // _ROOM, _MOST_AT_ONCE))
+        self._sandboxed = sandbox.works() if sandboxed is None else sandboxed
         self._solutions, self._solved = solutions, dict[str, Solved | None]()
         self._records: dict[_Asks, bytes] = {}
+        self._cases: list[_Case] = []
 
     def __enter__(self) -> "Judge":
-        with _for_strangers():
-            local.the_forkserver().wait_until_ready()
         self._seed = 1 + secrets.randbelow(2**60)  # 0 is the library's own
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the threads of a pool are not there after a fork, and it would wait for them
+        self._warm_up()
         return self
 
     def __exit__(self, *_) -> None:
-        """The process that forks ranks stays for the next one, and ends with this process."""
+        for case in list(self._cases):
+            self._end(case)
+        torch.set_num_threads(self._threads)
 
     def judged(self, read: Callable[[], NotebookNode]) -> Iterator[Judged]:
         """The checks of a submission, in their order. read: returns its notebook; called in the process that judges.
 
         Raises Ended, or NotJudged.
         """
-        with _for_strangers():
-            server = local.the_forkserver(hold=True)  # the worlds of a submission are another process's
-            try:
-                yield from self._judged(read, server)
-            finally:
-                server.release()
+        return self.all([read])[0]
 
-    def _judged(self, read: Callable[[], NotebookNode], server: local.Forkserver) -> Iterator[Judged]:
-        server.wait_until_ready()
-        server.renew_network()
+    def all(self, reads: Iterable[Callable[[], NotebookNode]]) -> list[Iterator[Judged]]:
+        """As judged, for several, some of which are judged at once: whoever waits for one, lets others go on."""
+        reads, waiting = list(reads), defaultdict(deque)
+        told = self._told(reads)
+
+        def of(number: int) -> Iterator[Judged]:
+            while True:
+                while not waiting[number]:
+                    other, one = next(told)
+                    waiting[other].append(one)
+                one = waiting[number].popleft()
+                if isinstance(one, Exception):
+                    raise one
+                if isinstance(one, _Over):
+                    return
+                yield one
+
+        return [of(number) for number in range(len(reads))]
+
+    def _told(self, reads: list[Callable[[], NotebookNode]]) -> Iterator[tuple[int, Judged | _Over | Exception]]:
+        """Number of a submission, and what is told of it; of each, last comes _Over, or what it raises."""
+        coming, cases = enumerate(reads), list[_Case]()
         try:
-            scratch = tempfile.mkdtemp(prefix="manyranks-judge-")
+            while True:
+                while len(cases) < self._at_once and (one := next(coming, None)):
+                    try:
+                        cases.append(self._begun(*one))
+                    except NotJudged as error:
+                        yield one[0], error
+                if not cases:
+                    return
+                _wait([case.other for case in cases])
+                for case in list(cases):
+                    try:
+                        told: Judged | _Over | Exception | None = self._heard(case)
+                    except (Ended, NotJudged) as error:
+                        told = error
+                    if isinstance(told, _Over | Exception):
+                        cases.remove(case)
+                        self._end(case)
+                    if told:
+                        yield case.number, told
+        finally:
+            for case in cases:
+                self._end(case)
+
+    def _begun(self, number: int, read: Callable[[], NotebookNode]) -> _Case:
+        server = None
+        try:
+            server = self._server()
+            server.wait_until_ready()
+            there = sandbox.SCRATCH if self._sandboxed else tempfile.mkdtemp(prefix="manyranks-judge-")
+            scratch = f"/proc/self/fd/{server.scratch}/." if self._sandboxed else there
             mine, theirs = socket.socketpair()
             pid = os.fork()
-        except OSError as error:
-            raise NotJudged(f"{error}") from error
+        except (OSError, NotStarted) as error:
+            if server:
+                server.close()
+            raise NotJudged(f"{_NOT_STARTED}: {error}") from error
         if pid == 0:
-            mine.close()
-            _live(read, scratch, self._seed, theirs)
+            for other in [mine, *(case.other for case in self._cases)]:
+                other.close()
+            _live(read, Confined(there, scratch), self._seed, theirs, server)
         theirs.close()
+        self._cases.append(case := _Case(number, pid, mine, server, scratch, time.monotonic() + _A_CHECK))
+        return case
+
+    def _server(self) -> local.Forkserver:
+        idle = _idle[self._sandboxed]
+        while idle:
+            if (server := idle.pop()).alive():
+                break
+        else:
+            server = local.Forkserver(strangers=True, sandboxed=self._sandboxed)
+        server.hold()
+        if self._sandboxed:
+            self._warm_up()
+        return server
+
+    def _warm_up(self) -> None:
+        """The next one imports torch meanwhile."""
+        if not _idle[self._sandboxed]:
+            _idle[self._sandboxed].append(local.Forkserver(strangers=True, sandboxed=self._sandboxed))
+
+    def _end(self, case: _Case) -> None:
+        if case not in self._cases:  # it has ended before
+            return
+        self._cases.remove(case)
+        with contextlib.suppress(ChildProcessError):  # it has ended, and _how has seen it
+            if os.waitpid(case.pid, os.WNOHANG)[0] == 0:
+                os.kill(case.pid, signal.SIGKILL)
+                os.waitpid(case.pid, 0)
+        case.other.close()
+        if self._sandboxed:
+            case.server.close()  # and nothing is left
+            return
+        case.server.kill_all()
+        case.server.settle()
+        case.server.release()
+        scratches.remove(case.scratch)
+        _idle[False].append(case.server)
+
+    def _heard(self, case: _Case) -> Judged | _Over | None:
+        """What has come of it, if anything has. Raises Ended and NotJudged."""
+        if not local.readable(case.other.fileno()):
+            if time.monotonic() > case.until:
+                raise NotJudged(f"this machine took more than {_A_CHECK:.0f} s for one check")
+            return None
         try:
-            yield from self._heard(mine, pid, scratch)
-        finally:
-            with contextlib.suppress(ChildProcessError):  # it has ended, and _how has seen it
-                if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-            mine.close()
-            server.kill_all()
-            server.settle()
-            scratches.remove(scratch)
+            told = unpack(messages.receive(case.other, messages.EXACTLY, _SMALL, _WHOLE), _Read | Judged | _Asks | _Over)
+        except (EOFError, OSError, NotPlain):
+            raise _how(case.pid) from None
+        if isinstance(told, _Asks):
+            self._answer(case, told)
+        elif isinstance(told, _Over) and told.why:
+            raise (NotJudged if told.machine else Ended)(told.why)
+        else:
+            case.until = time.monotonic() + _A_CHECK
+        return None if isinstance(told, _Read | _Asks) else told
 
-    def _heard(self, other: socket.socket, pid: int, scratch: str) -> Iterator[Judged]:
-        seconds = left = _READING
-        while True:
-            started = time.monotonic()
-            try:
-                self._wait(other, left, scratch)
-                told = unpack(messages.receive(other, messages.EXACTLY, _SMALL, _WHOLE), _Read | Judged | _Asks | _Over)
-            except TimeoutError:
-                raise Ended(f"it took longer than {seconds:.0f} s") from None
-            except (EOFError, OSError, NotPlain):
-                raise Ended(f"it ended the process that judged it: {_how(pid)}") from None
-            left -= time.monotonic() - started
-            if isinstance(told, _Over):
-                if told.why:
-                    raise (NotJudged if told.machine else Ended)(told.why)
-                return
-            if not isinstance(told, _Asks):
-                seconds = left = _A_CHECK
-                if isinstance(told, Judged):
-                    yield told
-                continue
-            try:
-                record = self._record(told)
-            except (WorldError, ValueError, OSError) as error:  # the right answer did not run
-                raise NotJudged(f"{error}") from error
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                messages.send(other, [record])
-
-    def _wait(self, other: socket.socket, seconds: float, scratch: str) -> None:
-        """For the next message. Raises TimeoutError; Ended where ranks fill the disk: a limit holds for one file only."""
-        until = time.monotonic() + seconds
-        while not local.readable(other.fileno(), _LOOK):
-            if scratches.too_much(scratch):
-                raise Ended(f"its ranks wrote more than {scratches.MOST >> 20} MB, or {scratches.MOST_FILES} files")
-            if time.monotonic() > until:
-                raise TimeoutError
+    def _answer(self, case: _Case, asked: _Asks) -> None:
+        began, record, why = time.monotonic(), b"", ""
+        try:
+            record = self._record(asked)
+        except Exception as error:  # also of a task of the teacher's own
+            why = f"the right answer in {self._solutions} did not run here: {error}"
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            messages.send(case.other, [record, why.encode()])
+        for each in self._cases:  # which had to wait for it
+            each.until += time.monotonic() - began
 
     def _record(self, asked: _Asks) -> bytes:
         """By what the solution does with numbers that nobody has seen; empty where there is no solution."""
@@ -195,7 +301,6 @@ class Judge:
         if (solved := self._solved[asked.exercise]) is None:
             return b""
         task = answers.tasks(asked.exercise)[asked.task]
-        local.the_forkserver().renew_network()  # the submission may have left nothing of the one before
         before, trial.seed = trial.seed, self._seed
         try:
             record = solved.whole(task) if asked.whole else solved.right(task)
@@ -205,56 +310,78 @@ class Judge:
         return self._records[asked]
 
 
-@contextmanager
-def _for_strangers() -> Iterator[None]:
-    """Inside, worlds have the ranks for code of strangers, and torch has one thread, as a process has that was forked."""
-    before, threads = local.strangers, torch.get_num_threads()
-    local.strangers = True
-    torch.set_num_threads(1)  # the threads of a pool are not there after a fork, and it would wait for them
-    try:
-        yield
-    finally:
-        local.strangers = before
-        torch.set_num_threads(threads)
+def _wait(connections: list[socket.socket]) -> None:
+    """Until something has come, or for a moment: what has to come may be late."""
+    poll = select.poll()
+    for one in connections:
+        poll.register(one, select.POLLIN)
+    poll.poll(1000)
+
+
+def fences() -> list[str]:
+    """What limits learners' code here."""
+    outer = ["network", "sandbox"] if sandbox.works() else []
+    return list(dict.fromkeys([*confine.fences().split(", "), *outer]))
 
 
 def lacks() -> str:
     """Why learners' code should not be judged here; empty where it can be."""
-    missing = [fence for fence in confine.IMPORTANT if fence not in confine.fences().split(", ")]
+    missing = [fence for fence in confine.IMPORTANT if fence not in fences()]
     if missing:
         return f"this system does not fence {' and '.join(missing)}"
     return "you are root" if os.getuid() == 0 else ""
 
 
-def _how(pid: int) -> str:
+def _how(pid: int) -> Ended | NotJudged:
+    """How the process ended. It has limits, so that only force from outside is not the doing of what it has read."""
     for _ in range(20):
         if (ended := os.waitpid(pid, os.WNOHANG))[0]:
             break
         time.sleep(0.05)
     else:
-        return "it sent what is no answer"
+        return Ended(f"{_IT_ENDED}: it sent what is no answer")
     code = os.waitstatus_to_exitcode(ended[1])
-    return f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
+    if code == _FULL:
+        return Ended(f"its ranks wrote more than {scratches.MOST >> 20} MB, or {scratches.MOST_FILES} files")
+    if code == -signal.SIGKILL:
+        return NotJudged("the process that judged it was killed, as the system does when memory runs out")
+    return Ended(f"{_IT_ENDED}: " + (f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"))
 
 
 # In the process that judges one submission
 
 
-def _live(read: Callable[[], NotebookNode], scratch: str, seed: int, above: socket.socket) -> None:
+def _live(read: Callable[[], NotebookNode], ranks: Confined, seed: int, above: socket.socket, server: local.Forkserver) -> None:
     """The whole life of that process. Never returns."""
     try:
         gc.freeze()  # what that process has left for its collector stays: an object's end may wait for a thread of its own
         os.setsid()  # an interrupt reaches the process above, which ends this one
+        die_with_the_parent()
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):  # what cells print is no part of the table
             os.dup2(nothing, stream)
         sys.stdout = sys.stderr = open(os.devnull, "w")
         confine.limit(_FILE, _MEMORY)
-        trial.confined = Confined(scratch)
+        local.use(server)
+        threading.Thread(target=_look_at_the_disk, args=(ranks.seen, server), daemon=True).start()
+        trial.confined, trial.budget = ranks, trial.Budget(_SUBMISSION)
         cells.only_remembered = True
         _Court(above, seed).judge(read)
     finally:
         os._exit(1)
+
+
+def _look_at_the_disk(folder: str, server: local.Forkserver) -> None:
+    """A thread that ends all where ranks fill it: a limit holds for one file only."""
+    while not scratches.too_much(folder):
+        time.sleep(_LOOK)
+    server.kill_all()
+    os._exit(_FULL)
+
+
+def _may_compute(seconds: float) -> None:
+    """From its start on, by its own processor time, which no other program takes."""
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 class _Court:
@@ -262,39 +389,41 @@ class _Court:
 
     def __init__(self, above: socket.socket, seed: int):
         self._above, self._seed = above, seed
+        self._never_end: Known | None = None  # what is said of cells that took too long: those below them run no more
 
     def judge(self, read: Callable[[], NotebookNode]) -> None:
         """Tells of one check after the other."""
+        _may_compute(_READING)
         try:
             found = checks(read())
         except Exception as error:  # not a notebook: this raises many kinds
             return self._tell(_Over(f"cannot be read: {type(error).__name__}"))
         self._tell(_Read())
+        _may_compute(_READING + _JUDGING)
         for one in found:
-            started = time.monotonic()
+            started, missed = time.monotonic(), ""
             try:
-                report = self._report(one)
+                report = self._checked(one)
             except NotStarted as error:
-                return self._tell(_Over(f"{error}"[:300], machine=True))
-            self._tell(Judged(one.grade_id, one.index, one.points, report, time.monotonic() - started))
+                return self._tell(_Over(f"{_NOT_STARTED}: {error}"[:_SAID], machine=True))
+            except Exception as error:  # one of ours, or of what comes of forged notes
+                known = isinstance(error, NotJudged)
+                missed = f"{error}" if known else f"an error of the judge, or a forged answer: {type(error).__name__}: {error}"
+                report = _no_points(one, f"{NOT_JUDGED}: {missed}"[:_SAID], ok=None)
+            self._tell(Judged(one.grade_id, one.index, one.points, report, time.monotonic() - started, missed[:_SAID]))
         self._tell(_Over())
         os._exit(0)
 
     def _tell(self, what: _Read | Judged | _Asks | _Over) -> None:
         messages.send(self._above, pack(what))
 
-    def _report(self, check: Check) -> Report:
-        """Whatever goes wrong is a line of it, and no points."""
-        try:
-            return self._checked(check)
-        except NotStarted:
-            raise
-        except Exception as error:  # what came back from the ranks was not what a check notes
-            why = f"{type(error).__name__}: {error}"[:300]
-            return _no_points(check, "can be judged", why, "leave the check and the library as they are")
-
     def _checked(self, check: Check) -> Report:
-        task, told = _task(check), _asked(check)
+        task = _task(check)
+        if trial.budget.left <= 0:
+            took = f"the cells and checks above it took more than {_SUBMISSION:.0f} s"
+            return _no_points(check, "has time", took, "look at those that take long, or are not over")
+        told, late = (self._never_end, False) if self._never_end else _asked(check)
+        self._never_end = self._never_end or (told if late else None)
         if told.kind == "missing":
             hint = "restart the kernel, run all cells, and look at this one"
             return _no_points(check, f"{check.name} is there", told.error, hint)
@@ -313,13 +442,15 @@ class _Court:
 
     def _record(self, task: Task, whole: bool) -> Record | None:
         self._tell(_Asks(task.exercise, task.name, whole))
-        (answer,) = messages.receive(self._above, messages.EXACTLY)
-        return loaded(answer.tobytes().decode())[task.name] if len(answer) else None
+        answer, why = (frame.tobytes().decode() for frame in messages.receive(self._above, messages.EXACTLY))
+        if why:
+            raise NotJudged(why)
+        return loaded(answer)[task.name] if answer else None
 
 
-def _no_points(check: Check, what: str, found: str, hint: str) -> Report:
+def _no_points(check: Check, what: str, found: str = "", hint: str = "", ok: bool | None = False) -> Report:
     name = getattr(_task(check), "name", check.name)  # two tasks may be about one class
-    return Report(name, 0.0, check.points, (Line(False, what, found, hint),))
+    return Report(name, 0.0, check.points, (Line(ok, what, found, hint),))
 
 
 def _task(check: Check) -> object:
@@ -330,23 +461,23 @@ def _task(check: Check) -> object:
     return found
 
 
-def _asked(check: Check, patience: float = 1.0) -> Known:
-    """What a rank says of the learner's object, once the cells have run; where this machine is slow, they get more time."""
-    seconds = trial.CELLS * patience
+def _asked(check: Check) -> tuple[Known, bool]:
+    """What a rank says of the learner's object, once the cells have run, and whether they took too long."""
     try:
-        with World(1, backend="gloo", timeout=seconds, confined=trial.confined) as world:
-            told = world.run(known, check.source, check.name)[0]
-        told = msgspec.convert(told, Known)
-        return told._replace(kind=told.kind[:_WORDS], error=told.error[:_WORDS])
+        with World(1, backend="gloo", timeout=trial.CELLS, confined=trial.confined) as world:
+            world.patience = trial.PATIENCE
+            try:
+                told = msgspec.convert(world.run(known, check.source, check.name)[0], Known)
+            finally:
+                trial.spent(world)
+        return told._replace(kind=told.kind[:_WORDS], error=told.error[:_WORDS]), False
     except NotStarted:
         raise
     except WorldError as error:
         if not (isinstance(error, RankHung) and late(error)):
-            return Known("missing", error=f"{error}".splitlines()[0][:300])
-        if patience == 1.0 and (slow := slowness()) >= trial.BUSY:
-            return _asked(check, min(slow, trial.MOST_PATIENCE))
-        return Known(
-            "missing", error=f"the cells above it took more than {seconds:.0f} s together: delete slow ones of your own"
-        )
+            return Known("missing", error=f"{error}".splitlines()[0][:_WORDS]), False
+        where = next((state for state in error.states.values() if state.startswith("was running")), "")[:_WORDS]
+        took = f"the cells above it took more than {trial.CELLS:.0f} s together: delete slow ones of your own"
+        return Known("missing", error=f"{took}; the last one {where}" if where else took), True
     except msgspec.ValidationError:
-        return Known("missing", error="the cells returned what is no answer")
+        return Known("missing", error="the cells returned what is no answer"), False

@@ -20,21 +20,24 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 from nbgrader import utils
-from nbgrader.api import Gradebook, MissingEntry
-from nbgrader.converters import Autograde, BaseConverter, GenerateFeedback
+from nbgrader.api import Gradebook, MissingEntry, SubmittedNotebook
+from nbgrader.converters import Autograde, BaseConverter, GenerateFeedback, NbGraderException
 from nbgrader.nbgraderformat import MetadataValidator
+from nbgrader.plugins import CsvExportPlugin
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor, OverwriteCells, SaveAutoGrades
 from nbgrader.preprocessors.execute import UnresponsiveKernelError
 from traitlets import Bool
 from traitlets.log import get_logger
 
 from manyranks.grade import apart, submission
-from manyranks.world.scratch import TEXT, as_it_is, in_plain_letters, refused, within_limits
+from manyranks.grade.check import NOT_JUDGED
+from manyranks.world.scratch import TEXT, as_it_is, in_plain_letters, refused, upright, within_limits
 from manyranks.world.trouble import printable
 
 _MOST, _CELLS, _CODE = 200, 1000, 200_000  # cells with a name of nbgrader's; all cells, and letters, of a notebook
 _PLAIN = re.compile(r"\w[\w.@'-]*( [\w.@'-]+)*/\w[\w.@'-]*( [\w.@'-]+)*")  # student and exercise
 _ID = re.compile(r"[\w.-]{1,100}")  # of a cell
+_MISSED = "manyranks not judged"  # of an output
 _NEW = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
 
 
@@ -70,15 +73,26 @@ class JudgeApart(ExecuteWhatRuns):
     fewer_fences = Bool(False, help="judge as root, or where the system has no fences").tag(config=True)
 
     def preprocess(self, nb: NotebookNode, resources, km=None):
+        asked = [cell for cell in nb.cells if submission.is_check(cell)]
         if not all(submission.is_check(cell) for cell in nb.cells if _is_test(cell)):
             nb, resources = super().preprocess(nb, resources, km)
+        for cell in asked:
+            cell.outputs = []  # what the kernel says of it counts for nothing
+        missed = ""
         try:
             for judged in _judge(self.fewer_fences).judged(lambda: nb):
+                missed = missed or judged.missed
                 nb.cells[judged.index].outputs = outputs(judged)
         except apart.Ended as error:
-            self.log.warning("not judged to its end: %s", error)  # a check without a result has no points
+            self.log.warning("%s: the checks that are left have no points", error)
+            for cell in asked:
+                cell.outputs = cell.outputs or [_no_result(f"{error}")]
         except apart.NotJudged as error:
-            raise apart.NotJudged(f"NOT JUDGED, so the 0 points are nobody's: autograde it again ({error})") from error
+            missed = f"{error}"
+            for cell in asked:
+                cell.outputs = cell.outputs or [_not_judged(missed)]
+        if missed:
+            self.log.error("NOT JUDGED, and that is nobody's fault: autograde it again, without --force (%s)", missed)
         return nb, resources
 
 
@@ -88,9 +102,28 @@ def _judge(fewer_fences: bool) -> apart.Judge:
     return apart.Judge(fewer_fences).__enter__()
 
 
+def _not_judged(why: str) -> NotebookNode:
+    """What a check shows that nobody could judge."""
+    return new_output("display_data", data={"text/plain": f"{NOT_JUDGED}: {why}"}, metadata={_MISSED: True})
+
+
+def _no_result(why: str) -> NotebookNode:
+    """What a test cell shows that has no points."""
+    return new_output("error", ename="NoResult", evalue=f"no points: {why}", traceback=[f"NoResult: no points: {why}"])
+
+
+def is_not_judged(cell: NotebookNode) -> bool:
+    """Whether its check was not judged: then it has neither points nor none."""
+    return submission.is_check(cell) and any(_MISSED in output.get("metadata", {}) for output in cell.outputs)
+
+
 def outputs(judged: apart.Judged) -> list[NotebookNode]:
     """What the cell shows: the report, whose text is the points, as nbgrader reads them."""
-    html = f"<div class='tex2jax_ignore'>{judged.report._repr_html_()}</div>"  # a learner's words may look like formulas
+    if judged.missed:
+        return [_not_judged(judged.missed)]
+    html = upright(
+        f"<div class='tex2jax_ignore'>{judged.report._repr_html_()}</div>"
+    )  # a learner's words may look like formulas
     return [new_output("execute_result", data={"text/html": html, "text/plain": f"{judged.points:g}"}, execution_count=1)]
 
 
@@ -155,9 +188,9 @@ def regular_files_only(start):
 
 
 def _cut_off(folder: Path) -> bool:
-    """Whether nbgrader was ended before the checks of these notebooks had a result: then they are judged anew."""
+    """Whether a check of these notebooks has no result yet, perhaps for nbgrader was ended: then they are judged anew."""
     cells = (cell for path in folder.glob("*.ipynb") for cell in nbformat.read(path, 4).cells if _is_test(cell))
-    return any(not cell.outputs for cell in cells)
+    return any(not cell.outputs or is_not_judged(cell) for cell in cells)
 
 
 def _is_test(cell: NotebookNode) -> bool:
@@ -171,6 +204,13 @@ def with_names_of_one_line(start):
     def listed(self) -> None:
         for log in (self.log, get_logger()):
             log.addFilter(in_plain_letters)
+        self.log.info("limits on learners' code here: %s", ", ".join(apart.fences()))
+        if lacking := apart.lacks():
+            fewer = JudgeApart(parent=self).fewer_fences
+            follows = "" if fewer else f", and nobody is graded. {apart.IN_SPITE}"
+            self.log.error("%s: learners' code could do harm here%s", lacking, follows)
+            if not fewer:
+                raise NbGraderException(lacking)
         try:
             start(self)
         finally:
@@ -211,13 +251,22 @@ class RemovedChecksLast(OverwriteCells):
             locked = self.gradebook.find_source_cell(*where).locked
         except MissingEntry:
             cell.metadata.pop("nbgrader", None)
-        with suppress(MissingEntry):
-            known = self.gradebook.find_grade_cell(*where)
-            cell.metadata.nbgrader |= {"grade": True, "points": known.max_score}  # whatever the learner says
+        else:
+            cell.metadata.nbgrader |= self._kinds(where)  # whatever the learner says
         cell, resources = super().preprocess_cell(cell, resources, cell_index)
         if cell.cell_type != "code" and not locked:
             cell |= {"cell_type": "markdown", "source": as_it_is(cell.source)}
         return cell, resources
+
+    def _kinds(self, where: tuple[str, str, str]) -> dict:
+        """What the exercise says that a cell is: graded, an answer, a task."""
+        finds = {"solution": "find_solution_cell", "grade": "find_grade_cell", "task": "find_task_cell"}
+        kinds: dict = dict.fromkeys(finds, False)
+        for kind, find in finds.items():
+            with suppress(MissingEntry):
+                known = getattr(self.gradebook, find)(*where)
+                kinds |= {kind: True} | ({} if kind == "solution" else {"points": known.max_score})
+        return kinds
 
     def add_missing_grade_cells(self, nb: NotebookNode, resources):
         source = self.gradebook.find_notebook(self.notebook_id, self.assignment_id)
@@ -234,10 +283,61 @@ class NoResultNoPoints(NbGraderPreprocessor):
     """Puts an error into every test cell that did not end with one number from 0 to its points, before grades are saved."""
 
     def preprocess_cell(self, cell: NotebookNode, resources, cell_index: int):
-        if _is_test(cell) and not has_points(cell):
-            text = "no points: the cell did not run to its end, or did not end with the points of a report"
-            cell.outputs.insert(0, new_output("error", ename="NoResult", evalue=text, traceback=[f"NoResult: {text}"]))
+        if _is_test(cell) and not has_points(cell) and not is_not_judged(cell):
+            cell.outputs.insert(0, _no_result("the cell did not run to its end, or did not end with the points of a report"))
         return cell, resources
+
+
+class SavesWhatWasJudged(SaveAutoGrades):
+    """Leaves the points of what was not judged open: with neither points nor an error, nbgrader would give all."""
+
+    def _add_score(self, cell: NotebookNode, resources) -> None:
+        super()._add_score(cell, resources)
+        if is_not_judged(cell):
+            where = cell.metadata.nbgrader["grade_id"], self.notebook_id, self.assignment_id, self.student_id
+            grade = self.gradebook.find_grade(*where)
+            grade.auto_score, grade.needs_manual_grade = None, True
+            self.gradebook.db.commit()
+
+
+class Legible(NbGraderPreprocessor):
+    """Feedback: tables have room between their columns, and cells no prompts, for these have no numbers there.
+
+    Where a check was not judged, neither it nor the sum has a number.
+    """
+
+    def preprocess(self, nb: NotebookNode, resources):
+        resources["inlining"]["css"].append("td, th { padding-right: 1em } div.prompt { display: none }")
+        for cell in nb.cells:
+            if is_not_judged(cell):
+                cell.metadata.nbgrader["score"] = resources["nbgrader"]["score"] = float("nan")
+        return nb, resources
+
+
+def rounded(number: float, digits: int = 0) -> float | str:
+    """As feedback shows points: what is no number was not judged."""
+    return NOT_JUDGED if number != number else round(number, digits)
+
+
+class Export(CsvExportPlugin):
+    """nbgrader's table, in which a submission that was not judged to its end has no score."""
+
+    def export(self, gradebook: Gradebook) -> None:
+        super().export(gradebook)
+        file = Path(self.to or "grades.csv")
+        rows = [line.split(",") for line in file.read_text().splitlines()]
+        for row in rows[1:]:
+            with suppress(MissingEntry):
+                if any(map(_is_open, gradebook.find_submission(row[0], row[3]).notebooks)):
+                    row[-4] = row[-2] = ""  # raw_score and score
+        file.write_text("".join(",".join(row) + "\n" for row in rows))
+
+
+def _is_open(notebook: SubmittedNotebook) -> bool:
+    """Whether one of its tests has no points, and is none that a teacher grades by hand."""
+    by_hand = {cell.name for cell in notebook.notebook.solution_cells}
+    tests = (grade for grade in notebook.grades if grade.cell.name not in by_hand and grade.cell_type == "code")
+    return any(grade.auto_score is None and grade.manual_score is None for grade in tests)
 
 
 def has_points(cell: NotebookNode) -> bool:
@@ -260,7 +360,7 @@ def first_steps() -> list[type]:
 
 def steps() -> list[type]:
     """nbgrader's own steps of autograding, with these in their places."""
-    mine = {Execute: [JudgeApart], SaveAutoGrades: [NoResultNoPoints, SaveAutoGrades]}
+    mine = {Execute: [JudgeApart], SaveAutoGrades: [NoResultNoPoints, SavesWhatWasJudged]}
     return _with(mine, Autograde.autograde_preprocessors.default())
 
 

@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +17,7 @@ from manyranks import progress
 from manyranks.grade import trial
 from manyranks.grade.judges import Judge, Verdict
 from manyranks.grade.learner import NOTHING_GIVEN, Ready
-from manyranks.grade.trial import Event, Run, Seen, Sent, Trial, trials
+from manyranks.grade.trial import Event, Make, Run, Seen, Sent, Then, Trial, ran_again, trials
 from manyranks.measure.journal import COPY
 from manyranks.measure.prints import Fact, Print, fact, listed, same
 from manyranks.world.trouble import SAME_CHUNK, Trouble, ending
@@ -58,7 +58,7 @@ class Line:
     hint: str = ""
 
 
-_UNWRITTEN = "not written yet"
+_UNWRITTEN, NOT_JUDGED = "not written yet", "not judged"  # said in place of points
 _COLORS = {"✓": "#009E73", "✗": "#D55E00"}  # read on white and in the dark theme
 
 
@@ -109,8 +109,9 @@ class Report:
         return f"<div><b>{_item(self._head())}</b><ul style='padding-left:1em;margin:2px'>{rows}</ul>{printed}</div>"
 
     def _head(self) -> Line:
-        unwritten = any(line.what == _UNWRITTEN for line in self.lines)
-        return Line(self.passed, f"{self.task}: {_UNWRITTEN if unwritten else f'{self.points:g} of {self.out_of:g} points'}")
+        said, points = [line.what.partition(":")[0] for line in self.lines], f"{self.points:g} of {self.out_of:g} points"
+        instead = next((words for words in (_UNWRITTEN, NOT_JUDGED) if words in said), points)
+        return Line(None if instead == NOT_JUDGED else self.passed, f"{self.task}: {instead}")
 
 
 Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hint, and what to say then
@@ -120,15 +121,17 @@ Advice = tuple[tuple[str, str], ...]  # pattern of what was found, or of its hin
 class Task:
     """One task of an exercise. Called with the learner's function or class, it returns a Report.
 
-    exercise, name: as the notebook has them; points: for all of it; run: what a rank does with the answer in a case; judge:
-    what it is judged by, the values first; cases: what it runs in, on a world of n ranks, of those in worlds; more: cases that
-    the judge draws where these are the same for all, and runs first: a table of these is no way to any points.
+    exercise, name: as the notebook has them; points: for all of it; run: what a rank does with the answer; judge: what it is
+    judged by, the values first; cases: what it runs in, on a world of n ranks, of those in worlds; make: what a rank gets in a
+    case, made by who judges, so that nothing on a rank says what is right; else the case itself; more: cases that the judge
+    draws where these are the same for all, and runs first: a table of these is no way to any points.
     call: how the check calls the answer, in words; a_class: whether the answer is a class; part: whether cases that ended well
     count where a later one did not; ready: what may not be called; only: the operations it is built from, where others give
     no points at all. advice: on what Python and torch say of wrong answers, in front of the place; guesses: the same, behind
-    it, where there is no advice; then: makes results of a case's results, where no learner's code runs; methods: of the class,
-    how each is called; endless: of a run that takes too long; unexplained: for values that no known mistake explains;
-    only_two: where 2 ranks alone are right; remarks: lines on a right answer.
+    it, where there is no advice; again, then: make results of a case, of what a rank got and of its results, the one on a rank
+    that runs nothing else and gets other numbers, the other where judges are; methods: of the class, how each is called;
+    endless: of a run that takes too long; unexplained: for values that no known mistake explains; only_two: where 2 ranks alone
+    are right; remarks: lines on a right answer.
     """
 
     exercise: str
@@ -140,8 +143,10 @@ class Task:
     worlds: tuple[int, ...] = (2, 3, 4)
     call: str = ""
     a_class: bool = False
+    make: Make = lambda case, rank, n, seed: case
     more: Callable[[Random], Sequence[Any]] | None = None
-    then: Callable[[Any, Mapping[str, Fact]], dict] | None = None
+    again: Then | None = None
+    then: Then | None = None
     part: bool = False
     ready: Ready = NOTHING_GIVEN
     only: tuple[str, ...] = ()
@@ -160,7 +165,7 @@ class Task:
 
     def __call__(self, answer) -> Report:
         """Checks the learner's answer on real ranks."""
-        return replace(check(self, answer, current(self.exercise)[self.name]), exercise=self.exercise)
+        return replace(check(self, answer, shipped(self.exercise)[self.name]), exercise=self.exercise)
 
     def cases_on(self, n: int) -> Sequence[Any]:
         """Those of a world of n ranks."""
@@ -170,8 +175,10 @@ class Task:
     def tried(self, answer) -> list[Trial]:
         """Runs the answer in all cases."""
         with _one_thread():
-            found = trials(answer, self.run, self.cases_on, self.worlds, self.ready, self.part)
-        return [one.after(self.then) for one in found] if self.then else found
+            found = trials(answer, self.run, self.make, self.cases_on, self.worlds, self.ready, self.part)
+        found = ran_again(found, self.again, self.make) if self.again else found
+        found = [one.after(self.then) for one in found] if self.then else found
+        return [replace(one, given=()) for one in found]  # which may be large
 
 
 @dataclass(frozen=True)
@@ -290,7 +297,7 @@ def _why_not(task: Task, answer, trial: Trial, record: Record) -> str:
     general = rf"^({re.escape(SAME_CHUNK)}|{COPY}) \((.*)\)$"  # where more is known, the place is enough
     hint = re.sub(general, r"\2", found.hint) if advice else found.hint
     parts = [part for part in (advice, hint, guess) if part]
-    return "; ".join(part for part in parts if not any(part in other for other in parts if other != part))
+    return "; ".join(part for part in parts if not any(part in other != part for other in parts))
 
 
 def _on_arguments(task: Task, answer, found: Trouble) -> str:
@@ -323,8 +330,7 @@ def _finding(task: Task, i: int, done: list[Judged], record: Record) -> Finding 
                 known, partly = _known(task, i, one.trial, [e.trial for e in ended], record)
                 hint = known or hint or partly or (task.unexplained if judge.values else "")
             return Finding(Line(verdict.ok, judge.what, one.trial.where(verdict.found, verdict.where), hint), one.trial)
-    sizes = sorted({str(one.trial.n) for one in ended})
-    where = "" if sizes == ["1"] else f"on {listed(sizes)} ranks, "
+    where = "" if task.worlds == (1,) else f"on {listed(sorted({str(one.trial.n) for one in ended}))} ranks, "
     return Finding(Line(True, judge.what, "" if len(ended) == len(done) else f"{where}as far as it ran"))
 
 
@@ -411,8 +417,8 @@ def _share(task: Task, done: list[Judged]) -> float:
     """Of the points; where cases count in part, those that ended well as if they were all, times their part of all."""
     if not task.part:
         return _share_of(task, done)
-    ended = [one for one in done if one.verdicts]
-    return _share_of(task, ended) * len(ended) / sum(len(task.cases_on(n)) for n in task.worlds)
+    ended, every = [one for one in done if one.verdicts], sum(len(task.cases_on(n)) for n in task.worlds)
+    return _share_of(task, ended) * len(ended) / every
 
 
 def _share_of(task: Task, done: list[Judged]) -> float:
@@ -436,8 +442,7 @@ def _hold(i: int, done: list[Judged]) -> bool:
     return bool(done) and all(one.verdicts and one.verdicts[i].ok for one in done)
 
 
-def _printed(trial: Trial | None) -> tuple[str, str]:
-    """What the ranks printed in the trial that the report is about, and which one that is."""
+def _printed(trial: Trial | None) -> tuple[str, str]:  # in the trial that the report is about, and which one that is
     return (trial.printed, str(trial)) if trial and trial.printed else ("", "")
 
 
@@ -454,18 +459,6 @@ def _item(line: Line) -> str:
 
 # What the library has of each task
 
-_own: dict[str, dict[str, Record]] = {}  # exercise -> records that somebody has made of his own
-
-
-def current(exercise: str) -> dict[str, Record]:
-    """Task -> record: those that were put in place with `use`, else those that the library has."""
-    return _own.get(exercise) or shipped(exercise)
-
-
-def use(exercise: str, found: dict[str, Record]) -> None:
-    """From now on, checks in this process compare with these records, which no learner has seen."""
-    _own[exercise] = found
-
 
 @cache
 def shipped(exercise: str) -> dict[str, Record]:
@@ -477,12 +470,12 @@ def shipped(exercise: str) -> dict[str, Record]:
 
 
 def loaded(text: str) -> dict[str, Record]:
-    found = {}
-    for name, task in json.loads(text).items():
-        right = {case: [_seen(rank) for rank in ranks] for case, ranks in task["right"].items()}
-        mistakes = [Mistake(one["name"], one["hint"], _from_json(one["changed"]), one["troubles"]) for one in task["mistakes"]]
-        found[name] = Record(right, tuple(mistakes))
-    return found
+    return {name: _record(task) for name, task in json.loads(text).items()}
+
+
+def _record(task: dict) -> Record:
+    mistakes = (Mistake(one["name"], one["hint"], _from_json(one["changed"]), one["troubles"]) for one in task["mistakes"])
+    return Record({case: [*map(_seen, ranks)] for case, ranks in task["right"].items()}, tuple(mistakes))
 
 
 def _seen(rank: dict) -> Seen:

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from manyranks.given import checkpointing as model
-from manyranks.given.checkpointing import EXACT, HIDDEN, Chain, Function, Scene, checked, inputs
+from manyranks.given.checkpointing import HIDDEN, ROWS, Function, Scene, checked
+from manyranks.given.numbers import EXACT, normal, seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, if_done, values
 from manyranks.grade.learner import Ready
@@ -105,6 +106,7 @@ checkpoint = _Task(
         _after(_X_ONLY, _holds(0.1, "lets x go when backward is over", "held after", _LET_GO)),
         facts(0.3, "runs the function once in forward and once in backward", "runs|gives", _ONCE),
     ),
+    make=lambda case, rank, n, seed: model.begun(case, seed),
     cases=(
         Scene("a layer with dropout"),
         Scene("a function that changes before backward", changes=True),
@@ -121,9 +123,14 @@ checkpoint = _Task(
 # Task 2: a chain
 
 
-def _chain(case: str, answer: Callable, watch: Watch) -> dict:
-    torch.manual_seed(45 + watch.seed)
-    n, x = int(case.split()[1]), inputs(watch, 7).requires_grad_()
+def _of_layers(case: str, rank: int, n: int, seed: int) -> tuple[int, int, Tensor]:
+    return int(case.split()[1]), seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)
+
+
+def _chain(given: tuple[int, int, Tensor], answer: Callable, watch: Watch) -> dict:
+    n, begins, x = given
+    torch.manual_seed(begins)
+    x.requires_grad_()
     weights = [torch.linspace(0.5 + k / 7, 1.5 + k / 7, HIDDEN, **EXACT).requires_grad_() for k in range(n)]
     bodies = [lambda x, weight=weight: x + 0.3 * nn.functional.dropout(torch.tanh(x * weight), 0.2) for weight in weights]
     layers = [Function(str(k), body, watch) for k, body in enumerate(bodies)]
@@ -164,6 +171,7 @@ checkpoint_sqrt = _Task(
         _holds(0.1, "holds one segment at a time", "fullest", _ONE, _ROOM),
     ),
     cases=("with 10 layers", "with 7 layers", "with 1 layer", "with 2 layers"),  # √10 rounds down, √7 rounds up
+    make=_of_layers,
     more=lambda random: [f"with {(c := random.randint(3, 5)) ** 2 + k * c + random.randint(1, c)} layers" for k in (0, 1)],
     worlds=(1,),
     call="checkpoint_sqrt(checkpoint, layers, x)",
@@ -186,9 +194,10 @@ checkpoint_sqrt = _Task(
 # Task 3: attention
 
 
-def _attention(case: str, answer: Callable, watch: Watch) -> dict:
-    torch.manual_seed(46 + watch.seed)
-    before, after, x = nn.Linear(HIDDEN, 3 * HIDDEN, **EXACT), nn.Linear(HIDDEN, HIDDEN, **EXACT), inputs(watch, 11)
+def _attention(given: tuple[int, Tensor], answer: Callable, watch: Watch) -> dict:
+    begins, x = given
+    torch.manual_seed(begins)
+    before, after = nn.Linear(HIDDEN, 3 * HIDDEN, **EXACT), nn.Linear(HIDDEN, HIDDEN, **EXACT)
     bodies = {"project": before, "core": model.core, "output": after}
     parts = {name: Function(name, body, watch) for name, body in bodies.items()}
     leaves = {"x": x.requires_grad_(), "project's weight": before.weight, "output's weight": after.weight}
@@ -209,6 +218,7 @@ selective = _Task(
         facts(0.7, "runs the core again, and nothing else", "runs", _PARTS),
         _holds(0.15, "keeps what products with weights need, and no scores", "kept", _NO_SCORES),
     ),
+    make=lambda case, rank, n, seed: (seed_of(seed, "begins"), normal((ROWS, HIDDEN), seed)),
     cases=("a layer with attention",),
     worlds=(1,),
     call="selective(checkpoint, layer, x)",
@@ -226,16 +236,17 @@ selective = _Task(
 # Task 4: a choice
 
 
-def _choose(case: Chain, choose: Callable, watch: Watch) -> dict:
+def _choose(given: tuple[list, int], choose: Callable, watch: Watch) -> dict:
+    layers, budget = given
     try:
-        chosen = choose(list(case.layers), case.budget)
-        if not case.nothing_fits or chosen is not None:
-            chosen = model.numbers(chosen, len(case.layers))
-        return {"did": f"returns {chosen}", "chosen": chosen}
+        chosen = choose(list(layers), budget)
     except Exception as error:
-        if isinstance(error, Stopped | NotImplementedError) or (not case.nothing_fits and not isinstance(error, ValueError)):
+        fits = model.peak(layers, range(len(layers))) <= budget
+        if isinstance(error, Stopped | NotImplementedError) or (fits and not isinstance(error, ValueError)):
             raise
         return {"did": f"raises {'ValueError' if isinstance(error, ValueError) else type(error).__name__}", "chosen": None}
+    chosen = None if chosen is None else model.numbers(chosen, len(layers))
+    return {"did": f"returns {chosen}", "chosen": chosen}
 
 
 _FITS = "peak(layers, chosen) says what a choice holds, and must be within the budget: <=, so that what holds just that fits"
@@ -255,8 +266,9 @@ choose = _Task(
         facts(0.1, "raises ValueError where nothing fits", "choose does", _EVERY),
     ),
     cases=model.CHAINS,
+    make=lambda case, rank, n, seed: (case.layers, case.budget),
     more=model.drawn,
-    then=lambda case, results: model.weighed(case, results["did"], results["chosen"]),
+    then=lambda case, given, results: model.weighed(case, results["did"], results["chosen"]),
     worlds=(1,),
     call="choose(layers, budget)",
 )
@@ -264,12 +276,11 @@ choose = _Task(
 # Task 5: shares
 
 
-def _shared(case: Scene, answer: Callable, watch: Watch) -> dict:
+def _shared(given: model.Begun, answer: Callable, watch: Watch) -> dict:
     """4 ranks are two pairs, which have different x."""
-    pair, n = dist.get_rank() // 2, dist.get_world_size()
-    group = [dist.new_group([0, 1]), dist.new_group([2, 3])][pair] if n == 4 else None
-    share = 8 * -(-case.rows * case.hidden // dist.get_world_size(group))
-    return model.train(case, answer, watch, (group,), pair if n == 4 else 0, share)
+    n = dist.get_world_size()
+    group = [dist.new_group([0, 1]), dist.new_group([2, 3])][dist.get_rank() // 2] if n == 4 else None
+    return model.train(given, answer, watch, (group,), 8 * -(-given.x.numel() // dist.get_world_size(group)))
 
 
 def _in_group(trial: Trial, right: Right) -> Verdict:
@@ -312,6 +323,7 @@ shared_checkpoint = _Task(
         _both(_ROUND, facts(0, "", "sends", _GATHERS)),
         facts(0.1, "gathers and runs a function when backward comes to it", "runs", _WHEN),
     ),
+    make=lambda case, rank, n, seed: model.begun(case, seed, rank // 2 if n == 4 else 0),
     cases=_scenes,
     call="shared_checkpoint(function, x, group)",
     advice=(

@@ -22,25 +22,24 @@ import nbformat
 from nbformat import NotebookNode
 
 from manyranks.grade import apart
-from manyranks.grade.check import Report
+from manyranks.grade.check import NOT_JUDGED, Report
 from manyranks.grade.submission import called, checks, grade_id, is_check
-from manyranks.world.confine import fences
 from manyranks.world.handed_in import Submission, submissions
 from manyranks.world.scratch import contents
 from manyranks.world.trouble import FORMULA, named, no_column, printable
 
 _LONG, _WIDE = 100, 40  # letters of what failed, and of a name
 _EVERY = 1.0  # seconds between two times that the table is written
-NOT_JUDGED = "not judged, for this machine could not start its ranks"
 
 
 class Row(NamedTuple):
-    """One task of one submission. failed: "" where nothing did; version: of the notebook, its SHA-256."""
+    """One task of one submission. points: None where it was not judged; failed: "" where nothing did; version: of the notebook,
+    its SHA-256, or "" where it is to be judged anew."""
 
     student: str
     exercise: str
     task: str
-    points: float
+    points: float | None
     out_of: float
     seconds: float
     failed: str
@@ -61,19 +60,18 @@ def graded(
     for row in done:
         before.setdefault((row.student, row.exercise, row.version), []).append(row)
     rows, found, last = [], submissions(folder, known), time.monotonic()
-    here = {(named(one.student), named(one.exercise), one.version) for one in found}
-    before = {key: own for key, own in before.items() if key in here and key[2]}
+    keys = {one: (named(one.student), named(one.exercise), one.version) for one in found}
+    before = {key: own for key, own in before.items() if key in keys.values() and key[2]}
+    new = [one for one in found if keys[one] not in before and not one.refused]
+    judged = dict(zip(new, judge.all([partial(_notebook, one, folder, known) for one in new]), strict=True))
     try:
         for one in found:
-            key, own = (named(one.student), named(one.exercise), one.version), []
-            try:
-                for row in before.get(key) or _rows(one, folder, known, judge):
-                    own.append(row)
-                    yield row
-            except apart.NotJudged as error:  # without a version: the next time, it is judged anew
-                own = [_none(one, known.get(one.exercise), f"{NOT_JUDGED}: {error}")._replace(version="")]
-                yield own[0]
-            rows += own
+            key, own = keys[one], []
+            for row in before.get(key) or _rows(one, known, judged.get(one, ())):
+                own.append(row)
+                yield row
+            again = any(row.points is None for row in own)
+            rows += [row._replace(version="") for row in own] if again else own
             before.pop(key, None)
             if time.monotonic() > last + _EVERY:
                 keep([*rows, *chain(*before.values())])
@@ -97,28 +95,30 @@ def asked(submission: NotebookNode, release: NotebookNode) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=[*reversed(cells), *theirs.values()])
 
 
-def _rows(one: Submission, folder: Path, releases: dict[str, NotebookNode], judge: apart.Judge) -> Iterator[Row]:
-    """Whatever ends it becomes its row, with the points that are lost by it."""
+def _notebook(one: Submission, folder: Path, releases: dict[str, NotebookNode]) -> NotebookNode:
+    """What the process that judges it judges."""
+    refused, version, text = contents(folder, one.path)
+    if refused or version != one.version:
+        raise ValueError(f"the notebook has changed since the command began{refused and ': '}{refused}")
+    submission = nbformat.reads(text.decode("utf-8-sig"), 4)
+    return asked(submission, releases.get(one.exercise) or _closest(submission, releases.values()))
+
+
+def _rows(one: Submission, releases: dict[str, NotebookNode], found_of_it: Iterable[apart.Judged]) -> Iterator[Row]:
+    """Whatever ends it becomes its row, with the points that are lost by it, or were not given."""
     release, judged = releases.get(one.exercise), set()
     if one.refused:
         yield _none(one, release if one.costs else None, f"not read: {one.refused}")
         return
-
-    def read() -> NotebookNode:
-        refused, version, text = contents(folder, one.path)
-        if refused or version != one.version:
-            raise ValueError(f"the notebook has changed since the command began{refused and ': '}{refused}")
-        submission = nbformat.reads(text.decode("utf-8-sig"), 4)
-        return asked(submission, release or _closest(submission, releases.values()))
-
     try:
-        for found in judge.judged(read):
+        for found in found_of_it:
             judged.add(found.grade_id)
-            task, failed = found.report.task, _failed(found.report)
-            yield _row(one, task, found.points, found.worth, found.seconds, failed)
-    except apart.Ended as error:
+            task, points = found.report.task, None if found.missed else found.points
+            yield _row(one, task, points, found.worth, found.seconds, _failed(found.report))
+    except (apart.Ended, apart.NotJudged) as error:
         theirs = (each for each in releases.values() if judged & {check.grade_id for check in checks(each)})
-        yield _none(one, release or next(theirs, None), f"{error}", judged)
+        row = _none(one, release or next(theirs, None), f"{error}", judged)
+        yield row._replace(points=None) if isinstance(error, apart.NotJudged) else row
 
 
 def _none(one: Submission, release: NotebookNode | None, why: str, but: Collection[str] = ()) -> Row:
@@ -127,7 +127,7 @@ def _none(one: Submission, release: NotebookNode | None, why: str, but: Collecti
     return _row(one, "–", 0.0, lost, 0.0, why[:_LONG])
 
 
-def _row(one: Submission, task: str, points: float, out_of: float, seconds: float, failed: str) -> Row:
+def _row(one: Submission, task: str, points: float | None, out_of: float, seconds: float, failed: str) -> Row:
     failed = printable(no_column(f"'{failed}" if failed.startswith(FORMULA) else failed))
     return Row(named(one.student), named(one.exercise), printable(task), points, out_of, seconds, failed, one.version)
 
@@ -148,18 +148,25 @@ def _failed(report: Report) -> str:
 
 
 def shown(rows: Iterable[Row]) -> int:
-    """Prints each row as soon as it is there, and the sum after a student's last one. Returns how many were not judged."""
-    missed = 0
+    """Prints each row as soon as it is there, and the sum after a student's last one. Returns how many submissions have a
+    task that was not judged."""
+    missed = set()
     print(_line("student", "task", "points", "seconds", "what failed"))
     for student, own in groupby(rows, key=lambda row: row.student):
         kept = []
         for row in own:
             kept.append(row)
-            missed += row.failed.startswith(NOT_JUDGED)
-            print(_line(student, row.task, f"{row.points:g} of {row.out_of:g}", f"{row.seconds:.1f}", row.failed), flush=True)
-        points, out_of, seconds = (sum(getattr(row, name) for row in kept) for name in ("points", "out_of", "seconds"))
-        print(_line(student, "all", f"{points:g} of {out_of:g}", f"{seconds:.1f}", ""))
-    return missed
+            missed |= {(student, row.exercise)} if row.points is None else set()
+            print(_line(student, row.task, _points([row]), f"{row.seconds:.1f}", row.failed), flush=True)
+        print(_line(student, "all", _points(kept), f"{sum(row.seconds for row in kept):.1f}", ""))
+    return len(missed)
+
+
+def _points(rows: list[Row]) -> str:
+    """The sum; no number where a part of it is not known yet."""
+    if any(row.points is None for row in rows):
+        return NOT_JUDGED
+    return f"{sum(row.points or 0.0 for row in rows):g} of {sum(row.out_of for row in rows):g}"
 
 
 def _line(student: str, task: str, points: str, seconds: str, failed: str) -> str:
@@ -185,7 +192,7 @@ def read(file: Path) -> list[Row]:
         head, *rows = csv.reader(opened) or [[]]
     if tuple(head) != Row._fields:
         raise ValueError(f"{file} is no table of this command: give another name, or remove it")
-    return [Row(*row[:3], *map(float, row[3:6]), *row[6:]) for row in rows]
+    return [Row(*row[:3], float(row[3]) if row[3] else None, *map(float, row[4:6]), *row[6:]) for row in rows]
 
 
 def main(arguments: list[str] | None = None) -> str | None:
@@ -201,7 +208,9 @@ def main(arguments: list[str] | None = None) -> str | None:
     chosen = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a letter
-    print(f"limits on learners' code here: {fences()}")
+    print(f"limits on learners' code here: {', '.join(apart.fences())}")
+    if chosen.fewer_fences and (lacking := apart.lacks()):
+        print(f"WITHOUT A FENCE: {lacking}, and learners' code could do harm here", file=sys.stderr)
     try:
         done = read(chosen.csv) if chosen.csv and chosen.csv.exists() else []
         solutions = chosen.released.resolve().parent / "solutions"
@@ -215,7 +224,7 @@ def main(arguments: list[str] | None = None) -> str | None:
             missed = shown(graded(chosen.folder, chosen.released, judge, done, keep))
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
-    return f"{missed} of the submissions could not be judged on this machine: run the command again" if missed else None
+    return f"{missed} of the submissions could not be judged: run the command again" if missed else None
 
 
 if __name__ == "__main__":

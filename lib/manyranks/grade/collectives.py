@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.given.numbers import whole
 from manyranks.grade.check import Line, Task
 from manyranks.grade.judges import NOTHING, Judge, Right, Verdict, apart, by, facts, messages, values
 from manyranks.grade.learner import Ready, plain
-from manyranks.grade.trial import Sent, Trial
+from manyranks.grade.trial import Make, Sent, Trial
 from manyranks.measure.prints import same, size
 from manyranks.measure.watch import Watch
 from manyranks.world.trouble import SAME_CHUNK
@@ -41,35 +42,26 @@ class Call(NamedTuple):
     dtype: str
     root: int = 0  # modulo N
 
-    def inputs(self, watch: Watch) -> list[Tensor]:
-        """By rank; those of two ranks or places are never alike by chance alone."""
-        n = dist.get_world_size()
-        generator = torch.Generator().manual_seed(20 + n + self.elements + watch.seed)
-        numbers = [torch.randint(1, 1000, (self.elements,), generator=generator) for _ in range(n)]
-        return [each.to(getattr(torch, self.dtype)) for each in numbers]
+    def of(self, rank: int, n: int, seed: int) -> Tensor:
+        """A rank's; those of two ranks or places are never alike by chance alone."""
+        return whole(1000, (self.elements,), seed, n, self, rank, least=1).to(getattr(torch, self.dtype))
 
     def __str__(self) -> str:
         return f"with {self.elements:,} elements"
 
 
-def _called(arguments: Callable[[list[Tensor], Call], tuple]) -> Callable:
-    """A script: calls the learner's function with these arguments, of this rank's tensor among all ranks'."""
-
-    def run(case: Call, function: Callable, watch: Watch) -> dict:
-        n = dist.get_world_size()
-        given = arguments(case.inputs(watch), case)
-        before, scaled = given[0].clone(), watch.scaled
-        result = plain(function(*given))
-        found = {"the input": given[0], "elements divided": watch.scaled - scaled, "shard": (case.elements + n - 1) // n}
-        found["the input has changed"] = not torch.equal(given[0], before)
-        found["the input is also returned"] = isinstance(result, Tensor) and result.data_ptr() == given[0].data_ptr()
-        found["the result"] = "a tensor" if isinstance(result, Tensor) else result
-        if not isinstance(result, Tensor):
-            return found
-        chunks = result.tensor_split(n) if result.dim() == 1 else [result]
-        return found | {f"the result, chunk {i} of {len(chunks)}": part for i, part in enumerate(chunks)}
-
-    return run
+def _called(given: tuple, function: Callable, watch: Watch) -> dict:
+    """Calls the learner's function with this rank's tensor, and what else it is given."""
+    before, scaled, n = given[0].clone(), watch.scaled, dist.get_world_size()
+    result = plain(function(*given))
+    found = {"the input": given[0], "elements divided": watch.scaled - scaled}
+    found["the input has changed"] = not torch.equal(given[0], before)
+    found["the input is also returned"] = isinstance(result, Tensor) and result.data_ptr() == given[0].data_ptr()
+    found["the result"] = "a tensor" if isinstance(result, Tensor) else result
+    if not isinstance(result, Tensor):
+        return found
+    chunks = result.tensor_split(n) if result.dim() == 1 else [result]
+    return found | {f"the result, chunk {i} of {len(chunks)}": part for i, part in enumerate(chunks)}
 
 
 def _right_values(dtype_of: str) -> Judge:
@@ -167,7 +159,7 @@ def _bytes(whole: bool, chunks: Chunks) -> Judge:
     return judge._replace(early=lambda trial, right: _other_chunk(trial, right, chunks))
 
 
-def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...], hint: str, chunks: Chunks, **more) -> Task:
+def _task(name: str, points: float, make: Make, cases: tuple[Call, ...], hint: str, chunks: Chunks, **more) -> Task:
     """Makes one of the five tasks.
 
     hint: for messages to the wrong ranks that no known mistake explains
@@ -191,13 +183,13 @@ def _task(name: str, points: float, arguments: Callable, cases: tuple[Call, ...]
         ("The size of tensor a|the broadcast shape", more.pop("unlike", f"{SAME_CHUNK} {_CUTS}")),
     )
     more |= {"advice": advice, "more": lambda random: [Call(random.randint(8, 999), cases[0].dtype, random.randint(0, 9))]}
-    return Task(_EXERCISE, name, points, _called(arguments), judge, cases, ready=_READY, only=("send", "recv"), **more)
+    return Task(_EXERCISE, name, points, _called, judge, cases, make=make, ready=_READY, only=("send", "recv"), **more)
 
 
 def _divisions(trial: Trial) -> list[Line]:
     """The answer to the task's question: where is the cheapest place to divide by N?"""
     divided = max(seen.results["elements divided"] for seen in trial.seen)
-    shard, elements = trial.seen[0].results["shard"], trial.case.elements
+    shard, elements = -(-trial.case.elements // trial.n), trial.case.elements
     if divided <= shard:
         return [Line(True, "divides at the cheapest place", f"{trial}, each rank divided its shard only")]
     found = f"{trial}, a rank divided {divided:,} of them, where {shard:,} are enough"
@@ -208,16 +200,16 @@ def _divisions(trial: Trial) -> list[Line]:
 _WHOLE = (Call(_SMALL, "int64"), Call(_LARGE, "float32"))
 
 
-def _own(inputs: list[Tensor], case: Call) -> tuple:
-    return (inputs[dist.get_rank()].clone(),)
+def _own(case: Call, rank: int, n: int, seed: int) -> tuple:
+    return (case.of(rank, n, seed),)
 
 
-def _with_root(inputs: list[Tensor], case: Call) -> tuple:
-    return inputs[dist.get_rank()].clone(), case.root % len(inputs)
+def _with_root(case: Call, rank: int, n: int, seed: int) -> tuple:
+    return case.of(rank, n, seed), case.root % n
 
 
-def _with_elements(inputs: list[Tensor], case: Call) -> tuple:
-    return inputs[0].tensor_split(len(inputs))[dist.get_rank()].clone(), case.elements
+def _with_elements(case: Call, rank: int, n: int, seed: int) -> tuple:
+    return case.of(0, n, seed).tensor_split(n)[rank].clone(), case.elements
 
 
 _OF_THE_WHOLE = "ring_all_gather takes the number of elements of the whole tensor, the same on every rank"

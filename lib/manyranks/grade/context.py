@@ -1,6 +1,7 @@
 """Checks of exercise 07_context: blocks are merged and a sequence is laid out in one process; rings run on 2, 3 and 4 ranks."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyranks.given.context import HIDDEN, LARGE, ORDINARY, Case, Helpers, Parts, laid_out, layouts, random
+from manyranks.given.context import HIDDEN, LARGE, ORDINARY, Case, Drawn, Helpers, Parts, layouts, parts_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, Right, Verdict, at_most, calls, facts, sent, values
 from manyranks.grade.learner import Ready, error_of
@@ -59,14 +60,15 @@ def _pair(value: Any, shape: torch.Size, call: str) -> tuple[Tensor, Tensor]:
 # Task 1: parts of a result
 
 
-def _merge(case: Parts, function: Callable, watch: Watch) -> dict:
-    parts, before = ({f"part {i}": pair for i, pair in enumerate(case.drawn(100 + watch.seed))} for _ in range(2))
+def _merge(own: tuple[str, dict[str, tuple[Tensor, Tensor]]], function: Callable, watch: Watch) -> dict:
+    kind, parts = own
+    before = deepcopy(parts)
     o, lse = _pair(function([*parts.values()]), parts["part 0"][0].shape, "merge")
     given, they = (
         {f"{x} of {name}": one for name, p in of.items() for x, one in zip(("o", "lse"), p, strict=True)}
         for of in (parts, before)
     )
-    return {f"o of {case.kind}": o, f"lse of {case.kind}": lse, f"{_CHANGED}, {case.kind}": _changed(given, they)}
+    return {f"o of {kind}": o, f"lse of {kind}": lse, f"{_CHANGED}, {kind}": _changed(given, they)}
 
 
 _FORMULA = "o = Σ wᵢ·oᵢ ÷ Σ wᵢ and lse = m + log Σ wᵢ, with wᵢ = exp(lseᵢ − m) and m the largest lse, for each query and head"
@@ -86,17 +88,17 @@ _PAIRS = (
     "unpack|out of range|must match the size|not supported between|index",
     "parts is a list of pairs, o_SBAD and lse_SBA: lse[..., None] has a place for D",
 )
-merge = _task("merge(parts)", 3, _merge, _MERGED, _PARTS, (_PAIRS,), worlds=(1,))
+_DRAWN = {"make": lambda case, *where: (case.kind, case.drawn(*where))}
+merge = _task("merge(parts)", 3, _merge, _MERGED, _PARTS, (_PAIRS,), worlds=(1,), **_DRAWN)
 
 # Task 2: a layout
 
-_SHAPES = (2,), (), (2, 3), (1,)  # of what a token has
 _INTEGERS = "int64 of the shape [seq / n]: one position for each of the rank's tokens"
 _DRAW = "rank r has chunk N + r of 2N and then chunk N − 1 − r; draw it for N = 3"
 
 
-def _positions(case: str, function: Callable, watch: Watch) -> dict:
-    found, (chunks, odds) = {}, layouts(watch.seed)
+def _positions(own: tuple[dict, tuple], function: Callable, watch: Watch) -> dict:
+    found, (chunks, odds) = {}, own
     for n, chunk in chunks.items():
         for rank in range(n):
             got, right = function(2 * n * chunk, rank, n), torch.empty(2 * chunk, dtype=torch.int64)
@@ -113,16 +115,17 @@ _PLACED = (
     facts(0.25, "refuses a length that cannot be cut", "raises", _REFUSES, each_world=True),
 )
 _SIZES = ("of 1 to 5 ranks",)
-positions = _task("positions(seq, rank, n)", 2, _positions, _PLACED, _SIZES, worlds=(1,))
+_LAID = {"worlds": (1,), "make": lambda case, rank, n, seed: layouts(seed)}
+positions = _task("positions(seq, rank, n)", 2, _positions, _PLACED, _SIZES, **_LAID)
 
 
-def _unshard(case: str, function: Callable, watch: Watch) -> dict:
+def _unshard(own: list[dict[str, Tensor]], function: Callable, watch: Watch) -> dict:
     found, changed = {}, []
-    for n, chunk in layouts(watch.seed)[0].items():
-        whole = random(n + watch.seed, 2 * n * chunk, *_SHAPES[n % 4])  # in no order that sorting finds
-        given, before = ({f"part {r}": whole[own] for r, own in enumerate(laid_out(len(whole), n))} for _ in range(2))
+    for given in own:
+        n, before, (length, *rest) = len(given), deepcopy(given), given["part 0"].shape
         got, hint = function([*given.values()]), "it returns the whole sequence, [N·S, …]"
-        found[f"the whole of {n} part{'s' * (n > 1)}"] = _tensor(got, whole.shape, "what unshard returned", hint)
+        shape = torch.Size((n * length, *rest))
+        found[f"the whole of {n} part{'s' * (n > 1)}"] = _tensor(got, shape, "what unshard returned", hint)
         changed.append(_changed(given, before))
     return found | {_CHANGED: next((name for name in changed if name != "nothing"), "nothing")}
 
@@ -132,15 +135,15 @@ _ANY = (
     "IndexError|must match|mismatch|not enough values|expand",
     "parts may be any tensors, whose first dimension is the sequence, and as many as there are ranks",
 )
-unshard = _task("unshard(parts)", 2, _unshard, (_IN_ORDER,), _SIZES, (_ANY,), worlds=(1,))
+unshard = _task("unshard(parts)", 2, _unshard, (_IN_ORDER,), _SIZES, (_ANY,), worlds=(1,), make=parts_of)
 
 # Task 3: the ring, forward
 
 _FORWARD, _BACKWARD = "forward", "backward"  # what a mark divides
 
 
-def _ring_forward(case: Case, function: Callable, watch: Watch) -> dict:
-    given, _ = case.drawn(watch)
+def _ring_forward(own: Drawn, function: Callable, watch: Watch) -> dict:
+    case, given, _ = own
     before = {name: one.clone() for name, one in given.items()}
     q, k, v, *places = given.values()
     helpers = Helpers(watch, [*places], case.weighs)
@@ -199,7 +202,8 @@ _HALVES = (
 _EACH_HOP = "attend(q, k, v, positions[r], positions[(r + hop) % N]), or halves of these, merged over N hops"
 _CALL = "ring_forward(q_SBAD, k_SBGD, v_SBGD, positions, attend, merge)"
 ring_forward = _task(
-    _CALL, 6, _ring_forward, _TURNED, _and_long, _HALVES, unexplained=_EACH_HOP, ready=_handing("attend", "merge")
+    *(_CALL, 6, _ring_forward, _TURNED, _and_long, _HALVES),
+    **{"unexplained": _EACH_HOP, "ready": _handing("attend", "merge"), "make": Case.drawn},
 )
 
 # Task 4: the ring, backward
@@ -232,11 +236,11 @@ def _gradients(leaves: list[Tensor]) -> dict[str, Tensor]:
     return dict(zip(("the gradient of q", "the gradient of k", "the gradient of v"), grads, strict=True))
 
 
-def _ring(case: Case, kind: Any, watch: Watch) -> dict:
+def _ring(rank: Drawn, kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         what = "a class of another kind" if isinstance(kind, type) else f"a {type(kind).__name__}"
         raise Stopped(f"Ring is {what}", "it is a class derived from torch.autograd.Function, with two static methods")
-    given, do = case.drawn(watch)
+    case, given, do = rank
     given["the gradient of o"] = do
     leaves = [given[name].requires_grad_() for name in "qkv"]
     before, places = {name: one.detach().clone() for name, one in given.items()}, [*given.values()][3:-1]
@@ -285,13 +289,14 @@ _PARTS_OF = (
 )
 _CALL = "Ring.apply(q_SBAD, k_SBGD, v_SBGD, positions, ring, attend_backward)"
 _OWN = _handing("ring", "attend_backward")
-ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, _CALLED, unexplained=_PARTS_OF, a_class=True, ready=_OWN)
+_MORE = {"unexplained": _PARTS_OF, "a_class": True, "ready": _OWN, "make": Case.drawn}
+ring = _task(_CALL, 6, _ring, _RETURNED, _grouped, _CALLED, **_MORE)
 
 # Task 5: all-to-alls
 
 
-def _ulysses(case: Case, function: Callable, watch: Watch) -> dict:
-    given, do = case.drawn(watch)
+def _ulysses(own: Drawn, function: Callable, watch: Watch) -> dict:
+    _, given, do = own
     given["the gradient of o"] = do
     leaves = [given[name].requires_grad_() for name in "qkv"]
     before, places = {name: one.detach().clone() for name, one in given.items()}, [*given.values()][3:-1]
@@ -341,4 +346,5 @@ _STEPS = (
 )
 _CALL = "ulysses(q_SBAD, k_SBGD, v_SBGD, positions, attention)"
 _ATTENTION = _handing("attention")._replace(hint=_YOURSELF)
-ulysses = _task(_CALL, 5, _ulysses, _EXCHANGED, _dealt, (_SHAPED,), unexplained=_STEPS, ready=_ATTENTION)
+_MORE = {"unexplained": _STEPS, "ready": _ATTENTION, "make": Case.drawn}
+ulysses = _task(_CALL, 5, _ulysses, _EXCHANGED, _dealt, (_SHAPED,), **_MORE)

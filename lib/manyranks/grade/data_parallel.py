@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.given.data_parallel import Noise, Toy, learning, loss_of
+from manyranks.given.data_parallel import Batch, Toy, batch, learning
+from manyranks.given.numbers import drawn
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, by, calls, facts, held, in_words, values
 from manyranks.grade.learner import NOTHING_GIVEN, refuse_class
@@ -48,22 +48,22 @@ def _same_weights(model: nn.Module, call: str, hint: str) -> Iterator[None]:
 # Tasks 1, 2 and 4
 
 
-def _replicate(case: str, function: Callable, watch: Watch) -> dict:
-    model = Toy(watch.seed + dist.get_rank())
+def _replicate(model: Toy, function: Callable, watch: Watch) -> dict:
     own = [*model.named_parameters(), *model.named_buffers()]  # which the layers, hooks and optimizers of before go on to use
     views = [(f"a view of {name}", tensor.detach()) for name, tensor in own]
     function(model)
     return {name: tensor.detach().clone() for name, tensor in (*own, *views)}
 
 
-def _average(case: str, function: Callable, watch: Watch) -> dict:
-    random = torch.Generator().manual_seed(7 + watch.seed)
-    examples = (2 + torch.randperm(15, generator=random))[: dist.get_world_size()].tolist()
-    mine, noise = examples[dist.get_rank()], Noise(model := Toy(watch.seed), watch, examples)
-    loss_of(model, 1, watch, mine).backward()
+def _uneven(case: str, rank: int, n: int, seed: int) -> tuple[Toy, Batch]:
+    return Toy(seed), batch(1, rank, seed, drawn(seed).sample(range(2, 17), n)[rank])
+
+
+def _average(given: tuple[Toy, Batch], function: Callable, watch: Watch) -> dict:
+    model, mine = given
+    mine.loss(model).backward()
     with _same_weights(model, "average()", _GRADIENTS):
-        function(model, mine)
-    noise.leave([1])
+        function(model, len(mine.x_BS))
     return _gradients(model)
 
 
@@ -77,12 +77,11 @@ def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     return [bucket for bucket in made if bucket]
 
 
-def _in_buckets(case: str, function: Callable, watch: Watch) -> dict:
-    noise = Noise(model := Toy(watch.seed), watch)
-    loss_of(model, 1, watch).backward()
+def _in_buckets(given: tuple[Toy, Batch], function: Callable, watch: Watch) -> dict:
+    model, mine = given
+    mine.loss(model).backward()
     with _same_weights(model, "average_in_buckets()", _GRADIENTS), watch.peak():
         function(_buckets(list(model.parameters())))
-    noise.leave([1])
     return _gradients(model)
 
 
@@ -127,7 +126,9 @@ _ALIKE = values(0.4, "gives all ranks rank 0's parameters and buffers", "^(?!a v
 _INTO = "the tensor has moved to other memory, as `tensor.data = …` does: copy into the memory it has, which views go on to use"
 _IN_PLACE = facts(0.2, "writes into the memory that the model's tensors have", "^a view", _INTO)._replace(needs=1)
 _EACH_ONCE = calls(0.4, "sends each tensor once", _by_bucket, "one broadcast of each parameter and of each buffer, from rank 0")
-replicate = _task("replicate(model)", 2, _replicate, (_ALIKE, _IN_PLACE, _EACH_ONCE))
+replicate = _task(
+    "replicate(model)", 2, _replicate, (_ALIKE, _IN_PLACE, _EACH_ONCE), make=lambda case, rank, n, seed: Toy(seed, rank)
+)
 
 _EACH = "one all-reduce of each gradient, zeros included, and one of the number of examples"
 _EACH_AND_NUMBER = calls(0.3, "sends every gradient once, and the number of examples", _by_parameter, _EACH)
@@ -135,7 +136,8 @@ _OVER_EXAMPLES = values(0.7, "averages over the examples")
 _UNUSED = "only rank 1 uses the layer `detour`"
 _UNEVEN = f"where each rank has another number of examples, and {_UNUSED}"
 _WEIGHTED = "multiply each rank's gradient by its number of examples, and divide the sum by the number of all ranks' examples"
-average = _task("average(model, examples)", 4, _average, (_OVER_EXAMPLES, _EACH_AND_NUMBER), (_UNEVEN,), unexplained=_WEIGHTED)
+_JUDGED = _OVER_EXAMPLES, _EACH_AND_NUMBER
+average = _task("average(model, examples)", 4, _average, _JUDGED, (_UNEVEN,), make=_uneven, unexplained=_WEIGHTED)
 
 _A_BUCKET = calls(
     0.3, "makes one all-reduce per bucket, in order", _by_bucket, "one all-reduce of each bucket's row, in their order"
@@ -143,7 +145,13 @@ _A_BUCKET = calls(
 _IN_BUCKETS = (values(0.5, "averages over the ranks"), _A_BUCKET, _ROWS_HELD)
 _PARTS = "each part of the row replaces the gradient that it was made from, and it is divided by N once"
 average_in_buckets = _task(
-    "average_in_buckets(buckets)", 3, _in_buckets, _IN_BUCKETS, (f"where {_UNUSED}",), unexplained=_PARTS
+    "average_in_buckets(buckets)",
+    3,
+    _in_buckets,
+    _IN_BUCKETS,
+    (f"where {_UNUSED}",),
+    make=lambda case, rank, n, seed: (Toy(seed), batch(1, rank, seed)),
+    unexplained=_PARTS,
 )
 
 # Task 3
@@ -151,13 +159,18 @@ average_in_buckets = _task(
 _LIMITS = ((_FIRST, _CAP), (384, 384 + 48 * 48 * 8), (10**6, 10**6), (1, 1), (_FIRST, 4 * _CAP))
 
 
-def _cut(case: str, function: Callable, watch: Watch) -> dict:
-    named, found = dict(Toy(0).named_parameters()), {}
+def _limits(case: str, rank: int, n: int, seed: int) -> tuple[Toy, list[tuple[int, int]]]:
+    return Toy(0), [*_LIMITS, *[(drawn(seed).randrange(20_000), drawn(seed, 1).randrange(30_000))] * bool(seed)]
+
+
+def _cut(given: tuple[Toy, list[tuple[int, int]]], function: Callable, watch: Watch) -> dict:
+    model, limits = given
+    named, found = dict(model.named_parameters()), {}
     names = {id(p): name for name, p in named.items()}
-    for first, cap in (*_LIMITS, *[(watch.seed % 20_011, watch.seed % 30_011)] * bool(watch.seed)):
-        given = list(named.values())
-        made = function(given, first, cap)
-        if list(map(id, given)) != list(names):
+    for first, cap in limits:
+        parameters = list(named.values())
+        made = function(parameters, first, cap)
+        if list(map(id, parameters)) != list(names):
             raise Stopped("cut has changed the list that it was given", "make new lists, and leave `parameters` as it is")
         for what, each in (("", made), *(("a list of ", one) for one in (made if isinstance(made, list | tuple) else ()))):
             if not isinstance(each, list | tuple):
@@ -170,7 +183,9 @@ def _cut(case: str, function: Callable, watch: Watch) -> dict:
 
 
 _RULE = "a bucket is closed once it holds at least so many bytes, with the one that reaches it"
-cut = _task("cut(parameters, first_bytes, cap_bytes)", 2, _cut, (facts(1.0, "cuts as it should", "", _RULE),), worlds=(1,))
+cut = _task(
+    "cut(parameters, first_bytes, cap_bytes)", 2, _cut, (facts(1.0, "cuts as it should", "", _RULE),), worlds=(1,), make=_limits
+)
 
 # Tasks 5 and 6
 
@@ -186,27 +201,30 @@ _ALONE = "inside no_sync(), and when it ends, nothing leaves: the gradients of i
 _LATE = "a bucket leaves in the hook of its last gradient, at once, with async_op=True, if those before it have left"
 
 
-def _train(case: str, kind, watch: Watch) -> dict:
-    module = Toy(watch.seed + dist.get_rank())
-    noise = Noise(module, watch)
+def _steps(case: str, rank: int, n: int, seed: int) -> tuple[Toy, list[list[Batch]], bool]:
+    return Toy(seed, rank), [[batch(one, rank, seed) for one in step] for step in _RUNS[case]], "exception" in case
+
+
+def _train(given: tuple[Toy, list[list[Batch]], bool], kind, watch: Watch) -> dict:
+    module, steps, raises = given
     watch.follow(module)
     model = _made(kind, module)
     watch.forbid("finish", "backward", "finish() ran inside backward", _LOOP)
-    if "exception" in case:
+    if raises:
         with suppress(LookupError):
             with _no_sync(model):
                 raise LookupError
             raise Stopped("no_sync() has swallowed an exception", "let it through: try and finally, without except")
     optimizer = torch.optim.SGD(module.parameters(), lr=_RATE)
-    for *alone, last in _RUNS[case]:
+    for *alone, last in steps:
         if alone:
             watch.mark("alone")
             with _no_sync(model):
-                for batch in alone:
-                    loss_of(model, batch, watch).backward()
+                for one in alone:
+                    one.loss(model).backward()
         watch.mark("forward")
-        loss = loss_of(model, last, watch)
-        if max(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters()) > 3:  # two are the check's
+        loss = last.loss(model)
+        if max(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters()) > 2:  # one is the check's
             raise Stopped("a parameter has more than one hook of yours", "add hooks in __init__, one for each parameter")
         with _same_weights(module, "finish()", "average gradients, parameter.grad, and leave the weights to the optimizer"):
             watch.mark("backward")
@@ -214,7 +232,6 @@ def _train(case: str, kind, watch: Watch) -> dict:
             watch.mark("finish")
             model.finish()
         watch.mark("step")
-        noise.leave([*alone, last])
         optimizer.step()
         optimizer.zero_grad()
         watch.weigh()
@@ -305,6 +322,6 @@ _WRAPPED = (
     _ROWS_KEPT._replace(verdict=_keeps_little),
 )
 _MEANS = "after finish(), parameter.grad is the mean over the ranks of all that this step's backward passes have added up"
-_BOTH = partial(_task, _OVERLAPPED, run=_train, judge=_WRAPPED, a_class=True, unexplained=_MEANS)
+_BOTH = partial(_task, _OVERLAPPED, run=_train, make=_steps, judge=_WRAPPED, a_class=True, unexplained=_MEANS)
 overlapped = _BOTH(points=6, cases=tuple(_RUNS)[:1])
 no_sync = _BOTH(points=3, cases=tuple(_RUNS)[1:], name="no_sync")

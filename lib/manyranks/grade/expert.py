@@ -12,13 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from manyranks.given.expert import Case
+from manyranks.given.numbers import normal, seed_of, uneven
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, calls, facts, silent, values
-from manyranks.grade.learner import NOTHING_GIVEN, Ready, refuse_class
+from manyranks.grade.learner import NOTHING_GIVEN, Ready, items, plain, refuse_class, whole
 from manyranks.grade.trial import Sent
 from manyranks.measure.journal import Stopped, kind_of
-from manyranks.measure.prints import form_of, same
-from manyranks.measure.watch import Watch, gradients
+from manyranks.measure.prints import same
+from manyranks.measure.watch import Compared, Watch, gradients
 from manyranks.parallel.expert import dispatch as ready
 
 _READY = Ready((f"{__name__}._handed",))
@@ -39,73 +41,29 @@ _ADVICE = (
 )
 
 
-class Case(NamedTuple):
-    """What a task is asked; what it does not need is empty.
+def _called(function: Callable, given: dict, more: tuple, form: str, names: tuple[str, ...], graph: bool = False) -> dict:
+    """What the function makes of what is given, and the gradients that come back from its first float64 result.
 
-    tokens: of each rank; dropped: whether some copies are; liked: how much more the first experts are than the last, or all by
-    bias; n, limit, factor: arguments; e: ranks of an expert-parallel group; strided: whether rows are not contiguous.
+    Floating tensors that are given are leaves. names: of results; form: what they are; graph: whether that one must have one.
     """
-
-    tokens: tuple[int, ...] = ()
-    E: int = 0
-    K: int = 0
-    H: int = 0
-    dropped: bool = False
-    liked: float = 0
-    n: int = 0
-    limit: int = 0
-    factor: float = 0
-    e: int = 0
-    strided: bool = False
-
-    def __str__(self) -> str:
-        return "with " + ", ".join(f"{name} = {value}" for name, value in self._asdict().items() if value)
-
-    def mine(self, watch: Watch) -> tuple[Tensor, Tensor, list[int], list[int], int]:
-        """This rank's experts_KT and gates_KT; how many rows go to each rank, and come from each; a seed."""
-        rank, ranks, every = dist.get_rank(), range(len(self.tokens)), []
-        for r, tokens in enumerate(self.tokens):
-            liked_TE = _drawn(11_700 + 10 * len(ranks) + r + watch.seed, tokens, self.E) + torch.linspace(self.liked, 0, self.E)
-            every.append(liked_TE.argsort(1, descending=True)[:, : self.K].T.contiguous())
-            if self.dropped:
-                every[-1].view(-1)[1::3] = -1
-                every[-1][:, :1] = -1  # a token that goes nowhere
-        table = [[int(((one >= 0) & (one % len(ranks) == r)).sum()) for r in ranks] for one in every]
-        gates_KT = _drawn(300 + rank + watch.seed, *every[rank].shape).sigmoid().where(every[rank] >= 0, 0)
-        return every[rank], gates_KT.requires_grad_(), table[rank], [row[rank] for row in table], rank + watch.seed
-
-
-def _drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def _called(function: Callable, given: dict, more: tuple, form: str, results: dict, seed: int, graph: bool = False) -> dict:
-    """What the function makes of what is given, and the gradients that come back from the first float64 result.
-
-    results: dtype and shape of each; form: what to do where they are others; graph: whether that one must have a graph.
-    """
+    for one in given.values():
+        if isinstance(one, Tensor) and one.is_floating_point():
+            one.requires_grad_()
     before, found = deepcopy(given), function(*given.values(), *more)
-    found = [found] if len(results) == 1 else found
-    if not isinstance(found, tuple | list) or len(found) != len(results):
+    found = [found] if len(names) == 1 else found
+    if not isinstance(found, tuple | list) or len(found) != len(names):
         raise Stopped(f"what it returned is {kind_of(found)}", form)
-    copies = {name: _like(one, name, form, *results[name]) for name, one in zip(results, found, strict=True)}
-    name, end = next(pair for pair in zip(results, found, strict=True) if results[pair[0]][0] == "float64")
-    if graph and not end.requires_grad:
-        raise Stopped(f"{name} has no graph", _GRAPH)
-    if end.requires_grad:
-        up, smooth = _drawn(seed, *end.shape), all(one.is_contiguous() for one in given.values() if isinstance(one, Tensor))
+    copies = {name: [*one] if isinstance(one, list | tuple) else plain(one) for name, one in zip(names, found, strict=True)}
+    copies = {name: one.clone() if isinstance(one, Tensor) else one for name, one in copies.items()}
+    floats = [
+        (name, one) for name, one in zip(names, found, strict=True) if isinstance(one, Tensor) and one.is_floating_point()
+    ]
+    if not floats or (graph and not floats[0][1].requires_grad):
+        raise Stopped(f"{floats[0][0]} has no graph" if floats else "what it returned has no float64 tensor", _GRAPH)
+    if (end := floats[0][1]).requires_grad:
+        up, smooth = uneven(end.shape), all(one.is_contiguous() for one in given.values() if isinstance(one, Tensor))
         end.backward(up if smooth else up.T.contiguous().T)
     return copies | _after(given, before)
-
-
-def _like(value: Any, what: str, form: str, dtype: str, *shape: int) -> Tensor | list[int]:
-    """A copy of the learner's. Raises Stopped where it has another shape or dtype."""
-    if dtype == "list" and isinstance(value, list | tuple) and all(type(one) is int for one in value):
-        return [*value]
-    got = form_of(value) if isinstance(value, Tensor) else kind_of(value)
-    if got != (right := "a list of whole numbers" if dtype == "list" else f"{[*shape]} of {dtype}"):
-        raise Stopped(f"{what} is {got}; right is {right}", form)
-    return value.detach().clone()
 
 
 def _after(given: dict, before: dict) -> dict:
@@ -115,16 +73,19 @@ def _after(given: dict, before: dict) -> dict:
     return {"what is given": (changed or ["as it was"])[0], **gradients(leaves)}
 
 
-def _handed(sent: list[int], received: list[int], hints: dict[str, str]) -> Callable:
-    """exchange as task 3 has it, on a rank where these numbers are right. hints: on others."""
-    form = "exchange(rows, sent, received): lists of how many rows go to each rank, and how many come: .tolist()"
+def _handed(hint: str) -> Callable:
+    """exchange as task 3 has it. Ranks compare their numbers first, so that none waits for rows that never come."""
+    form, compare = "exchange(rows, sent, received): lists of how many rows go to each rank, and come: .tolist()", Compared()
 
-    def exchange(rows, going, coming) -> Tensor:
-        for name, value, right, other in (("sent", going, sent, received), ("received", coming, received, sent)):
-            if (got := _like(value, f"{name}, given to exchange,", form, "list")) != right:
-                hint = _TURNED if any(got) and got == other else hints[name]
-                raise Stopped(f"exchange was given {name} = {got}; right is {right}", hint)
-        return ready.exchange(rows, sent, received, None)
+    def exchange(rows, sent, received) -> Tensor:
+        lists = [
+            [whole(one, "a number of rows", form) for one in items(value, "a list", form, 99)] for value in (sent, received)
+        ]
+        if sum(lists[0]) != len(rows):
+            found = f"exchange was given {len(rows)} rows, and sent = {lists[0]}"
+            raise Stopped(found, _TURNED if sum(lists[1]) == len(rows) else hint)
+        compare(*lists, f"{_TURNED[:-1]}? {hint}" if lists[0] == lists[1] else hint)
+        return ready.exchange(rows, *lists, None)
 
     return exchange
 
@@ -138,12 +99,18 @@ def _task(points: int, call: str, run: Callable, judge: tuple[Judge, ...], cases
 _PAIR = "it returns (experts_KT, gates_KT), two tensors [K, T]: choices come first; the experts are int64, the gates float64"
 
 
-def _route(case: Case, function: Callable, watch: Watch) -> dict:
-    seed, shape = 100 * case.E + case.n + watch.seed, (case.K, *case.tokens)
-    logits_TE, bias_E = _drawn(seed, *case.tokens, case.E), 0.4 * _drawn(seed + 1, case.E) + case.liked
-    given = {"logits_TE": logits_TE.requires_grad_(), "bias_E": bias_E.requires_grad_()}
-    results = {"experts_KT": ("int64", *shape), "gates_KT": ("float64", *shape)}
-    return _called(function, given, (case.K, case.n, case.limit), _PAIR, results, seed + 2)
+_OF_PAIR = "experts_KT", "gates_KT"
+
+
+def _route(given: tuple, function: Callable, watch: Watch) -> dict:
+    logits_TE, bias_E, *more = given
+    return _called(function, {"logits_TE": logits_TE, "bias_E": bias_E}, more, _PAIR, _OF_PAIR)
+
+
+def _routed(case: Case, rank: int, n: int, seed: int) -> tuple:
+    """What route is called with."""
+    logits_TE, bias_E = normal((*case.tokens, case.E), seed, case), 0.4 * normal((case.E,), seed, case, "bias") + case.liked
+    return logits_TE, bias_E, case.K, case.n, case.limit
 
 
 _LOGITS = "the gates are made of the logits, without detach or no_grad, also in their sum; the bias only chooses"
@@ -156,16 +123,15 @@ route = _task(
         facts(0.3, "the gradients of the logits are right, and the bias has none", "gradient|given", _LOGITS),
     ),
     lambda n: _ROUTERS,
+    make=_routed,
     worlds=(1,),
     unexplained="scores = sigmoid(logits); ranks by largest score + bias; the K largest on these; gates = their scores ÷ sum",
 )
 
 
-def _drop(case: Case, function: Callable, watch: Watch) -> dict:
-    experts_KT, gates_KT, *_, seed = case.mine(watch)
-    given = {"experts_KT": experts_KT, "gates_KT": gates_KT}
-    results = {"experts_KT": ("int64", *gates_KT.shape), "gates_KT": ("float64", *gates_KT.shape)}
-    return _called(function, given, (case.E, case.factor), _PAIR, results, 900 + seed)
+def _drop(given: tuple, function: Callable, watch: Watch) -> dict:
+    experts_KT, gates_KT, *more = given
+    return _called(function, {"experts_KT": experts_KT, "gates_KT": gates_KT}, more, _PAIR, _OF_PAIR)
 
 
 _KEPT = "a gate that remains is not changed, and its gradient passes: no detach, no no_grad; the others are 0, and have none"
@@ -181,20 +147,26 @@ drop = _task(
         Case((16, 18, 13, 11)[:n], 2 * n, 2, factor=3 * n / 16, liked=3),
         Case((11, 0, 6, 13)[:n], n, min(2, n - 1), factor=0.75, liked=1),
     ),
+    make=lambda case, rank, n, seed: (*case.mine(rank, seed)[:2], case.E, case.factor),
     unexplained="experts_KT.flatten() in order: a copy that finds C = ⌈factor · T·K / E⌉ of its expert before it is dropped",
 )
 
 
-def _exchange(case: Case, kind: Any, watch: Watch) -> dict:
+def _rows(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, list[int], list[int]]:
+    """What leaves a rank, and how many rows go and come."""
+    *_, goes, comes = case.mine(rank, seed)
+    rows_HS = normal((case.H, sum(goes)), seed, "rows", rank)
+    return rows_HS.T if case.strided else rows_HS.T.contiguous(), goes, comes
+
+
+def _exchange(given: tuple[Tensor, list[int], list[int]], kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         raise Stopped("Exchange is no torch.autograd.Function", "write class Exchange(torch.autograd.Function), as it is given")
     refuse_class(kind, NOTHING_GIVEN)
-    *_, goes, comes, seed = case.mine(watch)
-    rows_SH = _drawn(30 + seed, case.H, sum(goes)).T if case.strided else _drawn(30 + seed, sum(goes), case.H)
-    given = {"rows_SH": rows_SH.requires_grad_(), "sent": goes, "received": comes}
+    named = dict(zip(("rows_SH", "sent", "received"), given, strict=True))
     form = "forward returns the rows that arrive, [sum(received), H], those of rank 0 first"
-    results = {f"with sent = {goes} and received = {comes}, what forward returned": ("float64", sum(comes), case.H)}
-    found = _called(kind.apply, given, (), form, results, 80 + seed, graph=True)
+    name = f"with sent = {given[1]} and received = {given[2]}, what forward returned"
+    found = _called(kind.apply, named, (), form, (name,), graph=True)
     return {"the out of each all-to-all": "not contiguous" if watch.scattered else "contiguous"} | found
 
 
@@ -206,7 +178,7 @@ exchange = _task(
         calls(0.4, "sends one all-to-all in each direction, without a row too many", hint=_ROWS),
     ),
     lambda n: (Case((5, 3, 6, 4)[:n], 3 * n, 2, 3), Case((3, 0, 2, 4)[:n], 2 * n, 1, 5, liked=-1000, strided=True)),
-    **{"a_class": True, "ready": NOTHING_GIVEN},
+    **{"a_class": True, "ready": NOTHING_GIVEN, "make": _rows},
     unexplained="forward: dist.all_to_all_single(out, rows, received, sent); backward: the same with the two lists swapped",
 )
 
@@ -218,21 +190,23 @@ def _travelling(n: int) -> tuple[Case, ...]:
 
 
 _WAY = "order_S", "sent", "received", "sorted_R"
-_SIZES = {
-    "sent": "expert i lives on rank i % N; dropped copies do not travel: −1 is no expert, yet −1 % N is a rank",
-    "received": "the counts say it: all ranks call their all-to-all, also one without tokens; those for rank 0 stand first",
-}
+_SIZES = (
+    "expert i lives on rank i % N; dropped copies do not travel: −1 is no expert, yet −1 % N is a rank. What is received, the "
+    "counts say: all ranks call their all-to-all, also one without tokens; those for rank 0 stand first"
+)
 _FORM = "it returns (rows_RH, counts_L, Way(…)), also without tokens; counts, order_S, sorted_R: int64; sent, received: lists"
 
 
-def _dispatch(case: Case, function: Callable, watch: Watch) -> dict:
-    experts_KT, _, goes, comes, seed = case.mine(watch)
-    x_TH = _drawn(10 * len(goes) + seed, experts_KT.shape[1], case.H).requires_grad_()
-    form_of_way = ("int64", sum(goes)), ("list",), ("list",), ("int64", sum(comes))
-    results = {"rows_RH": ("float64", sum(comes), case.H), "counts_L": ("int64", case.E // len(goes))}
-    results |= {f"way.{name}": form for name, form in zip(_WAY, form_of_way, strict=True)}
-    given, more = {"x_TH": x_TH, "experts_KT": experts_KT}, (case.E, _handed(goes, comes, _SIZES))
-    return _called(lambda *given: _flat(function(*given)), given, more, _FORM, results, 400 + seed, graph=True)
+def _tokens(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, int]:
+    """What dispatch is called with."""
+    return normal((case.tokens[rank], case.H), seed, "x", rank), case.mine(rank, seed)[0], case.E
+
+
+def _dispatch(given: tuple[Tensor, Tensor, int], function: Callable, watch: Watch) -> dict:
+    x_TH, experts_KT, experts = given
+    named, names = {"x_TH": x_TH, "experts_KT": experts_KT}, ("rows_RH", "counts_L", *(f"way.{name}" for name in _WAY))
+    more = experts, _handed(_SIZES)
+    return _called(lambda *its: _flat(function(*its)), named, more, _FORM, names, graph=True)
 
 
 def _flat(found: Any) -> Any:
@@ -255,21 +229,25 @@ dispatch = _task(
         calls(0.15, "sends the counts once, and first", _counts, _COUNTS),
     ),
     _travelling,
+    make=_tokens,
     unexplained="copies sorted by (rank, expert there, number); counts; rows by exchange; then what arrives, sorted by expert",
 )
 
 
-def _combine(case: Case, function: Callable, watch: Watch) -> dict:
+def _arrived(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, tuple]:
     """The way is no dispatch's: any copies go in any order, and arrive in any other."""
-    experts_KT, gates_KT, goes, comes, seed = case.mine(watch)
+    experts_KT, gates_KT, goes, comes = case.mine(rank, seed)
     sets = (experts_KT.flatten() >= 0).nonzero()[:, 0], torch.arange(sum(comes))
-    order_S, sorted_R = (one[_drawn(700 + seed, len(one)).argsort()] for one in sets)
-    given = {"y_RH": _drawn(800 + seed, sum(comes), case.H).requires_grad_(), "gates_KT": gates_KT}
-    given["way"] = NamedTuple("Way", [(name, Tensor) for name in _WAY])(order_S, goes, comes, sorted_R)
-    hints = dict.fromkeys(_WAY, "what was received goes back: exchange(rows, way.received, way.sent)")
-    more, results = (_handed([*comes], [*goes], hints),), {"out_TH": ("float64", gates_KT.shape[1], case.H)}
+    order_S, sorted_R = (one[normal((len(one),), seed, rank, i).argsort()] for i, one in enumerate(sets))
+    return normal((sum(comes), case.H), seed, "y", rank), gates_KT, (order_S, goes, comes, sorted_R)
+
+
+def _combine(given: tuple[Tensor, Tensor, tuple], function: Callable, watch: Watch) -> dict:
+    way = NamedTuple("Way", [(name, Tensor) for name in _WAY])(*given[2])
+    more = (_handed("what was received goes back: exchange(rows, way.received, way.sent)"),)
     form = "it returns out_TH, float64: one row for each of this rank's tokens"
-    return _called(function, given, more, form, results, 850 + seed, graph=True)
+    named = {"y_RH": given[0], "gates_KT": given[1], "way": way}
+    return _called(function, named, more, form, ("out_TH",), graph=True)
 
 
 _RESULTS = "one exchange of all results, back to where their rows came from, and nothing else: gates are where they are needed"
@@ -281,17 +259,23 @@ combine = _task(
         calls(0.25, "sends the results once, and nothing else", hint=_RESULTS),
     ),
     _travelling,
+    make=_arrived,
     unexplained="y in the order of arrival; exchange(rows, received, sent); times gates[order_S]; added to token order_S % T",
 )
 
 
-def _balance(case: Case, function: Callable, watch: Watch) -> dict:
-    experts_KT, *_, seed = case.mine(watch)
-    probabilities_TE = _drawn(600 + seed, experts_KT.shape[1], case.E).softmax(1).requires_grad_()
-    given = {"probabilities_TE": probabilities_TE, "experts_KT": experts_KT, "bias_E": 0.5 * _drawn(77 + watch.seed, case.E)}
-    results = {"the loss": ("float64",), "the new bias": ("float64", case.E)}
+def _loads(case: Case, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, float]:
+    """What balance is called with."""
+    probabilities_TE = normal((case.tokens[rank], case.E), seed, "probabilities", rank).softmax(1)
+    speed = 0.25 / case.K * (1 + seed_of(seed) % 7)
+    return probabilities_TE, case.mine(rank, seed)[0], 0.5 * normal((case.E,), seed, "bias"), speed
+
+
+def _balance(given: tuple[Tensor, Tensor, Tensor, float], function: Callable, watch: Watch) -> dict:
+    *tensors, speed = given
+    named = dict(zip(("probabilities_TE", "experts_KT", "bias_E"), tensors, strict=True))
     form = "it returns (loss, bias_E): a tensor with one number, and one of E numbers"
-    return _called(function, given, (0.25 / case.K * (1 + watch.seed % 7),), form, results, 950 + watch.seed)
+    return _called(function, named, (speed,), form, ("the loss", "the new bias"))
 
 
 def _numbers(among: list[Sent]) -> list[str]:
@@ -310,22 +294,29 @@ balance = _task(
     ),
     lambda n: (Case((5, 3, 6, 4)[:n], 2 * n, 2), Case((4, 0, 7, 2)[:n], 3 * n, 3)),
     (("bytes to its all_reduce|must match the (existing )?size|size of tensor", _E_COUNTS),),
+    make=_loads,
     unexplained="counts of all ranks by one all-reduce; f = counts ÷ their sum; P = this rank's sum of probabilities · N ÷ all "
     "tokens; loss = E · Σ f·P; bias + speed · (1 − counts ÷ their mean)",
 )
 _SHAPES = {"dense": [(3, 2), (5,), (2, 2, 2)], "experts": [(4, 3), (2, 4), (3,)]}
 
 
-def _average(case: Case, function: Callable, watch: Watch) -> dict:
+def _own_gradients(case: Case, rank: int, n: int, seed: int) -> tuple[int, dict[str, Tensor | None]]:
     """The second expert parameter has no gradient on rank 0, and the second dense one has none on rank 1."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    groups = [dist.new_group(range(k, n, case.e)) for k in range(case.e)] if case.e > 1 else [dist.group.WORLD]
     named = {f"{name}[{i}]": shape for name, shapes in _SHAPES.items() for i, shape in enumerate(shapes)}
-    found = {name: nn.Parameter(_drawn(40, *shape)) for name, shape in named.items()}
-    for i, one in enumerate(found.values()):
-        one.grad = None if (rank, i) in ((0, 4), (1, 1)) else _drawn(20 * rank + i + watch.seed, *one.shape)
+    every = {name: normal(shape, seed, name, rank) for name, shape in named.items()}
+    return case.e, every | {name: None for r, name in ((0, "experts[1]"), (1, "dense[1]")) if r == rank}
+
+
+def _average(given: tuple[int, dict[str, Tensor | None]], function: Callable, watch: Watch) -> dict:
+    (e, grads), rank, n = given, dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group(range(k, n, e)) for k in range(e)] if e > 1 else [dist.group.WORLD]
+    shapes = [*_SHAPES["dense"], *_SHAPES["experts"]]
+    found = {name: nn.Parameter(uneven(shape)) for name, shape in zip(grads, shapes, strict=True)}
+    for name, one in found.items():
+        one.grad = grads[name]
     before, parameters = deepcopy(found), [*found.values()]
-    function(parameters[:3], parameters[3:], groups[rank % case.e])
+    function(parameters[:3], parameters[3:], groups[rank % e])
     return _after(found, before) | {"without a gradient": [name for name, one in found.items() if one.grad is None]}
 
 
@@ -345,6 +336,9 @@ average = _task(
         calls(0.45, "sums dense gradients over all ranks, and experts' over their replicas only, once each", _sums, _TWO_SUMS),
     ),
     lambda n: tuple(Case(n=n, e=e) for e in {2: (1, 2), 3: (1, 3), 4: (2, 4)}[n]),
-    (("'NoneType' object has|of type NoneType|NoneType found|(got|not) NoneType|bytes to its all_reduce", _NOT_SKIPPED),),
+    make=_own_gradients,
+    advice=(
+        ("'NoneType' object has|of type NoneType|NoneType found|(got|not) NoneType|bytes to its all_reduce", _NOT_SKIPPED),
+    ),
     unexplained="dense: the sum over all ranks ÷ N; experts: the sum over the replicas ÷ N; None counts as 0",
 )

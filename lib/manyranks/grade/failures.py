@@ -1,14 +1,9 @@
-"""Checks of exercise 12_failures: saves that survive a crash, how often to save, exact resumes, and ranks that went wrong.
+"""Checks of exercise 12_failures: saves that survive a crash, how often to save, exact resumes, and ranks that went wrong."""
 
-Files are on a disk in memory, which knows what a power cut leaves of them at each moment.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
-from random import Random
 from typing import Any
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -16,12 +11,11 @@ from numpy import bool_
 
 from manyranks.given import disk as disks
 from manyranks.given import failures as given
-from manyranks.given.disk import FOLDER, Disk, in_words
-from manyranks.given.failures import Checkpoints, Job, Odd, Resume, Roles, Save, Sick
+from manyranks.given.disk import FOLDER, Disk
+from manyranks.given.failures import PATH, Checkpoints, Job, Odd, Replica, Resume, Roles, Save, Sick, weight
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, values
-from manyranks.grade.learner import Ready, error_of, items, number, plain, tensor, whole
-from manyranks.grade.trial import Seen, Trial
+from manyranks.grade.judges import at_most, facts, little, values
+from manyranks.grade.learner import Ready, error_of, items, number, pair, plain, tensor, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch
@@ -30,67 +24,86 @@ _task = partial(Task, "12_failures", ready=Ready((given.__name__, disks.__name__
 _alone = partial(_task, worlds=(1,))
 _at_most = partial(at_most, unit=lambda count: size(int(count)))
 
-# Task 1: a save that survives a crash
+# Task 1: a save that survives a crash. A rank records what happens to its files; what a power cut leaves of them is seen here.
+
+_OTHER, _ANY = f"{FOLDER}/rank-1.bin", "the old one or the new one"
 
 
-def _parts(random: Random, size: int = 4800) -> list[bytes]:
-    return [random.randbytes(random.randrange(size, size + 400)) for _ in range(3)]
+def _saved(given: tuple, function: Callable, watch: Watch) -> dict:
+    before, new, others, newer = given
+    contents, errors, steps, seconds = [], [], [], []
+
+    def second() -> None:  # another rank's save comes between two steps
+        if not seconds:
+            seconds.append("")
+            seconds[0] = error_of(function, _OTHER, [*others])
+
+    with (one := Disk(before, contents)).mounted():
+        function(PATH, [*new])
+    runs = [(one.halfway, newer, {}), ({}, new, {"look": second}), (before, new, {"full": True})]
+    for files, parts, more in runs:
+        with (disk := Disk(files, contents, **more)).mounted():
+            errors.append(error_of(function, PATH, [*parts]))
+        steps.append(disk.steps)
+    return {"contents": [each.decode("latin-1") for each in contents], "steps": [one.steps, *steps], "errors": errors + seconds}
 
 
-def _saved(case: Save, function: Callable, watch: Watch) -> dict:
-    random = Random(watch.seed + 1)
-    old, new, newer, others = (_parts(random, size) for size in (4800, 4800, 1000, 4800))
-    path, other = f"{FOLDER}/rank-0.bin", f"{FOLDER}/rank-1.bin"
-    before = {} if case.first else {path: b"".join(old)}
-    names = {b"".join(new): "the new one", before.get(path): "no file yet" if case.first else "the old one"}
-    left, half, later = [], {}, {b"".join(newer): "the new one"}
+def _after_cuts(steps: list, contents: list[bytes], path: str = PATH) -> list[list[bytes | None]]:
+    """What the file can hold if the power fails after each step, the least first; None: there is no file.
 
-    def look(step: str) -> None:
-        left.extend(f"{one}, after {step}" for one in disk.after_a_cut(path, names) if one not in names.values())
-        if step == "a write" and not half:
-            half.update(disk.files)
+    Data is safe after fsync of its file, and a name after fsync of the folder. Names that aren't safe yet come to the disk in
+    order, but any number of them; data that isn't safe comes in full, in part, or not at all.
+    """
+    now, safe, since, left = {}, {}, [], []
+    for what, which, found in steps:
+        names = {name: place for name, (place, _) in found.items()}
+        now |= {place: contents[number] for place, number in found.values()}
+        safe = dict(now) if what in ("given", "sync") else safe | ({which: now[which]} if what == "fsync" else {})
+        since = since if what not in ("given", "sync", "fsync of the folder") else []
+        since = since if names in since[-1:] else [*since, names]
+        can = set()
+        for place in {each.get(path) for each in since}:
+            kept, data = (safe.get(place, b""), now[place]) if place else (None, None)
+            can |= {kept, data} if kept == data else {kept, data, data[: len(data) // 2]}
+        left.append(sorted(can, key=lambda one: (-1, b"") if one is None else (len(one), one)))
+    return left
 
-    with Disk(before, look=look).mounted() as disk:
-        function(path, [*new])
-    kept = disk.files.get(path)
+
+def _in_words(content: bytes | None, known: dict[bytes | None, str]) -> str:
+    """What a file holds. known: contents that have a name."""
+    if content in known or not content:
+        return known.get(content, "no file at all" if content is None else "an empty file")
+    full = max(len(one or b"") for one in known)
+    return f"{len(content):,} of {full:,} bytes" if len(content) < full else "the bytes of two saves"
+
+
+def _cut(case: Save, given: tuple, found: Mapping[str, Any]) -> dict:
+    """What is judged of what a rank has recorded."""
+    contents, records = [text.encode("latin-1") for text in found["contents"]], found["steps"]
+    old, (new, another, newer) = given[0].get(PATH), map(b"".join, given[1:])
+    known, left = {old: "no file yet" if case.first else "the old one", new: "the new one"}, _after_cuts(records[0], contents)
+    bad = ((step[0], each) for step, can in zip(records[0], left, strict=True) for each in can if each not in known)
+    ends = [{name: contents[number] for name, (_, number) in steps[-1][2].items()} for steps in records]
+    saved, again, _, full = (_in_words(end.get(PATH), known | {newer: "the new one"}) for end in ends)
+    errors = [error or "no error" for error in found["errors"]]
+    if not any(step[0] == "refused" for step in records[3]):  # without an fsync nobody hears of a full disk
+        full, errors[2] = known[old], "OSError"
+    both = "both whole" if (ends[2].get(PATH), ends[2].get(_OTHER)) == (new, another) else "a wrong file"
     return {
-        "what the file holds": in_words(kept, names),
-        "the crc32 of what it holds": crc32(kept or b""),
-        "what a power cut during the save leaves": left[0] if left else "the old one or the new one",
-        "what a power cut leaves after the save": " or ".join(sorted(disk.after_a_cut(path, names))),
-        "the number of other files that the save leaves": len(disk.files.keys() - {path}),
-        "what two ranks leave that save at once": _at_once(function, {path: new, other: others}),
-        "what the next save leaves, after one that was killed": _saves(Disk(half), function, path, newer, later),
-        "what a full disk leaves": _saves(Disk(before, room=7000), function, path, new, names),
+        "what the file holds": saved,
+        "what a power cut during the save leaves": next(
+            (f"{_in_words(each, known)}, after {what}" for what, each in bad), _ANY
+        ),
+        "what a power cut leaves after the save": " or ".join(_in_words(each, known) for each in left[-1]),
+        "the number of other files that the save leaves": len(ends[0].keys() - {PATH}),
+        "what two ranks leave that save at once": next(filter(None, found["errors"][1::2]), both),
+        "what the next save leaves, after one that was killed": f"{again}, and {errors[0]}",
+        "what a full disk leaves": f"{full}, and {errors[2]}",
     }
 
 
-def _at_once(function: Callable, files: dict[str, list[bytes]]) -> str:
-    """A save of the second file comes between two steps of a save of the first."""
-    (path, parts), second = files.items()
-    ended = []
-
-    def look(step: str) -> None:
-        if step == "a write" and not ended:
-            ended.append("")
-            ended[0] = error_of(function, second[0], [*second[1]])
-
-    with Disk({}, look=look).mounted() as disk:
-        error = error_of(function, path, [*parts]) or "".join(ended)
-    return error or ("both whole" if all(disk.files.get(p) == b"".join(its) for p, its in files.items()) else "a wrong file")
-
-
-def _saves(disk: Disk, function: Callable, path: str, parts: list[bytes], names: dict[bytes | None, str]) -> str:
-    with disk.mounted():
-        error = error_of(function, path, [*parts])
-    return f"{in_words(disk.files.get(path), names)}, and {error or 'no error'}"
-
-
-def _then(*args: Any, **kwargs: Any) -> Judge:
-    """Facts that count only where the values are right."""
-    return facts(*args, **kwargs)._replace(needs=1)
-
-
+_then = partial(facts, needs=1)
+_FOLDER = "the folder is a list of names: fsync it, too"
 _ORDER = "all bytes, under another name in the same folder; flush; fsync; only then os.replace"
 atomic_save = _alone(
     "atomic_save",
@@ -98,10 +111,12 @@ atomic_save = _alone(
     _saved,
     (
         values(0.5, "a power cut at any moment leaves a whole checkpoint", "holds|during", alone=True, hint=_ORDER),
-        _then(0.2, "when it has returned, the new one stays", "after the save", "the folder is a list of names: fsync it, too"),
+        _then(0.2, "when it has returned, the new one stays", "after the save", _FOLDER),
         _then(0.15, "ranks that save at once don't meet", "at once", "put the file's own name into the temporary one"),
         _then(0.15, "copes with leftovers and a full disk", "other files|next save|full disk"),
     ),
+    make=Save.made,
+    then=_cut,
     cases=(Save(False), Save(True)),
     call="atomic_save(path, parts)",
     advice=(
@@ -115,12 +130,6 @@ atomic_save = _alone(
 # Task 2: how often
 
 
-def _pair(value: Any, call: str, form: str) -> tuple[Any, Any]:
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise Stopped(f"{call} returned {kind_of(value)}", form)
-    return value[0], value[1]
-
-
 def _count(value: Any, what: str, form: str) -> int:
     """A whole number; 18.0 is one, too."""
     found = number(value, what, form)
@@ -129,7 +138,7 @@ def _count(value: Any, what: str, form: str) -> int:
 
 def _often(case: Job, function: Callable, watch: Watch) -> dict:
     form = "it returns a pair: a number of steps, and the goodput"
-    steps, goodput = _pair(function(*case), "how_often", form)
+    steps, goodput = pair(function(*case), "how_often", form)
     return {"the number of steps": _count(steps, "the number of steps", form), "the goodput": number(goodput, "goodput", form)}
 
 
@@ -155,37 +164,37 @@ def _steps(loaders: list, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     samples, noise = [], []
     for _ in range(steps):
         for loader in loaders:
-            mine, its = _pair(next(loader), "next(loader)", form)
+            mine, its = pair(next(loader), "next(loader)", form)
             samples += [whole(one, "a sample", form) for one in items(mine, "the samples", form, 1000)]
             noise.append(tensor(its, "the noise", form).flatten())
     return torch.tensor(samples), torch.cat([torch.empty(0), *noise])
 
 
-def _resumed(case: Resume, kind: Any, watch: Watch) -> dict:
-    def made(ranks: int) -> list:
-        return [kind(case.samples, case.batch, watch.seed % 2**31 + 1, rank, ranks, case.ahead) for rank in range(ranks)]
+def _resumed(given: tuple, kind: Any, watch: Watch) -> dict:
+    """Nothing but the state comes from the one process to the other."""
+    samples, batch, seed, ahead, ranks, steps, used, twice = given
+    loaders, state = [kind(samples, batch, seed, rank, ranks, ahead) for rank in range(ranks)], [None]
+    if dist.get_rank() == 0:
+        _steps(loaders, steps)
+        fetched = whole(loaders[-1].fetched, "loader.fetched", "leave the counter to fetch()")
+        state = [loaders[-1].state()]
+        if not isinstance(state[0], dict):
+            raise Stopped(f"state() returned {kind_of(state[0])}", "it returns a dict")
+        count = weight(state[0])
+        dist.broadcast_object_list([*state])
+        names = "the samples of the loader that keeps training", "the noise of the loader that keeps training"
+        found = {"the number of batches it has fetched": fetched, "the state": count}
+        return found | dict(zip(names, _steps(loaders, 5), strict=True))
+    _steps(loaders, 3 * used)
+    dist.broadcast_object_list(state)
+    for again in range(1 + twice):
+        state = [loaders[-1].state()] if again else state
+        for loader in loaders:
+            loader.load_state(deepcopy(state[0]))
+    return dict(zip(("the samples after the resume", "the noise after the resume"), _steps(loaders, 5), strict=True))
 
-    old, new = made(case.before), made(case.after)
-    _steps(old, case.step)
-    fetched = whole(old[-1].fetched, "loader.fetched", "leave the counter to fetch()")
-    state = old[-1].state()
-    if not isinstance(state, dict):
-        raise Stopped(f"state() returned {kind_of(state)}", "it returns a dict")
-    on, its = _steps(old, 5)  # the training goes on while the state is written
-    count = given.weight(state)
-    if case.used:
-        _steps(new, 3)
-    for again in range(1 + case.twice):
-        state = new[-1].state() if again else state
-        for loader in new:
-            loader.load_state(deepcopy(state))
-    samples, noise = _steps(new, 5)
-    found = {"the samples of the loader that keeps training": on, "the samples after the resume": samples}
-    found |= {"the noise of the loader that keeps training": its}
-    return found | {"the noise after the resume": noise, "the number of batches it has fetched": fetched, "the state": count}
 
-
-loader = _alone(
+loader = _task(
     "Loader",
     5,
     _resumed,
@@ -195,7 +204,9 @@ loader = _alone(
         facts(0.1, "reads ahead", "fetched", "__next__ fills the queue until `ahead` batches are left in it")._replace(needs=1),
         _at_most(0.1, "the state is small", "the state", "a step and a generator's state are enough", 2000)._replace(needs=1),
     ),
+    make=Resume.made,
     cases=given.RESUMES,
+    worlds=(2,),
     call="Loader(samples, batch, seed, rank, ranks, ahead)",
     a_class=True,
     methods=(
@@ -206,37 +217,23 @@ loader = _alone(
     unexplained="step s uses places s · batch to (s + 1) · batch of all epochs, one after another, on any number of ranks",
 )
 
-# Traffic
-
-
-def _little(share: float, what: str, hint: str) -> Judge:
-    """The ranks together send about as little as ours, in about as few calls."""
-
-    def of(seen: Seen) -> list[int]:
-        return [call.bytes for call in seen.calls if len(call.ranks) > 1 and call.op != "recv"]
-
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        got, ours = ([count for seen in ranks for count in of(seen)] for ranks in (trial.seen, right))
-        if sum(got) > sum(ours) + getattr(trial.case, "room", 64) * trial.n:
-            return Verdict(False, f"the ranks sent {size(sum(got))} together; {size(sum(ours))} are enough", hint)
-        if len(got) > 2 * len(ours) + 2 * trial.n:
-            return Verdict(False, f"the ranks made {len(got)} calls together; {len(ours)} are enough", hint)
-        return Verdict(True)
-
-    return by(share, what, verdict, lambda seen: {"bytes": sum(of(seen))})._replace(needs=1)
-
-
 # Task 4: the newest checkpoint that's whole
 
 
-def _newest(case: Checkpoints, function: Callable, watch: Watch) -> dict:
-    manifests, files = case.made(watch.seed)
-    with Disk(files).mounted() as disk:
+def _newest(given: tuple[dict, dict[str, bytes]], function: Callable, watch: Watch) -> dict:
+    manifests, files = given
+    with Disk(files, []).mounted() as disk:
         found = function(manifests)
     if not (found is None or isinstance(found, str)):
         raise Stopped(f"newest_whole returned {kind_of(found)}", "it returns a checkpoint's name, or None")
     name = "none" if found is None else found[:60] or "an empty name"
-    return {"the checkpoint": name, "bytes that it has read": disk.read // case.tried}
+    return {"the checkpoint": name, "bytes that it has read": disk.opened}
+
+
+def _per_checkpoint(case: Checkpoints, given: tuple, found: Mapping[str, Any]) -> dict:
+    """Of those that have to be read, in part."""
+    tried = min((*case.harms, "").index("") + 1, len(case.harms))
+    return {**found, "bytes that it has read": found["bytes that it has read"] // tried}
 
 
 _READS = "a rank reads files[rank::n] of the newest checkpoint, then of the one before, and no more once one is whole"
@@ -248,8 +245,10 @@ newest_whole = _task(
     (
         values(0.6, "all ranks return the newest whole checkpoint", "the checkpoint"),
         _at_most(0.2, "each rank reads its share, and stops in time", "bytes", _READS, 6_000, _READ)._replace(needs=1),
-        _little(0.2, "ranks send one flag per checkpoint", "one all-reduce with MIN per checkpoint that's looked at: 8 bytes"),
+        little(0.2, "ranks send one flag per checkpoint", "one all-reduce with MIN per checkpoint that's looked at: 8 bytes"),
     ),
+    make=lambda case, rank, n, seed: case.made(seed),
+    then=_per_checkpoint,
     cases=given.CHECKPOINTS,
     more=given.drawn_checkpoints,
     only_two="on 2 ranks, one message reaches everyone; on 3, every rank needs the flags of all others",
@@ -264,10 +263,10 @@ newest_whole = _task(
 # Task 5: the odd one out
 
 
-def _odd(case: Odd, function: Callable, watch: Watch) -> dict:
+def _odd(parameters: list[torch.Tensor], function: Callable, watch: Watch) -> dict:
     form = "it returns a list of ranks, an empty one if all agree"
     with given.no_salt():
-        found = function(case.made(dist.get_rank(), dist.get_world_size(), watch.seed))
+        found = function(parameters)
     return {"the list of ranks": str(sorted(whole(one, "a rank", form) for one in items(found, "the list", form, 64)))}
 
 
@@ -278,8 +277,9 @@ odd_ones = _task(
     _odd,
     (
         values(0.75, "finds the replicas that have gone wrong"),
-        _little(0.25, "ranks send a checksum each, not their parameters", _DIGEST),
+        little(0.25, "ranks send a checksum each, not their parameters", _DIGEST),
     ),
+    make=Odd.made,
     cases=given.ODDS,
     call="odd_ones(parameters)",
     only_two="on 2 ranks nobody can tell who is wrong; look at 3",
@@ -290,10 +290,9 @@ odd_ones = _task(
 # Task 6: a step with whoever is there
 
 
-def _stepped(case: Roles, function: Callable, watch: Watch) -> dict:
-    rank = dist.get_rank()
-    replica, gradient = case.made(rank, watch.seed)
-    done = function(replica, gradient, case.roles[rank], case.least)
+def _stepped(given: tuple[Replica, torch.Tensor, str, int], function: Callable, watch: Watch) -> dict:
+    replica, *_ = given
+    done = function(*given)
     if not isinstance(done, bool | bool_):
         raise Stopped(f"quorum_step returned {kind_of(done)}", "it returns True or False: whether a step was taken")
     names = {"the weights": "weights_P", "the first moments": "first_P", "the second moments": "second_P"}
@@ -309,8 +308,9 @@ quorum_step = _task(
     _stepped,
     (
         values(0.75, "all replicas have done the same step, or none has"),
-        _little(0.25, "ranks send a role, one gradient, and a state only if someone is back", _BACK),
+        little(0.25, "ranks send a role, one gradient, and a state only if someone is back", _BACK),
     ),
+    make=Roles.made,
     cases=given.quorums,
     only_two="on 2 ranks, there is one other rank; on 3, roles and gradients of all others count",
     call="quorum_step(replica, gradient_P, role, least)",
@@ -324,8 +324,8 @@ _NAMES |= {"repeat": "the number of steps to repeat", "goodput": "the goodput"}
 _FORM = "it returns a dict: " + "{" + ", ".join(f'"{name}": …' for name in _NAMES) + "}"
 
 
-def _read(case: Sick, function: Callable, watch: Watch) -> dict:
-    found = function(given.log(case.seed))
+def _read(log: list, function: Callable, watch: Watch) -> dict:
+    found = function(log)
     if not isinstance(found, dict) or not found.keys() >= _NAMES.keys():
         raise Stopped(f"autopsy returned {kind_of(found)}", _FORM)
     kinds = {"call": lambda value, *_: f"{value}"[:80], "goodput": number}
@@ -343,6 +343,7 @@ autopsy = _alone(
         _found(0.25, "where to resume, and how many steps to repeat", "checkpoint|repeat"),
         _found(0.25, "the goodput", "goodput", hint="usual seconds of a step · steps that are kept ÷ the last line's seconds"),
     ),
+    make=lambda case, rank, n, seed: given.log(case.seed),
     cases=(Sick(1), Sick(2), Sick(3)),
     more=lambda random: [Sick(random.randrange(10, 10**9)) for _ in range(4)],
     call="autopsy(log)",

@@ -92,15 +92,21 @@ def values(
 
 
 def facts(
-    share: float, what: str, names: str, hint: str = "", tolerance: float | None = None, each_world: bool = False
+    share: float,
+    what: str,
+    names: str,
+    hint: str = "",
+    tolerance: float | None = None,
+    each_world: bool = False,
+    needs: int = 0,
 ) -> Judge:
-    """Results beside the values are those of the right answer. tolerance: relative, of numbers."""
+    """Results beside the values are those of the right answer. tolerance: relative, of numbers; needs: see Judge."""
     look = _named(names)
 
     def verdict(trial: Trial, right: Right) -> Verdict:
         return _unequal(trial, right, look, hint, tolerance)
 
-    return Judge(what, share, verdict, look, each_world=each_world)
+    return Judge(what, share, verdict, look, needs, each_world=each_world)
 
 
 def _named(names: str) -> Look:
@@ -303,8 +309,8 @@ def calls(share: float, what: str, words: Callable[[list[Sent]], list[str]] | No
     def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
         got, must = (look(one)["calls"] for one in (seen, should))
         if got != must:
-            at = _parting(got, must)
-            there, here = (listed(its) if len(its) <= 4 else _around(its, at, before=0, after=2) for its in (got, must))
+            at = parting(got, must)
+            there, here = (listed(its) if len(its) <= 4 else around(its, at, before=0, after=2) for its in (got, must))
             many = f" in {len(got)} calls" * (len(got) != len(must)), f" in {len(must)}" * (len(got) != len(must))
             found = f"rank {rank}: {there}{many[0]}; right is {here}{many[1]}"
             return Verdict(False, found, hint if seen.calls else NOTHING)
@@ -364,38 +370,18 @@ def _times(ranks: list) -> str:
     return listed(times) if times else "no rank"
 
 
-def order(share: float, what: str, begins: tuple[str, ...], hint: str = "", each_world: bool = False) -> Judge:
-    """Events come in the right answer's order. begins: of the events that count, in words: "mark F", "call all_reduce"."""
-
-    def steps(seen: Seen) -> list[str]:
-        return [said for event in seen.events if (said := in_words(event)).startswith(begins)]
-
-    def look(seen: Seen) -> dict[str, Fact]:
-        return {"order": steps(seen)}
-
-    def verdict(trial: Trial, right: Right) -> Verdict:
-        def wrong(rank: int, seen: Seen, should: Seen) -> Verdict | None:
-            if (got := steps(seen)) != (must := steps(should)):
-                there, here = (_around(its, _parting(got, must)) for its in (got, must))
-                return Verdict(False, f"{_who(trial, rank)}{there}; right is {here}", hint)
-
-        return _first(trial, right, wrong)
-
-    return Judge(what, share, verdict, look, each_world=each_world)
-
-
 def in_words(event: Event) -> str:
     """ "gradient first.weight", "call all_reduce 1024", "wait", "mark F 0"."""
     return f"{event.kind} {event.what}".strip() + (f" {event.bytes}" if event.kind == "call" else "")
 
 
-def _parting(got: list[str], must: list[str]) -> int:
+def parting(got: list[str], must: list[str]) -> int:
     """The first place where they differ."""
     places = (i for i, (one, other) in enumerate(zip(got, must, strict=False)) if one != other)
     return next(places, min(len(got), len(must)))
 
 
-def _around(steps: list[str], at: int, before: int = 2, after: int = 4) -> str:
+def around(steps: list[str], at: int, before: int = 2, after: int = 4) -> str:
     """A few steps around the place where they differ."""
     first = max(0, at - before)
     shown = [step.removeprefix("mark ") for step in steps[first : at + after]] or ["nothing more"]
@@ -444,6 +430,23 @@ def silent(share: float, what: str, hint: str = "this takes no communication: ea
         return Verdict(True)
 
     return Judge(what, share, verdict, lambda seen: {"ops": sorted({call.op for call in seen.calls})})
+
+
+def little(share: float, what: str, hint: str) -> Judge:
+    """The ranks together send about as little as the right answer's, in about as few calls. The case may have more room."""
+
+    def of(ranks: list[Seen]) -> list[int]:
+        return [call.bytes for seen in ranks for call in seen.calls if len(call.ranks) > 1 and call.op != "recv"]
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        got, ours, n = of(trial.seen), of(right), trial.n
+        if sum(got) > sum(ours) + getattr(trial.case, "room", 64) * n:
+            return Verdict(False, f"the ranks sent {size(sum(got))} together; {size(sum(ours))} are enough", hint)
+        if len(got) > 2 * len(ours) + 2 * n:
+            return Verdict(False, f"the ranks made {len(got)} calls together; {len(ours)} are enough", hint)
+        return Verdict(True)
+
+    return Judge(what, share, verdict, lambda seen: {"bytes": sum(of([seen]))}, needs=1)
 
 
 def by(

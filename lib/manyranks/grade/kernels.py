@@ -5,6 +5,7 @@ only, so the last two tasks work where there is none.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -13,42 +14,43 @@ from torch import Tensor
 
 from manyranks.given import kernels as given
 from manyranks.given.kernels import Heads, Launchers, Made, Matrix, Product, Tile, Tokens, Window, without_triton
+from manyranks.given.numbers import normal, whole
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, at_most, facts, values
-from manyranks.grade.learner import Ready, plain, tensor, whole
+from manyranks.grade.learner import Ready, plain, tensor
+from manyranks.grade.learner import whole as whole_number
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.kernel import Counted, OutOfBounds, bank_conflicts, count
 from manyranks.measure.prints import size
 from manyranks.measure.watch import Watch, gradient
 from manyranks.theory.blocks import WARP
 
-_GIVEN = ("manyranks.measure.kernel", "manyranks.measure.interpreter", given.__name__)  # the first two stand before Triton
+_GIVEN = (*(f"manyranks.measure.{name}" for name in ("kernel", "interpreter", "relaunch")), given.__name__)
 _ADVICE = (
     ("power of 2|power of two", "the sizes of a tile, and what tl.arange runs to, are powers of two; a mask cuts off the rest"),
     ("JITFunction|0 active drivers", "import Triton as the cell at the top does: it's interpreted then, also without a GPU"),
     ("(incompatible|cannot broadcast|not be broadcast|make_shape_compatible)", "x[:, None] is a column, x[None, :] is a row"),
     (r"AttributeError: .*tensor.* has no attribute '(T|t)'", "tl.trans(tile) turns a tile"),
 )
+_CHANGED = "whether the input has changed"
+_RESULTS = f"number of results|{_CHANGED}"
 _task = partial(Task, "11_kernels", worlds=(1,), ready=Ready(_GIVEN, given.OWN), advice=_ADVICE)
-_CHANGED = "the input has changed"
 
-# Running a kernel
+# Running a kernel: once where the learner's launcher is, and again, from its source and with other numbers, on a rank where
+# nothing else of the learner's is: what it computes and moves there counts.
 
 
-def _ran(function: Callable, *args: Any, result: Callable[[Any], Tensor] = lambda found: found) -> tuple[Any, Counted]:
-    """Calls the learner's launcher, and returns what it returned, and what its kernels moved.
-
-    result: takes the tensor from it that the kernels must have stored.
-    """
+def _launched(given: tuple, function: Callable, watch: Watch) -> dict:
+    """Calls the learner's launcher, and returns what it launched, as data, and where its results lie."""
     try:
-        from manyranks.measure import interpreter  # noqa: F401  before Triton, which it mends
+        from manyranks.measure.relaunch import noted  # and Triton, which it mends
     except ImportError as error:
         raise Stopped(f"{error}", "the tasks Attention and unsick run without Triton") from None
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # what torch.empty makes is NaN then, not what was there before
     try:
-        with Launchers():
-            counted = count(function, *args)
+        with noted([one for one in given if isinstance(one, Tensor)]) as launches, Launchers(launches.fill):
+            counted = count(function, *given)
     except OutOfBounds as error:
         found, _, hint = f"{error}".rpartition(": ")
         raise Stopped(found, hint).with_traceback(without_triton(error.__traceback__)) from None
@@ -56,38 +58,46 @@ def _ran(function: Callable, *args: Any, result: Callable[[Any], Tensor] = lambd
         raise error.with_traceback(without_triton(error.__traceback__)) from None
     finally:
         torch.use_deterministic_algorithms(before)
-    stored, out = _stored(counted), result(counted.result)
-    if isinstance(out, Tensor) and stored < out.numel() * out.element_size():
-        found = f"the kernels stored {stored:,} bytes, and the result has {out.numel() * out.element_size():,}"
+    results = counted.result if isinstance(counted.result, tuple | list) else (counted.result,)
+    stored, needed = _stored(counted), sum(one.numel() * one.element_size() for one in results if isinstance(one, Tensor))
+    if stored < needed:
+        found = f"the kernels stored {stored:,} bytes, and the result has {needed:,}"
         raise Stopped(found, "a kernel of yours stores every element of the result: kernel[grid](…) starts it")
-    return counted.result, counted
+    places = [launches.place(one) if isinstance(one, Tensor) else kind_of(one) for one in results]
+    return {"launches": launches.told(), "results": places}
+
+
+def _again(names: tuple[str, ...], facts: Callable[[Any, Counted], dict], case: Any, given: tuple, told: dict) -> dict:
+    """On a rank that runs nothing but these kernels. names: of the results; facts: what is judged of what kernels moved."""
+    from manyranks.measure.relaunch import relaunch
+
+    inputs = [one for one in given if isinstance(one, Tensor)]
+    before, places = deepcopy(inputs), told["results"]
+    counted = relaunch(told["launches"], inputs, [one for one in places if not isinstance(one, str)])
+    tensors = iter(counted.result)
+    results = [one if isinstance(one, str) else next(tensors) for one in places]
+    found = dict(zip(names, results, strict=False)) | {"the number of results": len(results)}
+    return found | {_CHANGED: not all(map(torch.equal, inputs, before))} | facts(case, counted)
 
 
 def _stored(counted: Counted) -> int:
     return counted.requested_bytes(kind="store") + counted.requested_bytes(kind="atomic")
 
 
-def _bytes(counted: Counted) -> dict[str, int]:
+def _bytes(case: Any, counted: Counted) -> dict[str, int]:
     return {"bytes that lanes load": counted.requested_bytes(kind="load"), "bytes that lanes store": _stored(counted)}
 
 
-def _sectors(counted: Counted) -> dict[str, int]:
-    return {f"sectors that {kind}s touch": counted.sectors(kind=kind) for kind in ("load", "store")}
+def _sectors(case: Any, counted: Counted) -> dict[str, int]:
+    return {f"sectors that {kind}s touch": counted.sectors(kind=kind) for kind in ("load", "store")} if case.even else {}
 
 
-def _drawn(watch: Watch, *shapes: tuple[int, ...]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(watch.seed + 1)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
+def _drawn(case: Any, seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+    return [normal(shape, seed, case, i, dtype=torch.float32) for i, shape in enumerate(shapes)]
 
 
-def _changed(*pairs: tuple[Tensor, Tensor]) -> dict[str, bool]:
-    return {_CHANGED: not all(torch.equal(one, other) for one, other in pairs)}
-
-
-def _pair(value: Any, call: str, form: str) -> tuple[Any, Any]:
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise Stopped(f"{call} returned {kind_of(value)}", form)
-    return value[0], value[1]
+def _kernel_task(name: str, points: float, names: tuple[str, ...], facts: Callable, judge: tuple, **more) -> Task:
+    return _task(name, points, _launched, judge, again=partial(_again, names, facts), **more)
 
 
 def _moves(share: float, what: str, names: str, hint: str = "") -> Judge:
@@ -98,25 +108,19 @@ def _moves(share: float, what: str, names: str, hint: str = "") -> Judge:
 # Task 1: copy a transposed matrix
 
 
-def _copied(case: Matrix, function: Callable, watch: Watch) -> dict:
-    (kept,) = _drawn(watch, (case.columns, case.rows))
-    before, x = kept.clone(), kept.T
-    out, counted = _ran(function, x)
-    found = {"the copy": plain(out), "contiguous": tensor(out, "what copy_rows returned").is_contiguous()}
-    return found | _changed((kept, before)) | (_sectors(counted) if case.even else {})
-
-
 _TILE = "each load and each store: along the last axis of a tile, neighboring lanes need neighboring addresses"
-copy_rows = _task(
+copy_rows = _kernel_task(
     "copy_rows",
     4,
-    _copied,
+    ("the copy",),
+    lambda case, counted: {"contiguous": counted.result[0].is_contiguous()} | _sectors(case, counted),
     (
-        values(0.4, "returns a contiguous copy of the matrix", f"copy|contiguous|{_CHANGED}", alone=True),
+        values(0.4, "returns a contiguous copy of the matrix", f"copy|contiguous|{_RESULTS}", alone=True),
         _moves(0.3, "loads touch each sector once", "loads", _TILE),
         _moves(0.3, "stores touch each sector once", "stores", _TILE),
     ),
     cases=(Matrix(64, 96, even=True), Matrix(45, 70)),
+    make=lambda case, rank, n, seed: (_drawn(case, seed, (case.columns, case.rows))[0].T,),
     call="copy_rows(x_RC)",
     unexplained="tile [i, j] of x goes to [i, j] of out, and a mask cuts off what lies beyond R and C",
 )
@@ -124,25 +128,24 @@ copy_rows = _task(
 # Task 2: softmax down the columns
 
 
-def _softmax(case: Matrix, function: Callable, watch: Watch) -> dict:
-    (x,) = _drawn(watch, (case.rows, case.columns))
-    x = 5 * x + 300 * torch.arange(case.columns).remainder(3) - 300  # some columns are far above others
-    before = x.clone()
-    out, counted = _ran(function, x)
-    found = {"the result": plain(out)} | _changed((x, before)) | _bytes(counted)
-    return found | (_sectors(counted) if case.even else {})
+def _columns(case: Matrix, rank: int, n: int, seed: int) -> tuple[Tensor]:
+    """Some columns are far above others."""
+    (x,) = _drawn(case, seed, (case.rows, case.columns))
+    return (5 * x + 300 * torch.arange(case.columns).remainder(3) - 300,)
 
 
-softmax_columns = _task(
+softmax_columns = _kernel_task(
     "softmax_columns",
     3,
-    _softmax,
+    ("the result",),
+    lambda case, counted: _bytes(case, counted) | _sectors(case, counted),
     (
-        values(0.5, "each column is the softmax of that column", f"result|{_CHANGED}", alone=True),
+        values(0.5, "each column is the softmax of that column", f"the result|{_RESULTS}", alone=True),
         _moves(0.3, "loads and stores each element once", "bytes", "a program loads its tile once, keeps it, and stores once"),
         _moves(0.2, "its lanes share sectors", "sectors", "a warp's lanes run along a row of x: a program takes many columns"),
     ),
     cases=(Matrix(24, 64, even=True), Matrix(37, 50)),
+    make=_columns,
     call="softmax_columns(x_RC)",
     unexplained="exp(x − the column's maximum) ÷ their sum over the column; rows beyond R must not count",
 )
@@ -150,32 +153,29 @@ softmax_columns = _task(
 # Task 3: a product with a budget
 
 
-def _product(case: Product, function: Callable, watch: Watch) -> dict:
-    a, b = (each.to(case.dtype) for each in _drawn(watch, (case.m, case.k), (case.n, case.k)))
-    before = a.clone(), b.clone()
-    out, counted = _ran(function, a, b, case.budget, case.shared)
-    if not counted.flops:
-        raise Stopped("no tl.dot ran", "multiply tiles with tl.dot: a GPU's tensor cores do only that")
-    tiles = max(launch.dot_bytes for launch in counted.launches)
-    return (
-        {"the product": plain(out)}
-        | _changed((a, before[0]), (b, before[1]))
-        | {
-            "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),
-            "bytes more than the shared memory": max(0, tiles - case.shared),
-        }
-    )
+def _factors(case: Product, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, int, int]:
+    a, b = (each.to(case.dtype) for each in _drawn(case, seed, (case.m, case.k), (case.n, case.k)))
+    return a, b, case.budget, case.shared
+
+
+def _within(case: Product, counted: Counted) -> dict:
+    return {
+        "whether tl.dot ran": counted.flops > 0,
+        "bytes more than the budget": max(0, counted.requested_bytes() - case.budget),
+        "bytes more than the shared memory": max(0, max(launch.dot_bytes for launch in counted.launches) - case.shared),
+    }
 
 
 _BUDGET = "the programs ask for itemsize · (M·K·⌈N/columns⌉ + N·K·⌈M/rows⌉ + M·N) bytes: wider tiles read A less often"
 _SHARED = "a step holds (rows + columns) · step · itemsize bytes: a smaller step leaves room for larger tiles"
 _over = partial(at_most, says="{got} {name}", unit="{:,}".format)
-product = _task(
+product = _kernel_task(
     "product",
     5,
-    _product,
+    ("the product",),
+    _within,
     (
-        values(0.5, "returns A · Bᵀ", f"product|{_CHANGED}", alone=True),
+        values(0.5, "returns A · Bᵀ", f"product|tl.dot|{_RESULTS}", alone=True),
         _over(0.3, "asks for no more bytes than the budget", "budget", _BUDGET)._replace(needs=1),
         _over(0.2, "both tiles fit the shared memory", "shared", _SHARED)._replace(needs=1),
     ),
@@ -184,6 +184,7 @@ product = _task(
         Product(160, 24, 48, 61_000, 8_200),
         Product(64, 64, 64, 24_576, 4_096, torch.float16),
     ),
+    make=_factors,
     call="product(a_MK, b_NK, budget, shared)",
     unexplained="out[i, j] is the sum over k of a[i, k] · b[j, k]; k beyond K must not count",
 )
@@ -191,20 +192,18 @@ product = _task(
 # Task 4: the loss without logits
 
 
-def _loss(case: Tokens, function: Callable, watch: Watch) -> dict:
-    hidden, weight = _drawn(watch, (case.tokens, case.hidden), (case.words, case.hidden))
-    hidden, before = hidden * case.strong, weight.clone()
-    targets = torch.randint(case.words, (case.tokens,), generator=torch.Generator().manual_seed(watch.seed + 2))
-    out, counted = _ran(function, hidden, weight, targets, case.z)
-    return {"the losses": plain(out)} | _changed((weight, before)) | _bytes(counted)
+def _of_loss(case: Tokens, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, float]:
+    hidden, weight = _drawn(case, seed, (case.tokens, case.hidden), (case.words, case.hidden))
+    return hidden * case.strong, weight, whole(case.words, (case.tokens,), seed, case), case.z
 
 
-loss = _task(
+loss = _kernel_task(
     "loss",
     5,
-    _loss,
+    ("the losses",),
+    _bytes,
     (
-        values(0.5, "returns each token's loss", f"losses|{_CHANGED}", alone=True),
+        values(0.5, "returns each token's loss", f"losses|{_RESULTS}", alone=True),
         _moves(
             0.25, "stores one number per token", "store", "no logit leaves the chip: keep each row's maximum, sum and target"
         ),
@@ -216,6 +215,7 @@ loss = _task(
         ),
     ),
     cases=(Tokens(37, 100, 24, 0.01, 6.0), Tokens(32, 70, 16, 0.5, 0.2)),  # logits of ±100, and small ones
+    make=_of_loss,
     call="loss(hidden_TH, weight_VH, targets_T, z)",
     unexplained="lse is the maximum + log of the sum of exp(logit − maximum); the loss is lse − target's logit + z · lse²",
 )
@@ -223,30 +223,25 @@ loss = _task(
 # Task 5: attention to a window
 
 
-def _attended(case: Window, function: Callable, watch: Watch) -> dict:
-    shape = case.heads, case.rows, case.head
-    q, k, v = _drawn(watch, shape, shape, shape)
-    q, before = q * 4, (k.clone(), v.clone())
-    found, counted = _ran(
-        function, q, k, v, case.window, result=lambda pair: pair[0] if isinstance(pair, tuple | list) and pair else None
-    )
-    out, lse = _pair(found, "attend", "it returns a pair, (out_ASD, lse_AS)")
-    results = {"the output": plain(out), "the log-sum-exp": plain(lse)}
-    return results | _changed((k, before[0]), (v, before[1])) | _bytes(counted)
+def _heads(case: Window, rank: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    q, k, v = _drawn(case, seed, *[(case.heads, case.rows, case.head)] * 3)
+    return q * 4, k, v, case.window
 
 
 _PASS = "one loop over the keys, with K and V loaded once in it, from the first tile that its queries see to the last one"
-attend = _task(
+attend = _kernel_task(
     "attend",
     6,
-    _attended,
+    ("the output", "the log-sum-exp"),
+    _bytes,
     (
-        values(0.35, "the output is right", f"output|{_CHANGED}", alone=True),
+        values(0.35, "the output is right", f"output|{_RESULTS}", alone=True),
         values(0.2, "the log-sum-exp is right", "log-sum-exp", alone=True),
         _moves(0.3, "loads no tile that nobody sees, and no tile twice", "load", _PASS)._replace(needs=2),
         _moves(0.15, "stores the output and one number per row", "store", "no score leaves the chip")._replace(needs=2),
     ),
     cases=(Window(2, 50, 24, 100), Window(1, 70, 16, 17), Window(2, 48, 16, 3)),
+    make=_heads,
     call="attend(q_ASD, k_ASD, v_ASD, window)",
     unexplained="query i sees keys i − window + 1 to i, scores are q · k / √D; where none was seen yet, −inf − (−inf) is NaN",
 )
@@ -254,15 +249,14 @@ attend = _task(
 # Task 6: attention as a function with a backward
 
 
-def _both_passes(case: Heads, kind: Any, watch: Watch) -> dict:
+def _both_passes(given: tuple[int, list[Tensor]], kind: Any, watch: Watch) -> dict:
     if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
         raise Stopped(f"Attention is {kind_of(kind)}", "it's a class derived from torch.autograd.Function")
-    shape = case.heads, case.rows, case.head
-    *drawn, grad = (each.double() for each in _drawn(watch, *[shape] * 4))
+    tile, (*drawn, grad) = given
     leaves, before = [each.clone().requires_grad_() for each in drawn], drawn
     watch.weigh()
     with watch.peak(), Made() as made:
-        out = tensor(kind.apply(*leaves, case.tile), "what Attention.apply returned")
+        out = tensor(kind.apply(*leaves, tile), "what Attention.apply returned")
         if not out.requires_grad:
             raise Stopped("the result has no graph", "forward returns the output, and the class is called by apply")
         watch.weigh()
@@ -270,9 +264,9 @@ def _both_passes(case: Heads, kind: Any, watch: Watch) -> dict:
     found = {"the output": plain(out)} | {f"the gradient of {n}": gradient(x) for n, x in zip("qkv", leaves, strict=True)}
     return (
         found
-        | _changed(*((x.detach(), one) for x, one in zip(leaves, before, strict=True)))
+        | {_CHANGED: not all(map(torch.equal, (x.detach() for x in leaves), before))}
         | {
-            "a tensor of S × S elements": "made" if made.most >= case.rows**2 else "not made",
+            "a tensor of S × S elements": "made" if made.most >= drawn[0].shape[1] ** 2 else "not made",
             "the result and what forward keeps": watch.held[1] - watch.held[0],
             "the most at one time": watch.peak_bytes,
         }
@@ -298,6 +292,7 @@ attention = _task(
         )._replace(needs=2),
     ),
     cases=(Heads(2, 256, 8, 16), Heads(1, 41, 5, 16)),
+    make=lambda case, rank, n, seed: (case.tile, [normal((case.heads, case.rows, case.head), seed, case, i) for i in range(4)]),
     call="Attention.apply(q_ASD, k_ASD, v_ASD, tile)",
     a_class=True,
     ready=Ready(),
@@ -316,7 +311,11 @@ _ADDRESS = "it returns an address in bytes, a whole number"
 
 def _addresses(case: Tile, function: Callable, watch: Watch) -> dict:
     rows, columns = range(given.ROWS), range(case.columns)
-    at = [[whole(function(i, j, case.columns), "an address", _ADDRESS) for j in columns] for i in rows]
+    return {"at": [[whole_number(function(i, j, case.columns), "an address", _ADDRESS) for j in columns] for i in rows]}
+
+
+def _conflicts(case: Tile, given_: Tile, results: dict) -> dict:
+    at, columns = results["at"], range(case.columns)
     flat = [address for row in at for address in row]
     parts = [row[first : first + WARP] for row in at for first in range(0, case.columns, WARP)]
     return {
@@ -342,6 +341,7 @@ unsick = _task(
     ),
     cases=(Tile(32), Tile(64)),
     more=given.drawn_tiles,
+    then=_conflicts,
     call="unsick(i, j, columns)",
     ready=Ready((given.__name__,)),
 )

@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -54,10 +54,11 @@ NOTHING_GIVEN = Ready()
 
 
 @contextmanager
-def refused(ready: Ready) -> Iterator[None]:
+def refused(ready: Ready) -> Iterator[Callable[[str], str]]:
     """Raises Stopped at its end where a learner's line has called what was ready; calls between modules are their own affair.
 
-    Not at once: their own except would catch it, and a profile function that raises is taken away.
+    Not at once: their own except would catch it, and a profile function that raises is taken away. Yields a function that lets
+    a line call something ready of this name, and returns what was noted: `watched` where the watcher is still there.
     """
     codes: dict[int, tuple[CodeType, bool]] = {}  # asked of each call: whether the function's code was ready
     called: list[Stopped] = []
@@ -86,10 +87,17 @@ def refused(ready: Ready) -> Iterator[None]:
             line = TracebackType(None, caller, caller.f_lasti, caller.f_lineno)
             called.append(Stopped(f"{name} is not allowed", hint).with_traceback(line))
 
+    def still_watched(word: str) -> str:
+        if called:
+            return ""
+        exec("def ready(): pass", names := {"__name__": f"{_LIBRARY}.{word}"})
+        eval(compile("ready()", "<cell 0>", "eval"), {"__name__": "__main__", "ready": names["ready"]})
+        return called.pop().what if called else ""
+
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        yield
+        yield still_watched
         if sys.getprofile() is not note:  # a recursion without end takes it away, and a signal can; their own except hides it
             hint = "don't recurse without end, handle signals or set a profiler"
             called.append(Stopped("the check's call watcher was removed", hint))
@@ -97,6 +105,11 @@ def refused(ready: Ready) -> Iterator[None]:
         sys.setprofile(before)
         if called:
             raise called[0]
+
+
+def watched(word: str) -> str:
+    """What a watcher notes of the ready call of this name."""
+    return f"{_LIBRARY}.{word}.ready is not allowed"
 
 
 def refuse_class(kind: type, ready: Ready) -> None:
@@ -265,6 +278,13 @@ def whole(value: Any, what: str, form: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise Stopped(f"{what} is {kind_of(value)}", form)
     return int(value)
+
+
+def pair(value: Any, call: str, form: str) -> tuple[Any, Any]:
+    """The learner's. Raises Stopped where it is none."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise Stopped(f"{call} returned {kind_of(value)}", form)
+    return value[0], value[1]
 
 
 def tensor(value: Any, what: str, hint: str = "it returns a tensor") -> torch.Tensor:

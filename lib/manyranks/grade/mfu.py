@@ -8,10 +8,9 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
 from manyranks.given import mfu as given
 from manyranks.given.mfu import Chain, Job, Layer, Model, Pass, Run, Step, Timing
+from manyranks.given.numbers import seed_of
 from manyranks.grade.check import Task
 from manyranks.grade.judges import ROUNDED, WAIT, Judge, Right, Verdict, facts, sent, values
 from manyranks.grade.learner import Ready, number
@@ -152,11 +151,17 @@ step_flops = _alone(
 # Task 3: utilisation
 
 
-def _mfu(case: Job, function: Callable, watch: Watch) -> dict:
-    c, name = case.config, f'the MFU under "{case.convention}"'
+def _run(case: Job, rank: int, n: int, seed: int) -> tuple[Run, dict, str]:
+    """What mfu is called with."""
+    c = case.config
     shapes = {name: tuple(parameter.shape) for name, parameter in GPT(c).named_parameters()}
     run = Run(shapes, c.tied, c.layers, c.hidden, c.seq, *case.counts, case.seconds, "fp32", case.dtype)
-    return {name: number(function(run, dict(case.sheet), case.convention), name, "it returns one number, the share")}
+    return run, dict(case.sheet), case.convention
+
+
+def _mfu(given: tuple[Run, dict, str], function: Callable, watch: Watch) -> dict:
+    name = f'the MFU under "{given[2]}"'
+    return {name: number(function(*given), name, "it returns one number, the share")}
 
 
 _LLAMA = GPTConfig(3, 24, 6, 40, 50, 11, 2, tied=False)
@@ -174,6 +179,7 @@ mfu = _alone(
         Job(_GPT2, (5, 9, 11, 8), "fp8", "parameters", 2.6601e-05, given.SHEET),
         Job(_LLAMA, (9, 5, 7, 8), "fp32", "palm", 0.000369223, given.SHEET),
     ),
+    make=_run,
     more=partial(given.drawn_jobs, conventions=tuple(_CONVENTIONS), make=GPTConfig),
     call="mfu(run, sheet, convention)",
     advice=(
@@ -193,8 +199,8 @@ _INSTEAD |= dict.fromkeys(("send", "recv"), "an all-reduce is one call, dist.all
 _INSTEAD |= {"barrier": "a barrier is not needed: an all-reduce waits for all ranks"}
 
 
-def _timed(case: Timing, function: Callable, watch: Watch) -> dict:
-    *functions, log = given.device(dist.get_rank(), case, 1 + watch.seed % 64 / 64)
+def _timed(work: given.Work, function: Callable, watch: Watch) -> dict:
+    case, (*functions, log) = work.timing, given.device(work)
     time = number(function(*functions, *case[:3]), "the time", "it returns one number, seconds of one launch")
     timed = [part for part in log()[1:-1] if "launch" in part][-case.repeats :]  # a timed warm-up does not count
     return {
@@ -216,6 +222,7 @@ time_it = _task(
         facts(0.3, "warms up, synchronises and reads the clock in the right order", "launches|how often", each_world=True),
         sent(0.2, "sends its measurements, once", hint=_EACH, instead=_INSTEAD),
     ),
+    make=given.work,
     cases=(Timing(3, 9, 5), Timing(2, 10, 3)),
     more=given.drawn_timings,
     call="time_it(launch, synchronise, clock, warmup, repeats, inner)",
@@ -228,9 +235,8 @@ time_it = _task(
 _SHARES = ("matmul", "other", "communication", "waiting", "python")
 
 
-def _budget(case: str, function: Callable, watch: Watch) -> dict:
-    rank, n, slower = dist.get_rank(), dist.get_world_size(), 1 + watch.seed % 64 / 64
-    spans, arrived, step, zero = given.traces(case, n, slower)[rank]
+def _budget(trace: given.Trace, function: Callable, watch: Watch) -> dict:
+    spans, arrived, step, zero = trace
     found = _named(function(spans, arrived, step, zero), _SHARES, time_budget.call)
     return found | {
         "what the five parts leave of the step's seconds": round(step[1] - step[0] - sum(found.values()), 9),
@@ -251,6 +257,7 @@ time_budget = _task(
         facts(0.1, "the parts add up to the step", "step", _ADDS_UP, each_world=True),
         sent(0.2, "sends the moments of its calls, once", hint=_MOMENT, instead=_INSTEAD),
     ),
+    make=lambda case, rank, n, seed: given.traces(case, n, 1 + seed_of(seed) % 64 / 64 * bool(seed))[rank],
     cases=given.STEPS,
     more=given.drawn_traces,
     call="time_budget(spans, arrived, step, zero)",

@@ -12,8 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from manyranks.given.nd import (
     COMPETE,
@@ -24,7 +23,6 @@ from manyranks.given.nd import (
     Sizes,
     Weight,
     between_nodes,
-    drawn,
     drawn_jobs,
     drawn_meshes,
     jobs,
@@ -32,6 +30,7 @@ from manyranks.given.nd import (
     recorded,
     sick,
 )
+from manyranks.given.numbers import normal, uneven
 from manyranks.grade import nd_plan, trial
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Judge, at_most, facts, sent, values
@@ -176,13 +175,17 @@ _TWO = "two calls a rank, each of one flat row; of dp × cp, an axis that is mis
 _KINDS = (("cut", (4, 3)), ("whole", (5,)), ("partial", (2, 3)), ("cut", (2, 2, 2)), ("partial", (3,)))
 
 
-def _average(sizes: Sizes, function: Callable, watch: Watch) -> dict:
-    rank, key = dist.get_rank(), "the gradient of weight "
+def _gradients(sizes: Sizes, rank: int, n: int, seed: int) -> tuple[Sizes, list[Tensor]]:
     alike = mesh_of(sizes).group("tp", rank)[0]  # what is whole is so on all tp ranks
-    before = [drawn(40 + i, *shape) for i, (_, shape) in enumerate(_KINDS)]
-    weights = [Weight(nn.Parameter(one.clone()), kind) for one, (kind, _) in zip(before, _KINDS, strict=True)]
-    for i, (parameter, kind) in enumerate(weights):
-        parameter.grad = drawn(7000 + 100 * (alike if kind == "whole" else rank) + i + watch.seed, *parameter.shape)
+    return sizes, [normal(shape, seed, i, alike if kind == "whole" else rank) for i, (kind, shape) in enumerate(_KINDS)]
+
+
+def _average(given: tuple[Sizes, list[Tensor]], function: Callable, watch: Watch) -> dict:
+    (sizes, gradients), key = given, "the gradient of weight "
+    weights = [Weight(nn.Parameter(uneven(shape)), kind) for kind, shape in _KINDS]
+    for (parameter, _), gradient in zip(weights, gradients, strict=True):
+        parameter.grad = gradient
+    before = [parameter.detach().clone() for parameter, _ in weights]
     with groups_compared() as made:
         function(dict(sizes), list(weights))
     found = {"the list of groups that were made": sorted(made)}
@@ -217,6 +220,7 @@ average = Task(
         sent(0.3, "two all-reduces: what is partial over tp, everything over dp × cp", groups=True, hint=_TWO),
     ),
     _jobs,
+    make=_gradients,
     worlds=(6, 8),
     call="average(sizes, weights)",
     part=True,
@@ -244,7 +248,7 @@ place = _task(
     ),
     (Exam("in one of 8 jobs", dict(jobs())),),
     more=lambda random: [Exam("in other jobs", dict(drawn_jobs(random)))],
-    then=lambda exam, results: {name: between_nodes(order, *exam.questions[name]) for name, order in results.items()},
+    then=lambda exam, given, results: {name: between_nodes(order, *exam.questions[name]) for name, order in results.items()},
     endless="there are 24 orders of 4 axes, and at most 256 ranks: that is soon counted",
 )
 
@@ -254,13 +258,13 @@ plan = nd_plan.plan  # task 6
 
 
 def _clusters(kind: str) -> Callable[[int], tuple[Exam]]:
-    """One case of all clusters of a kind: who knows only the first has no points."""
+    """One case of all clusters of a kind, of the judge's own for the judge: who knows only the first has no points."""
 
     def cases(n: int) -> tuple[Exam]:
         questions = {}
-        for i, run in enumerate(recorded()[kind], 1):
+        for i, run in enumerate(recorded(trial.seed)[kind], 1):
             axes = ", ".join(f"{axis} {degree}" for axis, degree in run.sizes.items())
-            whose = "another cluster" if i > 1 else "the cluster that you have"
+            whose = "another cluster" if i > 1 or trial.seed else "the cluster that you have"
             questions[f"{whose} ({i}: {axes}; nodes of {run.node})"] = (run,)
         return (Exam(f"of {len(questions)} clusters", questions),)
 
@@ -306,7 +310,7 @@ misplaced = _task(
         at_most(0.5, "and the order of axes that sends least", r"\)$", **_SENDS)._replace(each_world=True),
     ),
     _clusters("A"),
-    then=lambda exam, found: found | {name: _between(found[name], *asked) for name, asked in exam.questions.items()},
+    then=lambda exam, given, found: found | {name: _between(found[name], *asked) for name, asked in exam.questions.items()},
     unexplained="of all ranks' calls, add up `sent` by axis where the rank's next one in `ranks` is on another node (the last "
     "one's next is the first); the largest",
 )

@@ -39,7 +39,7 @@ def _plan(case: str, function: Callable, watch: Watch) -> dict:
     return {"plan": {field.name: getattr(plan, field.name) for field in fields(Plan)}}
 
 
-def _judged(case: str, results: Mapping[str, Fact]) -> dict:
+def _judged(case: str, given: str, results: Mapping[str, Fact]) -> dict:
     """What is judged of the plan that has come from a rank; nothing else that has come counts."""
     plan = Plan(**results["plan"])
     problem = _problem(plan)

@@ -1,22 +1,23 @@
 """Checks of exercise 05_pipeline: tables are verified and replayed on the virtual clock; a step runs on 2, 3 and 4 ranks."""
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from itertools import accumulate, pairwise
 from numbers import Integral
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyranks.given.pipeline import EARLY, EXACT, HIDDEN, WAITS, WHY, Case, Stage, facts_of, half_loss_of, loss_of
+from manyranks.given.numbers import EXACT, normal, seed_of
+from manyranks.given.pipeline import EARLY, HIDDEN, WAITS, WHY, Case, Stage, facts_of, half_loss_of, loss_of
 from manyranks.grade.check import Task
-from manyranks.grade.judges import Judge, Right, Verdict, at_most, by, facts, failure, order, sent, values
+from manyranks.grade.judges import Judge, Right, Verdict, around, at_most, by, facts, failure, parting, sent, values
 from manyranks.grade.learner import Ready, error_of, items, named, noted, plain
 from manyranks.grade.trial import Seen, Trial
 from manyranks.measure.flops import WorkCounter
 from manyranks.measure.journal import Stopped
-from manyranks.measure.prints import Fact, size
+from manyranks.measure.prints import Fact, same, size
 from manyranks.measure.watch import Watch, gradients
 from manyranks.parallel.pipeline import schedules
 from manyranks.parallel.pipeline.actions import KINDS
@@ -68,7 +69,7 @@ def _of_each_rank(name: str, fields: int, form: str) -> Callable:
     return run
 
 
-def _judged(case: Case, results: Mapping[str, Fact]) -> dict:
+def _judged(case: Case, given: Case, results: Mapping[str, Fact]) -> dict:
     """What is judged of the tables that have come from a rank; nothing else that has come counts."""
     tables = [_actions(table, case, "a table") for table in items(results.get("tables", ()), "tables", "", case.p)]
     return facts_of(case, tables) if len(tables) == case.p else {}
@@ -183,39 +184,61 @@ under_a_cap = _table_task(
 _LENGTH, _GPIPE, _UNEQUAL = 6, "GPipe's table", "1F1B's table, 1 to 3 rows a micro-batch, half the loss"
 
 
-def _train_step(case: str, function: Callable, watch: Watch) -> dict:
-    rank, n = dist.get_rank(), dist.get_world_size()
-    m = {_GPIPE: n, _UNEQUAL: n + 1}.get(case, 2 * n + 1)
-    actions = [(action.kind, action.microbatch) for action in schedules.one_f_one_b(n, m).ranks[rank]]
+def _table(case: str, rank: int, n: int) -> list[tuple[str, int]]:
+    """A rank's actions."""
     if case == _GPIPE:
-        actions = [*(("F", i) for i in range(n)), *(("B", i) for i in reversed(range(n)))]
-    rows = [1 + i % 3 if case == _UNEQUAL else 2 for i in range(m)]
-    batch, aims = (_random(seed + watch.seed, sum(rows), _LENGTH, HIDDEN).split(rows) for seed in (71, 72))
-    *before, stage = (Stage(61 + r + watch.seed, watch) for r in range(rank + 1))
-    stage.known = [*batch]
-    with torch.no_grad():
-        for one in before:
-            stage.known = [x + one.down(torch.tanh(one.up(x))) for x in stage.known]
-    inputs = [x.clone() for x in batch] if rank == 0 else None
-    goals = [x.clone() for x in aims] if rank == n - 1 else []
+        return [*(("F", i) for i in range(n)), *(("B", i) for i in reversed(range(n)))]
+    m = n + 1 if case == _UNEQUAL else 2 * n + 1
+    return [(action.kind, action.microbatch) for action in schedules.one_f_one_b(n, m).ranks[rank]]
+
+
+def _of_stage(case: str, rank: int, n: int, seed: int) -> tuple:
+    """What train_step is called with on this rank."""
+    actions = _table(case, rank, n)
+    rows = [1 + i % 3 if case == _UNEQUAL else 2 for i in range(len(actions) // 2)]
+    shapes = [torch.Size((one, _LENGTH, HIDDEN)) for one in rows]
+    inputs, goals = ([normal(shape, seed, what, i) for i, shape in enumerate(shapes)] for what in ("input", "target"))
     loss = half_loss_of if case == _UNEQUAL else loss_of
+    return Stage(seed, rank), actions, shapes, inputs if rank == 0 else None, goals if rank == n - 1 else None, loss
+
+
+def _train_step(own: tuple, function: Callable, watch: Watch) -> dict:
+    stage, actions, shapes, inputs, goals, loss = own
+    before = deepcopy([inputs, goals])
     most = max(accumulate(1 if kind == "F" else -1 for kind, _ in actions))
-    result = function(stage, list(actions), [x.shape for x in batch], inputs and [*inputs], [*goals] or None, loss)
+    result = function(stage, list(actions), shapes, inputs and [*inputs], goals and [*goals], loss)
     found = {
-        "whether inputs or targets were changed": not all(map(torch.equal, *((inputs, batch) if inputs else (goals, aims)))),
+        "whether inputs or targets were changed": not same([inputs, goals], before),
         "whether an input came where another one still lay": stage.overwritten,
         **gradients(dict(stage.named_parameters())),
+        "what it computes": stage.computed,
         "the graphs": stage.graphs or None,
-        "the inputs": stage.inputs if rank and stage.inputs > most + 1 else most,  # the last output may still be a variable
+        "the inputs": stage.inputs if not inputs and stage.inputs > most + 1 else most,  # the last output may be a variable yet
     }
-    if rank == n - 1:
+    if goals:
         number = isinstance(result, float) or (isinstance(result, Tensor) and result.numel() == 1)
         found["the loss"] = float(result) if number else plain(result)
     return found
 
 
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **EXACT)
+def _in_order(share: float, what: str, hint: str) -> Judge:
+    """It computes what the table says, in its order. The right answer's numbers tell which micro-batch an input is."""
+
+    def steps(trial: Trial, rank: int, seen: Seen, right: Right) -> list[str]:
+        known = list(zip(_table(trial.case, rank, trial.n), right[rank].results["what it computes"], strict=True))
+        names = [(number, i) for (kind, i), (_, number) in known if kind == "F"]
+        found = seen.results.get("what it computes", ())
+        return [f"{kind} {next((i for other, i in names if same(float(number), other)), '?')}" for kind, number in found]
+
+    def verdict(trial: Trial, right: Right) -> Verdict:
+        for rank, seen in enumerate(trial.seen):
+            got, must = (steps(trial, rank, one, right) for one in (seen, right[rank]))
+            if got != must:
+                there, here = (around(its, parting(got, must)) for its in (got, must))
+                return Verdict(False, f"rank {rank}: {there}; right is {here}", hint)
+        return Verdict(True)
+
+    return by(share, what, verdict, lambda seen: {"computed": seen.results["what it computes"]})
 
 
 _ORDER = "go through `actions` from front to back, not through a table of your own; a ? is no input that the stage before gives"
@@ -230,10 +253,11 @@ train_step = _task(
     _train_step,
     (
         values(0.25, "gradients and loss are those of one process", "gradient|loss|whether"),
-        order(0.15, "computes in the table's order", ("mark F ", "mark B "), _ORDER),
+        _in_order(0.15, "computes in the table's order", _ORDER),
         at_most(0.4, "holds the micro-batches that the table holds", "graphs|inputs$", _LET_GO, says=_HELD),
         sent(0.2, "sends b·s·h elements a micro-batch and boundary, each way", "^(?!recv)", hint=_NEIGHBOURS),
     ),
+    make=_of_stage,
     cases=(_GPIPE, "1F1B's table", _UNEQUAL),
     call="train_step(stage, actions, shapes, inputs, targets, loss_fn)",
     ready=Ready(tuple(f"{Stage.__module__}.{name}" for name in ("Stage", "loss_of", "half_loss_of"))),
@@ -243,14 +267,16 @@ train_step = _task(
 
 # Task 4: a backward in two halves
 
-_ROWS, _WIDTHS = 96, (16, 48, 32, 16)
+_ROWS, _WIDTHS, _SINGLE = 96, (16, 48, 32, 16), ("one micro-batch", "W before I")
 _HALVES = (("F", "forward(x)", "y"), ("I", "input_gradient(grad)", "the gradient of x"), ("W", "weight_gradient()", ""))
 
 
-def _stack(seed: int, frozen: bool = False) -> nn.ModuleList:
+def _stack(*words, frozen: bool = False) -> nn.ModuleList:
     """The layers. frozen: a weight and a bias do not learn, and a layer has no bias; the others have gradients already."""
-    torch.manual_seed(seed)
-    layers = nn.ModuleList(nn.Linear(*pair, bias=not (frozen and k == 2), **EXACT) for k, pair in enumerate(pairwise(_WIDTHS)))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed_of(*words))
+        sizes = enumerate(pairwise(_WIDTHS))
+        layers = nn.ModuleList(nn.Linear(*pair, bias=not (frozen and k == 2), **EXACT) for k, pair in sizes)
     layers[1].weight.requires_grad_(not frozen)
     layers[0].bias.requires_grad_(not frozen)
     for parameter in layers.parameters() if frozen else ():
@@ -258,19 +284,25 @@ def _stack(seed: int, frozen: bool = False) -> nn.ModuleList:
     return layers
 
 
-def _split(case: str, kind: Callable, watch: Watch) -> dict:
-    if case == "W before I":
-        early = kind(list(_stack(53)))
-        early.forward(_random(30, _ROWS, _WIDTHS[0]))
+def _stacks(case: str, rank: int, n: int, seed: int) -> tuple[list[nn.ModuleList], list[list[Tensor]]]:
+    """The layers, and by step what goes through them: the first stack twice, if there are two."""
+    stacks = [_stack(seed)] if case in _SINGLE else [_stack(seed, frozen=True), _stack(seed, 2)]
+    steps = 1 if case == _SINGLE[1] else 2
+    return stacks, [[normal((_ROWS, _WIDTHS[0]), seed, step, i) for i in range(2 * len(stacks) - 1)] for step in range(steps)]
+
+
+def _split(own: tuple[list[nn.ModuleList], list[list[Tensor]]], kind: Callable, watch: Watch) -> dict:
+    (stacks, data), found = own, {}
+    if len(data) == 1:
+        early = kind(list(stacks[0]))
+        early.forward(data[0][0])
         return {"what W raises before I": error_of(early.weight_gradient) or "nothing"}
-    single, found = case == "one micro-batch", {}
-    stacks = [_stack(51 + watch.seed)] if single else [_stack(52 + watch.seed, frozen=True), _stack(54 + watch.seed)]
-    halves = [kind(list(stack)) for stack in (stacks if single else [stacks[0], *stacks])]
+    halves = [kind(list(stack)) for stack in (stacks if len(stacks) == 1 else [stacks[0], *stacks])]
     watch.weigh()
     for step, (letter, call, result) in enumerate(_HALVES):
         work = WorkCounter()
         for i, one in enumerate(halves):
-            given, before = ([_random(10 * step + i + watch.seed, _ROWS, _WIDTHS[0])] * bool(result) for _ in range(2))
+            given, before = ([data[step][i].clone()] if result else [] for _ in range(2))
             with work, named(call):
                 got = plain(getattr(one, call.partition("(")[0])(*given))
             if result:  # a copy keeps nothing of the learner's alive
@@ -300,7 +332,8 @@ split = _table_task(
         at_most(0.3, "keeps what is needed for what comes, no more", "held", _NEEDED, **_MORE)._replace(needs=1),
         facts(0.1, "refuses W before I", "before I", "raise RuntimeError where I has not been"),
     ),
-    cases=("one micro-batch", "W before I", "several micro-batches, a frozen weight and a frozen bias"),
+    make=_stacks,
+    cases=(*_SINGLE, "several micro-batches, a frozen weight and a frozen bias"),
     call="Split(layers)",
     a_class=True,
     methods=tuple((call.partition("(")[0], f"the check calls .{call}") for _, call, _ in _HALVES),

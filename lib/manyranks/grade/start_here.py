@@ -5,13 +5,13 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from manyranks.given import start_here as given
+from manyranks.given.numbers import normal
 from manyranks.given.start_here import Times
 from manyranks.grade.check import Task
 from manyranks.grade.judges import facts, messages, sent, values
-from manyranks.grade.learner import Ready, number, plain, whole
+from manyranks.grade.learner import Ready, number, pair, plain, whole
 from manyranks.measure.journal import Stopped, kind_of
 from manyranks.measure.watch import Watch
 
@@ -30,11 +30,10 @@ class Shift(NamedTuple):
         return f"by {self.by}"
 
 
-def _shift(case: Shift, function: Callable, watch: Watch) -> dict:
-    generator = torch.Generator().manual_seed(10 * dist.get_rank() + watch.seed)
-    x = torch.randn(case.elements, generator=generator, dtype=torch.float64)
+def _shift(given: tuple[torch.Tensor, int], function: Callable, watch: Watch) -> dict:
+    x, by = given
     before = x.clone()
-    return {"the result": plain(function(x, case.by)), "the input has changed": not torch.equal(x, before)}
+    return {"the result": plain(function(x, by)), "the input has changed": not torch.equal(x, before)}
 
 
 _WHOM = "rank r sends to (r + by) % N and receives from (r − by) % N, also where `by` is negative"
@@ -50,6 +49,7 @@ shift = _task(
         sent(0.1, "sends its tensor once, and nothing to itself", hint=_ONCE),
         facts(0.1, "leaves its input as it was", "input", hint="receive into a new tensor: torch.empty_like(x)"),
     ),
+    make=lambda case, rank, n, seed: (normal((case.elements,), seed, case, rank), case.by),
     cases=_SHIFTS,
     more=lambda random: [Shift(random.randint(2, 99), random.randint(-9, 9))],
     only=("send", "recv"),
@@ -113,11 +113,8 @@ culprits = _task(
 _PAIR = "it returns a pair of numbers, (alpha, beta)"
 
 
-def _fit(case: Times, function: Callable, watch: Watch) -> dict:
-    found = function([*case.sizes], case.measured(1 + watch.seed))
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        raise Stopped(f"fit() returned {kind_of(found)}", _PAIR)
-    alpha, beta = (number(value, "one of the pair", _PAIR) for value in found)
+def _fit(given: tuple[list[int], list[list[float]]], function: Callable, watch: Watch) -> dict:
+    alpha, beta = (number(value, "one of the pair", _PAIR) for value in pair(function(*given), "fit()", _PAIR))
     return {"α, in µs": float(f"{1e6 * alpha:.6g}"), "β, in GB/s": float(f"{beta / 1e9:.6g}")}
 
 
@@ -134,6 +131,7 @@ fit = _task(
         Times(3e-6, 450e9, (4_000_000, 64, 250_000)),
         Times(30e-6, 4e9, (1_000_000, 2_000_000, 5_000_000)),
     ),
+    make=lambda case, rank, n, seed: ([*case.sizes], case.measured(1 + seed)),
     more=given.drawn_times,
     worlds=(1,),
     part=True,

@@ -10,14 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyranks.given.numbers import normal
 from manyranks.given.tensor import (
+    BATCH,
+    POSITIONS,
+    WORDS,
     Case,
     Made,
-    Place,
     WholeAttention,
     WholeBlock,
     WholeMLP,
-    drawn,
     f,
     g,
     in_pairs,
@@ -62,12 +64,26 @@ _LIST = "it returns a list with as many tensors, each in the shape of the one th
 _USED = "a result that a rank does not use has a gradient of zeros there: it counts, and is sent like any other"
 
 
-def _both(summing: bool, case: Case, function: Callable, watch: Watch) -> dict:
-    place, shapes = place_of(case, watch), _SHAPES[1:2] if case.alone else _SHAPES
-    seed = place.seed + 10 * place.r * summing
-    leaves = [drawn(seed + i, *shape).requires_grad_(len(shape) > 1) for i, shape in enumerate(shapes)]
+def _of_both(summing: bool, case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[Tensor], list[Tensor]]:
+    """Tensors, and the gradients of the results that the rank uses, of which one is not contiguous.
+
+    Who sums has tensors of its own, and the same gradients; else it is the other way round.
+    """
+    number, r = case.at(rank, n)
+    own = [(seed, number, what, r if what == ("tensor" if summing else "up") else "all") for what in ("tensor", "up")]
+    shapes = _SHAPES[1:2] if case.alone else _SHAPES
+    tensors = [normal(shape, *own[0], i) for i, shape in enumerate(shapes)]
+    if case.alone:
+        return case, tensors, [normal(_SHAPES[1], *own[1])]
+    ups = [normal(_SHAPES[0][::-1], *own[1]).permute(2, 1, 0), normal(_SHAPES[1], *own[1], 1)]
+    return case, tensors, ups[: 1 if case.unused and r == 1 else 2]
+
+
+def _both(own: tuple[Case, list[Tensor], list[Tensor]], function: Callable, watch: Watch) -> dict:
+    case, leaves, ups = own
+    place, leaves = place_of(case), [leaf.requires_grad_(leaf.dim() > 1) for leaf in leaves]
     tensors = [torch.tanh(leaf) for leaf in leaves]
-    before, ups = [one.detach().clone() for one in tensors], _upstream(case, summing, place)
+    before, given_ups = [one.detach().clone() for one in tensors], [one.clone() for one in ups]
     watch.mark("forward")
     results = _listed(function(list(tensors), place.group), tensors)
     found = {f"result {i}": y.detach().clone() for i, y in enumerate(results)}
@@ -76,18 +92,9 @@ def _both(summing: bool, case: Case, function: Callable, watch: Watch) -> dict:
     if lacking := [i for i in range(len(ups)) if not results[i].requires_grad]:
         raise Stopped(f"result {lacking[0]} has no graph", "the results have to be those of a torch.autograd.Function's apply")
     torch.autograd.backward(results[: len(ups)], ups)
-    given = untouched(ups, _upstream(case, summing, place))
+    given = untouched(ups, given_ups)
     found |= {f"the gradient of tensor {i}": gradient(leaf) for i, leaf in enumerate(leaves) if leaf.requires_grad}
     return {"the gradient that backward was given": given} | found
-
-
-def _upstream(case: Case, summing: bool, place: Place) -> list[Tensor]:
-    """The gradients of the results that the rank uses, of which one is not contiguous. After g they are alike on all ranks."""
-    seed = place.seed + 500 + 10 * place.r * (not summing)
-    if case.alone:
-        return [drawn(seed, *_SHAPES[1])]
-    first, second = drawn(seed, *reversed(_SHAPES[0])).permute(2, 1, 0), drawn(seed + 1, *_SHAPES[1])
-    return [first] if case.unused and place.r == 1 else [first, second]
 
 
 def _listed(results, tensors: list[Tensor]) -> list[Tensor]:
@@ -108,15 +115,15 @@ def _cases_of_both(summing: bool, n: int) -> tuple[Case, ...]:
 
 
 _ONE_CALL = traffic(0.5, "makes one all-reduce for all tensors, in its direction")
-_OF_BOTH = (values(0.5, "results and gradients are right"), _ONE_CALL)
+_JUDGED_BOTH = (values(0.5, "results and gradients are right"), _ONE_CALL)
 _ADVICE_OF_BOTH = (
     (r"modified by an inplace operation|a leaf Variable that requires grad", _VIEW),
     (r"'NoneType' object has no attribute|got NoneType|expected Tensor as element", _USED),
 )
 _CUT = _ADVICE_OF_BOTH, "cut the row in the order in which it was joined, and give each part its tensor's shape"
-_F, _G = ((partial(_both, summing), _OF_BOTH, partial(_cases_of_both, summing), *_CUT) for summing in (False, True))
-copy_in = _task("copy_in(tensors, group)", 2, *_F, ready=NOTHING_GIVEN)
-reduce_out = _task("reduce_out(tensors, group)", 2, *_G, ready=NOTHING_GIVEN)
+_F, _G = ((_both, _JUDGED_BOTH, partial(_cases_of_both, summing), *_CUT) for summing in (False, True))
+copy_in = _task("copy_in(tensors, group)", 2, *_F, ready=NOTHING_GIVEN, make=partial(_of_both, False))
+reduce_out = _task("reduce_out(tensors, group)", 2, *_G, ready=NOTHING_GIVEN, make=partial(_of_both, True))
 
 # Tasks 2 and 3
 
@@ -127,20 +134,29 @@ _OF_MLP = ("gate.weight", "gate.bias", "up.weight", "up.bias", "down.weight", "d
 _OF_ATTENTION = ("query.weight", "key.weight", "value.weight", "output.weight")
 
 
-def _mlp(case: Case, kind: Callable, watch: Watch) -> dict:
-    place = place_of(case, watch)
-    make = partial(made, WholeMLP, place.seed + 31, _H, _UNITS * place.t)
-    module, own, found = module_of(kind, make, watch, _OF_MLP, f, g, place.group)
-    x = drawn(place.seed + 40, _S, _B, _H).requires_grad_()
-    return found | through(module, own, {"x": x}, watch, drawn(place.seed + 50, _S, _B, _H))
+def _of_mlp(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeMLP], Tensor, Tensor]:
+    number, _ = case.at(rank, n)
+    x, up = (normal((_S, _B, _H), seed, number, what) for what in ("x", "up"))
+    return case, [made(WholeMLP, (_H, _UNITS * case.t), seed, number)], x, up
 
 
-def _attention(case: Case, kind: Callable, watch: Watch) -> dict:
-    place = place_of(case, watch, share=min(case.heads[1], case.t))
-    make = partial(made, WholeAttention, place.seed + 80, _H, _D, *case.heads)
-    module, own, found = module_of(kind, make, watch, _OF_ATTENTION, f, g, place.group, place.sharers)
-    x, memory = drawn(place.seed + 60, _S, _B, _H).requires_grad_(), drawn(place.seed + 70, _T, _B, _H).requires_grad_()
-    return found | through(module, own, {"x": x, "memory": memory}, watch, drawn(place.seed + 90, _S, _B, _H))
+def _mlp(own: tuple[Case, list[WholeMLP], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
+    case, wholes, x, up = own
+    module, parameters, found = module_of(kind, wholes, watch, _OF_MLP, f, g, place_of(case).group)
+    return found | through(module, parameters, {"x": x.requires_grad_()}, watch, up)
+
+
+def _of_attention(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeAttention], Tensor, Tensor, Tensor]:
+    number, _ = case.at(rank, n)
+    x, memory, up = (normal((k, _B, _H), seed, number, i) for i, k in enumerate((_S, _T, _S)))
+    return case, [made(WholeAttention, (_H, _D, *case.heads), seed, number)], x, memory, up
+
+
+def _attention(own: tuple[Case, list[WholeAttention], Tensor, Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
+    case, wholes, x, memory, up = own
+    place = place_of(case, share=min(case.heads[1], case.t))
+    module, parameters, found = module_of(kind, wholes, watch, _OF_ATTENTION, f, g, place.group, place.sharers)
+    return found | through(module, parameters, {"x": x.requires_grad_(), "memory": memory.requires_grad_()}, watch, up)
 
 
 def _cases_of_mlp(n: int) -> tuple[Case, ...]:
@@ -176,15 +192,22 @@ _ONE_EACH = traffic(0.35, "makes one all-reduce forward and one backward")
 _ONE_A_GROUP = traffic(0.3, "makes one all-reduce a group, for x and memory, and for shared heads")
 _OF_UNITS = (values(0.5, _VALUES, _NAMES), keeps(0.15), _ONE_EACH), _cases_of_mlp, (_LISTS, _DIMS), _F_G
 _OF_HEADS = (values(0.6, _VALUES, _NAMES), keeps(0.1), _ONE_A_GROUP), _cases_of_attention
-mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, a_class=True)
+mlp = _task("MLP(whole, f, g, group)", 5, _mlp, *_OF_UNITS, a_class=True, make=_of_mlp)
 _ADVICE_OF_HEADS = (_LISTS, _NO_HEADS, _HEAD_DIMS)
 attention = _task(
-    "Attention(whole, f, g, group, sharers)", 5, _attention, *_OF_HEADS, _ADVICE_OF_HEADS, _F_G_HEADS, a_class=True
+    "Attention(whole, f, g, group, sharers)",
+    5,
+    _attention,
+    *_OF_HEADS,
+    _ADVICE_OF_HEADS,
+    _F_G_HEADS,
+    a_class=True,
+    make=_of_attention,
 )
 
 # Task 4
 
-_POSITIONS, _V, _Z, _TIMES = 9, 61, 0.05, 3.0
+_TIMES = 3.0
 _NO_TOKEN = "a target may be −100, which is no token, but −100 % t is a rank all the same: mask it before you look up a logit"
 _IN_BLOCKS = "token k is number k // t on rank k % t, not in a block: not k − r·W on rank k // W"
 _RETURNS = "it returns the loss, a tensor without dimensions, the same on all ranks"
@@ -194,16 +217,10 @@ _COMPLETE = (
 )
 
 
-def _cross_entropy(case: Case, function: Callable, watch: Watch) -> dict:
-    place = place_of(case, watch)
-    targets = torch.randint(_V, (_POSITIONS, _B), generator=torch.Generator().manual_seed(place.seed + 210))
-    targets[-2:, 0] = targets[0, 1] = -100
-    targets[1:3, 1] = torch.tensor([_V - 1, _V - 2])  # the last ones of ranks, also of those that have one more
-    whose_SB1 = torch.arange(_POSITIONS * _B).view(_POSITIONS, _B, 1) % place.t  # the rank with the largest logits
-    shift_SB1, z = case.offset * (2.0 * (whose_SB1 == place.r) - 1), (_Z + place.seed % 7 / 10) * (1 + (case.offset > 0))
-    all_SBV = drawn(place.seed + 200, _POSITIONS, _B, _V) * 3 + shift_SB1
-    logits = all_SBV[..., place.r :: place.t].clone().requires_grad_()
-    before = logits.detach().clone(), targets.clone()
+def _cross_entropy(own: tuple[Case, Tensor, Tensor, float], function: Callable, watch: Watch) -> dict:
+    case, logits, targets, z = own
+    place, before = place_of(case), (logits.clone(), targets.clone())
+    logits.requires_grad_()
     with Made(watch) as seen:
         watch.mark("forward")
         loss = function(logits, targets, z, place.group)
@@ -214,14 +231,14 @@ def _cross_entropy(case: Case, function: Callable, watch: Watch) -> dict:
         watch.mark("backward")
         (loss.reshape(()) * _TIMES).backward()
     given = {"logits": untouched([logits.detach()], [before[0]]), "targets": untouched([targets], [before[1]])}
-    largest = max(seen.largest, 8 * _POSITIONS * _B * -(-_V // case.t))  # as much as the logits may always be made
+    largest = max(seen.largest, 8 * POSITIONS * BATCH * -(-WORDS // case.t))  # as much as the logits may always be made
     found = {"the loss": loss.detach().clone().reshape(()), "bytes of the largest tensor": largest}
     return given | found | gradients({"logits": logits})
 
 
 def _three(phases: dict[str, list[str]]) -> dict[str, list[str]]:
     """Two sums of S·B numbers may go together."""
-    one, two = (f"all_reduce of {many * 8 * _POSITIONS * _B:,} bytes" for many in (1, 2))
+    one, two = (f"all_reduce of {many * 8 * POSITIONS * BATCH:,} bytes" for many in (1, 2))
     calls = [call.replace(two, one) for call in phases["forward"] for _ in range(2 if two in call else 1)]
     return phases | {"forward": sorted(calls)}
 
@@ -229,7 +246,7 @@ def _three(phases: dict[str, list[str]]) -> dict[str, list[str]]:
 def _cases_of_loss(n: int) -> tuple[Case, ...]:
     """Ordinary logits; and such as overflow, of 4 ranks in two pairs."""
     t, pairs = in_pairs(n)
-    return Case(n, f"V = {_V}"), Case(t, f"{pairs}logits near ±900", offset=900.0)
+    return Case(n, f"V = {WORDS}"), Case(t, f"{pairs}logits near ±900", offset=900.0)
 
 
 _MADE = "it made a tensor of {got}; the largest logits of a rank have {right}"
@@ -243,13 +260,13 @@ _LOSS = (
     "a logit's gradient is (p·(1 + 2z·log Z) − [k = y]) / n, times the number that backward is given"
 )
 _LOOK_UP = ((r"index -\d+ is out of bounds", _NO_TOKEN), (r"is out of bounds|index out of range", _IN_BLOCKS))
-_OF_LOSS = (
+_JUDGED_LOSS = (
     values(0.4, "loss and gradients are right", _NAMES),
     at_most(0.4, "makes no tensor larger than a rank's logits", "^bytes", _COMPLETE, 0, _MADE, size),
     traffic(0.2, _SMALL_SUMS, _THREE, _three),
 )
 _CALL = "cross_entropy(logits_SBW, targets_SB, z, group)"
-cross_entropy = _task(_CALL, 4, _cross_entropy, _OF_LOSS, _cases_of_loss, _LOOK_UP, _LOSS)
+cross_entropy = _task(_CALL, 4, _cross_entropy, _JUDGED_LOSS, _cases_of_loss, _LOOK_UP, _LOSS, make=Case.loss)
 
 # Task 5
 
@@ -264,32 +281,37 @@ _GATHERED = (
 )
 
 
-def _block(case: Case, kind: Callable, watch: Watch) -> dict:
-    place = place_of(case, watch)
-    make = partial(made, WholeBlock, place.seed + 120, _FEATURES, _ROWS * place.t)
-    module, own, found = module_of(kind, make, watch, _OF_BLOCK, case.drops, f, place.group)
-    x, up = (_positions(place.seed + seed, place, case.strided) for seed in (130, 140))
+def _of_block(case: Case, rank: int, n: int, seed: int) -> tuple[Case, list[WholeBlock], Tensor, Tensor]:
+    """The block, once more where a second one drops nothing; this rank's positions, and the result's gradient."""
+    number, _ = case.at(rank, n)
+    wholes = [made(WholeBlock, (_FEATURES, _ROWS * case.t), seed, number) for _ in range(2 if case.drops else 1)]
+    return case, wholes, *(_positions(case.strided, seed, rank, what) for what in ("x", "up"))
+
+
+def _block(own: tuple[Case, list[WholeBlock], Tensor, Tensor], kind: Callable, watch: Watch) -> dict:
+    case, wholes, x, up = own
+    place = place_of(case)
+    module, parameters, found = module_of(kind, wholes, watch, _OF_BLOCK, case.drops, f, place.group)
     x.requires_grad_()
     if case.drops:
-        plain = kind(make(), 0.0, f, place.group)
+        plain = kind(wholes.pop(), 0.0, f, place.group)
         return found | dropped_by(module, plain, x, up, watch, place.t, case.drops)
     if place.group is not None or case.strided:
         with Made(watch):
-            return found | through(module, own, {"x": x}, watch, up, (1,))
+            return found | through(module, parameters, {"x": x}, watch, up, (1,))
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    single = kind(made(WholeBlock, place.seed, _FEATURES, _ROWS), 0.0, f, alone)  # keeps as much, and none of the others'
+    single = kind(WholeBlock(_FEATURES, _ROWS), 0.0, f, alone)  # keeps as much, and none of the others'
     watch.weigh(kind, module, single)
     y = result_of(single(x, 1), x)
     also = (kind, single, *nodes(y))
     watch.weigh(module, *also)
-    found |= through(module, own, {"x": x}, watch, up, (1,), also)
+    found |= through(module, parameters, {"x": x}, watch, up, (1,), also)
     before, own_only, all_of_them = watch.held[-3:]
     return found | {_KEPT: max(0, all_of_them - own_only - (own_only - before))}
 
 
-def _positions(seed: int, place: Place, strided: bool) -> Tensor:
-    """This rank's."""
-    x_sBH = drawn(seed, _SHARD * place.t, _B, _FEATURES).chunk(place.t)[place.r].clone()
+def _positions(strided: bool, *words) -> Tensor:
+    x_sBH = normal((_SHARD, _B, _FEATURES), *words)
     return x_sBH.transpose(0, 1).contiguous().transpose(0, 1) if strided else x_sBH
 
 
@@ -324,4 +346,5 @@ _JUDGED = (
 )
 _METHODS = (("forward", "the check calls block(x_sBH, seed)"),)
 _OF = "Block(whole, p, f, group)"
-block = _task(_OF, 6, _block, _JUDGED, _cases_of_block, (), _BLOCK_SENDS, a_class=True, methods=_METHODS, then=of_dropout)
+_MORE_OF_BLOCK = {"a_class": True, "methods": _METHODS, "make": _of_block, "then": of_dropout}
+block = _task(_OF, 6, _block, _JUDGED, _cases_of_block, (), _BLOCK_SENDS, **_MORE_OF_BLOCK)

@@ -161,12 +161,13 @@ def keeps(share: float) -> Judge:
     return at_most(share, "holds its shards of the weights only", f"^{_WEIGHTS}", _WHOLE_KEPT, 512, says, size, grain=512)
 
 
-def module_of(kind: Callable, make: Callable[[], nn.Module], watch: Watch, names: tuple[str, ...], *others) -> tuple:
-    """The learner's, with its parameters of these names, and what to report of them."""
+def module_of(kind: Callable, whole: list[nn.Module], watch: Watch, names: tuple[str, ...], *others) -> tuple:
+    """The learner's, with its parameters of these names, and what to report. whole: one, which nobody has afterwards."""
     refuse_class(kind if isinstance(kind, type) else type(kind), READY)
     watch.mark("made")
     watch.weigh(kind)
-    module = kind(make(), *others)
+    size_of_whole = sum(p.nbytes for p in whole[0].parameters())
+    module = kind(whole.pop(), *others)
     gc.collect()  # what stands in a cycle is gone only then
     watch.weigh(kind, module)
     if not isinstance(module, nn.Module):
@@ -178,7 +179,7 @@ def module_of(kind: Callable, make: Callable[[], nn.Module], watch: Watch, names
     if more := [name for name in own if name not in names]:
         raise Stopped(f"it has a parameter {more[0]} more", f"its parameters are {', '.join(names)}, and no others")
     found = {f"the parameter {name}": own[name].detach().clone() for name in names}
-    return module, {name: own[name] for name in names}, found | {_WEIGHTS: watch.held[-1] - watch.held[-2]}
+    return module, {name: own[name] for name in names}, found | {_WEIGHTS: watch.held[-1] - watch.held[-2] + size_of_whole}
 
 
 def result_of(y, like: Tensor) -> Tensor:
@@ -237,7 +238,7 @@ def dropped_by(module: nn.Module, plain: nn.Module, x: Tensor, up: Tensor, watch
     return found | {"the result without dropout": without.detach().clone()}
 
 
-def of_dropout(case, found: dict) -> dict:
+def of_dropout(case, given, found: dict) -> dict:
     """In the process that judges: what a block's dropout makes of its result, and of gradients."""
     if "dropout" not in found:
         return found

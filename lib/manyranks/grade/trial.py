@@ -5,11 +5,13 @@ What was seen can be stored: of a tensor a few numbers are kept, which tell it f
 
 import contextlib
 import io
+import os
+import secrets
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,34 +19,47 @@ import torch
 import torch.distributed as dist
 
 from manyranks import busy
-from manyranks.grade.learner import Ready, refuse_itself, refused
+from manyranks.grade.learner import Ready, refuse_itself, refused, watched
 from manyranks.measure import journal
 from manyranks.measure.journal import Stopped
-from manyranks.measure.machine import slowness
 from manyranks.measure.prints import Fact, size
 from manyranks.measure.watch import Event, Watch
 from manyranks.timeline.program import Collective, Recv, Send, Wait
 from manyranks.world import local
 from manyranks.world.confine import Confined
-from manyranks.world.errors import NotStarted, RankHung, WorldError
+from manyranks.world.errors import NotStarted, WorldError
 from manyranks.world.measurement import Measurement
-from manyranks.world.trouble import RETURNED, Notes, Trouble, head, late, short, text, trouble
-from manyranks.world.world import World
+from manyranks.world.trouble import Notes, Trouble, head, short, text, trouble
+from manyranks.world.world import Each, World
 
 CELLS = 12.0  # seconds that a notebook's cells may take on ranks that are new, before the clock of a case starts
-_RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s on a quiet machine
-BUSY, MOST_PATIENCE = 1.5, 6.0  # slowness from which a late run gets more time, and how much
-_LEAST_SECONDS = 4.0  # what a case gets in any case: on a busy machine those before it have used the time up
+_RUN_SECONDS, _ALL_SECONDS = 8.0, 14.0  # with what it costs to end ranks that hang, a check stays below 20 s
+PATIENCE = 6.0  # times as long a run may last while other programs have the processors: its seconds are those that it had
+_LEAST_SECONDS = 2.0  # what a case gets when those before it have used the time up: a right one takes a part of a second
 _OVERHEAD, _UNNOTED = 2, 1 << 20  # of what is sent beside what is noted: headers; connections and new groups
 _NAMES = {Send: "send", Recv: "recv"}
 _KINDS = ("gradient", "call", "wait", "mark")
 _EVENTS, _MARK = 100_000, 20_000  # of one rank; letters
 _ROOM = 1 << 22  # elements: a result larger than this is not what a task asks for
 
-Run = Callable[[Any, Any, Watch], dict]  # case, the learner's answer, watch -> results by name: tensors, or JSON
+Run = Callable[[Any, Any, Watch], dict]  # what a rank gets, the learner's answer, watch -> results: tensors, or JSON
+Make = Callable[[Any, int, int, int], Any]  # case, rank, number of ranks, seed -> what this rank gets
 
 
-confined: Confined | None = None  # grade.apart sets it
+# case, what the rank got, its results -> results that follow
+Then = Callable[[Any, Any, Mapping[str, Fact]], dict]
+
+
+@dataclass
+class Budget:
+    """Of one submission. left: seconds that its code may take in all; late: how many of its checks took too long."""
+
+    left: float
+    late: int = 0
+
+
+confined: Confined | None = None  # grade.apart sets these two
+budget: Budget | None = None
 seed = 0  # of the scripts' numbers; who makes records of his own takes another one
 
 
@@ -88,17 +103,17 @@ def unconfined() -> Iterator[None]:
 
 
 class Job(NamedTuple):
-    """What a rank runs. ready: whose functions the answer may not call."""
+    """What a rank runs. given: to this rank; ready: whose functions the answer may not call; word: that nobody has seen."""
 
     run: Run
-    case: Any
+    given: Any
     ready: Ready
-    seed: int
+    word: str
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One case on n ranks. key: the case's name in records; seen: by rank, empty where it did not end well.
+    """One case on n ranks. key: the case's name in records; given, seen: by rank; the latter empty where it did not end well.
 
     unwaited: the ranks that never waited for some call, with its operation; trouble: why it did not end well; notes: the
     calls with the lines that led to them; printed: by the ranks.
@@ -112,12 +127,14 @@ class Trial:
     trouble: Trouble | None = None
     notes: Notes = field(default_factory=dict)
     printed: str = ""
+    given: tuple = ()
 
-    def after(self, then: Callable[[Any, Mapping[str, Fact]], dict]) -> "Trial":
+    def after(self, then: Then) -> "Trial":
         """With the results that follow from those of the ranks; none where a rank sent what the script does not make."""
         try:
-            return replace(self, seen=[replace(one, results=then(self.case, one.results)) for one in self.seen])
-        except (Stopped, TypeError, ValueError, KeyError, IndexError):
+            pairs = zip(self.given, self.seen, strict=True) if self.seen else ()
+            return replace(self, seen=[replace(one, results=then(self.case, own, one.results)) for own, one in pairs])
+        except (Stopped, TypeError, ValueError, KeyError, IndexError, AttributeError):
             return replace(self, seen=[replace(one, results={}) for one in self.seen])
 
     def __str__(self) -> str:
@@ -130,42 +147,77 @@ class Trial:
 
 
 def trials(
-    answer: Callable, run: Run, cases: Callable[[int], Sequence], worlds: Iterable[int], ready: Ready, part: bool = False
+    answer: Callable,
+    run: Run,
+    make: Make,
+    cases: Callable[[int], Sequence],
+    worlds: Iterable[int],
+    ready: Ready,
+    part: bool = False,
 ) -> list[Trial]:
     """One trial a case, on fresh worlds of these sizes, and no more on a world whose ranks raised or died.
 
-    Ends after the first that hangs, and where nothing is written. part: each case counts, so that a deadlock, which is found
-    soon, ends its world only.
+    make: what each rank gets is made here, so that nothing on a rank says more, such as what the others get. Ends after the
+    first that hangs, and where nothing is written. part: each case counts, so that a deadlock, which is found soon, ends its
+    world only.
     """
     done: list[Trial] = []
-    deadline = time.monotonic() + _ALL_SECONDS
+    left = _ALL_SECONDS
     for n in busy.each(tuple(worlds), "checking on ranks"):
         fences = {"confined": confined} if confined else {}
         with World(n, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
+            world.patience = PATIENCE
             for i, case in enumerate(cases(n)):
-                world.timeout = round(min(_RUN_SECONDS, max(_LEAST_SECONDS, deadline - time.monotonic())), 1)
-                done.append(_trial(world, answer, Job(run, case, ready, seed), f"{n}/{i}"))
+                share = min(_RUN_SECONDS / 2 ** (budget.late if budget else 0), left)  # each late check halves it for the next
+                world.timeout = round(min(_RUN_SECONDS, max(_LEAST_SECONDS, share)), 1)
+                given = tuple(make(case, rank, n, seed) for rank in range(n))
+                done.append(_ran(world, answer, Trial(n, case, f"{n}/{i}", given=given), run, ready))
+                left -= spent(world)
                 if found := done[-1].trouble:
+                    if budget and found.hung and not found.deadlock:
+                        budget.late += 1
                     if found.unwritten or (found.hung and not (part and found.deadlock)):
                         return done
                     break
     return done
 
 
-def _trial(world: World, answer: Callable, job: Job, key: str) -> Trial:
-    """Once more where it was late because the machine has other things to do, with as much more time."""
+def ran_again(found: list[Trial], again: Then, make: Make) -> list[Trial]:
+    """Trials with what comes of their results on a rank that has run nothing of the learner's, and gets other numbers."""
+    fences = {"confined": confined} if confined else {}
+    with World(1, backend="gloo", timeout=_RUN_SECONDS, **fences) as world:
+        world.patience = PATIENCE
+        own = [replace(one, given=(make(one.case, 0, 1, seed + 1),)) for one in found]
+        return [_again(world, one, again) if one.seen else one for one in own]
+
+
+def _again(world: World, one: Trial, again: Then) -> Trial:
     try:
-        return _ran(world, answer, job, key, patient=False)
-    except _Busy as busy:
-        world.timeout = round(_RUN_SECONDS * min(busy.args[0], MOST_PATIENCE), 1)
-        return _ran(world, answer, job, key, patient=True)
+        results = world.run(_sent_again, again, one.case, one.given[0], one.seen[0].results)[0]
+        if type(results) is dict and all(map(_is_plain, results.items())):
+            return replace(one, seen=[replace(one.seen[0], results=results)])
+        problem = Trouble("what came back is no result", "leave the check as it is")
+    except NotStarted:
+        raise
+    except WorldError as error:
+        problem = trouble(error, {})
+    finally:
+        spent(world)
+    return replace(one, seen=[], trouble=problem._replace(problem=short(problem.problem), hint=short(problem.hint)))
 
 
-class _Busy(Exception):
-    """A run was late. Its argument: the seconds that a second of computing takes here."""
+def _sent_again(again: Then, case: Any, given: Any, results: dict) -> dict:
+    return {name: _sendable(value) for name, value in again(case, given, results).items()}
 
 
-def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> Trial:
+def spent(world: World) -> float:
+    """The seconds that the last run took, which the submission has no more."""
+    if budget:
+        budget.left -= world.took
+    return world.took
+
+
+def _ran(world: World, answer: Callable, new: Trial, run: Run, ready: Ready) -> Trial:
     printed = io.StringIO()
     with (
         _folder() as folder,
@@ -174,41 +226,46 @@ def _ran(world: World, answer: Callable, job: Job, key: str, patient: bool) -> T
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of messages that nobody received: the count of messages says it
-        outcome = _outcome(world, answer, job, folder, patient)
+        word = secrets.token_hex(8)
+        jobs = Each(Job(run, own, ready, word) for own in new.given)
+        outcome = _outcome(world, answer, jobs, word, folder)
         notes = journal.read(folder, world.size)
-    return Trial(world.size, job.case, key, notes=notes, printed=head(printed.getvalue()), **outcome)
+    return replace(new, notes=notes, printed=head(printed.getvalue()), **outcome)
 
 
 @contextmanager
 def _folder() -> Iterator[str]:
     """For notes. One that strangers could write into is removed with all of theirs, by who judges."""
     try:
-        made = tempfile.mkdtemp(dir=confined.scratch) if confined else tempfile.TemporaryDirectory()
+        made = tempfile.mkdtemp(dir=confined.seen or confined.scratch) if confined else tempfile.TemporaryDirectory()
     except OSError as error:
         raise NotStarted(f"there is no room for notes: {error}") from error
     with nullcontext(made) if confined else made as folder:
         yield folder
 
 
-def _outcome(world: World, answer: Callable, job: Job, folder: str, patient: bool) -> dict:
-    """What a Trial has of it. Raises _Busy where it should be run again, unless it was that already."""
+def _outcome(world: World, answer: Callable, jobs: Each, word: str, folder: str) -> dict:
+    """What a Trial has of it."""
     try:
         _prepare(world, answer)
         carried = _carried()
-        measured = world.measure(rehearse, answer, job, folder)
-        if found := _more_than_noted(_carried() - carried, sum(measured.payload_bytes.values())):
+        there = os.path.join(confined.scratch, os.path.basename(folder)) if confined else folder
+        measured = world.measure(rehearse, answer, jobs, there)
+        noted, now = sum(measured.payload_bytes.values()), _carried()
+        sockets = sum((measured.sent_bytes or {}).values()) if confined and local.strangers else 0
+        if found := _more_than_noted(sockets if None in (carried, now) else now - carried, noted):
             return {"trouble": found}
         seen = [_seen(reply, measured.calls[rank]) for rank, reply in enumerate(measured.results)]
+        if any(reply["watched"] != watched(word) for reply in measured.results):
+            return {"trouble": Trouble("the check's watcher of ready-made calls was removed", "leave the check as it is")}
         return {"seen": seen, "unwaited": _unwaited(measured)}
     except NotStarted:
         raise  # nothing that the answer did
     except WorldError as error:
-        returned = isinstance(error, RankHung) and set(error.states.values()) == {RETURNED}
-        slow = slowness() if isinstance(error, RankHung) and not patient and late(error) else 1.0
-        if slow >= BUSY or (returned and not patient):
-            raise _Busy(slow) from error
         found = trouble(error, journal.read(folder, world.size))
-    except Exception as error:  # a function that cannot be sent to the ranks, a result that cannot be read
+    except Exception as error:  # a function that cannot be sent to the ranks, or notes that no rank makes of itself
+        if confined and not isinstance(error, ValueError):
+            raise  # an error of ours, and no answer's: grade.apart says so
         found = Trouble(f"it could not be run: {type(error).__name__}: {text(error)}", "")
     return {"trouble": found._replace(problem=short(found.problem), hint=short(found.hint))}
 
@@ -220,11 +277,15 @@ def _prepare(world: World, answer: Callable) -> None:
         world.run(callable, answer if confined else int)
     finally:
         world.timeout = seconds
+        spent(world)
 
 
-def _carried() -> int:
-    """Bytes that the kernel has counted between strangers' ranks, in a network that they have for themselves."""
-    return local.the_forkserver().loopback_bytes() if confined and local.strangers else 0
+def _carried() -> int | None:
+    """Bytes that the kernel has counted between strangers' ranks; None where they have no network for themselves.
+
+    Their own sockets count then, for the loopback carries what others send, too.
+    """
+    return local.the_forkserver().loopback_bytes() if confined and local.strangers else None
 
 
 def _more_than_noted(carried: int, noted: int) -> Trouble | None:
@@ -237,12 +298,15 @@ def _more_than_noted(carried: int, noted: int) -> Trouble | None:
 
 def rehearse(answer, job: Job, folder: str) -> dict:
     """On a rank: runs the script with the learner's answer. What it returns is plain data."""
-    watch = Watch(folder, dist.get_rank(), job.seed)
+    watch = Watch(folder, dist.get_rank())
     refuse_itself(answer, job.ready)
-    with watch.watching(), refused(job.ready):
-        results = {name: _sendable(value) for name, value in job.run(job.case, answer, watch).items()}
+    with watch.watching(), refused(job.ready) as still_watched:
+        given = deepcopy(job.given)  # tensors that came by a message stand on it, and have storages that nobody can resize
+        watch.meet(given)
+        results = {name: _sendable(value) for name, value in job.run(given, answer, watch).items()}
+        word = still_watched(job.word) if callable(still_watched) else ""
     events = [tuple(event) for event in watch.events]
-    return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes}
+    return {"results": results, "events": events, "held": watch.held, "peak": watch.peak_bytes, "watched": word}
 
 
 def _sendable(value):
@@ -258,7 +322,7 @@ def _seen(reply, calls: list) -> Seen:
     """What a rank sent back. Raises ValueError for what `rehearse` does not send: a learner's code may have changed it."""
     if not (
         type(reply) is dict
-        and reply.keys() == {"results", "events", "held", "peak"}
+        and reply.keys() == {"results", "events", "held", "peak", "watched"}
         and type(reply["results"]) is dict
         and all(map(_is_plain, reply["results"].items()))
         and type(reply["events"]) is type(reply["held"]) is list
@@ -293,7 +357,7 @@ def _unwaited(measured: Measurement) -> tuple[tuple[int, str], ...]:
     """Rank and operation of the calls that were never waited for; none where the ranks' calls do not fit together."""
     try:
         ranks = measured.program.ranks
-    except ValueError:
+    except (ValueError, LookupError):
         return ()
     found = []
     for rank, instructions in enumerate(ranks):

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyranks.given import zero as given
-from manyranks.given.zero import layers_of, loss_of, pieces
+from manyranks.given.numbers import EXACT
+from manyranks.given.zero import Batch, pieces, trained
 from manyranks.grade import zero_looks as looks
 from manyranks.grade.check import Task
 from manyranks.grade.judges import Right, Verdict, at_most, by, facts, if_done, sent, silent, values
@@ -76,10 +77,10 @@ def _returned(name: str, function: Callable, argument: Tensor, *more) -> Tensor:
     return result
 
 
-def _shard(case: str, function: Callable, watch: Watch) -> dict:
-    found = {name: _returned("shard", function, whole) for name, whole in given.tensors(watch.seed)}
+def _shard(tensors: list[tuple[str, Tensor]], function: Callable, watch: Watch) -> dict:
+    found = {name: _returned("shard", function, whole) for name, whole in tensors}
     watch.weigh(function)
-    piece = function(torch.ones(300, 101, **given.EXACT))
+    piece = function(torch.ones(300, 101, **EXACT))
     watch.weigh(function, piece)
     there = {"when only its piece is left": watch.held[1] - watch.held[0]} if getattr(piece, "numel", int)() else {}
     return found | there | {"the piece of a large tensor": plain(piece)}
@@ -95,14 +96,14 @@ shard = _task(
         at_most(0.4, "keeps no more than the piece", "when", _VIEW, 1024, **_HELD),
         silent(0.1, "sends nothing", "every rank has the whole tensor here: it takes its piece without asking anybody"),
     ),
+    make=lambda case, rank, n, seed: [*given.tensors(seed)],
     call="shard(tensor)",
     a_class=False,
     unexplained="a chunk has ceil(E / N) elements: flatten, pad with zeros to a multiple of N, and take chunk number rank",
 )
 
 
-def _gather(case: str, function: Callable, watch: Watch) -> dict:
-    cut = [(name, pieces(whole)[dist.get_rank()], whole.shape) for name, whole in given.tensors(watch.seed)]
+def _gather(cut: list[tuple[str, Tensor, torch.Size]], function: Callable, watch: Watch) -> dict:
     return {name: _returned("gather", function, piece, shape) for name, piece, shape in cut}
 
 
@@ -116,6 +117,7 @@ gather = _task(
         values(0.6, "returns the whole tensor"),
         sent(0.4, "makes one all-gather of a shard", hint=_ONCE, instead=_INSTEAD | {"all_reduce": _FOR_GATHERS}),
     ),
+    make=lambda case, rank, n, seed: [(name, pieces(one, n)[rank], one.shape) for name, one in given.tensors(seed)],
     call="gather(shard_S, shape)",
     a_class=False,
     unexplained="all shards, rank 0's first; of these the first shape.numel() elements, in this shape",
@@ -136,8 +138,9 @@ class Training(NamedTuple):
         return f"in {len(self.batches)} steps of {self.optimizer}" + ", each of two backward passes" * self.finishes
 
 
-def _train(training: Training, kind, watch: Watch) -> dict:
-    model, found = layers_of(watch.seed), {}
+def _train(own: tuple[Training, nn.ModuleList, list[Batch]], kind, watch: Watch) -> dict:
+    training, model, data = own
+    found = {}
     watch.follow(model)
 
     def held(when: str) -> None:
@@ -152,7 +155,7 @@ def _train(training: Training, kind, watch: Watch) -> dict:
         optimizer = made(kind, _READY, call, methods, model.parameters(), optimizer_class, **training.settings)
         for step, batches in enumerate(training.batches, 1):
             for batch in batches:
-                loss = loss_of(model, batch, watch)
+                loss = data[batch].loss(model)
                 with watch.peak():
                     watch.mark("backward")
                     loss.backward()
@@ -188,6 +191,7 @@ stage1 = _task(
         sent(0.13, "reduces each gradient and gathers each parameter once a step", **_SENT),
         _holds(0.67, "holds optimizer states of its shards only", "^(of|in)", _STATES),
     ),
+    make=lambda case, rank, n, seed: (case, *trained(rank, seed, 6)),
     cases=(Training("AdamW", _ADAMW, ((1,), (2,), (0,))), Training("SGD", _SGD, ((2,), (1,)))),
     call="Stage1(params, optimizer_class, **kwargs)",
     unexplained="in each step: a shard's .grad is its part of the mean over the ranks, the optimizer steps on the shards, and "
@@ -216,6 +220,7 @@ stage2 = _task(
         )._replace(early=looks.out_of_turn),
         _holds(0.35, "holds gradients of its shards only", "^(of|in)", _GRADIENTS),
     ),
+    make=lambda case, rank, n, seed: (case, *trained(rank, seed, 6)),
     cases=(Training("AdamW", _ADAMW, ((2, 3), (1, 5)), finishes=True),),
     call="Stage2(params, optimizer_class, **kwargs)",
     unexplained="at step(), a shard's .grad is the mean over the ranks, added up over all backward passes since zero_grad()",
@@ -224,10 +229,10 @@ stage2 = _task(
 # Task 5
 
 
-def _unit(case: str, kind, watch: Watch) -> dict:
-    layers, found = layers_of(watch.seed), {}
+def _unit(own: tuple[nn.ModuleList, list[Batch]], kind, watch: Watch) -> dict:
+    (layers, data), found = own, {}
     before = [(name, p, p.shape) for name, p in layers.named_parameters()]
-    room = given.enough(layers, watch)
+    room = given.enough(layers, data[1], watch)
 
     def held(when: str) -> None:
         storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for _, p, _ in before}
@@ -245,7 +250,7 @@ def _unit(case: str, kind, watch: Watch) -> dict:
         for step, batches in enumerate(((0,), (1, 2)), 1):
             for batch in batches:
                 with watch.peak():
-                    loss = loss_of(layers, batch, watch, model)
+                    loss = data[batch].loss(layers, model)
                     held(f"after forward {batch + 1}")
                     loss.backward()
                     model.finish()
@@ -289,6 +294,7 @@ unit = _task(
         facts(0.08, "starts to gather without waiting", "wrong method", _ASYNC),
         _holds(0.67, "keeps nothing whole that is not needed", "^(of|in all|at one)", _WHOLE, room=_UNIT_ROOM),
     ),
+    make=lambda case, rank, n, seed: trained(rank, seed, 3),
     cases=("in two steps, the second of two backward passes",),
     call="Unit(module)",
     unexplained="start() gathers from the shards as they are then, and reduce() adds the mean of what backward has left in "
@@ -298,14 +304,14 @@ unit = _task(
 # Task 6
 
 
-def _prefetch(case: str, kind, watch: Watch) -> dict:
-    layers = layers_of(watch.seed)
+def _prefetch(own: tuple[nn.ModuleList, list[Batch]], kind, watch: Watch) -> dict:
+    layers, data = own
     units = [given.Unit(k, layer, watch) for k, layer in enumerate(layers)]
     shards = [shard for unit in units for shard in unit.shards]
     optimizer = torch.optim.AdamW(shards, **_ADAMW)
     model = given.Marked(layers, made(kind, _READY_UNITS, "Prefetch(units)", _SCHEDULE, units), watch)
     for batch in (0, 1):
-        loss_of(layers, batch, watch, model).backward()
+        data[batch].loss(layers, model).backward()
         model.finish()
         watch.mark(f"step {batch + 1}")
         optimizer.step()
@@ -334,6 +340,7 @@ prefetch = _task(
         facts(0.37, "has the next unit on its way while one computes", "^while", _NEXT),
         facts(0.3, "has two units at a time, and no third", "^units", _TWO),
     ),
+    make=lambda case, rank, n, seed: trained(rank, seed, 2),
     cases=("in two steps",),
     call="Prefetch(units)",
     ready=_READY_UNITS,

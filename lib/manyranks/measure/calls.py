@@ -86,6 +86,7 @@ class Recorder:
 
     def __init__(self):
         self._followers = ends.Followers()
+        self._numbering = threading.RLock()  # other threads make calls, too: a call's number is its place in the list
         self.start(everything=False)
 
     def install(self) -> "Recorder":
@@ -107,11 +108,12 @@ class Recorder:
 
         work: gives the flops and bytes of the operators so far.
         """
-        self.everything = everything
-        self._work = work or (lambda: (0, 0))
-        self.calls: deque[Call] = deque(maxlen=None if everything else RECENT)
-        self.journal: list[Event] = []
-        self.issued = 0
+        with self._numbering:
+            self.everything = everything
+            self._work = work or (lambda: (0, 0))
+            self.calls: deque[Call] = deque(maxlen=None if everything else RECENT)
+            self.journal: list[Event] = []
+            self.issued = 0
         self.counts: Counter = Counter()  # collectives by group; messages by (group, op, peer, tag)
         self.members: dict[str, tuple[int, ...]] = {}
         self.broken = False
@@ -183,13 +185,13 @@ class Recorder:
             is_async = bool(named.get("async_op", False))
         call = Call(op, size, group, ranks, peer, 0, dtype, is_async, 0.0, where=here(), tag=tag)
         key = _number_of(call)
-        call.sequence = self.counts[key]
         if op == "all_to_all":
             call.parts, call.received = operators.parts(named), operators.received(named)
-        call.number = self.issued
-        self.counts[key] += 1
-        self.issued += 1
-        self.calls.append(call)
+        with self._numbering:
+            call.sequence, call.number = self.counts[key], self.issued
+            self.counts[key] += 1
+            self.issued += 1
+            self.calls.append(call)
         self._note_end_of_backward(sys._getframe(2))
         call.started = time.perf_counter()
         self._note_event(False, call.number, call.started)

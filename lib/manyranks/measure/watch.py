@@ -49,13 +49,12 @@ class _Memory(PeakBytes):
 class Watch(Journal):
     """A journal that also keeps events in memory, in order.
 
-    seed: of the script's random numbers; held: the live bytes each time that `weigh` was called; peak_bytes: the most that
+    held: the live bytes each time that `weigh` was called; peak_bytes: the most that
     tensors took inside `peak`; scattered: whether an all-to-all had an output that is not contiguous: gloo misplaces numbers.
     """
 
-    def __init__(self, folder: str, rank: int, seed: int = 0):
+    def __init__(self, folder: str, rank: int):
         super().__init__(folder, rank)
-        self.seed = seed
         self.events: list[Event] = []
         self.held: list[int] = []
         self.peak_bytes, self.scattered = 0, False
@@ -127,6 +126,10 @@ class Watch(Journal):
             time.sleep(_MOMENT / _LOOKS)
             counts.append(self._memory.live_bytes())
         self.held.append(min(counts) + others)
+
+    def meet(self, *owners) -> None:
+        """From now on, the tensors that these lead to count, whether an operator has used them or not."""
+        self._others(owners)
 
     def _others(self, owners: tuple) -> int:
         found = Elsewhere(owners, but=(self, self.events))
@@ -214,7 +217,30 @@ def gradients(leaves: Mapping[str, torch.Tensor], of: str = "the gradient of ") 
     return {f"{of}{name}": gradient(leaf) for name, leaf in leaves.items()}
 
 
-# Groups that ranks make
+# What ranks say to each other, compared without a message: by the store that all of them have
+
+
+class Compared:
+    """How many rows ranks send to each other, and expect. All ranks make one, and call it before each exchange.
+
+    Raises Stopped, on the rank that says it later, where two ranks don't agree.
+    """
+
+    def __init__(self):
+        self._store, self._exchange = distributed_c10d._get_default_store(), 0
+        self._place = f"rows compared/{(self._store.add('rows compared', 1) - 1) // dist.get_world_size()}"
+
+    def __call__(self, sent: list[int], received: list[int], hint: str) -> None:
+        me, n, self._exchange = dist.get_rank(), dist.get_world_size(), self._exchange + 1
+        if not len(sent) == len(received) == n:
+            raise Stopped(f"lists of {len(sent)} and {len(received)} numbers were given for {n} ranks", hint)
+        for other, (goes, comes) in enumerate(zip(sent, received, strict=True)):
+            for source, to, count in ((me, other, goes), (other, me, comes)):
+                key = f"{self._place}/{self._exchange}/{source}/{to}"
+                if (first := self._store.compare_set(key, "", f"{count}").decode()) != f"{count}":
+                    counts = (first, count) if to == me else (count, first)
+                    raise Stopped(f"rank {source} sends rank {to} {counts[0]} rows, and rank {to} expects {counts[1]}", hint)
+
 
 ALL_MAKE_ALL = (
     "dist.new_group is called by all ranks, for every group, in one order, also by ranks outside the group: a loop over all "

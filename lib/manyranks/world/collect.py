@@ -10,6 +10,7 @@ from manyranks.world.deadlock import Case
 from manyranks.world.debugger import Asked
 from manyranks.world.local import RankProcess
 from manyranks.world.output import Output
+from manyranks.world.patience import Clock
 from manyranks.world.plain import NotPlain
 from manyranks.world.rank import ASKED, SHOWN, Reply
 from manyranks.world.shown import Shown
@@ -57,29 +58,33 @@ def collect(
     watched: bool = True,
     step: Callable[[dict], None] = lambda looks: None,
     answer: Callable[[int, Asked], None] | None = None,
-) -> None:
+    patience: float = 1.0,
+) -> float:
     """Returns when every rank has replied, or when that will not happen: one raised, died, or all wait for each other.
 
     outcome: what is known so far, completed here; watched: whether to look for deadlocks (their signs are known for gloo);
-    step: called again and again with what ranks did when they were last looked at; answer: gives a rank's debugger its line.
+    step: called again and again with what ranks did when they were last looked at; answer: gives a rank's debugger its line;
+    patience: how many times the timeout a run may last while other programs have the processors. Returns the seconds that it
+    took, without those.
     """
     gathering = _Gathering(team, outcome, output)
     looks = _Looks(team)
-    started = time.monotonic()
+    clock = Clock((process.pid for process in team.processes if process.pid), patience)
     while outcome.missing and not gathering.settled() and not outcome.late:
         gathering.step()
         step(looks.seen)
         if gathering.asking and answer:
-            started += gathering.answer(answer)  # a reader's time does not count
+            clock.forget(gathering.answer(answer))  # a reader's time does not count
         if gathering.trouble is not None:
             continue
-        outcome.late |= timeout is not None and time.monotonic() - started > timeout
+        outcome.late |= timeout is not None and bool(outcome.missing) and clock.over(timeout)
         if looks.deadlocked(outcome) and watched:
             outcome.deadlock = True
             break
     gathering.drain()
     if not outcome.missing:  # the last one came in the moment in which it was late
         outcome.late = outcome.deadlock = False
+    return clock.seconds()
 
 
 def explain(team: Team, outcome: Outcome) -> None:

@@ -20,10 +20,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+
+from manyranks.world.syscalls import FREE, LOOKED_AT, PROCESSORS, UNKNOWN, numbers
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on all machines
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _DEATH = 38, 22, 2, 1  # of prctl; the last: what ends it with the forkserver
+_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
 _READ = 1 << 0 | 1 << 2 | 1 << 3  # run a file, read one, list a folder
 _WRITE = (
     _READ | 1 << 1 | 1 << 7 | 1 << 8 | 1 << 14 | 1 << 15
@@ -33,71 +34,20 @@ _DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")  # not zero: shared, it 
 _ETC = ("hosts", "resolv.conf", "nsswitch.conf", "host.conf", "localtime", "ld.so.cache", "passwd", "group", "gai.conf")
 _SYSTEM = (
     *("/usr", "/lib", "/lib64", "/bin", "/sys/devices", "/sys/class/net", "/sys/bus"),
-    *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/sys"),
     *(f"/etc/{name}" for name in _ETC),
 )
+_OF_PROCESSES = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/sys")
 
 
-class _Machine(NamedTuple):
-    """Of a kind of processor: its number for seccomp, and those of system calls, as the kernel's tables have them."""
-
-    number: int
-    programs: tuple[int, ...]  # fork, vfork, execve, execveat
-    refused: tuple[int, ...]  # see below
-    own: tuple[int, ...]  # kill, tgkill, prlimit64: for this process only
-    opens: tuple[tuple[int, int], ...]  # open and openat, with the place of their flags
-    clone: int
-    socket: int
-    mmap: int
-    fcntl: int
-    ioctl: int
-    socketpair: int
-    prctl: int
-    setsockopt: int
-
-
-# What may not be called at all: chmod, chown, utime, setxattr, getxattr, listxattr and removexattr with all
-# their variants; truncate, which old kernels don't ask Landlock about; inotify_init,
-# inotify_add_watch, fanotify_init and name_to_handle_at, which see what others do; sendmsg and sendmmsg, which hand a file to
-# another process; vmsplice and io_setup, whose memory is nobody's; close_range, by which a thread gets files of its own;
-# Landlock's own three and seccomp, whose rules take memory; all of shm, sem, msg and mq, which outlive a process; ptrace,
-# process_vm_readv and _writev, pidfd_open, pidfd_getfd, pidfd_send_signal, process_madvise, process_mrelease, kcmp,
-# migrate_pages, move_pages, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, setpriority, ioprio_set and sched_set…, which reach
-# other processes; fallocate, which takes room that no size shows; unshare, setns, mount, umount2, open_by_handle_at; add_key,
-# request_key, keyctl; syslog, bpf, perf_event_open, userfaultfd, and io_uring, which gets round all this.
-_MACHINES = {
-    "x86_64": _Machine(
-        *(0xC000003E, (57, 58, 59, 322)),
-        (
-            *(86, 265, 90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 254, 300, 303),
-            *(29, 64, 68, 240, 101, 310, 311, 434, 438, 424, 440, 448, 312, 256, 279, 200, 129, 297, 141, 251),
-            *(142, 144, 203, 314, 285, 272, 308, 165, 166, 304, 248, 249, 250, 321, 298, 323, 425, 426, 427),
-            *(253, 294, 46, 307, 278, 206, 436, 103, _CREATE, _ADD, _RESTRICT, 317, 76, 191, 192, 193, 194, 195, 196),
-            *(30, 31, 67, 65, 66, 220, 69, 70, 71, 241, 242, 243, 244),
-        ),
-        *((62, 234, 302), ((2, 1), (257, 2)), 56, 41, 9, 72, 16, 53, 157, 54),
-    ),
-    "aarch64": _Machine(
-        *(0xC00000B7, (221, 281)),
-        (
-            *(37, 52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 27, 262, 264),
-            *(194, 190, 186, 180, 117, 270, 271, 434, 438, 424, 440, 448, 272, 238, 239, 130, 138, 240, 140, 30),
-            *(118, 119, 122, 274, 47, 97, 268, 40, 39, 265, 217, 218, 219, 280, 241, 282, 425, 426, 427),
-            *(26, 211, 269, 75, 0, 436, 116, _CREATE, _ADD, _RESTRICT, 277, 45, 8, 9, 10, 11, 12, 13),
-            *(195, 196, 197, 191, 192, 193, 187, 188, 189, 181, 182, 183, 184),
-        ),
-        *((129, 131, 261), ((56, 2),), 220, 198, 222, 25, 29, 199, 167, 208),
-    ),
-}
-_UNKNOWN_HERE = (435, 437, 319, 279, 447)  # clone3, openat2, memfd_create, memfd_secret: libc does without
-_NEWER = 463  # system calls from this number on came after Linux 6.12; those of another ABI are higher
 _A_THREAD = 0x10400  # of clone: a thread, which has its process's files
 _NAMELESS = 0x400000  # of open: a file that no folder has
 _EMPTIED, _NEITHER = 0x200, 3  # of open: a file that is emptied, by who only reads; one to neither read nor write
 _SHARED = 0x21  # of mmap: memory that no process's limit counts
 _OPEN = 256  # files, sockets and pipes, whose buffers nobody counts
 _RESERVED = 2 * 2**30  # bytes of addresses that threads and malloc take, beside memory
-_OWNERS = (8, 10, 15, 1024, 1026)  # of fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY, which reach others
+_FILES = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # of fcntl: F_DUPFD, a file's flags, its locks, F_DUPFD_CLOEXEC, F_GETPIPE_SZ
+_NAMED = (3, 15, 16, 0x53564D41)  # of prctl: PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_SET_VMA, a name of memory
+_THREADS, _FEW = 32, 32  # of a rank, and more for all ranks
 # What ioctl may be asked: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, and of an interface its name, list, flags,
 # address, MTU, hardware's address, index and speed.
 _ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x8910, 0x8912, 0x8913, 0x8915, 0x8921, 0x8927, 0x8933, 0x8946)
@@ -109,31 +59,40 @@ _NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 0x41  # of an interface
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
 KEPT += ("TRITON_INTERPRET",)  # Triton chooses when it is imported, and ranks as their judge
-IMPORTANT = ("files", "processes")  # without these nobody's code should be judged
+IMPORTANT = ("files", "processes", "network")  # without these nobody's code should be judged
 _ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050000 | 38  # EPERM; ENOSYS, after which libc tries clone
-_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
+
+
+own_network = own_users = False  # whether this process has a network, and a user's processes, that no other program has
 
 
 @dataclass(frozen=True)
 class Confined:
-    """scratch: the folder that may be written to. memory: bytes that a rank may have beside what it has at the start.
-    file: bytes of the largest file. readable: more folders that may be read."""
+    """scratch: the folder that may be written to; seen: the same one, as the kernel sees it. memory: bytes that a rank may have
+    beside what it has at the start. file: bytes of the largest file. readable: more folders that may be read."""
 
     scratch: str
+    seen: str = ""
     memory: int = 4 * 2**30
     file: int = 16 * 2**20
     readable: tuple[str, ...] = ()
 
 
-def confine(how: Confined) -> None:
+def confine(how: Confined, size: int = 1) -> None:
     """From here on, this process. It has one thread still: fences hold for a thread and those that it starts.
+
+    size: how many ranks there are, whose threads are limited together.
 
     Raises OSError where the system has the fences and refuses to put them up.
     """
     limit(how.file, how.memory)
     os.environ |= {"HOME": how.scratch, "TMPDIR": how.scratch}  # where matplotlib and others keep files of their own
     tempfile.tempdir = how.scratch  # to find it, tempfile would remove a file
-    for what, most in ((resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)):
+    limits = [(resource.RLIMIT_NOFILE, _OPEN), (resource.RLIMIT_MEMLOCK, 0)]
+    if own_users:  # else the threads of all that the teacher runs would count
+        limits.append((resource.RLIMIT_NPROC, _FEW + _THREADS * size))
+    for what, most in limits:
         resource.setrlimit(what, (min(most, resource.getrlimit(what)[1]),) * 2)
     if sys.platform != "linux":
         return
@@ -142,8 +101,8 @@ def confine(how: Confined) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     _done(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
     _fence_files(libc, how)
-    _fence_processes(libc)
     _done(libc.capset(struct.pack("<Ii", 0x20080522, 0), bytes(24)), "capset")  # what root has more than others
+    _fence_processes(libc)
 
 
 def fences() -> str:
@@ -152,7 +111,7 @@ def fences() -> str:
         return "time, size of files"
     version = ctypes.CDLL(None).syscall(_CREATE, None, 0, 1)
     files = ["files"] if version > 0 else []
-    processes = ["processes"] if platform.machine() in _MACHINES else []
+    processes = ["processes"] if platform.machine() in PROCESSORS else []
     network = ["network"] if _has_namespaces() else []
     return ", ".join(["time", "memory", "size of files", *files, *processes, *network])
 
@@ -164,16 +123,19 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
 
 def leave_the_network() -> bool:
     """Gives this process, which has one thread, and all that it forks a loopback of their own. Returns whether it could."""
+    global own_network, own_users
     if sys.platform != "linux":
         return False
     libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
     if libc.unshare(_NEW_NET | _NEW_IPC) < 0:  # who is not root needs a user namespace for it
         if libc.unshare(_NEW_USER | _NEW_NET | _NEW_IPC) < 0:
             return False
+        own_users = True
         with contextlib.suppress(OSError):
             for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
                 with open(f"/proc/self/{file}", "w") as opened:
                     opened.write(text)
+    own_network = True
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
         return True
@@ -212,6 +174,16 @@ def _kept(name: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
+def readable() -> list[str]:
+    """Files and folders that ranks may read: the system's, Python's, and those of the packages that they need."""
+    import numpy
+    import torch
+
+    # Not all of sys.path: its first entry may be the course's own folder.
+    packages = [os.path.dirname(os.path.dirname(file)) for file in (os.path.dirname(__file__), torch.__file__, numpy.__file__)]
+    return list(dict.fromkeys((*_SYSTEM, sys.base_prefix, sys.prefix, *packages)))
+
+
 def _fence_files(libc, how: Confined) -> None:
     version = libc.syscall(_CREATE, None, 0, 1)
     if version < 1:
@@ -220,10 +192,7 @@ def _fence_files(libc, how: Confined) -> None:
     scoped = 3 if version >= 6 else 0  # abstract sockets, and signals
     made = struct.pack("<QQQ", every, 0, scoped)[: 24 if scoped else 16 if version >= 4 else 8]
     rules = _done(libc.syscall(_CREATE, made, len(made), 0), "landlock_create_ruleset")
-    # Not all of sys.path: its first entry may be the course's own folder.
-    packages = (os.path.dirname(os.path.dirname(sys.modules[name].__file__)) for name in ("manyranks", "torch", "numpy"))
-    python = (sys.prefix, sys.base_prefix, *packages)
-    allowed = dict.fromkeys((*_SYSTEM, *python, *how.readable), _READ)
+    allowed = dict.fromkeys((*readable(), *_OF_PROCESSES, *how.readable), _READ)
     allowed |= dict.fromkeys((*_DEVICES, how.scratch), _WRITE)  # and remove nothing: what is still open would take room unseen
     for path, rights in allowed.items():
         _allow(libc, rules, path, rights & every)
@@ -243,36 +212,37 @@ def _allow(libc, rules: int, path: str, rights: int) -> None:
 
 
 def _fence_processes(libc) -> None:
-    """No fork, no other program, nothing that reaches another process, and none of what else is refused; threads may start."""
-    if platform.machine() not in _MACHINES:
+    """No other call than those of syscalls.py: no fork, no other program, nothing that reaches another process; threads may
+    start."""
+    processor = platform.machine()
+    if processor not in PROCESSORS:
         return
-    machine, me = _MACHINES[platform.machine()], os.getpid()
-    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine.number), (_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
-    steps += [(_AT_LEAST, 0, 1, _NEWER), (_RETURN, 0, 0, _UNKNOWN)]
-    for number in (*machine.programs, *machine.refused):
-        steps += _calls(number, (_RETURN, 0, 0, _REFUSE))
-    for number in _UNKNOWN_HERE:
+    look, me = numbers(LOOKED_AT, processor), os.getpid()
+    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, PROCESSORS[processor]), (_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
+    for number in numbers(FREE, processor).values():
+        steps += _calls(number, (_RETURN, 0, 0, _ALLOW))
+    for number in numbers(UNKNOWN, processor).values():
         steps += _calls(number, (_RETURN, 0, 0, _UNKNOWN))
-    for number in machine.own:
-        steps += _calls(number, *_one_of(0, (0, me) if number == machine.own[-1] else (me,), _ALLOW, _REFUSE))
-    for number, place in machine.opens:
+    for name, own in {"kill": (me,), "tgkill": (me,), "prlimit64": (0, me)}.items():
+        steps += _calls(look[name], *_one_of(0, own, _ALLOW, _REFUSE))
+    for number, place in ((look[name], place) for name, place in (("open", 1), ("openat", 2)) if name in look):
         flags, refuse = (_LOAD, 0, 0, 16 + 8 * place), (_RETURN, 0, 0, _REFUSE)
         neither = [flags, (_AND, 0, 0, _NEITHER), (_EQUAL, 0, 1, _NEITHER), refuse]  # of which Landlock asks for no right
         emptied = [flags, (_AND, 0, 0, _EMPTIED | 3), (_EQUAL, 0, 1, _EMPTIED), refuse]
         steps += _calls(number, *neither, *emptied, *_bits(place, _NAMELESS, _REFUSE, _ALLOW))
-    steps += _calls(machine.mmap, *_bits(3, _SHARED, _REFUSE, _ALLOW))
-    steps += _calls(machine.clone, *_bits(0, _A_THREAD, _ALLOW, _REFUSE))
+    steps += _calls(look["mmap"], *_bits(3, _SHARED, _REFUSE, _ALLOW))
+    steps += _calls(look["clone"], *_bits(0, _A_THREAD, _ALLOW, _REFUSE))
     about_links = [(_EQUAL, 0, 2, _NETLINK), (_LOAD, 0, 0, 32), (_EQUAL, 1, 0, 0)]  # of its protocols, the one that gloo asks
     family = [(_LOAD, 0, 0, 16), (_EQUAL, 5, 0, _IPV4), (_EQUAL, 4, 0, _IPV6), *about_links]
-    steps += _calls(machine.socket, *family, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))
+    steps += _calls(look["socket"], *family, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))
     pair = [(_LOAD, 0, 0, 16), (_EQUAL, 0, 3, 1), (_LOAD, 0, 0, 24), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, 1)]
-    steps += _calls(machine.socketpair, *pair, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))  # others reach UNIX sockets
+    steps += _calls(look["socketpair"], *pair, (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW))  # others reach UNIX sockets
     told = [step for level, names in _TOLD.items() for step in _calls(level, *_one_of(2, names, _ALLOW, _REFUSE))]
-    steps += _calls(machine.setsockopt, (_LOAD, 0, 0, 24), *told, (_RETURN, 0, 0, _REFUSE))
-    steps += _calls(machine.fcntl, *_one_of(1, _OWNERS, _REFUSE, _ALLOW))
-    steps += _calls(machine.prctl, *_one_of(0, (_SET_SECCOMP, _DEATH), _REFUSE, _ALLOW))
-    steps += _calls(machine.ioctl, *_one_of(1, _ASKED, _ALLOW, _REFUSE))
-    steps += [(_RETURN, 0, 0, _ALLOW)]
+    steps += _calls(look["setsockopt"], (_LOAD, 0, 0, 24), *told, (_RETURN, 0, 0, _REFUSE))
+    steps += _calls(look["fcntl"], *_one_of(1, _FILES, _ALLOW, _REFUSE))
+    steps += _calls(look["prctl"], *_one_of(0, _NAMED, _ALLOW, _REFUSE))
+    steps += _calls(look["ioctl"], *_one_of(1, _ASKED, _ALLOW, _REFUSE))
+    steps += [(_RETURN, 0, 0, _REFUSE)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
     program = struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(code))
     _done(libc.prctl(_SET_SECCOMP, _FILTER, program, 0, 0), "seccomp")

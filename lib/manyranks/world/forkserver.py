@@ -15,12 +15,12 @@ import struct
 import sys
 import time
 
-from manyranks.world.confine import leave_the_network
+from manyranks.world import confine
 
 EXIT = struct.Struct("<i")
 FORK, KILL, BYTES, NETWORK, SETTLE = b"F", b"K", b"B", b"N", b"S"  # requests
 COUNT = struct.Struct("<Q")
-SETTLED = 2**64 - 1  # a count that none is
+SETTLED, UNKNOWN = 2**64 - 1, 2**64 - 2  # counts that none are; the second: others use its network, too
 CHANNELS = ("command", "control", "stdout", "stderr", "faults", "status")  # file descriptors that come with a request
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_END, _A_MOMENT = 20.0, 0.002  # until ranks that were killed are gone; between two looks
@@ -31,14 +31,15 @@ _ONCE = (
 )
 
 
-def serve(fd: int, folder: str, strangers: bool = False) -> None:
+def serve(fd: int, folder: str, strangers: bool = False, scratch: str = "") -> None:
     """Imports what ranks need, then forks one a request until the notebook's process is gone. Never returns.
 
     fd: the socket to the notebook's process; folder: where worlds keep their files, removed at the end; strangers: whether
-    the ranks run their code, with a network of their own.
+    the ranks run their code, with a network of their own; scratch: the folder to write into, where this is a sandbox.
     """
+    confine.own_network = bool(scratch)
     if strangers:
-        leave_the_network()
+        confine.leave_the_network()
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wake, woken = _wake_on_children()
@@ -46,7 +47,10 @@ def serve(fd: int, folder: str, strangers: bool = False) -> None:
     with socket.socket(fileno=fd) as kernel:
         try:
             recorder = _prepare()
-            kernel.sendall(b"R")
+            inside = [os.open(scratch, os.O_RDONLY)] if scratch else []  # by it the notebook's process reads that folder
+            socket.send_fds(kernel, [b"R"], inside)
+            for place in inside:
+                os.close(place)
             while os.getppid() == parent:
                 ready, _, _ = select.select([kernel, wake], [], [], _SECONDS_BETWEEN_LOOKS)
                 if wake in ready:
@@ -100,7 +104,7 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
         _kill(ranks)
         return True
     if request == NETWORK:
-        leave_the_network()
+        confine.leave_the_network()
         return True
     if request == SETTLE:
         until = time.monotonic() + _SECONDS_TO_END
@@ -127,10 +131,12 @@ def _answer(kernel: socket.socket, ranks: dict[int, int], mine: tuple[int, int],
 
 
 def _loopback() -> int:
-    """Bytes that the loopback of this process's network has carried so far; 0 where the system does not say."""
+    """Bytes that the loopback of this process's own network has carried so far; UNKNOWN where it has none, or nobody says."""
+    if not confine.own_network:
+        return UNKNOWN
     with contextlib.suppress(OSError), open("/proc/net/dev") as lines:
-        return next((int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:")), 0)
-    return 0
+        return next((int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:")), UNKNOWN)
+    return UNKNOWN
 
 
 def _reap(ranks: dict[int, int]) -> None:

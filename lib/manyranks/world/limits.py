@@ -92,6 +92,11 @@ def _fits(ranks: int) -> str:
     return f"At most {ranks} ranks fit" if ranks > 1 else "One rank fits" if ranks else "No rank fits"
 
 
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def available_bytes() -> int:
     """Memory that new processes can have: the machine's, or the container's where that is less. Copies of files make room."""
     free = psutil.virtual_memory().available

@@ -15,7 +15,7 @@ import threading
 import time
 
 from manyranks import busy
-from manyranks.world import forkserver, messages, plain, watch
+from manyranks.world import forkserver, messages, plain, sandbox, watch
 from manyranks.world.confine import clean
 from manyranks.world.errors import NotStarted
 from manyranks.world.patience import Patience
@@ -25,7 +25,8 @@ _TICK, _SMALL = 0.05, 1 << 20  # seconds, and bytes, of an answer to "where are 
 _STANDING_STILL = 60.0  # seconds that the import of torch may do nothing; while it gets on, it may take any time
 IDLE = 600.0  # seconds that the forkserver stays without a world
 _REST = 0.05  # seconds in which faulthandler writes all its lines after the first
-_START = "import sys; sys.path[:] = {!r}; from manyranks.world.forkserver import serve; serve({}, {!r}, {!r})"
+_CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel of the operating system says them
+_START = "import sys; sys.path[:] = {!r}; from manyranks.world.forkserver import serve; serve({}, {!r}, {!r}, {!r})"
 strangers = False  # whether ranks run code that nobody here has written: grade.apart sets it
 
 
@@ -52,6 +53,7 @@ class RankProcess:
         self.confined = False  # whether it runs code of strangers: its messages are plain data, not too large, and in time
         self.stdout, self.stderr, self.faults, self.status = (pipes[name] for name in ("stdout", "stderr", "faults", "status"))
         self.pid: int | None = None  # the rank's first message says it
+        self.sandboxed = False
         for output in (self.stdout, self.stderr, self.faults):
             os.set_blocking(output, False)
         self.exit_code: int | None = None
@@ -67,6 +69,13 @@ class RankProcess:
             self.exit_code = forkserver.EXIT.unpack(written)[0] if written else self.gone
             self._orphaned = not written
         return self.exit_code
+
+    def introduced(self) -> None:
+        """Reads its first message, of which it learns the process's number: in a sandbox it is another one there than here."""
+        if self.sandboxed:
+            _, ((_, _, credentials),), *_ = self.command.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_PEEK)
+        (pid,) = messages.receive(self.command)
+        self.pid = _CREDENTIALS.unpack(credentials)[0] if self.sandboxed else int(pid.tobytes())
 
     def send_signal(self, number: int) -> None:
         """Sends the process a signal, if it lives."""
@@ -153,22 +162,25 @@ class RankProcess:
 
 class Forkserver:
     """The process that forks ranks; started once, in the background. interface: what their gloo uses, or the loopback;
-    strangers: whether they run code of strangers, who see neither this process's environment nor its network."""
+    strangers: whether they run code of strangers, who see neither this process's environment nor its network; sandboxed:
+    whether it runs in a sandbox."""
 
-    def __init__(self, interface: str | None = None, strangers: bool = False):
+    def __init__(self, interface: str | None = None, strangers: bool = False, sandboxed: bool = False):
         self._lock = threading.Lock()
         self._ready = False
         self._owner = os.getpid()
         self._environment = None if strangers else dict(os.environ)
+        self.sandboxed, self.scratch = sandboxed, -1
         self._errors = tempfile.TemporaryFile()
-        self.folder = tempfile.mkdtemp(prefix="manyranks-")
+        self.folder = sandbox.SCRATCH if sandboxed else tempfile.mkdtemp(prefix="manyranks-")  # as ranks see it
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [
+                    *(sandbox.command() if sandboxed else ()),
                     sys.executable,
                     "-c",
-                    _START.format(_import_path(), theirs.fileno(), self.folder, strangers),
+                    _START.format(_import_path(), theirs.fileno(), self.folder, strangers, sandbox.SCRATCH * sandboxed),
                 ],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -223,6 +235,9 @@ class Forkserver:
         pipes = {name: os.pipe() for name in ("stdout", "stderr", "faults", "status")}
         theirs = [their_command.fileno(), their_control.fileno(), *(write for _, write in pipes.values())]
         process = RankProcess(rank, command, control, {name: read for name, (read, _) in pipes.items()})
+        if self.sandboxed:
+            process.sandboxed = True
+            command.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         with their_command, their_control:
             try:
                 socket.send_fds(self._socket, [forkserver.FORK], theirs)
@@ -253,10 +268,14 @@ class Forkserver:
         with contextlib.suppress(OSError):
             self._socket.send(forkserver.NETWORK)
 
-    def loopback_bytes(self) -> int:
-        """Bytes that ranks have sent each other so far, of whatever kind, as the kernel counts them in their own network."""
+    def loopback_bytes(self) -> int | None:
+        """Bytes that ranks have sent each other so far, of whatever kind, as the kernel counts them in their own network.
+
+        None where they have none: then the loopback carries what other programs send, too.
+        """
         self._socket.send(forkserver.BYTES)
-        return self._count()
+        count = self._count()
+        return None if count == forkserver.UNKNOWN else count
 
     def _count(self) -> int:
         return forkserver.COUNT.unpack(self._socket.recv(forkserver.COUNT.size, socket.MSG_WAITALL))[0]
@@ -269,10 +288,11 @@ class Forkserver:
         """What ranks must set their clock by: nothing, they have the kernel's."""
 
     def hold(self) -> None:
-        """A world needs this process from now on. Called with `_starting`."""
-        self._worlds += 1
-        if os.getpid() == self._owner:  # a process that was forked from it has none of its threads
-            self._leaving.cancel()
+        """A world, or a submission, needs this process from now on."""
+        with _starting:
+            self._worlds += 1
+            if os.getpid() == self._owner:  # a process that was forked from it has none of its threads
+                self._leaving.cancel()
 
     def release(self) -> None:
         """A world has ended. Where no other needs this process, it ends after a while: it takes hundreds of MB."""
@@ -298,8 +318,11 @@ class Forkserver:
             while not (heard := readable(self._socket.fileno(), _TICK)) and not patience.over():
                 bar.step(0)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            if heard and self._socket.recv(1) == b"R":
-                return True
+            if heard:
+                said, places, *_ = socket.recv_fds(self._socket, 1, 1)
+                self.scratch = places[0] if places else -1
+                if said == b"R":
+                    return True
             if heard:
                 self._process.wait(timeout=_STANDING_STILL)  # it has hung up, so it ends
         if self.alive():
@@ -315,6 +338,11 @@ class Forkserver:
         if os.getpid() != self._owner:
             return
         self._socket.close()
+        if self.sandboxed:
+            self._process.kill()  # and with it all that is inside
+        if self.scratch >= 0:
+            os.close(self.scratch)
+            self.scratch = -1
         try:
             self._process.wait(timeout=2.0)
         except subprocess.TimeoutExpired:
@@ -352,6 +380,13 @@ def _unlock() -> None:
 
 
 os.register_at_fork(after_in_child=_unlock)
+
+
+def use(server: Forkserver) -> None:
+    """From now on, this process runs code of strangers, and nothing else, on ranks that this one forks."""
+    global strangers
+    strangers = True
+    _servers[strangers] = server
 
 
 def the_forkserver(hold: bool = False, confined: bool = False) -> Forkserver:

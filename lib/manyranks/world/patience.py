@@ -1,10 +1,13 @@
-"""Waits for processes that start as long as they make progress, however slow a busy machine makes them."""
+"""Patience with processes on a busy machine: with those that start, while they make progress, and with those that compute."""
 
 import contextlib
 import sys
 import time
+from collections.abc import Iterable
 
 import psutil
+
+from manyranks.world.limits import cores
 
 _BETWEEN = 1.0  # seconds between two looks
 _SHARE = 0.1  # of the time; a process that only waits for others works for less
@@ -56,10 +59,54 @@ def _efforts(pid: int | None) -> dict[int, float]:
 def _effort(process: psutil.Process) -> float:
     if process.status() == psutil.STATUS_DISK_SLEEP:
         return time.monotonic()  # as if it had run
+    if turn := _turn(process.pid):
+        return sum(turn)
+    times = process.cpu_times()  # not Linux
+    return times.user + times.system
+
+
+class Clock:
+    """Counts the seconds in which processes could go on, without those in which others had the processors that they needed.
+
+    pids: of the processes; none where all seconds count
+    most: how many times as long the seconds may be in all
+
+    Processes that sleep need no processor, so all their seconds count, however busy the machine is.
+    """
+
+    def __init__(self, pids: Iterable[int] = (), most: float = 1.0):
+        self._began, self._most, self._slow = time.monotonic(), most, 0.0
+        self._before = {pid: turn for pid in pids if (turn := _turn(pid))} if most > 1 else {}
+
+    def forget(self, seconds: float) -> None:
+        """Does not count seconds that somebody else has taken."""
+        self._began += seconds
+
+    def over(self, seconds: float) -> bool:
+        """Returns whether so many have passed."""
+        return time.monotonic() - self._began > seconds and self.seconds() > seconds
+
+    def seconds(self) -> float:
+        """Returns how many have passed so far."""
+        passed = time.monotonic() - self._began
+        if self._most > 1 and not self._before:  # not Linux: how busy it is now tells how busy it was
+            from manyranks.measure.machine import slowness
+
+            self._slow = self._slow or max(1.0, slowness())
+            return passed / min(self._slow, self._most)
+        pairs = [(turn, now) for pid, turn in self._before.items() if (now := _turn(pid))]
+        ran = sum(now[0] - before[0] for before, now in pairs)
+        wanted = ran + sum(now[1] - before[1] for before, now in pairs)
+        could = min(wanted, passed * cores()) if pairs else 0.0  # had no other program run
+        others = min(wanted, passed) * (1 - ran / could) if could > ran else 0.0
+        return max(passed - others, passed / self._most)
+
+
+def _turn(pid: int) -> tuple[float, float] | None:
+    """Returns the seconds that a process's main thread has run, and has waited for a processor; None where nobody says."""
     try:
-        with open(f"/proc/{process.pid}/schedstat") as file:
+        with open(f"/proc/{pid}/schedstat") as file:
             ran, waited, _ = map(int, file.read().split())
-        return (ran + waited) / 1e9
-    except (OSError, ValueError):  # not Linux
-        times = process.cpu_times()
-        return times.user + times.system
+            return ran / 1e9, waited / 1e9
+    except (OSError, ValueError):
+        return None

@@ -83,7 +83,7 @@ def live(recorder: Recorder, command: int, control: int, faults: int) -> int:
     die_with_the_parent()
     setup = Setup(**messages.unpack(messages.receive(kernel)))
     if setup.confined:
-        confine(setup.confined)
+        confine(setup.confined, setup.size)
     if setup.clock is not None:
         _set_clock(setup.clock)
     pack = plain.pack if setup.confined else messages.pack

@@ -19,7 +19,7 @@ from pathlib import Path
 from manyranks.world import confine
 from manyranks.world.trouble import printable
 
-MOST, MOST_FILES = 64 * 2**20, 500  # bytes, files and folders that ranks may leave there
+MOST, MOST_FILES = 64 * 2**20, 1500  # bytes, files and folders that ranks may leave there
 LARGEST, LINK = 20 * 2**20, "it is a link"  # bytes of a file that is read; why one is not
 _HANDED_IN, _TOGETHER = 200, 100 * 2**20  # files and folders of a submission, and their bytes
 SECONDS, _MEMORY, _FILE = 30, 2**30, 2**40  # to read one, in a process of its own; bytes; of a file: the gradebook is large
@@ -29,6 +29,7 @@ _LOGGED = 10_000  # letters of a message in a log
 _COMMENT, _KEYWORD = r"(?P<c1>#.*)", rf"(?P<k>\b(?:{'|'.join(keyword.kwlist)})\b)"  # named as Pygments names them
 _STRING = r"""(?P<s2>("{3}|'{3})(?>\\?[\s\S])*?(?:\4|\Z)|(["'])(?>\\[\s\S]|.)*?(?:\5|$))"""  # one without an end is one, too
 _COLORED = re.compile(f"{_COMMENT}|{_KEYWORD}|{_STRING}", re.MULTILINE)  # takes a time that grows as the text does
+_TURNS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _TIME, _LINE = re.compile(rb"[\w :.+-]{0,60}\s*"), 100  # of a submission; bytes
 _TRIES, _MOMENT = 5, 0.2  # how often it is removed; seconds
 
@@ -144,16 +145,23 @@ def _told(above: Connection, read: Callable[[], None]) -> None:
     above.send_bytes(why.encode(errors="replace")[:_LETTERS])
 
 
+def upright(text: str) -> str:
+    """Returns the text with those signs in letters that turn the direction of others: else code reads unlike it runs."""
+    return _TURNS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def as_it_is(text: str) -> str:
     """Returns Markdown that shows a text with none of its HTML, and without long gaps, for others open it."""
-    text = re.sub(rf"\s{{{_BLANK},}}", "\n", text[:TEXT])
+    text = re.sub(rf"\s{{{_BLANK},}}", "\n", upright(text[:TEXT]))
     fence = "~" * (3 + max(map(len, re.findall("~+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"
 
 
 def colored(code: str, **_) -> str:
     """Returns the HTML of Python, for nbconvert: with Pygments, a cell could ask for a lexer that takes years."""
-    shown = _COLORED.sub(lambda found: f'<span class="{found.lastgroup}">{found[0]}</span>', html.escape(code, quote=False))
+    shown = _COLORED.sub(
+        lambda found: f'<span class="{found.lastgroup}">{found[0]}</span>', html.escape(upright(code), quote=False)
+    )
     return f'<div class="highlight hl-ipython3"><pre>{shown}</pre></div>'
 
 

@@ -29,6 +29,10 @@ _A_MOMENT = 0.05
 _AFTER_INTERRUPT = 0.4  # seconds that ranks have to come back before they are replaced
 
 
+class Each(tuple):
+    """An argument of World.run or measure of which each rank gets its own part, rank 0 the first, and nothing else."""
+
+
 class World:
     """`size` processes in one torch.distributed group; gloo on the CPU, NCCL where every rank can have a GPU.
 
@@ -49,6 +53,7 @@ class World:
         limits.check_place()
         self.size = limits.checked_size(size)
         self.timeout = limits.checked_timeout(timeout)
+        self.patience, self.took = 1.0, 0.0  # of a run: times its timeout on a busy machine, and seconds (see collect)
         self._engine = limits.resolved_engine(engine, backend, confined)
         self.backend = "gloo" if engine == "ray" else limits.resolved_backend(backend, size)
         if engine == "local":
@@ -196,7 +201,7 @@ class World:
             raise WorldError("this world is closed; make a new one: mr.World(...)")
         if not callable(fn):
             raise ValueError(f"run({fn!r}): the first argument must be a function; its arguments follow it")
-        frames = _packed((fn, args, kwargs, wanted))
+        frames = _packed_for(ranks, (fn, args, kwargs, wanted))
         with self._lock:
             team = self._ready_team()
             team.warn_where_stale(fn)
@@ -214,15 +219,16 @@ class World:
                 self._judge(outcome, team)
         return outcome
 
-    def _ask(self, team: Team, outcome: collect.Outcome, frames: list, output: Output, step: Callable) -> None:
+    def _ask(self, team: Team, outcome: collect.Outcome, frames: dict[int, list], output: Output, step: Callable) -> None:
         try:
             for rank in outcome.ranks:
                 with contextlib.suppress(ConnectionError):  # it has just died, which collect finds out
-                    team.processes[rank].ask(frames, self.timeout)
+                    team.processes[rank].ask(frames[rank], self.timeout)
         except TimeoutError:
             outcome.late = True
         answer = Prompt(team, outcome, output).answer
-        collect.collect(team, outcome, output, self.timeout, watched=self.backend == "gloo", step=step, answer=answer)
+        watched = self.backend == "gloo"
+        self.took = collect.collect(team, outcome, output, self.timeout, watched, step, answer, self.patience)
 
     def _ready_team(self) -> Team:
         if self._team is not None and (dead := self._team.dead()):
@@ -341,6 +347,15 @@ def _end(holder: list[Team], servers: list) -> None:
     _close_team(holder)
     while servers:
         servers.pop().release()
+
+
+def _packed_for(ranks, task: tuple) -> dict[int, list]:
+    """Rank -> frames, the same for all where no argument is Each."""
+    fn, args, kwargs, wanted = task
+    if not any(isinstance(one, Each) for one in args):
+        return dict.fromkeys(ranks, _packed(task))
+    own = {rank: tuple(one[rank] if isinstance(one, Each) else one for one in args) for rank in ranks}
+    return {rank: _packed((fn, its, kwargs, wanted)) for rank, its in own.items()}
 
 
 def _packed(task: tuple) -> list:

@@ -47,44 +47,49 @@ def test_a_notebooks_open_reaches_the_disk(name, shared_ranks):
 
 
 def left(disk):
-    return disk.after_a_cut(FILE, {b"old": "old", b"new": "new"})
+    """What a power cut leaves after the last step."""
+    return checks._after_cuts(disk.steps, disk._contents, FILE)[-1]
 
 
 def test_data_is_safe_after_fsync_and_names_after_fsync_of_the_folder():
-    disk = Disk({FILE: b"old"})
+    disk = Disk({FILE: b"old"}, [])
     with disk.mounted():
         with open(f"{FILE}.tmp", "wb") as file:
             file.write(b"new")
             assert disk.files[f"{FILE}.tmp"] == b""  # Python has it
             file.flush()
             os.replace(f"{FILE}.tmp", FILE)
-            assert left(disk) == ["an empty file", "1 of 3 bytes", "new", "old"]
+            assert left(disk) == [b"", b"n", b"new", b"old"]
             os.fsync(file.fileno())
-        assert left(disk) == ["new", "old"]
+        assert left(disk) == [b"new", b"old"]
         folder = os.open(FOLDER, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
-        assert left(disk) == ["new"]
+        assert left(disk) == [b"new"]
     assert not os.path.exists(FOLDER)
+    assert disk.halfway == {FILE: b"old", f"{FILE}.tmp": b"new"}
 
 
 def test_a_file_that_is_written_in_place_can_be_anything(tmp_path):
-    disk = Disk({FILE: b"old"})
+    disk = Disk({FILE: b"old"}, [])
     with disk.mounted():
         with open(FILE, "r+b", buffering=0) as file:
             file.write(b"new")
-        assert left(disk) == ["1 of 3 bytes", "new", "old"]
+        disk._note("")
+        assert left(disk) == [b"n", b"new", b"old"]
         os.remove(FILE)
-        assert left(disk)[0] == "no file at all"
+        assert left(disk)[0] is None
         (tmp_path / "b").write_bytes(b"1")  # the real disk is there, too
         with pytest.raises(OSError, match="cross-device"):
             os.replace(tmp_path / "b", FILE)
 
 
-def test_a_full_disk_raises_and_reads_are_counted():
-    disk = Disk({FILE: b"old"}, room=2)
+def test_a_full_disk_raises_and_what_is_opened_is_counted():
+    disk = Disk({FILE: b"old"}, [], full=True)
     with disk.mounted():
-        with pytest.raises(OSError, match="No space left"), open(f"{FILE}.tmp", "wb") as file:
-            file.write(b"new")
+        with open(f"{FILE}.tmp", "wb") as file, pytest.raises(OSError, match="No space left"):
+            os.fsync(file)
         with open(FILE, "rb") as file:
-            assert (file.read(), disk.read) == (b"old", 3)
+            assert (file.read(), disk.opened) == (b"old", 3)
+        with pytest.raises(FileNotFoundError, match=f"{FILE}.nothing"):
+            open(f"{FILE}.nothing", "rb")

@@ -1,0 +1,210 @@
+"""Triton kernels as data: what was launched and with which arguments, and the same launches again somewhere else.
+
+A kernel is its source and what it calls. Its arguments are numbers, words, and tensors, each a place in one of a few memories.
+So launches can be told in plain data, and be run again where nothing else of the program is: what they compute and move then
+is what these kernels do, whatever else the program has done.
+"""
+
+import ast
+import inspect
+import linecache
+import math
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyranks.measure.interpreter import InterpretedFunction, tl, triton
+from manyranks.measure.journal import Stopped
+from manyranks.measure.kernel import Counted, count
+
+_MODULES = {"tl": tl, "triton": triton, "math": math}
+_BUILTINS = {"range": range, "min": min, "max": max, "float": float, "int": int, "abs": abs, "print": print, "len": len}
+_BUILTINS |= {"bool": bool, "str": str}
+_NODES = "Module FunctionDef arguments arg Assign AugAssign AnnAssign For While If Pass Break Continue Return Expr Call keyword"
+_NODES += (
+    " Name Attribute Subscript Slice Tuple List Constant BinOp UnaryOp Compare BoolOp IfExp JoinedStr FormattedValue Assert"
+)
+_SIGNS = ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
+_HIDDEN = {"handle", "builder", "fn", "run", "src", "format"}  # these lead out of a kernel, and so do Triton's own modules
+_HIDDEN |= {"core", "semantic", "extra", "random", "standard", "target_info"}
+_ALSO = {"cdiv", "next_power_of_2", *dir(math)}  # of other modules than tl
+_OWN = "a kernel uses its arguments, tl, numbers that are defined above it, and kernels of its own"
+_MOST = 200  # launches
+
+
+class Launches:
+    """What is launched while it is noted. inputs: the tensors that the launcher is given, in their order."""
+
+    def __init__(self, inputs: list[Tensor]):
+        self._storages = [one.untyped_storage() for one in inputs]
+        self._memories: list[list] = []  # of those that came later: bytes, dtype, and what they were filled with
+        self._kernels: dict[FunctionType, int] = {}
+        self._sources: list[list] = []  # name, text, and what its global names are
+        self._launches: list[list] = []
+
+    def place(self, tensor: Tensor, filled: bool = True) -> list:
+        """A tensor as data: memory, dtype, offset, shape and strides."""
+        storage = tensor.untyped_storage()
+        known = [i for i, one in enumerate(self._storages) if one.data_ptr() == storage.data_ptr()]
+        if not known:
+            self._storages.append(storage)
+            whole = torch.empty(0, dtype=tensor.dtype).set_(storage)
+            first = whole[0].item() if len(whole) else 0
+            if not (whole == first).all() and not (first != first and whole.isnan().all()):
+                raise Stopped("a kernel is given a tensor that torch has filled with different numbers", _OWN)
+            self._memories.append([len(whole), _name_of(tensor.dtype), first])
+            known = [len(self._storages) - 1]
+        return [known[0], _name_of(tensor.dtype), tensor.storage_offset(), [*tensor.shape], [*tensor.stride()]]
+
+    def fill(self, tensor: Tensor, value: float) -> None:
+        """Notes that torch fills a tensor that a kernel may have used."""
+        self._launches.append([-1, [], {"tensor": ["tensor", self.place(tensor)], "value": ["value", value]}])
+
+    def launch(self, kernel: InterpretedFunction, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+        if len(self._launches) >= _MOST:
+            raise Stopped(f"more than {_MOST} kernels were started", "a kernel has many programs: give it a grid")
+        told = {name: self._told(value, f"the argument {name}") for name, value in arguments.items()}
+        self._launches.append([self._number(kernel), [int(one) for one in grid], told])
+
+    def told(self) -> dict:
+        return {"memories": self._memories, "sources": self._sources, "launches": self._launches}
+
+    def _told(self, value: Any, what: str) -> list:
+        if isinstance(value, Tensor):
+            return ["tensor", self.place(value)]
+        if isinstance(value, tl.constexpr):
+            return ["constexpr", self._told(value.value, what)]
+        if isinstance(value, tl.dtype):
+            return ["dtype", str(value)]
+        if isinstance(value, ModuleType) and value in _MODULES.values():
+            return ["module", next(name for name, one in _MODULES.items() if one is value)]
+        if isinstance(value, InterpretedFunction):
+            return ["kernel", self._number(value)]
+        if isinstance(value, torch.dtype):
+            return ["torch", _name_of(value)]
+        if value is None or isinstance(value, bool | int | float | str):
+            return ["value", value]
+        raise Stopped(f"{what} is a {type(value).__name__}", _OWN)
+
+    def _number(self, kernel: InterpretedFunction) -> int:
+        function = kernel.fn
+        if function not in self._kernels:
+            self._kernels[function] = len(self._sources)
+            self._sources.append(source := [function.__name__, "", {}])
+            source[1] = textwrap.dedent(inspect.getsource(function))
+            tree = ast.parse(source[1])
+            if any(isinstance(node, ast.Raise) for node in ast.walk(tree)):
+                return self._kernels[function]  # one that is not written yet says so when it runs
+            known = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+            modules = {name for name, one in known.items() if isinstance(one, ModuleType)}
+            used = _checked(tree, modules) - _BUILTINS.keys()
+            named = {name: known.get(name) for name in used}
+            source[2] = {name: self._told(one, f"{name}, in {function.__name__},") for name, one in named.items()}
+        return self._kernels[function]
+
+
+@contextmanager
+def noted(inputs: list[Tensor]) -> Iterator[Launches]:
+    """Inside, each launch is noted, and runs."""
+    launches, run = Launches(inputs), InterpretedFunction.run
+
+    def note(kernel, *args, grid, warmup=False, **kwargs):
+        own = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+        bound = inspect.signature(kernel.fn).bind(*args, **own)
+        bound.apply_defaults()
+        grid = grid(dict(bound.arguments)) if callable(grid) else grid
+        launches.launch(kernel, grid, dict(bound.arguments))
+        return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+
+    InterpretedFunction.run = note
+    try:
+        yield launches
+    finally:
+        InterpretedFunction.run = run
+
+
+def relaunch(told: dict, inputs: list[Tensor], results: list[list]) -> Counted:
+    """Runs the launches again, with these inputs. results: places of the tensors that come out.
+
+    Returns these tensors, and what the kernels have moved. Raises ValueError for what is no such data.
+    """
+    storages = [one.untyped_storage() for one in inputs]
+    for length, dtype, first in told["memories"]:
+        storages.append(torch.full((length,), first, dtype=_dtype_of(dtype)).untyped_storage())
+    kernels: list[InterpretedFunction] = []
+
+    def meant(value: list) -> Any:
+        kind, its = value
+        if kind == "tensor":
+            memory, dtype, offset, shape, stride = its
+            return torch.empty(0, dtype=_dtype_of(dtype)).set_(storages[memory], offset, tuple(shape), tuple(stride))
+        own: dict[str, Callable] = {"constexpr": lambda: tl.constexpr(meant(its)), "dtype": lambda: tl.dtype(its)}
+        own |= {"module": lambda: _MODULES[its], "kernel": lambda: kernels[its], "torch": lambda: _dtype_of(its)}
+        return own.get(kind, lambda: its)()
+
+    for i, source in enumerate(told["sources"]):
+        kernels.append(_compiled(*source, i))
+    for kernel, (_, _, used) in zip(kernels, told["sources"], strict=True):
+        kernel.fn.__globals__.update({name: meant(value) for name, value in used.items()})
+
+    def run() -> list[Tensor]:
+        for number, grid, arguments in told["launches"]:
+            values = {name: meant(value) for name, value in arguments.items()}
+            if number < 0:
+                values["tensor"].fill_(values["value"])
+            else:
+                kernels[number][tuple(grid)](**values)
+        return [meant(["tensor", place]) for place in results]
+
+    return count(run)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    if not isinstance(found := getattr(torch, name, None), torch.dtype):
+        raise ValueError(f"{name!r:.40} is no dtype")
+    return found
+
+
+def _compiled(name: str, text: str, used: dict[str, list], number: int) -> InterpretedFunction:
+    """A kernel of this source, which can do nothing but compute."""
+    tree, file = ast.parse(text), f"<kernel {number}>"
+    _checked(tree, {alias for alias, (kind, _) in used.items() if kind == "module"})
+    text = ast.unparse(tree)
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    names: dict[str, Any] = {"__builtins__": _BUILTINS, "__name__": "kernel"}
+    names |= {alias: _MODULES[its] for alias, (kind, its) in used.items() if kind == "module"}
+    exec(compile(text, file, "exec"), names)
+    return InterpretedFunction(names[name])
+
+
+def _checked(tree: ast.Module, modules: set[str]) -> set[str]:
+    """The names that a kernel uses and does not define. Raises Stopped where it does more than compute.
+
+    modules: what is known as a module, which stands in front of a dot and nowhere else.
+    """
+    if len(tree.body) != 1 or not isinstance(kernel := tree.body[0], ast.FunctionDef):
+        raise Stopped("a kernel is no function", _OWN)
+    kernel.decorator_list = []
+    nodes = [*ast.walk(tree)]
+    names, dots = ([one for one in nodes if isinstance(one, kind)] for kind in (ast.Name, ast.Attribute))
+    own = {kernel.name} | {one.arg for one in nodes if isinstance(one, ast.arg)}
+    own |= {one.id for one in names if not isinstance(one.ctx, ast.Load)}
+    other = [type(one).__name__ for one in nodes if type(one).__name__ not in _NODES.split() and not isinstance(one, _SIGNS)]
+    based = {id(one.value) for one in dots}
+    alone = [one.id for one in names if one.id in modules and (id(one) not in based or one.id in own)]
+    led = [ast.unparse(one) for one in dots if one.attr.startswith("_") or one.attr in _HIDDEN]
+    of_triton = [
+        one.attr for one in dots if isinstance(one.value, ast.Name) and one.value.id in modules and one.value.id != "tl"
+    ]
+    if found := [*other, *alone, *led, *(set(of_triton) - _ALSO)]:
+        raise Stopped(f"{kernel.name} uses {found[0]}", _OWN)
+    return {one.id for one in names} - own

@@ -1,0 +1,155 @@
+"""Points without answers: each way that once got some, and that it gets none now."""
+
+import nbformat
+import pytest
+
+from manyranks.grade import apart
+from manyranks.grade.submission import is_check
+from manyranks.measure.journal import Stopped
+from manyranks.world import messages
+from tests.conftest import ROOT, TRITON
+from tests.grading import records
+from tests.grading.course import answered
+
+SEED = 0x5EED01234567890
+LOOKS = """
+import sys
+def found(name):
+    frame = sys._getframe()
+    while frame is not None:
+        for value in (frame.f_locals.get(name), getattr(frame.f_locals.get("watch"), name, None)):
+            if value is not None:
+                return value
+        frame = frame.f_back
+    raise NameError(name)
+"""
+OF_FRAMES = {  # what reads the answer off the check's own frames
+    "newest_whole": """
+def newest_whole(manifests):
+    harms = found("case").harms
+    names = sorted(manifests, key=lambda name: int(name[5:]), reverse=True)
+    return names[harms.index("")] if "" in harms else None
+""",
+    "quorum_step": """
+def quorum_step(replica, gradient_P, role, least):
+    roles = found("case").roles
+    replica.update(sum(found("case").made(r, found("seed"))[1] for r in range(len(roles)) if roles[r] == "healthy"))
+    return True
+""",
+}
+SCRIPTS = """
+from manyranks.grade import check, failures
+def replaced(*_):
+    "What the library has of the right answers, of all tasks at once."
+    every = check.shipped("12_failures").values()
+    return {name: one for task in every for name, one in next(iter(task.right.values()))[0].results.items()}
+for script in ("_saved", "_newest", "_odd", "_stepped", "_read", "_often", "_resumed"):
+    setattr(failures, script, replaced)
+"""
+
+
+@pytest.fixture(scope="module")
+def court(without_mistakes):
+    with apart.Judge(fewer_fences=True) as judge:
+        yield judge
+
+
+def judged(court: apart.Judge, exercise: str, answers: dict[str, str], tasks=(), first: str = ""):
+    """nbgrader's name of a check -> its report. tasks: whose checks are there; first: a cell before all others."""
+    release = nbformat.read(ROOT / "exercises" / exercise / f"{exercise}.ipynb", 4)
+    notebook = answered(release, answers)
+    wanted = {f"check_{task}" for task in tasks or answers}
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    notebook.cells = [cell for cell in cells if not is_check(cell) or cell.metadata.nbgrader.grade_id in wanted]
+    notebook.cells.insert(1, nbformat.v4.new_code_cell(first))
+    return {one.grade_id.removeprefix("check_"): one.report for one in court.judged(lambda: nbformat.from_dict(notebook))}
+
+
+@pytest.mark.parametrize("exercise", records.exercises())
+def test_what_ranks_get_does_not_say_what_others_get(exercise):
+    """The seed is not in it, so that nobody can make the others' numbers."""
+    for task in records.tasks(exercise).values():
+        for n in task.worlds:
+            for case in task.cases_on(n):
+                sent = [b"".join(map(bytes, messages.pack(task.make(case, rank, n, SEED)))) for rank in range(n)]
+                assert not any(SEED.to_bytes(8, "little")[:7] in each for each in sent), (task.name, str(case))
+
+
+def test_what_frames_say_is_no_answer(court):
+    reports = judged(court, "12_failures", OF_FRAMES, first=LOOKS)
+    assert {name: report.points for name, report in reports.items()} == dict.fromkeys(OF_FRAMES, 0)
+
+
+def test_scripts_that_return_words_of_their_own_have_no_points(court):
+    names = {task: f"check_{task}" for task in records.tasks("12_failures")}
+    reports = judged(court, "12_failures", {}, tasks=names, first=SCRIPTS)
+    assert {report.points for report in reports.values()} == {0}
+
+
+@pytest.mark.parametrize("attempt", ["trial.refused = lambda ready: nullcontext()", "learner._is_ready = lambda *_: False"])
+def test_who_removes_the_watcher_of_ready_made_calls_has_no_points(court, attempt):
+    first = f"""
+from contextlib import nullcontext
+from manyranks.grade import learner, trial
+{attempt}
+"""
+    answer = """
+def shard(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return torch.nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n)).chunk(n)[rank].clone()
+"""
+    (report,) = judged(court, "03_zero", {"shard": answer}, first=first).values()
+    assert report.points == 0
+    assert "the check's watcher of ready-made calls was removed" in f"{report}"
+
+
+NO_KERNELS = """
+from contextlib import nullcontext
+from manyranks.grade import kernels as checks
+from manyranks.measure import kernel as counting
+checks.Launchers = lambda *_: nullcontext()
+checks.count = lambda function, *args: counting.Counted(function(*args), [])
+checks._stored = lambda counted: 10**9
+def softmax_columns(x_RC): return x_RC.softmax(0)
+def copy_rows(x_RC): return x_RC.contiguous()
+"""
+CONSTANTS = """
+from contextlib import nullcontext
+from manyranks.grade import kernels as checks
+checks.Launchers = lambda *_: nullcontext()
+@triton.jit
+def stores(out, SIZE: tl.constexpr, value):
+    tl.store(out + tl.arange(0, SIZE), value)
+@triton.jit
+def copies(x, out, N, SIZE: tl.constexpr):
+    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(out + i, tl.load(x + i, mask=i < N), mask=i < N)
+def softmax_columns(x_RC):
+    made, out = x_RC.softmax(0), torch.empty_like(x_RC)
+    copies[(triton.cdiv(out.numel(), 64),)](made, out, out.numel(), 64)
+    return out
+def copy_rows(x_RC):
+    out = torch.empty(x_RC.shape)
+    for i, value in enumerate(x_RC.flatten().tolist()):
+        stores[(1,)](out.view(-1)[i:], 1, value)
+    return out
+"""
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton exists for Linux only")
+@pytest.mark.parametrize("cell", [NO_KERNELS, CONSTANTS], ids=["no kernel", "what torch has computed"])
+def test_what_torch_computes_is_no_kernel(court, cell):
+    answers = {"copy_rows": cell, "softmax_columns": "pass"}
+    reports = judged(court, "11_kernels", answers)
+    assert {name: report.points for name, report in reports.items()} == dict.fromkeys(answers, 0), reports
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton exists for Linux only")
+@pytest.mark.parametrize("line", ["import os", "tl.core", "tl.load.__globals__", "triton.runtime", "t = tl", "[i for i in x]"])
+def test_a_kernel_can_do_nothing_but_compute(line):
+    from manyranks.measure.relaunch import relaunch
+
+    used = {"tl": ["module", "tl"], "triton": ["module", "triton"]}
+    told = {"memories": [], "launches": [], "sources": [["kernel", f"def kernel(x):\n    {line}\n", used]]}
+    with pytest.raises(Stopped, match="kernel uses"):
+        relaunch(told, [], [])
