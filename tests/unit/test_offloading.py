@@ -64,9 +64,34 @@ def test_a_choice_of_nothing_is_refused():
         offload_modules(training.GPT(CONFIG), lambda module: False, HostMemory())
 
 
+def test_one_chosen_module_in_another_is_refused():
+    with pytest.raises(ValueError, match=r"'layers.0.mlp' lies in another"):
+        offload_modules(training.GPT(CONFIG), lambda m: is_layer(m) or isinstance(m, training.gpt.MLP), HostMemory())
+
+
+def test_a_second_backward_is_refused():
+    gpt = training.GPT(CONFIG)
+    offload_modules(gpt, is_layer, HostMemory())
+    loss = gpt(torch.arange(64).view(2, 32)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="without retain_graph"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", theory.models)
+def test_a_model_is_taken_apart_whole_or_refused(name):
+    shape, found, refused = theory.models[name], [], ""
+    try:
+        found = offloading.groups(shape, PLAN, H100)
+    except ValueError as error:
+        refused = f"{error}"
+    kept = sum(group.bytes for group in found)
+    assert "layers as Llama's" in refused or kept == theory.memory.layer_activations(shape, PLAN)
+
+
 def test_groups_are_all_that_a_layer_keeps():
     assert sum(group.bytes for group in FOUND) == theory.memory.layer_activations(LLAMA, PLAN)
-    with pytest.raises(ValueError, match="dense model with a gated MLP"):
+    with pytest.raises(ValueError, match="layers as Llama's"):
         offloading.groups(theory.models["mixtral-8x7b"], PLAN, H100)
     with pytest.raises(ValueError, match="recompute='none'"):
         offloading.groups(LLAMA, theory.Plan(seq=8192, recompute="full"), H100)
@@ -78,7 +103,7 @@ def test_the_best_split_is_no_slower_than_any_other(bandwidth, units):
     """Against every choice of whole groups to compute again, the rest of the bytes sent to the host."""
     split = offloading.best(FOUND, units * UNIT, SECONDS, bandwidth)
     over = max(0.0, sum(group.bytes for group in FOUND) - units * UNIT)
-    assert split.kept + split.again + split.away == pytest.approx(sum(group.bytes for group in FOUND))
+    assert split.kept + split.recomputed + split.offloaded == pytest.approx(sum(group.bytes for group in FOUND))
     for chosen in range(2 ** (len(FOUND) - 1)):
         again = [group for k, group in enumerate(FOUND[1:]) if chosen >> k & 1]
         away = over - sum(group.bytes for group in again)
@@ -90,3 +115,5 @@ def test_the_best_split_is_no_slower_than_any_other(bandwidth, units):
 def test_without_a_host_the_layers_input_must_stay():
     with pytest.raises(ValueError, match="must stay"):
         offloading.best(FOUND, UNIT / 2, SECONDS, 0)
+    with pytest.raises(ValueError, match="0 or more"):
+        offloading.best(FOUND, -1.0, SECONDS, 64e9)

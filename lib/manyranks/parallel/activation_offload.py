@@ -96,6 +96,11 @@ class HostMemory:
         for call in near:
             self._in(call)
         self._here = {call: here for call, here in self._here.items() if call in near}
+        if kept.call not in self._here:
+            raise RuntimeError(
+                f"backward came back to call {kept.call}, whose tensors have been let go: "
+                "run it once, without retain_graph, and one call after the other"
+            )
         storage = self._here[kept.call][kept.storage]
         tensor = torch.empty(0, dtype=kept.dtype, device=self._device)
         return tensor.set_(storage, *kept.view)
@@ -112,12 +117,19 @@ def offload_modules(
 
     A checkpoint inside such a module works, too: then its input is what travels.
     To undo it: del module.forward.
-    Raises ValueError where no module is chosen.
+    Raises ValueError where no module is chosen, or one of them lies in another.
     """
     chosen = {name: module for name, module in model.named_modules() if which(module)}
     if not chosen:
         raise ValueError(
             "which(module) is true for no module of the model: nothing to offload"
+        )
+    inner = [
+        b for a in chosen for b in chosen if b != a and (not a or b.startswith(f"{a}."))
+    ]
+    if inner:
+        raise ValueError(
+            f"{inner[0]!r} lies in another chosen module: choose one of the two"
         )
     stay = {p.untyped_storage().data_ptr() for p in model.parameters()}
     for module in chosen.values():

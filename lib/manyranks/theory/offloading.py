@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from manyranks.theory import activations, kernels, layer, memory
 from manyranks.theory.architecture import ModelShape
+from manyranks.theory.blocks import LSE
 from manyranks.theory.cluster import Cluster
 from manyranks.theory.kernels import DEFAULT
 from manyranks.theory.plan import Plan
@@ -29,22 +30,26 @@ class Group(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Bytes of a layer that are kept, computed again, and sent to the host; and the seconds by which the step gets longer."""
+    """Bytes of a layer that are kept, recomputed, and offloaded to the host; and the seconds by which the step gets longer."""
 
     kept: float
-    again: float
-    away: float
+    recomputed: float
+    offloaded: float
     seconds: float
 
 
 def groups(shape: ModelShape, plan: Plan, cluster: Cluster) -> list[Group]:
     """Lists what one dense layer with flash attention keeps, in the order of forward.
 
-    Raises ValueError for a layer with experts, latent attention or no gate, and where plan and shape don't fit.
+    Raises ValueError for a layer that isn't Llama's (two RMSNorms, plain attention, a gated MLP), and where plan and shape
+    don't fit.
     """
     whole = memory.layer_activations(shape, plan)
-    if shape.moe_layers or shape.latent or not shape.gated or not plan.flash or plan.recompute != "none":
-        raise ValueError(f"{shape.name}: give a dense model with a gated MLP, and a plan with flash=True, recompute='none'")
+    other = shape.moe_layers or shape.latent or shape.qk_norm or shape.parallel_layers or not shape.gated
+    if other or (shape.norm, shape.norms_per_layer) != ("rmsnorm", 2):
+        raise ValueError(f"{shape.name}: give a dense model with layers as Llama's, such as theory.models['llama3-8b']")
+    if not plan.flash or plan.recompute != "none":
+        raise ValueError(f"{plan!r}: give a plan with flash=True, recompute='none'")
     one = {}
     for kernel in layer.forward(shape, plan, False):
         one.setdefault(kernel.part, []).append(kernels.seconds(kernel, cluster.accelerator, DEFAULT, cluster.reserved))
@@ -56,7 +61,7 @@ def groups(shape: ModelShape, plan: Plan, cluster: Cluster) -> list[Group]:
         Group("the layer's input", norm, float("inf")),
         Group("the first norm's result", norm, one["rmsnorm"][0]),
         Group("query, key, value", item * wide * (shape.query_size + 2 * shape.kv_size) / t, into + sum(one["rotary"])),
-        Group("attention's result", wide * (item * shape.query_size + 4 * shape.heads) / t, sum(one["core"])),
+        Group("attention's result", wide * (item * shape.query_size + LSE * shape.heads) / t, sum(one["core"])),
         Group("the second norm's input", norm, out + one["residual"][0]),
         Group("the second norm's result", norm, one["rmsnorm"][1]),
         Group("gate, up", 2 * item * wide * shape.ffn / t, one["mlp"][0]),
@@ -83,17 +88,19 @@ def best(found: Sequence[Group], room: float, seconds: float, bandwidth: float) 
     bandwidth: β to the host, bytes/s one way; 0 for none
 
     Each byte takes the cheapest way: what hides costs nothing, then come the groups with the fewest seconds a byte, until
-    waiting for the bus is cheaper. Raises ValueError for less room than the layer's input without a bus.
+    waiting for the bus is cheaper. Raises ValueError for negative numbers, and without a bus for too little room.
     """
+    if min(room, seconds, bandwidth) < 0:
+        raise ValueError(f"room={room}, seconds={seconds}, bandwidth={bandwidth}: each must be 0 or more")
     over = max(0.0, sum(group.bytes for group in found) - room)
     hidden = min(over, bandwidth * seconds)
-    left, again, extra = over - hidden, 0.0, 0.0
+    left, recomputed, extra = over - hidden, 0.0, 0.0
     for group in sorted(found, key=lambda group: group.seconds / group.bytes):
         if left <= 0 or (bandwidth and group.seconds / group.bytes >= 1 / bandwidth) or group.seconds == float("inf"):
             break
         part = min(left, group.bytes)
-        left, again, extra = left - part, again + part, extra + part / group.bytes * group.seconds
+        left, recomputed, extra = left - part, recomputed + part, extra + part / group.bytes * group.seconds
     if left > 1 and not bandwidth:
         raise ValueError(f"room={room:,.0f} bytes: without a host the layer's input must stay, {found[0].bytes:,.0f} bytes")
     waiting = left / bandwidth if bandwidth else 0.0
-    return Split(sum(group.bytes for group in found) - over, again, hidden + left, extra + waiting)
+    return Split(sum(group.bytes for group in found) - over, recomputed, hidden + left, extra + waiting)
