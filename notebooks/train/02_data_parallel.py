@@ -131,7 +131,11 @@ def batch_of(step: int, text: Tensor, config: Config) -> Tensor:
 
 def share_of(tokens: Tensor) -> Tensor:
     """This rank's sequences; some ranks may have one more than others."""
-    return tokens.tensor_split(dist.get_world_size())[dist.get_rank()]
+    if len(tokens) < (n := dist.get_world_size()):
+        raise ValueError(
+            f"batch={len(tokens)} on {n} ranks: give each at least one sequence"
+        )
+    return tokens.tensor_split(n)[dist.get_rank()]
 
 
 # Data parallelism: gradients are summed over the ranks, bucket by bucket, during backward.

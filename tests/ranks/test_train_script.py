@@ -21,14 +21,14 @@ SIZES = {"layers": 4, "hidden": 40, "heads": 4, "kv_heads": 2, "ffn": 50, "seq":
 BUILT_IN = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.pipelining", "torch.nn.parallel")
 
 
-def weights(path: Path, steps: int = 3) -> dict[str, torch.Tensor]:
+def weights(path: Path, steps: int = 3, **sizes) -> dict[str, torch.Tensor]:
     """What a script's train() returns, in this process; prints nothing."""
     spec = importlib.util.spec_from_file_location("script", path)
     module = sys.modules["script"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.print = lambda *_, **__: None
     try:
-        return {name: w.detach().clone() for name, w in module.train(module.Config(**SIZES, steps=steps)).items()}
+        return {name: w.detach().clone() for name, w in module.train(module.Config(**SIZES | sizes, steps=steps)).items()}
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -63,6 +63,13 @@ def test_each_step_of_the_script_is_one_process_and_sends_the_bytes_of_theory(n,
                 )
             else:
                 assert sent == [sharding.sent(units(alone), n, 3, 8, 8).total] * n
+
+
+def test_a_rank_without_a_sequence_is_refused():
+    with mr.World(2) as world:
+        for path in STEPS:
+            with pytest.raises(mr.RankFailed, match="batch=1 on 2 ranks"):
+                world.run(weights, path, 1, batch=1)
 
 
 def test_recomputation_needs_less_memory(alone):

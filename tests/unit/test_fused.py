@@ -41,3 +41,5 @@ def test_a_fused_layer_in_16_bits_keeps_what_theory_says(sizes):
 def test_a_model_of_another_style_is_refused():
     with pytest.raises(ValueError, match="style='llama'"):
         training.fuse(training.GPT(training.GPTConfig(layers=1, hidden=16, heads=2, seq=8, style="gpt2")))
+    with pytest.raises(ValueError, match="has experts"):
+        training.fuse(training.GPT(training.GPTConfig(layers=1, hidden=16, heads=2, seq=8, experts=4)))

@@ -9,14 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyranks.training.gpt import MLP, Attention, rotated
+from manyranks.training.moe import MoE
 
 
 def fuse(model: nn.Module) -> nn.Module:
     """Makes a llama-style model keep for backward what it would on a GPU. Returns the model.
 
     model: a GPT, or a part of one, as training.gpt.Layer(config)
-    Raises ValueError if no part of it is llama-style.
+    Raises ValueError if no part of it is llama-style, and for experts, which aren't fused here.
     """
+    if any(isinstance(part, MoE) for part in model.modules()):
+        raise ValueError("the model has experts, which fuse() doesn't know: give one without")
     kinds = {nn.RMSNorm: _norm, MLP: _gated, Attention: _attention}
     found = [(part, kinds[type(part)]) for part in model.modules() if type(part) in kinds]
     if not any(isinstance(part, nn.RMSNorm) for part, _ in found):
