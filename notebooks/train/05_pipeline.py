@@ -1,6 +1,6 @@
 """Trains a small Llama on the source code of Python's library: FSDP, recomputation, stages.
 
-torchrun --nproc-per-node 4 05_pipeline.py --pp 2 --m 3 --steps 50
+torchrun --nproc-per-node 4 05_pipeline.py --pp 2 --micro 3 --steps 50
 """
 
 import argparse
@@ -25,7 +25,7 @@ class Config:
     ffn: int = 176
     seq: int = 64
     batch: int = 12  # sequences per step
-    m: int = 1  # micro-batches
+    micro: int = 1  # micro-batches
     pp: int = 1  # stages
     steps: int = 20
     rate: float = 3e-3
@@ -298,10 +298,10 @@ def train(config: Config) -> dict[str, Tensor]:
     """Returns this stage's weights after all steps."""
     whole, text, (stage, d, group) = build(config), corpus(), mesh(config)
     cuts = [k * len(whole) // config.pp for k in (stage, stage + 1)]
-    model = Sharded(whole[slice(*cuts)].to(device()), group, keep=config.m > 1)
+    model = Sharded(whole[slice(*cuts)].to(device()), group, keep=config.micro > 1)
     optimizer = torch.optim.AdamW([unit.shard for unit in model.units], lr=config.rate)
     for step in range(config.steps):
-        mine = share_of(batch_of(step, text, config), config.m, group)
+        mine = share_of(batch_of(step, text, config), config.micro, group)
         loss = run(model, mine, stage, d, config)
         model.finish()
         optimizer.step()

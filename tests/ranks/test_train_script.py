@@ -78,7 +78,7 @@ def test_stages_are_one_process_and_send_what_theory_says(n, pp, m, alone):
     shares = [len(share) for share in torch.empty(SIZES["batch"]).tensor_split(d)]
     with mr.World(n) as world:
         for path in STEPS[3:]:
-            two, three = (world.measure(weights, path, steps, pp=pp, m=m) for steps in (2, 3))
+            two, three = (world.measure(weights, path, steps, pp=pp, micro=m) for steps in (2, 3))
             found = by_name(three.results)
             assert found.keys() == alone.keys()
             assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-9, path.stem
@@ -95,7 +95,7 @@ def test_stages_are_one_process_and_send_what_theory_says(n, pp, m, alone):
 def test_a_rank_without_a_sequence_is_refused(pp, m, batch, said):
     with mr.World(2) as world:
         for path in STEPS if m == 1 else STEPS[3:]:
-            how = {"pp": pp, "m": m} if path in STEPS[3:] else {}
+            how = {"pp": pp, "micro": m} if path in STEPS[3:] else {}
             with pytest.raises(mr.RankFailed, match=said):
                 world.run(weights, path, 1, batch=batch, **how)
 
