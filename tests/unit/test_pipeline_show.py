@@ -12,8 +12,8 @@ from matplotlib.container import BarContainer
 from matplotlib.textpath import TextPath
 
 from manyranks.parallel.pipeline import schedules
-from manyranks.parallel.pipeline.actions import Action, Pair, Schedule
 from manyranks.parallel.pipeline.program import Times, bubble, in_flight, program
+from manyranks.parallel.pipeline.schedules import Action, Pair, Schedule
 from manyranks.parallel.pipeline.verify import peaks
 from manyranks.show import pipeline
 from manyranks.show.labels import word

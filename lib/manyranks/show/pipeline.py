@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from manyranks.parallel.pipeline import program, schedules, verify
-from manyranks.parallel.pipeline.actions import FORWARD, KINDS, Pair, Schedule, singles
+from manyranks.parallel.pipeline.schedules import FORWARD, KINDS, Pair, Schedule, singles
 from manyranks.show import gantt, lines, style, units
 from manyranks.show.bars import joined
 from manyranks.show.explorer import Board, Explorer, Measure, Panels, Setting, choice, slider, value_slider
