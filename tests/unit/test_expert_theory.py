@@ -282,13 +282,12 @@ def test_a_rank_of_dualpipe_does_what_one_of_the_v_with_half_the_ranks_does(p, m
 
 
 def test_the_phases_of_deepseek_s_step():
+    (run,) = steps.deepseek()
     phases = {phase.name: phase for phase in tables.phases()}
     assert list(phases) == ["1F", "bubble", "1B", "1W", "1F1B", "opt"]
     total = sum(phase.predicted for phase in phases.values())
-    assert (
-        total == pytest.approx(sum(phase.mean for phase in phases.values())) == pytest.approx(tables.measured_step(), rel=0.15)
-    )
-    assert sum(phase.measured for phase in phases.values()) == pytest.approx(tables.measured_step(), rel=0.002)
+    assert total == pytest.approx(sum(phase.mean for phase in phases.values())) == pytest.approx(run.measured, rel=0.15)
+    assert sum(phase.measured for phase in phases.values()) == pytest.approx(run.measured, rel=0.002)
     off = {name: abs(phase.error) for name, phase in phases.items()}
     assert max(off["1F"], off["1F1B"]) < 0.05
     assert max(off["bubble"], off["1W"], off["opt"]) < 0.2

@@ -15,12 +15,11 @@ from manyranks.theory.context.masks import (
     flops,
     in_step,
     owners,
-    striped_balance,
     surplus,
     totals,
     work,
 )
-from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, tensor_parallel, ulysses
+from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, ulysses
 from manyranks.theory.context.times import hops, least_shard
 
 __all__ = [
@@ -45,9 +44,7 @@ __all__ = [
     "ring",
     "ring_ulysses",
     "saved",
-    "striped_balance",
     "surplus",
-    "tensor_parallel",
     "totals",
     "ulysses",
     "work",

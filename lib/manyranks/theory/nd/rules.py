@@ -26,22 +26,18 @@ POWERS = (1, 2, 4, 8, 16, 32, 64)
 DETAILS = {"microbatch": (1, 2, 4), "recompute": ("none", "selective", "full"), "virtual": (1, 2, 4, 8)}
 
 
-def rule_of_thumb(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, **choices: object) -> Plan:
-    """The plan that the rules choose: the first of their candidates that fits, its details as fast as can be.
+def rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, **choices: object) -> Found:
+    """Finds the plan that the rules choose: the first of their candidates that fits, its details as fast as can be.
 
     choices: fields of Plan that hold whatever the rules say, as precision. Raises ValueError where no candidate fits.
     """
-    return _rule(shape, cluster, gpus, seq, batch, choices)[0].plan
-
-
-def _rule(shape: ModelShape, cluster: Cluster, gpus: int, seq: int, batch: int, choices: dict) -> list[Found]:
     checks.is_shape(shape)
     checks.is_cluster(cluster)
     checks.whole(gpus=gpus, seq=seq, batch=batch)
     for degrees in candidates(shape, cluster, gpus, seq):
         tried = DETAILS | {"schedule": _schedules(shape)} | degrees | choices
         if found := planner.search(shape, cluster, gpus=gpus, seq=seq, batch=batch, **tried):
-            return found
+            return found[0]
     raise ValueError(f"{shape.name} on {gpus} {cluster.accelerator.name}: no rule's plan fits; take more GPUs, or offload")
 
 
@@ -135,14 +131,14 @@ def compare(name: str, shape: ModelShape, cluster: Cluster, gpus: int, seq: int,
 
     Raises ValueError where the rule has no plan that fits.
     """
-    rule = _rule(shape, cluster, gpus, seq, batch, choices)[0]
+    chosen = rule(shape, cluster, gpus, seq, batch, **choices)
     found = planner.search(shape, cluster, gpus=gpus, seq=seq, batch=batch, **_free(shape, cluster, seq) | choices)
     best = found[0]
     regimes: dict[str, Found] = {}
     for one in found:
         regimes.setdefault(regime(one.plan, cluster), one)
-    rule = best if rule.plan == best.plan else Found(rule.plan, rule.time, rule.peak, best.time)
-    return Comparison(name, batch * seq / gpus, rule, best, regime(rule.plan, cluster), regimes)
+    chosen = best if chosen.plan == best.plan else Found(chosen.plan, chosen.time, chosen.peak, best.time)
+    return Comparison(name, batch * seq / gpus, chosen, best, regime(chosen.plan, cluster), regimes)
 
 
 def _free(shape: ModelShape, cluster: Cluster, seq: int) -> dict[str, object]:

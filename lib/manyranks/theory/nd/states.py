@@ -8,17 +8,16 @@ from manyranks.theory.plan import Plan
 from manyranks.theory.sharding import Holding
 
 
-def of_rank(shape: ModelShape, plan: Plan, at: At = None, itemsize: int | None = None, counter: int = 4) -> Holding:
+def of_rank(shape: ModelShape, plan: Plan, at: At = None) -> Holding:
     """Parameters, gradients, masters and AdamW's two moments of the rank at these coordinates, after backward.
 
-    at: as Mesh.coordinates gives them, all 0 by default. itemsize: of a parameter, by default what plan.precision says; where
-    it is less than 4, masters, moments and ZeRO-3's gradients have 4. counter: bytes of AdamW's count of steps, one for each
-    tensor that it steps. But for padding and counters it is what theory.memory counts, with experts whole on each
-    tensor-parallel rank. Raises ValueError as holds.parts does.
+    at: as Mesh.coordinates gives them, all 0 by default. Where plan.precision has less than 4 bytes a parameter, masters,
+    moments and ZeRO-3's gradients have 4; AdamW's counts of steps have 4, one for each tensor. But for padding and counts it's
+    what theory.memory counts, with experts whole on each tensor-parallel rank. Raises ValueError as holds.parts does.
     """
-    size = plan.recipe.parameters if itemsize is None else itemsize
+    size = plan.recipe.parameters
     wide = max(4, size)
-    each = {"parameter": size, "gradient": size, "master": wide * (size < wide), "states": (wide, wide), "counter": counter}
+    each = {"parameter": size, "gradient": size, "master": wide * (size < wide), "states": (wide, wide), "counter": 4}
     if plan.zero == 3 and size < wide:  # units are made of the masters
         each |= {"parameter": 0, "gradient": wide}
     if plan.zero == 0:
