@@ -75,7 +75,8 @@ def test_ring_and_ulysses_together_are_ulysses_inside_and_a_ring_outside(r, u):
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 3), st.integers(1, 4))
 def test_tensor_parallelism_sends_n_times_what_ulysses_sends(n, b, units):
     sizes = (b, 8 * units, 8, 8, 4, n)
-    megatron = tensor.layer(b * 8 * units, 32, n, sequence_parallel=True).forward
+    megatron = context.tensor_parallel(*sizes).forward
+    assert megatron == tensor.layer(b * 8 * units, 32, n, sequence_parallel=True).forward
     assert megatron.bytes == n * context.ulysses(*sizes).forward.bytes
 
 

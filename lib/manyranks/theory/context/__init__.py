@@ -19,7 +19,7 @@ from manyranks.theory.context.masks import (
     totals,
     work,
 )
-from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, ulysses
+from manyranks.theory.context.sends import VARIANTS, all_gather, calls, ring, ring_ulysses, tensor_parallel, ulysses
 from manyranks.theory.context.times import hops, least_shard
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "ring_ulysses",
     "saved",
     "surplus",
+    "tensor_parallel",
     "totals",
     "ulysses",
     "work",

@@ -9,7 +9,7 @@ sends them in the keys' own precision (p2p_comm_buffers in its context_parallel.
 
 from typing import NamedTuple
 
-from manyranks.theory import checks
+from manyranks.theory import checks, tensor
 from manyranks.theory.architecture import ModelShape
 from manyranks.theory.calls import BACKWARD, HALF, SUMS, Call, Passes, counted
 from manyranks.theory.plan import Local, multiples
@@ -156,6 +156,15 @@ def ring_ulysses(
     read = read_heads(heads, kv_heads, ulysses_ranks)
     outer = ring(batch, seq, heads // ulysses_ranks, read, head_size, ring_ranks, itemsize, accumulating)
     return inner + outer
+
+
+def tensor_parallel(batch: int, seq: int, heads: int, kv_heads: int, head_size: int, n: int, itemsize: int = 2) -> Passes:
+    """For comparison, Megatron's tensor and sequence parallelism on as many ranks: theory.tensor.layer of a layer with h = a·D.
+
+    kv_heads: not used. Raises ValueError as sizes_of and theory.tensor.layer do.
+    """
+    sizes_of(batch, seq, heads, kv_heads, head_size, n)
+    return tensor.layer(batch * seq, heads * head_size, n, sequence_parallel=True, itemsize=itemsize)
 
 
 VARIANTS = {"ring": ring, "all-gather": all_gather, "ulysses": ulysses}
