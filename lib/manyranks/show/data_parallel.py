@@ -23,13 +23,13 @@ __all__ = ["explorer", "order", "replicas", "steps"]
 
 
 @style.styled
-def replicas(n: int = 4) -> style.Figure:
-    """Draws one step of n replicas: each takes its part of the batch, and an all-reduce gives all of them the same gradient."""
-    fig, wide = Figure(WIDTH, 3.75), (WIDTH - 1.35) / n
+def replicas() -> style.Figure:
+    """Draws one step of 4 replicas: each takes its part of the batch, and an all-reduce gives all of them the same gradient."""
+    fig, wide = Figure(WIDTH, 3.75), (WIDTH - 1.35) / 4
     rows = {"weights": 0.35, "batch": 0.95, "gradient": 1.65, "mean": 2.75, "new weights": 3.3}
     for name, y in rows.items():
         fig.write(1.2, y + 0.19, name, (1.2, 1), ha="right")
-    for rank in range(n):
+    for rank in range(4):
         x = 1.35 + rank * wide
         middle, room = x + wide / 2, wide - 0.12
         fig.rank(middle, 0.15, rank, wide)
@@ -44,7 +44,7 @@ def replicas(n: int = 4) -> style.Figure:
         fig.arrow([(middle, 1.34), (middle, 1.64)], name=f"backward {rank}")
         fig.arrow([(middle, 2.04), (middle, 2.26)], name=f"to the sum {rank}")
         fig.arrow([(middle, 2.52), (middle, 2.74)], name=f"from the sum {rank}")
-    fig.block(1.41, 2.26, n * wide - 0.12, 0.26, "compute", f"all-reduce: g = (g0 + … + g{n - 1}) / {n}", "all-reduce")
+    fig.block(1.41, 2.26, 4 * wide - 0.12, 0.26, "compute", "all-reduce: g = (g0 + … + g3) / 4", "all-reduce")
     return fig
 
 

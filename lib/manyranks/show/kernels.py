@@ -55,17 +55,16 @@ def chip(accelerator: Accelerator) -> style.Figure:
 
 
 @style.styled
-def warps(reads: Mapping[str, Sequence[int | None]], itemsize: int = 4) -> style.Figure:
+def warps(reads: Mapping[str, Sequence[int | None]]) -> style.Figure:
     """Draws where each lane of a warp goes: 32 lanes above, sectors of memory below, those it touches filled.
 
-    reads: title -> the address of each lane in bytes, None for one that is masked off; Access.first has them
-    itemsize: bytes of an element
+    reads: title -> the address of each lane's 4 bytes, None for one that is masked off; Access.first has them
     """
     fig = Figure(WIDTH, _HIGH * len(reads))
     for k, (title, addresses) in enumerate(reads.items()):
         asked = [address for address in addresses if address is not None]
         start = min(asked, default=0) // LINE * LINE
-        touched = {byte // SECTOR for address in asked for byte in (address, address + itemsize - 1)}
+        touched = {byte // SECTOR for address in asked for byte in (address, address + 3)}
         span = (max(touched, default=0) + 1) * SECTOR - start
         strip = min(_STRIP, max(32, math.ceil(span / LINE) * LINE // SECTOR))
         _warp(fig, _HIGH * k, title, addresses, start, strip, touched)
@@ -124,15 +123,14 @@ def tiles(m: int, k: int, n: int, rows: int, columns: int, step: int) -> style.F
 
 
 @style.styled
-def walk(rows: int, columns: int, queries: int, keys: int, causal: bool = True, tile: int | None = None) -> style.Figure:
+def walk(rows: int, columns: int, queries: int, keys: int, causal: bool = True) -> style.Figure:
     """Draws the scores that attention would write, cut into tiles, and which of them one program walks along.
 
     rows, columns: of the scores
     queries, keys: of a tile
-    tile: the program's tile of queries; by default one in the middle
     """
     down, across = math.ceil(rows / queries), math.ceil(columns / keys)
-    tile = down // 2 if tile is None else tile
+    tile = down // 2  # of queries, the program's
     side = min(0.62, 3.7 / across, 2.5 / down)
     fig = Figure(WIDTH, 1.15 + side * down)
     left, top = 1.75, 0.95

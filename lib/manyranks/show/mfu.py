@@ -44,7 +44,7 @@ _KNOWN |= {"python": ("Python", "#b0b0b0", "\\\\\\\\"), "overhead": ("kernel lau
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.YELLOW, "#56B4E9")
 
 
-def published(runs: Sequence[tuple[str, str, float]], title: str = "MFU of published runs") -> style.Figure:
+def published(runs: Sequence[tuple[str, str, float]]) -> style.Figure:
     """Draws of each run the share of the peak that was used, and the rest of what was bought.
 
     runs: (name, chips, MFU as a share), from above. Raises ValueError for none, more than 16, and a share that is not 0 to 1.
@@ -54,7 +54,7 @@ def published(runs: Sequence[tuple[str, str, float]], title: str = "MFU of publi
         raise ValueError(f"the shares are {wrong}: give numbers from 0 to 1, not in percent")
     looks = {"model FLOPs (MFU)": (style.BLUE, ""), "all else": (style.FAINT, "")}
     bars = {", ".join(filter(None, run)): dict(zip(looks, (share, 1 - share), strict=True)) for *run, share in runs}
-    return rows(title, looks, bars, [f"{share:.1%}" for *_, share in runs], 1.0)
+    return rows("MFU of published runs", looks, bars, [f"{share:.1%}" for *_, share in runs], 1.0)
 
 
 def conventions(shares: Mapping[str, float]) -> style.Figure:
@@ -156,7 +156,7 @@ class Point(NamedTuple):
 
 
 @style.styled
-def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = (), title: str = "") -> style.Figure:
+def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = ()) -> style.Figure:
     """Draws FLOP/s over arithmetic intensity: a roof for each name, and numbered points, listed at the right.
 
     roofs: name ("H100, bfloat16") -> theory.roofline.Roof; points: one without FLOP/s is hollow, on the first roof; one with
@@ -175,7 +175,6 @@ def roofline(roofs: Mapping[str, Roof], points: Sequence[Point] = (), title: str
     fig, (axes,) = style.figure(width=9.2 if points else 6.4, height=4.0 + 0.2 * len(roofs))
     _draw_roofs(axes, roofs, [place for place in places if place[0]])
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), handlelength=3)
-    axes.set_title(title, pad=10 + 15 * len(roofs))
     listed = [axes.plot([], [], style.MARKERS[k], color=_COLOURS[k], label=group)[0] for k, group in enumerate(groups) if group]
     for k, (point, (x, y)) in enumerate(zip(points, places, strict=True), 1):
         marker, colour = ((style.MARKERS, _COLOURS)[each][groups.index(point.group)] for each in (0, 1))
