@@ -13,6 +13,7 @@ from manyranks.show.bars import Bars
 from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, log_slider
 from manyranks.show.labels import word
+from manyranks.show.lines import ring, ticks
 from manyranks.show.scenario import SHAPES, SHARED, Scenario, controls
 from manyranks.theory import Plan, batch, clusters
 from manyranks.timeline import Timeline
@@ -184,12 +185,10 @@ class Scaling(Board):
         self._held = Bars(axes[1], _HELD, "memory per GPU", [""], columns=5, outline=word)
         looks = zip(("d times as fast", "data parallelism"), "os", strict=True)
         self._lines = [axes[2].semilogx(RANKS, RANKS, marker=m, base=2, markersize=4, label=name)[0] for name, m in looks]
-        look = {"color": "none", "markeredgecolor": style.INK, "markersize": 11, "markeredgewidth": 1.8}
-        self._dot = axes[2].plot([1], [1], "o", **look)[0]
+        self._dot = ring(axes[2])
         axes[2].set(xlabel="data ranks d", ylabel="time", xlim=(0.8, 1280), yscale="log", ylim=(1e-4, 2))
         axes[2].set_title("time to a given loss (1 = one GPU)")
-        axes[2].set_xticks(RANKS[::2], [f"{n:,}" for n in RANKS[::2]])
-        axes[2].minorticks_off()
+        ticks(axes[2], (RANKS[::2], "{:,}".format))
         axes[2].legend(loc="lower left")
         self.panels, self.others = (self._step, self._held), [*self._lines, self._dot]
 

@@ -13,6 +13,7 @@ from manyranks.show.bars import Bars, joined
 from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, value_slider
 from manyranks.show.labels import word
+from manyranks.show.lines import ticks
 from manyranks.show.scenario import controls, in_code
 from manyranks.show.units import percent
 from manyranks.theory import failures
@@ -93,8 +94,7 @@ def intervals(stall: float, restart: float, mtbf: float, simulated: Iterable[tup
     axes.legend(loc="lower center", fontsize=10)
     axes.set(xlabel="time between saves", ylabel="goodput (% of the time)", ylim=(0, 1.1 * max(percent)))
     low, high = axes.get_xlim()
-    axes.set_xticks(at := [tick for tick in TICKS if low <= tick <= high], [units.duration(tick) for tick in at])
-    axes.minorticks_off()
+    ticks(axes, ([tick for tick in TICKS if low <= tick <= high], units.duration))
     return fig
 
 
@@ -336,8 +336,7 @@ class Intervals(Board):
         left.set(xlim=(1, 1e6), ylim=(0, 104))
         left.set_title("Goodput", pad=25)
         left.set(xlabel="time between saves", ylabel="goodput (%)")
-        left.set_xticks(TICKS, [units.duration(tick) for tick in TICKS])
-        left.minorticks_off()
+        ticks(left, (TICKS, units.duration))
         left.legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.1)
         self._bars = Bars(right, _PARTS, "Where the time goes", ["this", "Young's", "best"], percent, outline=word)
         self.panels, self.others = [self._bars], [self._young, self._curve, self._point]

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from manyranks.show import style, units
 from manyranks.show.drawings import LARGE, WIDTH, Figure
 from manyranks.show.explorer import Board, Explorer, Measure, Setting, choice, log_slider, value_slider
+from manyranks.show.lines import ticks
 from manyranks.show.scenario import in_code
 from manyranks.theory import blocks, hardware, kernels, roofline
 from manyranks.theory.blocks import LINE, SECTOR, WARP
@@ -303,9 +304,7 @@ class Tiled(Board):
         self._points = [right.plot([1], [1], mark, color=c, label=name, ms=size, **look)[0] for mark, c, name, size in marks]
         right.set(xlim=(0.5, 2000), ylim=(5e11, 8e15), title="Under the roof")
         right.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="FLOP/s at most")
-        right.set_xticks(at := [1, 10, 100, 1000], [f"{x:,}" for x in at])
-        right.set_yticks(at := [1e12, 1e13, 1e14, 1e15], [units.flop_rate(y) for y in at])
-        right.minorticks_off()
+        ticks(right, ([1, 10, 100, 1000], "{:,}".format), ([1e12, 1e13, 1e14, 1e15], units.flop_rate))
         right.legend(loc="upper left")
         self.others = [*self._lanes, self._sectors, self._roof, self._ridge, *self._points]
 

@@ -16,7 +16,7 @@ from manyranks.show import scenario, style, units
 from manyranks.show.bars import Bars
 from manyranks.show.explorer import Board, Explorer, Part, Setting, choice
 from manyranks.show.labels import Labels, word
-from manyranks.show.lines import curves, powers
+from manyranks.show.lines import curves, powers, ticks
 from manyranks.show.looks import LOOKS, STEP
 from manyranks.show.scenario import SHAPES, Scenario, controls
 from manyranks.show.setting import MUCH
@@ -207,9 +207,7 @@ def _draw_roofs(axes: Axes, roofs: Mapping[str, Roof], places: Sequence[tuple[fl
         axes.text(x, 0.97 * high, text, fontsize=9, fontstyle="italic", ha=side, va="top")
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
     axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate of an operator")
-    axes.set_xticks(at := powers((left, right)), [f"{x:,g}" for x in at])
-    axes.set_yticks(at := powers((low, high)), [units.flop_rate(y) for y in at])
-    axes.minorticks_off()
+    ticks(axes, (powers((left, right)), "{:,g}".format), (powers((low, high)), units.flop_rate))
     axes.grid(visible=False)
 
 
@@ -425,9 +423,7 @@ class _Roofline:
         self._labels = Labels(axes, size=9, left=0, outline=word)
         axes.set(xscale="log", yscale="log", xlim=_X, ylim=_Y)
         axes.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="rate (% of peak)")
-        axes.set_xticks(at := [1, 10, 100, 1000, 1e4, 1e5], [f"{x:,.0f}" for x in at])
-        axes.set_yticks(at := [0.1, 1, 10, 100], [f"{y:g}" for y in at])
-        axes.minorticks_off()
+        ticks(axes, ([1, 10, 100, 1000, 1e4, 1e5], "{:,.0f}".format), ([0.1, 1, 10, 100], "{:g}".format))
         axes.grid(visible=False)
         axes.set_title("Operators under the roof", pad=34)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.05, 0.98), ncols=4, columnspacing=1.0, handlelength=1.6, fontsize=8.5)
